@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy \
-	generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -57,6 +57,9 @@ PACKAGES ?= ./...
 TEST_LIMIT ?= -timeout 30m
 # Packages, and tests of each, side by side: most wait for processes and servers, and leave the cores to others.
 TEST_WIDTH ?= -p 4 -parallel 6
+# Where tests have their temporary files: in memory, where this machine has room there; TEST_TMP= leaves them on the disk.
+TEST_TMP ?= $(shell .ci/scratch)
+test_tmp  = $(if $(TEST_TMP),GOTMPDIR=$${GOTMPDIR-$${TMPDIR:-/tmp}} TMPDIR=$(TEST_TMP))
 FUZZTIME ?= 30s
 SOAK ?= 1
 SOAK_TESTS ?= .
@@ -86,7 +89,7 @@ cuda-build: ## build, vet and tests of what is for GPUs, on a GPU or without (ne
 	.ci/cuda go test -tags cuda $(TEST_LIMIT) -run GPU ./pkg/tensor/cuda/... ./integration/
 
 gpu-programs: ## what deploy/bench/gpu.sh needs, into build/cuda/bin/; made without a GPU (needs a C compiler)
-	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/... ./services/internal/bench
+	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/... ./integration/tools/bench
 	.ci/cuda go test -c -trimpath -tags cuda -o build/cuda/bin/cuda.test ./pkg/tensor/cuda
 
 gpu-bench: gpu-programs ## everything a GPU has to show, to build/gpu.md: right, fast, beside PyTorch; says what it lacks
@@ -98,7 +101,7 @@ fmt: $(gofumpt) ## format all Go files
 	$(gofumpt) -w .
 
 fmt-check: $(gofumpt) ## fail and list the files when some are not formatted
-	test -z "$$($(gofumpt) -l . | tee /dev/stderr)"
+	test -z "$$($(gofumpt) -l . | tee -a /dev/stderr)"
 
 vet: ## go vet
 	go vet ./...
@@ -110,10 +113,10 @@ lint: $(staticcheck) $(golangci_lint) ## staticcheck and golangci-lint
 # As `make build` compiles: what that has made is not made again. `make vet` has more checks than go test would run.
 # GOGC: compilers and tests use more memory, and a fifth less time.
 test: ## all tests, without network or special hardware
-	CGO_ENABLED=0 GOGC=400 go test -trimpath -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
+	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -trimpath -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
 
 race: ## all tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
+	$(test_tmp) CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
 
 cover: ## test coverage over all packages: total, and build/cover.html
 	.ci/cover
@@ -122,14 +125,14 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 	.ci/fuzz $(FUZZTIME)
 
 integration: ## whole-pipeline tests only
-	CGO_ENABLED=0 go test -trimpath -count=1 $(TEST_LIMIT) $(TEST_WIDTH) ./integration/...
+	$(test_tmp) CGO_ENABLED=0 go test -trimpath -count=1 $(TEST_LIMIT) $(TEST_WIDTH) ./integration/...
 
 soak: ## terminal, memory and CUDA kernel tests in their long form, for an hour or so
 	MEANDER_SOAK=$(SOAK) go test -v -count=1 -timeout 4h -run '$(SOAK_TESTS)' ./integration/... ./pkg/tensor/cuda/...
 
 # CHAOS is what a longer form adds.
 chaos: ## FAULTS=100 of processes, network, disk and server under load, then an audit of the streams; SEED=7 draws others
-	go test -v -count=1 -timeout 4h -run '^TestChaos$$' ./integration/chaos -args -seed $(SEED) -faults $(FAULTS) $(CHAOS)
+	go test -v -count=1 -timeout 4h -run '^TestChaos$$' ./integration/tools/chaos -args -seed $(SEED) -faults $(FAULTS) $(CHAOS)
 
 chaos-long: ## the same with 1000 faults; figures to deploy/bench/chaos.md
 	$(MAKE) chaos FAULTS=1000 CHAOS='-figures $(CURDIR)/deploy/bench/chaos.md'
@@ -169,7 +172,10 @@ bench-policy: build/bench ## from a push of weights to the first sample that is 
 # Go knows what has changed.
 .PHONY: build/bench
 build/bench:
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./services/internal/bench
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./integration/tools/bench
+
+lines: ## lines of the product by folder: hand-written Go that programs and clients link
+	@.ci/lines
 
 generate: ## write the generated files
 	go generate ./...

@@ -21,8 +21,14 @@ func TestArchive_Whole(t *testing.T) {
 	}
 	prompt := func(uid schemas.UID) *schemas.Prompt {
 		return &schemas.Prompt{
-			UID: uid, Prompt: "a red fox", GroupSize: new(int64(2)), Start: &schemas.Start{Data: data},
-			ScheduledSampling: &schemas.ScheduledSampling{MaxStepOffset: new(int64(10)), Probability: new(1.0), Timesteps: new(int64(50)), Decode: true},
+			UID: uid, Prompt: "a red fox", GroupSize: new(int64(2)),
+			ImageSettings: schemas.ImageSettings{
+				Start: &schemas.Start{Data: data},
+				ScheduledSampling: &schemas.ScheduledSampling{
+					MaxStepOffset: new(int64(10)), Probability: new(1.0),
+					Timesteps: new(int64(50)), Decode: true,
+				},
+			},
 		}
 	}
 	w.rolled(t, "r", prompt("rolled"))
@@ -34,7 +40,8 @@ func TestArchive_Whole(t *testing.T) {
 		t.Fatal(err)
 	}
 	queued := &schemas.Request{}
-	for _, m := range bustest.Await(t, w.Bus, 2, schemas.StreamParked, schemas.Address{Kind: schemas.KindParked, Run: "r"}.Filter()) {
+	for _, m := range bustest.Await(t, w.Bus, 2, schemas.StreamParked,
+		schemas.Address{Kind: schemas.KindParked, Run: "r"}.Filter()) {
 		queued = (*schemas.Request)(bustest.Decode[schemas.Parked](t, m))
 	}
 	queued.Lane = "nobody"
@@ -61,7 +68,8 @@ func TestArchive_Whole(t *testing.T) {
 			read[e.Stream]++
 		}
 	}
-	if fmt.Sprint(read) != fmt.Sprint(wrote.Events) || read[schemas.StreamParked] != 2 || read[schemas.StreamRequests] != 1 || read[schemas.StreamGroups] < 3 {
+	if fmt.Sprint(read) != fmt.Sprint(wrote.Events) || read[schemas.StreamParked] != 2 ||
+		read[schemas.StreamRequests] != 1 || read[schemas.StreamGroups] < 3 {
 		t.Errorf("read %v, wrote %v", read, wrote.Events)
 	}
 	store, err := w.JetStream().ObjectStore(t.Context(), schemas.BlobBucket)

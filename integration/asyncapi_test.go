@@ -288,19 +288,28 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 	ctx := limited(t)
 	side := new(int64(768)) // states of 576 KiB, in parts
 	publish("images", &schemas.Prompt{
-		UID: "g", Model: "synthetic", Prompt: "a red fox", Height: side, Width: side, NumInferenceSteps: new(int64(2)),
-		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		UID:           "g",
+		Routing:       schemas.Routing{Model: "synthetic"},
+		Prompt:        "a red fox",
+		ImageSettings: schemas.ImageSettings{Height: side, Width: side, NumInferenceSteps: new(int64(2))},
+		Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
 	})
 	images := []schemas.DataImage{{Data: paint(t, 64, 64, 60)}, {Data: paint(t, 64, 64, 90)}}
 	publish("rolled", &schemas.Prompt{
-		UID: "g", Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "nats:colour"}},
-		Start: &schemas.Start{Data: &schemas.Data{Images: images}},
-		ScheduledSampling: &schemas.ScheduledSampling{
-			MaxStepOffset: new(int64(3)), Probability: new(1.0), Timesteps: new(int64(50)), Decode: true,
+		UID:     "g",
+		Routing: schemas.Routing{Model: "synthetic"},
+		Prompt:  "a red fox", Reward: []schemas.RewardSpec{{Name: "nats:colour"}},
+		ImageSettings: schemas.ImageSettings{
+			Start: &schemas.Start{Data: &schemas.Data{Images: images}},
+			ScheduledSampling: &schemas.ScheduledSampling{
+				MaxStepOffset: new(int64(3)), Probability: new(1.0), Timesteps: new(int64(50)), Decode: true,
+			},
 		},
 	})
 	publish("texts", &schemas.Prompt{
-		UID: "g", Model: "sums", Prompt: "347+58=?", Reward: []schemas.RewardSpec{{Name: "confidence"}},
+		UID:     "g",
+		Routing: schemas.Routing{Model: "sums"},
+		Prompt:  "347+58=?", Reward: []schemas.RewardSpec{{Name: "confidence"}},
 		Batch: &schemas.BatchSpec{ID: "b", Groups: 1},
 		Text: &schemas.Text{
 			Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(2))}, Logits: &schemas.Logits{Form: "topk"},
@@ -314,7 +323,9 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 	// Logits of a vocabulary that is large enough for parts would take minutes.
 	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, "attempt", 0), 0), make([]byte, 64))
 	_, err := w.client.Publish(ctx, "images", &schemas.Prompt{
-		UID: "refused", Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "unknown"}},
+		UID:     "refused",
+		Routing: schemas.Routing{Model: "synthetic"},
+		Prompt:  "a red fox", Reward: []schemas.RewardSpec{{Name: "unknown"}},
 	})
 	if _, ok := errors.AsType[*client.RefusedError](err); !ok {
 		t.Fatalf("an unknown reward function: %v", err)
@@ -326,7 +337,7 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.Taken(ctx, pushed); err != nil {
+	if _, err := w.client.AwaitPolicy(ctx, pushed); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -337,7 +348,7 @@ func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *sc
 	ctx := limited(t)
 	// One group is judged, and one that waits for it is cancelled; the run is paused before anything of a third is made.
 	waits := func() *schemas.Prompt {
-		return &schemas.Prompt{Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "external"}}}
+		return &schemas.Prompt{Routing: schemas.Routing{Model: "synthetic"}, Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "external"}}}
 	}
 	for _, uid := range []schemas.UID{"judged", "cancelled"} {
 		p := waits()

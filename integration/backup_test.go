@@ -13,22 +13,24 @@ import (
 	"github.com/meander-rl/meander/pkg/natsd"
 )
 
-// The commands of deploy/backup.md do what the page says. While the store is in use, runs are exported and imported,
-// and a copy of its folder is refused.
+// The commands of deploy/guide/backup.md do what the page says. While the store is in use, runs are exported and
+// imported, and a copy of its folder is refused.
 func TestBackup_Drills(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("flock"); err != nil {
 		t.Skip("no flock on PATH: the drills of a whole store did not run")
 	}
 	dir := t.TempDir()
+	if err := os.Symlink(filepath.Dir(program(t, "meander")), filepath.Join(dir, "bin")); err != nil {
+		t.Fatal(err)
+	}
 	sh := func(commands string) (string, error) {
 		c := exec.CommandContext(t.Context(), "sh", "-ec", commands)
 		c.Dir = dir
-		c.Env = append(os.Environ(), "PATH="+filepath.Dir(program(t, "meander"))+":"+os.Getenv("PATH"))
 		out, err := c.CombinedOutput()
 		return string(out), err
 	}
-	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(read(t, "deploy/backup.md"), -1)
+	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(read(t, "deploy/guide/backup.md"), -1)
 	if len(blocks) != 6 {
 		t.Fatalf("%d blocks, want 6", len(blocks))
 	}

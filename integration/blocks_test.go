@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -14,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
@@ -226,6 +227,10 @@ func TestDocs_BlocksRun(t *testing.T) {
 // runBlocks runs the blocks of one document and says at which line one fails, or prints something else than is shown.
 func runBlocks(t *testing.T, blocks []block) (faults []string) {
 	t.Helper()
+	// Where the tests run in the background Ctrl-C is ignored, and programs inherit that.
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, os.Interrupt)
+	defer signal.Stop(interrupts)
 	dir, address := workplace(t)
 	script := preamble
 	for _, b := range blocks {

@@ -14,8 +14,12 @@ import (
 // branchPrompt asks for two samples of six steps.
 func branchPrompt(from *schemas.Branch) *schemas.Prompt {
 	p := &schemas.Prompt{
-		UID: "g", Prompt: `a red sign that says "OPEN"`, Seed: new(int64(11)), GroupSize: new(int64(2)), NumInferenceSteps: new(int64(6)),
-		Rollout: schemas.Rollout{ReturnStepIndices: []int64{2, 3, 4, 5, 6}}, Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
+		UID: "g", Prompt: `a red sign that says "OPEN"`, Seed: new(int64(11)), GroupSize: new(int64(2)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(6)),
+			Rollout:           schemas.Rollout{ReturnStepIndices: []int64{2, 3, 4, 5, 6}},
+		},
+		Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
 	}
 	if from != nil {
 		p.Start = &schemas.Start{Branch: from}
@@ -43,10 +47,12 @@ func TestBranch(t *testing.T) {
 		if err1 != nil || err2 != nil {
 			t.Fatal(err1, err2)
 		}
-		if begin, end := branched.Segment(); begin != 2 || end != 6 || !reflect.DeepEqual(branched.Start, &schemas.SegmentStart{StepIndex: 2, Branch: &at}) {
+		if begin, end := branched.Segment(); begin != 2 || end != 6 ||
+			!reflect.DeepEqual(branched.Start, &schemas.SegmentStart{StepIndex: 2, Branch: &at}) {
 			t.Errorf("sample %d: steps %d to %d, from %+v", sample, begin, end, branched.Start)
 		}
-		if same := whole.Image.Digest == branched.Image.Digest && reflect.DeepEqual(whole.LogProbs[2:], branched.LogProbs[2:]); same != (sample == 1) {
+		if same := whole.Image.Digest == branched.Image.Digest &&
+			reflect.DeepEqual(whole.LogProbs[2:], branched.LogProbs[2:]); same != (sample == 1) {
 			t.Errorf("sample %d: the same image and log-probs as the sample of its noise: %t", sample, same)
 		}
 	}
@@ -94,14 +100,38 @@ func TestBranch_Refused(t *testing.T) {
 		change func(p *schemas.Prompt, at *schemas.Branch)
 		want   string
 	}{
-		{"no such run", func(_ *schemas.Prompt, at *schemas.Branch) { at.Run = "nobody" }, "start.branch: sample 1 of group g of run nobody: not found; must be a sample that was completed and is still stored"},
-		{"no such sample", func(_ *schemas.Prompt, at *schemas.Branch) { at.SampleIndex = 2 }, "start.branch: sample 2 of group g of run whole: not found"},
-		{"its own group", func(_ *schemas.Prompt, at *schemas.Branch) { at.Run = "" }, "start.branch: sample 1 of group g of run refused-2: not found"},
-		{"kept no such state", func(_ *schemas.Prompt, at *schemas.Branch) { at.StepIndex = 1 }, "start.branch.step_index: 1; must be of a state that is stored: state 1 of sample 1 of group g: not found: kept are [2 3 4 5 6]"},
-		{"after the last step", func(p *schemas.Prompt, at *schemas.Branch) { p.NumInferenceSteps, at.StepIndex = nil, 12 }, "start.branch.step_index: 12; must be between 0 and 9"},
-		{"purged", func(_ *schemas.Prompt, at *schemas.Branch) { at.Run, at.SampleIndex, at.StepIndex = "gone", 0, 3 }, "start.branch.step_index: 3; must be of a state that is stored: state 3 of sample 0 of group g: get MDR_STEPS"},
-		{"another size", func(p *schemas.Prompt, _ *schemas.Branch) { p.Height = new(int64(32)) }, "start.branch: a state of 64 x 64 pixels; must be of the prompt's size, 64 x 32"},
-		{"another schedule", func(p *schemas.Prompt, _ *schemas.Branch) { p.NumInferenceSteps = new(int64(5)) }, "start.branch.step_index: 2; must be of the same schedule: the sample has 6 steps, its step 2 at sigma "},
+		{
+			"no such run", func(_ *schemas.Prompt, at *schemas.Branch) { at.Run = "nobody" },
+			"start.branch: sample 1 of group g of run nobody: not found; must be a sample that was completed and is still stored",
+		},
+		{
+			"no such sample", func(_ *schemas.Prompt, at *schemas.Branch) { at.SampleIndex = 2 },
+			"start.branch: sample 2 of group g of run whole: not found",
+		},
+		{
+			"its own group", func(_ *schemas.Prompt, at *schemas.Branch) { at.Run = "" },
+			"start.branch: sample 1 of group g of run refused-2: not found",
+		},
+		{
+			"kept no such state", func(_ *schemas.Prompt, at *schemas.Branch) { at.StepIndex = 1 },
+			"start.branch.step_index: 1; must be of a state that is stored: state 1 of sample 1 of group g: not found: kept are [2 3 4 5 6]",
+		},
+		{
+			"after the last step", func(p *schemas.Prompt, at *schemas.Branch) { p.NumInferenceSteps, at.StepIndex = nil, 12 },
+			"start.branch.step_index: 12; must be between 0 and 9",
+		},
+		{
+			"purged", func(_ *schemas.Prompt, at *schemas.Branch) { at.Run, at.SampleIndex, at.StepIndex = "gone", 0, 3 },
+			"start.branch.step_index: 3; must be of a state that is stored: state 3 of sample 0 of group g: get MDR_STEPS",
+		},
+		{
+			"another size", func(p *schemas.Prompt, _ *schemas.Branch) { p.Height = new(int64(32)) },
+			"start.branch: a state of 64 x 64 pixels; must be of the prompt's size, 64 x 32",
+		},
+		{
+			"another schedule", func(p *schemas.Prompt, _ *schemas.Branch) { p.NumInferenceSteps = new(int64(5)) },
+			"start.branch.step_index: 2; must be of the same schedule: the sample has 6 steps, its step 2 at sigma ",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at := schemas.Branch{Run: "whole", UID: "g", SampleIndex: 1, StepIndex: 2}

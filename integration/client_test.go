@@ -63,7 +63,10 @@ type authority struct {
 func newAuthority(t *testing.T, dir, name string) *authority {
 	t.Helper()
 	a := &authority{}
-	certFile, _ := a.sign(t, dir, name, &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	certFile, _ := a.sign(t, dir, name, &x509.Certificate{
+		IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign,
+	})
 	a.file = certFile
 	return a
 }
@@ -90,7 +93,10 @@ func (a *authority) sign(t *testing.T, dir, name string, c *x509.Certificate) (c
 		t.Fatal(err)
 	}
 	certFile, keyFile = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
-	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "PRIVATE KEY", Bytes: private}} {
+	for file, block := range map[string]*pem.Block{
+		certFile: {Type: "CERTIFICATE", Bytes: der},
+		keyFile:  {Type: "PRIVATE KEY", Bytes: private},
+	} {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -104,12 +110,16 @@ func TestClient_TLS(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	ours, theirs := newAuthority(t, dir, "ours"), newAuthority(t, dir, "theirs")
-	serverCert, serverKey := ours.sign(t, dir, "server", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	serverCert, serverKey := ours.sign(t, dir, "server",
+		&x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	asClient := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	cert, key := ours.sign(t, dir, "client", &x509.Certificate{ExtKeyUsage: asClient})
 	forged, forgedKey := theirs.sign(t, dir, "forged", &x509.Certificate{ExtKeyUsage: asClient})
 	serve := func(verify bool) string {
-		config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: serverCert, KeyFile: serverKey, CaFile: ours.file, Verify: verify})
+		config, err := server.GenTLSConfig(&server.TLSConfigOpts{
+			CertFile: serverCert, KeyFile: serverKey, CaFile: ours.file,
+			Verify: verify,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,12 +140,16 @@ func TestClient_TLS(t *testing.T) {
 		{"no TLS there", plain, []client.Option{client.WithCA(ours.file)}, client.ErrUntrusted},
 		{"our certificate", mutual, []client.Option{client.WithCA(ours.file), client.WithCertificate(cert, key)}, nil},
 		{"no certificate", mutual, []client.Option{client.WithCA(ours.file)}, client.ErrUnauthorized},
-		{"a certificate of another authority", mutual, []client.Option{client.WithCA(ours.file), client.WithCertificate(forged, forgedKey)}, client.ErrUnauthorized},
+		{"a certificate of another authority", mutual, []client.Option{
+			client.WithCA(ours.file),
+			client.WithCertificate(forged, forgedKey),
+		}, client.ErrUnauthorized},
 	} {
 		err := client.ErrUnreachable
 		for errors.Is(err, client.ErrUnreachable) { // a busy machine
 			var c *client.Client
-			if c, err = client.Connect(t.Context(), test.url, append(test.options, client.WithConnectTimeout(time.Millisecond))...); err == nil {
+			if c, err = client.Connect(t.Context(), test.url, append(test.options,
+				client.WithConnectTimeout(time.Millisecond))...); err == nil {
 				err = c.Close()
 			}
 		}
@@ -173,7 +187,8 @@ func TestClient_Credentials(t *testing.T) {
 	if err := os.WriteFile(garbage, []byte("no key"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Connect(t.Context(), url, client.WithCredentials(garbage)); err == nil || strings.Contains(err.Error(), "no key") {
+	if _, err := client.Connect(t.Context(), url, client.WithCredentials(garbage)); err == nil ||
+		strings.Contains(err.Error(), "no key") {
 		t.Errorf("with a file that is none: %v; want a refusal that does not show it", err)
 	}
 }

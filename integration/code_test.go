@@ -95,7 +95,8 @@ func TestCode_NothingIsSaidTwice(t *testing.T) {
 			var text []string
 			var at []int
 			for n := s.line(f.Body.Lbrace) + 1; n < s.line(f.Body.Rbrace); n++ {
-				if line := strings.TrimSpace(s.lines[n-1]); strings.Trim(line, "{}()[],; ") != "" && !strings.HasPrefix(line, "//") {
+				if line := strings.TrimSpace(s.lines[n-1]); strings.Trim(line, "{}()[],; ") != "" &&
+					!strings.HasPrefix(line, "//") {
 					text, at = append(text, line), append(at, n)
 				}
 			}

@@ -16,7 +16,10 @@ import (
 )
 
 // composeFiles are docker-compose.yml and the forms over it, make up PROFILE=secure,cluster.
-var composeFiles = []string{"docker-compose.yml", "deploy/compose.secure.yml", "deploy/compose.cluster.yml", "deploy/compose.secure-cluster.yml"}
+var composeFiles = []string{
+	"docker-compose.yml", "deploy/compose.secure.yml", "deploy/compose.cluster.yml",
+	"deploy/compose.secure-cluster.yml",
+}
 
 // keys makes a folder of credentials and those of the containers, as make up does, and gives this
 // test's clients those of a role.
@@ -71,7 +74,8 @@ asyncio.run(asyncio.wait_for(main(), 120))
 	})
 	t.Run("others are refused", func(t *testing.T) {
 		t.Setenv("MEANDER_NATS_CREDS", filepath.Join(dir, "viewer.creds"))
-		if out := meander(t, t.TempDir(), composeRun("viewer", 4)...); out.code == 0 || !strings.Contains(out.stderr, "role viewer") {
+		if out := meander(t, t.TempDir(), composeRun("viewer", 4)...); out.code == 0 ||
+			!strings.Contains(out.stderr, "role viewer") {
 			t.Errorf("a viewer's run: %d\n%s", out.code, out.stderr)
 		}
 		t.Setenv("MEANDER_NATS_CREDS", "")
@@ -132,7 +136,10 @@ func (c *composed) loses(t *testing.T, want summary) {
 			}
 			c.same(t, want)
 			c.up("--wait") // it catches up, before the next one goes
-			bustest.Until(t, "each stream is on three servers", func() error { return meander(t, t.TempDir(), "doctor").fault() })
+			bustest.Until(t, "each stream is on three servers", func() error {
+				return meander(t, t.TempDir(),
+					"doctor").fault()
+			})
 		})
 	}
 }

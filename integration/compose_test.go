@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
@@ -56,7 +56,10 @@ func TestCompose(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { newStack(t, images).plain(t, want) })
 	t.Run("secure", func(t *testing.T) { newStack(t, images, "secure").secure(t, want) })
 	t.Run("cluster", func(t *testing.T) { newStack(t, images, "cluster").cluster(t, want) })
-	t.Run("secure cluster", func(t *testing.T) { newStack(t, images, "secure", "cluster", "secure-cluster").both(t, want) })
+	t.Run("secure cluster", func(t *testing.T) {
+		newStack(t, images, "secure", "cluster", "secure-cluster").both(t,
+			want)
+	})
 	t.Run("changes of form", func(t *testing.T) {
 		t.Run("one server", func(t *testing.T) { newStack(t, images).changes(t, images, nil, []string{"secure"}) })
 		t.Run("three servers", func(t *testing.T) {
@@ -125,7 +128,10 @@ func (c *composed) takenDown(t *testing.T, run string) {
 
 // composeRun is a run of the shipped model, whose digest does not depend on its name.
 func composeRun(run string, size int) []string {
-	return []string{"run", "--json", "--run", run, "--out", "images", "--seed", "5", "-n", fmt.Sprint(size), "--reward", "glyph", `a green sign that says "EXIT"`}
+	return []string{
+		"run", "--json", "--run", run, "--out", "images", "--seed", "5", "-n", fmt.Sprint(size), "--reward",
+		"glyph", `a green sign that says "EXIT"`,
+	}
 }
 
 // engine skips the test where no containers can be run, and says what is missing.
@@ -240,7 +246,8 @@ func buildImage(t *testing.T, image, name string) {
 		text = "ARG PROGRAM\n" + text[strings.LastIndex(text, "FROM scratch"):]
 		text = strings.ReplaceAll(text, "--from=build ", "")
 		copyFile(t, harness.Program(t, name), filepath.Join(dir, "src/bin", name))
-		if err := os.CopyFS(filepath.Join(dir, "src/deploy/models"), os.DirFS(filepath.Join(root, "deploy/models"))); err != nil {
+		if err := os.CopyFS(filepath.Join(dir, "src/deploy/models"),
+			os.DirFS(filepath.Join(root, "deploy/models"))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -249,7 +256,9 @@ func buildImage(t *testing.T, image, name string) {
 			t.Fatal(err)
 		}
 	}
-	err := errors.Join(os.WriteFile(filepath.Join(dir, "etc/ssl/certs/ca-certificates.crt"), nil, 0o644), os.Chmod(filepath.Join(dir, "out/tmp"), 0o777|os.ModeSticky), os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600))
+	err := errors.Join(os.WriteFile(filepath.Join(dir, "etc/ssl/certs/ca-certificates.crt"), nil, 0o644),
+		os.Chmod(filepath.Join(dir, "out/tmp"), 0o777|os.ModeSticky),
+		os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +399,8 @@ func (c *composed) contained(t *testing.T, want int) {
 			well = got.State.Status == "exited" && got.State.ExitCode == 0
 		}
 		if !well || got.Config.User != "65532:65532" || !got.HostConfig.ReadonlyRootfs ||
-			!slices.Contains(got.HostConfig.CapDrop, "ALL") || !slices.Contains(got.HostConfig.SecurityOpt, "no-new-privileges:true") {
+			!slices.Contains(got.HostConfig.CapDrop, "ALL") || !slices.Contains(got.HostConfig.SecurityOpt,
+			"no-new-privileges:true") {
 			t.Errorf("%s: %+v", got.Name, got)
 		}
 		for _, m := range got.Mounts {
@@ -405,17 +415,19 @@ func (c *composed) contained(t *testing.T, want int) {
 func (c *composed) same(t *testing.T, want summary) {
 	t.Helper()
 	run := strings.ToLower(regexp.MustCompile(`[^A-Za-z]+`).ReplaceAllString(t.Name(), "-"))
-	if _, got := meander(t, t.TempDir(), composeRun(run, 4)...).must(t, 0).parse(t); got.Digest != want.Digest || got.Complete != 1 {
+	if _, got := meander(t, t.TempDir(), composeRun(run, 4)...).must(t, 0).parse(t); got.Digest != want.Digest ||
+		got.Complete != 1 {
 		t.Errorf("%+v; want the digest %s", got, want.Digest)
 	}
 }
 
-// python is the program of the README, with its own prompt.
+// python is the program of the guide, with its own prompt.
 func (c *composed) python(t *testing.T) {
 	interpreter := pythonWith(t, "nats, msgpack")
-	text := regexp.MustCompile("(?s)```python\n(.*?)```").FindStringSubmatch(read(t, "README.md"))
+	text := regexp.MustCompile("(?s)```python\n(.*?)```").FindStringSubmatch(read(t,
+		"deploy/guide/publish-and-subscribe.md"))
 	if text == nil {
-		t.Fatal("the README has no program")
+		t.Fatal("the page has no program")
 	}
 	script := strings.Replace(text[1], "nats://127.0.0.1:4222", c.url, 1)
 	script = strings.Replace(script, "print(", "return print(", 1) // it would go on for ever

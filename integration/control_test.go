@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -29,7 +29,8 @@ func newControlled(t *testing.T) *controlled {
 	w, _ := plane(t)
 	c := &controlled{world: w, config: defaults()}
 	c.config.sampler.Batch, c.config.sampler.Workers, c.config.sampler.AckWait = 4, 1, 2*time.Second
-	c.config.reward.AckWait, c.config.advantage.AckWait, c.config.intake.AckWait = 2*time.Second, 2*time.Second, 2*time.Second
+	c.config.reward.AckWait, c.config.advantage.AckWait, c.config.intake.AckWait = 2*time.Second, 2*time.Second,
+		2*time.Second
 	c.serve(t)
 	return c
 }
@@ -62,7 +63,11 @@ func (c *controlled) prompts(t *testing.T, run schemas.Run, groups, side, steps 
 	for i := range groups {
 		p := &schemas.Prompt{
 			UID: schemas.UID(fmt.Sprintf("g%d", i)), Prompt: fmt.Sprintf("a red fox, number %d", i), Seed: new(int64(i)),
-			GroupSize: new(int64(8)), Height: new(int64(side)), Width: new(int64(side)), NumInferenceSteps: new(int64(steps)), Rollout: schemas.Rollout{ReturnStepIndices: []int64{int64(steps)}},
+			GroupSize: new(int64(8)),
+			ImageSettings: schemas.ImageSettings{
+				Height: new(int64(side)), Width: new(int64(side)), NumInferenceSteps: new(int64(steps)),
+				Rollout: schemas.Rollout{ReturnStepIndices: []int64{int64(steps)}},
+			},
 			Reward: []schemas.RewardSpec{{Name: "synthetic"}},
 		}
 		if batch {
@@ -89,7 +94,8 @@ func (c *controlled) steps(t *testing.T, run schemas.Run, n int) {
 // stepsOf are the sequences of the stored steps of a run.
 func (c *controlled) stepsOf(t *testing.T, run schemas.Run) (seqs []uint64) {
 	t.Helper()
-	for m, err := range c.Read(t.Context(), schemas.StreamSteps, []string{schemas.Address{Kind: schemas.KindStep, Run: run}.Filter()}, bus.ReadOptions{HeadersOnly: true}) {
+	for m, err := range c.Read(t.Context(), schemas.StreamSteps,
+		[]string{schemas.Address{Kind: schemas.KindStep, Run: run}.Filter()}, bus.ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,13 +108,20 @@ func (c *controlled) stepsOf(t *testing.T, run schemas.Run) (seqs []uint64) {
 // in MDR_STEPS that no later step of what was stopped may have.
 func (c *controlled) do(t *testing.T, run schemas.Run, uid schemas.UID, action string) (boundary uint64) {
 	t.Helper()
-	r, err := c.client.Control(t.Context(), &schemas.Control{Run: run, UID: uid, Action: action, By: "ada", Reason: "lunch"})
+	r, err := c.client.Control(t.Context(), &schemas.Control{
+		Run: run, UID: uid, Action: action, By: "ada",
+		Reason: "lunch",
+	})
 	if err != nil || r.Unchanged != "" {
 		t.Fatalf("%s: %+v, %v", action, r, err)
 	}
-	if n, err := c.client.Obeyed(t.Context(), r.Seq); err != nil || n < 2 {
-		t.Fatalf("%s: obeyed by %d samplers, %v", action, n, err)
-	}
+	bustest.Until(t, action+" is obeyed by both samplers", func() error { // one may have been started just now
+		n, err := c.client.AwaitControl(t.Context(), r.Seq)
+		if err == nil && n < 2 {
+			err = fmt.Errorf("%d samplers", n)
+		}
+		return err
+	})
 	info, err := c.StreamInfo(t.Context(), schemas.StreamSteps)
 	if err != nil {
 		t.Fatal(err)
@@ -134,9 +147,10 @@ func (c *controlled) none(t *testing.T, run schemas.Run, boundary uint64) {
 func (c *controlled) contents(t *testing.T, run schemas.Run) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	harness.Each(t, c.Bus, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run}, func(e *schemas.Trajectory) {
-		out[fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)] = e.ContentDigest
-	})
+	harness.Each(t, c.Bus, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run},
+		func(e *schemas.Trajectory) {
+			out[fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)] = e.ContentDigest
+		})
 	return out
 }
 
@@ -156,7 +170,8 @@ func TestControl_Pause(t *testing.T) {
 	c.advantages(t, "other", groups)
 	c.none(t, "paused", boundary)
 	s, err := c.client.Status(t.Context(), "paused")
-	if err != nil || s.State != schemas.RunPaused || s.By != "ada" || s.Reason != "lunch" || s.Parked+s.Trajectories != groups*8 {
+	if err != nil || s.State != schemas.RunPaused || s.By != "ada" || s.Reason != "lunch" ||
+		s.Parked+s.Trajectories != groups*8 {
 		t.Fatalf("status %+v, %v", s, err)
 	}
 	c.do(t, "paused", "", schemas.ControlResume)
@@ -185,7 +200,8 @@ func TestControl_Cancel(t *testing.T) {
 	c.prompts(t, "other", 2, 64, 20, false)
 	c.steps(t, "r", 20)
 	c.do(t, "r", "g3", schemas.ControlCancel)
-	if a := c.advantages(t, "r", 1)["g3"]; a == nil || a.Status != schemas.StatusCancelled || !strings.Contains(a.Error, "group g3 was cancelled by ada") || !strings.Contains(a.Error, ": lunch") {
+	if a := c.advantages(t, "r", 1)["g3"]; a == nil || a.Status != schemas.StatusCancelled ||
+		!strings.Contains(a.Error, "group g3 was cancelled by ada") || !strings.Contains(a.Error, ": lunch") {
 		t.Fatalf("cancelled group: %+v", a)
 	}
 	c.services[0].Kill()
@@ -237,18 +253,25 @@ func TestControl_CancelWhatWaits(t *testing.T) {
 	w.Serve(t, cfg.run("intake"))
 	w.Serve(t, cfg.run("advantage"))
 	prompt := &schemas.Prompt{
-		UID: "g", Prompt: "a red fox", Model: "later", Batch: &schemas.BatchSpec{ID: "b", Groups: 2}, Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		UID: "g", Prompt: "a red fox",
+		Routing: schemas.Routing{Model: "later"},
+		Batch:   &schemas.BatchSpec{ID: "b", Groups: 2},
+		Reward:  []schemas.RewardSpec{{Name: "synthetic"}},
 	}
 	if _, err := w.PublishPrompt(t.Context(), "r", bustest.Encode(t, prompt), nil); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", UID: "g", Action: schemas.ControlCancel}); err != nil || r.Unchanged != "" {
+	if r, err := w.client.Control(t.Context(), &schemas.Control{
+		Run: "r", UID: "g",
+		Action: schemas.ControlCancel,
+	}); err != nil || r.Unchanged != "" {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusCancelled || a.Batch != "b" {
 		t.Errorf("group %+v", a)
 	}
-	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlCancel}); err != nil || r.Unchanged != "" {
+	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlCancel}); err != nil ||
+		r.Unchanged != "" {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	subject := schemas.BatchSubject("r", "b")
@@ -264,7 +287,11 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
 	prompt := func(uid schemas.UID) *schemas.Prompt {
-		return &schemas.Prompt{UID: uid, Prompt: "a red fox", GroupSize: new(int64(8)), NumInferenceSteps: new(int64(4)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}
+		return &schemas.Prompt{
+			UID: uid, Prompt: "a red fox", GroupSize: new(int64(8)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))},
+			Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
+		}
 	}
 	if _, err := w.client.Publish(t.Context(), "r", prompt("first")); err != nil {
 		t.Fatal(err)
@@ -288,7 +315,8 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		}
 		return err
 	})
-	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlResume}); err != nil || r.Requests != 0 || r.Status.State != schemas.RunDone {
+	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlResume}); err != nil ||
+		r.Requests != 0 || r.Status.State != schemas.RunDone {
 		t.Errorf("resumed: %+v, %v", r, err)
 	}
 	// What a sampler gets all the same, it lets be: here a request that comes once more.
@@ -313,7 +341,8 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		return err
 	})
 	for stream, filter := range map[string]string{
-		schemas.StreamTrajectories: schemas.TrajectoryFilter("r", "late"), schemas.StreamSteps: schemas.StepsFilter("r", "late", "*"),
+		schemas.StreamTrajectories: schemas.TrajectoryFilter("r", "late"),
+		schemas.StreamSteps:        schemas.StepsFilter("r", "late", "*"),
 	} {
 		if n, err := w.Subjects(t.Context(), stream, filter); err != nil || len(n) > 0 {
 			t.Errorf("%s: %d events of the group that has closed, %v", stream, len(n), err)
@@ -327,7 +356,9 @@ func TestControl_Refused(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
 	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
-		UID: "g", Prompt: "a red fox", GroupSize: new(int64(2)), NumInferenceSteps: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(2)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))},
+		Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +375,8 @@ func TestControl_Refused(t *testing.T) {
 		{"r", "h", schemas.ControlCancel, "uid: h; must be one of the 1 groups of run r: g"},
 	} {
 		_, err := w.client.Control(t.Context(), &schemas.Control{Run: c.run, UID: c.uid, Action: c.action})
-		if refused := (*client.RefusedError)(nil); !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid || !strings.Contains(refused.Reason, c.say) {
+		if refused := (*client.RefusedError)(nil); !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid ||
+			!strings.Contains(refused.Reason, c.say) {
 			t.Errorf("%s of %s %s: %v", c.action, c.run, c.uid, err)
 		}
 		// The client asks for nothing then; of others that do it is a dead letter.
@@ -395,7 +427,9 @@ func TestPrune_Rule(t *testing.T) {
 	const k, n = 4, 8
 	prompt := func() *schemas.Prompt {
 		return &schemas.Prompt{
-			UID: "g", Prompt: "a red fox", Seed: new(int64(1)), GroupSize: new(int64(n)), NumInferenceSteps: new(int64(10)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+			UID: "g", Prompt: "a red fox", Seed: new(int64(1)), GroupSize: new(int64(n)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(10))},
+			Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
 		}
 	}
 	if _, err := w.client.Publish(t.Context(), "whole", prompt()); err != nil {
@@ -431,11 +465,13 @@ func TestPrune_Rule(t *testing.T) {
 			sum += *m.Advantage
 			continue
 		}
-		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || e.Image != nil || m.Status != schemas.StatusPruned || m.Advantage != nil || m.Error != e.Error ||
+		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || e.Image != nil || m.Status != schemas.StatusPruned ||
+			m.Advantage != nil || m.Error != e.Error ||
 			!strings.Contains(e.Error, "step 4: mean log-prob ") {
 			t.Errorf("sample %d: %s after %d steps, %s; member %+v", i, e.StopReason, len(e.Steps), e.Error, m)
 		}
-		steps, err := w.Subjects(t.Context(), schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: "pruned", UID: "g", Sample: fmt.Sprint(i)}.Filter())
+		steps, err := w.Subjects(t.Context(), schemas.StreamSteps,
+			schemas.Address{Kind: schemas.KindStep, Run: "pruned", UID: "g", Sample: fmt.Sprint(i)}.Filter())
 		if err != nil || len(steps) != k {
 			t.Errorf("sample %d: %d steps stored, %v; want %d", i, len(steps), err, k)
 		}
@@ -445,7 +481,8 @@ func TestPrune_Rule(t *testing.T) {
 	}
 	late := prompt()
 	late.UID, late.Prune = "late", &schemas.Prune{StepIndex: 10, LogProbBelow: &bound}
-	if _, err := w.client.Publish(t.Context(), "pruned", late); err == nil || !strings.Contains(err.Error(), "prune.step_index: 10; must be below 10") {
+	if _, err := w.client.Publish(t.Context(), "pruned", late); err == nil ||
+		!strings.Contains(err.Error(), "prune.step_index: 10; must be below 10") {
 		t.Errorf("a rule for after the end: %v", err)
 	}
 }
@@ -454,12 +491,19 @@ func TestPrune_Rule(t *testing.T) {
 func TestPrune_Control(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
-	prompt := &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(4)), NumInferenceSteps: new(int64(10)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}
+	prompt := &schemas.Prompt{
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(4)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(10))},
+		Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
+	}
 	ask := func(c schemas.Control) (*schemas.ControlReceipt, error) {
 		c.Run, c.By = "r", "trainer"
 		return w.client.Control(t.Context(), &c)
 	}
-	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: "first", Prompt: "x", GroupSize: new(int64(1)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
+		UID: "first", Prompt: "x", GroupSize: new(int64(1)),
+		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []schemas.Control{
@@ -478,14 +522,17 @@ func TestPrune_Control(t *testing.T) {
 	}
 	a := w.advantages(t, "r", 2)["g"]
 	for i, m := range a.Members {
-		if pruned := m.Status == schemas.StatusPruned; pruned != (i == 2) || pruned && !strings.Contains(m.Error, "sample 2 of group g was pruned by trainer at ") {
+		if pruned := m.Status == schemas.StatusPruned; pruned != (i == 2) || pruned &&
+			!strings.Contains(m.Error, "sample 2 of group g was pruned by trainer at ") {
 			t.Errorf("member %+v", m)
 		}
 	}
-	if e := trajectoriesOf(t, w.Bus, "r")[2]; a.Status != schemas.StatusPartial || e.StopReason != schemas.StopPruned || len(e.Steps) != 5 {
+	if e := trajectoriesOf(t, w.Bus, "r")[2]; a.Status != schemas.StatusPartial || e.StopReason != schemas.StopPruned ||
+		len(e.Steps) != 5 {
 		t.Errorf("group %s, sample %s with %d steps", a.Status, e.StopReason, len(e.Steps))
 	}
-	if r, err := ask(schemas.Control{Action: schemas.ControlPrune, UID: "g", SampleIndex: new(int64(1))}); err != nil || r.Unchanged != "group g has its result, partial" {
+	if r, err := ask(schemas.Control{Action: schemas.ControlPrune, UID: "g", SampleIndex: new(int64(1))}); err != nil ||
+		r.Unchanged != "group g has its result, partial" {
 		t.Errorf("prune of a finished sample: %+v, %v", r, err)
 	}
 }
@@ -494,6 +541,7 @@ func TestPrune_Control(t *testing.T) {
 func trajectoriesOf(t *testing.T, b *bus.Bus, run schemas.Run) map[int]*schemas.Trajectory {
 	t.Helper()
 	out := map[int]*schemas.Trajectory{}
-	harness.Each(t, b, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run, UID: "g"}, func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
+	harness.Each(t, b, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run, UID: "g"},
+		func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
 	return out
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
 // form is docker-compose.yml with one of the forms over it, as Compose merges them; added are the
@@ -113,7 +113,8 @@ func TestDeploy_FormsTogether(t *testing.T) {
 		t.Errorf("%d servers beside the first, want 2", servers)
 	}
 	out, err := exec.Command("make", "-C", root, "--dry-run", "up", "PROFILE=cluster,secure").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--file deploy/compose.secure.yml --file deploy/compose.cluster.yml --file deploy/compose.secure-cluster.yml") {
+	if err != nil || !strings.Contains(string(out),
+		"--file deploy/compose.secure.yml --file deploy/compose.cluster.yml --file deploy/compose.secure-cluster.yml") {
 		t.Errorf("make up with both: %v\n%s", err, out)
 	}
 }
@@ -129,7 +130,8 @@ func TestDeploy_FormsOfTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	// As the containers have it: secure in place of access, and the keys beside it.
-	access := strings.NewReplacer("/etc/nats/keys", keys+"/tls", "../keys/", "../../auth/").Replace(read(t, "deploy/nats/secure/access.conf"))
+	access := strings.NewReplacer("/etc/nats/keys", keys+"/tls", "../keys/",
+		"../../auth/").Replace(read(t, "deploy/nats/secure/access.conf"))
 	if err := os.WriteFile(filepath.Join(dir, "nats/access/access.conf"), []byte(access), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -145,10 +147,13 @@ func TestDeploy_FormsOfTheServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if options.Authorization != "" || len(options.Nkeys) < 8 || options.TLSConfig == nil || !options.JetStream || options.StoreDir != "/data" {
-		t.Errorf("token %q, %d users, TLS %v, JetStream %v on %q", options.Authorization, len(options.Nkeys), options.TLSConfig != nil, options.JetStream, options.StoreDir)
+	if options.Authorization != "" || len(options.Nkeys) < 8 || options.TLSConfig == nil || !options.JetStream ||
+		options.StoreDir != "/data" {
+		t.Errorf("token %q, %d users, TLS %v, JetStream %v on %q", options.Authorization, len(options.Nkeys),
+			options.TLSConfig != nil, options.JetStream, options.StoreDir)
 	}
-	if options.ServerName != "nats-2" || len(options.Routes) != 2 || options.Cluster.Password != "secret-of-the-test" || !options.Cluster.NoAdvertise {
+	if options.ServerName != "nats-2" || len(options.Routes) != 2 || options.Cluster.Password != "secret-of-the-test" ||
+		!options.Cluster.NoAdvertise {
 		t.Errorf("server %q, routes %v, cluster %+v", options.ServerName, options.Routes, options.Cluster)
 	}
 }

@@ -126,7 +126,8 @@ func TestDeploy_Compose(t *testing.T) {
 				if pinned := regexp.MustCompile(`:v?\d+\.\d+\.\d+`); !pinned.MatchString(s.Image) {
 					t.Errorf("image %s is not pinned", s.Image)
 				}
-			} else if has := s.Environment; !strings.Contains(has["MEANDER_NATS_TOKEN"]+has["MEANDER_NATS_URL"], "${MEANDER_NATS_TOKEN:?") {
+			} else if has := s.Environment; !strings.Contains(has["MEANDER_NATS_TOKEN"]+has["MEANDER_NATS_URL"],
+				"${MEANDER_NATS_TOKEN:?") {
 				// No password has a default: compose itself refuses to start without one.
 				t.Errorf("environment %v; the token must be required", has)
 			}
@@ -270,7 +271,8 @@ func TestDeploy_Dockerfile(t *testing.T) {
 	text, makefile := read(t, "deploy/Dockerfile"), read(t, "Makefile")
 	for _, target := range regexp.MustCompile(`\bmake ([a-z-]+) VERSION=`).FindAllStringSubmatch(text, -1) {
 		recipe := regexp.MustCompile(`(?m)^` + target[1] + `: .*\n((?:\t.*\n)+)`).FindString(makefile)
-		if !strings.Contains(recipe, "-trimpath") || !strings.Contains(recipe, "-o bin/") || !strings.Contains(recipe, "CGO_ENABLED=") {
+		if !strings.Contains(recipe, "-trimpath") || !strings.Contains(recipe, "-o bin/") ||
+			!strings.Contains(recipe, "CGO_ENABLED=") {
 			t.Errorf("make %s: %q; want a build into bin/", target[1], recipe)
 		}
 	}
@@ -325,12 +327,14 @@ func TestDeploy_NATSConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if users := options.Users; options.Authorization != "" || len(users) != 1 || users[0].Password != "secret-of-the-test" ||
+	if users := options.Users; options.Authorization != "" || len(users) != 1 ||
+		users[0].Password != "secret-of-the-test" ||
 		users[0].Account.GetName() != "meander" {
 		t.Errorf("users %+v; want one in the account meander, with MEANDER_NATS_TOKEN", users)
 	}
 	if !options.JetStream || options.StoreDir != "/data" || options.JetStreamMaxStore < 1<<30 {
-		t.Errorf("JetStream %v on %q with %d bytes; want it on /data with gigabytes", options.JetStream, options.StoreDir, options.JetStreamMaxStore)
+		t.Errorf("JetStream %v on %q with %d bytes; want it on /data with gigabytes", options.JetStream, options.StoreDir,
+			options.JetStreamMaxStore)
 	}
 	if options.SyncInterval != time.Second || options.SyncAlways {
 		t.Errorf("sync interval %v, always %v; the README promises one second", options.SyncInterval, options.SyncAlways)

@@ -17,7 +17,10 @@ import (
 func TestDevice_NotThere(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for _, args := range [][]string{{"run", "--device", "cuda:0", "a"}, {"up", "--device", "cuda:0", "--listen", "127.0.0.1:0"}} {
+	for _, args := range [][]string{
+		{"run", "--device", "cuda:0", "a"},
+		{"up", "--device", "cuda:0", "--listen", "127.0.0.1:0"},
+	} {
 		got := meander(t, dir, args...)
 		if want := "device: cuda:0: this program is built without CUDA; must be cpu, or the program of make build-cuda"; got.code != 2 || !strings.Contains(got.stderr, want) {
 			t.Errorf("%v: exit status %d, %s; want 2 and %s", args, got.code, got.stderr, want)
@@ -26,8 +29,10 @@ func TestDevice_NotThere(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "meander-data")); err == nil {
 		t.Error("a store was made")
 	}
-	got := meander(t, dir, "run", "--device", "auto", "--log-level", "info", "--model", "synthetic", "--steps", "1", "-n", "1", "--out", "-", "a")
-	if got.code != 0 || !strings.Contains(got.stderr, "no GPU; computes on the CPU") || !strings.Contains(got.stderr, "this program is built without CUDA") {
+	got := meander(t, dir, "run", "--device", "auto", "--log-level", "info", "--model", "synthetic", "--steps", "1", "-n",
+		"1", "--out", "-", "a")
+	if got.code != 0 || !strings.Contains(got.stderr, "no GPU; computes on the CPU") ||
+		!strings.Contains(got.stderr, "this program is built without CUDA") {
 		t.Errorf("auto: exit status %d, %s", got.code, got.stderr)
 	}
 }
@@ -49,7 +54,7 @@ func TestDevice_MemoryTable(t *testing.T) {
 	if !begins || !ends {
 		t.Fatalf("no table in %s", got.stdout)
 	}
-	inDocument(t, "deploy/gpu.md", "memory", "```text\nON A GPU"+table+"\n```\n")
+	inDocument(t, "deploy/guide/gpus.md", "memory", "```text\nON A GPU"+table+"\n```\n")
 }
 
 // The script for a machine with a GPU runs to its end on one without, and says for each line what
@@ -69,8 +74,10 @@ func TestDevice_ScriptWithoutGPU(t *testing.T) {
 	}
 	text := string(data)
 	for _, line := range []string{
-		"conformance of all operations", "velocities of signs in f32", "velocities of signs in bf16", "a run of signs", "verify of that run", "noise",
-		"matrix products", "attention", "copies", "launch overhead", "evaluations and images/s", "memory at its largest", "share of each kernel",
+		"conformance of all operations", "velocities of signs in f32", "velocities of signs in bf16", "a run of signs",
+		"verify of that run", "noise",
+		"matrix products", "attention", "copies", "launch overhead", "evaluations and images/s", "memory at its largest",
+		"share of each kernel",
 		"share of a sample's time outside of the model",
 	} {
 		i := strings.Index(text, "| "+line)

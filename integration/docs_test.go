@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // documents are the Markdown files of the repository.
@@ -46,6 +47,39 @@ func TestDocs_AreThere(t *testing.T) {
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
 		if docs[name] == "" {
 			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
+// What people read is short: pages by their length, lines of text by 120 columns. Rows of tables and images are one
+// line each, and the appendix is tables. The guide lists each of its pages.
+func TestDocs_AreShort(t *testing.T) {
+	sequential(t)
+	const guide, appendix = "deploy/guide/", "deploy/guide/appendix.md"
+	contents := read(t, guide+"README.md")
+	longest := map[string]int{"README.md": 150, "ARCHITECTURE.md": 250, "CONTRIBUTING.md": 320}
+	for name := range documents(t) {
+		switch {
+		case strings.HasPrefix(name, "deploy/bench/") || strings.Contains(name, "testdata/"): // reports that programs write
+			continue
+		case strings.HasPrefix(name, guide) && name != appendix:
+			longest[name] = 200
+		default:
+			longest[name] += 0
+		}
+		if page, ok := strings.CutPrefix(name, guide); ok && page != "README.md" && !strings.Contains(contents, "]("+page+")") {
+			t.Errorf("%sREADME.md does not list %s", guide, page)
+		}
+	}
+	for name, most := range longest {
+		lines := strings.Split(strings.TrimSuffix(read(t, name), "\n"), "\n")
+		if most > 0 && len(lines) > most {
+			t.Errorf("%s has %d lines; must be at most %d", name, len(lines), most)
+		}
+		for i, line := range lines {
+			if utf8.RuneCountInString(line) > 120 && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "![") {
+				t.Errorf("%s:%d: %d columns; must be at most 120", name, i+1, utf8.RuneCountInString(line))
+			}
 		}
 	}
 }
@@ -280,13 +314,11 @@ func TestDocs_NoLeftovers(t *testing.T) {
 	})
 }
 
-// The Go examples of the documents compile against the packages as they are.
+// The Go example of the README compiles against the packages as they are. TestReading runs that of schemas/README.md.
 func TestDocs_GoExamplesCompile(t *testing.T) {
 	sequential(t)
 	t.Parallel()
-	for _, name := range []string{"README.md", "schemas/README.md"} {
-		goExample(t, name, "build")
-	}
+	goExample(t, "deploy/guide/publish-and-subscribe.md", "build")
 }
 
 // goExample builds or runs the first Go block of a document, as the body of a function
@@ -301,7 +333,11 @@ func goExample(t *testing.T, name, verb string, args ...string) string {
 	if !strings.Contains(body, "client.Connect") {
 		given = "c, err := client.Connect(ctx, os.Args[1])\nif err != nil {\nreturn err\n}\ndefer c.Close()\n"
 	}
-	source := `package main
+	pkg, command := "main", []string{verb, "-trimpath"} // as the tests are compiled: the cache has these packages
+	if verb == "build" {
+		pkg = "readme" // which is compiled, and not linked
+	}
+	source := "package " + pkg + `
 
 import (
 	"context"
@@ -340,11 +376,8 @@ func main() {
 	if err := errors.Join(os.WriteFile(file, []byte(source), 0o600), os.WriteFile(overlay, replace, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	command := []string{verb, "-overlay", overlay}
-	if verb == "build" {
-		command = append(command, "-o", filepath.Join(dir, "example"))
-	}
-	out, err := exec.Command("go", append(append(command, module+"/integration/readme"), args...)...).CombinedOutput()
+	command = append(command, "-overlay", overlay, module+"/integration/readme")
+	out, err := exec.Command("go", append(command, args...)...).CombinedOutput()
 	if err != nil {
 		t.Errorf("%s: %v\n%s", name, err, out)
 	}
@@ -356,11 +389,11 @@ func TestDocs_CommandLinesExist(t *testing.T) {
 	sequential(t)
 	t.Parallel()
 	line := regexp.MustCompile(`bin/(meander[a-z-]*)((?: [^&#|\n]+)?)`)
-	flag := regexp.MustCompile(`(--[a-z][a-z-]*)`)
+	flag, subcommand := regexp.MustCompile(`(--[a-z][a-z-]*)`), regexp.MustCompile(`^[a-z]+$`)
 	help := map[string]string{}
 	lines := 0
 	for name, text := range documents(t) {
-		if strings.Contains(name, "/") {
+		if strings.Contains(name, "/") && !strings.HasPrefix(name, "deploy/guide/") {
 			continue
 		}
 		for _, m := range line.FindAllStringSubmatch(strings.Join(fences.FindAllString(text, -1), "\n"), -1) {
@@ -369,6 +402,9 @@ func TestDocs_CommandLinesExist(t *testing.T) {
 			command := []string{"--help"}
 			if m[1] == "meander" && len(words) > 0 && !strings.HasPrefix(words[0], "-") {
 				command = []string{words[0], "--help"}
+				if len(words) > 1 && subcommand.MatchString(words[1]) {
+					command = []string{words[0], words[1], "--help"} // an argument that is no subcommand changes nothing
+				}
 			}
 			key := m[1] + " " + strings.Join(command, " ")
 			if help[key] == "" {
@@ -378,7 +414,7 @@ func TestDocs_CommandLinesExist(t *testing.T) {
 				}
 				help[key] = string(out)
 			}
-			if len(command) == 2 && !strings.Contains(help[key], "meander "+command[0]) {
+			if len(command) > 1 && !strings.Contains(help[key], "meander "+command[0]) {
 				t.Errorf("%s: %s is no command of meander", name, command[0])
 			}
 			for _, f := range flag.FindAllString(m[2], -1) {

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
 // meander doctor without a store, on a pipeline that runs, on one that hangs, and on a server of NATS that
@@ -33,13 +33,17 @@ func TestDoctor(t *testing.T) {
 
 	up := background(t, dir, "up", "--store", store, "--model", "synthetic", "--listen", "127.0.0.1:0")
 	up.says(t, "model ready")
-	ask(0, []string{"1 intake, 1 sampler, 1 reward, 1 advantage", "streams as this version expects", "synthetic, which needs no files", ", 0 faults"}, "--store", store)
+	ask(0, []string{
+		"1 intake, 1 sampler, 1 reward, 1 advantage", "streams as this version expects",
+		"synthetic, which needs no files", ", 0 faults",
+	}, "--store", store)
 	up.signal(t, syscall.SIGSTOP)
 	ask(1, []string{"fault", "process"}, "--store", store, "--timeout", "2s")
 	up.signal(t, syscall.SIGCONT)
 
 	url := natsServer(t)
-	ask(1, []string{"streams not there: MDR_PROMPTS", "name a folder with --model", "cannot be seen from here"}, "--nats", url)
+	ask(1, []string{"streams not there: MDR_PROMPTS", "name a folder with --model", "cannot be seen from here"}, "--nats",
+		url)
 	bare := meander(t, dir, "streams", "--store", store).must(t, 0)
 	if !strings.Contains(bare.stdout, "MDR_STEPS") {
 		t.Errorf("after all that: %s", bare.stdout)

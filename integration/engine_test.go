@@ -28,8 +28,8 @@ func sums(t *testing.T) string {
 	return dir
 }
 
-// Tokens of a server become the same events and trajectories as those of a sampler, with the numbers that it gives and its
-// name on them, and verify computes these again.
+// Tokens of a server become the same events and trajectories as those of a sampler, with the numbers that it gives and
+// its name on them, and verify computes these again.
 func TestEngine_Recorded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -37,7 +37,10 @@ func TestEngine_Recorded(t *testing.T) {
 		args         []string
 		logits       bool
 	}{
-		{remotelmtest.Logits, schemas.EngineLogits, []string{"--logits", "topk:3:F16", "--temperature", "0.7", "--top-p", "0.95", "--min-p", "0.01"}, true},
+		{remotelmtest.Logits, schemas.EngineLogits, []string{
+			"--logits", "topk:3:F16", "--temperature", "0.7", "--top-p",
+			"0.95", "--min-p", "0.01",
+		}, true},
 		{remotelmtest.LogProbs, schemas.EngineRaw, nil, false},
 		{remotelmtest.Completions, schemas.EngineRaw, []string{"--temperature", "0.5", "--top-p", "0.9"}, false},
 		{remotelmtest.SGLang, schemas.EngineTempered, nil, false},
@@ -45,24 +48,30 @@ func TestEngine_Recorded(t *testing.T) {
 		t.Run(c.mode, func(t *testing.T) {
 			t.Parallel()
 			s, dir := remotelmtest.New(t, c.mode), t.TempDir()
-			groups, sum := textRun(t, dir, sums(t), append([]string{"--engine", s.Engine(), "--run", "r", remotelmtest.Prompt}, c.args...)...)
+			groups, sum := textRun(t, dir, sums(t), append([]string{"--engine", s.Engine(), "--run", "r", remotelmtest.Prompt},
+				c.args...)...)
 			if sum.Complete != 1 || len(s.Asked()) != 4 {
 				t.Fatalf("%+v, %d requests; want a group of 4", sum, len(s.Asked()))
 			}
 			for _, m := range groups[0].Members {
 				x := m.Text
-				if x.Answer != "305" || x.FinishReason != "stop" || x.Tokens != 4 || x.Drawn == nil || x.Drawn.Engine.Values != c.values || len(x.Drawn.Weights) == 0 != (c.mode == remotelmtest.Completions) {
+				if x.Answer != "305" || x.FinishReason != "stop" || x.Tokens != 4 || x.Drawn == nil ||
+					x.Drawn.Engine.Values != c.values || len(x.Drawn.Weights) == 0 != (c.mode == remotelmtest.Completions) {
 					t.Errorf("sample %d: %q, %s, %d tokens, drawn by %+v", m.SampleIndex, x.Answer, x.FinishReason, x.Tokens, x.Drawn)
 				}
-				if want := schemas.FilterOrderOf(x.Drawn.Engine.Name); x.Drawn.Engine.Filters != want || (want == "min_p,top_k,top_p") == (c.mode == remotelmtest.SGLang) {
+				if want := schemas.FilterOrderOf(x.Drawn.Engine.Name); x.Drawn.Engine.Filters != want ||
+					(want == "min_p,top_k,top_p") == (c.mode == remotelmtest.SGLang) {
 					t.Errorf("sample %d: filters in the order %q", m.SampleIndex, x.Drawn.Engine.Filters)
 				}
-				if tempered := strings.Contains(fmt.Sprint(c.args), "temperature"); len(x.LogProbs) != len(x.IDs) || (len(x.Entropies) > 0) != c.logits || len(x.ProcessedLogProbs) == 0 != (tempered && !c.logits) {
-					t.Errorf("sample %d: %d tokens, %d log-probs, %d processed, %d entropies", m.SampleIndex, len(x.IDs), len(x.LogProbs), len(x.ProcessedLogProbs), len(x.Entropies))
+				if tempered := strings.Contains(fmt.Sprint(c.args), "temperature"); len(x.LogProbs) != len(x.IDs) ||
+					(len(x.Entropies) > 0) != c.logits || len(x.ProcessedLogProbs) == 0 != (tempered && !c.logits) {
+					t.Errorf("sample %d: %d tokens, %d log-probs, %d processed, %d entropies", m.SampleIndex, len(x.IDs),
+						len(x.LogProbs), len(x.ProcessedLogProbs), len(x.Entropies))
 				}
 			}
 			r := proven(t, dir, sums(t), "r")
-			if r.Tokens != 0 || r.Drawn != 16 || len(r.DrawnBy) != 1 || r.MaxDrawnDifference == 0 || r.MaxDrawnDifference > 1e-3 || (r.Logits == 16) != c.logits {
+			if r.Tokens != 0 || r.Drawn != 16 || len(r.DrawnBy) != 1 || r.MaxDrawnDifference == 0 ||
+				r.MaxDrawnDifference > 1e-3 || (r.Logits == 16) != c.logits {
 				t.Errorf("verify: %+v; want 16 tokens that were drawn elsewhere, a small difference", r)
 			}
 			out := meander(t, dir, "verify", "--json", "--run", "r", "--model", sums(t), "--engine-tolerance", "1e-9").must(t, 1)
@@ -70,7 +79,8 @@ func TestEngine_Recorded(t *testing.T) {
 			if err := json.Unmarshal([]byte(out.stdout), &strict); err != nil || strict.EngineTolerance != 1e-9 {
 				t.Errorf("verify with no tolerance: %+v, %v", strict, err)
 			}
-			if shown := meander(t, dir, "show", "--run", "r", string(groups[0].UID)).must(t, 0); !strings.Contains(shown.stdout, "cannot be replayed") || !strings.Contains(shown.stdout, "305") {
+			if shown := meander(t, dir, "show", "--run", "r", string(groups[0].UID)).must(t, 0); !strings.Contains(shown.stdout,
+				"random generator") || !strings.Contains(shown.stdout, "305") {
 				t.Errorf("show does not say who drew:\n%s", shown.stdout)
 			}
 		})
@@ -92,13 +102,22 @@ func TestEngine_Refuses(t *testing.T) {
 		{sglang, []string{"--logits", "full"}, "without --engine"},
 		{sglang, []string{"--temperature", "0.7", "--top-p", "0.9"}, "temperature"},
 	} {
-		out := meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), "--engine", c.s.Engine(), "-n", "2", remotelmtest.Prompt}, c.args...)...)
+		out := meander(t, t.TempDir(), append([]string{
+			"run", "--model", sums(t), "--engine", c.s.Engine(), "-n", "2",
+			remotelmtest.Prompt,
+		}, c.args...)...)
 		if out.code == 0 || !strings.Contains(out.stderr, c.says) {
 			t.Errorf("%v: exit %d, %s; want %q", c.args, out.code, out.stderr, c.says)
 		}
 	}
-	for _, args := range [][]string{{"--engine", "llama=http://x"}, {"--engine", vllm.Engine(), "--adapter", "x"}, {"--engine", vllm.Engine(), "--model", "signs"}} {
-		if out := meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), remotelmtest.Prompt}, args...)...); out.code == 0 || !strings.Contains(out.stderr, "engine") && !strings.Contains(out.stderr, "no such model") {
+	for _, args := range [][]string{
+		{"--engine", "llama=http://x"},
+		{"--engine", vllm.Engine(), "--adapter", "x"},
+		{"--engine", vllm.Engine(), "--model", "signs"},
+	} {
+		if out := meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), remotelmtest.Prompt},
+			args...)...); out.code == 0 || !strings.Contains(out.stderr, "engine") &&
+			!strings.Contains(out.stderr, "no such model") {
 			t.Errorf("%v: exit %d, %s", args, out.code, out.stderr)
 		}
 	}
@@ -107,11 +126,15 @@ func TestEngine_Refuses(t *testing.T) {
 	}
 }
 
-// Answers that break off are gone on with, stop texts end them here, and what the server refuses fails its sample by name.
+// Answers that break off are gone on with, stop texts end them here, and what the server refuses fails its sample by
+// name.
 func TestEngine_States(t *testing.T) {
 	t.Parallel()
 	run := func(s *remotelmtest.Server, code int, args ...string) output {
-		return meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), "--engine", s.Engine(), "--engine-patience", "1s", "-n", "1", "--json", "--out", "-", remotelmtest.Prompt}, args...)...).must(t, code)
+		return meander(t, t.TempDir(), append([]string{
+			"run", "--model", sums(t), "--engine", s.Engine(), "--engine-patience",
+			"1s", "-n", "1", "--json", "--out", "-", remotelmtest.Prompt,
+		}, args...)...).must(t, code)
 	}
 	for _, c := range []struct {
 		name string
@@ -190,7 +213,12 @@ func TestEngine_Away(t *testing.T) {
 	}
 	publish := func(uid schemas.UID) {
 		t.Helper()
-		if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: uid, Model: "sums", Prompt: remotelmtest.Prompt, GroupSize: new(int64(2))}); err != nil {
+		if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
+			UID:       uid,
+			Routing:   schemas.Routing{Model: "sums"},
+			Prompt:    remotelmtest.Prompt,
+			GroupSize: new(int64(2)),
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -210,8 +238,8 @@ func TestEngine_Away(t *testing.T) {
 	}
 }
 
-// A real server, where MEANDER_ENGINE names one (vllm=URL or sglang=URL) that serves deploy/models/sums in float32, gives what
-// the recorded ones do: its numbers are those of the model here.
+// A real server, where MEANDER_ENGINE names one (vllm=URL or sglang=URL) that serves deploy/models/sums in float32,
+// gives what the recorded ones do: its numbers are those of the model here.
 func TestEngine_Real(t *testing.T) {
 	t.Parallel()
 	engine := os.Getenv("MEANDER_ENGINE")
@@ -220,7 +248,8 @@ func TestEngine_Real(t *testing.T) {
 	}
 	dir := t.TempDir()
 	prompts := []string{"347+58=?", "12+30=?", "999-1=?", "1+1=?"}
-	groups, sum := textRun(t, dir, sums(t), slices.Concat([]string{"--engine", engine, "-n", "8", "--run", "r"}, prompts)...)
+	groups, sum := textRun(t, dir, sums(t), slices.Concat([]string{"--engine", engine, "-n", "8", "--run", "r"},
+		prompts)...)
 	if sum.Complete != 4 {
 		t.Fatalf("%+v", sum)
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// computing answers in the form of vLLM's token route with what the weights give, from a generator of its own. Its weights
-// have another version for each request, so that answers can be told.
+// computing answers in the form of vLLM's token route with what the weights give, from a generator of its own. Its
+// weights have another version for each request, so that answers can be told.
 func computing(t *testing.T, dir string) remotelmtest.Answer {
 	m, err := qwen2.Open(dir, lm.Options{Threads: 1})
 	if err != nil {
@@ -71,14 +71,15 @@ func computing(t *testing.T, dir string) remotelmtest.Answer {
 	}
 }
 
-// A conversation over a server is a request for each answer, with all ids before it and a seed of its own: verify finds the replies
-// in the template, and every number where the weights have it.
+// A conversation over a server is a request for each answer, with all ids before it and a seed of its own: verify finds
+// the replies in the template, and every number where the weights have it.
 func TestEngine_Conversation(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := remotelmtest.New(t, remotelmtest.LogProbs, computing(t, sums(t)))
 	const prompt = "999-111=?" // which the model gets wrong at times
-	groups, sum := textRun(t, dir, sums(t), "--engine", s.Engine(), "--run", "r", "--interaction", "sums", "--ground-truth", "1000", "--max-turns", "3", "--stop", "7", prompt)
+	groups, sum := textRun(t, dir, sums(t), "--engine", s.Engine(), "--run", "r", "--interaction", "sums",
+		"--ground-truth", "1000", "--max-turns", "3", "--stop", "7", prompt)
 	if sum.Complete != 1 || len(s.Asked()) != 3*4 {
 		t.Fatalf("%+v, %d requests; want three for each of 4 samples", sum, len(s.Asked()))
 	}
@@ -96,12 +97,16 @@ func TestEngine_Conversation(t *testing.T) {
 	for _, m := range groups[0].Members {
 		x := m.Text
 		drawn += int(x.Tokens)
-		if len(x.Turns) != 6 || x.Conversation != schemas.ConversationMaxTurns || x.Drawn == nil || len(x.LogProbs) != len(x.IDs) {
+		if len(x.Turns) != 6 || x.Conversation != schemas.ConversationMaxTurns || x.Drawn == nil ||
+			len(x.LogProbs) != len(x.IDs) {
 			t.Fatalf("sample %d: %s, %d turns, drawn by %+v", m.SampleIndex, x.Conversation, len(x.Turns), x.Drawn)
 		}
 		spans += len(x.Drawn.Weights)
 		for _, span := range x.Drawn.Weights {
-			if !slices.ContainsFunc(x.Turns, func(t schemas.Turn) bool { return t.Generated && t.Begin == span.Begin && t.End == span.End }) {
+			if !slices.ContainsFunc(x.Turns, func(t schemas.Turn) bool {
+				return t.Generated && t.Begin == span.Begin &&
+					t.End == span.End
+			}) {
 				t.Errorf("sample %d: weights %+v; the turns are %+v", m.SampleIndex, x.Drawn.Weights, x.Turns)
 			}
 		}
@@ -116,7 +121,8 @@ func TestEngine_Conversation(t *testing.T) {
 		t.Errorf("%d versions of 12 answers", spans)
 	}
 	r := proven(t, dir, sums(t), "r")
-	if r.Drawn != drawn || r.Tokens != 0 || math.IsNaN(r.MaxDrawnDifference) || r.MaxDrawnDifference > 1e-4 || len(r.Mismatches) > 0 {
+	if r.Drawn != drawn || r.Tokens != 0 || math.IsNaN(float64(r.MaxDrawnDifference)) || r.MaxDrawnDifference > 1e-4 ||
+		len(r.Mismatches) > 0 {
 		t.Errorf("verify: %+v; want %d tokens drawn elsewhere", r, drawn)
 	}
 }
@@ -127,8 +133,10 @@ func TestEngine_ConversationWorker(t *testing.T) {
 	s := remotelmtest.New(t, remotelmtest.LogProbs)
 	w := start(t, func(o *config) { o.sampler.Model, o.sampler.Engine = sums(t), s.Engine() })
 	replies(t, w, "tutor", func(r *schemas.InteractRequest) []byte {
-		if n := len(r.IDs); n != 4 || len(r.LogProbs) != n || len(r.ProcessedLogProbs) != n || len(r.Entropies)+len(r.LogSumExps) != 0 {
-			t.Errorf("answer %d: %d tokens with %d log-probs, %d entropies, %d log-sum-exps", r.Answer, n, len(r.LogProbs), len(r.Entropies), len(r.LogSumExps))
+		if n := len(r.IDs); n != 4 || len(r.LogProbs) != n || len(r.ProcessedLogProbs) != n ||
+			len(r.Entropies)+len(r.LogSumExps) != 0 {
+			t.Errorf("answer %d: %d tokens with %d log-probs, %d entropies, %d log-sum-exps", r.Answer, n, len(r.LogProbs),
+				len(r.Entropies), len(r.LogSumExps))
 		}
 		return packed(t, &schemas.InteractReply{Content: "too low", Terminate: r.Answer == 1, Score: new(1.0)})
 	})
@@ -136,7 +144,10 @@ func TestEngine_ConversationWorker(t *testing.T) {
 	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusComplete || *a.Mean != 2 {
 		t.Fatalf("%+v", a)
 	}
-	if x := w.trajectory(t, "r", "g", 1).Text; x.Conversation != schemas.ConversationTerminated || len(x.Drawn.Weights) != 2 || x.Drawn.Weights[1].Begin != x.Turns[3].Begin || x.Entropies != nil {
-		t.Errorf("%s, %+v", x.Conversation, x.Drawn)
+	made := w.trajectory(t, "r", "g", 1)
+	x, weights := made.Text, made.Drawn.Weights
+	if x.Conversation != schemas.ConversationTerminated || len(weights) != 2 || weights[1].Begin != x.Turns[3].Begin ||
+		x.Entropies != nil {
+		t.Errorf("%s, %+v", x.Conversation, made.Drawn)
 	}
 }

@@ -6,40 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/meander-rl/meander/pkg/estimator"
 )
-
-// Every estimator can be had from the command line, and another is refused with the list.
-func TestEstimators_FromTheCommandLine(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	names := estimator.Names()
-	if raceEnabled {
-		names = names[:2] // they differ in arithmetic alone
-	}
-	for _, name := range names {
-		out := meander(t, dir, "run", "--run", name, "--estimator", name, "--model", "synthetic", "--reward", "synthetic", "-n", "3",
-			"--steps", "2", "--out", "-", "--json", "a red fox", "a blue fox").must(t, 0)
-		groups, sum := out.parse(t)
-		if sum.Complete != 2 {
-			t.Errorf("%s: %+v", name, sum)
-		}
-		for _, g := range groups {
-			for _, m := range g.Members {
-				if m.Advantage == nil {
-					t.Errorf("%s: sample %d of %s has no advantage", name, m.SampleIndex, g.UID)
-				}
-			}
-		}
-	}
-	out := meander(t, dir, "run", "--estimator", "ppo", "a red fox").must(t, 2)
-	for _, name := range estimator.Names() {
-		if !strings.Contains(out.stderr, name) {
-			t.Errorf("the refusal does not list %s: %s", name, out.stderr)
-		}
-	}
-}
 
 // Groups whose samples are all right, or all equally wrong, are replaced by fresh ones of
 // the same prompt until the batch has its exact number of groups to learn from; the same
@@ -52,8 +19,10 @@ func TestRefill_ToAnExactBatch(t *testing.T) {
 	}
 	digest := ""
 	for _, run := range []string{"one", "two"} {
-		out := meander(t, t.TempDir(), "run", "--run", run, "--model", signs(t), "-n", "2", "--seed", "6", "--reward", "glyph", "--std", "global",
-			"--zero-std", "refill", "--refill-rounds", "16", "--batch-size", "4", "-f", prompts, "--out", "-", "--json").must(t, 0)
+		out := meander(t, t.TempDir(), "run", "--run", run, "--model", signs(t), "-n", "2", "--seed", "6", "--reward",
+			"glyph", "--std", "global",
+			"--zero-std", "refill", "--refill-rounds", "16", "--batch-size", "4", "-f", prompts, "--out", "-", "--json").must(t,
+			0)
 		groups, sum := out.parse(t)
 		if sum.Complete != 4 || sum.Refills == 0 {
 			t.Errorf("summary %+v; want 4 groups to learn from, and refills", sum)
@@ -73,7 +42,10 @@ func TestRefill_ToAnExactBatch(t *testing.T) {
 // An evaluation reports the mean, the best and the majority of the samples of a prompt.
 func TestEvaluation_FromTheCommandLine(t *testing.T) {
 	t.Parallel()
-	args := []string{"run", "--model", signs(t), "-n", "4", "--seed", "3", "--reward", "glyph", "--validation", "--out", "-", `a black sign that says "SCHOOL"`}
+	args := []string{
+		"run", "--model", signs(t), "-n", "4", "--seed", "3", "--reward", "glyph", "--validation", "--out",
+		"-", `a black sign that says "SCHOOL"`,
+	}
 	groups, sum := meander(t, t.TempDir(), append(args, "--json")...).must(t, 0).parse(t)
 	votes, mean := map[string]int{}, 0.0
 	for _, m := range groups[0].Members {
@@ -84,11 +56,13 @@ func TestEvaluation_FromTheCommandLine(t *testing.T) {
 		t.Errorf("mean@4 %v, want %v", got, mean)
 	}
 	majority, ok := sum.Metrics["val-core/unknown/reward/maj@4/mean"]
-	if best := sum.Metrics["val-core/unknown/reward/best@4/mean"]; !ok || votes["SCHOOL"] != 3 || majority <= mean || majority > best {
+	if best := sum.Metrics["val-core/unknown/reward/best@4/mean"]; !ok || votes["SCHOOL"] != 3 || majority <= mean ||
+		majority > best {
 		t.Errorf("maj@4 %v with readings %v, mean@4 %v, best@4 %v", majority, votes, mean, best)
 	}
 	out := meander(t, t.TempDir(), args...).must(t, 0)
-	if want := fmt.Sprintf("evaluation unknown/reward: best@4 %.3f, maj@4 %.3f, mean@4 %.3f", sum.Metrics["val-core/unknown/reward/best@4/mean"], majority, mean); !strings.Contains(out.stdout, want) {
+	if want := fmt.Sprintf("evaluation unknown/reward: best@4 %.3f, maj@4 %.3f, mean@4 %.3f",
+		sum.Metrics["val-core/unknown/reward/best@4/mean"], majority, mean); !strings.Contains(out.stdout, want) {
 		t.Errorf("no %q in %s", want, out.stdout)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Every estimator rates groups of texts. What discounts, or counts trained steps, counts the tokens that a sample generated over all its
-// turns: what was given has no advantage, and takes no part.
+// Every estimator rates groups of texts. What discounts, or counts trained steps, counts the tokens that a sample
+// generated over all its turns: what was given has no advantage, and takes no part.
 func TestEstimators_Texts(t *testing.T) {
 	t.Parallel()
 	w := start(t, func(o *config) { o.sampler.Model = sumsFolder(t) })
@@ -25,7 +25,8 @@ func TestEstimators_Texts(t *testing.T) {
 	for i, a := range list {
 		for g, prompt := range []string{"999+1=?", "7+2=?"} {
 			_, err := w.client.Publish(t.Context(), schemas.Run(fmt.Sprintf("r%d", i)), &schemas.Prompt{
-				UID: schemas.UID(fmt.Sprint("g", g)), Prompt: prompt, Seed: new(int64(3)), GroupSize: new(int64(4)), Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
+				UID: schemas.UID(fmt.Sprint("g", g)), Prompt: prompt, Seed: new(int64(3)), GroupSize: new(int64(4)),
+				Batch:     &schemas.BatchSpec{ID: "b", Groups: 2},
 				Text:      &schemas.Text{Interaction: &schemas.Interaction{Name: "sums", MaxTurns: new(int64(3))}},
 				Reward:    []schemas.RewardSpec{{Name: "numeric_match", Weight: new(1.0)}, {Name: "confidence", Weight: new(0.3)}},
 				Advantage: schemas.AdvantageSpec{Estimator: a.name, Gamma: a.gamma},

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
@@ -77,7 +77,10 @@ func TestExternal_SameDigest(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	run := func(more ...string) summary {
-		args := append([]string{"run", "--json", "--seed", "3", "-n", "5", "--sde-steps", "1-4", "--out", "-", "a red fox", "two owls", "rain"}, more...)
+		args := append([]string{
+			"run", "--json", "--seed", "3", "-n", "5", "--sde-steps", "1-4", "--out", "-", "a red fox",
+			"two owls", "rain",
+		}, more...)
 		_, sum := meander(t, dir, args...).must(t, 0).parse(t)
 		return sum
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/model/modeltest"
@@ -31,8 +32,9 @@ func tintFamily() model.Family {
 	card := func(dir string) model.Card {
 		return model.Card{
 			Name: model.NameOf(dir), Family: "tint", SchedulerConfig: []byte(`{"shift": 2}`),
-			LatentChannels: 48, PixelsPerToken: 4, Height: 8, Width: 12, NumInferenceSteps: 4, TrueCFGScale: 1.5,
-			MaxPixels: 4096, MaxPromptTokens: 2, NegativePrompt: "grey", CFGRule: model.CFGPlain,
+			LatentChannels: 48, PixelsPerToken: 4, IndependentRows: true, Size: media.ImageSize(8, 12), NumInferenceSteps: 4,
+			TrueCFGScale: 1.5,
+			MaxPixels:    4096, MaxPromptTokens: 2, NegativePrompt: "grey", CFGRule: model.CFGPlain,
 			Conditioning: []string{"prompt_embeds", "pooled_prompt_embeds"}, ConditioningBytes: 4096, ConditioningTokenBytes: 16,
 		}
 	}
@@ -75,27 +77,28 @@ func (m *tint) EncodeTruncated(ctx context.Context, prompts []string) ([]*model.
 }
 
 // Velocity is (x - x0) / sigma: all data of a prompt is one point.
-func (m *tint) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
-	if _, err := m.card.CheckRows(dst, x, sigma, cond, height, width); err != nil {
+func (m *tint) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	if _, err := m.card.CheckRows(rows, size); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	for i := range x {
-		for j, v := range x[i] {
-			dst[i][j] = (v - m.at(cond[i], j)) / sigma[i]
+	for _, r := range rows {
+		for j, v := range r.X {
+			r.Dst[j] = (v - m.at(r.Conditioning, j)) / r.Sigma
 		}
 	}
 	return nil
 }
 
-func (m *tint) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+func (m *tint) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
+	height, width := size.Height, size.Width
 	if len(latents) != 3*height*width {
-		return nil, fmt.Errorf("latents: %d elements; must be %d", len(latents), 3*height*width)
+		return model.Media{}, fmt.Errorf("latents: %d elements; must be %d", len(latents), 3*height*width)
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return model.Media{}, err
 	}
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for i := range height * width { // the pixels of a token lie together
@@ -105,19 +108,21 @@ func (m *tint) Decode(ctx context.Context, latents []float32, height, width int)
 		}
 		img.Pix[4*i+3] = 255
 	}
-	return img, nil
+	return media.Of(img), nil
 }
 
-func (m *tint) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
-	size := img.Rect.Size()
-	if _, err := m.card.Tokens(size.Y, size.X); err != nil {
+func (m *tint) EncodeMedia(ctx context.Context, sample model.Media) ([]float32, error) {
+	if _, err := m.card.Tokens(sample.Size()); err != nil {
 		return nil, err
 	}
+	img := sample.Frames[0]
+	size := img.Rect.Size()
 	latents := make([]float32, 3*size.X*size.Y)
 	for i := range size.X * size.Y {
 		x, y := i%size.X, i/size.X
 		for c := range 3 {
-			latents[48*(y/4*(size.X/4)+x/4)+3*(y%4*4+x%4)+c] = float32(img.Pix[img.PixOffset(img.Rect.Min.X+x, img.Rect.Min.Y+y)+c]) / 255
+			latents[48*(y/4*(size.X/4)+x/4)+3*(y%4*4+x%4)+c] = float32(img.Pix[img.PixOffset(img.Rect.Min.X+x,
+				img.Rect.Min.Y+y)+c]) / 255
 		}
 	}
 	return latents, ctx.Err()
@@ -127,7 +132,8 @@ func (m *tint) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, er
 func folderOf(t *testing.T, class string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "paint")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "model_index.json"), fmt.Appendf(nil, `{"_class_name": %q}`, class), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "model_index.json"),
+		fmt.Appendf(nil, `{"_class_name": %q}`, class), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -137,7 +143,8 @@ func TestFamilies_ASecondOneIsAModel(t *testing.T) {
 	sequential(t)
 	t.Parallel()
 	modeltest.Run(t, modeltest.Suite{
-		Family: tintFamily(), Dir: folderOf(t, "TintPipeline"), Prompts: [3]string{"red", "blue", "grey"}, Height: 8, Width: 12,
+		Family: tintFamily(), Dir: folderOf(t, "TintPipeline"), Prompts: [3]string{"red", "blue", "grey"},
+		Size: media.ImageSize(8, 12),
 	})
 }
 
@@ -151,7 +158,7 @@ func TestFamilies_ASecondOne(t *testing.T) {
 	w := start(t, func(c *config) { c.sampler.Model, c.sampler.Models = dir, known })
 	prompt := &schemas.Prompt{
 		UID: "u", Prompt: "red", GroupSize: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
-		Rollout: schemas.Rollout{SDEStepIndices: []int64{0, 1}},
+		ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEStepIndices: []int64{0, 1}}},
 	}
 	if r, err := w.client.Publish(t.Context(), "r", prompt); err != nil || !r.Accepted {
 		t.Fatalf("receipt %+v, %v", r, err)
@@ -163,7 +170,8 @@ func TestFamilies_ASecondOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tr.NegativePrompt != "grey" || tr.CFGRule != schemas.CFGPlain || tr.TrueCFGScale != 1.5 || !slices.Equal(tr.LatentsShape, []int64{6, 48}) || tr.Lane != "paint" || tr.Backend != "paper" {
+	if tr.NegativePrompt != "grey" || tr.CFGRule != schemas.CFGPlain || tr.TrueCFGScale != 1.5 ||
+		!slices.Equal(tr.LatentsShape, []int64{6, 48}) || tr.Lane != "paint" || tr.Backend != "paper" {
 		t.Errorf("trajectory %+v: want what the card says", tr)
 	}
 	data, err := w.client.Image(t.Context(), tr)

@@ -19,17 +19,20 @@ import (
 func TestFamily_OtherShape(t *testing.T) {
 	t.Parallel()
 	dir := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 1, 2}})
-	if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(`{"shift": 3.0, "use_dynamic_shifting": false}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"),
+		[]byte(`{"shift": 3.0, "use_dynamic_shifting": false}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	w := start(t, func(c *config) { c.sampler.Model = dir })
 	prompt := func(height int64) *schemas.Prompt {
 		return &schemas.Prompt{
-			UID: "u", GroupSize: new(int64(2)), Height: &height, Width: new(int64(40)),
-			Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
+			UID: "u", GroupSize: new(int64(2)),
+			ImageSettings: schemas.ImageSettings{Height: &height, Width: new(int64(40))},
+			Reward:        []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
 		}
 	}
-	if _, err := w.client.Publish(t.Context(), "refused", prompt(20)); err == nil || !strings.HasSuffix(err.Error(), `height: 20; must be a multiple of 8 for model "tiny", such as 16 or 24`) {
+	if _, err := w.client.Publish(t.Context(), "refused", prompt(20)); err == nil ||
+		!strings.HasSuffix(err.Error(), `height: 20; must be a multiple of 8 for model "tiny", such as 16 or 24`) {
 		t.Errorf("a height of 20: %v; want it refused with the sizes near it", err)
 	}
 	p := prompt(24)
@@ -44,8 +47,10 @@ func TestFamily_OtherShape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []float32{1000, 900, 750, 500, 0}; !slices.Equal(tr.Timesteps, want) || !slices.Equal(tr.LatentsShape, []int64{15, 64}) || tr.Prompt != "" {
-		t.Errorf("prompt %q, timesteps %v, latents %v; want none, %v and [15 64]", tr.Prompt, tr.Timesteps, tr.LatentsShape, want)
+	if want := []float32{1000, 900, 750, 500, 0}; !slices.Equal(tr.Timesteps, want) ||
+		!slices.Equal(tr.LatentsShape, []int64{15, 64}) || tr.Prompt != "" {
+		t.Errorf("prompt %q, timesteps %v, latents %v; want none, %v and [15 64]", tr.Prompt, tr.Timesteps, tr.LatentsShape,
+			want)
 	}
 	data, err := w.client.Image(t.Context(), tr)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -141,7 +141,8 @@ func (f *formed) connect(t *testing.T, secure bool) *bus.Bus {
 func (f *formed) copied(t *testing.T, want int) {
 	t.Helper()
 	url := "tls://" + f.clients[0]
-	meander(t, f.dir, "streams", "setup", "--auth", f.keys, "--nats", url, "--nats-creds", f.creds("admin"), "--nats-tls-ca", f.ca()).must(t, 0)
+	meander(t, f.dir, "streams", "setup", "--auth", f.keys, "--nats", url, "--nats-creds", f.creds("admin"),
+		"--nats-tls-ca", f.ca()).must(t, 0)
 	alice := bustest.Connect(t, bus.Config{URL: url, CredsFile: f.creds("alice"), CAFile: f.ca()})
 	bustest.Until(t, "the guest has all of his run", func() error {
 		if got := harness.Subjects(t, alice, schemas.StreamPrompts, "mdr.v1.prompt.r"); got["mdr.v1.prompt.r"] != want {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
@@ -29,7 +29,8 @@ func TestFull_DiskAndBack(t *testing.T) {
 		}
 	})
 	store, health := filepath.Join(disk, "store"), harness.FreeAddress(t)
-	launch(t, dir, program(t, "meander"), "up", "--store", store, "--model", "synthetic", "--listen", "127.0.0.1:0", "--metrics-addr", health)
+	launch(t, dir, program(t, "meander"), "up", "--store", store, "--model", "synthetic", "--listen", "127.0.0.1:0",
+		"--metrics-addr", health)
 	ready(t, health, http.StatusOK, "ok")
 
 	var free unix.Statfs_t

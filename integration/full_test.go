@@ -13,7 +13,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -61,7 +61,8 @@ func TestFull_StepsAndBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	health := harness.FreeAddress(t)
-	launch(t, dir, program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--metrics-addr", health, "--max-steps-bytes", "1MiB")
+	launch(t, dir, program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--metrics-addr",
+		health, "--max-steps-bytes", "1MiB")
 	running(t, dir)
 	ready(t, health, http.StatusOK, "ok")
 
@@ -76,7 +77,8 @@ func TestFull_StepsAndBack(t *testing.T) {
 	run := begin(t, dir, append(args, "--overfill")...)
 	ready(t, health, http.StatusServiceUnavailable, "MDR_STEPS is full")
 	bustest.Until(t, "word of the run", func() error {
-		if log := run.log.String(); !strings.Contains(log, "MDR_STEPS is full: ") || !strings.Contains(log, "meander streams limit --max-steps-bytes") {
+		if log := run.log.String(); !strings.Contains(log, "MDR_STEPS is full: ") ||
+			!strings.Contains(log, "meander streams limit --max-steps-bytes") {
 			return fmt.Errorf("it says\n%s", log)
 		}
 		return nil
@@ -146,7 +148,8 @@ func TestFull_ServicePrograms(t *testing.T) {
 	}
 	health := harness.FreeAddress(t)
 	intake := func(t *testing.T, set int64) {
-		launch(t, dir, program(t, "meander-intake"), "--nats-url", url, "--health-addr", health, "--max-steps-bytes", fmt.Sprintf("%dB", set), "--max-steps-age", "forever")
+		launch(t, dir, program(t, "meander-intake"), "--nats-url", url, "--health-addr", health, "--max-steps-bytes",
+			fmt.Sprintf("%dB", set), "--max-steps-age", "forever")
 		ready(t, health, http.StatusOK, "ok")
 		if got := limit(); got != set {
 			t.Errorf("max_bytes is %d, set to %d", got, set)
@@ -159,7 +162,8 @@ func TestFull_ServicePrograms(t *testing.T) {
 	ready(t, reward, http.StatusOK, "ok")
 	ctx := limited(t)
 	for err == nil {
-		_, err = b.PublishRaw(ctx, schemas.StepSubject("r1", "u1", 0, "a1", time.Now().UnixNano()), make([]byte, 300_000), nil, "")
+		_, err = b.PublishRaw(ctx, schemas.StepSubject("r1", "u1", 0, "a1", time.Now().UnixNano()), make([]byte, 300_000),
+			nil, "")
 	}
 	for _, addr := range []string{health, reward} {
 		ready(t, addr, http.StatusServiceUnavailable, "MDR_STEPS is full")
@@ -170,4 +174,22 @@ func TestFull_ServicePrograms(t *testing.T) {
 	for _, addr := range []string{health, reward} {
 		ready(t, addr, http.StatusOK, "ok")
 	}
+}
+
+// verified is the report of verify --json.
+type verified struct {
+	Trajectories, Failed, Steps int
+	Gone                        int `json:"steps_gone"`
+	Mismatches                  []struct{ What string }
+	Unproven                    string
+}
+
+// verifyRun runs verify and checks its exit status.
+func verifyRun(t *testing.T, dir, run string, code int) (v verified) {
+	t.Helper()
+	out := meander(t, dir, "verify", "--run", run, "--json").must(t, code)
+	if err := json.Unmarshal([]byte(out.stdout), &v); err != nil {
+		t.Fatalf("verify: %v\n%s", err, out.stdout)
+	}
+	return v
 }

@@ -87,7 +87,8 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 	t.Parallel()
 	w := start(t, func(c *config) { c.sampler.Batch, c.sampler.Workers = 1, 1 })
 	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
-		UID: "g", Prompt: "a red fox", GroupSize: new(int64(6)), NumInferenceSteps: new(int64(500)),
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(6)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(500))},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -100,13 +101,29 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 	other.PromptSeq = 4711
 	for i, spec := range map[int64]schemas.Group{3: record.Group, 4: other} {
 		tr := &schemas.Trajectory{
-			Run: "r", UID: "g", SampleIndex: i, GroupSize: 6, Lane: "synthetic", Attempt: "a", StopReason: schemas.StopCompleted,
-			Prompt: "a red fox", Height: 64, Width: 64, CFGRule: schemas.CFGPlain, Sigmas: []float32{1, 0}, Timesteps: []float32{1000, 0},
-			Transitions: []string{"ode"}, LogProbs: []*float64{nil}, LogProbKind: schemas.LogProbDensity, Solver: "euler",
-			LatentStepIndices: []int64{}, LatentsShape: []int64{16, 64}, LatentsDType: "F32",
-			Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest, Conditioning: []schemas.NamedTensor{},
-			Image:          &schemas.Image{Format: schemas.ImagePNG, Width: 64, Height: 64, Digest: digest, Data: []byte("rubbish")},
-			ScheduleDigest: record.ScheduleDigest, Sampler: "forger", Group: spec,
+			Identity: schemas.Identity{Run: "r", UID: "g", SampleIndex: i, GroupSize: 6, Lane: "synthetic"},
+			Provenance: schemas.Provenance{
+				Attempt: "a",
+				Sampler: "forger",
+			},
+			Outcome: schemas.Outcome{StopReason: schemas.StopCompleted},
+			Sampling: schemas.Sampling{
+				Prompt: "a red fox", Height: 64, Width: 64, Sigmas: []float32{1, 0},
+				Transitions: []string{"ode"}, LogProbKind: schemas.LogProbDensity, Solver: "euler",
+				LatentsDType: "F32",
+			},
+			Denoised: schemas.Denoised{
+				CFGRule: schemas.CFGPlain, Timesteps: []float32{1000, 0},
+				LogProbs:          []*float64{nil},
+				LatentStepIndices: []int64{}, LatentsShape: []int64{16, 64},
+				Conditioning: []schemas.NamedTensor{},
+			},
+			Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest,
+			Image: &schemas.Image{
+				Format: schemas.ImagePNG, Width: 64, Height: 64, Digest: digest,
+				Data: []byte("rubbish"),
+			},
+			ScheduleDigest: record.ScheduleDigest, Group: spec,
 		}
 		if err := tr.Validate(); err != nil {
 			t.Fatal(err)
@@ -118,7 +135,8 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 		w.Forge(t, tr.Subject(), data)
 	}
 	r := &schemas.Reward{
-		Run: "r", UID: "g", SampleIndex: 5, GroupSize: 7, Status: schemas.StatusScored, Reward: new(1e6), Scores: []schemas.Score{},
+		Run: "r", UID: "g", SampleIndex: 5, GroupSize: 7, Status: schemas.StatusScored, Reward: new(1e6),
+		Scores:        []schemas.Score{},
 		TrajectorySeq: 4711, ScheduleDigest: record.ScheduleDigest, Group: record.Group,
 	}
 	data, err := schemas.Encode(r)
@@ -133,7 +151,10 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 func TestPipeline_ForgedRequest(t *testing.T) {
 	t.Parallel()
 	w := start(t, func(c *config) { c.sampler.Lane = "synthetic" })
-	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(2))}); err != nil {
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
+		UID: "g", Prompt: "a red fox",
+		GroupSize: new(int64(2)),
+	}); err != nil {
 		t.Fatal(err)
 	}
 	w.checkGroup(t, w.advantages(t, "r", 1)["g"], 2)
@@ -142,11 +163,17 @@ func TestPipeline_ForgedRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged := &schemas.Request{
-		Run: "r", UID: "g", SampleIndex: 0, GroupSize: 2, Lane: "synthetic", Prompt: "a blue fox", Height: tr.Height, Width: tr.Width,
-		Sigmas: tr.Sigmas, Transitions: tr.Transitions, LogProbKind: tr.LogProbKind, Solver: tr.Solver, LatentsDType: tr.LatentsDType, Group: tr.Group,
+		Identity: schemas.Identity{Run: "r", UID: "g", SampleIndex: 0, GroupSize: 2, Lane: "synthetic"},
+		Sampling: schemas.Sampling{
+			Prompt: "a blue fox", Height: tr.Height, Width: tr.Width,
+			Sigmas: tr.Sigmas, Transitions: tr.Transitions, LogProbKind: tr.LogProbKind, Solver: tr.Solver,
+			LatentsDType: tr.LatentsDType,
+		},
+		Group: tr.Group,
 	}
 	forged.ScheduleDigest = forged.ComputeScheduleDigest()
-	bustest.Free(t, w.Bus, schemas.StreamRequests, forged.Subject()) // the true one goes a little after its group has closed
+	// the true one goes a little after its group has closed
+	bustest.Free(t, w.Bus, schemas.StreamRequests, forged.Subject())
 	if _, err := w.Bus.Publish(t.Context(), forged); err != nil {
 		t.Fatal(err)
 	}
@@ -170,13 +197,17 @@ func TestShow_ReadsOverGarbage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.Close() })
-	for _, subject := range []string{schemas.AdvantageSubject("demo", "nobody"), schemas.AdvantageSubject("demo", "0000-a-red-fox"), schemas.BatchSubject("demo", "b")} {
+	for _, subject := range []string{
+		schemas.AdvantageSubject("demo", "nobody"),
+		schemas.AdvantageSubject("demo", "0000-a-red-fox"), schemas.BatchSubject("demo", "b"),
+	} {
 		if _, err := b.PublishRaw(t.Context(), subject, []byte("rubbish"), nil, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
 	meander(t, dir, "run", "--run", "demo", "-n", "2", "--steps", "2", "--reward", "synthetic", "a red fox").must(t, 0)
-	if out := meander(t, dir, "show", "--run", "demo").must(t, 0); !strings.Contains(out.stdout, "complete") || strings.Contains(out.stdout, "nobody") {
+	if out := meander(t, dir, "show", "--run", "demo").must(t, 0); !strings.Contains(out.stdout, "complete") ||
+		strings.Contains(out.stdout, "nobody") {
 		t.Errorf("%s", out.stdout)
 	}
 }

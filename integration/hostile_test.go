@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
@@ -22,7 +22,8 @@ func hostile() map[string][]byte {
 		panic(err)
 	}
 	bin := append([]byte{0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xc6}, binary.BigEndian.AppendUint32(nil, 1<<32-1)...)
-	list := append([]byte{0x81, 0xa6, 's', 'i', 'g', 'm', 'a', 's', 0xdd}, binary.BigEndian.AppendUint32(nil, 100_000_000)...)
+	list := append([]byte{0x81, 0xa6, 's', 'i', 'g', 'm', 'a', 's', 0xdd},
+		binary.BigEndian.AppendUint32(nil, 100_000_000)...)
 	table := append([]byte{0xdf}, binary.BigEndian.AppendUint32(nil, 15_700_000)...)
 	return map[string][]byte{
 		"nothing":             {},
@@ -71,7 +72,8 @@ func TestPipeline_HostileBytes(t *testing.T) {
 	for _, d := range bustest.Dead(t, w.Bus, i) {
 		got[d.Stage]++
 		if d.Code != schemas.CodeDecode || d.Reason == "" {
-			t.Errorf("dead letter of %s: code %q, reason %q; want %s and a reason", d.OriginalSubject, d.Code, d.Reason, schemas.CodeDecode)
+			t.Errorf("dead letter of %s: code %q, reason %q; want %s and a reason", d.OriginalSubject, d.Code, d.Reason,
+				schemas.CodeDecode)
 		}
 	}
 	for stage, n := range want {
@@ -79,7 +81,10 @@ func TestPipeline_HostileBytes(t *testing.T) {
 			t.Errorf("%d dead letters of %s, want %d", got[stage], stage, n)
 		}
 	}
-	r, err := w.client.Publish(t.Context(), "fine", &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(2))})
+	r, err := w.client.Publish(t.Context(), "fine", &schemas.Prompt{
+		UID: "g", Prompt: "a red fox",
+		GroupSize: new(int64(2)),
+	})
 	if err != nil || r.Samples != 2 {
 		t.Fatalf("a good prompt after them: %+v, %v", r, err)
 	}
@@ -97,7 +102,8 @@ func TestPipeline_RefusalReachesTheClient(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid {
 		t.Fatalf("group_size 0: %v, want a refusal", err)
 	}
-	if _, err := w.client.PublishEncoded(t.Context(), "r", []byte{0xc1}); !errors.As(err, &refused) || refused.Code != schemas.CodeDecode {
+	if _, err := w.client.PublishEncoded(t.Context(), "r", []byte{0xc1}); !errors.As(err, &refused) ||
+		refused.Code != schemas.CodeDecode {
 		t.Errorf("bytes that are no msgpack: %v, want a refusal", err)
 	}
 	first := &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(1))}
@@ -106,37 +112,9 @@ func TestPipeline_RefusalReachesTheClient(t *testing.T) {
 	}
 	w.advantages(t, "r", 1)
 	second := &schemas.Prompt{UID: "g", Prompt: "something else", GroupSize: new(int64(1))}
-	if _, err := w.client.Publish(t.Context(), "r", second); !errors.As(err, &refused) || refused.Code != schemas.CodeUIDConflict {
+	if _, err := w.client.Publish(t.Context(), "r", second); !errors.As(err, &refused) ||
+		refused.Code != schemas.CodeUIDConflict {
 		t.Errorf("a uid used twice: %v, want %s", err, schemas.CodeUIDConflict)
-	}
-}
-
-// A group whose samples cannot all be had closes at its deadline, and what comes
-// later is a dead letter.
-func TestPipeline_DeadlineAndLateReward(t *testing.T) {
-	t.Parallel()
-	w := start(t, nil)
-	reward := func(i int64) *schemas.Reward {
-		return &schemas.Reward{
-			V: 1, Run: "slow", UID: "g", SampleIndex: i, GroupSize: 3, Status: schemas.StatusScored, Reward: new(float64(i)),
-			Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest, Scored: time.Now().UnixNano(),
-			Group: schemas.Group{
-				Batch: "g", Deadline: time.Now().Add(time.Second).UnixNano(), Created: time.Now().UnixNano(), PromptSeq: 1,
-				Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
-				Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
-			},
-		}
-	}
-	for _, i := range []int64{2, 0} {
-		putReward(t, w.Bus, reward(i))
-	}
-	a := w.advantages(t, "slow", 1)["g"]
-	if a.Status != schemas.StatusPartial || a.Members[1].Status != schemas.StatusMissing || *a.Members[2].Advantage <= 0 {
-		t.Errorf("closed as %s with members %+v; want partial, sample 1 missing", a.Status, a.Members)
-	}
-	putReward(t, w.Bus, reward(1))
-	if d := bustest.Dead(t, w.Bus, 1)[0]; d.Code != schemas.CodeLate || d.UID != "g" {
-		t.Errorf("the late reward: %s of %q, want %s of g", d.Code, d.UID, schemas.CodeLate)
 	}
 }
 
@@ -171,7 +149,8 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 	if s := stopped.Status; s != schemas.StatusFailed && s != schemas.StatusPartial || len(stopped.Members) != many {
 		t.Errorf("stopped: %s with %d members", s, len(stopped.Members))
 	}
-	if a := closed["none"]; a.Status != schemas.StatusFailed && a.Status != schemas.StatusRefused || a.Error == "" || len(a.Members) != 3 {
+	if a := closed["none"]; a.Status != schemas.StatusFailed && a.Status != schemas.StatusRefused || a.Error == "" ||
+		len(a.Members) != 3 {
 		t.Errorf("none: %+v", a)
 	}
 	if b := c.batch(t, "r", "b"); b.Groups != 0 || b.Status == schemas.StatusComplete {
@@ -195,7 +174,8 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 		t.Errorf("after: %+v", a)
 	}
 	harness.Settled(t, c.Bus)
-	if n := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "stopped"))); n != made {
+	if n := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories,
+		schemas.TrajectoryFilter("r", "stopped"))); n != made {
 		t.Errorf("stopped: %d trajectories, %d when it had closed", n, made)
 	}
 	if a := closed["stopped"]; a.Status != stopped.Status || a.Status == schemas.StatusComplete {

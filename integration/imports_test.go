@@ -29,7 +29,7 @@ var layers = map[string][]string{
 	// Leaves: pure, known to everybody above.
 	"schemas":       nil,
 	"pkg/tensor":    nil,
-	"pkg/scorer":    nil,
+	"pkg/scorer":    {"pkg/media"},
 	"pkg/estimator": nil,
 	"pkg/dataset":   nil,
 	"pkg/jinja":     nil,
@@ -45,29 +45,28 @@ var layers = map[string][]string{
 	"schemas/document":                  {"schemas"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                       {"schemas/document"},
 	"pkg/fieldflag":                     {"schemas"},
-	"pkg/tensor/cpu/internal/kernelgen": nil,
 	"pkg/safetensors":                   {"pkg/tensor"},
 	"pkg/lora":                          {"pkg/safetensors"}, // files and what they fit: for networks, and for clients that push them
 	"pkg/tensor/cpu":                    {"pkg/tensor"},
-	"pkg/tensor/cuda/internal/driver":   nil,
-	"pkg/tensor/cuda/internal/ptxvm":    {"pkg/tensor/cuda/internal/driver"},
+	"pkg/tensor/cuda/driver":            nil,
 	"pkg/tensor/cuda/kernels":           nil,
 	"pkg/tensor/cuda/internal/cudashim": nil,
-	"pkg/tensor/cuda/internal/cuext":    {"pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/driver"},
-	"pkg/tensor/cuda/internal/cublaslt": {"pkg/tensor/cuda/internal/driver"},
-	"pkg/tensor/cuda/internal/gpu":      {"pkg/tensor/cuda/internal/cublaslt", "pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/cuext", "pkg/tensor/cuda/internal/driver"},
-	"pkg/tensor/cuda/internal/libcuda":  {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"}, // a library for tests
-	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
+	"pkg/tensor/cuda/internal/cuext":    {"pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/driver"},
+	"pkg/tensor/cuda/internal/cublaslt": {"pkg/tensor/cuda/driver"},
+	"pkg/tensor/cuda/internal/gpu":      {"pkg/tensor/cuda/internal/cublaslt", "pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/cuext", "pkg/tensor/cuda/driver"},
+	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
 	"pkg/tensor/devices":                {"pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/cuda"}, // the one place that names them
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
-	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
-	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora"},
+	"pkg/sampling":                      {"schemas", "pkg/flow", "pkg/tensor"}, // what the settings of a sample mean
+	"pkg/scheduled":                     {"pkg/flow"},                          // its random words and its logarithm
+	"pkg/media":                         nil,                                   // pixels, their digest and their file
+	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"},
 	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
-	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
-	"pkg/model/synthetic":               {"pkg/model"},
+	"pkg/model/qwenimage":               {"pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
+	"pkg/model/synthetic":               {"pkg/media", "pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                               // its random words, its exponential and its logarithm
@@ -76,28 +75,37 @@ var layers = map[string][]string{
 	"pkg/remotelm":                      nil,                                                                                                                                                        // protocols alone: net/http and what a token is
 	"pkg/remotelm/remotelmtest":         nil,                                                                                                                                                        // servers for tests, of recorded bytes
 	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                 // the one place that names them
-	"pkg/model/modeltest":               {"pkg/model"},
-	"pkg/bus":                           {"schemas"},
+	"pkg/model/modeltest":               {"pkg/media", "pkg/model"},
+	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
+	"pkg/bus":                           {"schemas", "pkg/auth"},
 	"pkg/interaction":                   {"schemas", "pkg/scorer"}, // what a sum comes to
 	"pkg/archive":                       {"schemas", "pkg/bus"},    // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
-	"integration/harness":               {"schemas", "pkg/bus", "pkg/bus/bustest"}, // what tests of the whole stand on
-	"integration/chaos":                 nil,                                       // faults; its tests have the pipeline
 	"pkg/client/policyloss":             nil,
 	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora"},
 
 	// What a run has stored, assembled; its contact sheets.
-	"pkg/sheet":   nil,
-	"pkg/results": {"schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sheet", "pkg/tensor"},
+	"pkg/sheet":   {"pkg/media"},
+	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
-	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/interaction", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/lora", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/interaction", "pkg/remotelm", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
-	"services/reward":              {"schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "services/internal/instrument"},
+	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
+	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "schemas", "services/sampler/engine"},
+	"services/reward":              {"pkg/media", "schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "services/internal/instrument"},
-	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
+	"services/internal/boot":       {"schemas", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
+	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
+
+	// The service has requests, turns and devices. Engines make samples and know nothing of these; models opens all kinds.
+	"services/sampler":                   {"pkg/bus", "pkg/interaction", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "schemas", "services/internal/instrument", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/models", "services/sampler/recorder", "services/sampler/weights"},
+	"services/sampler/engine":            {"pkg/bus", "pkg/lm", "pkg/lora", "pkg/media", "pkg/model", "pkg/tensor", "schemas"},
+	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
+	"services/sampler/engine/images":     {"pkg/bus", "pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/sampling", "pkg/scheduled", "pkg/tensor", "schemas", "services/sampler/engine"},
+	"services/sampler/engine/texts":      {"pkg/bus", "pkg/decoding", "pkg/lm", "pkg/lora", "pkg/remotelm", "pkg/tensor", "schemas", "services/sampler/engine"},
+	"services/sampler/models":            {"pkg/lm", "pkg/model", "pkg/remotelm", "pkg/tensor", "pkg/tensor/devices", "schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts"},
 
 	// A thin main is one service and what all mains share.
 	"services/cmd/meander-intake":    {"pkg/bus", "services/intake", "services/janitor", "services/internal/boot"}, // who sets the streams up frees them
@@ -110,20 +118,28 @@ var layers = map[string][]string{
 	"services/pipeline": {
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
-	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/interaction", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
+	"services/verify": {"pkg/media", "schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights"},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"schemas", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/internal/boot"},
+	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
-	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler"},
+	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler/models"},
+	// Which stored samples a second pass of rewards is over, and what changes in it.
+	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
-		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 	},
-	// A tool of this project, run by make: it is in no image.
-	"services/internal/bench": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage", "services/internal/boot",
+	// Tools of the project and of its tests: no program and no client links them.
+	"integration/tools/harness":   {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
+	"integration/tools/chaos":     nil,                                       // faults; its tests start the pipeline
+	"integration/tools/kernelgen": nil,                                       // writes the assembly of pkg/tensor/cpu
+	"integration/tools/ptxvm":     {"pkg/tensor/cuda/driver"},                // interprets the CUDA kernels
+	"integration/tools/libcuda":   {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
+	"integration/tools/bench": {
+		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
 		"pkg/client", "pkg/lora", "pkg/safetensors", // weights that it pushes
+		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
 	},
 }
 
@@ -132,24 +148,27 @@ var testLayers = map[string][]string{
 	"pkg/model/nn":                   {"pkg/tensor/cpu"},
 	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
 	"pkg/lm/qwen2":                   {"pkg/tensor/reference"},
-	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/tensor/reference"},
+	"pkg/model/qwenimage":            {"pkg/media", "pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
-	"pkg/model/synthetic":            {"pkg/model/modeltest"},
+	"pkg/model/synthetic":            {"pkg/model/modeltest", "pkg/flow", "pkg/tensor"}, // chains of whole rollouts
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/remotelm":                 {"pkg/remotelm/remotelmtest"},
 	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/lora", "pkg/sheet"},
-	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"},
+	"pkg/tensor/cuda":              {"pkg/media", "integration/tools/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/lora", "pkg/sheet"},
+	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},
 	"pkg/lora":                     {"pkg/tensor"},
-	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
-	"pkg/scorer/natsscore":         {"pkg/natsd"},
+	"pkg/client":                   {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
+	"pkg/scorer/httpscore":         {"pkg/media"},
+	"pkg/scorer/onnxscore":         {"pkg/media"},
+	"pkg/scorer/natsscore":         {"pkg/media", "pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest", "pkg/model", "pkg/model/synthetic"},
-	"services/sampler":             {"pkg/natsd", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint"},
-	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
+	"integration/tools/bench":      {"pkg/model/qwenimage/checkpoint"},
+	"services/sampler/recorder":    {"pkg/bus/bustest", "pkg/model/families", "services/intake"},
+	"services/sampler/weights":     {"pkg/bus/bustest", "pkg/model", "pkg/model/families", "services/sampler/engine/images"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/janitor":             {"pkg/bus/bustest"},
@@ -163,7 +182,12 @@ var testLayers = map[string][]string{
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/doctor":              {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
-	"integration/chaos":            {"integration/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
+
+	"services/sampler":               {"pkg/bus/bustest", "pkg/flow", "pkg/model/qwenimage/checkpoint", "services/intake"},
+	"services/sampler/engine/images": {"pkg/model/families", "services/sampler/engine/enginetest"},
+	"services/sampler/engine/texts":  {"pkg/lm/families", "pkg/lm/qwen2", "services/sampler/engine/enginetest"},
+	"services/sampler/models":        {"pkg/model/families"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.
@@ -178,13 +202,14 @@ type dependency struct {
 var dependencies = map[string]dependency{
 	"github.com/invopop/jsonschema":         {why: "JSON Schema from the event structs", users: []string{"schemas/document"}},
 	"github.com/knadh/koanf":                {why: "layers of settings: file, environment, flags", users: []string{"services/internal/boot"}},
+	"github.com/mattn/go-runewidth":         {why: "columns of a text on a terminal, wide runes too; mpb's own", users: []string{"services/internal/present"}},
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
-	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "services/command"}},
-	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration"}},
-	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration"}},
-	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}, tests: true},
+	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
+	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
+	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration/..."}},
+	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration/..."}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
-	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "services/internal/bench"}},
+	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "integration/tools/bench"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fieldflag", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
 	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/command", "pkg/scorer/..."}, tests: true},
@@ -193,9 +218,9 @@ var dependencies = map[string]dependency{
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/internal/cuext"}},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract", users: []string{"pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
-	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
+	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration/..."}},
-	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/command"}},
+	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model/tokenizer"}},
 	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},
@@ -270,7 +295,7 @@ func walkFiles(t *testing.T, visit func(name string)) {
 	}
 }
 
-// ARCHITECTURE.md shows both tables, from the top down, as they are here.
+// The appendix of the guide shows both tables, from the top down, as they are here.
 func TestImports_Document(t *testing.T) {
 	sequential(t)
 	var code, modules strings.Builder
@@ -307,8 +332,8 @@ func TestImports_Document(t *testing.T) {
 		}
 		fmt.Fprintf(&modules, "| `%s` | %s | %s |\n", strings.TrimPrefix(name, "github.com/"), d.why, strings.Join(users, " "))
 	}
-	inDocument(t, "ARCHITECTURE.md", "packages", code.String())
-	inDocument(t, "ARCHITECTURE.md", "modules", modules.String())
+	inDocument(t, "deploy/guide/appendix.md", "packages", code.String())
+	inDocument(t, "deploy/guide/appendix.md", "modules", modules.String())
 }
 
 // inDocument holds the part of a document between the comments <!-- name --> and
@@ -371,12 +396,16 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 			if _, known := layers[below]; !known {
 				t.Errorf("%s may import %s, which is not in layers", dir, below)
 			}
+			if isTool(below) && !isTool(dir) {
+				t.Errorf("layers lets %s import the tool %s", dir, below)
+			}
 		}
 	}
 	services := []string{"services/intake", "services/sampler", "services/reward", "services/advantage"}
 	forbidden := map[string][]string{
 		"pkg/flow":           {"pkg/model", "pkg/bus", "schemas"},
 		"pkg/model/families": {"pkg/flow", "pkg/bus", "schemas"},
+		"pkg/auth":           {"pkg/natsd", "pkg/bus"},
 		"pkg/bus":            {"pkg/natsd", "pkg/flow", "pkg/model"},
 		"pkg/client":         {"pkg/natsd", "pkg/flow", "pkg/model"},
 		"schemas/document":   {"pkg/bus", "pkg/natsd"},
@@ -394,6 +423,9 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 		}
 	}
 }
+
+// isTool says whether a package is a tool, which no package of the product may import.
+func isTool(dir string) bool { return strings.HasPrefix(dir, "integration/") }
 
 // The server is large and opens files and sockets: programs that only talk to one do not carry it.
 func TestImports_NoServerInClients(t *testing.T) {

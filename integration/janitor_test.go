@@ -32,7 +32,8 @@ func TestJanitor_LongRun(t *testing.T) {
 	groups := soak(t, 400, 100_000) / size
 	w := newWorld(t)
 	limits := map[string]int64{
-		schemas.StreamSteps: 15_000, schemas.StreamTrajectories: 2_800, schemas.StreamRewards: 1_800, schemas.StreamAdvantages: 300, schemas.StreamGroups: 250,
+		schemas.StreamSteps: 15_000, schemas.StreamTrajectories: 2_800, schemas.StreamRewards: 1_800,
+		schemas.StreamAdvantages: 300, schemas.StreamGroups: 250,
 	}
 	for stream, each := range limits {
 		limits[stream] = max(2<<20, each*size*int64(groups)/10)
@@ -103,7 +104,10 @@ func (w *world) ask(ctx context.Context, t *testing.T, groups, size int) {
 		if pace != nil {
 			<-pace
 		}
-		e := &schemas.Prompt{Prompt: "a red fox", UID: schemas.UID(fmt.Sprintf("g%06d", i)), GroupSize: new(int64(size)), NumInferenceSteps: new(int64(3))}
+		e := &schemas.Prompt{
+			Prompt: "a red fox", UID: schemas.UID(fmt.Sprintf("g%06d", i)), GroupSize: new(int64(size)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
+		}
 		data, err := schemas.Encode(e)
 		if err == nil {
 			_, err = w.PublishPrompt(ctx, "long", data, nil, bus.WaitForSpace())
@@ -196,7 +200,10 @@ func report(t *testing.T, points []point) {
 		return sum
 	}
 	n := len(points)
-	for name, of := range map[string]func(point) float64{"heap": func(p point) float64 { return p.heap }, "disk": func(p point) float64 { return p.disk }} {
+	for name, of := range map[string]func(point) float64{
+		"heap": func(p point) float64 { return p.heap },
+		"disk": func(p point) float64 { return p.disk },
+	} {
 		early, late := mean(of, n/4, n/2), mean(of, 3*n/4, n)
 		t.Logf("%s: %.1f MiB in the second quarter, %.1f MiB in the last", name, early/(1<<20), late/(1<<20))
 		if soakSeed(t) != 0 && late > 1.5*early+32<<20 {
@@ -223,7 +230,8 @@ func plot(points []point) string {
 	y := func(v float64) float64 { return height - edge - v/most*(height-2*edge) }
 	for i := range 5 {
 		v := most * float64(i) / 4
-		fmt.Fprintf(&b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.0f</text>`, edge, y(v), width-edge, edge-8, y(v)+4, v/(1<<20))
+		fmt.Fprintf(&b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.0f</text>`, edge,
+			y(v), width-edge, edge-8, y(v)+4, v/(1<<20))
 		s := last * float64(i) / 4
 		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%.0f</text>`, x(s), height-edge+20, s)
 	}

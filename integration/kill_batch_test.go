@@ -4,12 +4,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -140,9 +138,12 @@ func TestBatch_ClosesTogether(t *testing.T) {
 	c.serving["advantage"].Stop()
 	t.Run("worker killed between the groups", func(t *testing.T) {
 		listening := assemble(t)
-		v := harness.Raise(t, &harness.Process{Name: "advantage", Path: program(t, "meander-advantage"), Dir: t.TempDir(), Args: []string{
-			"--nats-url", listening.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
-		}})
+		v := harness.Raise(t, &harness.Process{
+			Name: "advantage", Path: program(t, "meander-advantage"), Dir: t.TempDir(),
+			Args: []string{
+				"--nats-url", listening.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
+			},
+		})
 		x.publish(t, listening, "killed", "a", 0, 1, 2)
 		x.publish(t, listening, "killed", "b", 1)
 		x.open(t, listening, "killed")
@@ -154,80 +155,4 @@ func TestBatch_ClosesTogether(t *testing.T) {
 		x.check(t, listening, "killed")
 		v.End(syscall.SIGTERM)
 	})
-}
-
-// A batch whose second group is late closes at the batch's deadline with what it has:
-// one Batch event, the group that was there, and for what comes later a failed group and
-// dead letters.
-func TestBatch_LateGroup(t *testing.T) {
-	t.Parallel()
-	const size = 2
-	c := assemble(t)
-	c.up(t, "advantage")
-	end := time.Now().Add(1500 * time.Millisecond)
-	late := func(uid schemas.UID, i int64) *schemas.Reward {
-		r := inBatch(rewardOf("late", uid, i, size, float64(i)), "pair", 2)
-		r.Group.Deadline = end.UnixNano()
-		return r
-	}
-	c.reward(t, late("a", 0))
-	c.reward(t, late("a", 1))
-	// A worker that comes new to it keeps to the same deadline.
-	bustest.Until(t, "rewards taken", func() error { return inHand(t, c.Bus, schemas.StreamRewards, holder("pair"), 1+size) })
-	c.serving["advantage"].Stop()
-	c.up(t, "advantage")
-	b := c.batch(t, "late", "pair")
-	if now := time.Now(); now.Before(end) {
-		t.Errorf("closed %v before its deadline", end.Sub(now))
-	}
-	if b.Groups != 1 || !slices.Equal(b.UIDs, []schemas.UID{"a"}) {
-		t.Errorf("batch %+v; want the one group a", b)
-	}
-	for i := range int64(size) {
-		c.reward(t, late("b", i))
-	}
-	for _, d := range bustest.Dead(t, c.Bus, size) {
-		if d.Code != schemas.CodeLate || d.UID != "b" {
-			t.Errorf("dead letter %s of %q; want %s of b", d.Code, d.UID, schemas.CodeLate)
-		}
-	}
-	harness.Settled(t, c.Bus)
-	k := harness.ReadBooks(t, c.Bus, "late")
-	if len(k.Advantages) != 2 || k.Advantages["a"].Status != schemas.StatusComplete || len(k.Batches) != 1 {
-		t.Errorf("advantages %v, %d batches; want a complete, 1", k.Advantages, len(k.Batches))
-	}
-	// Whoever waits for the late group is told, too.
-	if a := k.Advantages["b"]; a == nil || a.Status != schemas.StatusFailed || !strings.Contains(a.Error, "had closed without the group") {
-		t.Errorf("late group: %+v", a)
-	}
-}
-
-// A group of a batch that is incomplete at the deadline is partial, in the same one
-// scale as the others.
-func TestBatch_IncompleteGroup(t *testing.T) {
-	t.Parallel()
-	c := assemble(t)
-	c.up(t, "advantage")
-	var run schemas.Run
-	bustest.Before(t, func(deadline time.Time) { // what is stored later is late
-		run += "short"
-		for _, m := range []struct {
-			uid schemas.UID
-			i   int64
-		}{{"b", 0}, {"a", 0}, {"a", 1}, {"b", 2}} {
-			r := inBatch(rewardOf(run, m.uid, m.i, map[schemas.UID]int64{"a": 2, "b": 3}[m.uid], float64(m.i)), "pair", 2)
-			r.Group.Deadline = deadline.UnixNano()
-			c.reward(t, r)
-		}
-	})
-	if b := c.batch(t, run, "pair"); b.Groups != 2 || b.Samples != 4 {
-		t.Errorf("batch %+v; want 2 groups, 4 samples", b)
-	}
-	k := harness.ReadBooks(t, c.Bus, run)
-	if k.Advantages["a"].Status != schemas.StatusComplete || k.Advantages["b"].Status != schemas.StatusPartial {
-		t.Errorf("a is %s, b is %s; want complete, partial", k.Advantages["a"].Status, k.Advantages["b"].Status)
-	}
-	if m := k.Advantages["b"].Members; len(m) != 3 || m[1].Status != schemas.StatusMissing || *m[2].Advantage <= 0 {
-		t.Errorf("members of b: %+v; want the second missing", m)
-	}
 }

@@ -8,7 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -52,9 +52,9 @@ func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages in
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	t.Parallel()
-	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 800, images: 10, side: 2048, asked: map[schemas.UID]int64{}}
+	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 400, images: 6, side: 2048, asked: map[schemas.UID]int64{}}
 	if raceEnabled {
-		d.steps, d.images, d.side = 150, 6, 1024
+		d.steps, d.side = 150, 1024
 	}
 	d.rewards(t, d.samples(t))
 	d.groups(t)
@@ -80,7 +80,8 @@ func (d *drainTest) samples(t *testing.T) *schemas.Trajectory {
 			t.Fatal(err)
 		}
 	}
-	sampler := d.run(t, "sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout", "10ms")
+	sampler := d.run(t, "sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout",
+		"10ms")
 	bustest.Until(t, "the first sampler is in the middle of a sample", func() error {
 		if n := c.messages(t, schemas.StreamSteps); n < 20 {
 			return fmt.Errorf("%d steps", n)
@@ -180,7 +181,8 @@ func (d *drainTest) groups(t *testing.T) {
 	for i := range int64(3) {
 		putReward(t, b, rewardOf("half", "h", i, 4, float64(i)))
 	}
-	bustest.Until(t, "a record and three rewards in hand", func() error { return inHand(t, c.Bus, schemas.StreamRewards, holder("h"), 1+3) })
+	bustest.Until(t, "a record and three rewards in hand",
+		func() error { return inHand(t, c.Bus, schemas.StreamRewards, holder("h"), 1+3) })
 	d.run(t, "advantage", "2")
 	bustest.Until(t, "the second stands by", func() error {
 		if n := c.consumer(t, schemas.StreamRewards, holder("h")).NumWaiting; n < 2 {
@@ -209,13 +211,16 @@ func (d *drainTest) groups(t *testing.T) {
 // oneStep makes the rollout of a trajectory one of a single step, which is stored.
 func oneStep(t *testing.T, b *bus.Bus, e *schemas.Trajectory) {
 	t.Helper()
-	e.Sigmas, e.Timesteps, e.Transitions, e.LogProbs = []float32{1, 0}, []float32{1000, 0}, []string{schemas.TransitionODE}, []*float64{nil}
+	e.Sigmas, e.Timesteps, e.Transitions, e.LogProbs = []float32{1, 0}, []float32{1000, 0},
+		[]string{schemas.TransitionODE}, []*float64{nil}
 	e.LatentStepIndices = []int64{}
 	p := b.NewPublisher(1, 1<<20)
 	defer p.Close()
 	f, err := p.PublishStep(t.Context(), &schemas.Step{
-		Run: e.Run, UID: e.UID, SampleIndex: e.SampleIndex, Attempt: e.Attempt, NumInferenceSteps: 1, Transition: schemas.TransitionODE,
-		Sigma: 1, Timestep: 1000, LogProbKind: e.LogProbKind, ElementCount: 1, Latents: []schemas.IndexedTensor{}, Debug: []schemas.NamedTensor{},
+		Run: e.Run, UID: e.UID, SampleIndex: e.SampleIndex, Attempt: e.Attempt, NumInferenceSteps: 1,
+		Transition: schemas.TransitionODE,
+		Sigma:      1, Timestep: 1000, LogProbKind: e.LogProbKind, ElementCount: 1, Latents: []schemas.IndexedTensor{},
+		Debug:          []schemas.NamedTensor{},
 		ScheduleDigest: e.ScheduleDigest,
 	}, nil)
 	if err != nil {

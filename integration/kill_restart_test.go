@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -58,8 +55,11 @@ func (c *crew) messages(t *testing.T, stream string) uint64 {
 // slowPrompt is a group that takes a while: small steps, many of them.
 func slowPrompt(uid schemas.UID, n, steps int64) *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: uid, Prompt: "image " + string(uid), GroupSize: &n, Seed: new(int64(3)), NumInferenceSteps: &steps,
-		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2}},
+		UID: uid, Prompt: "image " + string(uid), GroupSize: &n, Seed: new(int64(3)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: &steps,
+			Height:            new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2}},
+		},
 	}
 }
 
@@ -68,10 +68,12 @@ func slowPrompt(uid schemas.UID, n, steps int64) *schemas.Prompt {
 func TestPipeline_RestartInMidGroup(t *testing.T) {
 	t.Parallel()
 	const size, steps = 8, 40
-	// run ends when the groups have closed: so many, and more where a machine has closed them all before the last service is stopped.
+	// run ends when the groups have closed: so many, and more where a machine has closed them all before the last service
+	// is stopped.
 	run := func(t *testing.T, groups int, restarted ...string) (*harness.Books, int) {
 		c := assemble(t)
-		c.config.intake.DrainTimeout, c.config.sampler.DrainTimeout, c.config.reward.DrainTimeout = time.Millisecond, time.Millisecond, time.Millisecond
+		c.config.intake.DrainTimeout, c.config.sampler.DrainTimeout, c.config.reward.DrainTimeout = time.Millisecond,
+			time.Millisecond, time.Millisecond
 		c.config.sampler.Batch, c.config.sampler.Workers = 2, 1
 		c.up(t, stages...)
 		asked := map[schemas.UID]int64{}
@@ -107,7 +109,10 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 	}
 	const groups = 4
 	calm := map[int]*harness.Books{}
-	for name, restarted := range map[string][]string{"intake": {"intake"}, "sampler": {"sampler"}, "reward": {"reward"}, "advantage": {"advantage"}, "all": stages} {
+	for name, restarted := range map[string][]string{
+		"intake": {"intake"}, "sampler": {"sampler"}, "reward": {"reward"},
+		"advantage": {"advantage"}, "all": stages,
+	} {
 		t.Run(name, func(t *testing.T) {
 			hurt, n := run(t, groups, restarted...)
 			if calm[n] == nil {
@@ -138,7 +143,10 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	for _, name := range stages {
 		c.serving[name].Stop()
 	}
-	for _, stream := range []string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories, schemas.StreamRewards} {
+	for _, stream := range []string{
+		schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories,
+		schemas.StreamRewards,
+	} {
 		s, err := c.JetStream().Stream(t.Context(), stream)
 		if err != nil {
 			t.Fatal(err)
@@ -191,7 +199,8 @@ func putReward(t *testing.T, b *bus.Bus, r *schemas.Reward) {
 // openingOf is the record of the group of a reward.
 func openingOf(r *schemas.Reward) *schemas.Opening {
 	return &schemas.Opening{
-		Run: r.Run, UID: r.UID, GroupSize: r.GroupSize, PromptDigest: digest, Prompt: "a red fox", Lane: "synthetic", ScheduleDigest: digest, Group: r.Group,
+		Run: r.Run, UID: r.UID, GroupSize: r.GroupSize, PromptDigest: digest, Prompt: "a red fox", Lane: "synthetic",
+		ScheduleDigest: digest, Group: r.Group,
 	}
 }
 
@@ -199,79 +208,14 @@ func openingOf(r *schemas.Reward) *schemas.Opening {
 func rewardOf(run schemas.Run, uid schemas.UID, i, n int64, value float64) *schemas.Reward {
 	return &schemas.Reward{
 		Run: run, UID: uid, SampleIndex: i, GroupSize: n, Status: schemas.StatusScored, Reward: &value,
-		Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest, Scored: time.Now().UnixNano(),
+		Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest,
+		Scored: time.Now().UnixNano(),
 		Group: schemas.Group{
 			Batch: string(uid), Created: time.Now().UnixNano(), PromptSeq: 1,
 			Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
 			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
 		},
 	}
-}
-
-// Rewards in any order, each several times and from several publishers at once, give
-// what they give in order and once.
-func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
-	t.Parallel()
-	const groups, size = 12, 5
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
-	c := assemble(t)
-	c.up(t, "advantage")
-	asked := map[schemas.UID]int64{}
-	var rewards []*schemas.Reward
-	for g := range groups {
-		uid := schemas.UID(fmt.Sprintf("g%d", g))
-		asked[uid] = size
-		for i := range int64(size) {
-			rewards = append(rewards, rewardOf("calm", uid, i, size, float64(g)+float64(i*i)))
-		}
-	}
-	publish := func(rewards []*schemas.Reward, run schemas.Run) (duplicates int) {
-		for _, e := range rewards {
-			copied := *e
-			copied.Run = run
-			if _, err := c.Publish(t.Context(), openingOf(&copied)); err != nil {
-				t.Error(err)
-			}
-			ack, err := c.Publish(t.Context(), &copied)
-			if err != nil {
-				t.Error(err)
-			}
-			if ack.Duplicate {
-				duplicates++
-			}
-		}
-		return duplicates
-	}
-	publish(rewards, "calm")
-	c.advantages(t, "calm", groups)
-
-	const publishers = 3
-	var wg sync.WaitGroup
-	refused := make([]int, publishers)
-	for i := range publishers {
-		mine := slices.Clone(rewards)
-		r.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
-		wg.Go(func() { refused[i] = publish(mine, "wild") })
-	}
-	wg.Wait()
-	if n := refused[0] + refused[1] + refused[2]; n != (publishers-1)*len(rewards) {
-		t.Errorf("%d duplicates were refused, want %d", n, (publishers-1)*len(rewards))
-	}
-	c.advantages(t, "wild", groups)
-	harness.Settled(t, c.Bus)
-	calm, wild := harness.ReadBooks(t, c.Bus, "calm"), harness.ReadBooks(t, c.Bus, "wild")
-	wild.Same(t, calm)
-	if len(wild.Advantages) != groups {
-		t.Errorf("%d advantages, want %d", len(wild.Advantages), groups)
-	}
-	for uid, a := range wild.Advantages {
-		if a.Status != schemas.StatusComplete || len(a.Members) != size {
-			t.Errorf("group %s: %s with %d members", uid, a.Status, len(a.Members))
-		}
-	}
-	harness.NoDead(t, c.Bus)
 }
 
 // A reader that takes its time gets every step, in order, and holds up nobody.
@@ -405,7 +349,8 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	if k.Steps != groups*size*steps {
 		t.Errorf("%d steps, want %d: some sample was made twice", k.Steps, groups*size*steps)
 	}
-	if now, all := gathered(t, registry, "meander_intake_stalled_publishes"), gathered(t, registry, "meander_intake_publish_stall_seconds_total"); now != 0 || all <= 0 {
+	if now, all := gathered(t, registry, "meander_intake_stalled_publishes"),
+		gathered(t, registry, "meander_intake_publish_stall_seconds_total"); now != 0 || all <= 0 {
 		t.Errorf("%v publishes stalled at the end and %v s of stalls; want none and some", now, all)
 	}
 	harness.NoDead(t, c.Bus)
@@ -439,8 +384,14 @@ func TestPipeline_ResultsFull(t *testing.T) {
 		made                string
 		want                float64
 	}{
-		{schemas.StreamTrajectories, schemas.StreamRequests, "sampler-synthetic", 3, "meander_sampler_steps_total", groups * size * steps},
-		{schemas.StreamRewards, schemas.StreamTrajectories, "reward", groups + 3, "meander_reward_score_seconds", groups * size},
+		{
+			schemas.StreamTrajectories, schemas.StreamRequests, "sampler-synthetic", 3, "meander_sampler_steps_total",
+			groups * size * steps,
+		},
+		{
+			schemas.StreamRewards, schemas.StreamTrajectories, "reward", groups + 3, "meander_reward_score_seconds",
+			groups * size,
+		},
 	} {
 		t.Run(test.full, func(t *testing.T) {
 			c := assemble(t)
@@ -511,7 +462,8 @@ func TestPipeline_StepsFull(t *testing.T) {
 	if err := full(); err != nil {
 		t.Error(err)
 	}
-	if info := c.consumer(t, schemas.StreamRequests, "sampler-synthetic"); info.NumRedelivered != 0 || info.NumAckPending == 0 {
+	if info := c.consumer(t, schemas.StreamRequests, "sampler-synthetic"); info.NumRedelivered != 0 ||
+		info.NumAckPending == 0 {
 		t.Errorf("sampler: %d redelivered, %d in hand; want none and some", info.NumRedelivered, info.NumAckPending)
 	}
 	if n := gathered(t, registry, "meander_sampler_publish_pending_bytes"); n == 0 {

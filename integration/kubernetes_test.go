@@ -18,7 +18,6 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	yaml "go.yaml.in/yaml/v3"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -139,7 +138,8 @@ func TestKubernetes_Schemas(t *testing.T) {
 	}
 	for _, f := range files {
 		name := filepath.Base(f)
-		if !slices.ContainsFunc(found, func(m manifest) bool { return m.file == name }) && name != "kustomization.yaml" && name != "nats.yaml" {
+		if !slices.ContainsFunc(found, func(m manifest) bool { return m.file == name }) && name != "kustomization.yaml" &&
+			name != "nats.yaml" {
 			t.Errorf("%s is not in the kustomization", name)
 		}
 	}
@@ -164,7 +164,8 @@ func TestKubernetes_Schemas(t *testing.T) {
 func TestKubernetes_Deployments(t *testing.T) {
 	t.Parallel()
 	consumers := map[string][2]string{
-		"sampler": {schemas.StreamRequests, bus.LaneConsumer("signs")}, "reward": {schemas.StreamTrajectories, bus.RewardConsumer},
+		"sampler": {schemas.StreamRequests, schemas.RequestsDurable("signs").Name},
+		"reward":  {schemas.StreamTrajectories, schemas.TrajectoriesDurable().Name},
 	}
 	deployments, protected := map[string]bool{}, map[string]bool{}
 	for _, m := range readManifests(t) {
@@ -176,7 +177,8 @@ func TestKubernetes_Deployments(t *testing.T) {
 			want := consumers[m.Spec.ScaleTargetRef.Name]
 			delete(consumers, m.Spec.ScaleTargetRef.Name)
 			trigger := m.Spec.Triggers[0]
-			if trigger.Type != "nats-jetstream" || trigger.Metadata["stream"] != want[0] || trigger.Metadata["consumer"] != want[1] || trigger.Metadata["account"] != server.DEFAULT_GLOBAL_ACCOUNT {
+			if trigger.Type != "nats-jetstream" || trigger.Metadata["stream"] != want[0] ||
+				trigger.Metadata["consumer"] != want[1] || trigger.Metadata["account"] != server.DEFAULT_GLOBAL_ACCOUNT {
 				t.Errorf("%s is scaled by %+v; want the consumer %s of %s", name, trigger, want[1], want[0])
 			}
 		case "Deployment":
@@ -203,7 +205,8 @@ func deployed(t *testing.T, m manifest) {
 			t.Errorf("%s selects %s=%s, which its pods do not have", m.file, label, value)
 		}
 	}
-	if c.Liveness.HTTPGet.Path != "/healthz" || c.Readiness.HTTPGet.Path != "/readyz" || c.Liveness.HTTPGet.Port != c.Ports[0].Name || c.Readiness.HTTPGet.Port != c.Ports[0].Name {
+	if c.Liveness.HTTPGet.Path != "/healthz" || c.Readiness.HTTPGet.Path != "/readyz" ||
+		c.Liveness.HTTPGet.Port != c.Ports[0].Name || c.Readiness.HTTPGet.Port != c.Ports[0].Name {
 		t.Errorf("%s: probes %+v and %+v, port %+v", m.file, c.Liveness, c.Readiness, c.Ports)
 	}
 	if !c.Security.ReadOnly || !pod.Security.RunAsNonRoot {
@@ -230,7 +233,8 @@ func deployed(t *testing.T, m manifest) {
 	if config.HealthAddr != fmt.Sprintf("0.0.0.0:%d", c.Ports[0].ContainerPort) {
 		t.Errorf("%s serves its health at %s, and is asked at port %d", m.file, config.HealthAddr, c.Ports[0].ContainerPort)
 	}
-	if drain, err := time.ParseDuration(config.DrainTimeout); err != nil || time.Duration(pod.Grace)*time.Second < drain+10*time.Second {
+	if drain, err := time.ParseDuration(config.DrainTimeout); err != nil ||
+		time.Duration(pod.Grace)*time.Second < drain+10*time.Second {
 		t.Errorf("%s drains for %s and is ended after %d s", m.file, config.DrainTimeout, pod.Grace)
 	}
 	if m.Metadata.Name == "intake" && config.Replicas != "3" {
@@ -251,11 +255,11 @@ func TestKubernetes_Kustomization(t *testing.T) {
 	}
 }
 
-// The sizes in deploy/sizing.md are those that the command there gives, and what is made of them adds up.
+// The sizes in deploy/guide/cluster.md are those that the command there gives, and what is made of them adds up.
 func TestSizing(t *testing.T) {
 	t.Parallel()
-	page := read(t, "deploy/sizing.md")
-	_, command, _ := strings.Cut(page, "\nmeander ")
+	page := read(t, "deploy/guide/cluster.md")
+	_, command, _ := strings.Cut(page, "\nbin/meander run --dry-run ")
 	command, _, _ = strings.Cut(command, "\n")
 	var got struct {
 		Estimate struct {
@@ -267,19 +271,22 @@ func TestSizing(t *testing.T) {
 			Trajectory int64 `json:"trajectory_bytes"`
 		} `json:"estimate"`
 	}
-	if err := json.Unmarshal([]byte(meander(t, t.TempDir(), strings.Fields(command)...).must(t, 0).stdout), &got); err != nil {
+	if err := json.Unmarshal([]byte(meander(t, t.TempDir(),
+		append([]string{"run", "--dry-run"}, strings.Fields(command)...)...).must(t, 0).stdout), &got); err != nil {
 		t.Fatal(err)
 	}
 	e := got.Estimate
 	const samplesPerSecond = 64 / 4
 	for _, want := range []string{
-		fmt.Sprintf("| %d |", e.StepBytes/e.Samples), fmt.Sprintf("| %d |", e.ImageBytes/e.Samples), fmt.Sprintf("| %d |", e.Trajectory/e.Samples),
-		fmt.Sprintf("%d samples/s: %d events/s and %.0f MB/s", samplesPerSecond, samplesPerSecond*(e.Steps/e.Samples+5), samplesPerSecond*float64(e.Sample)/1e6),
+		fmt.Sprintf("| %d |", e.StepBytes/e.Samples), fmt.Sprintf("| %d |", e.ImageBytes/e.Samples),
+		fmt.Sprintf("| %d |", e.Trajectory/e.Samples),
+		fmt.Sprintf("%d samples/s: %d events/s and %.0f MB/s", samplesPerSecond, samplesPerSecond*(e.Steps/e.Samples+5),
+			samplesPerSecond*float64(e.Sample)/1e6),
 		fmt.Sprintf("(%.0f MiB/s)", samplesPerSecond*float64(e.Sample)/(1<<20)),
 		fmt.Sprintf("a TB in %.1f hours", 1e12/(samplesPerSecond*float64(e.Sample))/3600),
 	} {
 		if !strings.Contains(page, want) {
-			t.Errorf("deploy/sizing.md does not say %q", want)
+			t.Errorf("deploy/guide/cluster.md does not say %q", want)
 		}
 	}
 }

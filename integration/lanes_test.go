@@ -41,12 +41,16 @@ func TestLane_MissingLatents(t *testing.T) {
 	none.Digest = strings.Repeat("ab", 32)
 	prompt := func(uid schemas.UID, ref schemas.Ref) *schemas.Prompt {
 		return &schemas.Prompt{
-			UID: uid, Prompt: "a red fox", GroupSize: new(shape[0]), Height: new(int64(16)), Width: new(int64(16)),
-			Start: &schemas.Start{Latents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &ref}},
+			UID: uid, Prompt: "a red fox", GroupSize: new(shape[0]),
+			ImageSettings: schemas.ImageSettings{
+				Height: new(int64(16)), Width: new(int64(16)),
+				Start: &schemas.Start{Latents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &ref}},
+			},
 		}
 	}
 	receipt, err := c.client.Publish(t.Context(), "r", prompt("none", none))
-	if err == nil || receipt == nil || receipt.Code != schemas.CodeInvalid || !strings.Contains(receipt.Error, "start.latents.ref: ") ||
+	if err == nil || receipt == nil || receipt.Code != schemas.CodeInvalid ||
+		!strings.Contains(receipt.Error, "start.latents.ref: ") ||
 		!strings.Contains(receipt.Error, "not found; must be a blob that was stored before the prompt") {
 		t.Fatalf("receipt %+v, %v", receipt, err)
 	}
@@ -91,14 +95,19 @@ func TestLane_LongPrompt(t *testing.T) {
 		c.sampler.Model = filepath.Join("..", "pkg", "model", "qwenimage", "testdata", "golden", "full")
 	})
 	prompt := &schemas.Prompt{
-		UID: "long", Prompt: strings.Repeat("a red fox, ", 200), GroupSize: new(int64(2)), Height: new(int64(16)), Width: new(int64(16)),
-		NumInferenceSteps: new(int64(2)), TrueCFGScale: new(1.0),
+		UID: "long", Prompt: strings.Repeat("a red fox, ", 200), GroupSize: new(int64(2)),
+		ImageSettings: schemas.ImageSettings{
+			Height:            new(int64(16)),
+			Width:             new(int64(16)),
+			NumInferenceSteps: new(int64(2)), TrueCFGScale: new(1.0),
+		},
 	}
 	if _, err := w.client.Publish(t.Context(), "r", prompt); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range bustest.Dead(t, w.Bus, 2) {
-		if d.Code != schemas.CodeInvalid || d.Deliveries > 2 || !strings.Contains(d.Reason, "tokens; must be at most 512; shorten it, or set truncate_prompt") {
+		if d.Code != schemas.CodeInvalid || d.Deliveries > 2 ||
+			!strings.Contains(d.Reason, "tokens; must be at most 512; shorten it, or set truncate_prompt") {
 			t.Errorf("dead letter: %s after %d deliveries: %s", d.Code, d.Deliveries, d.Reason)
 		}
 	}
@@ -134,7 +143,7 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 	another := *mine
 	another.BaseDigest = "another"
 	for uid, policy := range map[schemas.UID]*schemas.Policy{"other": &another, "mine": mine} {
-		prompt := &schemas.Prompt{UID: uid, Prompt: "a fox", GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2))}
+		prompt := &schemas.Prompt{UID: uid, Prompt: "a fox", GroupSize: new(int64(1)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))}}
 		requests, err := intake.Resolve("r", prompt, policy, intake.Origin{
 			Seq: 1, Created: time.Now(),
 			Reward: []string{"synthetic"},

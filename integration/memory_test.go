@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -34,7 +34,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 	measuresHeap(t)
 	t.Parallel()
 	side, mib := soak(t, 2048, schemas.MaxSide), soak(t, 128, 1100)
-	const samples = 24
+	const samples = 16 // twice as many as fit at once
 	c := assemble(t)
 	b := c.Bus
 	spec := schemas.Group{
@@ -48,9 +48,15 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &schemas.Trajectory{
-			Run: "r", UID: uid, SampleIndex: i, GroupSize: n, Lane: "l", Attempt: "a", StopReason: schemas.StopCompleted, Prompt: "a red fox",
-			Height: int64(height), Width: int64(width), CFGRule: schemas.CFGPlain, LogProbKind: schemas.LogProbDensity, Solver: "euler",
-			LatentsShape: []int64{2, 64}, LatentsDType: "F32", ContentDigest: digest, ScheduleDigest: digest, Conditioning: []schemas.NamedTensor{},
+			Identity:   schemas.Identity{Run: "r", UID: uid, SampleIndex: i, GroupSize: n, Lane: "l"},
+			Provenance: schemas.Provenance{Attempt: "a"},
+			Outcome:    schemas.Outcome{StopReason: schemas.StopCompleted},
+			Sampling: schemas.Sampling{
+				Prompt: "a red fox", Height: int64(height), Width: int64(width), LogProbKind: schemas.LogProbDensity, Solver: "euler",
+				LatentsDType: "F32",
+			},
+			Denoised:      schemas.Denoised{CFGRule: schemas.CFGPlain, LatentsShape: []int64{2, 64}, Conditioning: []schemas.NamedTensor{}},
+			ContentDigest: digest, ScheduleDigest: digest,
 			Image: &schemas.Image{Format: schemas.ImagePNG, Width: int64(width), Height: int64(height), Digest: digest, Ref: &ref}, Group: spec,
 		}
 		e.Group.Batch = string(uid)
@@ -137,10 +143,10 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		}
 	}
 	for range soak(t, 1, 4) { // requests of 16 MiB a prompt
-		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)), NumInferenceSteps: new(int64(1)), Height: new(int64(16)), Width: new(int64(16))})
+		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(1)), Height: new(int64(16)), Width: new(int64(16))}})
 	}
 	for range soak(t, 1, 4) { // a sample keeps 5 MiB
-		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)), NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024))})
+		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024))}})
 	}
 	bustest.Until(t, "all groups", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(prompts) {

@@ -8,9 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,7 +19,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -29,9 +27,6 @@ import (
 )
 
 var update = flag.Bool("update", false, "write the tables of documents")
-
-// metricsTable is the document that lists every metric.
-const metricsTable = "deploy/grafana/README.md"
 
 // family is one metric as a program exports it.
 type family struct {
@@ -176,15 +171,18 @@ func checkLittleRun(t *testing.T, families map[string]*family) {
 		}
 	}
 	steps := total(families, "meander_sampler_steps_total")
-	evaluations, filled := total(families, "meander_sampler_step_seconds"), total(families, "meander_sampler_batch_fill_ratio")
+	evaluations, filled := total(families, "meander_sampler_step_seconds"),
+		total(families, "meander_sampler_batch_fill_ratio")
 	if steps < 8 || evaluations < 1 || evaluations > steps || filled != evaluations {
-		t.Errorf("%v steps in %v evaluations, %v fills; want at least a step for each image, and a fill for each evaluation", steps, evaluations, filled)
+		t.Errorf("%v steps in %v evaluations, %v fills; want at least a step for each image, and a fill for each evaluation",
+			steps, evaluations, filled)
 	}
 	stages := map[string]bool{}
 	for labels := range families["meander_queue_in_hand_messages"].samples {
 		stages[regexp.MustCompile(`stage="([a-z]+)"`).FindStringSubmatch(labels)[1]] = true
 	}
-	if got := slices.Sorted(maps.Keys(stages)); !slices.Equal(got, []string{"advantage", "advisories", "intake", "reward", "sampler"}) {
+	if got := slices.Sorted(maps.Keys(stages)); !slices.Equal(got,
+		[]string{"advantage", "advisories", "intake", "reward", "sampler"}) {
 		t.Errorf("queues of %v, want those of every stage", got)
 	}
 }
@@ -247,7 +245,7 @@ func TestMetrics_Programs(t *testing.T) {
 	}
 	checkLittleRun(t, all)
 	checkNames(t, all)
-	checkTable(t, all)
+	inDocument(t, "deploy/guide/appendix.md", "metrics", tableOf(all))
 	checkBoard(t, all)
 }
 
@@ -269,22 +267,6 @@ func checkNames(t *testing.T, families map[string]*family) {
 		if f.kind != want || f.help == "" {
 			t.Errorf("%s is a %s with help %q; its name says %s", name, f.kind, f.help, want)
 		}
-	}
-}
-
-func checkTable(t *testing.T, families map[string]*family) {
-	t.Helper()
-	want, text := tableOf(families), read(t, metricsTable)
-	if strings.Contains(text, want) {
-		return
-	}
-	head, _, _ := strings.Cut(text, "| metric |")
-	if !*update {
-		t.Errorf("the table of %s is not what the programs export; go test ./integration -run TestMetrics_Programs -update", metricsTable)
-		return
-	}
-	if err := os.WriteFile(filepath.Join(root, metricsTable), []byte(head+want), 0o644); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -334,7 +316,8 @@ func checkBoard(t *testing.T, families map[string]*family) {
 			}
 		}
 	}
-	if got := slices.Sorted(maps.Keys(shown)); !slices.Equal(got, []string{"advantage", "intake", "janitor", "queue", "reward", "sampler", "stream"}) {
+	if got := slices.Sorted(maps.Keys(shown)); !slices.Equal(got,
+		[]string{"advantage", "intake", "janitor", "queue", "reward", "sampler", "stream"}) {
 		t.Errorf("board: it shows %v, want something of everything", got)
 	}
 }
@@ -399,7 +382,10 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 		}
 		found[ping.Name]++
 	}
-	if want := map[string]int{"meander-intake": 2, "meander-sampler": 2, "meander-reward": 2, "meander-advantage": 2}; !maps.Equal(found, want) {
+	if want := map[string]int{
+		"meander-intake": 2, "meander-sampler": 2, "meander-reward": 2,
+		"meander-advantage": 2,
+	}; !maps.Equal(found, want) {
 		t.Errorf("service discovery lists %v, want %v", found, want)
 	}
 }

@@ -126,12 +126,13 @@ func made(t *testing.T, dir string, run schemas.Run, want int, x *task) (got int
 // longRun is the arguments of a run of 2 groups x 8 samples, which takes seconds. Were a
 // killed process's work not taken back at once, it would never end.
 func longRun(id string, more ...string) []string {
-	steps := "40"
+	steps := "20"
 	if raceEnabled {
-		steps = "10" // each takes several times as long
+		steps = "5" // each takes several times as long
 	}
 	return append([]string{
-		"run", "--run", id, "--json", "--out", "-", "--seed", "3", "-n", "8", "--steps", steps, "--height", "256", "--width", "256", "--sde-steps", "0-4",
+		"run", "--run", id, "--json", "--out", "-", "--seed", "3", "-n", "8", "--steps", steps, "--height", "256", "--width",
+		"256", "--sde-steps", "0-4",
 	}, append(more, "a red fox", "two owls")...)
 }
 
@@ -200,7 +201,7 @@ func TestStore_OwnersKilledInTurn(t *testing.T) {
 	running(t, dir)
 	for i := 1; i < 4; i++ {
 		if i == 3 {
-			long = nil
+			long = []string{"--priority", "1"} // what is left of the others may wait
 		}
 		x := background(t, dir, longRun(fmt.Sprintf("r%d", i), long...)...)
 		x.says(t, "joining")
@@ -251,8 +252,8 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 	}
 }
 
-// A run killed again and again, sooner than its work would be redelivered, makes
-// progress, and starts at once though the one before has hardly died.
+// A run killed again and again, sooner than its work would be redelivered, makes progress, starts at once though the
+// one before has hardly died, and ends with the groups and the digest of one that nothing disturbed.
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	t.Parallel()
 	limit := soak(t, 3, 50)
@@ -271,7 +272,13 @@ func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 			x.signal(t, os.Kill)
 			x = background(t, dir, args...) // without waiting for the end
 		}
-		complete(t, x)
+		digest := complete(t, x)
+		if calm := complete(t, background(t, t.TempDir(), args...)); digest != calm {
+			t.Errorf("digest %s after %d kills, without %s", digest, kills, calm)
+		}
+		if stored := meander(t, dir, "show", "--run", "k", "--json").must(t, 0).stdout; strings.Count(stored, "\n") != 2 {
+			t.Errorf("stored are\n%swant 2 groups", stored)
+		}
 	}
 }
 
@@ -295,7 +302,8 @@ func TestStore_UpRestartedAfterKill(t *testing.T) {
 	meander(t, dir, "run", "-n", "2", "--out", "-", "rain").must(t, 0)
 	// A second one is refused, naming the first.
 	out := meander(t, dir, "up", "--listen", "127.0.0.1:0").must(t, 1)
-	if want := fmt.Sprintf(`a pipeline runs on store "meander-data" already: process %d`, up.cmd.Process.Pid); !strings.Contains(out.stderr, want) {
+	if want := fmt.Sprintf(`a pipeline runs on store "meander-data" already: process %d`,
+		up.cmd.Process.Pid); !strings.Contains(out.stderr, want) {
 		t.Errorf("a second up: %s\nwant %s", out.stderr, want)
 	}
 }
@@ -319,7 +327,7 @@ func TestStore_FlagsOfWhoJoins(t *testing.T) {
 	}{
 		{nil, ""},
 		{[]string{"--model", "synthetic", "--batch", "4"}, ""},
-		{[]string{"--model", "signs"}, `--model: "signs"; ` + where + ` runs with "synthetic"; leave it out, or use another --store`},
+		{[]string{"--model", "signs"}, `--model: "signs"; ` + where + ` runs with "synthetic"; leave this flag out, or use another --store`},
 		{[]string{"--batch", "8"}, `--batch: "8"; ` + where + ` runs with "4"`},
 		{[]string{"--scorers", "x.yaml"}, `--scorers: "x.yaml"; ` + where + ` runs with ""`},
 		{[]string{"--threads", "1", "--ack-wait", "1s"}, `--ack-wait: "1s"; ` + where},
@@ -327,7 +335,7 @@ func TestStore_FlagsOfWhoJoins(t *testing.T) {
 		{[]string{"--nats", running(t, dir).URL, "--adapter", "a"}, `--adapter: "a"; the services at nats://127.0.0.1:`},
 		{[]string{"--dry-run", "--batch", "8"}, `--batch: "8"; ` + where + ` runs with "4"`},
 		{[]string{"--dry-run", "--batch", "4"}, ""},
-		{[]string{"--nats-creds", "c"}, "--nats-creds: set without a server"},
+		{[]string{"--nats-creds", "c"}, "--nats-creds: given without a server"},
 	} {
 		out := meander(t, dir, append([]string{"run", "-n", "2", "--out", "-", "rain"}, tt.args...)...)
 		switch {
@@ -359,9 +367,11 @@ func TestUp_Token(t *testing.T) {
 			t.Errorf("token %q: %v, want a refusal", token, err)
 		}
 	}
-	meander(t, dir, "run", "-n", "2", "--out", "-", "rain").must(t, 0)                                     // on the store
-	meander(t, t.TempDir(), "run", "--nats", url, "-n", "2", "--out", "-", "rain").must(t, 0)              // with the token
-	meander(t, t.TempDir(), "streams", "--nats", strings.Replace(url, "://", "://s3cret@", 1)).must(t, 0)  // written in the URL
+	meander(t, dir, "run", "-n", "2", "--out", "-", "rain").must(t, 0) // on the store
+	// with the token
+	meander(t, t.TempDir(), "run", "--nats", url, "-n", "2", "--out", "-", "rain").must(t, 0)
+	// written in the URL
+	meander(t, t.TempDir(), "streams", "--nats", strings.Replace(url, "://", "://s3cret@", 1)).must(t, 0)
 	out := meander(t, t.TempDir(), "streams", "--nats", url, "--nats-token", "other", "--json").must(t, 1) // with another
 	if strings.Contains(up.stderr.String()+out.stderr, "s3cret") {
 		t.Error("the token is printed")

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"image"
 	"slices"
 	"strings"
 	"sync"
@@ -38,11 +37,9 @@ func (m *poisoned) Encode(ctx context.Context, prompts []string) ([]*model.Condi
 	return m.Model.Encode(ctx, prompts)
 }
 
-func (m *poisoned) Velocity(
-	ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int,
-) error {
+func (m *poisoned) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
 	of := func(prompt string) bool {
-		return slices.ContainsFunc(cond, func(c *model.Conditioning) bool { return c.Prompt == prompt })
+		return slices.ContainsFunc(rows, func(r model.Row) bool { return r.Conditioning.Prompt == prompt })
 	}
 	if of("a red fox") || of(poisonVelocity) {
 		m.ready.Wait()
@@ -51,14 +48,14 @@ func (m *poisoned) Velocity(
 		m.company.Store(true)
 		panic("no such kernel")
 	}
-	return m.Model.Velocity(ctx, dst, x, sigma, cond, height, width)
+	return m.Model.Velocity(ctx, rows, size)
 }
 
-func (m *poisoned) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
-	if width == poisonWidth {
+func (m *poisoned) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
+	if size.Width == poisonWidth {
 		panic("no such size")
 	}
-	return m.Model.Decode(ctx, latents, height, width)
+	return m.Model.Decode(ctx, latents, size)
 }
 
 // Prompts at which the model panics fail, and take no sample of others with them: those have the digests of a run
@@ -74,7 +71,8 @@ func TestPoison(t *testing.T) {
 		for _, text := range prompts {
 			p := &schemas.Prompt{
 				UID: schemas.UID(strings.ReplaceAll(text, " ", "-")), Prompt: text, GroupSize: new(int64(2)),
-				Height: new(int64(64)), Width: new(int64(64)), Seed: new(int64(7)),
+				ImageSettings: schemas.ImageSettings{Height: new(int64(64)), Width: new(int64(64))},
+				Seed:          new(int64(7)),
 			}
 			if text == "a poison to decode" {
 				p.Width = new(int64(poisonWidth))

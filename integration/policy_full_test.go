@@ -20,7 +20,9 @@ import (
 )
 
 // transformer is that of signs, changed, in so many files.
-func transformer(t *testing.T, shards int, change func(list []safetensors.Tensor) []safetensors.Tensor) (files [][]byte) {
+func transformer(t *testing.T, shards int,
+	change func(list []safetensors.Tensor) []safetensors.Tensor,
+) (files [][]byte) {
 	t.Helper()
 	a, err := safetensors.Open(signsFolder + "/transformer/diffusion_pytorch_model.safetensors")
 	if err != nil {
@@ -89,7 +91,7 @@ func (f *fullPlane) push(t *testing.T, files ...[]byte) (*schemas.Policy, error)
 // taken is the sampler's answer.
 func (f *fullPlane) taken(t *testing.T, p *schemas.Policy) *schemas.Applied {
 	t.Helper()
-	replicas, err := f.peer.Taken(t.Context(), p)
+	replicas, err := f.peer.AwaitPolicy(t.Context(), p)
 	if err != nil || len(replicas) != 1 || replicas[0].Answer == nil {
 		t.Fatalf("version %d: %+v, %v", p.PolicyVersion, replicas, err)
 	}
@@ -100,7 +102,9 @@ func (f *fullPlane) taken(t *testing.T, p *schemas.Policy) *schemas.Applied {
 func (f *fullPlane) sample(t *testing.T, uid schemas.UID, p *schemas.Policy) {
 	t.Helper()
 	if _, err := f.peer.Publish(t.Context(), "r", &schemas.Prompt{
-		UID: uid, Prompt: `a sign that says "FOX"`, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(3)), MinPolicyVersion: &p.PolicyVersion,
+		UID: uid, Prompt: `a sign that says "FOX"`, GroupSize: new(int64(1)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
+		Routing:       schemas.Routing{MinPolicyVersion: &p.PolicyVersion},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +116,8 @@ func (f *fullPlane) sample(t *testing.T, uid schemas.UID, p *schemas.Policy) {
 	}
 }
 
-// A whole transformer is a version like any other: taken over by the samplers, in one file or in shards, proved by verify, gone
-// back to.
+// A whole transformer is a version like any other: taken over by the samplers, in one file or in shards, proved by
+// verify, gone back to.
 func TestPolicy_FullWeights(t *testing.T) {
 	sequential(t)
 	t.Parallel()
@@ -123,7 +127,8 @@ func TestPolicy_FullWeights(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := f.taken(t, one)
-	if first.State != schemas.AppliedApplied || one.Adapter != nil || len(one.Weights) != 1 || one.BaseDigest != f.base.BaseDigest {
+	if first.State != schemas.AppliedApplied || one.Adapter != nil || len(one.Weights) != 1 ||
+		one.BaseDigest != f.base.BaseDigest {
 		t.Fatalf("%+v of %+v", first, one)
 	}
 	f.sample(t, "one", one)
@@ -146,7 +151,8 @@ func TestPolicy_FullWeights(t *testing.T) {
 	}
 	f.sample(t, "back", back)
 	report, err := verify.Run(t.Context(), f.Bus, "r", verify.Options{Model: []string{signsFolder}})
-	if err != nil || report.Trajectories != f.made || report.Versions != 2 || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
+	if err != nil || report.Trajectories != f.made || report.Versions != 2 || report.MaxRatio != 0 ||
+		len(report.Mismatches) > 0 || report.Unproven != "" {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 }
@@ -162,7 +168,10 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 		files [][]byte
 		want  string
 	}{
-		"missing": {transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor { return list[1:] }), "1 tensors missing"},
+		"missing": {
+			transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor { return list[1:] }),
+			"1 tensors missing",
+		},
 		"unexpected": {transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor {
 			return append(list, safetensors.Tensor{Name: "zzz", DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4)})
 		}), "1 tensors unexpected: zzz"},
@@ -212,7 +221,10 @@ func TestPolicy_FullWeightsOpened(t *testing.T) {
 	if _, err := lora.OpenFull(file); err == nil || !strings.Contains(err.Error(), "truncated") {
 		t.Errorf("truncated: %v", err)
 	}
-	for _, folder := range []string{signsFolder, signsFolder + "/transformer", signsFolder + "/transformer/diffusion_pytorch_model.safetensors"} {
+	for _, folder := range []string{
+		signsFolder, signsFolder + "/transformer",
+		signsFolder + "/transformer/diffusion_pytorch_model.safetensors",
+	} {
 		full, err := lora.OpenFull(folder)
 		if err != nil || len(full.Files()) != 1 {
 			t.Errorf("%s: %v", folder, err)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
@@ -15,11 +15,11 @@ import (
 )
 
 // swapSamples and swapSteps are the group that is made while weights change.
-const swapSamples, swapSteps = 12, 12
+const swapSamples, swapSteps = 8, 12
 
 // A sampler that is killed while it takes a version over, with samples in hand: each sample is there once, with the
-// digest that it has where nobody disturbs it. Under finish and restart no sample has steps of two versions; under switch
-// each step says which it has. Who is started again begins on the new version.
+// digest that it has where nobody disturbs it. Under finish and restart no sample has steps of two versions; under
+// switch each step says which it has. Who is started again begins on the new version.
 func TestPolicy_KilledInTheSwap(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the networks take minutes under the race detector")
@@ -51,7 +51,8 @@ func killedInTheSwap(t *testing.T, rule string) bool {
 	swapGroup(t, w, "swap")
 	bustest.Await(t, w.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter("swap", "u"))
 	d := widthOfSigns(t, w.Bus, base)
-	pushed, err := w.client.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 0)), client.Push{Rule: rule})
+	pushed, err := w.client.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 0)),
+		client.Push{Rule: rule})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,8 @@ func killedInTheSwap(t *testing.T, rule string) bool {
 				t.Errorf("sample %d has steps of the versions %d and %d", i, s.min, s.max)
 			}
 			continue
-		case s.max == base.PolicyVersion && s.digest != before[i].digest, s.max == pushed.PolicyVersion && s.digest != calm[i].digest:
+		case s.max == base.PolicyVersion && s.digest != before[i].digest, s.max == pushed.PolicyVersion &&
+			s.digest != calm[i].digest:
 			t.Errorf("sample %d, of version %d, has another digest than undisturbed", i, s.max)
 		}
 		made[s.max]++
@@ -97,7 +99,8 @@ func killedInTheSwap(t *testing.T, rule string) bool {
 	})
 	harness.NoDead(t, w.Bus)
 	report, err := verify.Run(t.Context(), w.Bus, "swap", verify.Options{Model: []string{signsFolder}})
-	if err != nil || report.Trajectories != swapSamples || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
+	if err != nil || report.Trajectories != swapSamples || report.MaxRatio != 0 || len(report.Mismatches) > 0 ||
+		report.Unproven != "" {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 	return (rule != schemas.SwapFinish || made[base.PolicyVersion] > 0) && made[pushed.PolicyVersion]+made[-1] > 0
@@ -110,10 +113,13 @@ func signsProcess(t *testing.T, w *world, instance string, more ...string) *harn
 	if err != nil {
 		t.Fatal(err)
 	}
-	return harness.Raise(t, &harness.Process{Name: "sampler-" + instance, Path: program(t, "meander-sampler"), Dir: t.TempDir(), Args: append([]string{
-		"--nats-url", w.Server.ClientURL(), "--health-addr", "", "--model", folder, "--instance", instance, "--threads", "1",
-		"--ack-wait", "2s", "--drain-timeout", "10ms", "--batch", "2", "--workers", "1",
-	}, more...)})
+	return harness.Raise(t, &harness.Process{
+		Name: "sampler-" + instance, Path: program(t, "meander-sampler"),
+		Dir: t.TempDir(), Args: append([]string{
+			"--nats-url", w.Server.ClientURL(), "--health-addr", "", "--model", folder, "--instance", instance, "--threads", "1",
+			"--ack-wait", "2s", "--drain-timeout", "10ms", "--batch", "2", "--workers", "1",
+		}, more...),
+	})
 }
 
 // served waits until so many samplers make samples with a version, and returns it.
@@ -142,8 +148,9 @@ func served(t *testing.T, w *world, samplers int, version int64) (p *schemas.Pol
 func swapGroup(t *testing.T, w *world, run schemas.Run) {
 	t.Helper()
 	publish(t, w, run, &schemas.Prompt{
-		UID: "u", Prompt: `a sign that says "FOX"`, GroupSize: new(int64(swapSamples)), NumInferenceSteps: new(int64(swapSteps)),
-		Seed: new(int64(3)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		UID: "u", Prompt: `a sign that says "FOX"`, GroupSize: new(int64(swapSamples)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(swapSteps))},
+		Seed:          new(int64(3)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
 	})
 }
 
@@ -157,7 +164,8 @@ type content struct {
 func swapped(t *testing.T, w *world, run schemas.Run) map[int64]content {
 	t.Helper()
 	out := map[int64]content{}
-	for _, m := range bustest.Await(t, w.Bus, swapSamples, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "u")) {
+	for _, m := range bustest.Await(t, w.Bus, swapSamples, schemas.StreamTrajectories,
+		schemas.TrajectoryFilter(run, "u")) {
 		tr := bustest.Decode[schemas.Trajectory](t, m)
 		digest, err := schemas.ContentDigest(tr)
 		if err != nil {
@@ -172,7 +180,8 @@ func swapped(t *testing.T, w *world, run schemas.Run) map[int64]content {
 			c.min, c.max = min(c.min, s.PolicyVersion), max(c.max, s.PolicyVersion)
 		}
 		if c.min != tr.PolicyVersionMin || c.max != tr.PolicyVersionMax {
-			t.Errorf("sample %d says versions %d to %d; its steps have %d to %d", tr.SampleIndex, tr.PolicyVersionMin, tr.PolicyVersionMax, c.min, c.max)
+			t.Errorf("sample %d says versions %d to %d; its steps have %d to %d", tr.SampleIndex, tr.PolicyVersionMin,
+				tr.PolicyVersionMax, c.min, c.max)
 		}
 		out[tr.SampleIndex] = c
 	}
@@ -190,7 +199,8 @@ func killWhenLoading(t *testing.T, w *world, v *harness.Process, p *schemas.Poli
 			t.Fatal(err)
 		}
 		for _, r := range replicas {
-			if strings.HasPrefix(r.Instance, prefix) && (r.Loading != nil || r.PolicyVersion != nil && *r.PolicyVersion == p.PolicyVersion) {
+			if strings.HasPrefix(r.Instance, prefix) && (r.Loading != nil || r.PolicyVersion != nil &&
+				*r.PolicyVersion == p.PolicyVersion) {
 				return v.KillFor(t)
 			}
 		}
@@ -199,7 +209,8 @@ func killWhenLoading(t *testing.T, w *world, v *harness.Process, p *schemas.Poli
 	return nil
 }
 
-// sameCanaries holds the answers to a version against each other: samplers of one backend make the same of a fixed input.
+// sameCanaries holds the answers to a version against each other: samplers of one backend make the same of a fixed
+// input.
 func sameCanaries(t *testing.T, w *world, p *schemas.Policy) {
 	t.Helper()
 	var first *schemas.Applied

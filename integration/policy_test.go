@@ -55,7 +55,8 @@ func loraFile(t *testing.T, module string, n, k, r int, seed uint64, value float
 		return m
 	}
 	var b bytes.Buffer
-	if err := safetensors.Write(&b, []safetensors.Tensor{matrix("lora_A", r, k), matrix("lora_B", n, r)}, nil); err != nil {
+	if err := safetensors.Write(&b, []safetensors.Tensor{matrix("lora_A", r, k), matrix("lora_B", n, r)},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -120,7 +121,9 @@ func TestPolicy_PushedWhileSampling(t *testing.T) {
 			d := widthOfSigns(t, plane.Bus, base)
 			ask := func(uid schemas.UID, samples int64) {
 				if _, err := peer.Publish(t.Context(), "r1", &schemas.Prompt{
-					UID: uid, Prompt: `a sign that says "fox"`, GroupSize: &samples, NumInferenceSteps: new(int64(6)), Seed: new(int64(3)),
+					UID: uid, Prompt: `a sign that says "fox"`, GroupSize: &samples,
+					ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(6))},
+					Seed:          new(int64(3)),
 				}); err != nil {
 					t.Fatal(err)
 				}
@@ -128,16 +131,18 @@ func TestPolicy_PushedWhileSampling(t *testing.T) {
 			ask("a", 8)
 			bustest.Await(t, plane.Bus, 1, schemas.StreamTrajectories, schemas.TrajectoryFilter("r1", "a"))
 			began := time.Now()
-			pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 0)), client.Push{Rule: rule})
+			pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 0)),
+				client.Push{Rule: rule})
 			if err != nil {
 				t.Fatal(err)
 			}
-			replicas, err := peer.Taken(t.Context(), pushed)
+			replicas, err := peer.AwaitPolicy(t.Context(), pushed)
 			if err != nil || len(replicas) != 2 {
 				t.Fatalf("taken over by %+v, %v", replicas, err)
 			}
 			for _, r := range replicas {
-				if r.Answer.State != schemas.AppliedApplied || r.Answer.WeightsDigest != pushed.WeightsDigest || r.Answer.Canary == nil {
+				if r.Answer.State != schemas.AppliedApplied || r.Answer.WeightsDigest != pushed.WeightsDigest ||
+					r.Answer.Canary == nil {
 					t.Errorf("answered %+v", r.Answer)
 				}
 			}
@@ -145,7 +150,8 @@ func TestPolicy_PushedWhileSampling(t *testing.T) {
 			ask("b", 4)
 			bustest.Await(t, plane.Bus, 2, schemas.StreamAdvantages, schemas.AdvantageSubject("r1", "*"))
 			report, err := verify.Run(t.Context(), plane.Bus, "r1", verify.Options{Model: []string{signsFolder}})
-			if err != nil || report.Trajectories != 12 || report.Versions != 1 || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
+			if err != nil || report.Trajectories != 12 || report.Versions != 1 || report.MaxRatio != 0 ||
+				len(report.Mismatches) > 0 || report.Unproven != "" {
 				t.Errorf("got %+v, %v", report, err)
 			}
 			for i := range int64(4) {
@@ -196,7 +202,8 @@ func TestPolicy_Refused(t *testing.T) {
 		}
 		if change != nil {
 			forged := *current
-			forged.Adapter, forged.WeightsDigest, forged.BaseDigest = &schemas.PolicyAdapter{Scale: 1}, base.WeightsDigest, base.BaseDigest
+			forged.Adapter, forged.WeightsDigest, forged.BaseDigest = &schemas.PolicyAdapter{Scale: 1}, base.WeightsDigest,
+				base.BaseDigest
 			change(&forged)
 			forged.PolicyVersion, forged.Parent = current.PolicyVersion+1, &current.PolicyVersion
 			if err := plane.SetPolicy(t.Context(), &forged, current); err != nil {
@@ -204,12 +211,13 @@ func TestPolicy_Refused(t *testing.T) {
 			}
 			current = &forged
 		}
-		replicas, err := peer.Taken(t.Context(), current)
+		replicas, err := peer.AwaitPolicy(t.Context(), current)
 		if err != nil || len(replicas) == 0 {
 			t.Fatalf("%s: %+v, %v", name, replicas, err)
 		}
 		for _, r := range replicas {
-			if a := r.Answer; a == nil || a.State != schemas.AppliedRefused || !strings.Contains(a.Error, want) || a.Serving != base.PolicyVersion || a.WeightsDigest != base.WeightsDigest {
+			if a := r.Answer; a == nil || a.State != schemas.AppliedRefused || !strings.Contains(a.Error, want) ||
+				a.Serving != base.PolicyVersion || a.WeightsDigest != base.WeightsDigest {
 				t.Errorf("%s: the sampler says %+v; want %q in it", name, a, want)
 			}
 		}
@@ -233,7 +241,8 @@ func TestPolicy_Refused(t *testing.T) {
 		refused(name, c.want, func(p *schemas.Policy) { p.Adapter.File = stored(c.file) })
 	}
 	right := lora.WeightsDigest(base.BaseDigest, lora.Weighted{Adapter: parsedLoRA(t, good), Weight: 1})
-	refused("another digest of the weights", "weights_digest: "+base.WeightsDigest[:16], func(p *schemas.Policy) { p.Adapter.File = stored(good) })
+	refused("another digest of the weights", "weights_digest: "+base.WeightsDigest[:16],
+		func(p *schemas.Policy) { p.Adapter.File = stored(good) })
 	refused("another checkpoint", "base_digest: 00", func(p *schemas.Policy) {
 		p.Adapter.File, p.WeightsDigest, p.BaseDigest = stored(good), right, strings.Repeat("0", 64)
 	})
@@ -265,7 +274,8 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 		if err := os.WriteFile(c.Adapter, w.file, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := sampler.Run(t.Context(), c, plane.Bus, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), w.want) {
+		if err := sampler.Run(t.Context(), c, plane.Bus, zerolog.Nop()); err == nil ||
+			!strings.Contains(err.Error(), w.want) {
 			t.Errorf("%s: %v; want %q in it", name, err, w.want)
 		}
 	}
@@ -287,9 +297,12 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := *pushed
-	gone.Adapter = &schemas.PolicyAdapter{Scale: 1, File: schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("1", 64), Size: 100}}
+	gone.Adapter = &schemas.PolicyAdapter{Scale: 1, File: schemas.Ref{
+		Bucket: schemas.BlobBucket,
+		Digest: strings.Repeat("1", 64), Size: 100,
+	}}
 	gone.WeightsDigest, gone.PolicyVersion, gone.Parent = "gone", pushed.PolicyVersion+1, &pushed.PolicyVersion
-	if _, err := peer.Taken(t.Context(), pushed); err != nil {
+	if _, err := peer.AwaitPolicy(t.Context(), pushed); err != nil {
 		t.Fatal(err)
 	}
 	if err := plane.SetPolicy(t.Context(), &gone, pushed); err != nil {
@@ -298,12 +311,13 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 	c.Adapter = ""
 	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, c, b, zerolog.Nop()) })
 	bustest.Until(t, "both have answered", func() error {
-		replicas, err := peer.Taken(t.Context(), &gone)
+		replicas, err := peer.AwaitPolicy(t.Context(), &gone)
 		if err == nil && len(replicas) < 2 {
 			err = fmt.Errorf("%d samplers", len(replicas))
 		}
 		for _, r := range replicas {
-			if r.Answer.State != schemas.AppliedRefused || r.Answer.Serving != pushed.PolicyVersion || r.Answer.WeightsDigest != pushed.WeightsDigest {
+			if r.Answer.State != schemas.AppliedRefused || r.Answer.Serving != pushed.PolicyVersion ||
+				r.Answer.WeightsDigest != pushed.WeightsDigest {
 				t.Errorf("answered %+v; want that it goes on with version %d", r.Answer, pushed.PolicyVersion)
 			}
 		}
@@ -325,7 +339,7 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	answered := func(p *schemas.Policy, samplers int, state string, serving int64) {
 		t.Helper()
 		bustest.Until(t, "the samplers have answered", func() error {
-			replicas, err := peer.Taken(t.Context(), p)
+			replicas, err := peer.AwaitPolicy(t.Context(), p)
 			if err == nil && len(replicas) < samplers {
 				err = fmt.Errorf("%d samplers", len(replicas))
 			}
@@ -349,8 +363,9 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	wait, stop := context.WithTimeout(t.Context(), 5*time.Second)
 	defer stop()
 	waits := &schemas.Prompt{
-		UID: "u", Prompt: "a red fox", GroupSize: new(int64(1)), NumInferenceSteps: new(int64(1)),
-		MinPolicyVersion: new(int64(1)),
+		UID: "u", Prompt: "a red fox", GroupSize: new(int64(1)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(1))},
+		Routing:       schemas.Routing{MinPolicyVersion: new(int64(1))},
 	}
 	_, err = peer.Publish(wait, "r", waits)
 	if held, is := errors.AsType[*client.HeldError](err); !is || !strings.Contains(held.Reason,
@@ -388,7 +403,10 @@ func TestPolicy_WaitingForItsTurn(t *testing.T) {
 	w.Serve(t, defaults().run("intake"))
 	c := resumeCase{name: "turn"}
 	first, second := c.prompt(3), c.prompt(4)
-	b := &brake{after: map[string]int{first.Prompt: 3}, taken: map[string]int{}, release: make(chan struct{}), goesOn: true, decodes: true}
+	b := &brake{
+		after: map[string]int{first.Prompt: 3}, taken: map[string]int{}, release: make(chan struct{}),
+		goesOn: true, decodes: true,
+	}
 	cfg := resumeConfig(b, 1)
 	counted := prometheus.NewRegistry()
 	cfg.Metrics = counted
@@ -411,7 +429,7 @@ func TestPolicy_WaitingForItsTurn(t *testing.T) {
 	if err := w.SetPolicy(t.Context(), &next, base); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.Taken(t.Context(), &next); err != nil {
+	if _, err := w.client.AwaitPolicy(t.Context(), &next); err != nil {
 		t.Fatal(err)
 	}
 	close(b.release)
@@ -424,7 +442,8 @@ func TestPolicy_WaitingForItsTurn(t *testing.T) {
 		}
 		for _, s := range steps {
 			if tr.PolicyVersionMin != want || tr.PolicyVersionMax != want || s.PolicyVersion != want {
-				t.Fatalf("%s: versions %d to %d, step %d of %d; want %d", uid, tr.PolicyVersionMin, tr.PolicyVersionMax, s.StepIndex, s.PolicyVersion, want)
+				t.Fatalf("%s: versions %d to %d, step %d of %d; want %d", uid, tr.PolicyVersionMin, tr.PolicyVersionMax,
+					s.StepIndex, s.PolicyVersion, want)
 			}
 		}
 	}

@@ -30,7 +30,7 @@ func TestPolicy_Texts(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				answers, err := w.client.Taken(t.Context(), pushed)
+				answers, err := w.client.AwaitPolicy(t.Context(), pushed)
 				if err != nil || len(answers) != 1 || answers[0].Answer.State != schemas.AppliedApplied || answers[0].Answer.Canary == nil {
 					t.Errorf("%s: taken over by %+v, %v", rule, answers, err)
 				}

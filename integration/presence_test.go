@@ -13,7 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -25,7 +25,10 @@ import (
 func plane(t *testing.T) (*world, string) {
 	t.Helper()
 	w := newWorld(t, bustest.TCP)
-	w.Change(t, "KV_"+schemas.PresenceBucket, func(c *jetstream.StreamConfig) { c.MaxAge, c.Duplicates = 2*time.Second, 2*time.Second })
+	w.Change(t, schemas.StreamPresenceBucket, func(c *jetstream.StreamConfig) {
+		c.MaxAge, c.Duplicates = 2*time.Second,
+			2*time.Second
+	})
 	return w, w.Server.ClientURL()
 }
 
@@ -69,7 +72,12 @@ func (w *world) standIn(t *testing.T, lane schemas.Lane) {
 }
 
 func oneImage(uid schemas.UID, model schemas.Lane) *schemas.Prompt {
-	return &schemas.Prompt{UID: uid, Prompt: "a red fox", Model: model, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2))}
+	return &schemas.Prompt{
+		UID: uid, Prompt: "a red fox",
+		Routing:       schemas.Routing{Model: model},
+		GroupSize:     new(int64(1)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))},
+	}
 }
 
 // A lane whose sampler was killed takes no prompts: they are held, and say why, health
@@ -102,7 +110,8 @@ func TestLane_Ghost(t *testing.T) {
 		cancel()
 		errors.As(err, &held)
 	}
-	if held == nil || !strings.Contains(held.Reason, `model: no sampler serves "ghost" now; start one (the last announced itself at `) ||
+	if held == nil || !strings.Contains(held.Reason,
+		`model: no sampler serves "ghost" now; start one (the last announced itself at `) ||
 		!strings.Contains(held.Reason, "or name one of alive; held until") {
 		t.Fatalf("a prompt for a lane that nobody serves: %v", err)
 	}
@@ -123,7 +132,8 @@ func TestLane_Ghost(t *testing.T) {
 	}
 
 	sampler("again", "ghost")
-	for m, err := range w.Read(t.Context(), schemas.StreamTrajectories, []string{schemas.TrajectorySubject("r", "held", 0)}, bus.ReadOptions{Live: true}) {
+	for m, err := range w.Read(t.Context(), schemas.StreamTrajectories,
+		[]string{schemas.TrajectorySubject("r", "held", 0)}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,27 +156,35 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	})
 	stuck := bustest.Receive(t, "the check of intake's health", hook)
 	if err := w.SetPolicy(t.Context(), &schemas.Policy{
-		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1, MaxPixels: 256,
+		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1,
+		MaxPixels: 256,
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	alarm := make(chan error, 1)
-	go func() {
-		for err := stuck(); ; err = stuck() {
-			if err != nil {
-				alarm <- err
-				return
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
-	}()
-	r, err := w.client.Publish(t.Context(), "r", oneImage("u", "gone"))
-	var refused *client.RefusedError
-	if !errors.As(err, &refused) || r.Code != schemas.CodeUnknownModel || !strings.Contains(r.Error, `model: no sampler serves "gone" now; start one (the last announced itself at `) {
-		t.Errorf("receipt %+v, %v", r, err)
+	type answer struct {
+		receipt *schemas.Receipt
+		err     error
 	}
-	if err := <-alarm; !strings.Contains(err.Error(), `1 prompts wait: model: no sampler serves "gone" now`) {
-		t.Errorf("health while it waited: %v", err)
+	answered := make(chan answer, 1)
+	go func() {
+		r, err := w.client.Publish(t.Context(), "r", oneImage("u", "gone"))
+		answered <- answer{r, err}
+	}()
+	var alarm error
+	bustest.Until(t, "an alarm of intake's health", func() error {
+		if alarm = stuck(); alarm == nil {
+			return errors.New("none")
+		}
+		return nil
+	})
+	if !strings.Contains(alarm.Error(), `1 prompts wait: model: no sampler serves "gone" now`) {
+		t.Errorf("health while it waited: %v", alarm)
+	}
+	a := bustest.Receive(t, "the answer of intake", answered)
+	var refused *client.RefusedError
+	if !errors.As(a.err, &refused) || a.receipt.Code != schemas.CodeUnknownModel ||
+		!strings.Contains(a.receipt.Error, `model: no sampler serves "gone" now; start one (the last announced itself at `) {
+		t.Errorf("receipt %+v, %v", a.receipt, a.err)
 	}
 	if err := stuck(); err != nil {
 		t.Errorf("health when nothing waits: %v", err)
@@ -208,7 +226,8 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 		{"onnx:none", `"onnx:none" is not configured at the reward service`},
 		{"ocr", `"ocr" cannot be scored here: `},
 	} {
-		publish(1, "refused   \"a sign that says \\\"A\\\"\"  reward[0]: "+tt.want, "--reward", tt.reward, `a sign that says "A"`)
+		publish(1, "refused   \"a sign that says \\\"A\\\"\"  reward[0]: "+tt.want, "--reward", tt.reward,
+			`a sign that says "A"`)
 	}
 	publish(0, "accepted", "--reward", "diversity", "-n", "2", "a sign")
 	// What was held meanwhile is refused now: its service has come, and has it not.
@@ -219,7 +238,8 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	}
 	dead.End(syscall.SIGKILL)
 	w.services(t, schemas.ServiceReward, 0)
-	publish(1, "no reward service runs to say whether it has \"ocr\"", "--wait", "5s", "--reward", "ocr", `a sign that says "B"`)
+	publish(1, "no reward service runs to say whether it has \"ocr\"", "--wait", "5s", "--reward", "ocr",
+		`a sign that says "B"`)
 }
 
 // A run that joins a pipeline without a sampler says so instead of standing still.

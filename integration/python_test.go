@@ -16,7 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
 // The Python client, with its own tests, against a pipeline.
@@ -26,7 +26,8 @@ func TestPythonClient(t *testing.T) {
 	url := serve(t, t.TempDir()).URL
 	tests := exec.Command(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
 	tests.Dir = filepath.Join(root, "pkg/client/python")
-	tests.Env = append(os.Environ(), "MEANDER_URL="+url, "MEANDER_BIN="+program(t, "meander"), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1")
+	tests.Env = append(os.Environ(), "MEANDER_URL="+url, "MEANDER_BIN="+program(t, "meander"), "PYTHONPATH=.",
+		"PYTHONDONTWRITEBYTECODE=1")
 	out, err := tests.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
@@ -52,7 +53,8 @@ func pythonWith(t *testing.T, needs string) string {
 // this process.
 func worker(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	c := exec.Command(pythonWith(t, "nats, msgpack, PIL"), append([]string{filepath.Join(root, "deploy/scorers/worker.py")}, args...)...)
+	c := exec.Command(pythonWith(t, "nats, msgpack, PIL"),
+		append([]string{filepath.Join(root, "deploy/scorers/worker.py")}, args...)...)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "MEANDER_NATS_") {
 			c.Env = append(c.Env, v)
@@ -106,7 +108,10 @@ func TestPythonWorker_Credentials(t *testing.T) {
 	if err := png.Encode(&img, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
 		t.Fatal(err)
 	}
-	request, err := msgpack.Marshal(map[string]any{"v": 1, "name": "colour", "prompt": "fog", "image": img.Bytes(), "image_format": "png"})
+	request, err := msgpack.Marshal(map[string]any{
+		"v": 1, "name": "colour", "prompt": "fog", "image": img.Bytes(),
+		"image_format": "png",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -196,10 +196,7 @@ func TestResume_Forged(t *testing.T) {
 	})
 	publish(t, w, "cut", prompts...)
 	b.holds(t, w, len(prompts), messages)
-	go func() {
-		<-closed(killed)
-		close(b.release)
-	}()
+	b.releasedWhenClosed(killed)
 	first.Kill()
 	for i, c := range all {
 		f := &forger{world: w, uid: prompts[i].UID}
@@ -214,7 +211,8 @@ func TestResume_Forged(t *testing.T) {
 			var content [2][32]byte
 			var got *schemas.Trajectory
 			for k, run := range []schemas.Run{"calm", "cut"} {
-				for _, m := range bustest.Await(t, w.Bus, 1, schemas.StreamTrajectories, schemas.TrajectorySubject(run, prompts[i].UID, 0)) {
+				for _, m := range bustest.Await(t, w.Bus, 1, schemas.StreamTrajectories,
+					schemas.TrajectorySubject(run, prompts[i].UID, 0)) {
 					got = bustest.Decode[schemas.Trajectory](t, m)
 				}
 				var err error

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"image"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,10 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/flow"
@@ -41,13 +41,14 @@ type brake struct {
 	held  int
 }
 
-func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
+func (b *brake) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	prompt := rows[0].Conditioning.Prompt
 	b.mu.Lock()
-	b.taken[cond[0].Prompt]++
-	after, braked := b.after[cond[0].Prompt]
-	hold := braked && b.taken[cond[0].Prompt] > after
+	b.taken[prompt]++
+	after, braked := b.after[prompt]
+	hold := braked && b.taken[prompt] > after
 	if hold && b.fails {
-		b.fails, b.after[cond[0].Prompt] = false, 1<<30
+		b.fails, b.after[prompt] = false, 1<<30
 		b.mu.Unlock()
 		return errors.New("out of luck")
 	}
@@ -57,14 +58,14 @@ func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 			return err
 		}
 	}
-	return b.Model.Velocity(ctx, dst, x, sigma, cond, height, width)
+	return b.Model.Velocity(ctx, rows, size)
 }
 
-func (b *brake) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+func (b *brake) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
 	if b.decodes {
-		return b.Model.Decode(ctx, latents, height, width)
+		return b.Model.Decode(ctx, latents, size)
 	}
-	return nil, b.hold(ctx)
+	return model.Media{}, b.hold(ctx)
 }
 
 func (b *brake) hold(ctx context.Context) error {
@@ -133,15 +134,41 @@ func resumeCases() []resumeCase {
 	every := func(k int64) *int64 { return &k }
 	return []resumeCase{
 		{"all", schemas.Rollout{}, 0, []int64{1, 2, 3, 4, 5, 6, 7}},
-		{"all, with every", schemas.Rollout{CheckpointEvery: every(3), LatentsDType: "BF16"}, 0, []int64{1, 2, 3, 4, 5, 6, 7}},
+		{
+			"all, with every",
+			schemas.Rollout{CheckpointEvery: every(3), LatentsDType: "BF16"},
+			0,
+			[]int64{1, 2, 3, 4, 5, 6, 7},
+		},
 		{"none", schemas.Rollout{ReturnStepIndices: none}, 0, nil},
-		{"every 3", schemas.Rollout{ReturnStepIndices: none, CheckpointEvery: every(3), SDEType: "dance_sde"}, 0, []int64{3, 6}},
-		{"every 2, half", schemas.Rollout{ReturnStepIndices: []int64{8}, CheckpointEvery: every(2), LatentsDType: "F16", SDEType: "cps", LogProbKind: "squared"}, 0, []int64{2, 4, 6}},
-		{"evaluated", schemas.Rollout{SDEType: "ode", ReturnStepIndices: none, CheckpointEvery: every(1)}, 0, []int64{1, 2, 3, 4, 5, 6, 7}},
+		{
+			"every 3",
+			schemas.Rollout{ReturnStepIndices: none, CheckpointEvery: every(3), SDEType: "dance_sde"},
+			0,
+			[]int64{3, 6},
+		},
+		{"every 2, half", schemas.Rollout{
+			ReturnStepIndices: []int64{8}, CheckpointEvery: every(2), LatentsDType: "F16",
+			SDEType: "cps", LogProbKind: "squared",
+		}, 0, []int64{2, 4, 6}},
+		{
+			"evaluated",
+			schemas.Rollout{SDEType: "ode", ReturnStepIndices: none, CheckpointEvery: every(1)},
+			0,
+			[]int64{1, 2, 3, 4, 5, 6, 7},
+		},
 		{"heun", schemas.Rollout{Solver: "heun", SDEStepIndices: two, CheckpointEvery: every(4)}, 0, []int64{2, 3, 5, 6}},
-		{"rk4", schemas.Rollout{Solver: "rk4", SDEStepIndices: none, ReturnStepIndices: none, CheckpointEvery: every(3), Debug: []string{"mean", "noise"}}, 0, []int64{3, 6}},
+		{"rk4", schemas.Rollout{
+			Solver: "rk4", SDEStepIndices: none, ReturnStepIndices: none, CheckpointEvery: every(3),
+			Debug: []string{"mean", "noise"},
+		}, 0, []int64{3, 6}},
 		{"dpm", schemas.Rollout{Solver: "dpm", SDEStepIndices: two}, 0, []int64{2, 3, 5, 6}},
-		{"unipc", schemas.Rollout{Solver: "unipc", SDEStepIndices: two, ReturnStepIndices: none, CheckpointEvery: every(2)}, 0, []int64{2, 3, 5, 6}},
+		{
+			"unipc",
+			schemas.Rollout{Solver: "unipc", SDEStepIndices: two, ReturnStepIndices: none, CheckpointEvery: every(2)},
+			0,
+			[]int64{2, 3, 5, 6},
+		},
 		{"dpm alone", schemas.Rollout{Solver: "dpm", SDEType: "ode"}, 0, nil},
 		{"a part", schemas.Rollout{SDEStepIndices: two, ReturnStepIndices: none, CheckpointEvery: every(2)}, 3, []int64{5}},
 	}
@@ -150,9 +177,10 @@ func resumeCases() []resumeCase {
 // prompt is the one that is cut off when m steps of T are made.
 func (c resumeCase) prompt(m int64) *schemas.Prompt {
 	p := &schemas.Prompt{
-		UID: schemas.UID(fmt.Sprint("m", m)), Prompt: fmt.Sprintf("%s, cut off at %d", c.name, m), Seed: new(int64(5)), GroupSize: new(int64(1)),
-		NumInferenceSteps: new(int64(resumeSteps)), Height: new(int64(32)), Width: new(int64(32)), Rollout: c.rollout,
-		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		UID: schemas.UID(fmt.Sprint("m", m)), Prompt: fmt.Sprintf("%s, cut off at %d", c.name, m), Seed: new(int64(5)),
+		GroupSize:     new(int64(1)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(resumeSteps)), Height: new(int64(32)), Width: new(int64(32)), Rollout: c.rollout},
+		Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
 	}
 	if c.begin > 0 {
 		p.Start = &schemas.Start{Latents: resumeStates(4), StepIndex: new(c.begin)}
@@ -228,10 +256,7 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 			})
 			publish(t, w, "cut", cuts...)
 			b.holds(t, w, len(cuts), steps)
-			go func() {
-				<-closed(killed)
-				close(b.release)
-			}()
+			b.releasedWhenClosed(killed)
 			first.Kill()
 
 			next := resumeConfig(nil, len(cuts))
@@ -253,11 +278,15 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 				}
 			}
 			made += float64(len(cuts)) * float64(end-c.begin) // of the calm run
-			got := []float64{counter(t, counted, "resumed_total"), counter(t, counted, "resumed_steps_total"), counter(t, counted, "steps_total")}
+			got := []float64{
+				counter(t, counted, "resumed_total"), counter(t, counted, "resumed_steps_total"),
+				counter(t, counted, "steps_total"),
+			}
 			if want := []float64{samples, taken, made}; !slices.Equal(got, want) {
 				t.Errorf("counted samples that went on, steps taken over and steps made %v, want %v", got, want)
 			}
-			if report, err := proof.Run(t.Context(), w.Bus, "cut", proof.Options{}); err != nil || len(report.Mismatches) > 0 || report.MaxRatio != 0 {
+			if report, err := proof.Run(t.Context(), w.Bus, "cut", proof.Options{}); err != nil || len(report.Mismatches) > 0 ||
+				report.MaxRatio != 0 {
 				t.Errorf("verify: %+v, %v", report, err)
 			}
 		})
@@ -285,9 +314,15 @@ func TestResume_TriedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.Serve(t, defaults().run("intake"))
-	c := resumeCase{name: "failed", rollout: schemas.Rollout{SDEStepIndices: []int64{}, ReturnStepIndices: []int64{}, CheckpointEvery: new(int64(2))}, from: []int64{2, 4, 6}}
+	c := resumeCase{name: "failed", rollout: schemas.Rollout{
+		SDEStepIndices: []int64{}, ReturnStepIndices: []int64{},
+		CheckpointEvery: new(int64(2)),
+	}, from: []int64{2, 4, 6}}
 	p := c.prompt(5)
-	w.sampler(t, resumeConfig(&brake{after: map[string]int{p.Prompt: 5}, taken: map[string]int{}, fails: true, decodes: true}, 1))
+	w.sampler(t, resumeConfig(&brake{
+		after: map[string]int{p.Prompt: 5}, taken: map[string]int{}, fails: true,
+		decodes: true,
+	}, 1))
 	publish(t, w, "cut", p)
 	got := trajectories(t, w, "cut", 1)[p.UID]
 	publish(t, w, "calm", p)
@@ -303,14 +338,21 @@ func TestResume_SlowerThanAnother(t *testing.T) {
 	w.Serve(t, defaults().run("intake"))
 	p := resumeCase{name: "slow", rollout: schemas.Rollout{ReturnStepIndices: []int64{}}}.prompt(5)
 	p.GroupSize = new(int64(samples))
-	slow := &brake{after: map[string]int{p.Prompt: 5}, taken: map[string]int{}, release: make(chan struct{}), goesOn: true, decodes: true}
+	slow := &brake{
+		after: map[string]int{p.Prompt: 5}, taken: map[string]int{}, release: make(chan struct{}), goesOn: true,
+		decodes: true,
+	}
 	w.sampler(t, resumeConfig(slow, 1))
 	publish(t, w, "r", p)
 	slow.holds(t, w, 1, 5)
-	bustest.Until(t, "the slow sampler has both", func() error { return inHand(t, w.Bus, schemas.StreamRequests, "sampler-synthetic", samples) })
+	bustest.Until(t, "the slow sampler has both", func() error {
+		return inHand(t, w.Bus, schemas.StreamRequests,
+			"sampler-synthetic", samples)
+	})
 	w.sampler(t, resumeConfig(nil, 1))
 	for i := 1; i <= samples; i++ { // the first delivery of each request is void, as when the ack wait is over
-		if err := w.Conn().Publish(fmt.Sprintf("$JS.ACK.%s.sampler-synthetic.1.%d.%d.0.0", schemas.StreamRequests, i, i), []byte("-NAK")); err != nil {
+		if err := w.Conn().Publish(fmt.Sprintf("$JS.ACK.%s.sampler-synthetic.1.%d.%d.0.0", schemas.StreamRequests, i, i),
+			[]byte("-NAK")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -325,22 +367,20 @@ func TestResume_SlowerThanAnother(t *testing.T) {
 	})
 	for _, m := range made {
 		tr := bustest.Decode[schemas.Trajectory](t, m)
-		if n := len(harness.Subjects(t, w.Bus, schemas.StreamSteps, strings.TrimSuffix(tr.StepSubject(0), "0")+">")); n != resumeSteps {
+		if n := len(harness.Subjects(t, w.Bus, schemas.StreamSteps,
+			strings.TrimSuffix(tr.StepSubject(0), "0")+">")); n != resumeSteps {
 			t.Errorf("%d steps of sample %d are stored, want %d", n, tr.SampleIndex, resumeSteps)
 		}
 	}
 }
 
-// closed is closed when a bus is.
-func closed(b *bus.Bus) <-chan struct{} {
-	done := make(chan struct{})
+// releasedWhenClosed has the brake released once a bus is closed.
+func (b *brake) releasedWhenClosed(killed *bus.Bus) {
+	closed := killed.Conn().StatusChanged(nats.CLOSED)
 	go func() {
-		defer close(done)
-		for !b.Conn().IsClosed() {
-			time.Sleep(time.Millisecond)
-		}
+		<-closed
+		close(b.release)
 	}()
-	return done
 }
 
 func (c resumeCase) evaluations(step int64) int {

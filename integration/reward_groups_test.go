@@ -20,6 +20,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -57,8 +58,12 @@ func scorersFile(t *testing.T, text string) string {
 // small is a prompt of four small samples.
 func small(uid schemas.UID, rewards ...schemas.RewardSpec) *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: uid, Prompt: "a red fox", GroupSize: new(int64(4)), NumInferenceSteps: new(int64(2)),
-		Height: new(int64(32)), Width: new(int64(32)), Reward: rewards,
+		UID: uid, Prompt: "a red fox", GroupSize: new(int64(4)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(2)),
+			Height:            new(int64(32)), Width: new(int64(32)),
+		},
+		Reward: rewards,
 	}
 }
 
@@ -90,16 +95,22 @@ func TestReward_GroupsCloseWhateverScorersDo(t *testing.T) {
 		c.reward.Scorers, c.reward.ScorePatience, c.reward.DrainTimeout = file, 10*time.Second, 100*time.Millisecond
 		c.reward.ScoreTimeout = 5 * time.Second
 	})
-	answer(t, w, map[string]any{"fine": map[string]any{"v": 1, "score": 0.5}, "nan": map[string]any{"v": 1, "score": "NaN"}, "mute": nil})
+	answer(t, w, map[string]any{
+		"fine": map[string]any{"v": 1, "score": 0.5},
+		"nan":  map[string]any{"v": 1, "score": "NaN"}, "mute": nil,
+	})
 	want := map[string]string{
-		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed",
-		"http:half": "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed", "nats:nobody": "failed",
+		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed",
+		"http:closed": "failed",
+		"http:half":   "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed",
+		"nats:nobody": "failed",
 	}
 	uid := func(name, more string) schemas.UID { return schemas.UID(strings.ReplaceAll(name, ":", "-") + more) }
 	for name := range want {
 		w.publish(t, "r", small(uid(name, ""), schemas.RewardSpec{Name: name}))
 		if name != "http:half" {
-			w.publish(t, "r", small(uid(name, "-optional"), schemas.RewardSpec{Name: "jpeg_compressibility"}, schemas.RewardSpec{Name: name, Required: new(false)}))
+			w.publish(t, "r", small(uid(name, "-optional"), schemas.RewardSpec{Name: "jpeg_compressibility"},
+				schemas.RewardSpec{Name: name, Required: new(false)}))
 		}
 	}
 	w.publish(t, "r", small("plain", schemas.RewardSpec{Name: "jpeg_compressibility"}))
@@ -185,6 +196,21 @@ func answer(t *testing.T, w *world, replies map[string]any) {
 	}
 }
 
+// tooLate publishes prompts, and reports whether intake refused one because its deadline was over.
+func tooLate(t *testing.T, c *client.Client, run schemas.Run, prompts ...*schemas.Prompt) bool {
+	t.Helper()
+	for _, p := range prompts {
+		_, err := c.Publish(t.Context(), run, p)
+		if refused, ok := errors.AsType[*client.RefusedError](err); ok && refused.Code == schemas.CodeLate {
+			return true
+		}
+		if err != nil {
+			t.Fatalf("publish %s: %v", p.UID, err)
+		}
+	}
+	return false
+}
+
 // Rewards from outside: given before the samples are made, after, and never.
 func TestReward_External(t *testing.T) {
 	t.Parallel()
@@ -213,9 +239,11 @@ func TestReward_External(t *testing.T) {
 		}
 		give("before", 0, "human", new(0.25))
 		give("before", 1, "human", new(0.5))
-		w.publish(t, run,
+		if tooLate(t, w.client, run,
 			prompt("before", time.Hour, human), prompt("never", wait, human), prompt("some", wait, human, img),
-			prompt("left-out", wait, img, schemas.RewardSpec{Name: "external", Required: new(false)}))
+			prompt("left-out", wait, img, schemas.RewardSpec{Name: "external", Required: new(false)})) {
+			continue
+		}
 		give("before", 2, "human", new(0.75))
 		give("some", 3, "human", new(1.0))
 		give("some", 2, "human", nil)
@@ -232,7 +260,8 @@ func TestReward_External(t *testing.T) {
 	}{"before": {"complete", 4}, "never": {"failed", 0}, "some": {"partial", 1}, "left-out": {"complete", 4}} {
 		a := got[uid]
 		if members := statuses(a); a.Status != want.status || members["scored"] != want.scored || members["missing"] != 0 {
-			t.Errorf("%s: %s, members %v; want %s with %d scored and none missing", uid, a.Status, members, want.status, want.scored)
+			t.Errorf("%s: %s, members %v; want %s with %d scored and none missing", uid, a.Status, members, want.status,
+				want.scored)
 		}
 	}
 	for i, want := range []float64{0.25, 0.5, 0.75, 1} {
@@ -245,7 +274,8 @@ func TestReward_External(t *testing.T) {
 	bustest.Until(t, "a dead letter of a late verdict", func() error {
 		letters := bustest.Dead(t, w.Bus, 0)
 		for _, d := range letters {
-			if d.Code == schemas.CodeLate && d.Stage == "reward" && d.OriginalSubject == schemas.VerdictSubject(run, "never", 0, "human") {
+			if d.Code == schemas.CodeLate && d.Stage == "reward" &&
+				d.OriginalSubject == schemas.VerdictSubject(run, "never", 0, "human") {
 				return nil
 			}
 		}
@@ -303,7 +333,10 @@ func TestReward_KilledInTheMiddle(t *testing.T) {
 			kills++
 		}
 	}()
-	args := []string{"run", "--nats", url, "--json", "--run", "k", "--out", "-", "-n", "8", "--steps", "2", "--reward", "http:slow", "--reward", "diversity"}
+	args := []string{
+		"run", "--nats", url, "--json", "--run", "k", "--out", "-", "-n", "8", "--steps", "2", "--reward",
+		"http:slow", "--reward", "diversity",
+	}
 	for i := range 24 {
 		args = append(args, fmt.Sprint("fox ", i))
 	}
@@ -312,7 +345,8 @@ func TestReward_KilledInTheMiddle(t *testing.T) {
 	kills := <-ended
 	t.Logf("%d kills, %d samples asked of the server for %d", kills, calls.Load(), sum.Samples)
 	if sum.Complete != 24 || sum.Samples != 192 || kills == 0 {
-		t.Errorf("%d complete groups of %d samples after %d kills, want 24 of 192 after some", sum.Complete, sum.Samples, kills)
+		t.Errorf("%d complete groups of %d samples after %d kills, want 24 of 192 after some", sum.Complete, sum.Samples,
+			kills)
 	}
 	for _, g := range groups {
 		for _, m := range g.Members {
@@ -329,7 +363,8 @@ func TestReward_PythonWorker(t *testing.T) {
 	dir := t.TempDir()
 	info := serve(t, dir)
 	startWorker(t, "--url", info.URL)
-	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--reward", "nats:colour", "a red fox").must(t, 0).parse(t)
+	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--reward", "nats:colour", "a red fox").must(t,
+		0).parse(t)
 	for _, m := range groups[0].Members {
 		if m.Reward == nil || *m.Reward < 0 || *m.Reward > 2 {
 			t.Errorf("sample %d: %s %v, want a colourfulness", m.SampleIndex, m.Status, m.Reward)

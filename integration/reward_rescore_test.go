@@ -32,7 +32,10 @@ func TestReward_OCR(t *testing.T) {
 		t.Skip("no tesseract on PATH: apt-get install tesseract-ocr")
 	}
 	dir := t.TempDir()
-	args := []string{"run", "--json", "--model", signs(t), "-n", "4", "--sde-steps", "0-4", "--reward", "ocr", "--out", "o", `a blue sign that says "4071"`}
+	args := []string{
+		"run", "--json", "--model", signs(t), "-n", "4", "--sde-steps", "0-4", "--reward", "ocr", "--out",
+		"o", `a blue sign that says "4071"`,
+	}
 	groups, _ := meander(t, dir, args...).must(t, 0).parse(t)
 	for _, m := range groups[0].Members {
 		if m.Reward == nil || *m.Reward < 0 || *m.Reward > 1 {
@@ -56,7 +59,8 @@ func TestReward_OCR(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, m := range g.Members {
-		if len(m.Scores) != 1 || m.Scores[0].Name != "ocr" || !strings.Contains(m.Scores[0].Version, "tesseract") || m.Scores[0].Seconds <= 0 || m.Scores[0].Detail == "" {
+		if len(m.Scores) != 1 || m.Scores[0].Name != "ocr" || !strings.Contains(m.Scores[0].Version, "tesseract") ||
+			m.Scores[0].Seconds <= 0 || m.Scores[0].Detail == "" {
 			t.Errorf("sample %d: scores %+v, want what tesseract read", i, m.Scores)
 		}
 	}
@@ -78,7 +82,8 @@ func TestReward_OCRWithoutTesseract(t *testing.T) {
 			t.Errorf("%v: %v\n%s\nwant exit status 2 and what to install", args, err, out)
 		}
 	}
-	cmd := exec.Command(program(t, "meander-reward"), "--require", "ocr", "--setup", "--nats-url", natsServer(t), "--health-addr", "")
+	cmd := exec.Command(program(t, "meander-reward"), "--require", "ocr", "--setup", "--nats-url", natsServer(t),
+		"--health-addr", "")
 	cmd.Env = []string{"PATH=" + t.TempDir()}
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "apt-get install tesseract-ocr") {
 		t.Errorf("meander-reward --require ocr: %v\n%s", err, out)
@@ -134,10 +139,14 @@ func (o output) pass(t *testing.T) pass {
 func TestRescore_Run(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "4", "--steps", "3", "--out", "-", "--batch-size", "2", "--batch-id", "b",
+	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "4", "--steps", "3", "--out", "-", "--batch-size",
+		"2", "--batch-id", "b",
 		"--reward", "jpeg_compressibility", "a red fox", "two owls").must(t, 0)
 	before := meander(t, dir, "show", "--run", "r", "--json").must(t, 0).stdout
-	args := []string{"rescore", "--reward", "jpeg_incompressibility=2", "--reward", "diversity", "--std", "global", "--json"}
+	args := []string{
+		"rescore", "--reward", "jpeg_incompressibility=2", "--reward", "diversity", "--std", "global",
+		"--json",
+	}
 	first := meander(t, dir, args...).must(t, 0).pass(t)
 	if len(first.groups) != 2 || first.summary.Complete != 2 || first.summary.Scored != 8 {
 		t.Fatalf("pass %+v", first)
@@ -145,13 +154,15 @@ func TestRescore_Run(t *testing.T) {
 	for _, g := range first.groups {
 		for _, m := range g.Members {
 			// The new reward is the old one turned round, twice, and what diversity adds.
-			if m.Reward == nil || m.Advantage == nil || m.SourceReward == nil || *m.Reward < -2**m.SourceReward || *m.Reward > -2**m.SourceReward+1 {
+			if m.Reward == nil || m.Advantage == nil || m.SourceReward == nil || *m.Reward < -2**m.SourceReward ||
+				*m.Reward > -2**m.SourceReward+1 {
 				t.Errorf("%s: %+v", g.UID, m)
 			}
 		}
 	}
 	again := meander(t, dir, args...).must(t, 0)
-	if p := again.pass(t); p.summary.Digest != first.summary.Digest || !strings.Contains(again.stderr, "8 of 8 samples are scored already") {
+	if p := again.pass(t); p.summary.Digest != first.summary.Digest ||
+		!strings.Contains(again.stderr, "8 of 8 samples are scored already") {
 		t.Errorf("digest %s then %s; %s", first.summary.Digest, p.summary.Digest, again.stderr)
 	}
 	if after := meander(t, dir, "show", "--run", "r", "--json").must(t, 0).stdout; after != before {
@@ -162,11 +173,14 @@ func TestRescore_Run(t *testing.T) {
 		t.Errorf("show of a pass:\n%s", shown)
 	}
 	for want, args := range map[string][]string{
-		"other rewards":        {"rescore", "--run", "r", "--reward", "synthetic", "--pass", "r--jpeg_incompressibility-diversity"},
+		"other rewards": {
+			"rescore", "--run", "r", "--reward", "synthetic", "--pass",
+			"r--jpeg_incompressibility-diversity",
+		},
 		"no stored":            {"rescore", "--run", "x", "--reward", "synthetic"},
 		"itself a pass":        {"rescore", "--run", "r--jpeg_incompressibility-diversity", "--reward", "synthetic"},
 		"--reward":             {"rescore", "--run", "r"},
-		"nothing in it":        {"rescore", "--store", "none", "--reward", "synthetic"},
+		"is empty":             {"rescore", "--store", "none", "--reward", "synthetic"},
 		"not configured here":  {"rescore", "--run", "r", "--reward", "http:clip"},
 		"must be one of":       {"rescore", "--run", "r", "--reward", "sharpness"},
 		"no text in double qu": {"rescore", "--run", "r", "--reward", "glyph"},
@@ -182,13 +196,18 @@ func TestRescore_KilledAndResumed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var asked atomic.Int64
-	file := scorersFile(t, fmt.Sprintf("http:\n  slow: {url: %q, concurrency: 2}\n", scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) {
-		asked.Add(int64(n))
-		time.Sleep(40 * time.Millisecond)
-		sendScores(w, "0.5", n)
-	})))
-	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "16", "--steps", "2", "--out", "-", "a red fox", "two owls", "rain").must(t, 0)
-	args := []string{"rescore", "--run", "r", "--reward", "http:slow", "--reward", "jpeg_compressibility", "--scorers", file, "--json", "--out", "-"}
+	file := scorersFile(t, fmt.Sprintf("http:\n  slow: {url: %q, concurrency: 2}\n",
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+			asked.Add(int64(n))
+			time.Sleep(40 * time.Millisecond)
+			sendScores(w, "0.5", n)
+		})))
+	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "16", "--steps", "2", "--out", "-", "a red fox",
+		"two owls", "rain").must(t, 0)
+	args := []string{
+		"rescore", "--run", "r", "--reward", "http:slow", "--reward", "jpeg_compressibility", "--scorers",
+		file, "--json", "--out", "-",
+	}
 	cmd := exec.Command(program(t, "meander"), args...)
 	cmd.Dir = dir
 	if err := cmd.Start(); err != nil {
@@ -205,7 +224,8 @@ func TestRescore_KilledAndResumed(t *testing.T) {
 	out := meander(t, dir, args...).must(t, 0)
 	p := out.pass(t)
 	calm := meander(t, dir, append(args, "--pass", "calm")...).must(t, 0).pass(t)
-	if p.summary.Complete != 3 || p.summary.Scored != 48 || !strings.Contains(out.stderr, "samples are scored already, resuming") {
+	if p.summary.Complete != 3 || p.summary.Scored != 48 ||
+		!strings.Contains(out.stderr, "samples are scored already, resuming") {
 		t.Errorf("after a kill: %+v\n%s", p.summary, out.stderr)
 	}
 	for i, g := range p.groups {

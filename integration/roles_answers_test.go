@@ -60,7 +60,7 @@ func (u *user) ask(t *testing.T, subject, answer, body string) {
 	}
 }
 
-// What deploy/secure.md says that roles cannot do to users of all runs: the server sends answers
+// What deploy/guide/secure-it.md says that roles cannot do to users of all runs: the server sends answers
 // anywhere. Once a release of it refuses that, this fails, and the document has good news to tell.
 func TestRoles_AnswersGoAnywhere(t *testing.T) {
 	t.Parallel()
@@ -84,7 +84,10 @@ func TestRoles_Guests(t *testing.T) {
 			t.Parallel()
 			g := serve(t)
 			admin := g.user(t, "admin")
-			for _, subject := range []string{"mdr.v1.advantage.a.u", "mdr.v1.advantage.b.u", "mdr.v1.applied.lane.x", "$KV.mdr-runs.b"} {
+			for _, subject := range []string{
+				"mdr.v1.advantage.a.u", "mdr.v1.advantage.b.u", "mdr.v1.applied.lane.x",
+				"$KV.mdr-runs.b",
+			} {
 				if _, err := admin.nc.Request(subject, []byte("of others"), 10*time.Second); err != nil {
 					t.Fatal(err)
 				}
@@ -149,7 +152,8 @@ func pipelineState(t *testing.T, admin *user) map[string]streamState {
 	t.Helper()
 	out := map[string]streamState{}
 	for _, stream := range []string{
-		"MDR_GROUPS", "MDR_REQUESTS", "MDR_STEPS", "MDR_TRAJECTORIES", "MDR_VERDICTS", "MDR_REWARDS", "MDR_ADVANTAGES", "MDR_POLICIES",
+		"MDR_GROUPS", "MDR_REQUESTS", "MDR_STEPS", "MDR_TRAJECTORIES", "MDR_VERDICTS", "MDR_REWARDS", "MDR_ADVANTAGES",
+		"MDR_POLICIES",
 		"MDR_APPLIED", "MDR_CONTROL", "MDR_PARKED", "MDR_PROMPTS", "MDR_DEAD", "KV_mdr-runs", "KV_mdr-policy", "KV_mdr-seal",
 	} {
 		s := admin.state(t, stream)
@@ -175,9 +179,12 @@ func pipelineState(t *testing.T, admin *user) map[string]streamState {
 func (g guarded) steers(t *testing.T, u *user, guest string) {
 	t.Helper()
 	targets := []string{
-		"mdr.v1.reward.b.u.u.0", "mdr.v1.prompt.b", "mdr.v1.control.b", "mdr.v1.step.b.u.0.t.0", "$KV.mdr-runs.b", "pipeline.API.$KV.mdr-runs.b", "$KV.mdr-policy.lane",
-		"$JS.API.STREAM.PURGE.MDR_APPLIED", "$JS.API.STREAM.DELETE.MDR_APPLIED", "guest." + guest + ".API.STREAM.DELETE.MDR_APPLIED", "guest.viewer-a.API.STREAM.PURGE.MDR_STEPS",
-		"pipeline.API.STREAM.PURGE.MDR_APPLIED", "pipeline.API.STREAM.DELETE.MDR_APPLIED", "pipeline.API.CONSUMER.DELETE.MDR_VERDICTS.guest-" + guest, "pipeline.API.CONSUMER.RESET.MDR_TRAJECTORIES.reward",
+		"mdr.v1.reward.b.u.u.0", "mdr.v1.prompt.b", "mdr.v1.control.b", "mdr.v1.step.b.u.0.t.0", "$KV.mdr-runs.b",
+		"pipeline.API.$KV.mdr-runs.b", "$KV.mdr-policy.lane",
+		"$JS.API.STREAM.PURGE.MDR_APPLIED", "$JS.API.STREAM.DELETE.MDR_APPLIED",
+		"guest." + guest + ".API.STREAM.DELETE.MDR_APPLIED", "guest.viewer-a.API.STREAM.PURGE.MDR_STEPS",
+		"pipeline.API.STREAM.PURGE.MDR_APPLIED", "pipeline.API.STREAM.DELETE.MDR_APPLIED",
+		"pipeline.API.CONSUMER.DELETE.MDR_VERDICTS.guest-" + guest, "pipeline.API.CONSUMER.RESET.MDR_TRAJECTORIES.reward",
 	}
 	if guest == "trainer-a" {
 		rollup := &nats.Msg{Subject: "$KV.mdr-runs.a", Data: []byte("forged"), Header: nats.Header{"Nats-Rollup": {"all"}}}
@@ -194,7 +201,8 @@ func (g guarded) steers(t *testing.T, u *user, guest string) {
 		})
 	}
 	for i, target := range targets {
-		u.ask(t, "$JS.API.DIRECT.GET.MDR_ADVANTAGES.mdr.v1.advantage.a.none", target, "") // the answer is empty, as a request may be
+		// the answer is empty, as a request may be
+		u.ask(t, "$JS.API.DIRECT.GET.MDR_ADVANTAGES.mdr.v1.advantage.a.none", target, "")
 		u.ask(t, "$JS.API.DIRECT.GET.MDR_ADVANTAGES.mdr.v1.advantage.a.u", target, "")
 		u.ask(t, "$JS.API.DIRECT.GET.KV_mdr-runs.$KV.mdr-runs.a", target, "")
 		name := fmt.Sprintf("s%d", i)

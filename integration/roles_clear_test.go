@@ -99,7 +99,8 @@ func TestRoles_NothingInTheClear(t *testing.T) {
 
 	seed := regexp.MustCompile(`(?m)^SU\w+$`).FindString(contents(t, g.file("viewer.creds")))
 	ca, creds := g.file("tls/ca.pem"), g.file("trainer.creds")
-	environment := append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "SEED="+seed, "CREDS="+creds, "CA="+ca)
+	environment := append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "SEED="+seed,
+		"CREDS="+creds, "CA="+ca)
 	ctx, stop := context.WithTimeout(t.Context(), 5*bustest.Patience) // one that says too much may try for ever
 	defer stop()
 	python := func(p *tap, script string) (string, error) {

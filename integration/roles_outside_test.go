@@ -18,7 +18,10 @@ func TestRoles_Outside(t *testing.T) {
 	interpreter := pythonWith(t, "nats, msgpack, nkeys, PIL, numpy")
 	g := servers()["nats-server"](t)
 	for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
-		args := []string{"--health-addr", "", "--nats-url", g.url, "--nats-creds", g.file(service + ".creds"), "--nats-tls-ca", g.file("tls/ca.pem")}
+		args := []string{
+			"--health-addr", "", "--nats-url", g.url, "--nats-creds", g.file(service + ".creds"),
+			"--nats-tls-ca", g.file("tls/ca.pem"),
+		}
 		if service == "sampler" {
 			args = append(args, "--model", "synthetic")
 		}
@@ -73,7 +76,9 @@ asyncio.run(main())
 	ctx, stop := context.WithTimeout(t.Context(), 5*bustest.Patience)
 	defer stop()
 	cmd := exec.CommandContext(ctx, interpreter, "-c", script)
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "URL="+g.url, "CREDS="+g.file("trainer.creds"), "VIEWER="+g.file("viewer.creds"), "LIMITED="+g.file("trainer-a.creds"), "CA="+g.file("tls/ca.pem"))
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "URL="+g.url,
+		"CREDS="+g.file("trainer.creds"), "VIEWER="+g.file("viewer.creds"), "LIMITED="+g.file("trainer-a.creds"),
+		"CA="+g.file("tls/ca.pem"))
 	out, err := cmd.CombinedOutput()
 	for what, n := range map[string]int{
 		"complete\n2 samples, 2 services\n": 2, "refused: ": 1, "trajectory of p\n": 2,

@@ -4,22 +4,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -28,7 +28,7 @@ import (
 func TestRoles_Document(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| role | publishes | takes its work from | reads | writes to | removes of |\n|---|---|---|---|---|---|\n")
-	for _, g := range bus.Grants() {
+	for _, g := range auth.Grants() {
 		if g.Unlimited {
 			fmt.Fprintf(&table, "| `%s`: %s | everything | | | | |\n", g.Role, g.Purpose)
 			continue
@@ -36,9 +36,9 @@ func TestRoles_Document(t *testing.T) {
 		removes := slices.Concat(g.Deletes, g.Purges)
 		slices.Sort(removes)
 		fmt.Fprintf(&table, "| `%s`: %s | %s | %s | %s | %s | %s |\n", g.Role, g.Purpose, code(g.Publishes),
-			code(slices.Sorted(maps.Keys(g.Takes))), code(g.Reads), code(g.Puts), code(slices.Compact(removes)))
+			code(g.WorksOn()), code(g.Reads), code(g.Writes), code(slices.Compact(removes)))
 	}
-	inDocument(t, "deploy/secure.md", "roles", table.String())
+	inDocument(t, "deploy/guide/appendix.md", "roles", table.String())
 }
 
 // code sets names as code.
@@ -108,14 +108,14 @@ func servers() map[string]func(t *testing.T) guarded {
 
 // user is a connection that notes what the server refuses.
 type user struct {
-	nc *nats.Conn
-	mu sync.Mutex
-	no []string
+	nc    *nats.Conn
+	notes chan string
+	asked int
 }
 
 func (g guarded) user(t *testing.T, name string) *user {
 	t.Helper()
-	u := &user{}
+	u := &user{notes: make(chan string, 1024)}
 	key, err := nats.NkeyOptionFromSeed(g.file(name + ".creds"))
 	if err != nil {
 		t.Fatal(err)
@@ -124,11 +124,12 @@ func (g guarded) user(t *testing.T, name string) *user {
 	if err := key(&who); err != nil {
 		t.Fatal(err)
 	}
-	u.nc, err = nats.Connect(g.url, key, nats.RootCAs(g.file("tls/ca.pem")), nats.CustomInboxPrefix(bus.InboxOf(who.Nkey)),
+	u.nc, err = nats.Connect(g.url, key, nats.RootCAs(g.file("tls/ca.pem")), nats.CustomInboxPrefix(auth.InboxOf(who.Nkey)),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			u.mu.Lock()
-			defer u.mu.Unlock()
-			u.no = append(u.no, err.Error())
+			select {
+			case u.notes <- err.Error():
+			default: // of a test that does not read them
+			}
 		}))
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
@@ -137,36 +138,27 @@ func (g guarded) user(t *testing.T, name string) *user {
 	return u
 }
 
-// refused says whether the server refuses what do asks.
-func (u *user) refused(t *testing.T, do func(nc *nats.Conn) error) bool {
+// refused says whether the server refuses what do asks: whether a note came before that of a question which it refuses
+// everyone.
+func (u *user) refused(t *testing.T, do func(nc *nats.Conn) error) (refused bool) {
 	t.Helper()
-	u.mu.Lock()
-	u.no = nil
-	u.mu.Unlock()
 	if err := errors.Join(do(u.nc), u.nc.Flush()); err != nil {
 		t.Fatal(err)
 	}
-	// The note came before the answer to Flush; its handler may run after it.
-	sub, err := u.nc.SubscribeSync(u.nc.NewInbox())
-	if err == nil {
-		err = errors.Join(sub.Unsubscribe(), u.nc.Flush())
+	if u.nc.LastError() == nil { // nothing was refused so far: the note came before the answer to Flush
+		return false
 	}
-	if err != nil {
+	u.asked++
+	last := fmt.Sprintf("$SYS.REQ.MARK.%d", u.asked)
+	if err := errors.Join(u.nc.Publish(last, nil), u.nc.Flush()); err != nil {
 		t.Fatal(err)
 	}
-	for range 20 {
-		u.mu.Lock()
-		no := slices.Clone(u.no)
-		u.mu.Unlock()
-		if len(no) > 0 {
-			return true
+	for {
+		if note := bustest.Receive(t, "the note of a refusal", u.notes); strings.Contains(note, last) {
+			return refused
 		}
-		if u.nc.LastError() == nil {
-			return false
-		}
-		time.Sleep(5 * time.Millisecond) // a note that is read, and not handed over yet
+		refused = true
 	}
-	return false
 }
 
 // sends is a message, with an answer that nobody waits for.

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
 // Whoever is not let in reads why, and what to do: a wrong authority, a server of another name or
@@ -27,25 +27,35 @@ func TestRoles_NotLetIn(t *testing.T) {
 	other := credentials(t)
 	dir := t.TempDir()
 	empty, garbage := filepath.Join(dir, "empty"), filepath.Join(dir, "garbage")
-	if err := errors.Join(os.WriteFile(empty, nil, 0o600), os.WriteFile(garbage, []byte("SUGARBAGE\n"), 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(empty, nil, 0o600),
+		os.WriteFile(garbage, []byte("SUGARBAGE\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	creds, ca := g.file("viewer.creds"), g.file("tls/ca.pem")
 	for _, c := range []struct {
 		name, url, creds, ca, token, want string
 	}{
-		{"another authority", g.url, creds, filepath.Join(other, "tls/ca.pem"), "", "is not the authority that signed its certificate"},
+		{
+			"another authority", g.url, creds, filepath.Join(other, "tls/ca.pem"), "",
+			"is not the authority that signed its certificate",
+		},
 		{"no authority", g.url, creds, "", "", "name the authority that signed its certificate (nats-tls-ca"},
 		{"an empty authority", g.url, creds, empty, "", "nats-tls-ca must be a PEM file"},
 		{"an authority that is not there", g.url, creds, filepath.Join(dir, "none"), "", "none: no such file"},
-		{"a user of another folder", g.url, filepath.Join(other, "viewer.creds"), ca, "", "the server does not know the user of"},
+		{
+			"a user of another folder", g.url, filepath.Join(other, "viewer.creds"), ca, "",
+			"the server does not know the user of",
+		},
 		{"empty credentials", g.url, empty, ca, "", "must have the seed of a user (SU...), or a JWT and its key"},
 		{"garbage for credentials", g.url, garbage, ca, "", "must have the seed of a user (SU...), or a JWT and its key"},
 		{"a folder for credentials", g.url, dir, ca, "", "not a file of credentials"},
 		{"no credentials", g.url, "", ca, "", "it wants credentials (nats-creds"},
 		{"a token", g.url, "", ca, "secret", "it does not know the token (MEANDER_NATS_TOKEN), or wants credentials"},
 		{"an ended certificate", certified(t, -time.Hour, "127.0.0.1"), "", ca, "", "meander auth update DIR"},
-		{"a certificate of another host", certified(t, time.Hour, "10.9.8.7"), "", ca, "", "meander auth update DIR --tls-host HOST"},
+		{
+			"a certificate of another host", certified(t, time.Hour, "10.9.8.7"), "", ca, "",
+			"meander auth update DIR --tls-host HOST",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -71,7 +81,8 @@ func certified(t *testing.T, ends time.Duration, host string) (url string) {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(ends), IPAddresses: []net.IP{net.ParseIP(host)},
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(ends),
+		IPAddresses: []net.IP{net.ParseIP(host)},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	secret, err2 := x509.MarshalPKCS8PrivateKey(key)

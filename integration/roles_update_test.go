@@ -12,7 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
@@ -49,15 +49,18 @@ func TestRoles_Update(t *testing.T) {
 	}
 	// As a guest of an older release: with the others, and known by his file alone.
 	edit(t, filepath.Join(dir, "viewer.creds"), `# runs: \*`, "# runs: a")
-	if out := meander(t, t.TempDir(), append([]string{"doctor"}, g.flags("viewer")...)...).must(t, 1); !strings.Contains(out.stdout, "meander auth update") {
+	if out := meander(t, t.TempDir(), append([]string{"doctor"}, g.flags("viewer")...)...).must(t,
+		1); !strings.Contains(out.stdout, "meander auth update") {
 		t.Errorf("doctor does not name a guest in the account of all:\n%s", out.stdout)
 	}
-	if out := auth("add", dir, "guest", "--role", "viewer", "--run", "a"); !strings.Contains(out, "move jetstream/$G in its store_dir to jetstream/meander") || !strings.Contains(out, "streams setup --auth") {
+	if out := auth("add", dir, "guest", "--role", "viewer", "--run", "a"); !strings.Contains(out,
+		"move jetstream/$G in its store_dir to jetstream/meander") || !strings.Contains(out, "streams setup --auth") {
 		t.Errorf("auth add: %s", out)
 	}
 	admin.nc.Close()
 	up := server.KillFor(t)
-	if err := os.Rename(filepath.Join(store, "store", "jetstream", "$G"), filepath.Join(store, "store", "jetstream", "meander")); err != nil {
+	if err := os.Rename(filepath.Join(store, "store", "jetstream", "$G"),
+		filepath.Join(store, "store", "jetstream", "meander")); err != nil {
 		t.Fatal(err)
 	}
 	up()
@@ -73,7 +76,8 @@ func TestRoles_Update(t *testing.T) {
 	setup()
 	g.user(t, "admin").holds(t, "the streams are there", "MDR_ADVANTAGES", 2)
 	g.user(t, "guest").holds(t, "the guest has what is of his run", "MDR_ADVANTAGES", 1)
-	if out := meander(t, t.TempDir(), append([]string{"doctor"}, g.flags("guest")...)...); !strings.Contains(out.stdout, "in the account guest-guest of its own") {
+	if out := meander(t, t.TempDir(), append([]string{"doctor"}, g.flags("guest")...)...); !strings.Contains(out.stdout,
+		"in the account guest-guest of its own") {
 		t.Errorf("doctor of a guest:\n%s", out.stdout)
 	}
 	auth("add", dir, "more", "--role", "viewer", "--run", "b")

@@ -35,7 +35,7 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 	}
 	w.Serve(t, c.run("sampler"))
 	for range groups {
-		p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples / groups)), NumInferenceSteps: new(int64(40))}
+		p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples / groups)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))}}
 		if _, err := w.client.Publish(t.Context(), "r1", p); err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +62,7 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 func sumOf(tokens int64, change func(*schemas.Text)) schemas.Prompt {
 	x := &schemas.Text{MaxNewTokens: &tokens, Temperature: new(0.0)}
 	change(x)
-	return schemas.Prompt{Model: "sums", Prompt: "347+58=?", Text: x, Reward: []schemas.RewardSpec{{Name: "entropy_mean"}}}
+	return schemas.Prompt{Routing: schemas.Routing{Model: "sums"}, Prompt: "347+58=?", Text: x, Reward: []schemas.RewardSpec{{Name: "entropy_mean"}}}
 }
 
 // What a request is said to store bounds what its steps take, closely enough.
@@ -87,11 +87,11 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 		run    schemas.Run
 		loose  float64 // most that the bound is above
 	}{
-		{schemas.Prompt{NumInferenceSteps: new(int64(40))}, "r0", 1.2},
-		{schemas.Prompt{NumInferenceSteps: new(int64(40)), UID: schemas.UID(long)}, schemas.Run(long), 1.2},
-		{schemas.Prompt{Rollout: schemas.Rollout{LatentsDType: "BF16", ReturnStepIndices: []int64{2, 10}}}, "r2", 1.3},
-		{schemas.Prompt{Rollout: schemas.Rollout{Debug: []string{"std", "noise"}}}, "r3", 1.2},
-		{schemas.Prompt{Height: new(int64(1024)), Width: new(int64(1024)), NumInferenceSteps: new(int64(2)), Rollout: schemas.Rollout{Debug: []string{"noise"}}}, "r4", 1.05},
+		{schemas.Prompt{ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))}}, "r0", 1.2},
+		{schemas.Prompt{ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))}, UID: schemas.UID(long)}, schemas.Run(long), 1.2},
+		{schemas.Prompt{ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{LatentsDType: "BF16", ReturnStepIndices: []int64{2, 10}}}}, "r2", 1.3},
+		{schemas.Prompt{ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{Debug: []string{"std", "noise"}}}}, "r3", 1.2},
+		{schemas.Prompt{ImageSettings: schemas.ImageSettings{Height: new(int64(1024)), Width: new(int64(1024)), NumInferenceSteps: new(int64(2)), Rollout: schemas.Rollout{Debug: []string{"noise"}}}}, "r4", 1.05},
 		{sumOf(3, func(*schemas.Text) {}), "r5", 3.2}, // most of it is the prompt, of whose tokens only the bytes are known
 		{sumOf(3, func(x *schemas.Text) { x.Logits = &schemas.Logits{Form: schemas.LogitsFull} }), "r6", 2.2},
 		{sumOf(3, func(x *schemas.Text) {

@@ -15,7 +15,10 @@ import (
 func perfect(t *testing.T) (models model.Registry, point func(prediction string) *schemas.Tensor) {
 	t.Helper()
 	open := func(prediction string) *synthetic.Model {
-		m, err := synthetic.NewWith(synthetic.Config{Components: 1, MinStd: 1e-9, MaxStd: 1e-9, Contrast: 1, Prediction: prediction})
+		m, err := synthetic.NewWith(synthetic.Config{
+			Components: 1, MinStd: 1e-9, MaxStd: 1e-9, Contrast: 1,
+			Prediction: prediction,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +37,10 @@ func perfect(t *testing.T) (models model.Registry, point func(prediction string)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &schemas.Tensor{DType: "F32", Shape: []int64{1, 4, int64(len(mix.Means[0]) / 4)}, Data: tensor.F32.AppendFloats(nil, mix.Means[0])}
+		return &schemas.Tensor{
+			DType: "F32", Shape: []int64{1, 4, int64(len(mix.Means[0]) / 4)},
+			Data: tensor.F32.AppendFloats(nil, mix.Means[0]),
+		}
 	}
 }
 
@@ -54,12 +60,18 @@ func TestScheduled_PerfectModelLands(t *testing.T) {
 			}
 			roll := func(run schemas.Run, sampler string, order int64, compat string) []*schemas.Trajectory {
 				got, _ := w.rolled(t, run, &schemas.Prompt{
-					UID: "u", Prompt: "a red fox", Height: new(int64(32)), Width: new(int64(32)), Seed: new(int64(5)), GroupSize: new(int64(4)),
-					Start: &schemas.Start{Data: &schemas.Data{Latents: point(info.Prediction)}},
-					ScheduledSampling: &schemas.ScheduledSampling{
-						MaxStepOffset: new(int64(10)), Strategy: "biased_late", Probability: new(1.0), BaseTimesteps: []float64{0, 120, 600, 980},
-						Sampler: sampler, Order: &order, Compat: compat,
+					UID: "u", Prompt: "a red fox",
+					ImageSettings: schemas.ImageSettings{
+						Height: new(int64(32)), Width: new(int64(32)),
+						Start: &schemas.Start{Data: &schemas.Data{Latents: point(info.Prediction)}},
+						ScheduledSampling: &schemas.ScheduledSampling{
+							MaxStepOffset: new(int64(10)), Strategy: "biased_late", Probability: new(1.0),
+							BaseTimesteps: []float64{0, 120, 600, 980},
+							Sampler:       sampler, Order: &order, Compat: compat,
+						},
 					},
+					Seed:      new(int64(5)),
+					GroupSize: new(int64(4)),
 				})
 				return got
 			}
@@ -82,7 +94,8 @@ func TestScheduled_PerfectModelLands(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						if s := step.ScheduledSampling; !(s.UNext < s.U) || step.Transition != "ode" || step.LogProb != nil || s.Sampler != c.sampler {
+						if s := step.ScheduledSampling; !(s.UNext < s.U) || step.Transition != "ode" || step.LogProb != nil ||
+							s.Sampler != c.sampler {
 							t.Errorf("%s: step %+v", run, s)
 						}
 					}

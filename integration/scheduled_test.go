@@ -74,14 +74,19 @@ func TestScheduled(t *testing.T) {
 				data.Images = append(data.Images, schemas.DataImage{Data: paint(t, 64, 64, 60*i)})
 			}
 			got, plan := w.rolled(t, "r", &schemas.Prompt{
-				UID: "u", Prompt: `a red sign that says "OPEN"`, Seed: new(int64(3)), GroupSize: new(int64(4)), Start: &schemas.Start{Data: data},
-				ScheduledSampling: &schemas.ScheduledSampling{
-					MaxStepOffset: new(int64(10)), Probability: new(1.0), Timesteps: new(int64(50)), BaseTimesteps: []float64{20.5, 49, 0, 7}, Decode: true,
+				UID: "u", Prompt: `a red sign that says "OPEN"`, Seed: new(int64(3)), GroupSize: new(int64(4)),
+				ImageSettings: schemas.ImageSettings{
+					Start: &schemas.Start{Data: data},
+					ScheduledSampling: &schemas.ScheduledSampling{
+						MaxStepOffset: new(int64(10)), Probability: new(1.0), Timesteps: new(int64(50)),
+						BaseTimesteps: []float64{20.5, 49, 0, 7}, Decode: true,
+					},
 				},
 			})
 			for i, tr := range got {
 				roll := plan.Samples[i]
-				t.Logf("sample %d: %+v, %d steps, %d forwards, drift %v, %+v", i, roll, len(tr.Steps), tr.Rolled.Forwards, *tr.Rolled.Drift, *tr.Rolled.ReflexFlow)
+				t.Logf("sample %d: %+v, %d steps, %d forwards, drift %v, %+v", i, roll, len(tr.Steps), tr.Rolled.Forwards,
+					*tr.Rolled.Drift, *tr.Rolled.ReflexFlow)
 				if int64(len(tr.Steps)) != roll.Source-roll.Base {
 					t.Errorf("sample %d: %d steps, want %d", i, len(tr.Steps), roll.Source-roll.Base)
 				}
@@ -90,7 +95,8 @@ func TestScheduled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := 3*1 + 4 + 2 + 9 + 10; !report.OK(0) || report.Rolled != want { // states before and after each step, and the results
+			// states before and after each step, and the results
+			if want := 3*1 + 4 + 2 + 9 + 10; !report.OK(0) || report.Rolled != want {
 				t.Errorf("%+v, want %d states", report, want)
 			}
 		})
@@ -104,15 +110,20 @@ func TestScheduled_Masked(t *testing.T) {
 	w := start(t, nil)
 	prompt := func(p float64) *schemas.Prompt {
 		return &schemas.Prompt{
-			UID: "u", Prompt: "a red fox", GroupSize: new(int64(3)), Start: &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: paint(t, 64, 64, 90)}}}},
-			ScheduledSampling: &schemas.ScheduledSampling{
-				MaxStepOffset: new(int64(10)), Strategy: "biased_late", Probability: &p, BaseTimesteps: []float64{500}, ReflexFlow: &schemas.ReflexFlow{Keep: "tensors"},
+			UID: "u", Prompt: "a red fox", GroupSize: new(int64(3)),
+			ImageSettings: schemas.ImageSettings{
+				Start: &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: paint(t, 64, 64, 90)}}}},
+				ScheduledSampling: &schemas.ScheduledSampling{
+					MaxStepOffset: new(int64(10)), Strategy: "biased_late", Probability: &p, BaseTimesteps: []float64{500},
+					ReflexFlow: &schemas.ReflexFlow{Keep: "tensors"},
+				},
 			},
 		}
 	}
 	masked, plan := w.rolled(t, "masked", prompt(0))
 	for i, tr := range masked {
-		if len(tr.Steps) > 0 || tr.Rolled.Latents.Ref.Digest != tr.Rolled.TeacherDigest || *tr.Rolled.Drift != 0 || tr.Rolled.Clean.Digest != tr.Rolled.Biased.Digest || plan.Samples[i].Reason != "masked" {
+		if len(tr.Steps) > 0 || tr.Rolled.Latents.Ref.Digest != tr.Rolled.TeacherDigest || *tr.Rolled.Drift != 0 ||
+			tr.Rolled.Clean.Digest != tr.Rolled.Biased.Digest || plan.Samples[i].Reason != "masked" {
 			t.Errorf("sample %d: %+v of %+v", i, tr.Rolled, plan.Samples[i])
 		}
 	}
@@ -141,17 +152,19 @@ func TestScheduled_Masked(t *testing.T) {
 			t.Errorf("another %s is not found: %+v, %v", name, report, err)
 		}
 	}
-	if report, err := proof.Run(t.Context(), w.Bus, "masked", proof.Options{}); err != nil || !report.OK(0) || report.Rolled != 3 {
+	if report, err := proof.Run(t.Context(), w.Bus, "masked", proof.Options{}); err != nil || !report.OK(0) ||
+		report.Rolled != 3 {
 		t.Errorf("%+v, %v", report, err)
 	}
 }
 
-// The example of the README does what it says: 16 images of the shipped model are rolled, the sheet
+// The example of the guide does what it says: 16 images of the shipped model are rolled, the sheet
 // shows all of them, and verify rolls them again.
 func TestExamples_Scheduled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	lines := regexp.MustCompile(`(?m)^bin/meander ((?:run -n 16 --out folder|run --start-image folder|scheduled folder) .*)$`).FindAllStringSubmatch(read(t, "README.md"), -1)
+	example := regexp.MustCompile(`(?m)^bin/meander ((?:run -n 16 --out folder|run --start-image folder|scheduled folder) .*)$`)
+	lines := example.FindAllStringSubmatch(read(t, "deploy/guide/scheduled-sampling.md"), -1)
 	if len(lines) != 3 {
 		t.Fatalf("%d lines of the example, want 3", len(lines))
 	}

@@ -146,7 +146,8 @@ func TestTerminal_RunsEnd(t *testing.T) {
 	for i := range soak(t, 5, 200) {
 		dir := t.TempDir()
 		x := newTerminal(t, 100)
-		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50", "--workers", "2", "a red fox", "two owls"); err != nil {
+		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50",
+			"--workers", "2", "a red fox", "two owls"); err != nil {
 			t.Fatalf("run %d of a terminal: %v\n%s", i, err, x)
 		}
 		if screen := x.String(); !strings.Contains(screen, "400/400 steps") || !strings.Contains(screen, "2/2 groups") {
@@ -165,7 +166,8 @@ func runOf(samples string) []string {
 		steps = "40" // each takes several times as long
 	}
 	return []string{
-		"run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", samples, "--steps", steps, "--return-steps", steps, "a red fox", "two owls",
+		"run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", samples, "--steps", steps, "--return-steps", steps,
+		"a red fox", "two owls",
 	}
 }
 
@@ -175,10 +177,14 @@ func interrupted(t *testing.T, dir, samples string) (x *terminal, ended <-chan e
 	x = newTerminal(t, 100)
 	ended = x.start(t, dir, runOf(samples)...)
 	x.shows(t, "steps on the bar", func(screen string) bool {
-		return regexp.MustCompile("/[0-9]{4,6} steps").MatchString(screen) && !strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/")
+		return regexp.MustCompile("/[0-9]{4,6} steps").MatchString(screen) &&
+			!strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/")
 	})
 	x.press(t, "\x03")
-	x.shows(t, "the choice", func(screen string) bool { return strings.Contains(screen, "Ctrl-C: leave run x, or cancel it?") })
+	x.shows(t, "the choice", func(screen string) bool {
+		return strings.Contains(screen,
+			"Ctrl-C: leave run x, or cancel it?")
+	})
 	return x, ended
 }
 
@@ -199,11 +205,11 @@ func TestTerminal_CtrlC(t *testing.T) {
 	t.Parallel()
 	busy(t)
 	for i := range soak(t, 1, 40) {
-		x, ended := interrupted(t, t.TempDir(), "1024")
+		x, ended := interrupted(t, t.TempDir(), "256")
 		if i%2 == 0 {
 			x.press(t, "l\n")
 		} // else nobody answers
-		if err := <-ended; err == nil || !strings.Contains(x.String(), "interrupted; go on with: meander run --run x") {
+		if err := <-ended; err == nil || !strings.Contains(x.String(), "interrupted; continue with: meander run --run x") {
 			t.Fatalf("after Ctrl-C: %v\n%s", err, x)
 		}
 	}
@@ -214,14 +220,16 @@ func TestTerminal_CtrlCCancels(t *testing.T) {
 	t.Parallel()
 	for _, keys := range []string{"\x03", "c\n"} {
 		dir := t.TempDir()
-		x, ended := interrupted(t, dir, "1024")
+		x, ended := interrupted(t, dir, "256")
 		x.press(t, keys)
 		err := <-ended
-		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 || strings.Count(escapes.ReplaceAllString(x.String(), ""), "cancelled: run x was cancelled by ") < 2 {
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 ||
+			strings.Count(escapes.ReplaceAllString(x.String(), ""), "cancelled: run x was cancelled by ") < 2 {
 			t.Fatalf("after %q: %v\n%s", keys, err, x)
 		}
 		y := newTerminal(t, 100)
-		if err := <-y.start(t, dir, "status", "x"); err != nil || !strings.Contains(y.String(), "cancelled") || !strings.Contains(y.String(), "2 of 2 have their result") {
+		if err := <-y.start(t, dir, "status", "x"); err != nil || !strings.Contains(y.String(), "cancelled") ||
+			!strings.Contains(y.String(), "2 of 2 have their result") {
 			t.Errorf("status after %q: %v\n%s", keys, err, y)
 		}
 	}
@@ -234,13 +242,13 @@ func TestTerminal_CtrlCLeavesAPipeline(t *testing.T) {
 	up := newTerminal(t, 100)
 	served := up.start(t, dir, "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
 	up.shows(t, "the pipeline", func(screen string) bool { return strings.Contains(screen, "meander is up") })
-	x, ended := interrupted(t, dir, "64")
+	x, ended := interrupted(t, dir, "24")
 	x.press(t, "l\n")
-	if err := <-ended; err == nil || !strings.Contains(x.String(), "left; run x goes on at ") {
+	if err := <-ended; err == nil || !strings.Contains(x.String(), "left; run x continues at ") {
 		t.Fatalf("after Ctrl-C: %v\n%s", err, x)
 	}
 	again := newTerminal(t, 100)
-	if err := <-again.start(t, dir, runOf("64")...); err != nil ||
+	if err := <-again.start(t, dir, runOf("24")...); err != nil ||
 		!strings.Contains(again.String(), "2 of 2 groups complete") {
 		t.Fatalf("the run once more: %v\n%s", err, again)
 	}
@@ -256,14 +264,25 @@ func TestTerminal_Fits(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	run := []string{"run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "12", "--steps", "5", "a red fox"}
-	talk := []string{"run", "--model", sumsFolder(t), "--run", "talk", "--out", "-", "-n", "4", "--seed", "2", "--interaction", "sums", "--reward", "turns", "--reward", "confidence=0.3", "512-798=?"}
+	talk := []string{
+		"run", "--model", sumsFolder(t), "--run", "talk", "--out", "-", "-n", "4", "--seed", "2",
+		"--interaction", "sums", "--reward", "turns", "--reward", "confidence=0.3", "512-798=?",
+	}
 	for _, columns := range []uint16{50, 80, 200} {
-		for _, args := range [][]string{run, {"show", "--run", "x", "0000-a-red-fox"}, talk, {"show", "--run", "talk", "0000-512-798"}, {"run", "--help"}, {"--help"}} {
+		for _, args := range [][]string{
+			run,
+			{"show", "--run", "x", "0000-a-red-fox"},
+			talk,
+			{"show", "--run", "talk", "0000-512-798"},
+			{"run", "--help"},
+			{"--help"},
+		} {
 			x := newTerminal(t, columns)
 			if err := <-x.start(t, dir, args...); err != nil {
 				t.Fatalf("%q: %v\n%s", args, err, x)
 			}
-			for _, line := range strings.FieldsFunc(escapes.ReplaceAllString(x.String(), ""), func(r rune) bool { return r == '\r' || r == '\n' }) {
+			for _, line := range strings.FieldsFunc(escapes.ReplaceAllString(x.String(), ""),
+				func(r rune) bool { return r == '\r' || r == '\n' }) {
 				_, example := strings.CutPrefix(line, "  meander ")
 				long := strings.HasPrefix(line, "digest ") || example || strings.HasPrefix(line, "  # ")
 				if n := utf8.RuneCountInString(line); n > int(columns) && !long {

@@ -3,14 +3,14 @@ package integration_test
 import (
 	"testing"
 
-	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/lm/qwen2"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A sampler has two vectors of logits of each of its samples in memory, the one that it draws from and the one that is on its way
-// to be stored, and publish_window_mib of others: whatever answers come to, it stays below what ARCHITECTURE.md says. A soak has
-// longer ones.
+// A sampler has two vectors of logits of each of its samples in memory, the one that it draws from and the one that is
+// on its way to be stored, and publish_window_mib of others: whatever answers come to, it stays below what
+// ARCHITECTURE.md says. A soak has longer ones.
 func TestMemory_FullLogits(t *testing.T) {
 	measuresHeap(t)
 	t.Parallel()

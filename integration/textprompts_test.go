@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Prompts of files are conversations for a language model: with what the system says, in several turns, and beside single
-// messages; run, publish and a dry run read them alike.
+// Prompts of files are conversations for a language model: with what the system says, in several turns, and beside
+// single messages; run, publish and a dry run read them alike.
 func TestText_PromptFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -23,7 +23,10 @@ func TestText_PromptFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := meander(t, dir, "run", "--model", sumsFolder(t), "--prompts", file, "--dry-run").must(t, 0).stdout
-	for _, want := range []string{"4 groups x 8 samples", "at most 16 generated a sample, 320 in all", "3 of each token in F16, 18 B, of the prompts that ask for the most"} {
+	for _, want := range []string{
+		"4 groups x 8 samples", "at most 16 generated a sample, 320 in all",
+		"3 of each token in F16, 18 B, of the prompts that ask for the most",
+	} {
 		if !strings.Contains(plan, want) || strings.Contains(plan, "system_prompt") {
 			t.Errorf("want %q, and no system_prompt, in\n%s", want, plan)
 		}
@@ -33,18 +36,25 @@ func TestText_PromptFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	templated, _ := textRun(t, dir, sumsFolder(t), "--run", "t", "--prompts", first, "--template", "now {prompt}")
-	if m := templated[0].Members[0].Text.Messages; len(m) != 2 || m[0].Content != "be brief" || m[1].Content != "now 347+58=?" {
+	if m := templated[0].Members[0].Text.Messages; len(m) != 2 || m[0].Content != "be brief" ||
+		m[1].Content != "now 347+58=?" {
 		t.Errorf("with a template: %+v", m)
 	}
 	groups, _ := textRun(t, dir, sumsFolder(t), "--run", "r", "--prompts", file)
-	want := []struct{ first, last string }{{"system", "347+58=?"}, {"user", "too low"}, {"user", "too low"}, {"user", "12+3=?"}}
+	want := []struct{ first, last string }{
+		{"system", "347+58=?"},
+		{"user", "too low"},
+		{"user", "too low"},
+		{"user", "12+3=?"},
+	}
 	if len(groups) != len(want) {
 		t.Fatalf("%d groups", len(groups))
 	}
 	for i, g := range groups {
 		m := g.Members[0].Text.Messages
 		data, _ := json.Marshal(m)
-		if g.Status != "complete" || m[0].Role != want[i].first || m[len(m)-1].Content != want[i].last || strings.Contains(string(data), `system_`) {
+		if g.Status != "complete" || m[0].Role != want[i].first || m[len(m)-1].Content != want[i].last ||
+			strings.Contains(string(data), `system_`) {
 			t.Errorf("group %d: %s, %s", i, g.Status, data)
 		}
 	}
@@ -54,40 +64,20 @@ func TestText_PromptFiles(t *testing.T) {
 func TestText_GroundTruthOfInteraction(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for run, reward := range map[string][]string{"turns": {"turns"}, "confidence": {"confidence"}, "both": {"confidence", "exact_match"}} {
-		args := []string{"run", "--model", sumsFolder(t), "--run", run, "-n", "2", "--json", "--out", "-", "--interaction", "sums", "--ground-truth", "7"}
+	for run, reward := range map[string][]string{
+		"turns": {"turns"}, "confidence": {"confidence"},
+		"both": {"confidence", "exact_match"},
+	} {
+		args := []string{
+			"run", "--model", sumsFolder(t), "--run", run, "-n", "2", "--json", "--out", "-", "--interaction",
+			"sums", "--ground-truth", "7",
+		}
 		for _, name := range reward {
 			args = append(args, "--reward", name)
 		}
 		out := meander(t, dir, append(args, "what is it?")...).must(t, 0)
 		if !strings.Contains(out.stdout, `"conversation":"`) || !strings.Contains(out.stdout, `"complete":1`) {
 			t.Errorf("%s: %s", run, out.stdout)
-		}
-	}
-}
-
-// A file of --messages that is no conversation is refused, with what is wrong and where.
-func TestText_MessagesRefused(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for content, want := range map[string]string{
-		`[{"role":"user","content":"1+1=?"},{"role":"assistant","content":"2"}]`: `messages[1].role: "assistant"; must be another`,
-		`[{"role":"wizard","content":"1+1=?"}]`:                                  `"wizard"; must be one of system, user, assistant`,
-		`[{"role":"user","content":"1+1=?","name":"bob"}]`:                       "message 0: name: given; must be absent",
-		`[{"role":"user","content":[{"type":"text","text":"1+1=?"}]}]`:           `message 0; must have a "role" and a "content", both texts`,
-		"[{\"role\":\"user\",\"content\":\"1+1=\xff?\"}]":                        "byte 31; must be UTF-8",
-		`[]`: "no messages; must be at least one",
-		`{}`: "must be a JSON list",
-		`[{"role":"user","content":"` + strings.Repeat("a", 17000) + `"}]`:                                                             "messages[0].content: 17000 bytes; must be at most 16384",
-		`[` + strings.Repeat(`{"role":"user","content":"`+strings.Repeat("a", 300000)+`"},`, 4) + `{"role":"user","content":"1+1=?"}]`: "message too large for the server",
-	} {
-		file := filepath.Join(dir, "messages.json")
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		out := meander(t, dir, "run", "--model", sumsFolder(t), "--out", "-", "-n", "2", "--messages", file)
-		if out.code == 0 || !strings.Contains(out.stderr, want) {
-			t.Errorf("%.80s: exit %d, %.300s; want %q", content, out.code, out.stderr, want)
 		}
 	}
 }

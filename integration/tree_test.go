@@ -19,8 +19,15 @@ const treeSteps, treeLeaves = 10, 8
 
 func treePrompt() *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: "t", Prompt: `a red sign that says "OPEN"`, Seed: new(int64(11)), NumInferenceSteps: new(int64(treeSteps)),
-		Tree:   &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 3, Width: 2}, {StepIndex: 5, Width: 2}, {StepIndex: 7, Width: 2}}},
+		UID: "t", Prompt: `a red sign that says "OPEN"`, Seed: new(int64(11)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(treeSteps)),
+			Tree: &schemas.Tree{Branches: []schemas.BranchPoint{
+				{StepIndex: 3, Width: 2},
+				{StepIndex: 5, Width: 2},
+				{StepIndex: 7, Width: 2},
+			}},
+		},
 		Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
 	}
 }
@@ -72,7 +79,8 @@ func TestTree(t *testing.T) {
 				t.Errorf("%d steps stored of the tree, want 39 of 80", len(seqs))
 			}
 			report, err := proof.Run(t.Context(), w.Bus, "tree", proof.Options{Model: []string{model}})
-			if err != nil || !report.OK(0) || report.Steps != 39 || report.StepsSkipped > 0 || report.Trajectories != treeLeaves {
+			if err != nil || !report.OK(0) || report.Steps != 39 || report.StepsSkipped > 0 ||
+				report.Trajectories != treeLeaves {
 				t.Errorf("verify: %+v, %v", report, err)
 			}
 		})
@@ -110,7 +118,8 @@ func samePath(t *testing.T, leaf int64, a, b []client.PathStep) {
 	t.Helper()
 	for k := range a {
 		x, y := a[k].Step, b[k].Step
-		if x.StepIndex != int64(k) || y.StepIndex != int64(k) || !reflect.DeepEqual(x.LogProb, y.LogProb) || !reflect.DeepEqual(x.Latents[0], y.Latents[0]) {
+		if x.StepIndex != int64(k) || y.StepIndex != int64(k) || !reflect.DeepEqual(x.LogProb, y.LogProb) ||
+			!reflect.DeepEqual(x.Latents[0], y.Latents[0]) {
 			t.Errorf("leaf %d: step %d has other bits in the tree than alone", leaf, k)
 		}
 	}
@@ -174,7 +183,8 @@ func TestTree_FailedParent(t *testing.T) {
 	w.publish(t, "failed", treePrompt())
 	var requests []*bus.Message
 	bustest.Until(t, "all requests are there", func() (err error) {
-		requests, err = w.LastMany(t.Context(), schemas.StreamRequests, []string{schemas.Address{Kind: schemas.KindRequest, Run: "failed"}.Filter()})
+		requests, err = w.LastMany(t.Context(), schemas.StreamRequests,
+			[]string{schemas.Address{Kind: schemas.KindRequest, Run: "failed"}.Filter()})
 		if err == nil && len(requests) != treeLeaves {
 			err = fmt.Errorf("%d requests", len(requests))
 		}
@@ -189,9 +199,12 @@ func TestTree_FailedParent(t *testing.T) {
 			continue
 		}
 		failed := &schemas.Trajectory{
-			Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "a", StopReason: schemas.StopFailed, Error: "out of luck",
-			Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: r.Height, Width: r.Width, TrueCFGScale: r.TrueCFGScale, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed,
-			Start: r.Start, Sigmas: r.Sigmas, Transitions: r.Transitions, LogProbs: make([]*float64, len(r.Transitions)), ScheduleDigest: r.ScheduleDigest, Group: r.Group,
+			Identity:       r.Identity,
+			Provenance:     schemas.Provenance{Attempt: "a"},
+			Outcome:        schemas.Outcome{StopReason: schemas.StopFailed, Error: "out of luck"},
+			Sampling:       r.Sampling,
+			Denoised:       schemas.Denoised{LogProbs: make([]*float64, len(r.Transitions))},
+			ScheduleDigest: r.ScheduleDigest, Group: r.Group,
 		}
 		if _, err := w.Publish(t.Context(), failed); err != nil {
 			t.Fatal(err)
@@ -199,7 +212,8 @@ func TestTree_FailedParent(t *testing.T) {
 	}
 	w.Serve(t, c.run("sampler"))
 	group := w.advantages(t, "failed", 1)["t"]
-	if got := statuses(group); got[schemas.StatusScored] != 4 || got[schemas.StatusFailed] != 4 || group.Status != schemas.StatusPartial {
+	if got := statuses(group); got[schemas.StatusScored] != 4 || got[schemas.StatusFailed] != 4 ||
+		group.Status != schemas.StatusPartial {
 		t.Errorf("the group is %s: %v", group.Status, got)
 	}
 	for leaf := int64(5); leaf < treeLeaves; leaf++ {

@@ -24,7 +24,8 @@ func TestTurns_PythonExample(t *testing.T) {
 	}
 	c := exec.Command(python, "examples/interaction.py", "--url", w.Server.ClientURL())
 	c.Dir = filepath.Join(root, "pkg/client/python")
-	c.Env, c.Stderr = append(os.Environ(), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "MEANDER_NATS_TOKEN="+w.Options.Token), os.Stderr
+	c.Env, c.Stderr = append(os.Environ(), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1",
+		"MEANDER_NATS_TOKEN="+w.Options.Token), os.Stderr
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +37,8 @@ func TestTurns_PythonExample(t *testing.T) {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.Contains(line, "listening on mdr.v1.interact.tutor") {
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil ||
+		!strings.Contains(line, "listening on mdr.v1.interact.tutor") {
 		t.Fatalf("worker says %q, %v", line, err)
 	}
 	for _, name := range []string{"tutor", "sums"} {
@@ -53,7 +55,8 @@ func TestTurns_PythonExample(t *testing.T) {
 	several := 0
 	for i := range int64(16) {
 		mine, builtin := w.trajectory(t, "tutor", "g", i).Text, w.trajectory(t, "sums", "g", i).Text
-		if len(mine.Turns) != len(builtin.Turns) || mine.Conversation != builtin.Conversation || mine.Answer() != builtin.Answer() {
+		if len(mine.Turns) != len(builtin.Turns) || mine.Conversation != builtin.Conversation ||
+			mine.Answer() != builtin.Answer() {
 			t.Errorf("sample %d: %+v, built in %+v", i, mine.Turns, builtin.Turns)
 		}
 		if len(mine.Turns) > 2 {

@@ -263,20 +263,3 @@ func TestTurns_KilledAndResumed(t *testing.T) {
 		t.Errorf("digest %s, %+v; without the kill %s", sum.Digest, sum, calm.Digest)
 	}
 }
-
-// An interaction that could say nothing is refused before anything is made.
-func TestTurns_Refusals(t *testing.T) {
-	t.Parallel()
-	model := babble(t, qwen2.Random{})
-	for want, args := range map[string][]string{
-		"text.interaction: sums: ground_truth: empty, and the prompt is no": {"--interaction", "sums", "--reward", "confidence", "what is it?"},
-		"--interaction: not given; must be the interaction":                 {"--max-turns", "2", "2+2=?"},
-		"--logits: 3; must be below 3, the most answers there are":          {"--interaction", "sums", "--logits", "topk:answers=0,3", "--max-turns", "3", "2+2=?"},
-		"--interaction: not given; must be there: it scores the turns":      {"--reward", "turns", "2+2=?"},
-	} {
-		out := meander(t, t.TempDir(), append([]string{"run", "--model", model, "--out", "-", "-n", "2"}, args...)...)
-		if out.must(t, 2); !strings.Contains(out.stderr, want) {
-			t.Errorf("%v: %s; want %q", args, out.stderr, want)
-		}
-	}
-}

@@ -46,7 +46,7 @@ type Address struct {
 	Partition, Stage, Batch, Sample, Attempt, Step, Part, Name, Instance string
 }
 
-// tokens are the places of an address behind its kind, in the order of the subject.
+// tokens returns pointers to the fields that follow the kind in a subject, in its order; nil for an unknown kind.
 func (a *Address) tokens() []*string {
 	switch a.Kind {
 	case KindPrompt, KindControl:
@@ -79,7 +79,7 @@ func (a *Address) tokens() []*string {
 	return nil
 }
 
-// ParseSubject reads the subject of an event, stored or on its way; false for any other.
+// ParseSubject parses the subject of an event, as published or as stored; false for any other subject.
 func ParseSubject(subject string) (Address, bool) {
 	rest, ok := strings.CutPrefix(subject, Prefix)
 	t := strings.Split(rest, ".")
@@ -106,8 +106,8 @@ func ParseSubject(subject string) (Address, bool) {
 
 func (a *Address) partitioned() bool { return a.Kind == KindReward || a.Kind == KindOpening }
 
-// Filter is the subject as it is stored, with * for each token that is empty. The partition
-// of a batch follows from it.
+// Filter returns the subject under which events are stored, with * for each token that is empty. If
+// the batch is known, so is its partition.
 func (a Address) Filter() string {
 	if a.partitioned() && a.Partition == "" && a.Batch != "" && a.Batch != "*" {
 		a.Partition = strconv.Itoa(Partition(a.Batch))
@@ -129,8 +129,8 @@ func (a Address) Filter() string {
 	return s
 }
 
-// StoredSubject is the subject that the event published on subject is kept under: rewards
-// and openings get a partition token.
+// StoredSubject returns the subject under which the server stores an event that is published on
+// subject: rewards and openings get a partition token.
 func StoredSubject(subject string) string {
 	if a, ok := ParseSubject(subject); ok && a.partitioned() && a.Partition == "" {
 		return a.Filter()
@@ -138,7 +138,7 @@ func StoredSubject(subject string) string {
 	return subject
 }
 
-// PublishedSubject is the subject that an event stored under subject was published on.
+// PublishedSubject returns the subject on which an event was published that is stored under subject.
 func PublishedSubject(subject string) string {
 	a, ok := ParseSubject(subject)
 	if !ok || a.Partition == "" || a.Partition != strconv.Itoa(Partition(a.Batch)) {
@@ -147,7 +147,7 @@ func PublishedSubject(subject string) string {
 	return strings.Replace(subject, a.Kind+"."+a.Partition+".", a.Kind+".", 1)
 }
 
-// Partition is the partition of MDR_REWARDS that holds a batch: the server's own hash
+// Partition returns the partition of MDR_REWARDS that holds a batch: the server's own hash
 // (FNV-1a, 32 bits) modulo RewardPartitions.
 func Partition(batch string) int {
 	h := fnv.New32a()
@@ -180,8 +180,8 @@ func AttemptFilter(run Run, uid UID, sample int64, attempt string) string {
 	return Prefix + "*." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + ".>"
 }
 
-// of makes filters of an address for each of some kinds.
-func of(a Address) func(kinds ...string) []string {
+// filtersOf returns a function that makes filters of an address, one for each kind.
+func filtersOf(a Address) func(kinds ...string) []string {
 	return func(kinds ...string) (filters []string) {
 		for _, kind := range kinds {
 			a.Kind = kind
@@ -194,7 +194,7 @@ func of(a Address) func(kinds ...string) []string {
 // GroupFilters match what is stored of one group and has its uid in the subject, by stream; the batch
 // with it where the group is all of it.
 func GroupFilters(run Run, uid UID, batch string) map[string][]string {
-	all := of(Address{Run: run, UID: uid, Batch: batch})
+	all := filtersOf(Address{Run: run, UID: uid, Batch: batch})
 	out := map[string][]string{
 		StreamGroups:       all(KindGroup, KindPlan),
 		StreamSteps:        {StepsFilter(run, uid, "*")},
@@ -211,7 +211,7 @@ func GroupFilters(run Run, uid UID, batch string) map[string][]string {
 
 // RunFilters match all that is stored of a run, by stream, but for dead letters.
 func RunFilters(run Run) map[string][]string {
-	all := of(Address{Run: run})
+	all := filtersOf(Address{Run: run})
 	return map[string][]string{
 		StreamPrompts:      all(KindPrompt),
 		StreamGroups:       all(KindGroup, KindPlan),
@@ -226,8 +226,8 @@ func RunFilters(run Run) map[string][]string {
 	}
 }
 
-// StoredUnder says whether a stored subject is the one that the reward names. It allocates
-// nothing: it is asked of every reward.
+// StoredUnder reports whether a stored subject is that of the reward. It is called for every reward, so
+// it allocates nothing.
 func (e *Reward) StoredUnder(subject string) bool {
 	s, ok := strings.CutPrefix(subject, Prefix+KindReward+".")
 	_, s, _ = strings.Cut(s, ".") // the partition, which is the server's

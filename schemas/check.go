@@ -9,12 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// CheckFields joins every fault that the tags of a struct and of those in it tell (see
-// Field), and those of the rules across the fields of each. The struct is given by its
-// pointer.
+// CheckFields returns all faults of a struct, joined: violations of the tags of its fields (see
+// Field) and of the rules across fields, in the struct and in those nested in it. v is a pointer
+// to the struct.
 func CheckFields(v any) error { return checkFields(v, nil) }
 
-// checkFields is CheckFields but for the nested struct of one type that passed before.
+// checkFields is CheckFields without the nested struct of type checked, which passed before; nil: all are checked.
 func checkFields(v any, checked reflect.Type) error {
 	f := collectors.Get().(*faults)
 	defer collectors.Put(f)
@@ -33,13 +33,14 @@ type ruled interface{ rules(f *faults) }
 func (f *faults) fields(v reflect.Value) {
 	fields := Fields(v.Type())
 	for i := range fields {
-		f.field(&fields[i], v.Field(fields[i].Index))
+		f.field(&fields[i], fields[i].In(v))
 	}
 	if e, ok := v.Addr().Interface().(ruled); ok {
 		e.rules(f)
 	}
 }
 
+// field checks the value of one field. Optional values that are absent or empty pass.
 func (f *faults) field(c *Field, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -61,7 +62,7 @@ func (f *faults) field(c *Field, v reflect.Value) {
 	}
 }
 
-// value checks a value that is there, item i of a list unless i is negative.
+// value checks a value that is present; i is its index in a list, or negative.
 func (f *faults) value(c *Field, v reflect.Value, i int) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -82,8 +83,8 @@ func (f *faults) value(c *Field, v reflect.Value, i int) {
 	}
 }
 
-// list checks how many items there are, and of the numbers and texts that break a rule
-// names the first: the others are most likely wrong alike.
+// list checks the number of items, then the items. Of numbers and texts that break a rule it
+// reports only the first: the others are most likely wrong in the same way.
 func (f *faults) list(c *Field, v reflect.Value) {
 	if v.Type() == metadataType {
 		f.metadata(Metadata(v.Bytes()))
@@ -118,7 +119,7 @@ func (f *faults) list(c *Field, v reflect.Value) {
 	}
 }
 
-// at is the name of the field, or of item i of it.
+// at returns the name of the field, or of its item i unless i is negative.
 func (c *Field) at(i int) string {
 	if i < 0 {
 		return c.Name
@@ -126,7 +127,7 @@ func (c *Field) at(i int) string {
 	return c.Name + "[" + strconv.Itoa(i) + "]"
 }
 
-// unique names the first item that came before.
+// unique reports the first item that is equal to one before it.
 func (f *faults) unique(c *Field, v reflect.Value) {
 	if ascends(v) {
 		return
@@ -135,15 +136,15 @@ func (f *faults) unique(c *Field, v reflect.Value) {
 	for i := range v.Len() {
 		key := v.Index(i).Interface()
 		if seen[key] {
-			f.add(c.at(i), literal(v.Index(i)), "must come once")
+			f.add(c.at(i), literal(v.Index(i)), "must come at most once")
 			return
 		}
 		seen[key] = true
 	}
 }
 
-// ascends says whether each text or integer of a list is above the one before it, as most
-// writers have them.
+// ascends reports whether each text or integer of a list is above the one before it, which is the
+// usual case and needs no map to check uniqueness.
 func ascends(v reflect.Value) bool {
 	for i := 1; i < v.Len(); i++ {
 		a, b := v.Index(i-1), v.Index(i)
@@ -164,7 +165,7 @@ func (f *faults) number(c *Field, v reflect.Value, x float64, i int) {
 	}
 }
 
-// literal writes a number or a text as messages do.
+// literal formats a number or a text for an error.
 func literal(v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.Int64:
@@ -179,7 +180,7 @@ func literal(v reflect.Value) string {
 	return quote(v.String())
 }
 
-// text checks a text; the size of a list is that of the list, not of its texts.
+// text checks a text, item i of a list unless i is negative. The size tag of a list is not about its texts.
 func (f *faults) text(c *Field, s string, i int) {
 	sized := c.Size != nil && i < 0
 	switch {
@@ -208,14 +209,15 @@ func (f *faults) text(c *Field, s string, i int) {
 	}
 }
 
-// SetDefaults gives every absent field of a struct that has a default it, and so every
-// struct in it that is there; those behind an absent pointer stay absent. The struct is
-// given by its pointer. What pointers lead to is not changed: it may be shared.
+// SetDefaults sets every absent field of a struct that has a default, also in structs nested in
+// it; a struct behind an absent pointer stays absent. e is a pointer to the struct. Nested structs
+// behind pointers are copied before they change, as they may be shared.
 func SetDefaults(e any) { setDefaults(reflect.ValueOf(e).Elem()) }
 
+// setDefaults is SetDefaults for the value of a struct.
 func setDefaults(v reflect.Value) {
 	for _, f := range Fields(v.Type()) {
-		field := v.Field(f.Index)
+		field := f.In(v)
 		elem := field.Type()
 		pointer := elem.Kind() == reflect.Pointer
 		if pointer {
@@ -242,4 +244,34 @@ func setDefaults(v reflect.Value) {
 			field.Set(given)
 		}
 	}
+}
+
+// Fill sets fields of the struct to from other structs that have a field with the same key and type, or a pointer to
+// that type. The first of them in which the field is set counts. All arguments are pointers. Intake uses it to take
+// each setting of a sample from the prompt, or else from the policy of the lane.
+func Fill(to any, from ...any) {
+	v := reflect.ValueOf(to).Elem()
+	for _, f := range Fields(v.Type()) {
+		for _, source := range from {
+			given, ok := fieldValue(reflect.ValueOf(source).Elem(), f)
+			if ok {
+				f.In(v).Set(given)
+				break
+			}
+		}
+	}
+}
+
+// fieldValue returns the value that a struct has for a field of another struct; false if it has no such field, or the
+// field is not set.
+func fieldValue(v reflect.Value, of Field) (reflect.Value, bool) {
+	f, ok := fieldNamed(v.Type(), of.Name)
+	if !ok || !f.given(f.In(v)) {
+		return reflect.Value{}, false
+	}
+	given := f.In(v)
+	if given.Kind() == reflect.Pointer && given.Type() != of.Type {
+		given = given.Elem()
+	}
+	return given, given.Type() == of.Type
 }

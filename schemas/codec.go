@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -13,7 +14,7 @@ import (
 // values, items or levels than Decode accepts.
 var ErrTooLarge = errors.New("event too large")
 
-// Encode returns e as one msgpack map: keys in the order of the struct, integers as
+// Encode returns e as one msgpack map: keys in the order of Fields, integers as
 // short as they go, Go maps sorted by key, V set to Version. Equal events give equal
 // bytes. e is not modified; a V other than 0 or Version is refused.
 //
@@ -31,11 +32,10 @@ func Encode(e Event) ([]byte, error) {
 	return bytes.Clone(data), err
 }
 
-// AppendEncode is Encode into memory that the caller has: it appends the event to dst. With an
-// error it returns nil.
+// AppendEncode is Encode that appends to dst, the caller's memory. With an error it returns nil.
 func AppendEncode(dst []byte, e Event) ([]byte, error) { return appendEncode(dst, e, nil) }
 
-// appendEncode notes where in the event its byte strings are, where bins are asked for.
+// appendEncode is AppendEncode; if bins is not nil, it collects there where the byte strings of the event are.
 func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	v, err := versioned(e)
 	if err != nil {
@@ -44,7 +44,11 @@ func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	w := encoders.Get().(*encoder)
 	defer encoders.Put(w)
 	w.to = dst
-	err = w.enc.Encode(v)
+	if _, ok := v.(keyed); ok {
+		err = encodeKeyed(w.enc, reflect.ValueOf(v).Elem())
+	} else {
+		err = w.enc.Encode(v)
+	}
 	out := w.to
 	w.to = nil
 	if err != nil {
@@ -60,12 +64,45 @@ func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	return out, nil
 }
 
+// encodeKeyed encodes an event whose keys have an order of their own (keyed).
+func encodeKeyed(enc *msgpack.Encoder, v reflect.Value) error {
+	fields := Fields(v.Type())
+	n := 0
+	for i := range fields {
+		if !fields[i].left(v) {
+			n++
+		}
+	}
+	err := enc.EncodeMapLen(n)
+	for i := 0; i < len(fields) && err == nil; i++ {
+		if fields[i].left(v) {
+			continue
+		}
+		if err = enc.EncodeString(fields[i].Name); err == nil {
+			err = enc.EncodeValue(fields[i].In(v))
+		}
+	}
+	return err
+}
+
+// left reports whether the field of a struct is left out of its encoding: it is optional and empty.
+func (f *Field) left(v reflect.Value) bool {
+	if !f.Optional {
+		return false
+	}
+	switch v = f.In(v); v.Kind() {
+	case reflect.Slice, reflect.Map:
+		return v.Len() == 0
+	}
+	return v.IsZero()
+}
+
 // maxScratch is more than most events take: memory for larger ones is not kept.
 const maxScratch = 2 << 20
 
 var scratches = sync.Pool{New: func() any { return new([]byte) }}
 
-// encoder is reused, and appends to what it is lent.
+// encoder is a msgpack encoder that appends to a slice; a pool keeps it for reuse.
 type encoder struct {
 	to  []byte
 	enc *msgpack.Encoder
@@ -168,7 +205,7 @@ func versioned(e Event) (any, error) {
 	return c, nil
 }
 
-// versionedCall is versioned for what workers are asked and answer, which is not stored.
+// versionedCall is versioned for requests to workers and their replies, which are not stored.
 func versionedCall(e Event) (v *int64, c any) {
 	switch e := e.(type) {
 	case *ScoreRequest:
@@ -186,6 +223,8 @@ func versionedCall(e Event) (v *int64, c any) {
 	return v, c
 }
 
+// copied returns a shallow copy of an event, and its version field as version returns it; nil for nil. version may also
+// repair the copy.
 func copied[T any](e *T, version func(*T) *int64) (*int64, *T) {
 	if e == nil {
 		return nil, nil

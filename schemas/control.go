@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Control asks that a run, or a part of it, stops, waits or goes on. Whoever operates the
-// pipeline publishes it; intake takes it up, and what it accepts holds from then on: it is
-// kept in the key-value bucket ControlBucket under ControlKey, where every service sees it.
+// Control asks that a run, or a part of it, stops, waits or goes on. Operators of the pipeline
+// publish it. Intake puts the controls that it accepts into the key-value bucket ControlBucket
+// under ControlKey, where every service sees them; from then on they are in force.
 type Control struct {
 	V   int64 `msgpack:"v"`
 	Run Run   `msgpack:"run" form:"token"`
@@ -46,7 +46,7 @@ type ControlReceipt struct {
 	// Code and Error are set when refused.
 	Code  string `msgpack:"code,omitempty" enum:"DeadCodes"`
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
-	// Unchanged says why an accepted control changed nothing; absent: it did.
+	// Unchanged is why an accepted control changed nothing; absent: it changed something.
 	Unchanged string `msgpack:"unchanged,omitempty" size:"0..MaxText"`
 	// Requests is how many requests that no sampler had finished were removed, or put back
 	// into their queue.
@@ -84,23 +84,24 @@ type RunStatus struct {
 // no delivery until the run is resumed.
 type Parked Request
 
-// Type is that of a request: it is the same event in another place.
+// Type returns the type of a request: a parked request is the same event on another subject.
 func (*Parked) Type() string { return TypeRequest }
 
-// Subject is where a request waits: its run, lane, uid and sample name it.
+// Subject returns the subject on which a request waits: its run, lane, uid and sample name it.
 func (e *Parked) Subject() string {
 	return ParkedSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
 }
 
-// Validate joins every fault of the request.
+// Validate returns all faults of the request, joined.
 func (e *Parked) Validate() error { return (*Request)(e).Validate() }
 
-// Subject is where the event is published: its run names it.
+// Subject returns the subject that the event is published on: its run names it.
 func (e *Control) Subject() string { return ControlSubject(e.Run) }
 
-// Validate joins every fault of the control.
+// Validate returns all faults of the control, joined.
 func (e *Control) Validate() error { return CheckFields(e) }
 
+// rules checks that each action has the uid and sample that it needs, and no others.
 func (e *Control) rules(f *faults) {
 	switch {
 	case e.Action == ControlPrune:
@@ -115,9 +116,10 @@ func (e *Control) rules(f *faults) {
 	}
 }
 
-// Validate joins every fault of the answer.
+// Validate returns all faults of the answer, joined.
 func (e *ControlReceipt) Validate() error { return CheckFields(e) }
 
+// rules checks that code and error are there exactly if the control was refused.
 func (e *ControlReceipt) rules(f *faults) {
 	switch {
 	case !e.Accepted:
@@ -128,15 +130,15 @@ func (e *ControlReceipt) rules(f *faults) {
 	}
 }
 
-// ControlSubject is where controls of a run are published.
+// ControlSubject returns the subject on which controls of a run are published.
 func ControlSubject(run Run) string { return Prefix + KindControl + "." + string(run) }
 
-// ParkedSubject is the request of one sample of a paused run.
+// ParkedSubject returns the subject of a parked request: that of one sample of a paused run.
 func ParkedSubject(run Run, lane Lane, uid UID, sample int64) string {
 	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
 }
 
-// Key is where ControlBucket has a control that holds.
+// Key returns the key in ControlBucket under which the control is kept.
 func (e *Control) Key() string {
 	if e.SampleIndex != nil {
 		return PruneKey(e.Run, e.UID, *e.SampleIndex)
@@ -144,12 +146,12 @@ func (e *Control) Key() string {
 	return ControlKey(e.Run, e.UID)
 }
 
-// PruneKey is where ControlBucket has the control that prunes a sample.
+// PruneKey returns the key in ControlBucket of the control that prunes a sample.
 func PruneKey(run Run, uid UID, sample int64) string {
 	return string(run) + "." + string(uid) + "." + itoa(sample)
 }
 
-// ControlKey is where ControlBucket has the newest control of a run, or of one of its groups.
+// ControlKey returns the key in ControlBucket of the newest control of a run (uid empty), or of one of its groups.
 func ControlKey(run Run, uid UID) string {
 	if uid == "" {
 		return string(run)
@@ -168,7 +170,7 @@ func (e *ControlReceipt) repair() *int64 {
 	return &e.V
 }
 
-// Says is a control in words, for people: what became of what, by whom, when and why.
+// Says returns a sentence for people: what was paused, cancelled, ..., by whom, when and why.
 func (e *Control) Says() string {
 	verb := map[string]string{ControlCancel: "cancelled", ControlPause: "paused", ControlResume: "resumed", ControlPrune: "pruned"}[e.Action]
 	what, by := "run "+string(e.Run), ""

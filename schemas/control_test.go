@@ -20,7 +20,7 @@ func controlSamples() []sample {
 		{"control-prune", &schemas.Control{
 			Run: "run-1", Action: "prune", UID: "p17", SampleIndex: new(int64(3)), StepIndex: 6, By: "trainer", At: 1_763_690_400_000_000_000,
 		}},
-		{"prompt-prune", &schemas.Prompt{Prompt: "x", Prune: &schemas.Prune{StepIndex: 5, LogProbBelow: new(-1.5), LogProbAbove: new(2.0)}}},
+		{"prompt-prune", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Prune: &schemas.Prune{StepIndex: 5, LogProbBelow: new(-1.5), LogProbAbove: new(2.0)}}}},
 		{"presence-obeys", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Controls: 17, At: 1_763_690_400_000_000_000}},
 	}
 }

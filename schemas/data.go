@@ -35,7 +35,7 @@ type SegmentData struct {
 	GroupDigest string `msgpack:"group_digest,omitempty" form:"digest"`
 }
 
-// DataDigest names the images of a group: the SHA-256, in lower-case hex, over the text
+// DataDigest returns the digest of a group's images: the SHA-256, in lower-case hex, over the text
 // "meander data 1" and the list of their digests (text) in the order of the samples.
 func DataDigest(images []Ref) string {
 	d := newDigester("meander data 1")
@@ -47,7 +47,7 @@ func DataDigest(images []Ref) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Of is the data of one sample. The images have been stored.
+// Of returns the data of one sample. The images have been stored as blobs.
 func (e *Data) Of(sample int64) *SegmentData {
 	if e.Latents != nil {
 		return &SegmentData{Latents: e.Latents}
@@ -67,7 +67,7 @@ func (e *Data) Of(sample int64) *SegmentData {
 	return &SegmentData{Image: &refs[sample], GroupDigest: DataDigest(refs)}
 }
 
-// check says what is wrong with the data of a group of groupSize samples, 0 for not known.
+// check checks the data of a group with groupSize samples, 0: not known.
 func (e *Data) check(f *faults, groupSize int64) {
 	switch n := int64(len(e.Images)); {
 	case e.Latents != nil && n > 0:
@@ -86,6 +86,7 @@ func (e *Data) check(f *faults, groupSize int64) {
 	}
 }
 
+// check checks that exactly one of image and latents is given.
 func (e *SegmentData) check(f *faults, groupSize int64) {
 	switch {
 	case (e.Image == nil) == (e.Latents == nil):
@@ -97,6 +98,7 @@ func (e *SegmentData) check(f *faults, groupSize int64) {
 	}
 }
 
+// digest covers the text "data" and the tensor or the image's digest.
 func (e *SegmentData) digest(d *digester) error {
 	d.text("data")
 	if e.Latents != nil {

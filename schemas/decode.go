@@ -22,7 +22,7 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Path + ": " + e.Fault }
 
-// at puts a level in front of the path of a FieldError.
+// at puts a field name or index in front of the path of a FieldError; other errors stay as they are.
 func at(level string, err error) error {
 	var fe *FieldError
 	if !errors.As(err, &fe) {
@@ -35,6 +35,7 @@ func at(level string, err error) error {
 	return fe
 }
 
+// decode decodes an event into the struct that e points to, see Decode.
 func decode(data []byte, e Event) error {
 	v := reflect.ValueOf(e)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
@@ -45,7 +46,7 @@ func decode(data []byte, e Event) error {
 	return (&reader{data: data}).event(v)
 }
 
-// event decodes the whole of an event.
+// event checks the structure of the bytes and decodes them into v. After an error v is zero.
 func (r *reader) event(v reflect.Value) error {
 	if err := precheck(&walker{data: r.data, seen: r.seen}); err != nil {
 		return err
@@ -65,6 +66,7 @@ type plan interface {
 
 var plans sync.Map // reflect.Type -> plan
 
+// planOf returns the plan of a type, which it makes once.
 func planOf(t reflect.Type) plan {
 	if p, ok := plans.Load(t); ok {
 		return p.(plan)
@@ -79,6 +81,7 @@ var (
 	groupType    = reflect.TypeFor[Group]()
 )
 
+// newPlan makes the plan of a type. It panics for a type that has no form on the wire.
 func newPlan(t reflect.Type) plan {
 	if t == metadataType {
 		return metadataPlan{}
@@ -112,51 +115,47 @@ func newPlan(t reflect.Type) plan {
 	panic("schemas: no wire form for " + t.String()) // a struct of this package is wrong
 }
 
+// structPlan decodes a map into the fields of a struct.
 type structPlan struct {
 	fields []fieldPlan
 	byName map[string]int
-	// needed has a bit for each field that has to be there though it may be empty, lest a
-	// misspelt name of it stands for an empty one: wire:"needed".
-	needed uint64
+	needed uint64 // a bit for each field that must be there
 }
 
 type fieldPlan struct {
-	name  string
-	index int
-	// optional fields are left out when empty, so null is taken for absent.
-	optional bool
-	plan     plan
+	Field
+	plan plan
 }
 
+// newStructPlan makes the plan of a struct from its fields. The field v must not be 0 (versionPlan).
 func newStructPlan(t reflect.Type) *structPlan {
 	s := &structPlan{byName: map[string]int{}}
-	for i := range t.NumField() {
-		f := t.Field(i)
-		name, option, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
-		s.byName[name] = len(s.fields)
+	for i, f := range Fields(t) {
+		s.byName[f.Name] = i
 		p := planOf(f.Type)
-		if name == "v" {
+		if f.Name == "v" {
 			p = versionPlan{}
 		}
-		if f.Tag.Get("wire") == "needed" {
-			s.needed |= 1 << len(s.fields)
+		if f.Needed {
+			s.needed |= 1 << i
 		}
-		s.fields = append(s.fields, fieldPlan{name: name, index: i, optional: option == "omitempty", plan: p})
+		s.fields = append(s.fields, fieldPlan{f, p})
 	}
 	return s
 }
 
+// decode skips keys that the struct does not have. A needed field that is missing is an error.
 func (s *structPlan) decode(r *reader, v reflect.Value) error {
 	n, ok := r.mapLen()
 	if !ok {
 		return r.mismatch("a map")
 	}
 	missing := s.needed
-	expect := 0 // writers keep the order of the struct, so the next field is usually it
+	expect := 0 // writers keep the order of the fields, so the next one is usually it
 	for range n {
 		key := r.text()
 		i := expect
-		if i >= len(s.fields) || s.fields[i].name != string(key) {
+		if i >= len(s.fields) || s.fields[i].Name != string(key) {
 			var known bool
 			if i, known = s.byName[string(key)]; !known {
 				r.skip()
@@ -166,15 +165,15 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 		expect = i + 1
 		missing &^= 1 << i
 		f := &s.fields[i]
-		if f.optional && r.null() {
+		if f.Optional && r.null() { // left out when empty, so null is taken for absent
 			continue
 		}
-		if err := f.plan.decode(r, v.Field(f.index)); err != nil {
-			return at(f.name, err)
+		if err := f.plan.decode(r, f.In(v)); err != nil {
+			return at(f.Name, err)
 		}
 	}
 	if missing != 0 {
-		return &FieldError{Path: s.fields[bits.TrailingZeros64(missing)].name, Fault: "missing; must be there, if only empty"}
+		return &FieldError{Path: s.fields[bits.TrailingZeros64(missing)].Name, Fault: "missing; must be there, if only empty"}
 	}
 	return nil
 }
@@ -322,6 +321,7 @@ func (stringMapPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// groupPlan decodes a Group, or copies the one that was decoded from the same bytes before (see GroupDecoder).
 type groupPlan struct{ plan *structPlan }
 
 func (p groupPlan) decode(r *reader, v reflect.Value) error {
@@ -358,7 +358,8 @@ func (metadataPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// reader takes values off bytes that Precheck accepted, so lengths and ends hold.
+// reader reads values from bytes that Precheck accepted, so it need not check lengths again. Its methods report false,
+// and read nothing, if the next value has another type.
 type reader struct {
 	data []byte
 	pos  int
@@ -367,7 +368,7 @@ type reader struct {
 
 func (r *reader) peek() byte { return r.data[r.pos] }
 
-// null steps over a null, if that is what comes.
+// null steps over a null and reports whether it was one.
 func (r *reader) null() bool {
 	if r.peek() != codeNil {
 		return false
@@ -376,13 +377,14 @@ func (r *reader) null() bool {
 	return true
 }
 
+// skip steps over a value.
 func (r *reader) skip() {
 	w := walker{data: r.data, pos: r.pos, budget: MaxElements}
 	w.value(MaxDepth)
 	r.pos = w.pos
 }
 
-// be reads the big-endian number of size bytes behind the code, and steps over both.
+// be reads a big-endian number of size bytes after the code, and steps over both.
 func (r *reader) be(size int) uint64 {
 	b := r.data[r.pos+1 : r.pos+1+size]
 	r.pos += 1 + size
@@ -397,7 +399,7 @@ func (r *reader) be(size int) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// integer is the two's complement bits of an integer and whether it is negative.
+// integer returns the two's complement bits of an integer, and whether it is negative.
 func (r *reader) integer() (n uint64, negative, ok bool) {
 	c := r.peek()
 	switch {
@@ -426,6 +428,7 @@ func (r *reader) integer() (n uint64, negative, ok bool) {
 	return uint64(i), i < 0, true
 }
 
+// float reads a number; integers are accepted too.
 func (r *reader) float() (float64, bool) {
 	switch r.peek() {
 	case codeFloat32:
@@ -445,7 +448,7 @@ func (r *reader) isText() bool {
 	return c&0xe0 == codeFixStr || c >= codeStr8 && c <= codeStr32
 }
 
-// text takes a string, which must be what comes.
+// text reads a string; the caller knows that the next value is one. The bytes alias the message.
 func (r *reader) text() []byte {
 	c := r.peek()
 	if c&0xe0 == codeFixStr {
@@ -455,6 +458,7 @@ func (r *reader) text() []byte {
 	return r.take(int(r.be(1 << (c - codeStr8))))
 }
 
+// bin reads a byte string, which aliases the message.
 func (r *reader) bin() ([]byte, bool) {
 	c := r.peek()
 	if c < codeBin8 || c > codeBin32 {
@@ -463,13 +467,14 @@ func (r *reader) bin() ([]byte, bool) {
 	return r.take(int(r.be(1 << (c - codeBin8)))), true
 }
 
-// take has no room behind it: appending to a latent must not write into the message.
+// take returns the next n bytes without spare capacity, so that appending to them cannot write into the message.
 func (r *reader) take(n int) []byte {
 	b := r.data[r.pos : r.pos+n : r.pos+n]
 	r.pos += n
 	return b
 }
 
+// listLen steps over the header of a list and returns its length.
 func (r *reader) listLen() (int, bool) {
 	switch c := r.peek(); {
 	case c&0xf0 == codeFixArray:
@@ -481,6 +486,7 @@ func (r *reader) listLen() (int, bool) {
 	return 0, false
 }
 
+// mapLen steps over the header of a map and returns its number of keys.
 func (r *reader) mapLen() (int, bool) {
 	switch c := r.peek(); {
 	case c&0xf0 == codeFixMap:
@@ -492,7 +498,7 @@ func (r *reader) mapLen() (int, bool) {
 	return 0, false
 }
 
-// mismatch says what came where something else must be.
+// mismatch returns the error of a value that has the wrong type: what came, and what must be there.
 func (r *reader) mismatch(want string) error {
 	came := "null"
 	switch c := r.peek(); {
@@ -519,7 +525,7 @@ func (r *reader) mismatch(want string) error {
 	return &FieldError{Fault: came + "; must be " + want}
 }
 
-// quote is s in Go syntax, cut after 64 bytes: errors travel in dead letters.
+// quote returns s in Go syntax, cut after 64 bytes, as errors travel in dead letters.
 func quote(s string) string {
 	const limit = 64
 	if len(s) <= limit {

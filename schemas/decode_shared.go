@@ -7,10 +7,9 @@ import (
 	"reflect"
 )
 
-// GroupDecoder decodes the records and rewards of groups, one after another. Rewards repeat each
-// other, those of a group above all: what came shortly before is taken from there and not made
-// again, so the groups and texts of several events may be the same memory and are not to be
-// modified. The zero value is ready.
+// GroupDecoder decodes the records and rewards of groups, one after another. Most rewards of a group
+// repeat the same Group and texts. What came shortly before is not decoded again but shared, so
+// several events may share memory, and callers must not modify them. The zero value is ready.
 type GroupDecoder struct{ seen seen }
 
 // Reward is DecodeValid of a reward.
@@ -25,8 +24,8 @@ func (d *GroupDecoder) Opening(data []byte, e *Opening) error {
 	return d.decode(data, e, (*GroupRecord)(e))
 }
 
-// Group is that of the event decoded last, where it is kept. Events of one group mostly have one
-// memory: the same pointer is the same group, another may be.
+// Group returns the shared Group of the event that was decoded last, nil if it is not shared. Equal pointers mean equal
+// groups; different pointers may mean equal groups too.
 func (d *GroupDecoder) Group() *Group {
 	if d.seen.last == nil {
 		return nil
@@ -34,7 +33,8 @@ func (d *GroupDecoder) Group() *Group {
 	return d.seen.last.group
 }
 
-// decode takes the event and what has the rules for its fields.
+// decode decodes and validates an event; rules is the struct whose rules apply to it. A group that was valid before is
+// not validated again.
 func (d *GroupDecoder) decode(data []byte, e Event, rules any) error {
 	d.seen.last = nil
 	r := reader{data: data, seen: &d.seen}
@@ -53,11 +53,12 @@ func (d *GroupDecoder) decode(data []byte, e Event, rules any) error {
 	return err
 }
 
-// seen is what was decoded last, found by hash: what has the same one takes its place.
+// seen is a small cache of texts and groups that were decoded before, by hash. An entry replaces another with the same
+// hash.
 type seen struct {
 	texts  [256]string
 	groups [256]seenGroup
-	last   *seenGroup // of the event
+	last   *seenGroup // the group of the event that was decoded last
 }
 
 type seenGroup struct {
@@ -77,6 +78,7 @@ const (
 
 var seed = maphash.MakeSeed()
 
+// text returns b as a string, the cached one if it is there.
 func (s *seen) text(b []byte) string {
 	if s == nil || len(b) > maxSeenText {
 		return string(b)
@@ -92,8 +94,8 @@ func (s *seen) slot(raw []byte) *seenGroup {
 	return &s.groups[maphash.Bytes(seed, raw[:min(len(raw), groupStart)])%uint64(len(s.groups))]
 }
 
-// group returns the group that data begins with, nil if it was not seen. The beginning
-// decides: no encoding of a value is the beginning of another's.
+// group returns the cached group that data begins with, nil if there is none. To compare the
+// beginning is enough: no encoding of a value is the beginning of another one.
 func (s *seen) group(data []byte) *seenGroup {
 	if s == nil {
 		return nil
@@ -104,6 +106,7 @@ func (s *seen) group(data []byte) *seenGroup {
 	return nil
 }
 
+// keepGroup caches a group with the bytes that it was decoded from.
 func (s *seen) keepGroup(raw []byte, v reflect.Value) {
 	if s == nil || len(raw) < groupStart || len(raw) > maxSeenGroup {
 		return // shorter ones would have the hash of what follows them

@@ -100,7 +100,7 @@ func TestDecode_integerWidths(t *testing.T) {
 		}
 	}
 	for _, want := range []int64{math.MinInt64, math.MinInt32 - 1, math.MinInt32, -32769, -32768, -129, -128, -33, -32, -1, 0, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64} {
-		p := schemas.Prompt{Priority: &want}
+		p := schemas.Prompt{Routing: schemas.Routing{Priority: &want}}
 		var got schemas.Prompt
 		if err := schemas.Decode(encoded(t, &p), &got); err != nil || *got.Priority != want {
 			t.Errorf("%d comes back as %v, %v", want, *got.Priority, err)
@@ -193,7 +193,7 @@ func TestDecode_unknownFields(t *testing.T) {
 
 func TestDecode_reusedStruct(t *testing.T) {
 	e := completedTrajectory(t)
-	want := &schemas.Trajectory{V: schemas.Version, Run: "r"}
+	want := &schemas.Trajectory{V: schemas.Version, Identity: schemas.Identity{Run: "r"}}
 	data := packed(t, object{"v": 1, "run": "r"})
 	if err := schemas.Decode(data, e); err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestEncode_refuses(t *testing.T) {
 		{"metadata that is no map", &schemas.Prompt{Prompt: "x", Metadata: schemas.Metadata{0x01}}, "must be a map"},
 		{"metadata that is empty", &schemas.Request{Group: schemas.Group{Metadata: schemas.Metadata("\x81\xa1k")}}, "ends within"},
 		{"too many bytes", &schemas.Dead{Data: make([]byte, schemas.MaxEventBytes)}, "too large"},
-		{"list too long", &schemas.Prompt{Sigmas: make([]float64, schemas.MaxListItems+1)}, "list too long"},
+		{"list too long", &schemas.Prompt{ImageSettings: schemas.ImageSettings{Sigmas: make([]float64, schemas.MaxListItems+1)}}, "list too long"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -23,10 +23,11 @@ import (
 //
 // Each begins with a text that names what is digested and the layout's version.
 //
-// They are put together before they are digested: fields are short, and tensors are in it as
-// their digests.
+// digester collects the bytes of all fields before it hashes them: fields are short, and a tensor
+// is represented by its own digest.
 type digester struct{ fields []byte }
 
+// newDigester begins a digest; domain says what is digested and the layout's version.
 func newDigester(domain string) *digester {
 	d := &digester{fields: make([]byte, 0, 1024)}
 	d.text(domain)
@@ -35,7 +36,7 @@ func newDigester(domain string) *digester {
 
 func (d *digester) integer(n int64) { d.fields = binary.LittleEndian.AppendUint64(d.fields, uint64(n)) }
 
-// raw is bytes whose number is known.
+// raw adds bytes without their length.
 func (d *digester) raw(b ...byte) { d.fields = append(d.fields, b...) }
 
 func (d *digester) float(x float64) { d.integer(int64(math.Float64bits(x))) }
@@ -89,34 +90,31 @@ func (d *digester) bool(b bool) {
 
 func (d *digester) sum() [32]byte { return sha256.Sum256(d.fields) }
 
-// ComputeScheduleDigest is the SHA-256, in lower-case hex, over what must be equal in
-// a group for its advantages to mean anything: the text "meander schedule 1", sigmas
+// ComputeScheduleDigest returns the SHA-256, in lower-case hex, over what must be equal in
+// a group so that its samples can be compared: the text "meander schedule 1", sigmas
 // (list of float32), transitions (list of text), noise_level (float64), solver,
 // log_prob_kind, latents_dtype (text), true_cfg_scale (float64), height, width
-// (integer), and the number of steps (integer). See digester for the bytes. Of text it is what TextRequest says.
+// (integer), and the number of steps (integer); then of each further setting that is set its name and value (see
+// Sampling). See digester for the bytes. Of text it is what TextRequest says.
 func (e *Request) ComputeScheduleDigest() string {
 	if e.Text != nil {
 		return e.Text.scheduleDigest()
 	}
-	d := newDigester("meander schedule 1")
-	d.floats32(e.Sigmas)
-	texts(d, e.Transitions)
-	d.float(e.NoiseLevel)
-	d.text(e.Solver)
-	d.text(e.LogProbKind)
-	d.text(e.LatentsDType)
-	d.float(e.TrueCFGScale)
-	d.integer(e.Height)
-	d.integer(e.Width)
-	d.integer(int64(len(e.Transitions)))
-	sum := d.sum()
-	return hex.EncodeToString(sum[:])
+	return e.scheduleDigest()
+}
+
+// ComputeScheduleDigest returns the digest of the request, from the settings that the trajectory repeats.
+func (e *Trajectory) ComputeScheduleDigest() string {
+	if e.Text != nil {
+		return e.Text.Settings.scheduleDigest()
+	}
+	return e.scheduleDigest()
 }
 
 // ErrNoContent is returned by ContentDigest for an event that has no content of its own.
 var ErrNoContent = errors.New("event has no content digest")
 
-// ContentDigest is the SHA-256 over what a rollout computed, and nothing of where and
+// ContentDigest returns the SHA-256 over what a rollout computed, not over where and
 // when: two runs with the same seed, prompts and weights give equal digests, whatever
 // their run id, retries, batch packing or number of replicas. Left out are the run,
 // stream sequences, times and durations, attempts, instance and backend names, how
@@ -193,12 +191,14 @@ func (e *Step) ContentDigestOf(sums TensorSums) [32]byte {
 	return d.sum()
 }
 
-// TensorSums are the SHA-256 of the bytes of an event's tensors, however they travel, in the order of its Tensors. They are made once for all digests that tensors are in.
+// TensorSums are the SHA-256 of the bytes of an event's tensors, however they travel, in the order of its Tensors. They
+// are made once for all digests that tensors are in.
 type TensorSums [][sha256.Size]byte
 
 // TensorSums digests the tensors. A digest in their place that is not legal is an error.
 func (e *Step) TensorSums() (TensorSums, error) { return sumTensors(e.Tensors()) }
 
+// sumTensors returns the SHA-256 of the bytes of each tensor, in order.
 func sumTensors(tensors []*Tensor) (TensorSums, error) {
 	sums := make(TensorSums, len(tensors))
 	for i, t := range tensors {
@@ -210,7 +210,7 @@ func sumTensors(tensors []*Tensor) (TensorSums, error) {
 	return sums, nil
 }
 
-// CheckpointSum is that of the checkpoint; zeros where there is none.
+// CheckpointSum returns the digest of the checkpoint; zeros if there is none.
 func (e *Step) CheckpointSum(sums TensorSums) (sum [sha256.Size]byte) {
 	if e.Checkpoint != nil {
 		sum = sums[len(e.Latents)]
@@ -218,6 +218,7 @@ func (e *Step) CheckpointSum(sums TensorSums) (sum [sha256.Size]byte) {
 	return sum
 }
 
+// sum returns the SHA-256 of the tensor's bytes, computed from its data or taken from its reference.
 func (t *Tensor) sum() ([sha256.Size]byte, error) {
 	switch {
 	case t.Ref != nil:
@@ -228,7 +229,7 @@ func (t *Tensor) sum() ([sha256.Size]byte, error) {
 	return sha256.Sum256(t.Data), nil
 }
 
-// sumOf reads a digest that an event carries as text.
+// sumOf decodes a digest that an event carries as text; field is for the error.
 func sumOf(field, s string) (sum [sha256.Size]byte, err error) {
 	if !isDigest(s) {
 		return sum, fmt.Errorf("%s: %s; must be a sha-256 of 64 lower-case hex digits", field, quote(s))
@@ -243,21 +244,21 @@ func (d *digester) tensor(t *Tensor) error {
 	return err
 }
 
-// summed is a tensor with the digest of its bytes.
+// summed adds a tensor, given the digest of its bytes.
 func (d *digester) summed(t *Tensor, sum [sha256.Size]byte) {
 	d.text(t.DType)
 	d.integers(t.Shape)
 	d.raw(sum[:]...)
 }
 
-// hex puts in a digest that an event carries as text.
+// hex adds a digest that an event carries as text.
 func (d *digester) hex(field, s string) error {
 	sum, err := sumOf(field, s)
 	d.raw(sum[:]...)
 	return err
 }
 
-// StepsDigest is Trajectory.ContentDigest: the SHA-256, in lower-case hex, over the
+// StepsDigest returns the value of Trajectory.ContentDigest: the SHA-256, in lower-case hex, over the
 // text "meander steps 1" and the list of the steps' content digests in step order.
 func StepsDigest(steps [][32]byte) string {
 	d := newDigester("meander steps 1")
@@ -280,7 +281,8 @@ func StepsDigest(steps [][32]byte) string {
 // step_index, or the text "data" and the tensor or the image's digest, the text "stop" with step_index
 // and decode (1 or 0), what ScheduledSample and Rolled say, the text "step_seeds" with a list of step_index
 // and seed, the text "truncated_tokens" with the
-// number of tokens that were cut off, and what TextResult says.
+// number of tokens that were cut off, what TextResult says or, of an image that a server drew, the text "drawn",
+// the server's name and its values; and of each further setting its name and value (see Sampling).
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
 	d.text(string(e.UID))
@@ -309,16 +311,8 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d.integers(e.LatentsShape)
 	d.text(e.LatentsDType)
 	d.text(e.ContentDigest)
-	if im := e.Image; im == nil {
-		d.raw(0)
-	} else {
-		d.raw(1)
-		d.text(im.Format)
-		d.integer(im.Width)
-		d.integer(im.Height)
-		if err := d.hex("image.digest", im.Digest); err != nil {
-			return [32]byte{}, err
-		}
+	if err := e.Image.digest(d); err != nil {
+		return [32]byte{}, err
 	}
 	d.integer(int64(len(e.Conditioning)))
 	for i := range e.Conditioning {
@@ -354,11 +348,12 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 		d.text("truncated_tokens")
 		d.integer(e.TruncatedTokens)
 	}
-	if e.Text != nil {
-		if err := e.Text.digest(d); err != nil {
-			return [32]byte{}, fmt.Errorf("text: %w", err)
-		}
+	if e.Text == nil {
+		e.Drawn.digest(d)
+	} else if err := e.Text.digest(d, e.DrawnBy()); err != nil {
+		return [32]byte{}, fmt.Errorf("text: %w", err)
 	}
+	d.laterSettings(&e.Sampling)
 	return d.sum(), nil
 }
 
@@ -446,6 +441,20 @@ func (e *Advantage) contentDigest() [32]byte {
 	return d.sum()
 }
 
+// digest covers the image as an optional value: format, width, height and the digest of its pixels.
+func (im *Image) digest(d *digester) error {
+	if im == nil {
+		d.raw(0)
+		return nil
+	}
+	d.raw(1)
+	d.text(im.Format)
+	d.integer(im.Width)
+	d.integer(im.Height)
+	return d.hex("image.digest", im.Digest)
+}
+
+// seeds adds the seeds of steps; nothing if there are none.
 func (d *digester) seeds(list []StepSeed) {
 	if len(list) == 0 {
 		return
@@ -458,6 +467,7 @@ func (d *digester) seeds(list []StepSeed) {
 	}
 }
 
+// branches adds the branch points of a tree; nothing if the group is no tree.
 func (d *digester) branches(scope string, list []BranchGroup) {
 	if scope == "" {
 		return

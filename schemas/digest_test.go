@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/meander-rl/meander/schemas"
@@ -35,8 +37,10 @@ const scheduleVector = "66f002cc3cdb67463a92766c0bc5eb4e3aea3a39664f8e7702a805bf
 
 func TestRequest_ComputeScheduleDigest(t *testing.T) {
 	r := &schemas.Request{
-		Sigmas: []float32{1, 0.5, 0}, Transitions: []string{"sde", "ode"}, NoiseLevel: 0.7, Solver: "euler", LogProbKind: "density",
-		LatentsDType: "BF16", TrueCFGScale: 4, Height: 64, Width: 128,
+		Sampling: schemas.Sampling{
+			Sigmas: []float32{1, 0.5, 0}, Transitions: []string{"sde", "ode"}, NoiseLevel: 0.7, Solver: "euler", LogProbKind: "density",
+			LatentsDType: "BF16", TrueCFGScale: 4, Height: 64, Width: 128,
+		},
 	}
 	want := layout{}.text("meander schedule 1").
 		int(3).f32(1).f32(0.5).f32(0).
@@ -52,8 +56,11 @@ func TestRequest_ComputeScheduleDigest(t *testing.T) {
 
 // Everything a schedule digest must and must not depend on.
 func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
-	inside := []string{
-		"Sigmas", "Transitions", "NoiseLevel", "Solver", "LogProbKind", "LatentsDType", "TrueCFGScale", "Height", "Width", "Text",
+	inside := []string{"Text"}
+	for _, f := range schemas.Fields(reflect.TypeFor[schemas.Sampling]()) {
+		if f.Digest != "-" {
+			inside = append(inside, f.GoName)
+		}
 	}
 	r := fullRequest(t)
 	r.Start, r.Stop = segment(1, 3)
@@ -96,13 +103,9 @@ func TestContentDigest_fields(t *testing.T) {
 // others are the fields of T but for those.
 func others[T any](outside []string) []string {
 	var names []string
-	for f := range reflect.TypeFor[T]().Fields() {
-		found := false
-		for _, o := range outside {
-			found = found || o == f.Name
-		}
-		if !found {
-			names = append(names, f.Name)
+	for _, f := range schemas.Fields(reflect.TypeFor[T]()) {
+		if !slices.Contains(outside, f.GoName) {
+			names = append(names, f.GoName)
 		}
 	}
 	return names
@@ -117,11 +120,11 @@ func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (an
 		t.Fatal(err)
 	}
 	v := reflect.ValueOf(e).Elem()
-	for i := range v.NumField() {
-		name := v.Type().Field(i).Name
+	for _, field := range schemas.Fields(v.Type()) {
+		name := field.GoName
 		c := reflect.New(v.Type())
 		c.Elem().Set(v)
-		f := c.Elem().Field(i)
+		f := field.In(c.Elem())
 		switch f.Kind() {
 		case reflect.Int64:
 			f.SetInt(f.Int() + 1)
@@ -140,21 +143,33 @@ func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (an
 				f.SetZero()
 			}
 		}
-		if reflect.DeepEqual(f.Interface(), v.Field(i).Interface()) {
+		if reflect.DeepEqual(f.Interface(), field.In(v).Interface()) {
 			t.Fatalf("%s: the sample has nothing to change", name)
 		}
 		after, err := digest(c.Interface().(*T))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		want := false
-		for _, n := range inside {
-			want = want || n == name
-		}
-		if changed := before != after; changed != want {
+		if changed, want := before != after, slices.Contains(inside, name); changed != want {
 			t.Errorf("%s: digest changes %v, want %v", name, changed, want)
 		}
 	}
+}
+
+// A trajectory repeats every setting of its request: AnsweredBy names each one that differs.
+func TestRequest_AnsweredBy_fields(t *testing.T) {
+	e := completedTrajectory(t)
+	e.Start, e.Stop = segment(1, 3)
+	e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
+	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group}
+	var repeated []string
+	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {
+		for _, f := range schemas.Fields(part) {
+			repeated = append(repeated, f.GoName)
+		}
+	}
+	repeated = append(repeated, "Text", "StopReason", "Steps", "Conditioning", "ScheduleDigest", "Group")
+	checkFields(t, e, repeated, func(e *schemas.Trajectory) (any, error) { return fmt.Sprint(request.AnsweredBy(e)), nil })
 }
 
 // How a tensor travels is not part of what it is.

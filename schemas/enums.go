@@ -138,6 +138,10 @@ const (
 	EngineProcessed = "processed" // log-probs after both
 	EngineLogits    = "logits"    // all logits, as the model gives them
 
+	VerifyExact     = "exact"     // the same bits
+	VerifyTolerance = "tolerance" // numbers close to those that are computed again
+	VerifyNone      = "none"      // steps and digests alone: nothing is computed again
+
 	FiltersMinPFirst = "min_p,top_k,top_p"
 	FiltersMinPLast  = "top_k,top_p,min_p" // that of noise.md
 
@@ -149,7 +153,7 @@ const (
 	ConversationMaxTurns   = "max_turns"  // the last answer that was asked for
 	ConversationContext    = "context"    // the model's context has no room for more
 	ConversationTimeout    = "timeout"    // it did not answer in time
-	ConversationAbsent     = "absent"     // nobody is there to answer
+	ConversationAbsent     = "absent"     // no worker is there to answer
 	ConversationError      = "error"      // it said that it cannot
 	ConversationGarbage    = "garbage"    // its answer is none
 )
@@ -166,7 +170,7 @@ const (
 	CodeUIDConflict   = "uid_conflict"   // the run already used the uid for another prompt
 	CodeExhausted     = "exhausted"      // retried until the deliveries ran out
 	CodeLate          = "late"           // its group had closed
-	CodeFailed        = "failed"         // the work itself failed, for good
+	CodeFailed        = "failed"         // the work itself failed, and would fail again
 	CodePanic         = "panic"          // the program has a fault
 	CodeTooLarge      = "too_large"      // larger than the bus carries
 	CodeCancelled     = "cancelled"      // a control has ended its run or its group
@@ -199,8 +203,9 @@ var (
 	Roles            = []string{RoleSystem, RoleUser, RoleAssistant}
 	LogitsForms      = []string{LogitsNone, LogitsTopK, LogitsIDs, LogitsFull}
 	LogitsKinds      = []string{LogitsRaw, LogitsProcessed}
-	TextEngines      = []string{EngineVLLM, EngineSGLang}
+	Engines          = []string{EngineVLLM, EngineSGLang}
 	EngineValues     = []string{EngineRaw, EngineTempered, EngineProcessed, EngineLogits}
+	VerifyModes      = []string{VerifyExact, VerifyTolerance, VerifyNone}
 	FilterOrders     = []string{FiltersMinPFirst, FiltersMinPLast}
 	FinishReasons    = []string{FinishStop, FinishLength}
 	// ConversationStates are how a conversation with an interaction ended.

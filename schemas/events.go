@@ -66,47 +66,47 @@ func (*Control) Type() string     { return TypeControl }
 
 func (*ControlReceipt) Type() string { return TypeControlReceipt }
 
-// Subject is the claim of the uid: its run and uid name it.
+// Subject returns the subject of the record, which is the claim of the uid: its run and uid name it.
 func (e *GroupRecord) Subject() string { return GroupSubject(e.Run, e.UID) }
 
-// Subject is where the event is published: its run and uid name it.
+// Subject returns the subject that the event is published on: its run and uid name it.
 func (e *Plan) Subject() string { return PlanSubject(e.Run, e.UID) }
 
 func (*ScoreRequest) Type() string { return TypeScoreRequest }
 func (*ScoreReply) Type() string   { return TypeScoreReply }
 
-// Subject is where the event is published: its run, lane, uid and sample name it.
+// Subject returns the subject that the event is published on: its run, lane, uid and sample name it.
 func (e *Request) Subject() string {
 	return RequestSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
 }
 
-// Subject is where the event is published: its run, uid, sample, attempt and step name it.
+// Subject returns the subject that the event is published on: its run, uid, sample, attempt and step name it.
 func (e *Step) Subject() string {
 	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.StepIndex)
 }
 
-// Subject is where the event is published: its run, uid and sample name it.
+// Subject returns the subject that the event is published on: its run, uid and sample name it.
 func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e.SampleIndex) }
 
-// Subject is where the event is published: its run, batch, uid and sample name it.
+// Subject returns the subject that the event is published on: its run, batch, uid and sample name it.
 func (e *Reward) Subject() string {
 	return RewardSubject(e.Run, e.Group.Batch, e.UID, e.SampleIndex)
 }
 
-// Subject is where the event is published: its run, uid, sample and name name it.
+// Subject returns the subject that the event is published on: its run, uid, sample and name name it.
 func (e *Verdict) Subject() string { return VerdictSubject(e.Run, e.UID, e.SampleIndex, e.Name) }
 
-// Subject is where the event is published: its run and uid name it.
+// Subject returns the subject that the event is published on: its run and uid name it.
 func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }
 
-// Subject is where the event is published: its run and batch id name it.
+// Subject returns the subject that the event is published on: its run and batch id name it.
 func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
 
-// Subject is where the event is published: its lane names it.
+// Subject returns the subject that the event is published on: its lane names it.
 func (e *Policy) Subject() string { return PolicySubject(e.Lane) }
 
-// Subject is where the event is published: its lane and instance name it.
+// Subject returns the subject that the event is published on: its lane and instance name it.
 func (e *Applied) Subject() string { return AppliedSubject(e.Lane, e.Instance) }
 
-// Subject is where the event is published: its stage, run and uid name it.
+// Subject returns the subject that the event is published on: its stage, run and uid name it.
 func (e *Dead) Subject() string { return DeadSubject(e.Stage, e.Run, e.UID) }

@@ -34,13 +34,13 @@ func ExampleDecode() {
 func ExamplePrompt_Validate() {
 	p := schemas.Prompt{
 		Prompt: "a red fox", GroupSize: new(int64(0)),
-		Rollout: schemas.Rollout{SDEType: "foo", SDEStepIndices: []int64{2, 2}},
+		ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEType: "foo", SDEStepIndices: []int64{2, 2}}},
 	}
 	fmt.Println(p.Validate())
 	// Output:
 	// group_size: 0; must be between 1 and 1024
 	// rollout.sde_type: "foo"; must be one of sde, cps, dance_sde, ode
-	// rollout.sde_step_indices[1]: 2; must come once
+	// rollout.sde_step_indices[1]: 2; must come at most once
 }
 
 func ExampleMetadataFrom() {

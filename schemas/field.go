@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -11,28 +12,35 @@ import (
 	"sync"
 )
 
-// Field is what the tags of one field of a struct of the contract say. They are the only
-// place where its name, limits and default stand; validation, JSON Schema, flags,
-// defaults and the tables of the documents are made of them.
+// Field describes one field of a struct of the contract, as its tags say. The tags are the
+// only place with its name, limits and default: validation, JSON Schema, flags, defaults
+// and the tables of the documents all come from them.
 //
 //	msgpack:"name,omitempty"  name on the wire; omitempty: absent when empty
 //	range:"1..MaxSteps"       bounds of a number, or of each number of a list; either may be
 //	                          missing, and "(0..1]" leaves out an end
 //	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
-//	                          unique: every item comes once
+//	                          unique: every item comes at most once
 //	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
 //	form:"token"              form of a text, or of each of a list: token, digest or
 //	                          reward_name; "digest?": or empty
 //	default:"8"               value that stands in for an absent one
 //	absent:"the model's"      the same in words, where no literal says it
 //	unit:"pixels"             unit of a number
+//	wire:"needed"             it must be on the wire, if only empty
+//	for:"image"               samples of images alone have it; on a part: all of its fields
+//	of:"version"              each version of a lane's weights has its own (see Policy.SameLane)
+//	digest:"schedule"         part of the schedule digest (see Sampling)
 //	flag:"steps"              flag of the command that sets the field; "group-size,n": with
 //	                          a letter
 type Field struct {
-	// Name is the name on the wire, GoName the one in Go, Index its place in the struct.
+	// Name is the name on the wire, GoName the one in Go.
 	Name, GoName string
-	Index        int
-	Type         reflect.Type
+	// Owner is the struct that declares the field: the struct itself, or a part that is embedded in it.
+	Owner reflect.Type
+	Type  reflect.Type
+	// Needed fields must be on the wire, if only empty: a misspelt name must not stand for an empty value.
+	Needed bool
 	// Optional fields are absent when they are empty.
 	Optional bool
 	// Range and Size are nil where there is no bound.
@@ -47,6 +55,22 @@ type Field struct {
 	Unit            string
 	// Flag is empty for fields that no flag sets.
 	Flag, Letter string
+	// For is ForImage where only images have the field.
+	For string
+	// Of is OfVersion where each version of the weights has its own.
+	Of string
+	// Digest is DigestSchedule, "-" or empty (see Sampling).
+	Digest string
+
+	index []int // from the struct to the field, through the parts
+}
+
+// In returns the field's value in a struct.
+func (f *Field) In(v reflect.Value) reflect.Value {
+	for _, i := range f.index {
+		v = v.Field(i)
+	}
+	return v
 }
 
 // Range is the numbers from Low to High; an open end is not one of them.
@@ -60,6 +84,13 @@ const (
 	FormToken      = "token"
 	FormDigest     = "digest"
 	FormRewardName = "reward_name"
+)
+
+// What the tags for, of and digest say.
+const (
+	ForImage       = "image"
+	OfVersion      = "version"
+	DigestSchedule = "schedule"
 )
 
 // limits are the constants that tags name.
@@ -82,7 +113,7 @@ var limits = map[string]float64{
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
 	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ConversationStates": ConversationStates, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
-	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "TextEngines": TextEngines, "EngineValues": EngineValues, "FilterOrders": FilterOrders, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
+	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders, "VerifyModes": VerifyModes, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
 	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,
@@ -94,28 +125,58 @@ var enums = map[string][]string{
 
 var fieldsOf sync.Map // reflect.Type -> []Field
 
-// Fields lists the fields of a struct in its order. It panics when a tag cannot be read: a struct of the contract is wrong.
+// keyed is an event whose keys have an order of their own on the wire. It is older than the parts of the struct, and
+// encodings, with the digests over them, must not depend on how a struct is cut into parts. Keys that it does not
+// list follow in the order of the struct.
+type keyed interface{ keys() string }
+
+// Fields returns the fields of a struct, with those of the parts that are embedded in it, in the order of their keys on
+// the wire. It panics if a tag is not valid: then a struct of the contract is wrong.
 func Fields(t reflect.Type) []Field {
 	if list, ok := fieldsOf.Load(t); ok {
 		return list.([]Field)
 	}
-	var list []Field
-	for i := range t.NumField() {
-		f, err := newField(t.Field(i), i)
-		if err != nil {
-			panic(fmt.Sprintf("schemas: %s.%s: %v", t.Name(), t.Field(i).Name, err))
+	list := flatFields(t, nil, "")
+	if e, ok := reflect.New(t).Interface().(keyed); ok {
+		order := strings.Fields(e.keys())
+		place := func(f Field) int {
+			if i := slices.Index(order, f.Name); i >= 0 {
+				return i
+			}
+			return len(order)
 		}
-		list = append(list, f)
+		slices.SortStableFunc(list, func(a, b Field) int { return cmp.Compare(place(a), place(b)) })
 	}
 	fieldsOf.Store(t, list)
 	return list
 }
 
-func newField(s reflect.StructField, index int) (Field, error) {
+// flatFields returns the fields of a struct and of the parts embedded in it, in the order of the source. index leads to
+// the struct, kind is its tag for.
+func flatFields(t reflect.Type, index []int, kind string) (list []Field) {
+	for i := range t.NumField() {
+		s, at := t.Field(i), append(slices.Clip(index), i)
+		kind := cmp.Or(s.Tag.Get("for"), kind)
+		if s.Anonymous {
+			list = append(list, flatFields(s.Type, at, kind)...)
+			continue
+		}
+		f, err := newField(s)
+		if err != nil {
+			panic(fmt.Sprintf("schemas: %s.%s: %v", t.Name(), s.Name, err))
+		}
+		f.Owner, f.index, f.For = t, at, kind
+		list = append(list, f)
+	}
+	return list
+}
+
+// newField parses the tags of a field. An error is a fault in the tags.
+func newField(s reflect.StructField) (Field, error) {
 	name, option, _ := strings.Cut(s.Tag.Get("msgpack"), ",")
 	f := Field{
-		Name: name, GoName: s.Name, Index: index, Type: s.Type, Optional: option == "omitempty",
-		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"),
+		Name: name, GoName: s.Name, Type: s.Type, Optional: option == "omitempty", Needed: s.Tag.Get("wire") == "needed",
+		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"), Of: s.Tag.Get("of"), Digest: s.Tag.Get("digest"),
 	}
 	f.Flag, f.Letter, _ = strings.Cut(s.Tag.Get("flag"), ",")
 	var err error
@@ -150,8 +211,8 @@ func newField(s reflect.StructField, index int) (Field, error) {
 	return f, err
 }
 
-// Phrase is a description without the name of the field that it begins with, and without
-// the verb where that says nothing.
+// Phrase returns a description without the field name that it begins with, and without
+// "is" or "are" after it, for tables and help.
 func (f *Field) Phrase(description string) string {
 	text := strings.TrimPrefix(description, f.Name+" ")
 	for _, verb := range []string{"is ", "are "} {
@@ -160,8 +221,8 @@ func (f *Field) Phrase(description string) string {
 	return text
 }
 
-// DefaultValue is the default as a value of the field: an int64, a float64, a bool or a
-// string; nil without one.
+// DefaultValue returns the default as an int64, a float64, a bool or a string; nil without
+// one.
 func (f *Field) DefaultValue() (any, error) {
 	t := f.Type
 	if t.Kind() == reflect.Pointer {
@@ -189,7 +250,7 @@ func (f *Field) DefaultValue() (any, error) {
 	return v, nil
 }
 
-// parseRange reads LOW..HIGH, in brackets or parentheses or without.
+// parseRange parses LOW..HIGH. A parenthesis leaves out that end; brackets change nothing.
 func parseRange(s string) (*Range, error) {
 	r := &Range{Low: math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("), OpenHigh: strings.HasSuffix(s, ")")}
 	low, high, ok := strings.Cut(strings.Trim(s, "()[]"), "..")
@@ -211,7 +272,7 @@ func parseRange(s string) (*Range, error) {
 	return r, nil
 }
 
-// evaluate is the value of a bound: a number, a limit, or two with -, + or * between them.
+// evaluate returns the value of a bound: a number, a limit by its name, or two of these with -, + or * between them.
 func evaluate(s string) (float64, error) {
 	if i := strings.LastIndexAny(s, "+-*"); i > 0 {
 		a, err := evaluate(s[:i])
@@ -241,12 +302,12 @@ func evaluate(s string) (float64, error) {
 	return x, nil
 }
 
-// Holds says whether x is in the range; NaN is in none.
+// Holds reports whether x is in the range; NaN is in none.
 func (r *Range) Holds(x float64) bool {
 	return (x > r.Low || x == r.Low && !r.OpenLow) && (x < r.High || x == r.High && !r.OpenHigh)
 }
 
-// Rule says in words what numbers are legal.
+// Rule returns the rule for error messages, such as "must be between 1 and 8".
 func (r *Range) Rule() string {
 	switch {
 	case math.IsInf(r.High, 1) && r.Low == 0 && !r.OpenLow:
@@ -261,8 +322,8 @@ func (r *Range) Rule() string {
 	return "must be between " + bound(r.Low) + " and " + bound(r.High)
 }
 
-// bound writes integers in full and others with the digits that a reader looks at: the
-// limit of a sigma is 1 and a rounding.
+// bound formats an end of a range: integers in full, others with six digits. The limit of a
+// sigma, for example, is 1 plus a rounding error.
 func bound(x float64) string {
 	if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
 		return strconv.FormatFloat(x, 'f', -1, 64)

@@ -8,16 +8,16 @@ import (
 	"reflect"
 )
 
-// GroupRecord is what a prompt's group is, from the prompt on: intake stores it before it
-// asks for the first sample. Its subject is the claim of the uid, which one prompt alone
-// can have. The same record opens the group where its rewards will come (see Opening).
+// GroupRecord describes the group of a prompt. Intake stores it before it asks for the first
+// sample. Its subject is the claim of the uid: it keeps one record, so only one prompt can have
+// the uid. A copy of the record opens the group in the stream of rewards (see Opening).
 type GroupRecord struct {
 	V         int64 `msgpack:"v"`
 	Run       Run   `msgpack:"run" form:"token"`
 	UID       UID   `msgpack:"uid" form:"token"`
 	GroupSize int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
-	// Error says why the prompt was refused; empty: it was accepted. A refused prompt has a
-	// result all the same, and keeps its uid.
+	// Error says why the prompt was refused; empty: it was accepted. The group of a refused
+	// prompt has a result too, and keeps its uid.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
 	// Cancelled says that a control ended the group before intake had taken it up; Error says which.
 	Cancelled bool `msgpack:"cancelled,omitempty"`
@@ -38,19 +38,19 @@ type GroupRecord struct {
 	Group Group `msgpack:"group"`
 }
 
-// Opening is a GroupRecord on the way that the rewards of its group take.
+// Opening is the copy of a GroupRecord in the stream of rewards, by which the advantage service knows the group.
 type Opening GroupRecord
 
-// Type is that of the record.
+// Type returns the type of the record.
 func (*Opening) Type() string { return TypeGroup }
 
-// Subject is where the record opens the group: its run, batch and uid name it.
+// Subject returns the subject on which the copy is published: its run, batch and uid name it.
 func (o *Opening) Subject() string { return OpeningSubject(o.Run, o.Group.Batch, o.UID) }
 
-// Validate joins every fault of the record.
+// Validate returns all faults of the record, joined.
 func (o *Opening) Validate() error { return (*GroupRecord)(o).Validate() }
 
-// Record is the record of the group whose sample 0 is asked for by e.
+// Record returns the record of the group, given the request of its sample 0.
 func (e *Request) Record() (*GroupRecord, error) {
 	digest, err := e.PromptDigest()
 	return &GroupRecord{
@@ -60,10 +60,10 @@ func (e *Request) Record() (*GroupRecord, error) {
 	}, err
 }
 
-// PromptDigest is the SHA-256, in lower-case hex, of the encoded request of a group's
-// sample 0, all that a prompt says of what is made and how it is judged. What may change
-// when a prompt is published again is zero in it: priority, group.deadline,
-// group.prompt_seq and group.created. The checkpoint is compared by itself (see Differences).
+// PromptDigest returns the SHA-256, in lower-case hex, of the encoded request of a group's
+// sample 0: everything that a prompt says about what is made and how it is scored. Fields that may
+// change when a prompt is published again are zero in it: priority, group.deadline,
+// group.prompt_seq and group.created. The checkpoint is compared separately (see Differences).
 func (e *Request) PromptDigest() (string, error) {
 	c := *e
 	c.BaseDigest, c.Priority, c.Group.Deadline, c.Group.PromptSeq, c.Group.Created = "", 0, 0, 0, 0
@@ -75,8 +75,8 @@ func (e *Request) PromptDigest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Differences names what two prompts of one uid do not have in common, mostly by the
-// fields of a Prompt; nil when they are the same.
+// Differences returns the names of what differs between two prompts of one uid, mostly fields of a
+// Prompt; nil if nothing does.
 func (e *GroupRecord) Differences(other *GroupRecord) []string {
 	var names []string
 	if a, b := e.BaseDigest, other.BaseDigest; a != "" && b != "" && a != b {
@@ -118,9 +118,10 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 	return names
 }
 
-// Validate joins every fault of the record.
+// Validate returns all faults of the record, joined.
 func (e *GroupRecord) Validate() error { return CheckFields(e) }
 
+// rules checks that an accepted prompt has its digests and its lane.
 func (e *GroupRecord) rules(f *faults) {
 	if e.Error == "" && e.Group.SourceRun == "" {
 		f.digested("prompt_digest", e.PromptDigest)
@@ -132,7 +133,7 @@ func (e *GroupRecord) rules(f *faults) {
 	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
-// Holds says what an event says otherwise than the record of its group; nil: nothing.
+// Holds returns an error if an event describes its group (size and g) differently than the group's record; nil if not.
 func (e *GroupRecord) Holds(size int64, g *Group) error {
 	switch {
 	case e.Error != "":

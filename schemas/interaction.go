@@ -17,7 +17,7 @@ type Interaction struct {
 	Params map[string]string `msgpack:"params,omitempty" size:"0..MaxParams" flag:"interaction-params"`
 }
 
-// Answers is the most answers of a sample of text.
+// Answers returns the most answers that a sample of text can have.
 func (e *TextRequest) Answers() int64 {
 	if e.Interaction == nil || e.Interaction.MaxTurns == nil {
 		return 1
@@ -25,12 +25,12 @@ func (e *TextRequest) Answers() int64 {
 	return *e.Interaction.MaxTurns
 }
 
-// Timeout is how long a worker may take for one answer.
+// Timeout returns how long a worker may take for one reply.
 func (e *Interaction) Timeout() time.Duration {
 	return time.Duration(*e.TimeoutMS) * time.Millisecond
 }
 
-// resolved checks that nothing is left to a default, and that logits are asked for of answers that there are.
+// resolved checks that nothing is left to a default.
 func (e *Interaction) resolved(f *faults) {
 	if e == nil {
 		return
@@ -43,8 +43,8 @@ func (e *Interaction) resolved(f *faults) {
 	}
 }
 
-// digest covers, where there is one, the text "interaction", its name, max_turns (integer) and params (number, then name and
-// value of each, sorted by name).
+// digest covers, where there is one, the text "interaction", its name, max_turns (integer) and params (number, then
+// name and value of each, sorted by name).
 func (e *Interaction) digest(d *digester) {
 	if e == nil {
 		return
@@ -59,8 +59,9 @@ func (e *Interaction) digest(d *digester) {
 	}
 }
 
-// InteractRequest asks what an interaction says to an answer: a core NATS request on InteractSubject(NAME), which the queue
-// group NAME hands to one worker. It is not stored. All that was said before is in it: a worker need not remember.
+// InteractRequest asks what an interaction says to an answer: a core NATS request on InteractSubject(NAME), which the
+// queue group NAME hands to one worker. It is not stored. All that was said before is in it: a worker need not
+// remember.
 type InteractRequest struct {
 	V int64 `msgpack:"v"`
 	// Name is the interaction's, Params are the prompt's for it.
@@ -84,7 +85,8 @@ type InteractRequest struct {
 	// IDs to Entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they are
 	// empty: Events has them; so are those numbers that a server which draws the tokens does not give.
 	IDs []int64 `msgpack:"ids" size:"0..MaxInteractTokens" range:"0..MaxVocabulary-1"`
-	// LogProbs are before temperature and filters, in nats, ProcessedLogProbs after them; LogSumExps of all logits of LogitsKind.
+	// LogProbs are before temperature and filters, in nats, ProcessedLogProbs after them; LogSumExps of all logits of
+	// LogitsKind.
 	LogProbs          []float32 `msgpack:"log_probs" size:"0..MaxInteractTokens" range:"..0"`
 	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxInteractTokens" range:"..0"`
 	LogSumExps        []float32 `msgpack:"log_sum_exps" size:"0..MaxInteractTokens"`
@@ -116,16 +118,16 @@ type InteractReply struct {
 	Retry bool   `msgpack:"retry,omitempty"`
 }
 
-// Type is that of the event.
+// Type returns the type name of the event.
 func (*InteractRequest) Type() string { return TypeInteractRequest }
 
-// Type is that of the event.
+// Type returns the type name of the event.
 func (*InteractReply) Type() string { return TypeInteractReply }
 
-// Validate joins every fault of the request.
+// Validate returns all faults of the request, joined.
 func (e *InteractRequest) Validate() error { return CheckFields(e) }
 
-// Validate joins every fault of the reply.
+// Validate returns all faults of the reply, joined.
 func (e *InteractReply) Validate() error { return CheckFields(e) }
 
 func (e *InteractReply) rules(f *faults) {
@@ -137,8 +139,8 @@ func (e *InteractReply) rules(f *faults) {
 	}
 }
 
-// Messages is the conversation up to the last answer, without it: what was to be answered, and each answer before with what
-// the interaction said to it.
+// Messages returns the conversation before the last answer: the messages of the prompt, and each earlier answer with
+// the interaction's reply to it.
 func (e *TextResult) Messages() []Message {
 	list := append([]Message(nil), e.Settings.Messages...)
 	for i, t := range e.Turns {
@@ -149,7 +151,8 @@ func (e *TextResult) Messages() []Message {
 	return list
 }
 
-// conversed checks the turns of a completed sample against the interaction that was asked for.
+// conversed checks the turns of a completed sample: given and generated turns alternate, and answers, replies and the
+// conversation's end fit the interaction that was asked for.
 func (e *TextResult) conversed(f *faults) {
 	with, answers := e.Settings.Interaction != nil, int64(0)
 	for i, t := range e.Turns {
@@ -178,7 +181,7 @@ func (e *TextResult) conversed(f *faults) {
 	}
 }
 
-// conversationEnded says whether a state is one of a conversation that came to an end.
+// conversationEnded reports whether a conversation state means that it ended regularly, not by a fault.
 func conversationEnded(state string) bool {
 	return state == ConversationTerminated || state == ConversationMaxTurns || state == ConversationContext
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// JSON is an event, or what is inside of one, for JSON: the wire's keys, with binary data
-// replaced by its length and digest, and seeds as strings, since most readers of JSON round
-// numbers above 2^53.
+// JSON returns an event, or a part of one, as a value for a JSON encoder. It has the wire's keys.
+// Binary data is replaced by its length and digest, and seeds are strings, since most readers of
+// JSON round numbers above 2^53.
 func JSON(v any) any {
 	data, err := msgpack.Marshal(v)
 	if err != nil {
@@ -20,7 +20,7 @@ func JSON(v any) any {
 	return JSONOfBytes(data)
 }
 
-// JSONOfBytes is the same for an encoded event that was checked before.
+// JSONOfBytes is JSON for an encoded event that was checked before.
 func JSONOfBytes(data []byte) any {
 	var v any
 	if err := msgpack.Unmarshal(data, &v); err != nil {
@@ -29,6 +29,7 @@ func JSONOfBytes(data []byte) any {
 	return plain(v)
 }
 
+// plain replaces in a decoded value what JSON cannot hold. It changes maps and lists in place.
 func plain(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -107,18 +107,20 @@ const (
 	MaxTokensPerEvent = 1024
 	MaxTokenEvents    = 6000
 	MaxTopLogits      = 4096
-	// MinTemperature and MaxTemperature bound a temperature above 0, MaxStops the texts or tokens that end an answer, MaxStopBytes such a text.
+	// MinTemperature and MaxTemperature bound a temperature above 0, MaxStops the texts or tokens that end an answer,
+	// MaxStopBytes such a text.
 	MinTemperature = 0.001
 	MaxTemperature = 100
 	MaxStops       = 16
 	MaxStopBytes   = 1024
-	// MaxMessages and MaxTurns bound a conversation, MaxAnswerBytes the text of one answer, and of a message, which may be one.
+	// MaxMessages and MaxTurns bound a conversation, MaxAnswerBytes the text of one answer, and of a message, which may be
+	// one.
 	MaxMessages    = 256
 	MaxTurns       = 256
 	MaxAnswerBytes = 512 << 10
-	// MaxAnswers is how often a model answers in one conversation, MaxInteractMS how long an interaction may take to say something
-	// to an answer, in milliseconds. MaxInteractTokens and MaxInteractLogits bound the tokens, and the bytes of logits, that it is
-	// handed itself, MaxInteractReply what it says, encoded.
+	// MaxAnswers is how often a model answers in one conversation, MaxInteractMS how long an interaction may take to say
+	// something to an answer, in milliseconds. MaxInteractTokens and MaxInteractLogits bound the tokens, and the bytes of
+	// logits, that it is handed itself, MaxInteractReply what it says, encoded.
 	MaxAnswers        = MaxTurns / 2
 	MaxInteractMS     = 3_600_000
 	MaxInteractTokens = 4096

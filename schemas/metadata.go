@@ -82,7 +82,7 @@ func numbers(v any) error {
 	return nil
 }
 
-// Validate says whether m is one msgpack map within the limits.
+// Validate reports whether m is one msgpack map within the limits.
 func (m Metadata) Validate() error {
 	if m == nil {
 		return nil

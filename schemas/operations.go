@@ -52,14 +52,14 @@ type Receipt struct {
 	// StartStepIndex and StopStepIndex are the part of the steps that runs; absent: from 0, and to T.
 	StartStepIndex int64 `msgpack:"start_step_index,omitempty" range:"0..MaxSteps-1"`
 	StopStepIndex  int64 `msgpack:"stop_step_index,omitempty" range:"0..MaxSteps-1"`
-	// TotalSteps is how many steps all samples run, where they differ: under scheduled sampling and in a tree; of texts the most
-	// events that their answers can have.
+	// TotalSteps is how many steps all samples run, where they differ: under scheduled sampling and in a tree; of texts
+	// the most events that their answers can have.
 	TotalSteps *int64 `msgpack:"total_steps,omitempty" range:"0.."`
 	// Warnings are what was let be: fields that no prompt has.
 	Warnings []string `msgpack:"warnings,omitempty" size:"0..MaxWarnings"`
 }
 
-// AllSteps is how many steps the samples run together.
+// AllSteps returns how many steps all samples run together.
 func (e *Receipt) AllSteps() int64 {
 	if e.TotalSteps != nil {
 		return *e.TotalSteps
@@ -67,7 +67,7 @@ func (e *Receipt) AllSteps() int64 {
 	return e.Samples * e.Steps()
 }
 
-// Steps is how many steps each sample runs, where they are alike.
+// Steps returns how many steps each sample runs, if that is the same for all.
 func (e *Receipt) Steps() int64 {
 	if e.StopStepIndex > 0 {
 		return e.StopStepIndex - e.StartStepIndex

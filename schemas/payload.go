@@ -5,10 +5,10 @@ import (
 	"encoding/hex"
 )
 
-// PayloadDigest is what trajectories name their steps by, in lower-case hex: the SHA-256 over the bytes of an encoded
-// event, in which each byte string (msgpack's bin) has its own SHA-256, 32 bytes, in the place of its content; code and
-// length before it stay. So whoever has the digests of a step's tensors does not digest them again, and still no
-// byte can change unseen. Bytes that Precheck refuses are an error.
+// PayloadDigest returns the digest by which trajectories name their steps, in lower-case hex. It is the SHA-256 over
+// the bytes of an encoded event in which the content of each byte string (msgpack's bin) is replaced by its own
+// SHA-256, 32 bytes; code and length before it stay. So a program that has the digests of a step's tensors need not
+// hash them again, and still a change of any byte is seen. Bytes that Precheck refuses are an error.
 func PayloadDigest(data []byte) (string, error) {
 	var bins []span
 	if err := precheck(&walker{data: data, bins: &bins}); err != nil {
@@ -17,7 +17,8 @@ func PayloadDigest(data []byte) (string, error) {
 	return payloadDigest(data, bins, func(i int) [sha256.Size]byte { return sha256.Sum256(data[bins[i].start:bins[i].end]) }), nil
 }
 
-// AppendStep is AppendEncode of a step, or of tokens, and the payload digest of what it is encoded to. sums are its TensorSums.
+// AppendStep is AppendEncode of a step, or of tokens, and the payload digest of what it is encoded to. sums are its
+// TensorSums.
 func AppendStep(dst []byte, e StepEvent, sums TensorSums) (data []byte, digest string, err error) {
 	bins := make([]span, 0, len(sums))
 	if data, err = appendEncode(dst, e, &bins); err != nil {
@@ -32,7 +33,8 @@ func AppendStep(dst []byte, e StepEvent, sums TensorSums) (data []byte, digest s
 	return data, payloadDigest(data[len(dst):], bins, func(i int) [sha256.Size]byte { return sums[inline[i]] }), nil
 }
 
-// payloadDigest takes the digests of the byte strings, in their order, from sum.
+// payloadDigest returns the payload digest of an encoded event, given where its byte strings are. sum returns the
+// digest of byte string i.
 func payloadDigest(data []byte, bins []span, sum func(i int) [sha256.Size]byte) string {
 	folded, at := make([]byte, 0, 2048), 0
 	for i, b := range bins {

@@ -1,7 +1,9 @@
 package schemas
 
 import (
+	"bytes"
 	"encoding/json"
+	"reflect"
 	"strconv"
 )
 
@@ -15,16 +17,16 @@ type Policy struct {
 	// Model and Family name the network; PolicyVersion counts weight updates.
 	Model         string `msgpack:"model" size:"1..MaxName"`
 	Family        string `msgpack:"family" size:"0..MaxName"`
-	PolicyVersion int64  `msgpack:"policy_version" range:"0.."`
-	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
+	PolicyVersion int64  `msgpack:"policy_version" range:"0.." of:"version"`
+	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName" of:"version"`
 	// BaseDigest names the checkpoint of the lane: the weights without what Adapter adds. Samplers
 	// of another checkpoint refuse the policy.
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
 	// Adapter is what is added to the checkpoint; absent: nothing.
-	Adapter *PolicyAdapter `msgpack:"adapter,omitempty"`
+	Adapter *PolicyAdapter `msgpack:"adapter,omitempty" of:"version"`
 	// Weights are the files of a whole transformer (safetensors) in place of the checkpoint's; none: the checkpoint's
 	// own.
-	Weights []Ref `msgpack:"weights,omitempty" size:"0..MaxPolicyFiles"`
+	Weights []Ref `msgpack:"weights,omitempty" size:"0..MaxPolicyFiles" of:"version"`
 	// Tensors is the table of what Weights must have: JSON, of each tensor its name and shape; absent: the
 	// model takes no others.
 	Tensors *Ref `msgpack:"tensors,omitempty"`
@@ -32,15 +34,15 @@ type Policy struct {
 	// shape [n, k] of its weight; absent: the model takes no adapters.
 	Modules *Ref `msgpack:"modules,omitempty"`
 	// Parent is the version that it follows, Rollback the one whose weights it has again.
-	Parent   *int64 `msgpack:"parent,omitempty" range:"0.."`
-	Rollback *int64 `msgpack:"rollback,omitempty" range:"0.."`
+	Parent   *int64 `msgpack:"parent,omitempty" range:"0.." of:"version"`
+	Rollback *int64 `msgpack:"rollback,omitempty" range:"0.." of:"version"`
 	// Rule says what becomes of samples that have begun: finish (they end on the weights that they
 	// began with), switch (the next step is on the new ones; each step says which) or restart (they
 	// begin again). Empty: finish.
-	Rule string `msgpack:"rule,omitempty" enum:"SwapRules?"`
+	Rule string `msgpack:"rule,omitempty" enum:"SwapRules?" of:"version"`
 	// By is who pushed it, empty for what a sampler began with; Note is for people.
-	By   string `msgpack:"by,omitempty" size:"0..MaxName"`
-	Note string `msgpack:"note,omitempty" size:"0..MaxText"`
+	By   string `msgpack:"by,omitempty" size:"0..MaxName" of:"version"`
+	Note string `msgpack:"note,omitempty" size:"0..MaxText" of:"version"`
 	// Text is what a lane of a language model takes; absent: it makes images. What is an image's, from SchedulerConfig to
 	// MaxPixels, is empty beside it.
 	Text *TextPolicy `msgpack:"text,omitempty"`
@@ -64,16 +66,34 @@ type Policy struct {
 	// MaxPixels is the largest product of height and width that the lane makes.
 	MaxPixels int64 `msgpack:"max_pixels" range:"0..MaxSide*MaxSide"`
 	// Announced is when it was published, Unix nanoseconds.
-	Announced int64 `msgpack:"announced" range:"0.."`
+	Announced int64 `msgpack:"announced" range:"0.." of:"version"`
 	// Reward lists the reward functions of prompts that name none; empty: the service's.
 	Reward []string `msgpack:"reward,omitempty" size:"0..MaxRewards" form:"reward_name"`
 }
 
-// Bare says that the policy is the checkpoint alone.
+// SameLane reports whether two policies say the same of their lane: all but what each version of the weights has of its
+// own (the tag of). It compares encodings, which a stored policy and the one it was made of have in common.
+func (e *Policy) SameLane(other *Policy) bool {
+	encode := func(p *Policy) ([]byte, error) {
+		c := *p
+		v := reflect.ValueOf(&c).Elem()
+		for _, f := range Fields(v.Type()) {
+			if f.Of == OfVersion {
+				f.In(v).SetZero()
+			}
+		}
+		return Encode(&c)
+	}
+	a, err1 := encode(e)
+	b, err2 := encode(other)
+	return err1 == nil && err2 == nil && bytes.Equal(a, b)
+}
+
+// Bare reports whether the policy is the checkpoint without an adapter or other weights.
 func (e *Policy) Bare() bool { return e.Adapter == nil && len(e.Weights) == 0 }
 
-// Checkpoint is the BaseDigest that prompts and requests are held to. It is empty where a server draws, whose weights
-// are not known here.
+// Checkpoint returns the BaseDigest that prompts and requests must name. It is empty if a server draws the samples, as
+// its weights are not known here.
 func (e *Policy) Checkpoint() string {
 	if e.Text != nil && e.Text.Engine != nil {
 		return ""
@@ -81,7 +101,7 @@ func (e *Policy) Checkpoint() string {
 	return e.BaseDigest
 }
 
-// StateElements is the number of elements of a state, S x C, of images of that size in pixels.
+// StateElements returns the number of elements of a state, S x C, for images of that size in pixels.
 func (e *Policy) StateElements(height, width int64) int64 {
 	edge := max(1, e.PixelsPerToken)
 	return height / edge * (width / edge) * e.LatentChannels
@@ -143,10 +163,12 @@ const (
 	AppliedRefused = "refused"
 )
 
-// Validate joins every fault of the policy. That the scheduler configuration makes
+// Validate returns all faults of the policy, joined. That the scheduler configuration makes
 // sense is for the services that use it; here it must be a JSON object.
 func (e *Policy) Validate() error { return CheckFields(e) }
 
+// rules checks that image settings are there exactly for a lane of images, that JSON fields are objects, and that an
+// adapter or weights name the checkpoint that they are for.
 func (e *Policy) rules(f *faults) {
 	for _, of := range []struct {
 		field string
@@ -166,6 +188,9 @@ func (e *Policy) rules(f *faults) {
 		case e.Text != nil && of.n != 0:
 			f.within(of.field, of.n, 0, 0)
 		}
+	}
+	if e.Text != nil && e.Text.Engine != nil {
+		f.chosen("text.engine.values", e.Text.Engine.Values, EngineValues)
 	}
 	object := func(field string, data []byte, most int) {
 		if n := len(data); n > 0 && n <= most {
@@ -198,9 +223,10 @@ func (e *Policy) rules(f *faults) {
 	}
 }
 
-// Validate joins every fault of the answer.
+// Validate returns all faults of the answer, joined.
 func (e *Applied) Validate() error { return CheckFields(e) }
 
+// rules checks error and serving against the state.
 func (e *Applied) rules(f *faults) {
 	switch e.State {
 	case AppliedRefused:

@@ -50,7 +50,8 @@ const (
 // and strings that are not UTF-8. A byte string costs the same whatever its length.
 func Precheck(data []byte) error { return precheck(&walker{data: data}) }
 
-// precheck is Precheck by a walker of its own: with a group that passed it before, or byte strings to note.
+// precheck is Precheck with the options of a walker: it skips a group that passed before (seen), or collects byte
+// strings.
 func precheck(w *walker) error {
 	if err := w.oneMap(MaxEventBytes, MaxDepth); err != nil {
 		return fmt.Errorf("%w: %w", ErrMalformed, err)
@@ -58,7 +59,7 @@ func precheck(w *walker) error {
 	return nil
 }
 
-// oneMap says whether the bytes are exactly one map of at most limit bytes and depth levels.
+// oneMap returns an error unless the bytes are exactly one map of at most limit bytes and depth levels.
 func (w *walker) oneMap(limit, depth int) error {
 	data := w.data
 	if len(data) == 0 {
@@ -80,7 +81,8 @@ func (w *walker) oneMap(limit, depth int) error {
 	return nil
 }
 
-// walker holds no error value: building one would make it escape to the heap.
+// walker steps over msgpack values and checks their structure. Its methods return false after setting fault. It holds
+// no error value: building one would make it escape to the heap.
 type walker struct {
 	data   []byte
 	pos    int
@@ -88,7 +90,7 @@ type walker struct {
 	fault  string
 	seen   *seen   // nil: everything is walked
 	top    int     // depth of the whole
-	bins   *[]span // that byte strings are added to; nil: nobody asks
+	bins   *[]span // collects where the byte strings are; nil: not asked for
 }
 
 // span is where a byte string is.
@@ -99,7 +101,7 @@ func (w *walker) fail(fault string) bool {
 	return false
 }
 
-// value steps over one value, in which depth more levels may nest.
+// value steps over one value, in which at most depth levels may be nested.
 func (w *walker) value(depth int) bool {
 	if w.budget--; w.budget < 0 {
 		return w.fail("too many values")
@@ -172,6 +174,7 @@ func (w *walker) length(size int) (int, bool) {
 	return int(n), true
 }
 
+// skip steps over n bytes.
 func (w *walker) skip(n int) bool {
 	if n > len(w.data)-w.pos {
 		return w.fail("length beyond the bytes left")
@@ -180,6 +183,7 @@ func (w *walker) skip(n int) bool {
 	return true
 }
 
+// text steps over the n bytes of a string, which must be UTF-8.
 func (w *walker) text(n int) bool {
 	if n > len(w.data)-w.pos {
 		return w.fail("length beyond the bytes left")
@@ -191,6 +195,7 @@ func (w *walker) text(n int) bool {
 	return true
 }
 
+// list steps over the n items of a list.
 func (w *walker) list(n, depth int) bool {
 	switch {
 	case depth == 0:
@@ -208,6 +213,7 @@ func (w *walker) list(n, depth int) bool {
 	return true
 }
 
+// mapOf steps over a map with n keys.
 func (w *walker) mapOf(n, depth int) bool {
 	switch {
 	case depth == 0:
@@ -224,12 +230,15 @@ func (w *walker) mapOf(n, depth int) bool {
 	return w.largeMap(n, depth)
 }
 
-// largeMap has a frame of its own, so that only large maps pay for clearing theirs.
+// largeMap is mapOf for more than smallMap keys. It is a function of its own so that only large maps pay for clearing
+// a large array on the stack.
 func (w *walker) largeMap(n, depth int) bool {
 	var slots [2 * MaxMapKeys]keySlot
 	return w.entries(n, depth, slots[:])
 }
 
+// entries steps over the n keys and values of a map and refuses a key that comes twice. A group that was seen before is
+// skipped.
 func (w *walker) entries(n, depth int, seen keySet) bool {
 	for range n {
 		start := w.pos
@@ -277,17 +286,17 @@ func (w *walker) key() ([]byte, bool) {
 	return w.data[start+header : w.pos], true
 }
 
-// smallMap is the number of keys most maps stay below.
+// smallMap is a number of keys that most maps do not exceed.
 const smallMap = 32
 
-// keySet is the keys of one map, found again by hash, in twice as many slots as
-// there are keys. It holds where they are in the event; an unused slot has end 0.
+// keySet is a hash set of the keys of one map, with twice as many slots as keys. A
+// slot holds where its key is in the event; an unused slot has end 0.
 type keySet []keySlot
 
 type keySlot struct{ start, end uint32 }
 
-// add puts in the key data[start:end], without its length header, as one text has
-// several encodings. It says whether the key was new.
+// add adds the key data[start:end] and reports whether it is new. The range has no
+// length header, as one text has several encodings.
 func (s keySet) add(data []byte, start, end int) bool {
 	key := data[start:end]
 	// The length and the last eight bytes tell nearly all field names apart; keys that

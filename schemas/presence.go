@@ -22,7 +22,7 @@ type Presence struct {
 	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.."`
 	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName"`
 	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
-	// Draining says that it finishes what it has in hand and takes nothing new.
+	// Draining says that it finishes the work in flight and begins no new work.
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
@@ -41,7 +41,7 @@ type MissingReward struct {
 // together are what may still be stored by samples that have begun, so that none begins
 // that could not end.
 type Room struct {
-	// Held is the bytes that its samples in hand may store, from their first step to their last.
+	// Held is the bytes that its samples in flight may store, from their first step to their last.
 	Held int64 `msgpack:"held" range:"0.."`
 	// Wants is the bytes that it waits for. Who waits, waits in the order of Turn, the revision
 	// of the entry in which it began to; 0: the revision of this one.
@@ -62,12 +62,13 @@ const (
 	ServiceReward  = "reward"
 )
 
-// PresenceSubject is the key of an instance in the bucket, as a subject.
+// PresenceSubject returns the subject under which PresenceBucket keeps the entry of an instance.
 func PresenceSubject(instance string) string { return BucketSubject(PresenceBucket, instance) }
 
-// Validate joins every fault of the presence.
+// Validate returns all faults of the presence, joined.
 func (e *Presence) Validate() error { return CheckFields(e) }
 
+// rules checks that a sampler has a lane, and that no other service has lane or room.
 func (e *Presence) rules(f *faults) {
 	if e.Service == ServiceSampler {
 		if e.Lane == "" {
@@ -83,6 +84,7 @@ func (e *Presence) rules(f *faults) {
 	}
 }
 
+// repair cuts the reasons of missing functions, in a copy that is about to be encoded; see repair.go.
 func (e *Presence) repair() *int64 {
 	missing := make([]MissingReward, len(e.Missing))
 	for i, m := range e.Missing {

@@ -17,21 +17,68 @@ type Prompt struct {
 	// Messages is the conversation that is to be answered, in place of Prompt, which is empty beside it.
 	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages" absent:"the prompt, as a user's message"`
 	// Text is how a language model answers.
-	Text *Text `msgpack:"text,omitempty" absent:"as the model does, where it is a language model"`
+	Text          *Text `msgpack:"text,omitempty" absent:"as the model does, where it is a language model"`
+	ImageSettings `for:"image"`
+	Routing
+	// GroupSize is n, the number of samples of the prompt.
+	GroupSize *int64 `msgpack:"group_size,omitempty" range:"1..MaxGroupSize" default:"8" flag:"group-size,n"`
+	// Seed is the seed of all noise, which it makes independent of the run id.
+	Seed *int64 `msgpack:"seed,omitempty" range:"0.." absent:"the run id seeds" flag:"seed"`
+	// Reward lists the reward functions whose weighted sum is the reward.
+	Reward []RewardSpec `msgpack:"reward" size:"0..MaxRewards" absent:"the model's, else the service's"`
+	// Advantage names the estimator and its options.
+	Advantage AdvantageSpec `msgpack:"advantage"`
+	// Metadata is a map of the caller. Every event of the group carries it, unread.
+	Metadata Metadata `msgpack:"metadata,omitempty"`
+	// Batch joins groups that are normalised together.
+	Batch *BatchSpec `msgpack:"batch,omitempty" absent:"the group is alone"`
+	// Deadline is when the group closes with the rewards that it has, even with none.
+	Deadline *int64 `msgpack:"deadline,omitempty" range:"1.." unit:"Unix nanoseconds" absent:"the service's, counted from the group's first reward" flag:"deadline"`
+	// UnknownFields says what happens if the prompt, or a map in it, has fields that are not known:
+	// the prompt is refused, or the receipt has warnings.
+	UnknownFields string `msgpack:"unknown_fields,omitempty" enum:"UnknownPolicies" default:"refuse" flag:"unknown-fields"`
+	// Validation asks for samples to measure, not to train on: every step is ode, whatever Rollout
+	// says, so there are no log-probs. The group counts even if all its rewards are equal. The
+	// metrics of its batch are those that verl has for validation, val-core/... and val-aux/...,
+	// apart from those of training.
+	Validation bool `msgpack:"validation,omitempty" default:"false" flag:"validation"`
+	// GroupPolicy says which groups count, and what becomes of the others.
+	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
+	// Substitutes are other prompts for the fresh groups that GroupPolicy asks for: round k has the k-th.
+	Substitutes []Substitute `msgpack:"substitutes,omitempty" size:"0..MaxRefillRounds" absent:"the same prompt again"`
+	// Refill is set on prompts that the advantage service publishes in place of a group that
+	// did not count.
+	Refill *Refill `msgpack:"refill,omitempty"`
+}
+
+func (*Prompt) keys() string {
+	return "v uid prompt messages text negative_prompt truncate_prompt model base_digest group_size seed height " +
+		"width num_inference_steps true_cfg_scale sigmas rollout initial_noise start scheduled_sampling tree " +
+		"stop prune reward advantage metadata batch deadline priority min_policy_version unknown_fields " +
+		"validation group_policy substitutes refill"
+}
+
+// Routing says which sampler makes the samples, and when.
+type Routing struct {
+	// Model is the lane that serves the prompt.
+	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
+	// BaseDigest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
+	// another one is refused.
+	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`
+	// MinPolicyVersion holds the prompt until a sampler of the lane serves these weights, or newer ones.
+	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty" range:"0.." default:"0"`
+	// Priority orders waiting requests of a lane inside one sampler, higher first.
+	Priority *int64 `msgpack:"priority,omitempty" range:"-MaxPriority..MaxPriority" default:"0" flag:"priority"`
+}
+
+// ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with any of
+// them.
+type ImageSettings struct {
 	// NegativePrompt is what guidance leads away from, where TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the model's own, which its policy says" flag:"negative-prompt"`
 	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes, as
 	// diffusers does, instead of refusing what is too long.
 	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" default:"false" flag:"truncate-prompt"`
-	// Model is the lane that shall serve the prompt.
-	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
-	// BaseDigest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
-	// another one is refused.
-	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`
-	// GroupSize is n, the number of samples of the prompt.
-	GroupSize *int64 `msgpack:"group_size,omitempty" range:"1..MaxGroupSize" default:"8" flag:"group-size,n"`
-	// Seed is the seed of all noise, which it makes independent of the run id.
-	Seed *int64 `msgpack:"seed,omitempty" range:"0.." absent:"the run id seeds" flag:"seed"`
 	// Height is the height of the image, a multiple of the pixels_per_token of the lane. Diffusers
 	// rounds others down.
 	Height *int64 `msgpack:"height,omitempty" range:"1..MaxSide" unit:"pixels" absent:"the model's" flag:"height"`
@@ -49,47 +96,18 @@ type Prompt struct {
 	InitialNoise string `msgpack:"initial_noise,omitempty" enum:"InitialNoises" default:"per_sample" flag:"initial-noise"`
 	// Start begins the samples with given states, at any step.
 	Start *Start `msgpack:"start,omitempty" absent:"at step 0, with drawn noise"`
+	// Stop ends the samples before their last step.
+	Stop *Stop `msgpack:"stop,omitempty" absent:"all steps run"`
 	// ScheduledSampling makes latents to train on instead of images.
 	ScheduledSampling *ScheduledSampling `msgpack:"scheduled_sampling,omitempty" absent:"ordinary rollouts"`
 	// Tree makes the samples the leaves of one tree, which share their steps up to its branch
 	// points. GroupSize is the number of its leaves.
 	Tree *Tree `msgpack:"tree,omitempty" absent:"samples share no steps"`
-	// Stop ends the samples before their last step.
-	Stop *Stop `msgpack:"stop,omitempty" absent:"all steps run"`
 	// Prune ends samples in the middle whose log-probs are out of bounds.
 	Prune *Prune `msgpack:"prune,omitempty" absent:"none is"`
-	// Reward lists the reward functions whose weighted sum is the reward.
-	Reward []RewardSpec `msgpack:"reward" size:"0..MaxRewards" absent:"the model's, else the service's"`
-	// Advantage names the estimator and its options.
-	Advantage AdvantageSpec `msgpack:"advantage"`
-	// Metadata is a map of the caller's, handed through unread to every event of the group.
-	Metadata Metadata `msgpack:"metadata,omitempty"`
-	// Batch joins groups that are normalised together.
-	Batch *BatchSpec `msgpack:"batch,omitempty" absent:"the group is alone"`
-	// Deadline is when the group closes with what it has, be it nothing.
-	Deadline *int64 `msgpack:"deadline,omitempty" range:"1.." unit:"Unix nanoseconds" absent:"the service's, counted from the group's first reward" flag:"deadline"`
-	// Priority orders waiting requests of a lane inside one sampler, higher first.
-	Priority *int64 `msgpack:"priority,omitempty" range:"-MaxPriority..MaxPriority" default:"0" flag:"priority"`
-	// MinPolicyVersion holds the prompt until a sampler of the lane serves these weights, or newer ones.
-	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty" range:"0.." default:"0"`
-	// UnknownFields is what becomes of fields that no prompt has, of this map and of those in it:
-	// they are refused, or the receipt warns of them.
-	UnknownFields string `msgpack:"unknown_fields,omitempty" enum:"UnknownPolicies" default:"refuse" flag:"unknown-fields"`
-	// Validation asks for samples to measure, not to train on: every step is ode, whatever Rollout
-	// says, so that there are no log-probs. The group counts though its rewards be all equal; and
-	// the metrics of its batch are verl's of a validation, val-core/... and val-aux/..., apart
-	// from those of training.
-	Validation bool `msgpack:"validation,omitempty" default:"false" flag:"validation"`
-	// GroupPolicy says which groups count, and what becomes of the others.
-	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
-	// Substitutes are other prompts for the fresh groups that GroupPolicy asks for: round k has the k-th.
-	Substitutes []Substitute `msgpack:"substitutes,omitempty" size:"0..MaxRefillRounds" absent:"the same prompt again"`
-	// Refill is set on prompts that the advantage service publishes in place of a group that
-	// did not count.
-	Refill *Refill `msgpack:"refill,omitempty"`
 }
 
-// GroupUID is the group key of the prompt that is stored at a sequence: its own, or one made of the sequence.
+// GroupUID returns the group key of the prompt that is stored at a sequence: its own, or one made of the sequence.
 func (e *Prompt) GroupUID(seq uint64) UID {
 	if e.UID != "" {
 		return e.UID
@@ -174,9 +192,9 @@ type AdvantageSpec struct {
 	// Flow-GRPO's code and verl-omni have global: advantages of a group that stands for itself are
 	// there when it closes, and its prompt needs no batch.
 	Std string `msgpack:"std,omitempty" enum:"StdScales" absent:"the estimator's" flag:"std"`
-	// StdBasis is what the standard deviation is taken over. Of per_prompt it is the population;
-	// of those that whiten (reinforce_plus_plus, its baseline form, gdpo) expanded, as verl
-	// whitens samples and steps, but sample where no step is trained; sample of all others.
+	// StdBasis is how the standard deviation is estimated. By default it is population for per_prompt.
+	// For estimators that whiten (reinforce_plus_plus, its baseline form, gdpo) it is expanded, as
+	// verl whitens samples and steps, or sample if no step is trained. For all others it is sample.
 	StdBasis string `msgpack:"std_basis,omitempty" enum:"StdBases" absent:"the estimator's" flag:"std-basis"`
 	// Epsilon is added to the scale.
 	Epsilon *float64 `msgpack:"epsilon,omitempty" range:"0..MaxEpsilon" absent:"the estimator's, 1e-4 for flow_grpo" flag:"epsilon"`
@@ -184,15 +202,17 @@ type AdvantageSpec struct {
 	Mode string `msgpack:"mode,omitempty" form:"token" absent:"the estimator's" flag:"adv-mode"`
 	// AdvClipMax clamps each advantage to plus or minus this.
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip" absent:"no clamp, 5 for diffusion_nft" flag:"adv-clip-max"`
-	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus has it.
+	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus has
+	// it.
 	Gamma *float64 `msgpack:"gamma,omitempty" range:"0..1" default:"1" flag:"gamma"`
 	// Singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline,
 	// opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread
 	// 1; or zero. All others have no choice.
 	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons" absent:"the estimator's" flag:"singleton"`
-	// BranchScope is what the children of the branch points of a tree are compared with for the
-	// advantages of its segments: siblings, those that parted there with them; depth, all of their
-	// depth, as BranchGRPO; or leaves, whose advantages they get the mean of, as TreeGRPO.
+	// BranchScope is what the children of a tree's branch points are compared with for the advantages
+	// of their steps: siblings, the children of the same branch point; or depth, all children at the
+	// same depth, as in BranchGRPO. With leaves a child gets the mean of the advantages of its
+	// leaves, as in TreeGRPO.
 	BranchScope string `msgpack:"branch_scope,omitempty" enum:"BranchScopes" absent:"siblings, of a tree" flag:"branch-scope"`
 }
 
@@ -224,7 +244,7 @@ type Refill struct {
 	Round int64 `msgpack:"round" range:"1..MaxRefillRounds"`
 }
 
-// Substitute is what a fresh group has otherwise than the one whose place it takes.
+// Substitute is what a fresh group has in place of the settings of the group that it replaces.
 type Substitute struct {
 	// Prompt is the text to paint.
 	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
@@ -232,11 +252,12 @@ type Substitute struct {
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"that of the prompt"`
 	// GroundTruth is what its images are compared with, by the reward functions for which the prompt names one.
 	GroundTruth string `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes" absent:"the text in double quotes"`
-	// Metadata is handed through in place of that of the prompt.
+	// Metadata replaces that of the prompt.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 }
 
-// Substitute makes the prompt that of a fresh group of a round, from 1.
+// Substitute replaces text, metadata and ground truth of the prompt by those for the fresh group of a round, from 1; it
+// does nothing if the prompt names no substitute for that round.
 func (p *Prompt) Substitute(round int64) {
 	if round < 1 || round > int64(len(p.Substitutes)) {
 		return

@@ -19,8 +19,8 @@ func (p *Prune) rules(f *faults) {
 	}
 }
 
-// Judge says why a sample is to end before the step that the rule names, given the log-probs
-// of its steps [T], null where none ran or none is; "" when it goes on.
+// Judge returns why a sample must end before step StepIndex, or "" if it goes on. logProbs [T] are the log-probs of its
+// steps, nil for a step that did not run or is ode.
 func (p *Prune) Judge(logProbs []*float64) string {
 	sum, n := 0.0, 0
 	for _, l := range logProbs[:min(int(p.StepIndex), len(logProbs))] {

@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// The errors of an event come from anywhere: a scorer, a driver, the refused bytes
-// themselves. repair makes them legal in a shallow copy of the event, so that what
-// they report is not lost.
+// The error texts of an event may be too long or not UTF-8: they come from a scorer, a
+// driver, or the refused bytes themselves. Encode calls repair on a shallow copy of the
+// event. It makes the texts legal, so that the event can be published.
 
 func (e *Trajectory) repair() *int64 {
 	e.Error = legalText(e.Error, MaxText)
@@ -21,6 +21,7 @@ func (e *Receipt) repair() {
 	e.Error, e.Waiting = legalText(e.Error, MaxText), legalText(e.Waiting, MaxText)
 }
 
+// repair copies Scores before it changes one.
 func (e *Reward) repair() {
 	e.Error = legalText(e.Error, MaxText)
 	cloned := false
@@ -36,7 +37,7 @@ func (e *Reward) repair() {
 	}
 }
 
-// repair leaves the original bytes as they are.
+// repair makes all texts legal; the original bytes in Data stay as they are.
 func (d *Dead) repair() {
 	d.Reason = legalText(d.Reason, MaxText)
 	d.OriginalSubject = legalText(d.OriginalSubject, MaxSubject)
@@ -55,7 +56,7 @@ func (d *Dead) repair() {
 	d.Headers = headers
 }
 
-// legalText is s as UTF-8 of at most limit bytes, cut between characters.
+// legalText returns s as UTF-8 of at most limit bytes, cut between characters.
 func legalText(s string, limit int) string {
 	if len(s) > limit {
 		cut := limit

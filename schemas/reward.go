@@ -52,8 +52,8 @@ type Score struct {
 	Exact *bool `msgpack:"exact,omitempty"`
 }
 
-// Verdict is a reward from outside: of a person, or of a batch job that takes hours.
-// Whoever has it publishes it; the reward service joins it with the trajectory.
+// Verdict is a score from outside: from a person, or from a batch job that takes hours.
+// That client publishes it, and the reward service adds it to the scores of the sample.
 type Verdict struct {
 	V           int64 `msgpack:"v"`
 	Run         Run   `msgpack:"run" form:"token"`

@@ -11,8 +11,8 @@ const (
 	idCopies       = 3 // in the subject, the message id and the event
 )
 
-// StepBytes is the most that the steps of the sample take in MDR_STEPS, on a lane that serves p. Of images it is at
-// most a fifth more than they take where names are short.
+// StepBytes returns the most bytes that the steps of the sample take in MDR_STEPS, on a lane that serves p. For images
+// with short names it is at most a fifth more than they really take.
 func (e *Request) StepBytes(p *Policy) int64 {
 	if e.Text != nil {
 		return e.textBytes(p)
@@ -47,19 +47,19 @@ const (
 	tokenBytes       = 32
 )
 
-// EventCount is the most events of tokens that a sample of text has, whatever the model.
+// EventCount returns the most events of tokens that a sample of text can have, whatever the model.
 func (e *TextRequest) EventCount() int64 {
 	events, _ := e.most(MaxTokens)
 	return events
 }
 
-// Tokens bounds the tokens of a sample on a model that takes so many.
+// Tokens returns the most tokens that a sample can have on a model with the given context.
 func (e *TextRequest) Tokens(context int64) int64 {
 	replies := (e.Answers() - 1) * min(MaxReplyTokens, context)
 	return min(e.PromptTokens()+e.Answers()*e.MaxNewTokens+replies, context+e.Answers())
 }
 
-// most bounds the events of a sample on such a model: all, and those of answers with logits.
+// most returns the most events that a sample can have on a model with the given context: all, and those with logits.
 func (e *TextRequest) most(context int64) (events, withLogits int64) {
 	chunks := func(n, size int64) int64 { return (n + size - 1) / size }
 	prompt, reply := min(e.PromptTokens(), context), min(MaxReplyTokens, context)
@@ -75,7 +75,7 @@ func (e *TextRequest) most(context int64) (events, withLogits int64) {
 	return chunks(prompt, MaxTokensPerEvent) + drawn(e.Answers()) + (e.Answers()-1)*chunks(reply, MaxTokensPerEvent) + 1, drawn(stored)
 }
 
-// textBytes is StepBytes of a sample of text.
+// textBytes is StepBytes for a sample of text.
 func (e *Request) textBytes(p *Policy) int64 {
 	t, names, context := e.Text, int64(idCopies*(len(e.Run)+len(e.UID))), int64(MaxTokens)
 	if p.Text != nil {

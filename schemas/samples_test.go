@@ -31,29 +31,38 @@ func requestSamples(t testing.TB) []sample {
 		{"prompt-full", fullPrompt(t)},
 		{"prompt-empty-lists", &schemas.Prompt{
 			Prompt: "x", Reward: []schemas.RewardSpec{},
-			Rollout: schemas.Rollout{SDEStepIndices: []int64{}, ReturnStepIndices: []int64{}, Debug: []string{}},
+			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEStepIndices: []int64{}, ReturnStepIndices: []int64{}, Debug: []string{}}},
 		}},
 		{"prompt-window", &schemas.Prompt{
-			Prompt: "日本語 and emoji 🌊", NumInferenceSteps: new(int64(10)),
-			Rollout: schemas.Rollout{SDEType: "cps", SDEWindow: &schemas.SDEWindow{
-				Size: 2, Range: []int64{0, 5}, Strategy: "progressive", Iteration: 3, ItersPerGroup: 25, Seed: new(int64(7)),
-			}},
+			Prompt: "日本語 and emoji 🌊",
+			ImageSettings: schemas.ImageSettings{
+				NumInferenceSteps: new(int64(10)),
+				Rollout: schemas.Rollout{SDEType: "cps", SDEWindow: &schemas.SDEWindow{
+					Size: 2, Range: []int64{0, 5}, Strategy: "progressive", Iteration: 3, ItersPerGroup: 25, Seed: new(int64(7)),
+				}},
+			},
 		}},
 		{"prompt-zeros", &schemas.Prompt{
-			Prompt: "explicit zeros are not defaults", NegativePrompt: new(""), Seed: new(int64(0)), TrueCFGScale: new(0.0),
-			Priority: new(int64(0)), MinPolicyVersion: new(int64(0)), Validation: true,
-			Rollout: schemas.Rollout{SDEType: "ode", NoiseLevel: new(0.0)},
-			Reward:  []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
+			Prompt: "explicit zeros are not defaults",
+			ImageSettings: schemas.ImageSettings{
+				NegativePrompt: new(""), TrueCFGScale: new(0.0),
+				Rollout: schemas.Rollout{SDEType: "ode", NoiseLevel: new(0.0)},
+			},
+			Seed:       new(int64(0)),
+			Routing:    schemas.Routing{Priority: new(int64(0)), MinPolicyVersion: new(int64(0))},
+			Validation: true,
+			Reward:     []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
 		}},
-		{"prompt-start-latents", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(2)), Start: &schemas.Start{Latents: states(true)}}},
+		{"prompt-start-latents", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(2)), ImageSettings: schemas.ImageSettings{Start: &schemas.Start{Latents: states(true)}}}},
 		{"prompt-segment", &schemas.Prompt{
 			Prompt: "x", GroupSize: new(int64(2)),
-			Start: &schemas.Start{Latents: states(true), StepIndex: new(int64(3))}, Stop: &schemas.Stop{StepIndex: new(int64(5)), Decode: true},
+			ImageSettings: schemas.ImageSettings{Start: &schemas.Start{Latents: states(true), StepIndex: new(int64(3))}, Stop: &schemas.Stop{StepIndex: new(int64(5)), Decode: true}},
 		}},
 		{"prompt-segment-sigma", &schemas.Prompt{
-			Prompt: "x", GroupSize: new(int64(2)), Start: &schemas.Start{Latents: states(false), Sigma: new(0.75)}, Stop: &schemas.Stop{Sigma: new(0.25)},
+			Prompt: "x", GroupSize: new(int64(2)),
+			ImageSettings: schemas.ImageSettings{Start: &schemas.Start{Latents: states(false), Sigma: new(0.75)}, Stop: &schemas.Stop{Sigma: new(0.25)}},
 		}},
-		{"prompt-branch", &schemas.Prompt{Prompt: "x", Start: &schemas.Start{Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 5}}}},
+		{"prompt-branch", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Start: &schemas.Start{Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 5}}}}},
 		{"request-branch", func() *schemas.Request {
 			r := fullRequest(t)
 			r.Start = &schemas.SegmentStart{StepIndex: 1, Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 1}}
@@ -68,7 +77,7 @@ func requestSamples(t testing.TB) []sample {
 			Run: "run-1", UID: "p18", GroupSize: 1, Error: "height: 100; must be a multiple of 16", Group: schemas.Group{Batch: "p18"},
 		}},
 		{"request-full", fullRequest(t)},
-		{"prompt-checkpoint", &schemas.Prompt{Prompt: "x", Rollout: schemas.Rollout{CheckpointEvery: new(int64(5))}}},
+		{"prompt-checkpoint", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{CheckpointEvery: new(int64(5))}}}},
 		{"request-checkpoint", func() *schemas.Request {
 			r := fullRequest(t)
 			r.ReturnStepIndices, r.CheckpointStepIndices = []int64{}, []int64{1, 3}
@@ -81,7 +90,7 @@ func requestSamples(t testing.TB) []sample {
 			r.ReturnStepIndices = []int64{1, 2, 3}
 			return r
 		}()},
-		{"prompt-truncate", &schemas.Prompt{Prompt: strings.Repeat("very ", 600) + "long", TruncatePrompt: true}},
+		{"prompt-truncate", &schemas.Prompt{Prompt: strings.Repeat("very ", 600) + "long", ImageSettings: schemas.ImageSettings{TruncatePrompt: true}}},
 		{"request-truncate", func() *schemas.Request {
 			r := fullRequest(t)
 			r.TruncatePrompt = true
@@ -131,8 +140,10 @@ func rolloutSamples(t testing.TB) []sample {
 			return e
 		}()},
 		{"trajectory-failed", &schemas.Trajectory{
-			Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny", Attempt: "gpu0-3",
-			StopReason: "failed", Error: "model gave NaN at step 3", Group: schemas.Group{Batch: "p17"},
+			Identity:   schemas.Identity{Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny"},
+			Provenance: schemas.Provenance{Attempt: "gpu0-3"},
+			Outcome:    schemas.Outcome{StopReason: "failed", Error: "model gave NaN at step 3"},
+			Group:      schemas.Group{Batch: "p17"},
 		}},
 	}
 }
@@ -209,7 +220,7 @@ func resultSamples(t testing.TB) []sample {
 func policySamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
-		{"prompt-base", &schemas.Prompt{Prompt: "x", Model: "tiny", BaseDigest: digestOf("weights")}},
+		{"prompt-base", &schemas.Prompt{Prompt: "x", Routing: schemas.Routing{Model: "tiny", BaseDigest: digestOf("weights")}}},
 		{"request-base", func() *schemas.Request {
 			r := fullRequest(t)
 			r.BaseDigest = digestOf("weights")
@@ -346,26 +357,38 @@ func fullGroup(t testing.TB) schemas.Group {
 
 func fullPrompt(t testing.TB) *schemas.Prompt {
 	return &schemas.Prompt{
-		V: schemas.Version, UID: "p17", Prompt: "a blue sign that says \"4071\"", NegativePrompt: new("blurry"), Model: "tiny",
-		GroupSize: new(int64(8)), Seed: new(int64(math.MaxInt64)), Height: new(int64(64)), Width: new(int64(128)),
-		NumInferenceSteps: new(int64(4)), TrueCFGScale: new(4.0), Sigmas: []float64{1, 0.75, 0.5, 0.25},
-		Rollout: schemas.Rollout{
-			SDEType: "sde", NoiseLevel: new(0.7), SDEStepIndices: []int64{0, 2}, ReturnStepIndices: []int64{0, 1, 2, 3, 4},
-			LogProbKind: "density", Solver: "heun", Debug: []string{"noise", "mean", "std", "model_output"}, LatentsDType: "BF16",
+		V: schemas.Version, UID: "p17", Prompt: "a blue sign that says \"4071\"",
+		ImageSettings: schemas.ImageSettings{
+			NegativePrompt: new("blurry"),
+			Height:         new(int64(64)), Width: new(int64(128)),
+			NumInferenceSteps: new(int64(4)), TrueCFGScale: new(4.0), Sigmas: []float64{1, 0.75, 0.5, 0.25},
+			Rollout: schemas.Rollout{
+				SDEType: "sde", NoiseLevel: new(0.7), SDEStepIndices: []int64{0, 2}, ReturnStepIndices: []int64{0, 1, 2, 3, 4},
+				LogProbKind: "density", Solver: "heun", Debug: []string{"noise", "mean", "std", "model_output"}, LatentsDType: "BF16",
+			},
+			InitialNoise: "shared",
 		},
-		InitialNoise: "shared", Reward: rewardSpecs(),
+		Routing: schemas.Routing{
+			Model:    "tiny",
+			Priority: new(int64(-3)), MinPolicyVersion: new(int64(5)),
+		},
+		GroupSize: new(int64(8)), Seed: new(int64(math.MaxInt64)),
+		Reward:    rewardSpecs(),
 		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "global", StdBasis: "sample", Epsilon: new(1e-4)},
 		Metadata:  metadata(t), Batch: &schemas.BatchSpec{ID: "b0", Groups: 2}, Deadline: new(int64(1_763_690_700_000_000_000)),
-		Priority: new(int64(-3)), MinPolicyVersion: new(int64(5)),
 	}
 }
 
 func fullRequest(t testing.TB) *schemas.Request {
 	r := &schemas.Request{
-		Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "tiny", SampleSeed: math.MaxUint64, NoiseSeed: 1 << 63,
-		Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Height: 64, Width: 128, TrueCFGScale: 4,
-		Sigmas: []float32{1, 0.75, 0.5, 0.25, 0}, Transitions: []string{"sde", "ode", "cps", "dance_sde"}, NoiseLevel: 0.7,
-		LogProbKind: "density", Solver: "euler", ReturnStepIndices: []int64{0, 1, 2, 3}, Debug: []string{"mean"}, LatentsDType: "F32",
+		Identity: schemas.Identity{Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "tiny"},
+		Sampling: schemas.Sampling{
+			SampleSeed: math.MaxUint64, NoiseSeed: 1 << 63,
+			Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Height: 64, Width: 128, TrueCFGScale: 4,
+			Sigmas: []float32{1, 0.75, 0.5, 0.25, 0}, Transitions: []string{"sde", "ode", "cps", "dance_sde"}, NoiseLevel: 0.7,
+			LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
+		},
+		Outputs:  schemas.Outputs{ReturnStepIndices: []int64{0, 1, 2, 3}, Debug: []string{"mean"}},
 		Priority: -3, MinPolicyVersion: 5, Group: fullGroup(t),
 	}
 	r.ScheduleDigest = r.ComputeScheduleDigest()
@@ -476,12 +499,33 @@ func partsStep() *schemas.Step {
 func completedTrajectory(t testing.TB) *schemas.Trajectory {
 	r := fullRequest(t)
 	return &schemas.Trajectory{
-		Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "gpu0-3",
-		StopReason: "completed", Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: 64, Width: 128,
-		TrueCFGScale: 4, CFGRule: "rescaled", SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed,
-		Sigmas: r.Sigmas, Timesteps: []float32{1000, 750, 500, 250, 0}, Transitions: r.Transitions,
-		LogProbs: []*float64{new(-1.25351358926594), nil, new(0.0), new(12.5)}, LogProbKind: "density", NoiseLevel: 0.7, Solver: "euler",
-		LatentStepIndices: r.ReturnStepIndices, LatentsShape: []int64{32, 64}, LatentsDType: "F32",
+		Identity: schemas.Identity{Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane},
+		Provenance: schemas.Provenance{
+			Attempt:       "gpu0-3",
+			WeightsDigest: digestOf("weights"), PolicyVersionMin: 5, PolicyVersionMax: 6,
+			Sampler: "gpu0", Backend: "cpu",
+			Timings: schemas.SampleTimings{
+				Received: 1_763_690_391_000_000_000, Started: 1_763_690_391_500_000_000, Finished: 1_763_690_395_000_000_000,
+				EncodeNS: 1_000_000, DenoiseNS: 3_000_000_000, DecodeNS: 90_000_000,
+			},
+		},
+		Outcome: schemas.Outcome{StopReason: "completed"},
+		Sampling: schemas.Sampling{
+			Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: 64, Width: 128,
+			TrueCFGScale: 4, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed,
+			Sigmas: r.Sigmas, Transitions: r.Transitions,
+			LogProbKind: "density", NoiseLevel: 0.7, Solver: "euler",
+			LatentsDType: "F32",
+		},
+		Denoised: schemas.Denoised{
+			CFGRule:           "rescaled",
+			Timesteps:         []float32{1000, 750, 500, 250, 0},
+			LogProbs:          []*float64{new(-1.25351358926594), nil, new(0.0), new(12.5)},
+			LatentStepIndices: r.ReturnStepIndices, LatentsShape: []int64{32, 64},
+			Conditioning: []schemas.NamedTensor{{Name: "prompt_embeds", Tensor: schemas.Tensor{
+				DType: "BF16", Shape: []int64{12, 128}, Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("embeds"), Size: 3_072},
+			}}},
+		},
 		Steps: []schemas.StepRef{
 			{Seq: 1, Digest: digestOf("0")}, {Seq: 200, Digest: digestOf("1")}, {Seq: 70_000, Digest: digestOf("2")}, {Seq: 1 << 40, Digest: digestOf("3")},
 		},
@@ -490,15 +534,8 @@ func completedTrajectory(t testing.TB) *schemas.Trajectory {
 			Format: "png", Width: 128, Height: 64, Digest: digestOf("pixels"),
 			Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("png"), Size: 5_432},
 		},
-		Conditioning: []schemas.NamedTensor{{Name: "prompt_embeds", Tensor: schemas.Tensor{
-			DType: "BF16", Shape: []int64{12, 128}, Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("embeds"), Size: 3_072},
-		}}},
-		ScheduleDigest: r.ScheduleDigest, WeightsDigest: digestOf("weights"), PolicyVersionMin: 5, PolicyVersionMax: 6,
-		Sampler: "gpu0", Backend: "cpu", Group: r.Group,
-		Timings: schemas.SampleTimings{
-			Received: 1_763_690_391_000_000_000, Started: 1_763_690_391_500_000_000, Finished: 1_763_690_395_000_000_000,
-			EncodeNS: 1_000_000, DenoiseNS: 3_000_000_000, DecodeNS: 90_000_000,
-		},
+		ScheduleDigest: r.ScheduleDigest,
+		Group:          r.Group,
 	}
 }
 

@@ -26,7 +26,8 @@ type ScheduledSampling struct {
 	// BaseTimesteps are what the samples are trained at, one per sample or one for all, from 0 to
 	// below N. Of fractions, which only flow models have, a rollout ends at the integer part.
 	BaseTimesteps []float64 `msgpack:"base_timesteps" size:"1..MaxGroupSize" range:"0.." absent:"drawn, each from 0 to N-1 alike" flag:"base-timesteps"`
-	// Sampler steps a sample down: euler, dpm, unipc, unip (unipc without its corrector) or rk4, which asks the model four times a step.
+	// Sampler steps a sample down: euler, dpm, unipc, unip (unipc without its corrector) or rk4, which asks the model four
+	// times a step.
 	Sampler string `msgpack:"sampler,omitempty" enum:"RolloutSamplers" default:"unipc" flag:"rollout-sampler"`
 	// Order of the sampler: up to 9 of unipc and unip, up to 3 of dpm.
 	Order *int64 `msgpack:"order,omitempty" range:"1..9" absent:"2 of unipc, unip and dpm, 1 of euler, 4 of rk4" flag:"rollout-order"`
@@ -98,7 +99,7 @@ type Roll struct {
 	Reason string `msgpack:"reason,omitempty" enum:"RollReasons?"`
 }
 
-// Rolls says whether the model makes the sample's latent.
+// Rolls reports whether the model makes the sample's latent.
 func (e *Roll) Rolls() bool { return e.Reason == "" }
 
 // ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of
@@ -111,7 +112,7 @@ type ScheduledSample struct {
 	PlanDigest string `msgpack:"plan_digest" form:"digest"`
 }
 
-// segment returns the steps that the sample runs, none of them where it does not roll.
+// segment returns the steps [begin, end) that the sample runs; none if it does not roll.
 func (e *ScheduledSample) segment() (begin, end int64) {
 	top := e.RollSettings.Timesteps - 1
 	return top - e.Roll.Source, top - e.Roll.Base
@@ -139,7 +140,7 @@ type Plan struct {
 	Metrics []Metric `msgpack:"metrics" size:"0..MaxMetrics"`
 }
 
-// Validate joins every fault of the plan.
+// Validate returns all faults of the plan, joined.
 func (e *Plan) Validate() error { return CheckFields(e) }
 
 func (e *Plan) rules(f *faults) {
@@ -148,7 +149,7 @@ func (e *Plan) rules(f *faults) {
 	}
 }
 
-// Digest is the SHA-256, in lower-case hex, of the encoded plan.
+// Digest returns the SHA-256, in lower-case hex, of the encoded plan.
 func (e *Plan) Digest() (string, error) {
 	data, err := Encode(e)
 	if err != nil {
@@ -158,7 +159,7 @@ func (e *Plan) Digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// SamePlan says in what another plan of the group differs; nil when it does not.
+// SamePlan returns an error if another plan of the group differs, by its digest; nil if not.
 func (e *Plan) SamePlan(other *Plan) error {
 	a, err1 := e.Digest()
 	b, err2 := other.Digest()
@@ -265,6 +266,7 @@ func (e *Roll) within(f *faults, n int64) {
 	}
 }
 
+// rules checks the roll against the number of timesteps.
 func (e *ScheduledSample) rules(f *faults) { e.Roll.within(f.in("roll"), e.RollSettings.Timesteps) }
 
 // scheduled checks what ScheduledSampling says of the other fields of the prompt. What is
@@ -301,7 +303,7 @@ func (p *Prompt) scheduled(f *faults) {
 	}
 }
 
-// scheduledSampling says whether there is a result exactly where one is due.
+// scheduledSampling reports whether there is a result exactly where one is due.
 func (e *Trajectory) scheduledSampling(f *faults, completed bool) {
 	switch due := completed && e.ScheduledSampling != nil; {
 	case due && e.Rolled == nil:

@@ -63,12 +63,14 @@ func scheduledPlan() *schemas.Plan {
 func scheduledPrompt() *schemas.Prompt {
 	return &schemas.Prompt{
 		Prompt: "x", GroupSize: new(int64(2)),
-		Start: &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: []byte("png")}, {Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("image"), Size: 70}}}}},
-		ScheduledSampling: &schemas.ScheduledSampling{
-			MaxStepOffset: new(int64(10)), Strategy: "biased_late", Probability: new(0.0), TrainStep: new(int64(100)), Timesteps: new(int64(1000)),
-			Ramp:          &schemas.ProbabilityRamp{StartStep: new(int64(50)), RampSteps: new(int64(100)), Shape: "cosine", ProbStart: new(0.0), ProbEnd: new(0.5)},
-			BaseTimesteps: []float64{600, 623.4}, Sampler: "dpm", Order: new(int64(3)), Compat: "simpletuner", Decode: true, Seed: new(int64(7)),
-			ReflexFlow: &schemas.ReflexFlow{Mode: "on", Alpha: new(1.5), Beta1: new(0.0), Beta2: new(0.5), Keep: "tensors"},
+		ImageSettings: schemas.ImageSettings{
+			Start: &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: []byte("png")}, {Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("image"), Size: 70}}}}},
+			ScheduledSampling: &schemas.ScheduledSampling{
+				MaxStepOffset: new(int64(10)), Strategy: "biased_late", Probability: new(0.0), TrainStep: new(int64(100)), Timesteps: new(int64(1000)),
+				Ramp:          &schemas.ProbabilityRamp{StartStep: new(int64(50)), RampSteps: new(int64(100)), Shape: "cosine", ProbStart: new(0.0), ProbEnd: new(0.5)},
+				BaseTimesteps: []float64{600, 623.4}, Sampler: "dpm", Order: new(int64(3)), Compat: "simpletuner", Decode: true, Seed: new(int64(7)),
+				ReflexFlow: &schemas.ReflexFlow{Mode: "on", Alpha: new(1.5), Beta1: new(0.0), Beta2: new(0.5), Keep: "tensors"},
+			},
 		},
 	}
 }
@@ -87,7 +89,8 @@ func scheduledSamples(t testing.TB) []sample {
 	still.Rolled = &schemas.Rolled{A: 1, Latents: latents("F32", 4), TeacherDigest: digestOf("teacher")}
 	return []sample{
 		{"prompt-data-latents", &schemas.Prompt{
-			Prompt: "x", GroupSize: new(int64(2)), InitialNoise: "shared", Start: &schemas.Start{Data: &schemas.Data{Latents: states(false)}, Sigma: new(0.75)},
+			Prompt: "x", GroupSize: new(int64(2)),
+			ImageSettings: schemas.ImageSettings{InitialNoise: "shared", Start: &schemas.Start{Data: &schemas.Data{Latents: states(false)}, Sigma: new(0.75)}},
 		}},
 		{"prompt-scheduled", scheduledPrompt()},
 		{"plan-full", scheduledPlan()},

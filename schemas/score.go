@@ -35,7 +35,7 @@ type ScoreReply struct {
 	Retry bool   `msgpack:"retry,omitempty"`
 }
 
-// Validate joins every fault of the request.
+// Validate returns all faults of the request, joined.
 func (e *ScoreRequest) Validate() error { return CheckFields(e) }
 
 func (e *ScoreRequest) rules(f *faults) {
@@ -44,7 +44,7 @@ func (e *ScoreRequest) rules(f *faults) {
 	}
 }
 
-// Validate joins every fault of the reply.
+// Validate returns all faults of the reply, joined.
 func (e *ScoreReply) Validate() error { return CheckFields(e) }
 
 func (e *ScoreReply) rules(f *faults) {

@@ -2,7 +2,6 @@ package schemas
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
 )
@@ -58,6 +57,7 @@ type SegmentStart struct {
 	Data *SegmentData `msgpack:"data,omitempty"`
 }
 
+// digest covers what contentDigest of a trajectory says about its start.
 func (e *SegmentStart) digest(d *digester) error {
 	d.text("start")
 	d.integer(e.StepIndex)
@@ -79,78 +79,25 @@ func (e *SegmentStart) digest(d *digester) error {
 type SegmentStop struct {
 	// StepIndex is the first step that does not run.
 	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1"`
-	// Decode says that there is an image all the same.
+	// Decode says that there is an image, although the sample stops with noise in it.
 	Decode bool `msgpack:"decode,omitempty"`
 }
 
-// Segment returns the steps that the request asks for, [begin, end): all of 0..T where it
-// has neither start nor stop.
-func (e *Request) Segment() (begin, end int64) {
-	return clamped(e.ScheduledSampling, e.Start, e.Stop, len(e.Transitions))
-}
-
-// Segment returns the steps that the sample ran, or was to run, [begin, end). Steps[i] is
-// step begin+i.
-func (e *Trajectory) Segment() (begin, end int64) {
-	return clamped(e.ScheduledSampling, e.Start, e.Stop, len(e.Transitions))
-}
-
-// clamped is a segment of the steps that there are, whatever an event says.
-func clamped(rolled *ScheduledSample, start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {
-	if rolled != nil {
-		begin, end = rolled.segment()
-	} else {
-		begin, end = segment(start, stop, steps)
-	}
-	end = max(0, min(end, int64(steps)))
-	return max(0, min(begin, end)), end
-}
-
-func segment(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {
-	end = int64(steps)
-	if start != nil {
-		begin = start.StepIndex
-	}
-	if stop != nil {
-		end = stop.StepIndex
-	}
-	return begin, end
-}
-
-// StochasticSteps are those that are not ode, of the steps that the request asks for, ascending.
-func (e *Request) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }
-
-// TrainedSteps is the number of steps that are not ode on the way to where the sample ends: its
-// own, and of a leaf of a tree those of the samples that it parted from. Of a text it is 1: samples of a group differ
-// in their tokens.
+// TrainedSteps returns the number of stochastic steps on the way to where the sample ends: its own, and for a leaf of a
+// tree also those of the samples that it branched off from. For a text it is 1.
 func (e *Trajectory) TrainedSteps() int64 {
 	if e.Text != nil {
 		return 1 // one advantage, for all tokens that were generated
 	}
-	if e.Group.Tree == nil {
-		return int64(len(e.StochasticSteps()))
+	begin, end := e.Segment()
+	if e.Group.Tree != nil {
+		begin = 0
 	}
-	path := Trajectory{Stop: e.Stop, Transitions: e.Transitions}
-	return int64(len(path.StochasticSteps()))
+	return int64(len(e.stochasticSteps(begin, end)))
 }
 
-// StochasticSteps are those that are not ode, of the steps of Segment, ascending: what there is
-// to train on.
-func (e *Trajectory) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }
-
-func stochasticSteps(segment func() (begin, end int64), transitions []string) []int64 {
-	begin, end := segment()
-	steps := []int64{}
-	for i, t := range transitions {
-		if ran := begin <= int64(i) && int64(i) < end; ran && t != TransitionODE {
-			steps = append(steps, int64(i))
-		}
-	}
-	return steps
-}
-
-// Decoded says that the sample has an image once it is completed: it ends without noise, or
-// is to be decoded all the same.
+// Decoded reports whether the sample has an image once it is completed: it ends without noise, or
+// the prompt asks for an image of what it ends with.
 func (e *Trajectory) Decoded() bool {
 	if e.Text != nil {
 		return false
@@ -161,7 +108,7 @@ func (e *Trajectory) Decoded() bool {
 	return e.Stop == nil || e.Stop.Decode
 }
 
-// segment checks what Start and Stop say of each other, of the steps and of the group.
+// segment checks Start and Stop against each other, against the number of steps and against the group size.
 func (p *Prompt) segment(f *faults) {
 	first := int64(0)
 	if p.Start != nil {
@@ -192,7 +139,7 @@ func (p *Prompt) segment(f *faults) {
 	}
 }
 
-// begin checks that there is one thing to begin with, and says whether it is the state of a branch.
+// begin checks that exactly one of latents, data and branch is given, and reports whether it is the branch.
 func (f *faults) begin(latents *Tensor, data bool, b *Branch, groupSize int64) (branch bool) {
 	switch {
 	case latents == nil && b == nil && !data:
@@ -207,7 +154,7 @@ func (f *faults) begin(latents *Tensor, data bool, b *Branch, groupSize int64) (
 	return b != nil && !data
 }
 
-// most is the number of steps, or the largest that it can be.
+// most returns the number of steps, or the largest possible one if steps is 0 (not known).
 func most(steps int64) int64 {
 	if steps > 0 {
 		return min(steps, MaxSteps)
@@ -215,8 +162,8 @@ func most(steps int64) int64 {
 	return MaxSteps
 }
 
-// place checks the two ways to name a step, from low to high, and returns it, 0 where it is not
-// known. What is not in the range of its tag is named by that.
+// place checks that a step from low to high is named by index or by sigma, not by both. It returns the index, 0 if it
+// is not known. An index outside the range of its tag is reported by the check of the tag.
 func place(f *faults, index *int64, sigma *float64, low, high int64, tag *Range) int64 {
 	if index != nil && sigma != nil {
 		f.add("sigma", formatFloat(*sigma), "must be absent beside step_index")
@@ -228,15 +175,19 @@ func place(f *faults, index *int64, sigma *float64, low, high int64, tag *Range)
 	return min(*index, high)
 }
 
-// segment checks a resolved one of a schedule of that many steps, and returns its steps; all
-// of them where it is faulty, so that a fault is said once.
-func (f *faults) segment(rolled *ScheduledSample, start *SegmentStart, stop *SegmentStop, groupSize int64, steps int) (begin, end int64) {
-	all := most(int64(steps))
-	if rolled != nil {
-		return f.rolls(rolled, start, stop, groupSize, all)
+// segment checks which steps [begin, end) a sample of a group of that size runs, and returns them. If they are faulty
+// it returns all steps, so that the fault is reported only once.
+func (s *Sampling) segment(f *faults, groupSize int64) (begin, end int64) {
+	all := most(int64(len(s.Transitions)))
+	begin, end = s.askedSegment(all)
+	if s.ScheduledSampling != nil {
+		s.rolls(f, groupSize)
+		if begin < 0 || end < begin || end > all {
+			return 0, all
+		}
+		return begin, end
 	}
-	begin, end = segment(start, stop, int(all))
-	if start != nil {
+	if start := s.Start; start != nil {
 		g := f.in("start")
 		if begin >= all && begin < MaxSteps {
 			g.within("step_index", begin, 0, all-1)
@@ -254,7 +205,7 @@ func (f *faults) segment(rolled *ScheduledSample, start *SegmentStart, stop *Seg
 			}
 		}
 	}
-	if stop != nil && (end <= begin || end >= all) && end >= 1 && end < MaxSteps {
+	if s.Stop != nil && (end <= begin || end >= all) && end >= 1 && end < MaxSteps {
 		f.in("stop").within("step_index", end, begin+1, all-1)
 	}
 	if begin < 0 || end <= begin || end > all {
@@ -263,11 +214,10 @@ func (f *faults) segment(rolled *ScheduledSample, start *SegmentStart, stop *Seg
 	return begin, end
 }
 
-// rolls checks the steps of scheduled sampling of a schedule of that many, and returns them.
-func (f *faults) rolls(rolled *ScheduledSample, start *SegmentStart, stop *SegmentStop, groupSize, all int64) (begin, end int64) {
-	begin, end = rolled.segment()
-	switch {
-	case stop != nil:
+// rolls checks that a sample of scheduled sampling begins with data and has no stop.
+func (s *Sampling) rolls(f *faults, groupSize int64) {
+	switch start := s.Start; {
+	case s.Stop != nil:
 		f.add("stop", "given", "must be absent beside scheduled_sampling")
 	case start == nil || start.Data == nil:
 		f.add("start.data", "null", "must be there beside scheduled_sampling")
@@ -276,10 +226,6 @@ func (f *faults) rolls(rolled *ScheduledSample, start *SegmentStart, stop *Segme
 		g.begin(start.Latents, true, start.Branch, groupSize)
 		start.Data.check(g.in("data"), groupSize)
 	}
-	if begin < 0 || end < begin || end > all {
-		return 0, all
-	}
-	return begin, end
 }
 
 // states checks latents that a group begins with, [n, S, C] or [1, S, C]; groupSize is n, or
@@ -296,17 +242,4 @@ func (t *Tensor) states(f *faults, groupSize int64) {
 	if t.Parts != nil {
 		f.add("parts", "given", "must be data or ref: only steps have parts")
 	}
-}
-
-// sameSegment says in what the trajectory has otherwise begun or ended than was asked for.
-func (e *Request) sameSegment(t *Trajectory) (field string, same bool) {
-	switch {
-	case !reflect.DeepEqual(e.Start, t.Start):
-		return "start", false
-	case !reflect.DeepEqual(e.Stop, t.Stop):
-		return "stop", false
-	case !reflect.DeepEqual(e.ScheduledSampling, t.ScheduledSampling):
-		return "scheduled_sampling", false
-	}
-	return "", true
 }

@@ -13,8 +13,11 @@ func TestPrompt_Validate_segment(t *testing.T) {
 	at := func(p *P, start, stop int64) { p.Start.StepIndex, p.Stop = &start, &schemas.Stop{StepIndex: &stop} }
 	valid := func() *P {
 		return &P{
-			Prompt: "x", GroupSize: new(int64(2)), NumInferenceSteps: new(int64(4)),
-			Start: &schemas.Start{Latents: states(true), StepIndex: new(int64(1))},
+			Prompt: "x", GroupSize: new(int64(2)),
+			ImageSettings: schemas.ImageSettings{
+				NumInferenceSteps: new(int64(4)),
+				Start:             &schemas.Start{Latents: states(true), StepIndex: new(int64(1))},
+			},
 		}
 	}
 	faults(t, valid, []fault[P]{
@@ -84,7 +87,7 @@ func TestTrajectory_Validate_segment(t *testing.T) {
 		{"a log-prob that is missing", func(e *T) { e.LogProbs[2] = nil }, `log_probs[2]: null; must be null exactly on ode steps; this one is "cps"`},
 		{"latents after", func(e *T) { e.LatentStepIndices = []int64{3, 4} }, "latent_step_indices[1]: 4; must be between 1 and 3"},
 		{"failed, without a schedule", func(e *T) {
-			*e = T{Run: "r", UID: "u", GroupSize: 2, Lane: "l", Attempt: "a", StopReason: "failed", Error: "x", Start: e.Start, Stop: e.Stop, Group: schemas.Group{Batch: "u"}}
+			*e = T{Identity: schemas.Identity{Run: "r", UID: "u", GroupSize: 2, Lane: "l"}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: "failed", Error: "x"}, Sampling: schemas.Sampling{Start: e.Start, Stop: e.Stop}, Group: schemas.Group{Batch: "u"}}
 		}, ""},
 	})
 }
@@ -111,7 +114,7 @@ func TestRequest_AnsweredBy_segment(t *testing.T) {
 		{"no start", func(e *schemas.Trajectory) { e.Start = nil }, "start: not that of the request"},
 		{"stop", func(e *schemas.Trajectory) { e.Stop.StepIndex = 2 }, "stop: not that of the request"},
 		{"decoded", func(e *schemas.Trajectory) { e.Stop.Decode = true }, "stop: not that of the request"},
-		{"whole", func(e *schemas.Trajectory) { e.Steps = completedTrajectory(t).Steps }, `steps: "4"; must be "2", as requested`},
+		{"whole", func(e *schemas.Trajectory) { e.Steps = completedTrajectory(t).Steps }, `steps: 4; must be 2, as requested`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, e := request()
@@ -163,7 +166,7 @@ func TestSegment(t *testing.T) {
 		r := fullRequest(t)
 		r.Start, r.Stop = c.start, c.stop
 		begin, end := r.Segment()
-		e := &schemas.Trajectory{Transitions: r.Transitions, Start: c.start, Stop: c.stop}
+		e := &schemas.Trajectory{Sampling: schemas.Sampling{Transitions: r.Transitions, Start: c.start, Stop: c.stop}}
 		if b, n := e.Segment(); !reflect.DeepEqual([]int64{begin, end, b, n}, []int64{c.begin, c.end, c.begin, c.end}) {
 			t.Errorf("request [%d, %d), trajectory [%d, %d), want [%d, %d)", begin, end, b, n, c.begin, c.end)
 		}

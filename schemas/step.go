@@ -50,7 +50,7 @@ type Step struct {
 	Seal string `msgpack:"seal,omitempty" form:"digest?"`
 }
 
-// Tensors are those of the step, in the order in which it is encoded: Latents, Checkpoint, Debug.
+// Tensors returns the tensors of the step in the order in which they are encoded: Latents, Checkpoint, Debug.
 func (e *Step) Tensors() []*Tensor {
 	all := make([]*Tensor, 0, len(e.Latents)+1+len(e.Debug))
 	for i := range e.Latents {
@@ -65,8 +65,8 @@ func (e *Step) Tensors() []*Tensor {
 	return all
 }
 
-// State is the state with an index that the step holds, [S, C], kept or as a checkpoint; nil
-// where it does not.
+// State returns the state with an index, [S, C], if the step has it as latents or as a checkpoint;
+// otherwise nil.
 func (e *Step) State(index int64) *Tensor {
 	for i := range e.Latents {
 		if e.Latents[i].Index == index {
@@ -79,7 +79,7 @@ func (e *Step) State(index int64) *Tensor {
 	return nil
 }
 
-// Detached is a copy whose tensors can be replaced.
+// Detached returns a copy whose tensors can be replaced.
 func (e *Step) Detached() StepEvent {
 	c := *e
 	c.Latents, c.Debug = slices.Clone(e.Latents), slices.Clone(e.Debug)
@@ -89,17 +89,17 @@ func (e *Step) Detached() StepEvent {
 	return &c
 }
 
-// Place is StepIndex.
+// Place returns StepIndex.
 func (e *Step) Place() int64 { return e.StepIndex }
 
-// Mark gives the event its sender.
+// Mark sets which sample the event is of, and what made it.
 func (e *Step) Mark(m StepMark) {
 	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
 	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler, m.Backend, m.DeviceNS
 }
 
-// SealedBy is the seal.
+// SealedBy returns the seal.
 func (e *Step) SealedBy() string { return e.Seal }
 
-// Sealed gives the event its seal.
+// Sealed sets the seal.
 func (e *Step) Sealed(code string) { e.Seal = code }

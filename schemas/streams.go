@@ -27,7 +27,7 @@ const (
 	// PresenceBucket has an entry for each service that runs, for PresenceTTL after it was renewed.
 	PresenceBucket = "mdr-presence"
 	BlobBucket     = "mdr-blobs"
-	// SealBucket has the secret that samplers seal their steps with. Nobody else needs to read it.
+	// SealBucket has the secret with which samplers seal their steps. Only samplers may read it.
 	SealBucket = "mdr-seal"
 	// ControlBucket has the control that holds of each run, and of groups of it: see ControlKey.
 	ControlBucket = "mdr-control"
@@ -67,7 +67,7 @@ type StreamSpec struct {
 	TransformDest   string
 }
 
-// Streams is every stream, in the order data flows.
+// Streams returns every stream, in the order in which data flows.
 func Streams() []StreamSpec {
 	const gib = 1 << 30
 	day := 24 * time.Hour

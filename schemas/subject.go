@@ -20,92 +20,95 @@ const (
 // Subjects. Each event of a guarded stream has a subject of its own: the subject
 // is the idempotency key, and the message id is the subject without Prefix.
 
-// PromptSubject is where users publish prompts of a run.
+// The functions below return the subject of an event. In the subject of a group without a
+// batch, the uid takes the place of the batch.
+
+// PromptSubject returns the subject on which users publish the prompts of a run.
 func PromptSubject(run Run) string { return Prefix + "prompt." + string(run) }
 
-// GroupSubject is the record of one group, the claim of its uid.
+// GroupSubject returns the subject of the record of one group, which is the claim of its uid.
 func GroupSubject(run Run, uid UID) string {
 	return Prefix + "group." + string(run) + "." + string(uid)
 }
 
-// OpeningSubject is the record of one group on the way that its rewards take. It is stored
-// with a partition token, as they are.
+// OpeningSubject returns the subject of the record's copy in the stream of rewards. It is stored
+// with a partition token, as rewards are.
 func OpeningSubject(run Run, batch string, uid UID) string {
 	return Prefix + "opening." + string(run) + "." + batch + "." + string(uid)
 }
 
-// PlanSubject is who rolls in one group of scheduled sampling.
+// PlanSubject returns the subject of the plan of one group with scheduled sampling.
 func PlanSubject(run Run, uid UID) string { return Prefix + "plan." + string(run) + "." + string(uid) }
 
-// RequestSubject is the request of one sample.
+// RequestSubject returns the subject of the request of one sample.
 func RequestSubject(run Run, lane Lane, uid UID, sample int64) string {
 	return Prefix + "request." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
 }
 
-// StepSubject is one step of one attempt.
+// StepSubject returns the subject of one step of one attempt.
 func StepSubject(run Run, uid UID, sample int64, attempt string, step int64) string {
 	return Prefix + "step." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(step)
 }
 
-// TokensSubject is one event of the tokens of one attempt.
+// TokensSubject returns the subject of event n of the tokens of one attempt.
 func TokensSubject(run Run, uid UID, sample int64, attempt string, n int64) string {
 	return Prefix + "tokens." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(n)
 }
 
-// PartSubject is one part of a step's large tensors.
+// PartSubject returns the subject of one part of a step's large tensors; step is the subject of the step.
 func PartSubject(step string, part int64) string { return step + "." + itoa(part) }
 
-// TrajectorySubject is the trajectory of one sample.
+// TrajectorySubject returns the subject of the trajectory of one sample.
 func TrajectorySubject(run Run, uid UID, sample int64) string {
 	return Prefix + "trajectory." + string(run) + "." + string(uid) + "." + itoa(sample)
 }
 
-// RewardSubject is the reward of one sample. The stream stores it with a partition
-// token, a hash of the batch, after "reward." (see RewardPartitions): every reward
-// of a batch lands in one partition. A group without a batch has its uid there.
+// RewardSubject returns the subject of the reward of one sample. The stream stores it with a
+// partition token, a hash of the batch, after "reward." (see RewardPartitions), so all rewards of a
+// batch are in one partition.
 func RewardSubject(run Run, batch string, uid UID, sample int64) string {
 	return Prefix + "reward." + string(run) + "." + batch + "." + string(uid) + "." + itoa(sample)
 }
 
-// VerdictSubject is one reward from outside of one sample.
+// VerdictSubject returns the subject of one score from outside of one sample.
 func VerdictSubject(run Run, uid UID, sample int64, name string) string {
 	return Prefix + "verdict." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + name
 }
 
-// ScoreSubject is where workers of the reward function nats:NAME answer requests (core
-// NATS, queue group NAME).
+// ScoreSubject returns the subject on which workers of the reward function nats:NAME answer requests
+// (core NATS, queue group NAME).
 func ScoreSubject(name string) string { return Prefix + "score." + name }
 
-// InteractSubject is where workers of an interaction answer requests (core NATS, queue group name).
+// InteractSubject returns the subject on which workers of an interaction answer requests (core NATS, queue group name).
 func InteractSubject(name string) string { return Prefix + "interact." + name }
 
-// AdvantageSubject is the result of one group.
+// AdvantageSubject returns the subject of the result of one group.
 func AdvantageSubject(run Run, uid UID) string {
 	return Prefix + "advantage." + string(run) + "." + string(uid)
 }
 
-// BatchSubject is the result of one batch.
+// BatchSubject returns the subject of the result of one batch.
 func BatchSubject(run Run, batch string) string {
 	return Prefix + "batch." + string(run) + "." + batch
 }
 
-// PolicySubject is the weight announcements of a lane.
+// PolicySubject returns the subject of the weights that are announced for a lane.
 func PolicySubject(lane Lane) string { return Prefix + "policy." + string(lane) }
 
-// AppliedSubject is the answers of a sampler to the policies of its lane.
+// AppliedSubject returns the subject of a sampler's answers to the policies of its lane.
 func AppliedSubject(lane Lane, instance string) string {
 	return Prefix + "applied." + string(lane) + "." + instance
 }
 
-// DeadSubject is refused input. What is not a legal token becomes "_".
+// DeadSubject returns the subject of a dead letter. A value that is not a legal token becomes "_".
 func DeadSubject(stage string, run Run, uid UID) string {
 	return Prefix + "dead." + safeToken(stage) + "." + safeToken(string(run)) + "." + safeToken(string(uid))
 }
 
-// BucketSubject is the subject that a key-value bucket keeps a key under.
+// BucketSubject returns the subject under which a key-value bucket keeps a key.
 func BucketSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
 
-// MessageID is the deduplication id of the event on subject.
+// MessageID returns the deduplication id of the event on a subject.
 func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }
 
 // RunOf returns the run token of the subject of a stored event.
@@ -114,12 +117,12 @@ func RunOf(subject string) (run Run, ok bool) {
 	return a.Run, a.Run != ""
 }
 
-// IsPart says whether the subject is that of a part of the tensors of a step or of tokens, not of the event.
+// IsPart reports whether the subject is that of a part of the tensors of a step or of tokens, not of the event.
 func IsPart(subject string) bool {
 	return (strings.HasPrefix(subject, Prefix+KindStep+".") || strings.HasPrefix(subject, Prefix+KindTokens+".")) && strings.Count(subject, ".") == 8
 }
 
-// IsOpening says whether the subject is that of a group's record among its rewards.
+// IsOpening reports whether the subject is that of a group's record among its rewards.
 func IsOpening(subject string) bool { return strings.HasPrefix(subject, Prefix+KindOpening+".") }
 
 // MaxToken is the longest run id, uid, lane or batch id.
@@ -136,8 +139,8 @@ type (
 	Lane string
 )
 
-// CheckToken says whether s may become a token of a subject: 1 to MaxToken of
-// A-Z a-z 0-9 _ -. Dots, spaces and wildcards would change the routing.
+// CheckToken returns an error unless s may become a token of a subject: 1 to MaxToken characters of
+// A-Z a-z 0-9 _ -. Dots, spaces and wildcards would change the routing. field is for the error.
 func CheckToken[S ~string](field string, s S) error {
 	var f faults
 	f.token(field, string(s))

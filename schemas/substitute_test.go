@@ -9,9 +9,11 @@ import (
 
 func TestPrompt_Substitute(t *testing.T) {
 	p := schemas.Prompt{
-		Prompt: "a", NegativePrompt: new("n"), Reward: []schemas.RewardSpec{{Name: "ocr", GroundTruth: "A"}, {Name: "diversity"}},
-		GroupPolicy: &schemas.GroupPolicy{ZeroStd: schemas.GroupRefill},
-		Substitutes: []schemas.Substitute{{Prompt: "b", GroundTruth: "B"}, {Prompt: "c", NegativePrompt: new("m")}},
+		Prompt:        "a",
+		ImageSettings: schemas.ImageSettings{NegativePrompt: new("n")},
+		Reward:        []schemas.RewardSpec{{Name: "ocr", GroundTruth: "A"}, {Name: "diversity"}},
+		GroupPolicy:   &schemas.GroupPolicy{ZeroStd: schemas.GroupRefill},
+		Substitutes:   []schemas.Substitute{{Prompt: "b", GroundTruth: "B"}, {Prompt: "c", NegativePrompt: new("m")}},
 	}
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)

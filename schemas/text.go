@@ -71,7 +71,7 @@ type TextRequest struct {
 	StopTokenIDs []int64  `msgpack:"stop_token_ids" size:"0..MaxStops,unique" range:"0..MaxVocabulary-1"`
 	// Logits are what is stored of them; absent: none.
 	Logits *Logits `msgpack:"logits,omitempty"`
-	// Interaction is who answers the model; absent: nobody, it answers once.
+	// Interaction is what replies to the model; absent: nothing does, and it answers once.
 	Interaction    *Interaction `msgpack:"interaction,omitempty"`
 	TokensPerEvent int64        `msgpack:"tokens_per_event" range:"1..MaxTokensPerEvent"`
 	// Vocabulary is V, the number of logits of a token.
@@ -91,7 +91,7 @@ type TextPolicy struct {
 	TopP         float64 `msgpack:"top_p" range:"(0..1]"`
 	MinP         float64 `msgpack:"min_p" range:"0..1"`
 	// Engine draws the tokens; absent: the sampler does.
-	Engine *TextEngine `msgpack:"engine,omitempty"`
+	Engine *Engine `msgpack:"engine,omitempty"`
 }
 
 // TextResult is what a sample of text came to.
@@ -111,13 +111,12 @@ type TextResult struct {
 	Entropies *Tensor `msgpack:"entropies,omitempty"`
 	// TopLogProbs [n], F32, are those of the likeliest tokens, by the distributions of LogProbs.
 	TopLogProbs *Tensor `msgpack:"top_log_probs,omitempty"`
-	// Drawn says which server drew the tokens; absent: the sampler did, and drawing again gives the same. With it, of the
-	// numbers of tokens those are absent that the server does not give; one of LogProbs and ProcessedLogProbs is there.
-	Drawn *DrawnText `msgpack:"drawn,omitempty"`
+	// Drawn is where older events have the trajectory's drawn.
+	Drawn *Drawn `msgpack:"drawn,omitempty"`
 	// Turns are the parts of the sequence, in order.
 	Turns []Turn `msgpack:"turns,omitempty" size:"0..MaxTurns"`
-	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed for it timeout,
-	// absent, error or garbage. Without an interaction it is absent.
+	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed for
+	// it timeout, absent, error or garbage. Without an interaction it is absent.
 	Conversation string `msgpack:"conversation,omitempty" enum:"ConversationStates?"`
 }
 
@@ -135,14 +134,14 @@ type Turn struct {
 	// Text is what it says, without the tokens of the template and without what ended it. Of what was given it is
 	// absent: the messages of the settings have it, or the reply to the turn before.
 	Text string `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
-	// Score is what the interaction gives a turn that was generated, Reply what it says to it, and Metadata what it tells of it.
-	// A reply to the last turn was not said to the model any more.
+	// Score is what the interaction gives a turn that was generated, Reply what it says to it, and Metadata what it tells
+	// of it. A reply to the last turn was not said to the model any more.
 	Score    *float64 `msgpack:"score,omitempty"`
 	Reply    string   `msgpack:"reply,omitempty" size:"0..MaxPromptBytes"`
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 }
 
-// Tensors are those of the result that are there, by their wire names.
+// Tensors returns the tensors that the result has, with their wire names.
 func (e *TextResult) Tensors() []NamedTensor {
 	var list []NamedTensor
 	for _, t := range []struct {
@@ -156,7 +155,7 @@ func (e *TextResult) Tensors() []NamedTensor {
 	return list
 }
 
-// Answer is the text of the last turn that was generated.
+// Answer returns the text of the last turn that was generated; "" if none was.
 func (e *TextResult) Answer() string {
 	for _, t := range slices.Backward(e.Turns) {
 		if t.Generated {
@@ -166,7 +165,7 @@ func (e *TextResult) Answer() string {
 	return ""
 }
 
-// Generated is the number of tokens that were generated.
+// Generated returns the number of tokens that were generated.
 func (e *TextResult) Generated() (n int64) {
 	for _, t := range e.Turns {
 		if t.Generated {
@@ -176,7 +175,7 @@ func (e *TextResult) Generated() (n int64) {
 	return n
 }
 
-// form is that of what is stored of the logits.
+// form returns which logits are stored; LogitsNone by default.
 func (e *Logits) form() string {
 	if e == nil || e.Form == "" {
 		return LogitsNone
@@ -184,7 +183,7 @@ func (e *Logits) form() string {
 	return e.Form
 }
 
-// PerToken is the number of logits that are stored of a token.
+// PerToken returns the number of logits that are stored for each token.
 func (e *TextRequest) PerToken() int64 {
 	switch e.Logits.form() {
 	case LogitsTopK:
@@ -197,12 +196,12 @@ func (e *TextRequest) PerToken() int64 {
 	return 0
 }
 
-// StoresLogits says whether logits of an answer are stored, from 0.
+// StoresLogits reports whether logits of an answer are stored, from 0.
 func (e *TextRequest) StoresLogits(answer int64) bool {
 	return e.PerToken() > 0 && (len(e.Logits.Answers) == 0 || slices.Contains(e.Logits.Answers, answer))
 }
 
-// HasTop says why the k largest raw logits of each token are not among those that are stored; nil when they are.
+// HasTop returns an error unless the k largest raw logits of each token are stored.
 func (e *TextRequest) HasTop(k int64) error {
 	switch form := e.Logits.form(); {
 	case form != LogitsTopK && form != LogitsFull, e.PerToken() < min(k, e.Vocabulary):
@@ -215,7 +214,7 @@ func (e *TextRequest) HasTop(k int64) error {
 	return nil
 }
 
-// LogitsKind is that of the logits that log-sum-exps are of.
+// LogitsKind returns the kind of logits, raw or processed, over which log-sum-exps are taken.
 func (e *TextRequest) LogitsKind() string {
 	if e.Logits == nil || e.Logits.Kind == "" {
 		return LogitsRaw
@@ -223,7 +222,7 @@ func (e *TextRequest) LogitsKind() string {
 	return e.Logits.Kind
 }
 
-// LogitsBytes is what the stored logits of a token take: their values and, of topk, their ids.
+// LogitsBytes returns how many bytes the stored logits of a token take: their values and, of topk, their ids.
 func (e *TextRequest) LogitsBytes() int64 {
 	n := e.PerToken()
 	if n == 0 {
@@ -236,7 +235,8 @@ func (e *TextRequest) LogitsBytes() int64 {
 	return n * size
 }
 
-// PromptTokens bounds the tokens of the messages in their template, of tokenizers that work on bytes.
+// PromptTokens returns an upper bound of the tokens of the messages in their template, for a tokenizer that works on
+// bytes.
 func (e *TextRequest) PromptTokens() int64 {
 	const template = 64 // what a template puts around a message
 	n := int64(template)
@@ -248,7 +248,8 @@ func (e *TextRequest) PromptTokens() int64 {
 
 // scheduleDigest covers what must be equal in a group for its advantages to mean anything: the text
 // "meander text schedule 1", max_new_tokens (integer), temperature (float64), top_k (integer), top_p,
-// min_p (float64), stop (list of text), stop_token_ids (list of integer) and vocabulary (integer), and what Interaction says.
+// min_p (float64), stop (list of text), stop_token_ids (list of integer) and vocabulary (integer), and what Interaction
+// says.
 func (e *TextRequest) scheduleDigest() string {
 	d := newDigester("meander text schedule 1")
 	e.sampling(d)
@@ -256,6 +257,7 @@ func (e *TextRequest) scheduleDigest() string {
 	return hex.EncodeToString(sum[:])
 }
 
+// sampling covers the fields that scheduleDigest names; content digests have them too.
 func (e *TextRequest) sampling(d *digester) {
 	d.integer(e.MaxNewTokens)
 	d.float(e.Temperature)
@@ -269,11 +271,11 @@ func (e *TextRequest) sampling(d *digester) {
 }
 
 // digest covers, after the text "text", the messages (list of role and content), the sampling as the
-// schedule digest has it, and the tensors (list of name and tensor), where a server drew the tokens the text "drawn", its name and
-// values, and the turns (list of begin, end, generated
-// as 1 or 0, finish_reason, matched and text). With an interaction there follow conversation, and of each turn whether it has a
-// score (1 or 0), the score (float64; 0 without), reply and metadata (bytes).
-func (e *TextResult) digest(d *digester) error {
+// schedule digest has it, and the tensors (list of name and tensor), where a server drew the tokens the text "drawn",
+// its name and values, and the turns (list of begin, end, generated
+// as 1 or 0, finish_reason, matched and text). With an interaction there follow conversation, and of each turn whether
+// it has a score (1 or 0), the score (float64; 0 without), reply and metadata (bytes).
+func (e *TextResult) digest(d *digester, drawn *Drawn) error {
 	d.text("text")
 	d.integer(int64(len(e.Settings.Messages)))
 	for _, m := range e.Settings.Messages {
@@ -289,11 +291,7 @@ func (e *TextResult) digest(d *digester) error {
 			return err
 		}
 	}
-	if e.Drawn != nil {
-		d.text("drawn")
-		d.text(e.Drawn.Engine.Name)
-		d.text(e.Drawn.Engine.Values)
-	}
+	drawn.digest(d)
 	d.integer(int64(len(e.Turns)))
 	for _, t := range e.Turns {
 		d.integers([]int64{t.Begin, t.End})
@@ -334,44 +332,10 @@ func (p *Prompt) textual(f *faults) {
 	if p.Text == nil {
 		return
 	}
-	for _, field := range p.pictorial() {
-		f.add(field, "given", "must be absent beside text: it is for images")
-	}
+	f.absentBesideText(p)
 }
 
-// pictorial are the fields of a prompt that are there and only images have.
-func (p *Prompt) pictorial() (names []string) {
-	for _, of := range []struct {
-		name  string
-		given bool
-	}{
-		{"negative_prompt", p.NegativePrompt != nil},
-		{"truncate_prompt", p.TruncatePrompt},
-		{"height", p.Height != nil},
-		{"width", p.Width != nil},
-		{"num_inference_steps", p.NumInferenceSteps != nil},
-		{"true_cfg_scale", p.TrueCFGScale != nil},
-		{"sigmas", p.Sigmas != nil},
-		{"rollout", !p.Rollout.empty()},
-		{"initial_noise", p.InitialNoise != ""},
-		{"start", p.Start != nil},
-		{"stop", p.Stop != nil},
-		{"scheduled_sampling", p.ScheduledSampling != nil},
-		{"tree", p.Tree != nil},
-		{"prune", p.Prune != nil},
-	} {
-		if of.given {
-			names = append(names, of.name)
-		}
-	}
-	return names
-}
-
-func (r *Rollout) empty() bool {
-	return r.SDEType == "" && r.NoiseLevel == nil && r.SDEStepIndices == nil && r.SDEWindow == nil && r.ReturnStepIndices == nil && r.CheckpointEvery == nil &&
-		r.LogProbKind == "" && r.Solver == "" && len(r.Debug) == 0 && r.LatentsDType == "" && !r.ReturnConditioning
-}
-
+// rules checks the logits against the other settings, and temperature and stop texts.
 func (t *Text) rules(f *faults) {
 	perEvent := int64(1)
 	if t.TokensPerEvent != nil {
@@ -387,13 +351,14 @@ func (t *Text) rules(f *faults) {
 	stops(f, t.Stop)
 }
 
-// tempered refuses temperatures that leave one token alone without saying so.
+// tempered refuses temperatures that are almost 0: they would leave a single token to draw.
 func tempered(f *faults, temperature float64) {
 	if temperature > 0 && temperature < MinTemperature {
 		f.add("temperature", formatFloat(temperature), "must be 0, which takes the likeliest token, or at least "+formatFloat(MinTemperature))
 	}
 }
 
+// rules checks what Text.rules does, and that nothing is left to a default and token ids are below the vocabulary.
 func (e *TextRequest) rules(f *faults) {
 	e.Logits.across(f, e.TokensPerEvent, e.Temperature)
 	e.Logits.answers(f, e.Interaction)
@@ -449,7 +414,7 @@ func (e *Logits) across(f *faults, perEvent int64, temperature float64) {
 	}
 }
 
-// answers checks that those whose logits are asked for may come.
+// answers checks that the answers whose logits are asked for can occur, given the most turns of the interaction.
 func (e *Logits) answers(f *faults, with *Interaction) {
 	if e == nil {
 		return
@@ -472,8 +437,8 @@ func (e *Logits) answers(f *faults, with *Interaction) {
 	}
 }
 
-// completed checks that the sequence of a completed sample is whole.
-func (e *TextResult) completed(f *faults) {
+// completed checks that a completed sample has all tensors of its sequence, with the same length, and whole turns.
+func (e *TextResult) completed(f *faults, drawn *Drawn) {
 	if e.IDs == nil || len(e.IDs.Shape) != 1 {
 		f.add("ids", "null", "must be the sequence, [n], when completed")
 		return
@@ -482,7 +447,7 @@ func (e *TextResult) completed(f *faults) {
 	dtypes := map[string]string{"ids": "I32", "mask": "U8"}
 	tensors := e.Tensors()
 	switch {
-	case e.Drawn == nil && !f.exactly("tensors", len(tensors), 6, "ids, mask, log_probs, processed_log_probs, entropies and top_log_probs"):
+	case drawn == nil && !f.exactly("tensors", len(tensors), 6, "ids, mask, log_probs, processed_log_probs, entropies and top_log_probs"):
 		return
 	case e.Mask == nil || e.LogProbs == nil && e.ProcessedLogProbs == nil:
 		f.add("tensors", strconv.Itoa(len(tensors)), "must have mask, and one of log_probs and processed_log_probs")

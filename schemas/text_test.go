@@ -21,8 +21,12 @@ func textSettings() schemas.TextRequest {
 func textRequest(t testing.TB) *schemas.Request {
 	s := textSettings()
 	r := &schemas.Request{
-		Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "sums", SampleSeed: math.MaxUint64, NoiseSeed: math.MaxUint64,
-		Prompt: "347+58=?", Text: &s, Group: fullGroup(t),
+		Identity: schemas.Identity{Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "sums"},
+		Sampling: schemas.Sampling{
+			SampleSeed: math.MaxUint64, NoiseSeed: math.MaxUint64,
+			Prompt: "347+58=?",
+		},
+		Text: &s, Group: fullGroup(t),
 	}
 	r.ScheduleDigest = r.ComputeScheduleDigest()
 	return r
@@ -50,14 +54,21 @@ func textTrajectory(t testing.TB) *schemas.Trajectory {
 	r := textRequest(t)
 	n := []int64{3}
 	return &schemas.Trajectory{
-		Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "cpu0-3", StopReason: "completed",
-		Prompt: r.Prompt, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed, ScheduleDigest: r.ScheduleDigest, WeightsDigest: "w", Group: r.Group,
+		Identity: schemas.Identity{Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane},
+		Provenance: schemas.Provenance{
+			Attempt:       "cpu0-3",
+			WeightsDigest: "w",
+			Sampler:       "s", Backend: "cpu",
+		},
+		Outcome:        schemas.Outcome{StopReason: "completed"},
+		Sampling:       schemas.Sampling{Prompt: r.Prompt, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed},
+		ScheduleDigest: r.ScheduleDigest, Group: r.Group,
 		Text: &schemas.TextResult{
 			Settings: *r.Text, IDs: vector("I32", n, 5, 7, 2), Mask: vector("U8", n, 0, 1, 1), LogProbs: vector("F32", n, 0, -0.5, -0.25),
 			ProcessedLogProbs: vector("F32", n, 0, -0.375, 0), Entropies: vector("F32", n, 0, 1.5, 0.5), TopLogProbs: vector("F32", n, 0, -0.5, -0.25),
 			Turns: []schemas.Turn{{End: 1}, {Begin: 1, End: 3, Generated: true, FinishReason: "stop", Text: "4"}},
 		},
-		Steps: []schemas.StepRef{{Seq: 1, Digest: digestOf("0")}, {Seq: 200, Digest: digestOf("1")}}, ContentDigest: digestOf("content"), Sampler: "s", Backend: "cpu",
+		Steps: []schemas.StepRef{{Seq: 1, Digest: digestOf("0")}, {Seq: 200, Digest: digestOf("1")}}, ContentDigest: digestOf("content"),
 	}
 }
 
@@ -92,10 +103,14 @@ func tokensEvent() *schemas.Tokens {
 func textSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
-		{"prompt-text", &schemas.Prompt{Prompt: "347+58=?", Model: "sums", Text: &schemas.Text{
-			MaxNewTokens: new(int64(8)), Temperature: new(0.7), TopK: new(int64(0)), TopP: new(0.9), MinP: new(0.0), Stop: []string{"\n"}, StopTokenIDs: []int64{2},
-			Logits: &schemas.Logits{Form: "ids", IDs: []int64{7, 9}, DType: "BF16", Kind: "processed"}, TokensPerEvent: new(int64(4)),
-		}}},
+		{"prompt-text", &schemas.Prompt{
+			Prompt:  "347+58=?",
+			Routing: schemas.Routing{Model: "sums"},
+			Text: &schemas.Text{
+				MaxNewTokens: new(int64(8)), Temperature: new(0.7), TopK: new(int64(0)), TopP: new(0.9), MinP: new(0.0), Stop: []string{"\n"}, StopTokenIDs: []int64{2},
+				Logits: &schemas.Logits{Form: "ids", IDs: []int64{7, 9}, DType: "BF16", Kind: "processed"}, TokensPerEvent: new(int64(4)),
+			},
+		}},
 		{"prompt-messages", &schemas.Prompt{Messages: []schemas.Message{{Role: "user", Content: "1+1=?"}, {Role: "assistant", Content: "3"}, {Role: "user", Content: "too high"}}}},
 		{"request-text", textRequest(t)},
 		{"tokens-given", &schemas.Tokens{Run: "run-1", UID: "p17", Attempt: "a1", IDs: []int64{5}, LogitsKind: "raw", Vocabulary: 32, TopP: 1, ScheduleDigest: digestOf("schedule")}},
@@ -119,10 +134,14 @@ func textSamples(t testing.TB) []sample {
 			e.Text = &schemas.TextResult{Settings: e.Text.Settings}
 			return e
 		}()},
-		{"prompt-interaction", &schemas.Prompt{Prompt: "347+58=?", Model: "sums", Text: &schemas.Text{
-			Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(4)), TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"}},
-			Logits:      &schemas.Logits{Form: "full", Answers: []int64{0, 2}},
-		}}},
+		{"prompt-interaction", &schemas.Prompt{
+			Prompt:  "347+58=?",
+			Routing: schemas.Routing{Model: "sums"},
+			Text: &schemas.Text{
+				Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(4)), TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"}},
+				Logits:      &schemas.Logits{Form: "full", Answers: []int64{0, 2}},
+			},
+		}},
 		{"request-interaction", func() *schemas.Request {
 			r := textRequest(t)
 			r.Text.Interaction = &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(4)), TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"}}
@@ -225,9 +244,9 @@ func TestPrompt_Validate_text(t *testing.T) {
 		"messages[1].role: \"assistant\"; must be another":     {Messages: []schemas.Message{{Role: "user"}, {Role: "assistant"}}},
 		"messages[0].content: 16385 bytes; must be at most":    {Messages: []schemas.Message{{Role: "user", Content: strings.Repeat("x", schemas.MaxPromptBytes+1)}}},
 		"messages[0].content: 524289 bytes; must be at most":   {Messages: []schemas.Message{{Role: "user", Content: strings.Repeat("x", schemas.MaxAnswerBytes+1)}, {Role: "user"}}},
-		"height: given; must be absent beside text":            {Height: new(int64(64)), Text: &schemas.Text{}},
-		"rollout: given; must be absent beside text":           {Rollout: schemas.Rollout{Solver: "euler"}, Text: &schemas.Text{}},
-		"tree: given; must be absent beside text":              {Tree: &schemas.Tree{Branches: []schemas.BranchPoint{{Width: 2, StepIndex: 2}}}, Text: &schemas.Text{}},
+		"height: given; must be absent beside text":            {ImageSettings: schemas.ImageSettings{Height: new(int64(64))}, Text: &schemas.Text{}},
+		"rollout.solver: given; must be absent beside text":    {ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{Solver: "euler"}}, Text: &schemas.Text{}},
+		"tree: given; must be absent beside text":              {ImageSettings: schemas.ImageSettings{Tree: &schemas.Tree{Branches: []schemas.BranchPoint{{Width: 2, StepIndex: 2}}}}, Text: &schemas.Text{}},
 		"text.top_p: 0; must be above 0 and at most 1":         {Text: &schemas.Text{TopP: new(0.0)}},
 		"text.temperature: -1; must be between 0 and 100":      {Text: &schemas.Text{Temperature: new(-1.0)}},
 		"text.logits.k: 5; must be absent":                     {Text: &schemas.Text{Logits: &schemas.Logits{K: new(int64(5))}}},

@@ -16,8 +16,8 @@ type Tokens struct {
 	Attempt     string `msgpack:"attempt" form:"token"`
 	// N is the place of the event among those of the sample, from 0.
 	N int64 `msgpack:"n" range:"0..MaxTokenEvents-1"`
-	// Turn is the turn that the tokens are of, from 0; TurnPosition the place of the first of them in the turn, Position in
-	// the sequence.
+	// Turn is the turn that the tokens are of, from 0; TurnPosition the place of the first of them in the turn, Position
+	// in the sequence.
 	Turn         int64 `msgpack:"turn" range:"0..MaxTurns-1"`
 	Position     int64 `msgpack:"position" range:"0..MaxTokens"`
 	TurnPosition int64 `msgpack:"turn_position" range:"0..MaxTokens"`
@@ -25,12 +25,13 @@ type Tokens struct {
 	Generated bool `msgpack:"generated"`
 	// IDs are the tokens. A turn that was generated with none has one event without any.
 	IDs []int64 `msgpack:"ids" size:"0..MaxTokensPerEvent" range:"0..MaxVocabulary-1"`
-	// Engine is the server that drew the tokens, with its release; absent: the sampler. With it, lists of numbers that the server
-	// does not give are empty; one of LogProbs and ProcessedLogProbs is there.
+	// Engine is the server that drew the tokens, with its release; absent: the sampler. With it, lists of numbers that the
+	// server does not give are empty; one of LogProbs and ProcessedLogProbs is there.
 	Engine string `msgpack:"engine,omitempty" size:"0..MaxName"`
 	// LogProbs are those of the tokens by the model, before temperature and filters, in nats.
 	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
-	// ProcessedLogProbs are those that the tokens were drawn with, after temperature and filters. At temperature 0 they are 0.
+	// ProcessedLogProbs are those that the tokens were drawn with, after temperature and filters. At temperature 0 they
+	// are 0.
 	ProcessedLogProbs []float32 `msgpack:"processed_log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
 	// LogSumExps are those of all V logits of LogitsKind, whatever is stored of them: a log-prob is the logit minus it.
 	LogSumExps []float32 `msgpack:"log_sum_exps" size:"0..MaxTokensPerEvent"`
@@ -63,8 +64,8 @@ type Tokens struct {
 type TokenLogits struct {
 	// Form is topk, ids or full.
 	Form string `msgpack:"form" enum:"LogitsForms"`
-	// IDs are the tokens that the values are of, U32: of topk [tokens, k], falling by value, and rising by id where those are equal;
-	// of ids [k], the same for all tokens; of full absent.
+	// IDs are the tokens that the values are of, U32: of topk [tokens, k], falling by value, and rising by id where those
+	// are equal; of ids [k], the same for all tokens; of full absent.
 	IDs *Tensor `msgpack:"ids,omitempty"`
 	// Values are the logits, [tokens, k] or [tokens, V].
 	Values Tensor `msgpack:"values"`
@@ -75,11 +76,12 @@ type TokenLogits struct {
 // StepEvent is what a sampler publishes while it makes a sample, a Step of an image or Tokens of a text.
 type StepEvent interface {
 	Keyed
-	// ContentDigest is the part of the sample's content that the event has, ContentDigestOf the same of an event whose tensors
-	// have been digested.
+	// ContentDigest is the part of the sample's content that the event has, ContentDigestOf the same of an event whose
+	// tensors have been digested.
 	ContentDigest() ([32]byte, error)
 	ContentDigestOf(sums TensorSums) [32]byte
-	// Tensors are all that the event has, in the order in which they are encoded: what is assigned to them is assigned to the event.
+	// Tensors are all that the event has, in the order in which they are encoded: what is assigned to them is assigned to
+	// the event.
 	Tensors() []*Tensor
 	// TensorSums digests the tensors. A digest in their place that is not legal is an error.
 	TensorSums() (TensorSums, error)
@@ -111,13 +113,13 @@ var (
 	_ StepEvent = (*Tokens)(nil)
 )
 
-// Type is that of the event.
+// Type returns the type name of the event.
 func (*Tokens) Type() string { return TypeTokens }
 
-// Subject is where the event is published: its run, uid, sample, attempt and place name it.
+// Subject returns the subject that the event is published on: its run, uid, sample, attempt and place name it.
 func (e *Tokens) Subject() string { return TokensSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.N) }
 
-// Tensors are those of the logits.
+// Tensors returns the tensors of the logits.
 func (e *Tokens) Tensors() []*Tensor {
 	if e.Logits == nil {
 		return nil
@@ -131,7 +133,7 @@ func (e *Tokens) Tensors() []*Tensor {
 // TensorSums digests the tensors. A digest in their place that is not legal is an error.
 func (e *Tokens) TensorSums() (TensorSums, error) { return sumTensors(e.Tensors()) }
 
-// Detached is a copy whose tensors can be replaced.
+// Detached returns a copy whose tensors can be replaced.
 func (e *Tokens) Detached() StepEvent {
 	c := *e
 	if e.Logits != nil {
@@ -143,25 +145,26 @@ func (e *Tokens) Detached() StepEvent {
 	return &c
 }
 
-// Place is N.
+// Place returns N.
 func (e *Tokens) Place() int64 { return e.N }
 
-// Mark gives the event its sender.
+// Mark sets which sample the event is of, and what made it.
 func (e *Tokens) Mark(m StepMark) {
 	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
 	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler, m.Backend, m.DeviceNS
 }
 
-// SealedBy is the seal.
+// SealedBy returns the seal.
 func (e *Tokens) SealedBy() string { return e.Seal }
 
-// Sealed gives the event its seal.
+// Sealed sets the seal.
 func (e *Tokens) Sealed(code string) { e.Seal = code }
 
-// ContentDigest covers, after the text "meander tokens 1": uid, sample_index, n, turn, position and turn_position (integer),
-// generated (1 or 0), ids (list of integer), log_probs, processed_log_probs, log_sum_exps, entropies and top_log_probs (lists
-// of float32), where a server drew them the text "engine" and engine, logits_kind, then where there are logits the text "logits", form, ids where they are there, values and
-// masked (integer); vocabulary, finish_reason, policy_version, weights_digest and schedule_digest.
+// ContentDigest covers, after the text "meander tokens 1": uid, sample_index, n, turn, position and turn_position
+// (integer), generated (1 or 0), ids (list of integer), log_probs, processed_log_probs, log_sum_exps, entropies and
+// top_log_probs (lists of float32), where a server drew them the text "engine" and engine, logits_kind, then where
+// there are logits the text "logits", form, ids where they are there, values and masked (integer); vocabulary,
+// finish_reason, policy_version, weights_digest and schedule_digest.
 func (e *Tokens) ContentDigest() ([32]byte, error) {
 	sums, err := e.TensorSums()
 	if err != nil {
@@ -203,9 +206,10 @@ func (e *Tokens) ContentDigestOf(sums TensorSums) [32]byte {
 	return d.sum()
 }
 
-// Validate joins every fault of the event. Logits that travel beside it are checked once they are joined.
+// Validate returns all faults of the event, joined. Logits that travel beside it are checked once they are joined.
 func (e *Tokens) Validate() error { return CheckFields(e) }
 
+// rules checks that generated tokens have their numbers, one for each token, and that given tokens have none.
 func (e *Tokens) rules(f *faults) {
 	n := len(e.IDs)
 	if n == 0 && e.FinishReason == "" {
@@ -251,7 +255,7 @@ func (e *Tokens) rules(f *faults) {
 	e.Logits.check(f.in("logits"), int64(n), e.Vocabulary, e.LogitsKind)
 }
 
-// check says what is wrong with the logits of n tokens.
+// check checks form, shapes and values of the logits of n tokens. Values that travel beside the event are not checked.
 func (e *TokenLogits) check(f *faults, n, vocabulary int64, kind string) {
 	k := vocabulary
 	if e.Form == LogitsNone {
@@ -299,8 +303,8 @@ func (e *TokenLogits) check(f *faults, n, vocabulary int64, kind string) {
 	}
 }
 
-// scanLogits counts the -inf of a vector, and says why it is none of logits: NaN, +inf, or zeros only where there
-// are several.
+// scanLogits returns how many values of a vector are -inf, and a fault if it cannot be logits: it has NaN or +inf, or
+// several values that are all zero.
 func scanLogits(dtype string, row []byte) (masked int64, fault string) {
 	type layout struct {
 		width     int

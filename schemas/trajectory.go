@@ -5,78 +5,79 @@ import "slices"
 // Trajectory is the authority on one sample: which attempt counts, which steps it
 // has, and all a trainer needs to recompute each log-prob.
 type Trajectory struct {
-	V           int64  `msgpack:"v"`
-	Run         Run    `msgpack:"run" form:"token"`
-	UID         UID    `msgpack:"uid" form:"token"`
-	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
-	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
-	Lane        Lane   `msgpack:"lane" form:"token"`
-	Attempt     string `msgpack:"attempt" form:"token"`
-	// StopReason is completed; failed: the sample cannot be made; or pruned: it was ended at a step
-	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
-	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
-	// Error says why there is no image, unless completed.
-	Error  string `msgpack:"error,omitempty" size:"0..MaxText"`
-	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
-	// Text is what a sample of text came to, and how it was asked for; absent: the sample is an image. What is an
-	// image's is empty then.
-	Text           *TextResult `msgpack:"text,omitempty"`
-	NegativePrompt string      `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
-	// TruncatePrompt is the prompt's choice, TruncatedTokens how many tokens of the prompt in
-	// its template were cut off because of it; absent: none.
-	TruncatePrompt  bool  `msgpack:"truncate_prompt,omitempty"`
-	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty" range:"0.."`
-	Height          int64 `msgpack:"height" range:"0..MaxSide"`
-	Width           int64 `msgpack:"width" range:"0..MaxSide"`
-	// TrueCFGScale and CFGRule (rescaled or plain) say how v was combined.
-	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
-	CFGRule      string  `msgpack:"cfg_rule" enum:"CFGRules?"`
-	SampleSeed   uint64  `msgpack:"sample_seed"`
-	NoiseSeed    uint64  `msgpack:"noise_seed"`
-	// StepSeeds take over from SampleSeed at some steps: of one leaf of a tree that was made alone.
-	StepSeeds []StepSeed `msgpack:"step_seeds,omitempty" size:"0..MaxBranches"`
-	// Start is where the sample begins; absent: at step 0, with drawn noise.
-	Start *SegmentStart `msgpack:"start,omitempty"`
-	// Stop is where it ends; absent: at T.
-	Stop *SegmentStop `msgpack:"stop,omitempty"`
-	// ScheduledSampling is what the sample rolls, Rolled what came of it; absent: it is an ordinary one.
-	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty"`
-	Rolled            *Rolled          `msgpack:"rolled,omitempty"`
-	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole
-	// schedule, whatever part of it ran.
-	Sigmas    []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma"`
-	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma"`
-	// Transitions [T], LogProbs [T] (null on ode steps and on those that did not run).
-	Transitions []string   `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes"`
-	LogProbs    []*float64 `msgpack:"log_probs" size:"0..MaxSteps"`
-	LogProbKind string     `msgpack:"log_prob_kind" enum:"LogProbKinds?"`
-	NoiseLevel  float64    `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
-	Solver      string     `msgpack:"solver" enum:"Solvers?"`
-	// LatentStepIndices are the latents stored, ascending; LatentsShape is [S, C].
-	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
-	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims"`
-	LatentsDType      string  `msgpack:"latents_dtype" enum:"LatentsDTypes?"`
+	V int64 `msgpack:"v"`
+	Identity
+	Outcome
+	// Sampling is that of the request.
+	Sampling
+	// Text is what a sample of text came to, and how it was asked for; absent: the sample is an image.
+	Text *TextResult `msgpack:"text,omitempty"`
+	Denoised
 	// Steps are the stored step events that count, in step order, of the steps that ran: those of
 	// Attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens.
 	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents"`
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
-	// for equal rollouts, whoever sampled them and when. Empty unless completed.
+	// for equal rollouts, whichever process sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
 	// Image is the decoded image; absent unless completed, and where the sample stops with noise
 	// in it unless Stop asks for one.
-	Image *Image `msgpack:"image,omitempty"`
+	Image          *Image `msgpack:"image,omitempty" for:"image"`
+	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
+	Provenance
+	Group Group `msgpack:"group"`
+}
+
+func (*Trajectory) keys() string {
+	return "v run uid sample_index group_size lane attempt stop_reason error prompt text negative_prompt truncate_prompt " +
+		"truncated_tokens height width true_cfg_scale cfg_rule sample_seed noise_seed step_seeds start stop " +
+		"scheduled_sampling rolled drawn sigmas timesteps transitions log_probs log_prob_kind noise_level solver " +
+		"latent_step_indices latents_shape latents_dtype steps content_digest image conditioning schedule_digest " +
+		"weights_digest policy_version_min policy_version_max sampler backend group timings"
+}
+
+// Outcome is how a sample ended.
+type Outcome struct {
+	// StopReason is completed; failed: the sample cannot be made; or pruned: it was ended at a step
+	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
+	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
+	// Error says why there is no image, unless completed.
+	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+}
+
+// Denoised is what the denoising of an image came to, apart from its steps and the image.
+type Denoised struct {
+	// TruncatedTokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent:
+	// none.
+	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty" range:"0.." for:"image"`
+	// CFGRule (rescaled or plain) says how v was combined with TrueCFGScale.
+	CFGRule string `msgpack:"cfg_rule" enum:"CFGRules?" for:"image"`
+	// Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran.
+	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma" for:"image"`
+	// LogProbs [T] are null on ode steps and on those that did not run.
+	LogProbs []*float64 `msgpack:"log_probs" size:"0..MaxSteps" for:"image"`
+	// LatentStepIndices are the latents stored, ascending; LatentsShape is [S, C].
+	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" for:"image"`
+	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims" for:"image"`
 	// Conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under
 	// guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all
 	// samples of a prompt, and all prompts with one negative prompt, name the same ones.
-	Conditioning   []NamedTensor `msgpack:"conditioning" size:"0..MaxConditioning"`
-	ScheduleDigest string        `msgpack:"schedule_digest" form:"digest?"`
-	WeightsDigest  string        `msgpack:"weights_digest" size:"0..MaxName"`
+	Conditioning []NamedTensor `msgpack:"conditioning" size:"0..MaxConditioning" for:"image"`
+	// Rolled is what came of ScheduledSampling; absent: the sample is an ordinary one.
+	Rolled *Rolled `msgpack:"rolled,omitempty" for:"image"`
+}
+
+// Provenance is what made a sample: the attempt that counts, its weights, its process and its times.
+type Provenance struct {
+	Attempt       string `msgpack:"attempt" form:"token"`
+	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
 	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights the attempts used.
 	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
 	Sampler          string `msgpack:"sampler" size:"0..MaxName"`
 	Backend          string `msgpack:"backend" size:"0..MaxName"`
-	Group            Group  `msgpack:"group"`
+	// Drawn says which server drew the sample; absent: the sampler did, and drawing again gives the same. With it, of the
+	// numbers of tokens those are absent that the server does not give; one of log_probs and processed_log_probs is there.
+	Drawn *Drawn `msgpack:"drawn,omitempty"`
 	// Timings say when Attempt was received and what its parts took.
 	Timings SampleTimings `msgpack:"timings"`
 }
@@ -92,7 +93,7 @@ type StepRef struct {
 	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
 }
 
-// StepAttempt is the attempt that made Steps[i].
+// StepAttempt returns the attempt that made Steps[i].
 func (e *Trajectory) StepAttempt(i int) string {
 	if of := e.Steps[i].Attempt; of != "" {
 		return of
@@ -100,7 +101,7 @@ func (e *Trajectory) StepAttempt(i int) string {
 	return e.Attempt
 }
 
-// StepSubject is the subject of Steps[i]. Of all steps of the sample these alone count.
+// StepSubject returns the subject of Steps[i]. Only the steps in Steps count, of all that attempts have stored.
 func (e *Trajectory) StepSubject(i int) string {
 	if e.Text != nil {
 		return TokensSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), int64(i))
@@ -109,7 +110,7 @@ func (e *Trajectory) StepSubject(i int) string {
 	return StepSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), begin+int64(i))
 }
 
-// Attempts are those that contributed steps, in the order of their steps.
+// Attempts returns the attempts that made the Steps, in the order of their steps.
 func (e *Trajectory) Attempts() []string {
 	var list []string
 	for i := range e.Steps {

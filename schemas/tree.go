@@ -5,23 +5,23 @@ import (
 	"strconv"
 )
 
-// Tree makes the samples of a prompt the leaves of one tree: they share the steps before its
-// first branch point, part there, and so on. Leaf i is sample i; its number has a digit for each
-// branch point, the first one's first, that says which child it is of there. The first child
-// of a branch point, digit 0, is the sample that came there; each other one is a sample that
-// begins there, with the state which that one stored, its parent. So every step of the tree is
-// taken once, by the lowest leaf behind it, with the noise of that sample.
+// Tree makes the samples of a prompt the leaves of one tree: all share the steps before the first
+// branch point, the children of that one share the steps before the second, and so on. Leaf i is
+// sample i. Its index has one digit for each branch point, the first one's first: the number of
+// the child on its path. The first child of a branch point, digit 0, is the sample that came
+// there, the parent; each other one is a sample that begins there, with the state that the parent
+// stored. So every step of the tree runs once, in the lowest leaf behind it, with its noise.
 type Tree struct {
-	// Branches are where the samples part, in the order of their steps, which must be stochastic.
+	// Branches are where the paths branch, in the order of their steps, which must be stochastic.
 	Branches []BranchPoint `msgpack:"branches" size:"1..MaxBranches" flag:"tree"`
-	// Leaf asks for one leaf alone: a group of one sample, that takes all steps of its path, with
-	// the bits which that leaf has in the whole tree.
+	// Leaf asks for one leaf alone: a group of one sample, which runs all steps of its path and gets
+	// the bits that this leaf has in the whole tree.
 	Leaf *int64 `msgpack:"leaf,omitempty" range:"0..MaxGroupSize-1" absent:"all leaves" flag:"leaf"`
 }
 
-// BranchPoint is a step before which each path of a tree parts.
+// BranchPoint is a step before which each path of a tree branches.
 type BranchPoint struct {
-	// StepIndex is the first step that the children take each for themselves.
+	// StepIndex is the first step that each child runs for itself.
 	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
 	// Width is the number of children.
 	Width int64 `msgpack:"width" range:"2..MaxGroupSize"`
@@ -39,11 +39,11 @@ type TreeSegment struct {
 	SampleIndex, Begin int64
 }
 
-// Leaves is the number of leaves, MaxGroupSize+1 where there are more than a group can have.
+// Leaves returns the number of leaves; MaxGroupSize+1 if there are more than a group can have.
 func (t *Tree) Leaves() int64 { return t.Stride(0) }
 
-// Stride is the number of leaves behind a path that has parted at the first depth branch
-// points.
+// Stride returns the number of leaves of each subtree that begins after the first depth branch points; see Leaves for
+// the largest value.
 func (t *Tree) Stride(depth int) int64 {
 	n := int64(1)
 	for _, b := range t.Branches[depth:] {
@@ -54,12 +54,12 @@ func (t *Tree) Stride(depth int) int64 {
 	return n
 }
 
-// Owner is the sample that takes the steps between branch point depth-1 and branch point depth
-// on the path to a leaf: depth 0 is the root, before the first.
+// Owner returns the sample that runs the steps before branch point depth (and after the one before it) on the path to a
+// leaf. Depth 0 is the root.
 func (t *Tree) Owner(leaf int64, depth int) int64 { return leaf - leaf%t.Stride(depth) }
 
-// Path lists the samples whose steps lead to a leaf, from the root to the leaf itself: each takes
-// the steps from its Begin to that of the next. The first is sample 0.
+// Path returns the samples whose steps lead to a leaf, from the root, sample 0, to the leaf itself. Each runs the steps
+// from its Begin to that of the next.
 func (t *Tree) Path(leaf int64) []TreeSegment {
 	path := []TreeSegment{{}}
 	for i, b := range t.Branches {
@@ -70,7 +70,7 @@ func (t *Tree) Path(leaf int64) []TreeSegment {
 	return path
 }
 
-// Samples is the number of samples that the prompt asks for.
+// Samples returns the number of samples that the prompt asks for.
 func (p *Prompt) Samples() int64 {
 	switch {
 	case p.Tree != nil && p.Tree.Leaf != nil:
@@ -85,7 +85,7 @@ func (p *Prompt) Samples() int64 {
 	return *q.GroupSize
 }
 
-// tree checks what Tree says of the steps and of the group.
+// tree checks Tree against the number of steps, the group size and the other settings.
 func (p *Prompt) tree(f *faults) {
 	t := p.Tree
 	if t == nil {
@@ -140,7 +140,7 @@ func (t *Tree) branches(f *faults, steps int64) int64 {
 		case i > 0 && b.StepIndex <= t.Branches[i-1].StepIndex:
 			g.add("step_index", strconv.FormatInt(b.StepIndex, 10), fmt.Sprintf("must be above %d, that of the branch point before", t.Branches[i-1].StepIndex))
 		case b.Width < 2 || b.Width > MaxGroupSize || b.StepIndex < 0 || b.StepIndex >= MaxSteps:
-			return 0 // said by the tag
+			return 0 // reported by the check of the tag
 		}
 	}
 	n := t.Leaves()
@@ -153,7 +153,7 @@ func (t *Tree) branches(f *faults, steps int64) int64 {
 	return n
 }
 
-// product is the widths, such as "2 x 2 x 2".
+// product returns the widths of the branch points, such as "2 x 2 x 2".
 func (t *Tree) product() string {
 	s := ""
 	for i, b := range t.Branches {
@@ -179,7 +179,7 @@ func (g *Group) tree(f *faults, groupSize int64) {
 	}
 }
 
-// seeds checks those of the steps, which take over from SampleSeed.
+// seeds checks that the seeds of steps are in the order of their steps and within the schedule.
 func (f *faults) seeds(list []StepSeed, steps int) {
 	for i := range list {
 		n := list[i].StepIndex

@@ -37,9 +37,11 @@ func treeSamples(t testing.TB) []sample {
 	trajectory.LogProbs = []*float64{nil, nil, new(0.5), new(1.5)}
 	return []sample{
 		{"prompt-tree", &schemas.Prompt{
-			Prompt: "x", NumInferenceSteps: new(int64(4)), Tree: twos(1, 3), Advantage: schemas.AdvantageSpec{BranchScope: "leaves"},
+			Prompt:        "x",
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Tree: twos(1, 3)},
+			Advantage:     schemas.AdvantageSpec{BranchScope: "leaves"},
 		}},
-		{"prompt-leaf", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(1)), Tree: alone}},
+		{"prompt-leaf", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(1)), ImageSettings: schemas.ImageSettings{Tree: alone}}},
 		{"request-tree", request},
 		{"request-leaf", leaf},
 		{"trajectory-tree", trajectory},
@@ -120,7 +122,9 @@ func TestPrompt_Validate_tree(t *testing.T) {
 		}
 		return points
 	}
-	faults(t, func() *P { return &P{Prompt: "x", NumInferenceSteps: new(int64(10)), Tree: twos(2, 5)} }, []fault[P]{
+	faults(t, func() *P {
+		return &P{Prompt: "x", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(10)), Tree: twos(2, 5)}}
+	}, []fault[P]{
 		{"at the first step", func(p *P) { p.Tree = twos(0) }, ""},
 		{"at the last step", func(p *P) { p.Tree = twos(9) }, ""},
 		{"with its size", func(p *P) { p.GroupSize = new(int64(4)) }, ""},

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// UnknownFields lists the fields of an encoded event that its type does not have, in the
-// order of the bytes, each by its path in wire names and with what was probably meant, as
-// in "rollout.noise_lvel: unknown field; did you mean noise_level?". Decode skips them:
-// they may be of a later version. Data that Decode refuses gives nil.
+// UnknownFields returns a message for each field of an encoded event that its type does not
+// have, in the order of the bytes, such as "rollout.noise_lvel: unknown field; did you mean
+// noise_level?". Decode skips such fields, as they may be of a later version. For data that
+// Decode refuses the result is nil.
 func UnknownFields(data []byte, e Event) []string {
 	if Precheck(data) != nil {
 		return nil
@@ -22,6 +22,7 @@ func UnknownFields(data []byte, e Event) []string {
 	return u.found
 }
 
+// unknownFields walks an encoded event beside its type and collects messages, at most maxFaults.
 type unknownFields struct {
 	reader
 	root  reflect.Type
@@ -50,6 +51,7 @@ func (u *unknownFields) value(t reflect.Type, path string) {
 	}
 }
 
+// fields walks a map beside the struct t; path is where the map is in the event.
 func (u *unknownFields) fields(t reflect.Type, path string) {
 	n, ok := u.mapLen()
 	if !ok {
@@ -74,8 +76,8 @@ func (u *unknownFields) fields(t reflect.Type, path string) {
 	}
 }
 
-// meant is the field of t that an unknown name is near to, or else the path of one that
-// has the name elsewhere in the event.
+// meant returns the field of t whose name is similar to an unknown one; otherwise the path of a
+// field with that name elsewhere in the event; otherwise "".
 func (u *unknownFields) meant(t reflect.Type, name string) string {
 	if near := NearestWithin(min(3, len(name)/3), name, wireNames(t)); near != "" {
 		return near
@@ -83,17 +85,17 @@ func (u *unknownFields) meant(t reflect.Type, name string) string {
 	return pathOf(u.root, name, "")
 }
 
-// pathOf finds a field by its name in the maps of an event.
+// pathOf returns the path of the first field with a name in a struct or the structs in it; "" if there is none.
 func pathOf(t reflect.Type, name, path string) string {
 	if _, ok := fieldNamed(t, name); ok {
 		return within(path, name)
 	}
-	for f := range t.Fields() {
+	for _, f := range Fields(t) {
 		if s := f.Type; s.Kind() == reflect.Struct || s.Kind() == reflect.Pointer && s.Elem().Kind() == reflect.Struct {
 			if s.Kind() == reflect.Pointer {
 				s = s.Elem()
 			}
-			if found := pathOf(s, name, within(path, wireName(f))); found != "" {
+			if found := pathOf(s, name, within(path, f.Name)); found != "" {
 				return found
 			}
 		}
@@ -101,29 +103,24 @@ func pathOf(t reflect.Type, name, path string) string {
 	return ""
 }
 
-func fieldNamed(t reflect.Type, name string) (reflect.StructField, bool) {
-	for f := range t.Fields() {
-		if wireName(f) == name {
+func fieldNamed(t reflect.Type, name string) (Field, bool) {
+	for _, f := range Fields(t) {
+		if f.Name == name {
 			return f, true
 		}
 	}
-	return reflect.StructField{}, false
+	return Field{}, false
 }
 
 func wireNames(t reflect.Type) []string {
 	var names []string
-	for f := range t.Fields() {
-		names = append(names, wireName(f))
+	for _, f := range Fields(t) {
+		names = append(names, f.Name)
 	}
 	return names
 }
 
-func wireName(f reflect.StructField) string {
-	name, _, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
-	return name
-}
-
-// FieldNames are the wire names of the fields of an event.
+// FieldNames returns the wire names of the fields of an event.
 func FieldNames(e Event) []string { return wireNames(reflect.TypeOf(e).Elem()) }
 
 func within(path, name string) string {
@@ -141,8 +138,8 @@ func quoteOdd(name string) string {
 	return name
 }
 
-// Nearest is the name that a misspelt word most likely meant; empty when none is near: more
-// than three edits, or than half of its letters, are another word.
+// Nearest returns the name that a misspelt word most likely means; "" if none is similar, that
+// is, within three edits and half of the word's letters.
 func Nearest(word string, names []string) string {
 	return NearestWithin(min(3, len(word)/2), word, names)
 }
@@ -158,7 +155,7 @@ func NearestWithin(most int, word string, names []string) string {
 	return best
 }
 
-// edits is the Levenshtein distance of two short names; long ones are far apart.
+// edits returns the Levenshtein distance of two short names, and 100 for long ones.
 func edits(a, b string) int {
 	if len(a) > 100 || len(b) > 100 {
 		return 100
@@ -182,7 +179,7 @@ func edits(a, b string) int {
 	return row[len(b)]
 }
 
-// unknownError is the refusal of unknown fields, nil without any.
+// unknownError returns the error of a prompt with unknown fields; nil without any.
 func unknownError(found []string) error {
 	if len(found) == 0 {
 		return nil
@@ -190,8 +187,8 @@ func unknownError(found []string) error {
 	return fmt.Errorf("%s; unknown_fields: %s takes the prompt without", strings.Join(slices.Compact(found), "\n"), UnknownWarn)
 }
 
-// CheckUnknown looks for fields that a prompt does not have. They are an error, or, where
-// the prompt says unknown_fields: warn, warnings.
+// CheckUnknown looks for unknown fields in an encoded prompt. They are an error, or warnings if
+// the prompt says unknown_fields: warn.
 func (p *Prompt) CheckUnknown(data []byte) (warnings []string, err error) {
 	found := UnknownFields(data, p)
 	if p.UnknownFields == UnknownWarn {

@@ -12,8 +12,8 @@ import (
 // maxFaults bounds what one event's Validate reports.
 const maxFaults = MaxWarnings
 
-// faults collects what is wrong with an event. A child writes into its root, under a
-// longer path; paths are only put together when there is a fault.
+// faults collects what is wrong with an event. For a nested struct there is a child, which adds to
+// its root under a longer path. A path is only built when there is a fault.
 type faults struct {
 	root   *faults
 	parent *faults
@@ -26,10 +26,11 @@ type faults struct {
 	checked reflect.Type
 }
 
-// in is the collector of a nested struct, until the next one of f.
+// in returns the collector of a nested struct. It is valid until the next call of in or item.
 func (f *faults) in(name string) *faults { return f.item(name, -1) }
 
-// item is the collector of one element of a list, until the next one of f.
+// item returns the collector of one item of a list, or of a nested struct if index is negative. It is valid until the
+// next call of in or item.
 func (f *faults) item(name string, index int) *faults {
 	root := f.root
 	if root == nil {
@@ -42,6 +43,7 @@ func (f *faults) item(name string, index int) *faults {
 	return f.child
 }
 
+// path returns the full path of a field in wire names, such as "group.reward[1].name".
 func (f *faults) path(field string) string {
 	for p := f; p.parent != nil; p = p.parent {
 		level := p.name
@@ -56,12 +58,12 @@ func (f *faults) path(field string) string {
 	return field
 }
 
-// add notes that field has a value that breaks a rule.
+// add adds a fault: the value of a field breaks a rule.
 func (f *faults) add(field, value, rule string) {
 	f.fault(f.path(field) + ": " + value + "; " + rule)
 }
 
-// total is the number of faults of the event so far.
+// total returns the number of faults of the event so far.
 func (f *faults) total() int {
 	if f.root == nil {
 		return f.count
@@ -69,6 +71,7 @@ func (f *faults) total() int {
 	return f.root.count
 }
 
+// fault adds a fault to the root. Beyond maxFaults it is only counted.
 func (f *faults) fault(text string) {
 	root := f.root
 	if root == nil {
@@ -109,7 +112,7 @@ func isToken(s string) bool {
 	return true
 }
 
-// sampleIndex checks a legal index against a legal size of its group.
+// sampleIndex checks that an index is below the size of its group. What the tags refuse already is not reported again.
 func (f *faults) sampleIndex(index, size int64) {
 	if size >= 1 && index >= size && index < MaxGroupSize {
 		f.within("sample_index", index, 0, size-1)
@@ -171,7 +174,7 @@ func isDigest(s string) bool {
 	return true
 }
 
-// length checks the number of items of a list and says whether to look at them.
+// length checks the number of items of a list, and reports whether it is legal.
 func (f *faults) length(field string, n, low, high int) bool {
 	switch {
 	case n != low && low == high:
@@ -186,7 +189,7 @@ func (f *faults) length(field string, n, low, high int) bool {
 	return false
 }
 
-// exactly is length for a list whose length another field gives.
+// exactly checks that a list has the length that another field gives; why is for the error.
 func (f *faults) exactly(field string, n, want int, why string) bool {
 	if n != want {
 		f.add(field, strconv.Itoa(n)+" items", fmt.Sprintf("must be %d, %s", want, why))
@@ -194,8 +197,8 @@ func (f *faults) exactly(field string, n, want int, why string) bool {
 	return n == want
 }
 
-// inside names the first of legal indices that is none of first to last; most is the last
-// that there could be.
+// inside reports the first index of a list that is not from first to last. Indices below 0 or above
+// most are left out, as the check of the tag reports them.
 func (f *faults) inside(field string, list []int64, first, last, most int64) {
 	for i, n := range list {
 		if (n < first || n > last) && n >= 0 && n <= most {

@@ -2,13 +2,14 @@ package schemas
 
 import "strconv"
 
-// Validate joins every fault of the dead letter. Encode repairs over-long text, so
+// Validate returns all faults of the dead letter, joined. Encode repairs over-long text, so
 // only what it cannot know is a fault.
 func (e *Dead) Validate() error { return CheckFields(e) }
 
-// Validate joins every fault of the receipt.
+// Validate returns all faults of the receipt, joined.
 func (e *Receipt) Validate() error { return CheckFields(e) }
 
+// rules checks the receipt by its kind: the prompt waits, was accepted, or was refused.
 func (e *Receipt) rules(f *faults) {
 	for i, w := range e.Warnings {
 		f.filled("warnings["+strconv.Itoa(i)+"]", w)

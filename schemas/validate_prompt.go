@@ -10,11 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// Validate joins every fault that can be seen without the model's defaults. Where
-// NumInferenceSteps and Sigmas are both absent, intake checks the steps again with
-// the model's T (Rollout.ValidateSteps).
+// Validate returns all faults that can be found without the model's defaults, joined. If
+// NumInferenceSteps and Sigmas are both absent, intake checks the steps again with the
+// model's T (Rollout.ValidateSteps).
 func (p *Prompt) Validate() error { return CheckFields(p) }
 
+// rules checks the rules across the fields of a prompt, part by part.
 func (p *Prompt) rules(f *faults) {
 	p.textual(f)
 	p.sigmas(f)
@@ -35,7 +36,7 @@ func (p *Prompt) rules(f *faults) {
 	}
 }
 
-// groupSize is n where the prompt says it, else 0.
+// groupSize returns n if the prompt says it, otherwise 0.
 func (p *Prompt) groupSize() int64 {
 	if p.GroupSize == nil {
 		return 0
@@ -43,7 +44,7 @@ func (p *Prompt) groupSize() int64 {
 	return *p.GroupSize
 }
 
-// steps is T where the prompt says it, else 0.
+// steps returns T if the prompt says it, otherwise 0.
 func (p *Prompt) steps() int64 {
 	switch {
 	case p.NumInferenceSteps != nil && *p.NumInferenceSteps >= 1 && *p.NumInferenceSteps <= MaxSteps:
@@ -73,7 +74,7 @@ func (p *Prompt) sigmas(f *faults) {
 	}
 }
 
-// Validate joins every fault of the rollout that can be seen without knowing T.
+// Validate returns all faults of the rollout that can be seen without knowing T.
 func (r *Rollout) Validate() error {
 	var f faults
 	f.fields(reflect.ValueOf(r).Elem())
@@ -94,8 +95,8 @@ func (r *Rollout) ValidateSteps(numInferenceSteps int64) error {
 	return f.err()
 }
 
-// across checks the rules across the fields; steps is 0 for not known. In an evaluation
-// every step is ode, so what only concerns stochastic steps is let be.
+// across checks the rules across the fields; steps is T, 0: not known. In a validation
+// (evaluation) every step is ode, so rules about log-probs do not apply.
 func (r *Rollout) across(f *faults, steps int64, evaluation bool) {
 	if a := r.NoiseLevel; r.SDEType == TransitionCPS && a != nil && *a > 1 && *a <= MaxNoiseLevel {
 		f.add("noise_level", formatFloat(*a), "must be between 0 and 1") // beyond, sin(a pi/2) folds back
@@ -115,9 +116,8 @@ func (r *Rollout) across(f *faults, steps int64, evaluation bool) {
 	}
 }
 
-// density refuses log-probs of transitions that have no width: their density does
-// not exist. That is the case without noise, and in the last step of cps, where
-// sigma_next is 0.
+// density refuses log-probs of transitions without noise, as they have no density. That is the
+// case at noise level 0, and in the last step of cps, where sigma_next is 0.
 func (r *Rollout) density(f *faults, steps int64) {
 	none := r.SDEStepIndices != nil && len(r.SDEStepIndices) == 0
 	if r.SDEType == TransitionODE || none || r.LogProbKind == LogProbSquared {
@@ -146,7 +146,7 @@ func (r *Rollout) density(f *faults, steps int64) {
 	}
 }
 
-// across takes steps = 0 for not known.
+// across checks range and size of the window; steps is T, 0: not known.
 func (w *SDEWindow) across(f *faults, steps int64) {
 	limit := int64(MaxSteps)
 	if steps > 0 {
@@ -168,7 +168,7 @@ func (w *SDEWindow) across(f *faults, steps int64) {
 	}
 }
 
-// rewards checks what the reward functions of a prompt or a group are together.
+// rewards checks that reward functions have different names and that their weights sum to more than 0.
 func rewards(f *faults, list []RewardSpec) {
 	if len(list) > MaxRewards {
 		return
@@ -177,7 +177,7 @@ func rewards(f *faults, list []RewardSpec) {
 	for i := range list {
 		for _, before := range list[:i] {
 			if before.Name == list[i].Name {
-				f.item("reward", i).add("name", quote(list[i].Name), "must come once")
+				f.item("reward", i).add("name", quote(list[i].Name), "must come at most once")
 				break
 			}
 		}
@@ -196,7 +196,7 @@ func (r *RewardSpec) rules(f *faults) { f.params(r.Params) }
 
 func (e *Interaction) rules(f *faults) { f.params(e.Params) }
 
-// params checks options by name.
+// params checks names and values of options.
 func (f *faults) params(params map[string]string) {
 	if len(params) > MaxParams {
 		return

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// Validate joins every fault of the reward.
+// Validate returns all faults of the reward, joined.
 func (e *Reward) Validate() error { return CheckFields(e) }
 
 func (e *Reward) rules(f *faults) {
@@ -17,7 +17,7 @@ func (e *Reward) rules(f *faults) {
 
 func (s *Score) rules(f *faults) { outcome(f, s.Status, s.Error, "value", s.Value) }
 
-// Validate joins every fault of the verdict.
+// Validate returns all faults of the verdict, joined.
 func (e *Verdict) Validate() error { return CheckFields(e) }
 
 func (e *Verdict) rules(f *faults) {
@@ -47,9 +47,10 @@ func outcome(f *faults, status, message, field string, value *float64) {
 	}
 }
 
-// Validate joins every fault of the advantage.
+// Validate returns all faults of the advantage, joined.
 func (e *Advantage) Validate() error { return CheckFields(e) }
 
+// rules checks the members, and that children of branch points have rewards exactly if they have scored leaves.
 func (e *Advantage) rules(f *faults) {
 	if len(e.Members) <= MaxGroupSize && e.GroupSize >= 1 {
 		if int64(len(e.Members)) > e.GroupSize {
@@ -74,6 +75,7 @@ func (e *Advantage) rules(f *faults) {
 	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
 }
 
+// member checks member i: its order, and that reward and advantages are there exactly if its status says so.
 func (e *Advantage) member(f *faults, i int) {
 	m := &e.Members[i]
 	f.sampleIndex(m.SampleIndex, e.GroupSize)
@@ -98,7 +100,7 @@ func (e *Advantage) member(f *faults, i int) {
 	}
 }
 
-// sorted checks that a list of uids is in order; one that comes twice is named by its tag.
+// sorted checks that a list of uids is in order. The check of the tag reports one that comes twice.
 func (f *faults) sorted(field string, list []UID) {
 	for i := 1; i < len(list); i++ {
 		if list[i] < list[i-1] {
@@ -108,9 +110,10 @@ func (f *faults) sorted(field string, list []UID) {
 	}
 }
 
-// Validate joins every fault of the batch.
+// Validate returns all faults of the batch, joined.
 func (e *Batch) Validate() error { return CheckFields(e) }
 
+// rules checks that uids and metrics are sorted.
 func (e *Batch) rules(f *faults) {
 	f.sorted("uids", e.UIDs)
 	f.sorted("dropped", e.Dropped)

@@ -6,10 +6,12 @@ import (
 	"strconv"
 )
 
-// Validate joins every fault of the request. That the schedule digest fits the
+// Validate returns all faults of the request, joined. That the schedule digest fits the
 // fields is the sampler's to check (ComputeScheduleDigest).
 func (e *Request) Validate() error { return CheckFields(e) }
 
+// rules checks that the lists of a request fit its schedule and its segment, or that a request for text has no fields
+// of images.
 func (e *Request) rules(f *faults) {
 	f.sampleIndex(e.SampleIndex, e.GroupSize)
 	e.Group.across(f.in("group"), e.UID, e.GroupSize)
@@ -27,7 +29,7 @@ func (e *Request) rules(f *faults) {
 	}
 	f.length("transitions", len(e.Transitions), 1, max(len(e.Transitions), 2))
 	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
-	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	begin, end := e.segment(f, e.GroupSize)
 	f.seeds(e.StepSeeds, len(e.Transitions))
 	f.inside("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
 	f.ascending("return_step_indices", e.ReturnStepIndices)
@@ -35,7 +37,7 @@ func (e *Request) rules(f *faults) {
 	f.ascending("checkpoint_step_indices", e.CheckpointStepIndices)
 }
 
-// positive names a side of an image that has none.
+// positive refuses a side of an image that is 0.
 func (f *faults) positive(field string, n int64) {
 	if n == 0 {
 		f.within(field, 0, 1, MaxSide)
@@ -44,12 +46,22 @@ func (f *faults) positive(field string, n int64) {
 
 // textual checks that a request for text asks for nothing of an image.
 func (e *Request) textual(f *faults) {
-	if e.Height != 0 || e.Width != 0 || len(e.Sigmas) > 0 || len(e.Transitions) > 0 || e.Start != nil || e.Stop != nil || e.ScheduledSampling != nil || e.Prune != nil || e.Group.Tree != nil {
-		f.add("text", "given", "must be absent beside what is an image's: a size, a schedule, start, stop, prune, tree or scheduled_sampling")
+	f.absentBesideText(e)
+	if e.Group.Tree != nil {
+		f.add("group.tree", "given", besideText)
 	}
 }
 
-// across checks what every event of a group carries of it.
+const besideText = "must be absent beside text: it is for images"
+
+// absentBesideText refuses each field of an event with text that only images have.
+func (f *faults) absentBesideText(e any) {
+	for _, field := range imageFields(e) {
+		f.add(field, "given", besideText)
+	}
+}
+
+// across checks the rules across the fields of a group, which every event of the group carries.
 func (g *Group) across(f *faults, uid UID, groupSize int64) {
 	if g.BatchGroups == 0 && g.Batch != string(uid) {
 		f.add("batch", quote(g.Batch), fmt.Sprintf("must be the uid %s: the group has no batch", quote(string(uid))))
@@ -59,9 +71,10 @@ func (g *Group) across(f *faults, uid UID, groupSize int64) {
 	g.Advantage.across(f.in("advantage"), g.BatchGroups > 0)
 }
 
-// Validate joins every fault of the step.
+// Validate returns all faults of the step, joined.
 func (e *Step) Validate() error { return CheckFields(e) }
 
+// rules checks index, sigmas, timestep, log-prob and tensors of a step.
 func (e *Step) rules(f *faults) {
 	if n := e.NumInferenceSteps; n >= 1 && e.StepIndex >= n && e.StepIndex < MaxSteps {
 		f.within("step_index", e.StepIndex, 0, n-1)
@@ -74,8 +87,8 @@ func (e *Step) rules(f *faults) {
 	e.tensors(f)
 }
 
-// timestep is the float32 nearest to 1000 * sigma, as diffusers has it: trainers look a
-// step up by it.
+// timestep checks that t is the float32 nearest to 1000 * sigma, as in diffusers: trainers look
+// up a step by it.
 func (f *faults) timestep(field string, t, sigma float32) {
 	if want := float32(1000 * sigma); t != want && t >= 0 && t <= 1000*MaxSigma {
 		f.add(field, formatFloat32(t), "must be "+formatFloat32(want)+", 1000 * sigma")
@@ -97,6 +110,7 @@ func (e *Step) logProb(f *faults) {
 	}
 }
 
+// tensors checks which latents, checkpoint and debug tensors a step has.
 func (e *Step) tensors(f *faults) {
 	if len(e.Latents) <= MaxStepLatents {
 		for i := range e.Latents {
@@ -105,7 +119,7 @@ func (e *Step) tensors(f *faults) {
 				g.add("index", strconv.FormatInt(l.Index, 10), fmt.Sprintf("must be the step %d, or %d on the last step that runs", e.StepIndex, e.StepIndex+1))
 			}
 			if i > 0 && l.Index == e.Latents[0].Index {
-				g.add("index", strconv.FormatInt(l.Index, 10), "must come once")
+				g.add("index", strconv.FormatInt(l.Index, 10), "must come at most once")
 			}
 		}
 	}
@@ -120,16 +134,18 @@ func (e *Step) tensors(f *faults) {
 		g.enum("name", d.Name, DebugTensors)
 		for _, before := range e.Debug[:i] {
 			if before.Name == d.Name {
-				g.add("name", quote(d.Name), "must come once")
+				g.add("name", quote(d.Name), "must come at most once")
 			}
 		}
 	}
 }
 
-// Validate joins every fault of the trajectory. One that did not complete must name
+// Validate returns all faults of the trajectory, joined. One that did not complete must name
 // its sample, its attempt and its error; what it has of the rollout may be empty.
 func (e *Trajectory) Validate() error { return CheckFields(e) }
 
+// rules checks a trajectory. If it is completed, it must have everything to recompute it; otherwise it must have an
+// error and no image.
 func (e *Trajectory) rules(f *faults) {
 	f.sampleIndex(e.SampleIndex, e.GroupSize)
 	completed := e.StopReason == StopCompleted
@@ -143,12 +159,12 @@ func (e *Trajectory) rules(f *faults) {
 		e.textual(f, completed)
 		return
 	}
-	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	begin, end := e.segment(f, e.GroupSize)
 	e.scheduledSampling(f, completed)
 	if len(e.Conditioning) <= MaxConditioning {
 		for i, c := range e.Conditioning {
 			if slices.ContainsFunc(e.Conditioning[:i], func(o NamedTensor) bool { return o.Name == c.Name }) {
-				f.item("conditioning", i).add("name", quote(c.Name), "must come once")
+				f.item("conditioning", i).add("name", quote(c.Name), "must come at most once")
 			}
 		}
 	}
@@ -168,11 +184,15 @@ func (e *Trajectory) rules(f *faults) {
 
 // textual checks a sample of text.
 func (e *Trajectory) textual(f *faults, completed bool) {
-	if e.Image != nil || e.Rolled != nil || len(e.Sigmas) > 0 || len(e.Transitions) > 0 || len(e.LogProbs) > 0 {
-		f.add("image", "present", "must be absent beside text, and a schedule with its log-probs")
+	f.absentBesideText(e)
+	if e.Drawn != nil && e.Text.Drawn != nil {
+		f.add("text.drawn", "present", "must be absent beside drawn")
+	}
+	if by := e.DrawnBy(); by != nil {
+		f.chosen("drawn.engine.values", by.Engine.Values, EngineValues)
 	}
 	if completed {
-		e.Text.completed(f.in("text"))
+		e.Text.completed(f.in("text"), e.DrawnBy())
 		f.length("steps", len(e.Steps), 1, max(len(e.Steps), 2))
 		f.digested("content_digest", e.ContentDigest)
 		f.digested("schedule_digest", e.ScheduleDigest)
@@ -183,7 +203,8 @@ func (e *Trajectory) textual(f *faults, completed bool) {
 	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
-// completed checks that a trainer could recompute every log-prob of the steps [begin, end).
+// completed checks that a completed trajectory has everything with which a trainer recomputes the log-probs of the
+// steps [begin, end).
 func (e *Trajectory) completed(f *faults, begin, end int64) {
 	f.positive("height", e.Height)
 	f.positive("width", e.Width)

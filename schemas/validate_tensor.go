@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ElementCount is the product of the shape; false when a dimension is not positive,
-// there are more than MaxTensorDims, or it would not fit MaxTensorBytes.
+// ElementCount returns the product of the shape; false if a dimension is not positive,
+// there are more than MaxTensorDims, or the product exceeds MaxTensorBytes.
 func (t *Tensor) ElementCount() (int64, bool) {
 	if len(t.Shape) > MaxTensorDims {
 		return 0, false
@@ -23,7 +23,7 @@ func (t *Tensor) ElementCount() (int64, bool) {
 	return n, true
 }
 
-// ByteSize is the size of the elements in bytes; false when dtype or shape are not legal.
+// ByteSize returns the size of the elements in bytes; false if dtype or shape are not legal.
 func (t *Tensor) ByteSize() (int64, bool) {
 	n, ok := t.ElementCount()
 	size, known := DTypeSize(t.DType)
@@ -33,9 +33,10 @@ func (t *Tensor) ByteSize() (int64, bool) {
 	return n * size, true
 }
 
-// Validate joins every fault of the tensor.
+// Validate returns all faults of the tensor, joined.
 func (t *Tensor) Validate() error { return CheckFields(t) }
 
+// rules checks that exactly one of data, ref and parts is given, with the size that dtype and shape require.
 func (t *Tensor) rules(f *faults) {
 	if _, ok := t.ElementCount(); !ok && len(t.Shape) <= MaxTensorDims && !slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 1 || d > MaxTensorBytes }) {
 		f.add("shape", fmt.Sprint(t.Shape), fmt.Sprintf("must be of %d bytes at most", MaxTensorBytes))
@@ -60,7 +61,7 @@ func (t *Tensor) rules(f *faults) {
 	}
 	size, ok := t.ByteSize()
 	if !ok {
-		return // said above
+		return // reported above
 	}
 	has, field := int64(len(t.Data)), "data"
 	if t.Ref != nil {
@@ -73,7 +74,7 @@ func (t *Tensor) rules(f *faults) {
 	}
 }
 
-// Validate joins every fault of the reference.
+// Validate returns all faults of the reference, joined.
 func (r *Ref) Validate() error { return CheckFields(r) }
 
 func (p *Parts) rules(f *faults) {
@@ -83,6 +84,7 @@ func (p *Parts) rules(f *faults) {
 	}
 }
 
+// rules checks that exactly one of data and ref is given.
 func (im *Image) rules(f *faults) {
 	if (im.Data == nil) == (im.Ref == nil) {
 		came := "both"

@@ -38,7 +38,7 @@ CONFIGS = [
     dict(shift=3.0, shift_terminal=0.02), dict(shift=1.0, shift_terminal=0.1), dict(QWEN, use_dynamic_shifting=False),
     dict(QWEN, use_dynamic_shifting=False, shift=3.1, shift_terminal=None),
 ]
-DRAWN = 200  # and as many that nobody picked
+DRAWN = 200  # and as many drawn at random
 STEPS = [2, 3, 4, 5, 7, 8, 10, 16, 20, 25, 28, 30, 40, 50]
 SIZES = [(64, 128), (256, 256), (512, 512), (1024, 1024), (1328, 1328), (928, 1664), (1472, 1104), (512, 776)]
 GIVEN = [

@@ -1,17 +1,19 @@
-// Package archive keeps a run in one file: a tar with each of its stored events as a file of its
-// msgpack bytes, and the blobs that they name. It is read without a server, by this package or
-// by tar and any msgpack library.
+// Package archive keeps a run in one file: a tar that has each stored event of the run as a file with its msgpack
+// bytes, and the blobs that the events name. This package reads it without a server; so can tar and any msgpack
+// library.
 //
 //	MDR_TRAJECTORIES/0000000017-mdr.v1.trajectory.night.p1.0.msgpack
 //	blobs/<sha-256>
 //	SHA256SUMS
 //
-// The number is the sequence in the stream, the time of the file when the event was stored. The last file has the
-// SHA-256 of all others, as sha256sum writes and checks it.
+// The number is the event's sequence in the stream, the time of the file is when the event was stored. The last file
+// has the SHA-256 of all others, as sha256sum writes and checks it. [Write] writes an archive, [Read] reads and
+// checks it, [Import] stores its run on a server.
 package archive
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,6 +21,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"path"
 	"reflect"
 	"slices"
@@ -34,37 +37,37 @@ const (
 	blobFolder = "blobs"
 	eventEnd   = ".msgpack"
 	sumsFile   = "SHA256SUMS"
-	// maxEntry bounds what is read of one file.
+	// maxEntry bounds the size of one file.
 	maxEntry = bus.MaxBlob
 )
 
 // Entry is an event or a blob of an archive.
 type Entry struct {
-	// Stream, Seq, Subject and Time are those of a stored event; Blob is the digest of a blob.
+	// Stream, Seq, Subject and Time describe a stored event. Blob is the digest of a blob, empty for an event.
 	Stream, Subject, Blob string
 	Seq                   uint64
 	Time                  time.Time
 	Data                  []byte
 }
 
-// Summary is what an archive has.
+// Summary counts the content of an archive.
 type Summary struct {
 	Events map[string]int `json:"events"` // by stream
 	Blobs  int            `json:"blobs"`
-	// Missing are blobs that events name and that are stored no more.
+	// Missing counts the blobs that events name and that are no longer stored.
 	Missing int   `json:"missing_blobs"`
 	Bytes   int64 `json:"bytes"` // of events and blobs
 }
 
-// streams are those of a run in the order in which they are written: steps before the trajectories that name them.
-// Requests come first of all: a sample whose request is gone by then has its trajectory.
-var streams = []string{
+// exportOrder is the order in which streams are written: steps before the trajectories that name them. Requests come
+// first: a sample whose request is gone by then has its trajectory.
+var exportOrder = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamControl,
 }
 
-// Write writes all that is stored of a run, which may be in work: what is stored while it writes is in it together with
-// what it names, or is not.
+// Write writes all stored events of a run, and their blobs. The run may be at work: an event that is stored meanwhile
+// is either in the archive together with the events that it names, or left out.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
@@ -80,10 +83,11 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 		return err
 	}
 	refs, filters, last := map[schemas.Ref]bool{}, schemas.RunFilters(run), map[string]uint64{}
-	for _, stream := range streams {
-		if !queue(stream) && len(last) == 0 {
-			// Events are written up to here. What names others is looked at before them, so that they are in it.
-			for _, of := range slices.Backward(streams) {
+	for _, stream := range exportOrder {
+		if !isWorkQueue(stream) && len(last) == 0 {
+			// Events are written up to these sequences. Those of later streams are read first: then each event that
+			// they name has a sequence within the limit of its own stream.
+			for _, of := range slices.Backward(exportOrder) {
 				info, err := b.StreamInfo(ctx, of)
 				if err != nil {
 					return s, fmt.Errorf("export %s: %w", run, err)
@@ -91,7 +95,7 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 				last[of] = info.State.LastSeq
 			}
 		}
-		for m, err := range stored(ctx, b, stream, run, filters[stream]) {
+		for m, err := range storedEvents(ctx, b, stream, run, filters[stream]) {
 			if err != nil {
 				return s, fmt.Errorf("export %s: %w", run, err)
 			}
@@ -108,7 +112,8 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 			}
 		}
 	}
-	for ref := range refs {
+	for _, ref := range slices.SortedFunc(maps.Keys(refs),
+		func(a, b schemas.Ref) int { return cmp.Compare(a.Digest, b.Digest) }) {
 		data, err := b.GetBlob(ctx, ref)
 		if errors.Is(err, bus.ErrNotFound) {
 			s.Missing++
@@ -131,15 +136,18 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 	return s, t.Close()
 }
 
-func queue(stream string) bool {
+// isWorkQueue reports whether a consumer of the stream takes its messages away.
+func isWorkQueue(stream string) bool {
 	named := func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue }
 	return slices.ContainsFunc(schemas.Streams(), named)
 }
 
-// stored yields the events of a run in a stream. A work queue has no readers beside those who
-// take its messages away, and is looked through.
-func stored(ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string) iter.Seq2[*bus.Message, error] {
-	if !queue(stream) {
+// storedEvents yields the events of a run in a stream. It reads the whole of a work queue, because a reader with
+// filters would take its messages away.
+func storedEvents(
+	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string,
+) iter.Seq2[*bus.Message, error] {
+	if !isWorkQueue(stream) {
 		return b.Read(ctx, stream, filters, bus.ReadOptions{})
 	}
 	return func(yield func(*bus.Message, error) bool) {
@@ -156,7 +164,7 @@ func stored(ctx context.Context, b *bus.Bus, stream string, run schemas.Run, fil
 	}
 }
 
-// Refs are the blobs that an event of an archive names; a blob names none.
+// Refs returns the blobs that an event of an archive names; nil for a blob.
 func (e *Entry) Refs() []schemas.Ref {
 	if e.Blob != "" {
 		return nil
@@ -164,7 +172,7 @@ func (e *Entry) Refs() []schemas.Ref {
 	return refsOf(e.Subject, e.Data)
 }
 
-// refsOf are the blobs that an event names.
+// refsOf returns the blobs that an event names; nil for what is not an event.
 func refsOf(subject string, data []byte) []schemas.Ref {
 	a, _ := schemas.ParseSubject(subject)
 	e := eventOf(a.Kind)
@@ -174,7 +182,7 @@ func refsOf(subject string, data []byte) []schemas.Ref {
 	return refsIn(reflect.ValueOf(e))
 }
 
-// eventOf is an empty event of a kind; nil for parts, which are none.
+// eventOf returns an empty event of a kind; nil for parts.
 func eventOf(kind string) schemas.Event {
 	switch kind {
 	case schemas.KindPrompt:
@@ -209,7 +217,7 @@ func eventOf(kind string) schemas.Event {
 	return nil
 }
 
-// refsIn are all references of a value, wherever they are in it.
+// refsIn returns all references in a value, at any depth.
 func refsIn(v reflect.Value) (refs []schemas.Ref) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -234,9 +242,9 @@ func refsIn(v reflect.Value) (refs []schemas.Ref) {
 	return refs
 }
 
-// Read yields what an archive has, in its order. What is not as it was written is an error that names it: a blob or an
-// event that another file than the one written is in the place of, a step that is not the one that its trajectory
-// names, a file that is neither event nor blob, an archive that ends too soon.
+// Read yields the entries of an archive in order. An archive that is not as it was written ends with an error that
+// names the file: a file with other bytes, a step that is not the one its trajectory names, a file that is neither
+// event nor blob, or an archive that ends too early.
 func Read(r io.Reader) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
 		t, c := tar.NewReader(r), newCheck()
@@ -250,7 +258,7 @@ func Read(r io.Reader) iter.Seq2[*Entry, error] {
 			}
 			var e *Entry
 			if err == nil {
-				e, err = entry(h, t)
+				e, err = readEntry(h, t)
 			}
 			if err == nil {
 				err = c.add(h.Name, e)
@@ -269,9 +277,12 @@ func Read(r io.Reader) iter.Seq2[*Entry, error] {
 	}
 }
 
-func entry(h *tar.Header, r io.Reader) (*Entry, error) {
+// readEntry reads one file of an archive. It checks the digest of a blob, and takes stream, sequence and subject of
+// an event from the file's name.
+func readEntry(h *tar.Header, r io.Reader) (*Entry, error) {
 	if h.Typeflag != tar.TypeReg || h.Size > maxEntry {
-		return nil, fmt.Errorf("%q: %d bytes of type %q; must be a file of at most %d", h.Name, h.Size, h.Typeflag, maxEntry)
+		return nil, fmt.Errorf("%q: %d bytes of type %q; must be a file of at most %d", h.Name, h.Size, h.Typeflag,
+			maxEntry)
 	}
 	data, err := io.ReadAll(r)
 	if err != nil {

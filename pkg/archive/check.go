@@ -11,12 +11,12 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// check compares the files of an archive with their digests, and steps with the trajectories that name them, which come
-// behind.
+// check compares the files of an archive with their digests, and steps with the trajectories that name them, which
+// come later.
 type check struct {
 	sums map[string]string // by file
-	// steps are the payload digests of steps by subject, with the files they are in; parts those whose step has not
-	// come.
+	// steps are the payload digests of steps and the files they are in, by subject. parts are parts whose step is not
+	// complete yet, waiting the steps that lack parts.
 	steps    map[string]step
 	parts    map[string][]byte
 	waiting  map[string]schemas.StepEvent
@@ -32,7 +32,7 @@ func newCheck() *check {
 	}
 }
 
-// add takes the next file.
+// add checks the next file.
 func (c *check) add(name string, e *Entry) error {
 	if c.complete {
 		return fmt.Errorf("%q: behind %s, which must be the last", name, sumsFile)
@@ -46,14 +46,14 @@ func (c *check) add(name string, e *Entry) error {
 		return fmt.Errorf("%q: is in it twice", name)
 	}
 	c.sums[name] = hex.EncodeToString(sum[:])
-	err := c.event(name, e)
+	err := c.checkEvent(name, e)
 	if err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}
 	return nil
 }
 
-// compare holds all files to the list of their digests.
+// compare checks that the list of digests names the files that came, and no others.
 func (c *check) compare(list string) error {
 	listed := 0
 	for line := range strings.Lines(list) {
@@ -72,8 +72,8 @@ func (c *check) compare(list string) error {
 	return nil
 }
 
-// event checks what an event says of others.
-func (c *check) event(file string, e *Entry) error {
+// checkEvent notes a step or a part, and checks it and each trajectory against the events before.
+func (c *check) checkEvent(file string, e *Entry) error {
 	if e.Blob != "" {
 		return nil
 	}
@@ -95,21 +95,21 @@ func (c *check) event(file string, e *Entry) error {
 		if err := schemas.Decode(e.Data, event); err != nil {
 			return err
 		}
-		return c.join(e.Subject, event)
+		return c.checkParts(e.Subject, event)
 	case schemas.KindPart, schemas.KindTokensPart:
 		c.parts[e.Subject] = e.Data
 		whole := strings.TrimSuffix(e.Subject, "."+a.Part)
 		if event := c.waiting[whole]; event != nil {
-			return c.join(whole, event)
+			return c.checkParts(whole, event)
 		}
 	case schemas.KindTrajectory:
-		return c.trajectory(e)
+		return c.checkTrajectory(e)
 	}
 	return nil
 }
 
-// join checks the parts of a step, once all are there.
-func (c *check) join(subject string, e schemas.StepEvent) error {
+// checkParts checks the parts of a step once all have come; until then the step waits.
+func (c *check) checkParts(subject string, e schemas.StepEvent) error {
 	last := int64(-1)
 	for _, t := range e.Tensors() {
 		if t.Parts != nil {
@@ -130,8 +130,8 @@ func (c *check) join(subject string, e schemas.StepEvent) error {
 	return err
 }
 
-// trajectory holds the steps of a completed sample to the digests that it names.
-func (c *check) trajectory(e *Entry) error {
+// checkTrajectory compares the steps of a completed sample with the digests that its trajectory names.
+func (c *check) checkTrajectory(e *Entry) error {
 	t := &schemas.Trajectory{}
 	if err := schemas.Decode(e.Data, t); err != nil || t.StopReason != schemas.StopCompleted {
 		return err

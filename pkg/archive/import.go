@@ -13,66 +13,67 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// ErrOther is returned for a run that is stored with other content than that of an archive.
+// ErrOther means that the run is stored with other content than the archive has.
 var ErrOther = errors.New("the run is stored with other content")
 
-// order is that in which streams are filled: an event comes behind those that it names by their sequences.
-var order = []string{
+// importOrder is the order in which streams are stored: an event comes after the events that it names by sequence.
+var importOrder = []string{
 	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
 	schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamRequests, schemas.StreamParked, schemas.StreamControl,
 }
 
-// Imported says what Import did.
+// Imported counts what Import did.
 type Imported struct {
 	Run schemas.Run `json:"run"`
-	// Stored are the events that were stored, There those that were there already.
+	// Stored counts the events that were stored, There those that were there before.
 	Stored int `json:"stored"`
 	There  int `json:"there"`
 	Blobs  int `json:"blobs"`
 }
 
-// Import stores the run of an archive, which is read several times. The archive is checked first, and what is stored of
-// the run already: events that the archive does not have, or has otherwise, are ErrOther, and nothing is written. So it
-// can be done again: what is there stays, and one that was cut off goes on. Events keep their bytes but for the
-// sequences by which they name others, which are those of this store; content digests stay. No service must be at work
-// on the server: it would take half a run for a new one.
+// Import stores the run of an archive; it reads the archive several times. First it checks the archive, and compares
+// it with what is stored of the run: when an event is stored that the archive does not have, it writes nothing and
+// returns ErrOther. So an import can be repeated, also after it was cut off: it stores only what is missing. Events
+// keep their bytes, except the sequences by which they name others: these get the values of this store. Content
+// digests stay. No service may work on the server: it would treat half a run as a new one.
 func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error) {
 	m := &importer{b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{}, seqs: map[string]map[uint64]uint64{}}
-	for _, stream := range order {
+	for _, stream := range importOrder {
 		m.seqs[stream] = map[uint64]uint64{}
 	}
-	if err := m.read(ctx); err != nil {
+	if err := m.readArchive(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.compare(ctx); err != nil {
+	if err := m.compareStored(ctx); err != nil {
 		return nil, fmt.Errorf("import run %s: %w", m.done.Run, err)
 	}
-	for _, stream := range append([]string{""}, order...) {
-		if err := m.fill(ctx, stream); err != nil {
+	for _, stream := range append([]string{""}, importOrder...) {
+		if err := m.storeStream(ctx, stream); err != nil {
 			return &m.done, fmt.Errorf("import run %s: %w", m.done.Run, err)
 		}
 	}
 	return &m.done, ctx.Err()
 }
 
+// importer is the state of one Import.
 type importer struct {
 	b    *bus.Bus
 	r    io.ReadSeeker
 	done Imported
-	// archived are the events of the archive, stored those of the server with their sequences.
+	// archived are the events of the archive, stored the events on the server with their sequences.
 	archived map[key]bool
 	stored   map[key]uint64
-	// seqs are the sequences of the server for those of the archive, by stream.
+	// seqs maps a sequence of the archive to that of the server, by stream.
 	seqs map[string]map[uint64]uint64
 }
 
-// key is an event by its subject and the digest of its content without sequences.
+// key identifies an event in every store: its subject, and the digest of its content without sequences.
 type key struct {
 	subject string
 	digest  [sha256.Size]byte
 }
 
-// entries yields the archive from its beginning.
+// entries calls each with all entries of the archive, from its beginning.
 func (m *importer) entries(each func(e *Entry) error) error {
 	if _, err := m.r.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -88,13 +89,13 @@ func (m *importer) entries(each func(e *Entry) error) error {
 	return nil
 }
 
-// read checks the archive and notes its events.
-func (m *importer) read(ctx context.Context) error {
+// readArchive checks the archive and notes its run and events.
+func (m *importer) readArchive(ctx context.Context) error {
 	return m.entries(func(e *Entry) error {
 		if e.Blob != "" || ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if !slices.Contains(order, e.Stream) {
+		if !slices.Contains(importOrder, e.Stream) {
 			return fmt.Errorf("read export: %s: no stream of a run", e.Stream)
 		}
 		run, ok := schemas.RunOf(e.Subject)
@@ -108,11 +109,11 @@ func (m *importer) read(ctx context.Context) error {
 	})
 }
 
-// compare notes what is stored of the run, all of which must be in the archive.
-func (m *importer) compare(ctx context.Context) error {
+// compareStored notes what is stored of the run, and returns ErrOther when the archive does not have all of that.
+func (m *importer) compareStored(ctx context.Context) error {
 	filters := schemas.RunFilters(m.done.Run)
-	for _, stream := range order {
-		for e, err := range stored(ctx, m.b, stream, m.done.Run, filters[stream]) {
+	for _, stream := range importOrder {
+		for e, err := range storedEvents(ctx, m.b, stream, m.done.Run, filters[stream]) {
 			if err != nil {
 				return err
 			}
@@ -131,14 +132,14 @@ func (m *importer) compare(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// keyOf names an event by what stays the same in every store.
+// keyOf returns the key of an event.
 func (m *importer) keyOf(subject string, seq uint64, data []byte) (key, error) {
 	data, err := m.renumbered(subject, seq, data, func(string, uint64) (uint64, error) { return 1, nil })
 	return key{subject, sha256.Sum256(data)}, err
 }
 
-// fill stores what the archive has for a stream; without one, its blobs.
-func (m *importer) fill(ctx context.Context, stream string) error {
+// storeStream stores the archive's events of a stream; with stream "", its blobs.
+func (m *importer) storeStream(ctx context.Context, stream string) error {
 	return m.entries(func(e *Entry) error {
 		switch {
 		case ctx.Err() != nil:
@@ -165,11 +166,11 @@ func (m *importer) fill(ctx context.Context, stream string) error {
 	})
 }
 
-// store publishes an event, and returns its sequence.
+// store publishes an event with the sequences of this store, and returns its own sequence.
 func (m *importer) store(ctx context.Context, e *Entry) (uint64, error) {
 	data, err := m.renumbered(e.Subject, e.Seq, e.Data, func(stream string, old uint64) (uint64, error) {
 		seq, ok := m.seqs[stream][old]
-		if !ok && stream != schemas.StreamPrompts { // which go before their groups
+		if !ok && stream != schemas.StreamPrompts { // prompts may be removed while their groups stay
 			return 0, fmt.Errorf("it names sequence %d of %s, which the export does not have", old, stream)
 		}
 		return max(seq, 1), nil
@@ -189,13 +190,13 @@ func (m *importer) store(ctx context.Context, e *Entry) (uint64, error) {
 	}
 	ack, err := m.b.PublishRaw(ctx, schemas.PublishedSubject(e.Subject), data, h, "")
 	if err == nil && ack.Duplicate {
-		err = fmt.Errorf("%w: somebody stored another event meanwhile", ErrOther)
+		err = fmt.Errorf("%w: another event was stored meanwhile", ErrOther)
 	}
 	return ack.Seq, err
 }
 
-// renumbered is an event with other sequences, as of says them by stream; a prompt without a uid gets the one that it
-// had.
+// renumbered returns the bytes of an event with other sequences, which of returns for those in the event. A prompt
+// without a uid gets the uid that it had by its sequence.
 func (m *importer) renumbered(
 	subject string, seq uint64, data []byte, of func(stream string, old uint64) (uint64, error),
 ) ([]byte, error) {
@@ -219,7 +220,7 @@ func (m *importer) renumbered(
 	return schemas.Encode(e)
 }
 
-// renumber gives sequences in a value new numbers.
+// renumber replaces the sequences in a value, at any depth.
 func renumber(v reflect.Value, of func(stream string, old uint64) (uint64, error)) (err error) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -251,5 +252,5 @@ func renumber(v reflect.Value, of func(stream string, old uint64) (uint64, error
 	return err
 }
 
-// sequences are the fields that name events of a stream by their sequence.
+// sequences are the fields that name an event by its sequence, with the stream of that event.
 var sequences = map[string]string{"PromptSeq": schemas.StreamPrompts, "TrajectorySeq": schemas.StreamTrajectories}

@@ -29,7 +29,7 @@ func exported(t *testing.T) []byte {
 	prompt := put(schemas.PromptSubject("r1"), &schemas.Prompt{Prompt: "a red fox"})
 	put(schemas.GroupSubject("r1", "p3"), &schemas.GroupRecord{Run: "r1", UID: "p3", Group: schemas.Group{PromptSeq: prompt.Seq}})
 	put(schemas.StepSubject("other", "u", 0, "a", 0), &schemas.Step{Run: "other"})
-	sample := &schemas.Trajectory{Run: "r1", UID: "p3", Attempt: "a", StopReason: schemas.StopCompleted, Group: schemas.Group{PromptSeq: prompt.Seq}}
+	sample := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "p3"}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Group: schemas.Group{PromptSeq: prompt.Seq}}
 	for i := range int64(2) {
 		step := &schemas.Step{Run: "r1", UID: "p3", StepIndex: i, Attempt: "a"}
 		digest, err := schemas.PayloadDigest(bustest.Encode(t, step))
@@ -38,7 +38,7 @@ func exported(t *testing.T) []byte {
 		}
 		sample.Steps = append(sample.Steps, schemas.StepRef{Seq: put(step.Subject(), step).Seq, Digest: digest})
 	}
-	put(schemas.TrajectorySubject("other", "u", 0), &schemas.Trajectory{Run: "other"})
+	put(schemas.TrajectorySubject("other", "u", 0), &schemas.Trajectory{Identity: schemas.Identity{Run: "other"}})
 	ack := put(sample.Subject(), sample)
 	put(schemas.RewardSubject("r1", "p3", "p3", 0), &schemas.Reward{Run: "r1", UID: "p3", TrajectorySeq: ack.Seq})
 	var file bytes.Buffer
@@ -176,7 +176,7 @@ func TestWrite_InUse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		made := &schemas.Trajectory{Run: "r1", UID: "u", SampleIndex: i, Attempt: "a", StopReason: schemas.StopCompleted, Steps: []schemas.StepRef{{Seq: ack.Seq, Digest: digest}}}
+		made := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "u", SampleIndex: i}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Steps: []schemas.StepRef{{Seq: ack.Seq, Digest: digest}}}
 		if _, err := p.PublishRaw(t.Context(), made.Subject(), bustest.Encode(t, made), nil, ""); err != nil {
 			t.Fatal(err)
 		}

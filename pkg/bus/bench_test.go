@@ -112,7 +112,7 @@ func BenchmarkSubscription(b *testing.B) {
 			var took time.Duration
 			for b.Loop() {
 				c := partition("u1")
-				c.Durable, c.Slots, c.AckWait, c.MaxAckPending = fmt.Sprintf("advantage-%d", round), 512, 30*time.Second, 100_000
+				c.Name, c.Slots, c.AckWait, c.MaxAckPending = fmt.Sprintf("advantage-%d", round), 512, 30*time.Second, 100_000
 				round++
 				began := time.Now()
 				s, err := e.Subscription(context.Background(), c)

@@ -23,28 +23,30 @@ import (
 )
 
 const (
-	// MaxBlob is the largest blob that GetBlob returns, in bytes: it is in memory. CopyBlob copies larger ones.
+	// MaxBlob is the most bytes that GetBlob returns, because it keeps them in memory. CopyBlob has no such limit.
 	MaxBlob = 1 << 30
 	// blobChunk is the message size of a blob's bytes.
 	blobChunk = 256 << 10
-	// blobAtOnce bounds what is allocated on the word of a reference alone.
+	// blobAtOnce bounds the memory that is allocated before any byte has come: the size in a reference may be false.
 	blobAtOnce = 4 << 20
 )
 
-// blobStore is what this process knows of the object store.
+// blobStore is the state of this process about the object store.
 type blobStore struct {
 	mu sync.Mutex
-	// unfinished is when somebody looked last for what was left of blobs that were not finished.
+	// unfinished is when this process last looked for chunks of blobs that were never finished.
 	unfinished time.Time
 }
 
-// PutBlob stores data under its sha-256 and returns the reference. Data that is stored
-// already is not written again. A full store is ErrStreamFull, before anything is written of what is large.
+// PutBlob stores data under its sha-256 and returns the reference. It does not write data again that is stored
+// already. When the store is full it returns ErrStreamFull; for large data it finds that out before it writes
+// anything.
 func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	sum := sha256.Sum256(data)
 	ref := schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}
 	if len(data) > schemas.MaxBlobBytes {
-		err := fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), int64(schemas.MaxBlobBytes))
+		err := fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data),
+			int64(schemas.MaxBlobBytes))
 		return ref, Terminal(schemas.CodeTooLarge, err)
 	}
 	info, err := b.objectInfo(ctx, ref)
@@ -57,28 +59,29 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
 	if len(data) > blobChunk {
-		err = b.roomForBlob(ctx, len(data))
+		err = b.checkBlobSpace(ctx, len(data))
 	} else {
 		err = nil
 	}
 	began := time.Now()
 	if err == nil {
-		err = b.store(ctx, ref, sum, data)
+		err = b.storeBlob(ctx, ref, sum, data)
 	}
-	if errors.Is(err, ErrStreamFull) { // of which a chunk may fit, where the whole does not
-		b.troubles.note(BlobStream, len(data), began, err)
+	if errors.Is(err, ErrStreamFull) { // one chunk may fit where the whole blob does not
+		b.faultLog.failed(schemas.StreamBlobBucket, len(data), began, err)
 	}
 	if err != nil {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
-	b.troubles.took(BlobStream, len(data))
-	if info != nil { // it was not what its name says
+	b.faultLog.stored(schemas.StreamBlobBucket, len(data))
+	if info != nil { // the blob that was replaced was not what its name says
 		b.dropChunks(ctx, ref.Bucket, info.NUID)
 	}
 	return ref, nil
 }
 
-// objectInfo is the entry of a blob, or ErrNotFound.
+// objectInfo returns the entry of a blob, with the time at which the entry was stored. The error is ErrNotFound when
+// there is none or it was deleted, and ErrCorrupt when it cannot be read.
 func (b *Bus) objectInfo(ctx context.Context, ref schemas.Ref) (*jetstream.ObjectInfo, error) {
 	m, err := b.Last(ctx, "OBJ_"+ref.Bucket, blobEntry(ref.Bucket, ref.Digest))
 	if err != nil {
@@ -95,10 +98,10 @@ func (b *Bus) objectInfo(ctx context.Context, ref schemas.Ref) (*jetstream.Objec
 	return info, nil
 }
 
-// store writes an object: its chunks under a name of their own, then the entry that
-// makes them one. The library's writer publishes without waiting, leaves a goroutine
-// behind now and then, and does not try again.
-func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []byte) error {
+// storeBlob writes an object: first its chunks, under a new unique name, then the entry that points to them. On an
+// error it removes the chunks again. It does not use the library's writer, which publishes without waiting, sometimes
+// leaks a goroutine, and never retries.
+func (b *Bus) storeBlob(ctx context.Context, ref schemas.Ref, sum [32]byte, data []byte) error {
 	size := min(blobChunk, max(1, b.MaxInline()))
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(size)}},
@@ -111,7 +114,8 @@ func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []b
 	}
 	// One after another: the order of the chunks is the order of the bytes.
 	for chunk := range slices.Chunk(data, size) {
-		if err := put(chunksOf(ref.Bucket, info.NUID), fmt.Sprintf("blob.%s.%d", info.NUID, info.Chunks), nats.Header{}, chunk); err != nil {
+		if err := put(chunksOf(ref.Bucket, info.NUID), fmt.Sprintf("blob.%s.%d", info.NUID, info.Chunks),
+			nats.Header{}, chunk); err != nil {
 			b.dropChunks(ctx, ref.Bucket, info.NUID)
 			return err
 		}
@@ -121,12 +125,13 @@ func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []b
 	if err != nil {
 		return err
 	}
-	return put(blobEntry(ref.Bucket, ref.Digest), "blob."+info.NUID, nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
+	return put(blobEntry(ref.Bucket, ref.Digest), "blob."+info.NUID,
+		nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
 }
 
-// roomForBlob is ErrStreamFull where so many bytes do not fit.
-func (b *Bus) roomForBlob(ctx context.Context, size int) error {
-	info, err := b.StreamInfo(ctx, BlobStream)
+// checkBlobSpace returns ErrStreamFull when size bytes do not fit into the object store.
+func (b *Bus) checkBlobSpace(ctx context.Context, size int) error {
+	info, err := b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {
 		return err
 	}
@@ -138,8 +143,8 @@ func (b *Bus) roomForBlob(ctx context.Context, size int) error {
 		ErrStreamFull, have, most, size)
 }
 
-// refresh gives a blob that is there the time of now, so that it is not swept as one that nothing names;
-// false: it has been, or the store is not to be asked: it is to be written again.
+// refresh stores the entry of a blob again, so that its time is now and SweepBlobs keeps the blob. It returns false
+// when the blob is gone or replaced, or the store did not answer; then the caller writes the blob again.
 func (b *Bus) refresh(ctx context.Context, info *jetstream.ObjectInfo, ref schemas.Ref) bool {
 	subject := blobEntry(ref.Bucket, ref.Digest)
 	entry, err := b.Last(ctx, "OBJ_"+ref.Bucket, subject)
@@ -152,7 +157,8 @@ func (b *Bus) refresh(ctx context.Context, info *jetstream.ObjectInfo, ref schem
 	return err == nil
 }
 
-// dropChunks frees the space of an object that was not finished or is replaced, if it can.
+// dropChunks removes the chunks of an object that was not finished or was replaced. A failure is only logged: a later
+// sweep removes them.
 func (b *Bus) dropChunks(ctx context.Context, bucket, nuid string) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 	defer stop()
@@ -161,10 +167,11 @@ func (b *Bus) dropChunks(ctx context.Context, bucket, nuid string) {
 		err = s.Purge(ctx, jetstream.WithPurgeSubject(chunksOf(bucket, nuid)))
 	}
 	if err != nil {
-		b.log.Debug().Err(err).Str("nuid", nuid).Msg("chunks that no object has stay")
+		b.log.Debug().Err(err).Str("nuid", nuid).Msg("chunks of no object were not removed")
 	}
 }
 
+// chunksOf returns the subject of an object's chunks.
 func chunksOf(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
 
 // objectDigest is how the object store writes a sha-256.
@@ -172,8 +179,8 @@ func objectDigest(sum [32]byte) string {
 	return "SHA-256=" + base64.URLEncoding.EncodeToString(sum[:])
 }
 
-// HasBlob says whether GetBlob would find the blob, without fetching it: ErrNotFound when
-// there is none, ErrCorrupt when what is stored under its name is of another size or digest.
+// HasBlob returns nil when GetBlob would find the blob, without fetching it. It returns ErrNotFound when there is
+// none, and ErrCorrupt when what is stored under its name has another size or digest.
 func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 	sum, err := checkRef(ref)
 	if err != nil {
@@ -192,7 +199,7 @@ func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 	return nil
 }
 
-// checkRef refuses what names no blob, and returns the sha-256 that it names.
+// checkRef returns the sha-256 that a reference names, or an error when the reference is not valid.
 func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 	if ref.Bucket != schemas.BlobBucket {
 		return sum, fmt.Errorf("bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
@@ -207,8 +214,8 @@ func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(raw), nil
 }
 
-// GetBlob fetches a blob and checks its size and digest: ErrNotFound when there is
-// none, ErrCorrupt when the bytes are not the ones named.
+// GetBlob returns the bytes of a blob, after it has checked their size and digest. It returns ErrNotFound when there
+// is none, and ErrCorrupt when the bytes are not the ones named.
 func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	if ref.Size > MaxBlob {
 		return nil, fmt.Errorf("get blob: %d bytes in %s; must be at most %d", ref.Size, ref.Digest, MaxBlob)
@@ -217,8 +224,8 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	data.Grow(int(max(0, min(ref.Size, blobAtOnce))))
 	err := b.CopyBlob(ctx, ref, &data)
 	if err != nil && !errors.Is(err, ErrNotFound) && ctx.Err() == nil {
-		// Two writers of one blob at once: the later one removes what the earlier one
-		// wrote, perhaps under a reader.
+		// When two clients write a blob at once, the later one removes the chunks of the earlier one, perhaps while we
+		// read them.
 		data.Reset()
 		err = b.CopyBlob(ctx, ref, &data)
 	}
@@ -228,21 +235,21 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	return data.Bytes(), nil
 }
 
-// CopyBlob is GetBlob of any size into w, of which no more than a chunk is in memory. With an error, w has had a part
-// of it.
+// CopyBlob writes a blob of any size to w, with at most one chunk in memory. Its errors are those of GetBlob. After
+// an error, w may have got a part of the blob.
 func (b *Bus) CopyBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	if _, err := checkRef(ref); err != nil {
 		return fmt.Errorf("get blob: %w", err)
 	}
-	if err := b.fetch(ctx, ref, w); err != nil {
+	if err := b.fetchBlob(ctx, ref, w); err != nil {
 		return fmt.Errorf("get blob %s: %w", ref.Digest, err)
 	}
 	return nil
 }
 
-// fetch reads the chunks itself: the library's reader ends after 5 s, however large the
-// blob and slow the line, and does not end before, when ctx does.
-func (b *Bus) fetch(ctx context.Context, ref schemas.Ref, w io.Writer) error {
+// fetchBlob copies the chunks of a blob to w and checks them. It does not use the library's reader, which always
+// stops after 5 s, and does not stop earlier when ctx ends.
+func (b *Bus) fetchBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	info, err := b.objectInfo(ctx, ref)
 	if err != nil {
 		return err
@@ -251,7 +258,7 @@ func (b *Bus) fetch(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 		return fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	}
 	chunks, size, sum := chunksOf(ref.Bucket, info.NUID), int64(0), sha256.New()
-	take := func(m *Message) error {
+	write := func(m *Message) error {
 		if size += int64(len(m.Data)); size > ref.Size {
 			return fmt.Errorf("%w: more than the %d bytes named", ErrCorrupt, ref.Size)
 		}
@@ -267,7 +274,7 @@ func (b *Bus) fetch(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 			return fmt.Errorf("%w: no bytes stored", ErrCorrupt)
 		}
 		if err == nil {
-			err = take(m)
+			err = write(m)
 		}
 		if err != nil {
 			return err
@@ -275,7 +282,7 @@ func (b *Bus) fetch(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	default:
 		for m, err := range b.Read(ctx, "OBJ_"+ref.Bucket, []string{chunks}, ReadOptions{}) {
 			if err == nil {
-				err = take(m)
+				err = write(m)
 			}
 			if err != nil {
 				return err

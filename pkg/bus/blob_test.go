@@ -136,19 +136,19 @@ func TestBus_PutBlob_fullSays(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
-	if err := e.SetLimits(t.Context(), bus.StreamLimit{Stream: bus.BlobStream, MaxBytes: 2 << 20}); err != nil {
+	if err := e.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamBlobBucket, MaxBytes: 2 << 20}); err != nil {
 		t.Fatal(err)
 	}
-	before := e.Info(t, bus.BlobStream).State.LastSeq
+	before := e.Info(t, schemas.StreamBlobBucket).State.LastSeq
 	_, err := e.PutBlob(t.Context(), make([]byte, 3<<20))
 	if !errors.Is(err, bus.ErrStreamFull) || strings.Contains(err.Error(), "503") || !strings.Contains(err.Error(), "the object store of images, embeddings and weights holds 0 of 2097152 bytes, and these are 3145728") {
 		t.Errorf("too large: %v", err)
 	}
-	if after := e.Info(t, bus.BlobStream).State.LastSeq; after != before {
+	if after := e.Info(t, schemas.StreamBlobBucket).State.LastSeq; after != before {
 		t.Errorf("%d messages were written of it", after-before)
 	}
 	faults, err := e.Faults(t.Context())
-	if err != nil || len(faults) != 1 || faults[0].Name != bus.BlobStream || !faults[0].Full() {
+	if err != nil || len(faults) != 1 || faults[0].Name != schemas.StreamBlobBucket || !faults[0].Full() {
 		t.Errorf("faults %+v, %v; want that the object store is full", faults, err)
 	}
 	if _, err := e.PutBlob(t.Context(), make([]byte, 1<<20)); err != nil {

@@ -19,25 +19,26 @@ import (
 )
 
 const (
-	// BlobGrace is the least time that a blob stays which nothing names: it is stored before the
-	// event that names it.
+	// BlobGrace is the least time that a blob stays although no event names it: a blob is stored before the event
+	// that names it.
 	BlobGrace = 2 * time.Minute
-	// blobFresh is how old a stored blob may be that is named again without a word: an older one is
-	// given the time of now, so that it is not swept before its new name is stored.
+	// blobFresh is the age up to which PutBlob leaves a stored blob as it is. PutBlob stores the entry of an older
+	// one again, so that it is not swept before the event that names it is stored.
 	blobFresh = BlobGrace / 4
-	// unfinishedEvery is how often a connection looks for what was left of blobs that were not
-	// finished: it takes the entries of the whole store.
+	// unfinishedEvery is how often a connection looks for chunks of blobs that were never finished: for that it reads
+	// the entries of the whole store.
 	unfinishedEvery = 10 * time.Minute
 )
 
-// namingStreams are those whose events name blobs. Steps have their tensors in parts.
+// namingStreams are the streams whose events name blobs. MDR_STEPS is not one of them: steps carry their tensors as
+// parts.
 var namingStreams = []string{
 	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories, schemas.StreamDead,
 }
 
-// SweepBlobs removes the blobs that no stored event names and that were stored or used again longer
-// than grace ago; dry: it only counts them. What was left of blobs that were not finished goes too,
-// though not at every call: that is rare, and takes the entries of the whole store.
+// SweepBlobs removes the blobs that no stored event names and that were last stored or used longer than grace ago. It
+// returns their number; with dry it only counts them. Now and then a call also removes the chunks of blobs that were
+// never finished; not each does, because that reads the entries of the whole store.
 func (b *Bus) SweepBlobs(ctx context.Context, grace time.Duration, dry bool) (n int, err error) {
 	x, err := b.IndexBlobs(ctx, grace)
 	if err == nil {
@@ -46,8 +47,8 @@ func (b *Bus) SweepBlobs(ctx context.Context, grace time.Duration, dry bool) (n 
 	return n, err
 }
 
-// BlobIndex counts the stored events that name blobs, as of when it was made. It has the blobs that were stored or used
-// again longer than a grace before; what is named later has a new entry, and is none of these.
+// BlobIndex counts how many stored events name each blob, as of the time it was made. It covers only blobs that were
+// last stored or used before `before`: a blob that is named later gets a new entry, and is not one of these.
 type BlobIndex struct {
 	b      *Bus
 	before time.Time
@@ -55,21 +56,24 @@ type BlobIndex struct {
 	mu   sync.Mutex
 	old  map[string]oldBlob // by digest
 	uses map[string]int
-	// last is the last sequence that was read of each stream.
+	// last is the last sequence that was read, by stream.
 	last map[string]uint64
-	// weights are the blobs of a version by the digest of its weights, versions those of each lane in their order.
+	// weights are the blobs of a policy version, by the digest of its weights; versions are the policy versions of
+	// each lane, oldest first.
 	weights  map[string][]string
 	versions map[schemas.Lane][]version
-	// free are those of old that nothing names.
+	// free are the digests in old that no event names.
 	free []string
 }
 
+// oldBlob is the entry of a blob: its sequence in the store, the size of the blob, and the name of its chunks.
 type oldBlob struct {
 	seq, size uint64
 	nuid      string
 }
 
-// IndexBlobs reads which of the blobs that were stored or used again longer than grace ago are named by stored events.
+// IndexBlobs counts which of the blobs that were last stored or used longer than grace ago are named by stored
+// events.
 func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, error) {
 	x := &BlobIndex{
 		b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{}, last: map[string]uint64{},
@@ -80,12 +84,12 @@ func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, 
 			return nil, err
 		}
 		if !e.at.Before(x.before) {
-			break // and so are all that come: to use a blob again is to store its entry again
+			break // all later entries are younger: using a blob again stores its entry again
 		}
 		x.old[e.Name] = oldBlob{seq: e.seq, size: e.Size, nuid: e.NUID}
 	}
 	if len(x.old) > 0 {
-		if err := x.named(ctx); err != nil {
+		if err := x.countUses(ctx); err != nil {
 			return nil, fmt.Errorf("sweep blobs: %w", err)
 		}
 	}
@@ -97,7 +101,7 @@ func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, 
 	return x, ctx.Err()
 }
 
-// Forget says that events were freed: what they alone named goes with the next Sweep.
+// Forget tells the index that events were removed. The next Sweep removes the blobs that only they named.
 func (x *BlobIndex) Forget(events ...*Message) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -105,7 +109,7 @@ func (x *BlobIndex) Forget(events ...*Message) {
 		if m.Seq > x.last[m.Stream] {
 			continue // it was not counted
 		}
-		for digest := range x.names(m) {
+		for digest := range x.neededBlobs(m) {
 			if x.uses[digest] == 0 {
 				continue
 			}
@@ -117,7 +121,8 @@ func (x *BlobIndex) Forget(events ...*Message) {
 	}
 }
 
-// Sweep removes the blobs that nothing names any more, and returns their number and bytes; dry: it only counts them.
+// Sweep removes the blobs that no event names any more. It returns their number and bytes; with dry it only counts
+// them.
 func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -138,20 +143,21 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 	return n, size, x.b.sweepChunks(ctx, x.before)
 }
 
-// removeBlob removes a blob, unless it was used again meanwhile.
+// removeBlob removes a blob. It returns false when the blob was used again meanwhile, and keeps it then.
 func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone bool, err error) {
-	if err := b.Delete(ctx, BlobStream, blob.seq); err != nil {
+	if err := b.Delete(ctx, schemas.StreamBlobBucket, blob.seq); err != nil {
 		return false, err
 	}
-	// Used again meanwhile: its entry is a new one.
-	if _, err = b.Last(ctx, BlobStream, blobEntry(schemas.BlobBucket, digest)); !errors.Is(err, ErrNotFound) {
+	// A blob that was used again meanwhile has a new entry.
+	_, err = b.Last(ctx, schemas.StreamBlobBucket, blobEntry(schemas.BlobBucket, digest))
+	if !errors.Is(err, ErrNotFound) {
 		return false, err
 	}
-	_, err = b.PurgeSubject(ctx, BlobStream, chunksOf(schemas.BlobBucket, blob.nuid))
+	_, err = b.PurgeSubject(ctx, schemas.StreamBlobBucket, chunksOf(schemas.BlobBucket, blob.nuid))
 	return err == nil, err
 }
 
-// lookForUnfinished says whether it is time to.
+// lookForUnfinished reports whether it is time to look for unfinished blobs, and notes the time if so.
 func (s *blobStore) lookForUnfinished() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,24 +168,25 @@ func (s *blobStore) lookForUnfinished() bool {
 	return true
 }
 
-// entryOfBlob is what the object store keeps of a blob, and the message that has it.
+// entryOfBlob is the entry of a blob in the object store, with its sequence and the time at which it was stored.
 type entryOfBlob struct {
 	jetstream.ObjectInfo
 	seq uint64
 	at  time.Time
 }
 
-// blobEntries are those of all blobs, the one that was stored or used last at the end.
+// blobEntries yields the entries of all blobs, in the order in which they were last stored or used.
 func (b *Bus) blobEntries(ctx context.Context) iter.Seq2[entryOfBlob, error] {
 	return func(yield func(entryOfBlob, error) bool) {
-		for m, err := range b.Read(ctx, BlobStream, []string{"$O." + schemas.BlobBucket + ".M.>"}, ReadOptions{}) {
+		for m, err := range b.Read(ctx, schemas.StreamBlobBucket, []string{"$O." + schemas.BlobBucket + ".M.>"},
+			ReadOptions{}) {
 			if err != nil {
 				yield(entryOfBlob{}, fmt.Errorf("sweep blobs: %w", err))
 				return
 			}
 			e := entryOfBlob{seq: m.Seq, at: m.Time}
 			if json.Unmarshal(m.Data, &e.ObjectInfo) != nil || e.NUID == "" {
-				continue // none of ours
+				continue // not an entry of a blob
 			}
 			if !yield(e, nil) {
 				return
@@ -188,10 +195,10 @@ func (b *Bus) blobEntries(ctx context.Context) iter.Seq2[entryOfBlob, error] {
 	}
 }
 
-// sweepChunks removes the bytes of blobs that were never finished.
+// sweepChunks removes the chunks of blobs that were never finished, if they were stored before a time.
 func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
-	// First the bytes: of what is finished meanwhile, the entry is seen.
-	subjects, err := b.Subjects(ctx, BlobStream, chunksOf(schemas.BlobBucket, "*"))
+	// List the chunks before the entries: then the entry of a blob that is finished meanwhile is in the list.
+	subjects, err := b.Subjects(ctx, schemas.StreamBlobBucket, chunksOf(schemas.BlobBucket, "*"))
 	if err != nil {
 		return err
 	}
@@ -206,9 +213,9 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 		if whole[strings.TrimPrefix(subject, chunksOf(schemas.BlobBucket, ""))] {
 			continue
 		}
-		m, err := b.Last(ctx, BlobStream, subject)
+		m, err := b.Last(ctx, schemas.StreamBlobBucket, subject)
 		if err == nil && m.Time.Before(before) {
-			_, err = b.PurgeSubject(ctx, BlobStream, subject)
+			_, err = b.PurgeSubject(ctx, schemas.StreamBlobBucket, subject)
 		}
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return fmt.Errorf("sweep blobs: %w", err)
@@ -217,21 +224,21 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 	return nil
 }
 
-// named counts the stored events that have digests of blobs in them, wherever and for whatever.
-func (x *BlobIndex) named(ctx context.Context) error {
-	if err := x.policies(ctx); err != nil {
+// countUses counts, for each blob, the stored events that contain its digest anywhere.
+func (x *BlobIndex) countUses(ctx context.Context) error {
+	if err := x.countPolicies(ctx); err != nil {
 		return err
 	}
 	for _, stream := range namingStreams {
 		events := x.b.Read(ctx, stream, nil, ReadOptions{})
-		if spec, ok := specNamed(stream); ok && spec.WorkQueue {
+		if spec, ok := schemas.StreamNamed(stream); ok && spec.WorkQueue {
 			events = x.b.Queued(ctx, stream)
 		}
 		for m, err := range events {
 			if err != nil {
 				return err
 			}
-			for digest := range x.names(m) {
+			for digest := range x.neededBlobs(m) {
 				x.uses[digest]++
 			}
 			x.last[stream] = m.Seq
@@ -240,8 +247,9 @@ func (x *BlobIndex) named(ctx context.Context) error {
 	return nil
 }
 
-// names are the blobs that an event needs: those that it names, and the weights that a sample was made with.
-func (x *BlobIndex) names(m *Message) map[string]bool {
+// neededBlobs returns the blobs that an event needs: those that it names, and those with the weights that its sample
+// was made with.
+func (x *BlobIndex) neededBlobs(m *Message) map[string]bool {
 	out := map[string]bool{}
 	add := func(digests []string) {
 		for _, digest := range digests {
@@ -257,7 +265,7 @@ func (x *BlobIndex) names(m *Message) map[string]bool {
 	if m.Stream != schemas.StreamTrajectories {
 		return out
 	}
-	// A trajectory whose steps are of several versions names the last alone.
+	// A trajectory whose steps were made with several policy versions names the digest of the last one only.
 	t := &schemas.Trajectory{}
 	if schemas.Decode(m.Data, t) == nil && t.PolicyVersionMin != t.PolicyVersionMax {
 		for _, v := range x.versions[t.Lane] {
@@ -270,22 +278,22 @@ func (x *BlobIndex) names(m *Message) map[string]bool {
 }
 
 const (
-	// keptPolicies is how many versions of a lane keep their weights whoever names them, to go back to, and keptShare
-	// the part of the object store's limit that they may take, in percent. The last two stay whatever they take.
+	// A lane keeps the weights of its last keptPolicies versions, even if no event names them, so that it can go
+	// back. They may take keptShare percent of the object store's limit; the last leastPolicies stay in any case.
 	keptPolicies, leastPolicies = 8, 2
 	keptShare                   = 25
 )
 
-// version is a version of a lane's weights, with the blobs that it names.
+// version is a policy version of a lane, with the blobs that it names and the bytes of its weights.
 type version struct {
 	number int64
 	size   int64
 	blobs  []string
 }
 
-// policies notes what the versions of each lane name, and counts those that are kept as in use.
-func (x *BlobIndex) policies(ctx context.Context) error {
-	info, err := x.b.StreamInfo(ctx, BlobStream)
+// countPolicies notes the blobs of each lane's policy versions, and counts those of the kept versions as used.
+func (x *BlobIndex) countPolicies(ctx context.Context) error {
+	info, err := x.b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {
 		return err
 	}
@@ -294,7 +302,7 @@ func (x *BlobIndex) policies(ctx context.Context) error {
 			return err
 		}
 		blobs := slices.Collect(maps.Keys(digestsOf(m.Data)))
-		p := x.b.policy(m)
+		p := x.b.decodePolicy(m)
 		if p == nil {
 			for _, digest := range blobs {
 				x.uses[digest]++
@@ -328,7 +336,7 @@ func (x *BlobIndex) policies(ctx context.Context) error {
 
 const digestLength = 64
 
-// digestsOf are all runs of 64 lower-case hex digits.
+// digestsOf returns all runs of 64 lower-case hex digits in data: every digest, whatever field it is in.
 func digestsOf(data []byte) map[string]bool {
 	n, out := 0, map[string]bool{}
 	for i, c := range data {
@@ -344,6 +352,7 @@ func digestsOf(data []byte) map[string]bool {
 	return out
 }
 
+// blobEntry returns the subject of a blob's entry in the object store.
 func blobEntry(bucket, digest string) string {
 	return "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(digest))
 }

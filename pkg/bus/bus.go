@@ -1,11 +1,14 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -13,17 +16,19 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/auth"
 )
 
 // Config says how to reach the server. Exactly one of URL and InProcess is set.
 type Config struct {
 	// URL of the server, or several separated by commas: "nats://127.0.0.1:4222".
 	URL string
-	// InProcess makes the connections instead: to a server in this process, or to whoever
-	// has the server at the time.
+	// InProcess makes the connections instead of URL: to a server in this process, or to the process that has the
+	// server at the time.
 	InProcess nats.InProcessConnProvider
-	// Token, TokenHandler or CredsFile prove who we are; all optional. The handler is
-	// asked for each connection. The file has a JWT and its key, or the seed of an NKey.
+	// Token, TokenHandler or CredsFile prove who we are; all optional. TokenHandler is called for each connection.
+	// CredsFile has a JWT and its key, or the seed of an NKey.
 	Token        string
 	TokenHandler func() string
 	CredsFile    string
@@ -33,16 +38,16 @@ type Config struct {
 	KeyFile  string
 	// Name is this client in the server's lists and logs.
 	Name string
-	// InboxPrefix of replies, where permissions ask for one per user; by default that of
-	// InboxOf for a user with an NKey, else "_INBOX".
+	// InboxPrefix starts the subjects on which replies come. Some permissions ask for one per user. Default:
+	// auth.InboxOf for a user with an NKey, else "_INBOX".
 	InboxPrefix string
-	// ConnectTimeout bounds Connect; default 10 s, negative: as long as its context.
+	// ConnectTimeout bounds Connect; default 10 s, negative: only the context of Connect bounds it.
 	ConnectTimeout time.Duration
-	// NoWait has Connect fail at once when no server listens at URL: who asks for one thing wants to know.
+	// NoWait makes Connect fail at once when no server listens at URL: for commands that a person runs and waits for.
 	NoWait bool
 }
 
-// Validate joins every fault by field name.
+// Validate returns all faults of the settings, each with the name of its field.
 func (c Config) Validate() error {
 	var errs []error
 	if (c.URL == "") == (c.InProcess == nil) {
@@ -59,15 +64,15 @@ func (c Config) Validate() error {
 
 const (
 	defaultConnectTimeout = 10 * time.Second
-	// headroom is what MaxInline leaves of the payload limit for headers, which count.
+	// headroom is what MaxInline leaves of the payload limit for headers: the server counts them too.
 	headroom = 8 << 10
 	// apiTimeout bounds one request to the server.
 	apiTimeout = 5 * time.Second
 	// closeTimeout bounds the drain of a closing connection.
 	closeTimeout = 10 * time.Second
-	// A server that left that many pings unanswered is gone, though nobody closed the connection:
-	// a machine that lost its power, a firewall that forgot the connection. Nothing else tells who
-	// waits for messages.
+	// The connection counts as lost when the server has left pingsLost pings unanswered, each pingEvery apart. A
+	// client that only waits for messages has no other way to notice that the server's machine lost power, or that a
+	// firewall dropped the connection.
 	pingEvery, pingsLost = 4 * time.Second, 2
 )
 
@@ -77,28 +82,26 @@ type Bus struct {
 	js  jetstream.JetStream
 	log zerolog.Logger
 
-	closed chan struct{} // by the connection's last callback
-	done   context.Context
-	cancel context.CancelFunc
+	closed chan struct{} // closed by the connection's last callback
 
-	// link ends, and is replaced, when the connection is lost: what waits for an answer on
-	// it waits in vain.
+	// link ends, and is replaced, when the connection is lost: no answer can come any more for requests that were
+	// sent on it.
 	link atomic.Pointer[link]
-	// stands is set once all streams have been seen: one that does not answer then is one whose
-	// server recovers it, and not one that nobody has made.
+	// stands is set once all streams have been seen. If one does not answer after that, the server is recovering it.
 	stands atomic.Bool
 
-	who        identity
+	user       auth.Identity
 	denials    denials
 	slow       atomic.Uint64
 	reconnects atomic.Uint64
 	waitLog    limiter
 	blobs      blobStore
-	troubles   troubles
+	faultLog   faultLog
 	changed    changed
 }
 
-// link is the life of one connection to the server.
+// link is the life of one connection to the server. Its context ends when the connection is lost, and so ends all
+// waits for answers on it.
 type link struct {
 	ctx context.Context
 	end context.CancelFunc
@@ -110,12 +113,11 @@ func newLink() *link {
 	return l
 }
 
-// errLinkLost is why a request failed whose connection went away under it.
+// errLinkLost is the error of a request whose connection was lost before the answer came.
 var errLinkLost = errors.New("connection lost before the answer")
 
-// Connect returns when the connection is up, or an error when it is not within
-// Config.ConnectTimeout. Afterwards a lost connection is made again for ever, and
-// what waits for it waits.
+// Connect returns when the connection is up, or an error when it is not up within Config.ConnectTimeout. After that,
+// the bus replaces a lost connection for as long as it takes, and calls that need the connection wait for it.
 func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -129,16 +131,13 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		defer stop()
 	}
 	b := &Bus{log: log, closed: make(chan struct{})}
-	b.done, b.cancel = context.WithCancel(context.Background())
 	b.link.Store(newLink())
 	if cfg.CredsFile != "" {
 		var err error
-		if b.who, err = readCredentials(cfg.CredsFile); err != nil {
+		if b.user, err = auth.ReadIdentity(cfg.CredsFile); err != nil {
 			return nil, fmt.Errorf("connect: %w", err)
 		}
-		if cfg.InboxPrefix == "" && b.who.key != "" {
-			cfg.InboxPrefix = InboxOf(b.who.key)
-		}
+		cfg.InboxPrefix = cmp.Or(cfg.InboxPrefix, b.user.InboxPrefix())
 	}
 	opts := b.options(cfg)
 	where := RedactURL(cfg.URL)
@@ -153,7 +152,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 			break
 		}
 		if text := RedactURL(err.Error()); text != err.Error() {
-			err = errors.New(text) // of an address that is none
+			err = errors.New(text) // the error quotes an address that is not valid
 		}
 		denied := errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
 		if denied && cfg.TokenHandler == nil || !retryable(err) || cfg.NoWait && unreachable(err) {
@@ -175,34 +174,38 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 	return b, nil
 }
 
-// retryable says whether another try to connect makes sense: a mistake in a file or
-// an address does not go away.
+// retryable reports whether another try to connect makes sense: a mistake in a file or an address does not go away.
 func retryable(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	switch {
-	case errors.Is(err, nats.ErrInvalidConnection), errors.Is(err, nats.ErrSecureConnWanted), errors.As(err, &certificate):
+	case errors.Is(err, nats.ErrInvalidConnection), errors.Is(err, nats.ErrSecureConnWanted),
+		errors.As(err, &certificate):
 		return false
 	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
 		return true
 	}
-	s := err.Error()
-	return !strings.Contains(s, "no such file") && !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ") &&
-		!strings.Contains(s, "nkeys: ") // a file of credentials without a key
+	address, file := new(url.Error), new(fs.PathError)
+	if errors.As(err, &address) || errors.As(err, &file) {
+		return false
+	}
+	s := err.Error() // the client library has no values for these
+	return !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ") && !strings.Contains(s, "nkeys: ")
 }
 
-// unreachable says whether nobody listens where the server should be.
+// unreachable reports whether no server listens at the address.
 func unreachable(err error) bool {
 	dial, ok := errors.AsType[*net.OpError](err)
 	return errors.Is(err, nats.ErrNoServers) || ok && dial.Op == "dial"
 }
 
+// options returns the client library's options for cfg, with callbacks that end the link, log, and count.
 func (b *Bus) options(cfg Config) []nats.Option {
 	var lost limiter
 	opts := []nats.Option{
 		nats.Name(cfg.Name), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, time.Second),
-		// A publish during an outage fails at once and is tried again by us: buffered,
-		// it would be sent once by the buffer and once more by the retry.
+		// Without a buffer, a publish during an outage fails at once, and we try it again. With one, it would be sent
+		// twice: from the buffer and by our retry.
 		nats.ReconnectBufSize(-1),
 		nats.DrainTimeout(closeTimeout), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsLost),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -227,8 +230,8 @@ func (b *Bus) options(cfg Config) []nats.Option {
 	if cfg.TokenHandler != nil {
 		opts = append(opts, nats.TokenHandler(cfg.TokenHandler))
 	}
-	if b.who.option != nil {
-		opts = append(opts, b.who.option)
+	if option := b.user.Option(); option != nil {
+		opts = append(opts, option)
 	}
 	if cfg.CAFile != "" {
 		opts = append(opts, nats.RootCAs(cfg.CAFile))
@@ -242,15 +245,15 @@ func (b *Bus) options(cfg Config) []nats.Option {
 	return opts
 }
 
-// asyncError takes what the server says outside of any reply. A refused publish
-// looks like a timeout to its caller: the reason arrives only here.
+// asyncError handles errors that the server sends outside of any reply. For the caller, a refused publish looks like
+// a timeout: only this callback gets the reason, and gives it to callers that wait (deny).
 func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		denied, met := b.deny(err)
 		level := zerolog.ErrorLevel
 		if met {
-			level = zerolog.DebugLevel // whoever met it says so
+			level = zerolog.DebugLevel // the caller returns it
 		}
 		b.log.WithLevel(level).Err(denied).Msg("not allowed")
 	case errors.Is(err, nats.ErrSlowConsumer):
@@ -265,11 +268,9 @@ func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	}
 }
 
-// Close drains the connection and waits until everything is delivered and it is
-// closed, up to 10 s, or until the server is gone. Publishers and consumers are to be
-// closed before.
+// Close drains the connection and waits until all messages are delivered and it is closed, for up to 10 s, or until
+// the server is gone. Close publishers and consumers first.
 func (b *Bus) Close() error {
-	b.cancel()
 	l := b.link.Load()
 	err := b.nc.Drain()
 	if err != nil {
@@ -280,7 +281,7 @@ func (b *Bus) Close() error {
 	}
 	select {
 	case <-b.closed:
-	case <-l.ctx.Done(): // draining would wait for a server that does not come
+	case <-l.ctx.Done(): // the drain would wait for a server that is gone
 		b.nc.Close()
 	case <-time.After(closeTimeout + time.Second):
 		b.nc.Close()
@@ -289,18 +290,18 @@ func (b *Bus) Close() error {
 	return err
 }
 
-// Conn is the connection, for core NATS requests and subscriptions.
+// Conn returns the connection, for core NATS requests and subscriptions.
 func (b *Bus) Conn() *nats.Conn { return b.nc }
 
-// JetStream is the client library's view of the same connection.
+// JetStream returns the client library's view of the same connection.
 func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 
-// MaxInline is the largest event that travels as one message, in bytes: the server's
-// payload limit less room for headers.
+// MaxInline returns how many bytes an event may have to travel as one message: the server's payload limit less space
+// for headers.
 func (b *Bus) MaxInline() int { return max(0, int(b.nc.MaxPayload())-headroom) }
 
-// request is one question to the server. It fails at once when the connection is lost, or when
-// it is not allowed (ErrPermission).
+// request sends one request to the server and returns the reply. It fails at once when the connection is lost
+// (errLinkLost) or the server does not allow the request (ErrPermission).
 func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	l := b.link.Load()
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
@@ -320,28 +321,27 @@ func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	return resp, err
 }
 
-// patience bounds how long an answer is waited for over lost connections: a server that
-// starts again recovers its streams first.
+// patience bounds how long retryWhileAway repeats: a server that starts again first recovers its streams.
 const patience = readyTimeout
 
-// patiently runs f, again each time the connection was away or was lost under it, or the stream
-// had no leader: what it asks, the server answers that comes after. f must be safe to repeat. What
-// is not allowed is ErrPermission.
-func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) error {
+// retryWhileAway calls f, and calls it again while f fails because the connection was lost or the stream has no
+// leader. It returns the last error of f; after patience it gives up. It returns ErrPermission when the server denied
+// twice what f asks. f must be safe to repeat.
+func (b *Bus) retryWhileAway(ctx context.Context, f func(ctx context.Context) error) error {
 	end, wait := time.Now().Add(patience), retryMin
 	refused := false
 	for {
 		l := b.link.Load()
-		allowed, denied, stop := b.undenied(ctx)
+		allowed, denied, stop := b.watchDenials(ctx)
 		try, cut := context.WithCancel(allowed)
 		unlink := context.AfterFunc(l.ctx, cut)
-		err := noLeader(f(own{try}))
+		err := noLeader(f(withoutDeadline{try}))
 		unlink()
 		cut()
 		note := denied()
 		stop()
 		if err != nil && note != nil {
-			if refused { // twice: it is what f asks that is not allowed
+			if refused { // denied twice: the note is about a request of f
 				return note
 			}
 			refused = true
@@ -351,7 +351,8 @@ func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) 
 			// While a cluster has no leader, none of its servers may answer.
 			err = fmt.Errorf("%w (%w)", ErrNoLeader, err)
 		}
-		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !b.isAway(err) || b.nc.IsClosed() || time.Now().After(end) {
+		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !b.isAway(err) || b.nc.IsClosed() ||
+			time.Now().After(end) {
 			return err
 		}
 		if b.waitLog.allow() {
@@ -364,14 +365,14 @@ func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) 
 	}
 }
 
-// own hides the deadline of a context, which still ends it: then each request to the server has a
-// time of its own, and one that was lost does not take all of it.
-type own struct{ context.Context }
+// withoutDeadline hides the deadline of a context, which still ends it. The library then gives each request its own
+// time limit, so that one lost request does not use up all the time.
+type withoutDeadline struct{ context.Context }
 
-func (own) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (withoutDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// isAway says whether an error is that of a connection, of a stream's leader, or of a stream that its
-// server has not recovered yet, that is not there.
+// isAway reports whether an error means that the server may answer later: the connection was lost, the stream has no
+// leader, or the server has not recovered the stream yet.
 func (b *Bus) isAway(err error) bool {
 	if errors.Is(err, jetstream.ErrNoStreamResponse) && b.stands.Load() {
 		return true
@@ -384,7 +385,7 @@ func (b *Bus) isAway(err error) bool {
 	return false
 }
 
-// pause waits for d or the end of ctx, whose error it returns.
+// pause waits for d and returns nil. When ctx ends first, it returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -397,6 +398,7 @@ func pause(ctx context.Context, d time.Duration) error {
 // limiter lets one log line through every 10 s: an outage must not fill the log.
 type limiter struct{ last atomic.Int64 }
 
+// allow reports whether a line may be logged now, and notes the time if so.
 func (l *limiter) allow() bool {
 	now, last := time.Now().UnixNano(), l.last.Load()
 	return now-last > int64(10*time.Second) && l.last.CompareAndSwap(last, now)

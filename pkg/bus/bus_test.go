@@ -94,16 +94,21 @@ func group(uid schemas.UID) schemas.Group {
 
 func request(run schemas.Run, uid schemas.UID, sample int64) *schemas.Request {
 	return &schemas.Request{
-		Run: run, UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny", Prompt: "a red fox", Height: 16, Width: 16,
-		Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
+		Identity: schemas.Identity{Run: run, UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny"},
+		Sampling: schemas.Sampling{
+			Prompt: "a red fox", Height: 16, Width: 16,
+			Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
+		},
 		ScheduleDigest: digest, Group: group(uid),
 	}
 }
 
 func trajectory(uid schemas.UID, sample int64) *schemas.Trajectory {
 	return &schemas.Trajectory{
-		Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny", Attempt: "a1",
-		StopReason: "failed", Error: "out of paint", Group: group(uid),
+		Identity:   schemas.Identity{Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny"},
+		Provenance: schemas.Provenance{Attempt: "a1"},
+		Outcome:    schemas.Outcome{StopReason: "failed", Error: "out of paint"},
+		Group:      group(uid),
 	}
 }
 

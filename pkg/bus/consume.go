@@ -14,53 +14,51 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Handler works on one message: it publishes what comes of it, then returns.
+// Handler works on one message: it publishes its results, then returns.
 //
 //   - nil: the message is acked, and the ack confirmed;
-//   - a TerminalError: OnGiveUp, dead letter, then the message is terminated; where it is
-//     Garbage: dead letter, then the message is deleted, and its subject is free;
-//   - an error that is ErrStreamFull: the stream after this one is full, which is no
-//     fault of the message. The handler is run again after a pause; the delivery does
-//     not count;
-//   - any other error: the message is delivered again after a pause that grows with
-//     its failures, and given up (code "exhausted") after MaxDeliver of them.
+//   - a TerminalError: OnGiveUp runs, a dead letter is written, then the message is terminated. For Garbage there is
+//     no OnGiveUp: a dead letter is written, then the message is deleted, and its subject is free;
+//   - an error that is ErrStreamFull: the next stream is full, which is no fault of the message. The handler runs again
+//     after a pause; this does not count as a failure;
+//   - any other error: the message is delivered again after a pause that grows with its failures. After MaxDeliver
+//     failures it is given up (code "exhausted").
 //
-// A panic is a TerminalError with the code panic. A handler that settled the message
-// itself may return anything.
+// A panic counts as a TerminalError with the code panic. When the handler has acknowledged the message itself, its
+// result does not matter.
 //
 // The context carries a logger (zerolog.Ctx) with the message's subject, sequence and
-// delivery, and its trace context. It outlives the shutdown signal by DrainTimeout.
+// delivery, and its trace context. It ends DrainTimeout after the context of Consume.
 type Handler func(ctx context.Context, m *Message) error
 
-// Consume makes or binds the durable and works on its messages until ctx ends and
-// every handler has returned; then it returns nil. It returns an error when the
-// durable cannot be made or the bus is closed; lost connections, restarted servers and
-// deleted durables it survives.
+// Consume creates the durable, or uses the one that is there, and calls h for its messages until ctx ends and every
+// handler has returned; then it returns nil. It returns an error when the durable cannot be made or the bus is
+// closed. It survives lost connections, restarted servers and deleted durables.
 func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	c, err := c.withDefaults()
 	if err != nil {
 		return err
 	}
 	d := &durable{bus: b, config: c}
-	if err := d.bindPatiently(ctx); err != nil {
+	if err := d.bindWhenReady(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	p, err := b.newPuller(c, d.bindPatiently)
+	p, err := b.newPuller(c, d.bindWhenReady)
 	if err != nil {
-		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, closedError(err))
+		return fmt.Errorf("consume %q of %s: %w", c.Name, c.Stream, closedError(err))
 	}
 	w := &consumer{
 		bus: b, config: c, handler: h, durable: d, puller: p, heartbeats: p.heartbeats,
 		failed: map[uint64]int{}, fair: newFairness(c),
-		log: b.log.With().Str("consumer", c.Durable).Logger(),
+		log: b.log.With().Str("consumer", c.Name).Logger(),
 	}
 	return w.run(ctx)
 }
 
-// consumer is one Consume.
+// consumer is the state of one call of Consume.
 type consumer struct {
 	bus        *Bus
 	config     ConsumerConfig
@@ -70,18 +68,22 @@ type consumer struct {
 	heartbeats *heartbeats
 	log        zerolog.Logger
 
-	mu   sync.Mutex
+	mu sync.Mutex
+	// busy is how many handlers occupy a slot.
 	busy int
-	// aside is how many handlers have left their slots for now.
+	// aside is how many handlers have left their slots for now (LeaveSlot).
 	aside int
-	// failed counts the failures of messages here, by stream sequence.
+	// failed counts the failures of messages in this process, by stream sequence.
 	failed map[uint64]int
 	fair   *fairness
 }
 
-// maxFailed bounds failed: what fails here may end elsewhere, which nobody says.
+// maxFailed bounds failed: a message that failed here may be finished by another process, and this one does not learn
+// of it.
 const maxFailed = 10_000
 
+// run starts handlers until ctx ends or the connection is closed. Then it stops pulling and waits for the handlers,
+// whose context it ends after DrainTimeout. It returns ErrClosed when the connection was closed, else nil.
 func (w *consumer) run(ctx context.Context) error {
 	// Handlers and their heartbeats outlive ctx while they drain.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -97,11 +99,11 @@ func (w *consumer) run(ctx context.Context) error {
 	defer stopWatch()
 	closed := w.bus.nc.StatusChanged(nats.CLOSED)
 	defer w.bus.nc.RemoveStatusListener(closed)
-	if w.bus.nc.IsClosed() { // before anybody listened
-		return fmt.Errorf("consume %q of %s: %w", w.config.Durable, w.config.Stream, ErrClosed)
+	if w.bus.nc.IsClosed() { // before we listened
+		return fmt.Errorf("consume %q of %s: %w", w.config.Name, w.config.Stream, ErrClosed)
 	}
 
-	w.puller.setRoom(w.config.Slots)
+	w.puller.setWanted(w.config.Slots)
 	for open := true; open; {
 		select {
 		case <-ctx.Done():
@@ -109,9 +111,9 @@ func (w *consumer) run(ctx context.Context) error {
 		case <-closed:
 			stopWork()
 			handlers.Wait()
-			return fmt.Errorf("consume %q of %s: %w", w.config.Durable, w.config.Stream, ErrClosed)
+			return fmt.Errorf("consume %q of %s: %w", w.config.Name, w.config.Stream, ErrClosed)
 		case <-w.puller.ready:
-			w.handBackLost()
+			w.returnAfterLostPin()
 			w.startAll(work, ctx, &handlers)
 		}
 	}
@@ -134,65 +136,67 @@ func (w *consumer) run(ctx context.Context) error {
 	return nil
 }
 
-// handBackLost gives up what is in hand when the pin went elsewhere: the handlers run
-// on, but their messages are another client's now.
-func (w *consumer) handBackLost() {
-	if !w.puller.lostPin() {
-		return
-	}
-	for _, m := range w.heartbeats.all() {
-		_ = m.NakWithDelay(handBackDelay)
+// returnAfterLostPin returns all messages to the server when another client has got the pin: the messages are for
+// that client now. The handlers run on.
+func (w *consumer) returnAfterLostPin() {
+	if w.puller.lostPin() {
+		w.heartbeats.returnAll()
 	}
 }
 
-// startAll runs a handler, each in a goroutine of its own, for what waits in the queue
-// as far as there are slots.
+// startAll takes messages from the queue while slots are free, and runs a handler for each in its own goroutine.
+// Messages that fairness does not admit go back to the server.
 func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitGroup) {
-	for w.free() > 0 {
+	for w.freeSlots() > 0 {
 		m := w.puller.pop()
 		if m == nil {
 			return
 		}
 		if away := w.admit(m); away > 0 {
 			w.nak(m, away)
-			w.account(0) // there is room for another
+			w.addBusy(0) // ask for another message in its place
 			continue
 		}
-		w.account(1)
+		w.addBusy(1)
 		handlers.Go(func() {
-			defer w.account(-1)
+			defer w.addBusy(-1)
 			w.process(w.contextOf(work, shutdown, m), shutdown, m)
 		})
 	}
 }
 
-func (w *consumer) free() int {
+// freeSlots returns how many more handlers may start.
+func (w *consumer) freeSlots() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.config.Slots - w.busy
 }
 
-// account keeps the room for messages at the free slots.
-func (w *consumer) account(n int) {
+// addBusy adds n to the busy handlers, and has the puller ask for as many messages as slots are free.
+func (w *consumer) addBusy(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.busy += n
-	w.puller.setRoom(max(0, w.config.Slots-w.busy)) // more are busy than there are slots where some came back
+	// when handlers came back to their slots, more may be busy than there are slots
+	w.puller.setWanted(max(0, w.config.Slots-w.busy))
 	if n < 0 {
 		notify(w.puller.ready)
 	}
 }
 
+// contextOf returns the context of a handler: with the logger and trace context of its message, the consumer (for
+// LeaveSlot), and the context that ends at shutdown.
 func (w *consumer) contextOf(ctx, shutdown context.Context, m *Message) context.Context {
 	log := w.log.With().Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Uint64("delivered", m.Delivered).Logger()
 	ctx = context.WithValue(context.WithValue(ctx, asideKey{}, w), shutdownKey{}, shutdown)
 	return WithTraceparent(log.WithContext(ctx), traceparentOf(m.Header))
 }
 
-// shutdownKey is of the context that ends when the consumer of a handler stops.
+// shutdownKey is the key, in the context of a handler, of the context that ends when its consumer stops.
 type shutdownKey struct{}
 
-// pauseForSpace is pause, of a handler until its consumer stops at the longest.
+// pauseForSpace is pause for a publish that waits for space: in a handler, the pause also ends when its consumer
+// stops.
 func pauseForSpace(ctx context.Context, d time.Duration) error {
 	shutdown, ok := ctx.Value(shutdownKey{}).(context.Context)
 	if !ok {
@@ -204,27 +208,30 @@ func pauseForSpace(ctx context.Context, d time.Duration) error {
 	return pause(until, d)
 }
 
+// asideKey is the key of the consumer in the context of its handlers.
 type asideKey struct{}
 
-// asidePerSlot bounds the handlers that are aside: what they hold is in memory.
+// asidePerSlot bounds the handlers that have left their slots, since what they hold is in memory.
 const asidePerSlot = 16
 
-// Aside leaves the slot of the handler that has the context to another message, for as long as it waits for somebody outside,
-// until back is called, which does not wait. Of one consumer 16 times as many handlers as it has slots can be aside; more keep
-// theirs. The message stays in hand.
-func Aside(ctx context.Context) (back func()) {
+// LeaveSlot gives the slot of the handler with this context to another message while the handler waits for a peer
+// outside. back takes a slot again, without waiting for a free one. When 16 handlers per slot have left already,
+// LeaveSlot does nothing. The message stays in flight.
+func LeaveSlot(ctx context.Context) (back func()) {
 	w, ok := ctx.Value(asideKey{}).(*consumer)
-	if !ok || !w.stepAside(1) {
+	if !ok || !w.countAside(1) {
 		return func() {}
 	}
-	w.account(-1)
+	w.addBusy(-1)
 	return sync.OnceFunc(func() {
-		w.stepAside(-1)
-		w.account(1)
+		w.countAside(-1)
+		w.addBusy(1)
 	})
 }
 
-func (w *consumer) stepAside(n int) bool {
+// countAside adds n to the handlers that have left their slots. It returns false, and adds nothing, when there are
+// too many.
+func (w *consumer) countAside(n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if n > 0 && w.aside >= asidePerSlot*w.config.Slots {
@@ -234,7 +241,8 @@ func (w *consumer) stepAside(n int) bool {
 	return true
 }
 
-// process runs the handler and settles the message. shutdown ends before ctx does.
+// process runs the handler until its result decides about the message, and acknowledges the message accordingly.
+// While the next stream is full it runs the handler again. shutdown ends before ctx does.
 func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 	defer w.heartbeats.release(m)
 	defer w.leave(m)
@@ -248,7 +256,7 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		} else {
 			err = w.call(ctx, m)
 		}
-		if m.Settled() {
+		if m.Acknowledged() {
 			w.forget(m)
 			return
 		}
@@ -258,20 +266,20 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 			return
 		}
 		if ctx.Err() != nil {
-			log.Info().Err(err).Msg("handed back unfinished")
-			w.nak(m, handBackDelay)
+			log.Info().Err(err).Msg("returned unfinished")
+			w.nak(m, returnDelay)
 			return
 		}
 		_, terminal := errors.AsType[*TerminalError](err)
 		full := errors.Is(err, ErrStreamFull)
 		failures, hopeless := 0, false
 		if !full {
-			failures, hopeless = w.failure(m, time.Since(began), w.bus.outage(err, connection))
+			failures, hopeless = w.countFailure(m, time.Since(began), w.bus.outage(err, connection))
 		}
 		switch {
 		case terminal || hopeless || w.config.MaxDeliver > 0 && failures >= w.config.MaxDeliver:
 			w.forget(m)
-			w.leave(m) // what is left to do is not what fails
+			w.leave(m) // the work that failed is over
 			w.giveUp(ctx, shutdown, m, err)
 			return
 		case !full:
@@ -284,38 +292,41 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 			log.Warn().Err(err).Msg("waiting for space")
 		}
 		if pause(shutdown, wait) != nil {
-			w.nak(m, handBackDelay)
+			w.nak(m, returnDelay)
 			return
 		}
 		wait = min(2*wait, retryMax)
 	}
 }
 
-// admit takes a message in hand, or says for how long it is to be handed back.
+// admit lets a message in and returns 0, or returns for how long the message must go back to the server (see
+// fairness).
 func (w *consumer) admit(m *Message) (away time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.fair.admit(m, time.Now())
 }
 
+// leave tells fairness that no handler works on the message any more.
 func (w *consumer) leave(m *Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.fair.leave(m)
 }
 
-// failure counts one more failure of a message in this process, of a try that took so
-// long, and says whether its whole family fails. An outage says nothing of the family.
-func (w *consumer) failure(m *Message, took time.Duration, outage bool) (n int, hopeless bool) {
+// countFailure counts one more failure of a message in this process, after a try that lasted took. hopeless means
+// that the whole family fails. An outage says nothing about the family.
+func (w *consumer) countFailure(m *Message, took time.Duration, outage bool) (n int, hopeless bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.failed) >= maxFailed {
-		clear(w.failed) // more tries than promised are better than ever more memory
+		clear(w.failed) // a few more tries are better than memory that grows without end
 	}
 	w.failed[m.Seq]++
 	return w.failed[m.Seq], !outage && w.fair.failed(m, took, time.Now())
 }
 
+// succeeded forgets the failures of a message and clears its families.
 func (w *consumer) succeeded(m *Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -339,10 +350,9 @@ func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 	return w.handler(ctx, m)
 }
 
-// giveUp tells the stages after, writes the dead letter, and takes the message off
-// the stream, in this order: a crash in between repeats, and loses nothing. What fails
-// of it is tried again here, for as long as the process runs: a redelivery would have
-// forgotten the cause.
+// giveUp calls OnGiveUp, writes the dead letter, and takes the message off the stream, in this order, so that after a
+// crash all of it happens again and nothing is lost. It repeats a part that fails for as long as the process runs,
+// since a redelivery would not know the cause.
 func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error) {
 	log := zerolog.Ctx(ctx)
 	log.Error().Err(cause).Str("code", Code(cause)).Msg("given up")
@@ -355,7 +365,7 @@ func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error
 			err = w.onGiveUp(ctx, m, cause)
 		}
 		if failed, ok := errors.AsType[*TerminalError](err); ok {
-			// It would fail for ever; the letter is what is left to say it.
+			// It would fail each time; so only the letter says it.
 			log.Error().Err(err).Msg("the stages after cannot be told")
 			reason, err = cause.Error()+"; the stages after were not told: "+failed.Error(), nil
 		}
@@ -370,22 +380,23 @@ func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error
 		}
 		log.Warn().Err(err).Msg("dead letter not written, trying again")
 		if ctx.Err() != nil || pause(shutdown, w.config.backoff(try)) != nil {
-			w.nak(m, handBackDelay)
+			w.nak(m, returnDelay)
 			return
 		}
 	}
-	if err := m.Term(Code(cause)); err != nil && !errors.Is(err, ErrSettled) {
+	if err := m.Term(Code(cause)); err != nil && !errors.Is(err, ErrAcknowledged) {
 		log.Warn().Err(err).Msg("not terminated, will come again")
 	}
 }
 
+// onGiveUp calls the hook OnGiveUp, if there is one. A panic of the hook is logged and is no error: the dead letter
+// must not depend on it.
 func (w *consumer) onGiveUp(ctx context.Context, m *Message, cause error) (err error) {
 	if w.config.OnGiveUp == nil {
 		return nil
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			// The dead letter must not depend on a hook that panics.
 			zerolog.Ctx(ctx).Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("give-up hook panicked")
 			err = nil
 		}
@@ -396,13 +407,13 @@ func (w *consumer) onGiveUp(ctx context.Context, m *Message, cause error) (err e
 	return nil
 }
 
-// ack confirms the ack; when that fails the message comes again, and its handler is
-// idempotent.
+// ack acknowledges a message and waits for the confirmation, in at most three tries. When all fail, the message comes
+// again, which an idempotent handler tolerates.
 func (w *consumer) ack(ctx context.Context, m *Message) {
 	ctx = context.WithoutCancel(ctx)
 	var err error
 	for range 3 {
-		if err = m.Ack(ctx); err == nil || errors.Is(err, ErrSettled) {
+		if err = m.Ack(ctx); err == nil || errors.Is(err, ErrAcknowledged) {
 			return
 		}
 		_ = pause(ctx, retryMin)
@@ -410,8 +421,9 @@ func (w *consumer) ack(ctx context.Context, m *Message) {
 	zerolog.Ctx(ctx).Warn().Err(err).Msg("ack not confirmed, may come again")
 }
 
+// nak returns a message to the server, which delivers it again after d. If that is lost, it does so after AckWait.
 func (w *consumer) nak(m *Message, d time.Duration) {
-	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, ErrSettled) {
-		w.log.Debug().Err(err).Uint64("stream_seq", m.Seq).Msg("not handed back, comes again after the ack wait")
+	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, ErrAcknowledged) {
+		w.log.Debug().Err(err).Uint64("stream_seq", m.Seq).Msg("not returned, comes again after the ack wait")
 	}
 }

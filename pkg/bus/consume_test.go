@@ -22,7 +22,7 @@ import (
 // sampler is a consumer of requests with short times.
 func sampler() bus.ConsumerConfig {
 	return bus.ConsumerConfig{
-		Stream: schemas.StreamRequests, Durable: "sampler-tiny", Filters: []string{"mdr.v1.request.*.tiny.*.*"},
+		Durable: schemas.RequestsDurable("tiny"),
 		AckWait: bustest.Patience, Slots: 4, RetryDelay: 10 * time.Millisecond, DrainTimeout: time.Second,
 	}
 }
@@ -272,11 +272,11 @@ func TestBus_Consume_crashLoop(t *testing.T) {
 		c := sampler()
 		c.MaxDeliver, c.AckWait = 1, 100*time.Millisecond
 		if _, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), c.Stream, jetstream.ConsumerConfig{
-			Durable: c.Durable, FilterSubjects: c.Filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.AckWait, MaxDeliver: -1,
+			Durable: c.Name, FilterSubjects: c.Filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.AckWait, MaxDeliver: -1,
 		}); err != nil {
 			t.Fatal(err)
 		}
-		r, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Durable)
+		r, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -426,7 +426,7 @@ func TestBus_Consume_largeBacklog(t *testing.T) {
 		}
 		p.Close()
 		var redelivered, handled atomic.Int64
-		c := bus.ConsumerConfig{Stream: schemas.StreamSteps, Durable: "reader", Slots: 256}
+		c := bus.ConsumerConfig{Durable: schemas.Durable{Stream: schemas.StreamSteps, Name: "reader"}, Slots: 256}
 		consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error {
 			if m.Delivered > 1 {
 				redelivered.Add(1)
@@ -498,19 +498,34 @@ func TestBus_Consume_refuses(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
+	requests := schemas.RequestsDurable("x")
 	for name, c := range map[string]bus.ConsumerConfig{
-		"no stream":       {Durable: "x"},
-		"no durable":      {Stream: schemas.StreamRequests},
-		"dots":            {Stream: schemas.StreamRequests, Durable: "a.b"},
-		"negative slots":  {Stream: schemas.StreamRequests, Durable: "x", Slots: -1},
-		"negative wait":   {Stream: schemas.StreamRequests, Durable: "x", AckWait: -time.Second},
-		"negative window": {Stream: schemas.StreamRequests, Durable: "x", MaxAckPending: -5},
+		"no stream":       {Durable: schemas.Durable{Name: "x"}},
+		"no durable":      {Durable: schemas.Durable{Stream: schemas.StreamRequests}},
+		"dots":            {Durable: schemas.Durable{Stream: schemas.StreamRequests, Name: "a.b"}},
+		"negative slots":  {Durable: requests, Slots: -1},
+		"negative wait":   {Durable: requests, AckWait: -time.Second},
+		"negative window": {Durable: requests, MaxAckPending: -5},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 		if err := e.Consume(ctx, c, func(context.Context, *bus.Message) error { return nil }); err == nil || ctx.Err() != nil {
 			t.Errorf("%s: got %v", name, err)
 		}
 		cancel()
+	}
+}
+
+// All faults of a configuration are named, in the order of its fields.
+func TestBus_Consume_faultsInOrder(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	c := bus.ConsumerConfig{Durable: schemas.RequestsDurable("x"), AckWait: -1, Slots: -1, DrainTimeout: -1, RetryDelay: -1, Look: -1}
+	const want = "ack_wait: -1; must not be negative\nslots: -1; must not be negative\ndrain_timeout: -1; must not be negative\n" +
+		"retry_delay: -1; must not be negative\nlook: -1; must not be negative"
+	for range 20 {
+		if err := e.Consume(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Fatalf("got %v; want %s", err, want)
+		}
 	}
 }
 

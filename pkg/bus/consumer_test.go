@@ -24,7 +24,7 @@ func TestConsumer_ManyReplicas(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-		made, err := e.JetStream().Consumer(t.Context(), schemas.StreamRewards, c.Durable)
+		made, err := e.JetStream().Consumer(t.Context(), schemas.StreamRewards, c.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,9 +33,9 @@ func TestConsumer_ManyReplicas(t *testing.T) {
 	if n, _ := waiting(); n < 4096 {
 		t.Errorf("%d replicas may ask at once", n)
 	}
-	c.Durable, c.AckWait = "older", 7*time.Second
+	c.Name, c.AckWait = "older", 7*time.Second
 	_, err := e.JetStream().CreateConsumer(t.Context(), schemas.StreamRewards, jetstream.ConsumerConfig{
-		Durable: c.Durable, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: c.Filters, AckWait: time.Second, MaxWaiting: 512,
+		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: c.Filters, AckWait: time.Second, MaxWaiting: 512,
 	})
 	if err != nil {
 		t.Fatal(err)

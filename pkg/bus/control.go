@@ -14,14 +14,11 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// controlStream is the stream behind the bucket of the controls that hold.
-const controlStream = "KV_" + schemas.ControlBucket
-
-// Held is what holds of a group and of its run: the newest controls that intake accepted.
-// Both are nil where nobody has asked for anything.
+// Held are the newest controls (pause, resume, cancel) of a group and of its run that intake accepted. Each is nil
+// when there is none.
 type Held struct{ Run, Group *schemas.Control }
 
-// Cancelled is the control that ended the group, nil when none did.
+// Cancelled returns the control that ended the group, or nil.
 func (h Held) Cancelled() *schemas.Control {
 	for _, c := range []*schemas.Control{h.Run, h.Group} {
 		if c != nil && c.Action == schemas.ControlCancel {
@@ -31,7 +28,7 @@ func (h Held) Cancelled() *schemas.Control {
 	return nil
 }
 
-// Paused is the control that lets the run wait, nil when none does.
+// Paused returns the control that pauses the run, or nil.
 func (h Held) Paused() *schemas.Control {
 	if h.Run != nil && h.Run.Action == schemas.ControlPause {
 		return h.Run
@@ -39,18 +36,19 @@ func (h Held) Paused() *schemas.Control {
 	return nil
 }
 
-// Held asks the server for what holds of a group, or of a run (no uid) alone.
+// Held asks the server for the controls of a run and of one of its groups; with no uid, of the run alone.
 func (b *Bus) Held(ctx context.Context, run schemas.Run, uid schemas.UID) (Held, error) {
 	var h Held
 	ask := func(uid schemas.UID) (*schemas.Control, error) {
-		m, err := b.Last(ctx, controlStream, schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, uid)))
+		m, err := b.Last(ctx, schemas.StreamControlBucket,
+			schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, uid)))
 		switch {
 		case errors.Is(err, ErrNotFound):
 			return nil, nil
 		case err != nil:
 			return nil, fmt.Errorf("controls of run %s: %w", run, err)
 		}
-		return b.heldControl(m), nil
+		return b.decodeControl(m), nil
 	}
 	var err error
 	if h.Run, err = ask(""); err == nil && uid != "" {
@@ -59,15 +57,16 @@ func (b *Bus) Held(ctx context.Context, run schemas.Run, uid schemas.UID) (Held,
 	return h, err
 }
 
-// PausedRuns are the controls that let runs wait, by run.
+// PausedRuns returns the controls that pause runs, sorted by run.
 func (b *Bus) PausedRuns(ctx context.Context) ([]*schemas.Control, error) {
-	stored, err := b.LastMany(ctx, controlStream, []string{schemas.BucketSubject(schemas.ControlBucket, "*")})
+	stored, err := b.LastMany(ctx, schemas.StreamControlBucket,
+		[]string{schemas.BucketSubject(schemas.ControlBucket, "*")})
 	if err != nil {
 		return nil, fmt.Errorf("paused runs: %w", err)
 	}
 	var out []*schemas.Control
 	for _, m := range stored {
-		if c := b.heldControl(m); c != nil && c.Action == schemas.ControlPause {
+		if c := b.decodeControl(m); c != nil && c.Action == schemas.ControlPause {
 			out = append(out, c)
 		}
 	}
@@ -75,9 +74,9 @@ func (b *Bus) PausedRuns(ctx context.Context) ([]*schemas.Control, error) {
 	return out, nil
 }
 
-// heldControl reads an entry of the bucket; nil for one that was taken out, or that nobody
-// can have meant.
-func (b *Bus) heldControl(m *Message) *schemas.Control {
+// decodeControl decodes an entry of the bucket of controls. It returns nil for a removed entry, and for one that
+// cannot be read, which it logs.
+func (b *Bus) decodeControl(m *Message) *schemas.Control {
 	if len(m.Data) == 0 {
 		return nil
 	}
@@ -95,9 +94,8 @@ func (b *Bus) heldControl(m *Message) *schemas.Control {
 	return c
 }
 
-// Hold makes a control the one that holds of its run or group, unless a newer one does, or
-// one that is final: what was cancelled stays so. It returns the one that holds then, and
-// whether it is this.
+// Hold stores c as the current control of its run or group. It does not replace a newer control, or a cancel, which
+// is final. It returns the control that is current afterwards, and whether that is c.
 func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Control, mine bool, err error) {
 	data, err := schemas.Encode(c)
 	if err != nil {
@@ -106,7 +104,7 @@ func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Cont
 	key := c.Key()
 	for {
 		holds = c
-		err := b.patiently(ctx, func(ctx context.Context) error {
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
 			kv, err := b.bucket(ctx, schemas.ControlBucket)
 			if err != nil {
 				return err
@@ -115,7 +113,8 @@ func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Cont
 			switch e, err := kv.Get(ctx, key); {
 			case err == nil:
 				old := &schemas.Control{}
-				if schemas.DecodeValid(e.Value(), old) == nil && (old.Seq >= c.Seq || old.Action == schemas.ControlCancel) {
+				if schemas.DecodeValid(e.Value(), old) == nil &&
+					(old.Seq >= c.Seq || old.Action == schemas.ControlCancel) {
 					holds = old
 					return nil
 				}
@@ -130,29 +129,30 @@ func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Cont
 			}
 			return err
 		})
-		switch api, _ := errors.AsType[*jetstream.APIError](err); {
+		switch {
 		case err == nil:
 			return holds, holds == c || holds.Seq == c.Seq, nil
-		case errors.Is(err, jetstream.ErrKeyExists) || api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
-			continue // somebody was first
+		case isLostUpdate(err):
+			continue // another writer was first
 		default:
 			return nil, false, fmt.Errorf("hold %s of %q: %w", c.Action, key, err)
 		}
 	}
 }
 
-// deleteControls takes out what holds of a run.
+// deleteControls removes all controls of a run, of its groups and of its samples.
 func (b *Bus) deleteControls(ctx context.Context, run schemas.Run) error {
 	for _, filter := range []string{schemas.ControlKey(run, ""), string(run) + ".>"} {
-		if _, err := b.PurgeSubject(ctx, controlStream, schemas.BucketSubject(schemas.ControlBucket, filter)); err != nil {
+		if _, err := b.PurgeSubject(ctx, schemas.StreamControlBucket,
+			schemas.BucketSubject(schemas.ControlBucket, filter)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Controls is what holds of all runs, as far as this process has heard: what is asked of
-// every message has to be answered at once.
+// Controls has the current controls of all runs, as far as this process has heard. It answers without the server,
+// because callers ask it about every message.
 type Controls struct {
 	bus *Bus
 
@@ -163,45 +163,35 @@ type Controls struct {
 	changed chan struct{}
 }
 
-// Controls returns what holds now, once the server says it; Follow keeps it up to date.
+// Controls returns the current controls once the server has told them. Follow keeps them up to date.
 func (b *Bus) Controls(ctx context.Context) (*Controls, error) {
 	c := &Controls{bus: b, held: map[string]*schemas.Control{}, changed: make(chan struct{})}
 	var stored []*Message
-	err := b.insist(ctx, controlStream, "controls not known", func(ctx context.Context) (err error) {
-		stored, err = b.LastMany(ctx, controlStream, []string{schemas.BucketSubject(schemas.ControlBucket, ">")})
-		return err
-	})
+	err := b.retryUntilReady(ctx, schemas.StreamControlBucket, "controls not known",
+		func(ctx context.Context) (err error) {
+			stored, err = b.LastMany(ctx, schemas.StreamControlBucket,
+				[]string{schemas.BucketSubject(schemas.ControlBucket, ">")})
+			return err
+		})
 	if err != nil {
 		return nil, fmt.Errorf("controls: %w", err)
 	}
 	for _, m := range stored {
-		c.take(m)
+		c.apply(m)
 	}
 	return c, nil
 }
 
 // Follow keeps the controls up to date until ctx ends.
 func (c *Controls) Follow(ctx context.Context) error {
-	all := []string{schemas.BucketSubject(schemas.ControlBucket, ">")}
-	for ctx.Err() == nil && !c.bus.nc.IsClosed() {
-		for m, err := range c.bus.Read(ctx, controlStream, all, ReadOptions{Live: true, lastPerSubject: true}) {
-			if err != nil {
-				if c.bus.waitLog.allow() {
-					c.bus.log.Warn().Err(err).Msg("controls not followed, trying again")
-				}
-				break
-			}
-			c.take(m)
-		}
-		_ = pause(ctx, rebindPause)
-	}
+	c.bus.followBucket(ctx, schemas.StreamControlBucket, schemas.BucketSubject(schemas.ControlBucket, ">"), c.apply)
 	return nil
 }
 
-// take notes one entry of the bucket.
-func (c *Controls) take(m *Message) {
+// apply stores or removes the control of one entry of the bucket, and wakes those who wait for a change.
+func (c *Controls) apply(m *Message) {
 	key := strings.TrimPrefix(m.Subject, schemas.BucketSubject(schemas.ControlBucket, ""))
-	control := c.bus.heldControl(m)
+	control := c.bus.decodeControl(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if control == nil {
@@ -215,42 +205,43 @@ func (c *Controls) take(m *Message) {
 	c.changed = make(chan struct{})
 }
 
-// Of is what holds of a group and its run.
+// Of returns the controls of a run and of one of its groups.
 func (c *Controls) Of(run schemas.Run, uid schemas.UID) Held {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Held{c.held[schemas.ControlKey(run, "")], c.held[schemas.ControlKey(run, uid)]}
 }
 
-// Pruned is the control that ends a sample, nil when none does.
+// Pruned returns the control that ends a sample, or nil.
 func (c *Controls) Pruned(run schemas.Run, uid schemas.UID, sample int64) *schemas.Control {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.held[schemas.PruneKey(run, uid, sample)]
 }
 
-// Newest is the sequence of the newest control, in MDR_CONTROL.
+// Newest returns the sequence of the newest control, in MDR_CONTROL.
 func (c *Controls) Newest() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.seq
 }
 
-// Changes counts them, so that who looks now and then can tell whether it has to.
+// Changes returns the number of changes so far, so that a caller can tell whether there was a new one.
 func (c *Controls) Changes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.changes
 }
 
-// Changed is closed with the next change.
+// Changed returns a channel that is closed at the next change.
 func (c *Controls) Changed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.changed
 }
 
-// RunStatus says how a run is doing, from what is stored of it; ErrNotFound when nothing is.
+// RunStatus counts what is stored of a run and says whether it runs, is paused, cancelled or done. It returns
+// ErrNotFound when nothing is stored.
 func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
@@ -280,7 +271,8 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	if s.OpenBatches, err = b.openBatches(ctx, run); err != nil {
 		return nil, fmt.Errorf("status of run %s: %w", run, err)
 	}
-	keys, err := b.Subjects(ctx, controlStream, schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
+	keys, err := b.Subjects(ctx, schemas.StreamControlBucket,
+		schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, "*")))
 	if err != nil {
 		return nil, fmt.Errorf("status of run %s: %w", run, err)
 	}
@@ -295,12 +287,12 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 			s.State = schemas.RunCancelled
 		}
 	} else if s.Groups > 0 && s.Closed >= s.Groups && s.OpenBatches == 0 {
-		// Prompts that intake has not taken up have no group yet; some are published twice.
-		taken := prompts <= s.Groups
-		if c, err := b.js.Consumer(ctx, schemas.StreamPrompts, IntakeConsumer); !taken && err == nil {
-			taken = c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0
+		// Prompts that intake has not accepted have no group yet; some are published twice.
+		accepted := prompts <= s.Groups
+		if c, err := b.js.Consumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name); !accepted && err == nil {
+			accepted = c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0
 		}
-		if taken {
+		if accepted {
 			s.State = schemas.RunDone
 		}
 	}
@@ -310,15 +302,16 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	return s, nil
 }
 
-// openBatches is how many batches of a run have groups and no result.
+// openBatches returns how many batches of a run have groups but no result yet.
 func (b *Bus) openBatches(ctx context.Context, run schemas.Run) (int64, error) {
-	openings, err := b.Subjects(ctx, schemas.StreamRewards, schemas.Address{Kind: schemas.KindOpening, Run: run}.Filter())
+	openings, err := b.Subjects(ctx, schemas.StreamRewards,
+		schemas.Address{Kind: schemas.KindOpening, Run: run}.Filter())
 	if err != nil {
 		return 0, err
 	}
 	open := map[string]bool{}
 	for subject := range openings {
-		if a, _ := schemas.ParseSubject(subject); a.Batch != string(a.UID) { // else it is a batch of its own
+		if a, _ := schemas.ParseSubject(subject); a.Batch != string(a.UID) { // else the group is a batch by itself
 			open[schemas.BatchSubject(run, a.Batch)] = true
 		}
 	}

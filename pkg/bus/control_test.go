@@ -15,7 +15,7 @@ import (
 // Whoever begins with the controls waits for them, and says so, while the server has no answer.
 func TestControls_waits(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
-		if err := e.JetStream().DeleteStream(t.Context(), "KV_"+schemas.ControlBucket); err != nil {
+		if err := e.JetStream().DeleteStream(t.Context(), schemas.StreamControlBucket); err != nil {
 			t.Fatal(err)
 		}
 		said := make(words)

@@ -10,10 +10,11 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// maxNamed is how many runs or uids a refusal lists.
+// maxNamed is how many runs or uids an error lists.
 const maxNamed = 12
 
-// Controllable refuses a control of a run, group or sample that is not there: ErrNotFound, with those that are.
+// Controllable returns nil when the run, group or sample that a control names exists. Otherwise it returns an error
+// that is ErrNotFound and lists what exists.
 func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 	status, err := b.RunStatus(ctx, c.Run)
 	if errors.Is(err, ErrNotFound) {
@@ -25,11 +26,12 @@ func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 	g, err := b.Group(ctx, c.Run, c.UID)
 	switch {
 	case err == nil && c.SampleIndex != nil && *c.SampleIndex >= g.GroupSize:
-		return notThere("sample_index: %d; must be below %d, the samples of group %s", *c.SampleIndex, g.GroupSize, c.UID)
+		return notThere("sample_index: %d; must be below %d, the samples of group %s", *c.SampleIndex, g.GroupSize,
+			c.UID)
 	case !errors.Is(err, ErrNotFound):
 		return err
 	}
-	if asked, err := b.asked(ctx, c.Run, c.UID); asked || err != nil {
+	if asked, err := b.isPrompted(ctx, c.Run, c.UID); asked || err != nil {
 		return err
 	}
 	names, err := b.Subjects(ctx, schemas.StreamGroups, schemas.Address{Kind: schemas.KindGroup, Run: c.Run}.Filter())
@@ -41,11 +43,11 @@ func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 		a, _ := schemas.ParseSubject(subject)
 		uids = append(uids, string(a.UID))
 	}
-	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, some(uids))
+	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, listNames(uids))
 }
 
-// asked says whether a prompt of the run has the uid that intake has not taken up yet.
-func (b *Bus) asked(ctx context.Context, run schemas.Run, uid schemas.UID) (bool, error) {
+// isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet.
+func (b *Bus) isPrompted(ctx context.Context, run schemas.Run, uid schemas.UID) (bool, error) {
 	for m, err := range b.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)}, ReadOptions{}) {
 		if err != nil {
 			return false, err
@@ -58,6 +60,7 @@ func (b *Bus) asked(ctx context.Context, run schemas.Run, uid schemas.UID) (bool
 	return false, ctx.Err()
 }
 
+// noSuchRun returns the error for a run that does not exist, with the names of those that do.
 func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
 	names, err := b.Subjects(ctx, schemas.StreamPrompts, schemas.PromptSubject("*"))
 	if err != nil {
@@ -71,18 +74,18 @@ func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
 	if len(runs) == 0 {
 		return notThere("run: %s; there is no run yet", run)
 	}
-	return notThere("run: %s; must be one of the %d there are: %s", run, len(runs), some(runs))
+	return notThere("run: %s; must be one of the %d there are: %s", run, len(runs), listNames(runs))
 }
 
-// notThereError is ErrNotFound in words of its own.
+// notThereError is an ErrNotFound with a text of its own.
 type notThereError struct{ error }
 
 func (notThereError) Is(target error) bool { return target == ErrNotFound }
 
 func notThere(format string, args ...any) error { return notThereError{fmt.Errorf(format, args...)} }
 
-// some lists names, in order, as far as there is room.
-func some(names []string) string {
+// listNames sorts names and joins them, at most maxNamed of them.
+func listNames(names []string) string {
 	slices.Sort(names)
 	if len(names) > maxNamed {
 		return strings.Join(names[:maxNamed], " ") + " ..."

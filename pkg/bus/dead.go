@@ -28,7 +28,7 @@ const HeaderRef = "Mdr-Ref"
 // Run and uid are read from the subject, and the uid of a prompt from the prompt.
 // An original too large to be inside goes to the object store (HeaderRef).
 func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) error {
-	run, uid := names(m)
+	run, uid := runAndUID(m)
 	d := &schemas.Dead{
 		Stage: stage, Code: code, Reason: reason, Run: run, UID: uid,
 		OriginalSubject: m.Subject, Stream: m.Stream, StreamSeq: m.Seq, Deliveries: m.Delivered,
@@ -56,7 +56,7 @@ func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) 
 	return nil
 }
 
-// DeadData returns the original bytes of a dead letter, wherever they are.
+// DeadData returns the original bytes of a dead letter, inside it or in the object store.
 func (b *Bus) DeadData(ctx context.Context, d *schemas.Dead) ([]byte, error) {
 	if len(d.Headers) == 0 || d.Headers[0].Name != HeaderRef || len(d.Data) > 0 {
 		return d.Data, nil
@@ -73,7 +73,7 @@ func (b *Bus) DeadData(ctx context.Context, d *schemas.Dead) ([]byte, error) {
 	return b.GetBlob(ctx, schemas.Ref{Bucket: parts[0], Digest: parts[1], Size: size})
 }
 
-// headersOf lists the headers sorted by name: maps have no order, letters do.
+// headersOf returns the headers sorted by name, so that equal letters have equal bytes.
 func headersOf(m *Message) []schemas.Header {
 	out := []schemas.Header{}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
@@ -84,6 +84,7 @@ func headersOf(m *Message) []schemas.Header {
 	return out
 }
 
+// headerSize returns more bytes than the headers take in a dead letter.
 func headerSize(headers []schemas.Header) int {
 	n := 0
 	for _, h := range headers {
@@ -92,8 +93,8 @@ func headerSize(headers []schemas.Header) int {
 	return n
 }
 
-// names are the run and the uid of an event, as far as they can be read.
-func names(m *Message) (run schemas.Run, uid schemas.UID) {
+// runAndUID returns the run and the uid of an event, each "" when it cannot be read.
+func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	run, uid = a.Run, a.UID
 	if a.Kind == schemas.KindPrompt {
@@ -105,7 +106,7 @@ func names(m *Message) (run schemas.Run, uid schemas.UID) {
 	return run, uid
 }
 
-// advisory is what the server says when it has given a message up.
+// advisory is the server's event about a message that it has given up.
 type advisory struct {
 	Stream     string `json:"stream"`
 	Consumer   string `json:"consumer"`
@@ -113,35 +114,35 @@ type advisory struct {
 	Deliveries uint64 `json:"deliveries"`
 }
 
-// WatchAdvisories turns the server's own max-deliveries advisories into dead letters,
-// until ctx ends: the safety net for consumers that died before they could write
-// one. From a work queue, where it would stay for ever, the message is then deleted.
-// Replicas share the work.
+// WatchAdvisories turns the server's own max-deliveries advisories into dead letters, until ctx ends. It is the
+// safety net for consumers that died before they could write one. It also deletes the message from a work queue,
+// where it would stay. Replicas share the work.
 func (b *Bus) WatchAdvisories(ctx context.Context) error {
 	return b.Consume(ctx, ConsumerConfig{
-		Stream: schemas.StreamAdvisories, Durable: advisoryConsumer, MaxDeliver: -1,
-		Filters: []string{"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"},
-	}, b.bury)
+		Durable: schemas.AdvisoriesDurable(), MaxDeliver: -1,
+	}, b.deadLetterAdvisory)
 }
 
-func (b *Bus) bury(ctx context.Context, m *Message) error {
+// deadLetterAdvisory is the handler of one advisory: it writes the dead letter of the message that the server gave
+// up.
+func (b *Bus) deadLetterAdvisory(ctx context.Context, m *Message) error {
 	var a advisory
 	if err := json.Unmarshal(m.Data, &a); err != nil {
 		return Terminal(schemas.CodeDecode, fmt.Errorf("read advisory: %w", err))
 	}
-	spec, ours := specNamed(a.Stream)
+	spec, ours := schemas.StreamNamed(a.Stream)
 	if !ours || a.Stream == schemas.StreamAdvisories {
-		return nil // of someone else in the same account
+		return nil // a stream of other users in the same account
 	}
 	original, err := b.Get(ctx, a.Stream, a.StreamSeq)
 	if errors.Is(err, ErrNotFound) {
-		return nil // settled, purged or expired meanwhile
+		return nil // acknowledged, purged or expired meanwhile
 	}
 	if err != nil {
 		return err
 	}
 	original.Delivered = a.Deliveries
-	reason := fmt.Sprintf("consumer %s got it %d times and settled it none", a.Consumer, a.Deliveries)
+	reason := fmt.Sprintf("consumer %s got it %d times and never acknowledged it", a.Consumer, a.Deliveries)
 	if err := b.Dead(ctx, stageOf(a.Consumer), schemas.CodeExhausted, reason, original); err != nil {
 		return err
 	}

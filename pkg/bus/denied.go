@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// The server answers what its permissions do not allow with silence, and with a note on the
-// connection that names the subject. Here who waits for the answer meets the note.
+// The server does not answer a request that its permissions do not allow. It only sends a note on the connection that
+// names the subject. The code here gives that note to the caller who waits for the answer.
 
 const (
-	// deniedGrace is how long a question that the client library asked may still be answered
-	// after a note that could be about it. An answer takes milliseconds.
+	// deniedGrace is how long a request of the client library may still be answered after a note that could be about
+	// it. An answer takes milliseconds.
 	deniedGrace = time.Second
-	// deniedFor is how long Denied tells of a note, deniedMost of how many at once.
+	// Denied reports notes of the last deniedFor, and at most deniedMost of them.
 	deniedFor  = time.Minute
 	deniedMost = 16
 )
 
-// denials is what the server would not let us do.
+// denials has the notes of what the server did not allow, and the callers that wait for such notes.
 type denials struct {
 	mu      sync.Mutex
 	waiting map[*waiter]struct{}
@@ -30,17 +30,17 @@ type denials struct {
 }
 
 type denial struct {
-	err error
+	err *deniedError
 	at  time.Time
 }
 
-// waiter wants to know of notes: about its subject, or with none about anything.
+// waiter is a caller that wants notes about its subject, or, with an empty one, about any. told must not block.
 type waiter struct {
 	subject string
 	told    func(subject string, err error)
 }
 
-// deniedError is one refusal. It is ErrPermission.
+// deniedError is the error of one note. It is ErrPermission.
 type deniedError struct {
 	subject, text string
 }
@@ -48,10 +48,11 @@ type deniedError struct {
 func (e *deniedError) Error() string { return e.text }
 func (e *deniedError) Unwrap() error { return ErrPermission }
 
-// notes is how the server's note reads.
+// notes matches the text of the server's note.
 var notes = regexp.MustCompile(`(?i)permissions violation for (publish|subscription) to "([^"]*)"`)
 
-// deny takes a note: it tells who waits for the subject's answer. met says that somebody may.
+// deny gives a note to all callers that wait for an answer on its subject. It returns the note as an error, and in
+// met whether some caller was waiting.
 func (b *Bus) deny(note error) (denied error, met bool) {
 	m := notes.FindStringSubmatch(note.Error())
 	if m == nil {
@@ -62,16 +63,16 @@ func (b *Bus) deny(note error) (denied error, met bool) {
 	if strings.EqualFold(m[1], "subscription") {
 		verb = "subscribe to"
 	}
-	err.text = fmt.Sprintf("%v: %s may not %s %q", ErrPermission, b.who.says(), verb, err.subject)
+	err.text = fmt.Sprintf("%v: %s may not %s %q", ErrPermission, b.user, verb, err.subject)
 	if verb == "publish on" {
-		err.text += whoMay(b.who, err.subject)
+		err.text += b.user.MissingRight(err.subject)
 	}
 	d := &b.denials
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	known := false
 	for i := range d.recent {
-		if d.recent[i].err.Error() == err.text {
+		if *d.recent[i].err == *err {
 			d.recent[i].at, known = time.Now(), true
 		}
 	}
@@ -84,13 +85,13 @@ func (b *Bus) deny(note error) (denied error, met bool) {
 	for w := range d.waiting {
 		if w.subject == "" || w.subject == err.subject {
 			met = true
-			go w.told(err.subject, err)
+			w.told(err.subject, err)
 		}
 	}
 	return err, met
 }
 
-// listen tells of notes on a subject (empty: on any) until stop.
+// listen calls told for each note about a subject (empty: any) until stop is called.
 func (d *denials) listen(subject string, told func(subject string, err error)) (stop func()) {
 	w := &waiter{subject, told}
 	d.mu.Lock()
@@ -106,8 +107,7 @@ func (d *denials) listen(subject string, told func(subject string, err error)) (
 	}
 }
 
-// Denied is what the server did not let us do in the last minute; nil: nothing. Whoever needs it
-// stands still.
+// Denied returns what the server did not allow in the last minute, or nil. Work that needs it stands still.
 func (b *Bus) Denied() error {
 	d := &b.denials
 	d.mu.Lock()
@@ -121,16 +121,13 @@ func (b *Bus) Denied() error {
 	return errors.Join(errs...)
 }
 
-// undenied is a try whose questions the client library asks. It ends when one that the server
-// does not answer was denied: denied returns the note then.
-func (b *Bus) undenied(ctx context.Context) (try context.Context, denied func() error, stop func()) {
+// watchDenials returns a context for calls of the client library. It ends when the server denied a request of the
+// library and did not answer; denied returns the note then, else nil. Call stop at the end.
+func (b *Bus) watchDenials(ctx context.Context) (try context.Context, denied func() error, stop func()) {
 	try, cancel := context.WithCancelCause(ctx)
-	deaf := b.denials.listen("", func(subject string, err error) {
-		if !strings.HasPrefix(subject, "$") { // no question of the library's
-			return
-		}
-		if pause(try, deniedGrace) == nil {
-			cancel(err)
+	unlisten := b.denials.listen("", func(subject string, err error) {
+		if strings.HasPrefix(subject, "$") { // a request of the library's
+			time.AfterFunc(deniedGrace, func() { cancel(err) })
 		}
 	})
 	denied = func() error {
@@ -140,5 +137,5 @@ func (b *Bus) undenied(ctx context.Context) (try context.Context, denied func() 
 		}
 		return note
 	}
-	return try, denied, func() { deaf(); cancel(nil) }
+	return try, denied, func() { unlisten(); cancel(nil) }
 }

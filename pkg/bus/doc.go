@@ -1,25 +1,29 @@
-// Package bus carries the contract's events over NATS JetStream: it creates the
-// streams, publishes with confirmation, consumes with bounded pulls, and settles
-// every message in one of four ways. At-least-once delivery, exactly-once effect.
+// Package bus carries the contract's events over NATS JetStream. A Bus is one connection: it creates the streams,
+// publishes with confirmation, consumes with bounded pulls and reads. Delivery is at least once, the effect exactly
+// once.
 //
-// Publishing: an event's subject is its idempotency key. A publish returns when the
-// server has stored the event or refused it as a duplicate, which counts as success.
-// What may pass (a restart, a lost connection) is tried again with the same id until
-// the context ends; a full stream is ErrStreamFull, for the caller to wait or to give
-// up; what can never succeed is a *TerminalError.
+// Publishing: an event's subject is its idempotency key. A publish returns when the server has stored the event, or
+// has refused it as a duplicate, which counts as success. After a failure that can pass (a restart, a lost
+// connection) it sends the event again with the same id, until the context ends. A full stream is ErrStreamFull:
+// the caller waits or gives up. What can never succeed is a *TerminalError. A Publisher does the same without
+// waiting for each confirmation.
 //
-// Consuming: Consume reads, processes, forwards, acks. The handler publishes its
-// results and returns nil, and only then is the message acked (and the ack
-// confirmed). An error means: later again. A TerminalError, or the last of
-// MaxDeliver failures, means: dead letter first, then off the stream. Handlers run
-// concurrently and must be idempotent: a message can always come twice, and whoever
-// had it before may still be at work.
+// Consuming: a durable is a consumer whose progress the server keeps; all replicas of a service share it. Consume
+// calls a handler for each message. The handler publishes its results and returns nil; then Consume acks the
+// message and waits until the server has confirmed the ack. After another error the server delivers the message
+// again later. After a TerminalError, or the last of MaxDeliver failures, Consume writes a dead letter (a copy of
+// the message, with the reason) and then takes the message off the stream. Handlers run concurrently and must be
+// idempotent: a message can come twice, while its first handler is still at work. A Subscription gives the messages
+// to its caller, who acknowledges them.
 //
-// The server counts AckWait from the delivery, so a message is only asked for when a
-// handler is free to take it, and its server is told that it is alive every third of
-// AckWait. The package never uses the client library's own prefetching: 500 large
-// messages asked for at once get a client disconnected.
+// The server counts AckWait from the delivery. So the package asks for a message only when a handler is free, and
+// sends a heartbeat for each message in flight every third of AckWait. It never uses the client library's
+// prefetching: the server disconnects a client that asks for 500 large messages at once.
 //
-// Reading (Get, Last, LastMany, Read) takes nothing off a stream and leaves no state
-// on the server.
+// Reading (Get, Last, LastMany, Read) takes nothing off a stream and leaves no state on the server.
+//
+// A guarded stream keeps the first message on each subject. If that is not the event that the subject is for, the
+// publisher of the true event displaces it: copies it to the dead letters and deletes it. A lane is the request
+// queue of a model, with its own current policy (a version of the weights). A guest is a user who is limited to
+// some runs.
 package bus

@@ -13,58 +13,62 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
-// durable is the durable consumer that a Consume or a Subscription works on. It is looked at now and then: others can
-// change or remove it by mistake, and the server does not tell us. With another filter messages would be stored and
-// never taken.
+// durable is the durable consumer of a Consume or a Subscription. It is checked now and then: others can change or
+// remove it by mistake, and the server does not tell us. With another filter, for example, messages would be stored
+// and never delivered.
 type durable struct {
 	bus    *Bus
 	config ConsumerConfig
 
 	mu sync.Mutex
-	// Up to floor all was acknowledged in the consumer that was made at that time, while it was as it should be.
+	// made is when the consumer was created, floor the sequence up to which all was acknowledged when it was last as
+	// it should be.
 	made  time.Time
 	floor uint64
 }
 
-// settings are the fields that a replica with other settings changes: what was stored is not passed over.
+// settings are the fields that a service's settings decide. A replica with other settings may change them without a
+// loss: no stored message is passed over.
 var settings = []string{
 	"ack_wait", "max_deliver", "max_ack_pending", "priority_policy", "priority_groups", "priority_timeout",
 }
 
-// bindPatiently is bind, again while the server is away or the stream not yet there.
-func (d *durable) bindPatiently(ctx context.Context) error {
-	return d.bus.insist(ctx, d.config.Stream, "consumer not ready", d.bind)
+// bindWhenReady calls bind again while the server is away or the stream is not there yet.
+func (d *durable) bindWhenReady(ctx context.Context) error {
+	return d.bus.retryUntilReady(ctx, d.config.Stream, "consumer not ready", d.bind)
 }
 
-// bind makes the durable or brings it up to date. A durable that is as wanted is left
-// alone, so that a service without the permission to make one can use it.
+// bind creates the durable, or brings it up to date. It leaves a durable alone that is as it should be, so that a
+// service without the permission to create one can use it.
 func (d *durable) bind(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.mend(ctx)
+	err := d.ensure(ctx)
 	if _, refused := errors.AsType[*jetstream.APIError](err); refused {
-		err = d.mend(ctx) // another replica may have made it at the same moment, from another place on
+		err = d.ensure(ctx) // another replica may have just created it, with another start position
 	}
 	if err != nil {
-		return fmt.Errorf("bind consumer %q of %s: %w", d.config.Durable, d.config.Stream, closedError(err))
+		return fmt.Errorf("bind consumer %q of %s: %w", d.config.Name, d.config.Stream, closedError(err))
 	}
 	return nil
 }
 
-// mend is bind. Lock held.
-func (d *durable) mend(ctx context.Context) error {
+// ensure is one try of bind. The caller holds the lock.
+func (d *durable) ensure(ctx context.Context) error {
 	js, want := d.bus.js, d.config.native()
-	have, err := js.Consumer(ctx, d.config.Stream, d.config.Durable)
+	have, err := js.Consumer(ctx, d.config.Stream, d.config.Name)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		if !d.made.IsZero() {
-			d.found("it has vanished")
+			d.reportChange("it has vanished")
 		}
-		return d.adopt(js.CreateOrUpdateConsumer(ctx, d.config.Stream, want))
+		return d.noteCreated(js.CreateOrUpdateConsumer(ctx, d.config.Stream, want))
 	case errors.Is(err, jetstream.ErrNotPullConsumer):
-		return d.remake(ctx, want, time.Time{}, "deliver_subject is set, must not be")
+		return d.recreate(ctx, want, time.Time{}, "deliver_subject is set, must not be")
 	case err != nil:
 		return err
 	}
@@ -72,65 +76,67 @@ func (d *durable) mend(ctx context.Context) error {
 	set, other := differences(info.Config, want)
 	switch {
 	case len(other) > 0:
-		return d.remake(ctx, want, info.Created, strings.Join(slices.Concat(other, set), "; "))
+		return d.recreate(ctx, want, info.Created, strings.Join(slices.Concat(other, set), "; "))
 	case len(set) > 0:
 		if !d.made.IsZero() {
-			d.bus.log.Warn().Str("consumer", d.config.Durable).Str("stream", d.config.Stream).Strs("changed", set).
+			d.bus.log.Warn().Str("consumer", d.config.Name).Str("stream", d.config.Stream).Strs("changed", set).
 				Msg("the settings of a consumer were changed, or another replica has others; set back")
 		}
-		want.MaxWaiting = info.Config.MaxWaiting // which cannot be changed
+		want.MaxWaiting = info.Config.MaxWaiting // it cannot be changed
 		want.DeliverPolicy, want.OptStartSeq = info.Config.DeliverPolicy, info.Config.OptStartSeq
-		return d.adopt(js.UpdateConsumer(ctx, d.config.Stream, want))
+		return d.noteCreated(js.UpdateConsumer(ctx, d.config.Stream, want))
 	}
 	d.made, d.floor = info.Created, info.AckFloor.Stream
 	d.bus.changed.set(d.key(), nil)
 	return nil
 }
 
-// remake makes the durable anew. What it has passed over while it was another comes again, from the floor on, and
-// where that is not known from the beginning: to do it twice changes nothing.
-func (d *durable) remake(ctx context.Context, want jetstream.ConsumerConfig, made time.Time, why string) error {
-	d.found(why)
-	if spec, _ := specNamed(d.config.Stream); !spec.WorkQueue && !d.made.IsZero() && d.made.Equal(made) {
+// recreate deletes the durable and creates it again. It then delivers from the floor on, or from the beginning when
+// the floor is not known, so that messages it passed over while it was changed come again. Some come twice, which is
+// harmless.
+func (d *durable) recreate(ctx context.Context, want jetstream.ConsumerConfig, made time.Time, why string) error {
+	d.reportChange(why)
+	if spec, _ := schemas.StreamNamed(d.config.Stream); !spec.WorkQueue && !d.made.IsZero() && d.made.Equal(made) {
 		want.DeliverPolicy, want.OptStartSeq = jetstream.DeliverByStartSequencePolicy, d.floor+1
 	}
-	err := d.bus.js.DeleteConsumer(ctx, d.config.Stream, d.config.Durable)
+	err := d.bus.js.DeleteConsumer(ctx, d.config.Stream, d.config.Name)
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return err
 	}
-	return d.adopt(d.bus.js.CreateOrUpdateConsumer(ctx, d.config.Stream, want))
+	return d.noteCreated(d.bus.js.CreateOrUpdateConsumer(ctx, d.config.Stream, want))
 }
 
-// adopt takes a consumer that was just made or updated.
-func (d *durable) adopt(c jetstream.Consumer, err error) error {
+// noteCreated notes the creation time and the floor of a consumer that was just created or updated; it returns err.
+func (d *durable) noteCreated(c jetstream.Consumer, err error) error {
 	if err == nil {
 		d.made, d.floor = c.CachedInfo().Created, c.CachedInfo().AckFloor.Stream
 	}
 	return err
 }
 
-// found says that the durable is not what it was: in the log, and in Changed until a look finds it as it should be.
-func (d *durable) found(what string) {
-	const way = "it is made anew, and what it passed over comes again"
-	name, stream := d.config.Durable, d.config.Stream
+// reportChange reports that the durable was changed: in the log, and in Bus.Changed until a check finds it as it
+// should be.
+func (d *durable) reportChange(what string) {
+	const way = "it is created again, and what it passed over comes again"
+	name, stream := d.config.Name, d.config.Stream
 	d.bus.changed.set(d.key(), fmt.Errorf("consumer %q of %s was changed: %s; %s", name, stream, what, way))
 	d.bus.log.Error().Str("consumer", name).Str("stream", stream).Str("changed", what).
 		Msg("a consumer was changed; " + way)
 }
 
-func (d *durable) key() string { return d.config.Stream + "." + d.config.Durable }
+func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
-// watch looks at the durable until ctx ends.
+// watch checks the durable every Look, and repairs it, until ctx ends.
 func (d *durable) watch(ctx context.Context) {
 	defer d.bus.changed.set(d.key(), nil)
 	for pause(ctx, d.config.Look) == nil {
-		if err := d.bus.patiently(ctx, d.bind); err != nil && ctx.Err() == nil && d.bus.waitLog.allow() {
+		if err := d.bus.retryWhileAway(ctx, d.bind); err != nil && ctx.Err() == nil && d.bus.waitLog.allow() {
 			d.bus.log.Warn().Err(err).Msg("the consumer is not as it should be, trying again")
 		}
 	}
 }
 
-// differences are the fields in which a durable is not as wanted: those of a service's settings, and others.
+// differences returns the fields in which a durable is not as wanted: those of settings in set, the rest in other.
 func differences(have, want jetstream.ConsumerConfig) (set, other []string) {
 	is, must := fieldsOf(have), fieldsOf(want)
 	names := slices.AppendSeq(slices.Collect(maps.Keys(is)), maps.Keys(must))
@@ -149,12 +155,12 @@ func differences(have, want jetstream.ConsumerConfig) (set, other []string) {
 	return set, other
 }
 
-// fieldsOf are the fields of a consumer in the server's words, without those that say nothing about what it delivers.
+// fieldsOf returns the fields of a consumer by the server's names, without those that do not affect what it delivers.
 func fieldsOf(c jetstream.ConsumerConfig) map[string]string {
 	if c.FilterSubject != "" {
 		c.FilterSubjects, c.FilterSubject = []string{c.FilterSubject}, ""
 	}
-	if c.DeliverPolicy == jetstream.DeliverByStartSequencePolicy { // made anew, by us or another replica
+	if c.DeliverPolicy == jetstream.DeliverByStartSequencePolicy { // created again, by us or another replica
 		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverAllPolicy, 0
 	}
 	c.Name, c.Description, c.Metadata, c.Replicas, c.MaxWaiting = "", "", nil, 0, 0
@@ -173,7 +179,7 @@ func fieldsOf(c jetstream.ConsumerConfig) map[string]string {
 	return out
 }
 
-// changed are the durables that somebody has changed.
+// changed has the durables that others have changed, with what was changed.
 type changed struct {
 	mu sync.Mutex
 	by map[string]error
@@ -191,8 +197,9 @@ func (c *changed) set(key string, err error) {
 	}
 }
 
-// Changed says which durables that this bus works on were changed or removed by somebody, until a look finds them as
-// they should be; nil: none.
+// Changed returns an error for each durable of this bus that others have changed or removed, nil if there is none. The
+// services show it in their health. Each consumer checks its durable every few seconds, and clears the error when the
+// durable is as it should be.
 func (b *Bus) Changed() error {
 	b.changed.mu.Lock()
 	defer b.changed.mu.Unlock()

@@ -40,11 +40,11 @@ var mistakes = map[string]struct {
 		return err
 	}, "headers_only is true, must be absent"},
 	"paused": {func(ctx context.Context, b *bus.Bus, _ jetstream.ConsumerConfig) error {
-		_, err := b.JetStream().PauseConsumer(ctx, schemas.StreamPrompts, bus.IntakeConsumer, time.Now().Add(time.Hour))
+		_, err := b.JetStream().PauseConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name, time.Now().Add(time.Hour))
 		return err
 	}, "pause_until is"},
 	"only what is new": {func(ctx context.Context, b *bus.Bus, c jetstream.ConsumerConfig) error {
-		if err := b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, bus.IntakeConsumer); err != nil {
+		if err := b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name); err != nil {
 			return err
 		}
 		c.DeliverPolicy, c.FilterSubject = jetstream.DeliverNewPolicy, schemas.PromptSubject("other")
@@ -52,7 +52,7 @@ var mistakes = map[string]struct {
 		return err
 	}, ""}, // where our own look comes between the two, it has vanished
 	"gone": {func(ctx context.Context, b *bus.Bus, _ jetstream.ConsumerConfig) error {
-		return b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, bus.IntakeConsumer)
+		return b.JetStream().DeleteConsumer(ctx, schemas.StreamPrompts, schemas.PromptsDurable().Name)
 	}, "it has vanished"},
 }
 
@@ -61,7 +61,7 @@ var mistakes = map[string]struct {
 func TestConsume_ItsDurableChanged(t *testing.T) {
 	t.Parallel()
 	config := bus.ConsumerConfig{
-		Stream: schemas.StreamPrompts, Durable: bus.IntakeConsumer, Slots: 4,
+		Durable: schemas.PromptsDurable(), Slots: 4,
 		AckWait: bustest.Patience, Look: 2 * time.Second,
 	}
 	for name, c := range mistakes {
@@ -92,13 +92,13 @@ func TestConsume_ItsDurableChanged(t *testing.T) {
 			publish("r", "before")
 			until("before")
 			bustest.Until(t, "a look at the durable as it is", func() error {
-				have, err := e.JetStream().Consumer(t.Context(), schemas.StreamPrompts, config.Durable)
+				have, err := e.JetStream().Consumer(t.Context(), schemas.StreamPrompts, config.Name)
 				if err == nil && have.CachedInfo().NumAckPending > 0 {
 					err = errors.New("not acknowledged yet")
 				}
 				return err
 			})
-			have, err := e.JetStream().Consumer(t.Context(), schemas.StreamPrompts, config.Durable)
+			have, err := e.JetStream().Consumer(t.Context(), schemas.StreamPrompts, config.Name)
 			if err == nil {
 				err = c.do(t.Context(), e.Bus, have.CachedInfo().Config)
 			}
@@ -133,7 +133,7 @@ func TestConsume_ItsSettingsChanged(t *testing.T) {
 	})
 	publishRequests(t, e.Bus, 1)
 	bustest.Receive(t, "the request", came)
-	have, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Durable)
+	have, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestConsume_ItsSettingsChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	bustest.Until(t, "they are set back", func() error {
-		now, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Durable)
+		now, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Name)
 		if err != nil {
 			return err
 		}

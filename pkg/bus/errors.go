@@ -12,31 +12,28 @@ import (
 )
 
 var (
-	// ErrStreamFull is returned when a stream or the server's storage has no room. It
-	// passes when consumers, age or a purge make room.
+	// ErrStreamFull is returned when a stream or the server's storage has no space. A later try can succeed, after
+	// consumers, age or a purge have freed some.
 	ErrStreamFull = errors.New("stream is full")
 	// ErrNotFound is returned when no stored message or object has the name asked for.
 	ErrNotFound = errors.New("not found")
 	// ErrTooLarge is returned when a message is larger than the server's payload limit.
 	ErrTooLarge = errors.New("message too large for the server")
-	// ErrPermission is returned for what the server's permissions do not allow. The server
-	// answers it with silence and a note on the connection, which is where this comes from;
-	// its text names the right, and roles that have it.
+	// ErrPermission is returned for what the server's permissions do not allow. The server does not answer then, but
+	// sends a note on the connection. The text names the missing right, and the roles that have it.
 	ErrPermission = errors.New("no permission")
-	// ErrSettled is returned when a message that was acked, nakked or terminated is
-	// to be settled again.
-	ErrSettled = errors.New("message already settled")
+	// ErrAcknowledged is returned when a message is acknowledged, nakked or terminated a second time.
+	ErrAcknowledged = errors.New("message already acknowledged")
 	// ErrClosed is returned when the bus, a publisher or a subscription has been closed.
 	ErrClosed = errors.New("closed")
-	// ErrIncompatible is returned by Setup when a stream or bucket exists in a form that
-	// cannot be changed into the contract's.
+	// ErrIncompatible is returned when a stream or bucket exists with settings that break the contract and cannot be
+	// changed.
 	ErrIncompatible = errors.New("exists with incompatible settings")
-	// ErrCursor is returned when a cursor is none, or of another stream than the one that is
-	// there now.
-	ErrCursor = errors.New("not a place in this stream")
+	// ErrCursor is returned when a cursor cannot be read, or belongs to another stream than the one that is there now.
+	ErrCursor = errors.New("not a position in this stream")
 	// ErrEvicted is returned when messages behind a cursor are gone before they were read.
 	ErrEvicted = errors.New("evicted before it was read")
-	// ErrCorrupt is returned when stored bytes do not have the digest they are named by.
+	// ErrCorrupt is returned when stored bytes do not have the digest or size by which they are named.
 	ErrCorrupt = errors.New("digest mismatch")
 	// ErrFailed is returned for a sample that was not completed, with its reason.
 	ErrFailed = errors.New("the sample failed")
@@ -47,7 +44,7 @@ type TerminalError struct {
 	// Code is the class of the reason, one of schemas.DeadCodes or a handler's own.
 	Code string
 	Err  error
-	// Garbage: the message is not the event that its subject is for.
+	// Garbage means that the message is not the event that its subject is for.
 	Garbage bool
 }
 
@@ -66,7 +63,7 @@ func Terminal(code string, err error) error {
 
 // Garbage is Terminal for a message that is not the event that its subject is for. Beside
 // the dead letter, the message is deleted, so that the true event can be stored, and
-// nobody is told that there will be none: OnGiveUp is not called. nil stays nil.
+// OnGiveUp is not called: later stages must not hear that the event will never come. nil stays nil.
 func Garbage(code string, err error) error {
 	if err == nil {
 		return nil
@@ -90,7 +87,7 @@ const (
 	codeMemoryExceeded     = 10028
 	codeStorageExceeded    = 10047
 	codeMessageExceeds     = 10054
-	codeStoreFailed        = 10077 // one code for three limits; see outcome
+	codeStoreFailed        = 10077 // one code for three limits; see classify
 	codeStreamWrongLastSeq = 10071
 	codeDuplicateInFlight  = 10158
 )
@@ -99,12 +96,13 @@ const (
 type errorClass int
 
 const (
-	classRetry   errorClass = iota // it may pass
+	classRetry   errorClass = iota // a later try may succeed
 	classRefused                   // the stream is full, or has the subject already
-	classFull                      // the server has no room
-	classFatal                     // it will never succeed
+	classFull                      // the server has no space
+	classFatal                     // no try will succeed
 )
 
+// classify says what the error of a publish, or of a change of a stream, means for the caller.
 func classify(err error) errorClass {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		switch api.ErrorCode {
@@ -120,9 +118,9 @@ func classify(err error) errorClass {
 			return classRetry
 		case codeStreamWrongLastSeq:
 			return classRefused
-		case codeDuplicateInFlight: // a cluster has the message in hand, and cannot say yet where
+		case codeDuplicateInFlight: // a cluster is still storing the message
 			return classRetry
-		case codeNoPeers: // of a cluster, no server has room, or too few are there
+		case codeNoPeers: // no server of the cluster has space, or too few are up
 			if strings.Contains(api.Description, "insufficient storage") {
 				return classFull
 			}
@@ -138,15 +136,16 @@ func classify(err error) errorClass {
 		return classRetry
 	}
 	switch {
-	case errors.Is(err, ErrPermission), errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported),
+	case errors.Is(err, ErrPermission), errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject),
+		errors.Is(err, nats.ErrHeadersNotSupported),
 		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return classFatal
 	}
 	return classRetry
 }
 
-// outage says whether a try failed since the server was away or not ready, which is no
-// fault of what was tried: with err, on a connection that had been made so often before.
+// outage reports whether a try failed because the server was away or not ready, which is no fault of the message.
+// reconnects is the number of reconnects before the try.
 func (b *Bus) outage(err error, reconnects uint64) bool {
 	if !b.nc.IsConnected() || b.nc.Stats().Reconnects != reconnects {
 		return true
@@ -154,11 +153,12 @@ func (b *Bus) outage(err error, reconnects uint64) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code >= 500 && api.ErrorCode != codeStoreFailed
 	}
-	return errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+	return errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.Is(err, jetstream.ErrNoStreamResponse) ||
 		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrConnectionReconnecting)
 }
 
-// publishError names the subject, and the sentinel a caller can branch on.
+// publishError adds the subject to an error, and the error value that a caller can test for.
 func publishError(subject string, err error) error {
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	switch {
@@ -172,9 +172,10 @@ func publishError(subject string, err error) error {
 	return fmt.Errorf("publish %q: %w", subject, err)
 }
 
-// closedError adds ErrClosed to what the client says of a connection that was closed.
+// closedError adds ErrClosed to the client library's errors of a closed connection.
 func closedError(err error) error {
-	if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionDraining) {
+	if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrConnectionClosed) ||
+		errors.Is(err, nats.ErrConnectionDraining) {
 		return fmt.Errorf("%w: %w", ErrClosed, err)
 	}
 	return err

@@ -10,29 +10,30 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Examined is a stream of the contract, or one behind a bucket, as Examine found it.
+// Examined is what Examine found about a stream of the contract, or one behind a bucket.
 type Examined struct {
 	StreamStats
-	// Missing says that it is not there, Err that the server did not tell.
+	// Missing means that it does not exist, Err that the server did not say.
 	Missing bool
 	Err     error
-	// Wrong is in what it is not the contract's, for good; Stale what Setup would change.
+	// Wrong lists differences from the contract that cannot be repaired, Stale those that Setup would repair.
 	Wrong, Stale []string
-	// Rolls says that it drops its oldest messages for new ones, and so is never full.
+	// Rolls means that it drops its oldest messages for new ones, and so is never full.
 	Rolls bool
-	// Peers is how many servers their cluster has, as far as its leader tells; 1 without one.
+	// Peers is how many servers the cluster has, as far as the stream's leader says; 1 without a cluster.
 	Peers int
 }
 
-// Examine looks at every stream and bucket of the contract, with its consumers where they are asked for,
-// and changes none. What is wrong with one keeps it from none of the others.
+// Examine looks at every stream and bucket of the contract, and at their consumers if asked. It changes nothing. A
+// fault of one stream does not keep it from examining the others.
 func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, err error) {
-	err = b.patiently(ctx, func(ctx context.Context) error {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		out = nil
-		if _, err := b.js.AccountInfo(ctx); errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		if _, err := b.js.AccountInfo(ctx); errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
+			errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 			return err
 		}
-		for _, k := range kept() {
+		for _, k := range allStores() {
 			e, err := b.examine(ctx, k, withConsumers)
 			if ctx.Err() != nil || b.isAway(err) {
 				return errors.Join(err, ctx.Err())
@@ -40,19 +41,21 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses
 			out = append(out, e)
 		}
-		for _, name := range []string{presenceStream, sealStream} { // nobody asks for their limits
+		// their limits do not matter
+		for _, name := range []string{schemas.StreamPresenceBucket, schemas.StreamSealBucket} {
 			s, err := b.js.Stream(ctx, name)
 			e := Examined{StreamStats: StreamStats{Name: name}, Err: err}
 			switch {
 			case errors.Is(err, jetstream.ErrStreamNotFound):
 				e.Missing, e.Err = true, nil
-			case err == nil && name == presenceStream && s.CachedInfo().Config.MaxAge <= 0:
-				e.Wrong = append(e.Wrong, fmt.Sprintf("it keeps its entries for ever, must forget them after %v", schemas.PresenceTTL))
+			case err == nil && name == schemas.StreamPresenceBucket && s.CachedInfo().Config.MaxAge <= 0:
+				e.Wrong = append(e.Wrong, fmt.Sprintf("it keeps its entries for ever, must forget them after %v",
+					schemas.PresenceTTL))
 				fallthrough
 			case err == nil:
 				e.Replicas = s.CachedInfo().Config.Replicas
 				e.Current = e.Replicas
-				e.kept(s.CachedInfo().Cluster)
+				e.countReplicas(s.CachedInfo().Cluster)
 			}
 			out = append(out, e)
 		}
@@ -64,7 +67,8 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 	return out, nil
 }
 
-func (b *Bus) examine(ctx context.Context, k keeping, withConsumers bool) (e Examined, err error) {
+// examine is Examine of one stream.
+func (b *Bus) examine(ctx context.Context, k storedIn, withConsumers bool) (e Examined, err error) {
 	stats, s, err := b.statsOf(ctx, k)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		e.Missing = true
@@ -81,9 +85,9 @@ func (b *Bus) examine(ctx context.Context, k keeping, withConsumers bool) (e Exa
 	if c := info.Cluster; c != nil && c.Name != "" {
 		e.Peers = max(2, len(c.Replicas)+1)
 	}
-	if spec, ok := specNamed(k.name); ok {
-		e.Wrong = wrong(info.Config, streamConfig(spec, e.Replicas))
-		_, e.Stale = brought(info.Config, streamConfig(spec, e.Replicas))
+	if spec, ok := schemas.StreamNamed(k.name); ok {
+		e.Wrong = incompatibilities(info.Config, streamConfig(spec, e.Replicas))
+		_, e.Stale = withContract(info.Config, streamConfig(spec, e.Replicas))
 	}
 	if withConsumers {
 		err = b.addConsumers(ctx, &e.StreamStats, s)

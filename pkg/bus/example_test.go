@@ -29,8 +29,12 @@ func Example() {
 
 	group := schemas.Group{Batch: "fox", Reward: []schemas.RewardSpec{{Name: "ocr"}}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
 	request := &schemas.Request{
-		Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0, GroupSize: 1, Prompt: "a fox", Height: 256, Width: 256,
-		Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32", Group: group,
+		Identity: schemas.Identity{Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0, GroupSize: 1},
+		Sampling: schemas.Sampling{
+			Prompt: "a fox", Height: 256, Width: 256,
+			Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
+		},
+		Group: group,
 	}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 	for range 2 { // the second is refused as a duplicate, which is success
@@ -39,7 +43,7 @@ func Example() {
 		fmt.Println(ack.Stream, ack.Seq, ack.Duplicate)
 	}
 
-	err = b.Consume(ctx, bus.ConsumerConfig{Stream: schemas.StreamRequests, Durable: "sampler-tiny"},
+	err = b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.RequestsDurable("tiny")},
 		func(ctx context.Context, m *bus.Message) error {
 			defer cancel() // one is enough for an example
 			var r schemas.Request
@@ -47,8 +51,10 @@ func Example() {
 				return bus.Garbage(schemas.CodeDecode, err)
 			}
 			ack, err := b.Publish(ctx, &schemas.Trajectory{
-				Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "a1",
-				StopReason: schemas.StopFailed, Error: "this example cannot paint", Group: r.Group,
+				Identity:   r.Identity,
+				Provenance: schemas.Provenance{Attempt: "a1"},
+				Outcome:    schemas.Outcome{StopReason: schemas.StopFailed, Error: "this example cannot paint"},
+				Group:      r.Group,
 			})
 			if err != nil {
 				return err

@@ -6,39 +6,37 @@ import (
 )
 
 const (
-	// shortestTurn and longestTurn bound how long a message stays away that was handed back
-	// in favour of others, leastPace is what a try of it is thought to take at least, with
-	// its settlement.
+	// shortestTurn and longestTurn bound how long a message stays away that was returned in favour of others.
+	// leastPace is the least time that a try counts for, with its acknowledgement.
 	shortestTurn = 50 * time.Millisecond
 	longestTurn  = time.Minute
 	leastPace    = 5 * time.Millisecond
 )
 
-// fairness keeps what fails from taking the place of what does not. A family of messages
-// (ConsumerConfig.Families) is suspect from a failure on until one of its messages
-// succeeds. Of the innermost family that is suspect one message is tried at a time, and
-// all suspects together get half of the slots; the others are handed back, to come again
-// one after the other. The consumer's lock guards it.
+// fairness keeps failing messages from taking the slots of the others. A family of messages (ConsumerConfig.Families)
+// is suspect from a failure on until one of its messages succeeds. Of an innermost suspect family, one message is
+// tried at a time, and all suspects together get half of the slots. The others go back to the server, which delivers
+// them again one after the other. The lock of the consumer guards it.
 type fairness struct {
 	config ConsumerConfig
 	// working are the families of the messages that handlers work on.
 	working  map[*Message][]string
 	suspects map[string]*suspect
-	// pace is the smoothed time of a failing try.
+	// pace is the smoothed duration of a failing try.
 	pace time.Duration
 }
 
 type suspect struct {
-	since time.Time // of its first failure
-	turn  time.Time // up to which messages that were handed back have been promised a place
+	since time.Time // when its first failure was
+	turn  time.Time // when the last of the returned messages may come again
 }
 
 func newFairness(c ConsumerConfig) *fairness {
 	return &fairness{config: c, working: map[*Message][]string{}, suspects: map[string]*suspect{}, pace: leastPace}
 }
 
-// suspicious returns the innermost of the families that is suspect, or "".
-func (f *fairness) suspicious(families []string) string {
+// innermostSuspect returns the innermost of the families that is suspect, or "".
+func (f *fairness) innermostSuspect(families []string) string {
 	for i := len(families) - 1; i >= 0; i-- {
 		if f.suspects[families[i]] != nil {
 			return families[i]
@@ -47,16 +45,16 @@ func (f *fairness) suspicious(families []string) string {
 	return ""
 }
 
-// admit takes a message in; away > 0: it is to be handed back for so long.
+// admit lets a message in and returns 0, or returns for how long the message must go back to the server.
 func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 	if f.config.Families == nil {
 		return 0
 	}
 	families := f.config.Families(m)
-	if name := f.suspicious(families); name != "" {
+	if name := f.innermostSuspect(families); name != "" {
 		all, same := 0, 0
 		for _, other := range f.working {
-			switch f.suspicious(other) {
+			switch f.innermostSuspect(other) {
 			case "":
 				continue
 			case name:
@@ -73,7 +71,8 @@ func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 	return 0
 }
 
-// nextTurn promises a place to a message that is handed back.
+// nextTurn returns for how long a message of the family goes away: each one returned comes a pace after the one
+// before.
 func (s *suspect) nextTurn(now time.Time, pace time.Duration) time.Duration {
 	if s.turn.Before(now) {
 		s.turn = now
@@ -96,9 +95,9 @@ func (f *fairness) succeeded(m *Message) {
 	}
 }
 
-// failed makes the families of a message suspect. It says whether the innermost has failed
-// for as long as the tries of one message would take: then the first failure of each
-// message of it is its last, or a family of a thousand would be tried ten thousand times.
+// failed makes the families of a message suspect. hopeless means that the innermost family has failed for as long as
+// all tries of one message take. Then the first failure of each of its messages is the last; otherwise a family of a
+// thousand messages would be tried thousands of times.
 func (f *fairness) failed(m *Message, took time.Duration, now time.Time) (hopeless bool) {
 	families := f.working[m]
 	if len(families) == 0 {
@@ -113,5 +112,5 @@ func (f *fairness) failed(m *Message, took time.Duration, now time.Time) (hopele
 			f.suspects[name] = &suspect{since: now}
 		}
 	}
-	return f.config.MaxDeliver > 0 && now.Sub(f.suspects[families[len(families)-1]].since) > f.config.patience()
+	return f.config.MaxDeliver > 0 && now.Sub(f.suspects[families[len(families)-1]].since) > f.config.retrySpan()
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,20 +42,21 @@ type directRequest struct {
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
-	NextFor   string   `json:"next_by_subj,omitempty"` // only of a leader
+	NextFor   string   `json:"next_by_subj,omitempty"` // only in requests to a leader
 }
 
+// directSubject returns the subject of direct gets from a stream. Any server that has the stream answers them.
 func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream }
 
-// Last returns the newest message on a subject, which may have wildcards, or
-// ErrNotFound. The subject is the stored one; see RewardFilter.
+// Last returns the newest message on a subject, which may have wildcards, or ErrNotFound. The subject is the one that
+// is stored, which for rewards differs from the published one (RewardFilter).
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
-	if err := b.who.has(stream, subject); err != nil {
+	if err := b.readable(stream, subject); err != nil {
 		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
 	}
 	from, req := directSubject(stream), directRequest{LastFor: subject}
 	if b.asksLeaders() {
-		m, err := b.ask(ctx, stream, leaderSubject(stream), req)
+		m, err := b.getMessage(ctx, stream, leaderSubject(stream), req)
 		if err == nil {
 			return m, nil
 		}
@@ -62,10 +64,10 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error
 			return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
 		}
 	}
-	if !strings.ContainsAny(subject, "*>") { // so the server can tell whether we may read that one
+	if !strings.ContainsAny(subject, "*>") { // then the server can check whether we may read this subject
 		from, req = from+"."+subject, directRequest{}
 	}
-	m, err := b.ask(ctx, stream, from, req)
+	m, err := b.getMessage(ctx, stream, from, req)
 	if err != nil {
 		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
 	}
@@ -82,9 +84,9 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, err
 	if seq == 0 {
 		return nil, fmt.Errorf("get %s 0: %w", stream, ErrNotFound)
 	}
-	m, err := b.ask(ctx, stream, directSubject(stream), directRequest{Seq: seq})
+	m, err := b.getMessage(ctx, stream, directSubject(stream), directRequest{Seq: seq})
 	if errors.Is(err, ErrNotFound) && b.asksLeaders() {
-		m, err = b.ask(ctx, stream, leaderSubject(stream), directRequest{Seq: seq})
+		m, err = b.getMessage(ctx, stream, leaderSubject(stream), directRequest{Seq: seq})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get %s %d: %w", stream, seq, err)
@@ -92,11 +94,12 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, err
 	return m, nil
 }
 
-// ask asks on a subject for one message of a stream: directSubject, or leaderSubject. While the
-// server is away it asks again, until ctx ends.
-func (b *Bus) ask(ctx context.Context, stream, subject string, req directRequest) (m *Message, err error) {
+// getMessage requests one message of a stream, on directSubject or leaderSubject. It returns ErrNotFound when there
+// is none. While the server is away it repeats the request until ctx ends; while the server does not know the stream,
+// five times.
+func (b *Bus) getMessage(ctx context.Context, stream, subject string, req directRequest) (m *Message, err error) {
 	var body []byte
-	if req.Seq > 0 || req.LastFor != "" { // else the subject says it
+	if req.Seq > 0 || req.LastFor != "" { // else the subject has it
 		if body, err = json.Marshal(req); err != nil {
 			return nil, err
 		}
@@ -104,15 +107,15 @@ func (b *Bus) ask(ctx context.Context, stream, subject string, req directRequest
 	wait := retryMin
 	for range 5 {
 		answered := false
-		err = b.patiently(ctx, func(ctx context.Context) error {
+		err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 			resp, err := b.request(ctx, &nats.Msg{Subject: subject, Data: body})
 			if err != nil {
 				return err
 			}
 			if subject == leaderSubject(stream) {
-				m, err = fromLeader(stream, resp)
+				m, err = parseLeaderGet(stream, resp)
 			} else if err = directError(resp); err == nil {
-				m, err = stored(resp)
+				m, err = parseDirectGet(resp)
 			}
 			answered = !errors.Is(err, jetstream.ErrNoStreamResponse) && !errors.Is(err, ErrNoLeader)
 			return err
@@ -128,7 +131,7 @@ func (b *Bus) ask(ctx context.Context, stream, subject string, req directRequest
 	return nil, err
 }
 
-// directError is the status of a direct get's answer; nil for a message.
+// directError returns the error in the answer to a direct get; nil for a message.
 func directError(m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -143,30 +146,29 @@ func directError(m *nats.Msg) error {
 }
 
 const (
-	// multiBatch bounds the messages, multiBytes the bytes of one answer to LastMany.
+	// multiBatch bounds the messages in one answer to LastMany, multiBytes the bytes.
 	multiBatch = 256
 	multiBytes = 8 << 20
 )
 
-// LastMany returns the newest message of each subject that the filters match, sorted
-// by sequence and all as of one moment. No match gives an empty list. The stream must
-// be one of the contract's, which allow direct gets. The filters match stored subjects.
+// LastMany returns the newest message of each subject that the filters match, sorted by sequence, all as of one
+// moment. When nothing matches, the list is empty. The stream must be one of the contract, since those allow direct
+// gets. The filters match stored subjects.
 func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]*Message, error) {
 	if len(filters) == 0 {
 		return nil, nil
 	}
 	req := directRequest{MultiLast: filters, Batch: multiBatch, MaxBytes: multiBytes}
-	reached, err := b.reached(ctx, stream)
+	reached, err := b.leaderSeq(ctx, stream)
 	if err != nil {
 		return nil, fmt.Errorf("last of each subject of %s: %w", stream, err)
 	}
 	var out []*Message
 	for {
-		page, upTo, pending, err := b.fresh(ctx, stream, req, reached)
+		page, upTo, pending, err := b.readFresh(ctx, stream, req, reached)
 		if errors.Is(err, errTooMany) || errors.Is(err, ErrPermission) || err == nil && pending > 0 && reached > 0 {
-			// Who may read some runs alone has to say which, in a consumer's subject.
-			// The server resolves 1,024 subjects at once; an ordered reader any number. Of a
-			// cluster, each page may come from another server.
+			// A guest must name its runs in the subject of a consumer. A direct get has at most 1,024 subjects, a
+			// reader any number. In a cluster, each page may come from another server.
 			return b.lastPerSubject(ctx, stream, filters)
 		}
 		if err != nil {
@@ -180,19 +182,20 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 	}
 }
 
+// errTooMany means that the filters of a direct get match more subjects than the server can handle at once.
 var errTooMany = errors.New("too many subjects")
 
-// Queued yields what a stream holds, in its order. It needs no consumer, of which a work queue
-// has only those that take its messages away; Read is faster for what is long.
+// Queued yields the messages of a work queue in order, and leaves them there. Read cannot do that: a consumer of a
+// work queue takes its messages away. For a long stream Read is faster.
 func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		req := directRequest{Seq: 1, Batch: multiBatch, MaxBytes: multiBytes}
-		reached, err := b.reached(ctx, stream)
+		reached, err := b.leaderSeq(ctx, stream)
 		for {
 			var page []*Message
 			var pending uint64
 			if err == nil {
-				page, _, pending, err = b.fresh(ctx, stream, req, 0)
+				page, _, pending, err = b.readFresh(ctx, stream, req, 0)
 			}
 			if err != nil {
 				if ctx.Err() == nil {
@@ -210,7 +213,7 @@ func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, err
 				continue
 			}
 			var lags bool
-			if lags, err = b.unseen(ctx, stream, nil, req.Seq, reached); err == nil && !lags {
+			if lags, err = b.leaderHas(ctx, stream, nil, req.Seq, reached); err == nil && !lags {
 				return
 			}
 			if err == nil {
@@ -220,10 +223,11 @@ func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, err
 	}
 }
 
-// many is one page of LastMany, or of all from a sequence on: messages until the end-of-batch
-// status, which tells how many are left and, of the former, the sequence that the whole answer is
-// bounded by.
-func (b *Bus) many(ctx context.Context, stream string, req directRequest) (page []*Message, upTo, pending uint64, err error) {
+// readPage returns one page of LastMany, or of all messages from a sequence on. pending is how many messages are left
+// behind the page. upTo, for LastMany only, is the sequence as of which all pages are read.
+func (b *Bus) readPage(
+	ctx context.Context, stream string, req directRequest,
+) (page []*Message, upTo, pending uint64, err error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, 0, 0, err
@@ -231,7 +235,7 @@ func (b *Bus) many(ctx context.Context, stream string, req directRequest) (page 
 	ctx, stop := context.WithTimeout(ctx, 2*apiTimeout)
 	defer stop()
 	inbox := b.nc.NewInbox()
-	answers := make(chan *nats.Msg, multiBatch+1) // SubscribeSync's would take half a megabyte
+	answers := make(chan *nats.Msg, multiBatch+1) // the channel of SubscribeSync would take half a megabyte
 	sub, err := b.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return nil, 0, 0, err
@@ -268,7 +272,7 @@ func (b *Bus) many(ctx context.Context, stream string, req directRequest) (page 
 		if err := directError(m); err != nil {
 			return nil, 0, 0, err
 		}
-		message, err := stored(m)
+		message, err := parseDirectGet(m)
 		if err != nil {
 			return nil, 0, 0, err
 		}
@@ -276,6 +280,7 @@ func (b *Bus) many(ctx context.Context, stream string, req directRequest) (page 
 	}
 }
 
+// lastPerSubject is LastMany with readers, one for each filter, sorted by sequence and without duplicates.
 func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string) ([]*Message, error) {
 	var out []*Message
 	for _, filter := range filters {
@@ -290,8 +295,7 @@ func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []strin
 	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
 }
 
-// Subjects returns the stored subjects that match filter, with the number of messages
-// of each.
+// Subjects returns the stored subjects that match filter, each with its number of messages.
 func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
 	state, err := b.streamState(ctx, stream, filter)
 	if err != nil {
@@ -303,10 +307,10 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	return state.Subjects, nil
 }
 
-// streamState is the state of a stream, with the subjects that match filter.
+// streamState returns the state of a stream, with the subjects that match filter.
 func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
 	var info *jetstream.StreamInfo
-	err := b.patiently(ctx, func(ctx context.Context) error {
+	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
 		s, err := b.js.Stream(ctx, stream)
 		if err == nil {
 			info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
@@ -319,10 +323,9 @@ func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream
 	return info.State, nil
 }
 
-// StreamInfo is the state and the limits of a stream, of the contract's or behind a
-// bucket.
+// StreamInfo returns the state and the limits of a stream of the contract, or of one behind a bucket.
 func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
-	err = b.patiently(ctx, func(ctx context.Context) error {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		s, err := b.js.Stream(ctx, stream)
 		if err == nil {
 			info = s.CachedInfo()
@@ -332,9 +335,9 @@ func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.St
 	return info, err
 }
 
-// Delete removes the message at a sequence; one that is gone already is no error.
+// Delete removes the message at a sequence. It is no error when the message is gone already.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	err := b.patiently(ctx, func(ctx context.Context) error {
+	err := b.retryWhileAway(ctx, func(ctx context.Context) error {
 		s, err := b.js.Stream(ctx, stream)
 		if err == nil {
 			err = s.DeleteMsg(ctx, seq)
@@ -353,19 +356,18 @@ func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
 	return nil
 }
 
-// Purge removes everything stored about a run: prompts, groups, requests, steps,
-// trajectories, verdicts, rewards, advantages and batches, and the run's spec. Images and
-// other blobs stay, because other runs may refer to the same content; dead letters
-// stay, because nobody has looked at them. It returns the number of messages removed.
-// A run id must not be used again: for the length of schemas.DedupWindow the server
-// would take its events for duplicates and store nothing.
+// Purge removes everything stored about a run: prompts, groups, requests, steps, trajectories, verdicts, rewards,
+// advantages and batches, and the run's spec. It returns the number of messages removed. Images and other blobs stay,
+// because other runs may refer to the same content; dead letters stay for an operator. Do not use the run id again:
+// within schemas.DedupWindow the server would treat its events as duplicates and store nothing.
 func (b *Bus) Purge(ctx context.Context, run schemas.Run) (uint64, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return 0, fmt.Errorf("purge run: %w", err)
 	}
 	removed := uint64(0)
-	for stream, filters := range schemas.RunFilters(run) {
-		for _, filter := range filters {
+	filters := schemas.RunFilters(run)
+	for _, stream := range slices.Sorted(maps.Keys(filters)) {
+		for _, filter := range filters[stream] {
 			n, err := b.PurgeSubject(ctx, stream, filter)
 			removed += n
 			if err != nil {
@@ -376,15 +378,14 @@ func (b *Bus) Purge(ctx context.Context, run schemas.Run) (uint64, error) {
 	return removed, b.deleteRun(ctx, run)
 }
 
-// PurgeSubject removes the messages of a stream whose stored subject matches filter,
-// and returns their number.
+// PurgeSubject removes the messages whose stored subject matches filter, and returns their number.
 func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, error) {
 	body, err := json.Marshal(map[string]string{"filter": filter})
 	if err != nil {
 		return 0, err
 	}
 	var resp *nats.Msg
-	err = b.patiently(ctx, func(ctx context.Context) (err error) {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
 		resp, err = b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
 		return err
 	})
@@ -404,7 +405,7 @@ func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, 
 	return answer.Purged, nil
 }
 
-// StreamStats is a stream and how far its consumers are.
+// StreamStats is the state of a stream and of its consumers.
 type StreamStats struct {
 	Name     string `json:"name"`
 	Messages uint64 `json:"messages"`
@@ -416,57 +417,58 @@ type StreamStats struct {
 	MaxAge      time.Duration `json:"max_age_ns"`
 	// State is how full it is: StateOK, StateNearlyFull, StateFull or StateRolling.
 	State string `json:"state"`
-	// Held is the bytes that samples in hand may store yet, counted from their first step,
-	// Waiting the samples that wait for room, the first of them for Need bytes. Only of MDR_STEPS.
+	// Held, Waiting and Need are only set for MDR_STEPS. Held is the bytes that samples in flight may still store,
+	// counted from their first step. Waiting is how many samples wait for space; the first of them needs Need bytes.
 	Held    int64 `json:"held_bytes,omitempty"`
 	Waiting int64 `json:"waiting_samples,omitempty"`
 	Need    int64 `json:"need_bytes,omitempty"`
-	// OnDisk says that they wait for room on the server's disk.
+	// OnDisk means that they wait for space on the server's disk.
 	OnDisk bool `json:"on_disk,omitempty"`
-	// Replicas is how many servers keep the stream, Current how many of them have all of it
-	// and of its consumers. Lacking are the names of those that do not: they are down, or behind.
+	// Replicas is how many servers keep the stream, Current how many of them have all of it and of its consumers.
+	// Lacking names the servers that do not: they are down, or behind.
 	Replicas int      `json:"replicas"`
 	Current  int      `json:"current"`
 	Lacking  []string `json:"lacking,omitempty"`
-	// Oldest and Newest are when messages were stored; zero for an empty stream.
+	// Oldest and Newest are when the first and the last message were stored; zero for an empty stream.
 	Oldest    time.Time       `json:"oldest"`
 	Newest    time.Time       `json:"newest"`
 	Consumers []ConsumerStats `json:"consumers"`
 }
 
-// ConsumerStats is how far one durable consumer is.
+// ConsumerStats is the progress of one durable consumer.
 type ConsumerStats struct {
 	Name string `json:"name"`
-	// Stage of the pipeline that the durable serves.
+	// Stage is the stage of the pipeline that the durable serves.
 	Stage string `json:"stage"`
-	// Pending messages wait to be delivered, AckPending are in someone's hands,
-	// Redelivered of those came more than once.
+	// Pending messages wait to be delivered, AckPending are delivered and not acknowledged; Redelivered of those came
+	// more than once.
 	Pending     uint64 `json:"pending"`
 	AckPending  int    `json:"ack_pending"`
 	Redelivered int    `json:"redelivered"`
-	// Pulls are requests for messages that the server has not answered yet: somebody works here.
+	// Pulls is the number of open requests for messages: a client is at work.
 	Pulls int `json:"pulls"`
-	// Filters are the subjects that it takes; none: all. Takes says that whoever pulls gets what has not been
-	// acknowledged yet: as services need it, unlike durables of readers.
+	// Filters are the subjects that it reads; none: all. Takes means that a message goes to one client and must be
+	// acknowledged: services need that, durables that only read do not have it.
 	Filters []string `json:"filters,omitempty"`
 	Takes   bool     `json:"takes"`
-	// Delivered is when it delivered last; before the first time, when it was made.
+	// Delivered is when it last delivered a message; before the first one, when it was created.
 	Delivered time.Time `json:"delivered"`
 }
 
-// Stats describes the contract's streams in the order data flows, with their durable
-// consumers, and the streams behind the buckets.
+// Stats returns the state of the contract's streams in the order in which data flows, with their durable consumers,
+// then of the streams behind the buckets.
 func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
-	err = b.patiently(ctx, func(ctx context.Context) error {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		out, err = b.stats(ctx)
 		return err
 	})
 	return out, err
 }
 
+// stats is one try of Stats.
 func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
-	for _, k := range kept() {
+	for _, k := range allStores() {
 		stats, s, err := b.statsOf(ctx, k)
 		if err != nil {
 			return nil, err
@@ -479,7 +481,7 @@ func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 	return out, nil
 }
 
-// addConsumers adds the durables of a stream.
+// addConsumers adds the durables of a stream to its stats.
 func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
 	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {
@@ -487,7 +489,7 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 	}
 	for _, c := range consumers {
 		if c.Config.Durable != "" {
-			stats.kept(c.Cluster)
+			stats.countReplicas(c.Cluster)
 			delivered := c.Created
 			if c.Delivered.Last != nil {
 				delivered = *c.Delivered.Last
@@ -503,15 +505,17 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 	return nil
 }
 
-// consumersOf are all consumers of a stream; to a role that may not know the names of others' consumers, those that
-// services take their work from. A listing of the library that is not read to its end stays behind for good.
+// consumersOf returns all consumers of a stream. A role that may not list the consumers of others gets only those of
+// the pipeline's services. It reads the library's listing to its end: otherwise the listing's goroutine would never
+// end.
 func (b *Bus) consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetstream.ConsumerInfo, err error) {
 	stream := s.CachedInfo().Config
-	g, known := GrantOf(Role(b.who.role))
-	mayList := !known || g.Unlimited || g.Lists || b.GuestOf() != "" || stream.Retention == jetstream.WorkQueuePolicy
-	if !mayList {
-		for _, name := range workDurables(stream.Name) {
-			c, err := s.Consumer(ctx, name)
+	if !b.user.ListsConsumers(stream.Name) {
+		for _, d := range schemas.Durables() {
+			if d.Stream != stream.Name {
+				continue
+			}
+			c, err := s.Consumer(ctx, d.Name)
 			switch {
 			case err == nil:
 				all = append(all, c.CachedInfo())
@@ -528,8 +532,9 @@ func (b *Bus) consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetst
 	return all, list.Err()
 }
 
-// kept counts the servers that have all of a stream or a consumer: one without a cluster.
-func (stats *StreamStats) kept(c *jetstream.ClusterInfo) {
+// countReplicas lowers Current to the number of servers that have all of a stream or consumer, and notes the others
+// in Lacking. Without a cluster that is one server.
+func (stats *StreamStats) countReplicas(c *jetstream.ClusterInfo) {
 	n := 1
 	if c != nil {
 		for _, peer := range c.Replicas {
@@ -544,8 +549,8 @@ func (stats *StreamStats) kept(c *jetstream.ClusterInfo) {
 	stats.Current = min(stats.Current, n)
 }
 
-// statsOf is one stream, without its consumers.
-func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.Stream, error) {
+// statsOf returns the state of one stream, without its consumers.
+func (b *Bus) statsOf(ctx context.Context, k storedIn) (*StreamStats, jetstream.Stream, error) {
 	s, err := b.js.Stream(ctx, k.name)
 	if err != nil {
 		return nil, nil, fmt.Errorf("stats of %s: %w", k.name, noLeader(err))
@@ -555,13 +560,13 @@ func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.S
 		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs, MaxAge: config.MaxAge,
 		Replicas: config.Replicas, Current: config.Replicas, Consumers: []ConsumerStats{},
 	}
-	stats.kept(s.CachedInfo().Cluster)
+	stats.countReplicas(s.CachedInfo().Cluster)
 	stats.State = stats.state(k.refuses)
 	if state.Msgs > 0 {
 		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
 	}
 	if k.name == schemas.StreamSteps {
-		err = b.waiting(ctx, stats)
+		err = b.addWaitingSamples(ctx, stats)
 	}
 	return stats, s, err
 }

@@ -14,24 +14,23 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A guarded subject keeps what came first, whoever sent it. What is there and is not the
-// event that the subject is for must not keep that out: whoever has the true event, or
-// reads the subject, displaces it. It is copied whole to the dead letters and deleted by
-// its sequence, so that of two who do so at once, neither hits what the other has stored.
+// A guarded subject keeps the message that came first, from any sender. A wrong message must not keep the true event
+// out: the publisher of the true event displaces it. It copies the wrong message to the dead letters and deletes it
+// by its sequence, so that of two publishers at once, neither deletes what the other has stored.
 
-// maxDisplaced is how much in a row one publish displaces, before it is an error that may pass.
+// maxDisplaced is how many messages in a row one publish displaces before it fails.
 const maxDisplaced = 16
 
-// Against adds to what a stored event must be to stay on its subject, where it came
-// before the one that is published: check finds what is wrong with it, or fails with err.
-// Without Against it must be a valid event of this very subject.
+// Against adds a check of the event that is already stored on the subject. check returns what is wrong with it
+// (fault), or err when it cannot tell. With a fault the stored event is displaced. Without Against, a stored event
+// may stay when it is a valid event of this subject.
 func Against[E schemas.Keyed](check func(stored E) (fault, err error)) PublishOption {
 	return func(o *publishOptions) {
 		o.against = func(stored schemas.Keyed) (fault, err error) { return check(stored.(E)) }
 	}
 }
 
-// checkEvents makes the check of what has the subject of e.
+// checkEvents sets the check of the message that is already stored on the subject of e.
 func (o *publishOptions) checkEvents(e schemas.Keyed) {
 	against := o.against
 	o.check = func(m *Message) (fault, err error) {
@@ -43,8 +42,8 @@ func (o *publishOptions) checkEvents(e schemas.Keyed) {
 	}
 }
 
-// Fits decodes a stored message into e and says what is wrong with it: it must be a valid
-// event, on the subject that it names itself.
+// Fits decodes a stored message into e. It returns what is wrong with the message: it must be a valid event, stored
+// on its own subject.
 func Fits(m *Message, e schemas.Keyed) error {
 	if err := schemas.DecodeValid(m.Data, e); err != nil {
 		return err
@@ -55,22 +54,24 @@ func Fits(m *Message, e schemas.Keyed) error {
 	return nil
 }
 
-// errOther is what is wrong with bytes where only one payload may be.
+// errOther is the fault of a stored message on a subject where only one payload is right.
 var errOther = errors.New("not the bytes that its one writer has for it")
 
-// unique says whether a stream keeps one message on a subject.
-func unique(subject string) (spec schemas.StreamSpec, ok bool) {
-	spec, ok = specOf(subject)
+// onePerSubject returns the stream of a subject, and whether that stream keeps only one message on each subject.
+func onePerSubject(subject string) (spec schemas.StreamSpec, ok bool) {
+	spec, ok = schemas.StreamOf(subject)
 	return spec, ok && (spec.Guarded || spec.WorkQueue)
 }
 
-// contest looks at what had the subject of m first, where the server took m for a
-// duplicate. It returns that message if it stays, and nil when m is to be sent again:
-// what had the subject was displaced, or nothing had it and the message id was somebody
-// else's. Then m has no id any more: the server remembers those of what is gone.
-func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, check func(*Message) (fault, err error)) (*Message, error) {
+// resolveDuplicate handles a message m that the server refused as a duplicate. first is the message on its subject,
+// nil when it is not known yet. It returns first when that may stay. It returns nil when m must be sent again: first
+// was displaced, or the subject is free and another message had the id. Then it removes the id of m, because the
+// server remembers ids of messages that are gone.
+func (b *Bus) resolveDuplicate(
+	ctx context.Context, m *nats.Msg, first *Message, check func(*Message) (fault, err error),
+) (*Message, error) {
 	if first == nil {
-		spec, _ := specOf(m.Subject)
+		spec, _ := schemas.StreamOf(m.Subject)
 		var err error
 		first, err = b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
 		if err != nil && !errors.Is(err, ErrNotFound) {
@@ -96,20 +97,23 @@ func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, check fu
 	return nil, nil
 }
 
-// Displace takes a stored message off its subject, for the event that the subject is for:
-// it goes to the dead letters whole, with what is wrong with it, and is then deleted.
+// Displace removes a stored message that is not the event its subject is for: it writes a dead letter with the whole
+// message and the fault, then deletes the message.
 func (b *Bus) Displace(ctx context.Context, m *Message, fault error) error {
-	b.log.Warn().Err(fault).Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Msg("displaced: not the event that its subject is for")
+	b.log.Warn().Err(fault).Str("subject", m.Subject).Uint64("stream_seq", m.Seq).
+		Msg("displaced: not the event that its subject is for")
 	if err := b.Dead(ctx, writerOf(m.Subject), schemas.CodeDisplaced, fault.Error(), m); err != nil {
 		return err
 	}
 	return b.Delete(ctx, m.Stream, m.Seq)
 }
 
-// Claimed returns what a guarded subject holds and decodes it into e, or ErrNotFound.
-// What does not fit (Fits), or has a fault that check finds (nil: none), is displaced and
-// counts as not there.
-func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Keyed, check func() (fault, err error)) (*Message, error) {
+// StoredEvent decodes the event on a subject into e and returns its message. It returns ErrNotFound when the subject
+// is empty, and also when it holds something else: a message that does not fit (Fits), or one with a fault that check
+// finds (nil: no check). It changes nothing; the publisher of the true event will displace that message.
+func (b *Bus) StoredEvent(
+	ctx context.Context, stream, subject string, e schemas.Keyed, check func() (fault, err error),
+) (*Message, error) {
 	m, err := b.Last(ctx, stream, subject)
 	if err != nil {
 		return nil, err
@@ -120,17 +124,13 @@ func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Key
 			return nil, err
 		}
 	}
-	if fault == nil {
-		return m, nil
+	if fault != nil {
+		return nil, fmt.Errorf("%q of %s: %w: it holds something else: %w", subject, stream, ErrNotFound, fault)
 	}
-	if err := b.Displace(ctx, m, fault); err != nil {
-		return nil, err
-	}
-	return nil, fmt.Errorf("%q of %s: %w: what it held is displaced", subject, stream, ErrNotFound)
+	return m, nil
 }
 
-// writerOf is the stage that writes the events of a subject, or that takes them in from
-// outside.
+// writerOf returns the stage that writes the events of a subject, or that accepts them from outside.
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {
@@ -144,8 +144,8 @@ func writerOf(subject string) string {
 	return "intake"
 }
 
-// Answers says what is wrong with a stored trajectory as the answer to a request: it must
-// have what the request says, and steps that are stored.
+// Answers returns the fault of a stored trajectory as the answer to a request: its fields must be those of the
+// request, and its steps must be stored. err means that it could not tell.
 func (b *Bus) Answers(ctx context.Context, t *schemas.Trajectory, r *schemas.Request) (fault, err error) {
 	if fault := r.AnsweredBy(t); fault != nil {
 		return fault, nil
@@ -153,30 +153,31 @@ func (b *Bus) Answers(ctx context.Context, t *schemas.Trajectory, r *schemas.Req
 	return b.CheckSteps(ctx, t)
 }
 
-// Group reads the record of a group, or returns ErrNotFound: there is none for events
-// that no prompt of this event plane asked for.
+// Group returns the record of a group, or ErrNotFound: events of a group that no prompt asked for have no record.
 func (b *Bus) Group(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
 	record := &schemas.GroupRecord{}
-	if _, err := b.Claimed(ctx, schemas.StreamGroups, schemas.GroupSubject(run, uid), record, nil); err != nil {
+	if _, err := b.StoredEvent(ctx, schemas.StreamGroups, schemas.GroupSubject(run, uid), record, nil); err != nil {
 		return nil, fmt.Errorf("look up the group %s of run %s: %w", uid, run, err)
 	}
 	return record, nil
 }
 
-// Result reads the result of a group of so many samples in a batch, or returns ErrNotFound while
-// it has none.
-func (b *Bus) Result(ctx context.Context, run schemas.Run, uid schemas.UID, size int64, batch string) (*schemas.Advantage, error) {
+// Result returns the result of a group with size samples in a batch, or ErrNotFound while it has none.
+func (b *Bus) Result(
+	ctx context.Context, run schemas.Run, uid schemas.UID, size int64, batch string,
+) (*schemas.Advantage, error) {
 	a := &schemas.Advantage{}
 	check := func() (fault, err error) { return a.Of(size, batch), nil }
-	if _, err := b.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid), a, check); err != nil {
+	if _, err := b.StoredEvent(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid), a,
+		check); err != nil {
 		return nil, fmt.Errorf("look up the result of group %s of run %s: %w", uid, run, err)
 	}
 	return a, nil
 }
 
-// CheckSteps says what is wrong with the steps that a completed trajectory names: each
-// must be stored on the subject of its attempt. What its age has removed is not missed.
-// The steps are not read; that each is the one named, its digest says to who reads it.
+// CheckSteps returns what is wrong with the steps of a completed trajectory: each must be stored on the subject of
+// its attempt, unless the stream has dropped it for its age. It does not read the steps; a reader compares their
+// digests. err means that it could not tell.
 func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
 	if t.StopReason != schemas.StopCompleted {
 		return nil, nil
@@ -186,7 +187,10 @@ func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err
 		kind = schemas.KindTokens
 	}
 	for _, attempt := range t.Attempts() {
-		filter := schemas.Address{Kind: kind, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10), Attempt: attempt}.Filter()
+		filter := schemas.Address{
+			Kind: kind, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10),
+			Attempt: attempt,
+		}.Filter()
 		state, err := b.streamState(ctx, schemas.StreamSteps, filter)
 		if err != nil {
 			return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)

@@ -7,7 +7,7 @@ import (
 )
 
 // heartbeats tell the server that messages are still worked on: one goroutine for all
-// messages in hand, every third of AckWait.
+// messages in flight, every third of AckWait.
 type heartbeats struct {
 	mu   sync.Mutex
 	held map[uint64]*Message // by stream sequence
@@ -15,9 +15,8 @@ type heartbeats struct {
 
 func newHeartbeats() *heartbeats { return &heartbeats{held: map[uint64]*Message{}} }
 
-// hold takes a message in and returns true. When it is held already (it was delivered
-// again because heartbeats were lost), hold returns false: whoever has it goes on,
-// and the server takes an ack of any delivery.
+// hold adds a message and returns true. It returns false when a delivery of the message is held already (it came
+// again because heartbeats were lost): the first handler goes on, and the server accepts an ack of any delivery.
 func (h *heartbeats) hold(m *Message) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -38,7 +37,7 @@ func (h *heartbeats) release(m *Message) {
 	}
 }
 
-// all returns what is held.
+// all returns the messages that are held.
 func (h *heartbeats) all() []*Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,6 +48,13 @@ func (h *heartbeats) all() []*Message {
 	return out
 }
 
+// returnAll returns all held messages to the server. One whose return is lost comes again after AckWait.
+func (h *heartbeats) returnAll() {
+	for _, m := range h.all() {
+		_ = m.NakWithDelay(returnDelay)
+	}
+}
+
 // run sends heartbeats until ctx ends.
 func (h *heartbeats) run(ctx context.Context, ackWait time.Duration) {
 	tick := time.NewTicker(max(ackWait/3, time.Millisecond))
@@ -57,8 +63,8 @@ func (h *heartbeats) run(ctx context.Context, ackWait time.Duration) {
 		select {
 		case <-tick.C:
 			for _, m := range h.all() {
-				if !m.Settled() {
-					_ = m.InProgress() // lost signs mean a redelivery, which is harmless
+				if !m.Acknowledged() {
+					_ = m.InProgress() // a lost heartbeat means a redelivery, which is harmless
 				}
 			}
 		case <-ctx.Done():

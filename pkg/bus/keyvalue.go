@@ -14,6 +14,7 @@ import (
 // maxRunSpec bounds the spec of a run.
 const maxRunSpec = 512 << 10
 
+// bucket opens a bucket.
 func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
 	kv, err := b.js.KeyValue(ctx, name)
 	if err != nil {
@@ -22,8 +23,31 @@ func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, erro
 	return kv, nil
 }
 
-// CreateRun stores the spec of a run unless there is one, and returns the one that is
-// stored and whether it is this.
+// isLostUpdate reports whether an entry was not created or updated because another writer was first.
+func isLostUpdate(err error) bool {
+	api, _ := errors.AsType[*jetstream.APIError](err)
+	return errors.Is(err, jetstream.ErrKeyExists) ||
+		api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
+}
+
+// followBucket calls each with the newest entry of every key that the subject matches, and with each later entry,
+// until ctx ends or the bus is closed. stream is the one behind the bucket. After an error it reads again.
+func (b *Bus) followBucket(ctx context.Context, stream, subject string, each func(*Message)) {
+	for ctx.Err() == nil && !b.nc.IsClosed() {
+		for m, err := range b.Read(ctx, stream, []string{subject}, ReadOptions{Live: true, lastPerSubject: true}) {
+			if err != nil {
+				if b.waitLog.allow() {
+					b.log.Warn().Err(err).Str("subject", subject).Msg("entries not followed, trying again")
+				}
+				break
+			}
+			each(m)
+		}
+		_ = pause(ctx, rebindPause)
+	}
+}
+
+// CreateRun stores the spec of a run if there is none. It returns the stored spec, and whether this call stored it.
 func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stored []byte, created bool, err error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, false, fmt.Errorf("create run: %w", err)
@@ -42,9 +66,9 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	return stored, false, err
 }
 
-// createKey stores the value of a key unless there is one.
+// createKey stores the value of a key if there is none, and reports whether it did.
 func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
-	err = b.patiently(ctx, func(ctx context.Context) error {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		kv, err := b.bucket(ctx, bucket)
 		if err == nil {
 			_, err = kv.Create(ctx, key, value)
@@ -60,7 +84,7 @@ func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (
 // getKey returns the value of a key, or ErrNotFound.
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
-	if err == nil && m.Header.Get(headerKVOperation) != "" { // the mark of a key that was removed
+	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key
 		err = ErrNotFound
 	}
 	if err != nil {
@@ -71,12 +95,13 @@ func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 
 // sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.
 const (
+	// sealKey is the only key of schemas.SealBucket; its value has sealKeyBytes bytes.
 	sealKey      = "steps"
 	sealKeyBytes = 32
 )
 
-// SealKey returns the secret that samplers seal their steps with: random bytes, made at first
-// use, the same for all samplers of the event plane.
+// SealKey returns the secret with which samplers sign their steps (a seal): random bytes, made at first use, the same
+// for all samplers of the event plane.
 func (b *Bus) SealKey(ctx context.Context) ([]byte, error) {
 	fresh := make([]byte, sealKeyBytes)
 	_, _ = rand.Read(fresh) // never fails
@@ -85,7 +110,8 @@ func (b *Bus) SealKey(ctx context.Context) ([]byte, error) {
 	}
 	key, err := b.getKey(ctx, schemas.SealBucket, sealKey)
 	if err == nil && len(key) != sealKeyBytes {
-		err = fmt.Errorf("%w: %d bytes; must be %d. Remove the key %s of the bucket %s: a new one is made", ErrCorrupt, len(key), sealKeyBytes, sealKey, schemas.SealBucket)
+		err = fmt.Errorf("%w: %d bytes; must be %d. Remove the key %s of the bucket %s: a new one is made", ErrCorrupt,
+			len(key), sealKeyBytes, sealKey, schemas.SealBucket)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("key of seals: %w", err)
@@ -105,14 +131,15 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	return spec, nil
 }
 
+// deleteRun removes the spec of a run, in the copies of guests too, and its controls.
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
-		err = kv.Delete(ctx, string(run)) // for those who have a copy
+		err = kv.Delete(ctx, string(run)) // a marker, which reaches the copies of guests
 	}
 	var s jetstream.Stream
 	if err == nil {
-		s, err = b.js.Stream(ctx, runStream)
+		s, err = b.js.Stream(ctx, schemas.StreamRunBucket)
 	}
 	if err == nil {
 		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))

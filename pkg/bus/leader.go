@@ -11,10 +11,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A cluster keeps a stream on several servers, and direct gets and readers are answered by
-// any of them. One that lags does not know yet what the stream has confirmed, and to those
-// who read "not there" means "nobody ever asked for it". So in a cluster what may be new is
-// asked of the stream's leader, and a reader knows from it when it has seen everything.
+// A cluster keeps a stream on several servers, and any of them answers direct gets and readers. A server that lags
+// does not have the newest messages yet, and its "not there" would be wrong. So in a cluster, requests for what may
+// be new go to the stream's leader, and a reader asks the leader whether it has seen everything.
 
 // ErrNoLeader is returned when a stream of a cluster has no leader: its servers elect one,
 // which takes some seconds, or too few of them are up for a majority.
@@ -23,7 +22,7 @@ var ErrNoLeader = errors.New("no leader: its servers elect one, or too few of th
 // codeNotAvailable is the server's answer while the cluster, or the one stream, has no leader.
 const codeNotAvailable = 10008
 
-// noLeader names the server's answer for what it is.
+// noLeader adds ErrNoLeader to the server's error when that is what it means.
 func noLeader(err error) error {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == codeNotAvailable {
 		return fmt.Errorf("%w (%w)", ErrNoLeader, err)
@@ -31,21 +30,21 @@ func noLeader(err error) error {
 	return err
 }
 
-// lagPause is how long a server that lags is given until it is looked at again.
+// lagPause is the pause before a server that lags is asked again.
 const lagPause = 20 * time.Millisecond
 
-// clustered says whether the server is one of several.
+// clustered reports whether the server is one of several.
 func (b *Bus) clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
-// asksLeaders says whether what may be new is asked of leaders: in a cluster, but by those who may
-// read some runs only, for whom a server has no such right.
-func (b *Bus) asksLeaders() bool { return b.clustered() && (b.who.runs == "" || b.who.runs == "*") }
+// asksLeaders reports whether requests for what may be new go to leaders: in a cluster, except for guests, who have
+// no right to ask them.
+func (b *Bus) asksLeaders() bool { return b.clustered() && !b.user.IsGuest() }
 
-// leaderSubject is where the leader of a stream is asked for one message.
+// leaderSubject returns the subject on which the leader of a stream answers requests for one message.
 func leaderSubject(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
 
-// fromLeader reads the answer of a stream's leader.
-func fromLeader(stream string, resp *nats.Msg) (*Message, error) {
+// parseLeaderGet decodes the answer of a stream's leader: a message, ErrNotFound, or another error.
+func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 	var a struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
@@ -77,13 +76,15 @@ func fromLeader(stream string, resp *nats.Msg) (*Message, error) {
 			return nil, fmt.Errorf("get: %w", err)
 		}
 	}
-	return &Message{Subject: a.Message.Subject, Data: a.Message.Data, Header: header, Stream: stream, Seq: a.Message.Seq, Time: a.Message.Time}, nil
+	return &Message{
+		Subject: a.Message.Subject, Data: a.Message.Data, Header: header, Stream: stream, Seq: a.Message.Seq,
+		Time: a.Message.Time,
+	}, nil
 }
 
-// unseen says whether the leader of a stream has a message that matches the filters (none:
-// all), from one sequence to another: a reader that found none has read a server that lags.
-// Without a cluster there is none.
-func (b *Bus) unseen(ctx context.Context, stream string, filters []string, from, to uint64) (bool, error) {
+// leaderHas reports whether the leader has a message that matches the filters (none: all) between two sequences. If
+// so, a reader that found none has read from a server that lags. It returns false without a cluster.
+func (b *Bus) leaderHas(ctx context.Context, stream string, filters []string, from, to uint64) (bool, error) {
 	if !b.asksLeaders() || from > to {
 		return false, nil
 	}
@@ -91,7 +92,7 @@ func (b *Bus) unseen(ctx context.Context, stream string, filters []string, from,
 		filters = []string{">"}
 	}
 	for _, filter := range filters {
-		m, err := b.ask(ctx, stream, leaderSubject(stream), directRequest{Seq: max(1, from), NextFor: filter})
+		m, err := b.getMessage(ctx, stream, leaderSubject(stream), directRequest{Seq: max(1, from), NextFor: filter})
 		switch {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
@@ -103,9 +104,9 @@ func (b *Bus) unseen(ctx context.Context, stream string, filters []string, from,
 	return false, nil
 }
 
-// reached is the last sequence of a stream that a reader has to know of: in a cluster the
-// leader's, else 0, for there is nobody who lags.
-func (b *Bus) reached(ctx context.Context, stream string) (uint64, error) {
+// leaderSeq returns, in a cluster, the last sequence that the leader of a stream has; a complete read must reach it.
+// Otherwise it returns 0: a single server does not lag.
+func (b *Bus) leaderSeq(ctx context.Context, stream string) (uint64, error) {
 	if !b.asksLeaders() {
 		return 0, nil
 	}
@@ -116,18 +117,20 @@ func (b *Bus) reached(ctx context.Context, stream string) (uint64, error) {
 	return info.State.LastSeq, nil
 }
 
-// fresh is many, answered by a server that knows all up to the sequence reached.
-func (b *Bus) fresh(ctx context.Context, stream string, req directRequest, reached uint64) (page []*Message, upTo, pending uint64, err error) {
+// readFresh is readPage, repeated until a server answers that has everything up to the sequence reached.
+func (b *Bus) readFresh(
+	ctx context.Context, stream string, req directRequest, reached uint64,
+) (page []*Message, upTo, pending uint64, err error) {
 	for {
-		err = b.patiently(ctx, func(ctx context.Context) (err error) {
-			page, upTo, pending, err = b.many(ctx, stream, req)
+		err = b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
+			page, upTo, pending, err = b.readPage(ctx, stream, req)
 			return err
 		})
 		if err != nil || upTo >= reached {
 			return page, upTo, pending, err
 		}
-		if len(page) == 0 { // which says nothing of how far the server is
-			if lags, err := b.unseen(ctx, stream, req.MultiLast, 1, reached); err != nil || !lags {
+		if len(page) == 0 { // an empty page does not say how far the server is
+			if lags, err := b.leaderHas(ctx, stream, req.MultiLast, 1, reached); err != nil || !lags {
 				return nil, 0, 0, err
 			}
 		}

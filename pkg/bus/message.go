@@ -13,27 +13,26 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Message is one stored message. Messages of Consume and Subscription are to be
-// settled once, by Ack, AckAsync, NakWithDelay or Term; those of Get, Last, LastMany
-// and Read cannot be.
+// Message is one stored message. Acknowledge messages of Consume and Subscription once, by Ack, AckAsync,
+// NakWithDelay or Term; those of Get, Last, LastMany and Read cannot be acknowledged.
 type Message struct {
 	// Subject as stored (for rewards: with the partition).
 	Subject string
 	Data    []byte
 	Header  nats.Header
-	// Stream and Seq say where it is stored, Time when it was.
+	// Stream and Seq say where it is stored, Time says when that happened.
 	Stream string
 	Seq    uint64
 	Time   time.Time
 	// Delivered counts the deliveries by this consumer, this one included; 0 when it was read.
 	Delivered uint64
 
-	nc         *nats.Conn
-	reply      string
-	pending    uint64 // messages behind this one for its consumer
-	made       int64  // when the stream was, Unix nanoseconds; 0 unless read
-	settled    atomic.Bool
-	heartbeats *heartbeats
+	nc           *nats.Conn
+	reply        string
+	pending      uint64 // messages behind this one for its consumer
+	made         int64  // when the stream was created, Unix nanoseconds; 0 if the message did not come from Read
+	acknowledged atomic.Bool
+	heartbeats   *heartbeats
 }
 
 // Acknowledgements, as the server reads them.
@@ -44,40 +43,40 @@ const (
 	ackTerm     = "+TERM"
 )
 
-// Ack settles the message as done and waits until the server has confirmed it. On an
-// error it may come again.
+// Ack acknowledges the message as done and waits until the server has confirmed that. After an error the message may
+// come again.
 func (m *Message) Ack(ctx context.Context) error {
-	if err := m.settle(); err != nil {
+	if err := m.markAcknowledged(); err != nil {
 		return err
 	}
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
 	if _, err := m.nc.RequestWithContext(ctx, m.reply, []byte(ackAck)); err != nil {
-		m.settled.Store(false)
+		m.acknowledged.Store(false)
 		return fmt.Errorf("ack %s %d: %w", m.Stream, m.Seq, err)
 	}
 	return nil
 }
 
-// AckAsync settles the message as done without waiting. When the ack is lost, the
+// AckAsync acknowledges the message as done without waiting. When the ack is lost, the
 // message comes again.
 func (m *Message) AckAsync() error { return m.send("ack", ackAck) }
 
-// NakWithDelay hands the message back; the server delivers it again after d, to
-// whoever asks first. d should not be 0: a failing message would spin.
+// NakWithDelay returns the message; the server delivers it again after d, to the client that asks first. d should not
+// be 0: a failing message would spin.
 func (m *Message) NakWithDelay(d time.Duration) error {
 	return m.send("nak", ackNak+` {"delay":`+strconv.FormatInt(max(0, d).Nanoseconds(), 10)+"}")
 }
 
-// Withdrawal returns what takes back a message that has been handed back with a delay: it counts as
-// done, and does not come again. It keeps nothing of the message but where it came from.
+// Withdrawal returns a function that takes a message back from the server after NakWithDelay: the message counts as
+// done and does not come again. The function keeps none of the message's data in memory.
 func (m *Message) Withdrawal() (withdraw func() error) {
 	nc, reply := m.nc, m.reply
 	return func() error { return nc.Publish(reply, []byte(ackAck)) }
 }
 
-// Term settles the message as never to be delivered again. The reason goes into the
-// server's advisory; the dead letter must have been written before (Bus.Dead).
+// Term acknowledges the message as never to be delivered again. Write the dead letter before (Bus.Dead). The reason
+// goes into the server's advisory.
 func (m *Message) Term(reason string) error {
 	reason = strings.Map(func(r rune) rune {
 		if r == '\r' || r == '\n' {
@@ -88,20 +87,21 @@ func (m *Message) Term(reason string) error {
 	return m.send("terminate", ackTerm+" "+reason[:min(len(reason), 512)])
 }
 
-// InProgress tells the server that the message is still worked on: AckWait starts
-// anew. Consume and Subscription do so by themselves.
+// InProgress tells the server that a handler still works on the message: AckWait starts again. Consume and
+// Subscription call it themselves.
 func (m *Message) InProgress() error {
 	if m.reply == "" {
-		return errors.New("message was read, not consumed; it cannot be settled")
+		return errors.New("message was read, not consumed; it cannot be acknowledged")
 	}
 	return m.nc.Publish(m.reply, []byte(ackProgress))
 }
 
-// Settled says whether the message has been acked, nakked or terminated here.
-func (m *Message) Settled() bool { return m.settled.Load() }
+// Acknowledged reports whether this process has acked, nakked or terminated the message.
+func (m *Message) Acknowledged() bool { return m.acknowledged.Load() }
 
+// send publishes an acknowledgement without waiting. It fails with ErrAcknowledged when there was one before.
 func (m *Message) send(verb, payload string) error {
-	if err := m.settle(); err != nil {
+	if err := m.markAcknowledged(); err != nil {
 		return err
 	}
 	if err := m.nc.Publish(m.reply, []byte(payload)); err != nil {
@@ -110,13 +110,14 @@ func (m *Message) send(verb, payload string) error {
 	return nil
 }
 
-// settle makes this the one settlement and ends the heartbeats.
-func (m *Message) settle() error {
+// markAcknowledged notes that the message is acknowledged, and ends its heartbeats. It returns ErrAcknowledged when
+// it was acknowledged before.
+func (m *Message) markAcknowledged() error {
 	if m.reply == "" {
-		return errors.New("message was read, not consumed; it cannot be settled")
+		return errors.New("message was read, not consumed; it cannot be acknowledged")
 	}
-	if !m.settled.CompareAndSwap(false, true) {
-		return ErrSettled
+	if !m.acknowledged.CompareAndSwap(false, true) {
+		return ErrAcknowledged
 	}
 	if m.heartbeats != nil {
 		m.heartbeats.release(m)
@@ -124,13 +125,13 @@ func (m *Message) settle() error {
 	return nil
 }
 
-// delivered reads a message that a consumer got. Its reply subject has 9 tokens,
+// parseDelivery makes a Message of one that a consumer delivered. Its reply subject has 9 tokens,
 //
 //	$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
 //
 // or, from servers that tell domains apart, 11 or more, with the domain and the
 // account in front of the stream.
-func delivered(nc *nats.Conn, m *nats.Msg) (*Message, error) {
+func parseDelivery(nc *nats.Conn, m *nats.Msg) (*Message, error) {
 	var tokens [12]string
 	n := 0
 	for rest := m.Reply; n < len(tokens); n++ {
@@ -147,7 +148,7 @@ func delivered(nc *nats.Conn, m *nats.Msg) (*Message, error) {
 		at = 4
 	}
 	if n < 9 || n == 10 || tokens[0] != "$JS" || tokens[1] != "ACK" {
-		return nil, fmt.Errorf("reply subject %q is none of a consumer", m.Reply)
+		return nil, fmt.Errorf("reply subject %q is not one of a consumer", m.Reply)
 	}
 	count, err1 := strconv.ParseUint(tokens[at+2], 10, 64)
 	seq, err2 := strconv.ParseUint(tokens[at+3], 10, 64)
@@ -162,8 +163,8 @@ func delivered(nc *nats.Conn, m *nats.Msg) (*Message, error) {
 	}, nil
 }
 
-// stored reads the answer to a direct get.
-func stored(m *nats.Msg) (*Message, error) {
+// parseDirectGet makes a Message of the answer to a direct get.
+func parseDirectGet(m *nats.Msg) (*Message, error) {
 	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {
 		return nil, fmt.Errorf("direct get: header %s: %w", jetstream.SequenceHeader, err)

@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	// partType is the header Mdr-Type of a part, which is no event but bytes of one.
+	// partType is the header Mdr-Type of a part: a part is not an event but some bytes of one.
 	partType = "part/1"
-	// stepOverhead is more than a step takes besides its tensors' elements, and tokenOverhead what each token adds.
+	// stepOverhead is an upper bound for the bytes of a step without its tensors' elements, tokenOverhead for what
+	// each token adds.
 	stepOverhead  = 4 << 10
 	tokenOverhead = 32
 )
 
-// overhead is more than an event takes besides its tensors' elements.
+// overhead returns an upper bound for the bytes of an event without its tensors' elements.
 func overhead(e schemas.StepEvent) int {
 	if t, ok := e.(*schemas.Tokens); ok {
 		return stepOverhead + tokenOverhead*len(t.IDs)
@@ -27,7 +28,7 @@ func overhead(e schemas.StepEvent) int {
 	return stepOverhead
 }
 
-// inlineSize is the bytes of the tensors that travel inside the event.
+// inlineSize returns the bytes of the tensors that are inside the event.
 func inlineSize(e schemas.StepEvent) int {
 	n := 0
 	for _, t := range e.Tensors() {
@@ -36,11 +37,10 @@ func inlineSize(e schemas.StepEvent) int {
 	return n
 }
 
-// SplitParts moves tensors out of an event, largest first, until it encodes to at most
-// limit bytes, and returns what was moved in the order of the part numbers. Each part
-// has at most schemas.MaxPartBytes (and at most limit) bytes and aliases the tensor.
-// An event that fits is left alone, with no parts. Its tensors are replaced (see
-// schemas.StepEvent.Detached), their elements not modified. sums are those of the event.
+// SplitParts moves tensors out of an event, largest first, until it encodes to at most limit bytes. It returns the
+// moved bytes in the order of the part numbers; an event that fits has no parts. Each part has at most
+// schemas.MaxPartBytes (and at most limit) bytes and aliases its tensor. SplitParts replaces the tensors of e (see
+// schemas.StepEvent.Detached) and does not modify their elements. sums are the digests of the tensors of e.
 func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byte {
 	size := inlineSize(e)
 	if size <= limit-overhead(e) {
@@ -70,8 +70,8 @@ func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byt
 	return parts
 }
 
-// JoinParts puts the elements back into the tensors of an event. part returns the bytes of
-// a part by its number. Sizes and digests are checked; a mismatch is ErrCorrupt.
+// JoinParts puts the parts back into the tensors of an event. part returns the bytes of a part by its number. A wrong
+// size or digest is ErrCorrupt.
 func JoinParts(e schemas.StepEvent, part func(k int64) ([]byte, error)) error {
 	for _, t := range e.Tensors() {
 		p := t.Parts
@@ -79,10 +79,12 @@ func JoinParts(e schemas.StepEvent, part func(k int64) ([]byte, error)) error {
 			continue
 		}
 		if p.First < 0 || p.Count < 1 || p.First > schemas.MaxParts-p.Count {
-			return fmt.Errorf("join parts: %d parts from %d; must be 1 to %d in all", p.Count, p.First, schemas.MaxParts)
+			return fmt.Errorf("join parts: %d parts from %d; must be 1 to %d in all", p.Count, p.First,
+				schemas.MaxParts)
 		}
 		if p.Size < 0 || p.Size > schemas.MaxTensorBytes || p.Size > p.Count*schemas.MaxPartBytes {
-			return fmt.Errorf("join parts: %d bytes in %d parts; a part has at most %d", p.Size, p.Count, schemas.MaxPartBytes)
+			return fmt.Errorf("join parts: %d bytes in %d parts; a part has at most %d", p.Size, p.Count,
+				schemas.MaxPartBytes)
 		}
 		// The declared size is not trusted: the buffer grows with what arrives.
 		var data bytes.Buffer
@@ -104,13 +106,13 @@ func JoinParts(e schemas.StepEvent, part func(k int64) ([]byte, error)) error {
 	return nil
 }
 
-// LoadStep decodes and validates a stored step and fetches what travelled beside it.
-// The tensors of a step that travelled whole alias m.Data.
+// LoadStep decodes and validates a stored step, and fetches its parts and the tensors that are in the object store.
+// Tensors that were inside the message alias m.Data.
 func (b *Bus) LoadStep(ctx context.Context, m *Message) (*schemas.Step, error) {
 	return loadEvent(ctx, b, m, &schemas.Step{})
 }
 
-// LoadTokens is LoadStep of tokens. Logits are checked as a whole.
+// LoadTokens is LoadStep for tokens. Logits are validated after their parts are joined.
 func (b *Bus) LoadTokens(ctx context.Context, m *Message) (*schemas.Tokens, error) {
 	e, err := loadEvent(ctx, b, m, &schemas.Tokens{})
 	if err == nil && e.Logits != nil {
@@ -119,6 +121,7 @@ func (b *Bus) LoadTokens(ctx context.Context, m *Message) (*schemas.Tokens, erro
 	return e, err
 }
 
+// loadEvent decodes the message into e and joins and fetches its tensors.
 func loadEvent[E schemas.StepEvent](ctx context.Context, b *Bus, m *Message, e E) (none E, _ error) {
 	if schemas.IsPart(m.Subject) {
 		return none, fmt.Errorf("load step %q: it is a part of one", m.Subject)
@@ -134,7 +137,7 @@ func loadEvent[E schemas.StepEvent](ctx context.Context, b *Bus, m *Message, e E
 		return part.Data, nil
 	})
 	if err == nil {
-		err = b.loadRefs(ctx, e.Tensors())
+		err = b.LoadTensors(ctx, e.Tensors()...)
 	}
 	if err != nil {
 		return none, fmt.Errorf("load step %q: %w", m.Subject, err)
@@ -142,13 +145,8 @@ func loadEvent[E schemas.StepEvent](ctx context.Context, b *Bus, m *Message, e E
 	return e, nil
 }
 
-// LoadTensors fetches those of an event that are in the object store.
+// LoadTensors fetches those of the tensors that are in the object store.
 func (b *Bus) LoadTensors(ctx context.Context, tensors ...*schemas.Tensor) error {
-	return b.loadRefs(ctx, tensors)
-}
-
-// loadRefs fetches tensors that are in the object store.
-func (b *Bus) loadRefs(ctx context.Context, tensors []*schemas.Tensor) error {
 	for _, t := range tensors {
 		if t.Ref == nil {
 			continue
@@ -165,12 +163,12 @@ func (b *Bus) loadRefs(ctx context.Context, tensors []*schemas.Tensor) error {
 	return nil
 }
 
-// LoadStepRef gets the step that a trajectory points to and checks its digest
-// (ErrCorrupt) before it is decoded.
+// LoadStepRef returns the step that a trajectory names by its sequence. It checks the digest (ErrCorrupt) before it
+// decodes the step.
 func (b *Bus) LoadStepRef(ctx context.Context, ref schemas.StepRef) (*schemas.Step, error) {
 	m, err := b.Get(ctx, schemas.StreamSteps, ref.Seq)
 	if err == nil {
-		err = named(m, ref)
+		err = checkStepDigest(m, ref)
 	}
 	if err != nil {
 		return nil, err
@@ -178,8 +176,8 @@ func (b *Bus) LoadStepRef(ctx context.Context, ref schemas.StepRef) (*schemas.St
 	return b.LoadStep(ctx, m)
 }
 
-// LoadStepOf is LoadStepRef of step i of those that a trajectory names. It asks by the step's subject,
-// so that the server can tell whether we may read that run.
+// LoadStepOf is LoadStepRef for step i of a trajectory. It asks by the step's subject, so that the server can check
+// whether we may read that run.
 func (b *Bus) LoadStepOf(ctx context.Context, t *schemas.Trajectory, i int) (*schemas.Step, error) {
 	m, err := b.stepOf(ctx, t, i)
 	if err != nil {
@@ -188,7 +186,7 @@ func (b *Bus) LoadStepOf(ctx context.Context, t *schemas.Trajectory, i int) (*sc
 	return b.LoadStep(ctx, m)
 }
 
-// LoadTokensOf is LoadStepOf of event i of those that the trajectory of a text names.
+// LoadTokensOf is LoadStepOf for event i of the trajectory of a text.
 func (b *Bus) LoadTokensOf(ctx context.Context, t *schemas.Trajectory, i int) (*schemas.Tokens, error) {
 	m, err := b.stepOf(ctx, t, i)
 	if err != nil {
@@ -197,15 +195,17 @@ func (b *Bus) LoadTokensOf(ctx context.Context, t *schemas.Trajectory, i int) (*
 	return b.LoadTokens(ctx, m)
 }
 
+// stepOf returns the message of step i of a trajectory, after it has checked the digest.
 func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Message, error) {
 	m, err := b.Last(ctx, schemas.StreamSteps, t.StepSubject(i))
 	if err != nil {
 		return nil, err
 	}
-	return m, named(m, t.Steps[i])
+	return m, checkStepDigest(m, t.Steps[i])
 }
 
-func named(m *Message, ref schemas.StepRef) error {
+// checkStepDigest returns ErrCorrupt when a stored step does not have the digest by which a trajectory names it.
+func checkStepDigest(m *Message, ref schemas.StepRef) error {
 	got, err := schemas.PayloadDigest(m.Data)
 	switch {
 	case err != nil:

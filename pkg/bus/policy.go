@@ -14,13 +14,13 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// ErrBehind says that a lane has another policy than the one that was to be followed.
+// ErrBehind means that the lane has another policy than the one that the new one was to follow.
 var ErrBehind = errors.New("the lane has moved on")
 
-// SetPolicy makes a policy the lane's current one: it goes to the history in MDR_POLICIES first,
-// which keeps one order whoever publishes, then to the bucket. after is the version that it
-// follows, nil for the first of a lane; ErrBehind where the lane has another, or other weights
-// under a version that is not below this.
+// SetPolicy makes p the current policy of its lane. It stores p in the history first (MDR_POLICIES, which keeps one
+// order for all publishers), then in the bucket. after is the policy that p follows, nil for the first of a lane. It
+// returns ErrBehind when the lane has another policy, or when p has other weights under a version that is not above
+// the current one.
 func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	if err := p.Validate(); err != nil {
 		return fmt.Errorf("set policy: %w", err)
@@ -32,6 +32,7 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return nil
 }
 
+// setPolicy is SetPolicy for a valid policy, with the plain error.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	current, last, err := b.currentPolicy(ctx, p.Lane)
 	if err != nil {
@@ -40,7 +41,8 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	same := func(a, b *schemas.Policy) bool {
 		return a.PolicyVersion == b.PolicyVersion && a.WeightsDigest == b.WeightsDigest
 	}
-	if (current == nil) != (after == nil) || current != nil && (!same(current, after) || p.PolicyVersion <= current.PolicyVersion && !same(current, p)) {
+	if (current == nil) != (after == nil) ||
+		current != nil && (!same(current, after) || p.PolicyVersion <= current.PolicyVersion && !same(current, p)) {
 		return ErrBehind
 	}
 	m, err := encode(ctx, p)
@@ -50,8 +52,9 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(last, 10))
 	_, err = b.publish(ctx, m, publishOptions{})
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == codeStreamWrongLastSeq {
-		if stored, lastErr := b.Last(ctx, schemas.StreamPolicies, p.Subject()); lastErr != nil || !slices.Equal(stored.Data, m.Data) {
-			return ErrBehind // else it was stored by a try whose answer was lost
+		stored, lastErr := b.Last(ctx, schemas.StreamPolicies, p.Subject())
+		if lastErr != nil || !slices.Equal(stored.Data, m.Data) {
+			return ErrBehind // otherwise a try of ours stored it, and its answer was lost
 		}
 		err = nil
 	}
@@ -61,38 +64,41 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return err
 }
 
-// currentPolicy is the newest of a lane, nil for none, and the sequence of the last message of its
-// history. Whoever published it may have died before it came to the bucket.
+// currentPolicy returns the newest policy of a lane, nil if there is none, and the sequence of the last message in
+// its history, which the next publisher expects to find. It asks the history first: a publisher may have died before it
+// wrote to the bucket of current policies.
 func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.Policy, last uint64, err error) {
 	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
 	switch {
 	case err == nil:
 		last = m.Seq
-		if p = b.policy(m); p != nil {
+		if p = b.decodePolicy(m); p != nil {
 			return p, last, nil
 		}
 	case !errors.Is(err, ErrNotFound):
 		return nil, 0, err
 	}
-	// The history was removed, or its last event is none.
-	m, err = b.Last(ctx, policyStream, schemas.BucketSubject(schemas.PolicyBucket, string(lane)))
+	// The history was removed, or its last event is not a policy.
+	m, err = b.Last(ctx, schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, string(lane)))
 	if errors.Is(err, ErrNotFound) {
 		return nil, last, nil
 	}
 	if err == nil {
-		p = b.policy(m)
+		p = b.decodePolicy(m)
 	}
 	return p, last, err
 }
 
-// policy reads a stored one; nil for an entry that was taken out, or is none.
-func (b *Bus) policy(m *Message) *schemas.Policy {
+// decodePolicy decodes a stored policy. It returns nil for a removed entry, and for one that is not a policy, which
+// it logs.
+func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 	if len(m.Data) == 0 {
 		return nil
 	}
 	p := &schemas.Policy{}
 	err := schemas.DecodeValid(m.Data, p)
-	if err == nil && p.Subject() != m.Subject && schemas.BucketSubject(schemas.PolicyBucket, string(p.Lane)) != m.Subject {
+	if err == nil && p.Subject() != m.Subject &&
+		schemas.BucketSubject(schemas.PolicyBucket, string(p.Lane)) != m.Subject {
 		err = fmt.Errorf("a policy of lane %q", p.Lane)
 	}
 	if err != nil {
@@ -104,16 +110,16 @@ func (b *Bus) policy(m *Message) *schemas.Policy {
 	return p
 }
 
-// RaisePolicy makes the newest of a lane's history the one in the bucket: whoever published it may have
-// died before it came to that. ErrStreamFull where the server has no room.
+// RaisePolicy copies the newest policy of a lane's history to the bucket: its publisher may have died before it did
+// so. It returns ErrStreamFull when the server has no space.
 func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 	for {
-		err := b.patiently(ctx, func(ctx context.Context) error {
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error {
 			kv, err := b.bucket(ctx, schemas.PolicyBucket)
 			if err != nil {
 				return err
 			}
-			// The bucket first: what the history has afterwards is as new.
+			// Read the bucket first: then the history that is read next is at least as new.
 			e, err := kv.Get(ctx, string(lane))
 			if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 				return err
@@ -124,7 +130,7 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 				return nil
 			case err != nil:
 				return err
-			case b.policy(m) == nil, e != nil && slices.Equal(e.Value(), m.Data):
+			case b.decodePolicy(m) == nil, e != nil && slices.Equal(e.Value(), m.Data):
 				return nil
 			case e == nil:
 				_, err = kv.Create(ctx, string(lane), m.Data)
@@ -133,9 +139,8 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 			}
 			return err
 		})
-		api, _ := errors.AsType[*jetstream.APIError](err)
-		if errors.Is(err, jetstream.ErrKeyExists) || api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
-			continue // somebody was first
+		if isLostUpdate(err) {
+			continue // another writer was first
 		}
 		if classify(err) == classFull {
 			err = fmt.Errorf("%w: %w", ErrStreamFull, err)
@@ -144,7 +149,7 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 	}
 }
 
-// Policy is the current one of a lane, or ErrNotFound.
+// Policy returns the current policy of a lane, or ErrNotFound.
 func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
 	p, _, err := b.currentPolicy(ctx, lane)
 	if err == nil && p == nil {
@@ -156,23 +161,23 @@ func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, e
 	return p, nil
 }
 
-// PolicyHistory is what a lane has served, the oldest first. Entries that cannot be read are left
-// out, and logged.
+// PolicyHistory returns the policies that a lane has had, oldest first. It leaves out entries that cannot be read,
+// and logs them.
 func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
 	var out []*schemas.Policy
 	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("policies of lane %q: %w", lane, err)
 		}
-		if p := b.policy(m); p != nil {
+		if p := b.decodePolicy(m); p != nil {
 			out = append(out, p)
 		}
 	}
 	return out, ctx.Err()
 }
 
-// PolicyVersionAt is the version that a lane had at a time of the server's clock; 0 where it had none, or the history
-// does not reach back so far.
+// PolicyVersionAt returns the version that a lane had at a time of the server's clock; 0 when it had none, or when
+// the history does not reach back so far.
 func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Time) (version int64, err error) {
 	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
 	if errors.Is(err, ErrNotFound) {
@@ -181,7 +186,7 @@ func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Ti
 	if err != nil {
 		return 0, fmt.Errorf("policy of lane %q: %w", lane, err)
 	}
-	if p := b.policy(m); p != nil && !m.Time.After(at) { // the usual case, told by one request
+	if p := b.decodePolicy(m); p != nil && !m.Time.After(at) { // the usual case, told by one request
 		return p.PolicyVersion, nil
 	}
 	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
@@ -191,43 +196,35 @@ func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Ti
 		if m.Time.After(at) {
 			break
 		}
-		if p := b.policy(m); p != nil {
+		if p := b.decodePolicy(m); p != nil {
 			version = p.PolicyVersion
 		}
 	}
 	return version, ctx.Err()
 }
 
-// FollowPolicy calls each with the current policy of a lane, and again with each that follows, until ctx
-// ends. It is called in order; of several that came meanwhile the last may be the only one.
+// FollowPolicy calls each with the current policy of a lane, and again with each later one, in order, until ctx ends.
+// When several come at once, it may skip all but the last.
 func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
-	key := []string{schemas.BucketSubject(schemas.PolicyBucket, string(lane))}
-	for ctx.Err() == nil && !b.nc.IsClosed() {
-		for m, err := range b.Read(ctx, policyStream, key, ReadOptions{Live: true, lastPerSubject: true}) {
-			if err != nil {
-				if b.waitLog.allow() {
-					b.log.Warn().Err(err).Str("lane", string(lane)).Msg("policies not followed, trying again")
-				}
-				break
-			}
-			if p := b.policy(m); p != nil {
-				each(p)
-			}
+	subject := schemas.BucketSubject(schemas.PolicyBucket, string(lane))
+	b.followBucket(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
+		if p := b.decodePolicy(m); p != nil {
+			each(p)
 		}
-		_ = pause(ctx, rebindPause)
-	}
+	})
 	return nil
 }
 
 // Policies returns the current policy of every lane, sorted by lane.
 func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
-	stored, err := b.LastMany(ctx, policyStream, []string{schemas.BucketSubject(schemas.PolicyBucket, ">")})
+	stored, err := b.LastMany(ctx, schemas.StreamPolicyBucket,
+		[]string{schemas.BucketSubject(schemas.PolicyBucket, ">")})
 	if err != nil {
 		return nil, fmt.Errorf("policies: %w", err)
 	}
 	out := make([]*schemas.Policy, 0, len(stored))
 	for _, m := range stored {
-		if p := b.policy(m); p != nil {
+		if p := b.decodePolicy(m); p != nil {
 			out = append(out, p)
 		}
 	}
@@ -235,9 +232,9 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 	return out, nil
 }
 
-// ServedVersion is the version that samplers which take requests use of a lane whose newest policy is p: the newest
-// that
-// one of them says, or that of p where none runs, or one does not say.
+// ServedVersion returns the policy version that the samplers of a lane use: the newest one that a sampler which takes
+// requests reports. It returns the version of p, the lane's newest policy, when no sampler runs or one reports no
+// version.
 func ServedVersion(p *schemas.Policy, present []*schemas.Presence) int64 {
 	served := int64(-1)
 	for _, s := range present {
@@ -255,8 +252,8 @@ func ServedVersion(p *schemas.Policy, present []*schemas.Presence) int64 {
 	return min(served, p.PolicyVersion)
 }
 
-// ServedPolicy is the policy of ServedVersion: a version that samplers are still loading, or have refused, is not
-// served.
+// ServedPolicy returns the policy of ServedVersion. A version that samplers are still loading, or have refused, is
+// not served.
 func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*schemas.Presence) (*schemas.Policy,
 	error,
 ) {
@@ -273,7 +270,7 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 	return p, err
 }
 
-// CurrentPolicy is the newest policy of a lane that its samplers have not refused, or ErrNotFound.
+// CurrentPolicy returns the newest policy of a lane that its samplers have not refused, or ErrNotFound.
 func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
 	newest, err := b.Policy(ctx, lane)
 	if err != nil || newest.Bare() {
@@ -292,8 +289,8 @@ func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Po
 	return newest, err
 }
 
-// PolicyRefusals are the versions of a lane that samplers have refused and none has taken over, with the reason of the
-// last: they are never what the lane serves. The checkpoint alone is always served again.
+// PolicyRefusals returns the versions of a lane that samplers have refused and none has applied, each with the last
+// reason. The lane never serves them.
 func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]string, error) {
 	answers, err := b.Applied(ctx, lane)
 	refused := map[int64]string{}
@@ -310,7 +307,7 @@ func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]
 	return refused, err
 }
 
-// Applied are the samplers' answers to the policies of a lane, the oldest first.
+// Applied returns the samplers' answers to the policies of a lane, oldest first.
 func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied
 	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, "*")}, ReadOptions{}) {

@@ -14,43 +14,43 @@ import (
 )
 
 const (
-	// beatsPerTTL is how often an entry is renewed while it would stay: three may be late.
-	beatsPerTTL = 4
-	// leaveTimeout bounds the farewell of a service that stops.
-	leaveTimeout = 2 * time.Second
+	// renewalsPerTTL is how often an entry is renewed in its lifetime, so that three renewals may be late.
+	renewalsPerTTL = 4
+	// removeTimeout bounds the removal of the entry of a service that stops.
+	removeTimeout = 2 * time.Second
 )
 
-// Announcement is the entry of a service that runs in schemas.PresenceBucket.
+// Announcement is the entry of a running service in schemas.PresenceBucket. Run keeps it there.
 type Announcement struct {
 	b     *Bus
 	state func() *schemas.Presence
-	// changed has a word when there is something new to say; nil: there never is.
+	// changed receives when there is something new to announce; nil: there never is.
 	changed <-chan struct{}
-	// stored is told the revision of each entry, before another is made; nil: nobody is.
+	// stored is called with the revision of each entry, before another is stored; nil: not needed.
 	stored func(revision uint64)
-	// mu is held from the state to its entry, so that none is replaced by an older one.
+	// mu is held from reading the state until its entry is stored, so that no entry is replaced by an older one.
 	mu sync.Mutex
-	// kv is the bucket, looked at when it was opened; an entry stays for ttl.
+	// kv is the bucket, opened the last time at opened; an entry stays for ttl.
 	kv     jetstream.KeyValue
 	ttl    time.Duration
 	opened time.Time
-	// renewed is when the entry was stored last; lapses counts how often it had gone by then.
+	// renewed is when the entry was last stored; lapses counts how often it had expired by then.
 	renewed atomic.Int64
 	lapses  atomic.Int64
 }
 
-// Announcement is made of what state returns whenever it is renewed: now and then, and for each word
-// on changed (nil: there is none).
+// Announcement returns an entry whose content comes from state. It is renewed now and then, and whenever changed
+// receives (nil: never).
 func (b *Bus) Announcement(state func() *schemas.Presence, changed <-chan struct{}) *Announcement {
 	a := &Announcement{b: b, state: state, changed: changed}
 	a.renewed.Store(time.Now().UnixNano())
 	return a
 }
 
-// age is how long ago the entry was renewed.
+// age returns how long ago the entry was renewed.
 func (a *Announcement) age() time.Duration { return time.Since(time.Unix(0, a.renewed.Load())) }
 
-// lapsed is how often others may have found no entry, until now.
+// lapsed returns how often others may have found no entry, up to now.
 func (a *Announcement) lapsed() int64 {
 	n := a.lapses.Load()
 	if a.age() > schemas.PresenceTTL {
@@ -59,15 +59,14 @@ func (a *Announcement) lapsed() int64 {
 	return n
 }
 
-// Announce is Run of an announcement.
+// Announce makes an Announcement and runs it.
 func (b *Bus) Announce(ctx context.Context, state func() *schemas.Presence, changed <-chan struct{}) error {
 	return b.Announcement(state, changed).Run(ctx)
 }
 
-// Run says that a service runs until ctx ends: it renews the entry, and takes it out at the
-// end. An entry that is not renewed goes by itself, and so that of a process that died does.
-// What fails is logged, and tried again; only an entry against the rules and a bucket that
-// keeps its entries for ever (ErrIncompatible) are errors.
+// Run keeps the entry renewed until ctx ends, and removes it then. The entry of a process that died expires. Run logs
+// failures and tries again; it returns an error only for an invalid entry, and for a bucket that never forgets its
+// entries (ErrIncompatible).
 func (a *Announcement) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		beat, err := a.renew(ctx)
@@ -81,7 +80,7 @@ func (a *Announcement) Run(ctx context.Context) error {
 			if ctx.Err() == nil && a.b.waitLog.allow() {
 				a.b.log.Warn().Err(err).Str("instance", a.state().Instance).Msg("presence not renewed, trying again")
 			}
-			beat = schemas.PresenceTTL / beatsPerTTL
+			beat = schemas.PresenceTTL / renewalsPerTTL
 		}
 		t := time.NewTimer(beat)
 		select {
@@ -92,27 +91,27 @@ func (a *Announcement) Run(ctx context.Context) error {
 		t.Stop()
 	}
 	if !a.b.nc.IsConnected() {
-		return nil // it goes by itself
+		return nil // the entry expires
 	}
-	last, stop := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	last, stop := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer stop()
 	kv, err := a.b.bucket(last, schemas.PresenceBucket)
 	if err == nil {
 		err = kv.Purge(last, a.state().Instance)
 	}
 	if err != nil {
-		a.b.log.Debug().Err(err).Str("instance", a.state().Instance).Msg("left without a word")
+		a.b.log.Debug().Err(err).Str("instance", a.state().Instance).Msg("entry not removed, it expires")
 	}
 	return nil
 }
 
-// renew stores the entry and says when to do so again.
+// renew stores the entry and returns the pause until the next renewal.
 func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.open(ctx); err != nil {
+	if err := a.openBucket(ctx); err != nil {
 		return 0, err
 	}
 	p := a.state()
@@ -135,14 +134,15 @@ func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error
 	a.lapses.Store(a.lapsed())
 	a.renewed.Store(time.Now().UnixNano())
 	if a.ttl <= 0 {
-		return 0, fmt.Errorf("announce %s: %w: bucket %s keeps its entries for ever; must forget them, after %v", p.Instance, ErrIncompatible, schemas.PresenceBucket, schemas.PresenceTTL)
+		return 0, fmt.Errorf("announce %s: %w: bucket %s keeps its entries for ever; must forget them, after %v",
+			p.Instance, ErrIncompatible, schemas.PresenceBucket, schemas.PresenceTTL)
 	}
-	return a.ttl / beatsPerTTL, nil
+	return a.ttl / renewalsPerTTL, nil
 }
 
-// open looks at the bucket, now and then: rooms renew their entry for every other sample.
-func (a *Announcement) open(ctx context.Context) error {
-	if time.Since(a.opened) < schemas.PresenceTTL/beatsPerTTL/2 {
+// openBucket opens the bucket, but not at each renewal: samplers renew their entry for every other sample.
+func (a *Announcement) openBucket(ctx context.Context) error {
+	if time.Since(a.opened) < schemas.PresenceTTL/renewalsPerTTL/2 {
 		return nil
 	}
 	kv, err := a.b.bucket(ctx, schemas.PresenceBucket)
@@ -157,8 +157,7 @@ func (a *Announcement) open(ctx context.Context) error {
 	return nil
 }
 
-// Present returns the services that run. Entries that cannot be read are left out, and
-// logged.
+// Present returns the services that run. It leaves out entries that cannot be read, and logs them.
 func (b *Bus) Present(ctx context.Context) ([]*schemas.Presence, error) {
 	out, _, err := b.present(ctx)
 	return out, err
@@ -166,13 +165,13 @@ func (b *Bus) Present(ctx context.Context) ([]*schemas.Presence, error) {
 
 // present is Present, with the revision of each entry.
 func (b *Bus) present(ctx context.Context) (out []*schemas.Presence, revisions []uint64, err error) {
-	stored, err := b.LastMany(ctx, "KV_"+schemas.PresenceBucket, []string{schemas.PresenceSubject(">")})
+	stored, err := b.LastMany(ctx, schemas.StreamPresenceBucket, []string{schemas.PresenceSubject(">")})
 	if err != nil {
 		return nil, nil, fmt.Errorf("services that run: %w", err)
 	}
 	for _, m := range stored {
 		if len(m.Data) == 0 {
-			continue // it has left
+			continue // the marker of a removed entry
 		}
 		p := &schemas.Presence{}
 		if err := schemas.DecodeValid(m.Data, p); err != nil {
@@ -186,9 +185,9 @@ func (b *Bus) present(ctx context.Context) (out []*schemas.Presence, revisions [
 	return out, revisions, nil
 }
 
-// LaneBacklog is how many requests of a lane are not done: waiting, or in hand.
+// LaneBacklog returns how many requests of a lane wait or are in flight.
 func (b *Bus) LaneBacklog(ctx context.Context, lane schemas.Lane) (uint64, error) {
-	c, err := b.js.Consumer(ctx, schemas.StreamRequests, LaneConsumer(lane))
+	c, err := b.js.Consumer(ctx, schemas.StreamRequests, schemas.RequestsDurable(lane).Name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return 0, nil
 	}

@@ -3,11 +3,13 @@ package bus
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -22,15 +24,14 @@ type Ack struct {
 	// Seq is the event's sequence in Stream. For a duplicate it is the one stored
 	// first; 0 when that has been removed since.
 	Seq uint64
-	// Duplicate: the subject or the message id was there already, and what was stored
-	// first stays. That is success.
+	// Duplicate means that the subject or the message id was stored before, and the earlier message stays. That is
+	// success.
 	Duplicate bool
 	// Digest is the payload digest of a stored step, as trajectories name it
 	// (schemas.PayloadDigest). Only PublishStep fills it in, and not when the stored payload
 	// is not the one given.
 	Digest string
-	// First is what was stored first, where the publish looked at it: always for an event
-	// of a guarded stream.
+	// First is the message that was stored first, if the publish has read it: always for a guarded stream.
 	First *Message
 }
 
@@ -40,17 +41,17 @@ type PublishOption func(*publishOptions)
 type publishOptions struct {
 	wait  bool
 	inbox string
-	// against is the check that Against gave, check the whole of it: what is wrong with a
-	// message that has the subject of this one; nil: nobody looks.
+	// against is the check given with Against. check is the whole check: it returns what is wrong with the message
+	// that is already on the subject; nil: no check.
 	against func(stored schemas.Keyed) (fault, err error)
 	check   func(*Message) (fault, err error)
 }
 
-// WaitForSpace waits while the stream is full, until the context ends or the consumer whose
-// handler has it stops, instead of returning ErrStreamFull.
+// WaitForSpace makes a publish wait while the stream is full, instead of returning ErrStreamFull, until the context
+// ends. In a handler, the wait also ends when its consumer stops.
 func WaitForSpace() PublishOption { return func(o *publishOptions) { o.wait = true } }
 
-// ReplyTo names the inbox that an answer is to go to, where somebody answers the event.
+// ReplyTo names the inbox for the answer, when a service answers the event.
 func ReplyTo(inbox string) PublishOption { return func(o *publishOptions) { o.inbox = inbox } }
 
 const (
@@ -60,14 +61,13 @@ const (
 )
 
 // Publish stores e under its subject and returns when the server has confirmed it or
-// refused it as a duplicate. Errors that may pass are tried again with the same
+// refused it as a duplicate. After an error that can pass it tries again with the same
 // message id until ctx ends. A full stream is ErrStreamFull at once, unless
 // WaitForSpace is given. An event that cannot be encoded, is larger than the server's
 // payload limit (ErrTooLarge) or may not be published (ErrPermission) is terminal.
 //
-// Where a subject keeps one event, an invalid one is refused, and a duplicate is only
-// what may stay there: a valid event of that subject, and by the rules of Against. All
-// else is displaced.
+// When the stream keeps one event on a subject, an invalid e is refused. A stored event counts as a duplicate only when
+// it is valid for that subject and passes the check of Against. Any other stored message is displaced.
 func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (Ack, error) {
 	m, err := encode(ctx, e)
 	if err != nil {
@@ -80,7 +80,7 @@ func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOptio
 	return b.publish(ctx, m, o)
 }
 
-// options puts together what is said about the publish of an event.
+// options combines the options of a publish with the check for e; e is nil for a message that is no event.
 func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 	var o publishOptions
 	for _, opt := range opts {
@@ -92,10 +92,12 @@ func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 	return o
 }
 
-// PublishPrompt stores the encoded prompt of a run. It is not decoded: intake is the
-// authority on what is acceptable. Without a Nats-Msg-Id in header, the prompt gets a
-// random one, so that it is stored once however often the publish had to be tried.
-func (b *Bus) PublishPrompt(ctx context.Context, run schemas.Run, prompt []byte, header nats.Header, opts ...PublishOption) (Ack, error) {
+// PublishPrompt stores the encoded prompt of a run. It does not decode the prompt: intake decides what is acceptable.
+// Without a Nats-Msg-Id in header, the prompt gets a random one, so that it is stored once, however often the publish
+// is tried.
+func (b *Bus) PublishPrompt(
+	ctx context.Context, run schemas.Run, prompt []byte, header nats.Header, opts ...PublishOption,
+) (Ack, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return Ack{}, Terminal(schemas.CodeInvalid, err)
 	}
@@ -110,9 +112,11 @@ func (b *Bus) PublishPrompt(ctx context.Context, run schemas.Run, prompt []byte,
 	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
 
-// PublishRaw stores data as it is: for replays. The header is used as given, and id
-// is the message id; empty: none, and a publish that is tried again may be stored twice.
-func (b *Bus) PublishRaw(ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption) (Ack, error) {
+// PublishRaw stores data as it is: for replays. It uses the header as given, and id as the message id. With an empty
+// id, a publish that is tried again may be stored twice.
+func (b *Bus) PublishRaw(
+	ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption,
+) (Ack, error) {
 	h := nats.Header{}
 	for name, v := range header {
 		h[name] = v
@@ -123,15 +127,16 @@ func (b *Bus) PublishRaw(ctx context.Context, subject string, data []byte, heade
 	return b.publish(ctx, &nats.Msg{Subject: subject, Data: data, Header: h}, options(nil, opts))
 }
 
-// encode makes the message of an event. What would be displaced is not sent.
+// encode makes the message of an event. For a subject that keeps one event it refuses an invalid event, which would
+// be displaced.
 func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 	return encodeTo(ctx, e, schemas.Encode)
 }
 
-// encodeTo is encode, with the memory of the payload that how takes.
+// encodeTo is encode with another encoder (how), which may bring its own memory.
 func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]byte, error)) (*nats.Msg, error) {
 	subject := e.Subject()
-	_, one := unique(subject)
+	_, one := onePerSubject(subject)
 	data, err := how(e)
 	if err == nil && one {
 		err = e.Validate()
@@ -151,6 +156,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 	return &nats.Msg{Subject: subject, Data: data, Header: h}, nil
 }
 
+// header returns the headers of an event: its type, the content type, the message id and the trace context.
 func header(ctx context.Context, subject, typ, content string) nats.Header {
 	values := [...]string{typ, content, schemas.MessageID(subject)} // one allocation for the three
 	h := nats.Header{
@@ -160,30 +166,32 @@ func header(ctx context.Context, subject, typ, content string) nats.Header {
 	return h
 }
 
+// setTrace adds the trace context of ctx, unless the header has one.
 func setTrace(ctx context.Context, h nats.Header) {
 	if tp := Traceparent(ctx); tp != "" && traceparentOf(h) == "" {
 		h[schemas.HeaderTraceparent] = []string{tp}
 	}
 }
 
-// publish sends m until it is stored, refused, or ctx ends.
+// publish sends m until it is stored, refused, or ctx ends. It displaces a wrong message on the subject.
 func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, error) {
 	began := time.Now()
 	wait := retryMin
-	for contested := 0; ; {
-		ack, err := b.attempt(ctx, m)
-		b.took(m, ack, err, began)
+	for displacements := 0; ; {
+		ack, err := b.publishOnce(ctx, m)
+		b.recordPublish(m, ack, err, began)
 		if err == nil && ack.Duplicate && o.check != nil {
 			var first *Message
-			if first, err = b.contest(ctx, m, ack.First, o.check); first != nil {
+			if first, err = b.resolveDuplicate(ctx, m, ack.First, o.check); first != nil {
 				ack.Seq, ack.First = first.Seq, first
 				return ack, nil
 			}
-			if contested++; err == nil && contested < maxDisplaced {
+			if displacements++; err == nil && displacements < maxDisplaced {
 				continue
 			}
 			if err == nil {
-				return Ack{}, publishError(m.Subject, fmt.Errorf("the subject was taken %d times by what it is not for", contested))
+				return Ack{}, publishError(m.Subject, fmt.Errorf("the subject was taken %d times by what it is not for",
+					displacements))
 			}
 		}
 		if err == nil {
@@ -203,7 +211,8 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 			return Ack{}, publishError(m.Subject, errors.Join(err, ctx.Err()))
 		}
 		if b.waitLog.allow() {
-			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).Msg("publish not confirmed, trying again")
+			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).
+				Msg("publish not confirmed, trying again")
 		}
 		if pauseErr := rest(ctx, wait); pauseErr != nil {
 			return Ack{}, publishError(m.Subject, errors.Join(err, pauseErr))
@@ -212,26 +221,27 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 	}
 }
 
-// took notes whether a stream takes what is published, for Faults.
-func (b *Bus) took(m *nats.Msg, ack Ack, err error, began time.Time) {
+// recordPublish notes for Faults whether a stream stored the message.
+func (b *Bus) recordPublish(m *nats.Msg, ack Ack, err error, began time.Time) {
 	switch {
 	case err == nil && !ack.Duplicate:
-		b.troubles.took(ack.Stream, m.Size())
-	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), classify(err) == classFatal, errors.Is(err, context.Canceled):
+		b.faultLog.stored(ack.Stream, m.Size())
+	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), classify(err) == classFatal,
+		errors.Is(err, context.Canceled):
 	default:
-		b.troubles.note(keptIn(m.Subject), m.Size(), began, err)
+		b.faultLog.failed(streamStoring(m.Subject), m.Size(), began, err)
 	}
 }
 
-// attempt is one try. A refusal because the subject is taken is no error.
-func (b *Bus) attempt(ctx context.Context, m *nats.Msg) (Ack, error) {
+// publishOnce is one try. It returns a duplicate, and no error, when the subject is taken.
+func (b *Bus) publishOnce(ctx context.Context, m *nats.Msg) (Ack, error) {
 	resp, err := b.request(ctx, m)
 	if err != nil {
 		return Ack{}, err
 	}
 	ack, err := readAck(resp)
 	if err != nil {
-		return b.refused(ctx, m, err)
+		return b.resolveRefusal(ctx, m, err)
 	}
 	return ack, nil
 }
@@ -244,8 +254,9 @@ type pubAck struct {
 	Duplicate bool                `json:"duplicate"`
 }
 
+// readAck decodes the server's answer to a publish.
 func readAck(resp *nats.Msg) (Ack, error) {
-	if len(resp.Data) == 0 && resp.Header.Get("Status") == "503" {
+	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoServer {
 		return Ack{}, jetstream.ErrNoStreamResponse
 	}
 	var a pubAck
@@ -261,10 +272,10 @@ func readAck(resp *nats.Msg) (Ack, error) {
 	return Ack{Stream: a.Stream, Seq: a.Seq, Duplicate: a.Duplicate}, nil
 }
 
-// refused finds out what a refusal means. The server has one code for a subject that
-// is taken and for a stream that is full, so the stream itself is asked: an event that
-// is there has been stored, whatever else is the matter.
-func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error) {
+// resolveRefusal finds out what a refusal means. The server has one code for a taken subject and for a full stream,
+// so resolveRefusal reads the stream: when the subject has a message, it returns a duplicate, else ErrStreamFull.
+// Other errors it returns as they are.
+func (b *Bus) resolveRefusal(ctx context.Context, m *nats.Msg, cause error) (Ack, error) {
 	v := classify(cause)
 	if v == classFull {
 		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
@@ -272,7 +283,7 @@ func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error
 	if v != classRefused {
 		return Ack{}, cause
 	}
-	spec, one := unique(m.Subject)
+	spec, one := onePerSubject(m.Subject)
 	if !one {
 		return Ack{}, fullStream(m.Subject, cause)
 	}
@@ -286,17 +297,20 @@ func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error
 	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
 }
 
-// fullStream is ErrStreamFull with the stream and its limit that a publish met.
+// fullStream returns ErrStreamFull with the name of the stream and the limit that was reached.
 func fullStream(subject string, cause error) error {
 	limit := cause.Error()
 	if api, ok := errors.AsType[*jetstream.APIError](cause); ok {
 		limit = api.Description
 	}
-	return fmt.Errorf("%w: %s: %s", ErrStreamFull, cmp.Or(keptIn(subject), subject), limit)
+	return fmt.Errorf("%w: %s: %s", ErrStreamFull, cmp.Or(streamStoring(subject), subject), limit)
 }
 
-// digestOf is the sha-256 of data in lower-case hex.
+// digestOf returns the sha-256 of data in lower-case hex.
 func digestOf(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
+
+// randomToken returns 16 random lower-case characters.
+func randomToken() string { return strings.ToLower(rand.Text()[:16]) }

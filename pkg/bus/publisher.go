@@ -18,27 +18,24 @@ import (
 const (
 	// ackTimeout is how long a publish waits for its ack before it is sent again.
 	ackTimeout = 5 * time.Second
-	// retriers is how many unconfirmed messages are sent again at once: after an outage
-	// a whole window waits.
+	// retriers is how many unconfirmed messages are sent again at once: after an outage that is a whole window.
 	retriers = 16
-	// maxLent is the most memory of a payload that is kept for the next one.
+	// maxLent is the size up to which the memory of a payload is kept for the next one.
 	maxLent = 2 << 20
 )
 
 // Publisher publishes without waiting for each ack, within a window. It is for step
 // events: publishing must not hold up the denoising loop. Safe for concurrent use.
 //
-// Acks arrive in any order. What is not confirmed (an outage, a full stream) is tried
-// again with the same id, so a full stream fills the window, and then Publish blocks:
-// that is the backpressure.
+// Acks arrive in any order. A message that is not confirmed (an outage, a full stream) is sent again with the same id.
+// So a full stream fills the window, and then Publish blocks: that is the backpressure.
 type Publisher struct {
 	b      *Bus
 	window *window
 	inbox  string // of acks, up to the token
 	sub    *nats.Subscription
-	// ctx ends what is under way at Close; it belongs to no caller.
-	ctx    context.Context
-	cancel context.CancelFunc
+	cancel context.CancelFunc // ends the retries, at Close
+	ended  <-chan struct{}
 	retry  chan *Future
 	work   sync.WaitGroup
 	closed atomic.Bool
@@ -57,29 +54,29 @@ type PublisherStats struct {
 	// Pending and PendingBytes wait for their ack.
 	Pending      int64
 	PendingBytes int64
-	// Stalled is how long callers have waited for room in the window, all together.
+	// Stalled is how long all callers together have waited for space in the window.
 	Stalled time.Duration
-	// Retried messages were sent more than once; Duplicates were stored before.
+	// Retried messages were sent more than once. Duplicates had been stored before.
 	Retried    uint64
 	Duplicates uint64
 }
 
-// NewPublisher makes a Publisher whose window holds that many messages and bytes (at
-// least one of each). It is to be closed before its bus.
+// NewPublisher returns a Publisher whose window holds that many messages and bytes (at least one of each). Close it
+// before its bus.
 func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 	p := &Publisher{
 		b: b, window: newWindow(window, bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan *Future, max(1, window)),
 		waiting: map[uint64]*Future{},
 	}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
-	// A failure shows again at the first publish: every message then takes the
-	// confirmed path.
+	ctx, cancel := context.WithCancel(context.Background()) // messages outlive the calls that publish them
+	p.cancel, p.ended = cancel, ctx.Done()
+	// If this fails, sub stays nil, and every message takes the confirmed path, which reports the failure.
 	if sub, err := b.nc.Subscribe(p.inbox+"*", p.ack); err == nil {
 		_ = sub.SetPendingLimits(-1, -1) // the window bounds the acks
 		p.sub = sub
 	}
 	for range retriers {
-		p.work.Go(p.retrier)
+		p.work.Go(func() { p.retrier(ctx) })
 	}
 	p.work.Go(p.expire)
 	return p
@@ -88,7 +85,7 @@ func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 // Future is the outcome of one publish.
 type Future struct {
 	msg    *nats.Msg // nil once it is resolved
-	lent   *[]byte   // memory of the payload, nil where it belongs to somebody else
+	lent   *[]byte   // memory of the payload, nil where it belongs to the caller
 	digest string    // payload digest of a step
 	o      publishOptions
 	size   int64
@@ -102,9 +99,8 @@ type Future struct {
 // Done is closed when the outcome is known.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
-// Wait returns the outcome, or the error of ctx when that ends first. Ack.Digest is
-// the payload digest of a step, empty when something else was stored on the subject
-// before.
+// Wait returns the outcome, or the error of ctx when that ends first. Ack.Digest is the payload digest of a step; it
+// is empty when another payload was stored on the subject before.
 func (f *Future) Wait(ctx context.Context) (Ack, error) {
 	select {
 	case <-f.done:
@@ -119,23 +115,24 @@ func (f *Future) Wait(ctx context.Context) (Ack, error) {
 	}
 }
 
-// Publish sends an event and returns as soon as there is room in the window. ctx
-// bounds the wait for room, not the delivery. It waits for space by itself; the other
-// options are those of Bus.Publish.
+// Publish sends an event and returns as soon as the window has space. ctx bounds that wait, not the delivery. A full
+// stream is always waited for; the other options are those of Bus.Publish.
 func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (*Future, error) {
-	f, err := encoded(ctx, e, options(e, opts), schemas.AppendEncode)
+	f, err := encodeFuture(ctx, e, options(e, opts), schemas.AppendEncode)
 	if err != nil {
 		return nil, err
 	}
 	return p.start(ctx, f)
 }
 
-// payloads is memory that events were encoded into and that waits for the next ones: a large step
-// is then neither copied nor left to the garbage collector.
+// payloads is memory for encoded events, used again for later ones: so a large step is neither copied nor left to the
+// garbage collector.
 var payloads = sync.Pool{New: func() any { return new([]byte) }}
 
-// encoded is the future of an event, which the window does not know of yet.
-func encoded(ctx context.Context, e schemas.Keyed, o publishOptions, how func(dst []byte, e schemas.Event) ([]byte, error)) (*Future, error) {
+// encodeFuture encodes an event into memory of payloads and returns its future, which is not in the window yet.
+func encodeFuture(
+	ctx context.Context, e schemas.Keyed, o publishOptions, how func(dst []byte, e schemas.Event) ([]byte, error),
+) (*Future, error) {
 	lent := payloads.Get().(*[]byte)
 	m, err := encodeTo(ctx, e, func(e schemas.Event) ([]byte, error) { return how((*lent)[:0], e) })
 	if err != nil {
@@ -146,12 +143,11 @@ func encoded(ctx context.Context, e schemas.Keyed, o publishOptions, how func(ds
 	return &Future{msg: m, lent: lent, o: o}, nil
 }
 
-// PublishStep is Publish for a step, or tokens, of any size, whose tensors have been digested (nil: not yet). When it is too large for one
-// message, its tensors travel as parts (SplitParts), and the step is sent when all
-// parts are stored, so whoever sees a step can load it. e is not modified.
+// PublishStep is Publish for a step, or tokens, of any size. sums are the digests of its tensors; nil: they are
+// computed. When the event is too large for one message, its tensors travel as parts (SplitParts), and the step is
+// sent after all parts are stored, so that a reader that sees the step can load it. e is not modified.
 //
-// The subject of a step has its attempt in it, and so one writer: whatever else is there
-// is displaced.
+// The subject of a step names its attempt, which has one writer: so any other payload on it is displaced.
 func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
 	if sums == nil {
 		var err error
@@ -163,17 +159,17 @@ func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums s
 	if inlineSize(e) > limit-overhead(e) {
 		return p.publishParts(ctx, e, sums, limit)
 	}
-	f, err := encodedStep(ctx, e, sums)
+	f, err := encodeStepFuture(ctx, e, sums)
 	if err != nil {
 		return nil, err
 	}
 	return p.start(ctx, f)
 }
 
-// encodedStep is encoded for a step.
-func encodedStep(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
+// encodeStepFuture is encodeFuture for a step; the future also gets the payload digest.
+func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
 	var digest string
-	f, err := encoded(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
+	f, err := encodeFuture(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
 		data, digest, err = schemas.AppendStep(dst, e, sums)
 		return data, err
 	})
@@ -183,13 +179,17 @@ func encodedStep(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSu
 	return f, err
 }
 
-// oneWriter lets nothing stay on a subject but the very bytes that are published.
+// oneWriter displaces any other payload on the subject.
 var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return errOther, nil }}
 
-func (p *Publisher) publishParts(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums, limit int) (*Future, error) {
+// publishParts sends the parts of a step, and in the background the step itself once all parts are stored. When a
+// part fails, the step's future gets that error.
+func (p *Publisher) publishParts(
+	ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums, limit int,
+) (*Future, error) {
 	step := e.Detached()
 	parts := SplitParts(step, sums, limit)
-	f, err := encodedStep(ctx, step, sums)
+	f, err := encodeStepFuture(ctx, step, sums)
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +210,14 @@ func (p *Publisher) publishParts(ctx context.Context, e schemas.StepEvent, sums 
 	}
 	p.work.Go(func() {
 		for i, part := range futures {
-			if _, err := part.Wait(p.ctx); err != nil {
-				p.resolve(f, Ack{}, fmt.Errorf("part %d: %w", i, err))
+			select {
+			case <-part.done:
+			case <-p.ended:
+				p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+				return
+			}
+			if part.err != nil {
+				p.resolve(f, Ack{}, fmt.Errorf("part %d: %w", i, part.err))
 				return
 			}
 		}
@@ -220,6 +226,7 @@ func (p *Publisher) publishParts(ctx context.Context, e schemas.StepEvent, sums 
 	return f, nil
 }
 
+// start waits for space in the window and sends the message.
 func (p *Publisher) start(ctx context.Context, f *Future) (*Future, error) {
 	if err := p.admit(ctx, f); err != nil {
 		return nil, err
@@ -228,14 +235,15 @@ func (p *Publisher) start(ctx context.Context, f *Future) (*Future, error) {
 	return f, nil
 }
 
-// admit takes the message's place in the window.
+// admit waits for space in the window. It refuses a message that is larger than the server allows.
 func (p *Publisher) admit(ctx context.Context, f *Future) error {
 	m := f.msg
 	if p.closed.Load() {
 		return publishError(m.Subject, ErrClosed)
 	}
 	if limit := p.b.nc.MaxPayload(); int64(m.Size()) > limit {
-		return publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload, m.Size(), limit))
+		return publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload,
+			m.Size(), limit))
 	}
 	f.o.wait, f.size, f.done = true, int64(len(m.Data)), make(chan struct{})
 	began := time.Now()
@@ -249,7 +257,7 @@ func (p *Publisher) admit(ctx context.Context, f *Future) error {
 	return nil
 }
 
-// send is the fast path: one message with a reply subject of its own.
+// send publishes a message once, with its own reply subject. When that fails, the confirmed path sends it again.
 func (p *Publisher) send(f *Future) {
 	id := p.next.Add(1)
 	f.sent = time.Now()
@@ -269,13 +277,13 @@ func (p *Publisher) send(f *Future) {
 			Subject: f.msg.Subject, Reply: p.inbox + strconv.FormatUint(id, 36), Data: f.msg.Data, Header: f.msg.Header,
 		})
 	}
-	if err != nil && p.take(id) != nil {
-		p.again(f)
+	if err != nil && p.removeWaiting(id) != nil {
+		p.retryConfirmed(f)
 	}
 }
 
-// take removes a waiting message; nil when someone else has.
-func (p *Publisher) take(id uint64) *Future {
+// removeWaiting removes a message that waits for its ack, and returns it; nil when another caller has removed it.
+func (p *Publisher) removeWaiting(id uint64) *Future {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f := p.waiting[id]
@@ -283,30 +291,30 @@ func (p *Publisher) take(id uint64) *Future {
 	return f
 }
 
-// ack takes the server's answers, one after another.
+// ack handles the server's answers, one after another.
 func (p *Publisher) ack(m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 36, 64)
 	if err != nil {
 		return
 	}
-	f := p.take(id)
+	f := p.removeWaiting(id)
 	if f == nil {
 		return // a late answer to what was sent again
 	}
 	ack, ok := plainAck(m.Data)
 	if !ok {
 		if ack, err = readAck(m); err != nil || ack.Duplicate {
-			p.again(f) // the confirmed path finds out what it means
+			p.retryConfirmed(f) // the confirmed path finds out what it means
 			return
 		}
 	}
 	ack.Digest = f.digest
-	p.b.troubles.took(ack.Stream, f.msg.Size())
+	p.b.faultLog.stored(ack.Stream, f.msg.Size())
 	p.resolve(f, ack, nil)
 }
 
-// plainAck reads the usual answer, {"stream":"<name>","seq":<n>}, without the cost of
-// a JSON decoder.
+// plainAck decodes the usual ack, {"stream":"<name>","seq":<n>}, without the cost of a JSON decoder; false for any
+// other answer.
 func plainAck(data []byte) (Ack, bool) {
 	s := string(data)
 	s, ok1 := strings.CutPrefix(s, `{"stream":"`)
@@ -318,9 +326,9 @@ func plainAck(data []byte) (Ack, bool) {
 	return Ack{Stream: stream, Seq: seq}, ok1 && ok2 && ok3 && ok4 && err == nil && stream != ""
 }
 
-// again hands a message to the confirmed path. There is room: the channel is as long
-// as the window.
-func (p *Publisher) again(f *Future) {
+// retryConfirmed sends a message again on the confirmed path, Bus.publish. The channel is as long as the window, so
+// this does not block.
+func (p *Publisher) retryConfirmed(f *Future) {
 	p.retried.Add(1)
 	p.mu.Lock()
 	open := p.waiting != nil
@@ -333,21 +341,22 @@ func (p *Publisher) again(f *Future) {
 	}
 }
 
-func (p *Publisher) retrier() {
+// retrier publishes messages of the retry channel on the confirmed path until ctx ends.
+func (p *Publisher) retrier(ctx context.Context) {
 	for {
 		select {
 		case f := <-p.retry:
-			ack, err := p.confirm(f)
+			ack, err := p.confirm(ctx, f)
 			p.resolve(f, ack, err)
-		case <-p.ctx.Done():
+		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// confirm publishes one message until it is stored, or something else is that stays.
-func (p *Publisher) confirm(f *Future) (Ack, error) {
-	ack, err := p.b.publish(p.ctx, f.msg, f.o)
+// confirm publishes one message until it is stored, or a duplicate of it is.
+func (p *Publisher) confirm(ctx context.Context, f *Future) (Ack, error) {
+	ack, err := p.b.publish(ctx, f.msg, f.o)
 	if err != nil {
 		return Ack{}, err
 	}
@@ -360,8 +369,8 @@ func (p *Publisher) confirm(f *Future) (Ack, error) {
 	return ack, nil
 }
 
-// expire sends again what the server has not answered: its answers go with the
-// connection.
+// expire sends messages again that the server has not answered: after ackTimeout, or at once when the connection was
+// replaced, because answers on the old one are lost.
 func (p *Publisher) expire() {
 	tick := time.NewTicker(ackTimeout / 4)
 	defer tick.Stop()
@@ -373,7 +382,7 @@ func (p *Publisher) expire() {
 		case <-tick.C:
 		case <-lost:
 			limit = time.Now() // a new connection: every answer of the old one is lost
-		case <-p.ctx.Done():
+		case <-p.ended:
 			return
 		}
 		var late []*Future
@@ -386,15 +395,16 @@ func (p *Publisher) expire() {
 		}
 		p.mu.Unlock()
 		for _, f := range late {
-			p.again(f)
+			p.retryConfirmed(f)
 		}
 	}
 }
 
+// resolve gives a future its outcome, and frees its memory and its space in the window.
 func (p *Publisher) resolve(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
 	if f.lent != nil && cap(*f.lent) <= maxLent {
-		payloads.Put(f.lent) // the server has it, or nobody will
+		payloads.Put(f.lent) // no later try reads it
 	}
 	f.msg, f.lent = nil, nil
 	p.window.leave(f.size)

@@ -16,20 +16,18 @@ import (
 const (
 	// pullExpires is how long the server keeps a pull request that it cannot fill.
 	pullExpires = 30 * time.Second
-	// pullBytes bounds one pull request, pullBytesTotal all of them: a client with more
-	// than 64 MiB on the way is cut off by the server.
+	// pullBytes bounds one pull request, pullBytesTotal all of them: the server disconnects a client with more than
+	// 64 MiB on the way.
 	pullBytes      = 16 << 20
 	pullBytesTotal = 48 << 20
-	// rebindPause is the pause before the consumer is looked for again.
+	// rebindPause is the pause before a failed call about a consumer is tried again.
 	rebindPause = 250 * time.Millisecond
-	// handBackDelay keeps a message that was handed back from returning to a replica
-	// that is on its way out.
-	handBackDelay = 20 * time.Millisecond
+	// returnDelay delays a returned message, so that it does not go to a replica that is about to stop.
+	returnDelay = 20 * time.Millisecond
 )
 
-// puller asks the server for messages, never for more than there is room for
-// (NATS ADR-37). The client library's own pulling has no such exact bound: it counts
-// a message as taken when its callback returns, and keeps as many again in a buffer,
+// puller asks the server for messages, never for more than handlers are free (NATS ADR-37). The client library cannot
+// do that: it counts a message as handled when its callback returns, and prefetches as many again into a buffer,
 // where AckWait runs.
 type puller struct {
 	nc      *nats.Conn
@@ -39,33 +37,35 @@ type puller struct {
 	group   string // priority group; empty: none
 	expires time.Duration
 	beat    time.Duration
-	// rebind makes the durable again when it has gone.
+	// rebind creates the durable again when it is gone.
 	rebind func(ctx context.Context) error
 	sub    *nats.Subscription
-	// heartbeats holds messages from their arrival on, those in the queue too.
+	// heartbeats holds messages from their arrival on, also while they wait in the queue.
 	heartbeats *heartbeats
 
-	// ready has room for one token; it is there when the queue may have become non-empty.
+	// ready has space for one token; it is there when the queue may have become non-empty.
 	ready chan struct{}
-	// fault has room for one token; it is there when the watch has something to mend.
+	// fault has space for one token; it is there when watch has something to repair.
 	fault chan struct{}
 
-	mu    sync.Mutex
-	room  int // messages wanted: asked for, on the way or in the queue
-	asked int // asked for and not come
-	// askedBytes is an upper bound of what may come for that; maxBytes is asked for at once.
-	askedBytes int
-	maxBytes   int
-	requests   map[uint64]request
-	next       uint64
-	queue      []*Message
-	pin        string
-	pinLost    bool
-	broken     bool // no pulls until the watch has mended it
-	stopped    bool
-	heard      time.Time // last sign of the server
+	mu        sync.Mutex
+	wanted    int // how many messages to have: requested, on the way or in the queue
+	requested int // requested and not received
+	// requestedBytes is an upper bound of the bytes that may come for the open requests; maxBytes is the bound of one
+	// request.
+	requestedBytes int
+	maxBytes       int
+	requests       map[uint64]request
+	next           uint64
+	queue          []*Message
+	pin            string
+	pinLost        bool
+	broken         bool // no pulls until the watch has repaired it
+	stopped        bool
+	heard          time.Time // last sign of the server
 }
 
+// request is an open pull request: how many messages and bytes it asked for.
 type request struct {
 	batch, bytes int
 	sent         time.Time
@@ -81,13 +81,15 @@ type pullRequest struct {
 	PinID     string        `json:"id,omitempty"`
 }
 
+// newPuller returns a puller that listens for messages; setWanted makes it ask for them. stop ends it.
 func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*puller, error) {
 	p := &puller{
-		nc: b.nc, log: b.log.With().Str("consumer", c.Durable).Logger(),
-		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Durable,
+		nc: b.nc, log: b.log.With().Str("consumer", c.Name).Logger(),
+		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Name,
 		inbox:   b.nc.NewInbox() + ".", group: c.PriorityGroup, expires: pullExpires,
-		rebind: rebind, heartbeats: newHeartbeats(), ready: make(chan struct{}, 1), fault: make(chan struct{}, 1), requests: map[uint64]request{},
-		// A request for fewer bytes than the next message has would get none.
+		rebind: rebind, heartbeats: newHeartbeats(), ready: make(chan struct{}, 1), fault: make(chan struct{}, 1),
+		requests: map[uint64]request{},
+		// A request with fewer bytes than the next message has gets no message.
 		maxBytes: max(pullBytes, 2*int(b.nc.MaxPayload())),
 	}
 	if c.PriorityGroup != "" {
@@ -103,27 +105,28 @@ func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*
 	return p, nil
 }
 
-// idle says whether no message waits in the queue.
+// idle reports whether the queue is empty.
 func (p *puller) idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.queue) == 0
 }
 
-// setRoom says how many messages may be asked for, on the way or waiting in the queue.
-func (p *puller) setRoom(n int) {
+// setWanted sets how many messages may be requested, on the way or in the queue, and asks for those that are missing.
+func (p *puller) setWanted(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.room = n
+	p.wanted = n
 	p.refill()
 }
 
-// refill asks for what there is room for, once that is worth a request. Lock held.
+// refill requests the messages that are missing, once there are enough of them for a request. The caller holds the
+// lock.
 func (p *puller) refill() {
-	need := p.room - p.asked - len(p.queue)
-	if p.asked == 0 {
-		p.askedBytes = 0 // the server does not say when a request has been filled
-	} else if need < (p.room+1)/2 || p.askedBytes+p.maxBytes > pullBytesTotal {
+	need := p.wanted - p.requested - len(p.queue)
+	if p.requested == 0 {
+		p.requestedBytes = 0 // the server does not say when a request has been filled
+	} else if need < (p.wanted+1)/2 || p.requestedBytes+p.maxBytes > pullBytesTotal {
 		return
 	}
 	if need < 1 || p.broken || p.stopped {
@@ -137,7 +140,7 @@ func (p *puller) refill() {
 		err = p.nc.PublishRequest(p.subject, p.inbox+strconv.FormatUint(p.next, 10), body)
 	}
 	if err != nil {
-		p.fail() // the connection is away; the watch asks again
+		p.suspend() // the connection is lost; watch asks again
 		return
 	}
 	now := time.Now()
@@ -147,18 +150,19 @@ func (p *puller) refill() {
 		}
 	}
 	p.requests[p.next] = request{batch: need, bytes: p.maxBytes, sent: now}
-	p.asked += need
-	p.askedBytes += p.maxBytes
+	p.requested += need
+	p.requestedBytes += p.maxBytes
 	p.heard = now
 }
 
-// fail stops pulling until the watch has looked after it. Lock held.
-func (p *puller) fail() {
-	p.broken, p.asked = true, 0
+// suspend stops pulling until watch has repaired the durable. The caller holds the lock.
+func (p *puller) suspend() {
+	p.broken, p.requested = true, 0
 	clear(p.requests)
 	notify(p.fault)
 }
 
+// notify puts a token into c if there is none.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -166,46 +170,49 @@ func notify(c chan struct{}) {
 	}
 }
 
-// receive runs on the subscription's goroutine: messages and statuses in order.
+// receive handles all that comes on the subscription, messages and statuses, in order.
 func (p *puller) receive(m *nats.Msg) {
 	if strings.HasPrefix(m.Reply, "$JS.ACK.") {
-		p.message(m)
+		p.onMessage(m)
 		return
 	}
-	p.status(m)
+	p.onStatus(m)
 }
 
-func (p *puller) message(m *nats.Msg) {
-	out, err := delivered(p.nc, m)
+// onMessage adds a message to the queue, unless another delivery of it is held, and asks for more.
+func (p *puller) onMessage(m *nats.Msg) {
+	out, err := parseDelivery(p.nc, m)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.heard = time.Now()
-	p.asked = max(0, p.asked-1)
-	p.askedBytes = max(0, p.askedBytes-m.Size())
-	if p.asked == 0 || p.askedBytes+p.maxBytes <= pullBytesTotal {
-		defer p.refill() // what the bytes had held up
+	p.requested = max(0, p.requested-1)
+	p.requestedBytes = max(0, p.requestedBytes-m.Size())
+	if p.requested == 0 || p.requestedBytes+p.maxBytes <= pullBytesTotal {
+		defer p.refill() // requests that waited for free bytes
 	}
 	if err != nil {
 		p.log.Error().Err(err).Msg("message without metadata skipped")
 		return
 	}
 	if out.Delivered == 1 && len(m.Data) == 0 && m.Header.Get(nats.MsgSize) != "" {
-		// Somebody may have set the durable to send headers alone, and a handler would refuse that. The message comes again:
-		// from the durable made anew, or, where it is stored so, after AckWait.
-		p.fail()
+		// The durable may have been set to send headers only, and a handler would refuse the message. watch repairs the
+		// durable, and the message comes again; if it really is stored empty, it comes after AckWait.
+		p.suspend()
 		return
 	}
 	if pin := m.Header.Get("Nats-Pin-Id"); pin != "" {
 		p.pin = pin
 	}
 	if !p.heartbeats.hold(out) {
-		return // whoever has the first delivery goes on
+		return // the handler of the first delivery goes on
 	}
 	p.queue = append(p.queue, out)
 	notify(p.ready)
 }
 
-func (p *puller) status(m *nats.Msg) {
+// onStatus handles the server's status for a pull request: the request has ended, so what it still had open is
+// subtracted, and more is requested. A status that means trouble suspends the puller.
+func (p *puller) onStatus(m *nats.Msg) {
 	code, description := m.Header.Get(headerStatus), m.Header.Get(headerDescription)
 	id, _ := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 10, 64)
 	p.mu.Lock()
@@ -216,10 +223,10 @@ func (p *puller) status(m *nats.Msg) {
 	}
 	r, known := p.requests[id]
 	if !known {
-		return // of a request that was given up
+		return // the request was given up
 	}
 	delete(p.requests, id)
-	// A request that was never served ends with all of its messages outstanding.
+	// Without these headers no message of the request has come.
 	left, bytes := r.batch, r.bytes
 	if n, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")); err == nil {
 		left = n
@@ -227,8 +234,8 @@ func (p *puller) status(m *nats.Msg) {
 	if n, err := strconv.Atoi(m.Header.Get("Nats-Pending-Bytes")); err == nil {
 		bytes = n
 	}
-	p.asked = max(0, p.asked-left)
-	p.askedBytes = max(0, p.askedBytes-bytes)
+	p.requested = max(0, p.requested-left)
+	p.requestedBytes = max(0, p.requestedBytes-bytes)
 	switch code {
 	case "404", "408":
 	case "423": // another client has been pinned, or none
@@ -241,26 +248,26 @@ func (p *puller) status(m *nats.Msg) {
 		}
 		if strings.HasPrefix(description, "Message Size") {
 			if left == r.batch && p.maxBytes < pullBytesTotal {
-				p.maxBytes *= 2 // stored when the server took larger messages
+				p.maxBytes *= 2 // the message was stored when the server allowed larger ones
 			}
 			break
 		}
 		p.log.Debug().Str("status", description).Msg("pull ended")
-		p.fail()
+		p.suspend()
 		return
-	case statusNoServer: // nobody answers: the stream or the consumer is away
-		p.fail()
+	case statusNoServer: // no answer: the stream or the consumer is away
+		p.suspend()
 		return
 	default:
 		p.log.Error().Str("status", code+" "+description).Msg("pull refused")
-		p.fail()
+		p.suspend()
 		return
 	}
 	p.refill()
 }
 
-// watch mends what receive cannot: a consumer that has gone, a server that has been
-// restarted or does not answer. It ends with ctx.
+// watch repairs what receive cannot: a durable that is gone, a server that was restarted or does not answer. It ends
+// with ctx.
 func (p *puller) watch(ctx context.Context) {
 	connected := p.nc.StatusChanged(nats.CONNECTED)
 	defer p.nc.RemoveStatusListener(connected)
@@ -272,12 +279,12 @@ func (p *puller) watch(ctx context.Context) {
 			return
 		case <-connected: // the server has forgotten our requests
 			p.mu.Lock()
-			p.fail()
+			p.suspend()
 			p.mu.Unlock()
 		case <-tick.C:
 			p.mu.Lock()
-			if p.asked > 0 && time.Since(p.heard) > 2*p.beat+time.Second {
-				p.fail()
+			if p.requested > 0 && time.Since(p.heard) > 2*p.beat+time.Second {
+				p.suspend()
 			}
 			p.mu.Unlock()
 		case <-p.fault:
@@ -297,8 +304,8 @@ func (p *puller) watch(ctx context.Context) {
 	}
 }
 
-// pop takes the next message off the queue; nil when it is empty. Messages that were
-// handed back while they waited are skipped.
+// pop removes the next message from the queue and returns it; nil when the queue is empty. It skips messages that
+// were returned to the server while they waited.
 func (p *puller) pop() *Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -308,14 +315,14 @@ func (p *puller) pop() *Message {
 		if p.queue = p.queue[1:]; len(p.queue) == 0 {
 			p.queue = nil
 		}
-		if !m.Settled() {
+		if !m.Acknowledged() {
 			return m
 		}
 	}
 	return nil
 }
 
-// lostPin says, once, that the pin went to another client.
+// lostPin reports whether another client has got the pin since the last call.
 func (p *puller) lostPin() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -324,15 +331,15 @@ func (p *puller) lostPin() bool {
 	return lost
 }
 
-// hasPin says whether pin is this client's.
+// hasPin reports whether pin is the one of this client.
 func (p *puller) hasPin(pin string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pin == pin
 }
 
-// stop ends the pulls and hands back what came and nobody took. It waits, a second at
-// most, for what the server had sent already.
+// stop ends the pulls and returns the messages that no handler has got. It waits up to a second for messages that the
+// server has sent already.
 func (p *puller) stop() {
 	p.mu.Lock()
 	p.stopped = true
@@ -348,6 +355,6 @@ func (p *puller) stop() {
 		_ = p.sub.Unsubscribe() // reconnecting: the server has forgotten us anyway
 	}
 	for m := p.pop(); m != nil; m = p.pop() {
-		_ = m.NakWithDelay(handBackDelay) // lost, it comes again after AckWait
+		_ = m.NakWithDelay(returnDelay) // if this is lost, it comes again after AckWait
 	}
 }

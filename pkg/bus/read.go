@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,12 +19,12 @@ type ReadOptions struct {
 	// FromSeq or FromTime is where to start; neither: at the beginning. FromSeq wins.
 	FromSeq  uint64
 	FromTime time.Time
-	// After is where an earlier read was, and wins over both: the read goes on behind it, so
-	// that each message is read once. A cursor of another stream is ErrCursor; when messages
-	// behind it are gone, so that some may never have been read, that is ErrEvicted.
+	// After is the position of an earlier read, and wins over both: the read continues behind it, so that each
+	// message is read once. The error is ErrCursor for a cursor of another stream, and ErrEvicted when messages
+	// behind it are gone, some of which may never have been read.
 	After Cursor
-	// Live goes on with what is stored later, until the context ends or the loop does.
-	// Otherwise the read ends at the last sequence of the stream as of the call.
+	// Live continues with messages that are stored later, until the context or the loop ends. Otherwise the read ends
+	// at the last sequence that the stream had at the call.
 	Live bool
 	// HeadersOnly leaves the payloads out.
 	HeadersOnly bool
@@ -32,25 +33,24 @@ type ReadOptions struct {
 }
 
 const (
-	// readAhead bounds the bytes that a read has asked for: beyond 64 MiB the server
-	// takes the client for a slow one and cuts it off.
+	// readAhead bounds the bytes that a read has asked for: the server takes a client with more than 64 MiB for a
+	// slow one and disconnects it.
 	readAhead = 32 << 20
-	// readIdle is the silence after which a read that should end looks whether it has.
+	// readIdle is the silence after which a read that is not live checks whether it has everything.
 	readIdle = time.Second
-	// readBeat is how often the server says that it is there while it has nothing to send;
-	// two that do not come mean that it does not know of the reader.
-	readBeat = 2 * time.Second
-	// readLook is how often a silent reader looks whether something is there for it.
+	// readHeartbeat is how often the server says that it is there while it has nothing to send. When two of these do
+	// not come, it has lost the reader.
+	readHeartbeat = 2 * time.Second
+	// readLook is how often a silent reader checks whether there is a message for it.
 	readLook = 5 * time.Second
 )
 
-// errStalled: the server that a reader was on is gone.
+// errStalled means that the server which had the reader is gone.
 var errStalled = errors.New("the reader's server does not answer")
 
-// Read yields the stored messages that match the filters (none: all) in stream order,
-// each once, and lost connections are made good. It ends with an error when the stream
-// cannot be read, and silently when ctx ends. Nothing is acked, and no state is left
-// on the server. For rewards, see RewardFilter.
+// Read yields the stored messages that match the filters (none: all) in stream order, each once, and continues after
+// a lost connection. It ends with an error when the stream cannot be read, and without one when ctx ends. It acks
+// nothing and leaves no state on the server. For rewards, see RewardFilter.
 func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadOptions) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		if err := b.read(ctx, stream, filters, o, yield); err != nil && ctx.Err() == nil {
@@ -59,12 +59,15 @@ func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadO
 	}
 }
 
-func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool) error {
-	if err := b.who.has(stream, filters...); err != nil {
+// read is Read with a callback. It makes another reader when the server of the first one is gone.
+func (b *Bus) read(
+	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
+) error {
+	if err := b.readable(stream, filters...); err != nil {
 		return err
 	}
 	var s jetstream.Stream
-	err := b.patiently(ctx, func(ctx context.Context) (err error) {
+	err := b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
 		s, err = b.js.Stream(ctx, stream)
 		return err
 	})
@@ -86,32 +89,34 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 			return err
 		}
 		b.log.Warn().Str("stream", stream).Msg("the server that had our reader does not answer, making another")
-		if r.some { // else from where the first one was to start
+		if r.yielded { // otherwise it starts where the first one did
 			o.FromSeq, o.FromTime, o.lastPerSubject = r.next.Load(), time.Time{}, false
 		}
 	}
 }
 
-// reader is one Read on its way.
+// reader is the state of one Read.
 type reader struct {
 	bus     *Bus
 	stream  jetstream.Stream
 	name    string
 	filters []string
-	// last is the end of a read that is not live; made is when the stream was.
+	// last is the sequence at which a read that is not live ends; made is when the stream was created.
 	last uint64
 	made int64
-	// next is the sequence behind what was yielded, if some was.
-	next atomic.Uint64
-	some bool
-	// waits: for the server, and not for who reads.
+	// next is the sequence behind the last message that was yielded; yielded says whether there was one.
+	next    atomic.Uint64
+	yielded bool
+	// waits is true while the read waits for the server, and false while its caller works. stalled is set when watch
+	// ends the read.
 	waits, stalled atomic.Bool
 }
 
-// follow reads with one consumer of the server, until the read ends or the consumer does.
+// follow reads with one consumer of the server, until the read or the consumer ends. It returns nil at the end of the
+// read, and errStalled when the consumer's server is gone.
 func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message, error) bool) error {
 	var c jetstream.Consumer
-	err := r.bus.patiently(ctx, func(ctx context.Context) (err error) {
+	err := r.bus.retryWhileAway(ctx, func(ctx context.Context) (err error) {
 		c, err = r.stream.OrderedConsumer(ctx, o.native(r.filters))
 		return err
 	})
@@ -121,7 +126,7 @@ func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message,
 	defer func() {
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 		defer stop()
-		// What stays behind on a failure goes by itself after a while.
+		// If this fails, the server removes the consumer after a while.
 		_ = r.stream.DeleteConsumer(ctx, c.CachedInfo().Name)
 	}()
 	if o.FromSeq == 0 && !o.FromTime.IsZero() {
@@ -129,31 +134,33 @@ func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message,
 	} else {
 		r.next.Store(o.FromSeq)
 	}
-	// Of a cluster, the reader may be on a server that does not have everything yet.
-	all := func() (bool, error) {
-		lags, err := r.bus.unseen(ctx, r.name, r.filters, r.next.Load(), r.last)
+	// In a cluster, the reader may be on a server that does not have everything yet.
+	complete := func() (bool, error) {
+		lags, err := r.bus.leaderHas(ctx, r.name, r.filters, r.next.Load(), r.last)
 		return !lags, err
 	}
 	if !o.Live && c.CachedInfo().NumPending == 0 {
-		if done, err := all(); done || err != nil {
+		if done, err := complete(); done || err != nil {
 			return err
 		}
 	}
 	ahead := max(1, min(256, readAhead/max(1, int(r.bus.nc.MaxPayload()))))
-	it, err := c.Messages(jetstream.PullMaxMessages(ahead), jetstream.PullHeartbeat(readBeat))
+	it, err := c.Messages(jetstream.PullMaxMessages(ahead), jetstream.PullHeartbeat(readHeartbeat))
 	if err != nil {
 		return err
 	}
 	defer it.Stop()
-	// What the library tries again and again does not look at a context, and a consumer that it
-	// has just made again not at Stop: to end it takes both.
+	// The library's retries ignore the context, and a consumer that it has just created again ignores Stop. So
+	// ending the read takes both.
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
 	reading, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(reading, it.Stop)()
-	go r.watch(reading, stop)
+	watcher.Go(func() { r.watch(reading, stop) })
 	for {
 		r.waits.Store(true)
-		m, err := r.bus.nextOf(reading, it, c, o.Live)
+		m, err := r.bus.nextMessage(reading, it, c, o.Live)
 		r.waits.Store(false)
 		if err != nil {
 			if r.stalled.Swap(false) {
@@ -165,23 +172,23 @@ func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message,
 			if !o.Live && m.Seq > r.last {
 				return nil
 			}
-			m.made, r.some = r.made, true
+			m.made, r.yielded = r.made, true
 			r.next.Store(m.Seq + 1)
 			if !yield(m, nil) || !o.Live && m.Seq == r.last {
 				return nil
 			}
 		}
 		if m == nil || !o.Live && m.pending == 0 {
-			if done, err := all(); done || err != nil {
+			if done, err := complete(); done || err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// watch calls end when the stream's leader has had something for it for a while that does
-// not come. A cluster may put a reader on a server that is no more, and then says nothing; the
-// library asks for the same one until that server is back.
+// watch calls end when the stream's leader has a message for the reader that does not come for a while. A cluster may
+// put a reader on a server that goes away, and does not say so; the library asks for the same server until that is
+// back.
 func (r *reader) watch(ctx context.Context, end func()) {
 	for before, misses := uint64(0), 0; pause(ctx, readLook) == nil; {
 		next := r.next.Load()
@@ -189,7 +196,7 @@ func (r *reader) watch(ctx context.Context, end func()) {
 			before, misses = next, 0
 			continue
 		}
-		lags, err := r.bus.unseen(ctx, r.name, r.filters, next, math.MaxUint64)
+		lags, err := r.bus.leaderHas(ctx, r.name, r.filters, next, math.MaxUint64)
 		if err != nil || !lags || r.next.Load() != next {
 			misses = 0
 			continue
@@ -202,22 +209,29 @@ func (r *reader) watch(ctx context.Context, end func()) {
 	}
 }
 
-// nextOf waits for the next message. Nil means that there is none any more: what was
-// pending at the start has been deleted meanwhile.
-func (b *Bus) nextOf(ctx context.Context, it jetstream.MessagesContext, c jetstream.Consumer, live bool) (*Message, error) {
+// nextMessage waits for the next message. It returns nil, without an error, when nothing is left: the messages that
+// were pending at the start have been deleted meanwhile.
+func (b *Bus) nextMessage(
+	ctx context.Context, it jetstream.MessagesContext, c jetstream.Consumer, live bool,
+) (*Message, error) {
 	for {
-		// One call for as long as it takes: each begins to listen for heartbeats anew, and
-		// without them the library makes the consumer again.
+		// One call without a time limit: each call starts to count missing heartbeats again, and only when some are
+		// missing does the library create the consumer again.
 		wait, stop := context.WithCancel(ctx)
+		var idle sync.WaitGroup
 		if !live {
-			go endIdle(wait, c, stop)
+			idle.Go(func() { endWhenIdle(wait, c, stop) })
 		}
 		raw, err := it.Next(jetstream.NextContext(wait))
 		ended := wait.Err() != nil
 		stop()
+		idle.Wait()
 		switch {
 		case err == nil:
-			m, err := delivered(b.nc, &nats.Msg{Subject: raw.Subject(), Reply: raw.Reply(), Data: raw.Data(), Header: raw.Headers()})
+			m, err := parseDelivery(b.nc, &nats.Msg{
+				Subject: raw.Subject(), Reply: raw.Reply(), Data: raw.Data(),
+				Header: raw.Headers(),
+			})
 			if err != nil {
 				return nil, err
 			}
@@ -226,7 +240,7 @@ func (b *Bus) nextOf(ctx context.Context, it jetstream.MessagesContext, c jetstr
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case errors.Is(err, jetstream.ErrNoHeartbeat):
-			continue // the library makes the consumer again
+			continue // the library creates the consumer again
 		case ended:
 			return nil, nil
 		default:
@@ -235,9 +249,9 @@ func (b *Bus) nextOf(ctx context.Context, it jetstream.MessagesContext, c jetstr
 	}
 }
 
-// endIdle calls end when the consumer has nothing left after a silence, and still has
-// nothing after another: what it had then was on its way.
-func endIdle(ctx context.Context, c jetstream.Consumer, end func()) {
+// endWhenIdle calls end when the consumer has nothing left in two checks, readIdle apart: after the first, messages
+// may still be on their way.
+func endWhenIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	for nothing := 0; nothing < 2; {
 		if pause(ctx, readIdle) != nil {
 			return
@@ -251,8 +265,12 @@ func endIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	end()
 }
 
+// native returns the options in the form of the client library.
 func (o ReadOptions) native(filters []string) jetstream.OrderedConsumerConfig {
-	c := jetstream.OrderedConsumerConfig{FilterSubjects: filters, HeadersOnly: o.HeadersOnly, DeliverPolicy: jetstream.DeliverAllPolicy}
+	c := jetstream.OrderedConsumerConfig{
+		FilterSubjects: filters, HeadersOnly: o.HeadersOnly,
+		DeliverPolicy: jetstream.DeliverAllPolicy,
+	}
 	switch {
 	case o.lastPerSubject:
 		c.DeliverPolicy = jetstream.DeliverLastPerSubjectPolicy

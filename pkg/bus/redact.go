@@ -2,9 +2,9 @@ package bus
 
 import "regexp"
 
-// credentials is what comes before the @ of a URL, without its scheme.
+// credentials matches the part of a URL before the @, and its scheme.
 var credentials = regexp.MustCompile(`([A-Za-z]+://)?[^\s,"]*@`)
 
-// RedactURL hides the credentials of the servers' URLs in a text, for logs and people:
-// all that comes before an @, for a token is written where a user's name is.
+// RedactURL hides the credentials in the URLs of a text, for logs and people: everything before an @, since a token
+// is written where a user's name would be.
 func RedactURL(text string) string { return credentials.ReplaceAllString(text, "${1}***@") }

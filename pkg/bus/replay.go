@@ -12,13 +12,13 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Replay publishes the original of a dead letter again, from the letter or from the
-// object store, and removes the letter once the original is stored. seq is the letter's
-// in MDR_DEAD. It returns where the original is and the subject it was published on.
+// Replay publishes the original of a dead letter again, from the letter or from the object store, and removes the
+// letter once the original is stored. seq is the letter's sequence in MDR_DEAD. It returns the original's position
+// and subject.
 //
-// A refused event of a guarded stream is still on its subject, and its consumer is done
-// with it: it is taken out first, so that what is stored in its place is delivered as
-// new. A subject that holds another event by now is left alone, and so is the letter.
+// A refused event of a guarded stream is still on its subject, and its consumer has finished it. Replay deletes it
+// first, so that the new one is delivered. When the subject holds another event by now, Replay returns an error and
+// leaves the event and the letter alone.
 func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
 	letter, err := b.Get(ctx, schemas.StreamDead, seq)
 	if err != nil {
@@ -29,7 +29,7 @@ func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
 		return Ack{}, "", fmt.Errorf("replay: letter %d: %w", seq, err)
 	}
 	subject := schemas.PublishedSubject(d.OriginalSubject)
-	spec, ok := specOf(subject)
+	spec, ok := schemas.StreamOf(subject)
 	if !ok || spec.Name == schemas.StreamAdvisories {
 		return Ack{}, subject, fmt.Errorf("replay: letter %d: subject: %q; no stream takes events on it", seq, subject)
 	}
@@ -37,21 +37,25 @@ func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
 	if err != nil {
 		return Ack{}, subject, fmt.Errorf("replay: letter %d: %w", seq, err)
 	}
-	ack, err := b.restore(ctx, spec, subject, d, data, fmt.Sprintf("replay.%d.%d", seq, d.At))
+	ack, err := b.storeOriginal(ctx, spec, subject, d, data, fmt.Sprintf("replay.%d.%d", seq, d.At))
 	if err != nil {
 		return Ack{}, subject, fmt.Errorf("replay: letter %d: %w", seq, err)
 	}
 	if err := b.Delete(ctx, schemas.StreamDead, seq); err != nil {
-		return ack, subject, fmt.Errorf("replay: letter %d is stored again as %s %d, but stays: %w", seq, ack.Stream, ack.Seq, err)
+		return ack, subject, fmt.Errorf("replay: letter %d is stored again as %s %d, but stays: %w", seq, ack.Stream,
+			ack.Seq, err)
 	}
 	return ack, subject, nil
 }
 
-// restore stores the original on its subject.
-func (b *Bus) restore(ctx context.Context, spec schemas.StreamSpec, subject string, d *schemas.Dead, data []byte, id string) (Ack, error) {
+// storeOriginal publishes the original on its subject. When the subject keeps one event, it deletes the refused one
+// first.
+func (b *Bus) storeOriginal(
+	ctx context.Context, spec schemas.StreamSpec, subject string, d *schemas.Dead, data []byte, id string,
+) (Ack, error) {
 	unique := spec.Guarded || spec.WorkQueue
 	if unique {
-		there, err := b.holder(ctx, spec, subject, data)
+		there, err := b.storedOn(ctx, spec, subject, data)
 		switch {
 		case err != nil:
 			return Ack{}, err
@@ -72,8 +76,8 @@ func (b *Bus) restore(ctx context.Context, spec schemas.StreamSpec, subject stri
 	}
 	ack, err := b.PublishRaw(ctx, subject, data, header, id)
 	if err == nil && ack.Duplicate && unique {
-		// Stored by a replay before this one, or by someone else in between.
-		there, err := b.holder(ctx, spec, subject, data)
+		// It was stored by an earlier replay, or by another client just now.
+		there, err := b.storedOn(ctx, spec, subject, data)
 		if err != nil {
 			return Ack{}, err
 		}
@@ -84,9 +88,9 @@ func (b *Bus) restore(ctx context.Context, spec schemas.StreamSpec, subject stri
 	return ack, err
 }
 
-// holder is the message on a subject of its own: nil when there is none, an error when it
-// is another one than data.
-func (b *Bus) holder(ctx context.Context, spec schemas.StreamSpec, subject string, data []byte) (*Message, error) {
+// storedOn returns the message on a subject that keeps one; nil when there is none, and an error when its bytes are
+// not data.
+func (b *Bus) storedOn(ctx context.Context, spec schemas.StreamSpec, subject string, data []byte) (*Message, error) {
 	m, err := b.Last(ctx, spec.Name, schemas.StoredSubject(subject))
 	switch {
 	case errors.Is(err, ErrNotFound):
@@ -94,7 +98,8 @@ func (b *Bus) holder(ctx context.Context, spec schemas.StreamSpec, subject strin
 	case err != nil:
 		return nil, err
 	case !bytes.Equal(m.Data, data):
-		return nil, fmt.Errorf("%q holds another event by now, sequence %d of %s; only one can be there", subject, m.Seq, spec.Name)
+		return nil, fmt.Errorf("%q holds another event by now, sequence %d of %s; only one can be there", subject,
+			m.Seq, spec.Name)
 	}
 	return m, nil
 }

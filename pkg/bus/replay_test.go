@@ -18,7 +18,7 @@ import (
 func refuse(t *testing.T, e *env, stream string) <-chan *bus.Message {
 	t.Helper()
 	seen := make(chan *bus.Message, 16)
-	consume(t, e.Bus, bus.ConsumerConfig{Stream: stream, Durable: "reward", Slots: 4}, func(_ context.Context, m *bus.Message) error {
+	consume(t, e.Bus, bus.ConsumerConfig{Durable: schemas.Durable{Stream: stream, Name: "reward"}, Slots: 4}, func(_ context.Context, m *bus.Message) error {
 		seen <- m
 		if m.Header.Get(nats.MsgIdHdr) != "" && strings.HasPrefix(m.Header.Get(nats.MsgIdHdr), "replay.") {
 			return nil

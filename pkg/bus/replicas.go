@@ -6,9 +6,11 @@ import (
 	"fmt"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
-// MaxReplicas is the most servers that keep one stream.
+// MaxReplicas is the greatest number of servers that can keep one stream.
 const MaxReplicas = 5
 
 // ErrTooFewServers is returned when a stream is to be kept by more servers than are there.
@@ -19,22 +21,22 @@ type SetupOption func(*setupOptions)
 
 type setupOptions struct{ replicas int }
 
-// Replicas has n servers of a cluster keep each stream, new or there already; 0: one server a
-// new one, and the others stay as they are.
+// Replicas makes n servers of a cluster keep each stream, new or old. With 0, one server keeps a new stream, and old
+// ones stay as they are.
 func Replicas(n int) SetupOption { return func(o *setupOptions) { o.replicas = n } }
 
-// SetReplicas has n servers of a cluster keep each stream and bucket that is there. The server
-// copies what they hold while all goes on. More servers than there are is ErrTooFewServers; 0
-// changes nothing.
+// SetReplicas makes n servers of a cluster keep each existing stream and bucket. The server copies the messages while
+// work goes on. It returns ErrTooFewServers when n is more than there are; 0 changes nothing.
 func (b *Bus) SetReplicas(ctx context.Context, n int) error {
-	return b.patiently(ctx, func(ctx context.Context) error { return b.setReplicas(ctx, n) })
+	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setReplicas(ctx, n) })
 }
 
+// setReplicas is one try of SetReplicas.
 func (b *Bus) setReplicas(ctx context.Context, n int) error {
 	if n == 0 {
 		return nil
 	}
-	for _, name := range streamNames() {
+	for _, name := range schemas.StreamNames() {
 		s, err := b.js.Stream(ctx, name)
 		if err != nil {
 			return fmt.Errorf("replicas of %s: %w", name, err)
@@ -59,7 +61,7 @@ const (
 	codeNoCluster = 10074
 )
 
-// replicasError says what can be done about n replicas.
+// replicasError adds to err what an operator can do about n replicas.
 func replicasError(n int, err error) error {
 	api, ok := errors.AsType[*jetstream.APIError](err)
 	if !ok || n < 2 {
@@ -71,7 +73,8 @@ func replicasError(n int, err error) error {
 	case codeInsufficient, codeStorageExceeded:
 		return fmt.Errorf("replicas: %d; each server must have room (max_file_store) for all of the streams' limits; make those smaller with 'meander streams limit', or the stores larger: %w", n, err)
 	case codeNoPeers:
-		return fmt.Errorf("%w: replicas: %d; must be at most the servers of the cluster that are up and have room: %w", ErrTooFewServers, n, err)
+		return fmt.Errorf("%w: replicas: %d; must be at most the servers of the cluster that are up and have room: %w",
+			ErrTooFewServers, n, err)
 	}
 	return err
 }

@@ -21,27 +21,26 @@ const (
 	kvBytes       = 64 << 20
 	kvHistory     = 5
 	presenceBytes = 8 << 20
-	// The object store takes half of what the server's storage has left for it, from the least to the most.
+	// The object store gets half of what is left of the server's storage, within these bounds.
 	leastBlobBytes, mostBlobBytes = 8 << 30, 32 << 30
-	// readyTimeout bounds Ready.
+	// readyTimeout bounds Ready, and the waits for servers of a cluster.
 	readyTimeout = 2 * time.Minute
 )
 
-// Setup makes the contract's streams and buckets, or brings them up to date: it is the
-// admin role's. Doing it again changes nothing. Limits (bytes, count, age, replicas) of
-// what exists are the operator's and stay; what the contract relies on (subjects,
-// retention, guard, direct gets) is put right where the server can, and is
-// ErrIncompatible where it cannot. New streams get their limits from the registry, all
-// scaled down by the same factor when the server's storage is smaller than their sum.
+// Setup creates the contract's streams and buckets, or brings them up to date; only the admin role may. Repeating it
+// changes nothing. The limits (bytes, count, age, replicas) of existing streams belong to the operator and stay. What
+// the contract relies on (subjects, retention, guard, direct gets) is corrected if the server can do that; otherwise
+// Setup returns ErrIncompatible. New streams get their limits from the registry, all divided by the same factor when
+// the server's storage is smaller than their sum.
 //
-// Servers of a cluster that are not there yet are waited for, for two minutes.
+// When servers of a cluster are not up yet, Setup waits for them for two minutes.
 func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	var o setupOptions
 	for _, opt := range opts {
 		opt(&o)
 	}
 	for end := time.Now().Add(readyTimeout); ; {
-		err := b.patiently(ctx, func(ctx context.Context) error { return b.setUp(ctx, o) })
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setupOnce(ctx, o) })
 		b.stands.Store(b.stands.Load() || err == nil)
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
@@ -55,23 +54,24 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	}
 }
 
-func (b *Bus) setUp(ctx context.Context, o setupOptions) error {
+// setupOnce is one try of Setup. It divides the limits of new streams by 2, 4, 8, ... until they fit.
+func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 	var missing []jetstream.StreamConfig
-	for _, spec := range specs() {
+	for _, spec := range schemas.Streams() {
 		s, err := b.js.Stream(ctx, spec.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			missing = append(missing, streamConfig(spec, o.replicas))
 			continue
 		}
 		if err == nil {
-			err = b.update(ctx, s.CachedInfo().Config, streamConfig(spec, o.replicas))
+			err = b.updateStream(ctx, s.CachedInfo().Config, streamConfig(spec, o.replicas))
 		}
 		if err != nil {
 			return fmt.Errorf("set up stream %s: %w", spec.Name, err)
 		}
 	}
 	for scale := int64(1); ; scale *= 2 {
-		err := b.create(ctx, missing, scale, max(1, o.replicas))
+		err := b.createMissing(ctx, missing, scale, max(1, o.replicas))
 		if err == nil {
 			break
 		}
@@ -85,8 +85,8 @@ func (b *Bus) setUp(ctx context.Context, o setupOptions) error {
 	return b.setReplicas(ctx, o.replicas)
 }
 
-// create makes streams and buckets that are missing, with limits divided by scale.
-func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int) error {
+// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale.
+func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int) error {
 	for _, c := range missing {
 		if c.MaxBytes > 0 {
 			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale)
@@ -124,8 +124,9 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 	return nil
 }
 
-// createBlobs makes the object store. Weights of large models are gigabytes a version, so that it gets more than its
-// least where twice as much can be reserved: the other half is left for streams that are given more.
+// createBlobs creates the object store. Weights of large models are gigabytes a version, so the store gets more than
+// its least size if the server can reserve twice as much: the other half stays free for streams whose limits are
+// raised.
 func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error {
 	config := jetstream.ObjectStoreConfig{
 		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
@@ -148,10 +149,10 @@ func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error 
 	return err
 }
 
-// keepRuns has the bucket of runs take no message that empties it: whoever may write the spec of one
-// run could remove those of all with a header.
+// keepRuns forbids roll-ups in the bucket of runs: a user who may write the spec of one run could remove the specs of
+// all runs with such a header.
 func (b *Bus) keepRuns(ctx context.Context) error {
-	s, err := b.js.Stream(ctx, runStream)
+	s, err := b.js.Stream(ctx, schemas.StreamRunBucket)
 	if err != nil || !s.CachedInfo().Config.AllowRollup {
 		return err
 	}
@@ -161,11 +162,12 @@ func (b *Bus) keepRuns(ctx context.Context) error {
 	return err
 }
 
-// streamConfig is the stream of a spec.
+// streamConfig returns the settings of a stream of the contract.
 func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	c := jetstream.StreamConfig{
-		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage, Replicas: max(1, replicas),
-		MaxMsgs: cmp.Or(s.MaxMsgs, -1), MaxBytes: cmp.Or(s.MaxBytes, -1), MaxAge: s.MaxAge,
+		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage,
+		Replicas: max(1, replicas),
+		MaxMsgs:  cmp.Or(s.MaxMsgs, -1), MaxBytes: cmp.Or(s.MaxBytes, -1), MaxAge: s.MaxAge,
 		Duplicates: schemas.DedupWindow, AllowDirect: true,
 	}
 	if s.WorkQueue {
@@ -183,8 +185,8 @@ func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	return c
 }
 
-// wrong is in what a stream that exists cannot be made what the contract needs.
-func wrong(have, want jetstream.StreamConfig) (faults []string) {
+// incompatibilities returns the settings of a stream that break the contract and cannot be changed.
+func incompatibilities(have, want jetstream.StreamConfig) (faults []string) {
 	differ := func(setting string, have, want any) {
 		if have != want {
 			faults = append(faults, fmt.Sprintf("%s is %v, must be %v", setting, have, want))
@@ -195,33 +197,36 @@ func wrong(have, want jetstream.StreamConfig) (faults []string) {
 	differ("discard", have.Discard, want.Discard)
 	differ("max_msgs_per_subject", max(0, have.MaxMsgsPerSubject), want.MaxMsgsPerSubject)
 	differ("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
-	differ("subject_transform", transform(have), transform(want))
+	differ("subject_transform", transformText(have), transformText(want))
 	return faults
 }
 
-// brought is a stream that exists with what the contract needs, and in what that is new.
-func brought(have, want jetstream.StreamConfig) (next jetstream.StreamConfig, changes []string) {
+// withContract returns the settings of an existing stream with what the contract needs, and a text for each change.
+func withContract(have, want jetstream.StreamConfig) (next jetstream.StreamConfig, changes []string) {
 	next = have
 	for _, subject := range want.Subjects {
 		if !slices.Contains(next.Subjects, subject) {
-			next.Subjects, changes = append(slices.Clone(next.Subjects), subject), append(changes, "it lacks the subjects "+subject)
+			next.Subjects, changes = append(slices.Clone(next.Subjects), subject), append(changes,
+				"it lacks the subjects "+subject)
 		}
 	}
 	if !have.AllowDirect {
 		next.AllowDirect, changes = true, append(changes, "it answers no direct gets")
 	}
 	if have.Duplicates != want.Duplicates {
-		next.Duplicates, changes = want.Duplicates, append(changes, fmt.Sprintf("its deduplication window is %v, must be %v", have.Duplicates, want.Duplicates))
+		next.Duplicates, changes = want.Duplicates, append(changes,
+			fmt.Sprintf("its deduplication window is %v, must be %v", have.Duplicates, want.Duplicates))
 	}
 	return next, changes
 }
 
-// update changes a stream that exists as far as the contract needs.
-func (b *Bus) update(ctx context.Context, have, want jetstream.StreamConfig) error {
-	if faults := wrong(have, want); len(faults) > 0 {
-		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible, strings.Join(faults, "; "))
+// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible.
+func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfig) error {
+	if faults := incompatibilities(have, want); len(faults) > 0 {
+		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible,
+			strings.Join(faults, "; "))
 	}
-	next, changes := brought(have, want)
+	next, changes := withContract(have, want)
 	if len(changes) == 0 {
 		return nil
 	}
@@ -229,23 +234,24 @@ func (b *Bus) update(ctx context.Context, have, want jetstream.StreamConfig) err
 	return err
 }
 
-func transform(c jetstream.StreamConfig) string {
+// transformText describes the subject transform of a stream.
+func transformText(c jetstream.StreamConfig) string {
 	if c.SubjectTransform == nil {
 		return "none"
 	}
 	return c.SubjectTransform.Source + " -> " + c.SubjectTransform.Destination
 }
 
-// Ready waits until someone has run Setup: every stream and bucket is there. It gives
-// up after two minutes, or when ctx ends, naming what is missing.
+// Ready waits until every stream and bucket exists, which Setup creates. After two minutes, or when ctx ends, it
+// returns an error that names what is missing.
 func (b *Bus) Ready(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, readyTimeout)
 	defer stop()
 	var told limiter
 	for {
 		var missing string
-		err := b.patiently(ctx, func(ctx context.Context) (err error) {
-			missing, err = b.missing(ctx)
+		err := b.retryWhileAway(ctx, func(ctx context.Context) (err error) {
+			missing, err = b.firstMissing(ctx)
 			return err
 		})
 		if err == nil && missing == "" {
@@ -267,18 +273,9 @@ func (b *Bus) Ready(ctx context.Context) error {
 	}
 }
 
-// streamNames are those of the streams that Setup makes, those behind buckets first.
-func streamNames() []string {
-	names := []string{runStream, policyStream, sealStream, presenceStream, controlStream, blobStream}
-	for _, spec := range specs() {
-		names = append(names, spec.Name)
-	}
-	return names
-}
-
-// missing names the first stream or bucket that is not there.
-func (b *Bus) missing(ctx context.Context) (string, error) {
-	for _, name := range streamNames() {
+// firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
+func (b *Bus) firstMissing(ctx context.Context) (string, error) {
+	for _, name := range schemas.StreamNames() {
 		_, err := b.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return name, nil

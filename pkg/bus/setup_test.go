@@ -208,7 +208,8 @@ func TestConnect_refuses(t *testing.T) {
 	}
 }
 
-// The object store is of up to half of what the server's storage has left for it, so that a larger disk keeps more weights.
+// The object store is of up to half of what the server's storage has left for it, so that a larger disk keeps more
+// weights.
 func TestBus_Setup_blobs(t *testing.T) {
 	t.Parallel()
 	const gib = 1 << 30
@@ -216,7 +217,7 @@ func TestBus_Setup_blobs(t *testing.T) {
 		200 * gib: {32 * gib, 32 * gib}, 45 * gib: {10 * gib, 15 * gib}, 26 * gib: {8 * gib, 8 * gib},
 	} {
 		p := bustest.New(t, func(o *natsd.Options) { o.MaxFileStore = storage })
-		if got := p.Info(t, bus.BlobStream).Config.MaxBytes; got < want[0] || got > want[1] {
+		if got := p.Info(t, schemas.StreamBlobBucket).Config.MaxBytes; got < want[0] || got > want[1] {
 			t.Errorf("of %d bytes the object store has %d, want %d to %d", storage, got, want[0], want[1])
 		}
 	}

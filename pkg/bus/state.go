@@ -9,14 +9,14 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Made returns the completed trajectory of the sample that a branch names, ErrNotFound where it
-// has none, or ErrFailed.
-func (b *Bus) Made(ctx context.Context, at schemas.Branch) (*schemas.Trajectory, error) {
+// BranchTrajectory returns the completed trajectory of the sample that a branch starts from. It returns ErrNotFound
+// when there is none, and ErrFailed when the sample failed.
+func (b *Bus) BranchTrajectory(ctx context.Context, at schemas.Branch) (*schemas.Trajectory, error) {
 	t := &schemas.Trajectory{}
 	m, err := b.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex))
 	switch {
 	case errors.Is(err, ErrNotFound):
-		err = ErrNotFound // of which enough is said
+		err = ErrNotFound // the text below says what was not found
 	case err == nil:
 		fault := Fits(m, t)
 		switch {
@@ -31,8 +31,8 @@ func (b *Bus) Made(ctx context.Context, at schemas.Branch) (*schemas.Trajectory,
 	return nil, fmt.Errorf("sample %d of group %s of run %s: %w", at.SampleIndex, at.UID, at.Run, err)
 }
 
-// LoadBranch returns the state that a branch names of its trajectory, as the one of a whole
-// group, [1, S, C]; errors are those of LoadState.
+// LoadBranch returns the state that a branch starts from, with the shape of a group's state, [1, S, C]. made is the
+// trajectory that the branch names. Errors are those of LoadState.
 func (b *Bus) LoadBranch(ctx context.Context, at schemas.Branch, made *schemas.Trajectory) (*schemas.Tensor, error) {
 	state, err := b.LoadState(ctx, made, at.StepIndex)
 	if err != nil {
@@ -41,10 +41,9 @@ func (b *Bus) LoadBranch(ctx context.Context, at schemas.Branch, made *schemas.T
 	return &schemas.Tensor{DType: state.DType, Shape: append([]int64{1}, state.Shape...), Data: state.Data}, nil
 }
 
-// LoadState returns a state that a completed trajectory kept, or its sampler as a checkpoint,
-// [S, C]: index k is the state before step k, the number of steps the final one. The step that holds it is the one that
-// the trajectory names, by its digest (ErrCorrupt), and says so itself. ErrNotFound: the state
-// was not stored, or its step is stored no more.
+// LoadState returns a stored state of a completed trajectory, [S, C]: index k is the state before step k, the number
+// of steps is the final state. The step that holds the state must be the one that the trajectory names (ErrCorrupt).
+// It returns ErrNotFound when the state was not stored, or its step is gone.
 func (b *Bus) LoadState(ctx context.Context, t *schemas.Trajectory, index int64) (*schemas.Tensor, error) {
 	begin, end := t.Segment()
 	if at := max(min(index, end-1), begin); index >= begin && index <= end && at-begin < int64(len(t.Steps)) {
@@ -55,7 +54,8 @@ func (b *Bus) LoadState(ctx context.Context, t *schemas.Trajectory, index int64)
 		state := step.State(index)
 		switch subject := t.StepSubject(int(at - begin)); {
 		case step.Subject() != subject || step.ScheduleDigest != t.ScheduleDigest:
-			return nil, fmt.Errorf("state %d of sample %d of group %s: %w: its step is %q, the trajectory names %q", index, t.SampleIndex, t.UID, ErrCorrupt, step.Subject(), subject)
+			return nil, fmt.Errorf("state %d of sample %d of group %s: %w: its step is %q, the trajectory names %q",
+				index, t.SampleIndex, t.UID, ErrCorrupt, step.Subject(), subject)
 		case state == nil:
 		case state.DType != t.LatentsDType || !slices.Equal(state.Shape, t.LatentsShape):
 			return nil, fmt.Errorf("state %d of sample %d of group %s: %w: %s of shape %v, the trajectory has %s of %v",
@@ -64,5 +64,6 @@ func (b *Bus) LoadState(ctx context.Context, t *schemas.Trajectory, index int64)
 			return state, nil
 		}
 	}
-	return nil, fmt.Errorf("state %d of sample %d of group %s: %w: kept are %v", index, t.SampleIndex, t.UID, ErrNotFound, t.LatentStepIndices)
+	return nil, fmt.Errorf("state %d of sample %d of group %s: %w: kept are %v", index, t.SampleIndex, t.UID,
+		ErrNotFound, t.LatentStepIndices)
 }

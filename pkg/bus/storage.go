@@ -16,40 +16,38 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// BlobStream is the stream behind the object store of blobs.
-const BlobStream = "OBJ_" + schemas.BlobBucket
-
 // States of a stream.
 const (
 	StateOK = "ok"
 	// StateNearlyFull has less than a fifth of its bytes or messages left.
 	StateNearlyFull = "nearly full"
-	// StateFull refuses publishers: there is no room for another message of mean size.
+	// StateFull refuses publishers: there is no space for another message of mean size.
 	StateFull = "full"
 	// StateRolling drops its oldest messages for new ones.
 	StateRolling = "rolling"
 )
 
-// StreamLimit changes the limits of a stream that is there.
+// StreamLimit is a change of the limits of an existing stream.
 type StreamLimit struct {
-	// Stream is one of schemas.Streams, or BlobStream.
+	// Stream is one of schemas.Streams, or schemas.StreamBlobBucket.
 	Stream string
-	// MaxBytes is the most bytes it keeps; 0: as it is.
+	// MaxBytes is the most bytes that the stream keeps; 0: unchanged.
 	MaxBytes int64
-	// MaxAge is how long it keeps a message; 0: as it is, negative: for ever.
+	// MaxAge is how long the stream keeps a message; 0: unchanged, negative: without limit.
 	MaxAge time.Duration
 }
 
-// SetLimits changes limits of streams that are there, each named once; those that are as
-// asked for are left alone. A limit below what a stream holds is refused, since the server would drop
-// the rest, and so are steps that would go before the trajectories that name them.
+// SetLimits changes limits of existing streams, each named once. It leaves streams alone that have the limits
+// already. It refuses a limit below what a stream holds, since the server would drop the rest, and an age that drops
+// steps before the trajectories that name them.
 func (b *Bus) SetLimits(ctx context.Context, limits ...StreamLimit) error {
 	if len(limits) == 0 {
 		return nil
 	}
-	return b.patiently(ctx, func(ctx context.Context) error { return b.setLimits(ctx, limits) })
+	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setLimits(ctx, limits) })
 }
 
+// setLimits is one try of SetLimits.
 func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	ages := map[string]time.Duration{}
 	for _, name := range []string{schemas.StreamSteps, schemas.StreamTrajectories} {
@@ -61,7 +59,7 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	}
 	type change struct {
 		config jetstream.StreamConfig
-		more   int64 // bytes than now
+		more   int64 // bytes more than now
 	}
 	var next []change
 	for i, l := range limits {
@@ -76,7 +74,8 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 		old := c
 		if l.MaxBytes > 0 {
 			if uint64(l.MaxBytes) < have {
-				return fmt.Errorf("set limits of %s: max_bytes: %d; must be at least the %d that it holds", l.Stream, l.MaxBytes, have)
+				return fmt.Errorf("set limits of %s: max_bytes: %d; must be at least the %d that it holds", l.Stream,
+					l.MaxBytes, have)
 			}
 			c.MaxBytes = l.MaxBytes
 		}
@@ -88,10 +87,12 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 		}
 		ages[l.Stream] = c.MaxAge
 	}
-	if steps, named := ages[schemas.StreamSteps], ages[schemas.StreamTrajectories]; len(next) > 0 && steps > 0 && (named == 0 || named > steps) {
-		return fmt.Errorf("set limits of %s: max_age: %v; must be at least that of the trajectories that name the steps, %s", schemas.StreamSteps, steps, age(named))
+	steps, named := ages[schemas.StreamSteps], ages[schemas.StreamTrajectories]
+	if len(next) > 0 && steps > 0 && (named == 0 || named > steps) {
+		return fmt.Errorf("set limits of %s: max_age: %v; must be at least that of the trajectories that name the steps, %s",
+			schemas.StreamSteps, steps, formatAge(named))
 	}
-	// The server reserves what it promises: what one gives up is there for the others.
+	// The server reserves the limits: change first the streams that get smaller, so that others can use their space.
 	slices.SortStableFunc(next, func(x, y change) int { return cmp.Compare(x.more, y.more) })
 	for _, n := range next {
 		c := n.config
@@ -101,20 +102,22 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 			}
 			return fmt.Errorf("set limits of %s: %w", c.Name, err)
 		}
-		b.log.Info().Str("stream", c.Name).Int64("max_bytes", c.MaxBytes).Stringer("max_age", c.MaxAge).Msg("limits changed")
+		b.log.Info().Str("stream", c.Name).Int64("max_bytes", c.MaxBytes).Stringer("max_age", c.MaxAge).
+			Msg("limits changed")
 	}
 	return nil
 }
 
-// age is a MaxAge for people.
-func age(d time.Duration) string {
+// formatAge returns a MaxAge as text for people.
+func formatAge(d time.Duration) string {
 	if d <= 0 {
 		return "for ever"
 	}
 	return d.String()
 }
 
-// state is how full a stream is, in words.
+// state returns how full a stream is: one of the State constants. refuses means that the stream refuses messages when
+// it is full.
 func (s *StreamStats) state(refuses bool) string {
 	mean := max(1, s.Bytes/max(1, s.Messages))
 	full := func(share uint64) bool {
@@ -132,34 +135,33 @@ func (s *StreamStats) state(refuses bool) string {
 	return StateNearlyFull
 }
 
-// Fault is a stream that takes no events at the moment.
+// Fault is a stream that does not accept events at the moment.
 type Fault struct {
 	StreamStats
-	// Since is when a publish of this process was refused or not confirmed first; zero: none
-	// was.
+	// Since is when a publish of this process first failed; zero: none did.
 	Since time.Time
-	// Err is what the server answered, or that it did not; nil: no publish was refused here.
+	// Err is the server's answer, or that it did not answer; nil: no publish of this process failed.
 	Err error
-	// Refused is the size of what does not fit, where it is known.
+	// Refused is the size of the message that does not fit, if known.
 	Refused int64
 }
 
-// Full says that the stream has reached its limits. Otherwise the server does not
-// confirm what is published, which may be its disk.
+// Full reports whether the stream has reached its limits. Otherwise the server does not confirm publishes, perhaps
+// because of its disk.
 func (f Fault) Full() bool { return f.State == StateFull }
 
-// Faults lists the streams that take no events at the moment: what is full, and where
-// publishes of this bus wait for an answer. A full queue of requests is none: it is how
-// intake is slowed down to the samplers. An error means that the server did not say.
+// Faults lists the streams that do not accept events at the moment: those that are full, and those where publishes of
+// this bus wait for an answer. A full queue of requests is no fault: it slows intake down to the speed of the
+// samplers. An error means that the server did not answer.
 func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
 	var out []Fault
-	for _, k := range kept() {
+	for _, k := range allStores() {
 		stats, _, err := b.statsOf(ctx, k)
 		if err != nil {
 			return nil, err
 		}
 		f := Fault{StreamStats: *stats}
-		if t, ok := b.troubles.of(k.name); ok {
+		if t, ok := b.faultLog.current(k.name); ok {
 			room := stats.MaxBytes <= 0 || stats.Bytes+t.size <= uint64(stats.MaxBytes)
 			switch {
 			case !t.full:
@@ -177,53 +179,60 @@ func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
 	return out, nil
 }
 
-// keeping is a stream of the contract, or one behind a bucket.
-type keeping struct {
+// storedIn is a stream of the contract, or one behind a bucket. refuses: it refuses messages when it is full. queue:
+// it is a work queue.
+type storedIn struct {
 	name           string
 	refuses, queue bool
 }
 
-// kept lists what the contract stores in, in the order data flows, then the buckets.
-func kept() []keeping {
-	var out []keeping
-	for _, s := range specs() {
-		out = append(out, keeping{s.Name, s.DiscardNew || s.Guarded, s.WorkQueue})
+// allStores returns the contract's streams in the order in which data flows, then those behind the buckets.
+func allStores() []storedIn {
+	var out []storedIn
+	for _, s := range schemas.Streams() {
+		out = append(out, storedIn{s.Name, s.DiscardNew || s.Guarded, s.WorkQueue})
 	}
-	return append(out, keeping{BlobStream, true, false},
-		keeping{"KV_" + schemas.RunBucket, true, false}, keeping{"KV_" + schemas.PolicyBucket, true, false}, keeping{controlStream, true, false})
+	return append(out, storedIn{schemas.StreamBlobBucket, true, false},
+		storedIn{"KV_" + schemas.RunBucket, true, false}, storedIn{
+			"KV_" + schemas.PolicyBucket, true,
+			false,
+		}, storedIn{schemas.StreamControlBucket, true, false})
 }
 
-// keptIn is the stream that stores a subject, empty for none of the contract's.
-func keptIn(subject string) string {
-	if s, ok := specOf(subject); ok {
+// streamStoring returns the stream that stores a subject; "" if it is none of the contract.
+func streamStoring(subject string) string {
+	if s, ok := schemas.StreamOf(subject); ok {
 		return s.Name
 	}
 	if strings.HasPrefix(subject, "$O."+schemas.BlobBucket+".") {
-		return BlobStream
+		return schemas.StreamBlobBucket
 	}
 	return ""
 }
 
-// troubles are the publishes that a stream did not take, by the stream's name.
-type troubles struct {
+// faultLog has the failed publishes, by the name of the stream. n is their number, so that the usual case needs no
+// lock.
+type faultLog struct {
 	n  atomic.Int64
 	mu sync.Mutex
-	by map[string]trouble
+	by map[string]publishFault
 }
 
-type trouble struct {
+// publishFault is what is known of the failed publishes to one stream: the first and the last of them, and the
+// largest size.
+type publishFault struct {
 	since, last time.Time
-	full        bool // the stream, or the server's storage, has no room
+	full        bool // the stream or the server's storage has no space
 	server      bool // it is the server's storage
 	size        uint64
 	err         error
 }
 
-// troubleAge is how long a publish that failed says something: whoever waits for room or an
-// answer tries again sooner.
-const troubleAge = apiTimeout + 5*retryMax
+// faultAge is how long a failed publish counts: a caller that waits for space or an answer tries again sooner.
+const faultAge = apiTimeout + 5*retryMax
 
-func (t *troubles) note(stream string, size int, since time.Time, err error) {
+// failed notes a failed publish of size bytes that began at since.
+func (t *faultLog) failed(stream string, size int, since time.Time, err error) {
 	if stream == "" {
 		return
 	}
@@ -231,22 +240,22 @@ func (t *troubles) note(stream string, size int, since time.Time, err error) {
 	defer t.mu.Unlock()
 	now := time.Now()
 	old, ok := t.by[stream]
-	if !ok || now.Sub(old.last) > troubleAge {
-		old = trouble{since: since}
+	if !ok || now.Sub(old.last) > faultAge {
+		old = publishFault{since: since}
 	}
 	full := errors.Is(err, ErrStreamFull)
 	if t.by == nil {
-		t.by = map[string]trouble{}
+		t.by = map[string]publishFault{}
 	}
-	t.by[stream] = trouble{
+	t.by[stream] = publishFault{
 		since: old.since, last: now, err: err, size: max(old.size, uint64(size)),
 		full: full, server: full && classify(err) == classFull,
 	}
 	t.n.Store(int64(len(t.by)))
 }
 
-// took says that a stream has stored a message of that size.
-func (t *troubles) took(stream string, size int) {
+// stored notes that a stream has stored a message of that size, which ends its fault unless a larger one was refused.
+func (t *faultLog) stored(stream string, size int) {
 	if t.n.Load() == 0 {
 		return
 	}
@@ -258,10 +267,12 @@ func (t *troubles) took(stream string, size int) {
 	}
 }
 
-func (t *troubles) of(stream string) (trouble, bool) {
+// current returns the fault of a stream, if it still counts: a publish must have failed because of a full stream, or
+// waited for apiTimeout.
+func (t *faultLog) current(stream string) (publishFault, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	found, ok := t.by[stream]
-	// A caller that had no patience says nothing about the server.
-	return found, ok && time.Since(found.last) <= troubleAge && (found.full || found.last.Sub(found.since) >= apiTimeout)
+	// A caller that gave up early says nothing about the server.
+	return found, ok && time.Since(found.last) <= faultAge && (found.full || found.last.Sub(found.since) >= apiTimeout)
 }

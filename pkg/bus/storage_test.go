@@ -20,7 +20,7 @@ func TestBus_SetLimits(t *testing.T) {
 	if err := e.SetLimits(ctx,
 		bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 64 << 20, MaxAge: -1},
 		bus.StreamLimit{Stream: schemas.StreamTrajectories, MaxAge: 48 * time.Hour},
-		bus.StreamLimit{Stream: bus.BlobStream, MaxBytes: 32 << 20},
+		bus.StreamLimit{Stream: schemas.StreamBlobBucket, MaxBytes: 32 << 20},
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestBus_SetLimits(t *testing.T) {
 	e.setup(t) // what was set stays
 	check(schemas.StreamSteps, 64<<20, 0)
 	check(schemas.StreamTrajectories, 0, 48*time.Hour)
-	check(bus.BlobStream, 32<<20, 0)
+	check(schemas.StreamBlobBucket, 32<<20, 0)
 
 	if _, err := e.Publish(ctx, step("u1", 0, "a1", 0, 100_000)); err != nil {
 		t.Fatal(err)

@@ -11,12 +11,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Subscription is a durable consumer whose messages are settled by the caller, at any
-// later time. The server is told that they are in hand until then, so a caller may
-// hold many for long: as many as MaxAckPending.
+// Subscription is a durable consumer whose messages the caller acknowledges, at any later time. Heartbeats keep them
+// until then, so a caller may hold many messages for long: up to MaxAckPending.
 //
-// With a PriorityGroup one client is active and the others stand by. A client that
-// loses the pin hands back what it holds, and Next calls OnRelease.
+// With a PriorityGroup one client is active (it has the pin) and the others stand by. A client that loses the pin
+// returns the messages that it holds, and Next calls OnRelease.
 type Subscription struct {
 	bus        *Bus
 	config     ConsumerConfig
@@ -28,30 +27,33 @@ type Subscription struct {
 	once       func() error
 }
 
-// infoLag is how far the server's books of a consumer may be behind what is stored.
+// infoLag is how old the server's numbers of a consumer may be.
 const infoLag = 100 * time.Millisecond
 
-// Subscription makes or binds the durable. It is to be closed before the bus.
+// Subscription creates the durable, or uses the one that is there. Close it before the bus.
 func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	d := &durable{bus: b, config: c}
-	if err := d.bindPatiently(ctx); err != nil {
+	if err := d.bindWhenReady(ctx); err != nil {
 		return nil, err
 	}
-	p, err := b.newPuller(c, d.bindPatiently)
+	p, err := b.newPuller(c, d.bindWhenReady)
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Durable, c.Stream, err)
+		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Name, c.Stream, err)
 	}
 	live, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Subscription{bus: b, config: c, puller: p, heartbeats: p.heartbeats, stop: stop, closed: b.nc.StatusChanged(nats.CLOSED)}
+	s := &Subscription{
+		bus: b, config: c, puller: p, heartbeats: p.heartbeats, stop: stop,
+		closed: b.nc.StatusChanged(nats.CLOSED),
+	}
 	s.once = sync.OnceValue(s.close)
 	s.helpers.Go(func() { s.heartbeats.run(live, c.AckWait) })
 	s.helpers.Go(func() { p.watch(live) })
 	s.helpers.Go(func() { d.watch(live) })
-	p.setRoom(c.Slots)
+	p.setWanted(c.Slots)
 	return s, nil
 }
 
@@ -60,13 +62,13 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 	for {
 		if s.puller.lostPin() {
-			s.handBack()
+			s.heartbeats.returnAll()
 			if s.config.OnRelease != nil {
 				s.config.OnRelease()
 			}
 		}
 		m := s.puller.pop()
-		s.puller.setRoom(s.config.Slots) // also when all that waited had been handed back
+		s.puller.setWanted(s.config.Slots) // also when all queued messages had been returned
 		if m != nil {
 			return m, nil
 		}
@@ -75,75 +77,66 @@ func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-s.closed:
-			return nil, fmt.Errorf("subscription %q of %s: %w", s.config.Durable, s.config.Stream, ErrClosed)
+			return nil, fmt.Errorf("subscription %q of %s: %w", s.config.Name, s.config.Stream, ErrClosed)
 		}
 	}
 }
 
-// Held is the number of messages that were returned, or fetched ahead, and not settled.
+// Held returns the number of messages that this client has and has not acknowledged, those in the queue included.
 func (s *Subscription) Held() int {
 	s.heartbeats.mu.Lock()
 	defer s.heartbeats.mu.Unlock()
 	return len(s.heartbeats.held)
 }
 
-// CaughtUp returns a time, by the server's clock, up to which everything that is stored
-// and not settled is in the hands of the caller: nothing of it waits to be delivered, is
-// on its way, or is with another client. The zero time: there is no such time yet. When
-// as many are held as may be, nothing more can come, and that counts, too.
+// CaughtUp returns a time of the server's clock up to which the caller holds every stored message that is not
+// acknowledged: none waits to be delivered, is on its way, or is with another client. It returns the zero time when
+// there is no such time yet. When the caller holds MaxAckPending messages, no more can come, and that counts as
+// caught up.
 func (s *Subscription) CaughtUp() (time.Time, error) {
-	m, err := s.api("INFO", nil)
+	info, err := s.info()
 	if err != nil {
-		return time.Time{}, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
-	}
-	var info jetstream.ConsumerInfo
-	if err := json.Unmarshal(m.Data, &info); err != nil {
-		return time.Time{}, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
+		return time.Time{}, fmt.Errorf("consumer %q of %s: %w", s.config.Name, s.config.Stream, err)
 	}
 	held := s.Held()
-	if !s.puller.idle() || info.NumAckPending > held || info.NumPending > 0 && (s.config.MaxAckPending < 0 || held < s.config.MaxAckPending) {
+	mayHold := s.config.MaxAckPending < 0 || held < s.config.MaxAckPending
+	if !s.puller.idle() || info.NumAckPending > held || info.NumPending > 0 && mayHold {
 		return time.Time{}, nil
 	}
 	return info.TimeStamp.Add(-infoLag), nil
 }
 
-func (s *Subscription) handBack() {
-	for _, m := range s.heartbeats.all() {
-		_ = m.NakWithDelay(handBackDelay) // lost, it comes again after AckWait
-	}
-}
-
-// Close ends the subscription and hands back what is not settled, so that another
-// client gets it at once. Later calls do nothing.
+// Close ends the subscription and returns the messages that are not acknowledged, so that another client gets them at
+// once. Later calls do nothing.
 func (s *Subscription) Close() error { return s.once() }
 
+// close stops pulling, returns all messages, and gives the pin to another client.
 func (s *Subscription) close() error {
-	pin := s.serverPin() // before our pulls lose their listener
+	pin := s.serverPin() // read it before we stop listening for our pulls
 	s.puller.stop()
 	s.stop()
 	s.helpers.Wait()
 	s.bus.nc.RemoveStatusListener(s.closed)
-	s.handBack()
+	s.heartbeats.returnAll()
 	if s.bus.nc.IsClosed() || !s.bus.nc.IsConnected() {
 		return nil
 	}
-	// Another client is to take over at once, and not after PinnedTTL. The server notices
-	// only when it is asked about the consumer that nobody listens for our pulls any more.
-	// Until then it may have pinned one of them: a pin that is new is ours, or, rarely,
-	// that of another client, which then gets a new one.
+	// Let another client take over at once, not after PinnedTTL. The server notices that nothing listens for our
+	// pulls only when it is asked about the consumer. Until then it may have pinned one of them: so a new pin is
+	// ours, or, rarely, that of another client, which then gets a new one.
 	if now := s.serverPin(); now != "" && (now != pin || s.puller.hasPin(now)) {
 		s.unpin()
 	}
 	return s.bus.nc.FlushTimeout(time.Second)
 }
 
-// serverPin is the pin that the server has given out; empty: none, or it does not say.
+// serverPin returns the pin that the server has given out; "" when there is none, or the server does not answer.
 func (s *Subscription) serverPin() string {
 	if s.config.PriorityGroup == "" {
 		return ""
 	}
-	var info jetstream.ConsumerInfo
-	if m, err := s.api("INFO", nil); err != nil || json.Unmarshal(m.Data, &info) != nil {
+	info, err := s.info()
+	if err != nil {
 		return ""
 	}
 	for _, g := range info.PriorityGroups {
@@ -154,14 +147,25 @@ func (s *Subscription) serverPin() string {
 	return ""
 }
 
+// info asks the server for the state of the consumer.
+func (s *Subscription) info() (info jetstream.ConsumerInfo, err error) {
+	m, err := s.api("INFO", nil)
+	if err == nil {
+		err = json.Unmarshal(m.Data, &info)
+	}
+	return info, err
+}
+
+// unpin asks the server to pin another client. A failure is only logged: PinnedTTL does the same later.
 func (s *Subscription) unpin() {
 	if _, err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`)); err != nil {
-		s.bus.log.Debug().Err(err).Str("consumer", s.config.Durable).Msg("not unpinned")
+		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
 	}
 }
 
+// api sends a request about the consumer to the server.
 func (s *Subscription) api(verb string, body []byte) (*nats.Msg, error) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
-	return s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Durable, body)
+	return s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Name, body)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -19,7 +20,7 @@ import (
 func partition(of string) bus.ConsumerConfig {
 	p := schemas.Partition(of)
 	return bus.ConsumerConfig{
-		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", p), Filters: []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)},
+		Durable: schemas.Durable{Stream: schemas.StreamRewards, Name: fmt.Sprintf("advantage-p%02d", p), Filters: []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)}},
 		AckWait: 500 * time.Millisecond, MaxDeliver: -1, MaxAckPending: 10_000, Slots: 64,
 		PriorityGroup: "advantage", PinnedTTL: 500 * time.Millisecond,
 	}
@@ -89,8 +90,8 @@ func TestSubscription_holdsUntilSettled(t *testing.T) {
 		if err := held[0].Ack(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := held[0].AckAsync(); !errors.Is(err, bus.ErrSettled) {
-			t.Errorf("second settlement: got %v, want ErrSettled", err)
+		if err := held[0].AckAsync(); !errors.Is(err, bus.ErrAcknowledged) {
+			t.Errorf("second settlement: got %v, want ErrAcknowledged", err)
 		}
 		if s.Held() != 0 {
 			t.Errorf("%d held after all were acked", s.Held())
@@ -182,12 +183,18 @@ func TestSubscription_closedBeforeTheFirstMessage(t *testing.T) {
 		c := partition("u1")
 		c.AckWait, c.PinnedTTL = time.Minute, time.Minute
 		first := subscribe(t, e.Connect(t), c)
-		time.Sleep(100 * time.Millisecond) // its pull is with the server
+		server := func(what string, is func(c *jetstream.ConsumerInfo) bool) {
+			eventually(t, what, func() bool {
+				_, all, err := bustest.Consumers(t, e.Bus, c.Stream)
+				return err == nil && len(all) == 1 && is(all[0])
+			})
+		}
+		server("its pull is with the server", func(c *jetstream.ConsumerInfo) bool { return c.NumWaiting > 0 })
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
 		publishGroup(t, e.Bus, "u1", 0, 2)
-		time.Sleep(100 * time.Millisecond)
+		server("nobody has the messages", func(c *jetstream.ConsumerInfo) bool { return c.NumPending == 2 && c.NumAckPending == 0 })
 		if got := take(t, subscribe(t, e.Bus, c), 2, bustest.Patience); len(got) != 2 {
 			t.Errorf("the next client got %d of 2", len(got))
 		}
@@ -227,7 +234,7 @@ func TestSubscription_pinnedAgain(t *testing.T) {
 		s := subscribe(t, e.Bus, c)
 		publishGroup(t, e.Bus, "u1", 0, 1)
 		eventually(t, "the first message is there", func() bool { return s.Held() == 1 })
-		if _, err := e.Conn().Request("$JS.API.CONSUMER.UNPIN."+c.Stream+"."+c.Durable, []byte(`{"group":"advantage"}`), time.Second); err != nil {
+		if _, err := e.Conn().Request("$JS.API.CONSUMER.UNPIN."+c.Stream+"."+c.Name, []byte(`{"group":"advantage"}`), time.Second); err != nil {
 			t.Fatal(err)
 		}
 		publishGroup(t, e.Bus, "u1", 1, 6)
@@ -267,7 +274,7 @@ func TestSubscription_partitions(t *testing.T) {
 		var total atomic.Int64
 		for p := range schemas.RewardPartitions {
 			c := partition("u1")
-			c.Durable, c.Filters = fmt.Sprintf("advantage-p%02d", p), []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)}
+			c.Name, c.Filters = fmt.Sprintf("advantage-p%02d", p), []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)}
 			s := subscribe(t, e.Bus, c)
 			want := 0
 			for i := range groups {

@@ -10,10 +10,11 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// SweepSample removes the stored steps of a sample that its stored trajectory does not
-// name: those of attempts that were superseded. It returns the number of messages.
+// SweepSample removes the stored steps of a sample that its trajectory t does not name: those of superseded attempts.
+// It returns the number of messages removed.
 func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, error) {
-	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
+	subjects, err := b.Subjects(ctx, schemas.StreamSteps,
+		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
 	if err != nil {
 		return 0, fmt.Errorf("sweep sample: %w", err)
 	}
@@ -56,8 +57,8 @@ func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, e
 	return removed, nil
 }
 
-// SweepDead removes the steps of attempts that no trajectory names. It is for when nobody is
-// at work on any sample: what has no trajectory then is made again, from its first step.
+// SweepDead removes the steps of attempts that no trajectory names. Call it only when no sampler works on any sample:
+// a sample without a trajectory is then made again from its first step.
 func (b *Bus) SweepDead(ctx context.Context) error {
 	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter("*", "*", "*"))
 	if err != nil {
@@ -82,6 +83,7 @@ func (b *Bus) SweepDead(ctx context.Context) error {
 	return nil
 }
 
+// sweepDeadSample removes the dead steps of one sample: all of them when it has no valid trajectory.
 func (b *Bus) sweepDeadSample(ctx context.Context, trajectory string, a schemas.Address) (uint64, error) {
 	var t schemas.Trajectory
 	m, err := b.Last(ctx, schemas.StreamTrajectories, trajectory)

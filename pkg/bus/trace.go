@@ -11,8 +11,8 @@ import (
 
 type traceKey struct{}
 
-// WithTraceparent returns a context whose publishes carry the W3C trace context.
-// Handlers get the one of their message already.
+// WithTraceparent returns a context whose publishes carry the W3C trace context. The context of a handler has the one
+// of its message already.
 func WithTraceparent(ctx context.Context, traceparent string) context.Context {
 	if traceparent == "" {
 		return ctx
@@ -26,8 +26,8 @@ func Traceparent(ctx context.Context) string {
 	return s
 }
 
-// traceparentOf reads the header in any spelling: clients in other languages write
-// it in lower case, as the recommendation has it, and Go's canonical form differs.
+// traceparentOf returns the header in any spelling: clients in other languages write it in lower case, as the
+// standard recommends, and Go's canonical form differs.
 func traceparentOf(h nats.Header) string {
 	if v := h[schemas.HeaderTraceparent]; len(v) > 0 {
 		return v[0]

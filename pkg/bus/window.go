@@ -5,24 +5,24 @@ import (
 	"sync"
 )
 
-// window bounds what a Publisher has sent and not heard of, by count and by bytes. A
-// full window opens again when a quarter of it is free, not at every ack: whoever
-// waits would otherwise be woken for each message.
+// window bounds the messages that a Publisher has sent and that are not confirmed, by count and by bytes. A full
+// window opens again when a quarter of it is free, not at every ack: otherwise each ack would wake the waiting
+// callers.
 type window struct {
 	maxMsgs, maxBytes int64
 
 	mu          sync.Mutex
 	msgs, bytes int64
 	waiting     int
-	open        chan struct{} // closed and replaced when there is room again
+	open        chan struct{} // closed and replaced when there is space again
 }
 
 func newWindow(msgs, bytes int) *window {
 	return &window{maxMsgs: int64(max(1, msgs)), maxBytes: int64(max(1, bytes)), open: make(chan struct{})}
 }
 
-// enter takes room for a message of n bytes and says whether it had to wait for it. A
-// message larger than the window enters when it is empty.
+// enter reserves space for a message of n bytes, and reports whether it had to wait. A message larger than the window
+// enters when the window is empty.
 func (w *window) enter(ctx context.Context, n int64) (waited bool, err error) {
 	for {
 		w.mu.Lock()
@@ -50,7 +50,7 @@ func (w *window) enter(ctx context.Context, n int64) (waited bool, err error) {
 	}
 }
 
-// leave gives the room back.
+// leave gives the space back.
 func (w *window) leave(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +62,7 @@ func (w *window) leave(n int64) {
 	}
 }
 
-// load is what is in the window.
+// load returns how many messages and bytes are in the window.
 func (w *window) load() (msgs, bytes int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,9 +1,8 @@
-// Package client publishes prompts and reads what the pipeline makes of them. With
-// package schemas it is all that a Go program needs; any other language needs a
-// NATS client and a msgpack decoder.
-//
-// Errors are told apart with errors.Is by the values of this package, and with errors.As
-// by its two types, RefusedError and HeldError.
+// Package client publishes prompts and reads what the pipeline makes of them. With package schemas it is all that a
+// Go program needs; other languages need a NATS client and a msgpack decoder. A Client publishes (Publish, Control,
+// PushPolicy), reads results as they come (Groups, FreshGroups, Trajectories) and loads what they name (Steps,
+// Latents, Image). Use errors.Is with the Err values of this package, and errors.As with its two error types,
+// RefusedError and HeldError.
 package client
 
 import (
@@ -20,46 +19,43 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// Client is a connection to a pipeline. Its methods may be called concurrently. A lost
-// connection is made again for as long as it takes; what was asked over it is asked again.
+// Client is a connection to a pipeline. Its methods may be called concurrently. It reconnects after the connection is
+// lost, and repeats open requests.
 type Client struct {
 	bus *bus.Bus
-	// own says that Close closes the bus.
+	// own says that Connect made the bus, so Close closes it.
 	own bool
 }
 
 // Option is a setting of Connect.
 type Option func(*bus.Config)
 
-// WithToken shows the server a token. It excludes WithCredentials.
+// WithToken sends the server a token. It excludes WithCredentials.
 func WithToken(token string) Option { return func(c *bus.Config) { c.Token = token } }
 
-// WithCredentials shows the server the user of a credentials file (JWT and key), which is
-// read again each time that the connection is made. It excludes WithToken.
+// WithCredentials logs in as the user of a credentials file (JWT and key). The file is read again at each
+// reconnection. It excludes WithToken.
 func WithCredentials(file string) Option { return func(c *bus.Config) { c.CredsFile = file } }
 
-// WithCA speaks TLS, with a server whose certificate is signed by an authority of this PEM
-// file instead of those of the system.
+// WithCA uses TLS, and trusts the authorities in this PEM file instead of the system's.
 func WithCA(file string) Option { return func(c *bus.Config) { c.CAFile = file } }
 
-// WithCertificate shows the server a certificate of ours, from two PEM files.
+// WithCertificate shows the server a client certificate, from two PEM files.
 func WithCertificate(certFile, keyFile string) Option {
 	return func(c *bus.Config) { c.CertFile, c.KeyFile = certFile, keyFile }
 }
 
-// WithName is what the server's lists and logs call this client; "meander-client" without.
+// WithName sets the client's name in the server's lists and logs; default "meander-client".
 func WithName(name string) Option { return func(c *bus.Config) { c.Name = name } }
 
-// WithConnectTimeout bounds how long Connect waits for the server; 10 s without, negative:
-// as long as its context.
+// WithConnectTimeout bounds how long Connect waits for the server; default 10 s, negative: until its context ends.
 func WithConnectTimeout(d time.Duration) Option {
 	return func(c *bus.Config) { c.ConnectTimeout = d }
 }
 
-// Connect dials the NATS server at url, or one of several that are separated by commas, and
-// waits up to two minutes for the pipeline's streams. Why it fails is one of
-// ErrUnreachable, ErrUnauthorized, ErrUntrusted and ErrNoPipeline, where it is none of the
-// options themselves.
+// Connect dials the NATS server at url, or one of several separated by commas, and waits up to two minutes for the
+// pipeline's streams. Unless the options are wrong, the error is one of ErrUnreachable, ErrUnauthorized, ErrUntrusted
+// and ErrNoPipeline.
 func Connect(ctx context.Context, url string, options ...Option) (*Client, error) {
 	config := bus.Config{URL: url, Name: "meander-client"}
 	for _, option := range options {
@@ -75,11 +71,12 @@ func Connect(ctx context.Context, url string, options ...Option) (*Client, error
 	return &Client{bus: b, own: true}, nil
 }
 
-// connectError joins the error that says why to what the server or the network said.
+// connectError adds the Err value for the cause to an error of the server or the network.
 func connectError(err error) error {
 	var untrusted *tls.CertificateVerificationError
 	var network *net.OpError
-	refused := errors.Is(err, nats.ErrTLS) || errors.As(err, &network) && network.Op == "remote error" // an alert of TLS
+	refused := errors.Is(err, nats.ErrTLS) || errors.As(err,
+		&network) && network.Op == "remote error" // a TLS alert
 	for _, why := range []struct {
 		sentinel error
 		is       bool
@@ -95,10 +92,10 @@ func connectError(err error) error {
 	return err
 }
 
-// New uses a bus that is connected already, and leaves it open.
+// New returns a client of a connected bus. Close leaves the bus open.
 func New(b *bus.Bus) *Client { return &Client{bus: b} }
 
-// Close ends the connection that Connect made.
+// Close closes the connection that Connect made.
 func (c *Client) Close() error {
 	if !c.own {
 		return nil

@@ -39,8 +39,9 @@ func connect(t *testing.T, url string, options ...client.Option) *client.Client 
 // prompt is a group of two small samples.
 func prompt(uid schemas.UID, change ...func(*schemas.Prompt)) *schemas.Prompt {
 	p := &schemas.Prompt{
-		Prompt: "a red fox", UID: uid, GroupSize: new(int64(2)), NumInferenceSteps: new(int64(2)),
-		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		Prompt: "a red fox", UID: uid, GroupSize: new(int64(2)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))},
+		Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
 	}
 	for _, f := range change {
 		f(p)
@@ -303,7 +304,7 @@ func TestClient_Errors(t *testing.T) {
 		if _, err := c.Image(ctx, absent); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("image: %v; want ErrNotFound", err)
 		}
-		if _, err := c.Image(ctx, &schemas.Trajectory{StopReason: schemas.StopFailed}); !errors.Is(err, client.ErrNoImage) {
+		if _, err := c.Image(ctx, &schemas.Trajectory{Outcome: schemas.Outcome{StopReason: schemas.StopFailed}}); !errors.Is(err, client.ErrNoImage) {
 			t.Errorf("image: %v; want ErrNoImage", err)
 		}
 	})

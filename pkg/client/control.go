@@ -11,10 +11,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Control asks that a run, or one group of it, is cancelled, paused or resumed, and waits until
-// ctx ends for intake's answer. From an accepted answer on it holds, whatever is restarted; when
-// the samplers have come to the step boundary where they stop is for Obeyed. A refusal is a
-// *RefusedError: of what is not there nothing is asked. Silence is ErrNoAnswer, and the control is stored all the same.
+// Control asks intake to cancel, pause, resume or prune a run, a group or a sample, and waits until ctx ends for the
+// answer. An accepted control holds from then on, across restarts; samplers stop at their next step boundary (see
+// AwaitControl). A refusal is a *RefusedError; a control of something that does not exist is refused without being
+// stored. Without an answer in time the error is ErrNoAnswer, and the control is stored and will still be answered.
 func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.ControlReceipt, error) {
 	control := *ask
 	if control.At == 0 {
@@ -25,8 +25,8 @@ func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.Co
 	}
 	if err := c.bus.Controllable(ctx, &control); errors.Is(err, ErrNotFound) {
 		return nil, &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "control"}
-	} // whatever else keeps this program from looking, intake may say
-	answers, err := c.answers()
+	} // on other errors intake decides
+	answers, err := c.subscribeInbox()
 	if err != nil {
 		return nil, err
 	}
@@ -48,13 +48,9 @@ func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.Co
 	return r, nil
 }
 
-// obeyedEvery is how often Obeyed looks.
-const obeyedEvery = 50 * time.Millisecond
-
-// Obeyed waits until no sampler that runs works any more on what a control, by the sequence in
-// its receipt, has stopped: the steps stored by then are the last. It returns how many samplers
-// there are, and an error when ctx ends before.
-func (c *Client) Obeyed(ctx context.Context, seq uint64) (samplers int, err error) {
+// AwaitControl waits until no running sampler works on what the control stopped; no steps are stored after that. seq
+// is from the control's receipt. It returns the number of samplers, and an error if ctx ends before.
+func (c *Client) AwaitControl(ctx context.Context, seq uint64) (samplers int, err error) {
 	for {
 		present, err := c.bus.Present(ctx)
 		if err != nil {
@@ -68,13 +64,14 @@ func (c *Client) Obeyed(ctx context.Context, seq uint64) (samplers int, err erro
 			}
 			samplers++
 			if p.Controls < seq {
-				late = append(late, fmt.Sprintf("%s (last heard of %v ago)", p.Instance, time.Since(time.Unix(0, p.At)).Round(time.Second)))
+				late = append(late, fmt.Sprintf("%s (last heard of %v ago)", p.Instance,
+					time.Since(time.Unix(0, p.At)).Round(time.Second)))
 			}
 		}
 		if len(late) == 0 {
 			return samplers, nil
 		}
-		t := time.NewTimer(obeyedEvery)
+		t := time.NewTimer(pollEvery)
 		select {
 		case <-t.C:
 		case <-ctx.Done():
@@ -85,7 +82,7 @@ func (c *Client) Obeyed(ctx context.Context, seq uint64) (samplers int, err erro
 	}
 }
 
-// Status says how a run is doing, from what is stored; ErrNotFound when there is no such run.
+// Status returns the state of a run, from what is stored; ErrNotFound if there is no such run.
 func (c *Client) Status(ctx context.Context, run schemas.Run) (*schemas.RunStatus, error) {
 	return c.bus.RunStatus(ctx, run)
 }

@@ -36,9 +36,12 @@ func Example() {
 	}
 	defer c.Close()
 	receipt, err := c.Publish(ctx, "demo", &schemas.Prompt{
-		Prompt: "a red fox", UID: "fox", GroupSize: new(int64(2)), Seed: new(int64(7)), NumInferenceSteps: new(int64(4)),
-		Reward:  []schemas.RewardSpec{{Name: "synthetic"}},
-		Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
+		Prompt: "a red fox", UID: "fox", GroupSize: new(int64(2)), Seed: new(int64(7)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(4)),
+			Rollout:           schemas.Rollout{SDEStepIndices: []int64{1}},
+		},
+		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
 	})
 	if err != nil {
 		panic(err)
@@ -80,7 +83,7 @@ func ExampleClient_Groups() {
 	}
 	defer c.Close()
 	for _, uid := range []schemas.UID{"fox", "hen", "owl"} {
-		if _, err := c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
+		if _, err := c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: new(int64(1)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))}, Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
 			panic(err)
 		}
 	}
@@ -128,7 +131,7 @@ func ExampleRefusedError() {
 		panic(err)
 	}
 	defer c.Close()
-	_, err = c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red fox", NumInferenceSteps: new(int64(-1))})
+	_, err = c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red fox", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(-1))}})
 	if refused, ok := errors.AsType[*client.RefusedError](err); ok {
 		fmt.Println(refused.Code)
 		fmt.Println(refused.Reason)

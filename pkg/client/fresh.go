@@ -10,20 +10,20 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Fresh says which groups are near enough to a policy to train it. The zero value takes all that have
+// Fresh says which groups are close enough to a policy to train it. The zero value accepts all groups that have
 // advantages.
 type Fresh struct {
-	// Oldest is the oldest version of the weights that samples may be made with.
+	// Oldest is the oldest version of the weights that samples may have.
 	Oldest int64
 	// MaxPolicySpan is the most versions, newest - oldest + 1, that the samples of a group may have; 0: any.
 	MaxPolicySpan int64
 	// MaxAge is how long ago a group may have closed; 0: any time.
 	MaxAge time.Duration
-	// WeightsDigest names the weights that samples must be made with; empty: any.
+	// WeightsDigest is the digest of the weights that samples must have; empty: any.
 	WeightsDigest string
 }
 
-// OffPolicy says why a group is none to train on; empty: it is one.
+// OffPolicy says why a group must not be trained on; "" if it may be.
 func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why string, err error) {
 	span, age := g.PolicyVersionMax-g.PolicyVersionMin+1, time.Since(time.Unix(0, g.Closed))
 	switch {
@@ -32,7 +32,8 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 	case g.PolicyVersionMin < want.Oldest:
 		return fmt.Sprintf("policy version %d; must be %d or newer", g.PolicyVersionMin, want.Oldest), nil
 	case want.MaxPolicySpan > 0 && span > want.MaxPolicySpan:
-		return fmt.Sprintf("policy versions %d to %d are a span of %d; must be at most %d", g.PolicyVersionMin, g.PolicyVersionMax, span, want.MaxPolicySpan), nil
+		return fmt.Sprintf("policy versions %d to %d are a span of %d; must be at most %d", g.PolicyVersionMin,
+			g.PolicyVersionMax, span, want.MaxPolicySpan), nil
 	case want.MaxAge > 0 && age > want.MaxAge:
 		return fmt.Sprintf("closed %v ago; must be at most %v", age.Round(time.Second), want.MaxAge), nil
 	case want.WeightsDigest == "":
@@ -47,13 +48,15 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 			return "", err
 		}
 		if t.WeightsDigest != want.WeightsDigest {
-			return fmt.Sprintf("weights %.16s of sample %d; must be %.16s", t.WeightsDigest, m.SampleIndex, want.WeightsDigest), nil
+			return fmt.Sprintf("weights %.16s of sample %d; must be %.16s", t.WeightsDigest, m.SampleIndex,
+				want.WeightsDigest), nil
 		}
 	}
 	return "", nil
 }
 
-// FreshGroups is Groups without those that are none to train on, of which leftOut hears why (nil: nobody does).
+// FreshGroups is Groups without the groups that must not be trained on. For each of these it calls leftOut, unless
+// that is nil, with the reason.
 func (c *Client) FreshGroups(ctx context.Context, run schemas.Run, after Cursor, want Fresh, leftOut func(g *Group, why string)) iter.Seq2[*Group, error] {
 	return func(yield func(*Group, error) bool) {
 		for g, err := range c.Groups(ctx, run, after) {

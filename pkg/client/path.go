@@ -8,19 +8,19 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// PathStep is a step on the way to a sample, and the trajectory that it is of: the sample's own,
-// or that of one it parted from.
+// PathStep is one step on the path to a sample, with the trajectory that it belongs to: the sample's own, or a
+// parent's.
 type PathStep struct {
 	Trajectory *schemas.Trajectory
 	Step       *schemas.Step
 }
 
-// maxParents bounds the samples on a path, so that trajectories which name one another end.
+// maxParents bounds the parents on a path, so that trajectories that name one another in a circle end.
 const maxParents = 1000
 
-// Path returns every step that led to where a sample ended, in order: before its own those of its
-// parents, which trajectories of trees and branches name, up to the one that began with noise or
-// with given states. ErrNotFound: a parent, or a step, is stored no more.
+// Path returns every step that led to a sample's end, in order: first those of its parents, then its own.
+// Trajectories of trees and branches name their parent; the first one began with noise or with given states.
+// ErrNotFound: a parent, or a step, is no longer stored.
 func (c *Client) Path(ctx context.Context, t *schemas.Trajectory) ([]PathStep, error) {
 	var path []PathStep
 	_, end := t.Segment()
@@ -47,5 +47,6 @@ func (c *Client) Path(ctx context.Context, t *schemas.Trajectory) ([]PathStep, e
 		}
 		end = begin
 	}
-	return nil, fmt.Errorf("sample %d of group %s of run %s: more than %d parents", t.SampleIndex, t.UID, t.Run, maxParents)
+	return nil, fmt.Errorf("sample %d of group %s of run %s: more than %d parents", t.SampleIndex, t.UID, t.Run,
+		maxParents)
 }

@@ -17,29 +17,29 @@ import (
 
 // Push says how weights are to be served.
 type Push struct {
-	// Lane is where; empty: the only lane that there is.
+	// Lane is the queue of the model to change; empty: the only lane.
 	Lane schemas.Lane
-	// Scale is how much of the adapter is added; 0 is 1, what it was trained at.
+	// Scale is the scale of the adapter; 0 means 1, the scale of its training.
 	Scale float64
-	// Version is that of the weights, above the lane's current one; 0: the next.
+	// Version is the version of the weights, above the lane's current one; 0: the next.
 	Version int64
-	// Base names the checkpoint that the adapter was trained on; empty: it is not compared.
+	// Base is the digest of the checkpoint that the adapter was trained on; empty: not compared.
 	Base string
-	// Rule says what becomes of samples that have begun: finish, switch or restart; empty is finish.
+	// Rule says what happens to samples that have begun: finish, switch or restart; empty is finish.
 	Rule string
-	// By is who pushes, "client" without; Note is for people.
+	// By is who pushes; default "client". Note is for people.
 	By, Note string
 }
 
-// PushPolicy has a lane serve its checkpoint plus an adapter (nil: the checkpoint alone) as its next
-// version, and returns the policy. Whatever can be known of the adapter is checked before anything
-// is stored: a *RefusedError. Weights that the lane serves already are not pushed again: the
-// policy returned is the current one. Samplers take it over by themselves; see Taken.
+// PushPolicy makes the checkpoint plus an adapter (nil: the checkpoint alone) the next version of a lane, and returns
+// the policy. It checks the adapter before it stores anything; a bad one is a *RefusedError. Weights that the lane
+// already serves are not pushed again: it then returns the current policy. Samplers change to the policy by
+// themselves; see AwaitPolicy.
 func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Push) (*schemas.Policy, error) {
-	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
+	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
 		next := *current
 		next.Rollback, next.Adapter, next.Weights, next.WeightsDigest = nil, nil, nil, current.BaseDigest
-		if err := push.onto(current); err != nil || adapter == nil {
+		if err := push.checkBase(current); err != nil || adapter == nil {
 			return &next, err
 		}
 		if current.Modules == nil {
@@ -67,11 +67,11 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 	})
 }
 
-// PushWeights is PushPolicy of a whole transformer, in place of the checkpoint's. Samplers hold it beside the one before
-// while samples end on that: they need memory for both, and for the files until it is loaded.
+// PushWeights is PushPolicy for a whole transformer, in place of the checkpoint's. While samples end on the old
+// weights, samplers need memory for both, and for the files until they are loaded.
 func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push) (*schemas.Policy, error) {
-	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
-		if err := push.onto(current); err != nil {
+	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
+		if err := push.checkBase(current); err != nil {
 			return nil, err
 		}
 		if current.Tensors == nil {
@@ -103,18 +103,19 @@ func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push)
 	})
 }
 
-// onto says whether a push is for the checkpoint that the lane serves.
-func (p Push) onto(current *schemas.Policy) error {
+// checkBase refuses a push for another checkpoint than the lane's.
+func (p Push) checkBase(current *schemas.Policy) error {
 	if p.Base != "" && p.Base != current.BaseDigest {
-		return refusedPolicy("base: %.16s; must be of the checkpoint that lane %q serves, %.16s", p.Base, current.Lane, current.BaseDigest)
+		return refusedPolicy("base: %.16s; must be of the checkpoint that lane %q serves, %.16s", p.Base, current.Lane,
+			current.BaseDigest)
 	}
 	return nil
 }
 
-// RollbackPolicy has a lane serve the weights of an earlier version again, as its next version;
-// ErrNotFound when the lane's history has none of that number.
+// RollbackPolicy makes the weights of an earlier version the lane's next version; ErrNotFound if the lane has no such
+// version.
 func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (*schemas.Policy, error) {
-	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
+	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
 		history, err := c.bus.PolicyHistory(ctx, current.Lane)
 		if err != nil {
 			return nil, err
@@ -130,7 +131,8 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 				return nil, refusedPolicy("version: %d; was refused by every sampler (%s); "+
 					"must be one that was taken over, see 'meander policy ls'", version, why)
 			case p.BaseDigest != current.BaseDigest:
-				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version, current.Lane, current.BaseDigest)
+				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version,
+					current.Lane, current.BaseDigest)
 			default:
 				next := *current
 				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest, &version
@@ -151,7 +153,7 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 	})
 }
 
-// Versions names those of a history, the newest first, and of many how many more there are.
+// Versions lists the versions of a history, the newest first; of many it lists the first and counts the rest.
 func Versions(history []*schemas.Policy) string {
 	const most = 16
 	var names []string
@@ -164,19 +166,20 @@ func Versions(history []*schemas.Policy) string {
 	return strings.Join(names, ", ")
 }
 
-// refusedPolicy is a push that nobody would take.
+// refusedPolicy is the error for a push that no sampler could use.
 func refusedPolicy(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "policy"}
 }
 
-// follow stores what next makes of the lane's current policy, again when somebody else was first.
-func (c *Client) follow(ctx context.Context, push Push, next func(current *schemas.Policy) (*schemas.Policy, error)) (*schemas.Policy, error) {
+// publishNext stores the policy that next makes of the lane's current one, and tries again if another client was
+// faster. If the weights are the same and not refused, it stores nothing and returns the current policy.
+func (c *Client) publishNext(ctx context.Context, push Push, next func(current *schemas.Policy) (*schemas.Policy, error)) (*schemas.Policy, error) {
 	if push.Rule != "" && !slices.Contains(schemas.SwapRules, push.Rule) {
 		return nil, refusedPolicy("rule: %q; must be one of %v", push.Rule, schemas.SwapRules)
 	}
 	for {
-		lane, err := c.lane(ctx, push.Lane)
+		lane, err := c.resolveLane(ctx, push.Lane)
 		if err != nil {
 			return nil, err
 		}
@@ -196,9 +199,11 @@ func (c *Client) follow(ctx context.Context, push Push, next func(current *schem
 		}
 		p.PolicyVersion = cmp.Or(push.Version, current.PolicyVersion+1)
 		if p.PolicyVersion <= current.PolicyVersion {
-			return nil, refusedPolicy("version: %d; must be above %d, which lane %q serves", p.PolicyVersion, current.PolicyVersion, current.Lane)
+			return nil, refusedPolicy("version: %d; must be above %d, which lane %q serves", p.PolicyVersion,
+				current.PolicyVersion, current.Lane)
 		}
-		p.Parent, p.Rule, p.By, p.Note, p.Announced = &current.PolicyVersion, push.Rule, cmp.Or(push.By, "client"), push.Note, time.Now().UnixNano()
+		p.Parent, p.Rule, p.By, p.Note, p.Announced = &current.PolicyVersion, push.Rule, cmp.Or(push.By,
+			"client"), push.Note, time.Now().UnixNano()
 		if err := p.Validate(); err != nil {
 			return nil, refusedPolicy("%w", err)
 		}
@@ -208,33 +213,34 @@ func (c *Client) follow(ctx context.Context, push Push, next func(current *schem
 	}
 }
 
-// Policy is what a lane serves now, its newest version that samplers have not refused, or ErrNotFound; an empty lane is
-// the only one that there is, or that samplers serve now.
+// Policy returns what a lane serves now: its newest version that samplers have not refused, or ErrNotFound. An empty
+// lane means the only lane, or the only one that samplers serve now.
 func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
-	lane, err := c.lane(ctx, lane)
+	lane, err := c.resolveLane(ctx, lane)
 	if err != nil {
 		return nil, err
 	}
 	return c.bus.CurrentPolicy(ctx, lane)
 }
 
-// NewestPolicy is the policy that was pushed last to a lane, whether samplers have taken it over, have refused it or
-// have not answered yet.
+// NewestPolicy returns the policy that was pushed last to a lane, whether samplers use it, have refused it or have
+// not answered yet.
 func (c *Client) NewestPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
-	lane, err := c.lane(ctx, lane)
+	lane, err := c.resolveLane(ctx, lane)
 	if err != nil {
 		return nil, err
 	}
 	return c.bus.Policy(ctx, lane)
 }
 
-// PolicyRefusals are the versions of a lane that samplers have refused and none has taken over, with the reason.
+// PolicyRefusals returns the versions of a lane that samplers refused and none uses, with the reason.
 func (c *Client) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]string, error) {
 	return c.bus.PolicyRefusals(ctx, lane)
 }
 
-// lane is the one that is named, or the one that there is.
-func (c *Client) lane(ctx context.Context, lane schemas.Lane) (schemas.Lane, error) {
+// resolveLane returns the given lane if it exists. Without one it returns the only lane, or the only one that
+// samplers serve now; anything else is an error that lists the lanes.
+func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.Lane, error) {
 	if lane != "" {
 		if err := schemas.CheckToken("lane", lane); err != nil {
 			return "", err
@@ -272,6 +278,7 @@ func (c *Client) lane(ctx context.Context, lane schemas.Lane) (schemas.Lane, err
 	return served[0], nil
 }
 
+// lanesOf returns the lanes of the policies.
 func lanesOf(all []*schemas.Policy) (names []string) {
 	for _, p := range all {
 		names = append(names, string(p.Lane))
@@ -279,19 +286,19 @@ func lanesOf(all []*schemas.Policy) (names []string) {
 	return names
 }
 
-// PolicyHistory is what a lane has served, the oldest first.
+// PolicyHistory returns the policies that a lane has had, the oldest first.
 func (c *Client) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
 	return c.bus.PolicyHistory(ctx, lane)
 }
 
-// Replica is a sampler that runs and what it makes samples with.
+// Replica is a running sampler, and what it makes samples with.
 type Replica struct {
 	schemas.Presence
-	// Answer is its last word on the policy that was asked about, nil while there is none.
+	// Answer is the sampler's last answer to the policy in question; nil while there is none.
 	Answer *schemas.Applied
 }
 
-// Replicas are the samplers of a policy's lane that run, by name, with their answers to it.
+// Replicas returns the running samplers of a policy's lane, sorted by name, with their answers to it.
 func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
 	present, err := c.bus.Present(ctx)
 	if err != nil {
@@ -318,19 +325,19 @@ func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, er
 	return out, nil
 }
 
-// takenEvery is how often Taken looks.
-const takenEvery = 20 * time.Millisecond
+// pollEvery is how often clients check for answers.
+const pollEvery = 20 * time.Millisecond
 
-// Taken waits until every sampler of the lane that runs has answered a policy that was pushed, or
-// serves a later one, and returns them; with ctx's error when that ends before.
-func (c *Client) Taken(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
+// AwaitPolicy waits until every running sampler of the lane has answered a pushed policy, or serves a later one, and
+// returns the samplers; with ctx's error if ctx ends before.
+func (c *Client) AwaitPolicy(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
 	for {
 		replicas, err := c.Replicas(ctx, p)
 		if err != nil {
 			return nil, err
 		}
 		late := slices.ContainsFunc(replicas, func(r Replica) bool {
-			// One that uses it, and still says that it loads it, is about to answer.
+			// A sampler that uses it and still says that it loads it will answer soon.
 			return r.Answer == nil && (r.PolicyVersion == nil || *r.PolicyVersion < p.PolicyVersion || r.Loading != nil && *r.Loading == p.PolicyVersion)
 		})
 		if !late {
@@ -339,7 +346,7 @@ func (c *Client) Taken(ctx context.Context, p *schemas.Policy) ([]Replica, error
 		select {
 		case <-ctx.Done():
 			return replicas, ctx.Err()
-		case <-time.After(takenEvery):
+		case <-time.After(pollEvery):
 		}
 	}
 }

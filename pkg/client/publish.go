@@ -11,10 +11,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Publish stores a prompt and waits until ctx ends for intake's answer. A refusal is
-// a *RefusedError; silence is ErrNoAnswer, and the prompt is stored all the same, as it is
-// with a *HeldError: intake waits for somebody to serve it. A prompt that could not be
-// stored is ErrFull, ErrTooLarge, ErrPermission or ErrClosed.
+// Publish stores a prompt and waits until ctx ends for intake's answer. A refusal is a *RefusedError. Without an
+// answer in time the error is ErrNoAnswer; a prompt that waits for a sampler is a *HeldError. In both cases the
+// prompt is stored and will be handled. A prompt that could not be stored is ErrFull, ErrTooLarge, ErrPermission or
+// ErrClosed.
 func (c *Client) Publish(ctx context.Context, run schemas.Run, p *schemas.Prompt) (*schemas.Receipt, error) {
 	data, err := schemas.Encode(p)
 	if err != nil {
@@ -31,7 +31,7 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 	if n, most := len(prompt), c.bus.MaxInline(); n > most {
 		return nil, fmt.Errorf("publish prompt: %w: %d bytes; must be at most %d: shorten it, or raise the server's max_payload", bus.ErrTooLarge, n, most)
 	}
-	answers, err := c.answers()
+	answers, err := c.subscribeInbox()
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 		}
 		switch {
 		case r.Waiting != "":
-			held = r // another receipt says what became of it
+			held = r // a later receipt says whether it is accepted
 		case !r.Accepted:
 			return r, &RefusedError{Code: r.Code, Reason: r.Error, What: "prompt"}
 		default:
@@ -63,8 +63,8 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 	}
 }
 
-// answers is an inbox of its own for what answers something published.
-func (c *Client) answers() (*nats.Subscription, error) {
+// subscribeInbox subscribes to a new inbox, for the answers to one published message.
+func (c *Client) subscribeInbox() (*nats.Subscription, error) {
 	s, err := c.bus.Conn().SubscribeSync(c.bus.Conn().NewInbox())
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to the answer: %w", err)
@@ -72,9 +72,9 @@ func (c *Client) answers() (*nats.Subscription, error) {
 	return s, nil
 }
 
-// Verdict stores the reward that a person or a batch job gives a sample which waits for
-// external, or external:NAME. Storing the same value twice is no error; another one is
-// ErrJudged. A malformed verdict is refused, and one that is there already does not count.
+// Verdict stores a reward that a person or a batch job gives to a sample whose reward functions include external or
+// external:NAME. Storing the same value twice is no error; a different value is ErrJudged. A malformed verdict is
+// refused; a malformed one in the stream does not count.
 func (c *Client) Verdict(ctx context.Context, v *schemas.Verdict) error {
 	ack, err := c.bus.Publish(ctx, v)
 	if err != nil || !ack.Duplicate {

@@ -10,29 +10,28 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Cursor is a place among the groups of a store, as text; empty: before them all.
+// Cursor is a position among the groups of a store, as text; empty: before all of them.
 type Cursor = bus.Cursor
 
 // Group is the result of a group.
 type Group struct {
 	schemas.Advantage
-	// Cursor is the group's place: Groups goes on behind it.
+	// Cursor is the group's position: Groups continues after it.
 	Cursor Cursor
 }
 
-// Groups yields the results of a run's groups in the order in which they closed, those
-// stored before the call first, then as they close, until ctx ends.
+// Groups yields the results of a run's groups in the order in which they closed: first the stored ones, then new ones
+// as they close, until ctx ends.
 //
-// It starts behind the group whose Cursor is after. Each group is stored once and yielded
-// once: a reader that keeps the cursor together with what it made of the group, and gives
-// the last one kept to the next call, in another process or not, takes each group exactly
-// once. The call refuses a cursor that it cannot say so of. ErrCursor: the store is not
-// the one that the cursor is of. ErrEvicted: the store's limits of age and size took events
-// behind the cursor, groups of this run perhaps among them; an empty cursor begins with
-// what is left, of which nothing was read.
+// It starts after the group whose Cursor is after; empty: with the first. Each group is stored once and yielded once: a
+// reader that saves the cursor together with its work on the group, and passes the last saved one to the next call, in
+// any process, handles each group exactly once. A cursor for which this does not hold is refused. ErrCursor: it is from
+// another store. ErrEvicted: the store's limits of age and size removed events after the cursor, perhaps groups of this
+// run; an empty cursor then starts with what is left.
 func (c *Client) Groups(ctx context.Context, run schemas.Run, after Cursor) iter.Seq2[*Group, error] {
 	return func(yield func(*Group, error) bool) {
-		events := read[schemas.Advantage](ctx, c.bus, run, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"), after)
+		events := readLive[schemas.Advantage](ctx, c.bus, run, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"),
+			after)
 		for m, err := range events {
 			if !yield(&Group{Advantage: m.event, Cursor: m.cursor}, err) {
 				return
@@ -41,11 +40,11 @@ func (c *Client) Groups(ctx context.Context, run schemas.Run, after Cursor) iter
 	}
 }
 
-// Trajectories yields the trajectories of a run as they are stored, those stored
-// before the call first, until ctx ends.
+// Trajectories yields the trajectories of a run as they are stored, first those stored before the call, until ctx
+// ends.
 func (c *Client) Trajectories(ctx context.Context, run schemas.Run) iter.Seq2[*schemas.Trajectory, error] {
 	return func(yield func(*schemas.Trajectory, error) bool) {
-		for m, err := range read[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "*"), "") {
+		for m, err := range readLive[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "*"), "") {
 			if !yield(&m.event, err) {
 				return
 			}
@@ -53,25 +52,25 @@ func (c *Client) Trajectories(ctx context.Context, run schemas.Run) iter.Seq2[*s
 	}
 }
 
-// placed is an event with its place in the stream.
-type placed[T any] struct {
+// positioned is an event with its position in the stream.
+type positioned[T any] struct {
 	event  T
 	cursor Cursor
 }
 
-// read decodes a live stream of a run. What is not the event that its subject is for is left out:
-// the services take it off the stream, and its true event comes.
-func read[T any, E interface {
+// readLive yields the stored and the new events of a run. It skips messages that are not valid events of their
+// subject: services remove these, and the true event comes later.
+func readLive[T any, E interface {
 	*T
 	schemas.Keyed
-}](ctx context.Context, b *bus.Bus, run schemas.Run, stream, filter string, after Cursor) iter.Seq2[*placed[T], error] {
-	return func(yield func(*placed[T], error) bool) {
+}](ctx context.Context, b *bus.Bus, run schemas.Run, stream, filter string, after Cursor) iter.Seq2[*positioned[T], error] {
+	return func(yield func(*positioned[T], error) bool) {
 		if err := schemas.CheckToken("run", run); err != nil {
-			yield(&placed[T]{}, err)
+			yield(&positioned[T]{}, err)
 			return
 		}
 		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, After: after}) {
-			e := &placed[T]{}
+			e := &positioned[T]{}
 			if err == nil {
 				if bus.Fits(m, E(&e.event)) != nil {
 					continue
@@ -95,9 +94,8 @@ func (c *Client) Trajectory(ctx context.Context, run schemas.Run, uid schemas.UI
 	return &t, bus.Fits(m, &t)
 }
 
-// Steps returns the step events of a trajectory in order, of the steps that ran (Segment),
-// with their latents, checked against the digests that it names (ErrCorrupt). Steps that the stream does not have any
-// more are ErrNotFound.
+// Steps returns the step events of a trajectory in order, for the steps that ran (Segment), with their latents. They
+// are checked against the digests in the trajectory (ErrCorrupt). Steps that are no longer stored are ErrNotFound.
 func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.Step, error) {
 	steps := make([]*schemas.Step, len(t.Steps))
 	begin, _ := t.Segment()
@@ -110,9 +108,9 @@ func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.S
 	return steps, nil
 }
 
-// Tokens returns the events of tokens of a trajectory of text in order, with what is stored of the logits, checked
-// against the digests that it names (ErrCorrupt), and one at a time: full logits are large. Events that the stream does
-// not have any more are ErrNotFound.
+// Tokens yields the token events of a text trajectory in order, with the stored logits, one at a time because full
+// logits are large. They are checked against the digests in the trajectory (ErrCorrupt). Events that are no longer
+// stored are ErrNotFound.
 func (c *Client) Tokens(ctx context.Context, t *schemas.Trajectory) iter.Seq2[*schemas.Tokens, error] {
 	return func(yield func(*schemas.Tokens, error) bool) {
 		for i := range t.Steps {
@@ -127,9 +125,9 @@ func (c *Client) Tokens(ctx context.Context, t *schemas.Trajectory) iter.Seq2[*s
 	}
 }
 
-// Latents returns the states that a trajectory kept, packed [S, C] in row-major order, by
-// index: 0 is x_T, k the state before step k, the number of steps the final one. F16 and
-// BF16 are widened, which is exact. Errors are those of Steps.
+// Latents returns the kept states of a trajectory by index, packed [S, C] in row-major order: index 0 is x_T, k the
+// state before step k, and the number of steps the final state. F16 and BF16 are widened to float32 exactly. Errors
+// are those of Steps.
 func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64][]float32, error) {
 	steps, err := c.Steps(ctx, t)
 	if err != nil {
@@ -149,7 +147,7 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 	return out, nil
 }
 
-// Image returns the bytes of a trajectory's image (PNG), or ErrNoImage.
+// Image returns the PNG bytes of a trajectory's image, or ErrNoImage.
 func (c *Client) Image(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
 	switch {
 	case t.Image == nil:

@@ -11,33 +11,30 @@ import (
 	"unicode/utf8"
 )
 
-// Choice says which records are used, in the order in which it is applied.
+// Choice says which records are used. Its rules are applied in the order of the fields.
 type Choice struct {
 	// MinChars and MaxChars bound the characters of a prompt; 0: no bound.
 	MinChars, MaxChars int
-	// Dedup drops records whose prompt, negative prompt and ground truth an earlier one has.
+	// Dedup drops a record if an earlier one has the same prompt, negative prompt and ground truth.
 	Dedup bool
-	// Shuffle orders by a hash of the seed and the record's index; nil keeps the order of the
-	// file. Two records keep their order whatever else is chosen.
+	// Shuffle orders records by a hash of this seed and their index; nil keeps the order of the file. The order of
+	// two records does not depend on other settings.
 	Shuffle *int64
-	// Offset skips records, Limit bounds how many are left; Limit 0: all.
+	// Offset skips records, Limit bounds how many follow; Limit 0: all.
 	Offset, Limit int
-	// BatchSize joins that many records, in order, to batches; the last may be smaller. 0: one
-	// batch of all.
+	// BatchSize is the number of records in a batch, in order; the last batch may be smaller. 0: one batch of all.
 	BatchSize int
-	// Batches is how many whole batches to make, in as many passes over the records as that takes: a
-	// pass that ends inside a batch is followed by the next. 0: those of one pass. With Shuffle each
-	// pass has an order of its own, that of the seed plus its number.
+	// Batches is how many whole batches to make. Records repeat in passes as often as needed, and a batch may end
+	// in the next pass. 0: one pass. With Shuffle each pass has its own order: seed plus the number of the pass.
 	Batches int
-	// Spares is how many records each gets that may take its place: other ones, those that would
-	// come next.
+	// Spares is how many other records each record gets as replacements: those that would come next.
 	Spares int
-	// Shard of Shards is what this machine takes, from 0: every Shards-th batch where BatchSize
-	// is set, else every Shards-th record. Shards 0: all.
+	// Shard of Shards, from 0, is the part of this machine: every Shards-th batch if BatchSize is set, else every
+	// Shards-th record. Shards 0: all.
 	Shard, Shards int
 }
 
-// Validate joins all faults by field name.
+// Validate joins all faults; each names its field.
 func (c Choice) Validate() error {
 	var faults []error
 	least := func(field string, n, low int) {
@@ -56,18 +53,21 @@ func (c Choice) Validate() error {
 		faults = append(faults, fault("batches", c.Batches, "must be 0 without a batch size"))
 	}
 	if c.Batches > 0 && c.BatchSize > MaxRecords/c.Batches {
-		faults = append(faults, fault("batches", c.Batches, fmt.Sprintf("must be at most %d records in all", MaxRecords)))
+		faults = append(faults, fault("batches", c.Batches, fmt.Sprintf("must be at most %d records in all",
+			MaxRecords)))
 	}
 	if c.MaxChars > 0 && c.MinChars > c.MaxChars {
-		faults = append(faults, fault("min chars", c.MinChars, fmt.Sprintf("must be at most max chars, %d", c.MaxChars)))
+		faults = append(faults, fault("min chars", c.MinChars,
+			fmt.Sprintf("must be at most max chars, %d", c.MaxChars)))
 	}
 	if c.Shards < 0 || c.Shard < 0 || c.Shard >= max(c.Shards, 1) {
-		faults = append(faults, fault("shard", bare(fmt.Sprintf("%d/%d", c.Shard, c.Shards)), "must be I/N with I from 0 to N-1"))
+		faults = append(faults, fault("shard", bare(fmt.Sprintf("%d/%d", c.Shard, c.Shards)),
+			"must be I/N with I from 0 to N-1"))
 	}
 	return errors.Join(faults...)
 }
 
-// Batch is records that belong together.
+// Batch is the records of one batch.
 type Batch struct {
 	// Number counts the batches of all shards, from 0.
 	Number  int
@@ -76,16 +76,16 @@ type Batch struct {
 
 // Report counts what a Choice did, in order.
 type Report struct {
-	// Records came in. Short and Long were dropped for their length.
+	// Records is how many came in. Short and Long were dropped for their length.
 	Records, Short, Long int
-	// Duplicates have an earlier twin; Dropped says whether they were dropped.
+	// Duplicates counts records with an equal earlier one; Dropped says whether they were dropped.
 	Duplicates int
 	Dropped    bool
-	// Chosen are left after offset and limit, in Batches, before the shard.
+	// Chosen is how many are left after offset and limit, in Batches; both are before sharding.
 	Chosen, Batches int
 }
 
-// Choose applies a choice. Without records there are no batches.
+// Choose applies a choice and returns the batches of its shard. Without records there are no batches.
 func Choose(records []Record, c Choice) ([]Batch, Report, error) {
 	report := Report{Records: len(records), Dropped: c.Dedup}
 	if err := c.Validate(); err != nil {
@@ -129,7 +129,8 @@ func Choose(records []Record, c Choice) ([]Batch, Report, error) {
 	return batches, report, nil
 }
 
-// repeat takes as many records as the batches need, pass by pass, and gives each its spares.
+// repeat returns as many records as the batches need, pass by pass, and gives each its spares. Repeated records are
+// copies.
 func (c Choice) repeat(records []Record) ([]Record, error) {
 	n := len(records)
 	if c.Batches > 0 {
@@ -147,7 +148,7 @@ func (c Choice) repeat(records []Record) ([]Record, error) {
 			shuffle(pass, *c.Shuffle+int64(epoch))
 		}
 		r := pass[i%len(records)]
-		r.Epoch, r.Fields = i/len(records), clone(r.Fields).(map[string]any)
+		r.Epoch, r.Fields = i/len(records), cloneValue(r.Fields).(map[string]any)
 		return r
 	}
 	out := make([]Record, n)
@@ -166,38 +167,38 @@ func (c Choice) repeat(records []Record) ([]Record, error) {
 	return out, nil
 }
 
-// clone copies a value of a record, with the maps and lists in it.
-func clone(v any) any {
+// cloneValue copies a value of a record with all maps and lists in it.
+func cloneValue(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for k, x := range v {
-			out[k] = clone(x)
+			out[k] = cloneValue(x)
 		}
 		return out
 	case []any:
 		out := make([]any, len(v))
 		for i, x := range v {
-			out[i] = clone(x)
+			out[i] = cloneValue(x)
 		}
 		return out
 	}
 	return v
 }
 
-// split makes the batches of this shard.
+// split returns the batches of this shard and counts all batches in report.
 func (c Choice) split(records []Record, report *Report) []Batch {
 	shards := max(c.Shards, 1)
 	if c.BatchSize == 0 {
 		report.Batches = min(1, len(records))
-		var own []Record
+		var mine []Record
 		for i := c.Shard; i < len(records); i += shards {
-			own = append(own, records[i])
+			mine = append(mine, records[i])
 		}
-		if len(own) == 0 {
+		if len(mine) == 0 {
 			return nil
 		}
-		return []Batch{{Records: own}}
+		return []Batch{{Records: mine}}
 	}
 	var out []Batch
 	for batch := range slices.Chunk(records, c.BatchSize) {
@@ -209,7 +210,7 @@ func (c Choice) split(records []Record, report *Report) []Batch {
 	return out
 }
 
-// shuffle sorts by SHA-256 over seed and index, both as 8 bytes, little-endian.
+// shuffle sorts records by the SHA-256 of seed and index, each as 8 bytes, little-endian.
 func shuffle(records []Record, seed int64) {
 	keys := make(map[int][sha256.Size]byte, len(records))
 	for _, r := range records {
@@ -224,7 +225,7 @@ func shuffle(records []Record, seed int64) {
 	})
 }
 
-// identity is what makes two records the same task.
+// identity is a hash of what makes two records duplicates: prompt, negative prompt, ground truths and messages.
 func (r *Record) identity(prompt string) [sha256.Size]byte {
 	h := sha256.New()
 	write := func(there bool, s string) {
@@ -239,7 +240,7 @@ func (r *Record) identity(prompt string) [sha256.Size]byte {
 	write(r.GroundTruth != "", r.GroundTruth)
 	said, _ := json.Marshal(r.Messages) // maps of texts
 	write(r.Messages != nil, string(said))
-	rewards, _ := r.Fields["reward"].([]any) // a prompt of this project may name its answers there
+	rewards, _ := r.Fields["reward"].([]any) // in prompts of this project ground truths may be there
 	for _, v := range rewards {
 		spec, _ := v.(map[string]any)
 		if truth, ok := spec["ground_truth"].(string); ok && truth != "" {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// csv reads a table with a header. An empty cell is a value that is not there.
-func (d *reader) csv() error {
+// readCSV reads a table with a header. An empty cell is a missing value.
+func (d *reader) readCSV() error {
 	in := &windowed{r: d.in}
 	table := csv.NewReader(in)
 	table.FieldsPerRecord = -1 // checked here, so that the error has the same form as others
@@ -21,10 +21,10 @@ func (d *reader) csv() error {
 	case err != nil:
 		return fmt.Errorf("read %s: header: %w", d.name, err)
 	}
-	columns, err := checkHeader(header)
+	columns, err := parseHeader(header)
 	for _, name := range columns {
 		if err == nil {
-			err = d.misspelt(name, bare("a column"))
+			err = d.checkName(name, bare("a column"))
 		}
 	}
 	if err != nil {
@@ -45,15 +45,15 @@ func (d *reader) csv() error {
 			return fmt.Errorf("read %s: %w", d.name, err)
 		default:
 			line, _ = table.FieldPos(0)
-			r, err = row(columns, cells)
+			r, err = parseRow(columns, cells)
 		}
-		if err := d.take(line, r, err); err != nil {
+		if err := d.accept(line, r, err); err != nil {
 			return err
 		}
 	}
 }
 
-// at is an error of the file at a line, not of a record that could be skipped.
+// at adds file and line to an error of the file as a whole, which SkipBad does not skip.
 func (d *reader) at(line int, err error) error {
 	if bad, ok := errors.AsType[*RecordError](err); ok {
 		placed := *bad
@@ -63,9 +63,12 @@ func (d *reader) at(line int, err error) error {
 	return fmt.Errorf("%s line %d: %w", d.name, line, err)
 }
 
-func checkHeader(header []string) ([]string, error) {
+// parseHeader returns the names of the columns without space around them. The column prompt must be there; a name
+// that is empty or repeats is an error.
+func parseHeader(header []string) ([]string, error) {
 	if len(header) > MaxFields {
-		return nil, fault("header", bare(fmt.Sprintf("%d columns", len(header))), fmt.Sprintf("must be at most %d", MaxFields))
+		return nil, fault("header", bare(fmt.Sprintf("%d columns", len(header))),
+			fmt.Sprintf("must be at most %d", MaxFields))
 	}
 	columns := make([]string, len(header))
 	seen := map[string]bool{}
@@ -78,7 +81,7 @@ func checkHeader(header []string) ([]string, error) {
 		case name == "":
 			return nil, fault("header", header[i], fmt.Sprintf("must have a name for column %d", i+1))
 		case seen[name]:
-			return nil, fault("header", name, "must come once")
+			return nil, fault("header", name, "must come at most once")
 		}
 		columns[i], seen[name] = name, true
 	}
@@ -88,10 +91,11 @@ func checkHeader(header []string) ([]string, error) {
 	return columns, nil
 }
 
-// row makes a record of one line of the table.
-func row(columns, cells []string) (*Record, error) {
+// parseRow makes a record of one line of the table. Columns with names of no other meaning become metadata.
+func parseRow(columns, cells []string) (*Record, error) {
 	if len(cells) != len(columns) {
-		return nil, fault("", bare(fmt.Sprintf("%d cells", len(cells))), fmt.Sprintf("must be %d, as the header has", len(columns)))
+		return nil, fault("", bare(fmt.Sprintf("%d cells", len(cells))),
+			fmt.Sprintf("must be %d, as the header has", len(columns)))
 	}
 	r := &Record{Fields: map[string]any{}}
 	metadata := map[string]any{}
@@ -131,8 +135,8 @@ func row(columns, cells []string) (*Record, error) {
 	return r, nil
 }
 
-// windowed bounds what is read for one record: a quote that is never closed would
-// otherwise gather the rest of the file.
+// windowed limits how much is read for one record: a quote that is never closed would otherwise read the rest of
+// the file. Call reset before each record.
 type windowed struct {
 	r io.Reader
 	n int
@@ -142,7 +146,7 @@ func (w *windowed) reset() { w.n = 0 }
 
 func (w *windowed) Read(p []byte) (int, error) {
 	n, err := w.r.Read(p)
-	// Readers read ahead by as much as they hold, which may be twice a record.
+	// Buffered readers read ahead, up to twice a record.
 	if w.n += n; w.n > 4*MaxRecordBytes {
 		return 0, fmt.Errorf("a record of more than %d bytes", MaxRecordBytes)
 	}

@@ -1,16 +1,19 @@
 // Package dataset reads files of prompts as other projects write them, and chooses
-// from them. It is pure: bytes in, records out.
+// from them. It is pure: bytes in, records out. Read returns a Dataset of Records, Choose
+// applies a Choice (filters, order, batches, shards) to them, and a Template rewrites
+// their prompts.
 //
-// What it loads as it is:
+// It reads:
 //
 //   - text, a prompt a line (Flow-GRPO's dataset/*/train.txt);
 //   - CSV with a header;
 //   - JSON objects, one a line or as elements of one array: prompts of this project, records
 //     with metadata beside the prompt (Flow-GRPO's geneval files), and records in which the
-//     prompt is a list of messages (verl's OCR set). They are told apart one by one.
+//     prompt is a list of messages (verl's OCR set). Each record may be of another kind.
 //
-// A record's Index is its place in the file whatever else is chosen, so that what is
-// derived from it does not depend on filters, order or shards.
+// The Index of a record is always its position in the file, so that what is derived from
+// it does not depend on filters, order or shards. A fault is a RecordError: the field, the
+// value that was found and the rule.
 package dataset
 
 import (
@@ -34,13 +37,13 @@ const (
 	Auto     Format = "auto"     // by the file's extension and its first bytes
 	Text     Format = "text"     // a prompt a line, literally
 	CSV      Format = "csv"      // a header with at least prompt, then a record a line
-	JSON     Format = "json"     // JSON objects, each of the kind that it looks like
+	JSON     Format = "json"     // JSON objects; the kind of each is detected
 	Meander  Format = "meander"  // JSON objects that are prompts of this project, unchanged
 	Metadata Format = "metadata" // JSON objects of a prompt and metadata, as in geneval
 	Verl     Format = "verl"     // JSON objects with messages, as in verl's OCR set
 )
 
-// Formats lists the formats that may be asked for.
+// Formats lists the values of Options.Format.
 func Formats() []Format { return []Format{Auto, Text, CSV, JSON, Meander, Metadata, Verl} }
 
 // Limits on what is read.
@@ -55,25 +58,25 @@ const (
 
 // Record is one prompt of a file.
 type Record struct {
-	// Index is its place in the file, from 0; records that cannot be used count too, empty
-	// lines do not. Line is where it begins, from 1.
+	// Index is its position in the file, from 0. Bad records count too, empty lines do not. Line is where it
+	// begins, from 1.
 	Index, Line int
-	// Epoch is how many passes over the records came before the one that it is of (Choice.Batches).
+	// Epoch is the number of the pass over the records that it belongs to, from 0 (Choice.Batches).
 	Epoch int
-	// Fields are those of a prompt event: prompt, negative_prompt, uid, seed, metadata, and
-	// whatever else a prompt of this project sets.
+	// Fields are the fields of a prompt event: prompt, negative_prompt, uid, seed, metadata, and any other field
+	// that a prompt of this project sets.
 	Fields map[string]any
-	// Messages is the conversation that the prompt is the last message of, where the record has one with a system message: models of
-	// images are given the prompt alone, language models all of it.
+	// Messages is the whole conversation, if the record has one with a system message; the prompt is its last
+	// message. Models of images get the prompt alone, language models all messages.
 	Messages []any
-	// GroundTruth is what images are to be compared with; empty: the record has none.
+	// GroundTruth is the text that images are compared with; empty: the record has none.
 	GroundTruth string
-	// Spares are records that may take its place (Choice.Spares).
+	// Spares are records that may replace this one (Choice.Spares).
 	Spares []Record
 }
 
-// Prompt is the text, and whether there is one: a record may be a prompt of this project
-// that its reader has yet to refuse.
+// Prompt returns the text of the prompt and whether there is one. A record may have a prompt that is no text; then
+// the reader of the event refuses it.
 func (r *Record) Prompt() (string, bool) {
 	s, ok := r.Fields["prompt"].(string)
 	return s, ok
@@ -84,12 +87,13 @@ type RecordError struct {
 	// File and Line are where the record begins.
 	File string
 	Line int
-	// Field is the column or the path in the object; empty when it is the record as a whole.
+	// Field is the column or the path in the object; empty for the record as a whole.
 	Field string
-	// Value is what was found, shortened; empty when nothing was. Rule is what is wanted.
+	// Value is what was found, shortened; empty if nothing was. Rule is what it must be.
 	Value, Rule string
 }
 
+// Error returns "FILE line N: FIELD: VALUE; RULE", without the parts that are empty.
 func (e *RecordError) Error() string {
 	var b strings.Builder
 	if e.Line > 0 {
@@ -109,13 +113,13 @@ func (e *RecordError) Error() string {
 	return b.String()
 }
 
-// fault is a RecordError that does not know its place yet.
+// fault returns a RecordError without file and line. accept adds them.
 func fault(field string, value any, rule string) *RecordError {
-	return &RecordError{Field: field, Value: show(value), Rule: rule}
+	return &RecordError{Field: field, Value: display(value), Rule: rule}
 }
 
-// show is a value for people: short, on one line.
-func show(v any) string {
+// display formats a value for an error: short, on one line. A value that is missing is "".
+func display(v any) string {
 	const most = 60
 	var s string
 	switch v := v.(type) {
@@ -141,7 +145,7 @@ func show(v any) string {
 	return s
 }
 
-// missing stands for no value in a fault, bare for one that is shown as it is.
+// missing stands for no value in a fault; a bare text is shown without quotes.
 type (
 	missing struct{}
 	bare    string
@@ -151,66 +155,65 @@ type (
 type Options struct {
 	// Format; empty is Auto.
 	Format Format
-	// Fields are the names that a prompt event has. In objects that are not of another kind,
+	// Fields are the names of the fields of a prompt event. In objects of this project's form
 	// other names are metadata.
 	Fields []string
-	// Misspelt says which field a name that would be metadata was probably meant for; empty:
-	// none, and it is. Such a record is bad, or the whole table. nil: no name is misspelt.
+	// Misspelt returns the field that was probably meant by a name that is none; "" accepts the name as metadata. A
+	// record with a misspelt name is bad; in a CSV header it is an error of the file. nil: no name is misspelt.
 	Misspelt func(name string) string
-	// Prepare sees each record before it is taken and may change it; an error makes it a bad
-	// one. A *RecordError gets the file and line.
+	// Prepare is called with each record before it is accepted, and may change it. An error makes the record a bad
+	// one; a *RecordError gets the file and line.
 	Prepare func(*Record) error
 	// SkipBad leaves bad records out and lists them; else the first one is an error.
 	SkipBad bool
 }
 
-// Dataset is what a file holds.
+// Dataset is the content of a file.
 type Dataset struct {
-	// Format is what the file was read as: Text, CSV or a kind of JSON.
+	// Format is the format that the file was read in: Text, CSV or a kind of JSON.
 	Format  Format
 	Records []Record
-	// Total counts the records of the file, those left out included.
+	// Total counts all records of the file, bad ones included.
 	Total int
-	// Bad are those left out, in the order of the file.
+	// Bad are the faults of the records that were left out, in the order of the file.
 	Bad []*RecordError
 }
 
-// Read reads a whole file of prompts. name is for the format and for errors. Errors: a
-// format that is not one, bytes that are not of it, a limit, and a bad record
-// (*RecordError) unless those are skipped.
+// Read reads a whole file of prompts. name decides the format and appears in errors. Errors: an unknown format, a
+// file that is not of the format, a limit, and a bad record (*RecordError) unless Options.SkipBad.
 func Read(r io.Reader, name string, o Options) (*Dataset, error) {
 	if o.Format == "" {
 		o.Format = Auto
 	}
 	if !slices.Contains(Formats(), o.Format) {
-		return nil, fmt.Errorf("format: %q; must be one of %s", o.Format, names(Formats()))
+		return nil, fmt.Errorf("format: %q; must be one of %s", o.Format, joinFormats(Formats()))
 	}
 	in := bufio.NewReaderSize(&bounded{r: r, left: MaxFileBytes}, 64<<10)
 	head, err := in.Peek(3)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
-	if bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark is no part of a prompt
+	if bytes.Equal(head, []byte("\xef\xbb\xbf")) { // a byte order mark is not part of a prompt
 		_, _ = in.Discard(3)
 	}
-	start, err := look(in)
+	start, err := firstCharacters(in)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
-	format, err := detect(name, start, o.Format)
+	format, err := detectFormat(name, start, o.Format)
 	if err != nil {
 		return nil, err
 	}
 	d := &reader{in: in, name: name, options: o, set: &Dataset{Format: format}}
 	switch {
 	case format == Text:
-		err = d.text()
+		err = d.readText()
 	case format == CSV:
-		err = d.csv()
+		err = d.readCSV()
 	case strings.HasPrefix(start, "["):
-		err = d.array()
+		err = d.readArray()
 	default:
-		err = d.lines(d.object)
+		err = d.readLines(d.parseObject)
 	}
 	if err != nil {
 		return nil, err
@@ -218,8 +221,9 @@ func Read(r io.Reader, name string, o Options) (*Dataset, error) {
 	return d.set, nil
 }
 
-// detect settles the format: as asked, else by the extension, else by how the file starts.
-func detect(name, start string, asked Format) (Format, error) {
+// detectFormat returns the format: the requested one, else by the extension, else by the first characters of the
+// file. Parquet is an error that says how to convert it.
+func detectFormat(name, start string, asked Format) (Format, error) {
 	extension := strings.ToLower(filepath.Ext(name))
 	if extension == ".parquet" || start == "PAR1" && asked == Auto && extension != ".txt" {
 		to := strings.TrimSuffix(name, filepath.Ext(name)) + ".jsonl"
@@ -241,7 +245,7 @@ func detect(name, start string, asked Format) (Format, error) {
 	return Text, nil
 }
 
-// quote makes a word of a shell of a file name.
+// quote quotes a file name for a shell, if it needs that.
 func quote(s string) string {
 	plain := func(r rune) bool {
 		return strings.ContainsRune("/._-+", r) || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z'
@@ -252,9 +256,9 @@ func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// look returns the first four bytes that are no space, without taking them; fewer where
-// the buffer holds no more.
-func look(in *bufio.Reader) (string, error) {
+// firstCharacters returns the first four bytes that are not white space, without consuming them; fewer if the file
+// or the buffer has no more.
+func firstCharacters(in *bufio.Reader) (string, error) {
 	for n := 64; ; n = min(2*n, in.Size()) {
 		head, err := in.Peek(n)
 		start := make([]byte, 0, 4)
@@ -272,7 +276,7 @@ func look(in *bufio.Reader) (string, error) {
 	}
 }
 
-// bounded refuses a file that is too large.
+// bounded is a reader that fails after MaxFileBytes.
 type bounded struct {
 	r    io.Reader
 	left int
@@ -286,7 +290,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reader is one Read.
+// reader holds the state of one call of Read.
 type reader struct {
 	in      *bufio.Reader
 	name    string
@@ -294,8 +298,9 @@ type reader struct {
 	set     *Dataset
 }
 
-// take adds the record that begins at line, or notes why it is none.
-func (d *reader) take(line int, r *Record, err error) error {
+// accept adds the record r that begins at line. If err or Prepare refuses it, accept notes why, or returns that as
+// an error unless SkipBad. Too many records are an error, too.
+func (d *reader) accept(line int, r *Record, err error) error {
 	index := d.set.Total
 	if d.set.Total++; d.set.Total > MaxRecords {
 		return fmt.Errorf("read %s: more than %d records", d.name, MaxRecords)
@@ -322,8 +327,8 @@ func (d *reader) take(line int, r *Record, err error) error {
 	return nil
 }
 
-// names joins formats for messages.
-func names(list []Format) string {
+// joinFormats joins formats for messages.
+func joinFormats(list []Format) string {
 	out := make([]string, len(list))
 	for i, f := range list {
 		out[i] = string(f)

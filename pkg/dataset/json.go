@@ -9,8 +9,8 @@ import (
 	"math"
 )
 
-// array reads the elements of one JSON array.
-func (d *reader) array() error {
+// readArray reads the elements of one JSON array. A syntax error ends it, since the next element cannot be found.
+func (d *reader) readArray() error {
 	in := &windowed{r: d.in}
 	places := &places{r: in, line: 1}
 	dec := json.NewDecoder(places)
@@ -34,8 +34,8 @@ func (d *reader) array() error {
 			return broken(err)
 		}
 		line := places.at(dec.InputOffset() - int64(len(element)))
-		r, err := d.element(element)
-		if err := d.take(line, r, err); err != nil {
+		r, err := d.parseElement(element)
+		if err := d.accept(line, r, err); err != nil {
 			return err
 		}
 	}
@@ -48,21 +48,22 @@ func (d *reader) array() error {
 	return nil
 }
 
-func (d *reader) element(text []byte) (*Record, error) {
+// parseElement makes a record of one element of an array. An array needs the checks that readLines makes of a line.
+func (d *reader) parseElement(text []byte) (*Record, error) {
 	if len(text) > MaxRecordBytes {
 		return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
 	}
 	if err := checkText("", string(text)); err != nil {
 		return nil, err
 	}
-	return d.object(text)
+	return d.parseObject(text)
 }
 
-// object makes a record of one JSON object.
-func (d *reader) object(text []byte) (*Record, error) {
+// parseObject makes a record of the text of one JSON object.
+func (d *reader) parseObject(text []byte) (*Record, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
-	v, err := value(dec, "", 1)
+	v, err := readValue(dec, "", 1)
 	if err != nil {
 		return nil, err
 	}
@@ -73,12 +74,12 @@ func (d *reader) object(text []byte) (*Record, error) {
 	if !ok {
 		return nil, fault("", v, "must be a JSON object")
 	}
-	return d.record(fields)
+	return d.newRecord(fields)
 }
 
-// value reads one JSON value. Unlike the library it takes no name twice, and no more
-// than the limits. Whole numbers are int64, others float64.
-func value(dec *json.Decoder, path string, depth int) (any, error) {
+// readValue reads one JSON value at a path and depth. Unlike the standard library it refuses names that repeat, and
+// values beyond the limits. Whole numbers are int64, others float64.
+func readValue(dec *json.Decoder, path string, depth int) (any, error) {
 	t, err := dec.Token()
 	if err != nil {
 		if errors.Is(err, io.EOF) {
@@ -89,7 +90,7 @@ func value(dec *json.Decoder, path string, depth int) (any, error) {
 	delim, nested := t.(json.Delim)
 	if !nested {
 		if n, ok := t.(json.Number); ok {
-			return number(n), nil
+			return toNumber(n), nil
 		}
 		if s, ok := t.(string); ok {
 			return s, checkText(path, s)
@@ -105,13 +106,13 @@ func value(dec *json.Decoder, path string, depth int) (any, error) {
 			if len(list) == MaxItems {
 				return nil, fault(path, missing{}, fmt.Sprintf("must have at most %d items", MaxItems))
 			}
-			v, err := value(dec, fmt.Sprintf("%s[%d]", path, len(list)), depth+1)
+			v, err := readValue(dec, fmt.Sprintf("%s[%d]", path, len(list)), depth+1)
 			if err != nil {
 				return nil, err
 			}
 			list = append(list, v)
 		}
-		return list, end(dec, path)
+		return list, readEnd(dec, path)
 	}
 	object := map[string]any{}
 	for dec.More() {
@@ -128,37 +129,37 @@ func value(dec *json.Decoder, path string, depth int) (any, error) {
 			return nil, err
 		}
 		if _, twice := object[name]; twice {
-			return nil, fault(short(field), missing{}, "must come once")
+			return nil, fault(shortPath(field), missing{}, "must come at most once")
 		}
 		if len(object) == MaxFields {
-			return nil, fault(short(path), missing{}, fmt.Sprintf("must have at most %d fields", MaxFields))
+			return nil, fault(shortPath(path), missing{}, fmt.Sprintf("must have at most %d fields", MaxFields))
 		}
-		if object[name], err = value(dec, short(field), depth+1); err != nil {
+		if object[name], err = readValue(dec, shortPath(field), depth+1); err != nil {
 			return nil, err
 		}
 	}
-	return object, end(dec, path)
+	return object, readEnd(dec, path)
 }
 
-// end takes the delimiter that closes a list or an object.
-func end(dec *json.Decoder, path string) error {
+// readEnd reads the delimiter that closes a list or an object.
+func readEnd(dec *json.Decoder, path string) error {
 	if _, err := dec.Token(); err != nil {
 		return fault(path, missing{}, "not JSON: "+err.Error())
 	}
 	return nil
 }
 
-// short keeps the names of a hostile file out of messages.
-func short(path string) string {
+// shortPath shortens a path for errors: names in a hostile file may be long.
+func shortPath(path string) string {
 	if len(path) > 100 {
 		return path[:100] + "..."
 	}
 	return path
 }
 
-// number keeps whole numbers whole. One too large for a float64 is infinite: refused as
-// such, by name, where the field is known.
-func number(n json.Number) any {
+// toNumber returns an int64 for a whole number, else a float64. A number beyond float64 becomes infinite; the check
+// of the field refuses it by name.
+func toNumber(n json.Number) any {
 	if i, err := n.Int64(); err == nil {
 		return i
 	}
@@ -169,8 +170,8 @@ func number(n json.Number) any {
 	return f
 }
 
-// places turns offsets into line numbers. It holds the line ends between the offset
-// last asked for and what was read ahead.
+// places turns byte offsets into line numbers. It keeps the line ends between the last offset asked for and the end
+// of what was read.
 type places struct {
 	r      io.Reader
 	offset int64
@@ -189,7 +190,7 @@ func (p *places) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// at returns the line of an offset, which must not be before the one last asked for.
+// at returns the line of an offset, which must not be before that of the last call.
 func (p *places) at(offset int64) int {
 	i := 0
 	for i < len(p.ends) && p.ends[i] < offset {

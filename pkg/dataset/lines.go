@@ -10,15 +10,15 @@ import (
 	"unicode/utf8"
 )
 
-// text reads a prompt a line.
-func (d *reader) text() error {
-	return d.lines(func(line []byte) (*Record, error) {
+// readText reads a file with one prompt per line.
+func (d *reader) readText() error {
+	return d.readLines(func(line []byte) (*Record, error) {
 		return &Record{Fields: map[string]any{"prompt": string(line)}}, nil
 	})
 }
 
-// lines makes a record of each line that is not blank.
-func (d *reader) lines(parse func([]byte) (*Record, error)) error {
+// readLines calls parse for each line that is not blank and accepts its record.
+func (d *reader) readLines(parse func([]byte) (*Record, error)) error {
 	for n := 1; ; n++ {
 		line, err := nextLine(d.in)
 		if errors.Is(err, io.EOF) {
@@ -36,17 +36,17 @@ func (d *reader) lines(parse func([]byte) (*Record, error)) error {
 		} else if err = checkText("", string(line)); err == nil {
 			r, err = parse(line)
 		}
-		if err := d.take(n, r, err); err != nil {
+		if err := d.accept(n, r, err); err != nil {
 			return err
 		}
 	}
 }
 
-// errLong is the error of a line that was passed over.
+// errLong is the error for a line that is too long and was skipped.
 var errLong = errors.New("line too long")
 
-// nextLine returns the next line without its end. It is valid until the next call. Of
-// one that is too long nothing is kept.
+// nextLine returns the next line without its end; it is valid until the next call. A line of more than
+// MaxRecordBytes is skipped: errLong.
 func nextLine(in *bufio.Reader) ([]byte, error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
@@ -72,7 +72,7 @@ func nextLine(in *bufio.Reader) ([]byte, error) {
 	return bytes.TrimSuffix(line, []byte("\n")), err
 }
 
-// checkText refuses what no prompt may have.
+// checkText refuses texts that no prompt may have: bytes that are not UTF-8, and zero bytes.
 func checkText(field, s string) error {
 	switch {
 	case !utf8.ValidString(s):

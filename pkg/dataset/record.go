@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// record gives an object the form of a prompt.
-func (d *reader) record(object map[string]any) (*Record, error) {
+// newRecord makes a record of an object, by the format or by what the object looks like.
+func (d *reader) newRecord(object map[string]any) (*Record, error) {
 	switch {
 	case d.set.Format == Meander:
 		return &Record{Fields: object}, nil
@@ -22,7 +22,8 @@ func (d *reader) record(object map[string]any) (*Record, error) {
 	return d.mixedRecord(object)
 }
 
-// looksVerl tells records by their messages: no prompt of this project is a list.
+// looksVerl reports whether object is a record of verl: its prompt is a list of messages. In this project a prompt
+// is never a list.
 func looksVerl(object map[string]any) bool {
 	list, ok := object["prompt"].([]any)
 	if !ok || len(list) == 0 {
@@ -32,8 +33,8 @@ func looksVerl(object map[string]any) bool {
 	return ok && message["role"] != nil
 }
 
-// mixedRecord is a prompt of this project; what that does not have is metadata. Faults
-// of fields that a prompt does have are for its reader to find.
+// mixedRecord makes a record of a prompt of this project; unknown fields become metadata. It does not check known
+// fields: the reader of the prompt event does.
 func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 	r := &Record{Fields: object}
 	var rest []string
@@ -47,7 +48,7 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 	}
 	metadata, ok := object["metadata"].(map[string]any)
 	if object["metadata"] != nil && !ok {
-		return r, nil // no prompt: refused whatever is beside it
+		return r, nil // not a valid prompt: its reader refuses it
 	}
 	if _, ok := r.Prompt(); !ok && object["messages"] == nil {
 		return nil, fault("prompt", lookup(object, "prompt"), "must be a text")
@@ -61,18 +62,18 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 		delete(object, name)
 		if name == "ground_truth" {
 			var err error
-			if r.GroundTruth, err = answer(name, v); err != nil {
+			if r.GroundTruth, err = groundTruth(name, v); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		if err := d.misspelt(name, v); err != nil {
+		if err := d.checkName(name, v); err != nil {
 			return nil, err
 		}
 		if _, twice := metadata[name]; twice {
-			return nil, fault(name, v, "must come once; metadata has it too")
+			return nil, fault(name, v, "must come at most once; metadata has it too")
 		}
-		put(metadata, name, v)
+		addMetadata(metadata, name, v)
 	}
 	if len(metadata) > 0 {
 		object["metadata"] = metadata
@@ -80,18 +81,19 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 	return r, nil
 }
 
-// misspelt refuses a name that was probably meant for a field.
-func (d *reader) misspelt(name string, v any) error {
+// checkName refuses a name that was probably meant for a field of a prompt (Options.Misspelt).
+func (d *reader) checkName(name string, v any) error {
 	if d.options.Misspelt == nil {
 		return nil
 	}
 	if meant := d.options.Misspelt(name); meant != "" {
-		return fault(name, v, "must be a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
+		return fault(name, v,
+			"must be a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
 	}
 	return nil
 }
 
-// metadataRecord is a text and things to know about it.
+// metadataRecord makes a record of an object with a prompt; all other fields become metadata.
 func metadataRecord(object map[string]any) (*Record, error) {
 	prompt, ok := object["prompt"].(string)
 	if !ok || strings.TrimSpace(prompt) == "" {
@@ -101,7 +103,7 @@ func metadataRecord(object map[string]any) (*Record, error) {
 	metadata := map[string]any{}
 	for name, v := range object {
 		if name != "prompt" {
-			put(metadata, name, v)
+			addMetadata(metadata, name, v)
 		}
 	}
 	if len(metadata) > 0 {
@@ -110,11 +112,12 @@ func metadataRecord(object map[string]any) (*Record, error) {
 	return r, nil
 }
 
-// System is before the names of prompt and negative_prompt in the metadata: what the system said there.
+// System prefixes prompt and negative_prompt in the metadata: the name of the system message of each.
 const System = "system_"
 
-// verlRecord reads the columns of verl's sets: prompt and negative_prompt as messages, the answer in reward_model, and where the
-// record comes from. A conversation of several turns becomes messages.
+// verlRecord makes a record of the columns of verl's sets: prompt and negative_prompt as messages, the ground truth
+// in reward_model, and metadata in the other columns. A conversation of several turns becomes the field messages
+// instead of a prompt.
 func verlRecord(object map[string]any) (*Record, error) {
 	r := &Record{Fields: map[string]any{}}
 	metadata := map[string]any{}
@@ -159,7 +162,7 @@ func verlRecord(object map[string]any) (*Record, error) {
 			}
 			metadata[name] = s
 		default:
-			put(metadata, name, object[name])
+			addMetadata(metadata, name, object[name])
 		}
 	}
 	info, ok := object["extra_info"].(map[string]any)
@@ -168,9 +171,9 @@ func verlRecord(object map[string]any) (*Record, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(info)) {
 		if have, twice := metadata[name]; twice && !reflect.DeepEqual(have, info[name]) {
-			return nil, fault("extra_info."+name, info[name], "must come once; the record has "+show(have))
+			return nil, fault("extra_info."+name, info[name], "must come at most once; the record has "+display(have))
 		}
-		put(metadata, name, info[name])
+		addMetadata(metadata, name, info[name])
 	}
 	if len(metadata) > 0 {
 		r.Fields["metadata"] = metadata
@@ -178,8 +181,7 @@ func verlRecord(object map[string]any) (*Record, error) {
 	return r, nil
 }
 
-// verlAnswer takes reward_model.ground_truth. A rule has nothing to compare with without
-// it.
+// verlAnswer sets the ground truth from reward_model.ground_truth. With style "rule" it must be there.
 func verlAnswer(r *Record, object map[string]any) error {
 	if object["reward_model"] == nil {
 		return nil
@@ -191,22 +193,24 @@ func verlAnswer(r *Record, object map[string]any) error {
 	truth, there := model["ground_truth"]
 	if !there || truth == nil {
 		if model["style"] == "rule" {
-			return fault("reward_model.ground_truth", lookup(model, "ground_truth"), `must be a text, since style is "rule"`)
+			return fault("reward_model.ground_truth", lookup(model, "ground_truth"),
+				`must be a text, since style is "rule"`)
 		}
 		return nil
 	}
 	var err error
-	r.GroundTruth, err = answer("reward_model.ground_truth", truth)
+	r.GroundTruth, err = groundTruth("reward_model.ground_truth", truth)
 	return err
 }
 
-// talk is what a field of messages says.
+// talk is the content of a field of messages.
 type talk struct {
-	user, system string // of one message of the user, with at most one of the system
-	all          []any  // where there are more than the user's; of a conversation of several turns there is nothing else
+	user, system string // the texts, if there is one message of the user and at most one of the system
+	all          []any  // all messages, if there is more than one; a conversation of several turns sets only this
 }
 
-// messages reads a text, or messages of roles.
+// messages reads the value v of a field: a text, or a list of messages with these roles. there is false if the
+// object has no such field.
 func messages(field string, v any, there bool, roles ...string) (t talk, err error) {
 	if s, plain := v.(string); plain {
 		return talk{user: s}, nil
@@ -243,9 +247,11 @@ func messages(field string, v any, there bool, roles ...string) (t talk, err err
 	several := count["user"] > 1 || count["assistant"] > 0
 	switch last := fmt.Sprintf("%s[%d].role", field, len(list)-1); {
 	case count["user"] == 0 || count["system"] > 1 || several && len(roles) < 3:
-		return t, fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", count["user"], count["system"])), "must have one message of the user and at most one of the system")
+		return t, fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", count["user"],
+			count["system"])), "must have one message of the user and at most one of the system")
 	case several && t.all[len(list)-1].(map[string]any)["role"] != "user":
-		return t, fault(last, lookup(list[len(list)-1].(map[string]any), "role"), "must be user: the last message is what is answered")
+		return t, fault(last, lookup(list[len(list)-1].(map[string]any), "role"),
+			"must be user: the last message is what is answered")
 	case several:
 		t.user, t.system = "", ""
 	case len(list) == 1:
@@ -254,8 +260,8 @@ func messages(field string, v any, there bool, roles ...string) (t talk, err err
 	return t, nil
 }
 
-// answer is a ground truth. Numbers are texts too: an answer may well be 42.
-func answer(field string, v any) (string, error) {
+// groundTruth returns v as text. Whole numbers count as texts, null is "".
+func groundTruth(field string, v any) (string, error) {
 	switch v := v.(type) {
 	case nil:
 		return "", nil
@@ -267,14 +273,14 @@ func answer(field string, v any) (string, error) {
 	return "", fault(field, v, "must be a text")
 }
 
-// put adds metadata; null is no value.
-func put(metadata map[string]any, name string, v any) {
+// addMetadata sets a name in metadata, unless v is null.
+func addMetadata(metadata map[string]any, name string, v any) {
 	if v != nil {
 		metadata[name] = v
 	}
 }
 
-// lookup tells a value that is not there from null.
+// lookup returns object[name], or missing{} to tell an absent value from null.
 func lookup(object map[string]any, name string) any {
 	if v, ok := object[name]; ok {
 		return v

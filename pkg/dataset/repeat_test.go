@@ -14,7 +14,7 @@ func TestChoose_Batches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	show := func(c dataset.Choice) (lines []string) {
+	display := func(c dataset.Choice) (lines []string) {
 		t.Helper()
 		batches, report, err := dataset.Choose(set.Records, c)
 		if err != nil || report.Batches != c.Batches || report.Chosen != c.Batches*c.BatchSize {
@@ -35,13 +35,13 @@ func TestChoose_Batches(t *testing.T) {
 		}
 		return lines
 	}
-	if got := fmt.Sprint(show(dataset.Choice{BatchSize: 2, Batches: 4})); got != "[a0, b0 c0, a1 b1, c1 a2, b2]" {
+	if got := fmt.Sprint(display(dataset.Choice{BatchSize: 2, Batches: 4})); got != "[a0, b0 c0, a1 b1, c1 a2, b2]" {
 		t.Errorf("in order: %s", got)
 	}
-	if got := fmt.Sprint(show(dataset.Choice{BatchSize: 2, Batches: 1, Spares: 2})); got != "[a0 c b, b0 c a]" {
+	if got := fmt.Sprint(display(dataset.Choice{BatchSize: 2, Batches: 1, Spares: 2})); got != "[a0 c b, b0 c a]" {
 		t.Errorf("spares: %s", got)
 	}
-	shuffled := show(dataset.Choice{BatchSize: 3, Batches: 8, Shuffle: new(int64(3))})
+	shuffled := display(dataset.Choice{BatchSize: 3, Batches: 8, Shuffle: new(int64(3))})
 	orders := map[string]bool{}
 	for i, line := range shuffled {
 		for _, text := range []string{"a", "b", "c"} {
@@ -54,7 +54,7 @@ func TestChoose_Batches(t *testing.T) {
 	if len(orders) < 2 {
 		t.Errorf("all passes in one order: %v", shuffled)
 	}
-	if again := show(dataset.Choice{BatchSize: 3, Batches: 2, Shuffle: new(int64(3))}); fmt.Sprint(again) != fmt.Sprint(shuffled[:2]) {
+	if again := display(dataset.Choice{BatchSize: 3, Batches: 2, Shuffle: new(int64(3))}); fmt.Sprint(again) != fmt.Sprint(shuffled[:2]) {
 		t.Errorf("fewer batches are others: %v", again)
 	}
 	set.Records[0].Fields["metadata"] = map[string]any{"k": "v"}

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// Template makes a prompt of a record's fields, e.g. `a sign that says "{prompt}"`.
+// Template makes a prompt from the fields of a record, e.g. `a sign that says "{prompt}"`.
 type Template struct {
 	parts []part
 }
 
-// part is a literal text, then the value of a field unless that is empty.
+// part is a literal text, followed by the value of a field unless field is empty.
 type part struct{ text, field string }
 
-// ParseTemplate reads a template: {name} is a field, {{ and }} are braces. It must have
-// a field, or all prompts would be the same.
+// ParseTemplate reads a template: {name} is a field, {{ and }} are braces. At least one field is required, or all
+// prompts would be the same.
 func ParseTemplate(s string) (*Template, error) {
 	bad := func(rule string) (*Template, error) { return nil, fault("template", s, rule) }
 	t := &Template{}
@@ -50,9 +50,9 @@ func ParseTemplate(s string) (*Template, error) {
 	return t, nil
 }
 
-// Apply replaces the prompt of r. The names are prompt, negative_prompt, ground_truth,
-// uid, seed, index and those of the metadata. One that r does not have is an error, and
-// so is a list or an object.
+// Apply replaces the prompt of r. Names of fields are prompt, negative_prompt, ground_truth, uid, seed, index and
+// those of the metadata. A field that r does not have is an error, and so is one whose value is a list or an
+// object.
 func (t *Template) Apply(r *Record) error {
 	var b strings.Builder
 	for _, p := range t.parts {
@@ -65,14 +65,15 @@ func (t *Template) Apply(r *Record) error {
 			return err
 		}
 		if b.WriteString(s); b.Len() > MaxRecordBytes {
-			return fault("prompt", missing{}, fmt.Sprintf("must be at most %d bytes after the template", MaxRecordBytes))
+			return fault("prompt", missing{}, fmt.Sprintf("must be at most %d bytes after the template",
+				MaxRecordBytes))
 		}
 	}
 	r.Fields["prompt"] = b.String()
 	return nil
 }
 
-// field is the value of a name in a template.
+// field returns the value of a name in a template as text.
 func (r *Record) field(name string) (string, error) {
 	var v any = missing{}
 	switch name {

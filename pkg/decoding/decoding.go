@@ -11,11 +11,11 @@ import (
 // streamTokens is the third word of the counter of draws of tokens; others are in pkg/flow.
 const streamTokens = 3
 
-// leastExp is where e^x is taken for 0, as far below the likeliest token as no draw reaches.
+// leastExp is the exponent below which e^x counts as 0: no draw reaches such an unlikely token.
 const leastExp = -700
 
-// Distribution is what logits and parameters say of the next token. The zero value is ready
-// for Reset, which may be called again: memory is kept. Not for concurrent use.
+// Distribution is the distribution of the next token, from logits and parameters. Reset fills it, and may be called
+// again: memory is reused. It is not safe for concurrent use.
 type Distribution struct {
 	logits []float32
 	params Params
@@ -37,22 +37,22 @@ type Distribution struct {
 	candidates candidates
 }
 
-// Choice is what is recorded of a token.
+// Choice holds the numbers that are recorded of a token.
 type Choice struct {
 	ID int32
-	// LogProb is ln of the token's share of the softmax of the logits as they are, LSE their log
-	// of the sum of exponentials, Entropy that of the softmax, in nats.
+	// All are of the softmax of the unprocessed logits, in nats. LogProb is ln of the probability of the token, LSE
+	// the log of the sum of exponentials of the logits, Entropy the entropy.
 	LogProb, LSE, Entropy float32
-	// Processed is ln of the probability that the token was drawn with: after temperature and
-	// filters. -Inf is a token that they leave out.
+	// Processed is ln of the probability that the token was drawn with, after temperature and filters; -Inf if they
+	// leave it out.
 	Processed float32
 	// ProcessedLSE is the log of the sum of exponentials of the processed logits: divided by
-	// the temperature, without the tokens that are left out.
+	// the temperature, without the tokens that the filters leave out.
 	ProcessedLSE float32
 }
 
-// Reset takes logits, which must stay as they are while the distribution is in use, and
-// valid parameters.
+// Reset computes the distribution for logits, which must not change while it is in use, and valid parameters.
+// Errors are those of Check.
 func (d *Distribution) Reset(logits []float32, p Params) error {
 	masked, err := Check(logits)
 	if err != nil {
@@ -67,7 +67,7 @@ func (d *Distribution) Reset(logits []float32, p Params) error {
 	}
 	d.top = float64(logits[d.best])
 	d.weight = slices.Grow(d.weight[:0], len(logits))[:len(logits)]
-	sum := d.weigh(1)
+	sum := d.fillWeights(1)
 	d.lse = d.top + flow.Ln(sum)
 	mean := 0.0
 	for i, w := range d.weight {
@@ -80,8 +80,8 @@ func (d *Distribution) Reset(logits []float32, p Params) error {
 	return nil
 }
 
-// weigh fills the weights at a temperature and returns their sum.
-func (d *Distribution) weigh(t float64) float64 {
+// fillWeights sets the weights at a temperature and returns their sum.
+func (d *Distribution) fillWeights(t float64) float64 {
 	sum := 0.0
 	for i, z := range d.logits {
 		w := 0.0
@@ -94,17 +94,17 @@ func (d *Distribution) weigh(t float64) float64 {
 	return sum
 }
 
-// process applies temperature and filters; sum is that of the weights at temperature 1.
+// process applies temperature and filters; sum is the sum of the weights at temperature 1.
 func (d *Distribution) process(sum float64) {
 	p := d.params
 	d.kept, d.total, d.count, d.temperature = nil, sum, len(d.logits)-d.masked, 1
 	switch {
 	case p.Greedy():
-		d.keep(d.best)
+		d.keepOnly(d.best)
 		return
 	case p.Temperature != 1:
 		d.temperature = p.Temperature
-		d.total = d.weigh(p.Temperature)
+		d.total = d.fillWeights(p.Temperature)
 	}
 	if p.filters() {
 		d.filter()
@@ -112,8 +112,9 @@ func (d *Distribution) process(sum float64) {
 	d.totalLn = flow.Ln(d.total)
 }
 
-// keep leaves tokens, and adds up their weights in the order of ids.
-func (d *Distribution) keep(ids ...int32) {
+// keepOnly leaves out all tokens but ids, and adds up the weights of ids in ascending order, so that the sum has
+// the same bits in every order of ids.
+func (d *Distribution) keepOnly(ids ...int32) {
 	d.memory = slices.Grow(d.memory[:0], len(d.logits))[:len(d.logits)]
 	clear(d.memory)
 	for _, id := range ids {
@@ -128,9 +129,8 @@ func (d *Distribution) keep(ids ...int32) {
 	d.totalLn = flow.Ln(d.total)
 }
 
-// filter applies top-k, top-p and min-p, in this order, to tokens sorted by their logit, the
-// largest first, and of equal ones by their id; with MinPFirst min-p, top-k, top-p. What is
-// left is a beginning of that list.
+// filter applies top-k, top-p and min-p, in this order, or with MinPFirst min-p, top-k, top-p. Tokens are sorted by
+// logit, the largest first, equal ones by id; a filter keeps the first tokens of this list.
 func (d *Distribution) filter() {
 	p := d.params
 	h := &d.candidates
@@ -146,7 +146,7 @@ func (d *Distribution) filter() {
 	if p.TopK > 0 {
 		most = min(most, p.TopK)
 	}
-	// The list comes off the heap as far as it is needed.
+	// The list is read from the heap only as far as it is needed.
 	list := d.list[:0]
 	at := func(n int) float64 {
 		for n >= len(list) {
@@ -154,7 +154,7 @@ func (d *Distribution) filter() {
 		}
 		return d.weight[list[n]]
 	}
-	cut := most == p.TopK // top-p is a share of what is left
+	cut := most == p.TopK // top-p is a share of the tokens that top-k keeps
 	if p.MinPFirst && (p.TopK > 0 || p.MinP > 0) {
 		cut = true
 		stays := func(n int) bool {
@@ -180,7 +180,7 @@ func (d *Distribution) filter() {
 		mass += at(n)
 	}
 	d.list = list
-	d.keep(list[:n]...)
+	d.keepOnly(list[:n]...)
 }
 
 // candidates is a heap of ids, the likeliest first.
@@ -193,6 +193,7 @@ func (h *candidates) Len() int { return len(h.ids) }
 
 func (h *candidates) Less(i, j int) bool { return before(h.logits, h.ids[i], h.ids[j]) }
 
+// before reports whether token a is likelier than b, or equally likely with a lower id.
 func before(logits []float32, a, b int32) bool {
 	if logits[a] != logits[b] {
 		return logits[a] > logits[b]
@@ -211,9 +212,8 @@ func (h *candidates) Pop() any {
 	return id
 }
 
-// Draw returns the token at a position of a sequence, which counts from its first token, the
-// prompt's included: the inverse of the cumulated probability over the tokens that are left,
-// in the order of their ids.
+// Draw returns the token at a position of the sequence, counted from the first token of the prompt. It inverts the
+// cumulative probability of the kept tokens, in the order of their ids. Equal arguments give the same token.
 func (d *Distribution) Draw(seed uint64, position uint32) int32 {
 	if d.params.Greedy() {
 		return d.best
@@ -232,13 +232,16 @@ func (d *Distribution) Draw(seed uint64, position uint32) int32 {
 			return last
 		}
 	}
-	return last // roundings: u is next to 1
+	return last // rounding: u is almost 1
 }
 
-// At returns what is recorded of a token, drawn or given, in [0, vocabulary).
+// At returns the numbers of a token, drawn or given; id must be in [0, vocabulary).
 func (d *Distribution) At(id int32) Choice {
 	z := float64(d.logits[id])
-	c := Choice{ID: id, LogProb: float32(z - d.lse), LSE: float32(d.lse), Entropy: float32(d.entropy), Processed: float32(math.Inf(-1))}
+	c := Choice{
+		ID: id, LogProb: float32(z - d.lse), LSE: float32(d.lse), Entropy: float32(d.entropy),
+		Processed: float32(math.Inf(-1)),
+	}
 	c.ProcessedLSE = float32(d.top/d.temperature + d.totalLn)
 	if d.kept == nil || d.kept[id] {
 		c.Processed = float32((z-d.top)/d.temperature - d.totalLn)
@@ -246,14 +249,14 @@ func (d *Distribution) At(id int32) Choice {
 	return c
 }
 
-// Masked is how many logits are -Inf.
+// Masked returns how many logits are -Inf.
 func (d *Distribution) Masked() int { return d.masked }
 
-// Kept is how many tokens are left after the filters.
+// Kept returns how many tokens the filters keep.
 func (d *Distribution) Kept() int { return d.count }
 
-// Process writes the processed logits: divided by the temperature, -Inf where a token is left
-// out. dst may be the logits.
+// Process writes the processed logits to dst: divided by the temperature, -Inf for a token that is left out. dst
+// may alias the logits.
 func (d *Distribution) Process(dst []float32) {
 	for i, z := range d.logits {
 		if d.kept != nil && !d.kept[i] {
@@ -264,8 +267,8 @@ func (d *Distribution) Process(dst []float32) {
 	}
 }
 
-// Top returns the k likeliest tokens of logits, the likeliest first, and of equal ones the
-// lowest id first. Masked ones are among them only where there are too few others.
+// Top returns the k likeliest tokens of logits, the likeliest first, equal ones by id. Masked tokens are among them
+// only if there are too few others.
 func Top(logits []float32, k int) []int32 {
 	k = min(k, len(logits))
 	if k <= 0 {
@@ -294,6 +297,7 @@ func Top(logits []float32, k int) []int32 {
 	return worst.ids
 }
 
+// worstFirst is candidates in the opposite order.
 type worstFirst struct{ candidates }
 
 func (h *worstFirst) Less(i, j int) bool { return h.candidates.Less(j, i) }

@@ -73,8 +73,8 @@ func TestDistribution_WorkedNumbers(t *testing.T) {
 	}
 }
 
-// entropyBounds are those that the k largest logits leave, with the log-sum-exp of all V: the rest of the probability is on one
-// token, or spread over all that are left.
+// entropyBounds are those that the k largest logits leave, with the log-sum-exp of all V: the rest of the
+// probability is on one token, or spread over all that are left.
 func entropyBounds(top []float32, lse float64, vocabulary int) (low, high float64) {
 	mass := 0.0
 	for _, z := range top {
@@ -109,7 +109,8 @@ func TestEntropy_WithinTheBoundsOfTopLogits(t *testing.T) {
 		}
 		c := d.At(0)
 		const rounded = 5e-5 // of an lse in float32, which the rest is a small difference of
-		if low, high := entropyBounds(top, float64(c.LSE), len(z)); float64(c.Entropy) < low-rounded || float64(c.Entropy) > high+rounded {
+		if low, high := entropyBounds(top, float64(c.LSE), len(z)); float64(c.Entropy) < low-rounded ||
+			float64(c.Entropy) > high+rounded {
 			t.Errorf("entropy %v of %d tokens; the %d largest logits leave %v to %v", c.Entropy, len(z), k, low, high)
 		}
 	}
@@ -164,8 +165,8 @@ func vllm(z []float32, p decoding.Params) []float64 {
 	return out
 }
 
-// With MinPFirst the processed log-probs are those of vLLM; in the order of noise.md they are others where min-p and top-p
-// are set.
+// With MinPFirst the processed log-probs are those of vLLM; in the order of noise.md they are others where
+// min-p and top-p are set.
 func TestDistribution_FilterOrders(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -254,7 +255,10 @@ func TestDistribution_HasTheBitsOfTheContract(t *testing.T) {
 		for _, z := range strings.Fields(c.Logits) {
 			logits = append(logits, float32(number(t, z)))
 		}
-		p := decoding.Params{Temperature: number(t, c.Temperature), TopK: c.TopK, TopP: number(t, c.TopP), MinP: number(t, c.MinP)}
+		p := decoding.Params{
+			Temperature: number(t, c.Temperature), TopK: c.TopK, TopP: number(t, c.TopP),
+			MinP: number(t, c.MinP),
+		}
 		if err := errors.Join(p.Validate(), d.Reset(logits, p)); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +271,8 @@ func TestDistribution_HasTheBitsOfTheContract(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := decoding.Choice{
-				ID: draw.Token, LogProb: float32(number(t, draw.LogProb)), LSE: float32(number(t, draw.LSE)), Entropy: float32(number(t, draw.Entropy)),
+				ID: draw.Token, LogProb: float32(number(t, draw.LogProb)), LSE: float32(number(t,
+					draw.LSE)), Entropy: float32(number(t, draw.Entropy)),
 				Processed: float32(number(t, draw.Processed)), ProcessedLSE: float32(number(t, draw.ProcessedLSE)),
 			}
 			if got := d.At(d.Draw(seed, draw.Position)); got != want {
@@ -281,7 +286,12 @@ func TestDistribution_HasTheBitsOfTheContract(t *testing.T) {
 func TestDraw_Frequencies(t *testing.T) {
 	t.Parallel()
 	const n = 40000
-	for _, p := range []decoding.Params{{Temperature: 1}, {Temperature: .7, TopP: .9}, {Temperature: 2, TopK: 3}, {Temperature: 1, MinP: .2}} {
+	for _, p := range []decoding.Params{
+		{Temperature: 1},
+		{Temperature: .7, TopP: .9},
+		{Temperature: 2, TopK: 3},
+		{Temperature: 1, MinP: .2},
+	} {
 		d := reset(t, []float32{1, -.5, 2, .25, 0}, p)
 		counts := map[int32]float64{}
 		for i := range n {
@@ -332,10 +342,20 @@ func TestRefuses(t *testing.T) {
 			t.Errorf("%v: %v, want an ErrLogits", logits, err)
 		}
 	}
-	if err := d.Reset([]float32{-inf, 3, -inf}, decoding.Params{Temperature: 1, TopK: 2, TopP: .5}); err != nil || d.Masked() != 2 || d.Kept() != 1 || d.Draw(1, 2) != 1 {
+	if err := d.Reset([]float32{-inf, 3, -inf}, decoding.Params{Temperature: 1, TopK: 2, TopP: .5}); err != nil ||
+		d.Masked() != 2 || d.Kept() != 1 || d.Draw(1, 2) != 1 {
 		t.Errorf("one token that is not masked: %v, %d masked, %d kept", err, d.Masked(), d.Kept())
 	}
-	for _, p := range []decoding.Params{{Temperature: -1}, {Temperature: 1e-9}, {Temperature: math.NaN()}, {TopK: -1}, {TopP: 1.5}, {TopP: math.NaN()}, {MinP: -.1}, {Temperature: math.Inf(1)}} {
+	for _, p := range []decoding.Params{
+		{Temperature: -1},
+		{Temperature: 1e-9},
+		{Temperature: math.NaN()},
+		{TopK: -1},
+		{TopP: 1.5},
+		{TopP: math.NaN()},
+		{MinP: -.1},
+		{Temperature: math.Inf(1)},
+	} {
 		if p.Validate() == nil {
 			t.Errorf("%+v: no error", p)
 		}
@@ -367,7 +387,8 @@ func FuzzDistribution(f *testing.F) {
 		if math.IsInf(float64(logits[id]), -1) || !(c.Processed <= 1e-6) || math.IsInf(float64(c.Processed), 0) {
 			t.Errorf("%v, %+v: drew %+v", logits, p, c)
 		}
-		if !(c.Entropy >= -1e-6) || !(c.LogProb <= 1e-6) || d.Kept() < 1 || d.Kept() > len(logits)-d.Masked() || id != d.Draw(seed, position) {
+		if !(c.Entropy >= -1e-6) || !(c.LogProb <= 1e-6) || d.Kept() < 1 || d.Kept() > len(logits)-d.Masked() ||
+			id != d.Draw(seed, position) {
 			t.Errorf("%v, %+v: %+v, %d kept", logits, p, c, d.Kept())
 		}
 	})

@@ -1,5 +1,7 @@
-// Package decoding is the mathematics of one token of a language model: from logits to a
-// distribution, from a random number to a token, and the numbers that are recorded of it.
+// Package decoding is the mathematics of one token of a language model. A Distribution is
+// made from logits and Params; it draws a token from a seed, and returns the numbers that
+// are recorded of a token (Choice), such as its log-prob. Filters (top-k, top-p, min-p)
+// leave out unlikely tokens.
 //
 // All of it is a pure function of the logits, the parameters, a seed and the token's position,
 // so that retries, batching and resumption never change a token. schemas/noise.md states every
@@ -12,27 +14,27 @@ import (
 	"math"
 )
 
-// Params say how a token is drawn. The zero value is greedy.
+// Params say how a token is drawn. The zero value is greedy: it chooses the likeliest token.
 type Params struct {
-	// Temperature divides the logits; 0 takes the likeliest token.
+	// Temperature divides the logits; 0 chooses the likeliest token.
 	Temperature float64
-	// TopK leaves the k likeliest tokens; 0 leaves all.
+	// TopK keeps the k likeliest tokens; 0 keeps all.
 	TopK int
-	// TopP leaves the fewest likeliest tokens that have this probability together; 1, and 0,
-	// leave all.
+	// TopP keeps the smallest set of likeliest tokens with at least this probability together;
+	// 1 and 0 keep all.
 	TopP float64
-	// MinP leaves the tokens that have at least this share of the likeliest one's probability.
+	// MinP keeps the tokens with at least this share of the probability of the likeliest one.
 	MinP float64
-	// MinPFirst has the filters work as vLLM's: MinP before TopK and TopP, so that TopP is a share of what both of
-	// them leave, and all tokens stay whose logit is that of the last of the k. Without it they come in the order
-	// TopK, TopP, MinP, and equal logits are told apart by their ids: what the draws of noise.md are made with.
+	// MinPFirst uses the order of vLLM: MinP before TopK and TopP, so that TopP is a share of the tokens that both
+	// keep, and all tokens with the logit of the last of the k are kept. Otherwise the order is TopK, TopP, MinP,
+	// and of equal logits the lower id comes first, as noise.md specifies.
 	MinPFirst bool
 }
 
 // MaxTemperature bounds temperatures: beyond it all tokens are as likely, to a rounding.
 const MaxTemperature = 1000
 
-// Validate joins by field what is wrong.
+// Validate joins all faults; each names its field.
 func (p Params) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -48,17 +50,17 @@ func (p Params) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Greedy reports whether the likeliest token is taken, and nothing drawn.
+// Greedy reports whether the likeliest token is chosen without a random draw.
 func (p Params) Greedy() bool { return p.Temperature == 0 }
 
 // filters reports whether some tokens may be left out.
 func (p Params) filters() bool { return p.TopK > 0 || p.TopP > 0 && p.TopP < 1 || p.MinP > 0 }
 
-// ErrLogits is wrapped by the errors of logits that are none.
+// ErrLogits is wrapped by the error for values that cannot be logits.
 var ErrLogits = errors.New("no logits")
 
-// Check counts the logits that are -Inf: tokens that a mask left out. NaN, +Inf, logits that
-// are all masked and those that are all 0 are an ErrLogits.
+// Check counts the logits that are -Inf: tokens that a mask leaves out. It returns an ErrLogits for NaN, for +Inf,
+// if all logits are masked and if all are 0.
 func Check(logits []float32) (masked int, err error) {
 	zeros := 0
 	for i, z := range logits {

@@ -1,26 +1,32 @@
 // Package estimator turns the rewards of groups into advantages. It is pure float64
-// arithmetic: no messages, no time, no randomness. A group is all samples of one
-// prompt; groups handed over together share one global scale.
+// arithmetic without messages and time. A group is all samples of one prompt; the groups
+// of one call share one global scale. Config names an estimator and its options, Estimate
+// computes a Group of advantages for each group of Rewards. Metrics and Validation compute
+// the metrics that verl's trainer reports.
 //
-// Sums run in the order given, so equal input gives equal bits; callers that gather
+// An estimator centres rewards (subtracts a mean), divides them by a spread (the standard
+// deviation), or whitens them (both, over the whole batch). A group of one sample has no
+// spread of its own: Config.Singleton says what it gets.
+//
+// Sums run in the given order, so equal input gives equal bits; callers that collect
 // rewards as they arrive sort them first (groups by uid, samples by sample_index).
 //
-// Estimators of verl and verl-omni have their meaning, groups of one and the whitening of
-// samples and steps included; testdata/verl.json holds what their functions make of random
-// rewards. What is otherwise is so on purpose:
+// Estimators of verl and verl-omni give the same results as there, also for groups of one
+// and for whitening over samples and steps; testdata/verl.json holds results of their
+// functions on random rewards. The differences are intended:
 //
 //   - FlowGRPO and DanceGRPO have StdGroup and BasisSample by default, verl-omni StdGlobal
-//     and BasisExpanded: a group that stands for itself has its advantages when it closes,
-//     needs no batch, and they do not depend on the number of trained steps.
+//     and BasisExpanded: so a group has its advantages when it closes and needs no batch, and
+//     they do not depend on the number of trained steps.
 //   - DrGRPO gives a group of one 0, its distance from its mean, as verl-omni does; verl's
 //     own form is GRPO with StdNone.
-//   - GRPOPassK gives a group of one 0, where verl refuses the batch: a group may have lost
-//     its other samples.
-//   - Equal rewards have a spread of exactly 0 and advantages of exactly 0, where verl has
-//     what rounding leaves.
-//   - Steps that a sample was given, the tokens between two answers of a text, are in no sum and take no part in
-//     discounting: the last token of an answer has gamma times the return of the first one of the next answer. verl's
-//     reinforce_plus_plus begins anew behind each given token, so that all answers but the last have returns of 0.
+//   - GRPOPassK gives a group of one 0, where verl refuses the batch: the other samples of
+//     the group may have failed.
+//   - Equal rewards have a spread of exactly 0 and advantages of exactly 0; in verl they have
+//     rounding errors.
+//   - Steps that the model did not generate, the tokens between two answers of a text, are in no sum and are not
+//     discounted: the last token of an answer has gamma times the return of the first one of the next answer. verl's
+//     reinforce_plus_plus starts again after each such token, so that all answers but the last have returns of 0.
 package estimator
 
 import (
@@ -41,7 +47,7 @@ const (
 	// DrGRPO is r - mean (Z. Liu et al. 2025, "Understanding R1-Zero-like training"): FlowGRPO
 	// with StdNone.
 	DrGRPO = "dr_grpo"
-	// GRPO is that of language models (Shao et al. 2024), with epsilon 1e-6.
+	// GRPO is the estimator for language models (Shao et al. 2024), with epsilon 1e-6.
 	GRPO = "grpo"
 	// PerPrompt is the PerPromptStatTracker of DDPO and Flow-GRPO, with its modes.
 	PerPrompt = "per_prompt"
@@ -55,7 +61,7 @@ const (
 	OPO = "opo"
 	// GPG scales r - mean by the batch's share of rewards that are not 0 (Chu et al. 2025).
 	GPG = "gpg"
-	// GRPOPassK rewards the best sample alone, by its lead (Walder and Karkhanis 2025).
+	// GRPOPassK rewards only the best sample, by its lead over the second best (Walder and Karkhanis 2025).
 	GRPOPassK = "grpo_passk"
 	// GDPO normalises each reward by itself before it sums them.
 	GDPO = "gdpo"
@@ -64,48 +70,48 @@ const (
 	DiffusionNFT = "diffusion_nft"
 )
 
-// What a reward's distance from its group's mean is divided by.
+// Values of Config.Std: what the distance of a reward from the mean of its group is divided by.
 const (
 	StdGroup  = "group"  // the standard deviation of its own group
 	StdGlobal = "global" // the standard deviation of all groups together
 	StdNone   = "none"   // nothing (Dr.GRPO)
 )
 
-// How a standard deviation is taken over B values whose squared distances from their
-// mean sum to S. Trainers disagree: verl copies each reward over its T trained steps
-// first, Flow-GRPO's own code divides by the count.
+// Values of Config.StdBasis: the formula of the standard deviation of B values, with S the
+// sum of their squared distances from the mean. Trainers disagree: verl first copies each
+// reward to its T trained steps, Flow-GRPO's own code divides by the count.
 const (
 	BasisSample     = "sample"     // sqrt(S / (B-1))
 	BasisExpanded   = "expanded"   // sqrt(T*S / (B*T-1)), with T = Config.Columns
 	BasisPopulation = "population" // sqrt(S / B)
 )
 
-// What a group of one sample gets: it has no mean to be compared with.
+// Values of Config.Singleton: the advantage of a group of one sample, which has no other sample to compare with.
 const (
 	SingletonReward = "reward" // its reward, as if the mean of its group were 0 and the spread 1
 	SingletonZero   = "zero"   // 0
 )
 
-// Modes of PerPrompt. All but ModeGRPO compare or weigh samples as Flow-GRPO's code does,
-// also where a group has one sample or equal rewards.
+// Modes of PerPrompt. All but ModeGRPO follow Flow-GRPO's code, also for groups of one
+// sample and of equal rewards.
 const (
 	ModeGRPO = "grpo" // (r - mean) / std
-	ModeRWR  = "rwr"  // r, of a group of one too
-	ModeSFT  = "sft"  // 1 for all that equal the best, of a group of one too; else 0
-	ModeDPO  = "dpo"  // 1 for the first best, -1 for the first worst, else 0; of equal rewards -1, 1, 0 ...; of one 0
+	ModeRWR  = "rwr"  // r, also in a group of one
+	ModeSFT  = "sft"  // 1 for all samples with the best reward, else 0; 1 in a group of one
+	ModeDPO  = "dpo"  // 1 for the first best, -1 for the first worst, else 0; equal rewards: -1, 1, 0 ...; one: 0
 )
 
-// Modes of DiffusionNFT: what an advantage becomes before it is a probability.
+// Modes of DiffusionNFT: how an advantage A is changed before it becomes a probability. c is Config.AdvClipMax.
 const (
-	ModeContinuous   = "continuous"    // A within +-c
-	ModePositiveOnly = "positive_only" // A within 0..c
-	ModeNegativeOnly = "negative_only" // A within -c..0
+	ModeContinuous   = "continuous"    // A, clamped to +-c
+	ModePositiveOnly = "positive_only" // A, clamped to 0..c
+	ModeNegativeOnly = "negative_only" // A, clamped to -c..0
 	ModeOneOnly      = "one_only"      // 1 where A > 0, else 0
 	ModeBinary       = "binary"        // the sign of A
 )
 
-// Config selects an estimator and its options. An option that an estimator does not
-// have must have the value of its Default.
+// Config selects an estimator and its options. An option that the estimator does not have must keep the value of
+// Default.
 type Config struct {
 	// Name of the estimator, one of Names.
 	Name string
@@ -113,39 +119,39 @@ type Config struct {
 	Std string
 	// StdBasis is BasisSample, BasisExpanded or BasisPopulation.
 	StdBasis string
-	// Singleton is SingletonReward or SingletonZero, of the estimators that have the choice.
+	// Singleton is SingletonReward or SingletonZero, for the estimators that have this option.
 	Singleton string
-	// Epsilon > 0 is added to the standard deviation before dividing by it; by the whitening
-	// estimators to the variance.
+	// Epsilon > 0 is added to the standard deviation before the division; whitening estimators add it to the
+	// variance.
 	Epsilon float64
-	// Columns is T >= 1, the number of trained steps a reward stands for, where Rewards.Lengths do
-	// not say it. Only BasisExpanded and Gamma read it.
+	// Columns is T >= 1, the number of trained steps of every sample. Rewards.Lengths replaces it. Only
+	// BasisExpanded and Gamma read it.
 	Columns int
 	// Mode is a variant of PerPrompt or DiffusionNFT.
 	Mode string
-	// AdvClipMax > 0 clamps every advantage to +-AdvClipMax; 0: no clamp. DiffusionNFT needs
-	// it: it is the c of its modes.
+	// AdvClipMax > 0 clamps every advantage to +-AdvClipMax; 0: no clamp. DiffusionNFT needs it: it is the c of its
+	// modes.
 	AdvClipMax float64
-	// Gamma in (0, 1] discounts over the Columns, of ReinforcePlusPlus alone.
+	// Gamma in (0, 1] discounts the reward over the trained steps. Only ReinforcePlusPlus has it.
 	Gamma float64
-	// Weights are those of the single rewards of GDPO.
+	// Weights [K] are the weights of the single rewards. Only GDPO has them.
 	Weights []float64
 }
 
-// Rewards are those of one group.
+// Rewards are the rewards of one group.
 type Rewards struct {
-	// Values [n] are the rewards of its samples.
+	// Values [n] are the rewards of the samples.
 	Values []float64
 	// Scores [n][K] are the single rewards of each sample, in the order of Config.Weights;
 	// only GDPO reads them.
 	Scores [][]float64
-	// Lengths [n] > 0 are the trained steps of each sample, where they differ: of texts, the tokens that were
-	// generated, over all turns. BasisExpanded and Gamma count them, and OPO's baseline weighs by them; nil: all
-	// alike. Either all groups have them or none.
+	// Lengths [n] > 0 are the trained steps of each sample, if they differ: for texts, the generated tokens of all
+	// turns. BasisExpanded and Gamma count them, and OPO's baseline is weighted by them. nil: all have
+	// Config.Columns. Either all groups have Lengths or none.
 	Lengths []int
 }
 
-// steps are the trained steps of sample i.
+// steps returns the number of trained steps of sample i.
 func (r Rewards) steps(cfg Config, i int) int {
 	if r.Lengths == nil {
 		return cfg.Columns
@@ -158,29 +164,29 @@ type Group struct {
 	// Advantages [n], one per reward in the order given. Each holds for all trained
 	// steps of its sample, unless there are StepAdvantages: then it is their mean.
 	Advantages []float64
-	// StepAdvantages [n][T] are there when they differ over the steps (Gamma below 1); T is that of each sample.
+	// StepAdvantages [n][T] are set if the advantages differ over the steps (Gamma below 1). T is the number of
+	// steps of the sample.
 	StepAdvantages [][]float64
 	// Mean of the group's rewards.
 	Mean float64
-	// Std is what the advantages were divided by, less epsilon: over all groups when
-	// Scale is StdGlobal, or when they are whitened, else over this one. With StdNone it is
-	// only reported. The spread of a single value is 0 in every basis, and 1 where it stands
-	// for itself and is divided.
+	// Std is what the advantages were divided by, without epsilon. It is over all groups if Scale is StdGlobal or
+	// the estimator whitens, else over this group. With StdNone it is only reported. For a single value it is 0 in
+	// every basis, or 1 if Singleton is SingletonReward and the advantages are divided.
 	Std float64
 	// Scale and StdBasis repeat Config.Std and Config.StdBasis.
 	Scale, StdBasis string
 }
 
-// method is one estimator: its defaults, what may be chosen, and what computes it.
+// method is one estimator: its defaults, which options it has, and the function that computes it.
 type method struct {
 	def                Config
 	stds, bases, modes []string
 	singletons         []string // the first is the default
-	epsilon            bool     // may be chosen
+	epsilon            bool     // has the option
 	gamma              bool
-	// batch: the numbers of a group depend on the others whatever Std is.
+	// batch: the advantages of a group depend on the other groups, whatever Std is.
 	batch bool
-	// whitens: the result is divided by the spread of all samples' numbers.
+	// whitens: the result is divided by the spread over all samples.
 	whitens  bool
 	estimate func(cfg Config, groups []Rewards) ([]Group, error)
 }
@@ -191,7 +197,7 @@ var (
 	noStd    = []string{StdNone}
 	whitened = []string{StdGlobal}
 	unbiased = []string{BasisSample}
-	// What verl whitens is a tensor of samples and steps.
+	// verl whitens a tensor of samples and steps.
 	whitenedBases = []string{BasisSample, BasisExpanded}
 	eitherSingle  = []string{SingletonReward, SingletonZero}
 )
@@ -200,9 +206,13 @@ var (
 const whitenEpsilon = 1e-8
 
 var methods = map[string]method{
-	FlowGRPO:  {def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO},
-	DanceGRPO: {def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO},
-	DrGRPO:    {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: flowGRPO},
+	FlowGRPO: {
+		def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO,
+	},
+	DanceGRPO: {
+		def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO,
+	},
+	DrGRPO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: flowGRPO},
 	GRPO: {
 		def:  Config{Std: StdGroup, Epsilon: 1e-6},
 		stds: []string{StdGroup, StdNone}, bases: unbiased, singletons: eitherSingle, epsilon: true, estimate: flowGRPO,
@@ -215,27 +225,36 @@ var methods = map[string]method{
 	RLOO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: rloo},
 	ReinforcePlusPlus: {
 		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
-		stds: whitened, bases: whitenedBases, epsilon: true, gamma: true, batch: true, whitens: true, estimate: reinforce,
+		stds: whitened, bases: whitenedBases, epsilon: true, gamma: true, batch: true, whitens: true,
+		estimate: reinforce,
 	},
 	ReinforcePlusPlusBaseline: {
 		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
-		stds: whitened, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true, whitens: true, estimate: reinforceBaseline,
+		stds: whitened, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true, whitens: true,
+		estimate: reinforceBaseline,
 	},
-	OPO:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: opo},
-	GPG:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, batch: true, estimate: gpg},
-	GRPOPassK: {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true, estimate: passK},
+	OPO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: opo},
+	GPG: {
+		def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, batch: true, estimate: gpg,
+	},
+	GRPOPassK: {
+		def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true,
+		estimate: passK,
+	},
 	GDPO: {
 		def:  Config{Std: StdGroup, StdBasis: BasisExpanded, Epsilon: 1e-6},
-		stds: []string{StdGroup, StdNone}, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true, whitens: true, estimate: gdpo,
+		stds: []string{StdGroup, StdNone}, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true,
+		whitens: true, estimate: gdpo,
 	},
 	DiffusionNFT: {
 		def:  Config{Std: StdGroup, Epsilon: 1e-4, Mode: ModeContinuous, AdvClipMax: 5},
 		stds: allStds, bases: allBases, epsilon: true,
-		modes: []string{ModeContinuous, ModePositiveOnly, ModeNegativeOnly, ModeOneOnly, ModeBinary}, estimate: diffusionNFT,
+		modes:    []string{ModeContinuous, ModePositiveOnly, ModeNegativeOnly, ModeOneOnly, ModeBinary},
+		estimate: diffusionNFT,
 	},
 }
 
-// foreign are estimators of other systems that cannot be had here, with the reason.
+// foreign lists estimators of other systems that do not exist here, with the reason.
 var foreign = map[string]string{
 	"remax":           "it needs the reward of a greedy rollout as a baseline, which a diffusion model does not have",
 	"gae":             "it needs a value network",
@@ -245,15 +264,15 @@ var foreign = map[string]string{
 // Names lists the estimators, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(methods)) }
 
-// Modes are the variants of an estimator; nil for one that has none, or that is not known.
+// Modes returns the modes of an estimator; nil if it has none or is unknown.
 func Modes(name string) []string { return slices.Clone(methods[name].modes) }
 
-// Default is an estimator with its own defaults: one trained step, and the options that
-// its source has. An unknown name is an error that lists the names.
+// Default returns the config of an estimator with its own defaults and one trained step. An unknown name is an
+// error that lists the names.
 func Default(name string) (Config, error) {
 	m, ok := methods[name]
 	if !ok {
-		return Config{}, unknown(name)
+		return Config{}, unknownName(name)
 	}
 	c := m.def
 	c.Name, c.Columns, c.Gamma = name, 1, 1
@@ -266,8 +285,8 @@ func Default(name string) (Config, error) {
 	return c, nil
 }
 
-// BasisWithoutSteps is the standard deviation's basis for rewards that stand for no trained
-// step: StdBasis, but BasisSample for BasisExpanded, which is the same of one step.
+// BasisWithoutSteps returns the basis for rewards without trained steps, such as those of a validation: StdBasis,
+// but BasisSample instead of BasisExpanded, which equals it for one step.
 func (c Config) BasisWithoutSteps() string {
 	if c.StdBasis == BasisExpanded {
 		return BasisSample
@@ -275,15 +294,16 @@ func (c Config) BasisWithoutSteps() string {
 	return c.StdBasis
 }
 
-func unknown(name string) error {
+// unknownName returns the error for a name that is not in the table.
+func unknownName(name string) error {
 	if why, known := foreign[name]; known {
 		return fmt.Errorf("estimator: %q; not available: %s; must be one of %s", name, why, strings.Join(Names(), ", "))
 	}
 	return fmt.Errorf("estimator: %q; must be one of %s", name, strings.Join(Names(), ", "))
 }
 
-// DefaultConfig is flow_grpo over each group alone, with the unbiased standard
-// deviation and Flow-GRPO's epsilon; the package says why not over the batch.
+// DefaultConfig returns flow_grpo over each group alone, with the unbiased standard deviation and Flow-GRPO's
+// epsilon. The package comment says why not over the batch.
 func DefaultConfig() Config {
 	c, err := Default(FlowGRPO)
 	if err != nil {
@@ -292,12 +312,11 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Validate joins all faults, each naming the field as the event contract spells it,
-// its value and the rule.
+// Validate joins all faults. Each names the field as in the event contract, its value and the rule.
 func (c Config) Validate() error {
 	m, ok := methods[c.Name]
 	if !ok {
-		return unknown(c.Name)
+		return unknownName(c.Name)
 	}
 	def, err := Default(c.Name)
 	if err != nil {
@@ -347,10 +366,11 @@ func (c Config) Validate() error {
 	case c.Gamma != 1 && c.StdBasis != BasisExpanded:
 		fault("gamma: %v; needs std_basis expanded: it makes the returns of the trained steps differ", c.Gamma)
 	}
-	return errors.Join(append(faults, c.weights())...)
+	return errors.Join(append(faults, c.checkWeights())...)
 }
 
-func (c Config) weights() error {
+// checkWeights checks the weights of GDPO: finite numbers with a total above 0. Other estimators must have none.
+func (c Config) checkWeights() error {
 	if c.Name != GDPO {
 		if len(c.Weights) > 0 {
 			return fmt.Errorf("weights: %v; only estimator gdpo has them", c.Weights)
@@ -370,30 +390,27 @@ func (c Config) weights() error {
 	return nil
 }
 
-// NeedsBatch says whether the advantages of a group depend on other groups, so that
-// they can be had only when the whole batch is there.
+// NeedsBatch reports whether the advantages of a group depend on other groups. Then they can be computed only when
+// the whole batch is there.
 func (c Config) NeedsBatch() bool { return c.Std == StdGlobal || methods[c.Name].batch }
 
-// NeedsTwo says whether one reward in all is refused, because an unbiased standard
-// deviation of it is wanted.
+// NeedsTwo reports whether Estimate refuses a batch of one reward, because an unbiased standard deviation needs
+// two.
 func (c Config) NeedsTwo() bool {
-	return (c.Std == StdGlobal || methods[c.Name].whitens) && (c.StdBasis == BasisSample || c.StdBasis == BasisExpanded && c.Columns == 1)
+	return (c.Std == StdGlobal || methods[c.Name].whitens) &&
+		(c.StdBasis == BasisSample || c.StdBasis == BasisExpanded && c.Columns == 1)
 }
 
-// Estimate computes the advantages of groups of rewards; no group may be empty. It
-// returns one Group per group, in order. Errors: a config that does not validate, an
-// empty group, a reward that is NaN or infinite, one value alone (B*T = 1) where an
-// unbiased standard deviation over all groups is wanted, rewards so large that the
-// result is not finite.
+// Estimate computes the advantages of groups of rewards. It returns one Group per group, in order. Errors: an
+// invalid config, an empty group, a reward that is NaN or infinite, a single value (B*T = 1) where an unbiased
+// standard deviation over all groups is needed, and rewards so large that the result is not finite.
 //
-// A group whose rewards are all equal has advantages of 0 wherever an advantage is a
-// distance from the group's mean, and so has a group of one, unless Singleton lets it stand
-// for itself: then it moves the mean of those that whiten the batch, and with it the
-// advantages of all groups. Exceptions are ReinforcePlusPlus, which knows no groups, the
-// modes of PerPrompt, and DiffusionNFT, whose 0 is the probability 1/2.
+// A group of equal rewards has advantages of 0 wherever an advantage is a distance from the mean of the group. So
+// has a group of one, unless Singleton is SingletonReward: then, in estimators that whiten the batch, it moves the
+// mean and with it the advantages of all groups. Exceptions are ReinforcePlusPlus, which ignores groups, the modes
+// of PerPrompt, and DiffusionNFT, whose 0 is the probability 1/2.
 //
-// Each sample counts as often as it is there: padding a batch by repeating samples biases
-// it, so repeat them after, not before.
+// A repeated sample counts again: padding a batch with repeated samples before Estimate biases it, so pad after it.
 func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("estimator config: %w", err)
@@ -409,7 +426,8 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 		count += len(group.Values)
 	}
 	if count == 1 && cfg.NeedsTwo() {
-		return nil, fmt.Errorf("%s, std %s: one reward in all, and an unbiased standard deviation needs two (std_basis %s)", cfg.Name, cfg.Std, cfg.StdBasis)
+		return nil, fmt.Errorf("%s, std %s: one reward in all, and an unbiased standard deviation needs two "+
+			"(std_basis %s)", cfg.Name, cfg.Std, cfg.StdBasis)
 	}
 	out, err := methods[cfg.Name].estimate(cfg, groups)
 	if err != nil {
@@ -424,6 +442,8 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
+// check checks the rewards of one group: finite values, one list of scores per sample for GDPO, and positive
+// lengths.
 func (r Rewards) check(cfg Config) error {
 	if len(r.Values) == 0 {
 		return errors.New("no rewards")
@@ -439,7 +459,8 @@ func (r Rewards) check(cfg Config) error {
 		}
 		for i, scores := range r.Scores {
 			if len(scores) != len(cfg.Weights) {
-				return fmt.Errorf("sample %d has %d scores; must be %d, one per weight", i, len(scores), len(cfg.Weights))
+				return fmt.Errorf("sample %d has %d scores; must be %d, one per weight", i, len(scores),
+					len(cfg.Weights))
 			}
 			for k, v := range scores {
 				if !finite(v) {
@@ -462,7 +483,7 @@ func (r Rewards) check(cfg Config) error {
 	return nil
 }
 
-// finish clamps the advantages and sees that all numbers are finite.
+// finish clamps the advantages and checks that all numbers are finite.
 func (g *Group) finish(cfg Config) error {
 	if !finite(g.Mean) || !finite(g.Std) {
 		return fmt.Errorf("mean %v, std %v", g.Mean, g.Std)

@@ -233,7 +233,7 @@ func TestConfig_Validate(t *testing.T) {
 		change func(c *estimator.Config)
 		faults []string // none: it is legal
 	}{
-		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator: "ppo"; must be one of dance_grpo, diffusion_nft, dr_grpo, flow_grpo, gdpo, gpg, grpo, grpo_passk, opo, per_prompt, reinforce_plus_plus, reinforce_plus_plus_baseline, rloo`}},
+		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator: "ppo"; must be one of ` + strings.Join(estimator.Names(), ", ")}},
 		{"known elsewhere", "flow_grpo", func(c *estimator.Config) { c.Name = "remax" }, []string{`estimator: "remax"; not available: it needs`, "rloo"}},
 		{"all at once", "flow_grpo", func(c *estimator.Config) {
 			c.Std, c.StdBasis, c.Epsilon, c.Columns, c.Mode, c.AdvClipMax, c.Gamma, c.Weights = "batch", "", math.NaN(), -1, "sft", -1, 0, []float64{1}

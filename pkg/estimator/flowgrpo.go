@@ -1,21 +1,21 @@
 package estimator
 
-// flowGRPO sets A[g][i] = (r[g][i] - mean_g) / (std + epsilon), std by cfg.Std.
+// flowGRPO sets A[g][i] = (r[g][i] - mean_g) / (std + epsilon), with std by cfg.Std.
 //
-// A group whose rewards are all the same bits has advantages of exactly 0: the test is
-// max == min, because a rounded mean leaves differences of an ulp that a small scale
-// would blow up. What a group of one has is cfg.Singleton, of grpo alone.
+// A group of equal rewards has advantages of exactly 0. The test is max == min, because a rounded mean leaves
+// differences in the last bit, which a small scale would enlarge. For a group of one see cfg.Singleton, which only
+// grpo has.
 func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	var global float64
 	if cfg.Std == StdGlobal {
-		global = cfg.spread(values(groups), groups).std(cfg)
+		global = cfg.moments(values(groups), groups).std(cfg)
 	}
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := within(cfg, rewards.Values)
+		m := groupMoments(cfg, rewards.Values)
 		std := global
 		if cfg.Std != StdGlobal {
-			counted := cfg.spread([][]float64{rewards.Values}, groups[g:g+1])
+			counted := cfg.moments([][]float64{rewards.Values}, groups[g:g+1])
 			counted.alone = m.alone
 			std = counted.std(cfg)
 		}
@@ -25,11 +25,11 @@ func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// rloo is r - the mean of the others = n/(n-1) * (r - mean); of a group of one, r.
+// rloo sets A = r - the mean of the others = n/(n-1) * (r - mean). For a group of one it is r.
 func rloo(cfg Config, groups []Rewards) ([]Group, error) {
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := within(cfg, rewards.Values)
+		m := groupMoments(cfg, rewards.Values)
 		n := float64(m.count)
 		out[g] = m.group(m.std(cfg), func(i int) float64 {
 			if m.alone {
@@ -41,11 +41,11 @@ func rloo(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// opo is r - sum(length*r)/sum(length); with equal lengths that is Dr.GRPO.
+// opo sets A = r - sum(length*r)/sum(length). With equal lengths that is Dr.GRPO.
 func opo(cfg Config, groups []Rewards) ([]Group, error) {
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := within(cfg, rewards.Values)
+		m := groupMoments(cfg, rewards.Values)
 		baseline := m.centre()
 		if rewards.Lengths != nil && !m.alone {
 			var sum, total float64
@@ -60,8 +60,7 @@ func opo(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// gpg is alpha * (r - mean), alpha the number of all rewards over the number of those
-// that are not 0 (1 when all are).
+// gpg sets A = alpha * (r - mean). alpha is the number of all rewards divided by the number of rewards that are not 0.
 func gpg(cfg Config, groups []Rewards) ([]Group, error) {
 	count, nonzero := 0, 0
 	for _, rewards := range groups {
@@ -75,18 +74,18 @@ func gpg(cfg Config, groups []Rewards) ([]Group, error) {
 	alpha := float64(count) / float64(max(nonzero, 1))
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := within(cfg, rewards.Values)
+		m := groupMoments(cfg, rewards.Values)
 		out[g] = m.group(m.std(cfg), func(i int) float64 { return alpha * (rewards.Values[i] - m.centre()) })
 	}
 	return out, nil
 }
 
-// passK gives the best sample (the first, when several are) its lead over the second
-// best, over std + epsilon unless cfg.Std is StdNone, and all others 0.
+// passK gives the best sample (the first, if there are several) its lead over the second best, divided by std +
+// epsilon unless cfg.Std is StdNone, and all others 0.
 func passK(cfg Config, groups []Rewards) ([]Group, error) {
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
+		m := momentsOf(rewards.Values)
 		std := m.std(cfg)
 		scale := cfg.scale(std)
 		best, second := 0, -1

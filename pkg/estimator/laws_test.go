@@ -13,10 +13,13 @@ import (
 func drawConfig(t *rapid.T) estimator.Config {
 	return estimator.Config{
 		Name: estimator.FlowGRPO, Gamma: 1,
-		Std:      rapid.SampledFrom([]string{estimator.StdGroup, estimator.StdGlobal, estimator.StdNone}).Draw(t, "std"),
-		StdBasis: rapid.SampledFrom([]string{estimator.BasisSample, estimator.BasisExpanded, estimator.BasisPopulation}).Draw(t, "std_basis"),
-		Epsilon:  rapid.SampledFrom([]float64{1e-8, 1e-4, 1}).Draw(t, "epsilon"),
-		Columns:  rapid.IntRange(1, 50).Draw(t, "columns"),
+		Std: rapid.SampledFrom([]string{estimator.StdGroup, estimator.StdGlobal, estimator.StdNone}).
+			Draw(t, "std"),
+		StdBasis: rapid.SampledFrom([]string{
+			estimator.BasisSample, estimator.BasisExpanded, estimator.BasisPopulation,
+		}).Draw(t, "std_basis"),
+		Epsilon: rapid.SampledFrom([]float64{1e-8, 1e-4, 1}).Draw(t, "epsilon"),
+		Columns: rapid.IntRange(1, 50).Draw(t, "columns"),
 	}
 }
 
@@ -108,7 +111,8 @@ func TestLaw_Scale(t *testing.T) {
 					want[i] *= factor
 				}
 			}
-			if !slices.Equal(after.Advantages, want) || after.Std != before[g].Std*factor || after.Mean != before[g].Mean*factor {
+			if !slices.Equal(after.Advantages, want) || after.Std != before[g].Std*factor ||
+				after.Mean != before[g].Mean*factor {
 				t.Fatalf("group %d: %+v, scaled by %v %+v", g, before[g], factor, after)
 			}
 		}
@@ -155,7 +159,8 @@ func TestLaw_BasisOrder(t *testing.T) {
 		population, expanded, sample := std(estimator.BasisPopulation), std(estimator.BasisExpanded), std(estimator.BasisSample)
 		for g := range rewards {
 			if population[g].Std > expanded[g].Std || expanded[g].Std > sample[g].Std*(1+1e-15) {
-				t.Fatalf("group %d: population %v, expanded %v, sample %v", g, population[g].Std, expanded[g].Std, sample[g].Std)
+				t.Fatalf("group %d: population %v, expanded %v, sample %v", g, population[g].Std, expanded[g].Std,
+					sample[g].Std)
 			}
 		}
 	})

@@ -2,54 +2,54 @@ package estimator
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
-// Metric is one number with its name, as verl names it.
+// Metric is one number with its name in verl.
 type Metric struct {
 	Name  string
 	Value float64
 }
 
-// SampleStats is what the metrics of a batch know of one scored sample.
+// SampleStats is one scored sample for the metrics of a batch.
 type SampleStats struct {
 	UID    string
 	Reward float64
-	// Advantage is nil when the sample has none. StepAdvantages [T] stand for it where they
+	// Advantage is nil if the sample has none. StepAdvantages [T] replace it if they
 	// differ over the steps.
 	Advantage      *float64
 	StepAdvantages []float64
-	// Returns [T] are those of its steps, where they are not its advantages (Config.Returns).
+	// Returns [T] are the returns of its steps, if they are not its advantages (Config.Returns).
 	Returns []float64
-	// Steps is T where samples differ in it, the tokens that a text generated; 0: they do not.
+	// Steps is T if samples differ in it: the generated tokens of a text. 0: they do not.
 	Steps int
 	// Scores are the single rewards.
 	Scores []Metric
-	// PolicyMin and PolicyMax are the oldest and newest weights that made it.
+	// PolicyMin and PolicyMax are the versions of the oldest and newest weights that made it.
 	PolicyMin, PolicyMax int64
-	// GenerateSeconds and ScoreSeconds are the times that making and scoring it took; below
-	// 0: not known.
+	// GenerateSeconds and ScoreSeconds are how long making and scoring it took; below 0: not known.
 	GenerateSeconds, ScoreSeconds float64
 }
 
-// BatchStats is what the metrics of a batch are made of.
+// BatchStats is the input of Metrics: one batch.
 type BatchStats struct {
 	Samples []SampleStats
-	// Columns is T, the trained steps that each Advantage stands for. The means and extremes
-	// over B*T elements of which T are alike are those over B, so that no number depends on it; where samples have Steps
-	// of their own each counts as often.
+	// Columns is T, the trained steps of each Advantage. Means and extremes over B*T elements equal those over B
+	// samples, so no metric depends on T. If samples have Steps of their own, each counts that often.
 	Columns int
 	// Step and Epoch are the trainer's; nil: not known.
 	Step, Epoch *int64
-	// GenerateSeconds is how long the batch was made, Seconds from its begin to its result,
-	// AdvantageSeconds the advantages alone; 0: not known. Devices made it; 0 counts as one,
-	// so that perf/throughput is that of the whole pipeline.
+	// GenerateSeconds is how long the batch was made, Seconds the time from its begin to its result,
+	// AdvantageSeconds the time of the advantages alone; 0: not known. Devices is how many devices made it; 0
+	// counts as one, so that perf/throughput is that of the whole pipeline.
 	GenerateSeconds, Seconds, AdvantageSeconds float64
 	Devices                                    int
 }
 
-// ExactMetric is a sample's part in the share of texts that the reward function of that name, a reader, read
-// exactly: critic/NAME/exact/mean, of an evaluation val-aux/SOURCE/NAME/exact/mean@N.
+// ExactMetric says whether the reward function name, one that reads text in images, read exactly the target in a
+// sample. Its mean is the share of exact samples: critic/NAME/exact/mean, or in an evaluation
+// val-aux/SOURCE/NAME/exact/mean@N.
 func ExactMetric(name string, exact bool) Metric {
 	m := Metric{Name: name + "/exact"}
 	if exact {
@@ -58,23 +58,22 @@ func ExactMetric(name string, exact bool) Metric {
 	return m
 }
 
-// Metrics returns the metrics of verl's diffusion trainer that a rollout can know,
-// sorted by name. One whose input is missing is left out, as there. Those of advantages
-// are over all B*T elements; timing_s/reward is the sum of all scorings, which may have
-// run side by side.
+// Metrics returns the metrics of verl's diffusion trainer that a rollout can know, sorted by name. As there, a
+// metric without its input is left out. Metrics of advantages are over all B*T elements. timing_s/reward is the sum
+// of all scorings, which may have run in parallel.
 func Metrics(b BatchStats) []Metric {
 	m := metrics{}
 	if len(b.Samples) == 0 {
 		return m
 	}
-	c := gather(b)
+	c := newColumns(b)
 	n := float64(len(b.Samples))
-	m.spread("critic/rewards/", c.rewards)
-	m.weighed("critic/advantages/", c.advantages)
-	m.weighed("critic/returns/", c.returns)
+	m.addSpread("critic/rewards/", c.rewards)
+	m.addWeighted("critic/advantages/", c.advantages)
+	m.addWeighted("critic/returns/", c.returns)
 	zero, std := 0, 0.0
-	for _, uid := range sortedKeys(c.groups) {
-		group := spread(c.groups[uid])
+	for _, uid := range slices.Sorted(maps.Keys(c.groups)) {
+		group := momentsOf(c.groups[uid])
 		std += group.std(Config{StdBasis: BasisPopulation})
 		if group.constant {
 			zero++
@@ -84,14 +83,14 @@ func Metrics(b BatchStats) []Metric {
 	m.add("critic/rewards/zero_std_ratio", float64(zero)/g)
 	m.add("critic/rewards/std_mean", std/g)
 	m.add("critic/rewards/group_size", n/g)
-	for _, name := range sortedKeys(c.scores) {
+	for _, name := range slices.Sorted(maps.Keys(c.scores)) {
 		m.add("critic/"+name+"/mean", meanOf(c.scores[name]))
 	}
-	m.spread("training/off_policy/trajectory_spans/", c.spans)
-	m.spread("training/off_policy/trajectory_staleness/", c.staleness)
-	m.spread("training/off_policy/staleness_worst/", c.worst)
-	m.spread("agent_loop/generate_sequences/", c.generate)
-	m.spread("agent_loop/compute_score/", c.score)
+	m.addSpread("training/off_policy/trajectory_spans/", c.spans)
+	m.addSpread("training/off_policy/trajectory_staleness/", c.staleness)
+	m.addSpread("training/off_policy/staleness_worst/", c.worst)
+	m.addSpread("agent_loop/generate_sequences/", c.generate)
+	m.addSpread("agent_loop/compute_score/", c.score)
 	if len(c.generate) == len(b.Samples) && len(c.score) == len(c.generate) {
 		slowest := 0
 		for i := range c.generate {
@@ -109,8 +108,8 @@ func Metrics(b BatchStats) []Metric {
 		m.add("training/epoch", float64(*b.Epoch))
 	}
 	m.add("perf/total_num_images", n)
-	m.seconds("gen", b.GenerateSeconds, n)
-	m.seconds("adv", b.AdvantageSeconds, n)
+	m.addSeconds("gen", b.GenerateSeconds, n)
+	m.addSeconds("adv", b.AdvantageSeconds, n)
 	if len(c.score) > 0 {
 		m.add("timing_s/reward", meanOf(c.score)*float64(len(c.score)))
 	}
@@ -123,29 +122,30 @@ func Metrics(b BatchStats) []Metric {
 	return m
 }
 
-// columns are the numbers of all samples, one list for each metric.
+// columns are the values of all samples, one list for each metric.
 type columns struct {
 	rewards, spans, staleness, worst, generate, score []float64
-	advantages, returns                               weighed
+	advantages, returns                               stepValues
 	// scores are by reward function, groups the rewards by uid.
 	scores, groups map[string][]float64
 }
 
-// weighed are values of steps, and how many steps each of them stands for; 0 of all: alike.
-type weighed struct {
+// stepValues are values and how many steps each of them counts for. If all counts are 0, all values count alike.
+type stepValues struct {
 	values []float64
 	steps  []int
 }
 
-// add adds the values of a sample: one for each of its steps, or one for all.
-func (w *weighed) add(values []float64, steps int) {
+// add adds the values of a sample: one for each of its steps, or one for all of them.
+func (w *stepValues) add(values []float64, steps int) {
 	w.values = append(w.values, values...)
 	for range values {
 		w.steps = append(w.steps, steps/len(values))
 	}
 }
 
-func gather(b BatchStats) columns {
+// newColumns collects the values of all samples of b. Unknown times and, without a step, staleness are left out.
+func newColumns(b BatchStats) columns {
 	c := columns{scores: map[string][]float64{}, groups: map[string][]float64{}}
 	for _, s := range b.Samples {
 		c.rewards = append(c.rewards, s.Reward)
@@ -181,19 +181,19 @@ type metrics []Metric
 
 func (m *metrics) add(name string, value float64) { *m = append(*m, Metric{name, value}) }
 
-// spread adds mean, max and min, where there are values.
-func (m *metrics) spread(prefix string, values []float64) {
+// addSpread adds mean, max and min of values; without values it adds nothing.
+func (m *metrics) addSpread(prefix string, values []float64) {
 	if len(values) == 0 {
 		return
 	}
-	m.add(prefix+"mean", spread(values).mean)
+	m.add(prefix+"mean", momentsOf(values).mean)
 	m.add(prefix+"max", slices.Max(values))
 	m.add(prefix+"min", slices.Min(values))
 }
 
-// weighed is spread of values that count as often as they have steps.
-func (m *metrics) weighed(prefix string, w weighed) {
-	m.spread(prefix, w.values)
+// addWeighted is addSpread with a mean in which each value counts as often as it has steps.
+func (m *metrics) addWeighted(prefix string, w stepValues) {
+	m.addSpread(prefix, w.values)
 	sum, total := 0.0, 0.0
 	for i, v := range w.values {
 		n := float64(w.steps[i])
@@ -204,19 +204,10 @@ func (m *metrics) weighed(prefix string, w weighed) {
 	}
 }
 
-// seconds adds a time and its share of each of n images in milliseconds.
-func (m *metrics) seconds(name string, seconds, n float64) {
+// addSeconds adds a time, and its share of each of n images in milliseconds; 0 is not known and adds nothing.
+func (m *metrics) addSeconds(name string, seconds, n float64) {
 	if seconds > 0 {
 		m.add("timing_s/"+name, seconds)
 		m.add("timing_per_image_ms/"+name, 1000*seconds/n)
 	}
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

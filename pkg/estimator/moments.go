@@ -2,24 +2,24 @@ package estimator
 
 import "math"
 
-// moments of a set of values.
+// moments are the statistics of a set of values.
 type moments struct {
 	count    int
-	elements float64 // steps that the values stand for, each for its own number of them; 0: for Config.Columns
+	elements float64 // trained steps of all values together, if samples differ in them; 0: Config.Columns each
 	mean     float64
-	squares  float64 // sum of squared distances from mean, of all elements where they are counted
+	squares  float64 // sum of squared distances from mean; over all elements, if they are counted
 	constant bool    // all values are equal
-	alone    bool    // one value, that stands for itself
+	alone    bool    // a group of one with SingletonReward
 }
 
-// within are the moments of the rewards of one group.
-func within(cfg Config, rewards []float64) moments {
-	m := spread(rewards)
+// groupMoments returns the moments of the rewards of one group.
+func groupMoments(cfg Config, rewards []float64) moments {
+	m := momentsOf(rewards)
 	m.alone = m.count == 1 && cfg.Singleton == SingletonReward
 	return m
 }
 
-// centre is what the rewards of the group are measured from.
+// centre returns the number that is subtracted from the rewards of the group.
 func (m moments) centre() float64 {
 	if m.alone {
 		return 0
@@ -27,9 +27,9 @@ func (m moments) centre() float64 {
 	return m.mean
 }
 
-// spread takes the moments of all values together, in two passes: the one-pass form
-// loses everything when the mean is large.
-func spread(groups ...[]float64) moments {
+// momentsOf returns the moments of all values together. It needs at least one value. It takes two passes: the
+// one-pass formula loses all precision when the mean is large.
+func momentsOf(groups ...[]float64) moments {
 	m := moments{constant: true}
 	first := groups[0][0]
 	for _, values := range groups {
@@ -53,10 +53,10 @@ func spread(groups ...[]float64) moments {
 	return m
 }
 
-// spread takes the moments of rows of values, one for each group of rewards: in the expanded basis over all steps that each
-// stands for, where samples differ in them.
-func (cfg Config) spread(rows [][]float64, groups []Rewards) moments {
-	m := spread(rows...)
+// moments returns the moments of rows of values, one row for each group of rewards. In the expanded basis each
+// value counts as often as its sample has steps, if samples differ in them.
+func (cfg Config) moments(rows [][]float64, groups []Rewards) moments {
+	m := momentsOf(rows...)
 	if cfg.StdBasis != BasisExpanded || groups[0].Lengths == nil {
 		return m
 	}
@@ -81,8 +81,8 @@ func (cfg Config) spread(rows [][]float64, groups []Rewards) moments {
 	return m
 }
 
-// variance in the basis of cfg; 0 for equal values, which guards the unbiased form of a
-// single one.
+// variance returns the variance in the basis of cfg. It is 0 for equal values, also for a single value, whose
+// unbiased variance is not defined.
 func (m moments) variance(cfg Config) float64 {
 	if m.constant {
 		return 0
@@ -102,6 +102,8 @@ func (m moments) variance(cfg Config) float64 {
 	}
 }
 
+// std returns the standard deviation in the basis of cfg; 1 for a group of one with SingletonReward that is divided
+// by its own.
 func (m moments) std(cfg Config) float64 {
 	if m.alone && cfg.Std == StdGroup {
 		return 1
@@ -109,7 +111,7 @@ func (m moments) std(cfg Config) float64 {
 	return math.Sqrt(m.variance(cfg))
 }
 
-// scale is what a distance from the centre is divided by, where std is the spread.
+// scale returns the divisor of the advantages for a spread of std: 1 with StdNone.
 func (cfg Config) scale(std float64) float64 {
 	if cfg.Std == StdNone {
 		return 1
@@ -117,7 +119,8 @@ func (cfg Config) scale(std float64) float64 {
 	return std + cfg.Epsilon
 }
 
-// group is the result of the group that m describes, with exactly 0 for equal rewards.
+// group returns the result of the group with moments m. Equal rewards get exactly 0; else advantage(i) is called
+// for each sample.
 func (m moments) group(std float64, advantage func(i int) float64) Group {
 	g := Group{Advantages: make([]float64, m.count), Mean: m.mean, Std: std}
 	if m.constant && !m.alone {
@@ -129,6 +132,7 @@ func (m moments) group(std float64, advantage func(i int) float64) Group {
 	return g
 }
 
+// values returns the rewards of each group.
 func values(groups []Rewards) [][]float64 {
 	out := make([][]float64, len(groups))
 	for g := range groups {

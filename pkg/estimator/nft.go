@@ -1,8 +1,8 @@
 package estimator
 
-// diffusionNFT turns the advantage A of flowGRPO, within +-c and changed by the mode,
-// into the probability p = A/(2c) + 1/2 that a sample is optimal (DiffusionNFT, Zheng et
-// al. 2025). A group without variance, or of one, has p = 1/2.
+// diffusionNFT turns the advantage A of flowGRPO, clamped to +-c and changed by the mode, into the probability p =
+// A/(2c) + 1/2 that a sample is optimal (DiffusionNFT, Zheng et al. 2025). A group of equal rewards and a group of
+// one have p = 1/2.
 func diffusionNFT(cfg Config, groups []Rewards) ([]Group, error) {
 	out, err := flowGRPO(cfg, groups)
 	if err != nil {
@@ -11,16 +11,16 @@ func diffusionNFT(cfg Config, groups []Rewards) ([]Group, error) {
 	c := cfg.AdvClipMax
 	for g := range out {
 		for i, a := range out[g].Advantages {
-			if finite(a) { // else it is refused later
-				out[g].Advantages[i] = min(max(cfg.shaped(min(max(a, -c), c))/c/2+0.5, 0), 1)
+			if finite(a) { // else finish refuses it
+				out[g].Advantages[i] = min(max(cfg.applyMode(min(max(a, -c), c))/c/2+0.5, 0), 1)
 			}
 		}
 	}
 	return out, nil
 }
 
-// shaped is an advantage as the mode of DiffusionNFT sees it.
-func (cfg Config) shaped(a float64) float64 {
+// applyMode changes an advantage as the mode of DiffusionNFT says.
+func (cfg Config) applyMode(a float64) float64 {
 	switch cfg.Mode {
 	case ModePositiveOnly:
 		return max(a, 0)

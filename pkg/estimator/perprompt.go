@@ -1,9 +1,8 @@
 package estimator
 
-// perPrompt is PerPromptStatTracker of DDPO's and Flow-GRPO's code, for one epoch: it is
-// cleared after each. A group of one has advantage 0 in the modes grpo and dpo; but
-// when no group has more than one sample and the scale is global, the tracker is off
-// and the mean is that of all rewards.
+// perPrompt is the PerPromptStatTracker of DDPO's and Flow-GRPO's code for one epoch (it is cleared after each). In
+// the modes grpo and dpo a group of one has advantage 0. But if every group has one sample and the scale is global,
+// mode grpo uses no tracker: the mean is over all rewards.
 func perPrompt(cfg Config, groups []Rewards) ([]Group, error) {
 	if cfg.Mode == ModeGRPO {
 		singles := len(groups) > 1 && cfg.Std == StdGlobal
@@ -17,7 +16,7 @@ func perPrompt(cfg Config, groups []Rewards) ([]Group, error) {
 	}
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
+		m := momentsOf(rewards.Values)
 		out[g] = Group{Advantages: make([]float64, m.count), Mean: m.mean, Std: m.std(cfg)}
 		best, worst := 0, 0
 		for i, v := range rewards.Values {
@@ -51,9 +50,9 @@ func perPrompt(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// withoutTracker is (r - mean) / (std + epsilon) over all rewards.
+// withoutTracker sets A = (r - mean) / (std + epsilon) over all rewards, for groups of one.
 func withoutTracker(cfg Config, groups []Rewards) ([]Group, error) {
-	all := spread(values(groups)...)
+	all := momentsOf(values(groups)...)
 	std := all.std(cfg)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {

@@ -2,10 +2,10 @@ package estimator
 
 import "math"
 
-// whiten sets x = (x - mean) / sqrt(variance + epsilon) over all rows, the variance in
-// the basis of cfg, and returns the standard deviation.
+// whiten sets x = (x - mean) / sqrt(variance + epsilon) over all rows in place, with the variance in the basis of
+// cfg. It returns the standard deviation.
 func whiten(cfg Config, rows [][]float64, groups []Rewards) float64 {
-	m := cfg.spread(rows, groups)
+	m := cfg.moments(rows, groups)
 	variance := m.variance(cfg)
 	scale := 1 / math.Sqrt(variance+cfg.Epsilon)
 	for _, row := range rows {
@@ -16,9 +16,8 @@ func whiten(cfg Config, rows [][]float64, groups []Rewards) float64 {
 	return math.Sqrt(variance)
 }
 
-// Returns are those of one sample at its T trained steps, where they are not its
-// advantages, as in ReinforcePlusPlus; else nil. The reward comes with the last step: step
-// t has gamma^(T-1-t) * reward.
+// Returns returns the returns of one sample at its trained steps for ReinforcePlusPlus; nil for other estimators,
+// whose returns are the advantages. The reward comes with the last step: step t of T has gamma^(T-1-t) * reward.
 func (c Config) Returns(reward float64, steps int) []float64 {
 	if c.Name != ReinforcePlusPlus {
 		return nil
@@ -31,7 +30,7 @@ func (c Config) Returns(reward float64, steps int) []float64 {
 	return row
 }
 
-// reinforce whitens the returns of all samples, without regard to groups.
+// reinforce whitens the returns of all samples and ignores groups.
 func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
 	if cfg.Gamma != 1 {
 		return reinforceDiscounted(cfg, groups)
@@ -43,11 +42,12 @@ func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
 	std := whiten(cfg, rows, groups)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		out[g] = Group{Advantages: rows[g], Mean: spread(rewards.Values).mean, Std: std}
+		out[g] = Group{Advantages: rows[g], Mean: momentsOf(rewards.Values).mean, Std: std}
 	}
 	return out, nil
 }
 
+// reinforceDiscounted is reinforce with gamma below 1: every trained step has its own return and advantage.
 func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	var rows [][]float64
 	for _, rewards := range groups {
@@ -61,7 +61,9 @@ func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		n := len(rewards.Values)
-		out[g] = Group{Advantages: make([]float64, n), StepAdvantages: rows[:n:n], Mean: spread(rewards.Values).mean, Std: std}
+		out[g] = Group{
+			Advantages: make([]float64, n), StepAdvantages: rows[:n:n], Mean: momentsOf(rewards.Values).mean, Std: std,
+		}
 		rows = rows[n:]
 	}
 	return out, nil
@@ -73,15 +75,14 @@ func reinforceBaseline(cfg Config, groups []Rewards) ([]Group, error) {
 	equal := make([]bool, len(groups))
 	alone := false
 	for g, rewards := range groups {
-		m := within(cfg, rewards.Values)
+		m := groupMoments(cfg, rewards.Values)
 		equal[g], alone = m.constant, alone || m.alone
 		centred[g] = m.group(0, func(i int) float64 { return rewards.Values[i] - m.centre() }).Advantages
 	}
 	return whitenGroups(cfg, groups, centred, equal, alone), nil
 }
 
-// gdpo normalises each reward within its group, as grpo does, and whitens the weighted
-// sum over all samples.
+// gdpo normalises each single reward within its group, as grpo does, and whitens the weighted sum over all samples.
 func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	sums := make([][]float64, len(groups))
 	equal := make([]bool, len(groups))
@@ -95,7 +96,7 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 			for i := range scores {
 				scores[i] = rewards.Scores[i][k]
 			}
-			m := within(single, scores)
+			m := groupMoments(single, scores)
 			equal[g], alone = equal[g] && m.constant, alone || m.alone
 			scale := single.scale(m.std(single))
 			for i, a := range m.group(0, func(i int) float64 { return (scores[i] - m.centre()) / scale }).Advantages {
@@ -107,10 +108,9 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	return whitenGroups(cfg, groups, sums, equal, alone), nil
 }
 
-// whitenGroups whitens the rows, one per group, together. The mean of what was centred
-// in groups is 0 but for rounding, so groups of equal rewards are set to exactly 0; but a
-// group of one that stands for itself moves the mean of all, and with it them, and so do samples
-// that count as often as they have steps.
+// whitenGroups whitens all rows, one per group, together. Rows are centred, so their mean is 0 up to rounding, and
+// a group of equal rewards (equal) is set to exactly 0. Not if the mean of all can move: when a group of one keeps
+// its reward (alone), or samples count as often as they have steps.
 func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, alone bool) []Group {
 	std := whiten(cfg, rows, groups)
 	moved := alone || cfg.StdBasis == BasisExpanded && groups[0].Lengths != nil
@@ -119,7 +119,7 @@ func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, 
 		if equal[g] && !moved {
 			clear(rows[g])
 		}
-		out[g] = Group{Advantages: rows[g], Mean: spread(rewards.Values).mean, Std: std}
+		out[g] = Group{Advantages: rows[g], Mean: momentsOf(rewards.Values).mean, Std: std}
 	}
 	return out
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The bootstrap of best@n, worst@n and maj@n, as in verl: how many draws, and their seed.
+// The bootstrap (repeated random draws) of best@n, worst@n and maj@n, as in verl: how many draws, and their seed.
 const (
 	bootstrapDraws = 1000
 	bootstrapSeed  = 42
@@ -23,11 +23,11 @@ type Variable struct {
 
 // ValidationGroup is the samples of one prompt of an evaluation.
 type ValidationGroup struct {
-	// Source is the dataset it is from.
+	// Source is the name of its dataset.
 	Source    string
 	Variables []Variable
-	// Answers [N] are what the samples say, to be voted on, such as the text read in each
-	// image; nil: nothing. A Variable with another number of values has no vote.
+	// Answers [N] are the answers of the samples for the majority vote, such as the text read in each image; nil:
+	// no vote. A Variable with another number of values has no vote.
 	Answers []string
 }
 
@@ -45,15 +45,13 @@ func (g *ValidationGroup) Add(name string, value float64) {
 //
 //	val-core/{source}/{variable}/mean@N    and val-aux/... for all others
 //
-// with mean@N and std@N over the N samples of a prompt, and, n = 2, 4, 8 .. N, of n samples
-// drawn with replacement, 1000 times: best@n/mean and best@n/std of the best of them,
-// worst@n/mean and worst@n/std of the worst, and, where there are answers, maj@n/mean and
-// maj@n/std of the first that gives the answer most of them give. Each is the mean over
-// the prompts of the source.
+// The metrics of a prompt with N samples are mean@N and std@N over its samples, and for n = 2, 4, 8 .. N statistics
+// of n samples that are drawn with replacement, 1000 times: best@n/mean and best@n/std of the best of the n,
+// worst@n/mean and worst@n/std of the worst. With answers there are maj@n/mean and maj@n/std, of the first sample
+// with the most frequent answer. Each metric is the mean over the prompts of the source.
 //
-// The core variable is acc, or reward where a source has no acc; of it mean@N, best@N and
-// maj@N of the largest N are core. The draws come from PCG (math/rand/v2) with the seed
-// 42 and are the same for every prompt.
+// The core variable is acc, or reward if a source has no acc. Its mean@N, best@N and maj@N of the largest N are
+// core. The draws come from PCG (math/rand/v2) with the seed 42 and are the same for every prompt.
 func Validation(groups []ValidationGroup) []Metric {
 	type key struct{ source, variable, metric string }
 	type variable struct{ source, name string }
@@ -74,7 +72,7 @@ func Validation(groups []ValidationGroup) []Metric {
 				k := key{g.Source, v.Name, metric}
 				sums[k] = append(sums[k], value)
 			}
-			all := spread(v.Values)
+			all := momentsOf(v.Values)
 			put(fmt.Sprintf("mean@%d", n), all.mean)
 			if n == 1 {
 				continue
@@ -97,7 +95,8 @@ func Validation(groups []ValidationGroup) []Metric {
 		section := "val-aux"
 		name, rest, _ := strings.Cut(k.metric, "@")
 		n, _, _ := strings.Cut(rest, "/")
-		if k.variable == core[k.source] && n == fmt.Sprint(largest[variable{k.source, k.variable}]) && (name == "mean" || name == "best" || name == "maj") {
+		if k.variable == core[k.source] && n == fmt.Sprint(largest[variable{k.source, k.variable}]) &&
+			(name == "mean" || name == "best" || name == "maj") {
 			section = "val-core"
 		}
 		out = append(out, Metric{fmt.Sprintf("%s/%s/%s/%s", section, k.source, k.variable, k.metric), meanOf(values)})
@@ -106,7 +105,7 @@ func Validation(groups []ValidationGroup) []Metric {
 	return out
 }
 
-// subsets are 2, 4, 8 .. below n, and n.
+// subsets returns 2, 4, 8 .. below n, and n.
 func subsets(n int) []int {
 	var out []int
 	for k := 2; k < n; k *= 2 {
@@ -115,11 +114,12 @@ func subsets(n int) []int {
 	return append(out, n)
 }
 
-// bootstrap draws n of the values, with replacement, again and again, and returns the
-// moments of the best, the worst and, with answers, the majority's.
+// bootstrap draws n of the values with replacement, bootstrapDraws times, and returns the moments of the best
+// ("best"), the worst ("worst") and, with answers, of the sample that the majority chose ("maj").
 func bootstrap(values []float64, answers []string, n int) map[string]moments {
 	rng := rand.New(rand.NewPCG(bootstrapSeed, 0))
-	best, worst, majority := make([]float64, bootstrapDraws), make([]float64, bootstrapDraws), make([]float64, bootstrapDraws)
+	best, worst, majority := make([]float64, bootstrapDraws), make([]float64, bootstrapDraws), make([]float64,
+		bootstrapDraws)
 	drawn := make([]int, n)
 	for i := range bootstrapDraws {
 		best[i], worst[i] = math.Inf(-1), math.Inf(1)
@@ -128,19 +128,19 @@ func bootstrap(values []float64, answers []string, n int) map[string]moments {
 			best[i], worst[i] = max(best[i], values[drawn[j]]), min(worst[i], values[drawn[j]])
 		}
 		if answers != nil {
-			majority[i] = values[elected(answers, drawn)]
+			majority[i] = values[majoritySample(answers, drawn)]
 		}
 	}
-	out := map[string]moments{"best": spread(best), "worst": spread(worst)}
+	out := map[string]moments{"best": momentsOf(best), "worst": momentsOf(worst)}
 	if answers != nil {
-		out["maj"] = spread(majority)
+		out["maj"] = momentsOf(majority)
 	}
 	return out
 }
 
-// elected is the first drawn sample whose answer has the most votes; of answers with
-// equally many, the one drawn first.
-func elected(answers []string, drawn []int) int {
+// majoritySample returns the first drawn sample whose answer has the most votes. Of answers with equally many votes
+// it chooses the one that was drawn first.
+func majoritySample(answers []string, drawn []int) int {
 	votes := map[string]int{}
 	for _, i := range drawn {
 		votes[answers[i]]++

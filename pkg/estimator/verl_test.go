@@ -84,7 +84,8 @@ func TestEstimate_Verl(t *testing.T) {
 						a = got[g].StepAdvantages[i][step]
 					}
 					if !(math.Abs(a-w) <= tolerance*max(1, math.Abs(w))) {
-						t.Errorf("case %d, %+v: group %d, sample %d, step %d: %.15g, verl has %.15g", number, cfg, g, i, step, a, w)
+						t.Errorf("case %d, %+v: group %d, sample %d, step %d: %.15g, verl has %.15g", number, cfg, g,
+							i, step, a, w)
 					}
 				}
 				returns := cfg.Returns(group.Rewards[i], cfg.Columns)
@@ -102,7 +103,9 @@ func TestEstimate_Verl(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "gdpo", "flow_grpo", "diffusion_nft"} {
+	for _, name := range []string{
+		"grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "gdpo", "flow_grpo", "diffusion_nft",
+	} {
 		if alone[name] < 2 {
 			t.Errorf("%d groups of one with %s; the vectors should have more", alone[name], name)
 		}

@@ -1,5 +1,6 @@
-// Package fieldflag makes command-line flags of the fields of a struct of the contract: name,
-// help, default and range are those on the field (see schemas.Field).
+// Package fieldflag makes command-line flags from the fields of a struct of the contract. Name, help, default and
+// range of a flag are those of its field (see schemas.Field). A Set holds the flags of one struct and the values that
+// were given; a Codec reads fields that are more than one number or word.
 package fieldflag
 
 import (
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -20,29 +22,29 @@ import (
 type Codec struct {
 	// Kind is the word for the value in the help, Hint ends the help.
 	Kind, Hint string
-	// Parse returns what the field holds on the wire. Its error is the fault alone: the
-	// flag's name and text come before it.
+	// Parse returns the field's value on the wire. Its error says only what is wrong: the
+	// flag's name and text are put before it.
 	Parse func(text string) (any, error)
 }
 
-// Set are the flags of the fields of one struct, and what they were set to.
+// Set is the flags of the fields of one struct, with the values that were given.
 type Set struct {
 	flags []*value
 }
 
+// value is one flag; it implements pflag.Value.
 type value struct {
 	field schemas.Field
 	codec Codec
-	list  bool // what is given twice is joined
+	list  bool // repeated values are joined
 	added bool
 	text  string
 	v     any // nil: not set
 }
 
-// New makes the flags of a struct. Its descriptions come from a JSON Schema that has the
-// struct as its root or among its definitions, by its name. Fields that only a program
-// can read from a text have a codec under their wire name. It panics when a field has a
-// flag and nothing that reads it: the struct is wrong.
+// New makes the flags of a struct. The help comes from a JSON Schema that has the struct at its root, or by its name
+// among the definitions. codecs, by wire name, read fields that have no standard form. New panics if a field has a
+// flag but nothing reads it: then the struct is wrong.
 func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 	s := &Set{}
 	described := descriptions(t, schema)
@@ -68,20 +70,33 @@ func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 	return s
 }
 
-// descriptions are those of the fields of t, by wire name.
+// object is the part of a JSON Schema object that this package reads.
+type object struct {
+	Properties map[string]struct {
+		Description string `json:"description"`
+	} `json:"properties"`
+}
+
+// document is a JSON Schema: the object at its root, and its definitions by name.
+type document struct {
+	object
+	Defs map[string]object `json:"$defs"`
+}
+
+// documents caches parsed schemas by their text: a command has flags of many structs of one schema.
+var documents sync.Map
+
+// descriptions returns the descriptions of the fields of t, by wire name.
 func descriptions(t reflect.Type, schema []byte) map[string]string {
-	type object struct {
-		Properties map[string]struct {
-			Description string `json:"description"`
-		} `json:"properties"`
+	parsed, ok := documents.Load(string(schema))
+	if !ok {
+		doc := &document{}
+		if err := json.Unmarshal(schema, doc); err != nil {
+			panic("fieldflag: schema: " + err.Error())
+		}
+		parsed, _ = documents.LoadOrStore(string(schema), doc)
 	}
-	var doc struct {
-		object
-		Defs map[string]object `json:"$defs"`
-	}
-	if err := json.Unmarshal(schema, &doc); err != nil {
-		panic("fieldflag: schema: " + err.Error())
-	}
+	doc := parsed.(*document)
 	from, ok := doc.Defs[t.Name()]
 	if !ok {
 		from = doc.object
@@ -93,7 +108,7 @@ func descriptions(t reflect.Type, schema []byte) map[string]string {
 	return out
 }
 
-// help is the first sentence of a field's description, with what its tags say.
+// help returns the first sentence of a field's description, and what its tags say.
 func help(f schemas.Field, description, hint string) string {
 	text, _, _ := strings.Cut(f.Phrase(description), ". ")
 	text = strings.TrimSuffix(text, ".")
@@ -115,8 +130,7 @@ func help(f schemas.Field, description, hint string) string {
 	return text
 }
 
-// Register adds the flags of the named fields, or, without names, of all that were not
-// added yet.
+// Register adds the flags of the named fields; without names, all that were not added yet.
 func (s *Set) Register(f *pflag.FlagSet, names ...string) {
 	for _, v := range s.flags {
 		if v.added || len(names) > 0 && !slices.Contains(names, v.field.Name) {
@@ -130,7 +144,7 @@ func (s *Set) Register(f *pflag.FlagSet, names ...string) {
 	}
 }
 
-// Values are the fields whose flags were set, by wire name.
+// Values returns the given values by wire name.
 func (s *Set) Values() map[string]any {
 	out := map[string]any{}
 	for _, v := range s.flags {
@@ -141,8 +155,7 @@ func (s *Set) Values() map[string]any {
 	return out
 }
 
-// Flags are the names of the flags that were set, by the wire name of the field behind a
-// prefix, such as "rollout.".
+// Flags returns the names of the flags that were given, by prefix and wire name, such as "rollout.solver".
 func (s *Set) Flags(prefix string) map[string]string {
 	out := map[string]string{}
 	for _, v := range s.flags {
@@ -153,7 +166,7 @@ func (s *Set) Flags(prefix string) map[string]string {
 	return out
 }
 
-// All are the names of all flags, set or not, as Flags has them.
+// All returns the names of all flags, given or not, as Flags does.
 func (s *Set) All(prefix string) map[string]string {
 	out := map[string]string{}
 	for _, v := range s.flags {
@@ -162,15 +175,15 @@ func (s *Set) All(prefix string) map[string]string {
 	return out
 }
 
-// Fill sets the fields of a struct of the set's type, given by its pointer, whose flags
-// were set to a number, a word or a list of them.
+// Fill sets the fields of a struct, given by its pointer, whose flags were given as a number, a word or a list of
+// them. Other fields are left out.
 func (s *Set) Fill(e any) {
 	to := reflect.ValueOf(e).Elem()
 	for _, v := range s.flags {
 		if v.v == nil {
 			continue
 		}
-		field, given := to.Field(v.field.Index), reflect.ValueOf(v.v)
+		field, given := v.field.In(to), reflect.ValueOf(v.v)
 		switch {
 		case given.Type() == field.Type():
 			field.Set(given)
@@ -181,14 +194,13 @@ func (s *Set) Fill(e any) {
 	}
 }
 
-// Is says whether a flag is one of a Set.
+// Is reports whether a flag belongs to a Set.
 func Is(f *pflag.Flag) bool {
 	_, ok := f.Value.(*value)
 	return ok
 }
 
-// Choices are the legal values of a flag of a field that takes one of a list; nil of every
-// other flag.
+// Choices returns the legal values of a flag whose field has a list of them; nil for all other flags.
 func Choices(f *pflag.Flag) []string {
 	if v, ok := f.Value.(*value); ok {
 		return v.field.Enum
@@ -196,13 +208,13 @@ func Choices(f *pflag.Flag) []string {
 	return nil
 }
 
-// String is the default, or what was given.
+// String returns the text that was given, or the default.
 func (v *value) String() string { return v.text }
 
-// Type is the word for the value in the help.
+// Type returns the word for the value in the help.
 func (v *value) Type() string { return v.codec.Kind }
 
-// Set reads what was given.
+// Set reads a text that was given; a list grows when its flag is repeated.
 func (v *value) Set(text string) error {
 	if v.list && v.v != nil {
 		text = v.text + "," + text
@@ -215,7 +227,7 @@ func (v *value) Set(text string) error {
 	return nil
 }
 
-// codecOf is how the flags of a type are read.
+// codecOf returns the standard codec of a type; false if there is none.
 func codecOf(t reflect.Type) (Codec, bool) {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -288,6 +300,7 @@ func indices(s string) (any, error) {
 	return out, nil
 }
 
+// floats reads numbers separated by commas.
 func floats(s string) (any, error) {
 	var out []float64
 	for part := range strings.SplitSeq(s, ",") {

@@ -59,7 +59,7 @@ func TestField_StandsOnce(t *testing.T) {
 		{lamp{}, ""},
 		{lamp{Warmth: new(11.0)}, "warmth: 11; must be between 0 and 10"},
 		{lamp{Place: "floor"}, `place: "floor"; must be one of F32, F16, BF16`},
-		{lamp{Steps: []int64{3, 3}}, "steps[1]: 3; must come once"},
+		{lamp{Steps: []int64{3, 3}}, "steps[1]: 3; must come at most once"},
 		{lamp{Steps: []int64{1, 2, 3}}, "steps: 3 items; must be at most 2"},
 		{lamp{Steps: []int64{10}}, "steps[0]: 10; must be between 0 and 9"},
 	} {

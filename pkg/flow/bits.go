@@ -1,16 +1,15 @@
 package flow
 
-// Ln is the natural logarithm of a positive normal x, with the same bits on every
-// architecture and in every language (schemas/noise.md).
+// Ln returns the natural logarithm of a positive normal x, with the same bits on every architecture and in every
+// language (schemas/noise.md).
 func Ln(x float64) float64 { return ln(x) }
 
-// SinQuarter is sin(a*pi/2) for 0 <= a <= 1, exact at both ends, with the same bits on
-// every architecture and in every language (schemas/noise.md).
+// SinQuarter returns sin(a*pi/2) for 0 <= a <= 1, exact at both ends, with the same bits on every architecture and
+// in every language (schemas/noise.md).
 func SinQuarter(a float64) float64 {
 	sin, _ := sincosQuarter(a)
 	return sin
 }
 
-// Exp is e^x for |x| < 700, with the same bits on every architecture and in every language
-// (schemas/noise.md).
+// Exp returns e^x for |x| < 700, with the same bits on every architecture and in every language (schemas/noise.md).
 func Exp(x float64) float64 { return exp(x) }

@@ -5,11 +5,10 @@ import (
 	"slices"
 )
 
-// Checkpoints returns the states, ascending, to store beside those that are kept (ascending), so
-// that a rollout which was cut off goes on from the last stored one and takes at most every steps again.
-// States that cannot be entered are of no use to it (Enter): where a multistep solver
-// has more than that many ode steps in a row, it takes all of these again. A plan that
-// cannot be entered anywhere is an error.
+// Checkpoints returns the states to store besides those in kept, so that a rollout that breaks off can go on from
+// the last stored state and repeats at most every steps. Both lists are ascending. A state is stored only if a
+// rollout can start there with the same bits (see Enter). Inside a run of more than every ode steps of a multistep
+// solver there is no such state: then the whole run is repeated. A plan without any such state is an error.
 func (p Plan) Checkpoints(every int, kept []int) ([]int, error) {
 	if every < 1 {
 		return nil, fmt.Errorf("checkpoint_every: %d; must be positive", every)
@@ -22,7 +21,8 @@ func (p Plan) Checkpoints(every int, kept []int) ([]int, error) {
 		}
 	}
 	if len(states) == 0 && end-begin > every {
-		return nil, fmt.Errorf("checkpoint_every: %d; must be absent, or a solver without memory: %s looks back on the ode steps %d to %d, which a stored state does not hold",
+		return nil, fmt.Errorf("checkpoint_every: %d; must be absent, or a solver without memory: %s looks back on the "+
+			"ode steps %d to %d, which a stored state does not hold",
 			every, string(p.Solver), begin, end-1)
 	}
 	var more []int

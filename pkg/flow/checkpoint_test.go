@@ -37,7 +37,8 @@ func TestPlan_Checkpoints(t *testing.T) {
 		for i, at := range stored[1:] {
 			between := slices.ContainsFunc(enter, func(e int) bool { return stored[i] < e && e < at })
 			if at-stored[i] > every && between {
-				t.Errorf("checkpoints %v beside %v: from %d to %d are more than %d steps, and it can be entered at %v", more, kept, stored[i], at, every, enter)
+				t.Errorf("checkpoints %v beside %v: from %d to %d are more than %d steps, and it can be entered at %v", more, kept,
+					stored[i], at, every, enter)
 			}
 		}
 		for _, c := range more {
@@ -67,8 +68,11 @@ func TestPlan_Checkpoints_cases(t *testing.T) {
 		"none is needed":             {plan(flow.DPM), 10, nil, nil, ""},
 		"a solver that looks back":   {plan(flow.UniPC, 2, 3), 5, nil, []int{4}, ""},
 		"which kept what it cannot be entered at": {plan(flow.DPM, 2), 3, []int{7}, []int{3}, ""},
-		"which nothing interrupts":                {plan(flow.DPM), 5, nil, nil, "checkpoint_every: 5; must be absent, or a solver without memory: dpm looks back on the ode steps 0 to 9"},
-		"not positive":                            {plan(flow.Euler), 0, nil, nil, "checkpoint_every: 0; must be positive"},
+		"which nothing interrupts": {
+			plan(flow.DPM), 5, nil, nil,
+			"checkpoint_every: 5; must be absent, or a solver without memory: dpm looks back on the ode steps 0 to 9",
+		},
+		"not positive": {plan(flow.Euler), 0, nil, nil, "checkpoint_every: 0; must be positive"},
 	} {
 		got, err := c.plan.Checkpoints(c.every, c.kept)
 		if c.fault == "" && err != nil || c.fault != "" && (err == nil || !strings.HasPrefix(err.Error(), c.fault)) {

@@ -1,4 +1,4 @@
-// Package flow samples from flow-matching models and scores what it sampled.
+// Package flow samples from flow-matching models and computes the log-probs of its steps.
 //
 // A model gives the velocity v(x, sigma) of the path x = (1-sigma)*data + sigma*noise,
 // so v predicts noise - data. A rollout starts from noise at sigma = 1 and takes T
@@ -9,10 +9,13 @@
 //	dance_sde  DanceGRPO's stochastic step         has a log-prob
 //	ode        deterministic, by a Solver          has none
 //
-// The parts, from the outside in: Sample runs a Plan to its end; Rollout is the
-// same loop turned inside out, for a service that evaluates many rollouts in one
-// batch; Kernel is one stochastic step, used both to draw the next latents and to
-// score observed ones; Schedule makes the sigmas; Window picks the stochastic steps.
+// The main types:
+//
+//   - Plan says how to sample: sigmas, transitions, solver, storage type and seeds.
+//   - Sample runs a Plan to its end. Rollout runs the same loop one velocity at a time,
+//     for a service that evaluates many rollouts in one batch.
+//   - StepTransition is one step. It draws the next latents and scores observed ones.
+//   - Schedule computes the sigmas, Window chooses the stochastic steps.
 //
 // # Reproducibility
 //

@@ -3,7 +3,7 @@ package flow
 import "math"
 
 // Elementary functions over IEEE +, -, *, / alone, so that they have the same bits
-// on every architecture and in every language (math.Log and its kin are assembly on
+// on every architecture and in every language (math.Log and its relatives are assembly on
 // some, and may be fused on others). All are Taylor series with correctly rounded
 // coefficients, long enough for an error below 1e-15. schemas/noise.md states ln and
 // sincos for re-implementation: change them together.

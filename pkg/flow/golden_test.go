@@ -58,7 +58,8 @@ func TestSample_PythonVectors(t *testing.T) {
 		for j, s := range steps {
 			want := c.Steps[j]
 			if s.StdDevT != float64(want.StdDevT) || s.NoiseStd != float64(want.NoiseStd) {
-				t.Errorf("case %d step %d: g, n = %x, %x, want %x, %x", i, j, s.StdDevT, s.NoiseStd, float64(want.StdDevT), float64(want.NoiseStd))
+				t.Errorf("case %d step %d: g, n = %x, %x, want %x, %x", i, j, s.StdDevT, s.NoiseStd, float64(want.StdDevT),
+					float64(want.NoiseStd))
 			}
 			if (s.LogProb == nil) != (want.LogProbSum == nil) {
 				t.Errorf("case %d step %d: log-prob %v, want %v", i, j, s.LogProb, want.LogProbSum)

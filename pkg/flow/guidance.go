@@ -5,14 +5,13 @@ import (
 	"math"
 )
 
-// Guide is classifier-free guidance by a negative prompt ("true CFG") that keeps the norm
-// of the prompt's own velocity: per token of channels elements,
+// Guide is classifier-free guidance by a negative prompt ("true CFG") that keeps the norm of the prompt's own
+// velocity. For each token of channels elements:
 //
 //	comb = neg + scale*(pos - neg),  dst = comb * |pos| / |comb|
 //
-// with the Euclidean norm over the token, so that guidance turns the velocity but
-// does not lengthen it. A token whose comb is 0 stays 0. All are [S*channels]; dst
-// may be pos or neg.
+// The norm is Euclidean, over the token: guidance turns the velocity but does not lengthen it. A token whose comb
+// is 0 stays 0. All slices are [S*channels]; dst may alias pos or neg.
 func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 	if err := checkGuidance(dst, pos, neg, scale); err != nil {
 		return err
@@ -42,7 +41,7 @@ func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 }
 
 // GuidePlain is classifier-free guidance without a rescale, dst[i] = neg[i] +
-// scale*(pos[i]-neg[i]), as Stable Diffusion 3 uses it. dst may be pos or neg.
+// scale*(pos[i]-neg[i]), as Stable Diffusion 3 uses it. dst may alias pos or neg.
 func GuidePlain(dst, pos, neg []float32, scale float64) error {
 	if err := checkGuidance(dst, pos, neg, scale); err != nil {
 		return err
@@ -54,12 +53,14 @@ func GuidePlain(dst, pos, neg []float32, scale float64) error {
 	return nil
 }
 
+// checkGuidance checks what both forms of guidance need: a finite scale and slices of one length.
 func checkGuidance(dst, pos, neg []float32, scale float64) error {
 	if !finite(scale) {
 		return fmt.Errorf("true_cfg_scale: %v; must be a finite number", scale)
 	}
 	if len(pos) != len(neg) || len(dst) != len(pos) {
-		return fmt.Errorf("guide velocities of %d and %d elements into %d; must be of equal lengths", len(pos), len(neg), len(dst))
+		return fmt.Errorf("guide velocities of %d and %d elements into %d; must be of equal lengths", len(pos), len(neg),
+			len(dst))
 	}
 	return nil
 }

@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// LogProbKind says which number a step reports as its log-prob. With m the mean of
-// the transition, n its standard deviation and x' what was drawn, per element:
+// LogProbKind names the formula of the log-prob that a step reports. With m the mean of the transition, n its
+// standard deviation and x' the drawn value, per element:
 //
 //	density   -(x'-m)^2/(2 n^2) - ln n - ln(2 pi)/2   the Gaussian log-density
 //	scaled    -(x'-m)^2/(2 n^2)                       without its normaliser
 //	squared   -(x'-m)^2                               a score, not a density
 //
-// squared is what Flow-GRPO's cps and SGLang's rollout_log_prob_no_const report,
-// scaled is verl-omni without include_logprob_normalizer.
+// Flow-GRPO's cps and SGLang's rollout_log_prob_no_const report squared; verl-omni without
+// include_logprob_normalizer reports scaled.
 type LogProbKind string
 
 // The kinds. density and scaled need n > 0.
@@ -35,9 +35,9 @@ type LogProb struct {
 
 var errNonFinite = errors.New("log_prob is not finite: the latents or the velocity hold NaN, Inf or huge values")
 
-// LogProb scores what a transition of this kernel drew: next [S*C] from latents x
-// and velocity v of the same length. It has the same bits whenever its arguments do.
-func (k Kernel) LogProb(kind LogProbKind, x, v, next []float32) (LogProb, error) {
+// LogProb scores observed latents: it returns the log-prob that this transition draws next from latents x with
+// velocity v, all [S*C]. Equal arguments give equal bits.
+func (k StepTransition) LogProb(kind LogProbKind, x, v, next []float32) (LogProb, error) {
 	if err := sameLength(x, v, next); err != nil {
 		return LogProb{}, err
 	}
@@ -60,7 +60,7 @@ func (k Kernel) LogProb(kind LogProbKind, x, v, next []float32) (LogProb, error)
 
 // squaredResidual is sum_i (next[i] - mean[i])^2 in float64, over four interleaved
 // partial sums i mod 4 added as (0+1)+(2+3).
-func (k Kernel) squaredResidual(x, v, next []float32) float64 {
+func (k StepTransition) squaredResidual(x, v, next []float32) float64 {
 	a, b := k.A, k.B
 	n := len(x)
 	v, next = v[:n], next[:n]
@@ -85,7 +85,9 @@ func (k Kernel) squaredResidual(x, v, next []float32) float64 {
 	return (s0 + s1) + (s2 + s3)
 }
 
-func (k Kernel) checkKind(kind LogProbKind) error {
+// checkKind checks that steps of this transition have a log-prob of that kind: an ode step has none, and without
+// noise only squared is defined.
+func (k StepTransition) checkKind(kind LogProbKind) error {
 	if !kind.Valid() {
 		return fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(kind))
 	}
@@ -93,12 +95,14 @@ func (k Kernel) checkKind(kind LogProbKind) error {
 		return fmt.Errorf("transition: %q; must be stochastic to have a log_prob", string(k.Transition))
 	}
 	if kind != Squared && k.NoiseStd == 0 {
-		return fmt.Errorf("log_prob_kind: %q; %s draws no noise at noise_level %v from sigma %v to %v; must be squared or an ode step",
+		return fmt.Errorf("log_prob_kind: %q; %s draws no noise at noise_level %v from sigma %v to %v; must be squared "+
+			"or an ode step",
 			string(kind), string(k.Transition), k.NoiseLevel, k.Sigma, k.SigmaNext)
 	}
 	return nil
 }
 
+// sameLength checks that all slices of latents are equally long and not empty.
 func sameLength(x []float32, others ...[]float32) error {
 	for _, y := range others {
 		if len(y) != len(x) {

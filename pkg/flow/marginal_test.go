@@ -46,7 +46,7 @@ func TestMarginal_OneStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range cases {
-		k, err := flow.NewKernel(c.t, 0.7, fiveSteps, 2)
+		k, err := flow.NewStepTransition(c.t, 0.7, fiveSteps, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestMarginal_Chain(t *testing.T) {
 	recursion := func(kind flow.Transition, a float64, sigmas []float32) float64 {
 		variance := 1.0
 		for i := range len(sigmas) - 1 {
-			k, err := flow.NewKernel(kind, a, sigmas, i)
+			k, err := flow.NewStepTransition(kind, a, sigmas, i)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func TestMarginal_Chain(t *testing.T) {
 		}
 		return variance
 	}
-	for _, kind := range []flow.Transition{flow.ODE, flow.SDE, flow.CPS, flow.DanceSDE} {
+	for _, kind := range flow.AllTransitions {
 		t.Run(string(kind), func(t *testing.T) {
 			p := sdePlan(kind, flowSteps(uniform(20)), uniform(20))
 			p.LogProb = flow.Squared
@@ -118,7 +118,7 @@ func BenchmarkKernel(b *testing.B) {
 		b.ReportMetric(n*float64(b.N)/b.Elapsed().Seconds()/1e6, "M/s")
 	}
 	for _, kind := range []flow.Transition{flow.SDE, flow.CPS, flow.ODE} {
-		k, err := flow.NewKernel(kind, 0.7, fiveSteps, 2)
+		k, err := flow.NewStepTransition(kind, 0.7, fiveSteps, 2)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -3,7 +3,7 @@ package flow
 import "math"
 
 // The second counter word of noise is a step index, or InitialStep for the initial
-// latents; the third is a stream, so that unrelated draws from one seed never meet.
+// latents. The third is a stream: it keeps draws for different purposes from one seed independent.
 const (
 	InitialStep   = 0xFFFFFFFF
 	StreamLatents = 0 // noise of the latents
@@ -25,9 +25,9 @@ func Philox4x32(counter [4]uint32, key [2]uint32) [4]uint32 {
 	return [4]uint32{c0, c1, c2, c3}
 }
 
-// Normal fills dst with standard normal numbers, a function of (seed, step, stream)
-// and the element's position alone: a longer dst starts with the shorter one's
-// numbers. At most 2^34 elements. schemas/noise.md specifies every bit.
+// Normal fills dst with standard normal numbers. Each number depends only on (seed, step, stream) and its position,
+// so a longer dst starts with the numbers of a shorter one. It takes at most 2^34 elements. schemas/noise.md
+// specifies every bit.
 func Normal(dst []float32, seed uint64, step, stream uint32) {
 	key := [2]uint32{uint32(seed), uint32(seed >> 32)}
 	counter := [4]uint32{0, step, stream, 0}
@@ -52,8 +52,7 @@ func Normal(dst []float32, seed uint64, step, stream uint32) {
 // InitialNoise fills dst with the x_T of a sample: standard normal latents [S*C].
 func InitialNoise(dst []float32, seed uint64) { Normal(dst, seed, InitialStep, StreamLatents) }
 
-// StepNoise fills dst with the noise of one step, the same whether or not any other
-// step draws.
+// StepNoise fills dst with the noise of one step. It does not depend on which other steps draw noise.
 func StepNoise(dst []float32, seed uint64, step int) {
 	Normal(dst, seed, uint32(step), StreamLatents)
 }

@@ -93,7 +93,8 @@ func loadVectors(t *testing.T) noiseVectors {
 	if err := json.Unmarshal(b, &v); err != nil {
 		t.Fatal(err)
 	}
-	if len(v.Philox) == 0 || len(v.BoxMuller) == 0 || len(v.Normal) == 0 || len(v.Long) == 0 || len(v.SampleSeed) == 0 || len(v.Window) == 0 {
+	if len(v.Philox) == 0 || len(v.BoxMuller) == 0 || len(v.Normal) == 0 || len(v.Long) == 0 || len(v.SampleSeed) == 0 ||
+		len(v.Window) == 0 {
 		t.Fatalf("noise.json lacks a section")
 	}
 	return v
@@ -119,7 +120,8 @@ func TestNormal_Vectors(t *testing.T) {
 		flow.Normal(got, uint64(c.Seed), c.Step, c.Stream)
 		for i, n := range got {
 			if float64(n) != float64(c.Normals[i]) {
-				t.Errorf("seed %d, step %d, stream %d: normal %d = %x, want %x", c.Seed, c.Step, c.Stream, i, n, float64(c.Normals[i]))
+				t.Errorf("seed %d, step %d, stream %d: normal %d = %x, want %x", c.Seed, c.Step, c.Stream, i, n,
+					float64(c.Normals[i]))
 			}
 		}
 	}
@@ -147,7 +149,10 @@ func TestSampleSeed_Vectors(t *testing.T) {
 
 func TestWindow_Vectors(t *testing.T) {
 	for _, c := range loadVectors(t).Window {
-		w := flow.Window{Size: c.Size, Lo: c.Lo, Hi: c.Hi, Strategy: c.Strategy, Iteration: c.Iteration, ItersPerGroup: c.ItersPerGroup}
+		w := flow.Window{
+			Size: c.Size, Lo: c.Lo, Hi: c.Hi, Strategy: c.Strategy, Iteration: c.Iteration,
+			ItersPerGroup: c.ItersPerGroup,
+		}
 		got, err := w.Indices(c.Hi, uint64(c.Seed))
 		if err != nil {
 			t.Fatal(err)

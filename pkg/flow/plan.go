@@ -7,14 +7,14 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Plan is all that a rollout needs besides the model: two rollouts of one plan from
-// one state and the same velocities are the same bits.
+// Plan is all that a rollout needs besides the model. Two rollouts with the same plan, initial state and velocities
+// have the same bits.
 type Plan struct {
 	// Sigmas [T+1] are strictly decreasing from at most 1; the last is 0.
 	Sigmas []float32
-	// Transitions [T] are what each step runs.
+	// Transitions [T] say how each step moves to the next state.
 	Transitions []Transition
-	// NoiseLevel is a, at least 0; at most 1 where cps runs.
+	// NoiseLevel is a in the formulas of the transitions: at least 0, and at most 1 with cps.
 	NoiseLevel float64
 	// LogProb is the kind of log-prob that stochastic steps report.
 	LogProb LogProbKind
@@ -25,22 +25,22 @@ type Plan struct {
 	Storage tensor.DType
 	// Seed keys the noise of the steps (StepNoise).
 	Seed uint64
-	// Seeds take over from Seed, each at its step, in the order of their steps: the path to a leaf
-	// of a tree, whose steps have the noise of the samples that it parted from.
+	// Seeds replace Seed from their step on; they are ascending by Step. In a tree of samples the path to a leaf
+	// uses them: its first steps have the noise of the samples that it branched from.
 	Seeds []StepSeed
-	// Begin and End make a segment: only the steps Begin, Begin+1, .. End-1 run, from the
-	// state before step Begin to the one before step End. Schedule and noise are those of the
-	// whole rollout, and so are the bits (see Enter). End 0 stands for T.
+	// Begin and End select a segment: only the steps Begin .. End-1 run, from the state before step Begin to the
+	// state before step End. Schedule, noise and bits are those of the whole rollout (see Enter). End 0 stands for
+	// T.
 	Begin, End int
 }
 
-// StepSeed keys the noise of the steps from Step on.
+// StepSeed is the seed of the noise of step Step and of the steps after it.
 type StepSeed struct {
 	Step int
 	Seed uint64
 }
 
-// seed keys the noise of a step.
+// seed returns the seed of the noise of step index.
 func (p Plan) seed(index int) uint64 {
 	seed := p.Seed
 	for _, s := range p.Seeds {
@@ -54,8 +54,7 @@ func (p Plan) seed(index int) uint64 {
 // Steps returns T.
 func (p Plan) Steps() int { return len(p.Transitions) }
 
-// Segment returns the steps that run, [begin, end): all of 0 .. T where Begin and End are
-// not set.
+// Segment returns the steps that run, [begin, end): [0, T) if Begin and End are not set.
 func (p Plan) Segment() (begin, end int) {
 	if p.End == 0 {
 		return p.Begin, p.Steps()
@@ -63,10 +62,10 @@ func (p Plan) Segment() (begin, end int) {
 	return p.Begin, p.End
 }
 
-// Enter says why a rollout that begins with the stored state before step index would not
-// go on with the bits of one that came there by itself; nil: it would. A multistep solver
-// looks back on the ode steps before, which a state does not hold: a run of its ode steps
-// can be entered only at its first, which is step 0 or follows a stochastic step.
+// Enter returns nil if a rollout that starts with the stored state before step index has the same bits as one that
+// computed this state itself; else it says why not. A multistep solver uses the ode steps before, which a stored
+// state does not hold. So a rollout can start only at the first of a run of its ode steps: step 0, or a step after
+// a stochastic one.
 func (p Plan) Enter(index int) error {
 	if index <= 0 || index >= p.Steps() || !p.Solver.Multistep() ||
 		p.Transitions[index].Stochastic() || p.Transitions[index-1].Stochastic() {
@@ -76,11 +75,12 @@ func (p Plan) Enter(index int) error {
 	for first > 0 && !p.Transitions[first-1].Stochastic() {
 		first--
 	}
-	return fmt.Errorf("start.step_index: %d; must be %d, or a solver without memory: %s looks back on the ode steps %d to %d, which a stored state does not hold",
+	return fmt.Errorf("start.step_index: %d; must be %d, or a solver without memory: %s looks back on the ode steps "+
+		"%d to %d, which a stored state does not hold",
 		index, first, string(p.Solver), first, index-1)
 }
 
-// checkSegment holds for a plan of at least one step.
+// checkSegment checks Begin and End of a plan of at least one step.
 func (p Plan) checkSegment() error {
 	begin, end := p.Segment()
 	switch {
@@ -92,8 +92,7 @@ func (p Plan) checkSegment() error {
 	return p.Enter(begin)
 }
 
-// Validate joins all faults of p, each naming the field as the event contract spells
-// it, its value and the rule.
+// Validate joins all faults of p. Each names the field as in the event contract, its value and the rule.
 func (p Plan) Validate() error {
 	var faults []error
 	add := func(err error) {
@@ -117,7 +116,7 @@ func (p Plan) Validate() error {
 	if len(faults) == 0 {
 		add(p.checkSegment())
 		for i := range p.Transitions {
-			if _, err := p.kernel(i); err != nil {
+			if _, err := p.stepTransition(i); err != nil {
 				add(fmt.Errorf("step %d: %w", i, err))
 				break // steps that share a fault would repeat it
 			}
@@ -126,16 +125,15 @@ func (p Plan) Validate() error {
 	return errors.Join(faults...)
 }
 
-// checkNoise reports each faulty transition name and each fault of the noise level
-// once, however many steps share it.
+// checkNoise joins the faults of the transitions and of the noise level. Steps with the same fault report it once.
 func (p Plan) checkNoise() error {
 	var faults []error
 	seen := map[string]bool{}
-	noise := p.Transitions
-	if len(noise) == 0 {
-		noise = []Transition{ODE}
+	transitions := p.Transitions
+	if len(transitions) == 0 {
+		transitions = []Transition{ODE}
 	}
-	for _, t := range noise {
+	for _, t := range transitions {
 		if err := checkNoise(t, p.NoiseLevel); err != nil && !seen[err.Error()] {
 			seen[err.Error()] = true
 			faults = append(faults, err)
@@ -151,11 +149,11 @@ func checkStorage(d tensor.DType) error {
 	return nil
 }
 
-// kernel builds the kernel of a step of a plan that is valid but for its kernels.
-func (p Plan) kernel(index int) (Kernel, error) {
-	k, err := newKernel(p.Transitions[index], p.NoiseLevel, p.Sigmas, index)
+// stepTransition returns the transition of step index. All of p but its transitions must be valid.
+func (p Plan) stepTransition(index int) (StepTransition, error) {
+	k, err := newStepTransition(p.Transitions[index], p.NoiseLevel, p.Sigmas, index)
 	if err != nil {
-		return Kernel{}, err
+		return StepTransition{}, err
 	}
 	if k.Transition.Stochastic() {
 		err = k.checkKind(p.LogProb)
@@ -163,9 +161,9 @@ func (p Plan) kernel(index int) (Kernel, error) {
 	return k, err
 }
 
-// Score returns the log-prob of step index given the latents before it, the velocity
-// there and the latents after it, each [S*C]: what a trainer or an audit recomputes.
-// On the values a rollout stored it returns that rollout's bits.
+// Score recomputes the log-prob of step index from the latents before it, the velocity there and the latents after
+// it, each [S*C], as a trainer or an audit does. With the stored values of a rollout it returns the bits of that
+// rollout.
 func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
 	if err := p.Validate(); err != nil {
 		return LogProb{}, err
@@ -173,7 +171,7 @@ func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
 	if index < 0 || index >= p.Steps() {
 		return LogProb{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, p.Steps()-1)
 	}
-	k, err := p.kernel(index)
+	k, err := p.stepTransition(index)
 	if err != nil {
 		return LogProb{}, err
 	}

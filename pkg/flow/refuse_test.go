@@ -21,19 +21,46 @@ func TestPlan_Validate(t *testing.T) {
 		change func(*flow.Plan)
 		want   []string
 	}{
-		{"zero value", func(p *flow.Plan) { *p = flow.Plan{} }, []string{"sigmas: 0 values", "log_prob_kind", "solver", "latents_dtype"}},
+		{
+			"zero value", func(p *flow.Plan) { *p = flow.Plan{} },
+			[]string{"sigmas: 0 values", "log_prob_kind", "solver", "latents_dtype"},
+		},
 		{"too many steps", func(p *flow.Plan) { p.Sigmas = make([]float32, 1002) }, []string{"sigmas: 1002 values"}},
-		{"sigmas", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.8, 0.4, 0.2, 0} }, []string{"sigmas[2]: 0.8; must be below the one before it, 0.8"}},
-		{"no terminal", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.6, 0.4, 0.2, 0.1} }, []string{"sigmas[5]: 0.1; must be 0"}},
-		{"transitions", func(p *flow.Plan) { p.Transitions = p.Transitions[:4] }, []string{"transitions: 4 values; must be one less than the 6 sigmas"}},
+		{
+			"sigmas", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.8, 0.4, 0.2, 0} },
+			[]string{"sigmas[2]: 0.8; must be below the one before it, 0.8"},
+		},
+		{
+			"no terminal", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.6, 0.4, 0.2, 0.1} },
+			[]string{"sigmas[5]: 0.1; must be 0"},
+		},
+		{
+			"transitions", func(p *flow.Plan) { p.Transitions = p.Transitions[:4] },
+			[]string{"transitions: 4 values; must be one less than the 6 sigmas"},
+		},
 		{"transition", func(p *flow.Plan) { p.Transitions[0] = "sdee" }, []string{`transition: "sdee"`}},
 		{"noise level", func(p *flow.Plan) { p.NoiseLevel = -1 }, []string{"noise_level: -1"}},
-		{"cps noise level", func(p *flow.Plan) { p.Transitions[1] = flow.CPS; p.NoiseLevel = 1.2 }, []string{"noise_level: 1.2; must be at most 1 for cps"}},
-		{"density without noise", func(p *flow.Plan) { p.NoiseLevel = 0 }, []string{`step 1: log_prob_kind: "density"`, "noise_level 0"}},
-		{"scaled without noise", func(p *flow.Plan) { p.NoiseLevel = 0; p.LogProb = flow.Scaled }, []string{`step 1: log_prob_kind: "scaled"`}},
-		{"density of the last cps step", func(p *flow.Plan) { p.Transitions[4] = flow.CPS }, []string{`step 4: log_prob_kind: "density"; cps draws no noise`}},
+		{
+			"cps noise level", func(p *flow.Plan) { p.Transitions[1] = flow.CPS; p.NoiseLevel = 1.2 },
+			[]string{"noise_level: 1.2; must be at most 1 for cps"},
+		},
+		{
+			"density without noise", func(p *flow.Plan) { p.NoiseLevel = 0 },
+			[]string{`step 1: log_prob_kind: "density"`, "noise_level 0"},
+		},
+		{
+			"scaled without noise", func(p *flow.Plan) { p.NoiseLevel = 0; p.LogProb = flow.Scaled },
+			[]string{`step 1: log_prob_kind: "scaled"`},
+		},
+		{
+			"density of the last cps step", func(p *flow.Plan) { p.Transitions[4] = flow.CPS },
+			[]string{`step 4: log_prob_kind: "density"; cps draws no noise`},
+		},
 		{"storage", func(p *flow.Plan) { p.Storage = tensor.F64 }, []string{`latents_dtype: "F64"`}},
-		{"several", func(p *flow.Plan) { p.Storage, p.Solver, p.NoiseLevel = "", "ddim", -2 }, []string{"latents_dtype", `solver: "ddim"`, "noise_level: -2"}},
+		{
+			"several", func(p *flow.Plan) { p.Storage, p.Solver, p.NoiseLevel = "", "ddim", -2 },
+			[]string{"latents_dtype", `solver: "ddim"`, "noise_level: -2"},
+		},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -86,11 +113,24 @@ func TestSample_Refuses(t *testing.T) {
 		v       flow.Velocity
 		want    string
 	}{
-		{"NaN velocity", tensor.F32, noise(3, 1), at(2, func(d []float32) { d[1] = nan }), "step 2: velocity: element 1 is NaN"},
-		{"infinite velocity", tensor.F32, noise(3, 1), at(3, func(d []float32) { d[0] = -inf }), "step 3: velocity: element 0 is -Inf"},
-		{"overflow in F16", tensor.F16, noise(3, 1), at(1, func(d []float32) { d[2] = 1e6 }), "step 1: latents: element 2 is -Inf, from -"},
+		{
+			"NaN velocity", tensor.F32, noise(3, 1), at(2, func(d []float32) { d[1] = nan }),
+			"step 2: velocity: element 1 is NaN",
+		},
+		{
+			"infinite velocity", tensor.F32, noise(3, 1), at(3, func(d []float32) { d[0] = -inf }),
+			"step 3: velocity: element 0 is -Inf",
+		},
+		{
+			"overflow in F16", tensor.F16, noise(3, 1), at(1, func(d []float32) { d[2] = 1e6 }),
+			"step 1: latents: element 2 is -Inf, from -",
+		},
 		{"overflow in F32", tensor.F32, []float32{3e38}, at(0, func(d []float32) { d[0] = -3e38 * 1.1 }), ""},
-		{"velocity error", tensor.F32, noise(3, 1), func(context.Context, []float32, []float32, float32) error { return boom }, "step 0: velocity at sigma 1: boom"},
+		{"velocity error", tensor.F32, noise(3, 1), func(context.Context, []float32, []float32,
+			float32,
+		) error {
+			return boom
+		}, "step 0: velocity at sigma 1: boom"},
 		{"no latents", tensor.F32, nil, halfX, "0 elements"},
 		{"NaN latents", tensor.F32, []float32{0, nan}, halfX, "initial latents: element 1 is NaN"},
 		{"latents beyond F16", tensor.F16, []float32{65520}, halfX, "initial latents: element 0 is 65520 as F16"},
@@ -112,30 +152,32 @@ func TestSample_Refuses(t *testing.T) {
 	}
 
 	t.Run("callback error", func(t *testing.T) {
-		_, err := flow.Sample(context.Background(), odePlan(flow.Euler, fiveSteps), noise(3, 1), halfX, func(s *flow.Step) error {
-			if s.Index == 3 {
-				return boom
-			}
-			return nil
-		})
+		_, err := flow.Sample(context.Background(), odePlan(flow.Euler, fiveSteps), noise(3, 1), halfX,
+			func(s *flow.Step) error {
+				if s.Index == 3 {
+					return boom
+				}
+				return nil
+			})
 		wantError(t, err, "step 3: boom")
 		if !errors.Is(err, boom) {
 			t.Error("the callback's error is not wrapped")
 		}
 	})
-	t.Run("cancelled", func(t *testing.T) {
-		ctx, cancel := context.WithCancel(context.Background())
-		_, err := flow.Sample(ctx, odePlan(flow.Euler, fiveSteps), noise(3, 1), halfX, func(s *flow.Step) error {
-			if s.Index == 1 {
-				cancel()
-			}
-			return nil
-		})
-		wantError(t, err, "step 2: context canceled")
-		if !errors.Is(err, context.Canceled) {
-			t.Error("context.Canceled is not wrapped")
+}
+
+func TestSample_Cancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	_, err := flow.Sample(ctx, odePlan(flow.Euler, fiveSteps), noise(3, 1), halfX, func(s *flow.Step) error {
+		if s.Index == 1 {
+			cancel()
 		}
+		return nil
 	})
+	wantError(t, err, "step 2: context canceled")
+	if !errors.Is(err, context.Canceled) {
+		t.Error("context.Canceled is not wrapped")
+	}
 }
 
 func TestRollout_Errors(t *testing.T) {

@@ -18,8 +18,8 @@ type Step struct {
 	Transition       Transition
 	Sigma, SigmaNext float32
 	Timestep         float32 // 1000*Sigma
-	StdDevT          float64 // Kernel.StdDevT
-	NoiseStd         float64 // Kernel.NoiseStd
+	StdDevT          float64 // StepTransition.StdDevT
+	NoiseStd         float64 // StepTransition.NoiseStd
 	// LogProb is nil on an ode step, which has no density.
 	LogProb *LogProb
 	// X and Next are the latents before and after, as stored.
@@ -33,8 +33,8 @@ type Step struct {
 	Velocity []float32
 }
 
-// Rollout is one sample on its way through a plan. It asks for velocities instead of
-// calling for them, so that a service can evaluate many rollouts in one batch:
+// Rollout is one sample on its way through a plan. It does not call the model: it says at which point it needs the
+// next velocity, so that a service can evaluate many rollouts in one batch:
 //
 //	for !r.Done() {
 //		x, sigma := r.Point()
@@ -42,8 +42,8 @@ type Step struct {
 //		step, err := r.Advance(v)
 //	}
 //
-// Rollouts share nothing: their bits do not depend on what runs beside them. A
-// Rollout is for one goroutine at a time.
+// Rollouts share nothing: their bits do not depend on other rollouts in the batch. A Rollout is for one goroutine
+// at a time.
 type Rollout struct {
 	plan  Plan
 	index int   // the step that is next
@@ -53,16 +53,15 @@ type Rollout struct {
 	x, next, mean []float32
 	noise         []float32 // allocated by the first stochastic step
 
-	ode        integrator // nil when no step is ode
+	ode        integrator // nil if no step is ode
 	point      []float32  // where an ode step wants its next velocity
 	pointSigma float32
 	velocity   []float32 // the first of an ode step of several evaluations
 	middle     bool      // inside such a step
 }
 
-// NewRollout starts a rollout of p at x [S*C], the initial noise or the state before step
-// Begin, which it copies and rounds to the storage type. The plan's slices must not be
-// changed before the end.
+// NewRollout starts a rollout of p at x [S*C]: the initial noise, or the state before step Begin. It copies x and
+// rounds the copy to the storage type. The slices of the plan must not change until the rollout ends.
 func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -90,9 +89,9 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	return r, nil
 }
 
-// Point returns where the velocity is needed next: latents [S*C], valid until the
-// next call of Advance and not to be changed, and their sigma in [0, 1]. Solvers of
-// several evaluations ask for sigma 0 on the last step.
+// Point returns the latents [S*C] and their sigma in [0, 1] at which the next velocity is needed. The latents are
+// valid until the next call of Advance and must not be changed. Solvers with several evaluations per step ask for
+// sigma 0 on the last step.
 func (r *Rollout) Point() (x []float32, sigma float32) {
 	if r.middle {
 		return r.point, r.pointSigma
@@ -100,9 +99,8 @@ func (r *Rollout) Point() (x []float32, sigma float32) {
 	return r.x, r.plan.Sigmas[r.index]
 }
 
-// Advance takes the velocity [S*C] at Point. It returns the step that this completed,
-// or nil when the step needs another evaluation. An error, which names the step, ends
-// the rollout: NaN or Inf in the velocity or the latents is never carried on.
+// Advance accepts the velocity [S*C] at Point. It returns the completed step, or nil if the step needs another
+// evaluation. An error names the step and ends the rollout: NaN or Inf in the velocity or the latents is an error.
 func (r *Rollout) Advance(v []float32) (*Step, error) {
 	if r.err != nil {
 		return nil, r.err
@@ -122,6 +120,8 @@ func (r *Rollout) Advance(v []float32) (*Step, error) {
 	return step, nil
 }
 
+// advance is Advance without the bookkeeping of rollouts that failed or are done: it checks v, computes the step
+// and, if the step is stochastic, its log-prob. nil: the step needs another velocity.
 func (r *Rollout) advance(v []float32) (*Step, error) {
 	if len(v) != len(r.x) {
 		return nil, fmt.Errorf("velocity of %d elements for latents of %d", len(v), len(r.x))
@@ -129,7 +129,7 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 	if i := firstNonFinite(v); i >= 0 {
 		return nil, fmt.Errorf("velocity: element %d is %v", i, v[i])
 	}
-	k, err := r.plan.kernel(r.index)
+	k, err := r.plan.stepTransition(r.index)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,8 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 		return nil, err
 	}
 	if i := firstNonFinite(r.next); i >= 0 {
-		return nil, fmt.Errorf("latents: element %d is %v, from %v before rounding to %s", i, r.next[i], r.mean[i], string(r.plan.Storage))
+		return nil, fmt.Errorf("latents: element %d is %v, from %v before rounding to %s", i, r.next[i], r.mean[i],
+			string(r.plan.Storage))
 	}
 	if k.Transition.Stochastic() {
 		lp, err := k.LogProb(r.plan.LogProb, r.x, v, r.next)
@@ -159,8 +160,8 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 	return step, nil
 }
 
-// draw takes a stochastic step.
-func (r *Rollout) draw(k Kernel, step *Step) error {
+// draw computes a stochastic step: it draws the noise and sets r.next and r.mean.
+func (r *Rollout) draw(k StepTransition, step *Step) error {
 	if r.noise == nil {
 		r.noise = make([]float32, len(r.x))
 	}
@@ -172,7 +173,7 @@ func (r *Rollout) draw(k Kernel, step *Step) error {
 	return k.Draw(r.next, r.mean, r.x, step.Velocity, r.noise, r.plan.Storage)
 }
 
-// integrate takes one evaluation of an ode step and reports whether that ended it.
+// integrate does one evaluation of an ode step and reports whether the step is complete. Then it has set r.next.
 func (r *Rollout) integrate(step *Step) bool {
 	in := interval{x: r.x, sigma: step.Sigma, next: step.SigmaNext, stepsLeft: r.plan.Steps() - r.index}
 	sigma, done := r.ode.advance(in, step.Velocity, r.point, r.mean)
@@ -192,7 +193,7 @@ func (r *Rollout) integrate(step *Step) bool {
 	return true
 }
 
-// Index returns the step that is next, 0 .. T: the index of the state that Latents returns.
+// Index returns the next step, 0 .. T. It is also the index of the state that Latents returns.
 func (r *Rollout) Index() int { return r.index }
 
 // Done reports whether all steps of the segment are complete.
@@ -206,9 +207,9 @@ func (r *Rollout) Latents() []float32 { return r.x }
 // It must not keep or change x.
 type Velocity func(ctx context.Context, dst, x []float32, sigma float32) error
 
-// Sample runs a rollout of p from x [S*C], the initial noise or the state before step
-// Begin, to its end and returns the latents there. onStep, unless nil, is called after every step; its error ends
-// the run, as does ctx between evaluations.
+// Sample runs a rollout of p to its end and returns the final latents. x [S*C] is the initial noise, or the state
+// before step Begin. onStep, unless nil, is called after every step; its error ends the run. A done ctx ends it
+// between evaluations.
 func Sample(ctx context.Context, p Plan, x []float32, v Velocity, onStep func(*Step) error) ([]float32, error) {
 	r, err := NewRollout(p, x)
 	if err != nil {

@@ -103,8 +103,10 @@ func TestSample_Steps(t *testing.T) {
 			t.Errorf("step %d does not start where step %d ended", i, i-1)
 		}
 		stochastic := i == 1 || i == 3
-		if (s.LogProb != nil) != stochastic || (s.Noise != nil) != stochastic || (s.NoiseStd > 0) != stochastic || (s.StdDevT > 0) != stochastic {
-			t.Errorf("step %d: log-prob %v, noise %v, g %v, n %v; want them exactly on stochastic steps", i, s.LogProb, s.Noise, s.StdDevT, s.NoiseStd)
+		if (s.LogProb != nil) != stochastic || (s.Noise != nil) != stochastic || (s.NoiseStd > 0) != stochastic ||
+			(s.StdDevT > 0) != stochastic {
+			t.Errorf("step %d: log-prob %v, noise %v, g %v, n %v; want them exactly on stochastic steps", i, s.LogProb, s.Noise,
+				s.StdDevT, s.NoiseStd)
 		}
 		if want := flow.ODE; !stochastic && s.Transition != want || stochastic && s.Transition != flow.SDE {
 			t.Errorf("step %d ran %s", i, s.Transition)
@@ -180,7 +182,7 @@ func TestSample_NoiseZeroIsODE(t *testing.T) {
 		x := noise(8, rapid.Uint64().Draw(t, "seed"))
 		v := gaussian{rapid.Float64Range(0.3, 1).Draw(t, "s")}.velocity
 		want := run(t, sdePlan(flow.ODE, nil, sigmas), x, v)
-		for _, transition := range []flow.Transition{flow.SDE, flow.CPS, flow.DanceSDE} {
+		for _, transition := range flow.AllTransitions {
 			p := sdePlan(transition, flowSteps(sigmas), sigmas)
 			p.NoiseLevel, p.LogProb = 0, flow.Squared
 			for i, s := range run(t, p, x, v) {
@@ -228,7 +230,7 @@ func drawSigmas(t *rapid.T) []float32 {
 func drawPlan(t *rapid.T) flow.Plan {
 	p := sdePlan(flow.ODE, nil, drawSigmas(t))
 	for i := range p.Transitions {
-		p.Transitions[i] = rapid.SampledFrom([]flow.Transition{flow.SDE, flow.CPS, flow.DanceSDE, flow.ODE}).Draw(t, "transition")
+		p.Transitions[i] = rapid.SampledFrom(flow.AllTransitions).Draw(t, "transition")
 	}
 	p.Storage = rapid.SampledFrom([]tensor.DType{tensor.F32, tensor.F16, tensor.BF16}).Draw(t, "storage")
 	p.LogProb = rapid.SampledFrom([]flow.LogProbKind{flow.Density, flow.Scaled, flow.Squared}).Draw(t, "kind")

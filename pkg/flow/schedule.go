@@ -19,8 +19,8 @@ const (
 	maxConfigBytes = 1 << 20
 )
 
-// Schedule makes sigmas as diffusers' FlowMatchEulerDiscreteScheduler does for pipelines
-// that hand it their grid. Its fields are the keys of scheduler_config.json.
+// Schedule computes sigmas as diffusers' FlowMatchEulerDiscreteScheduler does for pipelines that pass it their own
+// grid of sigmas. Its fields are the keys of scheduler_config.json.
 type Schedule struct {
 	NumTrainTimesteps int `json:"num_train_timesteps"`
 	// Shift s maps sigma to s*sigma/(1+(s-1)*sigma) when UseDynamicShifting is off.
@@ -44,19 +44,20 @@ type Schedule struct {
 	UseBetaSigmas        bool `json:"use_beta_sigmas"`
 	StochasticSampling   bool `json:"stochastic_sampling"`
 
-	// wide computes the shift in float64, as the solvers of diffusers do, not on an array of float32.
+	// wide: the shift is computed in float64, as the solvers of diffusers do, instead of float32.
 	wide bool
 }
 
-// Classes of schedulers whose sigmas a Schedule makes. The solvers have the grid of the pipeline too, though DPM-Solver++
-// takes none in diffusers.
+// Classes of schedulers whose sigmas a Schedule computes. The two solvers get the grid of the pipeline too, although
+// DPM-Solver++ in diffusers does not accept one.
 const (
 	classEuler = "FlowMatchEulerDiscreteScheduler"
 	classUniPC = "UniPCMultistepScheduler"
 	classDPM   = "DPMSolverMultistepScheduler"
 )
 
-// solverConfig is what a scheduler_config.json has besides, of a solver all of it.
+// solverConfig holds the keys of scheduler_config.json that are not in Schedule: the class, and the settings of a
+// solver.
 type solverConfig struct {
 	Class         string  `json:"_class_name"`
 	Prediction    string  `json:"prediction_type"`
@@ -66,10 +67,10 @@ type solverConfig struct {
 	UseLuLambdas  bool    `json:"use_lu_lambdas"`
 }
 
-// ParseSchedule reads a scheduler_config.json. Keys left out have the defaults of
-// diffusers, unknown keys are ignored, and what is not supported is an error that names
-// the key. Of UniPC and DPM-Solver++ with use_flow_sigmas the shift is flow_shift; a first
-// sigma of 1 stays 1, from which they take 1e-6 so that their logarithms are finite.
+// ParseSchedule reads a scheduler_config.json. Missing keys have the defaults of diffusers, unknown keys are
+// ignored, and a setting that is not supported is an error that names the key. For UniPC and DPM-Solver++ with
+// use_flow_sigmas the shift is flow_shift. Their first sigma of 1 stays 1 here; diffusers subtracts 1e-6 so that
+// its logarithms are finite.
 func ParseSchedule(config []byte) (Schedule, error) {
 	s := Schedule{
 		NumTrainTimesteps: trainTimesteps, Shift: 1, BaseShift: 0.5, MaxShift: 1.15,
@@ -88,7 +89,7 @@ func ParseSchedule(config []byte) (Schedule, error) {
 	return s, nil
 }
 
-// apply has a schedule be that of the class, and joins what it cannot be.
+// apply sets in s what the class of the scheduler decides, and joins the settings that are not supported.
 func (c solverConfig) apply(s *Schedule) error {
 	var faults []error
 	check := func(ok bool, key string, value any, rule string) {
@@ -117,7 +118,7 @@ func (c solverConfig) apply(s *Schedule) error {
 // flowPrediction is the prediction_type of a flow model.
 const flowPrediction = "flow_prediction"
 
-// Validate joins all faults of s, each naming the key, the value and the rule.
+// Validate joins all faults of s. Each names the key, the value and the rule.
 func (s Schedule) Validate() error {
 	var faults []error
 	check := func(ok bool, key string, value any, rule string) {
@@ -131,8 +132,10 @@ func (s Schedule) Validate() error {
 		check(finite(s.BaseShift), "base_shift", s.BaseShift, "a finite number")
 		check(finite(s.MaxShift), "max_shift", s.MaxShift, "a finite number")
 		check(s.BaseImageSeqLen > 0, "base_image_seq_len", s.BaseImageSeqLen, "a number above 0")
-		check(s.MaxImageSeqLen > s.BaseImageSeqLen, "max_image_seq_len", s.MaxImageSeqLen, "a number above base_image_seq_len")
-		check(s.TimeShiftType == "exponential" || s.TimeShiftType == "linear", "time_shift_type", fmt.Sprintf("%q", s.TimeShiftType), "exponential or linear")
+		check(s.MaxImageSeqLen > s.BaseImageSeqLen, "max_image_seq_len", s.MaxImageSeqLen,
+			"a number above base_image_seq_len")
+		check(s.TimeShiftType == "exponential" || s.TimeShiftType == "linear", "time_shift_type",
+			fmt.Sprintf("%q", s.TimeShiftType), "exponential or linear")
 	}
 	if t := s.ShiftTerminal; t != nil {
 		check(*t >= 0 && *t < 1, "shift_terminal", *t, "null, or a number from 0 to below 1")
@@ -152,7 +155,7 @@ func (s Schedule) Validate() error {
 	return errors.Join(faults...)
 }
 
-// Mu is the dynamic shift of an image of imageSeqLen latent tokens: the straight
+// Mu returns the dynamic shift of an image of imageSeqLen latent tokens: the value at imageSeqLen of the straight
 // line through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift).
 func (s Schedule) Mu(imageSeqLen int) float64 {
 	slope := (s.MaxShift - s.BaseShift) / float64(s.MaxImageSeqLen-s.BaseImageSeqLen)
@@ -160,11 +163,10 @@ func (s Schedule) Mu(imageSeqLen int) float64 {
 	return float64(float64(imageSeqLen)*slope) + intercept
 }
 
-// Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of
-// imageSeqLen latent tokens: strictly decreasing from about 1, the last is 0. They are
-// those of such a pipeline to the bit: T points from 1 to 1/T, shifted and stretched.
-// Under some static shifts, such as 4.03, roundings take the first one above 1; where a
-// terminal stretch takes it beyond MaxSigma, it is 1.
+// Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of imageSeqLen latent tokens: strictly
+// decreasing from about 1, the last is 0. They have the bits of a diffusers pipeline: T points from 1 to 1/T,
+// shifted and stretched. Under some static shifts, such as 4.03, rounding moves the first sigma above 1; if a
+// terminal stretch moves it beyond MaxSigma, it is set to 1.
 func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -175,8 +177,8 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 	return s.finish(linspace(1, 1/float64(numInferenceSteps), numInferenceSteps), imageSeqLen)
 }
 
-// Shifted turns a caller's T pre-shift sigmas, strictly decreasing in (0, 1], into the
-// T+1 of a rollout: shift, terminal stretch, final 0.
+// Shifted applies the schedule to a caller's own T sigmas, strictly decreasing in (0, 1], and returns the T+1
+// sigmas of a rollout: shifted, stretched to the terminal, with a final 0.
 func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(len(sigmas)); err != nil {
 		return nil, fmt.Errorf("sigmas: %w", err)
@@ -195,7 +197,8 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	return s.finish(sigmas, imageSeqLen)
 }
 
-// finish rounds grid to float32 before it is shifted, unless the shift is a solver's, as the scheduler does.
+// finish shifts a grid of sigmas and appends the final 0. As in diffusers, the grid is rounded to float32 before
+// the shift, or after it if the schedule is wide.
 func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
 	if s.wide {
 		grid = slices.Clone(grid)
@@ -214,9 +217,9 @@ func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
 	return terminate(sigmas)
 }
 
-// shift applies the shift and the terminal stretch in place, in the order of operations
-// of diffusers. As in NumPy 2, arithmetic is that of the array: constants are computed in
-// float64, then rounded to F.
+// shift applies the shift and the terminal stretch to grid in place, with the same order of operations as
+// diffusers. As in NumPy 2, arithmetic is in the type of the array: constants are computed in float64, then rounded
+// to F.
 func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 	if s.UseDynamicShifting {
 		factor, err := s.dynamicShift(imageSeqLen)
@@ -242,14 +245,15 @@ func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 	return nil
 }
 
-// dynamicShift is e^mu, or mu itself where the shift is linear.
+// dynamicShift returns e^mu, or mu itself if the time shift is linear. A mu that is out of range is an error.
 func (s Schedule) dynamicShift(imageSeqLen int) (float64, error) {
 	if imageSeqLen <= 0 {
 		return 0, fmt.Errorf("image_seq_len: %d; must be a number above 0 with use_dynamic_shifting", imageSeqLen)
 	}
 	mu := s.Mu(imageSeqLen)
 	if math.Abs(mu) > 50 || s.TimeShiftType == "linear" && mu <= 0 {
-		return 0, fmt.Errorf("image_seq_len: %d; must have a shift mu in range: its %s one is %v", imageSeqLen, s.TimeShiftType, mu)
+		return 0, fmt.Errorf("image_seq_len: %d; must have a shift mu in range: its %s one is %v", imageSeqLen,
+			s.TimeShiftType, mu)
 	}
 	if s.TimeShiftType == "linear" {
 		return mu, nil
@@ -257,7 +261,7 @@ func (s Schedule) dynamicShift(imageSeqLen int) (float64, error) {
 	return exp(mu), nil
 }
 
-// terminal is the shift_terminal, 0 for none.
+// terminal returns the shift_terminal, 0 if there is none.
 func (s Schedule) terminal() float64 {
 	if s.ShiftTerminal == nil {
 		return 0
@@ -265,10 +269,11 @@ func (s Schedule) terminal() float64 {
 	return *s.ShiftTerminal
 }
 
-// Timestep is what diffusers' schedulers call the timestep of sigma: a float32 product,
-// 0 to 1000. Trainers look a step up by it, exactly.
+// Timestep returns 1000*sigma as a float32 product, 0 to 1000, which diffusers' schedulers call the timestep of
+// sigma. Trainers find a step by its exact value.
 func Timestep(sigma float32) float32 { return float32(trainTimesteps * sigma) }
 
+// float32s rounds grid to float32. The result has capacity for the final 0.
 func float32s(grid []float64) []float32 {
 	sigmas := make([]float32, len(grid), len(grid)+1)
 	for i, sigma := range grid {
@@ -277,18 +282,19 @@ func float32s(grid []float64) []float32 {
 	return sigmas
 }
 
-// terminate appends the final 0. Sigmas that are distinct in float64 may coincide in
-// float32, which no step can cross.
+// terminate appends the final 0 and checks the result: sigmas that differ in float64 may be equal in float32, and
+// no step leads from a sigma to the same sigma.
 func terminate(sigmas []float32) ([]float32, error) {
 	sigmas = append(sigmas, 0)
 	return sigmas, checkSigmas(sigmas)
 }
 
-// MaxSigma is the largest sigma of a rollout: 1, and what the roundings of a schedule may
-// add to it. Those of schemas and model say the same.
+// MaxSigma is the largest sigma of a rollout: 1 plus the rounding errors of a schedule. Packages schemas and model
+// define the same value.
 const MaxSigma = 1 + 1.0/(1<<19)
 
-// checkSigmas holds for every list of sigmas a rollout runs on.
+// checkSigmas checks the sigmas of a rollout: 2 to MaxSteps+1 values, strictly decreasing, at most MaxSigma, the
+// last 0.
 func checkSigmas(sigmas []float32) error {
 	n := len(sigmas)
 	if n < 2 || n > MaxSteps+1 {
@@ -315,7 +321,7 @@ func checkSteps(n int) error {
 	return nil
 }
 
-// linspace is n points from first to last, both included; n = 1 gives first.
+// linspace returns n points from first to last, both included; n = 1 gives first.
 func linspace(first, last float64, n int) []float64 {
 	grid := make([]float64, n)
 	for i := range grid {

@@ -82,7 +82,10 @@ func TestSchedule_Sigmas(t *testing.T) {
 		}},
 		{"static shift 1, 5 steps", staticShift(1), 5, 0, []float64{1, 0.8, 0.6, 0.4, 0.2, 0}},
 		{"static, one step", staticShift(3), 1, 0, []float64{1, 0}},
-		{"qwen 512, no terminal", withoutTerminal(), 4, 1024, []float64{1, 0.837170207427813, 0.631512204799272, 0.36356999389572, 0}},
+		{
+			"qwen 512, no terminal", withoutTerminal(), 4, 1024,
+			[]float64{1, 0.837170207427813, 0.631512204799272, 0.36356999389572, 0},
+		},
 		{"qwen 512, 4 steps", qwenImage(), 4, 1024, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
 		{"qwen 512, 10 steps", qwenImage(), 10, 1024, []float64{
 			1, 0.92896963544178, 0.851484793987824, 0.766623830699596, 0.673280860477811,
@@ -156,7 +159,11 @@ func TestSchedule_Shifted(t *testing.T) {
 	}{
 		{"static shift 3 once", staticShift(3), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.9, 0.75, 0.5, 0}},
 		{"no shift", staticShift(1), []float64{0.9, 0.1}, []float64{0.9, 0.1, 0}},
-		{"qwen's own grid", qwenImage(), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
+		{
+			"qwen's own grid", qwenImage(),
+			[]float64{1, 0.75, 0.5, 0.25},
+			[]float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0},
+		},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -212,14 +219,16 @@ func TestParseSchedule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if defaults.Shift != 1 || defaults.UseDynamicShifting || defaults.MaxShift != 1.15 || defaults.MaxImageSeqLen != 4096 || defaults.ShiftTerminal != nil {
+	if defaults.Shift != 1 || defaults.UseDynamicShifting || defaults.MaxShift != 1.15 ||
+		defaults.MaxImageSeqLen != 4096 || defaults.ShiftTerminal != nil {
 		t.Errorf("ParseSchedule({}) = %+v, want diffusers' defaults", defaults)
 	}
 }
 
 // solver is the configuration of a solver on flow sigmas, with one more key.
 func solver(class, more string) string {
-	return fmt.Sprintf(`{"_class_name": %q, "use_flow_sigmas": true, "prediction_type": "flow_prediction", %s}`, class, more)
+	return fmt.Sprintf(`{"_class_name": %q, "use_flow_sigmas": true, "prediction_type": "flow_prediction", %s}`, class,
+		more)
 }
 
 func TestParseSchedule_Refuses(t *testing.T) {
@@ -236,7 +245,10 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		{`{"use_dynamic_shifting": true, "time_shift_type": "cubic"}`, `time_shift_type: "cubic"`},
 		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len: 256"},
 		{`{"shift": "3"}`, "shift"},
-		{`{"_class_name": "DDIMScheduler"}`, `_class_name: "DDIMScheduler"; must be FlowMatchEulerDiscreteScheduler, or UniPC`},
+		{
+			`{"_class_name": "DDIMScheduler"}`,
+			`_class_name: "DDIMScheduler"; must be FlowMatchEulerDiscreteScheduler, or UniPC`,
+		},
 		{`{"_class_name": "FlowMatchHeunDiscreteScheduler"}`, `_class_name: "FlowMatchHeunDiscreteScheduler"`},
 		{`{"_class_name": "DEISMultistepScheduler", "use_flow_sigmas": true, "flow_shift": 3}`, `_class_name: "DEIS`},
 		{`{"prediction_type": "epsilon"}`, `prediction_type: "epsilon"; must be flow_prediction`},
@@ -333,7 +345,8 @@ func TestSchedule_SigmasDecreaseToZero(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(sigmas) != steps+1 || sigmas[0] > flow.MaxSigma || sigmas[steps] != 0 {
-			t.Fatalf("%d sigmas from %v to %v, want %d from at most 1 and a rounding to 0", len(sigmas), sigmas[0], sigmas[len(sigmas)-1], steps+1)
+			t.Fatalf("%d sigmas from %v to %v, want %d from at most 1 and a rounding to 0", len(sigmas), sigmas[0],
+				sigmas[len(sigmas)-1], steps+1)
 		}
 		for i := 1; i < len(sigmas); i++ {
 			if !(sigmas[i] < sigmas[i-1]) {

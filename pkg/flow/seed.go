@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// groupIndex takes the place of a sample index in GroupSeed. No sample has it.
+// groupIndex replaces the sample index in GroupSeed. No sample has this index.
 const groupIndex = ^uint64(0)
 
 // SampleSeed derives the seed of one sample, sampleIndex >= 0: the first 8 bytes, little-endian, of
@@ -19,9 +19,8 @@ func SampleSeed(base, uid string, sampleIndex int) uint64 {
 	return deriveSeed(base, uid, uint64(sampleIndex))
 }
 
-// GroupSeed derives the seed shared by all samples of a group, for shared initial
-// noise: SampleSeed with 2^64-1 as the index. With a batch's id for the uid it is the
-// seed of the batch's window draws.
+// GroupSeed derives the seed that all samples of a group share, for shared initial noise: SampleSeed with 2^64-1 as
+// the index. With the id of a batch as uid it gives the seed of the window draws of that batch.
 func GroupSeed(base, uid string) uint64 { return deriveSeed(base, uid, groupIndex) }
 
 // SeedBase is the base of a prompt with a seed of its own: "seed:" and the decimal
@@ -31,6 +30,7 @@ func SeedBase(seed int64) string { return "seed:" + strconv.FormatInt(seed, 10) 
 // RunBase is the base of a prompt without a seed: "run:" and the run's name.
 func RunBase(run string) string { return "run:" + run }
 
+// deriveSeed is the formula of SampleSeed for any index, groupIndex included.
 func deriveSeed(base, uid string, index uint64) uint64 {
 	b := make([]byte, 0, 24+len(base)+len(uid))
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(base)))

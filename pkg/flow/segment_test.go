@@ -120,7 +120,8 @@ func TestPlan_EnterRefusesWhatDiffers(t *testing.T) {
 		whole := run(t, p, noise(4, 1), gaussian{0.5}.velocity)
 		for index := 3; index < 9; index++ {
 			_, err := flow.NewRollout(segment(p, index, 10), whole[index].X)
-			wantError(t, err, fmt.Sprintf("start.step_index: %d; must be 2", index), string(solver), fmt.Sprintf("the ode steps 2 to %d", index-1))
+			wantError(t, err, fmt.Sprintf("start.step_index: %d; must be 2", index), string(solver),
+				fmt.Sprintf("the ode steps 2 to %d", index-1))
 			fresh := run(t, odePlan(solver, p.Sigmas[index:]), whole[index].X, gaussian{0.5}.velocity)
 			if slices.Equal(fresh[0].Next, whole[index].Next) {
 				t.Errorf("%s: step %d without memory leads where it leads with it: it need not be refused", solver, index)

@@ -6,7 +6,7 @@ import "fmt"
 type Solver string
 
 // The solvers. Order is the convergence order of a run of ode steps, evaluations the
-// velocities per step.
+// number of velocities per step.
 const (
 	Euler Solver = "euler" // order 1, 1 evaluation
 	Heun  Solver = "heun"  // order 2, 2 evaluations
@@ -18,8 +18,8 @@ const (
 // Valid reports whether s is one of the solvers.
 func (s Solver) Valid() bool { return s.Evaluations() > 0 }
 
-// Evaluations returns how many velocities an ode step takes, or 0 for an unknown
-// solver. A stochastic step always takes one.
+// Evaluations returns how many velocities an ode step needs, or 0 for an unknown solver. A stochastic step always
+// needs one.
 func (s Solver) Evaluations() int {
 	switch s {
 	case Euler, DPM, UniPC:
@@ -32,8 +32,7 @@ func (s Solver) Evaluations() int {
 	return 0
 }
 
-// Evaluations returns how many velocities a rollout of these transitions takes, with the solver
-// for its ode steps.
+// Evaluations returns how many velocities a rollout with these transitions needs, with s for its ode steps.
 func Evaluations[T ~string](s Solver, transitions []T) (n int64) {
 	for _, t := range transitions {
 		if Transition(t).Stochastic() {
@@ -45,8 +44,8 @@ func Evaluations[T ~string](s Solver, transitions []T) (n int64) {
 	return n
 }
 
-// Multistep reports whether an ode step looks back on the ode steps before it. The first
-// of a run of ode steps has nothing to look back on and is of order 1.
+// Multistep reports whether an ode step uses the ode steps before it. The first of a run of ode steps has none
+// before it and is of order 1.
 func (s Solver) Multistep() bool { return s == DPM || s == UniPC }
 
 // interval is one ode step: from latents x at sigma to next.
@@ -59,16 +58,16 @@ type interval struct {
 // integrator advances ode steps. It keeps what it needs between the evaluations of
 // a step and, for multistep solvers, between steps.
 type integrator interface {
-	// advance takes the velocity at the point last asked for, which is (in.x, in.sigma)
-	// at the start of a step. When it needs another it writes the latents to point and
-	// returns their sigma and false; else it writes the state at in.next to dst and
-	// returns true. It keeps no reference to its arguments.
+	// advance accepts the velocity at the point that it asked for last; at the start of a step that is (in.x,
+	// in.sigma). If it needs another velocity, it writes the latents to point and returns their sigma and false.
+	// Else it writes the state at in.next to dst and returns true. It keeps no reference to its arguments.
 	advance(in interval, v, point, dst []float32) (sigma float32, done bool)
-	// reset forgets earlier steps: after a stochastic step they are no history of the
-	// path that goes on from it.
+	// reset forgets earlier steps. It is called after a stochastic step: the steps before it are not on the path
+	// that goes on from there.
 	reset()
 }
 
+// newIntegrator returns the integrator of solver s for latents of so many elements. An unknown solver is an error.
 func newIntegrator(s Solver, elements int) (integrator, error) {
 	switch s {
 	case Euler:
@@ -89,7 +88,7 @@ func solverFault(s Solver) error {
 	return fmt.Errorf("solver: %q; must be euler, heun, rk4, dpm or unipc", string(s))
 }
 
-// linear2 sets dst[i] = a*x[i] + b*y[i]. dst may be x or y.
+// linear2 sets dst[i] = a*x[i] + b*y[i]. dst may alias x or y.
 func linear2(dst []float32, a float64, x []float32, b float64, y []float32) {
 	a32, b32 := float32(a), float32(b)
 	x, y = x[:len(dst)], y[:len(dst)]
@@ -107,7 +106,7 @@ func addScaled(dst []float32, a float64, x []float32) {
 	}
 }
 
-// dataEstimate sets dst[i] = x[i] - sigma*v[i], the data that velocity v points at.
+// dataEstimate sets dst[i] = x[i] - sigma*v[i], the model's estimate of the data.
 func dataEstimate(dst, x, v []float32, sigma float32) {
 	x, v = x[:len(dst)], v[:len(dst)]
 	for i := range dst {

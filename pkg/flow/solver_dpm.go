@@ -17,6 +17,7 @@ type dpm struct {
 	history  bool
 }
 
+// advance implements integrator: every step needs one velocity, so it always completes the step.
 func (s *dpm) advance(in interval, v, _, dst []float32) (float32, bool) {
 	sigma, next := float64(in.sigma), float64(in.next)
 	dataEstimate(s.m0, in.x, v, in.sigma)

@@ -1,6 +1,6 @@
 package flow
 
-// euler is x' = x + (sigma'-sigma)*v, bit for bit the ode Kernel's step.
+// euler is x' = x + (sigma'-sigma)*v, bit for bit the ode StepTransition's step.
 type euler struct{}
 
 func (euler) advance(in interval, v, _, dst []float32) (float32, bool) {

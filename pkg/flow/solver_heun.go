@@ -7,6 +7,7 @@ type heun struct {
 	half bool // k1 is known
 }
 
+// advance implements integrator: the first velocity of a step is k1, the second completes the step.
 func (h *heun) advance(in interval, v, point, dst []float32) (float32, bool) {
 	d := float64(in.next) - float64(in.sigma)
 	if !h.half {

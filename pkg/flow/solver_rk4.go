@@ -8,6 +8,7 @@ type rk4 struct {
 	stage int
 }
 
+// advance implements integrator: the four velocities of a step are k1 to k4, the last completes the step.
 func (r *rk4) advance(in interval, v, point, dst []float32) (float32, bool) {
 	d := float64(in.next) - float64(in.sigma)
 	middle := float32((float64(in.sigma) + float64(in.next)) / 2)

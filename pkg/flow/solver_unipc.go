@@ -25,12 +25,15 @@ type unipc struct {
 	order     int       // of the predictor that led here
 }
 
+// newUniPC returns a unipc without history. Its buffers share one allocation.
 func newUniPC(elements int) *unipc {
 	b := make([]float32, 4*elements)
 	at := func(i int) []float32 { return b[i*elements : (i+1)*elements : (i+1)*elements] }
 	return &unipc{m: at(0), m0: at(1), m1: at(2), x: at(3)}
 }
 
+// advance implements integrator: it corrects the state at in.sigma, then predicts the state at in.next. One
+// velocity completes a step.
 func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 	sigma, next := float64(in.sigma), float64(in.next)
 	dataEstimate(s.m, in.x, v, in.sigma)
@@ -55,7 +58,7 @@ func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 	return 0, true
 }
 
-// correct moves s.x from sigma0 to sigma, using the estimate m made there.
+// correct moves s.x from sigma0 to sigma with the data estimate m at sigma.
 func (s *unipc) correct(sigma float64) {
 	step := alphaQ(s.sigma0, sigma)
 	rho1, rho2 := 0.0, 0.5
@@ -69,8 +72,8 @@ func (s *unipc) correct(sigma float64) {
 	addDifference(s.x, -float64(step*rho2), s.m, s.m0)
 }
 
-// rho solves the order conditions; rho1 includes the factor 1/r. When m1 was made at
-// sigma = 1, r is infinite and only rho2 remains.
+// rho solves the order conditions for the weights of correct; rho1 includes the factor 1/r. If m1 was made at sigma
+// = 1, r is infinite and rho1 is 0.
 func (s *unipc) rho(sigma float64) (rho1, rho2 float64) {
 	h := lambda(sigma) - s.l0
 	q := (sigma - s.sigma0) / float64(s.sigma0*(1-sigma))

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Transition names how a step goes from sigma to the next one, sigma'.
+// Transition names how a step goes from sigma to the next sigma, written sigma'.
 type Transition string
 
 // The transitions. With a the noise level and d = sigma' - sigma < 0:
@@ -28,22 +30,33 @@ const (
 	ODE      Transition = "ode"
 )
 
+// AllTransitions lists the transitions, in the order in which messages name them. Not to be modified.
+var AllTransitions = []Transition{SDE, CPS, DanceSDE, ODE}
+
 // Valid reports whether t is one of the transitions.
-func (t Transition) Valid() bool { return t.Stochastic() || t == ODE }
+func (t Transition) Valid() bool { return slices.Contains(AllTransitions, t) }
 
-// Stochastic reports whether t draws noise and so has a log-prob.
-func (t Transition) Stochastic() bool { return t == SDE || t == CPS || t == DanceSDE }
+// Stochastic reports whether t draws noise. Only such a step has a log-prob.
+func (t Transition) Stochastic() bool { return t != ODE && t.Valid() }
 
-// nearOne is how close to 1 a sigma counts as 1 (torch.isclose's relative tolerance,
-// as SGLang tests it): 1/(1-sigma) is no use there.
+func transitionNames() string {
+	names := make([]string, len(AllTransitions))
+	for i, t := range AllTransitions {
+		names[i] = string(t)
+	}
+	return strings.Join(names, ", ")
+}
+
+// nearOne is how close to 1 a sigma counts as 1 (torch.isclose's relative tolerance, as SGLang tests it):
+// 1/(1-sigma) would be too large there.
 const nearOne = 1e-5
 
-// Kernel is one step's Gaussian transition, the same for drawing and for scoring:
+// StepTransition is one step's Gaussian transition, the same for drawing and for scoring:
 //
 //	next[i] = mean[i] + NoiseStd*eps[i],  mean[i] = A*x[i] + B*v[i]
 //
 // A and B are computed in float64 and rounded to float32 once; elements are float32.
-type Kernel struct {
+type StepTransition struct {
 	Transition       Transition
 	NoiseLevel       float64
 	Sigma, SigmaNext float32
@@ -55,26 +68,26 @@ type Kernel struct {
 	NoiseStd float64
 }
 
-// NewKernel builds the kernel of step index over sigmas [T+1]. sde reads sigmas[1]
-// when its own sigma is 1. Errors name the field, its value and the rule.
-func NewKernel(t Transition, noiseLevel float64, sigmas []float32, index int) (Kernel, error) {
+// NewStepTransition returns the transition of step index over sigmas [T+1]. If the sigma of an sde step is 1, it
+// uses sigmas[1] instead. Errors name the field, its value and the rule.
+func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index int) (StepTransition, error) {
 	if err := checkSigmas(sigmas); err != nil {
-		return Kernel{}, err
+		return StepTransition{}, err
 	}
 	if index < 0 || index >= len(sigmas)-1 {
-		return Kernel{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, len(sigmas)-2)
+		return StepTransition{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, len(sigmas)-2)
 	}
 	if err := checkNoise(t, noiseLevel); err != nil {
-		return Kernel{}, err
+		return StepTransition{}, err
 	}
-	return newKernel(t, noiseLevel, sigmas, index)
+	return newStepTransition(t, noiseLevel, sigmas, index)
 }
 
 // checkNoise checks a transition against its noise level.
 func checkNoise(t Transition, a float64) error {
 	switch {
 	case !t.Valid():
-		return fmt.Errorf("transition: %q; must be sde, cps, dance_sde or ode", string(t))
+		return fmt.Errorf("transition: %q; must be one of %s", string(t), transitionNames())
 	case !(a >= 0) || math.IsInf(a, 1):
 		return fmt.Errorf("noise_level: %v; must be a finite number of at least 0", a)
 	case t == CPS && a > 1:
@@ -83,9 +96,9 @@ func checkNoise(t Transition, a float64) error {
 	return nil
 }
 
-// newKernel works on checked arguments.
-func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, error) {
-	k := Kernel{Transition: t, NoiseLevel: a, Sigma: sigmas[index], SigmaNext: sigmas[index+1]}
+// newStepTransition is NewStepTransition for checked arguments.
+func newStepTransition(t Transition, a float64, sigmas []float32, index int) (StepTransition, error) {
+	k := StepTransition{Transition: t, NoiseLevel: a, Sigma: sigmas[index], SigmaNext: sigmas[index+1]}
 	s, p := float64(k.Sigma), float64(k.SigmaNext)
 	d := p - s // exact enough: float64 holds the difference of two float32 sigmas
 	k.A, k.B = 1, float32(d)
@@ -98,7 +111,8 @@ func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, er
 				patched = float64(sigmas[1])
 			}
 			if 1-patched <= nearOne {
-				return Kernel{}, fmt.Errorf("sigmas[1]: %v; must be less than %v for sde at sigma %v", sigmas[1], 1-nearOne, k.Sigma)
+				return StepTransition{}, fmt.Errorf("sigmas[1]: %v; must be less than %v for sde at sigma %v", sigmas[1], 1-nearOne,
+					k.Sigma)
 			}
 			k.StdDevT = float64(a * math.Sqrt(s/(1-patched)))
 		}
@@ -117,15 +131,15 @@ func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, er
 		k.B = float32(float64(keep*(1-s)) - float64(s*(1-p)))
 	}
 	if !finite(k.NoiseStd) || !finite(float64(k.A)) || !finite(float64(k.B)) {
-		return Kernel{}, fmt.Errorf("noise_level: %v; must be smaller at sigma %v", a, k.Sigma)
+		return StepTransition{}, fmt.Errorf("noise_level: %v; must be smaller at sigma %v", a, k.Sigma)
 	}
 	return k, nil
 }
 
-// Draw takes the step: mean[i] = A*x[i] + B*v[i], next[i] = mean[i] + NoiseStd*eps[i],
-// then rounds next to the storage type. eps is standard normal, or nil for an ode
-// kernel. All are [S*C]; next and mean may be the same slice, neither may be x or v.
-func (k Kernel) Draw(next, mean, x, v, eps []float32, storage tensor.DType) error {
+// Draw computes the step: mean[i] = A*x[i] + B*v[i], next[i] = mean[i] + NoiseStd*eps[i], then it rounds next to
+// the storage type. eps is standard normal, or nil for an ode step. All slices are [S*C]. next may alias mean;
+// neither may alias x or v.
+func (k StepTransition) Draw(next, mean, x, v, eps []float32, storage tensor.DType) error {
 	if err := sameLength(x, v, next, mean); err != nil {
 		return err
 	}

@@ -143,7 +143,7 @@ func verlCases() []kernelCase {
 func TestKernel(t *testing.T) {
 	for _, c := range kernelCases() {
 		t.Run(c.name, func(t *testing.T) {
-			k, err := flow.NewKernel(c.t, c.a, c.sigmas, c.index)
+			k, err := flow.NewStepTransition(c.t, c.a, c.sigmas, c.index)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +157,10 @@ func TestKernel(t *testing.T) {
 			allNear(t, "mean", mean, c.mean, f32)
 			allNear(t, "next", next, c.next, f32)
 
-			for kind, want := range map[flow.LogProbKind]float64{flow.Density: c.density, flow.Scaled: c.scaled, flow.Squared: c.squared} {
+			for kind, want := range map[flow.LogProbKind]float64{
+				flow.Density: c.density, flow.Scaled: c.scaled,
+				flow.Squared: c.squared,
+			} {
 				lp, err := k.LogProb(kind, c.x, c.v, next)
 				if math.IsNaN(want) {
 					wantError(t, err, string(kind), "noise_level 0.7")
@@ -194,7 +197,7 @@ func TestKernel_Coefficients(t *testing.T) {
 		{flow.CPS, 1, 2, 0.6, -0.36}, // all noise is fresh: the data estimate alone
 	}
 	for _, c := range ab {
-		k, err := flow.NewKernel(c.t, c.a, fiveSteps, c.index)
+		k, err := flow.NewStepTransition(c.t, c.a, fiveSteps, c.index)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,9 +205,12 @@ func TestKernel_Coefficients(t *testing.T) {
 			t.Errorf("%s a=%v step %d: A, B = %v, %v, want %v, %v", c.t, c.a, c.index, k.A, k.B, c.A, c.B)
 		}
 	}
-	constants := []float64{-0.56226358926594, -0.4506918136088356, 0.03972281289702806, 0.4451879210051921, 0.9356025475110554}
+	constants := []float64{
+		-0.56226358926594, -0.4506918136088356, 0.03972281289702806, 0.4451879210051921,
+		0.9356025475110554,
+	}
 	for i, want := range constants {
-		k, err := flow.NewKernel(flow.SDE, 0.7, fiveSteps, i)
+		k, err := flow.NewStepTransition(flow.SDE, 0.7, fiveSteps, i)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +231,7 @@ func TestKernel_Coefficients(t *testing.T) {
 // What a trainer computes from stored latents and a slightly different velocity.
 func TestKernel_Recompute(t *testing.T) {
 	moved := []float32{0.51, -1.02, 0.75, 0.13}
-	k, err := flow.NewKernel(flow.SDE, 0.7, fiveSteps, 2)
+	k, err := flow.NewStepTransition(flow.SDE, 0.7, fiveSteps, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +269,7 @@ func TestKernel_Recompute(t *testing.T) {
 		}
 	}
 
-	cps, err := flow.NewKernel(flow.CPS, 0.7, fiveSteps, 2)
+	cps, err := flow.NewStepTransition(flow.CPS, 0.7, fiveSteps, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,14 +285,14 @@ func TestKernel_Recompute(t *testing.T) {
 
 // sde with one step reads sigmas[1] = 0, so that g = n = a; cps draws nothing there.
 func TestKernel_OneStep(t *testing.T) {
-	sde, err := flow.NewKernel(flow.SDE, 0.7, []float32{1, 0}, 0)
+	sde, err := flow.NewStepTransition(flow.SDE, 0.7, []float32{1, 0}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if sde.StdDevT != 0.7 || sde.NoiseStd != 0.7 {
 		t.Errorf("sde: g, n = %v, %v, want 0.7, 0.7", sde.StdDevT, sde.NoiseStd)
 	}
-	cps, err := flow.NewKernel(flow.CPS, 0.7, []float32{1, 0}, 0)
+	cps, err := flow.NewStepTransition(flow.CPS, 0.7, []float32{1, 0}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,18 +304,18 @@ func TestKernel_OneStep(t *testing.T) {
 // A first sigma of 0.999999, as UniPC's grid has, counts as 1: dividing by 1-sigma
 // would make g about 700.
 func TestKernel_NearlyOne(t *testing.T) {
-	exact, err := flow.NewKernel(flow.SDE, 0.7, []float32{1, 0.75, 0}, 0)
+	exact, err := flow.NewStepTransition(flow.SDE, 0.7, []float32{1, 0.75, 0}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nearly, err := flow.NewKernel(flow.SDE, 0.7, []float32{0.999999, 0.75, 0}, 0)
+	nearly, err := flow.NewStepTransition(flow.SDE, 0.7, []float32{0.999999, 0.75, 0}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !near(nearly.StdDevT, exact.StdDevT, 1e-5) {
 		t.Errorf("g = %v at 0.999999, %v at 1", nearly.StdDevT, exact.StdDevT)
 	}
-	_, err = flow.NewKernel(flow.SDE, 0.7, []float32{1, 0.999999, 0}, 0)
+	_, err = flow.NewStepTransition(flow.SDE, 0.7, []float32{1, 0.999999, 0}, 0)
 	wantError(t, err, "sigmas[1]: 0.999999")
 }
 
@@ -340,12 +346,12 @@ func TestKernel_Refuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := flow.NewKernel(c.t, c.a, c.sigmas, c.index)
+			_, err := flow.NewStepTransition(c.t, c.a, c.sigmas, c.index)
 			wantError(t, err, c.want)
 		})
 	}
 
-	sde, err := flow.NewKernel(flow.SDE, 0.7, fiveSteps, 1)
+	sde, err := flow.NewStepTransition(flow.SDE, 0.7, fiveSteps, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +364,7 @@ func TestKernel_Refuses(t *testing.T) {
 	wantError(t, err, `log_prob_kind: "full"`)
 	_, err = sde.LogProb(flow.Density, four, four, []float32{1, float32(nan), 0, 0})
 	wantError(t, err, "not finite")
-	ode, err := flow.NewKernel(flow.ODE, 0.7, fiveSteps, 1)
+	ode, err := flow.NewStepTransition(flow.ODE, 0.7, fiveSteps, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,10 +12,10 @@ type Strategy string
 
 // The strategies.
 const (
-	// RandomWindow is a run of Size steps whose start is uniform over Lo .. Hi-Size.
+	// RandomWindow is Size consecutive steps; their start is uniform over Lo .. Hi-Size.
 	RandomWindow Strategy = "random"
-	// ProgressiveWindow is a run of Size steps that starts at Lo and moves on by Size
-	// every ItersPerGroup iterations until it ends at Hi, where it stays.
+	// ProgressiveWindow is Size consecutive steps, first from Lo. Every ItersPerGroup iterations it moves on by
+	// Size, until it ends at Hi, where it stays.
 	ProgressiveWindow Strategy = "progressive"
 	// NoncontiguousWindow is a uniformly random subset of Size steps.
 	NoncontiguousWindow Strategy = "noncontiguous"
@@ -26,32 +26,33 @@ func (s Strategy) Valid() bool {
 	return s == RandomWindow || s == ProgressiveWindow || s == NoncontiguousWindow
 }
 
-// Window chooses the stochastic steps of the groups of a batch, the same for all samples.
+// Window chooses the stochastic steps of the groups of a batch. All their samples get the same steps.
 type Window struct {
 	Size     int // steps to choose
 	Lo, Hi   int // from Lo, Lo+1, .. Hi-1
 	Strategy Strategy
-	// Iteration is the training step. Progressive windows move with it, the others
-	// draw anew for each.
+	// Iteration is the training step. Progressive windows move with it, the others make a new draw for each.
 	Iteration int
-	// ItersPerGroup is how many iterations a progressive window stays; others ignore it.
+	// ItersPerGroup is for how many iterations a progressive window stays in one place; others ignore it.
 	ItersPerGroup int
 }
 
-// Validate joins all faults of w for a rollout of numInferenceSteps, each naming the
-// field, the value and the rule.
+// Validate joins all faults of w for a rollout of numInferenceSteps. Each names the field, the value and the rule.
 func (w Window) Validate(numInferenceSteps int) error {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return err
 	}
 	var faults []error
 	if w.Lo < 0 || w.Hi > numInferenceSteps || w.Lo >= w.Hi {
-		faults = append(faults, fmt.Errorf("sde_window.range: [%d, %d); must be a part of [0, %d) that is not empty", w.Lo, w.Hi, numInferenceSteps))
+		faults = append(faults, fmt.Errorf("sde_window.range: [%d, %d); must be a part of [0, %d) that is not empty", w.Lo,
+			w.Hi, numInferenceSteps))
 	} else if w.Size < 1 || w.Size > w.Hi-w.Lo {
-		faults = append(faults, fmt.Errorf("sde_window.size: %d; must be 1 to %d, the length of its range", w.Size, w.Hi-w.Lo))
+		faults = append(faults, fmt.Errorf("sde_window.size: %d; must be 1 to %d, the length of its range", w.Size,
+			w.Hi-w.Lo))
 	}
 	if !w.Strategy.Valid() {
-		faults = append(faults, fmt.Errorf("sde_window.strategy: %q; must be random, progressive or noncontiguous", string(w.Strategy)))
+		faults = append(faults, fmt.Errorf("sde_window.strategy: %q; must be random, progressive or noncontiguous",
+			string(w.Strategy)))
 	}
 	if w.Iteration < 0 || int64(w.Iteration) > 1<<32-1 {
 		faults = append(faults, fmt.Errorf("sde_window.iteration: %d; must be 0 to 2^32-1", w.Iteration))
@@ -62,10 +63,9 @@ func (w Window) Validate(numInferenceSteps int) error {
 	return errors.Join(faults...)
 }
 
-// Indices returns the chosen steps, ascending. seed is GroupSeed of the batch: all that is
-// trained together must use the same. Draw j is the 64-bit number of the first
-// two words (low, high) of Philox with key seed and counter (j, Iteration,
-// StreamWindow, 0); its choice among n is the upper half of its product with n.
+// Indices returns the chosen steps, ascending. seed is the GroupSeed of the batch: groups that are trained together
+// must use the same. Draw j is the 64-bit number of the first two words (low, high) of Philox with key seed and
+// counter (j, Iteration, StreamWindow, 0). The choice among n is the upper half of the draw's product with n.
 func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {
 	if err := w.Validate(numInferenceSteps); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {
 	return sequence(start, w.Size), nil
 }
 
-// subset is the first Size places of a Fisher-Yates shuffle of Lo .. Hi-1, sorted.
+// subset returns the first Size elements of a Fisher-Yates shuffle of Lo .. Hi-1, sorted.
 func (w Window) subset(choose func(draw, n int) int) []int {
 	steps := sequence(w.Lo, w.Hi-w.Lo)
 	for i := range w.Size {
@@ -105,8 +105,8 @@ func (w Window) subset(choose func(draw, n int) int) []int {
 	return steps
 }
 
-// StepIndices checks a list of sde_step_indices, 0 .. T-1 without repeats, and
-// returns it ascending. nil stands for all steps, an empty list for none.
+// StepIndices checks a list of sde_step_indices, 0 .. T-1 without repeats, and returns it ascending. nil stands for
+// all steps, an empty list for no step.
 func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -117,9 +117,9 @@ func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
 	return checkIndices("sde_step_indices", indices, numInferenceSteps-1)
 }
 
-// ReturnIndices checks a list of return_step_indices, 0 .. T without repeats, and
-// returns it ascending: index i is the latents before step i, T the final ones. nil
-// stands for what a trainer of the steps sde needs, the latents before and after each.
+// ReturnIndices checks a list of return_step_indices, 0 .. T without repeats, and returns it ascending. Index i
+// means the latents before step i, T the final latents. nil stands for the latents before and after each step in
+// sde: what a trainer of these steps needs.
 func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -135,8 +135,8 @@ func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
 	return slices.Compact(both), nil
 }
 
-// Transitions lists what each of T steps runs: t at the indices, ode elsewhere.
-// Indices out of range are ignored; StepIndices refuses them.
+// Transitions returns the transition of each of T steps: t at the indices, ode elsewhere. It ignores indices out of
+// range; StepIndices refuses them.
 func Transitions(t Transition, indices []int, numInferenceSteps int) []Transition {
 	all := make([]Transition, max(numInferenceSteps, 0))
 	for i := range all {
@@ -148,6 +148,8 @@ func Transitions(t Transition, indices []int, numInferenceSteps int) []Transitio
 	return all
 }
 
+// checkIndices returns a sorted copy of indices. An index outside 0 .. last and one that repeats are errors that
+// name the field.
 func checkIndices(field string, indices []int, last int) ([]int, error) {
 	sorted := slices.Clone(indices)
 	slices.Sort(sorted)
@@ -156,12 +158,13 @@ func checkIndices(field string, indices []int, last int) ([]int, error) {
 			return nil, fmt.Errorf("%s: %d; must be a step from 0 to %d", field, index, last)
 		}
 		if i > 0 && index == sorted[i-1] {
-			return nil, fmt.Errorf("%s: %d; must come once", field, index)
+			return nil, fmt.Errorf("%s: %d; must come at most once", field, index)
 		}
 	}
 	return sorted, nil
 }
 
+// sequence returns start, start+1, .. of n numbers.
 func sequence(start, n int) []int {
 	steps := make([]int, n)
 	for i := range steps {

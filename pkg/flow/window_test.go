@@ -35,7 +35,10 @@ func TestWindow_Indices(t *testing.T) {
 		hi := rapid.IntRange(lo+1, steps).Draw(t, "hi")
 		w := flow.Window{
 			Size: rapid.IntRange(1, hi-lo).Draw(t, "size"), Lo: lo, Hi: hi,
-			Strategy:      rapid.SampledFrom([]flow.Strategy{flow.RandomWindow, flow.ProgressiveWindow, flow.NoncontiguousWindow}).Draw(t, "strategy"),
+			Strategy: rapid.SampledFrom([]flow.Strategy{
+				flow.RandomWindow, flow.ProgressiveWindow,
+				flow.NoncontiguousWindow,
+			}).Draw(t, "strategy"),
 			Iteration:     rapid.IntRange(0, math.MaxUint32).Draw(t, "iteration"),
 			ItersPerGroup: rapid.IntRange(1, 100).Draw(t, "iters"),
 		}
@@ -134,7 +137,7 @@ func TestStepIndices(t *testing.T) {
 		{"sorted", []int{3, 0}, []int{0, 3}, ""},
 		{"negative", []int{-1}, nil, "sde_step_indices: -1; must be a step from 0 to 3"},
 		{"T", []int{4}, nil, "sde_step_indices: 4; must be a step from 0 to 3"},
-		{"repeat", []int{1, 2, 1}, nil, "sde_step_indices: 1; must come once"},
+		{"repeat", []int{1, 2, 1}, nil, "sde_step_indices: 1; must come at most once"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -179,7 +182,7 @@ func TestReturnIndices(t *testing.T) {
 		{"given", []int{4, 0}, []int{2}, []int{0, 4}, ""},
 		{"empty given", []int{}, []int{2}, []int{}, ""},
 		{"beyond T", []int{5}, nil, nil, "return_step_indices: 5; must be a step from 0 to 4"},
-		{"repeat", []int{0, 0}, nil, nil, "return_step_indices: 0; must come once"},
+		{"repeat", []int{0, 0}, nil, nil, "return_step_indices: 0; must come at most once"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

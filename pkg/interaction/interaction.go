@@ -1,14 +1,18 @@
-// Package interaction is who answers a language model between its turns, so that it can try again: the interaction sums,
-// which is built in, and workers on a NATS queue group. A worker is any program, in any language, that subscribes to
+// Package interaction asks an interaction for its reply to a language model's answer, so that the model can try again
+// in its next turn. An interaction is either built in (Sums) or a group of workers on NATS. A worker is any program, in
+// any language, that subscribes to
 //
 //	mdr.v1.interact.NAME    queue group NAME
 //
-// and answers each request, the msgpack map schemas.InteractRequest, with the msgpack map schemas.InteractReply:
-// {v: 1, content: "too low", score: 0}, {v: 1, terminate: true, score: 1}, or {v: 1, error: "out of memory", retry: true}.
+// and answers each request, the msgpack map schemas.InteractRequest, with the msgpack map schemas.InteractReply, such as
 //
-// This is core NATS: the server hands a request to one worker of the group and forgets it. All that was said is in each
-// request, so that workers come and go freely. Whatever keeps a worker from answering ends within the time that the prompt
-// gives it, as a Fault with the name of its kind.
+//	{v: 1, content: "too low", score: 0}
+//	{v: 1, terminate: true, score: 1}
+//	{v: 1, error: "out of memory", retry: true}
+//
+// This is core NATS: the server gives a request to one worker of the group and does not store it. Each request has the
+// whole conversation, so workers can start and stop at any time. If no worker answers within the time that the prompt
+// allows, the result is a Fault, which names what went wrong.
 package interaction
 
 import (
@@ -25,9 +29,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Fault is why an interaction says nothing, for good.
+// Fault is the final error of an interaction: to ask again would not help.
 type Fault struct {
-	// State is its kind, one of schemas.ConversationStates: timeout, absent, error or garbage.
+	// State is the kind of fault, one of schemas.ConversationStates: timeout, absent, error or garbage.
 	State string
 	Err   error
 }
@@ -37,17 +41,19 @@ func (f *Fault) Error() string { return f.State + ": " + f.Err.Error() }
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// The pauses after which a worker that is not there, or says retry, is asked again.
+// The pauses before Ask tries again if no worker is there or a worker's reply says retry. They double from first to
+// most.
 const (
 	firstPause = 50 * time.Millisecond
 	mostPause  = 2 * time.Second
 )
 
-// Ask returns what the interaction of a request says to its answer: a built-in one at once, a worker within the timeout. An
-// error that is no Fault may pass: the connection was lost meanwhile, or ctx has ended.
+// Ask returns the reply of a request's interaction to the last message. A built-in one replies at once, a worker within
+// the timeout. The error is a Fault if the interaction gives no reply. Other errors are temporary: the connection was
+// lost, or ctx has ended.
 func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout time.Duration) (*schemas.InteractReply, error) {
 	if Builtin(r.Name) {
-		return answer(r)
+		return sumsReply(r)
 	}
 	subject := schemas.InteractSubject(r.Name)
 	data, err := encode(nc, r)
@@ -63,7 +69,7 @@ func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout
 		m, err := nc.RequestWithContext(asked, subject, data)
 		switch {
 		case err == nil:
-			reply, why := read(m.Data)
+			reply, why := decodeReply(m.Data)
 			if why == nil || why.State == schemas.ConversationGarbage || !reply.Retry {
 				return reply, faultOf(why)
 			}
@@ -75,9 +81,10 @@ func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout
 		case !nc.IsConnected(), nc.Stats().Reconnects != reconnects:
 			return nil, fmt.Errorf("the connection to the server was lost: %w", err)
 		case errors.Is(err, context.DeadlineExceeded) && fault != nil && time.Since(began) < pause:
-			return nil, fault // a try that had no time says nothing
+			return nil, fault // the last try had too little time; the one before tells more
 		case errors.Is(err, context.DeadlineExceeded):
-			return nil, &Fault{schemas.ConversationTimeout, fmt.Errorf("no answer on %s within %v (interaction.timeout_ms)", subject, timeout)}
+			return nil, &Fault{schemas.ConversationTimeout, fmt.Errorf("no answer on %s within %v (interaction.timeout_ms)",
+				subject, timeout)}
 		default:
 			return nil, fmt.Errorf("ask on %s: %w", subject, err)
 		}
@@ -92,6 +99,7 @@ func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout
 	}
 }
 
+// faultOf returns f as an error; nil stays nil.
 func faultOf(f *Fault) error {
 	if f == nil {
 		return nil
@@ -99,7 +107,7 @@ func faultOf(f *Fault) error {
 	return f
 }
 
-// encode leaves logits out where they do not fit in a message: events have them.
+// encode encodes a request. If it is too large for a message, it leaves out the logits, which events have too.
 func encode(nc *nats.Conn, r *schemas.InteractRequest) ([]byte, error) {
 	data, err := schemas.Encode(r)
 	if limit := nc.MaxPayload(); err == nil && limit > 0 && int64(len(data)) > limit && r.Logits != nil {
@@ -116,8 +124,8 @@ func encode(nc *nats.Conn, r *schemas.InteractRequest) ([]byte, error) {
 	return data, nil
 }
 
-// legible is a text of strangers without what a terminal would take for more than letters.
-func legible(s string) string {
+// printable replaces control characters in a worker's text, which a terminal might interpret.
+func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) || r == '\n' {
 			return r
@@ -126,8 +134,9 @@ func legible(s string) string {
 	}, s)
 }
 
-// read takes a worker's reply; what is none is a Fault.
-func read(data []byte) (*schemas.InteractReply, *Fault) {
+// decodeReply decodes a worker's reply. The Fault says that the reply is not valid (garbage) or that the worker reports
+// an error; then the caller looks at reply.Retry.
+func decodeReply(data []byte) (*schemas.InteractReply, *Fault) {
 	reply := &schemas.InteractReply{}
 	err := error(nil)
 	if len(data) > schemas.MaxInteractReply {
@@ -139,7 +148,7 @@ func read(data []byte) (*schemas.InteractReply, *Fault) {
 	case err != nil:
 		return reply, &Fault{schemas.ConversationGarbage, fmt.Errorf("the worker's reply: %w", err)}
 	case reply.Error != "":
-		return reply, &Fault{schemas.ConversationError, fmt.Errorf("the worker says: %s", legible(reply.Error))}
+		return reply, &Fault{schemas.ConversationError, fmt.Errorf("the worker says: %s", printable(reply.Error))}
 	}
 	return reply, nil
 }

@@ -10,18 +10,20 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Sums checks the answer to a sum: 347+58=? in the newest message of the user that asks one, or the number of the ground
-// truth. It scores 1 and ends the conversation where the answer is right, and else scores 0 and says too low or too high, as the
-// model sums was trained with. An answer that is cut off, or no whole number as one writes it, is NotANumber.
+// Sums is the name of the built-in interaction that checks the answer to a sum. The sum is in the newest message of the
+// user that asks one, such as 347+58=?, or the ground truth is the right number. A right answer scores 1 and ends the
+// conversation. A wrong one scores 0, and the reply is "too low" or "too high". An answer that is cut off, or not a
+// whole number in its usual form, gets the reply NotANumber. The model sums was trained with these replies.
 const Sums = "sums"
 
-// NotANumber is what Sums says to an answer that is no whole number.
+// NotANumber is the reply of Sums to an answer that is not a whole number.
 const NotANumber = "not a number"
 
-// Builtin says whether an interaction of this name is built in.
+// Builtin reports whether the interaction of a name is built in.
 func Builtin(name string) bool { return name == Sums }
 
-// Check refuses a built-in interaction that could say nothing to the answers of a prompt.
+// Check returns an error if the interaction is built in and could not check the answers to a prompt: it has params, or
+// the messages ask no sum and there is no ground truth.
 func Check(name string, params map[string]string, messages []schemas.Message, groundTruth string) error {
 	if !Builtin(name) {
 		return nil
@@ -33,7 +35,8 @@ func Check(name string, params map[string]string, messages []schemas.Message, gr
 	return err
 }
 
-func answer(r *schemas.InteractRequest) (*schemas.InteractReply, error) {
+// sumsReply returns the reply of Sums to the last message of a request. A request without a sum is a Fault.
+func sumsReply(r *schemas.InteractRequest) (*schemas.InteractReply, error) {
 	if len(r.Messages) == 0 {
 		return nil, &Fault{schemas.ConversationError, errors.New("messages: none; must end with the answer")}
 	}
@@ -42,21 +45,23 @@ func answer(r *schemas.InteractRequest) (*schemas.InteractReply, error) {
 	if err != nil {
 		return nil, &Fault{schemas.ConversationError, err}
 	}
-	return sums(r.Messages[last].Content, r.FinishReason, want), nil
+	return compareSum(r.Messages[last].Content, r.FinishReason, want), nil
 }
 
+// target returns the right number: the ground truth, or the result of the sum that the user asks.
 func target(messages []schemas.Message, groundTruth string) (float64, error) {
 	list := make([]scorer.Message, len(messages))
 	for i, m := range messages {
 		list[i] = scorer.Message(m)
 	}
-	return scorer.NumericTarget(scorer.Asked(list), groundTruth)
+	return scorer.NumericTarget(scorer.UserTexts(list), groundTruth)
 }
 
-// canonical are whole numbers as one writes them.
+// canonical matches whole numbers in their usual form, without leading zeros or a plus.
 var canonical = regexp.MustCompile(`^(0|-?[1-9][0-9]*)$`)
 
-func sums(text, finish string, want float64) *schemas.InteractReply {
+// compareSum returns the reply to an answer, given how it finished and the right number.
+func compareSum(text, finish string, want float64) *schemas.InteractReply {
 	got, err := strconv.ParseFloat(text, 64)
 	reply := &schemas.InteractReply{Score: new(0.0)}
 	switch {

@@ -13,7 +13,7 @@ type (
 		tuple bool
 	}
 	dictNode struct{ keys, values []expression }
-	condNode struct{ then, test, otherwise expression } // no otherwise: undefined
+	condNode struct{ then, test, otherwise expression } // nil otherwise: undefined
 	andNode  struct{ left, right expression }
 	orNode   struct{ left, right expression }
 	notNode  struct{ of expression }
@@ -103,7 +103,7 @@ type (
 		parameters             []string
 		defaults               []expression // of the last parameters
 		body                   []statement
-		caller, named, varargs bool // which the body asks for
+		caller, named, varargs bool // whether the body uses caller, kwargs, varargs
 		line                   int
 	}
 	callBlockNode struct {
@@ -123,7 +123,7 @@ type (
 	continueNode struct{}
 )
 
-// target is what a value is given to: a name, an attribute of a namespace, or several targets.
+// target is the left side of an assignment: a name, an attribute of a namespace, or several targets.
 type target struct {
 	name, attribute string
 	several         []target

@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 )
 
+// eval returns the value of an expression.
 func (s *state) eval(e expression) any {
 	s.step(0)
 	switch n := e.(type) {
@@ -77,6 +78,7 @@ func (s *state) eval(e expression) any {
 	return nil
 }
 
+// list evaluates a list or a tuple.
 func (s *state) list(n listNode) *list {
 	l := &list{make([]any, len(n.items)), n.tuple}
 	s.made(16 * len(n.items))
@@ -86,6 +88,7 @@ func (s *state) list(n listNode) *list {
 	return l
 }
 
+// dict evaluates a dict; keys must be hashable.
 func (s *state) dict(n dictNode) *dict {
 	d := newDict()
 	s.made(64 * len(n.keys))
@@ -98,7 +101,7 @@ func (s *state) dict(n dictNode) *dict {
 	return d
 }
 
-// chain is a < b < c.
+// chain evaluates a comparison such as a < b < c.
 func (s *state) chain(n compareNode) bool {
 	left := s.eval(n.first)
 	for i, op := range n.ops {
@@ -111,6 +114,7 @@ func (s *state) chain(n compareNode) bool {
 	return true
 }
 
+// concat evaluates a ~ b: the values as one text.
 func (s *state) concat(n concatNode) string {
 	var b strings.Builder
 	for _, item := range n.items {
@@ -121,14 +125,14 @@ func (s *state) concat(n concatNode) string {
 	return b.String()
 }
 
-// attribute is x.name: an attribute of the object, else its item of this name.
+// attribute evaluates x.name: an attribute of the object, else its item of that name, else undefined.
 func (s *state) attribute(of any, name string) any {
 	if strings.HasPrefix(name, "_") {
 		s.fail("%s.%s: attributes that begin with _ cannot be read", typeName(of), name)
 	}
 	switch v := of.(type) {
 	case undefined:
-		s.defined(v)
+		s.mustBeDefined(v)
 	case *namespace:
 		if got, ok := v.attributes.get(name); ok {
 			return got
@@ -150,9 +154,9 @@ func (s *state) attribute(of any, name string) any {
 	return undefined{typeName(of) + " has no attribute " + name}
 }
 
-// item is x[index]: an item of the object, else its attribute of this name.
+// item evaluates x[index]: an item of the object, else its attribute of that name, else undefined.
 func (s *state) item(of, index any) any {
-	s.defined(of)
+	s.mustBeDefined(of)
 	if d, ok := of.(*dict); ok {
 		if got, ok := d.get(index); ok {
 			return got
@@ -185,7 +189,7 @@ func (s *state) item(of, index any) any {
 	return undefined{typeName(of) + " has no element " + s.text(index)}
 }
 
-// slice is x[begin:end:step].
+// slice evaluates x[begin:end:step] of a string or a list.
 func (s *state) slice(of any, n sliceNode) any {
 	var bounds [3]*int64
 	for i, e := range []expression{n.begin, n.end, n.step} {
@@ -196,14 +200,14 @@ func (s *state) slice(of any, n sliceNode) any {
 		if v == nil {
 			continue
 		}
-		s.defined(v)
+		s.mustBeDefined(v)
 		at, ok := integer(v)
 		if !ok {
 			s.fail("a slice from, to or by %s", typeName(v))
 		}
 		bounds[i] = &at
 	}
-	s.defined(of)
+	s.mustBeDefined(of)
 	switch v := of.(type) {
 	case string:
 		s.made(len(v))
@@ -211,10 +215,10 @@ func (s *state) slice(of any, n sliceNode) any {
 			begin, end, _ := s.bounds(bounds, len(v))
 			return v[begin:max(begin, end)]
 		}
-		return string(pick(s, []rune(v), bounds))
+		return string(sliceOf(s, []rune(v), bounds))
 	case *list:
 		s.made(16 * len(v.items))
-		return &list{pick(s, v.items, bounds), v.tuple}
+		return &list{sliceOf(s, v.items, bounds), v.tuple}
 	case span:
 		s.unsupported("a slice of a range")
 	}
@@ -222,7 +226,7 @@ func (s *state) slice(of any, n sliceNode) any {
 	return nil
 }
 
-// bounds are those of a slice of n items, as Python clips them.
+// bounds returns the bounds of a slice of n items, clipped as in Python.
 func (s *state) bounds(of [3]*int64, n int) (begin, end, step int) {
 	step = 1
 	if of[2] != nil {
@@ -251,7 +255,8 @@ func (s *state) bounds(of [3]*int64, n int) (begin, end, step int) {
 	return clip(of[0], high), clip(of[1], low), step
 }
 
-func pick[T any](s *state, of []T, by [3]*int64) []T {
+// sliceOf returns the items of a slice.
+func sliceOf[T any](s *state, of []T, by [3]*int64) []T {
 	begin, end, step := s.bounds(by, len(of))
 	var out []T
 	for i := begin; step > 0 && i < end || step < 0 && i > end; i += step {
@@ -260,6 +265,7 @@ func pick[T any](s *state, of []T, by [3]*int64) []T {
 	return out
 }
 
+// loopAttribute returns an attribute of the variable loop, such as loop.index.
 func (s *state) loopAttribute(l *loop, name string) any {
 	n, at := int64(len(l.items)), int64(l.at)
 	switch name {

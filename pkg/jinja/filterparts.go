@@ -10,30 +10,32 @@ import (
 	"unicode/utf8"
 )
 
-// string is soft_str of Jinja, of what is no markup.
+// string is soft_str of Jinja: the text of a value that is not markup.
 func (s *state) string(v any) string {
 	if m, ok := v.(markup); ok {
-		s.defined(m)
+		s.mustBeDefined(m)
 	}
 	return s.text(v)
 }
 
+// mapping returns v as a dict; another type is an error that names the filter.
 func (s *state) mapping(name string, v any) *dict {
 	d, ok := v.(*dict)
 	if !ok {
-		s.defined(v)
+		s.mustBeDefined(v)
 		s.fail("%s of %s; must be of a dict", name, typeName(v))
 	}
 	return d
 }
 
+// filter applies the filter of a node to v.
 func (s *state) filter(n filterNode, v any) any {
 	c := s.args(n.name, n.args)
 	s.line = n.line
 	return s.apply(v, c)
 }
 
-// filtered applies the filters of a block to its text.
+// filtered applies the chain of filters of a block to its text, the innermost first.
 func (s *state) filtered(n filterNode, text any) any {
 	if inner, ok := n.of.(filterNode); ok {
 		text = s.filtered(inner, text)
@@ -41,6 +43,7 @@ func (s *state) filtered(n filterNode, text any) any {
 	return s.filter(n, text)
 }
 
+// apply applies the filter named c.name to v.
 func (s *state) apply(v any, c *call) any {
 	f := filters[c.name]
 	if f == nil {
@@ -52,8 +55,8 @@ func (s *state) apply(v any, c *call) any {
 
 func filterDefault(s *state, v any, c *call) any {
 	a := s.bind(c, 0, "default_value", "boolean")
-	if _, ok := v.(undefined); ok || truth(or(a[1], false)) && !truth(v) {
-		return or(a[0], "")
+	if _, ok := v.(undefined); ok || truth(argument(a[1], false)) && !truth(v) {
+		return argument(a[0], "")
 	}
 	return v
 }
@@ -79,31 +82,32 @@ func filterLength(s *state, v any, c *call) any {
 	return int64(n)
 }
 
+// filterIndent is the filter indent: it indents the lines after the first by width spaces, or by a text.
 func filterIndent(s *state, v any, c *call) any {
 	a := s.bind(c, 0, "width", "first", "blank")
-	s.defined(v)
+	s.mustBeDefined(v)
 	text, ok := v.(string)
 	if !ok {
 		s.fail("indent of %s", typeName(v))
 	}
 	by := ""
-	switch width := or(a[0], int64(4)).(type) {
+	switch width := argument(a[0], int64(4)).(type) {
 	case string:
 		by = width
 	case int64:
-		s.repeated(1, width)
+		s.madeCopies(1, width)
 		by = strings.Repeat(" ", int(max(0, width)))
 	default:
 		s.fail("indent by %s", typeName(width))
 	}
 	var b strings.Builder
-	if truth(or(a[1], false)) {
+	if truth(argument(a[1], false)) {
 		b.WriteString(by)
 	}
 	for i, line := range s.lines(text + "\n") {
 		if i > 0 {
 			b.WriteByte('\n')
-			if line != "" || truth(or(a[2], false)) {
+			if line != "" || truth(argument(a[2], false)) {
 				s.made(len(by))
 				b.WriteString(by)
 			}
@@ -114,11 +118,12 @@ func filterIndent(s *state, v any, c *call) any {
 	return b.String()
 }
 
+// filterMap is the filter map: it applies a filter to each item, or reads an attribute of each.
 func filterMap(s *state, v any, c *call) any {
 	var each func(any) any
 	if len(c.args) == 0 && slices.Contains(c.names, "attribute") {
 		a := s.bind(&call{c.name, nil, c.names, c.named}, 0, "attribute", "default")
-		each = s.attributeOf(a[0], or(a[1], nil))
+		each = s.attributeOf(a[0], argument(a[1], nil))
 	} else {
 		if len(c.args) == 0 {
 			s.fail("map needs a filter or an attribute")
@@ -139,22 +144,23 @@ func filterMap(s *state, v any, c *call) any {
 	return &generator{out}
 }
 
+// filterRound is the filter round, with the rounding of Python.
 func filterRound(s *state, v any, c *call) any {
 	a := s.bind(c, 0, "precision", "method")
-	s.defined(v)
-	precision, whole := integer(or(a[0], int64(0)))
+	s.mustBeDefined(v)
+	precision, whole := integer(argument(a[0], int64(0)))
 	f, ok := float(v)
 	if !ok || !whole || precision < 0 || precision > 15 {
 		s.unsupported("round of %s", typeName(v))
 	}
 	if i, isInt := integer(v); isInt {
-		if or(a[1], "common") == "common" {
+		if argument(a[1], "common") == "common" {
 			return i // Python's round leaves integers as they are
 		}
 		s.unsupported("round of int with a method")
 	}
 	scale := math.Pow(10, float64(precision))
-	switch or(a[1], "common") {
+	switch argument(a[1], "common") {
 	case "common":
 		if math.IsInf(f, 0) || f != f {
 			return f
@@ -171,10 +177,11 @@ func filterRound(s *state, v any, c *call) any {
 	return nil
 }
 
+// filterJSON is the filter tojson of transformers: json.dumps without HTML escapes.
 func filterJSON(s *state, v any, c *call) any {
 	a := s.bind(c, 0, "ensure_ascii", "indent", "separators", "sort_keys")
-	f := jsonForm{ascii: truth(or(a[0], false)), sorted: truth(or(a[3], false)), item: ", ", key: ": "}
-	switch by := or(a[1], nil).(type) {
+	f := jsonForm{ascii: truth(argument(a[0], false)), sorted: truth(argument(a[3], false)), item: ", ", key: ": "}
+	switch by := argument(a[1], nil).(type) {
 	case nil:
 	case string:
 		f.indent = &by
@@ -189,7 +196,7 @@ func filterJSON(s *state, v any, c *call) any {
 	if f.indent != nil {
 		f.item = ","
 	}
-	if separators := or(a[2], nil); separators != nil {
+	if separators := argument(a[2], nil); separators != nil {
 		items := s.iterate(separators)
 		if len(items) != 2 {
 			s.fail("tojson: separators must be two strings")
@@ -201,7 +208,8 @@ func filterJSON(s *state, v any, c *call) any {
 	return b.String()
 }
 
-// attributeOf reads an attribute a.b.0 of an item; nil reads the item.
+// attributeOf returns a function that reads an attribute path such as a.b.0 of an item; a nil path returns the item
+// itself. otherwise, unless nil, replaces an undefined value.
 func (s *state) attributeOf(path, otherwise any) func(any) any {
 	var parts []any
 	switch path := path.(type) {
@@ -228,14 +236,15 @@ func (s *state) attributeOf(path, otherwise any) func(any) any {
 	}
 }
 
-// folded is a sort key of Jinja, which leaves the case of texts out.
-func (s *state) folded(v any, exact bool) any {
+// sortKey returns the key by which Jinja sorts a value: texts in lower case unless exact.
+func (s *state) sortKey(v any, exact bool) any {
 	if text, ok := v.(string); ok && !exact {
 		return s.lower(text)
 	}
 	return v
 }
 
+// sort sorts items in place by the keys that by returns; it is stable.
 func (s *state) sort(items []any, by func(any) any, reverse bool) {
 	keys := make(map[int]any, len(items))
 	order := make([]int, len(items))
@@ -249,7 +258,7 @@ func (s *state) sort(items []any, by func(any) any, reverse bool) {
 		if s.less(keys[i], keys[j], 0) {
 			return -1
 		}
-		return int(number(s.less(keys[j], keys[i], 0)))
+		return int(boolToInt(s.less(keys[j], keys[i], 0)))
 	})
 	sorted := make([]any, len(items))
 	for i, at := range order {
@@ -258,17 +267,18 @@ func (s *state) sort(items []any, by func(any) any, reverse bool) {
 	copy(items, sorted)
 }
 
-func (s *state) extreme(v any, c *call, most bool) any {
+// extremum is the filters max (most) and min: the first of the largest or smallest items.
+func (s *state) extremum(v any, c *call, most bool) any {
 	a := s.bind(c, 0, "case_sensitive", "attribute")
-	attribute, exact := s.attributeOf(or(a[1], nil), nil), truth(or(a[0], false))
+	attribute, exact := s.attributeOf(argument(a[1], nil), nil), truth(argument(a[0], false))
 	var best any = undefined{"the largest or smallest item of none"}
 	for i, item := range s.iterate(v) {
-		k := s.folded(attribute(item), exact)
+		k := s.sortKey(attribute(item), exact)
 		if i == 0 {
 			best = item
 			continue
 		}
-		least := s.folded(attribute(best), exact)
+		least := s.sortKey(attribute(best), exact)
 		if most {
 			k, least = least, k
 		}
@@ -279,7 +289,7 @@ func (s *state) extreme(v any, c *call, most bool) any {
 	return best
 }
 
-// choose is select, reject, selectattr and rejectattr.
+// choose is the filters select, reject (wanted is false), selectattr and rejectattr (attribute).
 func (s *state) choose(v any, c *call, attribute, wanted bool) any {
 	if !truth(v) {
 		return &generator{}
@@ -309,7 +319,7 @@ func (s *state) choose(v any, c *call, attribute, wanted bool) any {
 	return &generator{out}
 }
 
-// numeral is a text as numbers are read of it.
+// numeral prepares a text for parsing as a number: lower case, without white space around it.
 func (s *state) numeral(text string) string {
 	foreign := func(r rune) bool { return r == '_' || r >= utf8.RuneSelf && unicode.IsDigit(r) }
 	if strings.IndexFunc(text, foreign) >= 0 {

@@ -10,7 +10,7 @@ import (
 // filter applies a filter with its arguments.
 type filter func(s *state, v any, c *call) any
 
-// filters are Jinja's, with the tojson of transformers.
+// filters are all filters by name: those of Jinja, with the tojson of transformers.
 var filters = map[string]filter{}
 
 func init() { // some of them apply others
@@ -19,7 +19,7 @@ func init() { // some of them apply others
 	}
 }
 
-// textFilters are those of texts.
+// textFilters returns the filters of texts.
 func textFilters() map[string]filter {
 	return map[string]filter{
 		"capitalize": func(s *state, v any, c *call) any {
@@ -40,7 +40,7 @@ func textFilters() map[string]filter {
 		},
 		"replace": func(s *state, v any, c *call) any {
 			a := s.bind(c, 2, "old", "new", "count")
-			n, ok := integer(or(a[2], int64(-1)))
+			n, ok := integer(argument(a[2], int64(-1)))
 			if a[2] == nil {
 				n, ok = -1, true
 			}
@@ -67,7 +67,7 @@ func textFilters() map[string]filter {
 		"tojson": filterJSON,
 		"trim": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "chars")
-			return s.strip(s.string(v), or(a[0], nil), true, true)
+			return s.strip(s.string(v), argument(a[0], nil), true, true)
 		},
 		"upper": func(s *state, v any, c *call) any {
 			s.bind(c, 0)
@@ -76,7 +76,7 @@ func textFilters() map[string]filter {
 	}
 }
 
-// numberFilters are those of numbers.
+// numberFilters returns the filters of numbers.
 func numberFilters() map[string]filter {
 	return map[string]filter{
 		"abs": func(s *state, v any, c *call) any {
@@ -91,18 +91,18 @@ func numberFilters() map[string]filter {
 		},
 		"float": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "default")
-			s.defined(v)
+			s.mustBeDefined(v)
 			if f, ok := s.parseFloat(v); ok {
 				return f
 			}
-			return or(a[0], 0.0)
+			return argument(a[0], 0.0)
 		},
 		"int": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "default", "base")
-			if or(a[1], int64(10)) != int64(10) {
+			if argument(a[1], int64(10)) != int64(10) {
 				s.unsupported("int of another base than 10")
 			}
-			s.defined(v)
+			s.mustBeDefined(v)
 			if text, ok := v.(string); ok {
 				if i, ok := s.parseInt(text); ok {
 					return i
@@ -117,14 +117,14 @@ func numberFilters() map[string]filter {
 				}
 				return int64(f)
 			}
-			return or(a[0], int64(0))
+			return argument(a[0], int64(0))
 		},
-		"max":   func(s *state, v any, c *call) any { return s.extreme(v, c, true) },
-		"min":   func(s *state, v any, c *call) any { return s.extreme(v, c, false) },
+		"max":   func(s *state, v any, c *call) any { return s.extremum(v, c, true) },
+		"min":   func(s *state, v any, c *call) any { return s.extremum(v, c, false) },
 		"round": filterRound,
 		"sum": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "attribute", "start")
-			attribute, total := s.attributeOf(or(a[0], nil), nil), or(a[1], int64(0))
+			attribute, total := s.attributeOf(argument(a[0], nil), nil), argument(a[1], int64(0))
 			for _, item := range s.iterate(v) {
 				total = s.binary("+", total, attribute(item))
 			}
@@ -133,7 +133,7 @@ func numberFilters() map[string]filter {
 	}
 }
 
-// listFilters are those of lists.
+// listFilters returns the filters of lists.
 func listFilters() map[string]filter {
 	return map[string]filter{
 		"batch": func(s *state, v any, c *call) any {
@@ -142,12 +142,12 @@ func listFilters() map[string]filter {
 			if !ok || n < 1 {
 				s.fail("batch: linecount must be a positive integer")
 			}
-			fill := or(a[1], nil)
+			fill := argument(a[1], nil)
 			var out []any
 			for line := range slices.Chunk(s.iterate(v), int(min(n, MaxBytes))) {
 				line = slices.Clone(line)
 				if missing := n - int64(len(line)); fill != nil && missing > 0 {
-					s.repeated(16, missing)
+					s.madeCopies(16, missing)
 					line = append(line, slices.Repeat([]any{fill}, int(missing))...)
 				}
 				out = append(out, &list{items: line})
@@ -169,8 +169,8 @@ func listFilters() map[string]filter {
 		},
 		"join": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "d", "attribute")
-			between := s.string(or(a[0], ""))
-			attribute := s.attributeOf(or(a[1], nil), nil)
+			between := s.string(argument(a[0], ""))
+			attribute := s.attributeOf(argument(a[1], nil), nil)
 			var b strings.Builder
 			for i, item := range s.iterate(v) {
 				text := s.string(attribute(item))
@@ -187,7 +187,7 @@ func listFilters() map[string]filter {
 			if _, ok := v.(*generator); ok {
 				s.fail("the last item of a generator; put list before it")
 			}
-			s.defined(v)
+			s.mustBeDefined(v)
 			if items := s.iterate(v); len(items) > 0 {
 				return items[len(items)-1]
 			}
@@ -201,7 +201,7 @@ func listFilters() map[string]filter {
 				slices.Reverse(runes)
 				return string(runes)
 			}
-			s.defined(v)
+			s.mustBeDefined(v)
 			items := slices.Clone(s.iterate(v))
 			s.made(16 * len(items))
 			slices.Reverse(items)
@@ -213,12 +213,12 @@ func listFilters() map[string]filter {
 	}
 }
 
-// chooseFilters are those that choose, order and list items.
+// chooseFilters returns the filters that choose, order and list items.
 func chooseFilters() map[string]filter {
 	return map[string]filter{
 		"dictsort": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "case_sensitive", "by", "reverse")
-			by := or(a[1], "key")
+			by := argument(a[1], "key")
 			if by != "key" && by != "value" {
 				s.fail("dictsort: by must be key or value")
 			}
@@ -226,8 +226,8 @@ func chooseFilters() map[string]filter {
 			pairs := d.pairs()
 			s.made(64 * len(pairs))
 			s.sort(pairs, func(p any) any {
-				return s.folded(p.(*list).items[number(by == "value")], truth(or(a[0], false)))
-			}, truth(or(a[2], false)))
+				return s.sortKey(p.(*list).items[boolToInt(by == "value")], truth(argument(a[0], false)))
+			}, truth(argument(a[2], false)))
 			return &list{items: pairs}
 		},
 		"default": filterDefault, "d": filterDefault,
@@ -262,23 +262,23 @@ func chooseFilters() map[string]filter {
 		},
 		"sort": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "reverse", "case_sensitive", "attribute")
-			if text, ok := or(a[2], nil).(string); ok && strings.Contains(text, ",") {
+			if text, ok := argument(a[2], nil).(string); ok && strings.Contains(text, ",") {
 				s.unsupported("sort by several attributes")
 			}
-			attribute, exact := s.attributeOf(or(a[2], nil), nil), truth(or(a[1], false))
+			attribute, exact := s.attributeOf(argument(a[2], nil), nil), truth(argument(a[1], false))
 			items := slices.Clone(s.iterate(v))
 			s.made(16 * len(items))
-			by := func(item any) any { return &list{items: []any{s.folded(attribute(item), exact)}} } // a list, as in Jinja
-			s.sort(items, by, truth(or(a[0], false)))
+			by := func(item any) any { return &list{items: []any{s.sortKey(attribute(item), exact)}} } // a list, as in Jinja
+			s.sort(items, by, truth(argument(a[0], false)))
 			return &list{items: items}
 		},
 		"unique": func(s *state, v any, c *call) any {
 			a := s.bind(c, 0, "case_sensitive", "attribute")
-			attribute, exact := s.attributeOf(or(a[1], nil), nil), truth(or(a[0], false))
+			attribute, exact := s.attributeOf(argument(a[1], nil), nil), truth(argument(a[0], false))
 			seen := newDict()
 			var out []any
 			for _, item := range s.iterate(v) {
-				k := s.folded(attribute(item), exact)
+				k := s.sortKey(attribute(item), exact)
 				if _, there := seen.get(k); there {
 					continue
 				}

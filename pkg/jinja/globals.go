@@ -14,7 +14,7 @@ var globals = map[string]*function{
 			if v == (absent{}) {
 				continue
 			}
-			s.defined(v)
+			s.mustBeDefined(v)
 			var ok bool
 			if n[i], ok = integer(v); !ok {
 				s.fail("range of %s", typeName(v))

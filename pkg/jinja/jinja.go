@@ -1,11 +1,15 @@
-// Package jinja renders chat templates: programs in Jinja, the language of Python's library of that name, as
-// transformers runs them. It reads them with trim_blocks and lstrip_blocks, has the loop controls and the
-// generation block, and gives values and texts as Python does. testdata holds what transformers made of the same
-// conversations.
+// Package jinja renders chat templates: programs in Jinja, the template language of Python, as transformers runs
+// them. It uses trim_blocks and lstrip_blocks, has the loop controls and the generation block, and gives the same
+// values and texts as Python. testdata holds what transformers made of the same conversations.
 //
-// A template can do nothing but compute: there are no files, no imports, no clock and no randomness, and no value
-// can be changed but a namespace of its own. Its time and memory are bounded. What the package does not have is
-// refused by name, in Parse where the text shows it, else in Render: a template never renders as something else.
+// Parse turns the text of a template into a Template: a scanner splits it into tokens, a parser makes a tree of
+// nodes of them (ast.go). Template.Render evaluates the tree with variables; a state holds one rendering.
+//
+// A template can only compute: it has no files, imports, clock and randomness, and can change no value but its own
+// namespaces. Its time and memory are bounded. Whatever Jinja has and this package has not is refused by name: by
+// Parse if the text shows it, else by Render. So a template is never rendered wrongly.
+//
+// Inside the package errors are panics of type failure, which Parse and Render recover.
 package jinja
 
 import (
@@ -18,28 +22,28 @@ import (
 const (
 	// MaxSource bounds the text of a template, in bytes.
 	MaxSource = 1 << 20
-	// MaxSteps bounds the work of a rendering: expressions evaluated, scopes, which are eight, and bytes looked at,
-	// 256 a step.
+	// MaxSteps bounds the work of a rendering. An expression is one step, a scope eight, and 256 bytes that are read
+	// are one.
 	MaxSteps = 4 << 20
-	// MaxBytes bounds the strings and lists that a rendering makes, its output included.
+	// MaxBytes bounds the memory of the strings and lists that a rendering makes, its output included.
 	MaxBytes = 64 << 20
-	// MaxCalls bounds how deep macros call one another, and MaxNesting how deep expressions, blocks and values nest.
+	// MaxCalls bounds how deep calls of macros nest, MaxNesting how deep expressions, blocks and values nest.
 	MaxCalls, MaxNesting = 64, 100
 )
 
 var (
-	// ErrUnsupported is wrapped by the errors of what Jinja or Python has, and this package has not.
+	// ErrUnsupported is wrapped by the errors for features of Jinja or Python that this package does not have.
 	ErrUnsupported = errors.New("not supported in chat templates here")
-	// ErrLimit is wrapped by the errors of a rendering that takes more than it may.
+	// ErrLimit is wrapped by the error of a rendering that exceeds a limit.
 	ErrLimit = errors.New("the template takes too much")
 )
 
-// Raised is the error of a template that refuses what it was given, by raise_exception.
+// Raised is the error of a template that refuses its variables by calling raise_exception.
 type Raised struct{ Message string }
 
 func (e *Raised) Error() string { return "the template refuses: " + e.Message }
 
-// Dict is a dictionary of Python, with its order. A key that is there twice has its last value.
+// Dict is a dictionary of Python, in order. If a key repeats, its last value counts.
 type Dict []Pair
 
 // Pair is an item of a Dict.
@@ -48,10 +52,10 @@ type Pair struct {
 	Value any
 }
 
-// Template is a template that was parsed. It is safe for concurrent use.
+// Template is a parsed template. It is safe for concurrent use.
 type Template struct{ body []statement }
 
-// Parse reads a template, and refuses what Render would have to refuse whatever it is given.
+// Parse parses a template. Features that Render would always refuse are errors here.
 func Parse(source string) (*Template, error) {
 	if len(source) > MaxSource {
 		return nil, fmt.Errorf("%d bytes; must be at most %d", len(source), MaxSource)
@@ -67,8 +71,8 @@ func Parse(source string) (*Template, error) {
 	return &Template{body}, nil
 }
 
-// Render runs the template with variables: nil, bool, int, int64, float64, string, []any and Dict, of these again.
-// Those that are not there are undefined.
+// Render runs the template with variables and returns its output. Values are nil, bool, int, int64, float64,
+// string, and []any and Dict of such values. Missing variables are undefined, as in Jinja.
 func (t *Template) Render(variables map[string]any) (text string, err error) {
 	s := &state{frame: &frame{vars: map[string]any{}}, steps: MaxSteps, bytes: MaxBytes}
 	defer recoverFailure(&err)
@@ -87,9 +91,10 @@ func (t *Template) Render(variables map[string]any) (text string, err error) {
 	return out.String(), nil
 }
 
-// failure carries an error from where it happens to Parse and Render.
+// failure is the panic that carries an error up to Parse and Render.
 type failure struct{ err error }
 
+// recoverFailure sets err to the error of a failure; other panics go on.
 func recoverFailure(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -100,7 +105,7 @@ func recoverFailure(err *error) {
 	}
 }
 
-// state is one rendering.
+// state is one rendering: the current scope, output and line, and what is left of the limits.
 type state struct {
 	frame        *frame
 	out          *strings.Builder
@@ -109,12 +114,13 @@ type state struct {
 	calls        int
 }
 
-// frame is the names of a scope.
+// frame holds the names of a scope.
 type frame struct {
 	vars   map[string]any
 	parent *frame
 }
 
+// lookup returns the value of a name in this scope or the nearest one around it.
 func (f *frame) lookup(name string) (any, bool) {
 	for ; f != nil; f = f.parent {
 		if v, ok := f.vars[name]; ok {
@@ -124,22 +130,24 @@ func (f *frame) lookup(name string) (any, bool) {
 	return nil, false
 }
 
+// fail ends the rendering with an error at the current line.
 func (s *state) fail(format string, args ...any) {
 	panic(failure{fmt.Errorf("line %d: %w", s.line, fmt.Errorf(format, args...))})
 }
 
+// unsupported ends the rendering with an ErrUnsupported.
 func (s *state) unsupported(format string, args ...any) {
 	s.fail("%s: %w", fmt.Sprintf(format, args...), ErrUnsupported)
 }
 
-// step counts work: one, and n bytes that are looked at.
+// step counts one step of work, and n bytes that are read.
 func (s *state) step(n int) {
 	if s.steps -= 1 + n/256; s.steps < 0 {
 		s.fail("%w: more than %d steps", ErrLimit, MaxSteps)
 	}
 }
 
-// made counts n bytes of a new value.
+// made counts n bytes of a new value. It is called before large values are made.
 func (s *state) made(n int) {
 	s.step(n)
 	if s.bytes -= n; s.bytes < 0 || n < 0 {
@@ -147,7 +155,7 @@ func (s *state) made(n int) {
 	}
 }
 
-// write adds to the output, or to what a block captures.
+// write adds text to the output, or to the block that is captured.
 func (s *state) write(text string) {
 	s.made(len(text))
 	s.out.WriteString(text)
@@ -163,7 +171,7 @@ func (s *state) capture(body func()) string {
 	return b.String()
 }
 
-// scope runs body with names of its own.
+// scope runs body in a new scope inside parent.
 func (s *state) scope(parent *frame, body func()) {
 	s.step(8 * 256)
 	saved := s.frame

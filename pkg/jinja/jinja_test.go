@@ -178,7 +178,8 @@ func TestRender_IsBounded(t *testing.T) {
 		"{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
 		"{% set ns = namespace(x=[1, 2]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
 		"{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-		"{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == ns.x[::-1] }}",
+		"{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == " +
+			"ns.x[::-1] }}",
 		"{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
 		"{% set ns = namespace(x=1) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
 		"{{ 'a' * 999999999999 }}", "{{ [1] * 999999999999 }}", "{{ range(999999999999) }}", "{{ range(999999) }}",
@@ -228,7 +229,8 @@ func TestParse_RefusesByName(t *testing.T) {
 		`{{ '\N{BULLET}' }}`:         `\N`,
 	} {
 		_, err := jinja.Parse(source)
-		if !errors.Is(err, jinja.ErrUnsupported) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "line 1") {
+		if !errors.Is(err, jinja.ErrUnsupported) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "line 1") {
 			t.Errorf("%s: %v, want an ErrUnsupported that names %s in line 1", source, err, want)
 		}
 	}
@@ -251,11 +253,15 @@ func TestParse_RefusesByName(t *testing.T) {
 		"{{ range }}":              "function",
 		"{{ l | map('string') }}":  "generator", "{{ l | map('pprint') | list }}": `filter "pprint"`,
 	} {
-		if _, err := render(source, variables); !errors.Is(err, jinja.ErrUnsupported) || !strings.Contains(err.Error(), want) {
+		if _, err := render(source, variables); !errors.Is(err, jinja.ErrUnsupported) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want an ErrUnsupported that names %s", source, err, want)
 		}
 	}
-	for _, source := range []string{"{{ s.__class__ }}", "{{ s['__class__'] }}", "{{ d._x }}", "{% break %}", "{% nothing %}"} {
+	for _, source := range []string{
+		"{{ s.__class__ }}", "{{ s['__class__'] }}", "{{ d._x }}", "{% break %}",
+		"{% nothing %}",
+	} {
 		if text, err := render(source, variables); err == nil {
 			t.Errorf("%s: %q, want an error", source, text)
 		}

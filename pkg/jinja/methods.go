@@ -10,7 +10,8 @@ import (
 var ofIntegers = strings.Fields(`as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag is_integer
 	numerator real to_bytes`)
 
-// attributes are the names of methods, by the type that has them: as in Python they come before items of a dict.
+// attributes are the names of methods, by the type that has them. As in Python they take precedence over items of a
+// dict.
 var attributes = map[string][]string{
 	"str": strings.Fields(`capitalize casefold center count encode endswith expandtabs find format format_map index isalnum
 		isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust
@@ -25,7 +26,7 @@ var attributes = map[string][]string{
 	"range": strings.Fields(`count index start step stop`),
 }
 
-// methods are the names that can be called on a value.
+// methods are all names that can be called on a value; the parser refuses others.
 var methods = func() map[string]bool {
 	all := map[string]bool{"cycle": true, "changed": true}
 	for _, names := range [][]string{
@@ -41,11 +42,11 @@ var methods = func() map[string]bool {
 	return all
 }()
 
-// method calls a method of a value; false: the value has none of this name.
+// method calls a method of a value; false: it has no method of that name.
 func (s *state) method(of any, name string, c *call) (any, bool) {
 	switch v := of.(type) {
 	case undefined, markup:
-		s.defined(v)
+		s.mustBeDefined(v)
 	case *loop:
 		switch name {
 		case "cycle":
@@ -80,6 +81,7 @@ func (s *state) method(of any, name string, c *call) (any, bool) {
 	return nil, true
 }
 
+// dictMethod calls a method of a dict. Methods that change it are errors.
 func (s *state) dictMethod(d *dict, name string, c *call) any {
 	s.step(16 * len(d.keys))
 	switch name {
@@ -91,7 +93,7 @@ func (s *state) dictMethod(d *dict, name string, c *call) any {
 		if v, ok := d.get(a[0]); ok {
 			return v
 		}
-		return or(a[1], nil)
+		return argument(a[1], nil)
 	case "items":
 		s.bind(c, 0)
 		s.made(64 * len(d.keys))
@@ -110,6 +112,7 @@ func (s *state) dictMethod(d *dict, name string, c *call) any {
 	return nil
 }
 
+// listMethod calls a method of a list or a tuple. Methods that change it are errors.
 func (s *state) listMethod(l *list, name string, c *call) any {
 	switch name {
 	case "copy":
@@ -133,11 +136,11 @@ func (s *state) listMethod(l *list, name string, c *call) any {
 	return nil
 }
 
-// stringsOf are arguments that must be strings.
+// stringsOf returns values as strings; another type is an error that names the method.
 func (s *state) stringsOf(c *call, values ...any) []string {
 	out := make([]string, len(values))
 	for i, v := range values {
-		s.defined(v)
+		s.mustBeDefined(v)
 		text, ok := v.(string)
 		if !ok {
 			s.fail("%s of %s; must be str", c.name, typeName(v))
@@ -147,14 +150,15 @@ func (s *state) stringsOf(c *call, values ...any) []string {
 	return out
 }
 
+// stringMethod calls a method of a string.
 func (s *state) stringMethod(v, name string, c *call) any {
 	s.made(len(v))
 	switch name {
 	case "strip", "lstrip", "rstrip":
-		return s.strip(v, or(s.bind(c, 0, "chars")[0], nil), name != "rstrip", name != "lstrip")
+		return s.strip(v, argument(s.bind(c, 0, "chars")[0], nil), name != "rstrip", name != "lstrip")
 	case "split", "rsplit":
 		a := s.bind(c, 0, "sep", "maxsplit")
-		return s.split(v, or(a[0], nil), or(a[1], int64(-1)), name == "rsplit")
+		return s.split(v, argument(a[0], nil), argument(a[1], int64(-1)), name == "rsplit")
 	case "splitlines":
 		s.bind(c, 0)
 		return stringList(s, s.lines(v))
@@ -172,7 +176,7 @@ func (s *state) stringMethod(v, name string, c *call) any {
 		return false
 	case "replace":
 		a := s.bind(c, 2, "old", "new", "count")
-		n, ok := integer(or(a[2], int64(-1)))
+		n, ok := integer(argument(a[2], int64(-1)))
 		if !ok {
 			s.fail("replace: count must be an integer")
 		}
@@ -198,7 +202,7 @@ func (s *state) stringMethod(v, name string, c *call) any {
 		}
 		return strings.Join(parts, v)
 	case "format":
-		return s.braces(v, c)
+		return s.formatBraces(v, c)
 	case "removeprefix":
 		return strings.TrimPrefix(v, s.stringsOf(c, s.bind(c, 1, "prefix")[0])[0])
 	case "removesuffix":
@@ -208,15 +212,15 @@ func (s *state) stringMethod(v, name string, c *call) any {
 		if !ok {
 			s.fail("zfill: width must be an integer")
 		}
-		return s.padded(v, n, true, false)
+		return s.pad(v, n, true, false)
 	}
 	if strings.HasPrefix(name, "is") {
-		return s.classOf(v, name, c)
+		return s.testCharacters(v, name, c)
 	}
 	return s.search(v, name, c)
 }
 
-// ascii refuses characters whose class this package does not know as Python does.
+// ascii refuses numbers outside ASCII: Python may classify them in another way than Go. It returns true otherwise.
 func (s *state) ascii(r rune) bool {
 	if r >= utf8.RuneSelf && unicode.IsNumber(r) {
 		s.unsupported("the number %q", r)
@@ -224,6 +228,7 @@ func (s *state) ascii(r rune) bool {
 	return true
 }
 
+// stringList makes a list of texts.
 func stringList(s *state, texts []string) *list {
 	l := &list{items: make([]any, len(texts))}
 	s.made(16 * len(texts))
@@ -233,8 +238,8 @@ func stringList(s *state, texts []string) *list {
 	return l
 }
 
-// classOf is a method that asks for the class of a text's characters.
-func (s *state) classOf(v, name string, c *call) any {
+// testCharacters calls a method such as isdigit, which tests the characters of a string.
+func (s *state) testCharacters(v, name string, c *call) any {
 	all := func(holds func(rune) bool) bool {
 		s.bind(c, 0)
 		return v != "" && strings.IndexFunc(v, func(r rune) bool { return !holds(r) }) < 0
@@ -257,7 +262,7 @@ func (s *state) classOf(v, name string, c *call) any {
 	return nil
 }
 
-// search is a method that looks for a part of a text.
+// search calls a method that looks for a part of a string.
 func (s *state) search(v, name string, c *call) any {
 	switch name {
 	case "find", "rfind", "index":

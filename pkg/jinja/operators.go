@@ -6,6 +6,7 @@ import (
 	"strings"
 )
 
+// compare evaluates a comparison or a test with in or not in.
 func (s *state) compare(op string, a, b any) bool {
 	switch op {
 	case "==":
@@ -31,8 +32,9 @@ func (s *state) compare(op string, a, b any) bool {
 	return !s.contains(b, a)
 }
 
+// sign evaluates +v or -v of a number.
 func (s *state) sign(v any, minus bool) any {
-	s.defined(v)
+	s.mustBeDefined(v)
 	if i, ok := integer(v); ok {
 		if minus {
 			return s.subtract(0, i)
@@ -51,6 +53,7 @@ func (s *state) sign(v any, minus bool) any {
 
 func (s *state) overflow() { s.unsupported("an integer of more than 64 bits") }
 
+// subtract returns a - b; a result beyond 64 bits is an error.
 func (s *state) subtract(a, b int64) int64 {
 	if c := a - b; (c < a) == (b > 0) {
 		return c
@@ -59,6 +62,7 @@ func (s *state) subtract(a, b int64) int64 {
 	return 0
 }
 
+// multiply returns a * b; a result beyond 64 bits is an error.
 func (s *state) multiply(a, b int64) int64 {
 	c := a * b
 	if a != 0 && (c/a != b || a == -1 && b == math.MinInt64) {
@@ -67,12 +71,13 @@ func (s *state) multiply(a, b int64) int64 {
 	return c
 }
 
+// binary evaluates an arithmetic operator of numbers, texts or lists.
 func (s *state) binary(op string, a, b any) any {
-	s.defined(a)
+	s.mustBeDefined(a)
 	if text, ok := a.(string); ok && op == "%" {
 		return s.format(text, b)
 	}
-	s.defined(b)
+	s.mustBeDefined(b)
 	i, isI := integer(a)
 	j, isJ := integer(b)
 	if isI && isJ {
@@ -104,10 +109,10 @@ func (s *state) binary(op string, a, b any) any {
 		if isJ {
 			switch x := a.(type) {
 			case string:
-				s.repeated(len(x), j)
+				s.madeCopies(len(x), j)
 				return strings.Repeat(x, int(max(0, j)))
 			case *list:
-				s.repeated(16*len(x.items), j)
+				s.madeCopies(16*len(x.items), j)
 				return &list{slices.Repeat(x.items, int(max(0, j))), x.tuple}
 			}
 		}
@@ -116,12 +121,15 @@ func (s *state) binary(op string, a, b any) any {
 	return nil
 }
 
-func (s *state) repeated(size int, times int64) {
+// madeCopies counts the bytes of times copies of size bytes.
+func (s *state) madeCopies(size int, times int64) {
 	if times > 0 && size > 0 {
 		s.made(int(min(times, MaxBytes+1)) * min(size, MaxBytes+1))
 	}
 }
 
+// integers evaluates an operator of two integers, with the division and remainder of Python. What it does not list
+// is **.
 func (s *state) integers(op string, a, b int64) any {
 	if b == 0 && (op == "/" || op == "//" || op == "%") {
 		s.fail("division by zero")
@@ -173,6 +181,7 @@ func (s *state) integers(op string, a, b int64) any {
 	return out
 }
 
+// floats evaluates an operator of two numbers, at least one of which is a float.
 func (s *state) floats(op string, a, b float64) any {
 	if b == 0 && (op == "/" || op == "//" || op == "%") {
 		s.fail("division by zero")

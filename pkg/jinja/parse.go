@@ -5,15 +5,17 @@ import (
 	"slices"
 )
 
+// parser makes a tree of tokens. Errors are panics of type failure.
 type parser struct {
 	tokens []token
 	pos    int
 	depth  int
-	loops  int // that break and continue would end here
-	// read are names that expressions read, for macros.
+	loops  int // how many loops are around the statement: break and continue need one
+	// read are the names that expressions read: macro checks which special names its body uses.
 	read map[string]bool
 }
 
+// parse returns the statements of a template.
 func parse(tokens []token) (_ []statement, err error) {
 	defer recoverFailure(&err)
 	p := &parser{tokens: tokens, read: map[string]bool{}}
@@ -29,18 +31,19 @@ func (p *parser) fail(format string, args ...any) {
 
 func (p *parser) next() token {
 	t := p.now()
-	if t.kind != endOfFile {
+	if t.kind != endOfTemplate {
 		p.pos++
 	}
 	return t
 }
 
-// is is whether an operator, or a name, is next.
+// is reports whether the next token is of a kind and has one of the texts.
 func (p *parser) is(k kind, texts ...string) bool {
 	t := p.now()
 	return t.kind == k && slices.Contains(texts, t.text)
 }
 
+// skip consumes the next token if it has that kind and text, and reports whether it did.
 func (p *parser) skip(k kind, text string) bool {
 	if p.is(k, text) {
 		p.pos++
@@ -49,6 +52,7 @@ func (p *parser) skip(k kind, text string) bool {
 	return false
 }
 
+// expect consumes a token of that kind and text; another one is an error.
 func (p *parser) expect(k kind, text string) {
 	if !p.skip(k, text) {
 		p.fail("unexpected %v; must be %q", p.now(), text)
@@ -69,7 +73,7 @@ func (p *parser) blockEnd() {
 	p.pos++
 }
 
-// nest bounds how deep what f parses is.
+// nest runs f one level deeper and limits the depth.
 func (p *parser) nest(f func()) {
 	if p.depth++; p.depth > MaxNesting {
 		p.fail("%w: it nests more than %d deep", ErrLimit, MaxNesting)
@@ -78,8 +82,8 @@ func (p *parser) nest(f func()) {
 	p.depth--
 }
 
-// statements parses up to a block that begins with one of the names, whose name it leaves to be read; without names
-// up to the end.
+// statements parses statements up to a block that begins with one of the names in until, and leaves that name as
+// the next token. Without names it parses up to the end.
 func (p *parser) statements(until ...string) (body []statement) {
 	p.nest(func() {
 		for {
@@ -108,7 +112,7 @@ func (p *parser) statements(until ...string) (body []statement) {
 	return body
 }
 
-// block is the body of a statement, and its end.
+// block parses the body of a statement and its end tag.
 func (p *parser) block(end string) []statement {
 	p.blockEnd()
 	body := p.statements(end)
@@ -117,8 +121,8 @@ func (p *parser) block(end string) []statement {
 	return body
 }
 
-// apart parses what no loop around it is seen by.
-func (p *parser) apart(end string) []statement {
+// blockOutsideLoops is block for a body in which break and continue do not see the loops around it.
+func (p *parser) blockOutsideLoops(end string) []statement {
 	loops := p.loops
 	p.loops = 0
 	body := p.block(end)
@@ -126,8 +130,8 @@ func (p *parser) apart(end string) []statement {
 	return body
 }
 
-// tuple parses an expression, or several with commas, which are a tuple, up to a name in ends. Without conditions
-// an if behind it is not its own.
+// tuple parses one expression, or several with commas as a tuple, up to a name in ends. Without conditions it
+// leaves a following if to the statement, as in "for x in y if z".
 func (p *parser) tuple(conditions bool, ends ...string) expression {
 	var items []expression
 	for several := false; ; several = true {
@@ -153,6 +157,7 @@ func (p *parser) tuple(conditions bool, ends ...string) expression {
 	}
 }
 
+// expression parses an expression, with conditions "a if b else c".
 func (p *parser) expression() (e expression) {
 	p.nest(func() {
 		e = p.or()
@@ -191,6 +196,7 @@ func (p *parser) not() (e expression) {
 	return e
 }
 
+// compare parses a chain of comparisons.
 func (p *parser) compare() expression {
 	n := compareNode{first: p.sum()}
 	for {
@@ -210,7 +216,7 @@ func (p *parser) compare() expression {
 	}
 }
 
-// binary parses operators of one rank.
+// binary parses operators of one precedence, from left to right.
 func (p *parser) binary(operand func() expression, ops ...string) expression {
 	e := operand()
 	for p.is(operator, ops...) {
@@ -239,6 +245,7 @@ func (p *parser) power() expression {
 	return p.binary(func() expression { return p.unary(true) }, "**")
 }
 
+// unary parses signs, a primary, and what follows it; with filters also filters, tests and calls of their results.
 func (p *parser) unary(filters bool) (e expression) {
 	if p.is(operator, "-", "+") {
 		p.nest(func() { e = signNode{minus: p.next().text == "-", of: p.unary(false)} })
@@ -262,6 +269,7 @@ func (p *parser) unary(filters bool) (e expression) {
 	return e
 }
 
+// primary parses a name, a literal, or an expression in brackets.
 func (p *parser) primary() expression {
 	switch t := p.next(); {
 	case t.kind == name:
@@ -323,6 +331,7 @@ func (p *parser) primary() expression {
 	return nil
 }
 
+// postfix parses what follows a primary: attributes, items and calls.
 func (p *parser) postfix(e expression) expression {
 	for {
 		line := p.now().line
@@ -358,6 +367,7 @@ func (p *parser) postfix(e expression) expression {
 	}
 }
 
+// subscript parses what is inside [ ]: an index or a slice.
 func (p *parser) subscript() expression {
 	var parts [3]expression
 	for i := range parts {
@@ -377,6 +387,7 @@ func (p *parser) subscript() expression {
 	return sliceNode{parts[0], parts[1], parts[2]}
 }
 
+// arguments parses the arguments of a call in parentheses.
 func (p *parser) arguments() (a arguments) {
 	p.expect(operator, "(")
 	for !p.is(operator, ")") {
@@ -407,6 +418,7 @@ func (p *parser) filters(e expression) expression {
 	return e
 }
 
+// filter parses one filter; of is the expression that it applies to, nil in a block.
 func (p *parser) filter(of expression) expression {
 	n := filterNode{of: of, line: p.now().line, name: p.name()}
 	for p.skip(operator, ".") {
@@ -421,6 +433,7 @@ func (p *parser) filter(of expression) expression {
 	return n
 }
 
+// test parses "is" and a test of an expression.
 func (p *parser) test(of expression) expression {
 	p.next()
 	n := testNode{of: of, line: p.now().line, minus: p.skip(name, "not")}

@@ -2,7 +2,7 @@ package jinja
 
 import "slices"
 
-// signal is how a statement ends.
+// signal says how a statement ended: normally, or by break or continue.
 type signal int
 
 const (
@@ -11,6 +11,7 @@ const (
 	nextRound
 )
 
+// run runs statements until one ends with break or continue.
 func (s *state) run(body []statement) signal {
 	for _, n := range body {
 		if sig := s.statement(n); sig != goOn {
@@ -20,6 +21,7 @@ func (s *state) run(body []statement) signal {
 	return goOn
 }
 
+// statement runs one statement.
 func (s *state) statement(n statement) signal {
 	s.step(0)
 	switch n := n.(type) {
@@ -88,7 +90,7 @@ func (s *state) statement(n statement) signal {
 	return goOn
 }
 
-// assign gives a target its value.
+// assign assigns v to a target.
 func (s *state) assign(to target, v any) {
 	switch {
 	case to.several != nil:
@@ -111,16 +113,17 @@ func (s *state) assign(to target, v any) {
 	}
 }
 
-// loop is what a for loop tells its body.
+// loop is the variable loop of a for statement.
 type loop struct {
 	items   []any
 	at      int
 	depth   int64
 	node    *forNode
 	frame   *frame // around it
-	changed []any  // the last that loop.changed got; nil: none
+	changed []any  // the last arguments of loop.changed; nil: none
 }
 
+// loop runs a for statement over the items of a value. depth counts recursive calls.
 func (s *state) loop(n *forNode, over any, depth int64) {
 	l := &loop{items: s.iterate(over), node: n, frame: s.frame, depth: depth}
 	if n.test != nil {
@@ -152,11 +155,12 @@ func (s *state) loop(n *forNode, over any, depth int64) {
 			none = false
 		}
 	}
-	if none && n.has { // as Jinja has it: also where each round ended early
+	if none && n.has { // as in Jinja: also if every round ended early
 		s.scope(l.frame, func() { s.run(n.none) })
 	}
 }
 
+// callNode evaluates a call of a function or a method.
 func (s *state) callNode(n callNode) any {
 	var of any
 	if a, ok := n.of.(attrNode); ok {
@@ -175,6 +179,7 @@ func (s *state) callNode(n callNode) any {
 	return s.call(of, args)
 }
 
+// args evaluates the arguments of a call.
 func (s *state) args(name string, a arguments) *call {
 	c := &call{name: name, names: slices.Clone(a.names)}
 	for _, e := range a.list {
@@ -199,15 +204,15 @@ func (s *state) call(of any, c *call) any {
 		if !f.node.recursive {
 			s.fail("loop is called, but is not recursive")
 		}
-		return s.deeper(f.frame, func() { s.loop(f.node, over, f.depth+1) })
+		return s.nestCall(f.frame, func() { s.loop(f.node, over, f.depth+1) })
 	}
-	s.defined(of)
+	s.mustBeDefined(of)
 	s.fail("%s is not a function", typeName(of))
 	return nil
 }
 
-// deeper is the text of a call's body.
-func (s *state) deeper(parent *frame, body func()) string {
+// nestCall runs the body of a call inside parent and returns its text. It limits the depth of calls.
+func (s *state) nestCall(parent *frame, body func()) string {
 	if s.calls++; s.calls > MaxCalls {
 		s.fail("%w: calls nest more than %d deep", ErrLimit, MaxCalls)
 	}
@@ -219,6 +224,8 @@ func (s *state) deeper(parent *frame, body func()) string {
 	return text
 }
 
+// macro calls a macro and returns its text. Arguments without a parameter go to varargs and kwargs if the body uses
+// them, else they are errors.
 func (s *state) macro(m *macro, c *call) any {
 	n := m.macroNode
 	vars := map[string]any{}
@@ -249,7 +256,7 @@ func (s *state) macro(m *macro, c *call) any {
 			named.put(name, c.named[i])
 		}
 	}
-	return s.deeper(m.frame, func() {
+	return s.nestCall(m.frame, func() {
 		s.scope(s.frame, func() {
 			for i, name := range n.parameters {
 				if v, given := vars[name]; given {
@@ -273,8 +280,8 @@ func (s *state) macro(m *macro, c *call) any {
 	})
 }
 
-// bind gives the arguments of a call in the order of names; the first must are required, nil stands for those that
-// are absent. A value None is the value none.
+// bind returns the arguments of a call in the order of names; the first must of them are required. An argument that
+// is not given is absent{}; nil is the value None.
 func (s *state) bind(c *call, must int, names ...string) []any {
 	out := make([]any, len(names))
 	for i := range out {
@@ -302,7 +309,8 @@ func (s *state) bind(c *call, must int, names ...string) []any {
 // absent is an argument that was not given.
 type absent struct{}
 
-func or(v, otherwise any) any {
+// argument returns v, or otherwise if v was not given.
+func argument(v, otherwise any) any {
 	if v == (absent{}) {
 		return otherwise
 	}

@@ -13,7 +13,7 @@ import (
 type kind int
 
 const (
-	endOfFile kind = iota
+	endOfTemplate kind = iota
 	data
 	variableBegin
 	variableEnd
@@ -32,9 +32,10 @@ type token struct {
 	line  int
 }
 
+// String returns the token as error messages show it.
 func (t token) String() string {
 	switch t.kind {
-	case endOfFile:
+	case endOfTemplate:
 		return "the end of the template"
 	case literal:
 		return fmt.Sprintf("%.40q", fmt.Sprint(t.value))
@@ -46,12 +47,12 @@ func (t token) String() string {
 	return fmt.Sprintf("%.40q", t.text)
 }
 
-// scanner cuts a template as Jinja's lexer does with trim_blocks and lstrip_blocks.
+// scanner splits a template into tokens as Jinja's lexer does with trim_blocks and lstrip_blocks.
 type scanner struct {
 	source string
 	pos    int
 	line   int
-	// lineStart is whether what came last ended a line, which lstrip_blocks looks at.
+	// lineStart is whether the last text ended a line; lstrip_blocks needs it.
 	lineStart bool
 	tokens    []token
 }
@@ -63,11 +64,12 @@ var (
 	rawEnd   = regexp.MustCompile(`\{%([-+]?)` + space + `*endraw` + space + `*(?:\+%\}|-%\}` + space + `*|%\}\n?)`)
 )
 
-// space is what Python's regular expressions call one.
+// space matches what Python's regular expressions match with \s.
 const space = `[\s\x0b\x1c-\x1f\x85\p{Z}]`
 
 func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
 
+// scan returns the tokens of a template, the last of kind endOfTemplate.
 func scan(source string) (_ []token, err error) {
 	defer recoverFailure(&err)
 	s := &scanner{source: strings.TrimSuffix(newlines.Replace(source), "\n"), line: 1, lineStart: true}
@@ -77,7 +79,7 @@ func scan(source string) (_ []token, err error) {
 	for s.pos < len(s.source) {
 		s.text()
 	}
-	return append(s.tokens, token{kind: endOfFile, line: s.line}), nil
+	return append(s.tokens, token{kind: endOfTemplate, line: s.line}), nil
 }
 
 func (s *scanner) fail(format string, args ...any) {
@@ -88,7 +90,7 @@ func (s *scanner) add(k kind, text string, value any) {
 	s.tokens = append(s.tokens, token{k, text, value, s.line})
 }
 
-// skip goes behind n bytes.
+// skip moves on by n bytes.
 func (s *scanner) skip(n int) {
 	passed := s.source[s.pos : s.pos+n]
 	s.line += strings.Count(passed, "\n")
@@ -100,7 +102,7 @@ func (s *scanner) skip(n int) {
 
 func (s *scanner) rest() string { return s.source[s.pos:] }
 
-// text reads up to a tag, and the tag.
+// text reads the text up to the next tag, and the tag.
 func (s *scanner) text() {
 	m := tags.FindStringIndex(s.rest())
 	if m == nil {
@@ -139,8 +141,8 @@ func (s *scanner) text() {
 	}
 }
 
-// data adds text before a tag with a sign, and leaves out what the sign, or lstrip_blocks before a block, takes off
-// it.
+// data adds the text before a tag. It drops the white space that the sign of the tag, or lstrip_blocks before a
+// block, removes.
 func (s *scanner) data(text string, sign byte, block bool) {
 	kept := text
 	switch {
@@ -158,7 +160,7 @@ func (s *scanner) data(text string, sign byte, block bool) {
 	s.skip(len(text))
 }
 
-// end is the length of an end tag here, with what is trimmed behind it; 0: there is none.
+// end returns the length of the end tag here, with the white space that it removes; 0: there is no end tag.
 func (s *scanner) end(tag string, trims bool) int {
 	rest := s.rest()
 	switch {
@@ -174,6 +176,7 @@ func (s *scanner) end(tag string, trims bool) int {
 	return 0
 }
 
+// comment skips the rest of a comment.
 func (s *scanner) comment() {
 	for s.pos < len(s.source) {
 		if n := s.end("#}", true); n > 0 {
@@ -186,6 +189,7 @@ func (s *scanner) comment() {
 	s.fail("a comment has no end")
 }
 
+// raw reads the text up to endraw as it is.
 func (s *scanner) raw() {
 	m := rawEnd.FindStringSubmatchIndex(s.rest())
 	if m == nil {
@@ -207,10 +211,10 @@ var (
 	operators = regexp.MustCompile(`^(?://|\*\*|==|!=|>=|<=|[-+/*%~\[\](){}><=.:|,;])`)
 )
 
-// maxTag bounds the words and signs of a tag, and with them how deep chains of operators are evaluated.
+// maxTag bounds the tokens of a tag, and so how deep a chain of operators nests.
 const maxTag = 10000
 
-// code reads what is inside a tag, up to its end.
+// code reads the tokens inside a tag, up to its end.
 func (s *scanner) code(tag string, end kind) {
 	var open []byte
 	first := len(s.tokens)
@@ -272,8 +276,8 @@ func (s *scanner) code(tag string, end kind) {
 
 var digitsOf = map[int]string{8: "01234567", 16: "0123456789abcdefABCDEF"}
 
-// unescape gives a string literal its value: that of Python's unicode-escape, which sees other characters than
-// ASCII as escapes already.
+// unescape returns the value of a string literal, as Jinja computes it: characters outside ASCII become escapes
+// first, then Python's unicode-escape applies.
 func (s *scanner) unescape(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text

@@ -2,6 +2,7 @@ package jinja
 
 import "slices"
 
+// statement parses a statement from its tag on.
 func (p *parser) statement() statement {
 	line := p.now().line
 	switch tag := p.name(); tag {
@@ -53,7 +54,7 @@ func (p *parser) statement() statement {
 		n.body = p.block("endwith")
 		return n
 	case "generation": // marks an assistant's text; what it sets is its own
-		return withNode{body: p.apart("endgeneration")}
+		return withNode{body: p.blockOutsideLoops("endgeneration")}
 	case "break", "continue":
 		if p.loops == 0 {
 			p.fail("%s: there is no loop", tag)
@@ -73,6 +74,7 @@ func (p *parser) statement() statement {
 	return nil
 }
 
+// loop parses a for statement.
 func (p *parser) loop(line int) statement {
 	n := forNode{target: p.target(false), line: line}
 	p.expect(name, "in")
@@ -93,6 +95,7 @@ func (p *parser) loop(line int) statement {
 	return n
 }
 
+// branches parses an if statement with its elif and else.
 func (p *parser) branches(line int) statement {
 	n := ifNode{line: line}
 	for {
@@ -111,14 +114,15 @@ func (p *parser) branches(line int) statement {
 	}
 }
 
-// macro parses the signature, where it comes now, and the body.
+// macro parses the body of a macro, and its signature first if signature is true. It finds out which of caller,
+// kwargs and varargs the body uses.
 func (p *parser) macro(m *macroNode, signature bool, end string) {
 	outside := p.read
 	p.read = map[string]bool{}
 	if signature {
 		p.signature(m)
 	}
-	m.body = p.apart(end)
+	m.body = p.blockOutsideLoops(end)
 	asks := func(name string) bool { return p.read[name] && !slices.Contains(m.parameters, name) }
 	m.caller, m.named, m.varargs = asks("caller"), asks("kwargs"), asks("varargs")
 	for name := range p.read {
@@ -129,6 +133,7 @@ func (p *parser) macro(m *macroNode, signature bool, end string) {
 	p.read = outside
 }
 
+// signature parses the parameters of a macro in parentheses.
 func (p *parser) signature(m *macroNode) {
 	p.expect(operator, "(")
 	for !p.is(operator, ")") {
@@ -145,7 +150,7 @@ func (p *parser) signature(m *macroNode) {
 	p.expect(operator, ")")
 }
 
-// target parses what a for or a set gives values to.
+// target parses the left side of an assignment; namespaces allows attributes.
 func (p *parser) target(namespaces bool) target {
 	one := func() (t target) {
 		if p.skip(operator, "(") {

@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// strip takes characters, white space where there are none, off the ends.
+// strip removes the given characters from the ends; nil stands for white space.
 func (s *state) strip(v string, chars any, left, right bool) string {
 	s.made(len(v))
 	drop := isSpace
 	if chars != nil {
-		s.defined(chars)
+		s.mustBeDefined(chars)
 		set, ok := chars.(string)
 		if !ok {
 			s.fail("strip of %s; must be str", typeName(chars))
@@ -34,6 +34,7 @@ func (s *state) strip(v string, chars any, left, right bool) string {
 	return v
 }
 
+// split is str.split and str.rsplit (fromRight).
 func (s *state) split(v string, by, most any, fromRight bool) any {
 	n, ok := integer(most)
 	if !ok {
@@ -45,7 +46,7 @@ func (s *state) split(v string, by, most any, fromRight bool) any {
 		}
 		return stringList(s, strings.FieldsFunc(v, isSpace))
 	}
-	s.defined(by)
+	s.mustBeDefined(by)
 	sep, ok := by.(string)
 	if !ok || sep == "" {
 		s.fail("split by %s; must be a text that is not empty", typeName(by))
@@ -72,7 +73,7 @@ func (s *state) split(v string, by, most any, fromRight bool) any {
 	return stringList(s, parts)
 }
 
-// lines is Python's splitlines.
+// lines is str.splitlines.
 func (s *state) lines(v string) []string {
 	s.made(len(v))
 	var out []string
@@ -95,6 +96,7 @@ func (s *state) lines(v string) []string {
 	return out
 }
 
+// replace is str.replace; a negative count replaces all.
 func (s *state) replace(v, old, with string, count int64) string {
 	n := int64(strings.Count(v, old))
 	if count >= 0 {
@@ -102,15 +104,16 @@ func (s *state) replace(v, old, with string, count int64) string {
 	}
 	s.made(len(v))
 	if grow := int64(len(with) - len(old)); grow > 0 {
-		s.repeated(int(grow), n)
+		s.madeCopies(int(grow), n)
 	}
 	return strings.Replace(v, old, with, int(n))
 }
 
 func cased(r rune) bool { return unicode.IsUpper(r) || unicode.IsLower(r) || unicode.IsTitle(r) }
 
-// plain refuses characters whose case Python changes in another way than Go does, most of them to several characters.
-func (s *state) plain(v string) string {
+// checkCase refuses characters whose case Python changes in another way than Go, mostly to several characters. It
+// returns v.
+func (s *state) checkCase(v string) string {
 	s.made(len(v))
 	for _, r := range v {
 		if r < utf8.RuneSelf || !unicode.IsLetter(r) && !unicode.IsMark(r) {
@@ -129,16 +132,16 @@ func (s *state) plain(v string) string {
 	return v
 }
 
-func (s *state) upper(v string) string { return strings.ToUpper(s.plain(v)) }
+func (s *state) upper(v string) string { return strings.ToUpper(s.checkCase(v)) }
 
-func (s *state) lower(v string) string { return strings.ToLower(s.plain(v)) }
+func (s *state) lower(v string) string { return strings.ToLower(s.checkCase(v)) }
 
 func (s *state) capitalize(v string) string {
 	_, n := utf8.DecodeRuneInString(v)
 	return s.upper(v[:n]) + s.lower(v[n:])
 }
 
-// title is str.title(): what follows a letter is small.
+// title is str.title(): a letter after a letter becomes lower case, others upper case.
 func (s *state) title(v string) string {
 	inside := false
 	return strings.Map(func(r rune) rune {
@@ -151,10 +154,10 @@ func (s *state) title(v string) string {
 			return unicode.ToLower(r)
 		}
 		return unicode.ToUpper(r)
-	}, s.plain(v))
+	}, s.checkCase(v))
 }
 
-// titleFilter is the filter title: what begins a word is large.
+// titleFilter is the filter title: the first letter of a word becomes upper case, others lower case.
 func (s *state) titleFilter(v string) string {
 	begins := true
 	return strings.Map(func(r rune) rune {
@@ -164,16 +167,16 @@ func (s *state) titleFilter(v string) string {
 			return unicode.ToUpper(r)
 		}
 		return unicode.ToLower(r)
-	}, s.plain(v))
+	}, s.checkCase(v))
 }
 
-// padded fills a text up to a width.
-func (s *state) padded(v string, width int64, zeros, left bool) string {
+// pad fills a text to a width: with zeros after the sign, or with spaces.
+func (s *state) pad(v string, width int64, zeros, left bool) string {
 	missing := width - int64(utf8.RuneCountInString(v))
 	if missing <= 0 {
 		return v
 	}
-	s.repeated(1, missing)
+	s.madeCopies(1, missing)
 	switch {
 	case left:
 		return v + strings.Repeat(" ", int(missing))
@@ -185,7 +188,7 @@ func (s *state) padded(v string, width int64, zeros, left bool) string {
 	return strings.Repeat(" ", int(missing)) + v
 }
 
-// format is text % values.
+// format evaluates text % values.
 func (s *state) format(text string, values any) any {
 	args := []any{values}
 	if l, ok := values.(*list); ok && l.tuple {
@@ -249,24 +252,25 @@ func (s *state) format(text string, values any) any {
 			s.unsupported("%%%c", verb)
 		}
 		minus := strings.Contains(rest[:flags], "-")
-		piece = s.padded(piece, width, !minus && verb != 's' && strings.Contains(rest[:flags], "0"), minus)
+		piece = s.pad(piece, width, !minus && verb != 's' && strings.Contains(rest[:flags], "0"), minus)
 		s.made(len(piece))
 		b.WriteString(piece)
 	}
-	if l, ok := values.(*list); len(args) > 0 && (!ok || l.tuple) { // of a list Python does not mind
+	if l, ok := values.(*list); len(args) > 0 && (!ok || l.tuple) { // Python allows it for a list
 		s.fail("%%: too many values")
 	}
 	return b.String()
 }
 
-// directive reads flags, width and precision, -1 where there is none, up to the letter at end.
+// directive reads the flags, the width and the precision of a % directive; end is the position of its letter.
+// precision is -1 if there is none.
 func directive(text string) (flags, end int, width, precision int64) {
 	flags = len(text) - len(strings.TrimLeft(text, "-0"))
 	number := func(from int) int64 {
 		for end = from; end < len(text) && text[end] >= '0' && text[end] <= '9'; {
 			end++
 		}
-		n, _ := strconv.ParseInt("0"+text[from:end], 10, 32) // of too many digits the largest
+		n, _ := strconv.ParseInt("0"+text[from:end], 10, 32) // too many digits: the largest number
 		return n
 	}
 	width, precision = number(flags), -1
@@ -276,8 +280,8 @@ func directive(text string) (flags, end int, width, precision int64) {
 	return flags, end, width, precision
 }
 
-// braces is str.format with {}, {0} and {name}.
-func (s *state) braces(text string, c *call) any {
+// formatBraces is str.format with {}, {0} and {name}.
+func (s *state) formatBraces(text string, c *call) any {
 	var b strings.Builder
 	auto, counted := 0, false
 	for text != "" {

@@ -6,6 +6,7 @@ import (
 	"strings"
 )
 
+// test applies the test of that name to v.
 func (s *state) test(name string, v any, c *call) bool {
 	f := tests[name]
 	if f == nil {
@@ -15,7 +16,7 @@ func (s *state) test(name string, v any, c *call) bool {
 	return f(s, v, c)
 }
 
-// plainTest is a test without arguments.
+// plainTest returns a test that has no arguments.
 func plainTest(f func(s *state, v any) bool) func(*state, any, *call) bool {
 	return func(s *state, v any, c *call) bool {
 		s.bind(c, 0)
@@ -23,9 +24,10 @@ func plainTest(f func(s *state, v any) bool) func(*state, any, *call) bool {
 	}
 }
 
-// tests are Jinja's.
+// tests are all tests of Jinja by name.
 var tests map[string]func(s *state, v any, c *call) bool
 
+// init fills tests: some of them call others, so the map cannot be a literal.
 func init() {
 	tests = map[string]func(s *state, v any, c *call) bool{
 		"defined":   plainTest(func(_ *state, v any) bool { _, ok := v.(undefined); return !ok }),
@@ -61,7 +63,7 @@ func init() {
 	compareTests()
 }
 
-// compareTests adds those that compare with another value, and those of numbers and of the case of texts.
+// compareTests adds the tests that compare with another value, and those of numbers and of the case of texts.
 func compareTests() {
 	with := func(f func(s *state, v, other any) bool) func(*state, any, *call) bool {
 		return func(s *state, v any, c *call) bool { return f(s, v, s.bind(c, 1, "other")[0]) }
@@ -76,7 +78,7 @@ func compareTests() {
 		})
 	}
 	whole := func(s *state, v any) int64 {
-		s.defined(v)
+		s.mustBeDefined(v)
 		i, ok := integer(v)
 		if !ok {
 			s.unsupported("a remainder of %s", typeName(v))

@@ -9,7 +9,7 @@ import (
 	"unicode"
 )
 
-// text is Python's str().
+// text returns Python's str() of a value.
 func (s *state) text(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -118,7 +118,7 @@ func represent(b *strings.Builder, v string) {
 	b.WriteByte(quote)
 }
 
-// floatText is repr() of a float.
+// floatText returns repr() of a float.
 func floatText(f float64) string {
 	switch {
 	case math.IsNaN(f):
@@ -138,13 +138,15 @@ func floatText(f float64) string {
 	return text
 }
 
-// json writes a value as Python's json.dumps does.
+// jsonForm is the format of json: non-ASCII characters escaped, keys sorted, the indent of a level (nil: all on one
+// line), and the separators of items and after keys.
 type jsonForm struct {
 	ascii, sorted bool
 	indent        *string
 	item, key     string
 }
 
+// json writes a value as Python's json.dumps does.
 func (s *state) json(b *strings.Builder, v any, f jsonForm, depth int) {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
@@ -194,7 +196,7 @@ func (s *state) json(b *strings.Builder, v any, f jsonForm, depth int) {
 				if s.less(v.keys[i], v.keys[j], 0) {
 					return -1
 				}
-				return int(number(s.less(v.keys[j], v.keys[i], 0)))
+				return int(boolToInt(s.less(v.keys[j], v.keys[i], 0)))
 			})
 		}
 		b.WriteByte('{')
@@ -226,6 +228,7 @@ func (s *state) json(b *strings.Builder, v any, f jsonForm, depth int) {
 	s.made(b.Len() - before)
 }
 
+// jsonFloat returns a float as json.dumps writes it, with NaN and Infinity.
 func jsonFloat(f float64) string {
 	switch text := floatText(f); text {
 	case "nan":
@@ -239,6 +242,7 @@ func jsonFloat(f float64) string {
 	}
 }
 
+// jsonString writes a string as json.dumps does.
 func jsonString(b *strings.Builder, v string, ascii bool) {
 	b.WriteByte('"')
 	for _, r := range v {

@@ -8,11 +8,11 @@ import (
 	"unicode/utf8"
 )
 
-// Values are nil, bool, int64, float64, string, and these.
+// Values of a template are nil, bool, int64, float64, string, and these types.
 type (
-	// undefined is a name, attribute or item that is not there. why says which.
+	// undefined is a missing name, attribute or item. why says which, for errors.
 	undefined struct{ why string }
-	// markup is a string that was marked as safe. All that can be done with one is to print it.
+	// markup is a string that was marked as safe. It can only be printed.
 	markup string
 	list   struct {
 		items []any
@@ -28,7 +28,7 @@ type (
 		items []any
 	}
 	span struct{ begin, end, step int64 } // a range
-	// generator gives its items once.
+	// generator yields its items once: iterating empties it.
 	generator struct{ items []any }
 	namespace struct{ attributes *dict }
 	function  struct {
@@ -41,7 +41,7 @@ type (
 	}
 )
 
-// call is the values that a function, filter, test or method is called with.
+// call holds the arguments of a call of a function, filter, test or method: args by position, named by names.
 type call struct {
 	name  string
 	args  []any
@@ -49,7 +49,7 @@ type call struct {
 	named []any
 }
 
-// value is one of Render's.
+// value converts a variable of Render.
 func (s *state) value(v any, depth int) any {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
@@ -84,13 +84,13 @@ func (s *state) value(v any, depth int) any {
 
 func newDict() *dict { return &dict{at: map[any]int{}} }
 
-// key is what equal keys of a dict have in common; false: it can be none.
+// key returns the map key of a dict key: keys that are equal in Python have the same one. false: v cannot be a key.
 func key(v any) (any, bool) {
 	switch v := v.(type) {
 	case nil, int64, string:
 		return v, true
 	case bool:
-		return number(v), true
+		return boolToInt(v), true
 	case float64:
 		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
 			return int64(v), true
@@ -100,6 +100,7 @@ func key(v any) (any, bool) {
 	return nil, false
 }
 
+// put sets the value of a key; false: k cannot be a key.
 func (d *dict) put(k, v any) bool {
 	at, ok := key(k)
 	if !ok {
@@ -114,6 +115,7 @@ func (d *dict) put(k, v any) bool {
 	return true
 }
 
+// get returns the value of a key, and whether there is one.
 func (d *dict) get(k any) (any, bool) {
 	if at, ok := key(k); ok {
 		if i, there := d.at[at]; there {
@@ -123,6 +125,7 @@ func (d *dict) get(k any) (any, bool) {
 	return nil, false
 }
 
+// pairs returns the items as tuples of key and value.
 func (d *dict) pairs() []any {
 	out := make([]any, len(d.keys))
 	for i := range d.keys {
@@ -149,7 +152,7 @@ func (r span) items() []any {
 	return out
 }
 
-// typeName is Python's.
+// typeName returns the name of the type in Python.
 func typeName(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -189,8 +192,8 @@ func typeName(v any) string {
 	return "Undefined"
 }
 
-// defined fails on a value that is not there, as Python does where one is used.
-func (s *state) defined(values ...any) {
+// mustBeDefined fails on an undefined value, as Python does when one is used, and on markup.
+func (s *state) mustBeDefined(values ...any) {
 	for _, v := range values {
 		switch v := v.(type) {
 		case undefined:
@@ -228,7 +231,7 @@ func truth(v any) bool {
 	return true
 }
 
-// iterate gives the items of a value, as a for loop has them. Those of a generator are gone then.
+// iterate returns the items of a value, as a for loop sees them. It empties a generator.
 func (s *state) iterate(v any) []any {
 	items, ok := s.items(v)
 	if !ok {
@@ -237,6 +240,7 @@ func (s *state) iterate(v any) []any {
 	return items
 }
 
+// items is iterate; false: v is not iterable.
 func (s *state) items(v any) ([]any, bool) {
 	switch v := v.(type) {
 	case undefined:
@@ -262,7 +266,7 @@ func (s *state) items(v any) ([]any, bool) {
 		}
 		return out, true
 	case markup:
-		s.defined(v)
+		s.mustBeDefined(v)
 	case *loop:
 		s.unsupported("loop as a list")
 	}
@@ -293,25 +297,26 @@ func (s *state) length(v any) (int, bool) {
 	return 0, false
 }
 
-func number(b bool) int64 {
+// boolToInt returns 1 for true, else 0.
+func boolToInt(b bool) int64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// integer is an int of Python, which a bool is too.
+// integer returns a value as an int of Python; a bool is one, too.
 func integer(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int64:
 		return v, true
 	case bool:
-		return number(v), true
+		return boolToInt(v), true
 	}
 	return 0, false
 }
 
-// float is a number of Python as a float.
+// float returns a number of Python as a float; false: v is not a number.
 func float(v any) (float64, bool) {
 	if f, ok := v.(float64); ok {
 		return f, true
@@ -320,7 +325,7 @@ func float(v any) (float64, bool) {
 	return float64(i), ok
 }
 
-// compareNumbers is exact, whatever the types.
+// compareNumbers compares two numbers exactly, also an int with a float. ok is false for NaN and for other types.
 func compareNumbers(a, b any) (order int, ok bool) {
 	i, whole := integer(a)
 	j, too := integer(b)
@@ -352,7 +357,7 @@ func isNumber(v any) bool {
 	return ok
 }
 
-// equal is ==.
+// equal reports a == b.
 func (s *state) equal(a, b any, depth int) bool {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
@@ -410,13 +415,13 @@ func (s *state) equal(a, b any, depth int) bool {
 	return a == b
 }
 
-// less is whether a < b.
+// less reports a < b; types without an order are an error.
 func (s *state) less(a, b any, depth int) bool {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
 	}
 	s.step(0)
-	s.defined(a, b)
+	s.mustBeDefined(a, b)
 	if isNumber(a) && isNumber(b) {
 		order, ok := compareNumbers(a, b)
 		return ok && order < 0
@@ -441,7 +446,7 @@ func (s *state) less(a, b any, depth int) bool {
 	return false
 }
 
-// contains is item in container.
+// contains reports whether item is in container.
 func (s *state) contains(container, item any) bool {
 	switch c := container.(type) {
 	case string:

@@ -5,78 +5,81 @@ import (
 	"sync"
 )
 
-// pageTokens is how many tokens a page holds: what a sequence takes at once.
+// pageTokens is the number of tokens of a page, the unit that a sequence reserves.
 const pageTokens = 16
 
-// Pages hands out the rows of a cache. A page belongs to one sequence, or to several that have the
-// same tokens in it; the next free row of a page is the first's who asks. It is safe for
-// concurrent use.
+// Pages allocates the rows of a cache; a row holds the keys and values of one token. A page of rows belongs to one
+// sequence, or to several sequences that begin with the same tokens. If several share a page, the first one that
+// grows gets the next free row of the page. It is safe for concurrent use.
 type Pages struct {
-	mu    sync.Mutex
-	limit int // pages
-	made  int // pages that were ever handed out
-	free  []int32
-	users map[int32]int // of a page
-	next  map[int32]int // rows of a page that are taken
+	mu     sync.Mutex
+	limit  int // pages
+	made   int // pages that were allocated so far, free ones included
+	free   []int32
+	users  map[int32]int // how many spans use a page
+	next   map[int32]int // rows of a page below this one are in use
+	shared map[int32]int // rows of a page below this one may be in several spans
 }
 
-// NewPages has room for at least one page.
+// NewPages returns Pages for so many tokens, rounded down to whole pages, at least one page.
 func NewPages(tokens int) *Pages {
-	return &Pages{limit: max(1, tokens/pageTokens), users: map[int32]int{}, next: map[int32]int{}}
+	return &Pages{
+		limit: max(1, tokens/pageTokens), users: map[int32]int{}, next: map[int32]int{}, shared: map[int32]int{},
+	}
 }
 
-// Tokens is how many rows there can be.
+// Tokens returns the most rows that can be in use.
 func (p *Pages) Tokens() int { return p.limit * pageTokens }
 
-// Rows is how many rows a cache needs for the pages that were ever in use.
+// Rows returns how many rows the cache needs: those of all pages that were allocated so far.
 func (p *Pages) Rows() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.made * pageTokens
 }
 
-// InUse is how many tokens the pages in use have room for.
+// InUse returns the number of rows of the pages in use.
 func (p *Pages) InUse() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.users) * pageTokens
 }
 
-// Span is the rows of a sequence. It belongs to one goroutine at a time.
+// Span is the rows of one sequence. It is for one goroutine at a time.
 type Span struct {
 	pages *Pages
 	rows  []int32
 	held  []int32 // its pages
 }
 
-// NewSpan is empty.
+// NewSpan returns an empty span.
 func (p *Pages) NewSpan() *Span { return &Span{pages: p} }
 
-// Rows are those of the tokens, in order.
+// Rows returns the rows of the tokens, in order.
 func (s *Span) Rows() []int32 { return s.rows }
 
-// Len is how many tokens there are.
+// Len returns the number of tokens.
 func (s *Span) Len() int { return len(s.rows) }
 
-// Grow adds n rows at the end, or none and an ErrFull.
+// Grow appends n rows. If the cache has too few, it appends none and fails with ErrFull.
 func (s *Span) Grow(n int) error {
 	p := s.pages
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	room := 0
+	left := 0 // in the last page
 	if k := len(s.rows); k > 0 && s.ownsNext() {
-		room = pageTokens - p.next[s.rows[k-1]/pageTokens]
+		left = pageTokens - p.next[s.rows[k-1]/pageTokens]
 	}
-	need := (n - min(n, room) + pageTokens - 1) / pageTokens
+	need := (n - min(n, left) + pageTokens - 1) / pageTokens
 	if have := len(p.free) + p.limit - p.made; need > have {
-		return fmt.Errorf("%w: %d tokens; must be at most %d, until sequences end", ErrFull, n, room+have*pageTokens)
+		return fmt.Errorf("%w: %d tokens; must be at most %d, until sequences end", ErrFull, n, left+have*pageTokens)
 	}
 	for range n {
 		page := int32(0)
 		if len(s.rows) > 0 && s.ownsNext() {
 			page = s.rows[len(s.rows)-1] / pageTokens
 		} else {
-			page = p.take()
+			page = p.allocate()
 			s.held = append(s.held, page)
 		}
 		s.rows = append(s.rows, page*pageTokens+int32(p.next[page]))
@@ -85,15 +88,16 @@ func (s *Span) Grow(n int) error {
 	return nil
 }
 
-// ownsNext reports whether the row behind the last one is in its page and free: another
-// sequence that shares the page may have gone on there.
+// ownsNext reports whether the row after the last one is in the same page and free. It is not free if
+// another sequence that shares the page uses it.
 func (s *Span) ownsNext() bool {
 	last := s.rows[len(s.rows)-1]
 	at := int(last%pageTokens) + 1
 	return at < pageTokens && s.pages.next[last/pageTokens] == at
 }
 
-func (p *Pages) take() int32 {
+// allocate returns a free page for one span. The caller has checked that there is one.
+func (p *Pages) allocate() int32 {
 	var page int32
 	if n := len(p.free); n > 0 {
 		page, p.free = p.free[n-1], p.free[:n-1]
@@ -105,7 +109,7 @@ func (p *Pages) take() int32 {
 	return page
 }
 
-// Cut gives back the rows behind the first n.
+// Cut frees the rows after the first n.
 func (s *Span) Cut(n int) {
 	p := s.pages
 	p.mu.Lock()
@@ -114,25 +118,29 @@ func (s *Span) Cut(n int) {
 		last := s.rows[len(s.rows)-1]
 		s.rows = s.rows[:len(s.rows)-1]
 		page := last / pageTokens
-		if p.next[page] == int(last%pageTokens)+1 {
+		if at := int(last % pageTokens); p.next[page] == at+1 && p.shared[page] <= at {
 			p.next[page]--
 		}
 		if len(s.rows) == 0 || s.rows[len(s.rows)-1]/pageTokens != page {
 			s.held = s.held[:len(s.held)-1]
-			p.give(page)
+			p.release(page)
 		}
 	}
 }
 
-func (p *Pages) give(page int32) {
-	if p.users[page]--; p.users[page] == 0 {
+// release ends the use of a page by one span.
+func (p *Pages) release(page int32) {
+	if p.users[page]--; p.users[page] < 2 {
+		delete(p.shared, page)
+	}
+	if p.users[page] == 0 {
 		delete(p.users, page)
 		delete(p.next, page)
 		p.free = append(p.free, page)
 	}
 }
 
-// Fork is another span with the same rows.
+// Fork returns another span with the same rows. Both keep the rows in use.
 func (s *Span) Fork() *Span {
 	p := s.pages
 	p.mu.Lock()
@@ -140,16 +148,20 @@ func (s *Span) Fork() *Span {
 	for _, page := range s.held {
 		p.users[page]++
 	}
+	for _, row := range s.rows {
+		page := row / pageTokens
+		p.shared[page] = max(p.shared[page], int(row%pageTokens)+1)
+	}
 	return &Span{pages: p, rows: append([]int32(nil), s.rows...), held: append([]int32(nil), s.held...)}
 }
 
-// Close gives all rows back.
+// Close frees all rows. A second call does nothing.
 func (s *Span) Close() {
 	p := s.pages
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, page := range s.held {
-		p.give(page)
+		p.release(page)
 	}
 	s.rows, s.held = nil, nil
 }

@@ -4,17 +4,17 @@ import "github.com/meander-rl/meander/pkg/model"
 
 // Info describes a model without loading it.
 type Info struct {
-	// Card is that of the opened model as far as it can be told: fields whose configuration cannot be read are zero, and there
-	// is neither a digest of weights nor a backend. CacheTokens is what a cache of the default size holds.
+	// Card is the card of the opened model, without the digest of the weights and the backend. Fields whose
+	// configuration cannot be read are zero. CacheTokens is for a cache of the default size.
 	Card
-	// Parts is the network, where it could be read.
+	// Parts is the network, if it could be read.
 	Parts []model.PartInfo
-	// Tokens is how many the tokenizer knows, 0 where it cannot be read.
+	// Tokens is the number of tokens of the tokenizer, 0 if it cannot be read.
 	Tokens int
-	// Template says how conversations are written, for people; empty where it cannot be read.
+	// Template shows how the chat template writes a conversation; empty if it cannot be read.
 	Template string
-	// CacheTokenBytes is what a token takes in the cache, CacheBytes the size of the cache where nobody says another.
+	// CacheTokenBytes is the memory of a token in the cache, CacheBytes the default size of the cache.
 	CacheTokenBytes, CacheBytes int
-	// Problems is everything for which the model would not open; none means that it opens.
+	// Problems are the reasons why the model would not open; none means that it opens.
 	Problems []string
 }

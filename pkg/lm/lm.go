@@ -1,9 +1,10 @@
-// Package lm is what causal language models have in common: conversations to token ids, ids
-// to logits over a cache of what came before, ids to text. It draws no tokens: that is
-// pkg/decoding's, and who joins the two decides when.
+// Package lm defines what causal language models have in common. A Language turns conversations into
+// token ids and ids into text. A Model is a Language with weights: Forward turns ids into logits, and a
+// Sequence is the ids that it has seen, with their keys and values in the cache. The package draws no
+// tokens: pkg/decoding does, and the sampler service joins the two.
 //
-// The networks are families, one package each below this one. A Registry lists those that a
-// program can open, by the config.json of a folder; the families of this project are in
+// A Family is an architecture, one package each below this one. A Registry lists the families that a
+// program can open and finds the family of a folder by its config.json; those of this project are in
 // pkg/lm/families.
 package lm
 
@@ -19,108 +20,109 @@ import (
 
 // Card is what the rest of the pipeline must know about a model.
 type Card struct {
-	// Name tells this model from others, Family the architecture.
+	// Name is the name of the model in events, Family its architecture.
 	Name, Family string
-	// WeightsDigest is the SHA-256 of the folder's files in hex: equal digests, equal logits on
-	// one build.
+	// WeightsDigest is the SHA-256 of the folder's files in hex. Equal digests give equal logits with
+	// the same build.
 	WeightsDigest string
 	// Backend names what computes, e.g. cpu/avx512.
 	Backend string
-	// Vocabulary is V, the logits of a token. A tokenizer may know fewer ids.
+	// Vocabulary is V, the number of logits of a token. A tokenizer may have fewer ids.
 	Vocabulary int
 	// MaxPositions bounds a sequence, prompts and answers together, in tokens.
 	MaxPositions int
 	// EOS are the ids that end an answer.
 	EOS []int32
-	// Decoding is how tokens are drawn, and MaxNewTokens how many, where a prompt does not say.
+	// Decoding says how tokens are drawn, MaxNewTokens how many at most, if a prompt does not.
 	Decoding     decoding.Params
 	MaxNewTokens int
 	// Reward names the reward functions of prompts that name none; empty: no preference.
 	Reward []string
-	// Notes are what the folder asks for and nobody follows.
+	// Notes lists settings of the folder that are ignored, for people.
 	Notes []string
-	// CacheTokens is how many tokens the caches of all sequences hold at most.
+	// CacheTokens is the most tokens in the cache, over all sequences.
 	CacheTokens int
 }
 
 // Message is a turn of a conversation. Roles are system, user and assistant.
 type Message struct{ Role, Content string }
 
-// ErrPrompt is wrapped by the errors of a conversation that the model cannot take, however
-// often it is tried, ErrLong by those of a sequence of more than MaxPositions tokens, and
-// ErrFull by that of a cache without room: it has some again when sequences are closed.
+// Errors of prompts and sequences.
 var (
+	// ErrPrompt is wrapped by the error for a conversation that the model cannot accept; a retry does not help.
 	ErrPrompt = errors.New("conversation that the model cannot take")
-	ErrLong   = errors.New("sequence longer than the model's context")
-	ErrFull   = errors.New("no room in the cache")
+	// ErrLong is wrapped by the error for a sequence of more than MaxPositions tokens.
+	ErrLong = errors.New("sequence longer than the model's context")
+	// ErrFull is wrapped by the error for a full cache. A retry may help once other sequences are closed.
+	ErrFull = errors.New("no room in the cache")
 )
 
-// Language is what there is of a model without its weights: how conversations become ids, and ids text. All methods are
-// safe for concurrent use.
+// Language is a model without its weights: it turns conversations into ids, and ids into text. All
+// methods are safe for concurrent use.
 type Language interface {
 	// Card describes the model; it never changes.
 	Card() Card
-	// Prompt gives the ids of a conversation up to where the assistant speaks.
+	// Prompt returns the ids of a conversation, up to the begin of the assistant's answer.
 	Prompt(messages []Message) ([]int32, error)
-	// Reply gives the ids between an answer to the conversation before and the next answer: messages came in between.
-	// ended says whether the answer's last id ended it (Card.EOS), so that the template's end of a turn is there in part.
-	// It fails with ErrPrompt where the template does not continue what Prompt gave for the conversation before, and the
-	// answer.
+	// Reply returns the ids of messages that follow an answer, up to the begin of the next answer. before is the
+	// conversation before the answer. ended says that the last id of the answer is one of Card.EOS: the template
+	// writes it at the end of a turn, so Reply leaves it out. It fails with ErrPrompt if the template, with more
+	// messages, writes before or the answer in another way.
 	Reply(before []Message, answer string, ended bool, messages []Message) ([]int32, error)
-	// Piece is the bytes of a token; none for a special one, and for an id of no token.
+	// Piece returns the bytes of a token: none for a special token or an unknown id.
 	Piece(id int32) string
 }
 
-// Model is a network ready to generate. All methods are safe for concurrent use, except that
-// Close must come last, and that a sequence is in one call of Forward at a time.
+// Model is a network ready to generate. All methods are safe for concurrent use, except that Close must
+// come last, and that a sequence is in one call of Forward at a time.
 type Model interface {
 	Language
-	// NewSequence is an empty sequence.
+	// NewSequence returns an empty sequence.
 	NewSequence() Sequence
-	// Forward appends ids to each sequence and gives the logits that follow the last of them. The
-	// bits of a row depend on the ids of its sequence alone: not on other rows, nor on how they were
-	// cut into calls. On an error no sequence has changed, and Logits hold no result.
+	// Forward appends the ids of each row to its sequence and sets the logits after the last of them. The bits of a
+	// row depend only on the ids of its sequence: neither on other rows, nor on how the ids were split into calls.
+	// After an error no sequence has changed, and Logits hold no result.
 	Forward(ctx context.Context, rows []Row) error
-	// MemoryBytes returns the memory of the weights, and that of everything kept between
-	// calls besides.
+	// MemoryBytes returns the memory of the weights, and of everything else that is kept
+	// between calls.
 	MemoryBytes() (weights, working int)
 	// Close frees what the model holds.
 	Close() error
 }
 
-// Row is what Forward does with a sequence.
+// Row is one sequence in a call of Forward.
 type Row struct {
 	Sequence Sequence
 	IDs      []int32   // at least one
-	Logits   []float32 // [V]; nil where nobody needs them
+	Logits   []float32 // [V]; nil if they are not needed
 }
 
-// Sequence is the tokens that a model has seen, in its cache.
+// Sequence is the tokens that a model has seen, with their place in its cache.
 type Sequence interface {
-	// Len is how many there are.
+	// Len returns the number of tokens.
 	Len() int
-	// Fork is another sequence of the same tokens, whose part of the cache both use.
+	// Fork returns another sequence of the same tokens. Both use the same part of the cache.
 	Fork() Sequence
-	// Close gives the cache back. It may be called twice.
+	// Close frees the sequence's part of the cache. A second call does nothing.
 	Close()
 }
 
-// Adaptable is a model that LoRAs can be added to while it is in use.
+// Adaptable is a model to which LoRAs can be added while it is in use.
 type Adaptable interface {
 	Model
-	// BaseDigest names the checkpoint, without adapters.
+	// BaseDigest returns the digest of the checkpoint, without adapters.
 	BaseDigest() string
-	// Modules is what adapters can change.
+	// Modules returns the projections that adapters can change.
 	Modules() lora.Table
-	// Adapted returns the checkpoint plus the adapters, whatever adapters the model has. No files
-	// are read, and what no adapter changes is shared, the cache not: sequences belong to the model
-	// that made them. Both models stay usable, and each must be closed. No adapters give the
-	// checkpoint again. An adapter that does not fit is an error.
+	// Adapted returns a model of the checkpoint plus exactly these adapters, also if there are none. It
+	// reads no files and shares the weights that no adapter changes. The cache is not shared: a sequence
+	// belongs to the model that made it. Both models stay usable, and each must be closed. An adapter
+	// that does not fit is an error.
 	Adapted(adapters ...lora.Weighted) (Model, error)
 }
 
-// Text is what ids say, as transformers has it with skip_special_tokens: bytes that are no
-// UTF-8 are U+FFFD.
+// Text returns the text of ids, as transformers does with skip_special_tokens: U+FFFD stands for bytes
+// that are not UTF-8.
 func Text(m Language, ids []int32) string {
 	var d Decoder
 	var b strings.Builder
@@ -131,7 +133,7 @@ func Text(m Language, ids []int32) string {
 	return b.String()
 }
 
-// CheckMessages checks what all templates ask of a conversation.
+// CheckMessages checks what all templates need of a conversation: at least one message, and known roles.
 func CheckMessages(messages []Message) error {
 	if len(messages) == 0 {
 		return fmt.Errorf("%w: no messages; must be at least one", ErrPrompt)

@@ -9,48 +9,46 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// ConfigFile is what a folder of a language model has, and tells its family by.
+// ConfigFile is the file of a folder that names the model's family.
 const ConfigFile = "config.json"
 
-// Family is an architecture: how its checkpoints are told from others and opened.
+// Family is an architecture: how its checkpoints are recognised and opened.
 type Family struct {
 	// Name is the Card.Family of its models, Class the entry of architectures in config.json.
 	Name, Class string
 	// Open loads the checkpoint in a folder.
 	Open func(dir string, o Options) (Model, error)
-	// Language reads a folder without its weights: the card has neither their digest nor a backend, nor the size of a
-	// cache.
+	// Language reads a folder without its weights. Its card has no digest of weights, no backend and no cache size.
 	Language func(dir string) (Language, error)
-	// Inspect describes a folder by its configurations and the headers of its weights. What keeps it from being opened is
-	// in Info.Problems.
+	// Inspect describes a folder by its configurations and the headers of its weights. The reasons why it would not
+	// open are in Info.Problems.
 	Inspect func(dir string) (*Info, error)
 }
 
 // Options change what a family opens. The zero value changes nothing.
 type Options struct {
-	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	// Device computes; the caller closes it. Default: a CPU of Threads threads.
 	Device tensor.Device
-	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// Threads is the number of threads of that CPU; default GOMAXPROCS. Results do not depend on
 	// it.
 	Threads int
-	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale how much of
-	// it, default 1.
+	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale multiplies its
+	// changes, default 1.
 	Adapter      string
 	AdapterScale float64
 	// CacheBytes bounds the cache of keys and values; default 1 GiB. It grows as it is needed.
 	CacheBytes int
-	// MaxPositions bounds sequences below what the model says; default, and at most, 32768.
+	// MaxPositions bounds sequences further than the model does; default, and at most, 32768.
 	MaxPositions int
-	// Progress hears of weights on their way to the device.
+	// Progress is called with how much of the weights is loaded.
 	Progress model.Progress
 }
 
-// Registry is the families that a program knows.
+// Registry lists the families that a program can open.
 type Registry []Family
 
-// Find returns the folder of the model called name, which is looked for as those of images are
-// (model.Registry), and its family. The error for a folder that is not there, or of no family,
-// wraps model.ErrUnknown.
+// Find returns the folder of the model called name, and its family. It looks in the folders that model.Registry
+// looks in. The error for a missing folder or an unknown family wraps model.ErrUnknown.
 func (r Registry) Find(name string) (dir string, f Family, err error) {
 	dir, tried := model.FindFolder(name, ConfigFile)
 	if dir == "" {
@@ -67,9 +65,11 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 		}
 		known = append(known, f.Class)
 	}
-	return "", f, fmt.Errorf("model %q: %w: %s: architectures: %.80q; must be one of %s", name, model.ErrUnknown, ConfigFile, classes, strings.Join(known, ", "))
+	return "", f, fmt.Errorf("model %q: %w: %s: architectures: %.80q; must be one of %s",
+		name, model.ErrUnknown, ConfigFile, classes, strings.Join(known, ", "))
 }
 
+// classesOf returns the architectures in the config.json of a folder.
 func classesOf(dir string) (classes []string, err error) {
 	var c struct {
 		Architectures []string `json:"architectures"`

@@ -9,9 +9,8 @@ import (
 // The zero value is ready.
 type Decoder struct{ held []byte }
 
-// Push adds the bytes of a token and returns the text that is complete. Bytes that no
-// character can begin with, or go on with, are U+FFFD, one for each longest part of a character, as
-// transformers has them.
+// Push adds the bytes of a token and returns the complete characters so far. U+FFFD replaces bytes that are not
+// UTF-8, one for each longest part of a character, as in transformers.
 func (d *Decoder) Push(piece string) string {
 	if len(d.held) == 0 && utf8.ValidString(piece) {
 		return piece
@@ -22,8 +21,8 @@ func (d *Decoder) Push(piece string) string {
 	for len(rest) > 0 {
 		r, n := utf8.DecodeRune(rest)
 		if r == utf8.RuneError && n == 1 {
-			if n = begun(rest); n == len(rest) && n < missing(rest[0]) {
-				break // the rest may come
+			if n = prefixLength(rest); n == len(rest) && n < characterLength(rest[0]) {
+				break // the next token may complete it
 			}
 			r = utf8.RuneError
 		}
@@ -34,7 +33,7 @@ func (d *Decoder) Push(piece string) string {
 	return b.String()
 }
 
-// Flush returns what is left at the end.
+// Flush returns U+FFFD for an incomplete character at the end, else "".
 func (d *Decoder) Flush() string {
 	if len(d.held) == 0 {
 		return ""
@@ -43,8 +42,8 @@ func (d *Decoder) Flush() string {
 	return string(utf8.RuneError)
 }
 
-// missing is how many bytes the character has that b begins, 1 where none does.
-func missing(b byte) int {
+// characterLength returns the length in bytes of a character that begins with b; 1 if none does.
+func characterLength(b byte) int {
 	switch {
 	case b >= 0xC2 && b < 0xE0:
 		return 2
@@ -56,10 +55,11 @@ func missing(b byte) int {
 	return 1
 }
 
-// begun is how many bytes at the beginning of b, which is no character, could begin one; at least 1.
-func begun(b []byte) int {
+// prefixLength returns how many of the first bytes of b could begin a character, at least 1. b does not begin with
+// a complete one.
+func prefixLength(b []byte) int {
 	n := 1
-	for n < len(b) && n < missing(b[0]) {
+	for n < len(b) && n < characterLength(b[0]) {
 		low, high := byte(0x80), byte(0xBF)
 		if n == 1 {
 			switch b[0] { // no overlong forms, no surrogates, nothing beyond U+10FFFF

@@ -14,7 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// config is adapter_config.json as far as it changes results.
+// config holds the fields of adapter_config.json that change results.
 type config struct {
 	Type          string          `json:"peft_type"`
 	R             float64         `json:"r"`
@@ -26,21 +26,23 @@ type config struct {
 	Init          json.RawMessage `json:"init_lora_weights"`
 }
 
-// Fields of LoraConfig by what they are here: used are those of config; harmless say how an adapter was trained, where
-// it came from, or which modules have one, which the tensors say. Every other one, of today or to come, must be unset.
+// Fields of LoraConfig. supportedFields are those of config. ignoredFields do not change results: they say how an
+// adapter was trained, where it comes from, or which modules have one, which the tensors say too. All other fields,
+// also future ones, must be unset.
 var (
-	used = []string{
+	supportedFields = []string{
 		"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "init_lora_weights",
 	}
-	harmless = []string{
+	ignoredFields = []string{
 		"auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version",
 		"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "megatron_core",
 		"loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
 	}
 )
 
-// plainInits are the ways to begin training that leave the weights beneath the adapter as they are. With the others
-// (pissa, olora, loftq, corda, lora_ga) it holds a part of those weights, which PEFT takes away from them.
+// plainInits are the values of init_lora_weights that leave the weights below the adapter unchanged. With the
+// others (pissa, olora, loftq, corda, lora_ga) the adapter holds a part of those weights, which PEFT subtracts from
+// them.
 var plainInits = []string{"", "null", "true", "false", `"gaussian"`, `"eva"`, `"orthogonal"`, `"mica"`}
 
 // pattern is an entry of rank_pattern or alpha_pattern.
@@ -49,10 +51,10 @@ type pattern struct {
 	value float64
 }
 
-// otherwise are the forms that Python's regular expressions have alone, or mean otherwise.
-var otherwise = regexp.MustCompile(`\{,|\[\[?:|\(\?[^:]|\\[^dDwWsSbB.\-_/\\|()\[\]{}^$*+?]`)
+// unsupportedPattern matches forms of Python's regular expressions that Go does not have, or reads in another way.
+var unsupportedPattern = regexp.MustCompile(`\{,|\[\[?:|\(\?[^:]|\\[^dDwWsSbB.\-_/\\|()\[\]{}^$*+?]`)
 
-// parsePatterns reads an object of numbers by its keys, in their order.
+// parsePatterns reads an object of numbers whose keys are regular expressions; the order of the keys is kept.
 func parsePatterns(data json.RawMessage) (list []pattern, err error) {
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
@@ -67,7 +69,7 @@ func parsePatterns(data json.RawMessage) (list []pattern, err error) {
 			return nil, err
 		}
 		key, _ := t.(string)
-		if otherwise.MatchString(key) {
+		if unsupportedPattern.MatchString(key) {
 			return nil, fmt.Errorf("%q: a form of Python's regular expressions that is not supported", key)
 		}
 		var x pattern
@@ -84,8 +86,9 @@ func parsePatterns(data json.RawMessage) (list []pattern, err error) {
 	return list, nil
 }
 
-// find is the value of the first pattern that matches a module at its end, as get_pattern_key of PEFT has it.
-func find(list []pattern, module string, otherwise float64) float64 {
+// patternValue returns the value of the first pattern that matches the end of the name of a module, as
+// get_pattern_key of PEFT does; otherwise if none matches.
+func patternValue(list []pattern, module string, otherwise float64) float64 {
 	for _, x := range list {
 		if x.of.MatchString(module) {
 			return x.value
@@ -94,10 +97,11 @@ func find(list []pattern, module string, otherwise float64) float64 {
 	return otherwise
 }
 
-// scaling returns the scale of a module of a rank.
+// scaling returns the scale of a module of rank r.
 type scaling func(module string, r int) (float64, error)
 
-// parseConfig returns nil when the file is empty.
+// parseConfig returns the scaling that a configuration defines; nil if the file is empty. Every setting that
+// changes results and is not supported is an error that names it.
 func parseConfig(file []byte) (scaling, error) {
 	if len(file) == 0 {
 		return nil, nil
@@ -132,7 +136,7 @@ func parseConfig(file []byte) (scaling, error) {
 		"the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion", c.Init)
 	for _, k := range slices.Sorted(maps.Keys(plain)) {
 		unset := slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, string(plain[k]))
-		check(unset || slices.Contains(used, k) || slices.Contains(harmless, k), "%s: not supported", k)
+		check(unset || slices.Contains(supportedFields, k) || slices.Contains(ignoredFields, k), "%s: not supported", k)
 	}
 	ranks, err := parsePatterns(c.RankPatterns)
 	check(err == nil, "rank_pattern: %w", err)
@@ -142,10 +146,10 @@ func parseConfig(file []byte) (scaling, error) {
 		return nil, fmt.Errorf("adapter configuration: %w", err)
 	}
 	return func(module string, r int) (float64, error) {
-		if of := find(ranks, module, c.R); of != 0 && of != float64(r) {
+		if of := patternValue(ranks, module, c.R); of != 0 && of != float64(r) {
 			return 0, fmt.Errorf("module %s: rank %d; the adapter configuration has %g", module, r, of)
 		}
-		alpha := find(alphas, module, *c.Alpha)
+		alpha := patternValue(alphas, module, *c.Alpha)
 		if c.RSLoRA {
 			return alpha / math.Sqrt(float64(r)), nil
 		}
@@ -153,7 +157,7 @@ func parseConfig(file []byte) (scaling, error) {
 	}, nil
 }
 
-// loraSuffixes are the endings of tensor names: which matrix of a module they are.
+// loraSuffixes map the ending of the name of a tensor to the matrix of a module that it is.
 var loraSuffixes = []struct{ suffix, kind string }{
 	{".lora_A.weight", "a"},
 	{".lora_B.weight", "b"},
@@ -164,7 +168,8 @@ var loraSuffixes = []struct{ suffix, kind string }{
 	{".alpha", "alpha"},
 }
 
-// readProducts reads all modules and reports everything that does not belong.
+// readProducts reads the products of all modules, by the name of the module without the prefixes of PEFT and
+// diffusers. A tensor that is not part of a LoRA, and shapes that do not fit, are errors.
 func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Product, error) {
 	type parts struct{ a, b, alpha string }
 	found := map[string]*parts{}
@@ -209,7 +214,8 @@ func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Prod
 		a, _ := archive.Info(p.a)
 		b, _ := archive.Info(p.b)
 		if len(a.Shape) == 2 && len(b.Shape) == 2 && a.Shape[0] > min(a.Shape[1], b.Shape[0]) {
-			return nil, fmt.Errorf("module %s: rank %d; must be at most %d, the smaller side of its weight", module, a.Shape[0], min(a.Shape[1], b.Shape[0]))
+			return nil, fmt.Errorf("module %s: rank %d; must be at most %d, the smaller side of its weight", module, a.Shape[0],
+				min(a.Shape[1], b.Shape[0]))
 		}
 		if len(a.Shape) != 2 || len(b.Shape) != 2 || a.Shape[0] != b.Shape[1] || a.Shape[0] < 1 {
 			return nil, fmt.Errorf("module %s: lora_A %v and lora_B %v do not fit", module, a.Shape, b.Shape)
@@ -245,7 +251,7 @@ func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Prod
 	return modules, nil
 }
 
-// finiteAll reports whether all are numbers.
+// finiteAll reports whether all values are finite.
 func finiteAll(lists ...[]float32) bool {
 	for _, x := range lists {
 		for _, v := range x {

@@ -11,15 +11,15 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// Full is the weights of a whole transformer, in one file or in shards, in the place of those of a checkpoint. It is
+// Full is the weights of a whole transformer, in one file or in shards, which replace those of a checkpoint. It is
 // immutable and belongs to no model.
 type Full struct {
 	archive *safetensors.Archive
 	files   [][]byte
 }
 
-// OpenFull reads a safetensors file, or a folder with the file or the shards of a transformer; in that of a model it is
-// that in transformer. Files stay in use until Close.
+// OpenFull opens a safetensors file, or a folder with the file or the shards of a transformer. In the folder of a
+// model it opens the subfolder transformer. The caller closes it: the files are in use until then.
 func OpenFull(name string) (*Full, error) {
 	open := safetensors.Open
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
@@ -42,7 +42,7 @@ func OpenFull(name string) (*Full, error) {
 	return newFull(a), nil
 }
 
-// ParseFull is OpenFull of files in memory, in the order of Files. They stay in use and must not be modified.
+// ParseFull is OpenFull for files in memory, in the order of Files. They are not copied and must not be modified.
 func ParseFull(files ...[]byte) (*Full, error) {
 	contents := make([]safetensors.Contents, len(files))
 	for i, f := range files {
@@ -55,6 +55,7 @@ func ParseFull(files ...[]byte) (*Full, error) {
 	return newFull(a), nil
 }
 
+// newFull returns an archive as Full, with the bytes of its files.
 func newFull(a *safetensors.Archive) *Full {
 	f := &Full{archive: a}
 	for _, c := range a.Files() {
@@ -63,17 +64,17 @@ func newFull(a *safetensors.Archive) *Full {
 	return f
 }
 
-// Archive has the tensors.
+// Archive returns the archive with the tensors.
 func (f *Full) Archive() *safetensors.Archive { return f.archive }
 
-// Files are the bytes of the file, or of the shards in their order. They must not be modified.
+// Files returns the bytes of the file, or of the shards in order. They must not be modified.
 func (f *Full) Files() [][]byte { return f.files }
 
-// Close lets go of the files.
+// Close closes the files.
 func (f *Full) Close() error { return f.archive.Close() }
 
-// FullDigest names the weights of a checkpoint named base with another transformer: the SHA-256 in hex over base, a
-// newline, and of each of the transformer's files "full ", the SHA-256 of its bytes in hex and a newline.
+// FullDigest returns the digest of a checkpoint with digest base and another transformer: the SHA-256 in hex over
+// base, a newline and, for each file of the transformer, "full ", the SHA-256 of its bytes in hex and a newline.
 func FullDigest(base string, files ...string) string {
 	d := safetensors.NewDigest()
 	fmt.Fprintf(d, "%s\n", base)
@@ -83,10 +84,10 @@ func FullDigest(base string, files ...string) string {
 	return d.Hex()
 }
 
-// Shapes are the tensors of a transformer: of each its shape, by the name that it has in a checkpoint.
+// Shapes are the shapes of the tensors of a transformer, by their names in a checkpoint.
 type Shapes map[string][]int
 
-// ParseShapes reads what Encode of shapes has written.
+// ParseShapes reads shapes that Encode has written.
 func ParseShapes(data []byte) (Shapes, error) {
 	var s Shapes
 	if err := json.Unmarshal(data, &s); err != nil {
@@ -95,10 +96,10 @@ func ParseShapes(data []byte) (Shapes, error) {
 	return s, nil
 }
 
-// Encode is the table as JSON, the same bytes for equal tables.
+// Encode returns the shapes as JSON; equal shapes give equal bytes.
 func (s Shapes) Encode() ([]byte, error) { return json.Marshal(s) }
 
-// Check says which tensors are missing, too many, of another shape, or not finite.
+// Check returns an error that names the tensors of f that are missing, unexpected, of another shape, or not finite.
 func (s Shapes) Check(f *Full) error {
 	var missing, unexpected, shapes, values []string
 	for name, shape := range s {

@@ -1,6 +1,7 @@
-// Package lora reads what changes a model's weights while it is in use: LoRAs (low-rank adaptations) in PEFT's
-// form, and whole transformers. It checks them against the projections and tensors of a model, and names the weights
-// that they make. It knows no network.
+// Package lora reads files that change the weights of a model while it runs, and checks them against the model. An
+// Adapter is a LoRA (low-rank adaptation) in PEFT's form; Full is a whole transformer. A Table lists the
+// projections (linear layers) of a model that adapters can change, Shapes the tensors of its transformer.
+// WeightsDigest and FullDigest identify the changed weights. The package knows no network.
 package lora
 
 import (
@@ -18,9 +19,8 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// Adapter is a LoRA: for each of some projections W [n, k] a product of two thin matrices
-// that is added, W + scale * B A, with A [r, k] and B [n, r] (Hu et al. 2021, eq. 3). It is
-// immutable and belongs to no model.
+// Adapter is a LoRA. For some projections W [n, k] it holds two thin matrices whose product is added: W + scale * B
+// A, with A [r, k] and B [n, r] (Hu et al. 2021, eq. 3). It is immutable and belongs to no model.
 type Adapter struct {
 	name         string
 	digest       string
@@ -36,7 +36,7 @@ type Product struct {
 	Scale float64
 }
 
-// Weighted is an adapter and how much of it to take; 1 is what it was trained at.
+// Weighted is an adapter with a factor for its changes; 1 is the strength that it was trained with.
 type Weighted struct {
 	Adapter *Adapter
 	Weight  float64
@@ -51,20 +51,19 @@ const (
 	loraMetadata = "lora_adapter_metadata"
 )
 
-// MaxFile and MaxConfig bound the two files, in bytes.
+// MaxFile and MaxConfig bound weights and configuration, in bytes.
 const (
 	MaxFile   = 16 << 30
 	MaxConfig = 64 << 10
 )
 
-// Open reads a LoRA in PEFT's form from a safetensors file or a folder. The scale of
-// a module is lora_alpha/r, or lora_alpha/sqrt(r) with use_rslora, from adapter_config.json
-// beside the weights, from the file's header, or from alpha tensors; a file that says
-// nothing is taken at scale 1, as diffusers does. Of the keys of alpha_pattern and rank_pattern, regular
-// expressions, the first in the file that matches counts. A configuration that asks for more is an error that
-// names the field: what it adds to the weights is not scale * B A alone.
+// Open reads a LoRA in PEFT's form from a safetensors file or a folder. The scale of a module is lora_alpha/r, or
+// lora_alpha/sqrt(r) with use_rslora. It comes from adapter_config.json beside the weights, from the header of the
+// file, or from alpha tensors; without any of them it is 1, as in diffusers. Of the keys of alpha_pattern and
+// rank_pattern, regular expressions, the first in the file that matches counts. A configuration with other changes
+// than scale * B A is an error that names the field.
 func Open(name string) (*Adapter, error) {
-	file, config, err := read(name)
+	file, config, err := readFiles(name)
 	if err == nil {
 		var a *Adapter
 		if a, err = Parse(nameOf(name), file, config); err == nil {
@@ -74,13 +73,13 @@ func Open(name string) (*Adapter, error) {
 	return nil, fmt.Errorf("open adapter %q: %w", name, err)
 }
 
-// nameOf is the last element of a path, without the ending of a file.
+// nameOf returns the last element of a path, without the extension of a file.
 func nameOf(name string) string {
 	return strings.TrimSuffix(filepath.Base(filepath.Clean(name)), ".safetensors")
 }
 
-// read returns the bytes of weights and configuration; that may be empty.
-func read(name string) (weights, config []byte, err error) {
+// readFiles returns the bytes of weights and configuration; config is nil if there is no configuration.
+func readFiles(name string) (weights, config []byte, err error) {
 	dir, file := filepath.Split(filepath.Clean(name))
 	if dir == "" {
 		dir = "."
@@ -112,8 +111,8 @@ func read(name string) (weights, config []byte, err error) {
 	return weights, config, err
 }
 
-// Parse is Open of files in memory: adapter_model.safetensors, and adapter_config.json, which
-// may be empty. Both stay in use and must not be modified. name is for messages.
+// Parse is Open for files in memory: adapter_model.safetensors, and adapter_config.json, which may be empty. Both
+// are not copied and must not be modified. name is for messages.
 func Parse(name string, file, config []byte) (*Adapter, error) {
 	archive, err := safetensors.Parse(peftWeights, file)
 	if err != nil {
@@ -137,28 +136,27 @@ func Parse(name string, file, config []byte) (*Adapter, error) {
 	return a, nil
 }
 
-// Name is for messages: the last element of the path it was read from.
+// Name returns the last element of the path that it was read from, for messages.
 func (a *Adapter) Name() string { return a.name }
 
 // Digest returns the SHA-256 of weights and configuration in hex.
 func (a *Adapter) Digest() string { return a.digest }
 
-// File and Config are the two files that it was read from; Config may be empty. They must not be
-// modified.
+// File returns the file of weights that it was read from. It must not be modified.
 func (a *Adapter) File() []byte { return a.file }
 
-// Config is the other of the two files; see File.
+// Config returns the configuration that it was read from; it may be empty and must not be modified.
 func (a *Adapter) Config() []byte { return a.config }
 
-// Modules lists the projections that it changes, sorted.
+// Modules returns the names of the projections that it changes, sorted.
 func (a *Adapter) Modules() []string { return slices.Sorted(maps.Keys(a.modules)) }
 
-// Product is the change of a projection, nil for none.
+// Product returns the change of a projection, nil if there is none.
 func (a *Adapter) Product(module string) *Product { return a.modules[module] }
 
-// WeightsDigest names the weights that adapters make of those named base: the SHA-256 in hex over
-// base, a newline, and of each adapter its digest, a space, the bits of its weight in hex and a
-// newline. None make base.
+// WeightsDigest returns the digest of the weights with digest base after the adapters: the SHA-256 in hex over
+// base, a newline and, for each adapter, its digest, a space, the bits of its weight in hex and a newline. Without
+// adapters it is base.
 func WeightsDigest(base string, adapters ...Weighted) string {
 	if len(adapters) == 0 {
 		return base
@@ -171,11 +169,11 @@ func WeightsDigest(base string, adapters ...Weighted) string {
 	return d.Hex()
 }
 
-// Table is the projections of a model that adapters can change: of each the shape [n, k] of its
-// weight, by the name that it has in a checkpoint.
+// Table is the projections of a model that adapters can change: the shape [n, k] of each weight, by its name in a
+// checkpoint.
 type Table map[string][2]int
 
-// ParseTable reads what Encode of a table has written.
+// ParseTable reads a table that Encode has written.
 func ParseTable(data []byte) (Table, error) {
 	var t Table
 	if err := json.Unmarshal(data, &t); err != nil {
@@ -189,11 +187,11 @@ func ParseTable(data []byte) (Table, error) {
 	return t, nil
 }
 
-// Encode is the table as JSON, the same bytes for equal tables.
+// Encode returns the table as JSON; equal tables give equal bytes.
 func (t Table) Encode() ([]byte, error) { return json.Marshal(t) }
 
-// Check says which of the adapters' modules the model does not have, or has in another shape, and which adapter
-// changes nothing.
+// Check returns an error if the model does not have a module of an adapter, or has it in another shape, or if an
+// adapter changes nothing.
 func (t Table) Check(adapters ...Weighted) error {
 	var errs []error
 	for i, a := range adapters {
@@ -214,7 +212,8 @@ func (t Table) Check(adapters ...Weighted) error {
 			case !ok:
 				faults = append(faults, fmt.Errorf("module %s: the transformer has none", module))
 			case shape != [2]int{p.N, p.K}:
-				faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N, p.K, shape[0], shape[1]))
+				faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N, p.K,
+					shape[0], shape[1]))
 			}
 			if len(faults) == maxFaults {
 				faults = append(faults, errors.New("and perhaps more"))
@@ -239,8 +238,8 @@ func (a Weighted) changesNothing() bool {
 	return true
 }
 
-// maxFaults is how many modules an error names.
+// maxFaults bounds how many faults of an adapter an error lists.
 const maxFaults = 16
 
-// finite reports whether v is a number.
+// finite reports whether v is neither NaN nor infinite.
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

@@ -54,13 +54,26 @@ func TestParse_Forms(t *testing.T) {
 		config   string
 		scale    float64
 	}{
-		"peft":         {pair(t, "base_model.model.m.lora_A.weight", "base_model.model.m.lora_B.weight"), nil, config, 4},
-		"peft, named":  {pair(t, "base_model.model.m.lora_A.default.weight", "base_model.model.m.lora_B.default.weight"), nil, config, 4},
-		"diffusers":    {pair(t, "transformer.m.lora_A.weight", "transformer.m.lora_B.weight"), map[string]string{"lora_adapter_metadata": `{"transformer.r": 1, "transformer.lora_alpha": 2}`}, "", 2},
-		"down and up":  {append(pair(t, "diffusion_model.m.lora_down.weight", "diffusion_model.m.lora_up.weight"), alpha), nil, "", 8},
+		"peft": {pair(t, "base_model.model.m.lora_A.weight", "base_model.model.m.lora_B.weight"), nil, config, 4},
+		"peft, named": {
+			pair(t, "base_model.model.m.lora_A.default.weight", "base_model.model.m.lora_B.default.weight"), nil,
+			config, 4,
+		},
+		"diffusers": {
+			pair(t, "transformer.m.lora_A.weight", "transformer.m.lora_B.weight"),
+			map[string]string{"lora_adapter_metadata": `{"transformer.r": 1, "transformer.lora_alpha": 2}`},
+			"", 2,
+		},
+		"down and up": {
+			append(pair(t, "diffusion_model.m.lora_down.weight", "diffusion_model.m.lora_up.weight"), alpha),
+			nil, "", 8,
+		},
 		"alpha counts": {append(pair(t, "m.lora_A.weight", "m.lora_B.weight"), alpha), nil, config, 8},
 		"no word":      {pair(t, "m.lora_A.weight", "m.lora_B.weight"), nil, "", 1},
-		"of a module":  {pair(t, "m.lora_A.weight", "m.lora_B.weight"), nil, `{"lora_alpha": 4, "alpha_pattern": {"m": 6, "n": 7}}`, 6},
+		"of a module": {
+			pair(t, "m.lora_A.weight", "m.lora_B.weight"), nil,
+			`{"lora_alpha": 4, "alpha_pattern": {"m": 6, "n": 7}}`, 6,
+		},
 	} {
 		a, err := lora.Parse(name, file(t, c.metadata, c.tensors...), []byte(c.config))
 		if err != nil {
@@ -72,7 +85,8 @@ func TestParse_Forms(t *testing.T) {
 			t.Errorf("%s: modules %v", name, a.Modules())
 			continue
 		}
-		if p.R != 1 || p.N != 2 || p.K != 3 || p.Scale != c.scale || !slices.Equal(p.A, []float32{1, 2, 3}) || !slices.Equal(p.B, []float32{4, 5}) {
+		if p.R != 1 || p.N != 2 || p.K != 3 || p.Scale != c.scale || !slices.Equal(p.A, []float32{1, 2, 3}) ||
+			!slices.Equal(p.B, []float32{4, 5}) {
 			t.Errorf("%s: %+v; want scale %g", name, p, c.scale)
 		}
 	}
@@ -105,7 +119,8 @@ func TestParse_Refused(t *testing.T) {
 	huge := bytes.Clone(whole)
 	binary.LittleEndian.PutUint64(huge, 1<<40)
 	wide := func(r int) []byte {
-		return file(t, nil, matrix(t, "m.lora_A.weight", tensor.F32, r, 3, make([]float32, 3*r)...), matrix(t, "m.lora_B.weight", tensor.F32, 2, r, make([]float32, 2*r)...))
+		return file(t, nil, matrix(t, "m.lora_A.weight", tensor.F32, r, 3, make([]float32, 3*r)...),
+			matrix(t, "m.lora_B.weight", tensor.F32, 2, r, make([]float32, 2*r)...))
 	}
 	number, err := safetensors.FloatTensor("m.alpha", tensor.F32, nil, []float32{nan})
 	if err != nil {
@@ -116,39 +131,62 @@ func TestParse_Refused(t *testing.T) {
 		config string
 		want   string
 	}{
-		"nothing":          {nil, "", "safetensors"},
-		"truncated":        {whole[:len(whole)-3], "", "truncated"},
-		"header of a TiB":  {huge, "", "header"},
-		"no tensors":       {file(t, nil), "", "no tensors"},
-		"other tensors":    {file(t, nil, append(good, matrix(t, "m.weight", tensor.F32, 1, 1, 0))...), "", "no LoRA: m.weight"},
-		"no lora_B":        {file(t, nil, good[0]), "", "module m: lora_A or lora_B is missing"},
-		"only alpha":       {file(t, nil, number), "", "module m: lora_A or lora_B is missing"},
-		"ranks differ":     {file(t, nil, good[0], matrix(t, "m.lora_B.weight", tensor.F32, 2, 2, 1, 2, 3, 4)), "", "module m: lora_A [1 3] and lora_B [2 2] do not fit"},
-		"rank":             {wide(3), "", "module m: rank 3; must be at most 2"},
-		"absurd rank":      {wide(100_000), "", "module m: rank 100000; must be at most 2"},
-		"twice":            {file(t, nil, append(good, pair(t, "transformer.m.lora_A.weight", "transformer.m.lora_B.weight")...)...), "", "module m: m.lora_A.weight and transformer.m.lora_A.weight; must be one of them"},
-		"NaN":              {file(t, nil, good[0], matrix(t, "m.lora_B.weight", tensor.F32, 2, 1, 1, nan)), "", "module m: not finite"},
-		"infinity":         {file(t, nil, matrix(t, "m.lora_A.weight", tensor.F32, 1, 3, 1, inf, 2), good[1]), "", "module m: not finite"},
-		"alpha NaN":        {file(t, nil, append(good, number)...), "", "module m: alpha"},
-		"no JSON":          {whole, "{", "adapter configuration"},
-		"no alpha":         {whole, `{"r": 1}`, "lora_alpha: missing"},
-		"another kind":     {whole, `{"peft_type": "LOHA", "lora_alpha": 1}`, `peft_type: "LOHA"; must be LORA`},
-		"DoRA":             {whole, `{"lora_alpha": 1, "use_dora": true}`, "use_dora"},
-		"bias":             {whole, `{"lora_alpha": 1, "bias": "all"}`, "bias"},
-		"bias of LoRA":     {whole, `{"lora_alpha": 1, "lora_bias": true}`, "lora_bias"},
-		"transposed":       {whole, `{"lora_alpha": 1, "fan_in_fan_out": true}`, "fan_in_fan_out"},
-		"saved modules":    {whole, `{"lora_alpha": 1, "modules_to_save": ["proj_out"]}`, "modules_to_save"},
-		"look-ahead":       {whole, `{"lora_alpha": 1, "alpha_pattern": {"m(?!n)": 3}}`, `alpha_pattern: "m(?!n)": a form`},
-		"Python's repeat":  {whole, `{"lora_alpha": 1, "rank_pattern": {"m{,2}": 1}}`, `rank_pattern: "m{,2}": a form`},
-		"no pattern":       {whole, `{"lora_alpha": 1, "alpha_pattern": {"m(": 3}}`, `alpha_pattern: "m(": error`},
-		"no value":         {whole, `{"lora_alpha": 1, "alpha_pattern": {"m": null}}`, `alpha_pattern: "m": must be a number`},
-		"another rank":     {whole, `{"lora_alpha": 1, "r": 8}`, "module m: rank 1; the adapter configuration has 8"},
-		"a rank pattern":   {whole, `{"lora_alpha": 1, "r": 1, "rank_pattern": {"m": 2}}`, "module m: rank 1; the adapter configuration has 2"},
+		"nothing":         {nil, "", "safetensors"},
+		"truncated":       {whole[:len(whole)-3], "", "truncated"},
+		"header of a TiB": {huge, "", "header"},
+		"no tensors":      {file(t, nil), "", "no tensors"},
+		"other tensors": {
+			file(t, nil, append(good, matrix(t, "m.weight", tensor.F32, 1, 1, 0))...), "",
+			"no LoRA: m.weight",
+		},
+		"no lora_B":  {file(t, nil, good[0]), "", "module m: lora_A or lora_B is missing"},
+		"only alpha": {file(t, nil, number), "", "module m: lora_A or lora_B is missing"},
+		"ranks differ": {
+			file(t, nil, good[0], matrix(t, "m.lora_B.weight", tensor.F32, 2, 2, 1, 2, 3, 4)), "",
+			"module m: lora_A [1 3] and lora_B [2 2] do not fit",
+		},
+		"rank":        {wide(3), "", "module m: rank 3; must be at most 2"},
+		"absurd rank": {wide(100_000), "", "module m: rank 100000; must be at most 2"},
+		"twice": {
+			file(t, nil, append(good, pair(t, "transformer.m.lora_A.weight",
+				"transformer.m.lora_B.weight")...)...), "",
+			"module m: m.lora_A.weight and transformer.m.lora_A.weight; must be one of them",
+		},
+		"NaN": {
+			file(t, nil, good[0], matrix(t, "m.lora_B.weight", tensor.F32, 2, 1, 1, nan)), "",
+			"module m: not finite",
+		},
+		"infinity": {
+			file(t, nil, matrix(t, "m.lora_A.weight", tensor.F32, 1, 3, 1, inf, 2), good[1]), "",
+			"module m: not finite",
+		},
+		"alpha NaN":       {file(t, nil, append(good, number)...), "", "module m: alpha"},
+		"no JSON":         {whole, "{", "adapter configuration"},
+		"no alpha":        {whole, `{"r": 1}`, "lora_alpha: missing"},
+		"another kind":    {whole, `{"peft_type": "LOHA", "lora_alpha": 1}`, `peft_type: "LOHA"; must be LORA`},
+		"DoRA":            {whole, `{"lora_alpha": 1, "use_dora": true}`, "use_dora"},
+		"bias":            {whole, `{"lora_alpha": 1, "bias": "all"}`, "bias"},
+		"bias of LoRA":    {whole, `{"lora_alpha": 1, "lora_bias": true}`, "lora_bias"},
+		"transposed":      {whole, `{"lora_alpha": 1, "fan_in_fan_out": true}`, "fan_in_fan_out"},
+		"saved modules":   {whole, `{"lora_alpha": 1, "modules_to_save": ["proj_out"]}`, "modules_to_save"},
+		"look-ahead":      {whole, `{"lora_alpha": 1, "alpha_pattern": {"m(?!n)": 3}}`, `alpha_pattern: "m(?!n)": a form`},
+		"Python's repeat": {whole, `{"lora_alpha": 1, "rank_pattern": {"m{,2}": 1}}`, `rank_pattern: "m{,2}": a form`},
+		"no pattern":      {whole, `{"lora_alpha": 1, "alpha_pattern": {"m(": 3}}`, `alpha_pattern: "m(": error`},
+		"no value":        {whole, `{"lora_alpha": 1, "alpha_pattern": {"m": null}}`, `alpha_pattern: "m": must be a number`},
+		"another rank":    {whole, `{"lora_alpha": 1, "r": 8}`, "module m: rank 1; the adapter configuration has 8"},
+		"a rank pattern": {
+			whole, `{"lora_alpha": 1, "r": 1, "rank_pattern": {"m": 2}}`,
+			"module m: rank 1; the adapter configuration has 2",
+		},
 		"a field to come":  {whole, `{"lora_alpha": 1, "use_lora_3": true}`, "use_lora_3: not supported"},
 		"a number of text": {whole, `{"lora_alpha": "1"}`, "lora_alpha"},
-		"faults together":  {whole, `{"use_dora": true, "lora_bias": true}`, "lora_alpha: missing; must be a number\nlora_bias: not supported\nuse_dora"},
+		"faults together": {
+			whole, `{"use_dora": true, "lora_bias": true}`,
+			"lora_alpha: missing; must be a number\nlora_bias: not supported\nuse_dora",
+		},
 	} {
-		if a, err := lora.Parse("bad", c.file, []byte(c.config)); a != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+		if a, err := lora.Parse("bad", c.file, []byte(c.config)); a != nil || err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
 		}
 	}
@@ -182,7 +220,8 @@ func TestOpen(t *testing.T) {
 		if strings.HasPrefix(name, "peft") {
 			scale = 4
 		}
-		if a.Name() != want || !bytes.Equal(a.File(), weights) || a.Product("m").Scale != scale || len(a.Config()) > 0 != (scale == 4) {
+		if a.Name() != want || !bytes.Equal(a.File(), weights) || a.Product("m").Scale != scale ||
+			len(a.Config()) > 0 != (scale == 4) {
 			t.Errorf("%s: %s, scale %g, config %q; want %s, %g", name, a.Name(), a.Product("m").Scale, a.Config(), want, scale)
 		}
 	}
@@ -215,7 +254,13 @@ func TestWeightsDigest(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	seen := map[string]bool{}
-	for _, list := range [][]lora.Weighted{{{plain, 1}}, {{plain, -1}}, {{scaled, 1}}, {{plain, 1}, {scaled, 1}}, {{scaled, 1}, {plain, 1}}} {
+	for _, list := range [][]lora.Weighted{
+		{{plain, 1}},
+		{{plain, -1}},
+		{{scaled, 1}},
+		{{plain, 1}, {scaled, 1}},
+		{{scaled, 1}, {plain, 1}},
+	} {
 		if d := lora.WeightsDigest("base", list...); seen[d] {
 			t.Errorf("%v: the digest of others", list)
 		} else {
@@ -298,14 +343,16 @@ func TestTable(t *testing.T) {
 // Whatever bytes come, Parse returns; what it takes can be used.
 func FuzzParse(f *testing.F) {
 	f.Add(file(f, nil, pair(f, "m.lora_A.weight", "m.lora_B.weight")...), []byte(config))
-	f.Add(file(f, map[string]string{"lora_adapter_metadata": `{"lora_alpha": 1}`}, pair(f, "transformer.m.lora_down.weight", "m.lora_up.weight")...), []byte(nil))
+	f.Add(file(f, map[string]string{"lora_adapter_metadata": `{"lora_alpha": 1}`},
+		pair(f, "transformer.m.lora_down.weight", "m.lora_up.weight")...), []byte(nil))
 	f.Fuzz(func(t *testing.T, data, config []byte) {
 		a, err := lora.Parse("fuzz", data, config)
 		if err != nil {
 			return
 		}
 		for _, m := range a.Modules() {
-			if p := a.Product(m); len(p.A) != p.R*p.K || len(p.B) != p.N*p.R || p.R < 1 || p.R > min(p.N, p.K) || p.Scale-p.Scale != 0 {
+			if p := a.Product(m); len(p.A) != p.R*p.K || len(p.B) != p.N*p.R || p.R < 1 || p.R > min(p.N, p.K) ||
+				p.Scale-p.Scale != 0 {
 				t.Errorf("module %s: %+v", m, p)
 			}
 		}

@@ -91,7 +91,8 @@ func TestPEFT_Fields(t *testing.T) {
 	applied := []string{
 		"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "init_lora_weights",
 	}
-	harmless := []string{ // they say which modules have an adapter, which the tensors show, how it was trained, or whose it is
+	// they say which modules have an adapter, which the tensors show, how it was trained, or whose it is
+	harmless := []string{
 		"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "loftq_config",
 		"eva_config", "corda_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config",
 		"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",

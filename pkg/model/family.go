@@ -11,82 +11,79 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Family is an architecture: how its checkpoints are told from others and opened.
+// Family is an architecture: how its checkpoints are recognised and opened.
 type Family struct {
-	// Name is the Card.Family of its models: the name of its package, with dashes.
+	// Name is the Card.Family of its models: the name of its package, with dashes added.
 	Name string
-	// Class is the _class_name in the model_index.json of its folders, that of the
-	// diffusers pipeline. A family without one needs no folder: its Name opens it.
+	// Class is the _class_name in the model_index.json of its folders, which is the class of
+	// the diffusers pipeline. A family without one needs no folder: its Name opens it.
 	Class string
-	// Open loads the checkpoint in a folder; "" where the family needs none.
+	// Open loads the checkpoint in a folder; dir is "" if the family needs none.
 	Open func(dir string, o Options) (Model, error)
-	// Inspect describes the checkpoint in a folder without reading its weights. Whatever
-	// Open would refuse is in Info.Problems; an error means that there is no checkpoint.
+	// Inspect describes the checkpoint in a folder without reading its weights. Whatever Open would refuse is in
+	// Info.Problems; an error means that there is no checkpoint.
 	Inspect func(dir string) (*Info, error)
-	// Random writes a folder of the size of the published checkpoint with random weights, to
-	// measure with; nil where a family needs no folder.
+	// Random writes a folder with the size of the published checkpoint and random weights, for measurements; nil if
+	// the family needs no folder.
 	Random func(dir string, r Random) error
 }
 
-// Random is how a folder of random weights differs from the published one. Zero fields
-// leave it as it is.
+// Random says how a folder of random weights differs from the published one. Zero fields change nothing.
 type Random struct {
 	Layers, TextLayers, Vocabulary int
-	Size                           int    // height and width of images where a prompt names none, in pixels
+	Size                           int    // default height and width of images, in pixels
 	Seed                           uint64 // of the weights
-	// Hollow leaves large tensors out of the files: zeros that take no disk.
+	// Hollow writes large tensors as holes in the files: they read as zeros and need no disk space.
 	Hollow bool
-	// Progress hears of every file that is about to be written.
+	// Progress is called before each file is written.
 	Progress func(file string, bytes int)
 }
 
 // Options change what a family opens. The zero value changes nothing.
 type Options struct {
-	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	// Device computes; the caller closes it. Default: a CPU of Threads threads.
 	Device tensor.Device
-	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// Threads is the number of threads of that CPU; default GOMAXPROCS. Results do not depend on
 	// it.
 	Threads int
-	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale how much of
-	// it, default 1.
+	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale multiplies its
+	// changes, default 1.
 	Adapter      string
 	AdapterScale float64
-	// PromptCacheBytes bounds the conditionings that are kept; 0 is the family's default,
-	// negative keeps none.
+	// PromptCacheBytes bounds the memory of cached conditionings; 0 is the default of the family,
+	// a negative number disables the cache.
 	PromptCacheBytes int
-	// Progress hears of weights on their way to the device, while they are read: which network,
-	// and how many of the bytes of its files. Several goroutines call it, one after the other.
+	// Progress is called while the networks are loaded. Several goroutines call it, one at a time.
 	Progress Progress
 }
 
-// Progress is told how far the loading of one network is, in bytes.
+// Progress is called while a network is loaded: done of total bytes of its files are read.
 type Progress func(part string, done, total int)
 
-// Registry is the families that a program knows.
+// Registry lists the families that a program can open.
 type Registry []Family
 
-// ErrUnknown is wrapped by the errors for a name that is no model, and for a folder of no
-// known family.
+// ErrUnknown is wrapped by the errors for a name of no model, and for a folder of an unknown
+// family.
 var ErrUnknown = errors.New("no such model")
 
-// indexFile is the file of a folder by which its family is told.
+// indexFile is the file of a folder that names its family.
 const indexFile = "model_index.json"
 
-// maxIndexFile bounds the file that a family is told by, in bytes.
+// maxIndexFile bounds the file that names the family, in bytes.
 const maxIndexFile = 1 << 20
 
-// Find returns the folder of the model called name, "" for a family that needs none, and
-// its family. A name is that of a family without folders, or of a folder with a
-// model_index.json. One without a path separator is looked for in the working directory,
-// in the folder that MEANDER_MODELS names, and in deploy/models of the project, seen from
-// the working directory and from the program.
+// Find returns the folder and the family of the model called name; the folder is "" for a family that needs none. A
+// name is the name of a family without folders, or of a folder with a model_index.json. A name without a path
+// separator is looked for in the working directory, in the folder that MEANDER_MODELS names, and in deploy/models
+// of the project, both below the working directory and beside the program.
 func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil
 	}
 	dir, tried := FindFolder(name, indexFile)
 	if dir == "" {
-		return "", f, Unknown(name, indexFile, tried, r.named()...)
+		return "", f, Unknown(name, indexFile, tried, r.folderless()...)
 	}
 	class, err := classOf(dir)
 	if err != nil {
@@ -105,8 +102,8 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 		name, ErrUnknown, class, strings.Join(known, ", "))
 }
 
-// named lists the families that need no folder.
-func (r Registry) named() (names []string) {
+// folderless returns the names of the families that need no folder.
+func (r Registry) folderless() (names []string) {
 	for _, f := range r {
 		if f.Class == "" {
 			names = append(names, f.Name)
@@ -115,7 +112,7 @@ func (r Registry) named() (names []string) {
 	return names
 }
 
-// classOf reads the class of the pipeline in a folder.
+// classOf returns the class of the pipeline in a folder.
 func classOf(dir string) (class string, err error) {
 	var index struct {
 		Class string `json:"_class_name"`
@@ -124,7 +121,7 @@ func classOf(dir string) (class string, err error) {
 	return index.Class, err
 }
 
-// ReadIndex reads the JSON file of a folder by which its family is told into a struct.
+// ReadIndex decodes the JSON file of a folder that names its family into a struct.
 func ReadIndex(dir, file string, into any) (err error) {
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {

@@ -41,14 +41,18 @@ func registry() (r model.Registry, closed *int) {
 	}
 	faulty := good()
 	faulty.CFGRule = ""
-	return model.Registry{family("a", "APipeline", good()), family("b", "BPipeline", faulty), family("none", "", good())}, closed
+	return model.Registry{
+		family("a", "APipeline", good()), family("b", "BPipeline", faulty),
+		family("none", "", good()),
+	}, closed
 }
 
 // folder is a model folder of a class.
 func folder(t *testing.T, name, index string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "model_index.json"), []byte(index), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, "model_index.json"), []byte(index), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -70,7 +74,8 @@ func TestRegistry_Open(t *testing.T) {
 		}
 	}
 	faulty := folder(t, "faulty", `{"_class_name": "BPipeline"}`)
-	if _, err := r.Open(faulty, model.Options{}); err == nil || !strings.Contains(err.Error(), "card: cfg_rule") || *closed != 1 {
+	if _, err := r.Open(faulty, model.Options{}); err == nil || !strings.Contains(err.Error(), "card: cfg_rule") ||
+		*closed != 1 {
 		t.Errorf("a faulty card: %v, %d closed; want the field and the model closed", err, *closed)
 	}
 }
@@ -78,7 +83,10 @@ func TestRegistry_Open(t *testing.T) {
 func TestRegistry_Open_unknown(t *testing.T) {
 	r, _ := registry()
 	for _, tt := range []struct{ name, want string }{
-		{folder(t, "x", `{"_class_name": "CPipeline"}`), `model_index.json: _class_name: "CPipeline"; must be one of APipeline, BPipeline`},
+		{
+			folder(t, "x", `{"_class_name": "CPipeline"}`),
+			`model_index.json: _class_name: "CPipeline"; must be one of APipeline, BPipeline`,
+		},
 		{folder(t, "x", `{}`), `_class_name: ""; must be one of APipeline, BPipeline`},
 		{"nobody", `must be one of none, or a folder with a model_index.json; looked in nobody`},
 		{"", `must be one of none, or a folder`},
@@ -91,7 +99,8 @@ func TestRegistry_Open_unknown(t *testing.T) {
 			}
 		}
 	}
-	if _, err := r.Open(folder(t, "x", `{`), model.Options{}); err == nil || !strings.Contains(err.Error(), "model_index.json") {
+	if _, err := r.Open(folder(t, "x", `{`), model.Options{}); err == nil ||
+		!strings.Contains(err.Error(), "model_index.json") {
 		t.Errorf("an index that is no JSON: %v", err)
 	}
 }

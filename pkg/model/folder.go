@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// FindFolder returns the folder of the model called name, which has a file, "" where there is
-// none, and where it looked: see Registry.Find.
+// FindFolder returns the folder of the model called name that has this file, "" if there is none, and
+// the folders that it tried: see Registry.Find.
 func FindFolder(name, file string) (dir string, tried []string) {
 	tried = []string{name}
 	if name != "" && !strings.ContainsAny(name, `/\`) {
@@ -29,15 +29,16 @@ func FindFolder(name, file string) (dir string, tried []string) {
 	return "", tried
 }
 
-// UnknownError says that a name is no model's. It is an ErrUnknown.
+// UnknownError says that no model has this name. It wraps ErrUnknown.
 type UnknownError struct {
 	Name string
-	// Files are those of which a folder must have one, Known the models that are found by their names, Tried where it was
-	// looked for.
+	// Files are the files of which a folder must have one, Known the names of models that were found, Tried the
+	// folders that were searched.
 	Files, Known, Tried []string
 }
 
-// Unknown is the error of a name that FindFolder has no folder for; known are names that need none.
+// Unknown returns the error for a name for which FindFolder found no folder. known are names of models without
+// folders.
 func Unknown(name, file string, tried []string, known ...string) *UnknownError {
 	for _, dir := range tried[1:] {
 		folders, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "*", file))
@@ -49,7 +50,7 @@ func Unknown(name, file string, tried []string, known ...string) *UnknownError {
 	return &UnknownError{Name: name, Files: []string{file}, Known: slices.Compact(known), Tried: tried}
 }
 
-// And is the error where a name is no model of another kind either.
+// And combines e with the error for another kind of model, if the name is unknown for both.
 func (e *UnknownError) And(other *UnknownError) *UnknownError {
 	known := slices.Concat(e.Known, other.Known)
 	slices.Sort(known)
@@ -67,9 +68,9 @@ func (e *UnknownError) Error() string {
 
 func (e *UnknownError) Unwrap() error { return ErrUnknown }
 
-// NameOf returns the name that the model at a path has in events: the last element
-// of the path, with every character outside A-Z a-z 0-9 _ - replaced by -. In a Hugging
-// Face cache, models--ORG--NAME/snapshots/REVISION, it is NAME.
+// NameOf returns the name in events of the model at a path: the last element of the path, with every character
+// other than A-Z a-z 0-9 _ - replaced by -. For a path in a Hugging Face cache,
+// models--ORG--NAME/snapshots/REVISION, it is NAME.
 func NameOf(path string) string {
 	path = filepath.Clean(path)
 	name := filepath.Base(path)

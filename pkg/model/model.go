@@ -1,72 +1,86 @@
-// Package model is what every text-to-image flow-matching network has in common: text to
-// conditioning, conditioning and noisy latents to a velocity, latents to an image. It
-// knows no schedule, no solver and no message; the sampler service joins a Model with
-// those through a velocity function.
+// Package model defines what flow-matching networks that make images or videos from text have in
+// common. A Model turns text into a Conditioning (the encoded prompt), a conditioning and noisy
+// latents into a velocity, and latents into media. It knows no schedule, no solver and no message; the
+// sampler service joins a Model with those.
 //
-// The networks themselves are families, one package each below this one. A Registry lists
-// those that a program can open, by the _class_name of a folder's model_index.json; the
-// families of this project are in pkg/model/families. What the rest of the pipeline must
-// know about a model, and differs from one to the next, is in its Card.
+// A Family is an architecture, one package each below this one. A Registry lists the families that a
+// program can open and finds the family of a folder by the _class_name in its model_index.json; those
+// of this project are in pkg/model/families. The Card of a model holds all that the rest of the
+// pipeline must know about it.
 //
 // Conventions, the same for every family: latents are packed tokens [S, C] in row-major
-// order, S = (height/P)*(width/P) with P the edge of a token in pixels, C the channels of
-// a token. The forward process is x = (1-sigma)*x0 + sigma*eps, and the velocity estimates
-// eps - x0.
+// order, for an image S = (height/P)*(width/P) with P the edge of a token in pixels, C the
+// channels of a token. The forward process is x = (1-sigma)*x0 + sigma*eps, and the velocity
+// estimates eps - x0.
 package model
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"image"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/media"
+)
+
+// Size and Media are the types of package media.
+type (
+	Size  = media.Size
+	Media = media.Media
 )
 
 // Card is what the rest of the pipeline must know about a model.
 type Card struct {
-	// Name tells this model from others, Family the architecture.
+	// Name is the name of the model in events, Family its architecture.
 	Name, Family string
-	// WeightsDigest is the SHA-256 of the weights in hex: equal digests, equal velocities
-	// on one build.
+	// WeightsDigest is the SHA-256 of the weights in hex. Equal digests give equal velocities
+	// with the same build.
 	WeightsDigest string
 	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
 	SchedulerConfig []byte
-	// LatentChannels is C, the channels of a packed token, such as 64.
+	// LatentChannels is C, the number of channels of a packed token, such as 64.
 	LatentChannels int
 	// PixelsPerToken is the edge of the square that a token covers, such as 16.
 	PixelsPerToken int
-	// Height, Width (pixels) and NumInferenceSteps are defaults for prompts that name none.
-	Height, Width, NumInferenceSteps int
+	// Size and NumInferenceSteps are defaults for prompts that name none.
+	Size
+	NumInferenceSteps int
 	// TrueCFGScale is the default guidance scale; guidance is active above 1.
 	TrueCFGScale float64
 	// Reward names the reward functions of prompts that name none; empty: no preference.
 	Reward []string
+	// Guidance is the default of Row.Guidance for a guidance-distilled network; 0: the network has no such input.
+	Guidance float32
+	// IndependentRows says that the bits of a row of Velocity do not depend on the rows beside it.
+	IndependentRows bool
+	// Tolerance is how far a sample that is computed again may differ from the stored one: |ratio-1| of a
+	// log-prob, relative distance of latents. 0: the same build, model and backend give the same bits.
+	Tolerance float64
 	// MaxPixels bounds height*width.
 	MaxPixels int
-	// MaxPromptTokens bounds the tokens of a prompt, in the family's own count.
+	// MaxPromptTokens bounds the tokens of a prompt, as the family counts them.
 	MaxPromptTokens int
-	// NegativePrompt is what guidance leads away from where a prompt does not say.
+	// NegativePrompt is the default negative prompt: guidance leads away from it.
 	NegativePrompt string
-	// CFGRule is how the velocities of a prompt and of its negative are combined.
+	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled or CFGPlain.
 	CFGRule string
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
 	Conditioning []string
-	// ConditioningBytes bounds what these tensors of one prompt take, at four bytes an element;
-	// ConditioningTokenBytes is what a token takes of it.
+	// ConditioningBytes bounds the size of these tensors for one prompt, at four bytes per element;
+	// ConditioningTokenBytes is the size for one token.
 	ConditioningBytes, ConditioningTokenBytes int64
-	// Prediction is what Velocity gives: empty for the velocity of a flow model, else epsilon or
-	// v_prediction, as diffusers' prediction_type. Such a model is variance-preserving,
+	// Prediction is what Velocity returns: empty for the velocity of a flow model, else epsilon or
+	// v_prediction, as in diffusers' prediction_type. A model with one is variance-preserving,
 	// x = (x0 + sigma*eps)/sqrt(1+sigma^2), for sigma of any size from 0.
 	Prediction string
 	// Backend names what computes, e.g. cpu/avx512.
 	Backend string
 }
 
-// CFGRescaled keeps the norm of the prompt's own velocity, token by token; CFGPlain does
-// not.
+// Values of Card.CFGRule. CFGRescaled keeps the norm of the prompt's own velocity, token by
+// token (flow.Guide); CFGPlain does not (flow.GuidePlain).
 const (
 	CFGRescaled = "rescaled"
 	CFGPlain    = "plain"
@@ -78,13 +92,15 @@ const (
 	PredictsV       = "v_prediction"
 )
 
-// Tokens returns S, the packed tokens of an image of height x width pixels. Sizes must
-// be positive multiples of PixelsPerToken with at most MaxPixels pixels.
-func (c Card) Tokens(height, width int) (int, error) {
-	edge := c.PixelsPerToken
+// Tokens returns S, the packed tokens of a sample of that size. It must be an image whose height and width are
+// positive multiples of PixelsPerToken, with at most MaxPixels pixels; other sizes are errors.
+func (c Card) Tokens(size Size) (int, error) {
+	edge, height, width := c.PixelsPerToken, size.Height, size.Width
 	switch {
 	case edge <= 0:
 		return 0, fmt.Errorf("pixels_per_token: %d; must be more than 0", edge)
+	case size.Frames != 1:
+		return 0, fmt.Errorf("frames: %d; must be 1, the model makes images", size.Frames)
 	case height <= 0 || width <= 0:
 		return 0, fmt.Errorf("height x width: %d x %d; must be positive", height, width)
 	case height%edge != 0 || width%edge != 0:
@@ -95,8 +111,8 @@ func (c Card) Tokens(height, width int) (int, error) {
 	return (height / edge) * (width / edge), nil
 }
 
-// Validate joins by field what is wrong in a card, but for the digest and the backend,
-// which are known once the model is open.
+// Validate joins all faults of a card; each names its field. It does not check digest and backend, which are known
+// only once the model is open.
 func (c Card) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -110,37 +126,56 @@ func (c Card) Validate() error {
 	check(c.NumInferenceSteps > 0, "num_inference_steps: %d; must be more than 0", c.NumInferenceSteps)
 	check(c.TrueCFGScale > 0, "true_cfg_scale: %g; must be more than 0", c.TrueCFGScale)
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
-	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled, CFGPlain)
-	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV, "prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
+	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled,
+		CFGPlain)
+	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV,
+		"prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
+	check(c.IndependentRows || c.Tolerance > 0, "tolerance: %g; must be more than 0 where rows are not independent",
+		c.Tolerance)
 	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
 	check(c.ConditioningTokenBytes > 0, "conditioning_token_bytes: %d; must be more than 0", c.ConditioningTokenBytes)
 	check(c.ConditioningBytes > 0, "conditioning_bytes: %d; must be more than 0", c.ConditioningBytes)
-	if _, err := c.Tokens(c.Height, c.Width); err != nil {
+	if _, err := c.Tokens(c.Size); err != nil {
 		errs = append(errs, fmt.Errorf("default %w", err))
 	}
 	return errors.Join(errs...)
 }
 
-// CheckRows checks what all families ask of the arguments of Velocity and returns S. What
-// a conditioning's tensors hold is the family's to check, their shapes too.
-func (c Card) CheckRows(dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) (tokens int, err error) {
-	if tokens, err = c.Tokens(height, width); err != nil {
+// Row is one evaluation of the network. Latents and result are [S, C].
+type Row struct {
+	// X are the latents; Velocity only reads them.
+	X []float32
+	// Sigma is their noise level, 0 to MaxSigma; without a bound if the card has a Prediction.
+	Sigma float32
+	// Conditioning is the encoded prompt.
+	Conditioning *Conditioning
+	// Guidance is the guidance input of a guidance-distilled network, the card's by default; 0 if the card
+	// has none. It is not the scale of classifier-free guidance, which combines two rows.
+	Guidance float32
+	// Dst receives the velocity. It must not overlap the X of any row.
+	Dst []float32
+}
+
+// CheckRows checks what all families require of the arguments of Velocity and returns S. Each family itself checks
+// shapes and contents of the conditioning's tensors.
+func (c Card) CheckRows(rows []Row, size Size) (tokens int, err error) {
+	if tokens, err = c.Tokens(size); err != nil {
 		return 0, err
 	}
-	if len(dst) != len(x) || len(sigma) != len(x) || len(cond) != len(x) {
-		return 0, fmt.Errorf("velocity of %d rows: %d results, %d sigmas, %d conditionings; must be as many of each", len(x), len(dst), len(sigma), len(cond))
-	}
-	size := tokens * c.LatentChannels
-	for i := range x {
+	elements := tokens * c.LatentChannels
+	for i, r := range rows {
 		switch {
-		case len(x[i]) != size || len(dst[i]) != size:
-			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(x[i]), len(dst[i]), size)
-		case c.Prediction != "" && !(sigma[i] >= 0 && sigma[i]-sigma[i] == 0):
-			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, sigma[i])
-		case c.Prediction == "" && !(sigma[i] >= 0 && sigma[i] <= MaxSigma):
-			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, sigma[i])
+		case len(r.X) != elements || len(r.Dst) != elements:
+			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(r.X), len(r.Dst),
+				elements)
+		case c.Prediction != "" && !(r.Sigma >= 0 && r.Sigma-r.Sigma == 0):
+			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, r.Sigma)
+		case c.Prediction == "" && !(r.Sigma >= 0 && r.Sigma <= MaxSigma):
+			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, r.Sigma)
+		case c.Guidance == 0 && r.Guidance != 0:
+			return 0, fmt.Errorf("velocity row %d: guidance: %g; must be 0, the network takes none", i, r.Guidance)
 		}
-		if err := cond[i].fits(c.Conditioning); err != nil {
+		if err := r.Conditioning.check(c.Conditioning); err != nil {
 			return 0, fmt.Errorf("velocity row %d: conditioning: %w", i, err)
 		}
 	}
@@ -149,12 +184,12 @@ func (c Card) CheckRows(dst, x [][]float32, sigma []float32, cond []*Conditionin
 
 // Conditioning is an encoded prompt. It is immutable: rows of a batch may share one.
 type Conditioning struct {
-	// Prompt is the text it was made from.
+	// Prompt is the text that it was made from.
 	Prompt string
-	// Tensors is all that a velocity depends on, one for each name of Card.Conditioning, in
-	// that order.
+	// Tensors are the inputs of the network, one for each name of Card.Conditioning, in that
+	// order.
 	Tensors []Tensor
-	// Cut is how many tokens of the prompt were dropped (EncodeTruncated).
+	// Cut is the number of tokens of the prompt that EncodeTruncated dropped.
 	Cut int
 }
 
@@ -165,8 +200,8 @@ type Tensor struct {
 	Data  []float32
 }
 
-// fits checks names and sizes; c may be nil.
-func (c *Conditioning) fits(names []string) error {
+// check checks the names of the tensors, and that their data fits their shapes. c may be nil, which is an error.
+func (c *Conditioning) check(names []string) error {
 	if c == nil {
 		return errors.New("none")
 	}
@@ -188,61 +223,59 @@ func (c *Conditioning) fits(names []string) error {
 	return nil
 }
 
-// ErrPrompt is wrapped by the errors of a prompt that the model cannot take, however often
-// it is tried.
+// ErrPrompt is wrapped by the error for a prompt that the model cannot accept; a retry does not help.
 var ErrPrompt = errors.New("prompt that the model cannot take")
 
-// ErrLatents is wrapped by the error of latents that decode to no image, however often
-// that is tried.
+// ErrLatents is wrapped by the error for latents that cannot be decoded; a retry does not help.
 var ErrLatents = errors.New("latents that are no image")
 
-// MaxSigma is the largest sigma that a velocity is asked for: 1, and what the roundings of a
-// schedule may add to it. Package flow makes such schedules.
+// MaxSigma is the largest sigma of a row: 1 plus the rounding errors of a schedule. Package flow
+// makes such schedules and defines the same value.
 const MaxSigma = 1 + 1.0/(1<<19)
 
-// Model is a network ready to sample. All methods are safe for concurrent use, except
-// that Close must come last.
+// Model is a network that is ready to sample. All methods are safe for concurrent use, except
+// Close, which must be called last.
 type Model interface {
 	// Card describes the model; it never changes.
 	Card() Card
 	// Encode turns prompts into conditionings, in order. A prompt of more than
 	// MaxPromptTokens is an ErrPrompt.
 	Encode(ctx context.Context, prompts []string) ([]*Conditioning, error)
-	// EncodeTruncated is Encode, but for prompts that are too long: it drops the tokens
-	// beyond MaxPromptTokens.
+	// EncodeTruncated is Encode, but it accepts prompts that are too long: it drops the tokens beyond
+	// MaxPromptTokens.
 	EncodeTruncated(ctx context.Context, prompts []string) ([]*Conditioning, error)
-	// Velocity evaluates rows independently: it sets dst[i] [S, C] to the velocity at
-	// latents x[i] [S, C], sigma[i] in [0, 1] or a rounding above, under cond[i]. The bits of a row do not
-	// depend on the rows beside it. dst[i] must not overlap any x. All rows are images
-	// of height x width pixels. On an error dst holds no result.
-	Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error
-	// Decode turns latents [S, C] into an image of height x width pixels.
-	Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error)
-	// EncodeImage turns an image, of a size that the card allows, into the latents [S, C] that
-	// Decode makes it of, about: what training adds noise to. Transparency is ignored.
-	EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error)
-	// MemoryBytes returns the memory of the weights, and that of everything kept between
-	// calls besides.
+	// Velocity sets the Dst of each row to the network's output at the row's latents, for samples of
+	// that size. Where the card has IndependentRows, the bits of a row do not depend on the rows beside
+	// it. After an error no Dst holds a result.
+	Velocity(ctx context.Context, rows []Row, size Size) error
+	// Decode turns latents [S, C] into media of that size.
+	Decode(ctx context.Context, latents []float32, size Size) (Media, error)
+	// EncodeMedia turns media, of a size that the card allows, into latents [S, C] that Decode turns into nearly
+	// the same media. Training adds noise to them. Transparency is ignored.
+	EncodeMedia(ctx context.Context, m Media) ([]float32, error)
+	// MemoryBytes returns the memory of the weights, and of everything else that is kept
+	// between calls.
 	MemoryBytes() (weights, working int)
 	// Close frees what the model holds.
 	Close() error
 }
 
-// Adaptable is a model that LoRAs can be added to while it is in use.
+// Adaptable is a model to which LoRAs can be added while it is in use.
 type Adaptable interface {
 	Model
-	// BaseDigest names the checkpoint, without adapters.
+	// BaseDigest returns the digest of the checkpoint, without adapters.
 	BaseDigest() string
-	// Modules is what adapters can change.
+	// Modules returns the projections that adapters can change.
 	Modules() lora.Table
-	// Adapted returns the checkpoint plus the adapters, whatever adapters the model has. No files
-	// are read, and what no adapter changes is shared. Both models stay usable, and each must be
-	// closed. No adapters give the checkpoint again. An adapter that does not fit is an error.
+	// Adapted returns a model of the checkpoint plus exactly these adapters, also if there are none. It reads no
+	// files and shares what no adapter changes. Both models stay usable, and each must be closed. An adapter that
+	// does not fit is an error.
 	Adapted(adapters ...lora.Weighted) (Model, error)
-	// Tensors are those of the network that is trained, which Replaced must be given.
+	// Tensors returns the shapes of the tensors of the trained network, which weights for Replaced must have.
 	Tensors() lora.Shapes
-	// Replaced returns the checkpoint with another such network, whatever the model has: it is read as far as needed before
-	// Replaced returns, and everything else is shared. Both models stay usable, and each must be closed. digest names the
-	// weights. Tensors that do not fit are an error.
+	// Replaced returns a model of the checkpoint whose trained network is replaced by weights; adapters of this
+	// model are not added. What it needs of weights is read before it returns; everything else is shared. Both
+	// models stay usable, and each must be closed. digest is the digest of the new model. Tensors that do not fit
+	// are an error.
 	Replaced(weights *lora.Full, digest string) (Model, error)
 }

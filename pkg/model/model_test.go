@@ -5,15 +5,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 )
 
 // good is a card without a fault.
 func good() model.Card {
 	return model.Card{
-		Name: "a-model_1", Family: "a", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10,
-		TrueCFGScale: 1, MaxPixels: 1024 * 2048, MaxPromptTokens: 8, CFGRule: model.CFGPlain, Conditioning: []string{"prompt_embeds"},
-		ConditioningBytes: 8 * 16, ConditioningTokenBytes: 16,
+		Name: "a-model_1", Family: "a", LatentChannels: 64, PixelsPerToken: 16, Size: media.ImageSize(64,
+			128), NumInferenceSteps: 10,
+		TrueCFGScale: 1, MaxPixels: 1024 * 2048, MaxPromptTokens: 8, CFGRule: model.CFGPlain,
+		Conditioning:    []string{"prompt_embeds"},
+		IndependentRows: true, ConditioningBytes: 8 * 16, ConditioningTokenBytes: 16,
 	}
 }
 
@@ -36,11 +39,15 @@ func TestCard_Tokens(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := card.Tokens(tt.height, tt.width)
+			got, err := card.Tokens(media.ImageSize(tt.height, tt.width))
 			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("Tokens(%d, %d) = %d, %v; want %d, %q", tt.height, tt.width, got, err, tt.want, tt.fault)
 			}
 		})
+	}
+	if _, err := card.Tokens(model.Size{Frames: 2, Height: 64, Width: 64}); err == nil ||
+		!strings.Contains(err.Error(), "frames: 2") {
+		t.Errorf("Tokens of a video: %v", err)
 	}
 }
 
@@ -62,6 +69,7 @@ func TestCard_Validate(t *testing.T) {
 		{func(c *model.Card) { c.MaxPromptTokens = 0 }, "max_prompt_tokens: 0"},
 		{func(c *model.Card) { c.CFGRule = "zero_star" }, `cfg_rule: "zero_star"; must be rescaled or plain`},
 		{func(c *model.Card) { c.Conditioning = nil }, "conditioning: none"},
+		{func(c *model.Card) { c.IndependentRows = false }, "tolerance: 0"},
 	} {
 		c := good()
 		tt.change(&c)

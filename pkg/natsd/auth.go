@@ -16,34 +16,40 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// User is who may come through the socket, and what he may do then. Subjects may have wildcards.
+// User is a client that may connect through the socket, and what it may do then. Subjects may have wildcards.
 type User struct {
 	// Name is for the server's log.
 	Name string
-	// Key is the public key (NKey) whose seed proves that it is he.
+	// Key is the public key (NKey) whose seed proves the user.
 	Key string
-	// Unlimited may do everything; of the others, what is not allowed is refused, and so is what is denied.
+	// Unlimited users may do everything. Others may publish and subscribe only as listed here; DenyPublish wins over
+	// Publish.
 	Unlimited                       bool
 	Publish, DenyPublish, Subscribe []string
-	// Answers is how many answers he may give to each request that comes to him, within AnswerWithin.
+	// Answers is how many replies the user may send to each request that it gets, within AnswerWithin.
 	Answers      int
 	AnswerWithin time.Duration
-	// Account is that of a guest; empty: the one of everybody else.
+	// Account is the account of a guest; empty: the account of all other users.
 	Account string
 }
 
-// gate lets in whoever shows the token, each user who proves that he has his key, and every
+// gate decides which clients may connect: those with the token, users who prove that they have their key, and every
 // connection from within the process.
 type gate struct {
 	token string
 	users map[string]*server.User // by public key
-	// guests are the names of the accounts of users who are in others than the rest, and server is where they are.
+	// guests are the accounts of users who have their own, by public key. server is set once these accounts exist;
+	// before that, guests are refused.
 	guests map[string]string
 	server *atomic.Pointer[server.Server]
 }
 
+// gate returns the gate for the token and the users of the options.
 func (o Options) gate() gate {
-	g := gate{token: o.Token, users: map[string]*server.User{}, guests: map[string]string{}, server: &atomic.Pointer[server.Server]{}}
+	g := gate{
+		token: o.Token, users: map[string]*server.User{}, guests: map[string]string{},
+		server: &atomic.Pointer[server.Server]{},
+	}
 	for _, u := range o.Users {
 		user := &server.User{Username: u.Name}
 		if !u.Unlimited {
@@ -63,7 +69,7 @@ func (o Options) gate() gate {
 	return g
 }
 
-// Check says whether a connection may be used, and gives it the rights of its user.
+// Check reports whether a client may connect, and gives it the rights of its user. The server calls it.
 func (g gate) Check(c server.ClientAuthentication) bool {
 	addr := c.RemoteAddress()
 	if addr != nil && addr.Network() == "pipe" {
@@ -71,7 +77,7 @@ func (g gate) Check(c server.ClientAuthentication) bool {
 	}
 	opts := c.GetOpts()
 	if opts.Nkey == "" {
-		return g.token != "" && equal(opts.Token, g.token)
+		return g.token != "" && sameToken(opts.Token, g.token)
 	}
 	user := g.users[opts.Nkey]
 	if user == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
@@ -80,7 +86,7 @@ func (g gate) Check(c server.ClientAuthentication) bool {
 	if name, guest := g.guests[opts.Nkey]; guest {
 		ns := g.server.Load()
 		if ns == nil {
-			return false // not let in before there is his account
+			return false // the account does not exist yet
 		}
 		account, err := ns.LookupAccount(name)
 		if err != nil {
@@ -93,14 +99,13 @@ func (g gate) Check(c server.ClientAuthentication) bool {
 	return true
 }
 
-// equal compares digests, so that neither length nor content of the token leaks in
-// the time it takes.
-func equal(given, want string) bool {
+// sameToken compares digests, so that the time it takes tells neither length nor content of the token.
+func sameToken(given, want string) bool {
 	a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(want))
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// signed says whether the server's nonce of this connection was signed with the key.
+// signed reports whether the client signed the server's nonce of this connection with the key.
 func signed(key, signature string, nonce []byte) bool {
 	sig, err := base64.RawURLEncoding.DecodeString(signature)
 	if err != nil {
@@ -110,8 +115,8 @@ func signed(key, signature string, nonce []byte) bool {
 	return err == nil && keyErr == nil && len(nonce) > 0 && public.Verify(nonce, sig) == nil
 }
 
-// logBridge hands the server's log to zerolog. What the server calls a notice
-// (banner, recovery, listening) is detail here.
+// logBridge passes the server's log to zerolog. What the server calls a notice (banner, recovery, listening) becomes
+// debug level. cause collects fatal errors.
 type logBridge struct {
 	log zerolog.Logger
 
@@ -134,6 +139,7 @@ func (b *logBridge) Fatalf(format string, v ...any) {
 	b.cause = errors.Join(b.cause, fmt.Errorf(format, v...))
 }
 
+// fatal returns the fatal errors of the server so far, or nil.
 func (b *logBridge) fatal() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -7,25 +7,27 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Guest is an account with streams of its own, from which nothing reaches the one of everybody else but what it names.
+// Guest is an account with its own streams. Only the subjects named here connect it to the account of all other
+// users, the host account.
 type Guest struct {
 	Account string
-	// MaxStore bounds what its streams store, in bytes.
+	// MaxStore bounds the bytes that its streams store.
 	MaxStore int64
-	// Services lead from subjects of the account to those of everybody else's, API the other way.
+	// Services lead from subjects of this account to subjects of the host account. API leads the other way.
 	Services []Service
 	API      Service
-	// Hears are subjects of everybody else's that the account may subscribe to.
+	// Hears are subjects of the host account that this account may subscribe to.
 	Hears []string
 }
 
-// Service is a subject of one account that leads to one of another.
+// Service connects a subject of one account to a subject of another: requests on From arrive on To.
 type Service struct{ From, To string }
 
-// invite makes the accounts of guests, and then lets them in.
-func invite(ns *server.Server, guests []Guest, g gate) error {
+// setupGuestAccounts creates the accounts of guests and their connections with the host account. Then the gate lets
+// guests in.
+func setupGuestAccounts(ns *server.Server, guests []Guest, g gate) error {
 	host := ns.GlobalAccount()
-	asked := map[string][]*server.Account{}
+	askedBy := map[string][]*server.Account{}
 	accounts := map[string]*server.Account{}
 	for _, guest := range guests {
 		account, err := ns.RegisterAccount(guest.Account)
@@ -34,25 +36,29 @@ func invite(ns *server.Server, guests []Guest, g gate) error {
 		}
 		accounts[guest.Account] = account
 		for _, s := range guest.Services {
-			asked[s.To] = append(asked[s.To], account)
+			askedBy[s.To] = append(askedBy[s.To], account)
 		}
 	}
-	for subject, by := range asked {
+	for subject, by := range askedBy {
 		if err := host.AddServiceExport(subject, by); err != nil {
 			return fmt.Errorf("%s for guests: %w", subject, err)
 		}
 	}
 	for _, guest := range guests {
 		account := accounts[guest.Account]
-		// Without a limit of memory the server would let it have all.
-		limits := map[string]server.JetStreamAccountLimits{"": {MaxMemory: 0, MaxStore: guest.MaxStore, MaxStreams: -1, MaxConsumers: -1}}
+		// Without a limit for memory, a guest could use all of it.
+		limits := map[string]server.JetStreamAccountLimits{"": {
+			MaxMemory: 0, MaxStore: guest.MaxStore, MaxStreams: -1,
+			MaxConsumers: -1,
+		}}
 		err := errors.Join(
 			account.EnableJetStream(limits, nil),
 			account.AddServiceExport(guest.API.To, []*server.Account{host}),
 			host.AddServiceImport(account, guest.API.From, guest.API.To),
 		)
 		for _, subject := range guest.Hears {
-			err = errors.Join(err, host.AddStreamExport(subject, []*server.Account{account}), account.AddStreamImport(host, subject, ""))
+			err = errors.Join(err, host.AddStreamExport(subject, []*server.Account{account}),
+				account.AddStreamImport(host, subject, ""))
 		}
 		for _, s := range guest.Services {
 			err = errors.Join(err, account.AddServiceImport(host, s.From, s.To))

@@ -13,21 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A write that fails once, for want of space, makes the server refuse all that come
-// after, until it is started again: per stream, or by switching its storage off. So the
-// server is looked at, and started again in place once the disk takes writes.
+// When one write fails because the disk is full, the server refuses all later writes, of that stream or of all,
+// until it is started again. So this package checks the server, and restarts it in the process once the disk takes
+// writes again.
 
 const (
-	// healEvery is how often the server is looked at.
+	// healEvery is how often the server is checked.
 	healEvery = time.Second
-	// probeBytes is what the disk must take before the server is started again: a block
-	// of the store.
+	// probeBytes is how much the disk must take before the server is restarted: a block of the store.
 	probeBytes = 8 << 20
 	probeFile  = "meander.probe"
 )
 
-// Fault says why the server stores nothing, and what to do; nil: it does. It goes by
-// itself: the server is started again once its disk takes writes.
+// Fault returns why the server stores nothing, and what to do; nil when it stores. The fault ends by itself: the
+// server is restarted once its disk takes writes.
 func (s *Server) Fault() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,20 +42,22 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return ns.InProcessConn()
 }
 
-// current is the server, nil while it starts again.
+// current returns the server; nil while it is restarted.
 func (s *Server) current() *server.Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ns
 }
 
-func (s *Server) set(ns *server.Server, fault error) {
+// setState sets the server (nil: it is being restarted) and its fault (nil: none).
+func (s *Server) setState(ns *server.Server, fault error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ns, s.fault = ns, fault
 }
 
-// heal looks after the server until ctx ends.
+// heal checks the server until ctx ends. When its disk has refused a write, heal notes the fault, waits until the
+// disk takes writes, and restarts the server.
 func (s *Server) heal(ctx context.Context) {
 	tick := time.NewTicker(healEvery)
 	defer tick.Stop()
@@ -68,33 +69,34 @@ func (s *Server) heal(ctx context.Context) {
 		}
 		ns := s.current()
 		if ns != nil {
-			cause := broken(ns)
+			cause := diskFault(ns)
 			if cause == nil {
-				s.set(ns, nil)
+				s.setState(ns, nil)
 				continue
 			}
 			if s.Fault() == nil {
 				s.opts.Log.Error().Err(cause).Str("store", s.opts.StoreDir).Msg("the store takes no writes; make room on its disk, and the server starts again by itself")
 			}
-			s.set(ns, fmt.Errorf("no writes to %q (%w); make room on its disk, it goes on by itself then", s.opts.StoreDir, cause))
-			if probe(s.opts.StoreDir) != nil {
+			s.setState(ns, fmt.Errorf("no writes to %q (%w); make room on its disk, it goes on by itself then",
+				s.opts.StoreDir, cause))
+			if probeDisk(s.opts.StoreDir) != nil {
 				continue
 			}
-			s.set(nil, s.Fault())
-			end(ns)
+			s.setState(nil, s.Fault())
+			stopServer(ns)
 		}
-		again, err := s.again(ctx)
+		again, err := s.restart(ctx)
 		if err != nil {
-			s.set(nil, fmt.Errorf("start again on %q: %w", s.opts.StoreDir, err))
+			s.setState(nil, fmt.Errorf("start again on %q: %w", s.opts.StoreDir, err))
 			continue
 		}
 		s.opts.Log.Warn().Str("store", s.opts.StoreDir).Msg("the disk takes writes, the server has started again")
-		s.set(again, broken(again))
+		s.setState(again, diskFault(again))
 	}
 }
 
-// again starts the server where it was.
-func (s *Server) again(ctx context.Context) (*server.Server, error) {
+// restart starts a new server on the same store and address.
+func (s *Server) restart(ctx context.Context) (*server.Server, error) {
 	native, err := s.opts.native()
 	if err != nil {
 		return nil, err
@@ -102,8 +104,8 @@ func (s *Server) again(ctx context.Context) (*server.Server, error) {
 	return run(ctx, native, s.opts, true)
 }
 
-// broken says whether the server has given up on its disk.
-func broken(ns *server.Server) error {
+// diskFault returns why the server has stopped writing to its disk; nil when it has not.
+func diskFault(ns *server.Server) error {
 	if !ns.JetStreamEnabled() {
 		return errors.New("storage is switched off")
 	}
@@ -115,10 +117,10 @@ func broken(ns *server.Server) error {
 	return nil
 }
 
-// DiskFree is the bytes that may still be written to the disk of the store, whoever has it open.
+// DiskFree returns how many bytes the disk of the store can still take, whichever process has the store open.
 func (m *Member) DiskFree() (int64, error) { return DiskFree(m.opts.StoreDir) }
 
-// DiskFree is the bytes that may still be written to the disk of a folder.
+// DiskFree returns how many bytes the disk of a folder can still take.
 func DiskFree(dir string) (int64, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -127,8 +129,8 @@ func DiskFree(dir string) (int64, error) {
 	return int64(s.Bavail * uint64(s.Bsize)), nil
 }
 
-// probe writes a file to the disk and removes it.
-func probe(dir string) error {
+// probeDisk writes a file to the disk and removes it. An error means that the disk takes no writes.
+func probeDisk(dir string) error {
 	f, err := os.CreateTemp(dir, probeFile)
 	if err != nil {
 		return err

@@ -13,63 +13,60 @@ import (
 )
 
 const (
-	// memberPause is how often a member looks whether it is its turn.
+	// memberPause is how often a member checks whether it is its turn.
 	memberPause = 100 * time.Millisecond
-	// joinTimeout bounds the wait for a process that has the store and does not answer:
-	// one that was just killed is gone sooner. One that starts has readyTimeout.
+	// joinTimeout bounds the wait for a process that has the store and does not answer: a process that was just
+	// killed is gone sooner. For a process that starts, readyTimeout holds.
 	joinTimeout = 15 * time.Second
 	// dialTimeout bounds one connection to another member, on this machine.
 	dialTimeout = 2 * time.Second
 )
 
-// MemberOptions say what a process is to the others on its store.
+// MemberOptions say what a process does on a store that it shares with others.
 type MemberOptions struct {
 	// Options of the server when this process has it. Listen must be set: others join.
 	Options
-	// Serves says that this process serves the store's pipeline when no other does.
+	// Serves means that this process serves the store's pipeline when no other process does.
 	Serves bool
-	// Agree is called with the settings of a pipeline that runs before it is joined, and
-	// when another takes its place. An error keeps this process from joining; later it is
-	// logged.
+	// Agree is called with the settings of a running pipeline before this process joins it, and when another process
+	// takes the pipeline over. An error keeps this process from joining; later it is only logged.
 	Agree func(running Info) error
-	// Settings are those of the pipeline that this process would serve, for others to see.
+	// Settings returns the settings of the pipeline that this process would serve, for others to see.
 	Settings func() map[string]string
 }
 
-// Member is the part of this process in a store that several processes use: one has the
-// server, the others are its clients, and when it ends, however it does, another takes
-// the server over. A connection made through a member (InProcessConn, Token) is made
-// again to whoever has the server then.
+// Member is one of several processes that share a store. One of them has the server, the others are its clients.
+// When the process with the server ends, in whatever way, another takes the server over. A connection that was made
+// through a member (InProcessConn, Token) then reconnects to the new server.
 //
-// At most one process serves the pipeline, and that one has the server: a member that
-// only reads gives it up when another comes to serve.
+// At most one process serves the pipeline, and that process has the server: a member that only reads gives the
+// server up when another process comes to serve.
 type Member struct {
 	opts   MemberOptions
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the keeper has ended
+	done   chan struct{} // closed when takeTurns has returned
 	failed chan struct{} // closed when this process could not take its turn
 
 	mu       sync.Mutex
-	pipeline *held
+	pipeline *heldClaim
 	tenure   *tenure       // nil: another process has the server
-	changed  chan struct{} // closed, and made anew, when tenure changes
-	token    string        // of the server dialled last
-	err      error         // why it failed
-	warned   int           // process whose settings were objected to
+	changed  chan struct{} // closed and replaced when tenure changes
+	token    string        // of the server that was dialled last
+	err      error         // why failed is closed
+	warned   int           // process about whose settings a warning was logged
 }
 
-// tenure is the time in which this process has the server.
+// tenure is a period in which this process has the server.
 type tenure struct {
 	server *Server
-	// ctx ends when the server is about to be given up; it is then waited for users.
-	ctx   context.Context
-	end   context.CancelFunc
-	users sync.WaitGroup
+	// ending is closed before the server is given up. users are the calls of Serve that must return first.
+	ending chan struct{}
+	users  sync.WaitGroup
 }
 
-// Join makes this process a member of a store, which is made when missing. It returns
-// when the process has the server, or can reach the one that has it. The error is
-// *InUseError when a process has the store that cannot be joined; ctx bounds the wait.
+// Join makes this process a member of a store, and creates the store when there is none. It returns when this process
+// has the server or can reach the one that has it. The error is *InUseError when the process that has the store
+// cannot be joined. ctx bounds the wait only.
 func Join(ctx context.Context, opts MemberOptions) (*Member, error) {
 	if _, err := opts.native(); err != nil {
 		return nil, fmt.Errorf("join store: %w", err)
@@ -91,37 +88,39 @@ func Join(ctx context.Context, opts MemberOptions) (*Member, error) {
 		switch {
 		case err != nil && inUse == nil:
 		case inUse != nil && inUse.Holder.PID != 0 && inUse.Holder.URL == "" && time.Since(began) > time.Second:
-		case inUse != nil && time.Since(began) > joinTimeout && (inUse.Holder.PID != 0 || time.Since(began) > readyTimeout):
+		case inUse != nil && time.Since(began) > joinTimeout &&
+			(inUse.Holder.PID != 0 || time.Since(began) > readyTimeout):
 		case pause(ctx, memberPause/2) != nil:
 			err = errors.Join(err, ctx.Err())
 		default:
 			continue
 		}
-		return nil, errors.Join(err, m.leave())
+		return nil, errors.Join(err, m.releaseAll())
 	}
 	keep, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	m.cancel = cancel
-	go m.keep(keep)
+	go m.takeTurns(keep)
 	return m, nil
 }
 
-// join is one try: it takes the server, or finds it within reach.
+// join is one try of Join: it starts the server, or finds the process that has it within reach. false means: try
+// again; so does *InUseError, for a while.
 func (m *Member) join(ctx context.Context) (bool, error) {
-	if err := m.turn(ctx); err != nil {
+	if err := m.acquireServer(ctx); err != nil {
 		inUse, ok := errors.AsType[*InUseError](err)
 		if !ok {
 			return false, err
 		}
-		holder, running := look(m.opts.StoreDir, serverClaim)
+		holder, running := readClaim(m.opts.StoreDir, serverClaim)
 		if m.pipeline != nil || !running || holder.URL == "" {
-			// A reader gives way; a process that starts will say where it is.
+			// A reader will give the server up, and a process that starts will soon say where it listens.
 			return false, &InUseError{StoreDir: m.opts.StoreDir, Holder: holder}
 		}
 		inUse.Holder = holder
-		if knock(holder) != nil {
-			return false, inUse // it is on its way out
+		if dialHolder(holder) != nil {
+			return false, inUse // that process is ending
 		}
-		if by, serving := look(m.opts.StoreDir, pipelineClaim); serving && m.opts.Agree != nil {
+		if by, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving && m.opts.Agree != nil {
 			if by.PID == 0 {
 				return false, inUse
 			}
@@ -133,10 +132,11 @@ func (m *Member) join(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// turn takes the server if this process may have it now: *InUseError if not.
-func (m *Member) turn(ctx context.Context) error {
+// acquireServer starts the server if it is the turn of this process, and begins a tenure. Otherwise it returns
+// *InUseError. A process that serves first claims the pipeline.
+func (m *Member) acquireServer(ctx context.Context) error {
 	if m.opts.Serves && m.pipeline == nil {
-		claim, err := take(ctx, m.opts.StoreDir, pipelineClaim)
+		claim, err := acquire(ctx, m.opts.StoreDir, pipelineClaim)
 		if err != nil {
 			return err
 		}
@@ -152,7 +152,7 @@ func (m *Member) turn(ctx context.Context) error {
 		m.mu.Unlock()
 	}
 	if !m.opts.Serves {
-		if by, serving := look(m.opts.StoreDir, pipelineClaim); serving {
+		if by, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving {
 			return &InUseError{StoreDir: m.opts.StoreDir, Holder: by}
 		}
 	}
@@ -160,32 +160,30 @@ func (m *Member) turn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t := &tenure{server: server}
-	t.ctx, t.end = context.WithCancel(context.Background())
-	m.set(t)
+	m.setTenure(&tenure{server: server, ending: make(chan struct{})})
 	return nil
 }
 
-// keep takes the server over when it is this process's turn, and gives it up when
-// another comes to serve.
-func (m *Member) keep(ctx context.Context) {
+// takeTurns takes the server over when it is the turn of this process, and gives it up when another process comes to
+// serve, until ctx ends.
+func (m *Member) takeTurns(ctx context.Context) {
 	defer close(m.done)
-	var waiting time.Time // until when another process may keep the server that is ours to take
+	var waiting time.Time // until when another process may keep the server although it is our turn
 	for pause(ctx, memberPause) == nil {
-		by, serving := look(m.opts.StoreDir, pipelineClaim)
+		by, serving := readClaim(m.opts.StoreDir, pipelineClaim)
 		switch {
 		case m.Owns() && m.opts.Serves: // until Close
 		case m.Owns():
 			if serving {
 				m.opts.Log.Info().Int("pid", by.PID).Msg("giving the store to the process that serves")
-				m.fail(m.resign())
+				m.setFailed(m.giveServerUp())
 			}
-		case !m.opts.Serves && serving: // that one takes it
+		case !m.opts.Serves && serving: // the process that serves takes the server
 		default:
 			if serving && m.pipeline == nil {
-				m.watch(by)
+				m.warnIfDifferent(by)
 			}
-			err := m.turn(ctx)
+			err := m.acquireServer(ctx)
 			switch {
 			case err == nil:
 				waiting = time.Time{}
@@ -194,18 +192,18 @@ func (m *Member) keep(ctx context.Context) {
 				if m.pipeline != nil && waiting.IsZero() {
 					waiting = time.Now().Add(joinTimeout)
 				} else if m.pipeline != nil && time.Now().After(waiting) {
-					m.fail(fmt.Errorf("take the store over: %w, and is not given up", err))
+					m.setFailed(fmt.Errorf("take the store over: %w, and that process does not give it up", err))
 				}
 			case ctx.Err() == nil:
-				m.fail(fmt.Errorf("take the store over: %w", err))
+				m.setFailed(fmt.Errorf("take the store over: %w", err))
 			}
 		}
 	}
 }
 
-// watch objects, once, to a pipeline that came after the one that was joined and is
-// not what this process can work with.
-func (m *Member) watch(by Info) {
+// warnIfDifferent logs once when the pipeline that another process now serves has settings that this process does not
+// accept.
+func (m *Member) warnIfDifferent(by Info) {
 	if m.opts.Agree == nil || by.PID == 0 || by.PID == m.warned {
 		return
 	}
@@ -215,7 +213,8 @@ func (m *Member) watch(by Info) {
 	}
 }
 
-func (m *Member) fail(err error) {
+// setFailed stores the first error of the member and closes failed; nil changes nothing.
+func (m *Member) setFailed(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil && m.err == nil {
@@ -224,7 +223,8 @@ func (m *Member) fail(err error) {
 	}
 }
 
-func (m *Member) set(t *tenure) {
+// setTenure sets the tenure (nil: another process has the server) and wakes those who wait for a change.
+func (m *Member) setTenure(t *tenure) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.tenure = t
@@ -232,75 +232,73 @@ func (m *Member) set(t *tenure) {
 	m.changed = make(chan struct{})
 }
 
-// resign gives the server up, if this process has it.
-func (m *Member) resign() error {
+// giveServerUp stops the server, if this process has it, after all calls of Serve have returned.
+func (m *Member) giveServerUp() error {
 	m.mu.Lock()
 	t := m.tenure
 	m.mu.Unlock()
 	if t == nil {
 		return nil
 	}
-	t.end()
-	m.set(nil)
+	m.setTenure(nil)
+	close(t.ending)
 	t.users.Wait()
 	return t.server.Close()
 }
 
-// leave gives up everything.
-func (m *Member) leave() error {
-	err := m.resign()
+// releaseAll gives up the server and the pipeline.
+func (m *Member) releaseAll() error {
+	err := m.giveServerUp()
 	if m.pipeline != nil {
 		err = errors.Join(err, m.pipeline.release())
 	}
 	return err
 }
 
-// Close gives the server up if this process has it, and what it serves ends before. It
-// does not end connections: close them first. Later calls do nothing.
+// Close ends the membership. It first ends what Serve runs, then stops the server if this process has it. It does not
+// end connections: close them first. Later calls do nothing.
 func (m *Member) Close() error {
 	m.cancel()
 	<-m.done
-	err := m.leave()
+	err := m.releaseAll()
 	m.pipeline = nil
 	return err
 }
 
-// Owns says whether this process has the server now.
+// Owns reports whether this process has the server now.
 func (m *Member) Owns() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.tenure != nil
 }
 
-// Failed is closed when this process should have taken the server over and could not;
-// Err then says why. Its connections wait in vain.
+// Failed returns a channel that is closed when this process should have taken the server over and could not. Then its
+// connections wait in vain; Err says why.
 func (m *Member) Failed() <-chan struct{} { return m.failed }
 
-// Err is why Failed is closed.
+// Err returns why Failed is closed; nil before that.
 func (m *Member) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
 }
 
-// Unfinished says whether the process that served the pipeline before this one ended
-// without handing back its work.
+// Unfinished reports whether the process that served the pipeline before this one died with work in flight.
 func (m *Member) Unfinished() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.pipeline != nil && m.pipeline.stale
 }
 
-// Serve calls f each time this process gets the server, now if it has it. The context
-// of f ends when ctx does, or when the server is about to be given up, which waits for
-// f. Serve returns when ctx has ended and f has returned, or the error of f or of the
-// member.
+// Serve calls f each time this process gets the server, and at once if it has it. The context of f ends when ctx
+// does, or before the server is given up, which waits for f. Serve returns nil when ctx has ended and f has returned,
+// or else the error of f or of the member.
 func (m *Member) Serve(ctx context.Context, f func(context.Context) error) error {
 	var last *tenure
 	for {
 		m.mu.Lock()
 		t, changed := m.tenure, m.changed
-		if t != nil && t != last && t.ctx.Err() == nil {
+		if t != nil && t != last {
 			t.users.Add(1)
 		} else {
 			t = nil
@@ -308,7 +306,7 @@ func (m *Member) Serve(ctx context.Context, f func(context.Context) error) error
 		m.mu.Unlock()
 		if t != nil {
 			last = t
-			err := t.use(ctx, f)
+			err := t.runUser(ctx, f)
 			if err != nil {
 				return err
 			}
@@ -324,16 +322,24 @@ func (m *Member) Serve(ctx context.Context, f func(context.Context) error) error
 	}
 }
 
-func (t *tenure) use(ctx context.Context, f func(context.Context) error) error {
+// runUser calls f with a context that also ends when the tenure does.
+func (t *tenure) runUser(ctx context.Context, f func(context.Context) error) error {
 	defer t.users.Done()
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(t.ctx, stop)()
+	watcher.Go(func() {
+		select {
+		case <-t.ending:
+			stop()
+		case <-ctx.Done():
+		}
+	})
 	return f(ctx)
 }
 
-// InProcessConn connects to whoever has the server: in this process, or in another
-// through its socket.
+// InProcessConn connects to the server: directly in this process, or through the socket of the process that has it.
 func (m *Member) InProcessConn() (net.Conn, error) {
 	m.mu.Lock()
 	t := m.tenure
@@ -341,15 +347,16 @@ func (m *Member) InProcessConn() (net.Conn, error) {
 	if t != nil {
 		return t.server.InProcessConn()
 	}
-	holder, running := look(m.opts.StoreDir, serverClaim)
+	holder, running := readClaim(m.opts.StoreDir, serverClaim)
 	if !running || holder.URL == "" {
-		return nil, fmt.Errorf("nobody serves the store %q at the moment", m.opts.StoreDir)
+		return nil, fmt.Errorf("no process serves the store %q at the moment", m.opts.StoreDir)
 	}
 	conn, err := dial(holder)
 	if err == nil && holder.Certificate != "" {
 		var secured net.Conn
-		if secured, err = holder.secure(conn); err != nil {
-			return nil, errors.Join(fmt.Errorf("the server of process %d at %s: %w", holder.PID, holder.URL, err), conn.Close())
+		if secured, err = holder.startTLS(conn); err != nil {
+			return nil, errors.Join(fmt.Errorf("the server of process %d at %s: %w", holder.PID, holder.URL, err),
+				conn.Close())
 		}
 		conn = secured
 	}
@@ -362,7 +369,7 @@ func (m *Member) InProcessConn() (net.Conn, error) {
 	return conn, nil
 }
 
-// dial connects to a member that has the server.
+// dial connects to the process that has the server.
 func dial(holder Info) (net.Conn, error) {
 	u, err := url.Parse(holder.URL)
 	if err != nil {
@@ -371,9 +378,9 @@ func dial(holder Info) (net.Conn, error) {
 	return net.DialTimeout("tcp", u.Host, dialTimeout)
 }
 
-// knock returns nil when the server of a member answers: the socket of one that was
-// just killed still takes connections.
-func knock(holder Info) error {
+// dialHolder returns nil when the server of a process answers. It reads the greeting, because the socket of a process
+// that was just killed still accepts connections.
+func dialHolder(holder Info) error {
 	conn, err := dial(holder)
 	if err != nil {
 		return err
@@ -392,24 +399,23 @@ func knock(holder Info) error {
 	return nil
 }
 
-// Token is what the server that InProcessConn connected to last wants to see.
+// Token returns the token of the server that InProcessConn connected to last.
 func (m *Member) Token() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.token
 }
 
-// Where names the other end for people.
+// Where describes the server's place in a text for people.
 func (m *Member) Where() string {
 	if m.Owns() {
 		return "embedded server on " + m.opts.StoreDir
 	}
-	holder, _ := look(m.opts.StoreDir, serverClaim)
+	holder, _ := readClaim(m.opts.StoreDir, serverClaim)
 	return fmt.Sprintf("%s (process %d)", holder.URL, holder.PID)
 }
 
-// ClientURL is where other processes reach the server of this one; empty while another
-// process has it.
+// ClientURL returns where other processes reach the server of this one; "" while another process has the server.
 func (m *Member) ClientURL() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -419,7 +425,8 @@ func (m *Member) ClientURL() string {
 	return m.tenure.server.ClientURL()
 }
 
-// Fault says why the server of this process stores nothing; nil while another has it.
+// Fault returns why the server of this process stores nothing (Server.Fault); nil while another process has the
+// server.
 func (m *Member) Fault() error {
 	m.mu.Lock()
 	t := m.tenure
@@ -430,10 +437,10 @@ func (m *Member) Fault() error {
 	return t.server.Fault()
 }
 
-// Pipeline says which process serves the store's pipeline, or is about to.
-func Pipeline(storeDir string) (Info, bool) { return look(storeDir, pipelineClaim) }
+// Pipeline returns which process serves the store's pipeline, or is about to; false: none does.
+func Pipeline(storeDir string) (Info, bool) { return readClaim(storeDir, pipelineClaim) }
 
-// pause waits for d or the end of ctx, whose error it returns.
+// pause waits for d and returns nil. When ctx ends first, it returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

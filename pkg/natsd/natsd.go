@@ -1,10 +1,11 @@
-// Package natsd embeds a NATS server with JetStream in the process: for the
-// all-in-one command, for tests, and for anything else that wants the event plane
-// without operating one. It keeps the server's code out of every other package.
+// Package natsd embeds a NATS server with JetStream in the process: for the all-in-one command, for tests, and for
+// other programs that want the event plane without operating a server. No other package imports the server's code.
 //
-// The server stores to files, installs no signal handlers and opens no socket
-// unless asked. A store directory belongs to one server at a time: it is locked, and
-// while the server runs, a file beside the lock tells others how to join it.
+// A [Server] stores to files, installs no signal handlers, and opens a socket only when asked. A store (a folder)
+// belongs to one server at a time. A claim guards it: a lock file, with a file beside it that says which process
+// holds the lock and how to join it. A [Member] shares a store with other processes; its tenure is the time in which
+// it has the server. A guest is a user in an account with its own streams. When the disk was full, the server
+// restarts by itself.
 package natsd
 
 import (
@@ -23,44 +24,43 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// DefaultSyncInterval is how often the store is flushed to the disk when
-// Options.SyncInterval is 0. It is what a power failure may cost; the end of the
-// process alone costs nothing.
+// DefaultSyncInterval is how often the store is flushed to the disk when Options.SyncInterval is 0. A power failure
+// may lose that much; the end of the process loses nothing.
 const DefaultSyncInterval = time.Second
 
-// readyTimeout bounds the recovery of the streams at the start: gigabytes take seconds.
+// readyTimeout bounds the recovery of the streams at the start, which takes seconds for gigabytes.
 const readyTimeout = 2 * time.Minute
 
-// tlsTimeout bounds the handshake with a client, and how long he may take to begin.
+// tlsTimeout bounds the handshake with a client, from the connection on.
 const tlsTimeout = 5 * time.Second
 
 // Options of an embedded server.
 type Options struct {
-	// StoreDir holds the streams and is made when missing. Required.
+	// StoreDir is the folder of the streams. It is created when missing. Required.
 	StoreDir string
 	// SyncInterval is the time between flushes to the disk; 0: DefaultSyncInterval.
 	SyncInterval time.Duration
-	// SyncAlways flushes before each acknowledgement. It costs a large part of the
-	// throughput of small messages and survives a power failure without loss.
+	// SyncAlways flushes before each acknowledgement, so that a power failure loses nothing. Small messages are much
+	// slower then.
 	SyncAlways bool
 	// Listen is the host:port for other processes, e.g. "127.0.0.1:0" for any free port;
 	// empty: no socket at all.
 	Listen string
-	// Token is what clients that come through the socket must show; empty: none.
-	// Connections from within the process need none.
+	// Token is what clients that connect through the socket must show; empty: none. Connections from within the
+	// process need none.
 	Token string
-	// Users are let in beside it, each with rights of his own, and nobody else; none: whoever
-	// comes, where there is no token either.
+	// Users may connect as well as clients with the token, each with its own rights. With neither users nor a token,
+	// every client may connect.
 	Users []User
-	// Guests are the accounts of those users who are not in everybody else's.
+	// Guests are the accounts of users who have their own.
 	Guests []Guest
-	// TLS is spoken with all who come through the socket where it is set, and nothing else: what a client says first is
-	// who it is, and one that could do without might say that in the clear.
+	// TLS, if set, is required from all clients that connect through the socket: the first thing a client says is who
+	// it is, and without TLS it might say that unencrypted.
 	TLS *TLS
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
 	MaxPayload int
-	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the
-	// space that is free at the start. Never less than what streams and guests were promised.
+	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the space that is free at the
+	// start. It is raised to what streams and guests were promised.
 	MaxFileStore int64
 	// Log receives the server's warnings and errors, and the rest at debug level.
 	Log zerolog.Logger
@@ -68,21 +68,20 @@ type Options struct {
 
 // Server is a running embedded server.
 type Server struct {
-	opts   Options // with the address that was found
-	claim  *held
+	opts   Options // with the port that was chosen
+	claim  *heldClaim
 	url    string
 	healer sync.WaitGroup
 	cancel context.CancelFunc
 	close  func() error
 
 	mu    sync.Mutex
-	ns    *server.Server // nil while it starts again
+	ns    *server.Server // nil while it is restarted
 	fault error
 }
 
-// Start locks the store, starts the server and returns when it is ready, or an
-// error that says what is in the way: *InUseError when another process has the
-// store, else the folder, the address or the server's own complaint. ctx bounds the
+// Start locks the store, starts the server and returns when it is ready. The error is *InUseError when another
+// process has the store; otherwise it is about the folder, the address, or from the server itself. ctx bounds the
 // start only.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	native, err := opts.native()
@@ -92,7 +91,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	if err := os.MkdirAll(opts.StoreDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make store: %w", err)
 	}
-	claim, err := take(ctx, opts.StoreDir, serverClaim)
+	claim, err := acquire(ctx, opts.StoreDir, serverClaim)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +107,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	heal, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.healer.Go(func() { s.heal(heal) })
 	s.close = sync.OnceValue(s.shutdown)
-	certificate, err := opts.shown()
+	certificate, err := opts.certificatePEM()
 	if err == nil {
 		err = claim.describe(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Certificate: certificate})
 	}
@@ -118,7 +117,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	return s, nil
 }
 
-// native checks the options and translates them.
+// native checks the options and returns them in the form of the server's library.
 func (o Options) native() (*server.Options, error) {
 	if o.StoreDir == "" {
 		return nil, errors.New("store_dir: empty; must be a folder")
@@ -136,8 +135,8 @@ func (o Options) native() (*server.Options, error) {
 	if o.SyncInterval == 0 {
 		o.SyncInterval = DefaultSyncInterval
 	}
-	// maxConsumers is of a stream, where the server would have 1000: every sampler follows the
-	// controls with one, and there may be more samplers than that.
+	// maxConsumers is the limit of each stream. The server's own is 1000, but every sampler has a consumer of the
+	// controls, and there may be more samplers than that.
 	const maxConsumers = 16 << 10
 	n := &server.Options{
 		ServerName: "meander-" + strconv.Itoa(os.Getpid()),
@@ -172,8 +171,8 @@ func (o Options) native() (*server.Options, error) {
 	return n, nil
 }
 
-// run starts the server with room for what it has promised, and lets guests in. After a kill the
-// socket of the one before may be there a moment longer than its lock.
+// run starts the server with enough space for what it has promised, and lets guests in. killed means that the process
+// before was killed: then its socket may exist a moment longer than its lock, and run waits for it.
 func run(ctx context.Context, native *server.Options, opts Options, killed bool) (*server.Server, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -181,7 +180,8 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 	if !native.DontListen {
 		// The server would only log that it cannot listen, and wait.
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
-		for tries := 0; killed && tries < 20 && errors.Is(err, syscall.EADDRINUSE) && pause(ctx, 50*time.Millisecond) == nil; tries++ {
+		for tries := 0; killed && tries < 20 && errors.Is(err, syscall.EADDRINUSE) &&
+			pause(ctx, 50*time.Millisecond) == nil; tries++ {
 			l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
 		}
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -196,31 +196,33 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 	}
 	ns, err := launch(ctx, native, opts.Log)
 	if err == nil {
-		ns, err = roomy(ctx, ns, native, opts)
+		ns, err = withPromisedSpace(ctx, ns, native, opts)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if g, ok := native.CustomClientAuthentication.(gate); ok {
-		if err := invite(ns, opts.Guests, g); err != nil {
-			end(ns)
+		if err := setupGuestAccounts(ns, opts.Guests, g); err != nil {
+			stopServer(ns)
 			return nil, err
 		}
 	}
 	return ns, nil
 }
 
-// spareStore is what a store that has promised more than it has may take yet: the streams that a newer release
-// adds are small then.
+// spareStore is how much a store may still take that has promised more than it has: a newer release may add small
+// streams.
 const spareStore = 256 << 20
 
-// roomy is the server, started again with a larger store where the room of now, which is made of what the
-// disk has free at the start, is less than what its streams and guests were promised: it would refuse guests,
-// and every change of a limit, lower ones too. What the disk does not take is refused when it is written.
-func roomy(ctx context.Context, ns *server.Server, native *server.Options, opts Options) (*server.Server, error) {
+// withPromisedSpace returns the server, restarted with a larger store limit when its streams and guests were promised
+// more than the limit, which is computed from the free disk space at the start. Without that, the server would refuse
+// guests, and every change of a limit, even to a lower one. A write that the disk cannot take is refused later.
+func withPromisedSpace(
+	ctx context.Context, ns *server.Server, native *server.Options, opts Options,
+) (*server.Server, error) {
 	info, err := ns.Jsz(nil)
 	if err != nil {
-		end(ns)
+		stopServer(ns)
 		return nil, err
 	}
 	promised, room := int64(info.ReservedStore), info.Config.MaxStore
@@ -233,14 +235,14 @@ func roomy(ctx context.Context, ns *server.Server, native *server.Options, opts 
 	opts.Log.Warn().Str("store", opts.StoreDir).Int64("room", room).Int64("promised", promised).
 		Msg("the store has less room than its streams and guests were promised; make room on its disk, " +
 			"or lower limits (meander streams limit)")
-	end(ns)
-	larger := native.Clone() // the same users, who are let in by what invite makes of it
+	stopServer(ns)
+	larger := native.Clone() // it shares the gate, which setupGuestAccounts opens for guests
 	larger.JetStreamMaxStore = promised + spareStore
 	return launch(ctx, larger, opts.Log)
 }
 
-// end stops a server, and waits until its store is written.
-func end(ns *server.Server) {
+// stopServer stops a server and waits until its store is written.
+func stopServer(ns *server.Server) {
 	ns.Shutdown()
 	ns.WaitForShutdown()
 }
@@ -266,20 +268,19 @@ func launch(ctx context.Context, native *server.Options, log zerolog.Logger) (*s
 		default:
 			continue
 		}
-		end(ns)
+		stopServer(ns)
 		return nil, err
 	}
 	return ns, nil
 }
 
-// InProcess gives clients of this process their connections, without a socket.
+// InProcess returns the provider of connections within this process, which need no socket.
 func (s *Server) InProcess() nats.InProcessConnProvider { return s }
 
-// ClientURL is where other processes connect; empty without a listener.
+// ClientURL returns where other processes connect; "" without a listener.
 func (s *Server) ClientURL() string { return s.url }
 
-// SlowConsumers counts the clients that the server has cut off for not reading
-// fast enough. It should stay 0.
+// SlowConsumers returns how many clients the server has disconnected because they read too slowly. It should stay 0.
 func (s *Server) SlowConsumers() int64 {
 	ns := s.current()
 	if ns == nil {
@@ -288,15 +289,16 @@ func (s *Server) SlowConsumers() int64 {
 	return ns.NumSlowConsumers()
 }
 
-// Close stops the server, waits until the store is written, and frees it. Later
-// calls return what the first did. Clients are to be closed before.
+// Close stops the server, waits until the store is written, and unlocks it. Later calls return what the first one
+// returned. Close the clients before.
 func (s *Server) Close() error { return s.close() }
 
+// shutdown is the first Close.
 func (s *Server) shutdown() error {
 	s.cancel()
 	s.healer.Wait()
 	if ns := s.current(); ns != nil {
-		end(ns)
+		stopServer(ns)
 	}
 	return s.claim.release()
 }

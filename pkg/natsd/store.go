@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A claim is a lock file of a store and, beside it, a file that says who holds the lock.
-// The lock goes with the process, however it ends; the files stay after a kill, and the
-// lock shows that they are stale.
+// A claim is a lock file of a store with a file beside it that says which process holds the lock. The lock ends with
+// the process, in whatever way that ends. The files stay after a kill; when no process holds the lock, they are
+// stale.
 const (
 	serverClaim   = "meander"  // held while a server has the store open
 	pipelineClaim = "pipeline" // held while a process serves the store's pipeline, or is about to
@@ -25,27 +25,27 @@ const (
 const (
 	// maxInfo bounds what is read of an info file.
 	maxInfo = 64 << 10
-	// lookPause is the pause before a lock is tried again that was held for a look only.
+	// lookPause is the pause before another try to lock, when a reader holds the lock for a moment.
 	lookPause = 5 * time.Millisecond
 )
 
-// Info says who has a store open, or serves its pipeline, and how to join.
+// Info says which process has a store open, or serves its pipeline, and how to join it.
 type Info struct {
 	PID int `json:"pid"`
-	// URL is where the server listens; empty: it does not.
+	// URL is where the server listens; empty: it does not listen.
 	URL string `json:"url,omitempty"`
 	// Token is what a client must show; empty: none.
 	Token string `json:"token,omitempty"`
-	// Certificate is the one that the server shows, as PEM; empty: it does not speak TLS.
+	// Certificate is the certificate of the server, as PEM; empty: it does not use TLS.
 	Certificate string `json:"certificate,omitempty"`
-	// Settings are those of the pipeline.
+	// Settings are the settings of the pipeline.
 	Settings map[string]string `json:"settings,omitempty"`
 }
 
-// InUseError is returned when another process has the store open.
+// InUseError means that another process has the store open.
 type InUseError struct {
 	StoreDir string
-	// Holder is zero when it has not said who it is.
+	// Holder is that process; zero when it has not said who it is.
 	Holder Info
 }
 
@@ -59,12 +59,12 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("store %q is in use by process %d at %s", e.StoreDir, e.Holder.PID, e.Holder.URL)
 }
 
-// Running says whether a server has the store open, and how to join it. A file left
-// behind by a killed one does not count.
+// Running returns which process has the store open, and how to join it; false: none. It ignores the file of a process
+// that was killed.
 func Running(storeDir string) (Info, bool) {
-	// A server that starts has the lock before it can say how to reach it.
+	// A server that starts has the lock before it can say where it listens.
 	for range 100 {
-		info, held := look(storeDir, serverClaim)
+		info, held := readClaim(storeDir, serverClaim)
 		if !held || info.PID != 0 {
 			return info, held
 		}
@@ -73,9 +73,9 @@ func Running(storeDir string) (Info, bool) {
 	return Info{}, true
 }
 
-// look says whether somebody holds a claim, and who: zero when it has not said so yet.
-// For a moment after a holder was killed and another came, it may name the dead one.
-func look(dir, claim string) (Info, bool) {
+// readClaim returns which process holds a claim, and whether one does. Info is zero when the process has not said who
+// it is yet. For a moment after a holder was killed and another one came, Info may name the dead one.
+func readClaim(dir, claim string) (Info, bool) {
 	f, err := os.Open(filepath.Join(dir, claim+".lock"))
 	if err != nil {
 		return Info{}, false
@@ -91,17 +91,17 @@ func look(dir, claim string) (Info, bool) {
 	return info, true
 }
 
-// held is a claim that this process holds.
-type held struct {
+// heldClaim is a claim that this process holds.
+type heldClaim struct {
 	dir, claim string
 	lock       *os.File
-	// stale says that the one before ended without letting go.
+	// stale means that the process before ended without a release.
 	stale bool
 }
 
-// take takes a claim, or returns *InUseError at once when another process holds it. One
-// that only looks (a shared lock, for a moment) is waited for.
-func take(ctx context.Context, dir, claim string) (*held, error) {
+// acquire takes a claim, or returns *InUseError at once when another process holds it. It waits for a process that
+// only reads the claim, which locks it for a moment.
+func acquire(ctx context.Context, dir, claim string) (*heldClaim, error) {
 	f, err := os.OpenFile(filepath.Join(dir, claim+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -111,15 +111,15 @@ func take(ctx context.Context, dir, claim string) (*held, error) {
 			break
 		}
 		if flock(f, unix.LOCK_SH|unix.LOCK_NB) != nil {
-			break // somebody has it to himself
+			break // another process has it alone
 		}
 		_ = flock(f, unix.LOCK_UN) // fails on a bad descriptor only
 		time.Sleep(lookPause/2 + rand.N(lookPause))
 	}
-	h := &held{dir: dir, claim: claim, lock: f}
+	h := &heldClaim{dir: dir, claim: claim, lock: f}
 	if err == nil {
-		// What lies there belongs to a process that was killed.
-		err = os.Remove(h.info())
+		// A file that is there was left by a process that was killed.
+		err = os.Remove(h.infoFile())
 		h.stale = err == nil
 		if err == nil || errors.Is(err, os.ErrNotExist) {
 			return h, nil
@@ -137,11 +137,11 @@ func take(ctx context.Context, dir, claim string) (*held, error) {
 	return nil, errors.Join(err, f.Close())
 }
 
-func (h *held) info() string { return filepath.Join(h.dir, h.claim+".json") }
+func (h *heldClaim) infoFile() string { return filepath.Join(h.dir, h.claim+".json") }
 
-// release lets go of the claim.
-func (h *held) release() error {
-	err := os.Remove(h.info())
+// release removes the info file and unlocks the claim.
+func (h *heldClaim) release() error {
+	err := os.Remove(h.infoFile())
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
@@ -151,6 +151,7 @@ func (h *held) release() error {
 	return err
 }
 
+// flock locks or unlocks a file, and tries again when a signal interrupts it.
 func flock(f *os.File, how int) error {
 	for {
 		err := unix.Flock(int(f.Fd()), how)
@@ -160,9 +161,9 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// describe replaces the info file whole, so that a reader never sees half of it. Only
-// the owner may read it: it holds the token.
-func (h *held) describe(info Info) error {
+// describe writes the info file. It replaces the whole file, so that a reader never sees half of it. Only the owner
+// may read it: it has the token.
+func (h *heldClaim) describe(info Info) error {
 	data, err := json.Marshal(info)
 	if err != nil {
 		return fmt.Errorf("describe %s: %w", h.claim, err)
@@ -173,7 +174,7 @@ func (h *held) describe(info Info) error {
 	}
 	_, err = f.Write(append(data, '\n'))
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), h.info())
+		err = os.Rename(f.Name(), h.infoFile())
 	}
 	if err != nil {
 		return fmt.Errorf("describe %s: %w", h.claim, errors.Join(err, os.Remove(f.Name())))
@@ -181,6 +182,7 @@ func (h *held) describe(info Info) error {
 	return nil
 }
 
+// readInfo reads the info file of a claim.
 func readInfo(dir, claim string) (Info, error) {
 	f, err := os.Open(filepath.Join(dir, claim+".json"))
 	if err != nil {

@@ -15,12 +15,13 @@ import (
 	"time"
 )
 
-// maxGreeting bounds the first line of a server.
+// maxGreeting bounds the first line that a server sends.
 const maxGreeting = 64 << 10
 
-// TLS is the certificate that the server shows, from PEM files.
+// TLS names the PEM files of the server's certificate and its key.
 type TLS struct{ Cert, Key string }
 
+// config loads the certificate.
 func (t *TLS) config() (*tls.Config, error) {
 	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
 	if err != nil {
@@ -29,8 +30,8 @@ func (t *TLS) config() (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
 }
 
-// shown is the certificate that clients see, as PEM; empty without TLS.
-func (o Options) shown() (string, error) {
+// certificatePEM returns the certificate that clients see, as PEM; "" without TLS.
+func (o Options) certificatePEM() (string, error) {
 	if o.TLS == nil || o.Listen == "" {
 		return "", nil
 	}
@@ -38,10 +39,10 @@ func (o Options) shown() (string, error) {
 	return string(text), err
 }
 
-// secure makes the connection to a server that the store's folder names one over TLS. The certificate must be
-// the one in that folder, which only the store's owner may write: no authority is asked, and no clock. Without
-// it nothing is sent.
-func (i Info) secure(conn net.Conn) (net.Conn, error) {
+// startTLS turns a connection to a server that the store's folder names into one over TLS. The certificate must be
+// the one in that folder, which only the store's owner can write; no authority and no clock is needed. Nothing is
+// sent before that is checked.
+func (i Info) startTLS(conn net.Conn) (net.Conn, error) {
 	block, _ := pem.Decode([]byte(i.Certificate))
 	if block == nil {
 		return nil, errors.New("no certificate in the store's folder")
@@ -49,7 +50,7 @@ func (i Info) secure(conn net.Conn) (net.Conn, error) {
 	if err := conn.SetDeadline(time.Now().Add(tlsTimeout)); err != nil {
 		return nil, err
 	}
-	// The server greets in the clear.
+	// The server's greeting is not encrypted.
 	raw := bufio.NewReader(io.LimitReader(conn, maxGreeting))
 	line, err := raw.ReadString('\n')
 	if err != nil {
@@ -63,7 +64,7 @@ func (i Info) secure(conn net.Conn) (net.Conn, error) {
 	if string(greeting["tls_required"]) != "true" {
 		return nil, errors.New("it does not speak TLS")
 	}
-	greeting["tls_required"] = json.RawMessage("false") // the client is to speak on, in what is secure already
+	greeting["tls_required"] = json.RawMessage("false") // the client must not start TLS again on the secured connection
 	rest, err := json.Marshal(greeting)
 	if err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func (i Info) secure(conn net.Conn) (net.Conn, error) {
 	return &greeted{Conn: secured, in: io.MultiReader(strings.NewReader("INFO "+string(rest)+"\r\n"), secured)}, nil
 }
 
-// greeted is a connection whose first line was read before.
+// greeted is a connection whose first line was read already, and is read again from in.
 type greeted struct {
 	net.Conn
 	in io.Reader

@@ -10,18 +10,19 @@ import (
 	"slices"
 )
 
-// fewTop is how many numbers of a token are asked for where not all are: the drawn one's, which vLLM puts first, whichever it
-// is, and the largest.
+// fewTop is how many numbers to ask for with each token, if not all: that of the drawn token, which vLLM always
+// puts first, and the largest.
 const fewTop = 2
 
-// fingerprint finds out where tokens are to be asked for, and what the numbers are that come with them: no server says
-// whether they are log-probs or logits, nor of which distribution. Of those before temperature the two largest are as
-// far apart at any temperature; exponentials of log-probs sum to 1 at most.
+// fingerprint finds out the route for tokens and what the numbers are that come with them: no server says whether
+// they are log-probs or logits, nor of which distribution. It draws tokens at two temperatures. Numbers before
+// temperature have the same gap between the two largest at both temperatures. Exponentials of log-probs sum to at
+// most 1, those of logits may exceed it.
 func (s *Server) fingerprint(ctx context.Context) error {
 	var plain probe
 	var err error
 	for _, s.facts.Route = range s.dialect.routes() {
-		if plain, err = s.probe(ctx, 1, fewTop); !closed(err) {
+		if plain, err = s.probe(ctx, 1, fewTop); !routeClosed(err) {
 			break
 		}
 	}
@@ -48,21 +49,22 @@ func (s *Server) fingerprint(ctx context.Context) error {
 	case before:
 		s.facts.Values = Raw
 	default:
-		s.facts.Values = s.dialect.after()
+		s.facts.Values = s.dialect.processedKind()
 	}
 	return nil
 }
 
-// closed says that a route is not there, or not open.
-func closed(err error) bool {
+// routeClosed reports whether err says that a route does not exist or is not open.
+func routeClosed(err error) bool {
 	r, ok := errors.AsType[*refusal](err)
 	return ok && (r.status == http.StatusNotFound || r.status == http.StatusForbidden || r.status == http.StatusMethodNotAllowed)
 }
 
-// probe is what comes with a token: how far the two largest numbers are apart, and the sum of their exponentials.
+// probe is what fingerprint measures of a token: the gap between its two largest numbers, and the sum of their
+// exponentials.
 type probe struct{ gap, mass float64 }
 
-// probe draws one of the two likeliest tokens.
+// probe draws one of the two likeliest tokens and measures its numbers.
 func (s *Server) probe(ctx context.Context, temperature float64, top int) (p probe, err error) {
 	r := Request{ID: "meander-probe", IDs: s.config.Probe, MaxTokens: 1, Temperature: temperature, TopP: 1, TopK: 2, Seed: 1}
 	err = s.generate(ctx, r, top, func(e event) bool {

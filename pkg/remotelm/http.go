@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	// mostAnswer bounds what is read of an answer that is no stream, in bytes.
-	mostAnswer = 4 << 20
-	// askTimeout bounds a question that costs the server nothing.
+	// maxAnswer bounds an answer that is not a stream, in bytes.
+	maxAnswer = 4 << 20
+	// askTimeout bounds a request that needs no computation.
 	askTimeout = 10 * time.Second
-	// entryBytes is more than one number of one token takes in JSON, tokenBytes than a token does besides, and eventBytes
-	// than what is around them.
+	// Upper bounds of sizes in JSON: entryBytes of one number of a token, tokenBytes of the rest of a token, eventBytes
+	// of the rest of an event.
 	entryBytes = 128
 	tokenBytes = 1024
 	eventBytes = 256 << 10
-	// mostEvent bounds an event of a stream, whatever was asked for, in bytes.
-	mostEvent = 1 << 30
+	// maxEvent bounds an event of a stream for every request, in bytes.
+	maxEvent = 1 << 30
 )
 
-// Health says why the server takes no requests; nil: it does.
+// Health returns nil if the server accepts requests, else why not.
 func (s *Server) Health(ctx context.Context) error {
 	err := s.ask(ctx, http.MethodGet, "/health", nil, nil)
 	if err != nil {
@@ -37,6 +37,8 @@ func (s *Server) Health(ctx context.Context) error {
 	return nil
 }
 
+// request sends a request with a JSON body, unless body is nil, and returns a response with status 200. Another
+// status is an error with the reason that the server gives; it wraps ErrRefused if a retry cannot help.
 func (s *Server) request(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	var data io.Reader
 	if body != nil {
@@ -70,7 +72,7 @@ func (s *Server) request(ctx context.Context, method, path string, body any) (*h
 	return nil, err
 }
 
-// refusal is an answer that says that the request is wrong.
+// refusal is an answer that says that the request is wrong. It wraps ErrRefused.
 type refusal struct {
 	status int
 	err    error
@@ -79,7 +81,7 @@ type refusal struct {
 func (e *refusal) Error() string        { return e.err.Error() }
 func (e *refusal) Is(target error) bool { return target == ErrRefused }
 
-// reason is what a server says of an error, in one line.
+// reason returns what a server says about an error, in one line of at most 400 characters.
 func reason(body []byte) string {
 	var e struct {
 		Error   json.RawMessage `json:"error"`
@@ -106,7 +108,7 @@ func reason(body []byte) string {
 	return fmt.Sprintf("%.400s", said)
 }
 
-// ask sends a request whose answer is JSON, decoded into v unless that is nil.
+// ask sends a request with a JSON answer and decodes the answer into v, unless v is nil.
 func (s *Server) ask(ctx context.Context, method, path string, body, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -115,7 +117,7 @@ func (s *Server) ask(ctx context.Context, method, path string, body, v any) erro
 		return err
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, mostAnswer))
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err == nil && v != nil {
 		if err = json.Unmarshal(data, v); err != nil {
 			err = fmt.Errorf("%w: %w", ErrGarbage, err)
@@ -127,8 +129,8 @@ func (s *Server) ask(ctx context.Context, method, path string, body, v any) erro
 	return nil
 }
 
-// generate asks for tokens once, and calls each with what the server says, until that returns false. nil: it did, or all
-// is there.
+// generate sends one request for tokens and calls each with every event, until it returns false. It returns nil in
+// that case and when the answer is complete. If the stream ends early, it releases the request on the server.
 func (s *Server) generate(ctx context.Context, r Request, top int, each func(event) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -140,19 +142,19 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			s.dialect.release(s, r.ID)
 		}
 	}()
-	said := func(err error) error {
+	named := func(err error) error {
 		if cause := context.Cause(ctx); errors.Is(cause, ErrSilent) {
 			return fmt.Errorf("%s: %w", s, cause)
 		}
 		return fmt.Errorf("%s: %w", s, err)
 	}
-	resp, err := s.request(ctx, http.MethodPost, s.facts.Route, s.dialect.body(s.facts, &r, top))
+	resp, err := s.request(ctx, http.MethodPost, s.facts.Route, s.dialect.requestBody(s.facts, &r, top))
 	if err != nil {
-		return said(err)
+		return named(err)
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewReaderSize(resp.Body, 64<<10)
-	limit := s.mostEvent(r.MaxTokens, top)
+	limit := s.eventLimit(r.MaxTokens, top)
 	var done []int32
 	for {
 		data, err := nextEvent(lines, limit)
@@ -160,18 +162,18 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			err = errCut
 		}
 		if err != nil {
-			return said(err)
+			return named(err)
 		}
-		watch.Stop() // while the caller looks at it the server may not be able to say anything
-		e, err := s.dialect.read(s.facts, data, done)
+		watch.Stop() // while the caller uses the event, the server may be blocked from sending
+		e, err := s.dialect.parseEvent(s.facts, data, done)
 		if err == nil {
-			err = s.check(&e, top)
+			err = s.checkEvent(&e, top)
 		}
 		if err == nil && len(done)+len(e.tokens) > r.MaxTokens {
 			err = fmt.Errorf("%w: more than the %d tokens that were asked for", ErrGarbage, r.MaxTokens)
 		}
 		if err != nil {
-			return said(err)
+			return named(err)
 		}
 		for _, t := range e.tokens {
 			done = append(done, t.id)
@@ -186,24 +188,26 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			return nil
 		case aborted:
 			ended = true
-			return said(fmt.Errorf("%w after %d tokens", ErrAborted, len(done)))
+			return named(fmt.Errorf("%w after %d tokens", ErrAborted, len(done)))
 		default:
 			ended = true
-			return said(fmt.Errorf("%w: finish_reason: %.40q", ErrGarbage, e.finish))
+			return named(fmt.Errorf("%w: finish_reason: %.40q", ErrGarbage, e.finish))
 		}
 		watch.Reset(s.config.Patience)
 	}
 }
 
-// mostEvent bounds an event by what it can have: all tokens, of servers that repeat them, or that wait for us.
-func (s *Server) mostEvent(tokens, top int) int {
+// eventLimit returns the largest size of an event in bytes. An event may hold all tokens: some servers repeat them,
+// and a slow reader gets several at once.
+func (s *Server) eventLimit(tokens, top int) int {
 	if top < 0 {
 		top = s.config.Vocabulary
 	}
-	return min(mostEvent, eventBytes+tokens*(tokenBytes+(top+1)*entryBytes))
+	return min(maxEvent, eventBytes+tokens*(tokenBytes+(top+1)*entryBytes))
 }
 
-// nextEvent is the data of the next server-sent event. Servers of models have each in one line.
+// nextEvent returns the data of the next server-sent event, which must be in one line, as the supported servers
+// send it. The end of the stream is io.EOF or errCut.
 func nextEvent(r *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {
@@ -217,21 +221,21 @@ func nextEvent(r *bufio.Reader, limit int) ([]byte, error) {
 		data, found := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data:"))
 		data = bytes.TrimSpace(data)
 		switch {
-		case err != nil: // what is there of a line is cut off
+		case err != nil: // a part of a line is dropped
 			return nil, err
 		case found && string(data) == "[DONE]":
 			return nil, errCut
 		case found:
 			return data, nil
-		case len(bytes.TrimSpace(line)) > 0 && line[0] == '{': // an error in the place of a stream
+		case len(bytes.TrimSpace(line)) > 0 && line[0] == '{': // an error instead of a stream
 			return nil, fmt.Errorf("%w: %s", ErrGarbage, reason(line))
 		}
 		line = line[:0]
 	}
 }
 
-// check refuses numbers that cannot be.
-func (s *Server) check(e *event, top int) error {
+// checkEvent refuses an event with impossible numbers or ids, or with missing numbers.
+func (s *Server) checkEvent(e *event, top int) error {
 	for i := range e.tokens {
 		t := &e.tokens[i]
 		if t.id < 0 || int(t.id) >= s.config.Vocabulary {
@@ -257,6 +261,7 @@ func (s *Server) check(e *event, top int) error {
 	return nil
 }
 
+// distinct returns how many different ids there are.
 func distinct(ids []int32) int {
 	seen := make(map[int32]struct{}, len(ids))
 	for _, id := range ids {
@@ -265,7 +270,7 @@ func distinct(ids []int32) int {
 	return len(seen)
 }
 
-// serverError is an error in the place of an event.
+// serverError returns the error that an event holds. It wraps ErrRefused if its code says that a retry cannot help.
 func serverError(data []byte, raw json.RawMessage) error {
 	var in struct {
 		Code int `json:"code"`
@@ -277,7 +282,7 @@ func serverError(data []byte, raw json.RawMessage) error {
 	return err
 }
 
-// permanent says that the request is wrong, however often it is tried.
+// permanent reports whether a status says that the request is wrong: a retry gives the same answer.
 func permanent(status int) bool {
 	return status >= 400 && status < 500 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout && status != http.StatusConflict
 }

@@ -1,10 +1,13 @@
-// Package remotelm speaks to HTTP servers of language models, vLLM and SGLang: token ids go out, and token ids
-// come back while they are drawn, with the numbers that the server gives of each. Ids are never guessed from text.
+// Package remotelm is a client of HTTP servers of language models, vLLM and SGLang. It sends token ids and streams
+// back the token ids that the server draws, each with its log-prob or its logits. Ids are never guessed from text.
 //
-// Both servers stream, one in deltas and one with everything so far in each event; both end streams early, for
-// updates of their weights, or because they die. A Stream is one run of tokens nonetheless: what breaks off is asked
-// for again from the tokens that there are, a bounded number of times. Whatever the server says is checked: a
-// number that cannot be, an id that the vocabulary does not have, or an event that is too large is an error.
+// Dial connects to a server and finds out its Facts: its release, its model, and which kind of number it gives for a
+// token. Server.Stream sends a Request and yields Chunks of Tokens. A dialect holds what differs between the kinds of
+// server: vLLM streams new tokens, SGLang repeats all tokens in each event.
+//
+// Servers end streams early, for an update of their weights or because they stop. Stream hides that: it asks again
+// from the tokens so far, a bounded number of times. All that a server sends is checked: an impossible number, an id
+// outside the vocabulary, and an event that is too large are errors.
 package remotelm
 
 import (
@@ -19,25 +22,25 @@ import (
 	"time"
 )
 
-// Names of the servers that are known.
+// Names of the supported kinds of server.
 const (
 	VLLM   = "vllm"
 	SGLang = "sglang"
 )
 
-// Names lists them.
+// Names returns the names of the supported kinds of server.
 func Names() []string { return []string{VLLM, SGLang} }
 
-// What the number is that a server gives of a token.
+// Values of Facts.Values: the number that a server gives for a token.
 const (
 	Raw       = "raw"       // its log-prob before temperature and filters
 	Tempered  = "tempered"  // its log-prob after temperature, before filters
 	Processed = "processed" // its log-prob after both
-	Logits    = "logits"    // its logit as the model gives it; with it come those of all tokens
+	Logits    = "logits"    // its logit from the model, with the logits of all other tokens
 )
 
-// Errors of a server, besides those of a connection. ErrRefused is wrapped by what comes again however often it is
-// tried: the request, or how the server was started, has to change. ErrSilent, ErrGarbage and ErrAborted may pass.
+// Errors of a server, besides those of a connection. ErrRefused is terminal: the request, or the way the server was
+// started, must change. A retry may help against ErrSilent, ErrGarbage and ErrAborted.
 var (
 	ErrRefused = errors.New("refused by the server")
 	ErrSilent  = errors.New("the server says nothing")
@@ -46,25 +49,27 @@ var (
 	errCut     = errors.New("the answer breaks off")
 )
 
-// Config says where a server is, and what it must serve.
+// Config says where a server is and what it must serve.
 type Config struct {
 	// Server is NAME=URL: vllm=http://127.0.0.1:8000.
 	Server string
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary int
-	// Probe are ids that the server is asked to go on from, to see what its numbers are.
+	// Probe are token ids of a short prompt. Dial asks the server to continue it, to find out which numbers it
+	// gives.
 	Probe []int32
-	// Patience is how long the server may say nothing of a request before that is asked again; 0: a minute.
+	// Patience is how long the server may send nothing for a request before the request is sent again; 0: a minute.
 	Patience time.Duration
-	// Pause is before an answer that broke off is asked for again; twice as long the next time, unless there were tokens; 0: 200 ms.
+	// Pause is the wait before a stream that broke off is asked for again. It doubles with each failure without a
+	// new token. 0: 200 ms.
 	Pause time.Duration
-	// Key, where there is one, is sent as a bearer token.
+	// Key is sent as a bearer token; empty: none is sent.
 	Key string
-	// Resumed hears why an answer that broke off is asked for again; nil: nobody does.
+	// Resumed is called with the reason each time a stream that broke off is asked for again; nil: no call.
 	Resumed func(err error)
 }
 
-// Parse tells the name and the address of a server.
+// Parse splits NAME=URL into the kind and the base URL of a server, and checks both.
 func Parse(server string) (name, base string, err error) {
 	name, base, _ = strings.Cut(server, "=")
 	if !slices.Contains(Names(), name) {
@@ -77,59 +82,59 @@ func Parse(server string) (name, base string, err error) {
 	return name, strings.TrimRight(base, "/"), nil
 }
 
-// Facts are what a server is found to be.
+// Facts are what Dial found out about a server.
 type Facts struct {
-	// Name is the kind of server, Version its release, Model what it calls the model that it serves.
+	// Name is the kind of server, Version its release, Model its own name for its model.
 	Name, Version, Model string
-	// Values is what the number is that it gives of a token: Raw, Tempered, Processed or Logits.
+	// Values is the number that it gives for a token: Raw, Tempered, Processed or Logits.
 	Values string
-	// MaxTokens bounds a prompt together with its answer; 0: the server does not say.
+	// MaxTokens bounds the tokens of a prompt and its answer together; 0: the server does not say.
 	MaxTokens int
-	// Route is where tokens are asked for.
+	// Route is the path of requests for tokens.
 	Route string
 }
 
-// Request asks for the tokens behind some others.
+// Request asks for the tokens that follow a list of tokens.
 type Request struct {
 	// ID names the request to the server.
 	ID string
-	// IDs are what there is, at least one.
+	// IDs are the tokens so far, at least one.
 	IDs []int32
-	// MaxTokens is the most to draw, at least one. The tokens of Stop end it; they are drawn like others.
+	// MaxTokens is the most tokens to draw, at least one. A token of Stop ends the answer and is part of it.
 	MaxTokens int
 	Stop      []int32
-	// Temperature 0 takes the likeliest; TopK 0, TopP 1 and MinP 0 leave all tokens to draw from.
+	// Temperature 0 chooses the likeliest token. TopK 0, TopP 1 and MinP 0 leave out no token.
 	Temperature, TopP, MinP float64
 	TopK                    int
-	// Seed is for the server's generator.
+	// Seed is the seed of the server's random numbers.
 	Seed uint64
 }
 
-// Token is one that a server drew.
+// Token is a token that a server drew.
 type Token struct {
 	ID int32
-	// Value is its number, and Top that of the likeliest.
+	// Value is its number (Facts.Values), Top the number of the likeliest token.
 	Value, Top float32
-	// Logits [V] are those that it was drawn from, where Values is Logits.
+	// Logits [V] are the logits of all tokens, if Facts.Values is Logits; else nil.
 	Logits []float32
 }
 
-// Why a server drew no more tokens.
+// Values of Chunk.Finish: why a server drew no more tokens.
 const (
 	Stop   = "stop"
 	Length = "length"
 
-	aborted = "abort" // the server's own word for what it breaks off
+	aborted = "abort" // the server's own word for an answer that it ended early
 )
 
-// Chunk is some tokens, in order, and, in the last of a stream, why there are no more.
+// Chunk is some tokens of a stream, in order. The last chunk says why there are no more (Finish).
 type Chunk struct {
 	Tokens []Token
 	Finish string
-	// Weights are the versions of the weights by the server's own names, as far as it has told them: of the tokens
-	// of the stream, Begin to End.
+	// Weights are the versions of the weights in the words of the server, as far as it has told them. Begin and End
+	// count tokens of the stream.
 	Weights []Span
-	// Resumed is how often the answer has broken off so far, and been gone on with.
+	// Resumed is how often the answer has broken off and was continued so far.
 	Resumed int
 }
 
@@ -139,7 +144,7 @@ type Span struct {
 	Begin, End int
 }
 
-// Server is one that was found to be what it must be. It is safe for concurrent use.
+// Server is a server that Dial has checked. It is safe for concurrent use.
 type Server struct {
 	config  Config
 	dialect dialect
@@ -148,30 +153,31 @@ type Server struct {
 	base    string
 }
 
-// dialect is what one kind of server differs in from others.
+// dialect is what differs between the kinds of server.
 type dialect interface {
-	// find fills in facts but for Values and Route.
-	find(ctx context.Context, s *Server, f *Facts) error
-	// routes are where tokens can be asked for, the best first.
+	// discover sets all facts but Values and Route.
+	discover(ctx context.Context, s *Server, f *Facts) error
+	// routes returns the paths of requests for tokens, the best first.
 	routes() []string
-	// body is that of a request for tokens; top is how many numbers of each, beside its own, are asked for, -1: all.
-	body(f Facts, r *Request, top int) map[string]any
-	// after is what its numbers are that depend on the temperature: Tempered or Processed.
-	after() string
-	// read takes an event: the tokens behind those of before.
-	read(f Facts, data []byte, before []int32) (event, error)
-	// release has the server let go of a request whose stream is closed before its end.
+	// requestBody returns the body of a request for tokens. top is how many numbers of other tokens to ask for with
+	// each token; -1: all.
+	requestBody(f Facts, r *Request, top int) map[string]any
+	// processedKind returns what its numbers are if they depend on the temperature: Tempered or Processed.
+	processedKind() string
+	// parseEvent returns the tokens of an event that follow the tokens of before.
+	parseEvent(f Facts, data []byte, before []int32) (event, error)
+	// release makes the server drop a request whose stream is closed before its end.
 	release(s *Server, id string)
 }
 
-// event is what a server says at once.
+// event is one message of a stream.
 type event struct {
 	tokens  []scored
-	finish  string // as the server calls it
+	finish  string // in the words of the server
 	weights []Span // of the tokens of this request
 }
 
-// scored is a token with the numbers of others, in the server's order.
+// scored is a token with its number (value) and the numbers (of) of other tokens (ids), in the server's order.
 type scored struct {
 	id    int32
 	value float64
@@ -179,8 +185,8 @@ type scored struct {
 	of    []float64
 }
 
-// Dial finds out what a server is. An error that wraps ErrRefused says that it is not what it must be; else it may
-// not be up yet.
+// Dial connects to a server and finds out its Facts. An error that wraps ErrRefused says that the server cannot be
+// used; after any other error it may not have started yet, and a retry may help.
 func Dial(ctx context.Context, c Config) (*Server, error) {
 	name, base, err := Parse(c.Server)
 	if err != nil {
@@ -199,7 +205,7 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 	if name == SGLang {
 		s.dialect = sglang{}
 	}
-	if err := s.dialect.find(ctx, s, &s.facts); err != nil {
+	if err := s.dialect.discover(ctx, s, &s.facts); err != nil {
 		return nil, fmt.Errorf("%s: %w", s, err)
 	}
 	if err := s.fingerprint(ctx); err != nil {
@@ -208,21 +214,22 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 	return s, nil
 }
 
-// String names the server.
+// String returns the kind and the address of the server.
 func (s *Server) String() string { return s.facts.Name + " at " + s.base }
 
-// Facts are those that were found.
+// Facts returns what Dial found out.
 func (s *Server) Facts() Facts { return s.facts }
 
-// Close closes connections that nobody uses.
+// Close closes idle connections.
 func (s *Server) Close() { s.client.CloseIdleConnections() }
 
-// tries is how often an answer that broke off is asked for again without a token more.
-const tries = 4
+// maxFailures is how often in a row an answer may break off without a new token before Stream gives up.
+const maxFailures = 4
 
-// Stream draws tokens until they end, ctx does, or the caller breaks off; then the server is told to. An error ends it, and
-// says what there is to do where it wraps ErrRefused. What breaks off is gone on with from the tokens there are, with
-// another seed, as a server that comes back has no other way to.
+// Stream draws tokens until the answer ends, ctx is done, or the caller stops; a caller that stops early releases
+// the request on the server. An error ends the stream; if it wraps ErrRefused it says what to change. A stream that
+// breaks off continues from its tokens so far, with another seed: a server cannot restore the state of its random
+// numbers.
 func (s *Server) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		first, failed := len(r.IDs), 0
@@ -236,10 +243,10 @@ func (s *Server) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] 
 				next.ID = fmt.Sprintf("%s-%d", r.ID, again)
 			}
 			finish, stopped, told := "", false, []Span(nil)
-			err := s.generate(ctx, next, s.top(), func(e event) bool {
-				c := Chunk{Resumed: int(again), Weights: append(slices.Clone(weights), moved(e.weights, drawn)...)}
+			err := s.generate(ctx, next, s.topCount(), func(e event) bool {
+				c := Chunk{Resumed: int(again), Weights: append(slices.Clone(weights), shiftSpans(e.weights, drawn)...)}
 				for i := range e.tokens {
-					c.Tokens = append(c.Tokens, s.token(&e.tokens[i]))
+					c.Tokens = append(c.Tokens, s.newToken(&e.tokens[i]))
 					r.IDs = append(r.IDs, e.tokens[i].id)
 				}
 				if finish = e.finish; finish == Stop || finish == Length {
@@ -262,11 +269,11 @@ func (s *Server) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] 
 			if failed++; len(r.IDs)-first > drawn {
 				failed = 1
 			}
-			if r.MaxTokens == len(r.IDs)-first { // all there, but for the word that they are
+			if r.MaxTokens == len(r.IDs)-first { // all tokens came, only the end of the stream is missing
 				yield(Chunk{Finish: Length, Weights: weights, Resumed: int(again)}, nil)
 				return
 			}
-			if failed > tries {
+			if failed > maxFailures {
 				yield(Chunk{}, fmt.Errorf("%w; given up after %d tries without a token", err, failed))
 				return
 			}
@@ -283,12 +290,14 @@ func (s *Server) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] 
 	}
 }
 
-// seedOf is that of a try: another for each, so that no noise comes twice, and one that any server takes.
+// seedOf returns the seed of attempt again: another one each time, so that no noise repeats, and below 2^53, which
+// every server accepts.
 func seedOf(seed, again uint64) uint64 {
 	return (seed ^ seed>>53 + again*0x9e3779b97f4a7c15) & (1<<53 - 1)
 }
 
-func moved(spans []Span, by int) []Span {
+// shiftSpans returns spans with by added to their bounds.
+func shiftSpans(spans []Span, by int) []Span {
 	out := slices.Clone(spans)
 	for i := range out {
 		out[i].Begin, out[i].End = out[i].Begin+by, out[i].End+by
@@ -296,16 +305,16 @@ func moved(spans []Span, by int) []Span {
 	return out
 }
 
-// top is how many numbers of each token are asked for, beside its own.
-func (s *Server) top() int {
+// topCount returns how many numbers of other tokens to ask for with each token; -1: all.
+func (s *Server) topCount() int {
 	if s.facts.Values == Logits {
 		return -1
 	}
 	return fewTop
 }
 
-// token is what callers get of one.
-func (s *Server) token(t *scored) Token {
+// newToken turns a token of an event into a Token for callers.
+func (s *Server) newToken(t *scored) Token {
 	out := Token{ID: t.id, Value: float32(t.value), Top: float32(t.value)}
 	for _, v := range t.of {
 		out.Top = max(out.Top, float32(v))

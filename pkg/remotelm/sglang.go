@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// sglang is the server of SGLang 0.4 and newer: /generate. An event has all tokens so far, or, of servers started for it, the
-// new ones; their count tells which. It gives log-probs after temperature and before filters, or before both where it
-// is told to by its environment, and no logits.
+// sglang is the dialect of SGLang 0.4 and newer: /generate. An event has all tokens so far or, if the server was
+// started so, only the new ones; the number of ids tells which. It gives log-probs after temperature and before
+// filters or, if its environment says so, before both; never logits.
 type sglang struct{}
 
 const sglangGenerate = "/generate"
 
 func (sglang) routes() []string { return []string{sglangGenerate} }
 
-func (sglang) after() string { return Tempered }
+func (sglang) processedKind() string { return Tempered }
 
-// release aborts a request: with its connection alone it may go on in the server's queue.
+// release aborts a request: when only its connection closes, it may stay in the queue of the server.
 func (sglang) release(s *Server, id string) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
@@ -30,18 +30,19 @@ func (sglang) release(s *Server, id string) {
 	}()
 }
 
-func (sglang) find(ctx context.Context, s *Server, f *Facts) error {
+// discover asks for the release, the length limit and the model.
+func (sglang) discover(ctx context.Context, s *Server, f *Facts) error {
 	var server struct {
 		Version string `json:"version"`
 		Context *int   `json:"context_length"`
 	}
-	if err := s.either(ctx, &server, "/server_info", "/get_server_info"); err != nil {
+	if err := s.askEither(ctx, &server, "/server_info", "/get_server_info"); err != nil {
 		return err
 	}
 	var model struct {
 		Path string `json:"model_path"`
 	}
-	if err := s.either(ctx, &model, "/model_info", "/get_model_info"); err != nil {
+	if err := s.askEither(ctx, &model, "/model_info", "/get_model_info"); err != nil {
 		return err
 	}
 	f.Version, f.Model = server.Version, model.Path
@@ -51,8 +52,8 @@ func (sglang) find(ctx context.Context, s *Server, f *Facts) error {
 	return nil
 }
 
-// either asks by a name of now, or by one of before.
-func (s *Server) either(ctx context.Context, v any, now, before string) error {
+// askEither asks at the current path, or at an older one if the server refuses that.
+func (s *Server) askEither(ctx context.Context, v any, now, before string) error {
 	err := s.ask(ctx, http.MethodGet, now, nil, v)
 	if errors.Is(err, ErrRefused) {
 		err = s.ask(ctx, http.MethodGet, before, nil, v)
@@ -60,7 +61,8 @@ func (s *Server) either(ctx context.Context, v any, now, before string) error {
 	return err
 }
 
-func (sglang) body(_ Facts, r *Request, top int) map[string]any {
+// requestBody implements dialect. SGLang writes "no limit" for top_k as -1 and takes seeds of 31 bits.
+func (sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
 	k := r.TopK
 	if k == 0 {
 		k = -1
@@ -101,6 +103,7 @@ type sglangNumber struct {
 	id    int32
 }
 
+// UnmarshalJSON reads the list; its log-prob and its id must be there.
 func (n *sglangNumber) UnmarshalJSON(b []byte) error {
 	var in []json.RawMessage
 	var value *float64
@@ -115,7 +118,8 @@ func (n *sglangNumber) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-func (sglang) read(_ Facts, data []byte, done []int32) (e event, err error) {
+// parseEvent implements dialect. done are the tokens so far: an event may repeat them, then they must be the same.
+func (sglang) parseEvent(_ Facts, data []byte, done []int32) (e event, err error) {
 	var in sglangEvent
 	if err := json.Unmarshal(data, &in); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrGarbage, err)

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// vllm is the server of vLLM 0.11 and newer: its token route where that is open (--enable-scale-out), which tells the
-// versions of weights, else its completions, with ids for texts. Streams are deltas, mostly a token at a time, several
-// where the reader is slow. It drops a request whose connection closes.
+// vllm is the dialect of vLLM 0.11 and newer. It uses the token route if that is open (--enable-scale-out), which
+// tells the versions of weights; else the completions route, with ids instead of texts. An event has the new
+// tokens: mostly one, several if the reader is slow. The server drops a request whose connection closes.
 type vllm struct{}
 
 const (
@@ -21,11 +21,12 @@ const (
 
 func (vllm) routes() []string { return []string{vllmTokens, vllmCompletions} }
 
-func (vllm) after() string { return Processed }
+func (vllm) processedKind() string { return Processed }
 
 func (vllm) release(*Server, string) {}
 
-func (vllm) find(ctx context.Context, s *Server, f *Facts) error {
+// discover asks for the release, and for the first model that is not an adapter.
+func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	var version struct {
 		Version string `json:"version"`
 	}
@@ -51,7 +52,8 @@ func (vllm) find(ctx context.Context, s *Server, f *Facts) error {
 	return fmt.Errorf("%w: /v1/models: none; must be the model that it serves", ErrGarbage)
 }
 
-func (vllm) body(f Facts, r *Request, top int) map[string]any {
+// requestBody implements dialect: the two routes name their fields differently.
+func (vllm) requestBody(f Facts, r *Request, top int) map[string]any {
 	sampling := map[string]any{
 		"max_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": r.TopK, "min_p": r.MinP, "seed": r.Seed,
 		"logprobs": top, "stop_token_ids": r.Stop, "ignore_eos": true, "repetition_penalty": 1.0,
@@ -68,7 +70,7 @@ func (vllm) body(f Facts, r *Request, top int) map[string]any {
 	return body
 }
 
-// vllmToken is the number of a token.
+// vllmToken is a token with its number.
 type vllmToken struct {
 	ID      *int32   `json:"token_id"`
 	LogProb *float64 `json:"logprob"`
@@ -96,7 +98,8 @@ type vllmEvent struct {
 	} `json:"choices"`
 }
 
-func (vllm) read(f Facts, data []byte, _ []int32) (e event, err error) {
+// parseEvent implements dialect: every event has only new tokens, in the form of its route.
+func (vllm) parseEvent(f Facts, data []byte, _ []int32) (e event, err error) {
 	var in vllmEvent
 	if err := json.Unmarshal(data, &in); err != nil {
 		return e, fmt.Errorf("%w: %w", ErrGarbage, err)

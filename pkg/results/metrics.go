@@ -5,15 +5,16 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// measures gather the metrics of a run over all of its groups, as Batch events have them
-// for each batch.
+// measures gathers the metrics of a run over all of its groups, as Batch events have them for each batch.
 type measures struct {
 	stats           estimator.BatchStats
 	began, finished int64
 	evaluation      []estimator.ValidationGroup
 }
 
-func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Reward) {
+// addSample adds a scored sample to the metrics. Samples of evaluations, and of groups without advantages, do not
+// count here.
+func (x *measures) addSample(a *schemas.Advantage, m *schemas.Member, r *schemas.Reward) {
 	if r.Reward == nil || a.Validation || a.Status != schemas.StatusComplete && a.Status != schemas.StatusPartial {
 		return
 	}
@@ -39,8 +40,8 @@ func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Re
 	x.stats.Samples = append(x.stats.Samples, s)
 }
 
-// group takes the groups of evaluations.
-func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
+// addEvaluation adds a group of an evaluation (validation); other groups are left out.
+func (x *measures) addEvaluation(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
 	if !a.Validation {
 		return
 	}
@@ -50,7 +51,7 @@ func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Rewar
 			g.Source = s
 		}
 	}
-	reader := "" // the reward function whose readings are the answers to vote on
+	reader := "" // the reward function whose readings are the answers of the vote
 	for i := range a.Members {
 		r := rewards[Sample{a.UID, a.Members[i].SampleIndex}]
 		if r == nil || r.Reward == nil {
@@ -81,6 +82,7 @@ func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Rewar
 	x.evaluation = append(x.evaluation, g)
 }
 
+// metrics returns all metrics by name.
 func (x *measures) metrics() map[string]float64 {
 	if x.finished > 0 {
 		x.stats.GenerateSeconds = float64(x.finished-x.began) / 1e9

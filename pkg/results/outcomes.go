@@ -8,23 +8,23 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Prompt is one whose outcome is wanted.
+// Prompt is a prompt whose outcome is wanted.
 type Prompt struct {
 	UID  schemas.UID
 	Text string
 }
 
-// Outcomes is what has become of the prompts of a run. A group may be given up for a fresh one
-// that stands in for it: the outcome is that of the last.
+// Outcomes follows what becomes of the prompts of a run. A group may be given up and replaced by a fresh one; the
+// outcome is that of the last.
 type Outcomes struct {
 	prompts    []Prompt
 	advantages map[schemas.UID]*schemas.Advantage // by the uid of the prompt
 	refused    map[schemas.UID]string             // reasons
-	refilled   map[schemas.UID]bool               // uids of groups that another stands in for
+	refilled   map[schemas.UID]bool               // uids of groups that a fresh one replaces
 	open       map[schemas.UID]bool
 }
 
-// NewOutcomes knows of no outcome yet. The uids differ.
+// NewOutcomes returns Outcomes in which every prompt is open. The uids must differ.
 func NewOutcomes(prompts []Prompt) *Outcomes {
 	o := &Outcomes{
 		prompts: prompts, advantages: map[schemas.UID]*schemas.Advantage{}, refused: map[schemas.UID]string{},
@@ -36,24 +36,23 @@ func NewOutcomes(prompts []Prompt) *Outcomes {
 	return o
 }
 
-// Read takes every advantage of the run that is stored.
+// Read adds every stored advantage of the run.
 func (o *Outcomes) Read(ctx context.Context, b *bus.Bus, run schemas.Run) error {
 	stored, err := b.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")})
 	if err != nil {
 		return fmt.Errorf("read stored advantages: %w", err)
 	}
 	for _, m := range stored {
-		o.Take(m)
+		o.Add(m)
 	}
 	return nil
 }
 
-// Take takes an advantage event. What is none, of no prompt here, or has come before changes
-// nothing.
-func (o *Outcomes) Take(m *bus.Message) {
+// Add notes an advantage event. An event that is not valid, not of these prompts, or not new changes nothing.
+func (o *Outcomes) Add(m *bus.Message) {
 	var a schemas.Advantage
 	if bus.Fits(m, &a) != nil {
-		return // the group's result will take its place
+		return // not a result; the true one will replace it
 	}
 	uid := a.UID
 	if a.Refill != nil {
@@ -71,7 +70,7 @@ func (o *Outcomes) Take(m *bus.Message) {
 	}
 }
 
-// Refuse takes it that a prompt was refused.
+// Refuse notes that a prompt was refused; it changes nothing if the prompt has an outcome.
 func (o *Outcomes) Refuse(uid schemas.UID, reason string) {
 	if o.open[uid] {
 		o.refused[uid] = reason
@@ -79,19 +78,19 @@ func (o *Outcomes) Refuse(uid schemas.UID, reason string) {
 	}
 }
 
-// Open says whether a prompt has no outcome yet.
+// Open reports whether a prompt has no outcome yet.
 func (o *Outcomes) Open(uid schemas.UID) bool { return o.open[uid] }
 
-// Left is how many prompts have no outcome yet.
+// Left returns how many prompts have no outcome yet.
 func (o *Outcomes) Left() int { return len(o.open) }
 
-// Refills is how many groups were given up for fresh ones.
+// Refills returns how many groups were given up for fresh ones.
 func (o *Outcomes) Refills() int { return len(o.refilled) }
 
-// Advantage is the result of a prompt's group, or of the last that stood in for it; nil: none.
+// Advantage returns the result of a prompt's group, or of the last group that replaced it; nil if there is none.
 func (o *Outcomes) Advantage(uid schemas.UID) *schemas.Advantage { return o.advantages[uid] }
 
-// Refused says whether and why a prompt was refused.
+// Refused reports whether a prompt was refused, and why.
 func (o *Outcomes) Refused(uid schemas.UID) (reason string, refused bool) {
 	reason, refused = o.refused[uid]
 	return reason, refused

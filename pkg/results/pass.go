@@ -8,8 +8,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Pass is what scoring a run's samples again came to, beside the run. Its JSON is that of
-// meander rescore --json.
+// Pass is the result of scoring a run's samples again, beside the run's own. Its JSON is that of meander rescore
+// --json.
 type Pass struct {
 	Groups  []*PassGroup
 	Summary PassSummary
@@ -18,13 +18,13 @@ type Pass struct {
 // PassGroup is a group of a pass.
 type PassGroup struct {
 	GroupResult
-	// SourceMean and SourceStd are those of the run; null where it has no result.
+	// SourceMean and SourceStd are the run's; null where the run has no result.
 	SourceMean *float64     `json:"source_mean"`
 	SourceStd  *float64     `json:"source_std"`
 	Members    []PassMember `json:"members"`
 }
 
-// PassMember is one sample of it.
+// PassMember is one sample of a PassGroup.
 type PassMember struct {
 	SampleResult
 	Scores          []Score  `json:"scores"`
@@ -33,7 +33,7 @@ type PassMember struct {
 	SourceAdvantage *float64 `json:"source_advantage"`
 }
 
-// PassSummary counts what a pass came to.
+// PassSummary counts the results of a pass.
 type PassSummary struct {
 	Run      schemas.Run `json:"run"`
 	Source   schemas.Run `json:"source_run"`
@@ -50,11 +50,11 @@ type PassSummary struct {
 type Scored struct {
 	UID    schemas.UID
 	Prompt string
-	// Before is the result in the run, nil where it has none; After that in the pass.
+	// Before is the result in the run, nil if there is none; After is the result in the pass.
 	Before, After *schemas.Advantage
 }
 
-// CollectPass reads what a pass over a run stored of the groups.
+// CollectPass reads what a pass over a run stored for the groups.
 func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups []Scored) (*Pass, error) {
 	rewards, err := Rewards(ctx, b, pass, "*")
 	if err != nil {
@@ -66,7 +66,7 @@ func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups 
 		if err := content.add("advantage."+string(s.UID), s.After); err != nil {
 			return nil, err
 		}
-		g := s.group(rewards)
+		g := s.compare(rewards)
 		for _, m := range g.Members {
 			if m.Status == schemas.StatusScored {
 				out.Summary.Scored++
@@ -82,8 +82,8 @@ func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups 
 	return out, nil
 }
 
-// group joins both results.
-func (s *Scored) group(rewards map[Sample]*schemas.Reward) *PassGroup {
+// compare joins the results of a group before and after the pass, sample by sample.
+func (s *Scored) compare(rewards map[Sample]*schemas.Reward) *PassGroup {
 	a := s.After
 	g := &PassGroup{GroupResult: groupResult(a, s.UID, s.Prompt), Members: []PassMember{}}
 	before := map[int64]schemas.Member{}
@@ -104,7 +104,7 @@ func (s *Scored) group(rewards map[Sample]*schemas.Reward) *PassGroup {
 	return g
 }
 
-// WriteJSON writes one object a line: each group, then the summary as the value of summary.
+// WriteJSON writes one JSON object per line: each group, then the summary as the value of summary.
 func (p *Pass) WriteJSON(w io.Writer) error { return writeLines(w, p.Groups, p.Summary) }
 
 // Write makes the file dir/results.jsonl, and notes the folder in p.

@@ -1,5 +1,6 @@
-// Package results assembles what a run has stored: groups with their samples, rewards and
-// advantages, the metrics, a digest of it all, and files of them.
+// Package results assembles what a run has stored: groups with their samples, rewards and advantages, the metrics, a
+// digest of it all, and files of them. Read or Collect makes a Run; CollectPass makes a Pass, which is the same run
+// scored again. Outcomes follows the prompts while the run goes on.
 package results
 
 import (
@@ -14,16 +15,16 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Run is what a run came to. Its JSON is that of meander run --json.
+// Run is the outcome of a run. Its JSON is that of meander run --json.
 type Run struct {
 	Groups  []*Group // in the order of the prompts
 	Summary Summary
 }
 
-// Group is what became of a prompt.
+// Group is the outcome of a prompt.
 type Group struct {
 	GroupResult
-	// Group is the uid of the group that stood in for the prompt's own, where one did.
+	// Group is the uid of the group that replaced the prompt's own; empty if none did.
 	Group   schemas.UID `json:"group,omitempty"`
 	Members []Member    `json:"members"`
 }
@@ -32,18 +33,19 @@ type Group struct {
 type GroupResult struct {
 	UID    schemas.UID `json:"uid"`
 	Prompt string      `json:"prompt"`
-	// Status is that of the advantage event, refused, or open where there is no result yet.
+	// Status is the status of the advantage event, or refused, or open while there is no result.
 	Status string `json:"status"`
 	Error  string `json:"error,omitempty"`
-	// Mean and Std are of the rewards; null without any. Std is what the estimator takes: StdScale says whether of the group,
-	// of its whole batch (global), or for information (none), StdBasis whether that of a sample, n-1, or of the population, n.
+	// Mean and Std are of the rewards; null without any. StdScale says what Std covers: the group, its whole batch
+	// (global), or the group but unused by the estimator (none). StdBasis says by what the squares are divided: n-1
+	// (sample), n (population), or as the estimator counts.
 	Mean     *float64 `json:"mean"`
 	Std      *float64 `json:"std"`
 	StdScale string   `json:"std_scale,omitempty"`
 	StdBasis string   `json:"std_basis,omitempty"`
 }
 
-// StdLabel says of what Std is the standard deviation, and how, for people.
+// StdLabel says in words which standard deviation Std is.
 func (g *GroupResult) StdLabel() string {
 	if g.StdScale == schemas.StdGlobal {
 		return g.StdBasis + ", batch"
@@ -58,7 +60,7 @@ type SampleResult struct {
 	Error       string   `json:"error,omitempty"`
 	Reward      *float64 `json:"reward"`
 	Advantage   *float64 `json:"advantage"`
-	// StepAdvantages are there when they differ over the trained steps.
+	// StepAdvantages are set if they differ over the trained steps.
 	StepAdvantages []float64 `json:"step_advantages,omitempty"`
 }
 
@@ -66,31 +68,31 @@ type SampleResult struct {
 type Member struct {
 	SampleResult
 	Scores []Score `json:"scores,omitempty"`
-	// LogProbs are in nats, one a step, null where a step is ode; Transitions are the steps'
-	// kinds, Latents the indices of the states kept.
+	// LogProbs are in nats, one for each step; null for an ode step. Transitions are the kinds of
+	// the steps, Latents the indices of the kept states.
 	LogProbs    []*float64 `json:"log_probs"`
 	Transitions []string   `json:"transitions"`
 	Latents     []int64    `json:"latent_step_indices"`
 	Seed        uint64     `json:"sample_seed,string"`
 	Digest      string     `json:"content_digest"`
-	// What a log-prob is recomputed with: nil where there is no trajectory.
+	// Rollout is what a log-prob is recomputed with; nil without a trajectory.
 	Rollout *Rollout `json:"rollout,omitempty"`
 	Image   string   `json:"image,omitempty"`
-	// Text is there where the sample is one.
+	// Text is set if the sample is a text.
 	Text *Text `json:"text,omitempty"`
-	// Roll is there where the sample is one of scheduled sampling.
+	// Roll is set if the sample is one of scheduled sampling.
 	Roll       *Roll `json:"scheduled_sampling,omitempty"`
 	trajectory *schemas.Trajectory
 }
 
-// Rollout is what a trainer needs besides the latents to recompute the log-probs of a sample, and to tell the
-// weights apart that made it.
+// Rollout is what a trainer needs, besides the latents, to recompute the log-probs of a sample, and to tell which
+// weights made it.
 type Rollout struct {
 	// Sigmas [T+1] decrease to 0.
 	Sigmas     []float32 `json:"sigmas"`
 	NoiseLevel float64   `json:"noise_level"`
-	// StdDevT and NoiseStd [T] are those of the step events: the diffusion coefficient, and the standard
-	// deviation of the transition; 0 on ode steps.
+	// StdDevT [T] is the diffusion coefficient of each step, NoiseStd [T] the standard deviation of its
+	// transition, as in the step events; 0 for ode steps.
 	StdDevT          []float64 `json:"std_dev_t"`
 	NoiseStd         []float64 `json:"noise_std"`
 	LogProbKind      string    `json:"log_prob_kind"`
@@ -101,13 +103,14 @@ type Rollout struct {
 	PolicyVersionMax int64     `json:"policy_version_max"`
 }
 
-func (m *Member) takeRollout(t *schemas.Trajectory) error {
+// setRollout fills m.Rollout from the trajectory. It fails for a transition that does not exist.
+func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale, ScheduleDigest: t.ScheduleDigest,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
 	for i, transition := range t.Transitions {
-		k, err := flow.NewKernel(flow.Transition(transition), t.NoiseLevel, t.Sigmas, i)
+		k, err := flow.NewStepTransition(flow.Transition(transition), t.NoiseLevel, t.Sigmas, i)
 		if err != nil {
 			return fmt.Errorf("step %d: %w", i, err)
 		}
@@ -129,7 +132,7 @@ type Score struct {
 	Seconds float64  `json:"seconds"`
 }
 
-// Summary counts what a run came to.
+// Summary counts the results of a run.
 type Summary struct {
 	Run          schemas.Run `json:"run"`
 	Groups       int         `json:"groups"`
@@ -139,13 +142,13 @@ type Summary struct {
 	Samples      int         `json:"samples"`
 	Trajectories int         `json:"trajectories"`
 	StepsStored  int         `json:"steps_stored"`
-	// Evaluations are those of the model that the trajectories stand for, FlatEvaluations those
-	// of as many samples that share no steps: more where they are of trees.
+	// Evaluations counts the evaluations of the model. FlatEvaluations is what as many samples
+	// without shared steps would need: more than Evaluations for trees.
 	Evaluations     int64   `json:"evaluations"`
 	FlatEvaluations int64   `json:"flat_evaluations"`
 	Digest          string  `json:"digest"`
 	Seconds         float64 `json:"seconds"`
-	// Metrics are named as verl names them; those of evaluations begin with val-.
+	// Metrics have verl's names; those of evaluations begin with val-.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	Out     string             `json:"out,omitempty"`
 	Sheet   string             `json:"sheet,omitempty"`
@@ -154,8 +157,7 @@ type Summary struct {
 // StatusOpen is a group without a result.
 const StatusOpen = "open"
 
-// Read is what a run has come to so far: of every prompt that was accepted or refused with a
-// uid, in the order of the uids.
+// Read returns the outcome of a run so far: all prompts that were accepted, or refused with a uid, sorted by uid.
 func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	var prompts []Prompt
 	records, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.GroupSubject(run, "*")})
@@ -164,7 +166,7 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	}
 	for _, m := range records {
 		var g schemas.GroupRecord
-		if bus.Fits(m, &g) == nil && g.Group.Refill == nil { // else it stands in for one of these
+		if bus.Fits(m, &g) == nil && g.Group.Refill == nil { // a refill replaces one of these
 			prompts = append(prompts, Prompt{UID: g.UID, Text: g.Prompt})
 		}
 	}
@@ -176,9 +178,9 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	return Collect(ctx, b, run, o)
 }
 
-// Collect reads what the run stored of the prompts of o. The digest is over the content of all
-// trajectories and advantages in key order: equal for equal seeds and prompts, however the
-// work was packed, timed or repeated.
+// Collect reads what the run stored for the prompts of o. The digest covers the content of all trajectories and
+// advantages in key order: equal seeds and prompts give an equal digest, however the work was packed, timed or
+// repeated.
 func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Run, error) {
 	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}}
 	for t, err := range Trajectories(ctx, b, run, "*") {
@@ -187,7 +189,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		}
 		c.trajectories[Sample{t.UID, t.SampleIndex}] = t.Trajectory
 	}
-	// Step events, not their parts, of all attempts.
+	// Count step events of all attempts, without their parts.
 	steps := 0
 	for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
 		stored, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Address{Kind: kind, Run: run}.Filter())
@@ -234,7 +236,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 	return r, nil
 }
 
-// collection is what a run stored, and what was found of it.
+// collection is what a run stored, and what was gathered from it.
 type collection struct {
 	trajectories map[Sample]*schemas.Trajectory
 	rewards      map[Sample]*schemas.Reward
@@ -245,7 +247,7 @@ type collection struct {
 	evaluations, flatEvaluations int64
 }
 
-// fill gives a group its result.
+// fill sets the result of a group, with its members, and adds them to digest and metrics.
 func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	if err := c.digest.add("advantage."+string(a.UID), a); err != nil {
 		return err
@@ -257,41 +259,42 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	for _, m := range a.Members {
 		sample := Sample{a.UID, m.SampleIndex}
 		if t := c.trajectories[sample]; t != nil && g.Group != "" {
-			g.Prompt = t.Prompt // another's, where a substitute stood in
+			g.Prompt = t.Prompt // a substitute has another prompt
 		}
 		member := Member{SampleResult: sampleResult(&m)}
 		if reward := c.rewards[sample]; reward != nil {
 			member.Error, member.Scores = reward.Error, scoresOf(reward)
-			c.measured.sample(a, &m, reward)
+			c.measured.addSample(a, &m, reward)
 		}
 		if t := c.trajectories[sample]; t != nil {
 			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
 				return err
 			}
-			c.evaluated(t)
+			c.countEvaluations(t)
 			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
 			member.Error = cmp.Or(t.Error, member.Error)
 			if t.Text != nil {
 				member.Text = TextOf(t)
-			} else if err := member.takeRollout(t); err != nil {
+			} else if err := member.setRollout(t); err != nil {
 				member.Error = cmp.Or(member.Error, err.Error())
 			}
 			member.Roll = rollOf(t)
-			c.rolling.take(member.Roll)
+			c.rolling.add(member.Roll)
 			member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
 		}
 		g.Members = append(g.Members, member)
 	}
-	c.measured.group(a, c.rewards)
+	c.measured.addEvaluation(a, c.rewards)
 	return nil
 }
 
-// evaluated counts what the model was asked for a sample, and for one that shares no steps.
-func (c *collection) evaluated(t *schemas.Trajectory) {
+// countEvaluations counts the model's evaluations for a sample, and for one like it that shares no steps. Only
+// completed samples count.
+func (c *collection) countEvaluations(t *schemas.Trajectory) {
 	if t.StopReason != schemas.StopCompleted {
 		return
 	}
-	if t.Text != nil { // a token an evaluation
+	if t.Text != nil { // one evaluation for each token
 		c.evaluations += t.Text.Generated()
 		c.flatEvaluations += t.Text.Generated()
 		return
@@ -309,15 +312,17 @@ func (c *collection) evaluated(t *schemas.Trajectory) {
 	}
 }
 
+// groupResult returns the result of a group from its advantage event.
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
 	return GroupResult{UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std, StdScale: a.Scale, StdBasis: a.StdBasis}
 }
 
+// sampleResult returns the result of a sample from its part of the advantage event.
 func sampleResult(m *schemas.Member) SampleResult {
 	return SampleResult{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages}
 }
 
-// Best are the members by falling reward, those without one last.
+// Best returns the members by falling reward; members without a reward come last.
 func (g *Group) Best() []Member {
 	members := slices.Clone(g.Members)
 	slices.SortStableFunc(members, func(a, b Member) int {
@@ -339,24 +344,25 @@ func compareDown(a, b *float64) int {
 	return cmp.Compare(*b, *a)
 }
 
-// mostRead is how much of what was read fits a column or a caption.
+// mostRead is how many characters of a reading fit into a column or a caption.
 const mostRead = 14
 
-// Read is what a reward function read in the image, in quotes, cut to a caption's length;
-// empty: none said.
-func (m *Member) Read() string { return readIn(m.Scores) }
+// Read returns what a reward function read in the image, quoted and cut to a caption's length; "" if none read
+// anything.
+func (m *Member) Read() string { return firstReading(m.Scores) }
 
-// ReadBy is what the reward function of that name read, as Read has it.
+// ReadBy returns what the reward function of that name read, in the form of Read.
 func (m *Member) ReadBy(name string) string {
 	for i, s := range m.Scores {
 		if s.Name == name {
-			return readIn(m.Scores[i : i+1])
+			return firstReading(m.Scores[i : i+1])
 		}
 	}
 	return ""
 }
 
-func readIn(scores []Score) string {
+// firstReading returns the first reading among the scores, quoted and cut; "" if there is none.
+func firstReading(scores []Score) string {
 	for _, s := range scores {
 		if s.Detail != "" {
 			text := s.Detail
@@ -369,6 +375,7 @@ func readIn(scores []Score) string {
 	return ""
 }
 
+// scoresOf returns the outcomes of the reward functions, in the order of the reward event.
 func scoresOf(r *schemas.Reward) (scores []Score) {
 	for _, s := range r.Scores {
 		scores = append(scores, Score{

@@ -38,8 +38,11 @@ func serve(t *testing.T, batch int) *bus.Bus {
 func publish(t *testing.T, b *bus.Bus, run schemas.Run, uid schemas.UID, change func(*schemas.Prompt)) {
 	t.Helper()
 	p := &schemas.Prompt{
-		UID: uid, Prompt: "a fox, " + string(uid), Seed: new(int64(5)), GroupSize: new(int64(2)), NumInferenceSteps: new(int64(3)),
-		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
+		UID: uid, Prompt: "a fox, " + string(uid), Seed: new(int64(5)), GroupSize: new(int64(2)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(3)),
+			Height:            new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
+		},
 	}
 	if change != nil {
 		change(p)
@@ -204,13 +207,13 @@ func TestOutcomes(t *testing.T) {
 	}
 	o := results.NewOutcomes([]results.Prompt{{UID: "a"}, {UID: "b"}, {UID: "c"}})
 	given := message("a", func(a *schemas.Advantage) { a.RefilledBy = "a-1" })
-	o.Take(given)
-	o.Take(given)
+	o.Add(given)
+	o.Add(given)
 	if !o.Open("a") || o.Refills() != 1 {
 		t.Errorf("a group given up, told twice: open %v, %d refills; want open, 1", o.Open("a"), o.Refills())
 	}
 	last := message("a-1", func(a *schemas.Advantage) { a.Refill = &schemas.Refill{Root: "a", Round: 1} })
-	o.Take(last)
+	o.Add(last)
 	if a := o.Advantage("a"); o.Open("a") || a == nil || a.UID != "a-1" {
 		t.Errorf("the group that stood in: open %v, result %+v", o.Open("a"), a)
 	}
@@ -218,11 +221,11 @@ func TestOutcomes(t *testing.T) {
 	if _, refused := o.Refused("a"); refused {
 		t.Error("a prompt with a result is refused")
 	}
-	o.Take(message("stranger", func(*schemas.Advantage) {}))
+	o.Add(message("stranger", func(*schemas.Advantage) {}))
 	forged := message("b", func(*schemas.Advantage) {})
 	forged.Subject = schemas.AdvantageSubject("r1", "c")
-	o.Take(forged)
-	o.Take(&bus.Message{Subject: schemas.AdvantageSubject("r1", "b"), Data: []byte("no event")})
+	o.Add(forged)
+	o.Add(&bus.Message{Subject: schemas.AdvantageSubject("r1", "b"), Data: []byte("no event")})
 	if o.Left() != 2 {
 		t.Errorf("%d prompts left after nonsense, want 2", o.Left())
 	}

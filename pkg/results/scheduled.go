@@ -1,39 +1,38 @@
 package results
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"image"
-	"image/png"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/sheet"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Roll is what scheduled sampling made of a sample.
+// Roll is what scheduled sampling did to a sample: the model stepped a noised latent down to the timestep that is
+// trained.
 type Roll struct {
-	// Timestep is what the sample is trained at, Source where it began.
+	// Timestep is the one that the sample is trained at, Source the one where it began.
 	Timestep float64 `json:"timestep"`
 	Source   int64   `json:"source"`
 	Offset   int64   `json:"offset"`
-	// Reason is why it did not roll; empty: it did.
+	// Reason is why it did not roll; empty if it did.
 	Reason string `json:"reason,omitempty"`
 	// U is the share of noise in the latents.
 	U float64 `json:"u"`
-	// Drift is |latents - teacher-forced| / |teacher-forced|; null where it is no number.
+	// Drift is |latents - teacher-forced| / |teacher-forced|; null where that is not finite.
 	Drift    *float64              `json:"drift"`
 	Forwards int64                 `json:"forwards"`
 	Terms    *schemas.ReflexTerms  `json:"reflexflow,omitempty"`
 	settings *schemas.RollSettings // of the group
 }
 
-// Steps is how many steps the sample took.
+// Steps returns how many steps the sample took.
 func (r *Roll) Steps() int64 { return max(0, r.Source-int64(r.Timestep)) }
 
-// rollOf is nil for an ordinary sample, and for one that did not complete.
+// rollOf returns the roll of a sample; nil for an ordinary sample, and for one that did not complete.
 func rollOf(t *schemas.Trajectory) *Roll {
 	if t.Rolled == nil || t.ScheduledSampling == nil {
 		return nil
@@ -53,7 +52,8 @@ type rolling struct {
 	probability, plans             float64
 }
 
-func (x *rolling) take(r *Roll) {
+// add adds a sample's roll to the sums; nil adds nothing.
+func (x *rolling) add(r *Roll) {
 	if r == nil {
 		return
 	}
@@ -82,7 +82,7 @@ func (x *rolling) take(r *Roll) {
 	}
 }
 
-// metrics adds those there are to m.
+// metrics adds the metrics of scheduled sampling to m, as far as samples have them.
 func (x *rolling) metrics(m map[string]float64) {
 	if x.samples == 0 {
 		return
@@ -104,7 +104,7 @@ func (x *rolling) metrics(m map[string]float64) {
 	}
 }
 
-// Plans are those of a run's groups of scheduled sampling, by uid.
+// Plans returns the plans of a run's groups of scheduled sampling, by uid.
 func Plans(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.UID]*schemas.Plan, error) {
 	stored, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.PlanSubject(run, "*")})
 	if err != nil {
@@ -120,41 +120,42 @@ func Plans(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.UID]*s
 	return plans, nil
 }
 
-// rolledSheet draws what scheduled sampling made of a group; nil where no sample has images.
+// rolledSheet draws what scheduled sampling did to a group; nil if no sample has images.
 func (g *Group) rolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error) {
-	var rows []sheet.Row
-	var pairs [][2]image.Image
+	var strips []sheet.Strip
+	var pairs [][2]media.Media
 	for _, m := range g.Members {
 		t := m.trajectory
 		if m.Roll == nil || t.Image == nil {
 			continue
 		}
-		row := sheet.Row{Lines: m.Roll.lines(m.SampleIndex), Images: make([]image.Image, 5)}
+		strip := sheet.Strip{Lines: m.Roll.lines(m.SampleIndex), Media: make([]media.Media, 5)}
 		original := (*schemas.Image)(nil)
 		if t.Start != nil && t.Start.Data != nil && t.Start.Data.Image != nil {
 			original = &schemas.Image{Ref: t.Start.Data.Image}
 		}
 		for k, im := range []*schemas.Image{original, t.Rolled.Noised, t.Image, t.Rolled.Teacher} {
 			var err error
-			if row.Images[k], err = load(ctx, b, im); err != nil {
+			if strip.Media[k], err = loadImage(ctx, b, im); err != nil {
 				return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
 			}
 		}
-		rows, pairs = append(rows, row), append(pairs, [2]image.Image{row.Images[2], row.Images[3]})
+		strips, pairs = append(strips, strip), append(pairs, [2]media.Media{strip.Media[2], strip.Media[3]})
 	}
-	if len(rows) == 0 {
+	if len(strips) == 0 {
 		return nil, nil
 	}
 	off, gain := sheet.Differences(pairs)
-	for i := range rows {
-		rows[i].Images[4] = off[i]
+	for i := range strips {
+		strips[i].Media[4] = off[i]
 	}
 	s := g.Members[0].Roll.settings
 	title := fmt.Sprintf("%s  (%s, order %d, %d timesteps)", g.Prompt, s.Sampler, s.Order, s.Timesteps)
-	return sheet.DrawRows(title, []string{"original", "noised", "rolled", "teacher-forced", fmt.Sprintf("difference x %d", gain)}, rows)
+	return sheet.DrawStrips(title,
+		[]string{"original", "noised", "rolled", "teacher-forced", fmt.Sprintf("difference x %d", gain)}, strips)
 }
 
-// lines are what a sheet says of a sample.
+// lines returns what a sheet says about a sample.
 func (r *Roll) lines(index int64) []string {
 	if r.Reason != "" {
 		return []string{fmt.Sprintf("#%d  timestep %g", index, r.Timestep), "did not roll: " + r.Reason}
@@ -166,21 +167,21 @@ func (r *Roll) lines(index int64) []string {
 	}
 }
 
-// load decodes an image; nil: there is none, or it is no longer stored.
-func load(ctx context.Context, b *bus.Bus, im *schemas.Image) (image.Image, error) {
+// loadImage decodes an image. It is empty if im is nil, or is no longer stored.
+func loadImage(ctx context.Context, b *bus.Bus, im *schemas.Image) (m media.Media, err error) {
 	if im == nil {
-		return nil, nil
+		return m, nil
 	}
 	data := im.Data
 	if im.Ref != nil {
-		var err error
 		data, err = b.GetBlob(ctx, *im.Ref)
 		if errors.Is(err, bus.ErrNotFound) {
-			return nil, nil
+			return m, nil
 		}
 		if err != nil {
-			return nil, err
+			return m, err
 		}
 	}
-	return png.Decode(bytes.NewReader(data))
+	img, err := media.DecodePNG(data, media.Size{})
+	return media.Of(img), err
 }

@@ -19,16 +19,16 @@ type Sample struct {
 	Index int64
 }
 
-// String sorts like the pair.
+// String returns a text that sorts by uid, then by index.
 func (s Sample) String() string { return fmt.Sprintf("%s.%06d", s.UID, s.Index) }
 
-// Trajectory is one that is stored, and its sequence in the stream.
+// Trajectory is a stored trajectory with its sequence in the stream.
 type Trajectory struct {
 	*schemas.Trajectory
 	Seq uint64
 }
 
-// Trajectories yields those of a run that are stored, or of one group of it (uid "*": of all).
+// Trajectories yields the stored trajectories of a run, or of one group of it (uid "*": all).
 func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) iter.Seq2[Trajectory, error] {
 	return func(yield func(Trajectory, error) bool) {
 		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)}, bus.ReadOptions{}) {
@@ -38,7 +38,7 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 			}
 			t := Trajectory{&schemas.Trajectory{}, m.Seq}
 			if bus.Fits(m, t.Trajectory) != nil {
-				continue // its sample's trajectory will take its place
+				continue // not a trajectory; the sample's true one will replace it
 			}
 			if !yield(t, nil) {
 				return
@@ -47,7 +47,7 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 	}
 }
 
-// Rewards returns those of a run that are stored, or of one group of it (uid "*": of all).
+// Rewards returns the stored rewards of a run, or of one group of it (uid "*": all).
 func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Sample]*schemas.Reward, error) {
 	out := map[Sample]*schemas.Reward{}
 	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
@@ -56,16 +56,17 @@ func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) 
 		}
 		var r schemas.Reward
 		if bus.Fits(m, &r) != nil {
-			continue // its sample's reward will take its place
+			continue // not a reward; the sample's true one will replace it
 		}
 		out[Sample{r.UID, r.SampleIndex}] = &r
 	}
 	return out, nil
 }
 
-// digest is over the content of events, in the order of their keys.
+// digest covers the content of events, in the order of their keys.
 type digest struct{ contents map[string][32]byte }
 
+// add adds an event's content under a key that orders it.
 func (d *digest) add(key string, e schemas.Event) (err error) {
 	if d.contents == nil {
 		d.contents = map[string][32]byte{}
@@ -76,6 +77,7 @@ func (d *digest) add(key string, e schemas.Event) (err error) {
 	return nil
 }
 
+// String returns the digest in hex.
 func (d *digest) String() string {
 	h := sha256.New()
 	for _, key := range slices.Sorted(maps.Keys(d.contents)) {

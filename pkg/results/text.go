@@ -12,29 +12,29 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Text is a sample of text.
+// Text is a sample that is a text.
 type Text struct {
-	// Answer is what the model says in its last turn, FinishReason why that ended.
+	// Answer is what the model said in its last turn, FinishReason why that turn ended.
 	Answer       string `json:"answer"`
 	FinishReason string `json:"finish_reason,omitempty"`
-	// PromptTokens were given, Tokens generated.
+	// PromptTokens counts the given tokens, Tokens the generated ones.
 	PromptTokens int64             `json:"prompt_tokens"`
 	Tokens       int64             `json:"tokens"`
 	Messages     []schemas.Message `json:"messages"`
 	Turns        []schemas.Turn    `json:"turns"`
-	// Conversation is how that with an interaction ended, or why it failed.
+	// Conversation says how a conversation with an interaction ended, or why it failed.
 	Conversation string `json:"conversation,omitempty"`
-	// IDs are the whole sequence, Mask is 1 where a token was generated; LogProbs are those before temperature and filters,
-	// ProcessedLogProbs those that the tokens were drawn with, 0 where they were given. Absent where they are in the object store:
-	// see Load.
+	// IDs are the whole sequence; Mask is 1 for generated tokens. LogProbs are before temperature and filters,
+	// ProcessedLogProbs after them, as the tokens were drawn; both are 0 for given tokens. All are absent while they
+	// are in the object store: see Load.
 	IDs               []int32   `json:"ids,omitempty"`
 	Mask              []int32   `json:"mask,omitempty"`
 	LogProbs          []float32 `json:"log_probs,omitempty"`
 	ProcessedLogProbs []float32 `json:"processed_log_probs,omitempty"`
 	Entropies         []float32 `json:"entropies,omitempty"`
-	// Drawn says which server drew the tokens; absent: the sampler did. Of what it does not give there are no numbers.
-	Drawn *schemas.DrawnText `json:"drawn,omitempty"`
-	// Settings are how the text was asked for, without the messages.
+	// Drawn says which server drew the tokens; absent: the sampler did. Values that the server does not give are absent.
+	Drawn *schemas.Drawn `json:"drawn,omitempty"`
+	// The sampling settings of the text.
 	Temperature float64 `json:"temperature"`
 	TopK        int64   `json:"top_k"`
 	TopP        float64 `json:"top_p"`
@@ -46,7 +46,7 @@ type Text struct {
 	PolicyVersionMax int64  `json:"policy_version_max"`
 }
 
-// MarshalJSON writes what is of the contract with the contract's names.
+// MarshalJSON writes messages, turns and drawn with the names of the contract.
 func (x *Text) MarshalJSON() ([]byte, error) {
 	type rest Text
 	out := struct {
@@ -58,11 +58,11 @@ func (x *Text) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// TextOf is that of a trajectory, as far as it carries its tensors itself.
+// TextOf returns the text of a trajectory, with those tensors that the trajectory carries itself.
 func TextOf(t *schemas.Trajectory) *Text {
 	s := t.Text.Settings
 	x := &Text{
-		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns, Conversation: t.Text.Conversation, Drawn: t.Text.Drawn,
+		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns, Conversation: t.Text.Conversation, Drawn: t.DrawnBy(),
 		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Vocabulary: s.Vocabulary,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
@@ -73,11 +73,11 @@ func TextOf(t *schemas.Trajectory) *Text {
 			x.PromptTokens += turn.End - turn.Begin
 		}
 	}
-	x.read(t.Text)
+	x.setTensors(t.Text)
 	return x
 }
 
-// Load reads what of the texts of a run is in the object store.
+// Load reads those tensors of the run's texts that are in the object store.
 func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 	for _, g := range r.Groups {
 		for i := range g.Members {
@@ -85,9 +85,9 @@ func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 			if m.Text == nil || m.trajectory.Text.IDs == nil || m.Text.IDs != nil {
 				continue
 			}
-			of := *m.trajectory.Text
-			for _, t := range []**schemas.Tensor{&of.IDs, &of.Mask, &of.LogProbs, &of.ProcessedLogProbs, &of.Entropies} {
-				if *t == nil { // of an engine that does not give them
+			text := *m.trajectory.Text
+			for _, t := range []**schemas.Tensor{&text.IDs, &text.Mask, &text.LogProbs, &text.ProcessedLogProbs, &text.Entropies} {
+				if *t == nil { // the engine does not give it
 					continue
 				}
 				*t = new(**t)
@@ -95,14 +95,14 @@ func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 					return fmt.Errorf("text of %s sample %d: %w", g.UID, m.SampleIndex, err)
 				}
 			}
-			m.Text.read(&of)
+			m.Text.setTensors(&text)
 		}
 	}
 	return nil
 }
 
-// read takes the tensors that are there.
-func (x *Text) read(t *schemas.TextResult) {
+// setTensors decodes the tensors that t holds; without the ids it does nothing.
+func (x *Text) setTensors(t *schemas.TextResult) {
 	if t.IDs == nil || t.IDs.Ref != nil {
 		return
 	}
@@ -115,6 +115,7 @@ func (x *Text) read(t *schemas.TextResult) {
 	x.LogProbs, x.ProcessedLogProbs, x.Entropies = floats(t.LogProbs), floats(t.ProcessedLogProbs), floats(t.Entropies)
 }
 
+// floats decodes an F32 tensor; nil if there is none, or if its data are elsewhere.
 func floats(t *schemas.Tensor) []float32 {
 	if t == nil {
 		return nil
@@ -126,7 +127,8 @@ func floats(t *schemas.Tensor) []float32 {
 	return out
 }
 
-// Confidences are 1 - H / ln V of the tokens that were generated, from 0 to 1.
+// Confidences returns 1 - H / ln V for each generated token, from 0 to 1; H is its entropy, V the size of the
+// vocabulary.
 func (x *Text) Confidences() (list []float64) {
 	for i, h := range x.Entropies {
 		if x.Mask[i] == 1 {

@@ -12,7 +12,7 @@ import (
 func TestText_MarshalJSON(t *testing.T) {
 	got, err := json.Marshal(&results.Text{
 		Answer: "405", Messages: []schemas.Message{{Role: "user", Content: "347+58=?"}}, Turns: []schemas.Turn{{End: 3, Generated: true, Score: new(1.0)}},
-		Drawn: &schemas.DrawnText{Weights: []schemas.WeightSpan{{Version: "a", End: 3}}},
+		Drawn: &schemas.Drawn{Weights: []schemas.WeightSpan{{Version: "a", End: 3}}},
 	})
 	if err != nil {
 		t.Fatal(err)

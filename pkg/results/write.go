@@ -11,15 +11,17 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/sheet"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// WriteJSON writes one object a line: each group, then the summary as the value of summary.
+// WriteJSON writes one JSON object per line: each group, then the summary as the value of summary.
 func (r *Run) WriteJSON(w io.Writer) error { return writeLines(w, r.Groups, r.Summary) }
 
+// writeLines writes one JSON object per line: each group, then {"summary": ...}.
 func writeLines[G any](w io.Writer, groups []G, summary any) error {
 	enc := json.NewEncoder(w)
 	for _, g := range groups {
@@ -50,8 +52,8 @@ func makeFolder(dir string) error {
 	return nil
 }
 
-// Write makes the folder dir: the images as PNG, a contact sheet of each group that has any,
-// and results.jsonl. It notes where they are in r.
+// Write makes the folder dir with the images as PNG, a contact sheet for each group with images, and results.jsonl.
+// It notes their paths in r.
 func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	if err := makeFolder(dir); err != nil {
 		return err
@@ -83,7 +85,7 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	return writeFile(dir, r.WriteJSON)
 }
 
-// sheet is the contact sheet of a group with those images; nil where it has none.
+// sheet draws the contact sheet of a group from its images, by sample index; nil if it has none.
 func (g *Group) sheet(ctx context.Context, b *bus.Bus, images map[int64][]byte) ([]byte, error) {
 	var tiles []sheet.Tile
 	for _, m := range g.Best() {
@@ -91,7 +93,11 @@ func (g *Group) sheet(ctx context.Context, b *bus.Bus, images map[int64][]byte) 
 			return g.rolledSheet(ctx, b)
 		}
 		if data := images[m.SampleIndex]; data != nil {
-			tiles = append(tiles, m.tile(data))
+			img, err := media.DecodePNG(data, media.Size{})
+			if err != nil {
+				return nil, fmt.Errorf("contact sheet: image of sample %d: %w", m.SampleIndex, err)
+			}
+			tiles = append(tiles, m.tile(media.Of(img)))
 		}
 	}
 	if len(tiles) == 0 {
@@ -100,10 +106,10 @@ func (g *Group) sheet(ctx context.Context, b *bus.Bus, images map[int64][]byte) 
 	return sheet.Draw(g.Prompt, tiles)
 }
 
-// tile is the member on a contact sheet.
-func (m *Member) tile(image []byte) sheet.Tile {
+// tile returns the member as a tile of a contact sheet.
+func (m *Member) tile(sample media.Media) sheet.Tile {
 	t := sheet.Tile{
-		PNG:     image,
+		Media:   sample,
 		Caption: fmt.Sprintf("#%d  r %s  %s", m.SampleIndex, Number(m.Reward, "%.3f"), m.Read()),
 		Note:    "A " + Number(m.Advantage, "%+.3f"),
 	}
@@ -113,7 +119,7 @@ func (m *Member) tile(image []byte) sheet.Tile {
 	return t
 }
 
-// Number formats a value; - where there is none.
+// Number formats a value; "-" if there is none.
 func Number(v *float64, format string) string {
 	if v == nil {
 		return "-"
@@ -142,9 +148,9 @@ func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[in
 	return images, nil
 }
 
-// WriteLatents writes every kept state of the run to a safetensors file: per group and index a tensor [n, S, C]
-// in F32, called "<uid>.latents.<index>", of its n completed samples, which the I64 tensor
-// "<uid>.sample_index" [n] names. Others, and groups that have none, are left out; it returns how many samples.
+// WriteLatents writes every kept state of the run to a safetensors file. For each group and index there is an F32
+// tensor "<uid>.latents.<index>" of shape [n, S, C], for the group's n completed samples, and an I64 tensor
+// "<uid>.sample_index" [n] with their indices. Other samples are left out; it returns how many.
 func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (left int, err error) {
 	var out []safetensors.Tensor
 	for _, g := range r.Groups {
@@ -160,6 +166,7 @@ func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (left i
 	return left, nil
 }
 
+// groupLatents returns the tensors of one group, and how many of its samples are left out.
 func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.Tensor, left int, err error) {
 	byIndex := map[int64][]float32{}
 	var order, shape []int64
@@ -185,11 +192,14 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.
 		return nil, left, nil
 	}
 	for _, index := range order {
-		t, err := safetensors.FloatTensor(fmt.Sprintf("%s.latents.%d", g.UID, index), tensor.F32, []int{n, int(shape[0]), int(shape[1])}, byIndex[index])
+		t, err := safetensors.FloatTensor(fmt.Sprintf("%s.latents.%d", g.UID, index), tensor.F32,
+			[]int{n, int(shape[0]), int(shape[1])}, byIndex[index])
 		if err != nil {
 			return nil, 0, err
 		}
 		out = append(out, t)
 	}
-	return append(out, safetensors.Tensor{Name: string(g.UID) + ".sample_index", DType: tensor.I64, Shape: []int{n}, Data: samples}), left, nil
+	return append(out,
+			safetensors.Tensor{Name: string(g.UID) + ".sample_index", DType: tensor.I64, Shape: []int{n}, Data: samples}),
+		left, nil
 }

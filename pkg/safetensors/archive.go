@@ -1,10 +1,10 @@
-// Package safetensors reads and writes checkpoints in the safetensors format.
+// Package safetensors reads and writes checkpoints in the safetensors format. An Archive is an open checkpoint of
+// one or several files (shards); a Folder limits which files can be opened; Write and WriteFile write Tensors;
+// Digest hashes the files of a model.
 //
-// Files are mapped into memory, not read: opening costs the header only, and a tensor
-// is read when it is asked for. Headers come from strangers, so every length is
-// checked before it is used: tensors must fill the file exactly, without gap or
-// overlap, each as long as its dtype and shape say. Errors name the file and the
-// tensor.
+// Files are mapped into memory, not read: opening reads only the header, and a tensor is read when it is used.
+// Files are not trusted, so every length is checked before it is used: tensors must fill the file exactly, without
+// gap or overlap, and each must have the length that its dtype and shape give. Errors name the file and the tensor.
 package safetensors
 
 import (
@@ -24,8 +24,8 @@ const (
 	indexSuffix = ".safetensors.index.json"
 )
 
-// Archive is one checkpoint: a file, or the shards that an index names. Its methods
-// may be called concurrently, except Close.
+// Archive is one checkpoint: a file, or the shards that an index lists. Its methods are safe for concurrent use,
+// except Close.
 type Archive struct {
 	files   []file
 	tensors map[string]located
@@ -56,10 +56,10 @@ func Open(name string) (*Archive, error) {
 }
 
 // Archive opens the checkpoint in the folder dir below f, "." for f itself: the shards of its
-// only *.safetensors.index.json, or else its only *.safetensors file. Its links may lead
-// anywhere below f, and no further (see Folder).
+// only *.safetensors.index.json, or else its only *.safetensors file. Links must stay inside
+// f (see Folder).
 func (f *Folder) Archive(dir string) (*Archive, error) {
-	names, err := f.list(dir)
+	names, err := f.listNames(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (f *Folder) Archive(dir string) (*Archive, error) {
 	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, f.where(dir), whole)
 }
 
-// openFiles maps the files; index, if any, tells the file of every tensor.
+// openFiles maps the files and reads their headers. index, unless nil, gives the file of every tensor.
 func openFiles(folder *Folder, names []string, index map[string]string) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for _, name := range names {
@@ -88,7 +88,7 @@ func openFiles(folder *Folder, names []string, index map[string]string) (*Archiv
 		}
 	}
 	if index != nil {
-		if err := a.matches(index); err != nil {
+		if err := a.checkIndex(index); err != nil {
 			return nil, errors.Join(err, a.Close())
 		}
 	}
@@ -100,6 +100,7 @@ func openFiles(folder *Folder, names []string, index map[string]string) (*Archiv
 	return a, nil
 }
 
+// add maps a file and reads its header.
 func (a *Archive) add(folder *Folder, name string) error {
 	f, err := folder.Open(name)
 	if err != nil {
@@ -113,7 +114,7 @@ func (a *Archive) add(folder *Folder, name string) error {
 	return a.parse(len(a.files) - 1)
 }
 
-// parse reads the header of file i and enters its tensors.
+// parse reads the header of file i and adds its tensors.
 func (a *Archive) parse(i int) error {
 	f := &a.files[i]
 	h, err := parseHeader(f.bytes)
@@ -139,9 +140,8 @@ func (a *Archive) parse(i int) error {
 	return nil
 }
 
-// matches checks that every tensor is in the file that the index says, and that
-// there are no others.
-func (a *Archive) matches(index map[string]string) error {
+// checkIndex checks that every tensor is in the file that the index gives, and that there are no other tensors.
+func (a *Archive) checkIndex(index map[string]string) error {
 	var faults []string
 	for name, f := range index {
 		switch t, ok := a.tensors[name]; {
@@ -167,11 +167,10 @@ func (a *Archive) matches(index map[string]string) error {
 	return fmt.Errorf("shards do not match their index: %s", strings.Join(faults, "; "))
 }
 
-// Parse reads a file held in memory; name is for messages. Slices returned by Bytes
-// share b.
+// Parse reads a file in memory; name is for messages. Slices that Bytes returns share b.
 func Parse(name string, b []byte) (*Archive, error) { return ParseAll(Contents{name, b}) }
 
-// ParseAll is Parse of a file, or of shards that have no index.
+// ParseAll is Parse for several shards without an index.
 func ParseAll(files ...Contents) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for i, f := range files {
@@ -209,7 +208,7 @@ func (a *Archive) Info(name string) (Info, bool) {
 	return t.Info, ok
 }
 
-// Metadata returns the free text of the headers; of shards that repeat a key the
+// Metadata returns the free text of the headers by key. If shards repeat a key, the
 // first one counts. It must not be modified.
 func (a *Archive) Metadata() map[string]string { return a.meta }
 
@@ -229,17 +228,18 @@ func (a *Archive) Files() []Contents {
 }
 
 // Bytes returns the little-endian data of a tensor, without copying. It is read-only
-// and valid until Close. An error means that there is no such tensor.
+// and valid until Close. The only error is that the tensor does not exist.
 func (a *Archive) Bytes(name string) ([]byte, error) {
 	t, ok := a.tensors[name]
 	if !ok {
-		return nil, a.missing(name)
+		return nil, a.notFound(name)
 	}
 	f := &a.files[t.file]
 	return f.bytes[f.data+t.begin : f.data+t.end : f.data+t.end], nil
 }
 
-func (a *Archive) missing(name string) error {
+// notFound returns the error for a tensor that does not exist; it wraps fs.ErrNotExist.
+func (a *Archive) notFound(name string) error {
 	var where []string
 	for _, f := range a.files {
 		where = append(where, f.name)
@@ -250,8 +250,8 @@ func (a *Archive) missing(name string) error {
 	return fmt.Errorf("tensor %q is not in %s: %w", name, strings.Join(where, ", "), fs.ErrNotExist)
 }
 
-// Map maps a file read-only; on systems without mappings it reads it. The bytes are in use until unmap, which may be
-// nil. A file that shrinks while it is mapped crashes its readers.
+// Map maps a file read-only; on systems without mappings it reads the file. The bytes are valid until unmap, which
+// may be nil. If a file shrinks while it is mapped, its readers crash.
 func Map(f *os.File) (data []byte, unmap func() error, err error) { return mapFile(f) }
 
 // Floats returns a tensor as float32, newly allocated. F64 is rounded to nearest;
@@ -259,7 +259,7 @@ func Map(f *os.File) (data []byte, unmap func() error, err error) { return mapFi
 func (a *Archive) Floats(name string) ([]float32, error) {
 	t, ok := a.tensors[name]
 	if !ok {
-		return nil, a.missing(name)
+		return nil, a.notFound(name)
 	}
 	dst := make([]float32, t.Elements())
 	return dst, a.ReadFloats(dst, name)
@@ -281,7 +281,7 @@ func (a *Archive) ReadFloats(dst []float32, name string) error {
 	return nil
 }
 
-// ListNames joins names of tensors for an error, leaving out what no reader needs.
+// ListNames joins the first names of tensors for an error, and counts the others.
 func ListNames(names []string) string {
 	const most = 12
 	if len(names) <= most {

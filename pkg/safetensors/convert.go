@@ -36,7 +36,7 @@ func decode(dst []float32, d tensor.DType, b []byte) error {
 	return nil
 }
 
-// integer converts one integer or boolean that float32 holds exactly.
+// integer converts one integer or boolean to float32; one that float32 cannot hold exactly is an error.
 func integer(d tensor.DType, b []byte) (float32, error) {
 	var u uint64
 	for i, v := range b {

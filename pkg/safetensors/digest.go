@@ -11,11 +11,11 @@ import (
 	"slices"
 )
 
-// Digest is the SHA-256 of a model: name, length and contents of every file that decides
-// its results, in a fixed order.
+// Digest is the SHA-256 of a model: name, length and contents of every file that its
+// results depend on, in a fixed order.
 type Digest struct{ h hash.Hash }
 
-// NewDigest is that of no files.
+// NewDigest returns a digest without files.
 func NewDigest() *Digest { return &Digest{sha256.New()} }
 
 // Write adds bytes as they are. It never fails.
@@ -27,7 +27,7 @@ func (d *Digest) File(name string, b []byte) {
 	d.h.Write(b)
 }
 
-// Files adds those of names that are in the folder, each of at most limit bytes.
+// Files adds the files with these names that exist in the folder, each of at most limit bytes.
 func (d *Digest) Files(folder *Folder, limit int64, names ...string) error {
 	for _, name := range names {
 		b, err := folder.Read(name, limit)
@@ -42,8 +42,8 @@ func (d *Digest) Files(folder *Folder, limit int64, names ...string) error {
 	return nil
 }
 
-// Archive adds the files of a checkpoint, headers included. read, which may be nil, hears
-// of their bytes, a piece after the other.
+// Archive adds the files of a checkpoint, headers included. read, unless nil, is called with
+// the number of bytes of each piece.
 func (d *Digest) Archive(part string, a *Archive, read func(bytes int)) {
 	for _, f := range a.Files() {
 		fmt.Fprintf(d.h, "%s %d\n", path.Join(part, f.Name), len(f.Bytes))

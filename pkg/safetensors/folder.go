@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Folder is a folder beyond which nothing is read, not even through symbolic links. One
-// of a Hugging Face cache may link to what its repository holds, and no further:
+// Folder is a folder that limits reading: no file outside it can be opened, not even through symbolic links. In a
+// Hugging Face cache links may lead to other files of the same repository:
 //
 //	models--org--name/blobs/<digest>
 //	models--org--name/snapshots/<revision>/vae/model.safetensors -> ../../../blobs/<digest>
@@ -34,9 +34,8 @@ func OpenFolder(dir string) (*Folder, error) {
 	return &Folder{root, filepath.ToSlash(below)}, nil
 }
 
-// SplitSnapshot splits the path of a folder in a Hugging Face cache, wherever links on
-// the way to it lead, into that of its repository and the rest, such as
-// snapshots/<revision>. ok is false for any other folder.
+// SplitSnapshot splits the path of a folder in a Hugging Face cache into the folder of its repository and the rest,
+// such as snapshots/<revision>. It follows links. ok is false for any other folder.
 func SplitSnapshot(dir string) (repository, rest string, ok bool) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err == nil {
@@ -62,11 +61,11 @@ func SplitSnapshot(dir string) (repository, rest string, ok bool) {
 	}
 }
 
-// Close frees the folder; archives that were opened from it stay.
+// Close closes the folder; archives that were opened from it stay usable.
 func (f *Folder) Close() error { return f.root.Close() }
 
-// Open opens a regular file. Anything else is refused before it is opened: a pipe that
-// nobody writes to would hold its reader for ever.
+// Open opens a regular file. It refuses anything else before opening it: a pipe without a
+// writer would block its reader for ever.
 func (f *Folder) Open(name string) (*os.File, error) {
 	info, err := f.Stat(name)
 	if err != nil {
@@ -78,7 +77,7 @@ func (f *Folder) Open(name string) (*os.File, error) {
 	return f.root.Open(path.Join(f.dir, filepath.ToSlash(name)))
 }
 
-// Stat describes what a name, or the link of that name, stands for.
+// Stat describes the file of that name; it follows links.
 func (f *Folder) Stat(name string) (fs.FileInfo, error) {
 	return f.root.Stat(path.Join(f.dir, filepath.ToSlash(name)))
 }
@@ -99,8 +98,8 @@ func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// list returns the names in the folder dir, in no order.
-func (f *Folder) list(dir string) ([]string, error) {
+// listNames returns the names in the folder dir, in no order.
+func (f *Folder) listNames(dir string) ([]string, error) {
 	d, err := f.root.Open(path.Join(f.dir, filepath.ToSlash(dir)))
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
@@ -112,10 +111,10 @@ func (f *Folder) list(dir string) ([]string, error) {
 	return names, nil
 }
 
-// where is the path of a name, for messages.
+// where returns the path of a name, for messages.
 func (f *Folder) where(name string) string { return filepath.Join(f.root.Name(), f.dir, name) }
 
-// archiveNames are the whole files and the indexes among names, joined with dir.
+// archiveNames returns the safetensors files and the indexes among names, joined with dir.
 func archiveNames(dir string, names []string) (whole, indexes []string) {
 	for _, name := range names {
 		switch {

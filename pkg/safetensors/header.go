@@ -15,8 +15,8 @@ import (
 // implementation.
 const MaxHeader = 100_000_000
 
-// MaxTensors is the most tensors of a checkpoint, all its files together: every one
-// costs memory before any is used. Networks have a few thousand.
+// MaxTensors is the most tensors of a checkpoint, over all its files: each needs memory
+// when the checkpoint is opened. Networks have a few thousand.
 const MaxTensors = 1 << 17
 
 var errTensors = fmt.Errorf("more than %d tensors", MaxTensors)
@@ -85,7 +85,7 @@ func parseHeader(b []byte) (header, error) {
 		return h, errors.New("header is not UTF-8")
 	}
 	p := parser{text: text}
-	if err := p.header(&h); err != nil {
+	if err := p.readHeader(&h); err != nil {
 		return h, fmt.Errorf("header: %w", err)
 	}
 	if p.peek(); p.at < len(text) {
@@ -94,7 +94,7 @@ func parseHeader(b []byte) (header, error) {
 	return h, h.layout(len(b) - h.data)
 }
 
-// layout checks that the tensors tile the data of size bytes.
+// layout sorts the tensors by their data and checks that they fill size bytes without gap or overlap.
 func (h *header) layout(size int) error {
 	sort.SliceStable(h.tensors, func(i, j int) bool {
 		a, b := &h.tensors[i], &h.tensors[j]
@@ -121,12 +121,13 @@ func (h *header) layout(size int) error {
 	return nil
 }
 
-func (p *parser) header(h *header) error {
-	return p.object(func(name string) error {
+// readHeader reads the JSON object of a header into h.
+func (p *parser) readHeader(h *header) error {
+	return p.readObject(func(name string) error {
 		if name == metadataKey {
 			h.metadata = map[string]string{}
-			err := p.object(func(key string) error {
-				v, err := p.string()
+			err := p.readObject(func(key string) error {
+				v, err := p.readString()
 				if len(h.metadata) == maxMetadata {
 					return fmt.Errorf("more than %d entries", maxMetadata)
 				}
@@ -141,7 +142,7 @@ func (p *parser) header(h *header) error {
 		if len(h.tensors) == MaxTensors {
 			return errTensors
 		}
-		t, err := p.tensor(name)
+		t, err := p.readTensor(name)
 		if err != nil {
 			return fmt.Errorf("tensor %q: %w", name, err)
 		}
@@ -150,13 +151,14 @@ func (p *parser) header(h *header) error {
 	})
 }
 
-func (p *parser) tensor(name string) (Info, error) {
+// readTensor reads the entry of a tensor and checks that its data has the size of its dtype and shape.
+func (p *parser) readTensor(name string) (Info, error) {
 	t := Info{Name: name}
 	var dtype, shape, offsets bool
-	err := p.object(func(key string) error {
+	err := p.readObject(func(key string) error {
 		switch key {
 		case "dtype":
-			s, err := p.string()
+			s, err := p.readString()
 			if err != nil {
 				return err
 			}
@@ -166,11 +168,11 @@ func (p *parser) tensor(name string) (Info, error) {
 			}
 			return nil
 		case "shape":
-			dims, err := p.numbers("shape", maxRank)
+			dims, err := p.readNumbers("shape", maxRank)
 			t.Shape, shape = dims, true
 			return err
 		case "data_offsets":
-			o, err := p.numbers("data_offsets", 2)
+			o, err := p.readNumbers("data_offsets", 2)
 			if err != nil {
 				return err
 			}
@@ -198,7 +200,7 @@ func (p *parser) tensor(name string) (Info, error) {
 	return t, nil
 }
 
-// byteSize returns the size of a tensor, or an error where it overflows an int.
+// byteSize returns the size of a tensor in bytes; one that overflows an int is an error.
 func byteSize(d tensor.DType, shape []int) (int, error) {
 	for _, n := range shape {
 		if n == 0 {

@@ -13,8 +13,8 @@ import (
 // maxShards bounds how many files an index may map.
 const maxShards = 4096
 
-// openIndex opens the shards of an index, a JSON object whose weight_map tells the
-// file of every tensor. Shards lie beside the index.
+// openIndex opens the shards of an index, a JSON object whose weight_map gives the
+// file of every tensor. Shards are in the folder of the index.
 func openIndex(folder *Folder, name string) (*Archive, error) {
 	where := folder.where(name)
 	text, err := folder.Read(name, MaxHeader)
@@ -44,7 +44,7 @@ func openIndex(folder *Folder, name string) (*Archive, error) {
 	return a, nil
 }
 
-// parseIndex returns the weight_map.
+// parseIndex returns the weight_map of an index: the file of every tensor.
 func parseIndex(text []byte) (map[string]string, error) {
 	if len(text) > MaxHeader {
 		return nil, fmt.Errorf("more than %d bytes", MaxHeader)
@@ -54,13 +54,13 @@ func parseIndex(text []byte) (map[string]string, error) {
 		return nil, errors.New("not UTF-8")
 	}
 	p := parser{text: text}
-	err := p.object(func(key string) error {
+	err := p.readObject(func(key string) error {
 		if key != "weight_map" {
 			return p.skip()
 		}
 		index = map[string]string{}
-		return p.object(func(name string) error {
-			shard, err := p.string()
+		return p.readObject(func(name string) error {
+			shard, err := p.readString()
 			if err != nil {
 				return err
 			}

@@ -9,14 +9,14 @@ import (
 	"strconv"
 )
 
-// parser reads JSON of a known form from bytes that are UTF-8. A general decoder would
-// drop repeated keys, and one that hands out tokens costs many times what is kept.
+// parser reads the JSON of headers and indexes. The standard decoder would ignore keys that repeat, and its tokens
+// need much more memory than the result.
 type parser struct {
 	text []byte
 	at   int
 }
 
-// peek returns the next byte that is no space, 0 at the end.
+// peek skips white space and returns the next byte, 0 at the end.
 func (p *parser) peek() byte {
 	for ; p.at < len(p.text); p.at++ {
 		switch c := p.text[p.at]; c {
@@ -28,8 +28,8 @@ func (p *parser) peek() byte {
 	return 0
 }
 
-// take steps over want.
-func (p *parser) take(want byte) error {
+// expect skips the byte want.
+func (p *parser) expect(want byte) error {
 	if p.peek() != want {
 		return p.unexpected(strconv.QuoteRune(rune(want)))
 	}
@@ -37,16 +37,16 @@ func (p *parser) take(want byte) error {
 	return nil
 }
 
-// unexpected is the error of something else than want.
+// unexpected returns the error for anything other than want.
 func (p *parser) unexpected(want string) error {
 	if p.peek() == 0 {
 		return io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("%s; must be %s", p.word(), want)
+	return fmt.Errorf("%s; must be %s", p.nextWord(), want)
 }
 
-// word is what comes next, for messages.
-func (p *parser) word() string {
+// nextWord returns the next text without moving on, for messages and numbers.
+func (p *parser) nextWord() string {
 	const most = 24
 	rest := p.text[p.at:]
 	if end := bytes.IndexAny(rest, " \t\r\n,]}"); end > 0 {
@@ -58,32 +58,32 @@ func (p *parser) word() string {
 	return string(rest)
 }
 
-// list calls item before each element up to end.
-func (p *parser) list(begin, end byte, item func() error) error {
-	if err := p.take(begin); err != nil {
+// readList calls item, which reads one element, for each element between begin and end.
+func (p *parser) readList(begin, end byte, item func() error) error {
+	if err := p.expect(begin); err != nil {
 		return err
 	}
 	if p.peek() == end {
-		return p.take(end)
+		return p.expect(end)
 	}
 	for {
 		if err := item(); err != nil {
 			return err
 		}
 		if p.peek() != ',' {
-			return p.take(end)
+			return p.expect(end)
 		}
 		p.at++
 	}
 }
 
-// object calls field after each key of an object; a repeated key is an error.
-func (p *parser) object(field func(key string) error) error {
-	var few [4]string // most objects are a tensor's
+// readObject calls field, which reads the value, after each key of an object; a repeated key is an error.
+func (p *parser) readObject(field func(key string) error) error {
+	var few [4]string // enough for the entry of a tensor, the most frequent object
 	var seen map[string]bool
 	n := 0
-	return p.list('{', '}', func() error {
-		key, err := p.string()
+	return p.readList('{', '}', func() error {
+		key, err := p.readString()
 		if err != nil {
 			return err
 		}
@@ -107,14 +107,15 @@ func (p *parser) object(field func(key string) error) error {
 			}
 			seen[key] = true
 		}
-		if err := p.take(':'); err != nil {
+		if err := p.expect(':'); err != nil {
 			return err
 		}
 		return field(key)
 	})
 }
 
-func (p *parser) string() (string, error) {
+// readString reads a string.
+func (p *parser) readString() (string, error) {
 	if p.peek() != '"' {
 		return "", p.unexpected("a string")
 	}
@@ -127,14 +128,14 @@ func (p *parser) string() (string, error) {
 		case c < ' ':
 			return "", errors.New("control character in a string")
 		case c == '\\':
-			return p.escaped()
+			return p.escapedString()
 		}
 	}
 	return "", io.ErrUnexpectedEOF
 }
 
-// escaped is string where some characters are escaped.
-func (p *parser) escaped() (s string, err error) {
+// escapedString is readString for a string with escapes.
+func (p *parser) escapedString() (s string, err error) {
 	for i := p.at + 1; i < len(p.text); i++ {
 		switch p.text[i] {
 		case '\\':
@@ -148,14 +149,14 @@ func (p *parser) escaped() (s string, err error) {
 	return "", io.ErrUnexpectedEOF
 }
 
-// numbers reads a list of at most most sizes.
-func (p *parser) numbers(field string, most int) ([]int, error) {
+// readNumbers reads a list of at most most sizes.
+func (p *parser) readNumbers(field string, most int) ([]int, error) {
 	ns := make([]int, 0, 4)
-	err := p.list('[', ']', func() error {
+	err := p.readList('[', ']', func() error {
 		if p.peek() == 0 {
 			return io.ErrUnexpectedEOF
 		}
-		word := p.word()
+		word := p.nextWord()
 		n, err := strconv.ParseUint(word, 10, strconv.IntSize-1)
 		if err != nil || len(word) > 1 && word[0] == '0' {
 			return fmt.Errorf("%s is not a size", word)

@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// mapFile reads f where there is no mapping.
+// mapFile reads f on systems without mappings.
 func mapFile(f *os.File) ([]byte, func() error, error) {
 	st, err := f.Stat()
 	if err != nil {

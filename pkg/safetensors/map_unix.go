@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapFile maps f read-only. A file that shrinks while it is mapped crashes its
-// readers: replace checkpoints by renaming, never in place.
+// mapFile maps f read-only. If a file shrinks while it is mapped, its readers crash:
+// replace checkpoints by renaming, never in place.
 func mapFile(f *os.File) ([]byte, func() error, error) {
 	st, err := f.Stat()
 	if err != nil {

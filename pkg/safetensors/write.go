@@ -22,14 +22,14 @@ type Tensor struct {
 	DType tensor.DType
 	Shape []int
 	Data  []byte // little-endian
-	// Source writes the data where Data is nil: of tensors that do not fit in memory.
+	// Source writes the data if Data is nil, for tensors that do not fit in memory.
 	Source func(io.Writer) error
 }
 
-// Bytes is the size of the data.
+// Bytes returns the size of the data.
 func (t Tensor) Bytes() (int, error) { return byteSize(t.DType, t.Shape) }
 
-// FloatTensor rounds x to dtype, which must be a float type of at least 16 bits.
+// FloatTensor returns a tensor with x rounded to dtype, a float type of at least 16 bits.
 func FloatTensor(name string, dtype tensor.DType, shape []int, x []float32) (Tensor, error) {
 	if !dtype.Float() {
 		return Tensor{}, fmt.Errorf("tensor %q: dtype %q does not take floats", name, string(dtype))
@@ -37,9 +37,9 @@ func FloatTensor(name string, dtype tensor.DType, shape []int, x []float32) (Ten
 	return Tensor{Name: name, DType: dtype, Shape: shape, Data: dtype.AppendFloats(nil, x)}, nil
 }
 
-// Write writes a file. The bytes depend on the contents only, not on the order of
-// tensors: data is ordered by element size, largest first, then by name, and starts
-// at a multiple of 8, as the reference implementation does it.
+// Write writes a file. Its bytes do not depend on the order of tensors: data is ordered
+// by element size, largest first, then by name, and starts at a multiple of 8, as in the
+// reference implementation.
 func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 	tensors = slices.Clone(tensors)
 	sort.SliceStable(tensors, func(i, j int) bool {
@@ -64,6 +64,7 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 	return nil
 }
 
+// write writes the data of a tensor.
 func (t Tensor) write(w io.Writer) error {
 	if t.Data != nil || t.Source == nil {
 		_, err := w.Write(t.Data)
@@ -72,6 +73,7 @@ func (t Tensor) write(w io.Writer) error {
 	return t.Source(w)
 }
 
+// appendHeader appends the header to b, whose first 8 bytes get its length. tensors are in the order of their data.
 func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byte, error) {
 	b = append(b, '{')
 	if len(metadata) > 0 {
@@ -126,6 +128,7 @@ func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byt
 	return b, nil
 }
 
+// check checks dtype and shape, and the length of Data unless Source writes it.
 func (t Tensor) check() error {
 	if !t.DType.Valid() {
 		return fmt.Errorf("unknown dtype %q", string(t.DType))
@@ -148,7 +151,7 @@ func (t Tensor) check() error {
 	return nil
 }
 
-// marshal is json.Marshal without the escapes for HTML; map keys come out sorted.
+// marshal is json.Marshal without escapes for HTML; it sorts the keys of maps.
 func marshal(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -157,8 +160,8 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte{'\n'}), err
 }
 
-// WriteFile writes a file under a temporary name beside it and renames it into place,
-// so that readers of an older one keep their mapping.
+// WriteFile writes a temporary file in the same folder and renames it to name, so that
+// readers of an older file keep their mapping.
 func WriteFile(name string, tensors []Tensor, metadata map[string]string) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".tmp-*")
 	if err != nil {

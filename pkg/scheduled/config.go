@@ -23,7 +23,7 @@ type Noise struct {
 	Trained      any     `json:"trained_betas"`
 }
 
-// class is what diffusers takes where the file of a scheduler leaves a key out.
+// class has the defaults of diffusers for a scheduler class, where its file leaves a key out.
 type class struct {
 	start, end float64
 	schedule   string
@@ -91,8 +91,8 @@ func ParseNoise(config []byte) (Noise, error) {
 	return n, nil
 }
 
-// Levels are those of the model's timesteps. A flow model has as many as are asked for, the
-// others those that they were trained with: timesteps is that, or 0.
+// Levels returns the levels of the model's timesteps. A flow model can have any number of them, the others only the
+// number that they were trained with; 0 is that number.
 func (n Noise) Levels(timesteps int) (*Levels, error) {
 	if timesteps == 0 {
 		timesteps = n.Timesteps
@@ -125,7 +125,7 @@ func zeroSNR(abar []float64) {
 	}
 }
 
-// scaledAlphasCumprod is alphas_cumprod [n] of betas whose roots rise linearly (Rombach et al. 2022).
+// scaledAlphasCumprod returns alphas_cumprod [n] of betas whose square roots rise linearly (Rombach et al. 2022).
 func scaledAlphasCumprod(n int, first, last float64) []float64 {
 	a, b := math.Sqrt(first), math.Sqrt(last)
 	abar := make([]float64, n)

@@ -22,13 +22,13 @@ func (l Level) lambda() float64 {
 	return flow.Ln(l.A / l.U)
 }
 
-// Levels are the mixes of a model's training timesteps 0 .. N-1, noise rising.
+// Levels are the mixes of a model's training timesteps 0 .. N-1, from data to noise.
 type Levels struct {
 	prediction Prediction
 	levels     []Level
 }
 
-// FlowLevels are those of a flow model: U = t/(N-1), A = 1-U. n is 2 to 2^20.
+// FlowLevels returns the levels of a flow model with n timesteps: U = t/(N-1), A = 1-U. n is 2 to 2^20.
 func FlowLevels(n int) (*Levels, error) {
 	if n < 2 || n > maxTimesteps {
 		return nil, fmt.Errorf("timesteps: %d; must be 2 to %d", n, maxTimesteps)
@@ -41,7 +41,7 @@ func FlowLevels(n int) (*Levels, error) {
 	return l, nil
 }
 
-// VarianceLevels are those of a variance-preserving model that predicts epsilon or v:
+// VarianceLevels returns the levels of a variance-preserving model that predicts epsilon or v:
 // A = sqrt(abar_t), U = sqrt(1 - abar_t), with abar the schedule's alphas_cumprod [N],
 // strictly decreasing within (0, 1). The last may be 0, of a model that predicts v: a latent without data.
 func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
@@ -63,8 +63,7 @@ func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
 	return l, nil
 }
 
-// LinearAlphasCumprod is alphas_cumprod [n] of betas that rise linearly (Ho et al. 2020:
-// 1e-4 to 0.02 over 1000).
+// LinearAlphasCumprod returns alphas_cumprod [n] of betas that rise linearly (Ho et al. 2020: 1e-4 to 0.02 over 1000).
 func LinearAlphasCumprod(n int, first, last float64) []float64 {
 	abar := make([]float64, n)
 	product := 1.0
@@ -76,7 +75,8 @@ func LinearAlphasCumprod(n int, first, last float64) []float64 {
 	return abar
 }
 
-// Takes refuses a sampler that cannot begin where there is no data: rk4, whose clock is U/A.
+// Takes returns an error for a sampler that cannot begin at a level without data: rk4, whose clock U/A is infinite
+// there.
 func (l *Levels) Takes(s Sampler) error {
 	if s == RK4 && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
 		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: " +
@@ -85,10 +85,10 @@ func (l *Levels) Takes(s Sampler) error {
 	return nil
 }
 
-// Timesteps is N.
+// Timesteps returns N.
 func (l *Levels) Timesteps() int { return len(l.levels) }
 
-// Prediction is what a model of these levels predicts.
+// Prediction returns what a model of these levels predicts.
 func (l *Levels) Prediction() Prediction { return l.prediction }
 
 // At is the mix of timestep t, 0 <= t <= N-1: the true noise level of a latent that was

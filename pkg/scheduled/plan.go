@@ -65,21 +65,22 @@ func (s Settings) Draw(seed uint64, step int, timesteps []float64) (Plan, error)
 	}
 	p := Plan{Settings: s, Seed: seed, Step: step, Probability: s.Ramp.At(step, s.Compat), Samples: make([]Sample, len(timesteps))}
 	for i, t := range timesteps {
-		p.Samples[i] = s.sample(p, i, t)
+		p.Samples[i] = s.planSample(p, i, t)
 	}
 	return p, nil
 }
 
-func (s Settings) sample(p Plan, index int, timestep float64) Sample {
+// planSample decides whether one sample rolls, and from where, or why it does not.
+func (s Settings) planSample(p Plan, index int, timestep float64) Sample {
 	base := int(timestep)
 	out := Sample{Index: index, Timestep: timestep, Base: base, Source: base}
 	if s.MaxStepOffset == 0 {
 		out.Reason = Disabled
 		return out
 	}
-	mask, offset := draws(p.Seed, p.Step, index, 0)
+	mask, offset := randomWords(p.Seed, p.Step, index, 0)
 	if unit(mask) < p.Probability {
-		out.Offset = s.offset(offset)
+		out.Offset = s.drawOffset(offset)
 		out.Source = min(base+out.Offset, s.Timesteps-1)
 	} else {
 		out.Reason = Masked
@@ -94,8 +95,8 @@ func (s Settings) sample(p Plan, index int, timestep float64) Sample {
 	return out
 }
 
-// offset maps 64 random bits to 0 .. M.
-func (s Settings) offset(draw uint64) int {
+// drawOffset maps 64 random bits to an offset 0 .. M by the strategy.
+func (s Settings) drawOffset(draw uint64) int {
 	m := float64(s.MaxStepOffset)
 	u := unit(draw)
 	switch s.Strategy {
@@ -107,16 +108,17 @@ func (s Settings) offset(draw uint64) int {
 	return choose(draw, s.MaxStepOffset+1)
 }
 
-// DrawTimestep is a uniform timestep 0 .. n-1 of a sample that was given none.
+// DrawTimestep returns a uniform timestep 0 .. n-1, for a sample that was given none.
 func DrawTimestep(seed uint64, step, index, n int) int {
-	draw, _ := draws(seed, step, index, 1)
+	draw, _ := randomWords(seed, step, index, 1)
 	return choose(draw, n)
 }
 
 // streamScheduled keeps these draws apart from pkg/flow's: the third word of the counter.
 const streamScheduled = 2
 
-func draws(seed uint64, step, index int, kind uint32) (first, second uint64) {
+// randomWords returns 128 random bits, a function of its arguments alone.
+func randomWords(seed uint64, step, index int, kind uint32) (first, second uint64) {
 	w := flow.Philox4x32([4]uint32{uint32(index), uint32(step), streamScheduled, kind}, [2]uint32{uint32(seed), uint32(seed >> 32)})
 	return uint64(w[1])<<32 | uint64(w[0]), uint64(w[3])<<32 | uint64(w[2])
 }
@@ -124,13 +126,13 @@ func draws(seed uint64, step, index int, kind uint32) (first, second uint64) {
 // unit is a draw's upper 53 bits as a number in [0, 1).
 func unit(draw uint64) float64 { return float64(float64(draw>>11) * 0x1p-53) }
 
-// choose is the integer part of draw*n/2^64.
+// choose returns the integer part of draw*n/2^64: a uniform number 0 .. n-1.
 func choose(draw uint64, n int) int {
 	hi, _ := bits.Mul64(draw, uint64(n))
 	return int(hi)
 }
 
-// Offsets are the probabilities of the offsets 0 .. m, [m+1].
+// Offsets returns the probabilities of the offsets 0 .. m, [m+1].
 func (s Strategy) Offsets(m int) []float64 {
 	p := make([]float64, m+1)
 	// Of round(u^2 m) = k: u^2 lies between (k-1/2)/m and (k+1/2)/m.

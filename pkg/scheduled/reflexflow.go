@@ -6,9 +6,9 @@ import (
 	"math"
 )
 
-// ReflexFlow weighs the loss of flow models under scheduled sampling (arXiv 2512.04904, as
-// the public trainer has it since it corrected the signs). Sums are float64, without
-// gradients: a reference to check a trainer's own against.
+// ReflexFlow is the settings of ReflexFlow's loss of flow models under scheduled sampling (arXiv 2512.04904, as the
+// public trainer has it since it corrected the signs). Sums are float64, without gradients: a reference to check a
+// trainer's own against.
 type ReflexFlow struct {
 	Alpha float64 // strength of the weight; beyond 1 weights can be negative
 	Beta1 float64 // of the anti-drift term, at least 0
@@ -58,15 +58,15 @@ type Terms struct {
 	Exposure, WeightMin, WeightMax float64
 }
 
-// floor keeps divisors above 0, as torch's normalize does.
-const floor = 1e-6
+// minLength keeps divisors above 0, as torch's normalize does.
+const minLength = 1e-6
 
 // Weights are w = 1 + alpha E / max(sum |E|, 1e-6), [D], with E = clean - biased: an
 // element counts more where the model's output fell when it ran on its own state. This is
 // what the method calls frequency compensation; there is no transform in it. The mean of
 // |w - 1| is alpha/D, so at the size of real latents it is little against the anti-drift term.
 func (r ReflexFlow) Weights(clean, biased []float64) []float64 {
-	total := max(exposure(clean, biased), floor)
+	total := max(exposure(clean, biased), minLength)
 	w := make([]float64, len(clean))
 	for i := range w {
 		w[i] = 1 + float64(r.Alpha*(clean[i]-biased[i]))/total
@@ -92,7 +92,7 @@ func Drifted(pred, noisy, x0 []float64) float64 {
 		ofPred += float64(p * p)
 		ofLine += float64(d * d)
 	}
-	ofPred, ofLine = max(math.Sqrt(ofPred), floor), max(math.Sqrt(ofLine), floor)
+	ofPred, ofLine = max(math.Sqrt(ofPred), minLength), max(math.Sqrt(ofLine), minLength)
 	var sum float64
 	for i, p := range pred {
 		d := p/ofPred - (noisy[i]-x0[i])/ofLine

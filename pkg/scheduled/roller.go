@@ -38,25 +38,25 @@ type Step struct {
 	Order      int // that was used
 }
 
-// Roller takes one sample from its source to its target without ever calling the model:
-// Input is what the model must see next, Advance takes what it said.
+// Roller takes one sample from its source to its target without ever calling the model: the caller evaluates the model
+// at Input and gives the output to Advance. It is for one goroutine.
 type Roller[T Float] struct {
 	r     Rollout
 	order int
 	t     int           // current timestep
 	x     []T           // latent at t
 	past  []estimate[T] // newest first
-	spare []estimate[T] // room of what was dropped
+	spare []estimate[T] // memory of estimates that were dropped
 	runge runge[T]
 }
 
 // estimate is what a multistep sampler keeps of an earlier step.
 type estimate[T Float] struct {
-	m []T // the data the model saw in x
+	m []T // the data x0 that the model's output for x points at
 	x []T // the latent, corrected
 }
 
-// NewRoller starts at x, the latent at the source, which it copies.
+// NewRoller returns a Roller that starts at x, the latent at the source, which it copies.
 func NewRoller[T Float](r Rollout, x []T) (*Roller[T], error) {
 	err := checkSampler(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
 	if err = errors.Join(err, r.Levels.Takes(r.Sampler)); err != nil {
@@ -69,18 +69,18 @@ func NewRoller[T Float](r Rollout, x []T) (*Roller[T], error) {
 		return nil, fmt.Errorf("target: %d; must be 0 to %d, the source", r.Target, r.Source)
 	}
 	out := &Roller[T]{r: r, t: r.Source, x: slices.Clone(x)}
-	out.r.Sampler, out.order = steps(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
+	out.r.Sampler, out.order = effectiveSampler(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
 	return out, nil
 }
 
-// Done says whether the target is reached.
+// Done reports whether the target is reached.
 func (r *Roller[T]) Done() bool { return r.t <= r.r.Target }
 
-// Latent is the latest one, valid until the next Advance.
+// Latent returns the current latent, valid until the next Advance.
 func (r *Roller[T]) Latent() []T { return r.x }
 
-// Input is the latent and the timestep to evaluate the model at, valid until the next
-// Advance. The timestep of the middle evaluations of rk4 ends in a half.
+// Input returns the latent and the timestep to evaluate the model at, valid until the next Advance. The timestep of
+// the middle evaluations of rk4 ends in a half.
 func (r *Roller[T]) Input() (x []T, timestep float64) {
 	if r.runge.done > 0 {
 		return r.runge.point, r.runge.time
@@ -98,7 +98,7 @@ func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error
 	if len(prediction) != len(r.x) {
 		return Step{}, false, fmt.Errorf("prediction: %d elements; must be %d, as the latent has", len(prediction), len(r.x))
 	}
-	step = Step{From: r.t, To: r.t - 1, Here: r.r.Levels.levels[r.t], Next: r.near(1), Order: 1}
+	step = Step{From: r.t, To: r.t - 1, Here: r.r.Levels.levels[r.t], Next: r.levelAhead(1), Order: 1}
 	switch {
 	case r.r.Sampler == RK4:
 		step.Order = 4
@@ -119,24 +119,24 @@ func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error
 
 // multistep makes a step of euler, dpm, unip or unipc and returns its order.
 func (r *Roller[T]) multistep(prediction []T) int {
-	now := r.fresh()
-	here := r.near(0)
+	now := r.newEstimate()
+	here := r.levelAhead(0)
 	dataEstimate(now.m, r.x, prediction, here, r.r.Levels.prediction)
 	copy(now.x, r.x)
 	if r.r.Sampler == UniPC && len(r.past) > 0 {
 		// UniC: the step that led here once more, now that its end is known.
 		past := r.levelsPast(2, r.orderAt(-1, len(r.past)-1)-1)
-		w := uniWeights(span(r.near(-1), here, false), past, true)
+		w := uniWeights(newInterval(r.levelAhead(-1), here, false), past, true)
 		last := r.past[0]
 		combine(now.x, last.x, last.m, w, r.estimates(r.past[1:], len(past), now.m))
 	}
 	order := r.orderAt(0, len(r.past))
-	next := r.near(1)
+	next := r.levelAhead(1)
 	past := r.levelsPast(1, order-1)
 	if next.U == 0 {
 		past = nil // lambda is infinite there; the latent is the estimate itself
 	}
-	v := span(here, next, r.r.Sampler == Euler)
+	v := newInterval(here, next, r.r.Sampler == Euler)
 	w := v.weights()
 	switch r.r.Sampler {
 	case DPM:
@@ -149,32 +149,32 @@ func (r *Roller[T]) multistep(prediction []T) int {
 	return 1 + len(past)
 }
 
-// rises says whether the table of levels is walked the wrong way: see Compat.
-func (r *Roller[T]) rises() bool {
+// noiseRises reports whether steps go through the table of levels the wrong way: see Compat.
+func (r *Roller[T]) noiseRises() bool {
 	return r.r.Compat == SimpleTuner && r.r.Levels.prediction != Flow
 }
 
-// index is the place in the table that many steps ahead of the current one, behind it where
-// ahead is negative. Where noise rises, the public trainer computes its own place from the
-// timestep as a share, and loses one for some (29 of 100, for one).
-func (r *Roller[T]) index(ahead int) int {
-	if r.rises() {
+// tableIndex returns the index in the table of levels that is ahead steps after the current one; before it where ahead
+// is negative. Where noise rises, the public trainer computes its own index from the timestep as a share of N, and is
+// off by one for some (29 of 100, for one).
+func (r *Roller[T]) tableIndex(ahead int) int {
+	if r.noiseRises() {
 		n := float64(r.r.Levels.Timesteps())
 		return int(float64(float64(r.t)/n)*n) + ahead
 	}
 	return r.t - ahead
 }
 
-// near is the level that many steps ahead. Past the end of a table that rises there is no
-// noise, and its place -1 is its last.
-func (r *Roller[T]) near(ahead int) Level {
+// levelAhead returns the level that is ahead steps after the current one. Past the end of a table that rises there is
+// no noise; its index -1 is its last.
+func (r *Roller[T]) levelAhead(ahead int) Level {
 	levels := r.r.Levels.levels
-	i := r.index(ahead)
+	i := r.tableIndex(ahead)
 	if i >= len(levels) {
 		return Level{A: 1}
 	}
 	l := levels[(i+len(levels))%len(levels)]
-	if l.A == 0 && r.rises() {
+	if l.A == 0 && r.noiseRises() {
 		l.U, l.A = math.Sincos(math.Atan(pureNoise))
 	}
 	return l
@@ -183,18 +183,18 @@ func (r *Roller[T]) near(ahead int) Level {
 // pureNoise is what the public trainer has for U/A where there is no data: sqrt(1/1e-12).
 const pureNoise = 1e6
 
-// orderAt is the order of the step that begins that many ahead, with so many estimates known:
-// one more than those, and less near the table's first entry.
+// orderAt returns the order of the step that begins ahead steps later, with known estimates: one more than those, and
+// less near the table's first entry.
 func (r *Roller[T]) orderAt(ahead, known int) int {
-	return max(1, min(r.order, known+1, r.index(ahead)+1))
+	return max(1, min(r.order, known+1, r.tableIndex(ahead)+1))
 }
 
-// levelsPast are count levels behind the current one, from the one that is first steps
-// behind; those without data, where lambda is infinite, and what is behind them are left out.
+// levelsPast returns up to count levels before the current one, beginning first steps before. It stops at a level
+// without data, where lambda is infinite.
 func (r *Roller[T]) levelsPast(first, count int) []Level {
 	past := make([]Level, 0, max(count, 0))
 	for n := first; n < first+count; n++ {
-		l := r.near(-n)
+		l := r.levelAhead(-n)
 		if l.A == 0 {
 			break
 		}
@@ -203,7 +203,7 @@ func (r *Roller[T]) levelsPast(first, count int) []Level {
 	return past
 }
 
-// estimates are the newest count of past, and then last unless it is nil.
+// estimates returns the newest count of past, and then last unless it is nil.
 func (r *Roller[T]) estimates(past []estimate[T], count int, last []T) [][]T {
 	out := make([][]T, 0, count+1)
 	for _, p := range past[:count] {
@@ -215,8 +215,8 @@ func (r *Roller[T]) estimates(past []estimate[T], count int, last []T) [][]T {
 	return out
 }
 
-// fresh is room for an estimate.
-func (r *Roller[T]) fresh() estimate[T] {
+// newEstimate returns memory for an estimate, reused if there is some.
+func (r *Roller[T]) newEstimate() estimate[T] {
 	if n := len(r.spare); n > 0 {
 		e := r.spare[n-1]
 		r.spare = r.spare[:n-1]
@@ -225,8 +225,8 @@ func (r *Roller[T]) fresh() estimate[T] {
 	return estimate[T]{m: make([]T, len(r.x)), x: make([]T, len(r.x))}
 }
 
-// remember puts an estimate before the others and drops what no step will ask for: a
-// corrector asks for one more than a predictor.
+// remember puts an estimate before the others, and drops those that no later step needs: a corrector needs one more
+// than a predictor.
 func (r *Roller[T]) remember(e estimate[T]) {
 	r.past = slices.Insert(r.past, 0, e)
 	keep := r.order - 1
@@ -239,7 +239,7 @@ func (r *Roller[T]) remember(e estimate[T]) {
 	}
 }
 
-// combine sets dst from x, m and the history's estimates by their weights. dst may be x.
+// combine sets dst from x, m and the history's estimates by their weights. dst may alias x.
 func combine[T Float](dst, x, m []T, w weights, history [][]T) {
 	ratio, c := T(w.ratio), T(w.c)
 	for i := range dst {

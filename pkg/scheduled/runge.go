@@ -1,31 +1,30 @@
 package scheduled
 
-// runge is the state of a step of rk4 between its evaluations.
+// runge is the state of an rk4 step between its evaluations.
 type runge[T Float] struct {
-	done  int     // evaluations
-	point []T     // where the next one is made
+	done  int     // evaluations of this step so far
+	point []T     // the latent of the next evaluation
 	time  float64 // its timestep
 	slope []T
 	sum   []T // k1 + 2 k2 + ..
 }
 
-// rungeKutta takes one evaluation of the classical Runge-Kutta method and says whether it was
-// the last of its step. A flow model is integrated as dx/du = v; the others as dy/ds = e with
-// y = x/a and s = u/a (the probability flow of Song et al. 2021 in the variables of Karras
-// et al. 2022), which loses digits where a is close to 0. Evaluations are made at t, twice where u or s is half way, which is the
-// timestep t - 1/2, and at t - 1.
+// rungeKutta adds one evaluation of the classical Runge-Kutta method and reports whether it was the last of its step.
+// A flow model is integrated as dx/du = v; the others as dy/ds = e with y = x/a and s = u/a (the probability flow of
+// Song et al. 2021 in the variables of Karras et al. 2022), which loses digits where a is close to 0. The evaluations
+// are at t, twice where u or s is half way, which is the timestep t - 1/2, and at t - 1.
 func (r *Roller[T]) rungeKutta(prediction []T) bool {
 	k, levels := &r.runge, r.r.Levels
 	if k.sum == nil {
 		k.point, k.slope, k.sum = make([]T, len(r.x)), make([]T, len(r.x)), make([]T, len(r.x))
 	}
 	x, timestep := r.Input()
-	slopes(k.slope, x, prediction, levels.At(timestep), levels.prediction)
+	writeSlopes(k.slope, x, prediction, levels.At(timestep), levels.prediction)
 	share := T([...]float64{1, 2, 2, 1}[k.done])
 	for i, v := range k.slope {
 		k.sum[i] += T(share * v)
 	}
-	here, next := r.near(0), r.near(1)
+	here, next := r.levelAhead(0), r.levelAhead(1)
 	_, from := levels.clock(here)
 	_, to := levels.clock(next)
 	d := to - from
@@ -33,19 +32,20 @@ func (r *Roller[T]) rungeKutta(prediction []T) bool {
 	switch k.done {
 	case 1, 2:
 		k.time = float64(r.t) - 0.5
-		advance(k.point, r.x, k.slope, levels, here, levels.At(k.time), d/2)
+		moveAlong(k.point, r.x, k.slope, levels, here, levels.At(k.time), d/2)
 	case 3:
 		k.time = float64(r.t - 1)
-		advance(k.point, r.x, k.slope, levels, here, next, d)
+		moveAlong(k.point, r.x, k.slope, levels, here, next, d)
 	case 4:
-		advance(r.x, r.x, k.sum, levels, here, next, d/6)
+		moveAlong(r.x, r.x, k.sum, levels, here, next, d/6)
 		k.done = 0
 		clear(k.sum)
 	}
 	return k.done == 0
 }
 
-// clock is what a rollout integrates over, and the scale of the latent beside it.
+// clock returns the integration variable s at a level, called the clock of a rollout: u of a flow model, u/a of the
+// others. The latent is scale times the variable that is integrated: 1, or a.
 func (l *Levels) clock(at Level) (scale, s float64) {
 	if l.prediction == Flow {
 		return 1, at.U
@@ -53,8 +53,9 @@ func (l *Levels) clock(at Level) (scale, s float64) {
 	return at.A, at.U / at.A
 }
 
-// slopes sets dst to the derivative by the clock that a prediction made of x means.
-func slopes[T Float](dst, x, prediction []T, at Level, p Prediction) {
+// writeSlopes sets dst to the derivative of the integrated variable by the clock, from the model's output for x at a
+// level.
+func writeSlopes[T Float](dst, x, prediction []T, at Level, p Prediction) {
 	if p != V {
 		copy(dst, prediction)
 		return
@@ -65,9 +66,8 @@ func slopes[T Float](dst, x, prediction []T, at Level, p Prediction) {
 	}
 }
 
-// advance sets dst to the latent at goal that lies d of the clock from x along slope. dst may
-// be x.
-func advance[T Float](dst, x, slope []T, levels *Levels, here, goal Level, d float64) {
+// moveAlong sets dst to the latent at goal: x moved by d of the clock along slope. dst may alias x.
+func moveAlong[T Float](dst, x, slope []T, levels *Levels, here, goal Level, d float64) {
 	scale, _ := levels.clock(here)
 	to, _ := levels.clock(goal)
 	a, b := T(to/scale), T(to*d)

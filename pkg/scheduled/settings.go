@@ -29,12 +29,12 @@ const (
 	RK4   Sampler = "rk4"   // the classical Runge-Kutta method: 4 evaluations per step
 )
 
-// maxOrder is the highest order that s can be given; 0 of an unknown sampler.
+// maxOrder returns the highest order of the sampler; 0 for an unknown one.
 func (s Sampler) maxOrder() int {
 	return map[Sampler]int{Euler: 1, DPM: 3, UniPC: 9, UniP: 9, RK4: 4}[s]
 }
 
-// Evaluations is how often a step asks the model.
+// Evaluations returns how often a step evaluates the model.
 func (s Sampler) Evaluations() int {
 	if s == RK4 {
 		return 4
@@ -151,6 +151,7 @@ func quoted[S ~string](s S) string { return fmt.Sprintf("%q", string(s)) }
 // within 1e-10 up to here; unipc 6 is 2e-3 away, unipc 7 has no digit left.
 var exactOrders = map[Sampler]int{UniPC: 3, UniP: 6}
 
+// checkSampler says why a sampler cannot run with an order, a prediction and a compat; nil: it can.
 func checkSampler(s Sampler, order int, p Prediction, c Compat) error {
 	most := s.maxOrder()
 	switch {
@@ -173,7 +174,7 @@ func checkSampler(s Sampler, order int, p Prediction, c Compat) error {
 	return nil
 }
 
-// Warnings says what valid settings do that is hardly meant.
+// Warnings returns what valid settings do that their author hardly means; nil: nothing.
 func (s Settings) Warnings() []string {
 	var w []string
 	if s.ReflexOn() && s.ReflexFlow.Alpha > 1 {
@@ -196,10 +197,14 @@ func (s Settings) Warnings() []string {
 	return w
 }
 
-// Steps is the sampler and the order that rollouts run.
-func (s Settings) Steps() (Sampler, int) { return steps(s.Sampler, s.Order, s.Prediction, s.Compat) }
+// Steps returns the sampler and the order that rollouts run.
+func (s Settings) Steps() (Sampler, int) {
+	return effectiveSampler(s.Sampler, s.Order, s.Prediction, s.Compat)
+}
 
-func steps(s Sampler, order int, p Prediction, c Compat) (Sampler, int) {
+// effectiveSampler returns the sampler and the order that run: those of the settings, or what compat or order 0 makes
+// of them.
+func effectiveSampler(s Sampler, order int, p Prediction, c Compat) (Sampler, int) {
 	if c == SimpleTuner && p == Flow {
 		s = Euler
 	}
@@ -210,7 +215,7 @@ func steps(s Sampler, order int, p Prediction, c Compat) (Sampler, int) {
 	return s, min(cmp.Or(order, usual), s.maxOrder())
 }
 
-// ReflexOn says whether the loss of these settings is ReflexFlow's.
+// ReflexOn reports whether the loss of these settings is ReflexFlow's.
 func (s Settings) ReflexOn() bool {
 	return s.Prediction == Flow && (s.Switch == On || s.Switch == Auto && s.MaxStepOffset > 0)
 }

@@ -20,9 +20,9 @@ type interval struct {
 	shrink     float64 // e^-h
 }
 
-// span measures a step. Where noise rises, which only the public trainer's way lets happen,
-// the multistep samplers take the size of the step for its direction, and Euler does not.
-func span(here, next Level, directed bool) interval {
+// newInterval returns the step from here to next. Where noise rises, which only the public trainer's way lets happen,
+// the multistep samplers use the size of the step as if noise fell; Euler (directed) does not.
+func newInterval(here, next Level, directed bool) interval {
 	shrink := float64(here.A*next.U) / float64(next.A*here.U)
 	if shrink > 1 && !directed {
 		shrink = 1 / shrink
@@ -30,12 +30,12 @@ func span(here, next Level, directed bool) interval {
 	return interval{here: here, next: next, h: math.Abs(next.lambda() - here.lambda()), shrink: shrink}
 }
 
-// weights are those of the first order, which is Euler's and DDIM's (Song et al. 2021).
+// weights returns the weights of the first order, which is Euler's and DDIM's (Song et al. 2021).
 func (v interval) weights() weights {
 	return weights{ratio: v.next.U / v.here.U, c: float64(v.next.A * (1 - v.shrink))}
 }
 
-// reach is (lambda of past - lambda)/h, negative for a past that is noisier.
+// reach returns (lambda of past - lambda)/h, negative for a past that is noisier.
 func (v interval) reach(past Level) float64 { return (past.lambda() - v.here.lambda()) / v.h }
 
 // moments are b_n = n! phi_{n+1}(-h)/phi_1(-h), n = 1 .. count, with
@@ -56,7 +56,7 @@ func (v interval) moments(count int) []float64 {
 	return b
 }
 
-// phis are phi_1(-h) .. phi_count(-h).
+// phis returns phi_1(-h) .. phi_count(-h).
 func (v interval) phis(count int) []float64 {
 	g := -v.h
 	phi := make([]float64, count)

@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-// Reward functions of texts. Those that compare an answer give 1 or 0, or a share for those that come near; those
-// that look at the model's own distributions are means over all tokens that were generated, before temperature and
-// filters, and have no value for an answer without tokens.
+// Reward functions of texts. The first two compare the answer and give 1 or 0, or a value between for an answer that
+// comes near. The next four are means over all generated tokens, of the model's own distributions before temperature
+// and filters; an answer without tokens is an error.
 const (
-	// ExactMatch is 1 where the answer is the ground truth, white space at its ends aside. Params: case (ignore).
+	// ExactMatch is 1 if the answer equals the ground truth, without white space at the ends. Params: case (ignore).
 	ExactMatch = "exact_match"
-	// NumericMatch is 1 where the last number of the answer is that of the ground truth, or, without one, what the
-	// prompt asks for: a sum, difference or product of two integers such as 347+58=?. Params: scale, a number above 0: an answer
-	// that is off by d scores exp(-d/scale) instead of 0.
+	// NumericMatch is 1 if the last number of the answer equals the last number of the ground truth. Without a
+	// ground truth it is the result of the sum, difference or product of two integers in the prompt, such as
+	// 347+58=?. Params: scale, a number above 0: an answer that is off by d scores exp(-d/scale) instead of 0.
 	NumericMatch = "numeric_match"
 	// EntropyMean is the mean entropy, in nats; Confidence is 1 - that / ln V.
 	EntropyMean = "entropy_mean"
 	Confidence  = "confidence"
 	// MaxProbMean is the mean probability of the likeliest token.
 	MaxProbMean = "max_prob_mean"
-	// TopKMass is the mean probability of the k likeliest tokens together. Params: k, default 5. It needs stored logits, topk
-	// with at least as many or full, and raw.
+	// TopKMass is the mean probability of the k likeliest tokens together. Params: k, default 5. It needs
+	// stored raw logits: topk with at least k, or full.
 	TopKMass = "topk_mass"
-	// Turns is what the interaction gave the answers of a conversation. Params: of, last (the last answer's), sum or mean (of those
-	// that have a score), default last.
+	// Turns is the score that the interaction gave the answers of a conversation. Params: of: last (that of the last
+	// answer), sum or mean (of all answers with a score); default last.
 	Turns = "turns"
 )
 
@@ -41,22 +41,23 @@ var (
 	turnsParams   = []string{"of"}
 )
 
-// Text is a sample of a language model as reward functions see it.
+// Text is a sample of a language model, as reward functions get it.
 type Text struct {
-	// Messages is the conversation, Answer what the model says to it.
+	// Messages is the conversation, Answer the model's answer to it.
 	Messages []Message
 	Answer   string
-	// TurnScores are those that an interaction gave the model's answers, the last is that of Answer; nil where it gave none.
+	// TurnScores are the scores that an interaction gave the model's answers, the last one for Answer; nil for an
+	// answer without a score.
 	TurnScores []*float64
-	// Entropies, in nats, TopLogProbs and LogProbs have one number for each token that was generated, by the model's
+	// Entropies (in nats), TopLogProbs and LogProbs have one number per generated token, of the model's
 	// distribution before temperature and filters.
 	Entropies, TopLogProbs, LogProbs []float32
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary int
-	// Trajectory is the subject under which the sample is stored; its events hold the logits.
+	// Trajectory is the subject of the stored sample; its events hold the logits.
 	Trajectory string
-	// TopLogits returns the logits of the k likeliest tokens of each token that was generated, the largest first, and their
-	// log-sum-exps over all of the vocabulary. An error says why they are not stored.
+	// TopLogits returns, for each generated token, the logits of the k likeliest tokens, the largest first, and the
+	// log-sum-exp over the whole vocabulary. An error says why they are not stored.
 	TopLogits func(ctx context.Context, k int) (logits [][]float32, lse []float32, err error)
 }
 
@@ -66,38 +67,40 @@ type Message struct {
 	Content string `json:"content" msgpack:"content"`
 }
 
-// ofText is a reward function of texts.
-type ofText struct {
+// textScorer is a built-in reward function of texts.
+type textScorer struct {
 	name  string
 	score func(ctx context.Context, in Input, o textOptions) Result
 }
 
-func newOfText(name string) Scorer {
+// newTextScorer returns the reward function of texts of that name; nil if there is none.
+func newTextScorer(name string) Scorer {
 	f := map[string]func(context.Context, Input, textOptions) Result{
-		ExactMatch: exactMatch, NumericMatch: numericMatch, EntropyMean: entropyMean, Confidence: confidence, MaxProbMean: maxProbMean, TopKMass: topKMass, Turns: turnScores,
+		ExactMatch: exactMatch, NumericMatch: numericMatch, EntropyMean: entropyMean, Confidence: confidence,
+		MaxProbMean: maxProbMean, TopKMass: topKMass, Turns: turnScores,
 	}[name]
 	if f == nil {
 		return nil
 	}
-	return ofText{name, f}
+	return textScorer{name, f}
 }
 
-func (s ofText) Name() string { return s.name }
+func (s textScorer) Name() string { return s.name }
 
-func (s ofText) Version() string { return "1" }
+func (s textScorer) Version() string { return "1" }
 
-func (s ofText) Score(ctx context.Context, in Input) (float64, error) {
+func (s textScorer) Score(ctx context.Context, in Input) (float64, error) {
 	r := s.ScoreDetail(ctx, in)
 	return r.Value, r.Err
 }
 
-// ScoreDetail says what was compared.
-func (s ofText) ScoreDetail(ctx context.Context, in Input) Result {
+// ScoreDetail returns the score with the answer that was compared as the detail.
+func (s textScorer) ScoreDetail(ctx context.Context, in Input) Result {
 	err := ctx.Err()
 	if err == nil && in.Text == nil {
 		err = errors.New("no text")
 	}
-	o, fault := readOptions(in.Params)
+	o, fault := parseTextOptions(in.Params)
 	if err == nil {
 		err = fault
 	}
@@ -111,7 +114,7 @@ func (s ofText) ScoreDetail(ctx context.Context, in Input) Result {
 	return r
 }
 
-// textOptions are params, read.
+// textOptions are parsed params of the functions of texts.
 type textOptions struct {
 	fold  bool
 	scale float64 // 0: none
@@ -119,7 +122,9 @@ type textOptions struct {
 	of    string
 }
 
-func readOptions(params map[string]string) (o textOptions, err error) {
+// parseTextOptions parses params. Unknown names and bad values are errors; whether a function has the param is for
+// Check.
+func parseTextOptions(params map[string]string) (o textOptions, err error) {
 	o.k, o.of = 5, "last"
 	for name, value := range params {
 		switch name {
@@ -149,16 +154,18 @@ func readOptions(params map[string]string) (o textOptions, err error) {
 	return o, nil
 }
 
+// exactMatch implements ExactMatch.
 func exactMatch(_ context.Context, in Input, o textOptions) Result {
 	if in.GroundTruth == "" {
 		return Result{Err: errors.New("ground_truth: empty")}
 	}
 	a, b := strings.TrimSpace(in.Text.Answer), strings.TrimSpace(in.GroundTruth)
-	return matched(a == b || o.fold && strings.EqualFold(a, b), in.Text.Answer)
+	return matchResult(a == b || o.fold && strings.EqualFold(a, b), in.Text.Answer)
 }
 
-func matched(same bool, answer string) Result {
-	r := Result{Exact: &same, Detail: cut(strings.TrimSpace(answer))}
+// matchResult returns 1 if the texts are the same, else 0, with the answer as detail.
+func matchResult(same bool, answer string) Result {
+	r := Result{Exact: &same, Detail: truncate(strings.TrimSpace(answer))}
 	if same {
 		r.Value = 1
 	}
@@ -166,11 +173,12 @@ func matched(same bool, answer string) Result {
 }
 
 var (
-	numbers = regexp.MustCompile(`[-+]?[0-9][0-9,]*(\.[0-9]+)?`)
-	asked   = regexp.MustCompile(`(-?[0-9]{1,15})\s*([-+*x×])\s*(-?[0-9]{1,15})\s*=`)
+	numberPattern = regexp.MustCompile(`[-+]?[0-9][0-9,]*(\.[0-9]+)?`)
+	sumPattern    = regexp.MustCompile(`(-?[0-9]{1,15})\s*([-+*x×])\s*(-?[0-9]{1,15})\s*=`)
 )
 
-// NumericTarget is the number that an answer should be: the last of the ground truth, or what the sum in the prompt comes to.
+// NumericTarget returns the number that an answer should have: the last number of the ground truth or, without one,
+// the result of the sum in the prompt.
 func NumericTarget(prompt, groundTruth string) (float64, error) {
 	if groundTruth != "" {
 		x, ok := lastNumber(groundTruth)
@@ -179,7 +187,7 @@ func NumericTarget(prompt, groundTruth string) (float64, error) {
 		}
 		return x, nil
 	}
-	m := asked.FindStringSubmatch(prompt)
+	m := sumPattern.FindStringSubmatch(prompt)
 	if m == nil {
 		return 0, errors.New("ground_truth: empty, and the prompt is no sum such as 347+58=?")
 	}
@@ -194,9 +202,9 @@ func NumericTarget(prompt, groundTruth string) (float64, error) {
 	return a * b, nil
 }
 
-// lastNumber of a text; commas in it group digits.
+// lastNumber returns the last number of a text and whether there is one. Commas in it group digits.
 func lastNumber(s string) (float64, bool) {
-	all := numbers.FindAllString(s, -1)
+	all := numberPattern.FindAllString(s, -1)
 	if len(all) == 0 {
 		return 0, false
 	}
@@ -204,8 +212,8 @@ func lastNumber(s string) (float64, bool) {
 	return x, err == nil
 }
 
-// Asked is what the user asks in a conversation, the newest first: where functions look for what an answer should be.
-func Asked(messages []Message) string {
+// UserTexts joins the messages of the user, the newest first: functions look there for the target of an answer.
+func UserTexts(messages []Message) string {
 	var texts []string
 	for _, m := range slices.Backward(messages) {
 		if m.Role == "user" {
@@ -215,25 +223,26 @@ func Asked(messages []Message) string {
 	return strings.Join(texts, "\n")
 }
 
+// numericMatch implements NumericMatch.
 func numericMatch(_ context.Context, in Input, o textOptions) Result {
-	want, err := NumericTarget(Asked(in.Text.Messages), in.GroundTruth)
+	want, err := NumericTarget(UserTexts(in.Text.Messages), in.GroundTruth)
 	if err != nil {
 		return Result{Err: err}
 	}
 	got, ok := lastNumber(in.Text.Answer)
-	r := matched(ok && got == want, in.Text.Answer)
+	r := matchResult(ok && got == want, in.Text.Answer)
 	if ok && got != want && o.scale > 0 {
 		r.Value = math.Exp(-math.Abs(got-want) / o.scale)
 	}
 	return r
 }
 
-// CheckText refuses a function of texts that could not rate what a prompt asks for: has says why the k largest logits of each token are
-// not stored, and conversation whether an interaction scores its turns.
+// CheckText refuses a function of texts that cannot rate the answers of a prompt. has(k) says why the k largest
+// logits of each token are not stored; conversation says whether an interaction scores its turns.
 func CheckText(name string, params map[string]string, has func(k int64) error, conversation bool) error {
-	o, err := readOptions(params)
+	o, err := parseTextOptions(params)
 	switch {
-	case err != nil: // Check has its own word on params
+	case err != nil: // Check reports it
 	case name == TopKMass:
 		return has(int64(o.k))
 	case name == Turns && !conversation:
@@ -242,14 +251,14 @@ func CheckText(name string, params map[string]string, has func(k int64) error, c
 	return nil
 }
 
-// Numbers of tokens that functions look at, which not every engine gives.
+// Numbers of tokens that some functions need and not every engine gives.
 const (
 	Entropies   = "entropies"
 	TopLogProbs = "top_log_probs"
 )
 
-// LooksAt is which of these a function looks at; empty: none.
-func LooksAt(name string) string {
+// NeededNumbers returns which of these a function needs: Entropies, TopLogProbs or "".
+func NeededNumbers(name string) string {
 	switch name {
 	case EntropyMean, Confidence:
 		return Entropies
@@ -259,10 +268,11 @@ func LooksAt(name string) string {
 	return ""
 }
 
-// errNoTokens is why the model's distributions have no mean.
+// errNoTokens is the error for an answer without numbers of tokens.
 var errNoTokens = errors.New("the answer has no tokens to take a mean over, or what drew them gave no such numbers")
 
-func mean(list []float32, f func(float64) float64) (sum float64, err error) {
+// tokenMean returns the mean of f over a list with one number per token; an empty list is errNoTokens.
+func tokenMean(list []float32, f func(float64) float64) (sum float64, err error) {
 	if len(list) == 0 {
 		return 0, errNoTokens
 	}
@@ -273,7 +283,7 @@ func mean(list []float32, f func(float64) float64) (sum float64, err error) {
 }
 
 func entropyMean(_ context.Context, in Input, _ textOptions) (r Result) {
-	r.Value, r.Err = mean(in.Text.Entropies, func(h float64) float64 { return h })
+	r.Value, r.Err = tokenMean(in.Text.Entropies, func(h float64) float64 { return h })
 	return r
 }
 
@@ -282,18 +292,20 @@ func confidence(_ context.Context, in Input, _ textOptions) (r Result) {
 		return Result{Err: fmt.Errorf("vocabulary: %d; must be at least 2", in.Text.Vocabulary)}
 	}
 	most := math.Log(float64(in.Text.Vocabulary))
-	r.Value, r.Err = mean(in.Text.Entropies, func(h float64) float64 { return 1 - h/most })
+	r.Value, r.Err = tokenMean(in.Text.Entropies, func(h float64) float64 { return 1 - h/most })
 	return r
 }
 
 func maxProbMean(_ context.Context, in Input, _ textOptions) (r Result) {
-	r.Value, r.Err = mean(in.Text.TopLogProbs, math.Exp)
+	r.Value, r.Err = tokenMean(in.Text.TopLogProbs, math.Exp)
 	return r
 }
 
-// turnsOf are the ways in which scores of turns make one.
+// turnsOf are the values of the param of of Turns.
 var turnsOf = []string{"last", "sum", "mean"}
 
+// turnScores implements Turns. It is an error if no answer has a score, or if the last has none and params.of is
+// last.
 func turnScores(_ context.Context, in Input, o textOptions) (r Result) {
 	var scored []float64
 	for _, score := range in.Text.TurnScores {
@@ -323,6 +335,7 @@ func turnScores(_ context.Context, in Input, o textOptions) (r Result) {
 	return r
 }
 
+// topKMass implements TopKMass.
 func topKMass(ctx context.Context, in Input, o textOptions) (r Result) {
 	if len(in.Text.LogProbs) == 0 {
 		return Result{Err: errNoTokens}

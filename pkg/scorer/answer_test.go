@@ -43,7 +43,10 @@ func TestTexts_WorkedNumbers(t *testing.T) {
 			t.Errorf("%s %v: %v, %v; want %v", c.name, c.params, got, err, c.want)
 		}
 	}
-	mix := []scorer.Part{{Name: "exact_match", Weight: 0.7, Value: 1, Required: true}, {Name: "confidence", Weight: 0.3, Value: 0.316496560507, Required: true}}
+	mix := []scorer.Part{
+		{Name: "exact_match", Weight: 0.7, Value: 1, Required: true},
+		{Name: "confidence", Weight: 0.3, Value: 0.316496560507, Required: true},
+	}
 	if got, err := scorer.Combine(mix); err != nil || math.Abs(got-0.794948968152) > 1e-12 {
 		t.Errorf("0.7 text and 0.3 confidence: %v, %v", got, err)
 	}
@@ -57,26 +60,33 @@ func TestTexts_Refuse(t *testing.T) {
 	lost.TopLogits = func(context.Context, int) ([][]float32, []float32, error) {
 		return nil, nil, errors.New("none are stored")
 	}
-	for _, name := range []string{scorer.MaxProbMean, scorer.EntropyMean, scorer.Confidence, scorer.TopKMass, scorer.ExactMatch, scorer.NumericMatch} {
+	for _, name := range []string{
+		scorer.MaxProbMean, scorer.EntropyMean, scorer.Confidence, scorer.TopKMass,
+		scorer.ExactMatch, scorer.NumericMatch,
+	} {
 		for want, in := range map[string]scorer.Input{
 			"no text":         {GroundTruth: "4"},
 			"unknown name":    {Text: fourTokens(), GroundTruth: "4", Params: map[string]string{"quality": "80"}},
 			"params.k: \"0\"": {Text: fourTokens(), GroundTruth: "4", Params: map[string]string{"k": "0"}},
 		} {
-			if _, err := open(t, name).Score(t.Context(), in); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), name+": ") {
+			if _, err := open(t, name).Score(t.Context(), in); err == nil || !strings.Contains(err.Error(), want) ||
+				!strings.HasPrefix(err.Error(), name+": ") {
 				t.Errorf("%s: %v, want one about %q", name, err, want)
 			}
 		}
-		if _, err := open(t, name).Score(cancelled, scorer.Input{Text: fourTokens(), GroundTruth: "4"}); !errors.Is(err, context.Canceled) {
+		if _, err := open(t, name).Score(cancelled, scorer.Input{Text: fourTokens(), GroundTruth: "4"}); !errors.Is(err,
+			context.Canceled) {
 			t.Errorf("%s, cancelled: %v", name, err)
 		}
 	}
 	for _, name := range []string{scorer.MaxProbMean, scorer.EntropyMean, scorer.Confidence, scorer.TopKMass} {
-		if _, err := open(t, name).Score(t.Context(), scorer.Input{Text: none}); err == nil || !strings.Contains(err.Error(), "no tokens") {
+		if _, err := open(t, name).Score(t.Context(), scorer.Input{Text: none}); err == nil ||
+			!strings.Contains(err.Error(), "no tokens") {
 			t.Errorf("%s of no tokens: %v", name, err)
 		}
 	}
-	if _, err := open(t, scorer.TopKMass).Score(t.Context(), scorer.Input{Text: lost}); err == nil || !strings.Contains(err.Error(), "none are stored") {
+	if _, err := open(t, scorer.TopKMass).Score(t.Context(), scorer.Input{Text: lost}); err == nil ||
+		!strings.Contains(err.Error(), "none are stored") {
 		t.Errorf("topk_mass without logits: %v", err)
 	}
 }
@@ -100,14 +110,22 @@ func TestTexts_Matches(t *testing.T) {
 		{scorer.NumericMatch, "how much?", "#### 1,234.50", "it is 1234.5", nil, 1},
 		{scorer.NumericMatch, "347+58=?", "", "404", map[string]string{"scale": "2"}, math.Exp(-0.5)},
 	} {
-		in := scorer.Input{Prompt: c.prompt, GroundTruth: c.truth, Params: c.params, Text: &scorer.Text{Answer: c.answer, Messages: []scorer.Message{{Role: "user", Content: c.prompt}}}}
+		in := scorer.Input{
+			Prompt: c.prompt, GroundTruth: c.truth, Params: c.params,
+			Text: &scorer.Text{Answer: c.answer, Messages: []scorer.Message{{Role: "user", Content: c.prompt}}},
+		}
 		got, err := open(t, c.name).Score(t.Context(), in)
 		if err != nil || math.Abs(got-c.want) > 1e-12 {
 			t.Errorf("%s of %q to %q: %v, %v; want %v", c.name, c.answer, c.prompt+c.truth, got, err, c.want)
 		}
 	}
-	retry := &scorer.Text{Answer: "405", Messages: []scorer.Message{{Role: "user", Content: "347+58=?"}, {Role: "assistant", Content: "400"}, {Role: "user", Content: "too low"}}}
-	if got, err := open(t, scorer.NumericMatch).Score(t.Context(), scorer.Input{Prompt: "too low", Text: retry}); err != nil || got != 1 {
+	retry := &scorer.Text{Answer: "405", Messages: []scorer.Message{
+		{Role: "user", Content: "347+58=?"},
+		{Role: "assistant", Content: "400"},
+		{Role: "user", Content: "too low"},
+	}}
+	if got, err := open(t, scorer.NumericMatch).Score(t.Context(),
+		scorer.Input{Prompt: "too low", Text: retry}); err != nil || got != 1 {
 		t.Errorf("an answer after a retry: %v, %v", got, err)
 	}
 	for name, fault := range map[string]error{

@@ -6,25 +6,23 @@ import (
 	"math"
 )
 
-// Part is the outcome of one scorer and its place in a weighted sum.
+// Part is the result of one scorer with its weight in the reward.
 type Part struct {
 	Name   string
 	Weight float64
-	// Required makes a failure of this part the failure of the sample.
+	// Required: if this part fails, the sample fails.
 	Required bool
 	// Value is the score, unless Err says why there is none.
 	Value float64
 	Err   error
 }
 
-// Combine returns the reward of a sample, the sum of Weight*Value (a sum, not a mean)
-// over the parts that have a value, in the order given. Weights must be finite with a
-// positive total, all parts counted.
+// Combine returns the reward of a sample: the sum (not the mean) of Weight*Value over the parts with a value, in
+// order. Weights must be finite, and the total over all parts positive.
 //
-// A value that is NaN or infinite is a failure: Combine sets the Err of that part.
-// Optional parts that failed are left out of the sum; after the call they are those
-// whose Err is not nil. A required part that failed is an error, as is a sum of no
-// parts; all such faults are joined.
+// A value that is NaN or infinite is a failure: Combine sets the Err of that part. Failed parts that are not
+// required are left out of the sum; the caller finds them by their Err. A failed part that is required is an error,
+// and so is a sum without parts; all such faults are joined.
 func Combine(parts []Part) (reward float64, err error) {
 	var total float64
 	var faults []error

@@ -7,13 +7,13 @@ import (
 	"math"
 )
 
-// Diversity rewards samples that differ from the others of their group: the mean over
-// the others of the root mean square difference of their pixels, in [0, 1], both
-// images averaged over boxes to DiversitySide pixels a side first, so that noise
-// does not count. A group of one scores 0. All images of a group have one size.
+// Diversity rewards samples that differ from the others of their group. The score, in
+// [0, 1], is the mean over the others of the root mean square difference of pixels. All
+// images are first averaged over boxes to at most DiversitySide pixels a side, so that
+// noise does not count. A group of one scores 0. All images of a group have one size.
 const Diversity = "diversity"
 
-// DiversitySide is the side that images are compared at; smaller ones keep theirs.
+// DiversitySide is the side in pixels of the images that are compared; smaller images keep their size.
 const DiversitySide = 32
 
 type diversity struct{}
@@ -22,7 +22,11 @@ func (diversity) Name() string { return Diversity }
 
 func (diversity) Version() string { return "1" }
 
-func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result {
+// ScoreGroup implements GroupScorer. A sample that cannot be fetched gets its own error; one that is not an image,
+// or of another size, fails the whole group.
+func (diversity) ScoreGroup(ctx context.Context, n int,
+	sample func(i int) (in Input, release func(), err error),
+) []Result {
 	out := make([]Result, n)
 	small := make([][]float64, n) // nil: none
 	var size image.Point
@@ -33,9 +37,9 @@ func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in I
 			out[i].Err = err
 			continue
 		}
-		err = check(ctx, x)
-		if err == nil && first >= 0 && x.Image.Rect.Size() != size {
-			err = fmt.Errorf("%dx%d, image %d %dx%d; must be of one size", x.Image.Rect.Dx(), x.Image.Rect.Dy(), first, size.X, size.Y)
+		img, err := imageOf(ctx, x)
+		if err == nil && first >= 0 && img.Rect.Size() != size {
+			err = fmt.Errorf("%dx%d, image %d %dx%d; must be of one size", img.Rect.Dx(), img.Rect.Dy(), first, size.X, size.Y)
 		}
 		if err != nil {
 			release()
@@ -45,9 +49,9 @@ func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in I
 			return out
 		}
 		if first < 0 {
-			first, size = i, x.Image.Rect.Size()
+			first, size = i, img.Rect.Size()
 		}
-		small[i] = boxes(x.Image, DiversitySide)
+		small[i] = averageBoxes(img, DiversitySide)
 		release()
 	}
 	rated := 0
@@ -60,7 +64,7 @@ func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in I
 		sum := 0.0
 		for j := range out {
 			if i != j && small[i] != nil && small[j] != nil {
-				sum += rms(small[i], small[j])
+				sum += rootMeanSquare(small[i], small[j])
 			}
 		}
 		out[i].Value = sum / float64(max(rated-1, 1))
@@ -68,7 +72,8 @@ func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in I
 	return out
 }
 
-func rms(a, b []float64) float64 {
+// rootMeanSquare returns the root mean square difference of two lists of one length.
+func rootMeanSquare(a, b []float64) float64 {
 	sum := 0.0
 	for i := range a {
 		d := a[i] - b[i]
@@ -77,9 +82,9 @@ func rms(a, b []float64) float64 {
 	return math.Sqrt(sum / float64(len(a)))
 }
 
-// boxes averages an image over a grid of at most side x side boxes: RGB over black, in
-// [0, 1].
-func boxes(im *image.NRGBA, side int) []float64 {
+// averageBoxes averages an image over a grid of at most side x side boxes. It returns RGB over black for each box,
+// in [0, 1].
+func averageBoxes(im *image.NRGBA, side int) []float64 {
 	w, h := im.Rect.Dx(), im.Rect.Dy()
 	nx, ny := min(w, side), min(h, side)
 	out := make([]float64, 0, 3*nx*ny)

@@ -12,13 +12,11 @@ import (
 	"sync"
 )
 
-// Glyph reads the signs that the shipped model paints, and compares the text with the
-// target as OCR does (see Target and TextReward). It is a reader of that model's
-// images alone, 128 x 64 pixels with up to six digits or capitals in three fonts, and
-// needs nothing installed: each cell is matched with every glyph in every font and size.
-// Most signs have digits or capitals, not both, which tells 0 from O; a digit among
-// capitals is read only where it fits much better. A cell that looks like none of them is
-// read as "?", which no target has.
+// Glyph reads the signs that the shipped model paints, and compares the text with the target as OCR does (see
+// Target and TextReward). It reads only images of that model, 128 x 64 pixels with up to six digits or capitals in
+// three fonts, and needs no other program: it compares each cell with every glyph in every font and size. Most
+// signs have either digits or capitals, which tells 0 from O; a digit among capitals is read only if it fits much
+// better. A cell that fits no glyph is read as "?", which no target has.
 const Glyph = "glyph"
 
 // Geometry of a sign in pixels, as it is drawn for training (deploy/models/signs/trainer).
@@ -30,9 +28,9 @@ const (
 	fieldTop, fieldBottom = 8, 59 // the tail of a low Q ends here, a frame begins at 60
 )
 
-// signPlaces are the rows by which the text is below the middle; signJitter is how far a
-// glyph may be off.
-var signPlaces = [...]int{-8, 0, 8}
+// signOffsets are the possible distances of the text below the middle, in rows. signJitter is
+// how many rows a glyph may be off.
+var signOffsets = [...]int{-8, 0, 8}
 
 const signJitter = 1
 
@@ -40,13 +38,13 @@ const (
 	// minContrast is the least difference of ink and sign in luma, of 255: the palest ink on
 	// the palest sign has 95.
 	minContrast = 40
-	// maxResidual is the most squared difference from a template, over the template's own
-	// squares, of a glyph that counts as read.
+	// maxResidual bounds the squared difference of a glyph from its template, as a share of the squares of the
+	// template. Beyond it the glyph is "?".
 	maxResidual = 0.5
 )
 
-// glyphSheet has a row per font and size and a cell per character, made by the trainer's
-// glyphs.py.
+// glyphSheet is an image with a row per font and size and a cell per character. The trainer's
+// glyphs.py makes it.
 //
 //go:embed glyphs.png
 var glyphSheet []byte
@@ -61,6 +59,7 @@ type template struct {
 	squares     int64
 }
 
+// loadTemplates reads the templates from glyphSheet once.
 var loadTemplates = sync.OnceValues(func() ([]template, error) {
 	decoded, err := png.Decode(bytes.NewReader(glyphSheet))
 	if err != nil {
@@ -96,6 +95,7 @@ type glyphReader struct {
 	faintest  int64 // least squares of a template
 }
 
+// newGlyph returns the reader with its templates.
 func newGlyph() (Scorer, error) {
 	templates, err := loadTemplates()
 	if err != nil {
@@ -117,26 +117,29 @@ func (g glyphReader) Score(ctx context.Context, in Input) (float64, error) {
 	return r.Value, r.Err
 }
 
+// ScoreDetail returns the score with the text that was read. An image of another size than a sign is an error.
 func (g glyphReader) ScoreDetail(ctx context.Context, in Input) Result {
 	fail := func(err error) Result { return Result{Err: fmt.Errorf("%s: %w", Glyph, err)} }
-	if err := check(ctx, in); err != nil {
+	img, err := imageOf(ctx, in)
+	if err != nil {
 		return fail(err)
 	}
 	target, err := Target(in.Prompt, in.GroundTruth)
 	if err != nil {
 		return fail(err)
 	}
-	if size := in.Image.Rect.Size(); size != image.Pt(signWidth, signHeight) {
-		return fail(fmt.Errorf("image of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth, signHeight))
+	if size := img.Rect.Size(); size != image.Pt(signWidth, signHeight) {
+		return fail(fmt.Errorf("image of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth,
+			signHeight))
 	}
-	text := g.read(in.Image)
-	return reads(target, text)
+	text := g.read(img)
+	return readResult(target, text)
 }
 
-// field is how much of each pixel is ink, 0 to 255.
+// field is the amount of ink of each pixel, 0 to 255.
 type field [signHeight * signWidth]uint8
 
-// read returns the characters of a sign, "?" for one that cannot be told.
+// read returns the characters of a sign, "?" for each that it cannot read; "" if there is no ink.
 func (g glyphReader) read(im *image.NRGBA) string {
 	ink, ok := inkOf(im)
 	if !ok {
@@ -145,8 +148,8 @@ func (g glyphReader) read(im *image.NRGBA) string {
 	// An odd number of glyphs has one in the middle, an even number two beside it.
 	best, text := int64(math.MaxInt64), ""
 	for _, left := range []int{(signWidth - 5*cellWidth) / 2, (signWidth - 6*cellWidth) / 2} {
-		for _, place := range signPlaces {
-			for _, r := range g.readRow(ink, left, place) {
+		for _, offset := range signOffsets {
+			for _, r := range g.readRow(ink, left, offset) {
 				if r.difference < best {
 					best, text = r.difference, r.text()
 				}
@@ -156,8 +159,8 @@ func (g glyphReader) read(im *image.NRGBA) string {
 	return text
 }
 
-// inkOf tells ink from sign: ink is brighter than all signs. Frames and the wall behind
-// round corners lie outside of the rows and columns that are looked at.
+// inkOf separates the ink from the sign; it returns false if there is none. Ink is always brighter than the sign.
+// Frames, and the wall behind round corners, lie outside the rows and columns that are used.
 func inkOf(im *image.NRGBA) (*field, bool) {
 	var y [signHeight * signWidth]uint8
 	var count [256]int
@@ -186,7 +189,7 @@ func inkOf(im *image.NRGBA) (*field, bool) {
 	return &ink, true
 }
 
-// quantile is the value below or at which n of the counted ones lie.
+// quantile returns the least value v such that at least n counted values are v or lower.
 func quantile(count []int, n int) int {
 	for v, c := range count {
 		if n -= c; n <= 0 {
@@ -196,8 +199,8 @@ func quantile(count []int, n int) int {
 	return len(count) - 1
 }
 
-// reading is a row of cells as characters of one class but for those that are clearly of
-// the other.
+// reading is a row of cells read as characters of one class (digits or capitals), except for cells that are clearly
+// of the other class.
 type reading struct {
 	chars []byte
 	// difference of the field from what was read, squared.
@@ -206,8 +209,8 @@ type reading struct {
 
 func (r reading) text() string { return strings.TrimSpace(string(r.chars)) }
 
-// readRow reads the cells from the column left on, as digits and as capitals.
-func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
+// readRow reads the cells from column left on, once as digits and once as capitals.
+func (g glyphReader) readRow(ink *field, left, offset int) [2]reading {
 	var out [2]reading
 	right := left
 	for col := left; col+cellWidth <= signWidth; col += cellWidth {
@@ -216,7 +219,7 @@ func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
 		var found [2]*template
 		best := [2]int64{energy, energy} // of an empty cell
 		templates := g.templates
-		if 4*energy < g.faintest { // by Cauchy and Schwarz none is nearer than nothing
+		if 4*energy < g.faintest { // by the Cauchy-Schwarz inequality an empty cell fits better than any template
 			templates = nil
 		}
 		for i := range templates {
@@ -225,7 +228,7 @@ func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
 			if t.char > '9' {
 				class = 1
 			}
-			for off := place - signJitter; off <= place+signJitter; off++ {
+			for off := offset - signJitter; off <= offset+signJitter; off++ {
 				if d := energy + t.squares - 2*ink.dot(t, col, off); d < best[class] {
 					best[class], found[class] = d, t
 				}
@@ -256,13 +259,14 @@ func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
 	return out
 }
 
-// mixed is by how much nearer a digit among capitals must be than any capital, or the other
-// way round: 13 pixels of full ink. Less takes a worn 0 among digits for an O.
+// mixed is how much better a digit among capitals must fit than any capital, and the reverse: 13 pixels of full
+// ink. With less, a worn 0 among digits is read as O.
 const mixed = 13 * 255 * 255
 
-// smudge is the energy of a cell that is neither empty nor a glyph: 40 pixels of full ink.
+// smudge is the energy above which a cell without a glyph is not empty but "?": 40 pixels of full ink.
 const smudge = 40 * 255 * 255
 
+// energy returns the sum of squares of the ink in the columns from to to, to exclusive.
 func (f *field) energy(from, to int) int64 {
 	var sum int64
 	for row := fieldTop; row < fieldBottom; row++ {
@@ -273,7 +277,7 @@ func (f *field) energy(from, to int) int64 {
 	return sum
 }
 
-// dot is the product of a template with the cell at column col, its capitals off rows
+// dot returns the dot product of a template with the cell at column col. off is how many rows its capitals are
 // below the middle.
 func (f *field) dot(t *template, col, off int) int64 {
 	var sum int64

@@ -36,8 +36,11 @@ func (s jpegSize) Name() string { return s.name }
 // Version names the Go release too: its encoder decides the bytes.
 func (s jpegSize) Version() string { return "1-" + runtime.Version() }
 
+// Score returns the size of the image as a JPEG file in kilobytes, with the sign of the reward function, over the
+// divisor.
 func (s jpegSize) Score(ctx context.Context, in Input) (float64, error) {
-	if err := checkInput(ctx, in); err != nil {
+	img, err := in.image(ctx)
+	if err != nil {
 		return 0, fmt.Errorf("%s: %w", s.name, err)
 	}
 	divisor, err := jpegDivisor(in.Params)
@@ -45,12 +48,13 @@ func (s jpegSize) Score(ctx context.Context, in Input) (float64, error) {
 		return 0, fmt.Errorf("%s: %w", s.name, err)
 	}
 	var size counter
-	if err := jpeg.Encode(&size, in.Image, &jpeg.Options{Quality: jpegQuality}); err != nil {
+	if err := jpeg.Encode(&size, img, &jpeg.Options{Quality: jpegQuality}); err != nil {
 		return 0, fmt.Errorf("%s: encode image: %w", s.name, err)
 	}
 	return s.sign * float64(size) / 1000 / divisor, nil
 }
 
+// jpegDivisor returns the param divisor, 1 by default. Other params are errors.
 func jpegDivisor(params map[string]string) (float64, error) {
 	divisor := 1.0
 	for name, value := range params {

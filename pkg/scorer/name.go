@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// Kinds of reward functions that run elsewhere, or wait for somebody. Their names have
-// an instance, kind:instance; External may do without.
+// Kinds of reward functions that run outside this process, or wait for a verdict (a reward from outside).
+// Their names are KIND:INSTANCE; External may have no instance.
 const (
 	HTTP     = "http"     // a server that scores images
 	NATS     = "nats"     // workers on a queue group
 	ONNX     = "onnx"     // a network in a file
-	External = "external" // a person or a batch job, whenever it is ready
+	External = "external" // a person or a batch job
 )
 
-// kind is what a name may ask for.
+// kind is a kind of reward function, and what a prompt may set for it.
 type kind struct {
 	name     string
 	builtin  bool     // this package runs it by itself
-	instance string   // how messages list it; empty: it has none
-	alone    bool     // it may do without its instance
+	instance string   // the placeholder for its instance in messages; empty: it has none
+	alone    bool     // its instance is optional
 	compares bool     // it needs a target text
 	params   []string // nil: it has none
-	free     bool     // params are handed on unread
+	free     bool     // any params: they are passed on unchecked
 	text     bool     // it rates texts
 	any      bool     // it rates images and texts
 }
@@ -61,15 +61,14 @@ func Names() []string {
 	return names
 }
 
-// Everywhere says whether each program with this package runs the function, whatever is
-// installed or configured.
+// Everywhere reports whether every program with this package can run the function, without an installed program or
+// a configuration.
 func Everywhere(name string) bool {
-	k, _, err := find(name)
+	k, _, err := findKind(name)
 	return err == nil && k.builtin && name != OCR
 }
 
-// Kinds lists everything a prompt may name, sorted, as messages do: http:NAME stands for
-// every instance.
+// Kinds lists all names that a prompt may use, sorted, for messages: http:NAME stands for every instance.
 func Kinds() []string {
 	var names []string
 	for _, k := range kinds {
@@ -83,49 +82,49 @@ func Kinds() []string {
 	return names
 }
 
-// Reads says whether a function reads an image: the detail of its score is the text that it read.
+// Reads reports whether a function reads text in an image. The detail of its score is then that text.
 func Reads(name string) bool {
-	k, _, err := find(name)
+	k, _, err := findKind(name)
 	return err == nil && k.compares
 }
 
-// OfText says whether a function rates texts.
+// OfText reports whether a function rates only texts.
 func OfText(name string) bool {
-	k, _, err := find(name)
+	k, _, err := findKind(name)
 	return err == nil && k.text
 }
 
-// OfTexts lists the functions that rate texts, as messages do.
+// OfTexts lists the functions that can rate texts, for messages.
 func OfTexts() []string {
 	var names []string
 	for _, name := range Kinds() {
-		if k, _, err := find(name); err == nil && (k.text || k.any) {
+		if k, _, err := findKind(name); err == nil && (k.text || k.any) {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// CheckMedium refuses a function that does not rate what a model makes, texts or images.
+// CheckMedium refuses a function that cannot rate the output of a model: texts (text is true) or images.
 func CheckMedium(name string, text bool) error {
-	k, _, err := find(name)
+	k, _, err := findKind(name)
 	switch {
 	case err != nil || k.any || k.text == text:
-		return nil // Check has its own word on names
+		return nil // Check reports an unknown name
 	case text:
 		return fmt.Errorf("name: %q; rates images: must be one of %s", name, strings.Join(OfTexts(), ", "))
 	}
 	return fmt.Errorf("name: %q; rates texts, and the model makes images", name)
 }
 
-// SplitName splits KIND:INSTANCE. An unknown kind, a missing instance or one too many is
-// an error that lists Kinds.
+// SplitName splits KIND:INSTANCE. An unknown kind, a missing instance, and an instance that the kind does not have
+// are errors; the first lists Kinds.
 func SplitName(name string) (kind, instance string, err error) {
-	k, instance, err := find(name)
+	k, instance, err := findKind(name)
 	return k.name, instance, err
 }
 
-// VerdictName is the name that verdicts for a function have; empty: it takes none.
+// VerdictName returns the name under which verdicts for a function arrive; "" if it is not External.
 func VerdictName(name string) string {
 	kind, instance, err := SplitName(name)
 	switch {
@@ -137,7 +136,8 @@ func VerdictName(name string) string {
 	return instance
 }
 
-func find(name string) (kind, string, error) {
+// findKind returns the kind and the instance that a name asks for. Errors are those of SplitName.
+func findKind(name string) (kind, string, error) {
 	base, instance, split := strings.Cut(name, ":")
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == base })
 	switch {
@@ -151,10 +151,10 @@ func find(name string) (kind, string, error) {
 	return kinds[i], instance, nil
 }
 
-// Check refuses what can be seen before an image is made: an unknown name, params that
-// the function does not have, a function that compares without a target.
+// Check refuses what is wrong before an image is made: an unknown name, params that the function does not have, and
+// a missing target for a function that compares.
 func Check(name, prompt, groundTruth string, params map[string]string) error {
-	k, _, err := find(name)
+	k, _, err := findKind(name)
 	if err != nil {
 		return err
 	}
@@ -193,11 +193,17 @@ func (k kind) checkParams(params map[string]string) error {
 	var err error
 	switch k.name {
 	case OCR:
-		_, err = ocrOptions(params)
+		_, err = parseOCROptions(params)
 	case JPEGCompressibility, JPEGIncompressibility:
 		_, err = jpegDivisor(params)
 	case ExactMatch, NumericMatch, TopKMass, Turns:
-		_, err = readOptions(params)
+		_, err = parseTextOptions(params)
 	}
 	return err
+}
+
+// WantsTruth reports whether a reward function may use a ground truth: all but the built-in ones that do not need
+// it.
+func WantsTruth(name string) bool {
+	return !slices.Contains(Names(), name) || Check(name, "", "", nil) != nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	"image/color"
 	"os"
 	"os/exec"
 	"regexp"
@@ -35,12 +34,13 @@ const OCR = "ocr"
 
 var ocrParams = []string{"lang", "margin", "prepare", "psm", "whitelist"}
 
-// ErrNoTesseract is wrapped when the program is not there.
+// ErrNoTesseract is wrapped by the error of NewOCR if the program is missing.
 var ErrNoTesseract = errors.New("tesseract is not installed")
 
-const installTesseract = `install it: "apt-get install tesseract-ocr" (Debian, Ubuntu), "dnf install tesseract" (Fedora), "brew install tesseract" (macOS); or use the reward glyph for images of the model signs`
+const installTesseract = `install it: "apt-get install tesseract-ocr" (Debian, Ubuntu), "dnf install tesseract" (Fedora), ` +
+	`"brew install tesseract" (macOS); or use the reward glyph for images of the model signs`
 
-// OCRConfig is how tesseract is run. Zero fields have defaults.
+// OCRConfig says how tesseract runs. Zero fields have defaults.
 type OCRConfig struct {
 	// Path of the program; default tesseract on PATH.
 	Path string
@@ -56,12 +56,12 @@ type Tesseract struct {
 	version string
 	langs   []string
 	slots   chan struct{}
-	// newer: the program has been seen to print nothing behind the last of several pages.
+	// newer: this release prints no page break after the last of several pages.
 	newer atomic.Bool
 }
 
-// NewOCR finds the program and asks it for its version and languages. When it is not
-// there the error wraps ErrNoTesseract and says what to install.
+// NewOCR finds the program and asks it for its version and languages. If it is missing, the error wraps
+// ErrNoTesseract and says what to install.
 func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 	if cfg.Workers == 0 {
 		cfg.Workers = max(1, runtime.GOMAXPROCS(0)/2)
@@ -82,7 +82,7 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 	}
 	cfg.Path = path
 	t := &Tesseract{config: cfg, slots: make(chan struct{}, cfg.Workers)}
-	out, err := t.ask("--version")
+	out, err := t.query("--version")
 	if err != nil {
 		return nil, fmt.Errorf("ocr: %w", err)
 	}
@@ -90,7 +90,7 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 	if t.version = strings.TrimPrefix(strings.TrimSpace(line), "tesseract "); t.version == "" {
 		return nil, fmt.Errorf("ocr: %s --version says %q", path, out)
 	}
-	if out, err = t.ask("--list-langs"); err != nil {
+	if out, err = t.query("--list-langs"); err != nil {
 		return nil, fmt.Errorf("ocr: %w", err)
 	}
 	lines := strings.Fields(strings.TrimSpace(out[strings.IndexByte(out, '\n')+1:]))
@@ -103,10 +103,10 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 // Name is OCR.
 func (t *Tesseract) Name() string { return OCR }
 
-// Version names the rule and tesseract's release, which decide the score together.
+// Version names the reward rule and the release of tesseract: both decide the score.
 func (t *Tesseract) Version() string { return "2-tesseract-" + t.version }
 
-// Score is TextReward of what was read.
+// Score returns the TextReward of the text that was read.
 func (t *Tesseract) Score(ctx context.Context, in Input) (float64, error) {
 	r := t.ScoreDetail(ctx, in)
 	return r.Value, r.Err
@@ -117,7 +117,7 @@ func (t *Tesseract) ScoreDetail(ctx context.Context, in Input) Result {
 	return t.ScoreBatch(ctx, []Input{in})[0]
 }
 
-// page is an image as tesseract is to read it; its image is nil where there is nothing on it.
+// page is an image prepared for tesseract; its image is nil if the original has one colour.
 type page struct {
 	image  image.Image
 	target string
@@ -125,11 +125,13 @@ type page struct {
 	options []string
 }
 
-func (t *Tesseract) page(ctx context.Context, in Input) (p page, err error) {
-	if err := checkInput(ctx, in); err != nil {
+// preparePage checks the params and the target of a sample, prepares its image, and builds the command line.
+func (t *Tesseract) preparePage(ctx context.Context, in Input) (p page, err error) {
+	img, err := in.image(ctx)
+	if err != nil {
 		return p, err
 	}
-	o, err := ocrOptions(in.Params)
+	o, err := parseOCROptions(in.Params)
 	if err != nil {
 		return p, err
 	}
@@ -138,10 +140,11 @@ func (t *Tesseract) page(ctx context.Context, in Input) (p page, err error) {
 	}
 	for lang := range strings.SplitSeq(o.lang, "+") {
 		if !slices.Contains(t.langs, lang) {
-			return p, fmt.Errorf("params: lang: %q; tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
+			return p, fmt.Errorf("params: lang: %q; tesseract has no data for it here, only for %s", o.lang,
+				strings.Join(t.langs, ", "))
 		}
 	}
-	if p.image, err = o.prepared(in.Image); err != nil || p.image == nil {
+	if p.image, err = o.prepareImage(img); err != nil || p.image == nil {
 		return p, err
 	}
 	psm := o.psm
@@ -158,13 +161,13 @@ func (t *Tesseract) page(ctx context.Context, in Input) (p page, err error) {
 	return p, nil
 }
 
-// alone reads a page in a process of its own.
-func (t *Tesseract) alone(ctx context.Context, p page) (string, error) {
+// readAlone reads a page in a process of its own.
+func (t *Tesseract) readAlone(ctx context.Context, p page) (string, error) {
 	var file bytes.Buffer
 	if err := encoder.Encode(&file, p.image); err != nil {
 		return "", fmt.Errorf("encode image: %w", err)
 	}
-	release, err := t.slot(ctx)
+	release, err := t.acquireSlot(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -173,8 +176,8 @@ func (t *Tesseract) alone(ctx context.Context, p page) (string, error) {
 	return text, err
 }
 
-// slot waits until a process may begin.
-func (t *Tesseract) slot(ctx context.Context) (release func(), err error) {
+// acquireSlot waits until another process may start; release ends its use.
+func (t *Tesseract) acquireSlot(ctx context.Context) (release func(), err error) {
 	select {
 	case t.slots <- struct{}{}:
 		return func() { <-t.slots }, nil
@@ -183,11 +186,11 @@ func (t *Tesseract) slot(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// maxOCROutput bounds what is taken from a process.
+// maxOCROutput bounds the output that is read from a process, in bytes.
 const maxOCROutput = 1 << 20
 
-// ask returns what the program says about itself, which older releases say on stderr.
-func (t *Tesseract) ask(what string) (string, error) {
+// query returns what the program prints for an option such as --version; older releases print it on stderr.
+func (t *Tesseract) query(what string) (string, error) {
 	stdout, stderr, err := t.run(context.Background(), nil, what)
 	if stdout == "" {
 		return stderr, err
@@ -195,7 +198,8 @@ func (t *Tesseract) ask(what string) (string, error) {
 	return stdout, err
 }
 
-// run runs the program to its end, or kills it.
+// run runs the program to its end. It kills the program at the end of ctx, or after the timeout (ErrUnavailable: a
+// retry may help).
 func (t *Tesseract) run(ctx context.Context, stdin *bytes.Buffer, args ...string) (out, notes string, err error) {
 	limited, cancel := context.WithTimeout(ctx, t.config.Timeout)
 	defer cancel()
@@ -230,6 +234,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// ocrSettings are parsed params of OCR.
 type ocrSettings struct {
 	lang, whitelist string
 	psm, margin     int // psm 0: by shape; margin below 0: by height
@@ -238,7 +243,8 @@ type ocrSettings struct {
 
 var legalLang = regexp.MustCompile(`^[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)*$`)
 
-func ocrOptions(params map[string]string) (ocrSettings, error) {
+// parseOCROptions parses params. Unknown names and bad values are errors.
+func parseOCROptions(params map[string]string) (ocrSettings, error) {
 	o := ocrSettings{lang: "eng", margin: -1}
 	for name, value := range params {
 		var err error
@@ -273,14 +279,15 @@ func ocrOptions(params map[string]string) (ocrSettings, error) {
 	return o, nil
 }
 
-// Tesseract wants capitals of 30 pixels and more, and quiet around the text.
+// Tesseract reads best if capitals have 30 pixels or more and the text has an empty border.
 const (
 	ocrHeight = 200
 	ocrBorder = 12
 )
 
-// prepared is the image as tesseract reads it best, nil when it is of one colour.
-func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
+// prepareImage cuts the margin and makes the image easy to read: grey, dark on light, full contrast, enlarged, with
+// a border. It returns nil for an image of one colour. With prepare: none it only cuts.
+func (o ocrSettings) prepareImage(im *image.NRGBA) (image.Image, error) {
 	margin := o.margin
 	if margin < 0 {
 		margin = 0
@@ -290,7 +297,8 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	}
 	box := im.Rect.Inset(margin)
 	if o.margin > 0 && box.Empty() {
-		return nil, fmt.Errorf("params: margin: %d; nothing is left of an image of %dx%d", o.margin, im.Rect.Dx(), im.Rect.Dy())
+		return nil, fmt.Errorf("params: margin: %d; nothing is left of an image of %dx%d", o.margin, im.Rect.Dx(),
+			im.Rect.Dy())
 	}
 	if o.plain {
 		return im.SubImage(box), nil
@@ -307,7 +315,7 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	if low == high {
 		return nil, nil
 	}
-	// The larger part of an image with text is what it is written on.
+	// The background is the larger part of an image with text.
 	dark := 2*sum < (int(low)+int(high))*len(grey.Pix)
 	for i, v := range grey.Pix {
 		v = uint8(255 * (int(v) - int(low)) / (int(high) - int(low)))
@@ -319,7 +327,8 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	scale := max(1, min((ocrHeight+box.Dy()-1)/box.Dy(), 8))
 	inner := image.Rect(0, 0, scale*box.Dx(), scale*box.Dy())
 	out := image.NewGray(inner.Inset(-ocrBorder).Add(image.Pt(ocrBorder, ocrBorder)))
-	draw.Draw(out, out.Rect, image.NewUniform(color.Gray{Y: grey.Pix[grey.PixOffset(min(2, box.Dx()-1), min(2, box.Dy()-1))]}), image.Point{}, draw.Src)
+	background := grey.GrayAt(min(2, box.Dx()-1), min(2, box.Dy()-1))
+	draw.Draw(out, out.Rect, image.NewUniform(background), image.Point{}, draw.Src)
 	inner = inner.Add(image.Pt(ocrBorder, ocrBorder))
 	if scale == 1 { // the same pixels, without 32 bytes of memory for each
 		draw.Draw(out, inner, grey, image.Point{}, draw.Src)

@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// Most of what reading a small image takes is the start of the program.
+// Images are read in batches: for a small image, starting the program takes most of the time.
 const (
 	ocrBatch = 16
 	// ocrBatchArea is the most pixels of an image that shares a process with others.
 	ocrBatchArea = 1 << 20
 )
 
-// MaxBatch is how many images go to one process.
+// MaxBatch returns how many images one process reads at most.
 func (t *Tesseract) MaxBatch() int { return ocrBatch }
 
-// ScoreBatch is ScoreDetail of each image; those that are read with the same options share a
-// process. What one reads is the same in company: a page that does not come out of it is read alone.
+// ScoreBatch is ScoreDetail of each image. Images with the same options share a process. Results do not depend on
+// the batch: a page that the shared process does not read is read alone.
 func (t *Tesseract) ScoreBatch(ctx context.Context, in []Input) []Result {
 	out := make([]Result, len(in))
 	pages := make([]page, len(in))
@@ -28,11 +28,11 @@ func (t *Tesseract) ScoreBatch(ctx context.Context, in []Input) []Result {
 	var order []string
 	for i := range in {
 		var err error
-		switch pages[i], err = t.page(ctx, in[i]); {
+		switch pages[i], err = t.preparePage(ctx, in[i]); {
 		case err != nil:
 			out[i].Err = fmt.Errorf("ocr: %w", err)
 		case pages[i].image == nil:
-			out[i] = outcome(pages[i].target, "", nil)
+			out[i] = pageResult(pages[i].target, "", nil)
 		default:
 			key := strings.Join(pages[i].options, "\x00")
 			if b := pages[i].image.Bounds(); b.Dx()*b.Dy() > ocrBatchArea {
@@ -46,32 +46,32 @@ func (t *Tesseract) ScoreBatch(ctx context.Context, in []Input) []Result {
 	}
 	for _, key := range order {
 		which := together[key]
-		texts := t.inCompany(ctx, pages, which)
+		texts := t.readTogether(ctx, pages, which)
 		for k, i := range which {
 			if k < len(texts) {
-				out[i] = outcome(pages[i].target, texts[k], nil)
+				out[i] = pageResult(pages[i].target, texts[k], nil)
 				continue
 			}
-			text, err := t.alone(ctx, pages[i])
-			out[i] = outcome(pages[i].target, text, err)
+			text, err := t.readAlone(ctx, pages[i])
+			out[i] = pageResult(pages[i].target, text, err)
 		}
 	}
 	return out
 }
 
-// outcome is the result of a page.
-func outcome(target, text string, err error) Result {
+// pageResult returns the result of a page: the reward of its text, or err.
+func pageResult(target, text string, err error) Result {
 	if err != nil {
 		return Result{Err: fmt.Errorf("ocr: %w", err)}
 	}
-	return reads(target, strings.Join(strings.Fields(text), " "))
+	return readResult(target, strings.Join(strings.Fields(text), " "))
 }
 
 // pageBreak is what the program prints between two pages; older releases print one behind the last page, too.
 const pageBreak = "\f"
 
-// texts are those of n pages in one output; nil where they cannot be told apart for sure.
-func (t *Tesseract) texts(out string, n int) []string {
+// splitPages returns the texts of n pages in one output; nil if it cannot tell them apart.
+func (t *Tesseract) splitPages(out string, n int) []string {
 	texts := strings.Split(out, pageBreak)
 	blank := strings.TrimSpace(texts[len(texts)-1]) == ""
 	switch {
@@ -86,9 +86,8 @@ func (t *Tesseract) texts(out string, n int) []string {
 	return nil // or a page is missing, if this is an older release
 }
 
-// inCompany reads pages in one process and returns their texts; none where the process did not
-// read all of them to the end.
-func (t *Tesseract) inCompany(ctx context.Context, pages []page, which []int) []string {
+// readTogether reads pages in one process and returns their texts; nil if the process did not read all of them.
+func (t *Tesseract) readTogether(ctx context.Context, pages []page, which []int) []string {
 	if len(which) < 2 {
 		return nil
 	}
@@ -109,7 +108,7 @@ func (t *Tesseract) inCompany(ctx context.Context, pages []page, which []int) []
 	if err := os.WriteFile(names, list, 0o600); err != nil {
 		return nil
 	}
-	release, err := t.slot(ctx)
+	release, err := t.acquireSlot(ctx)
 	if err != nil {
 		return nil
 	}
@@ -118,10 +117,10 @@ func (t *Tesseract) inCompany(ctx context.Context, pages []page, which []int) []
 	if err != nil {
 		return nil
 	}
-	return t.texts(text, len(which))
+	return t.splitPages(text, len(which))
 }
 
-// encoder does not compress: the pages are read at once, on this machine.
+// encoder does not compress: the files are read immediately on this machine.
 var encoder = png.Encoder{CompressionLevel: png.NoCompression}
 
 func writePNG(path string, p page) error {

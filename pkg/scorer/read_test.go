@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
@@ -33,7 +34,10 @@ func signs(t testing.TB, folder string, field int) []sign {
 	}
 	out := make([]sign, len(files))
 	for i, file := range files {
-		out[i] = sign{file: file, text: strings.Split(strings.TrimSuffix(filepath.Base(file), ".png"), "-")[field], img: load(t, file)}
+		out[i] = sign{
+			file: file, text: strings.Split(strings.TrimSuffix(filepath.Base(file), ".png"), "-")[field],
+			img: load(t, file),
+		}
 	}
 	return out
 }
@@ -67,12 +71,12 @@ func detail(t testing.TB, s scorer.Scorer, in scorer.Input) scorer.Result {
 func TestGlyph_ReadsDrawings(t *testing.T) {
 	g := open(t, scorer.Glyph)
 	for _, s := range signs(t, "clean", 1) {
-		if r := detail(t, g, scorer.Input{Image: s.img, GroundTruth: s.text}); r.Detail != s.text || r.Value != 1 {
+		if r := detail(t, g, scorer.Input{Media: media.Of(s.img), GroundTruth: s.text}); r.Detail != s.text || r.Value != 1 {
 			t.Errorf("%s: read %q, score %v", s.file, r.Detail, r.Value)
 		}
 		// Against another text of the same length the score is low.
 		other := strings.Repeat("J", len(s.text))
-		if r := detail(t, g, scorer.Input{Image: s.img, GroundTruth: other}); r.Value != 0 {
+		if r := detail(t, g, scorer.Input{Media: media.Of(s.img), GroundTruth: other}); r.Value != 0 {
 			t.Errorf("%s against %s: score %v", s.file, other, r.Value)
 		}
 	}
@@ -85,7 +89,7 @@ func TestGlyph_ReadsDigitsAmongCapitals(t *testing.T) {
 	list := signs(t, "mixed", 1)
 	exact := 0
 	for _, s := range list {
-		r := detail(t, g, scorer.Input{Image: s.img, GroundTruth: s.text})
+		r := detail(t, g, scorer.Input{Media: media.Of(s.img), GroundTruth: s.text})
 		if r.Detail == s.text {
 			exact++
 		} else if strings.ReplaceAll(r.Detail, "0", "O") != strings.ReplaceAll(s.text, "0", "O") {
@@ -99,7 +103,10 @@ func TestGlyph_ReadsDigitsAmongCapitals(t *testing.T) {
 
 func TestGlyph_Target(t *testing.T) {
 	s := signs(t, "clean", 1)[0]
-	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: s.img, Prompt: `a red sign that says "` + s.text + `"`}); r.Value != 1 {
+	if r := detail(t, open(t, scorer.Glyph), scorer.Input{
+		Media:  media.Of(s.img),
+		Prompt: `a red sign that says "` + s.text + `"`,
+	}); r.Value != 1 {
 		t.Errorf("target from the prompt: %+v", r)
 	}
 }
@@ -108,18 +115,22 @@ func TestGlyph_Target(t *testing.T) {
 func TestGlyph_Rejects(t *testing.T) {
 	g := open(t, scorer.Glyph)
 	for name, img := range map[string]*image.NRGBA{
-		"noise": noise(128, 64), "white": flat(128, 64, color.White), "black": flat(128, 64, color.Black), "gradient": gradient(128, 64), "clear": flat(128, 64, color.NRGBA{}),
+		"noise": noise(128, 64), "white": flat(128, 64, color.White), "black": flat(128, 64,
+			color.Black), "gradient": gradient(128, 64), "clear": flat(128, 64, color.NRGBA{}),
 	} {
-		r := detail(t, g, scorer.Input{Image: img, GroundTruth: "4071"})
+		r := detail(t, g, scorer.Input{Media: media.Of(img), GroundTruth: "4071"})
 		if r.Value != 0 || strings.Trim(r.Detail, "?") != "" {
 			t.Errorf("%s: read %q, score %v", name, r.Detail, r.Value)
 		}
 	}
-	_, err := g.Score(t.Context(), scorer.Input{Image: flat(64, 64, color.White), GroundTruth: "1"})
+	_, err := g.Score(t.Context(), scorer.Input{Media: media.Of(flat(64, 64, color.White)), GroundTruth: "1"})
 	if err == nil || !strings.Contains(err.Error(), "image of 64x64; it reads signs of 128x64 alone") {
 		t.Errorf("another size: %v", err)
 	}
-	if _, err := g.Score(t.Context(), scorer.Input{Image: flat(128, 64, color.White), Prompt: "a fox"}); err == nil {
+	if _, err := g.Score(t.Context(), scorer.Input{
+		Media:  media.Of(flat(128, 64, color.White)),
+		Prompt: "a fox",
+	}); err == nil {
 		t.Error("no target, and a score")
 	}
 }
@@ -130,7 +141,7 @@ func TestGlyph_PartOfAnImage(t *testing.T) {
 	wide := flat(200, 100, color.White)
 	draw.Draw(wide, image.Rect(31, 17, 159, 81), s.img, image.Point{}, draw.Src)
 	part := wide.SubImage(image.Rect(31, 17, 159, 81)).(*image.NRGBA)
-	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: part, GroundTruth: s.text}); r.Value != 1 {
+	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Media: media.Of(part), GroundTruth: s.text}); r.Value != 1 {
 		t.Errorf("%+v, want %s", r, s.text)
 	}
 }
@@ -138,7 +149,7 @@ func TestGlyph_PartOfAnImage(t *testing.T) {
 func BenchmarkGlyph(b *testing.B) {
 	s, g := signs(b, "painted", 0)[0], open(b, scorer.Glyph)
 	for b.Loop() {
-		if _, err := g.Score(b.Context(), scorer.Input{Image: s.img, GroundTruth: s.text}); err != nil {
+		if _, err := g.Score(b.Context(), scorer.Input{Media: media.Of(s.img), GroundTruth: s.text}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -172,7 +183,10 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 				if s.text[0] <= '9' {
 					whitelist = "0123456789"
 				}
-				r := o.ScoreDetail(t.Context(), scorer.Input{Image: s.img, GroundTruth: s.text, Params: map[string]string{"whitelist": whitelist}})
+				r := o.ScoreDetail(t.Context(), scorer.Input{
+					Media: media.Of(s.img), GroundTruth: s.text,
+					Params: map[string]string{"whitelist": whitelist},
+				})
 				if r.Err != nil {
 					t.Error(r.Err)
 				}
@@ -181,7 +195,7 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 		}
 		work.Wait()
 		for i, s := range list {
-			pairs[i][0] = detail(t, g, scorer.Input{Image: s.img, GroundTruth: s.text}).Value
+			pairs[i][0] = detail(t, g, scorer.Input{Media: media.Of(s.img), GroundTruth: s.text}).Value
 			if pairs[i][0] == pairs[i][1] {
 				same++
 			}
@@ -200,7 +214,8 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 	pairs, same, means := compare(painted)
 	t.Logf("%d painted signs: glyph %.3f, tesseract %.3f, %d the same", len(painted), means[0], means[1], same)
 	if d := means[0] - means[1]; d > 0.08 || d < -0.08 || same < len(painted)*7/10 {
-		t.Errorf("painted signs: glyph %.3f, tesseract %.3f, the same reward for %d of %d", means[0], means[1], same, len(painted))
+		t.Errorf("painted signs: glyph %.3f, tesseract %.3f, the same reward for %d of %d", means[0], means[1], same,
+			len(painted))
 	}
 	ordered, swapped := 0, 0
 	for i := range pairs {
@@ -224,17 +239,26 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 func TestOCR_Params(t *testing.T) {
 	o := ocr(t)
 	s := signs(t, "clean", 1)[3]
-	if r := detail(t, o, scorer.Input{Image: s.img, GroundTruth: s.text, Params: map[string]string{"whitelist": "0123456789", "psm": "7"}}); r.Value < 0.8 {
+	if r := detail(t, o, scorer.Input{
+		Media: media.Of(s.img), GroundTruth: s.text,
+		Params: map[string]string{"whitelist": "0123456789", "psm": "7"},
+	}); r.Value < 0.8 {
 		t.Errorf("%+v", r)
 	}
-	if r := detail(t, o, scorer.Input{Image: s.img, GroundTruth: "34068", Params: map[string]string{"whitelist": "ABC"}}); r.Value != 0 || strings.ContainsAny(r.Detail, "0123456789") {
+	if r := detail(t, o, scorer.Input{
+		Media: media.Of(s.img), GroundTruth: "34068",
+		Params: map[string]string{"whitelist": "ABC"},
+	}); r.Value != 0 || strings.ContainsAny(r.Detail, "0123456789") {
 		t.Errorf("digits read where they must not be: %+v", r)
 	}
 	for fault, params := range map[string]map[string]string{
 		`lang: "xyz"; tesseract has no data for it here`: {"lang": "xyz"},
 		"margin: 40; nothing is left":                    {"margin": "40"},
 	} {
-		if _, err := o.Score(t.Context(), scorer.Input{Image: s.img, GroundTruth: "1", Params: params}); err == nil || !strings.Contains(err.Error(), fault) {
+		if _, err := o.Score(t.Context(), scorer.Input{
+			Media: media.Of(s.img), GroundTruth: "1",
+			Params: params,
+		}); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%v: error %v, want one about %q", params, err, fault)
 		}
 	}
@@ -247,7 +271,8 @@ func TestOCR_Params(t *testing.T) {
 func TestOCR_NothingToRead(t *testing.T) {
 	o := ocr(t)
 	for name, c := range map[string]color.Color{"white": color.White, "black": color.Black, "gray": color.Gray{Y: 90}} {
-		if r := detail(t, o, scorer.Input{Image: flat(128, 64, c), GroundTruth: "O"}); r.Value != 0 || r.Detail != "" {
+		if r := detail(t, o, scorer.Input{Media: media.Of(flat(128, 64, c)), GroundTruth: "O"}); r.Value != 0 ||
+			r.Detail != "" {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -255,7 +280,10 @@ func TestOCR_NothingToRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := detail(t, chatty, scorer.Input{Image: signs(t, "clean", 1)[3].img, GroundTruth: "42"}); r.Value != 0 || r.Detail != "" {
+	if r := detail(t, chatty, scorer.Input{
+		Media:       media.Of(signs(t, "clean", 1)[3].img),
+		GroundTruth: "42",
+	}); r.Value != 0 || r.Detail != "" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -274,9 +302,10 @@ func TestOCR_InCompany(t *testing.T) {
 	}
 	var in []scorer.Input
 	for _, s := range signs(t, "clean", 1)[:6] {
-		in = append(in, scorer.Input{Image: s.img, GroundTruth: s.text})
+		in = append(in, scorer.Input{Media: media.Of(s.img), GroundTruth: s.text})
 	}
-	in = append(in, scorer.Input{Image: flat(128, 64, color.White), GroundTruth: "O"}, scorer.Input{Image: in[0].Image}, in[1])
+	in = append(in, scorer.Input{Media: media.Of(flat(128, 64, color.White)), GroundTruth: "O"},
+		scorer.Input{Media: in[0].Media}, in[1])
 	in[len(in)-1].Params = map[string]string{"whitelist": "0123456789"}
 	got := o.ScoreBatch(t.Context(), in)
 	// Seven lines share a process; that with a whitelist has its own.
@@ -285,7 +314,8 @@ func TestOCR_InCompany(t *testing.T) {
 	}
 	for i, r := range got {
 		alone := o.ScoreDetail(t.Context(), in[i])
-		if r.Value != alone.Value || r.Detail != alone.Detail || (r.Err == nil) != (alone.Err == nil) || r.Err == nil && *r.Exact != *alone.Exact {
+		if r.Value != alone.Value || r.Detail != alone.Detail || (r.Err == nil) != (alone.Err == nil) || r.Err == nil &&
+			*r.Exact != *alone.Exact {
 			t.Errorf("image %d: %+v in company, %+v alone", i, r, alone)
 		}
 	}
@@ -294,7 +324,11 @@ func TestOCR_InCompany(t *testing.T) {
 // Images share one process; what does not come out of it is read alone.
 func TestOCR_Processes(t *testing.T) {
 	img := signs(t, "clean", 1)[0].img
-	in := []scorer.Input{{Image: img, GroundTruth: "A"}, {Image: img, GroundTruth: "b"}, {Image: img, GroundTruth: "A"}}
+	in := []scorer.Input{
+		{Media: media.Of(img), GroundTruth: "A"},
+		{Media: media.Of(img), GroundTruth: "b"},
+		{Media: media.Of(img), GroundTruth: "A"},
+	}
 	for _, c := range []struct {
 		name, list string
 		processes  int
@@ -307,7 +341,8 @@ func TestOCR_Processes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			count := filepath.Join(t.TempDir(), "count")
-			o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo >> "+count+"\ncase \"$1\" in stdin) cat > /dev/null; echo A;; *) "+c.list+";; esac")})
+			o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t,
+				"echo >> "+count+"\ncase \"$1\" in stdin) cat > /dev/null; echo A;; *) "+c.list+";; esac")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -329,12 +364,13 @@ func TestOCR_Processes(t *testing.T) {
 func TestOCR_EmptyLastPage(t *testing.T) {
 	seen := filepath.Join(t.TempDir(), "seen")
 	list := "if [ -e " + seen + " ]; then printf 'A\n\f'; else touch " + seen + "; printf 'A\n\fB\n'; fi"
-	o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, `case "$1" in stdin) cat > /dev/null; echo alone;; *) `+list+";; esac")})
+	o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t,
+		`case "$1" in stdin) cat > /dev/null; echo alone;; *) `+list+";; esac")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	img := signs(t, "clean", 1)[0].img
-	in := []scorer.Input{{Image: img, GroundTruth: "A"}, {Image: img, GroundTruth: "B"}}
+	in := []scorer.Input{{Media: media.Of(img), GroundTruth: "A"}, {Media: media.Of(img), GroundTruth: "B"}}
 	for _, want := range []string{"B", ""} {
 		if got := o.ScoreBatch(t.Context(), in); got[0].Detail != "A" || got[1].Detail != want || got[1].Err != nil {
 			t.Errorf("%+v, want A and %q", got, want)
@@ -357,13 +393,14 @@ func program(t *testing.T, body string) string {
 func TestOCR_Failures(t *testing.T) {
 	img := flat(64, 32, color.White)
 	img.Set(30, 16, color.Black)
-	in := scorer.Input{Image: img, GroundTruth: "1"}
+	in := scorer.Input{Media: media.Of(img), GroundTruth: "1"}
 	t.Run("crash", func(t *testing.T) {
 		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo out of paint >&2; exit 3")})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r := o.ScoreDetail(t.Context(), in); r.Err == nil || !strings.Contains(r.Err.Error(), "out of paint") || r.Value != 0 {
+		if r := o.ScoreDetail(t.Context(), in); r.Err == nil || !strings.Contains(r.Err.Error(), "out of paint") ||
+			r.Value != 0 {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -403,7 +440,7 @@ func TestDiversity(t *testing.T) {
 			if held++; held > 1 {
 				t.Errorf("%d images at once", held)
 			}
-			return scorer.Input{Image: images[i]}, func() { held-- }, nil
+			return scorer.Input{Media: media.Of(images[i])}, func() { held-- }, nil
 		})
 		if held != 0 {
 			t.Errorf("%d images not released", held)

@@ -1,6 +1,10 @@
-// Package scorer holds the reward functions: an image or a text and what was asked for in, a
-// number out. The reward service fetches images and publishes; functions that need a
-// network or a file of weights are in the folders below.
+// Package scorer holds the reward functions. A reward function (Scorer) gets an Input, a sample with its
+// prompt and ground truth, and returns a score. BatchScorers rate several samples in one call,
+// GroupScorers compare the samples of a group. Combine adds the weighted scores of a sample to its reward.
+// Check, CheckMedium and CheckText refuse a prompt whose reward function could not rate its samples.
+//
+// The reward service fetches samples and publishes rewards. Functions that run on a server, on workers or
+// with a file of weights are in httpscore, natsscore and onnxscore; scorerfile reads their settings.
 package scorer
 
 import (
@@ -10,20 +14,21 @@ import (
 	"image"
 	"maps"
 	"slices"
+
+	"github.com/meander-rl/meander/pkg/media"
 )
 
-// Input is what a scorer may look at.
+// Input is a sample with all that a scorer may use.
 type Input struct {
-	// Image is the decoded sample; nil of a text. Pixels that are not opaque count as blended over
-	// black.
-	Image *image.NRGBA
-	// Text is the sample of a language model; nil of an image.
+	// Media is the decoded sample; empty for a text. Transparent pixels count as blended over black.
+	Media media.Media
+	// Text is the sample of a language model; nil for media.
 	Text *Text
-	// Prompt is the text the image was made for, or the last message that was answered.
+	// Prompt is the text that the sample was made for; in a conversation, the last message before the answer.
 	Prompt string
-	// GroundTruth is what the sample is compared with, where a scorer compares.
+	// GroundTruth is what the sample is compared with, for scorers that compare.
 	GroundTruth string
-	// Params are options of the scorer; one it does not know is an error.
+	// Params are options of the scorer; an unknown one is an error.
 	Params map[string]string
 }
 
@@ -32,11 +37,9 @@ type Result struct {
 	// Value is the score, unless Err says why there is none.
 	Value float64
 	Err   error
-	// Detail is what the scorer saw, for people, such as the text it read; at most MaxDetail
-	// bytes.
+	// Detail is what the scorer saw, for people, such as the text that it read; at most MaxDetail bytes.
 	Detail string
-	// Exact says of a reader whether the text it read is the target, white space and case aside; nil: it
-	// reads no text.
+	// Exact says, of a function that reads or compares a text, whether the text is the target; nil for others.
 	Exact *bool
 }
 
@@ -45,47 +48,45 @@ const MaxDetail = 256
 
 // Scorer is one reward function. It may be called concurrently.
 type Scorer interface {
-	// Name is the name it is asked for by.
+	// Name returns the name that prompts use.
 	Name() string
-	// Version changes when equal input may give another score.
+	// Version changes when the same input may get another score.
 	Version() string
-	// Score rates an image, higher is better, never NaN or infinite.
+	// Score rates a sample. Higher is better; it is never NaN or infinite.
 	Score(ctx context.Context, in Input) (float64, error)
 }
 
-// Detailer is a Scorer that can say what it saw.
+// Detailer is a Scorer that also returns what it saw (Result.Detail).
 type Detailer interface {
 	Scorer
 	ScoreDetail(ctx context.Context, in Input) Result
 }
 
-// BatchScorer is a Scorer that does better with several images at once.
+// BatchScorer is a Scorer that is faster with several samples at once.
 type BatchScorer interface {
 	Scorer
-	// MaxBatch is the most images it takes, at least 1.
+	// MaxBatch returns the most samples of one call, at least 1.
 	MaxBatch() int
 	// ScoreBatch returns one result per input, in order.
 	ScoreBatch(ctx context.Context, in []Input) []Result
 }
 
-// GroupScorer rates the samples of a group by each other, so it needs all of them.
+// GroupScorer compares the samples of a group with each other, so it needs all of them.
 type GroupScorer interface {
 	Name() string
 	Version() string
-	// ScoreGroup returns one result for each of n samples, in order of sample_index. It asks
-	// for them one after the other, and releases each before it asks for the next: all
-	// images of a group need not fit in memory. An error is the result of its sample, and
-	// the others are rated without it.
+	// ScoreGroup returns one result for each of n samples, in order of sample_index. It fetches samples one by one
+	// and releases each before the next: a whole group need not fit in memory. A sample that cannot be fetched has
+	// that error as its result; the others are rated without it.
 	ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result
 }
 
-// ErrUnavailable is wrapped by errors that may pass: a program, a server or a worker
-// does not answer now.
+// ErrUnavailable is wrapped by temporary errors: a program, a server or a worker does not answer now,
+// and a retry may help. All other errors of a score are final.
 var ErrUnavailable = errors.New("not available now")
 
-// New returns the scorer of a name; an unknown name is an error that lists them. OCR needs
-// a program, and it is an error when that is not there. Diversity is a GroupScorer: see
-// NewGroup.
+// New returns the scorer of a name; an unknown name is an error that lists the names. OCR is an error if its
+// program is missing. Diversity is a GroupScorer: see NewGroup.
 func New(name string) (Scorer, error) {
 	switch name {
 	case Glyph:
@@ -99,16 +100,16 @@ func New(name string) (Scorer, error) {
 	case Synthetic:
 		return synthetic{}, nil
 	}
-	if s := newOfText(name); s != nil {
+	if s := newTextScorer(name); s != nil {
 		return s, nil
 	}
-	if _, _, err := find(name); err != nil {
+	if _, _, err := findKind(name); err != nil {
 		return nil, err
 	}
 	return nil, fmt.Errorf("scorer %q does not rate samples one by one here", name)
 }
 
-// NewGroup returns the group scorer of a name; nil for the name of anything else.
+// NewGroup returns the group scorer of a name; nil if the name is not that of a group scorer.
 func NewGroup(name string) GroupScorer {
 	if name == Diversity {
 		return diversity{}
@@ -116,35 +117,30 @@ func NewGroup(name string) GroupScorer {
 	return nil
 }
 
-// check refuses input that no scorer without parameters can take.
-func check(ctx context.Context, in Input) error {
-	if err := checkInput(ctx, in); err != nil {
-		return err
+// imageOf returns the image for a scorer without params: params are an error.
+func imageOf(ctx context.Context, in Input) (*image.NRGBA, error) {
+	img, err := in.image(ctx)
+	if err == nil && len(in.Params) > 0 {
+		err = fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
 	}
-	if len(in.Params) > 0 {
-		return fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
-	}
-	return nil
+	return img, err
 }
 
-// checkInput refuses what no function can rate.
-func checkInput(ctx context.Context, in Input) error {
+// image returns the sample as an image. Texts, videos and a done ctx are errors.
+func (in Input) image(ctx context.Context) (*image.NRGBA, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	if in.Image == nil || in.Image.Rect.Empty() {
-		return errors.New("no image")
-	}
-	return nil
+	return in.Media.Image()
 }
 
-// luma is the brightness of a pixel over black, 0 to 255*255*1000 (ITU-R BT.601 weights).
+// luma returns the brightness of a pixel over black, 0 to 255*255*1000 (ITU-R BT.601 weights).
 func luma(pix []uint8) uint32 {
 	return (299*uint32(pix[0]) + 587*uint32(pix[1]) + 114*uint32(pix[2])) * uint32(pix[3])
 }
 
-// cut is s as at most MaxDetail bytes, cut between characters.
-func cut(s string) string {
+// truncate cuts s to at most MaxDetail bytes, between characters.
+func truncate(s string) string {
 	if len(s) <= MaxDetail {
 		return s
 	}

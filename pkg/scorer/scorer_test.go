@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
@@ -62,9 +63,12 @@ func TestScorers_Refuse(t *testing.T) {
 		fault string
 	}{
 		{"no image", t.Context(), scorer.Input{}, "no image"},
-		{"empty image", t.Context(), scorer.Input{Image: image.NewNRGBA(image.Rect(3, 3, 3, 9))}, "no image"},
-		{"unknown parameter", t.Context(), scorer.Input{Image: flat(4, 4, color.White), Params: map[string]string{"quality": "80"}}, `"quality"`},
-		{"cancelled", cancelled, scorer.Input{Image: flat(4, 4, color.White)}, "canceled"},
+		{"empty image", t.Context(), scorer.Input{Media: media.Of(image.NewNRGBA(image.Rect(3, 3, 3, 9)))}, "no image"},
+		{"unknown parameter", t.Context(), scorer.Input{
+			Media:  media.Of(flat(4, 4, color.White)),
+			Params: map[string]string{"quality": "80"},
+		}, `"quality"`},
+		{"cancelled", cancelled, scorer.Input{Media: media.Of(flat(4, 4, color.White))}, "canceled"},
 	}
 	for _, name := range single(t) {
 		for _, tt := range tests {
@@ -98,7 +102,8 @@ func TestJPEG(t *testing.T) {
 		if minus := score(t, down, p.img); minus != -got {
 			t.Errorf("%s: compressibility %v, incompressibility %v", p.name, minus, got)
 		}
-		scaled, err := down.Score(t.Context(), scorer.Input{Image: p.img, Params: map[string]string{"divisor": "500"}})
+		scaled, err := down.Score(t.Context(),
+			scorer.Input{Media: media.Of(p.img), Params: map[string]string{"divisor": "500"}})
 		if err != nil || scaled != -got/500 { // as Flow-GRPO has it
 			t.Errorf("%s: compressibility over 500 is %v, %v; want %v", p.name, scaled, err, -got/500)
 		}
@@ -175,12 +180,34 @@ func TestCombine(t *testing.T) {
 		failed []string // parts with an error afterwards
 	}{
 		{"one", []scorer.Part{{Name: "a", Weight: 1, Value: 0.3}}, 0.3, "", nil},
-		{"a sum, not a mean", []scorer.Part{{Name: "a", Weight: 2, Value: 3}, {Name: "b", Weight: 0.5, Value: 4}}, 8, "", nil},
+		{
+			"a sum, not a mean",
+			[]scorer.Part{{Name: "a", Weight: 2, Value: 3}, {Name: "b", Weight: 0.5, Value: 4}},
+			8, "",
+			nil,
+		},
 		{"a penalty", []scorer.Part{{Name: "a", Weight: 1, Value: 1}, {Name: "b", Weight: -0.5, Value: 1}}, 0.5, "", nil},
-		{"optional failure left out", []scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 5, Value: 7, Err: broken}}, 3, "", []string{"b"}},
-		{"optional NaN left out", []scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 5, Value: math.NaN()}}, 3, "", []string{"b"}},
-		{"required failure", []scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 1, Required: true, Err: broken}}, 0, "required score b: broken", []string{"b"}},
-		{"required infinity", []scorer.Part{{Name: "a", Weight: 1, Required: true, Value: math.Inf(1)}}, 0, "required score a: score is +Inf", []string{"a"}},
+		{"optional failure left out", []scorer.Part{
+			{Name: "a", Weight: 1, Value: 3},
+			{Name: "b", Weight: 5, Value: 7, Err: broken},
+		}, 3, "", []string{"b"}},
+		{
+			"optional NaN left out",
+			[]scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 5, Value: math.NaN()}},
+			3, "",
+			[]string{"b"},
+		},
+		{"required failure", []scorer.Part{
+			{Name: "a", Weight: 1, Value: 3},
+			{Name: "b", Weight: 1, Required: true, Err: broken},
+		}, 0, "required score b: broken", []string{"b"}},
+		{
+			"required infinity",
+			[]scorer.Part{{Name: "a", Weight: 1, Required: true, Value: math.Inf(1)}},
+			0,
+			"required score a: score is +Inf",
+			[]string{"a"},
+		},
 		{"nothing scored", []scorer.Part{{Name: "a", Weight: 1, Err: broken}}, 0, "no score succeeded", []string{"a"}},
 		{"no parts", nil, 0, "total 0", nil},
 		{"weights cancel", []scorer.Part{{Name: "a", Weight: 1}, {Name: "b", Weight: -1}}, 0, "total 0", nil},
@@ -217,7 +244,7 @@ func ExampleNew() {
 		fmt.Println(err)
 		return
 	}
-	value, err := s.Score(context.Background(), scorer.Input{Image: flat(64, 64, color.White)})
+	value, err := s.Score(context.Background(), scorer.Input{Media: media.Of(flat(64, 64, color.White))})
 	fmt.Println(s.Name(), value, err)
 	// Output: synthetic 1 <nil>
 }
@@ -233,7 +260,7 @@ func open(t testing.TB, name string) scorer.Scorer {
 
 func score(t testing.TB, s scorer.Scorer, img *image.NRGBA) float64 {
 	t.Helper()
-	v, err := s.Score(t.Context(), scorer.Input{Image: img, GroundTruth: "4071"})
+	v, err := s.Score(t.Context(), scorer.Input{Media: media.Of(img), GroundTruth: "4071"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 //
 // a polynomial of the pixels, hence smooth. It lies in [0, 1], since
 // var(Y) <= mean(Y)*(1-mean(Y)) for any Y within [0, 1]: a white image scores 1,
-// a black one 0, uniform noise about 0.46. Cheap, and it needs no model: for load
+// a black one 0, uniform noise about 0.46. It is cheap and needs no model, for load
 // tests and first runs.
 const Synthetic = "synthetic"
 
@@ -22,16 +22,18 @@ func (synthetic) Name() string { return Synthetic }
 
 func (synthetic) Version() string { return "1" }
 
+// Score returns mean(Y) - var(Y) of the image. Params are errors.
 func (synthetic) Score(ctx context.Context, in Input) (float64, error) {
-	if err := check(ctx, in); err != nil {
+	img, err := imageOf(ctx, in)
+	if err != nil {
 		return 0, fmt.Errorf("%s: %w", Synthetic, err)
 	}
 	// Row by row, so that the error of the sums grows with the edge, not the area.
-	bounds := in.Image.Rect
+	bounds := img.Rect
 	var sum, squares float64
 	for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
-		from := in.Image.PixOffset(bounds.Min.X, y)
-		row := in.Image.Pix[from : from+4*bounds.Dx()]
+		from := img.PixOffset(bounds.Min.X, y)
+		row := img.Pix[from : from+4*bounds.Dx()]
 		var rowSum, rowSquares float64
 		for ; len(row) >= 4; row = row[4:] {
 			bright := float64(luma(row)) / (1000 * 255 * 255)

@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Target is what an image shall say: groundTruth, or the text between the first pair
-// of double quotes of the prompt, straight or typographic. A prompt without one is an
-// error, not an empty target.
+// Target returns the text that an image must show: groundTruth, or the text between the first pair of double quotes
+// of the prompt, straight or typographic. Without either it is an error.
 func Target(prompt, groundTruth string) (string, error) {
 	if groundTruth != "" {
 		return groundTruth, nil
@@ -27,11 +26,10 @@ func Target(prompt, groundTruth string) (string, error) {
 	return "", errors.New(`ground_truth: empty, and the prompt has no text in double quotes`)
 }
 
-// TextReward is the OCR reward of Flow-GRPO as verl-omni has it (genrm_ocr), in [0, 1]:
-// white space and case do not count; a recognised text that contains the target scores 1;
-// else, with d the Levenshtein distance in characters, 1 - min(d, n)/n for a target of n.
-// An empty target scores 1 against an empty text, else 0. What is white space and what the
-// lower case of a text is, Python says.
+// TextReward is the OCR reward of Flow-GRPO as in verl-omni (genrm_ocr), in [0, 1]. White space and case do not
+// count. A recognised text that contains the target scores 1. Otherwise the score is 1 - min(d, n)/n, with d the
+// Levenshtein distance and n the length of the target, in characters. An empty target scores 1 for an empty text,
+// else 0. White space and lower case are those of Python.
 func TextReward(target, recognised string) float64 {
 	t, r := plainText(target), plainText(recognised)
 	n := len(t)
@@ -48,12 +46,16 @@ func TextReward(target, recognised string) float64 {
 	return 1 - float64(min(levenshtein(t, r), n))/float64(n)
 }
 
-// reads is the result of a reader: TextReward of the text, and whether it is the target and nothing else.
-func reads(target, text string) Result {
-	return Result{Value: TextReward(target, text), Detail: cut(text), Exact: new(slices.Equal(plainText(target), plainText(text)))}
+// readResult returns the result of a function that reads images: TextReward of the text, and whether the text is
+// exactly the target.
+func readResult(target, text string) Result {
+	return Result{
+		Value: TextReward(target, text), Detail: truncate(text),
+		Exact: new(slices.Equal(plainText(target), plainText(text))),
+	}
 }
 
-// plainText is re.sub(r"\s+", "", s).lower() of Python: unicode.ToLower, but for two capitals.
+// plainText is Python's re.sub(r"\s+", "", s).lower(): unicode.ToLower, except for two capitals.
 func plainText(s string) []rune {
 	var text []rune
 	for _, r := range s {
@@ -75,8 +77,8 @@ func plainText(s string) []rune {
 	return lower
 }
 
-// finalSigma says whether the sigma at i ends a word: a letter with case is before it and
-// none behind it, whatever is between that case ignores (Unicode 3.13, Final_Sigma).
+// finalSigma reports whether the sigma at i ends a word: a cased letter is before it and none after it, with
+// characters between them that case ignores (Unicode 3.13, Final_Sigma).
 func finalSigma(text []rune, i int) bool {
 	before, behind := i-1, i+1
 	for before >= 0 && caseIgnorable(text[before]) {
@@ -99,7 +101,7 @@ func caseIgnorable(r rune) bool {
 // midWord are the characters of Word_Break MidLetter, MidNumLet and Single_Quote.
 const midWord = "'.:\u00b7\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07\uff0e\uff1a"
 
-// levenshtein is the least number of insertions, deletions and substitutions.
+// levenshtein returns the least number of insertions, deletions and substitutions that turn a into b.
 func levenshtein(a, b []rune) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

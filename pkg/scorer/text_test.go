@@ -147,14 +147,17 @@ func TestTarget(t *testing.T) {
 
 func TestSplitName(t *testing.T) {
 	for name, want := range map[string][2]string{
-		"ocr": {"ocr", ""}, "http:clip": {"http", "clip"}, "nats:pick-score_2": {"nats", "pick-score_2"}, "external": {"external", ""}, "external:human": {"external", "human"},
+		"ocr": {"ocr", ""}, "http:clip": {"http", "clip"}, "nats:pick-score_2": {
+			"nats",
+			"pick-score_2",
+		}, "external": {"external", ""}, "external:human": {"external", "human"},
 	} {
 		if kind, instance, err := scorer.SplitName(name); err != nil || kind != want[0] || instance != want[1] {
 			t.Errorf("%s: %q, %q, %v", name, kind, instance, err)
 		}
 	}
 	for name, fault := range map[string]string{
-		"":          "must be one of confidence, diversity, entropy_mean, exact_match, external, external:NAME, glyph, http:NAME, jpeg_compressibility, jpeg_incompressibility, max_prob_mean, nats:NAME, numeric_match, ocr, onnx:NAME, synthetic, topk_mass, turns",
+		"":          "must be one of " + strings.Join(scorer.Kinds(), ", "),
 		"beauty":    `"beauty"; must be one of`,
 		"ocr:x":     "ocr has no instances",
 		"http":      "must be http:NAME",
@@ -181,16 +184,31 @@ func TestCheck(t *testing.T) {
 		{"ocr", "a red fox", "fox", nil, ""},
 		{"ocr", "a red fox", "", nil, "ground_truth: empty, and the prompt has no text in double quotes; ocr needs one"},
 		{"glyph", "a red fox", "", nil, "glyph needs one"},
-		{"ocr", sign, "", map[string]string{"lang": "eng+deu", "psm": "7", "margin": "5", "whitelist": "0123", "prepare": "none"}, ""},
+		{"ocr", sign, "", map[string]string{
+			"lang": "eng+deu", "psm": "7", "margin": "5", "whitelist": "0123",
+			"prepare": "none",
+		}, ""},
 		{"ocr", sign, "", map[string]string{"psm": "2"}, `params: psm: "2"; must be a number from 3 to 13`},
 		{"ocr", sign, "", map[string]string{"lang": "../eng"}, `params: lang: "../eng"; must be languages`},
 		{"ocr", sign, "", map[string]string{"margin": "-1"}, "params: margin"},
 		{"ocr", sign, "", map[string]string{"prepare": "some"}, "must be auto or none"},
 		{"ocr", sign, "", map[string]string{"whitelist": "a\nb"}, "one line"},
-		{"ocr", sign, "", map[string]string{"quality": "1"}, `params: "quality" is unknown; ocr has lang, margin, prepare, psm, whitelist`},
-		{"jpeg_compressibility", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; jpeg_compressibility has divisor`},
+		{
+			"ocr", sign, "",
+			map[string]string{"quality": "1"},
+			`params: "quality" is unknown; ocr has lang, margin, prepare, psm, whitelist`,
+		},
+		{
+			"jpeg_compressibility", "x", "",
+			map[string]string{"quality": "1"},
+			`params: "quality" is unknown; jpeg_compressibility has divisor`,
+		},
 		{"jpeg_compressibility", "x", "", map[string]string{"divisor": "500"}, ""},
-		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "0"}, `params.divisor: "0"; must be a number from 0.000001 to 1000000`},
+		{
+			"jpeg_incompressibility", "x", "",
+			map[string]string{"divisor": "0"},
+			`params.divisor: "0"; must be a number from 0.000001 to 1000000`,
+		},
 		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "NaN"}, `params.divisor: "NaN"`},
 		{"diversity", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; diversity has none`},
 		{"http:clip", "x", "", map[string]string{"anything": "1"}, ""},
@@ -216,7 +234,8 @@ func FuzzTextReward(f *testing.F) {
 		if r := scorer.TextReward(target, read); !(r >= 0 && r <= 1) {
 			t.Errorf("%q against %q: %v", read, target, r)
 		}
-		if got, err := scorer.Target(read, ""); err == nil && (got == "" || utf8.ValidString(read) && !strings.Contains(read, got)) {
+		if got, err := scorer.Target(read, ""); err == nil &&
+			(got == "" || utf8.ValidString(read) && !strings.Contains(read, got)) {
 			t.Errorf("target %q of %q", got, read)
 		}
 	})

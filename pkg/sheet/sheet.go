@@ -1,5 +1,6 @@
-// Package sheet draws contact sheets: the images of one group beside each other, each
-// with what is said of it below, so that a person sees at a glance what a group learns from.
+// Package sheet draws contact sheets as PNG files, so that a person sees at a glance what a
+// group learns from. Draw puts the images of one group (Tiles) side by side, each with two
+// lines of text below. DrawStrips puts several states of a sample (a Strip) in one row.
 package sheet
 
 import (
@@ -17,11 +18,14 @@ import (
 	"golang.org/x/image/font/gofont/goregular"
 	"golang.org/x/image/font/opentype"
 	"golang.org/x/image/math/fixed"
+
+	"github.com/meander-rl/meander/pkg/media"
 )
 
-// Tile is one image of a contact sheet with two lines below it, cut to its width.
+// Tile is one image of a contact sheet with two lines of text below it. Lines are cut to the width of the image.
 type Tile struct {
-	PNG     []byte
+	// Media is the image; of a video, the first frame is drawn.
+	Media   media.Media
 	Caption string
 	// Note is the second line: green where Tone is above 0, red where it is below.
 	Note string
@@ -46,53 +50,53 @@ var (
 	bad   = color.NRGBA{0xb8, 0x32, 0x2a, 0xff}
 )
 
-// Draw returns the contact sheet of one group as a PNG: its tiles in their order, at least
-// one, below the title. Images have one size; small ones are enlarged by a whole factor.
+// Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All images
+// have the size of the first; small ones are enlarged by a whole factor.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")
 	}
-	images := make([]image.Image, len(tiles))
 	side := 0
 	for i, t := range tiles {
-		im, err := png.Decode(bytes.NewReader(t.PNG))
-		if err != nil {
-			return nil, fmt.Errorf("contact sheet: image %d: %w", i, err)
+		size := t.Media.Size()
+		if size == (media.Size{}) {
+			return nil, fmt.Errorf("contact sheet: image %d: no pixels", i)
 		}
-		images[i] = im
-		side = max(side, im.Bounds().Dx(), im.Bounds().Dy())
+		side = max(side, size.Width, size.Height)
 	}
 	scale := max(1, int(math.Ceil(float64(leastSide)/float64(side))))
-	w, h := images[0].Bounds().Dx()*scale, images[0].Bounds().Dy()*scale
+	first := tiles[0].Media.Size()
+	w, h := first.Width*scale, first.Height*scale
 	columns, rows := layout(len(tiles), w)
 	cell := image.Pt(w+gap, h+captionHeight+gap)
-	sheet, regular, err := titled(title, max(2*margin+columns*cell.X-gap, 420), margin+titleHeight+rows*cell.Y+margin-gap)
+	sheet, regular, err := newSheet(title, max(2*margin+columns*cell.X-gap, 420), margin+titleHeight+rows*cell.Y+margin-gap)
 	if err != nil {
 		return nil, err
 	}
 	for i, t := range tiles {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
-		draw.NearestNeighbor.Scale(sheet, image.Rect(x, y, x+w, y+h), images[i], images[i].Bounds(), draw.Src, nil)
-		text(sheet, regular, quiet, x, y+h+17, fit(regular, t.Caption, w))
-		text(sheet, regular, colour(t.Tone), x, y+h+34, fit(regular, t.Note, w))
+		draw.NearestNeighbor.Scale(sheet, image.Rect(x, y, x+w, y+h), t.Media.Frames[0], t.Media.Frames[0].Rect, draw.Src,
+			nil)
+		drawText(sheet, regular, quiet, x, y+h+17, fitText(regular, t.Caption, w))
+		drawText(sheet, regular, toneColour(t.Tone), x, y+h+34, fitText(regular, t.Note, w))
 	}
-	return encode(sheet)
+	return encodePNG(sheet)
 }
 
-// titled is an empty sheet of that size under its title, and the face of what comes on it.
-func titled(title string, width, height int) (*image.NRGBA, font.Face, error) {
+// newSheet returns an empty sheet of that size with its title, and the font for further text.
+func newSheet(title string, width, height int) (*image.NRGBA, font.Face, error) {
 	sheet := image.NewNRGBA(image.Rect(0, 0, width, height))
 	draw.Draw(sheet, sheet.Bounds(), image.NewUniform(paper), image.Point{}, draw.Src)
-	bold, err := face(gobold.TTF, 20)
+	bold, err := newFace(gobold.TTF, 20)
 	if err != nil {
 		return nil, nil, err
 	}
-	text(sheet, bold, ink, margin, margin+18, fit(bold, title, width-2*margin))
-	regular, err := face(goregular.TTF, 14)
+	drawText(sheet, bold, ink, margin, margin+18, fitText(bold, title, width-2*margin))
+	regular, err := newFace(goregular.TTF, 14)
 	return sheet, regular, err
 }
 
-func encode(sheet image.Image) ([]byte, error) {
+func encodePNG(sheet image.Image) ([]byte, error) {
 	var buf bytes.Buffer
 	if err := png.Encode(&buf, sheet); err != nil {
 		return nil, fmt.Errorf("encode contact sheet: %w", err)
@@ -100,14 +104,14 @@ func encode(sheet image.Image) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// layout is how n tiles of that width are placed: in rows of equal length where they fit.
+// layout returns how many columns and rows n tiles of that width get; rows are of equal length if possible.
 func layout(n, width int) (columns, rows int) {
 	columns = min(mostColumns, n, max(2, 1600/(width+gap)))
 	rows = (n + columns - 1) / columns
 	return (n + rows - 1) / rows, rows
 }
 
-func colour(tone float64) color.Color {
+func toneColour(tone float64) color.Color {
 	switch {
 	case tone > 0:
 		return good
@@ -117,7 +121,7 @@ func colour(tone float64) color.Color {
 	return quiet
 }
 
-func face(ttf []byte, size float64) (font.Face, error) {
+func newFace(ttf []byte, size float64) (font.Face, error) {
 	f, err := opentype.Parse(ttf)
 	if err != nil {
 		return nil, fmt.Errorf("contact sheet font: %w", err)
@@ -125,13 +129,13 @@ func face(ttf []byte, size float64) (font.Face, error) {
 	return opentype.NewFace(f, &opentype.FaceOptions{Size: size, DPI: 72, Hinting: font.HintingFull})
 }
 
-func text(dst draw.Image, f font.Face, c color.Color, x, y int, s string) {
+func drawText(dst draw.Image, f font.Face, c color.Color, x, y int, s string) {
 	d := font.Drawer{Dst: dst, Src: image.NewUniform(c), Face: f, Dot: fixed.P(x, y)}
 	d.DrawString(s)
 }
 
-// fit cuts s to width pixels.
-func fit(f font.Face, s string, width int) string {
+// fitText cuts s to width pixels, with "…" at the cut.
+func fitText(f font.Face, s string, width int) string {
 	if font.MeasureString(f, s).Ceil() <= width {
 		return s
 	}

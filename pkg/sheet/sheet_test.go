@@ -9,27 +9,24 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/sheet"
 )
 
-// square is a PNG of one colour.
-func square(side int, c color.Color) []byte {
+// square is an image of one colour.
+func square(side int, c color.Color) media.Media {
 	im := image.NewNRGBA(image.Rect(0, 0, side, side))
 	for i := range side * side {
 		im.Set(i%side, i/side, c)
 	}
-	var buf bytes.Buffer
-	if err := png.Encode(&buf, im); err != nil {
-		panic(err)
-	}
-	return buf.Bytes()
+	return media.Of(im)
 }
 
 func Example() {
 	data, err := sheet.Draw("a red square", []sheet.Tile{
-		{PNG: square(64, color.White), Caption: "#1  r 0.900", Note: "A +1.200", Tone: 1.2},
-		{PNG: square(64, color.Black), Caption: "#0  r 0.100  dark", Note: "A -1.200", Tone: -1.2},
-		{PNG: square(64, color.Black)},
+		{Media: square(64, color.White), Caption: "#1  r 0.900", Note: "A +1.200", Tone: 1.2},
+		{Media: square(64, color.Black), Caption: "#0  r 0.100  dark", Note: "A -1.200", Tone: -1.2},
+		{Media: square(64, color.Black)},
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -46,10 +43,20 @@ func Example() {
 
 // Every image is on the sheet, in the order given, as large as the others.
 func TestDraw_Order(t *testing.T) {
-	colours := []color.NRGBA{{200, 0, 0, 255}, {0, 200, 0, 255}, {0, 0, 200, 255}, {200, 200, 0, 255}, {0, 200, 200, 255}, {200, 0, 200, 255}, {90, 0, 0, 255}, {0, 90, 0, 255}, {0, 0, 90, 255}}
+	colours := []color.NRGBA{
+		{200, 0, 0, 255},
+		{0, 200, 0, 255},
+		{0, 0, 200, 255},
+		{200, 200, 0, 255},
+		{0, 200, 200, 255},
+		{200, 0, 200, 255},
+		{90, 0, 0, 255},
+		{0, 90, 0, 255},
+		{0, 0, 90, 255},
+	}
 	var tiles []sheet.Tile
 	for i, c := range colours {
-		tiles = append(tiles, sheet.Tile{PNG: square(32, c), Caption: fmt.Sprint("#", i)})
+		tiles = append(tiles, sheet.Tile{Media: square(32, c), Caption: fmt.Sprint("#", i)})
 	}
 	data, err := sheet.Draw("title", tiles)
 	if err != nil {
@@ -87,8 +94,8 @@ func TestDraw_Errors(t *testing.T) {
 	if _, err := sheet.Draw("nothing", nil); err == nil {
 		t.Error("a sheet of no images")
 	}
-	_, err := sheet.Draw("broken", []sheet.Tile{{PNG: []byte("no image")}})
-	if err == nil || !strings.Contains(err.Error(), "image 0") {
-		t.Errorf("broken image: %v; want it named", err)
+	_, err := sheet.Draw("none", []sheet.Tile{{Media: square(8, color.White)}, {}})
+	if err == nil || !strings.Contains(err.Error(), "image 1") {
+		t.Errorf("no image: %v; want it named", err)
 	}
 }

@@ -6,46 +6,44 @@ import (
 	"time"
 )
 
-// Device executes the operations of networks: it holds their weights, and runs their
-// passes in sessions. Its methods may be called concurrently; tensortest is the suite
-// that every device passes.
+// Device holds the weights of networks and runs their passes in sessions. Its methods are
+// safe for concurrent use. Every device passes the tests of package tensortest.
 //
-// A pass has the same bits whenever its arguments do, on one device: they do not depend
-// on threads, nor on which other rows share a call.
+// On one device, a pass with equal arguments gives equal bits: they depend neither on
+// threads, nor on the other rows of a call.
 type Device interface {
-	// Name says what computes, for the record of an event, e.g. cpu/avx512.
+	// Name returns what computes, as events record it, e.g. cpu/avx512.
 	Name() string
-	// Parallel is how many calls of Run are worth making at once, at least 1.
+	// Parallel returns how many concurrent calls of Run make work faster, at least 1.
 	Parallel() int
-	// Run calls f with a session, waiting for a free one until ctx ends: then it returns
-	// the cause of ctx. With wide, the operations of the session use all of the device when
-	// nothing else does. What f took from the session is gone when Run returns. A panic of f
-	// comes through.
+	// Run waits for a free session and calls f with it. If ctx ends before, it returns the cause of ctx. With wide,
+	// the operations of the session use all of the device when nothing else runs. Memory of the session is invalid
+	// when Run returns. A panic of f reaches the caller.
 	Run(ctx context.Context, wide bool, f func(Session) error) error
 
-	// Weight puts projections of one input on the device, stacked: each is [n_i, K]. It
-	// keeps their element type where the device computes with it. An error of this and the next
-	// five is one of the device, such as its memory being full.
+	// Weight puts projections of one input on the device, stacked: each is [n_i, K]. It keeps their element type if
+	// the device computes with it. An error of this method and of the next five is one of the device, such as full
+	// memory.
 	Weight(parts ...Array) (Weight, error)
-	// Read writes a weight back to dst [N, K], for those that derive others from it.
+	// Read writes a weight back to dst [N, K], so that callers can derive other weights from it.
 	Read(dst []float32, w Weight) error
-	// Kernel puts a convolution kernel [out, in, kh, kw] on the device.
-	Kernel(w Array) (Kernel, error)
+	// Filter puts the filter of a convolution [out, in, kh, kw] on the device.
+	Filter(w Array) (Filter, error)
 	// Vector puts a bias, or the weights of a norm, on the device.
 	Vector(a Array) (Vector, error)
-	// Table puts a matrix [rows, cols] on the device, to Gather from.
+	// Table puts a matrix [rows, cols] on the device, for Gather.
 	Table(a Array) (Matrix, error)
-	// Cache is memory for factors that outlives sessions, zeros at first: sessions Scatter to
-	// it, and attentions read it. Passes at the same time must not write what others use.
+	// Cache allocates memory for factors that outlives sessions, filled with zeros. Sessions write it with Scatter,
+	// and attentions read it. Concurrent passes must not write rows that others use.
 	Cache(rows, cols int) (Matrix, error)
 
-	// WorkingBytes is the memory that idle sessions hold beside the weights.
+	// WorkingBytes returns the memory that idle sessions hold, without the weights.
 	WorkingBytes() int
-	// Close ends what the device runs. No session may be open.
+	// Close stops the device. No session may be open.
 	Close() error
 }
 
-// ErrDeviceLost is wrapped by the errors of a device that computes nothing any more.
+// ErrDeviceLost is wrapped by the errors of a device that failed and cannot compute any more.
 var ErrDeviceLost = errors.New("the device is lost")
 
 // Metered is a device with memory of its own.
@@ -55,41 +53,40 @@ type Metered interface {
 
 // Limited is a device with memory of its own that may be too small for a model.
 type Limited interface {
-	// Room is how many bytes weights and sessions can still take, and the size of an element
-	// of weights of projections, tables and factors: 4, or 2 in bf16.
-	Room() (bytes, factorBytes int, err error)
+	// FreeSpace returns the memory in bytes that is left for weights and sessions, and the size in bytes of an
+	// element of projections, tables and factors: 4, or 2 in bf16.
+	FreeSpace() (bytes, factorBytes int, err error)
 }
 
-// Narrow is a device that can keep weights in a smaller type than it computes in. Products have
-// the bits that they have otherwise: it pays for passes of few rows, which take as long as weights
-// are read.
+// Narrow is a device that can store weights in a smaller type than it computes in, with the same bits of products.
+// It is faster for passes with few rows, where most time is spent on reading weights.
 type Narrow interface {
-	// NarrowWeight is Weight of parts that stay in the type of their file where that can be.
+	// NarrowWeight is Weight, but keeps the element type of the parts if it can.
 	NarrowWeight(parts ...Array) (Weight, error)
 }
 
-// Usage is where the memory of a device is, in bytes, and how long it worked.
+// Usage says how the memory of a device is used, in bytes, and how long it worked.
 type Usage struct {
-	Used    int           // handed out: weights, and what a session has
+	Used    int           // by weights and sessions
 	Idle    int           // kept for the next session
-	Free    int           // that the device has left, for whoever asks; 0 where it does not say
+	Free    int           // left on the device, for all processes; 0 if unknown
 	Total   int           // all that the device has
 	Ceiling int           // of Used and Idle together; 0 is Total
-	Blocks  int           // pieces handed out
+	Blocks  int           // pieces in use
 	Busy    time.Duration // that sessions took
 }
 
-// Weight, Kernel and Vector are on a device, read-only, and belong to it alone.
+// Weight, Filter and Vector are read-only data on a device. Only that device can use them.
 type (
 	// Weight is a matrix [N, K] of a projection.
 	Weight interface {
 		N() int
 		K() int
-		// Bytes is the memory it takes.
+		// Bytes is its memory.
 		Bytes() int
 	}
-	// Kernel is a convolution kernel.
-	Kernel interface {
+	// Filter is the filter of a convolution, its weights.
+	Filter interface {
 		// Size is height and width.
 		Size() (kh, kw int)
 		// Channels are those of the input and of the output.
@@ -103,43 +100,43 @@ type (
 	}
 )
 
-// Session is the operations of a pass and the memory for its matrices. One goroutine
-// uses it, inside Run. Operations write to their first argument and may return before
+// Session is one pass: its operations and the memory for its matrices. It is for one
+// goroutine, inside Run. Operations write to their first argument and may return before
 // they are done; CopyOut waits for all of them. Shapes that do not fit are a programming
 // error and panic with "tensor: ...".
 type Session interface {
-	// Block takes n elements with unspecified contents, until the end of the session.
+	// Block allocates n elements with unspecified contents, until the end of the session.
 	Block(n int) Block
-	// Factors is Block for numbers that the products and attentions of the pass read: a device
-	// that multiplies in a smaller type keeps them in it, rounded.
+	// Factors is Block for factors, which products and attentions of the pass read: a device that multiplies in a
+	// smaller type stores them in that type, rounded.
 	Factors(n int) Block
 	// CopyIn writes src, dense and row-major, to dst; CopyOut the other way.
 	CopyIn(dst Matrix, src []float32)
 	CopyOut(dst []float32, src Matrix)
-	// CopyOutLater is CopyOut of what src is now, for what the pass does not read: dst may have it
-	// only when Run returns, without an error. Other sessions can go on meanwhile.
+	// CopyOutLater is CopyOut for results that the pass does not read: it copies the current src, but dst is set
+	// only when Run returns without an error. Other sessions can run meanwhile.
 	CopyOutLater(dst []float32, src Matrix)
 
 	// Linear computes dst [M, N] = x [M, K] w^T with an epilogue. dst must not overlap x;
-	// the residual may be dst itself.
+	// the residual may alias dst.
 	Linear(dst, x Matrix, w Weight, e Epilogue)
 	// Attention is scaled dot-product attention, per sequence and head:
 	// q [Lq, Heads*D], k [Lk, KVHeads*D], v [Lk, KVHeads*Dv], dst [Lq, Heads*Dv]. dst may
-	// be q; it must not overlap k and v.
+	// alias q; it must not overlap k and v.
 	Attention(dst, q, k, v Matrix, a Attention)
 	// LayerNormModulate computes, per row i, norm(x[i]) * (1 + scale[g]) + shift[g] with
 	// g = group[i] (nil: row 0): mean 0 and variance 1 over the row, plus eps.
 	LayerNormModulate(dst, x, scale, shift Matrix, group []int32, eps float32)
 	// RMSNorm divides groups of w.Len() columns by the root of their mean square plus eps
-	// and multiplies by w. dst may be x.
+	// and multiplies by w. dst may alias x.
 	RMSNorm(dst, x Matrix, w Vector, eps float32)
-	// L2Norm computes act(w * sqrt(C) * x / max(|x|, eps)) per row of C columns. dst may be x.
+	// L2Norm computes act(w * sqrt(C) * x / max(|x|, eps)) per row of C columns. dst may alias x.
 	L2Norm(dst, x Matrix, w Vector, eps float32, act Activation)
 	// RMSNormRopePairs is RMSNorm, then RopePairs, of heads of w.Len() columns.
 	RMSNormRopePairs(dst, x Matrix, w Vector, eps float32, cos, sin Matrix, rows []int32)
 	// RopePairs rotates adjacent columns 2j and 2j+1 of each head by the angle whose cos and
 	// sin are in row rows[i] (nil: i) of the tables [P, D/2]; RopeHalves columns j and
-	// j + D/2. dst may be x.
+	// j + D/2. dst may alias x.
 	RopePairs(dst, x, cos, sin Matrix, rows []int32)
 	RopeHalves(dst, x, cos, sin Matrix, rows []int32)
 	// SiLUMul computes SiLU(x) * y, the gate of a SwiGLU.
@@ -149,7 +146,7 @@ type Session interface {
 	// Scatter copies row i of x to row rows[i] of dst; no two rows are the same.
 	Scatter(dst, x Matrix, rows []int32)
 	// Conv2D convolves with zeros around x.
-	Conv2D(dst, x Image, w Kernel, c Conv, e Epilogue)
+	Conv2D(dst, x Image, w Filter, c Conv, e Epilogue)
 	// Upsample2 doubles height and width, each pixel four times.
 	Upsample2(dst, x Image)
 }
@@ -173,7 +170,7 @@ type Epilogue struct {
 	Bias     Vector // [N]
 	Act      Activation
 	Gate     Matrix  // [groups, N]
-	Residual Matrix  // [M, N]; it may be dst
+	Residual Matrix  // [M, N]; it may alias dst
 	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
 }
 
@@ -199,25 +196,25 @@ type Attention struct {
 	// one sequence of all rows.
 	Sequences [][]int32
 
-	// Keys, with Sequences, lists the rows of k and v that each sequence sees, in order, where
-	// they are not those of its queries: a cache, whose rows are those of k, Lk of them seen. Several
-	// sequences may see a row.
+	// Keys, with Sequences, lists the rows of k and v that each sequence sees, in order, if they
+	// are not the rows of its queries: rows of a cache. Lk is then the number of these rows.
+	// Several sequences may see the same row.
 	Keys [][]int32
 }
 
-// Conv is how a convolution moves: Stride in both directions (0 means 1) and rows and
-// columns of zeros around the input.
+// Conv is the geometry of a convolution: the stride in both directions (0 means 1), and how
+// many rows and columns of zeros are around the input.
 type Conv struct {
 	Stride                   int
 	Top, Left, Bottom, Right int
 }
 
-// SamePad returns the padding that keeps the size with a k x k kernel, k odd, stride 1.
+// SamePad returns the padding that keeps the size with a k x k filter, k odd, stride 1.
 func SamePad(k int) Conv {
 	return Conv{Stride: 1, Top: k / 2, Left: k / 2, Bottom: k / 2, Right: k / 2}
 }
 
-// OutSize returns height and width of the output of a kh x kw kernel over h x w.
+// OutSize returns height and width of the output of a kh x kw filter over h x w.
 func (c Conv) OutSize(kh, kw, h, w int) (oh, ow int) {
 	s := max(1, c.Stride)
 	return (h+c.Top+c.Bottom-kh)/s + 1, (w+c.Left+c.Right-kw)/s + 1

@@ -172,6 +172,7 @@ func roundBF16(x []float32) {
 	}
 }
 
+// toF16 rounds to binary16, half to even. Values beyond its range become infinite; NaN stays NaN.
 func toF16(v float32) uint16 {
 	u := math.Float32bits(v)
 	sign := uint16(u >> 16 & 0x8000)
@@ -190,6 +191,7 @@ func toF16(v float32) uint16 {
 	}
 }
 
+// fromF16 converts binary16 exactly.
 func fromF16(h uint16) float32 {
 	sign := uint32(h&0x8000) << 16
 	u := uint32(h&0x7fff) << 13

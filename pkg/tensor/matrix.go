@@ -38,7 +38,7 @@ type Matrix struct {
 	Stride     int
 }
 
-// NewMatrix takes a dense matrix with unspecified contents from a session.
+// NewMatrix allocates a dense matrix in a session. Its contents are unspecified.
 func NewMatrix(s Session, rows, cols int) Matrix {
 	if rows < 0 || cols < 0 {
 		panic("tensor: negative dimension")
@@ -46,7 +46,7 @@ func NewMatrix(s Session, rows, cols int) Matrix {
 	return s.Block(rows*cols).Matrix(rows, cols)
 }
 
-// NewFactors takes one for factors, as Session.Factors has it.
+// NewFactors allocates a dense matrix for factors, as Session.Factors does.
 func NewFactors(s Session, rows, cols int) Matrix {
 	if rows < 0 || cols < 0 {
 		panic("tensor: negative dimension")

@@ -205,6 +205,7 @@ type entry[T any] struct {
 	value T
 }
 
+// MarshalYAML returns a mapping node with the entries in their order.
 func (o ordered[T]) MarshalYAML() (any, error) {
 	n := yaml.Node{Kind: yaml.MappingNode}
 	for _, e := range o {
@@ -220,6 +221,7 @@ func (o ordered[T]) MarshalYAML() (any, error) {
 
 func (o ordered[T]) IsZero() bool { return len(o) == 0 }
 
+// asyncAPI returns the AsyncAPI document of all channels and streams, as YAML.
 func asyncAPI() ([]byte, error) {
 	doc := document{
 		AsyncAPI: "3.0.0",
@@ -279,7 +281,7 @@ func asyncAPI() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// placeholders are the names in braces, in order.
+// placeholders returns the names in braces in an address, in order.
 func placeholders(address string) []string {
 	var names []string
 	for token := range strings.SplitSeq(address, ".") {
@@ -290,6 +292,7 @@ func placeholders(address string) []string {
 	return names
 }
 
+// operations returns the operations of a channel: send for each sender, receive for each receiver.
 func operations(c channel) []entry[operation] {
 	one := func(service, action string) entry[operation] {
 		o := operation{
@@ -324,6 +327,7 @@ func operations(c channel) []entry[operation] {
 	return list
 }
 
+// messageOf returns the message of a channel: an event with its schema, or the raw bytes of a part.
 func messageOf(c channel) message {
 	if c.event == "" {
 		return message{
@@ -365,6 +369,7 @@ func node(v any) yaml.Node {
 	return n
 }
 
+// setup returns the configuration of a stream as the document has it.
 func setup(s schemas.StreamSpec) streamSetup {
 	out := streamSetup{
 		Purpose: s.Purpose, Subjects: s.Subjects, Retention: "limits", Discard: "old", MaxMsgs: s.MaxMsgs, MaxBytes: s.MaxBytes,
@@ -388,7 +393,7 @@ func setup(s schemas.StreamSpec) streamSetup {
 	return out
 }
 
-// storedBy is how a stream stores the messages of a channel, and gives them to readers.
+// storedBy returns how a stream stores the messages of a channel, and how readers get them.
 func storedBy(stream string) *channelStream {
 	c := &channelStream{Stream: stream, Guard: "message id within the duplicate window"}
 	for _, s := range schemas.Streams() {

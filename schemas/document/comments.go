@@ -15,16 +15,13 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Comments are the doc comments of structs and of their fields ("Type.Field"), and
-// the wire names of the fields.
-type Comments struct {
-	docs map[string]string
-	wire map[string]string
-}
+// Comments are the doc comments of structs and of their fields ("Type.Field").
+type Comments struct{ docs map[string]string }
 
-// ReadComments reads those of the Go files that a pattern names; tests have their own.
+// ReadComments reads the comments of the Go files that match a pattern. It skips test files, unless the
+// pattern is the name of one.
 func ReadComments(pattern string) (*Comments, error) {
-	c := &Comments{docs: map[string]string{}, wire: map[string]string{}}
+	c := &Comments{docs: map[string]string{}}
 	names, err := filepath.Glob(pattern)
 	if err != nil {
 		return nil, err
@@ -54,6 +51,8 @@ func ReadComments(pattern string) (*Comments, error) {
 	return c, nil
 }
 
+// fields reads the comments of a struct's fields. A field without a comment gets that of the field before it, if that
+// names it too.
 func (c *Comments) fields(typeName string, st *ast.StructType) {
 	before := ""
 	for _, f := range st.Fields.List {
@@ -65,11 +64,6 @@ func (c *Comments) fields(typeName string, st *ast.StructType) {
 			}
 			before = text
 			c.docs[key] = text
-			if f.Tag != nil {
-				tag, _ := strconv.Unquote(f.Tag.Value)
-				wire, _, _ := strings.Cut(reflect.StructTag(tag).Get("msgpack"), ",")
-				c.wire[key] = wire
-			}
 		}
 	}
 }
@@ -88,7 +82,7 @@ var constants = map[string]string{
 func (c *Comments) Describe(t reflect.Type, f schemas.Field) (string, error) {
 	text := c.text(t, f)
 	if text == "" {
-		return "", undescribed(t, f)
+		return "", undescribed(f)
 	}
 	if f.Absent != "" {
 		text = strings.TrimSuffix(text, ".") + ". Default: " + f.Absent + "."
@@ -96,32 +90,31 @@ func (c *Comments) Describe(t reflect.Type, f schemas.Field) (string, error) {
 	return text, nil
 }
 
-func undescribed(t reflect.Type, f schemas.Field) error {
-	return fmt.Errorf("%s.%s has neither a doc comment nor a place in the vocabulary", t.Name(), f.GoName)
+func undescribed(f schemas.Field) error {
+	return fmt.Errorf("%s.%s has neither a doc comment nor a place in the vocabulary", f.Owner.Name(), f.GoName)
 }
 
-// text is the description alone; empty where there is none.
+// text returns the description of a field without its default; "" if there is none.
 func (c *Comments) text(t reflect.Type, f schemas.Field) string {
-	if text := c.describe(t, f.GoName); text != "" {
+	if text := c.inWireNames(t, f.Owner.Name()+"."+f.GoName); text != "" {
 		return text
 	}
 	return vocabulary[f.Name]
 }
 
-// describe is the comment of a field of t, or of t itself, in one line and with wire
-// names for the Go names of t's fields.
-func (c *Comments) describe(t reflect.Type, field string) string {
-	key := t.Name()
-	if field != "" {
-		key += "." + field
-	}
+// inWireNames is the comment of a type or of a field, "Type.Field", in one line and with wire names for the Go names of
+// t's fields.
+func (c *Comments) inWireNames(t reflect.Type, key string) string {
 	text := strings.Join(strings.Fields(c.docs[key]), " ")
+	ofField := strings.Contains(key, ".")
 	return identifier.ReplaceAllStringFunc(text, func(word string) string {
 		if value, ok := constants[word]; ok {
 			return value
 		}
-		if wire, ok := c.wire[t.Name()+"."+word]; ok && (field != "" || wire != strings.ToLower(word)) {
-			return wire
+		for _, f := range schemas.Fields(t) {
+			if f.GoName == word && (ofField || f.Name != strings.ToLower(word)) {
+				return f.Name
+			}
 		}
 		return word
 	})

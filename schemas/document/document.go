@@ -1,6 +1,6 @@
-// Package document makes the documents of the contract from its Go types: what stands on
-// a field of a struct of package schemas, its tags and its comment, is all that they say
-// of it.
+// Package document generates the documents of the contract from its Go types: JSON
+// Schemas, the AsyncAPI document, and the tables in schemas/README.md. Everything that
+// they say about a field comes from its tags and its comment in package schemas.
 package document
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Files is every generated file by its name; dir is the folder of package schemas.
+// Files returns every generated file by its name; dir is the folder of package schemas.
 func Files(dir string) (map[string][]byte, error) {
 	c, err := ReadComments(dir + "/*.go")
 	if err != nil {
@@ -32,8 +32,8 @@ func Files(dir string) (map[string][]byte, error) {
 	return files, err
 }
 
-// readme is the description of the contract with its tables of fields, which stand between
-// the comments <!-- fields NAME --> and <!-- /fields NAME -->.
+// readme returns the file at path with its tables of fields replaced: those between the comments
+// <!-- fields NAME --> and <!-- /fields NAME -->.
 func readme(path string, c *Comments) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -61,8 +61,8 @@ func readme(path string, c *Comments) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// Table lists the fields of a struct of the contract in Markdown: name, flag of the
-// command, legal values, default, description.
+// Table returns a Markdown table of the fields of a struct: name, flag of the command, legal
+// values, default, description.
 func Table(t reflect.Type, c *Comments) (string, error) {
 	var s strings.Builder
 	s.WriteString("| field | flag | values | default | |\n|---|---|---|---|---|\n")
@@ -72,7 +72,7 @@ func Table(t reflect.Type, c *Comments) (string, error) {
 		}
 		text := c.text(t, f)
 		if text == "" {
-			return "", undescribed(t, f)
+			return "", undescribed(f)
 		}
 		flag, def := "", f.Absent
 		if f.Flag != "" {
@@ -86,7 +86,7 @@ func Table(t reflect.Type, c *Comments) (string, error) {
 	return s.String(), nil
 }
 
-// values are the legal ones in a few words.
+// values returns the legal values of a field in a few words.
 func values(f schemas.Field) string {
 	kind := f.Type
 	if kind.Kind() == reflect.Pointer {
@@ -125,7 +125,7 @@ func values(f schemas.Field) string {
 	return list + s
 }
 
-// interval writes a range as mathematics does, or with a sign where one end is free.
+// interval formats a range: "1 to 8", "in (0, 1]", or "≥ 0" without an upper end.
 func interval(r *schemas.Range) string {
 	low, high := strconv.FormatFloat(r.Low, 'g', 6, 64), strconv.FormatFloat(r.High, 'g', 6, 64)
 	if r.High == math.Trunc(r.High) && !math.IsInf(r.High, 0) {

@@ -16,7 +16,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// jsonSchemas is jsonschema/<event>.json for every event.
+// jsonSchemas returns the file jsonschema/<event>.json of every event, by name.
 func jsonSchemas(c *Comments) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for _, e := range schemas.Events() {
@@ -29,14 +29,14 @@ func jsonSchemas(c *Comments) (map[string][]byte, error) {
 	return files, nil
 }
 
-// schemaFile is where the schema of an event type such as "step/1" is kept.
+// schemaFile returns the file of the schema of an event type such as "step/1".
 func schemaFile(eventType string) string {
 	name, version, _ := strings.Cut(eventType, "/")
 	return "jsonschema/" + name + ".v" + version + ".json"
 }
 
-// JSONSchema is the JSON Schema of a struct of the contract, given by its pointer, under a
-// title such as "step/1": what its tags say (see schemas.Field) and its comments.
+// JSONSchema returns the JSON Schema of a struct of the contract, from its tags (see
+// schemas.Field) and comments. e is a pointer to the struct, title a type such as "step/1".
 func JSONSchema(e any, title string, c *Comments) ([]byte, error) {
 	r := jsonschema.Reflector{
 		FieldNameTag: "msgpack", ExpandedStruct: true, AllowAdditionalProperties: true, Anonymous: true,
@@ -75,7 +75,7 @@ func JSONSchema(e any, title string, c *Comments) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// collectTypes finds the structs below t by name.
+// collectTypes adds the structs nested in t to types, by name.
 func collectTypes(t reflect.Type, types map[string]reflect.Type) {
 	for f := range t.Fields() {
 		ft := f.Type
@@ -95,16 +95,18 @@ func refine(s *jsonschema.Schema, t reflect.Type, c *Comments) error {
 	if t == nil {
 		return errors.New("schema of a type that is not reachable")
 	}
-	s.Description = c.describe(t, "")
+	s.Description = c.inWireNames(t, t.Name())
 	s.Required = nil
+	properties := s.Properties
+	s.Properties = jsonschema.NewProperties()
 	for _, f := range schemas.Fields(t) {
-		p, ok := s.Properties.Get(f.Name)
+		p, ok := properties.Get(f.Name)
 		if !ok {
-			return fmt.Errorf("%s.%s has no property %q", t.Name(), f.GoName, f.Name)
+			return fmt.Errorf("%s.%s has no property %q", f.Owner.Name(), f.GoName, f.Name)
 		}
 		numbers(p, f.Type)
 		if err := limit(p, &f); err != nil {
-			return fmt.Errorf("%s.%s: %w", t.Name(), f.GoName, err)
+			return fmt.Errorf("%s.%s: %w", f.Owner.Name(), f.GoName, err)
 		}
 		if f.Name == "v" {
 			p.Const = schemas.Version
@@ -127,7 +129,7 @@ func refine(s *jsonschema.Schema, t reflect.Type, c *Comments) error {
 	return nil
 }
 
-// limit states the tags of a field. What takes more than one field to say is only in
+// limit adds what the tags of a field say. Rules across fields are not in the schema, only in
 // Validate.
 func limit(p *jsonschema.Schema, f *schemas.Field) error {
 	each := p // what the rules of a single value go to
@@ -170,6 +172,7 @@ func limit(p *jsonschema.Schema, f *schemas.Field) error {
 	return err
 }
 
+// form adds the pattern of a text's form.
 func form(p *jsonschema.Schema, f *schemas.Field) {
 	least := 1
 	if f.Empty {
@@ -189,6 +192,7 @@ func form(p *jsonschema.Schema, f *schemas.Field) {
 	}
 }
 
+// bound sets an end of a range: at, or beyond if the end itself is left out. An infinite end sets nothing.
 func bound(x float64, open bool, at, beyond *json.Number) {
 	if math.IsInf(x, 0) {
 		return
@@ -199,7 +203,7 @@ func bound(x float64, open bool, at, beyond *json.Number) {
 	*at = json.Number(strconv.FormatFloat(x, 'f', -1, 64))
 }
 
-// length is the ends of a size; nil stands for none.
+// length returns the ends of a size, nil for an end that says nothing.
 func length(r *schemas.Range) (low, high *uint64) {
 	if r.Low > 0 {
 		low = new(uint64(r.Low))
@@ -210,7 +214,7 @@ func length(r *schemas.Range) (low, high *uint64) {
 	return low, high
 }
 
-// required says whether every writer gives the field. What users write (the prompt
+// required reports whether every writer gives the field. What users write (the prompt
 // and what is in it) has defaults; the rest is written by services, in full.
 func required(typeName, field string, optional bool) bool {
 	if given, ok := userWritten[typeName]; ok {

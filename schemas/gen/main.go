@@ -24,6 +24,7 @@ func main() {
 	}
 }
 
+// run writes the generated files into the current folder.
 func run() error {
 	files, err := document.Files(".")
 	if err != nil {

@@ -1,22 +1,24 @@
-// Package advantage groups rewards by uid and closes each group exactly once:
-// when all its samples are scored or failed, or at its deadline with what it has.
+// Package advantage groups rewards by uid and closes each group exactly once: when all its samples are scored or
+// failed, or at its deadline with the rewards that it has. To close a group means to compute the advantages of its
+// samples and to publish them as its result, one Advantage event. An explicit batch is several groups that a prompt
+// names as one; it closes after its groups, with a Batch event.
 //
-// A group is known from its prompt on: intake's record of it comes first, the way that its
-// rewards come. State is a local map and nothing else. A record or reward is acked when the
-// result it is part of is stored (the group's advantage, or the batch for explicit batches),
-// so after a crash the stream delivers every open group again. One worker is active
-// per partition; the others are hot standbys.
+// Intake's record of a group opens it: a copy of the record comes in the same stream as the rewards. The stream has
+// several partitions by batch. In each partition one worker of all processes is active, and the others stand by.
 //
-// A worker does not wait for one result to be stored before it takes the next reward.
-// It looks whether a group has a result already only for groups that were known before and
-// stay open: one that is complete is published, and the server says what was there before.
+// All state is in memory. A record or reward is acknowledged when the result that it is part of is stored, so after a
+// crash the stream delivers every open group again. A worker does not wait until a result is stored before it handles
+// the next reward: it publishes the result, and the server refuses a second one of the same group. Only for groups that
+// another worker may have closed, and that would stay open here, it looks for a stored result itself.
 package advantage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,9 +37,9 @@ const Summary = "closes groups of rewards and computes their advantages"
 type Config struct {
 	// GroupTimeout closes groups and batches without a deadline of their own, counted from their first reward.
 	GroupTimeout time.Duration `koanf:"group_timeout" help:"a group or batch without a deadline closes this long after its first reward"`
-	// MaxHeld bounds the rewards of open groups, and their records, that one partition holds; see
-	// deploy/bench/advantage.md for what they take. When it is reached the partition takes no
-	// more until a group closes, by its deadline at the latest.
+	// MaxHeld bounds the rewards and records of open groups that one partition holds; deploy/bench/advantage.md says
+	// how much memory they take. When it is reached, the partition receives no more until a group closes, by its
+	// deadline at the latest.
 	MaxHeld int `koanf:"max_held" help:"rewards and records of open groups that one of the 16 partitions may hold, about 0.7 KiB each"`
 	// AckWait is how long the server waits for a heartbeat before a standby takes over.
 	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
@@ -45,22 +47,23 @@ type Config struct {
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
-// DefaultConfig waits an hour for stragglers.
+// DefaultConfig returns settings with which a group waits an hour for its last rewards.
 func DefaultConfig() Config {
 	return Config{GroupTimeout: time.Hour, MaxHeld: 100_000, AckWait: 30 * time.Second}
 }
 
-// minHeld is the largest group and its record: with less it could never be whole.
+// minHeld is the number of messages of the largest group and its record: with less, that group could never be complete.
 const minHeld = schemas.MaxGroupSize + 1
 
-// Validate joins every fault by field name.
+// Validate returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	if c.GroupTimeout < time.Second {
 		errs = append(errs, fmt.Errorf("group_timeout: %v; must be at least 1s", c.GroupTimeout))
 	}
 	if c.MaxHeld < minHeld {
-		errs = append(errs, fmt.Errorf("max_held: %d; must be at least %d, one whole group and its record", c.MaxHeld, minHeld))
+		errs = append(errs, fmt.Errorf("max_held: %d; must be at least %d, one whole group and its record", c.MaxHeld,
+			minHeld))
 	}
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
@@ -68,8 +71,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run closes groups until ctx ends. Open groups are left to the next worker: their
-// rewards are not acked.
+// Run closes groups until ctx ends. It leaves open groups to the next worker: their rewards
+// are not acknowledged.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("advantage config: %w", err)
@@ -89,8 +92,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
 			w := &worker{
-				cfg: cfg, bus: b, publisher: publisher, log: log.With().Int("partition", p).Logger(), metrics: instruments,
-				controls: controls, groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
+				cfg: cfg, bus: b, publisher: publisher, metrics: instruments, controls: controls,
+				log:    log.With().Int("partition", p).Logger(),
+				groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
 			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
@@ -101,8 +105,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	return g.Wait()
 }
 
-// resultWindow and resultBytes bound the results of all partitions that are on their
-// way to the server.
+// resultWindow and resultBytes bound the results of all partitions that are being published.
 const (
 	resultWindow = 1024
 	resultBytes  = 32 << 20
@@ -115,47 +118,49 @@ type worker struct {
 	publisher *bus.Publisher
 	log       zerolog.Logger
 	metrics   *instruments
-	// controls are what operators asked of runs, heeded as far as the open groups know of it.
-	controls *bus.Controls
-	heeded   int
+	// controls are what operators asked of runs; the open groups know the first appliedControls.
+	controls        *bus.Controls
+	appliedControls int
 	// deliveries counts what the partition's consumer does.
-	deliveries instrument.Deliveries
-	sub        *bus.Subscription
-	decoder    schemas.GroupDecoder
-	reward     schemas.Reward          // that was received last
-	opening    schemas.Opening         // that was received last
-	taken      []*bus.Message          // that have come, to be received in their order
-	records    map[string]*bus.Message // of groups that taken opens, by subject
-	groups     map[string]*group       // by run and uid
-	batches    map[string]*batch       // explicit batches, by run and batch id
-	opened     []*group                // known before, to be looked up should they stay open; oldest first
-	unproven   []unproven              // to be compared with their records should they stay open; oldest first
-	storing    []storing               // oldest first
-	again      bool                    // something that could have closed has not
+	deliveries   instrument.Deliveries
+	sub          *bus.Subscription
+	decoder      schemas.GroupDecoder
+	reward       schemas.Reward          // the last one that was decoded
+	opening      schemas.Opening         // the last one that was decoded
+	received     []*bus.Message          // to be handled in this order
+	records      map[string]*bus.Message // intake's records of groups that open now, by subject
+	groups       map[string]*group       // by run and uid
+	batches      map[string]*batch       // explicit batches, by run and batch id
+	lookUps      []*group                // open groups that may have a stored result; oldest first
+	unconfirmed  []unconfirmed           // groups not compared with their records yet; oldest first
+	publishing   []publishing            // results that are being stored; oldest first
+	retryClosing bool                    // closing a group or batch failed, or a control ended one
 }
 
-// storing is a result on its way to the server.
-type storing struct {
+// publishing is the result of a group that the server has not confirmed yet.
+type publishing struct {
 	group  *group
 	future *bus.Future
 }
 
-// FetchAhead is how many rewards of a partition are asked for at once.
+// FetchAhead is how many rewards of a partition a worker asks for at once.
 const FetchAhead = 256
 
 const (
-	// sweepEvery is how often deadlines are looked at, maxLookups how many open groups are
-	// looked up each time.
+	// sweepEvery is how often a worker checks deadlines, maxLookups how many open groups it
+	// looks up each time.
 	sweepEvery = 250 * time.Millisecond
 	maxLookups = 64
-	// lastMoment is what a shutdown waits for the results on their way.
+	// lastMoment is how long a shutdown waits for results that are being published.
 	lastMoment = 2 * time.Second
 )
 
+// run handles the messages of a partition until ctx ends, and sweeps every sweepEvery. While another worker has the
+// partition it gets no messages. When ctx ends it waits up to lastMoment for results that are being published.
 func (w *worker) run(ctx context.Context, partition int) error {
 	consumer := w.cfg.consumer(partition)
 	w.deliveries = w.metrics.set.Deliveries(consumer.Stream)
-	consumer.OnRelease = w.forget
+	consumer.OnRelease = w.dropAll
 	sub, err := w.bus.Subscription(ctx, consumer)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -165,7 +170,7 @@ func (w *worker) run(ctx context.Context, partition int) error {
 	}
 	w.sub = sub
 	defer sub.Close()
-	defer w.forget()
+	defer w.dropAll()
 	// A result that is being stored when ctx ends gets a moment to be confirmed.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -180,16 +185,16 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		case err != nil:
 			return err
 		case m != nil:
-			if err := w.ahead(work, m); err != nil {
+			if err := w.readAhead(work, m); err != nil {
 				return err
 			}
-			for len(w.taken) > 0 {
-				m, w.taken = w.taken[0], w.taken[1:]
+			for len(w.received) > 0 {
+				m, w.received = w.received[0], w.received[1:]
 				w.receive(work, m)
-				w.collect(work, over)
+				w.collect(work, noWait)
 			}
 		}
-		w.collect(work, over)
+		w.collect(work, noWait)
 		if now := time.Now(); now.After(nextSweep) {
 			w.sweep(work)
 			nextSweep = now.Add(sweepEvery)
@@ -197,24 +202,24 @@ func (w *worker) run(ctx context.Context, partition int) error {
 	}
 }
 
-// over is a context that has ended: to look without waiting.
-var over = func() context.Context {
+// noWait is a context that has ended, for calls that must not wait.
+var noWait = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// next returns the next reward, or nil when it is time for something else: to sweep, or
-// to see to a result that has been stored.
+// next waits for the next message. It returns nil when it is time to sweep (until), or when the oldest result that is
+// being published is stored.
 func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error) {
-	if m, err := w.sub.Next(over); !errors.Is(err, context.Canceled) {
+	if m, err := w.sub.Next(noWait); !errors.Is(err, context.Canceled) {
 		return m, err
 	}
 	wait, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	if len(w.storing) > 0 {
+	if len(w.publishing) > 0 {
 		select {
-		case <-w.storing[0].future.Done():
+		case <-w.publishing[0].future.Done():
 		case <-wait.Done():
 		}
 		return nil, nil
@@ -226,31 +231,31 @@ func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error
 	return m, err
 }
 
-// consumer is the durable of one partition.
+// consumer returns the settings of the durable consumer of one partition, which delivers to one worker at a time.
 func (c Config) consumer(partition int) bus.ConsumerConfig {
 	return bus.ConsumerConfig{
-		Stream: schemas.StreamRewards, Durable: bus.PartitionConsumer(partition),
-		Filters: []string{schemas.PartitionFilter(partition)},
+		Durable: schemas.RewardsDurable(partition),
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: FetchAhead,
 		PriorityGroup: "advantage", PinnedTTL: min(c.AckWait, bus.DefaultPinnedTTL),
 	}
 }
 
-// forget drops the open groups: another worker has the partition now.
-func (w *worker) forget() {
+// dropAll drops all groups: another worker has the partition now.
+func (w *worker) dropAll() {
 	if len(w.groups) > 0 {
 		w.log.Info().Int("groups", len(w.groups)).Msg("open groups left to the next worker")
 	}
 	for _, g := range w.groups {
-		w.forgetGroup(g)
+		w.removeGroup(g)
 	}
 	clear(w.batches)
-	w.taken = nil
-	w.opened, w.unproven = nil, nil
-	w.storing = nil // they are stored all the same, and the next worker finds them
+	w.received = nil
+	w.lookUps, w.unconfirmed = nil, nil
+	w.publishing = nil // the server stores them anyway, and the next worker finds them
 }
 
-func (w *worker) forgetGroup(g *group) {
+// removeGroup forgets an open group, without acknowledging its messages.
+func (w *worker) removeGroup(g *group) {
 	if w.groups[g.key()] == g {
 		delete(w.groups, g.key())
 		w.metrics.openGroups.Dec()
@@ -258,9 +263,9 @@ func (w *worker) forgetGroup(g *group) {
 	}
 }
 
-// refuse writes a dead letter for what is not the event that its subject is for, and frees
-// the subject.
-func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string) error {
+// deadLetter writes a dead letter for a message that is not a valid event of its subject, and deletes the message, so
+// that the true event can be stored.
+func (w *worker) deadLetter(ctx context.Context, m *bus.Message, code, reason string) error {
 	w.deliveries.Dead(code)
 	if err := w.bus.Dead(ctx, "advantage", code, reason, m); err != nil {
 		return err
@@ -268,12 +273,12 @@ func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string
 	if err := w.bus.Delete(ctx, m.Stream, m.Seq); err != nil {
 		return err
 	}
-	w.settle(m.Term(reason))
+	w.logAck(m.Term(reason))
 	return nil
 }
 
-// part says whether a sample is part of a stored result.
-func part(a *schemas.Advantage, index int64) bool {
+// isMember reports whether a stored result counts the sample of an index.
+func isMember(a *schemas.Advantage, index int64) bool {
 	for i := range a.Members {
 		if a.Members[i].SampleIndex == index {
 			return a.Members[i].Status != schemas.StatusMissing
@@ -282,27 +287,28 @@ func part(a *schemas.Advantage, index int64) bool {
 	return false
 }
 
-func (w *worker) late(ctx context.Context, m *bus.Message) error {
+// deadLetterLate writes a dead letter for the reward of a sample that came after its group had closed.
+func (w *worker) deadLetterLate(ctx context.Context, m *bus.Message) error {
 	w.deliveries.Dead(schemas.CodeLate)
 	return w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m)
 }
 
-// against lets the result that a worker before has stored stay.
-func against(a *schemas.Advantage) bus.PublishOption {
+// keepFirst makes a publish succeed if another worker has stored a result of the same group: that one stays.
+func keepFirst(a *schemas.Advantage) bus.PublishOption {
 	return bus.Against(func(first *schemas.Advantage) (fault, err error) { return first.Of(a.GroupSize, a.Batch), nil })
 }
 
-// close sends the result of a group that is its own batch on its way.
+// close computes and publishes the result of a group that is in no explicit batch.
 func (w *worker) close(ctx context.Context, g *group) error {
 	if g.sent {
 		return nil
 	}
-	if !g.vouched() {
-		if err := w.prove(ctx, []*group{g}); err != nil || !g.proven {
+	if g.needsConfirmation() {
+		if err := w.confirm(ctx, []*group{g}); err != nil || !g.confirmed {
 			return err
 		}
 	}
-	if err := w.date(ctx, g); err != nil {
+	if err := w.setServedVersion(ctx, g); err != nil {
 		return err
 	}
 	a := g.outline()
@@ -312,12 +318,12 @@ func (w *worker) close(ctx context.Context, g *group) error {
 	if counts(a) {
 		return w.send(ctx, g, a)
 	}
-	return w.drop(ctx, g, a, g.overdue())
+	return w.publishUncounted(ctx, g, a, g.overdue())
 }
 
-// date notes which version the group's lane had when its last sample was scored, where that counts. A pass over
-// stored trajectories is none of the samplers' doing.
-func (w *worker) date(ctx context.Context, g *group) (err error) {
+// setServedVersion sets which policy version the group's lane served when its last sample was scored, if the prompt
+// limits the lag behind it (max_policy_lag). A pass that scores stored trajectories again has no such limit.
+func (w *worker) setServedVersion(ctx context.Context, g *group) (err error) {
 	if policyOf(g.spec).MaxPolicyLag == nil || g.spec.SourceRun != "" || len(g.samples) == 0 {
 		return nil
 	}
@@ -329,43 +335,45 @@ func (w *worker) date(ctx context.Context, g *group) (err error) {
 	return err
 }
 
-// overdue says whether the deadline of the group's prompt has passed: a fresh group would
-// come too late.
+// overdue reports whether the deadline of the group's prompt has passed, so that a new group in its place would come
+// too late.
 func (g *group) overdue() bool { return g.spec.Deadline > 0 && time.Now().UnixNano() > g.spec.Deadline }
 
+// estimate calls estimate and measures its time.
 func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 	began := time.Now()
 	estimate(groups, outlines)
 	w.metrics.estimate.Observe(time.Since(began).Seconds())
 }
 
-// send publishes a group's advantage without waiting; collect sees to what becomes of it.
+// send publishes a group's result without waiting; collect handles the outcome. If the result cannot be stored, send
+// publishes a failed one instead; if that cannot be stored either, the group's messages become dead letters.
 func (w *worker) send(ctx context.Context, g *group, a *schemas.Advantage) error {
-	f, err := w.publisher.Publish(ctx, a, against(a))
-	if hopeless(err) {
+	f, err := w.publisher.Publish(ctx, a, keepFirst(a))
+	if permanent(err) {
 		a = failure(a, err)
-		f, err = w.publisher.Publish(ctx, a, against(a))
+		f, err = w.publisher.Publish(ctx, a, keepFirst(a))
 	}
-	if hopeless(err) {
-		return w.bury(ctx, g, a, err)
+	if permanent(err) {
+		return w.deadLetterGroup(ctx, g, a, err)
 	}
 	if err != nil {
 		return fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
-	g.verdict, g.sent = a, true
-	w.storing = append(w.storing, storing{g, f})
+	g.outcome, g.sent = a, true
+	w.publishing = append(w.publishing, publishing{g, f})
 	return nil
 }
 
-// hopeless says that a result would be refused whenever it is tried. The want of a
-// permission can be mended.
-func hopeless(err error) bool {
+// permanent reports whether another try to publish would fail too. A missing permission is not permanent, as it can
+// still be given.
+func permanent(err error) bool {
 	_, terminal := errors.AsType[*bus.TerminalError](err)
 	return terminal && !errors.Is(err, bus.ErrPermission)
 }
 
-// bury moves what a group holds to the dead letters, since its result cannot be stored.
-func (w *worker) bury(ctx context.Context, g *group, a *schemas.Advantage, cause error) error {
+// deadLetterGroup writes dead letters for all messages of a group whose result cannot be stored, and ends the group.
+func (w *worker) deadLetterGroup(ctx context.Context, g *group, a *schemas.Advantage, cause error) error {
 	reason := "the group's result cannot be stored: " + cause.Error()
 	held := make([]*bus.Message, 0, len(g.samples)+1)
 	for i := range g.samples {
@@ -375,10 +383,10 @@ func (w *worker) bury(ctx context.Context, g *group, a *schemas.Advantage, cause
 		held = append(held, g.opening)
 	}
 	for _, m := range held {
-		if m.Settled() { // in a try before this one
+		if m.Acknowledged() { // by an earlier try
 			continue
 		}
-		whole, err := w.bus.Get(ctx, schemas.StreamRewards, m.Seq) // its bytes were let go
+		whole, err := w.bus.Get(ctx, schemas.StreamRewards, m.Seq) // see dropBytes
 		if err == nil {
 			w.deliveries.Dead(bus.Code(cause))
 			err = w.bus.Dead(ctx, "advantage", bus.Code(cause), reason, whole)
@@ -386,15 +394,16 @@ func (w *worker) bury(ctx context.Context, g *group, a *schemas.Advantage, cause
 		if err != nil && !errors.Is(err, bus.ErrNotFound) {
 			return err
 		}
-		w.settle(m.Term(bus.Code(cause)))
+		w.logAck(m.Term(bus.Code(cause)))
 	}
-	w.log.Error().Err(cause).Str("run", string(g.run)).Str("uid", string(g.uid)).Msg("the group's result cannot be stored; its rewards are dead letters")
+	w.log.Error().Err(cause).Str("run", string(g.run)).Str("uid", string(g.uid)).
+		Msg("the group's result cannot be stored; its rewards are dead letters")
 	g.samples, g.opening = nil, nil
-	w.finish(ctx, g, failure(a, cause))
+	w.setResult(ctx, g, failure(a, cause))
 	return nil
 }
 
-// failure is a result that has no numbers.
+// failure returns a copy of a result with the status failed and without advantages.
 func failure(a *schemas.Advantage, cause error) *schemas.Advantage {
 	out := *a
 	out.Status, out.Error, out.Mean, out.Std, out.BatchSamples = schemas.StatusFailed, cause.Error(), nil, nil, 0
@@ -406,41 +415,41 @@ func failure(a *schemas.Advantage, cause error) *schemas.Advantage {
 	return &out
 }
 
-// collect sees to the results that are stored by now and, until wait ends, waits for the
-// others.
+// collect handles the outcomes of publishing, oldest first. Until wait ends it waits for results that are not stored
+// yet. If another worker had stored a result first, that one counts.
 func (w *worker) collect(ctx, wait context.Context) {
-	for len(w.storing) > 0 && !w.bus.Conn().IsClosed() {
-		g := w.storing[0].group
+	for len(w.publishing) > 0 && !w.bus.Conn().IsClosed() {
+		g := w.publishing[0].group
 		select {
-		case <-w.storing[0].future.Done():
+		case <-w.publishing[0].future.Done():
 		default:
 			select {
-			case <-w.storing[0].future.Done():
+			case <-w.publishing[0].future.Done():
 			case <-wait.Done():
 				return
 			}
 		}
-		ack, err := w.storing[0].future.Wait(wait)
-		w.storing[0] = storing{}
-		w.storing = w.storing[1:]
+		ack, err := w.publishing[0].future.Wait(wait)
+		w.publishing[0] = publishing{}
+		w.publishing = w.publishing[1:]
 		g.sent = false
-		a := g.verdict
+		a := g.outcome
 		if err == nil && ack.Duplicate {
 			a, err = w.bus.Result(ctx, g.run, g.uid, g.size, g.spec.Batch)
 		}
-		if hopeless(err) {
-			err = w.bury(ctx, g, g.verdict, err)
+		if permanent(err) {
+			err = w.deadLetterGroup(ctx, g, g.outcome, err)
 		} else if err == nil {
-			w.finish(ctx, g, a)
+			w.setResult(ctx, g, a)
 		}
-		w.tryAgain(string(g.uid), err)
+		w.retryLater(string(g.uid), err)
 	}
 }
 
-// publish stores a group's result and returns what is stored: when another worker was
-// first, that is the result.
+// publish stores a group's result and waits for it. It returns the result that is stored: that of another worker if it
+// was first.
 func (w *worker) publish(ctx context.Context, a *schemas.Advantage) (*schemas.Advantage, error) {
-	ack, err := w.bus.Publish(ctx, a, against(a))
+	ack, err := w.bus.Publish(ctx, a, keepFirst(a))
 	if err != nil {
 		return nil, fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
@@ -450,10 +459,10 @@ func (w *worker) publish(ctx context.Context, a *schemas.Advantage) (*schemas.Ad
 	return a, nil
 }
 
-// finish takes in the stored result of a group, which ends one that is a batch of its
-// own.
-func (w *worker) finish(ctx context.Context, g *group, a *schemas.Advantage) {
-	g.verdict, g.result = a, a
+// setResult sets the stored result of a group. A group in no explicit batch ends with it: its messages are
+// acknowledged.
+func (w *worker) setResult(ctx context.Context, g *group, a *schemas.Advantage) {
+	g.outcome, g.result = a, a
 	w.metrics.groups.WithLabelValues(a.Status).Inc()
 	last := int64(0)
 	for i := range g.samples {
@@ -462,20 +471,22 @@ func (w *worker) finish(ctx context.Context, g *group, a *schemas.Advantage) {
 	if last > 0 {
 		w.metrics.latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
 	}
-	w.log.Info().Str("run", string(a.Run)).Str("uid", string(a.UID)).Str("status", a.Status).Int("members", len(a.Members)).Msg("group closed")
+	w.log.Info().Str("run", string(a.Run)).Str("uid", string(a.UID)).Str("status", a.Status).
+		Int("members", len(a.Members)).Msg("group closed")
 	if g.spec.BatchGroups == 0 {
-		w.forgetGroup(g)
-		w.release(ctx, g)
+		w.removeGroup(g)
+		w.acknowledge(ctx, g)
 	}
 }
 
-// sweep closes what is past its deadline, once everything stored before is here, tries
-// again what failed, and looks up groups that are not complete at once.
+// sweep does what needs no message: it applies controls, retries what failed to close, confirms groups, and looks for
+// stored results of open groups. It also closes groups and batches whose deadline has passed, as soon as everything
+// that was stored before the deadline has been received.
 func (w *worker) sweep(ctx context.Context) {
-	if n := w.controls.Changes(); n != w.heeded {
-		w.heeded = n
+	if n := w.controls.Changes(); n != w.appliedControls {
+		w.appliedControls = n
 		for _, g := range w.groups {
-			w.heed(g)
+			w.applyControl(g)
 		}
 	}
 	now := time.Now()
@@ -490,80 +501,90 @@ func (w *worker) sweep(ctx context.Context) {
 			w.log.Debug().Err(err).Msg("deadlines wait: the consumer does not say what it has")
 		}
 	}
-	if !caughtUp.IsZero() || w.again {
-		w.again = false
-		for _, g := range w.groups {
-			if g.ripe(caughtUp) {
-				w.tryAgain(string(g.uid), w.ripe(ctx, g))
+	if !caughtUp.IsZero() || w.retryClosing {
+		w.retryClosing = false
+		for _, g := range oldestFirst(w.groups) {
+			if g.readyToClose(caughtUp) && w.groups[g.key()] == g {
+				w.retryLater(string(g.uid), w.closeReady(ctx, g))
 			}
 		}
 	}
-	w.proveOpen(ctx, now)
-	for lookups := 0; len(w.opened) > 0 && lookups < maxLookups; {
-		g := w.opened[0]
-		w.opened[0] = nil
-		w.opened = w.opened[1:]
+	w.confirmOpen(ctx, now)
+	for lookups := 0; len(w.lookUps) > 0 && lookups < maxLookups; {
+		g := w.lookUps[0]
+		w.lookUps[0] = nil
+		w.lookUps = w.lookUps[1:]
 		if w.groups[g.key()] != g || g.sent {
 			continue // it has closed, or is about to
 		}
 		lookups++
-		if err := w.recognise(ctx, g); err != nil {
-			w.opened = append(w.opened, g)
-			w.tryAgain(string(g.uid), err)
+		if err := w.closeIfStored(ctx, g); err != nil {
+			w.lookUps = append(w.lookUps, g)
+			w.retryLater(string(g.uid), err)
 		}
 	}
-	for _, b := range w.batches {
-		w.tryAgain(b.id, w.advance(ctx, b, caughtUp))
+	for _, key := range slices.Sorted(maps.Keys(w.batches)) {
+		b := w.batches[key]
+		w.retryLater(b.id, w.advance(ctx, b, caughtUp))
 	}
 }
 
-// ripe closes a group that can close.
-func (w *worker) ripe(ctx context.Context, g *group) error {
+// oldestFirst returns groups in the order in which they opened, those of one time by key.
+func oldestFirst[K comparable](groups map[K]*group) []*group {
+	return slices.SortedFunc(maps.Values(groups), func(x, y *group) int {
+		return cmp.Or(x.opened.Compare(y.opened), cmp.Compare(x.key(), y.key()))
+	})
+}
+
+// closeReady closes a group that is ready to close, or decides it if it is in an explicit batch.
+func (w *worker) closeReady(ctx context.Context, g *group) error {
 	if b := w.batchOf(g); b != nil {
 		return w.decide(ctx, b, g, false)
 	}
 	return w.close(ctx, g)
 }
 
-// tryAgain notes what failed to close, for the next sweep.
-func (w *worker) tryAgain(name string, err error) {
+// retryLater makes the next sweep close what failed to close now; err nil: nothing failed.
+func (w *worker) retryLater(name string, err error) {
 	if err != nil {
-		w.again = true
+		w.retryClosing = true
 		w.log.Warn().Err(err).Str("name", name).Msg("group or batch not closed, will try again")
 	}
 }
 
-// release acks the record and the rewards of a group whose result is stored. What is no
-// part of it came too late.
-func (w *worker) release(ctx context.Context, g *group) {
+// acknowledge acknowledges the record and the rewards of a group whose result is stored. A reward
+// that the result does not count came too late: it becomes a dead letter.
+func (w *worker) acknowledge(ctx context.Context, g *group) {
 	if g.opening != nil {
-		w.settle(g.opening.AckAsync())
+		w.logAck(g.opening.AckAsync())
 	}
 	for i := range g.samples {
 		s := &g.samples[i]
-		if !part(g.result, s.index) {
-			m, err := w.bus.Get(ctx, schemas.StreamRewards, s.message.Seq) // its bytes were let go
+		if !isMember(g.result, s.index) {
+			m, err := w.bus.Get(ctx, schemas.StreamRewards, s.message.Seq) // see dropBytes
 			if err == nil {
-				err = w.late(ctx, m)
+				err = w.deadLetterLate(ctx, m)
 			}
 			if err != nil && !errors.Is(err, bus.ErrNotFound) {
 				w.retry(s.message, err)
 				continue
 			}
 		}
-		w.settle(s.message.AckAsync())
+		w.logAck(s.message.AckAsync())
 	}
 }
 
+// retry asks the server to deliver a message again later, after a failure.
 func (w *worker) retry(m *bus.Message, err error) {
 	w.deliveries.Retried(err)
-	w.log.Warn().Err(err).Str("subject", m.Subject).Uint64("delivered", m.Delivered).Msg("not taken, will be redelivered")
-	w.settle(m.NakWithDelay(min(time.Duration(m.Delivered)*time.Second, 30*time.Second)))
+	w.log.Warn().Err(err).Str("subject", m.Subject).Uint64("delivered", m.Delivered).
+		Msg("not handled, the server delivers it again")
+	w.logAck(m.NakWithDelay(min(time.Duration(m.Delivered)*time.Second, 30*time.Second)))
 }
 
-// settle notes a failed ack: the server will redeliver, which is harmless.
-func (w *worker) settle(err error) {
-	if err != nil && !strings.Contains(err.Error(), "context canceled") {
+// logAck logs an acknowledgement that failed. The server delivers the message again, which is harmless.
+func (w *worker) logAck(err error) {
+	if err != nil {
 		w.log.Warn().Err(err).Msg("ack")
 	}
 }

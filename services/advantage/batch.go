@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -13,31 +12,28 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// batch is an explicit batch: groups normalised or reported together. All its
-// rewards stay unacked until the Batch event is stored, so a crash loses nothing.
+// batch is an explicit batch: groups that are normalised or reported together. Each group fills one of the expected
+// places; a group that replaces another (refill) fills the same place. The rewards are acknowledged only after the
+// Batch event is stored, so a crash loses nothing.
 //
-// What it is made of depends on what is stored, not on who looks when: on the times at
-// which the server stored the rewards, and, when it closes at a deadline, only after
-// everything stored before is here. A worker that takes over in the middle of closing
-// therefore computes what the one before it computed.
+// Its content depends only on what is stored, and at which times the server stored it. When it closes at a deadline,
+// everything stored before that has been received. So a worker that takes over while a batch closes computes the same.
 type batch struct {
 	run      schemas.Run
 	id       string
 	expected int64
 	groups   map[schemas.UID]*group // by uid
-	roots    map[schemas.UID]bool   // the places that they are for
-	// earliest is the first deadline of a group, zero while none has one: nothing that was
-	// stored before it came too late.
+	roots    map[schemas.UID]bool   // the places they fill, see group.root
+	// earliest is the earliest deadline of its groups, zero while none has one. What was stored before it is in time
+	// whatever the batch's deadline will be.
 	earliest time.Time
-	// decided is the number of its groups that have a verdict: with fewer than expected it
-	// cannot be complete.
+	// decided counts its groups that have an outcome: with fewer than expected it cannot be complete.
 	decided int64
 	step    *int64
 	epoch   *int64
 }
 
-// batchOf returns the explicit batch of a group, nil when it has none, and makes the
-// group a part of it.
+// batchOf returns the explicit batch of a group, and adds the group to it; nil if the group is in none.
 func (w *worker) batchOf(g *group) *batch {
 	if g.spec.BatchGroups == 0 {
 		return nil
@@ -45,7 +41,10 @@ func (w *worker) batchOf(g *group) *batch {
 	key := string(g.run) + "." + g.spec.Batch
 	b, ok := w.batches[key]
 	if !ok {
-		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[schemas.UID]*group{}, roots: map[schemas.UID]bool{}}
+		b = &batch{
+			run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[schemas.UID]*group{},
+			roots: map[schemas.UID]bool{},
+		}
 		w.batches[key] = b
 	}
 	if b.step == nil {
@@ -61,22 +60,19 @@ func (w *worker) batchOf(g *group) *batch {
 	return b
 }
 
-// inTime are the groups that belong to the batch, by uid: those that have one of the places
-// expected, opened before the batch's deadline. That is the last of theirs, of those that
-// were decided on before it; zero as long as none has one.
-func (b *batch) inTime() (groups []*group, deadline time.Time) {
-	all := slices.SortedFunc(maps.Values(b.groups), func(x, y *group) int {
-		return cmp.Or(x.opened.Compare(y.opened), cmp.Compare(x.uid, y.uid))
-	})
+// groupsInTime returns the groups that belong to the batch, by uid, and the batch's deadline. The groups are those that
+// fill one of the expected places and opened before the deadline. The deadline starts as the one that was set first,
+// and moves to a later one of another group only if that was set before it; zero while no group has one.
+func (b *batch) groupsInTime() (groups []*group, deadline time.Time) {
 	places := map[schemas.UID]bool{}
-	for _, g := range all {
+	for _, g := range oldestFirst(b.groups) {
 		if int64(len(places)) < b.expected || places[g.root()] {
 			places[g.root()] = true
 			groups = append(groups, g)
 		}
 	}
 	for _, g := range slices.SortedFunc(slices.Values(groups), func(x, y *group) int { return x.due.Compare(y.due) }) {
-		if g.deadline.After(deadline) && g.before(deadline) {
+		if g.deadline.After(deadline) && g.deadlineSetBefore(deadline) {
 			deadline = g.deadline
 		}
 	}
@@ -85,14 +81,14 @@ func (b *batch) inTime() (groups []*group, deadline time.Time) {
 	return groups, deadline
 }
 
-// before says whether the group has a deadline that was decided on before the batch's
-// deadline: nothing that was stored later may change what the batch is made of.
-func (g *group) before(deadline time.Time) bool {
+// deadlineSetBefore reports whether the group has a deadline that was set before the batch's deadline. One that was set
+// later must not change the batch.
+func (g *group) deadlineSetBefore(deadline time.Time) bool {
 	return !g.deadline.IsZero() && (deadline.IsZero() || !g.due.After(deadline))
 }
 
-// leave takes a group out of its batch.
-func (b *batch) leave(g *group) {
+// remove removes a group from its batch.
+func (b *batch) remove(g *group) {
 	delete(b.groups, g.uid)
 	if g.decided {
 		b.decided--
@@ -103,13 +99,13 @@ func (b *batch) leave(g *group) {
 	}
 }
 
-// filled says whether each place has a group that counts or has been given up: no group
-// of it is open, none has been asked for that has not come, and so has every one that was
-// replaced: what a killed worker had in hand may come after what was asked for later.
+// filled reports whether the batch is complete: each place has a group, no group is open, and for every refill both the
+// replaced and the new group are here. The latter is checked because messages that a killed worker left may be
+// delivered after later ones.
 func (b *batch) filled(groups []*group) bool {
 	places := map[schemas.UID]bool{}
 	for _, g := range groups {
-		if g.verdict == nil || g.verdict.RefilledBy != "" && b.groups[g.verdict.RefilledBy] == nil {
+		if g.outcome == nil || g.outcome.RefilledBy != "" && b.groups[g.outcome.RefilledBy] == nil {
 			return false
 		}
 		if r := g.spec.Refill; r != nil && b.groups[refillUID(r.Root, r.Round-1)] == nil {
@@ -120,22 +116,22 @@ func (b *batch) filled(groups []*group) bool {
 	return int64(len(places)) == b.expected
 }
 
-// decide gives a group of a batch that can close its verdict. It is stored at once,
-// unless it counts and its numbers depend on the rest of the batch. last says that the
-// batch closes, too, so that a fresh group would come too late.
+// decide sets the outcome of a group of a batch that is ready to close. It publishes the outcome at once, unless the
+// group counts and its advantages depend on the rest of the batch. A group that may not belong to the batch is left
+// until the batch closes. last: the batch closes now, so that a new group in its place would come too late.
 func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) error {
 	if g.result != nil || g.sent {
 		return nil
 	}
-	if !g.before(b.earliest) || int64(len(b.roots)) > b.expected {
-		groups, deadline := b.inTime()
-		if !slices.Contains(groups, g) || g.refused == "" && g.ended == nil && !g.before(deadline) {
-			return nil // it is told so when the batch closes
+	if !g.deadlineSetBefore(b.earliest) || int64(len(b.roots)) > b.expected {
+		groups, deadline := b.groupsInTime()
+		if !slices.Contains(groups, g) || g.refused == "" && g.cancelled == nil && !g.deadlineSetBefore(deadline) {
+			return nil // it gets its result when the batch closes
 		}
 	}
-	a := g.verdict
+	a := g.outcome
 	if a == nil {
-		if err := w.date(ctx, g); err != nil {
+		if err := w.setServedVersion(ctx, g); err != nil {
 			return err
 		}
 		a = g.outline()
@@ -146,15 +142,15 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	var err error
 	switch {
 	case !counts(a):
-		err = w.drop(ctx, g, a, last || g.overdue())
+		err = w.publishUncounted(ctx, g, a, last || g.overdue())
 	case !g.batchWide():
 		err = w.send(ctx, g, a)
 	}
 	if err != nil {
 		return err
 	}
-	if g.verdict == nil {
-		g.verdict = a
+	if g.outcome == nil {
+		g.outcome = a
 	}
 	if !g.decided {
 		g.decided = true
@@ -163,53 +159,55 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	return nil
 }
 
-// advance closes the batch when every place is filled, or when its deadline has passed
-// and everything stored before is here: caughtUp is the time up to which that is so. A batch
-// of a run that was cancelled gets no more groups: it closes with those it has.
+// advance closes the batch if every place is filled, or if its deadline has passed and everything stored before it has
+// been received. Everything stored before caughtUp has been; zero: not known. A batch of a cancelled run closes with
+// the groups that it has.
 func (w *worker) advance(ctx context.Context, b *batch, caughtUp time.Time) error {
-	ended := w.ended(b)
+	ended := w.cancelledAndDecided(b)
 	if caughtUp.IsZero() && b.decided < b.expected && !ended {
 		return nil
 	}
-	groups, deadline := b.inTime()
+	groups, deadline := b.groupsInTime()
 	filled := b.filled(groups)
 	if !filled && !ended {
 		if deadline.IsZero() || !caughtUp.After(deadline) {
 			return nil
 		}
 		for _, g := range groups {
-			if !g.before(deadline) {
-				g.due, g.deadline = deadline, deadline // it has nothing that counts
+			if !g.deadlineSetBefore(deadline) {
+				g.due, g.deadline = deadline, deadline // no reward of it was stored in time
 			}
 		}
 	}
 	return w.closeBatch(ctx, b, groups, !filled)
 }
 
-// drop stores the result of a group that does not count, and asks for another in its
-// place where the policy wants one and there is time.
-func (w *worker) drop(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
+// publishUncounted stores the result of a group that does not count. If the group's rules ask for another group in its
+// place, and tooLate is false, it requests that one.
+func (w *worker) publishUncounted(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
 	if err := w.refill(ctx, g, a, tooLate); err != nil {
 		return err
 	}
 	stored, err := w.publish(ctx, a)
-	if hopeless(err) {
-		return w.bury(ctx, g, a, err)
+	if permanent(err) {
+		return w.deadLetterGroup(ctx, g, a, err)
 	}
 	if err != nil {
 		return err
 	}
 	a = stored
-	if a.RefilledBy != "" { // before anything is acked
-		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, a); err != nil {
+	if a.RefilledBy != "" { // before its rewards are acknowledged
+		if err := w.requestRefill(ctx, g.run, g.spec.PromptSeq, a); err != nil {
 			return err
 		}
 	}
-	w.finish(ctx, g, a)
+	w.setResult(ctx, g, a)
 	return nil
 }
 
-// closeBatch stores what is missing of the batch's results and last the Batch event.
+// closeBatch stores the results of the batch's groups that are not stored yet, then the Batch event, then the results
+// of groups that came too late. Last it acknowledges all messages. partial: some places are not filled. After an error
+// the next sweep tries again and goes on where it stopped.
 func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, partial bool) error {
 	var wide []*group
 	var outlines []*schemas.Advantage
@@ -241,9 +239,9 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	}
 	_, err := w.bus.Publish(ctx, e)
 	switch {
-	case hopeless(err):
-		for _, g := range b.groups { // to wait for room would be in vain
-			if err := w.bury(ctx, g, g.outline(), fmt.Errorf("batch %s: %w", b.id, err)); err != nil {
+	case permanent(err):
+		for _, g := range oldestFirst(b.groups) { // a later try would fail as well
+			if err := w.deadLetterGroup(ctx, g, g.outline(), fmt.Errorf("batch %s: %w", b.id, err)); err != nil {
 				return err
 			}
 		}
@@ -251,9 +249,10 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 		return fmt.Errorf("publish batch %s: %w", b.id, err)
 	default:
 		w.metrics.batch(e)
-		w.log.Info().Str("run", string(b.run)).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).Int("dropped", len(e.Dropped)).Msg("batch closed")
+		w.log.Info().Str("run", string(b.run)).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).
+			Int("dropped", len(e.Dropped)).Msg("batch closed")
 	}
-	for _, g := range b.groups {
+	for _, g := range oldestFirst(b.groups) {
 		if g.result == nil {
 			if err := w.endLate(ctx, g); err != nil {
 				return err
@@ -261,9 +260,9 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 		}
 	}
 	delete(w.batches, string(b.run)+"."+b.id)
-	for _, g := range b.groups {
-		w.forgetGroup(g)
-		w.release(ctx, g)
+	for _, g := range oldestFirst(b.groups) {
+		w.removeGroup(g)
+		w.acknowledge(ctx, g)
 	}
 	return nil
 }
@@ -273,33 +272,33 @@ func (w *worker) endLate(ctx context.Context, g *group) error {
 	late := g.tooLate()
 	a, err := w.publish(ctx, late)
 	switch {
-	case hopeless(err):
-		return w.bury(ctx, g, late, err)
+	case permanent(err):
+		return w.deadLetterGroup(ctx, g, late, err)
 	case err == nil:
-		w.finish(ctx, g, a)
+		w.setResult(ctx, g, a)
 	}
 	return err
 }
 
-// tooLate is the result of a group that came after its batch had closed: whoever waits
-// for it must not wait for ever.
+// tooLate returns the result of a group that came after its batch had closed. Clients wait for a result of it too.
 func (g *group) tooLate() *schemas.Advantage {
 	a := g.outline()
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: a.Members[i].SampleIndex, Status: schemas.StatusMissing}
 	}
 	a.Status, a.Error = schemas.StatusFailed, fmt.Sprintf("batch %s had closed without the group", g.spec.Batch)
-	if g.ended != nil {
-		a.Status, a.Error = schemas.StatusCancelled, g.ended.Error()
+	if g.cancelled != nil {
+		a.Status, a.Error = schemas.StatusCancelled, g.cancelled.Error()
 	}
 	a.Mean, a.Std = nil, nil
 	a.PolicyVersionMin, a.PolicyVersionMax = 0, 0
 	return a
 }
 
-// batchClosed says whether the batch of a record has closed.
+// batchClosed reports whether the batch of a record has closed, which is when its Batch event is stored.
 func (w *worker) batchClosed(ctx context.Context, r *schemas.Opening) (bool, error) {
-	_, err := w.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch), &schemas.Batch{}, nil)
+	_, err := w.bus.StoredEvent(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch),
+		&schemas.Batch{}, nil)
 	if errors.Is(err, bus.ErrNotFound) {
 		return false, nil
 	}

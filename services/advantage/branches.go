@@ -7,31 +7,34 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A tree gives its rewards to the leaves, and the steps that leaves share are in the paths of
-// all of them. The reward of a segment, the steps of one sample from a branch point to the
-// next, is the mean of the rewards of the leaves behind it, as BranchGRPO fuses them with equal
-// weights (arXiv 2509.06040); its advantage is that of the group's estimator, with all its
-// options, among
+// In a tree samples branch off from one another at branch points. Only leaves have rewards, and leaves share steps. A
+// segment is the steps of one sample from a branch point to the next. Its reward is the mean of the rewards of the
+// leaves behind it, as BranchGRPO averages them with equal weights (arXiv 2509.06040). The group's estimator, with all
+// its options, computes its advantage among
 //
 //	siblings  the children of its branch point: A = (r - mean_siblings) / (std_siblings + eps) for
 //	          flow_grpo
 //	depth     all segments of its depth in the tree, BranchGRPO's depth-wise normalisation:
 //	          A = (r - mean_depth) / (std_depth + eps)
 //
-// or, with leaves, the mean of the advantages of the leaves behind it, as TreeGRPO hands them up
-// the tree (arXiv 2512.08153), again with equal weights. A scale over the batch is one over what
-// all its trees have at that depth.
+// or, with leaves, the mean of the advantages of the leaves behind it, as TreeGRPO passes them up
+// the tree (arXiv 2512.08153), again with equal weights. A scale over the batch is one over all
+// segments of that depth in its trees.
 
-// comparison is what is estimated together of one depth: sets of segments, each as a group.
+// comparison holds the segments of one depth in sets. The estimator sees each set as a group: the children of one
+// branch point, or all segments of a tree.
 type comparison struct {
 	sets     []estimator.Rewards
 	children [][]*schemas.BranchChild // of each set
 	points   [][]*schemas.BranchGroup // of each set
 }
 
-// estimateBranches are the branch points of each of the groups at the given places, whose options
-// are the same, given the rewards and results of their samples; nil of those that are no trees.
-func estimateBranches(cfg estimator.Config, groups []*group, at []int, rewards []estimator.Rewards, results []estimator.Group) ([][]schemas.BranchGroup, error) {
+// estimateBranches returns, for each of the groups at the given indices, its branch points with the advantages of their
+// children; nil for a group that is no tree. The groups have the same scale. rewards and results are what the estimator
+// got for their samples and what it returned.
+func estimateBranches(
+	cfg estimator.Config, groups []*group, at []int, rewards []estimator.Rewards, results []estimator.Group,
+) ([][]schemas.BranchGroup, error) {
 	out := make([][]schemas.BranchGroup, len(at))
 	for depth := range schemas.MaxBranches {
 		var c comparison
@@ -57,14 +60,14 @@ func estimateBranches(cfg estimator.Config, groups []*group, at []int, rewards [
 	return out, nil
 }
 
-// segment is the means over the scored leaves behind a child of a branch point.
+// segment holds the means over the scored leaves behind a child of a branch point, and how many there are.
 type segment struct {
 	leaves            int64
 	reward, advantage float64
 	scores            []float64
 }
 
-// segments are those of the children of all branch points of one depth, in order of their samples.
+// segments returns the segments of the children of all branch points of one depth, in order of their samples.
 func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.Group) []segment {
 	behind := g.spec.Tree.Stride(depth + 1)
 	segments := make([]segment, g.size/behind)
@@ -96,7 +99,7 @@ func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.
 	return segments
 }
 
-// branchPoints are those of one depth, with the rewards of their children.
+// branchPoints returns the branch points of one depth, with the rewards of their children.
 func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGroup {
 	behind, b := g.spec.Tree.Stride(depth+1), g.spec.Tree.Branches[depth]
 	points := make([]schemas.BranchGroup, int64(len(segments))/b.Width)
@@ -118,7 +121,7 @@ func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGrou
 	return points
 }
 
-// meanOf is the mean of the rewards that there are; nil without any.
+// meanOf returns the mean of the rewards of those children that have one; nil if none has.
 func meanOf(children []schemas.BranchChild) *float64 {
 	sum, n := 0.0, 0
 	for _, c := range children {
@@ -132,7 +135,8 @@ func meanOf(children []schemas.BranchChild) *float64 {
 	return new(sum / float64(n))
 }
 
-// add puts the segments of the points into sets to be estimated.
+// add adds the segments of a tree's branch points to the sets: one set for each branch point, or one for all if scope
+// is depth. With the scope leaves segments have their advantages already, and it adds nothing.
 func (c *comparison) add(scope string, points []schemas.BranchGroup, segments []segment) {
 	if scope == schemas.BranchLeaves {
 		return
@@ -140,7 +144,8 @@ func (c *comparison) add(scope string, points []schemas.BranchGroup, segments []
 	next := 0
 	for i := range points {
 		if i == 0 || scope == schemas.BranchSiblings {
-			c.sets, c.children, c.points = append(c.sets, estimator.Rewards{}), append(c.children, nil), append(c.points, nil)
+			c.sets, c.children, c.points = append(c.sets, estimator.Rewards{}), append(c.children,
+				nil), append(c.points, nil)
 		}
 		last := len(c.sets) - 1
 		set := &c.sets[last]
@@ -160,7 +165,7 @@ func (c *comparison) add(scope string, points []schemas.BranchGroup, segments []
 	}
 }
 
-// estimate gives the segments of all sets their advantages.
+// estimate computes the advantages of the segments of all sets, and writes them into the branch points.
 func (c *comparison) estimate(cfg estimator.Config) error {
 	var sets []estimator.Rewards
 	var at []int

@@ -19,7 +19,9 @@ func treeOf(scope string, width int64, change func(a *schemas.AdvantageSpec), va
 			value = nil
 		}
 		r := rewardOf(int64(i), int64(len(values)), value)
-		r.Group.Tree = &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 2, Width: 2}, {StepIndex: 5, Width: width}}}
+		r.Group.Tree = &schemas.Tree{Branches: []schemas.BranchPoint{
+			{StepIndex: 2, Width: 2}, {StepIndex: 5, Width: width},
+		}}
 		r.Group.Advantage.BranchScope = scope
 		if change != nil {
 			change(&r.Group.Advantage)
@@ -63,7 +65,9 @@ func TestBranches(t *testing.T) {
 		}, []float64{1, 3, 2, 6}, [][]float64{
 			{2, 3, 1, -1 / 1.5, 1 / 1.5}, {5, 2, 1, -1 / 1.5, 1 / 1.5}, {5, 4, 2, -0.75, 0.75},
 		}},
-		{"without division", "siblings", 3, func(a *schemas.AdvantageSpec) { a.Estimator, a.Std, a.Epsilon = "dr_grpo", "none", new(0.0) }, []float64{1, 2, 6, 0, 0, 0}, [][]float64{
+		{"without division", "siblings", 3, func(a *schemas.AdvantageSpec) {
+			a.Estimator, a.Std, a.Epsilon = "dr_grpo", "none", new(0.0)
+		}, []float64{1, 2, 6, 0, 0, 0}, [][]float64{
 			{2, 1.5, 1.5 * root2, 1.5, -1.5}, {5, 3, math.Sqrt(7), -2, -1, 3}, {5, 0, 0, 0, 0, 0},
 		}},
 		{"leave one out", "siblings", 3, func(a *schemas.AdvantageSpec) {
@@ -125,20 +129,26 @@ func TestBranches_Estimators(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			*a = schemas.AdvantageSpec{Estimator: name, Std: c.Std, StdBasis: c.StdBasis, Epsilon: &c.Epsilon, Mode: c.Mode, Singleton: c.Singleton, BranchScope: a.BranchScope}
+			*a = schemas.AdvantageSpec{
+				Estimator: name, Std: c.Std, StdBasis: c.StdBasis, Epsilon: &c.Epsilon, Mode: c.Mode,
+				Singleton: c.Singleton, BranchScope: a.BranchScope,
+			}
 			if c.AdvClipMax > 0 {
 				a.AdvClipMax = &c.AdvClipMax
 			}
 		}
 		score := func(rewards []*schemas.Reward) []*schemas.Reward {
 			for _, r := range rewards {
-				r.Scores = []schemas.Score{{Name: "synthetic", Weight: 1, Status: schemas.StatusScored, Value: r.Reward}}
+				r.Scores = []schemas.Score{
+					{Name: "synthetic", Weight: 1, Status: schemas.StatusScored, Value: r.Reward},
+				}
 			}
 			return rewards
 		}
 		rewards := score(treeOf("siblings", 2, change, 1, 3, 2, 6))
 		tree := closeGroup(t, rewards)
-		if tree.Status != schemas.StatusComplete || len(tree.Branches) != 3 || tree.Branches[2].Children[1].Advantage == nil {
+		if tree.Status != schemas.StatusComplete || len(tree.Branches) != 3 ||
+			tree.Branches[2].Children[1].Advantage == nil {
 			t.Errorf("%s: %s %s, %+v", name, tree.Status, tree.Error, tree.Branches)
 			continue
 		}
@@ -151,7 +161,8 @@ func TestBranches_Estimators(t *testing.T) {
 		}
 		for i := range flat.Members {
 			if *flat.Members[i].Advantage != *tree.Members[i].Advantage {
-				t.Errorf("%s: sample %d has advantage %v in a tree, %v without", name, i, *tree.Members[i].Advantage, *flat.Members[i].Advantage)
+				t.Errorf("%s: sample %d has advantage %v in a tree, %v without", name, i, *tree.Members[i].Advantage,
+					*flat.Members[i].Advantage)
 			}
 		}
 	}

@@ -7,25 +7,24 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// heed takes in what holds of a group: one that was cancelled closes with what it has, and
-// while its run is paused the time of one without a deadline of its own stands still. A group
-// that has its verdict keeps it.
-func (w *worker) heed(g *group) {
+// applyControl applies the controls in force to a group. A cancelled group closes with the rewards that it has, unless
+// it has its outcome already. While the run is paused, a group whose prompt has no deadline does not close by time.
+func (w *worker) applyControl(g *group) {
 	h := w.controls.Of(g.run, g.uid)
-	if c := h.Cancelled(); c != nil && g.ended == nil && g.verdict == nil && g.result == nil {
-		g.ended = errors.New(c.Says())
-		w.again = true
+	if c := h.Cancelled(); c != nil && g.cancelled == nil && g.outcome == nil && g.result == nil {
+		g.cancelled = errors.New(c.Says())
+		w.retryClosing = true
 	}
 	g.paused = h.Paused() != nil
 	if r := h.Run; r != nil && r.Action == schemas.ControlResume {
 		g.resumed = time.Unix(0, r.Stored)
 	}
-	g.reckon(w.cfg.GroupTimeout)
+	g.setDeadline(w.cfg.GroupTimeout)
 }
 
-// reckon is when a group without a deadline of its own closes: timeout after its first reward,
-// or after its run was last resumed; never while it is paused.
-func (g *group) reckon(timeout time.Duration) {
+// setDeadline sets when a group whose prompt has no deadline closes: timeout after its first reward, or after its run
+// was last resumed if that is later; never while the run is paused.
+func (g *group) setDeadline(timeout time.Duration) {
 	switch {
 	case g.spec.Deadline > 0 || g.due.IsZero():
 	case g.paused:
@@ -37,14 +36,14 @@ func (g *group) reckon(timeout time.Duration) {
 	}
 }
 
-// ended says whether a batch gets no more groups since its run was cancelled: each of those it
-// has is decided on.
-func (w *worker) ended(b *batch) bool {
+// cancelledAndDecided reports whether the batch can close because its run was cancelled: each of its groups has an
+// outcome, and no more will come.
+func (w *worker) cancelledAndDecided(b *batch) bool {
 	if c := w.controls.Of(b.run, "").Run; c == nil || c.Action != schemas.ControlCancel {
 		return false
 	}
 	for _, g := range b.groups {
-		if g.verdict == nil {
+		if g.outcome == nil {
 			return false
 		}
 	}

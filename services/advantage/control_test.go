@@ -36,7 +36,8 @@ func TestControl_PausedGroupsWait(t *testing.T) {
 	}
 	p.put(t, made("other", same, 0, 2, 1, nil))
 	p.results(t, "other", 1)
-	if n, err := p.Subjects(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("paused", "*")); err != nil || len(n) > 0 {
+	if n, err := p.Subjects(t.Context(), schemas.StreamAdvantages,
+		schemas.AdvantageSubject("paused", "*")); err != nil || len(n) > 0 {
 		t.Fatalf("a paused group has closed: %v, %v", n, err)
 	}
 	p.put(t, made("paused", "u", 1, 2, 3, nil))
@@ -56,17 +57,22 @@ func TestControl_Cancelled(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	batch := func(g *schemas.Group) {
-		g.Batch, g.BatchGroups, g.GroupPolicy = "b", 2, &schemas.GroupPolicy{Failed: schemas.GroupRefill, ZeroStd: schemas.GroupRefill}
+		g.Batch, g.BatchGroups, g.GroupPolicy = "b", 2, &schemas.GroupPolicy{
+			Failed: schemas.GroupRefill, ZeroStd: schemas.GroupRefill,
+		}
 	}
 	p.put(t, made("r", "a", 0, 2, 1, batch), made("r", "b", 0, 2, 1, batch), made("r", "b", 1, 2, 3, batch))
 	p.hold(t, "r", "a", schemas.ControlCancel, 1)
 	results := p.results(t, "r", 3)
 	a := advantageOf(t, results, "r", "a")
-	if a.Status != schemas.StatusCancelled || a.RefilledBy != "" || !strings.Contains(a.Error, "group a was cancelled by ada") ||
-		a.Members[0].Status == schemas.StatusMissing || a.Members[0].Advantage != nil || a.Members[1].Status != schemas.StatusCancelled {
+	if a.Status != schemas.StatusCancelled || a.RefilledBy != "" ||
+		!strings.Contains(a.Error, "group a was cancelled by ada") ||
+		a.Members[0].Status == schemas.StatusMissing || a.Members[0].Advantage != nil ||
+		a.Members[1].Status != schemas.StatusCancelled {
 		t.Errorf("cancelled: %+v", a)
 	}
-	if b := batchOf(t, results, "r", "b"); b.Status != schemas.StatusShort || b.Groups != 1 || len(b.Dropped) != 1 || b.Refills != 0 {
+	if b := batchOf(t, results, "r", "b"); b.Status != schemas.StatusShort || b.Groups != 1 || len(b.Dropped) != 1 ||
+		b.Refills != 0 {
 		t.Errorf("batch %+v", b)
 	}
 }

@@ -69,13 +69,15 @@ func TestGarbage_Results(t *testing.T) {
 	p := newPlane(t)
 	in := func(g *schemas.Group) { g.Batch, g.BatchGroups = "b", 2 }
 	other := &schemas.Advantage{
-		Run: "r", UID: "alone", Batch: "alone", Status: "failed", Error: "forged", GroupSize: 1, Members: []schemas.Member{},
-		Scale: "group", StdBasis: "sample", Estimator: "flow_grpo",
+		Run: "r", UID: "alone", Batch: "alone", Status: "failed", Error: "forged", GroupSize: 1,
+		Members: []schemas.Member{},
+		Scale:   "group", StdBasis: "sample", Estimator: "flow_grpo",
 	}
 	p.Forge(t, schemas.AdvantageSubject("r", "alone"), bustest.Encode(t, other))
 	p.Forge(t, schemas.AdvantageSubject("r", "b0"), bustest.Encode(t, other))
 	p.Forge(t, schemas.AdvantageSubject("r", "b1"), bustest.Encode(t, &schemas.Dead{}))
-	p.Forge(t, schemas.BatchSubject("r", "b"), bustest.Encode(t, &schemas.Batch{Run: "r", Batch: "other", StdBasis: "sample"}))
+	p.Forge(t, schemas.BatchSubject("r", "b"),
+		bustest.Encode(t, &schemas.Batch{Run: "r", Batch: "other", StdBasis: "sample"}))
 	p.serve(t, testConfig())
 	p.put(t, made("r", "alone", 0, 2, 1, nil), made("r", "alone", 1, 2, 2, nil))
 	p.put(t, made("r", "b0", 0, 1, 1, in), made("r", "b1", 0, 1, 1, in))
@@ -84,10 +86,13 @@ func TestGarbage_Results(t *testing.T) {
 		var alone, b0, b1 schemas.Advantage
 		var b schemas.Batch
 		err := errors.Join(
-			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "alone")], &alone), schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b0")], &b0),
-			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b1")], &b1), schemas.DecodeValid(results[schemas.BatchSubject("r", "b")], &b),
+			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "alone")], &alone),
+			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b0")], &b0),
+			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b1")], &b1),
+			schemas.DecodeValid(results[schemas.BatchSubject("r", "b")], &b),
 		)
-		if err == nil && alone.Status == schemas.StatusComplete && b0.UID == "b0" && b1.UID == "b1" && b.Batch == "b" && b.Groups == 2 {
+		if err == nil && alone.Status == schemas.StatusComplete && b0.UID == "b0" && b1.UID == "b1" &&
+			b.Batch == "b" && b.Groups == 2 {
 			return nil
 		}
 		return fmt.Errorf("%w: %+v, %+v, %+v, %+v", err, alone, b0, b1, b)
@@ -95,7 +100,7 @@ func TestGarbage_Results(t *testing.T) {
 	bustest.Dead(t, p.Bus, 4)
 }
 
-// A group that somebody else's record opened is its own once the true record comes, and so
+// A group that a false record opened is its own once the true record comes, and so
 // is its batch.
 func TestGarbage_Opening(t *testing.T) {
 	t.Parallel()
@@ -184,7 +189,8 @@ func TestGarbage_OpeningOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if a := advantageOf(t, p.results(t, "r", 1), "r", "g"); a.Status != schemas.StatusComplete || a.Scale != schemas.StdGroup {
+	if a := advantageOf(t, p.results(t, "r", 1), "r", "g"); a.Status != schemas.StatusComplete ||
+		a.Scale != schemas.StdGroup {
 		t.Errorf("%+v", a)
 	}
 	bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(other.Subject()))

@@ -12,64 +12,62 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// group collects the rewards of one uid. Its result depends on its record and its rewards
-// alone, not on their order or on how often each was delivered.
+// group collects the rewards of one uid. Its result depends on its record and its rewards alone, not on the order in
+// which they come, nor on how often each is delivered.
 type group struct {
 	run  schemas.Run
 	uid  schemas.UID
 	size int64
-	// ended says which control cancelled the group; nil: none did.
-	ended error
-	// refused says why intake refused the prompt; empty: it did not.
+	// cancelled names the control that cancelled the group; nil: none did.
+	cancelled error
+	// refused is why intake refused the prompt; empty: it did not.
 	refused string
-	// spec is that of its record, which counts, whatever a reward says.
+	// spec is the group as its record describes it.
 	spec    *schemas.Group
 	samples []sample // by index
-	// proven says that what opened the group was compared with the record that intake has stored,
-	// foreign that a reward names another group.
-	proven, foreign bool
-	// lane is where its samples are made, served the version that it had when the last was scored, where
-	// the prompt asks for that.
+	// confirmed: the group was compared with intake's record. contradicted: a reward describes the group differently.
+	confirmed, contradicted bool
+	// lane is the lane of its samples, served the policy version that the lane had when the last sample
+	// was scored; 0 if the prompt does not limit the lag.
 	lane   schemas.Lane
 	served int64
-	// opening is the message of its record; nil while only rewards of it were delivered.
+	// opening is the message of its record; nil while only rewards were delivered.
 	opening *bus.Message
-	// opened is when its record was stored, deadline when it closes, and due the moment that
-	// decided on the deadline: opened, or when the first of its rewards was stored, where the
-	// prompt has no deadline. Until then both are zero.
+	// opened is when its record was stored, deadline when it closes at the latest. due is when the deadline was set: at
+	// opened if the prompt has a deadline, otherwise when the first reward was stored. Until then both are zero.
 	opened, due, deadline time.Time
-	// paused says that the run waits, resumed when it last went on.
+	// paused: the run is paused. resumed is when it was last resumed.
 	paused  bool
 	resumed time.Time
-	// verdict is the result once there is one for the batch to count with, result what is
-	// stored: in between it is on its way, or waits for the rest of the batch.
-	verdict, result *schemas.Advantage
-	// sent says that the verdict is on its way, decided that its batch has counted it.
+	// outcome is the result that was computed, result the one that is stored. In between it is being published, or
+	// waits for the rest of the batch.
+	outcome, result *schemas.Advantage
+	// sent: the outcome is being published. decided: it is counted in batch.decided.
 	sent, decided bool
 }
 
-// sample is what the result needs of one reward, and its message to ack. A worker may
-// hold a hundred thousand: see Config.MaxHeld.
+// sample is what the result needs of one reward, and the message to acknowledge. A worker may hold a hundred thousand
+// of them, see Config.MaxHeld.
 type sample struct {
 	index                int64
 	trajectorySeq        uint64
 	scored               bool
-	pruned               string // why it was ended in the middle; empty: it was not
+	pruned               string // why it ended early; empty: it did not
 	reward               float64
 	scores               []float64
-	reads, exact         uint64 // of scores, by bit: of a reader; it read the target exactly
+	reads, exact         uint64 // bit i: scores[i] is of a reader; it read the target exactly
 	trainedSteps         int64
 	tokens               *int64 // that a text generated; nil of an image
 	schedule             string
 	policyMin, policyMax int64
-	at                   int64 // when it was scored
-	started, finished    int64
-	scoreNS              int64
-	stored               int64
+	at                   int64 // when it was scored, in ns as all times here
+	started, finished    int64 // of sampling
+	scoreNS              int64 // spent in reward functions
+	stored               int64 // when the server stored the reward
 	message              *bus.Message
 }
 
-// newGroup is the group of a record that was stored at the given time.
+// newGroup returns an open group without rewards, for a record that was stored at the given time.
 func newGroup(r *schemas.Opening, opened time.Time) *group {
 	spec := r.Group
 	g := &group{
@@ -77,7 +75,7 @@ func newGroup(r *schemas.Opening, opened time.Time) *group {
 		samples: make([]sample, 0, min(r.GroupSize, 32)),
 	}
 	if r.Cancelled {
-		g.ended = errors.New(r.Error)
+		g.cancelled = errors.New(r.Error)
 	}
 	if spec.Deadline > 0 {
 		g.due, g.deadline = opened, time.Unix(0, spec.Deadline)
@@ -88,36 +86,39 @@ func newGroup(r *schemas.Opening, opened time.Time) *group {
 	return g
 }
 
-// vouched says whether what opened the group can be taken for the record that intake has stored,
-// without a look at that: all of its rewards say the same.
-func (g *group) vouched() bool {
-	return g.proven || !g.foreign && g.ended == nil && g.refused == "" && int64(len(g.samples)) >= g.size
+// needsConfirmation reports whether the group must be compared with intake's record before it closes. That is not
+// needed if all of its rewards came and none contradicts the record that opened it.
+func (g *group) needsConfirmation() bool {
+	return !g.confirmed &&
+		(g.contradicted || g.cancelled != nil || g.refused != "" || int64(len(g.samples)) < g.size)
 }
 
-// of says what is wrong with a reward that names the group.
-func (g *group) of(r *schemas.Reward) error {
+// checkReward returns an error if a reward has the group's uid but another size or batch; nil if it fits.
+func (g *group) checkReward(r *schemas.Reward) error {
 	if r.GroupSize != g.size || r.Group.Batch != g.spec.Batch {
-		return fmt.Errorf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch, g.size, g.spec.Batch)
+		return fmt.Errorf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch,
+			g.size, g.spec.Batch)
 	}
 	return nil
 }
 
-// add takes a reward; a redelivery only renews the message to ack, and of two for one
-// sample the one stored last is what the stream has. timeout is the time that
-// a group whose prompt has no deadline is open for, from its first reward on, or from when its
-// run was resumed.
+// add adds a reward and its message. If the reward was delivered before, only the message is new. Of two rewards for
+// one sample the one that was stored last counts. timeout is how long a group without a deadline stays open after its
+// first reward, or after its run was resumed.
 func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	if m != nil && g.spec.Deadline == 0 && (g.due.IsZero() || m.Time.Before(g.due)) {
 		g.due = m.Time
-		g.reckon(timeout)
+		g.setDeadline(timeout)
 	}
-	at, ok := slices.BinarySearchFunc(g.samples, r.SampleIndex, func(s sample, i int64) int { return cmp.Compare(s.index, i) })
+	at, ok := slices.BinarySearchFunc(g.samples, r.SampleIndex,
+		func(s sample, i int64) int { return cmp.Compare(s.index, i) })
 	if ok && (m == nil || g.samples[at].message.Seq == m.Seq) {
 		g.samples[at].message = m
 		return
 	}
 	s := sample{
-		index: r.SampleIndex, trajectorySeq: r.TrajectorySeq, scored: r.Reward != nil, trainedSteps: r.TrainedSteps, schedule: r.ScheduleDigest,
+		index: r.SampleIndex, trajectorySeq: r.TrajectorySeq, scored: r.Reward != nil, trainedSteps: r.TrainedSteps,
+		schedule:  r.ScheduleDigest,
 		policyMin: r.PolicyVersionMin, policyMax: r.PolicyVersionMax, at: r.Scored,
 		started: r.SampleStarted, finished: r.SampleFinished, message: m, tokens: r.Tokens,
 	}
@@ -136,7 +137,7 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	}
 	if m != nil {
 		s.stored = m.Time.UnixNano()
-		slim(m)
+		dropBytes(m)
 	}
 	switch {
 	case !ok:
@@ -146,11 +147,10 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	}
 }
 
-// slim lets go of what a result does not need of a message: a worker may hold many.
-func slim(m *bus.Message) { m.Subject, m.Data, m.Header = "", nil, nil }
+// dropBytes frees what is not needed to acknowledge a message: a worker may hold many.
+func dropBytes(m *bus.Message) { m.Subject, m.Data, m.Header = "", nil, nil }
 
-// scoresOf are the single scores in the order of the specification, NaN for those that
-// are missing.
+// scoresOf returns the scores of a reward in the order of specs, NaN for those that are missing.
 func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 	out := make([]float64, len(specs))
 	for i := range specs {
@@ -164,8 +164,8 @@ func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 	return out
 }
 
-// readingsOf says which scores are of readers, and which of those read the target exactly, as bits in the order
-// of the specification.
+// readingsOf returns two sets of bits, bit i for specs[i]: which scores are of functions that read text, and which of
+// these read the target exactly.
 func readingsOf(r *schemas.Reward, specs []schemas.RewardSpec) (reads, exact uint64) {
 	for i := range specs {
 		for k := range r.Scores {
@@ -180,7 +180,7 @@ func readingsOf(r *schemas.Reward, specs []schemas.RewardSpec) (reads, exact uin
 	return reads, exact
 }
 
-// readings are what the readers among the scores made of the sample, as metrics have them.
+// readings returns a metric for each score of a function that reads text: whether it read the target exactly.
 func (s *sample) readings(specs []schemas.RewardSpec) (list []estimator.Metric) {
 	for k := range specs {
 		if s.reads>>k&1 == 1 {
@@ -190,19 +190,19 @@ func (s *sample) readings(specs []schemas.RewardSpec) (list []estimator.Metric) 
 	return list
 }
 
-// settled says whether every sample is scored or failed, or none will be.
-func (g *group) settled() bool {
-	return g.ended != nil || g.refused != "" || int64(len(g.samples)) >= g.size
+// complete reports whether no more rewards can come: every sample has one, or the group was cancelled or refused.
+func (g *group) complete() bool {
+	return g.cancelled != nil || g.refused != "" || int64(len(g.samples)) >= g.size
 }
 
-// ripe says whether the group can close: it is settled, or everything that was stored
-// before its deadline is here. caughtUp is the time up to which that is so.
-func (g *group) ripe(caughtUp time.Time) bool {
-	return g.settled() || !g.deadline.IsZero() && caughtUp.After(g.deadline)
+// readyToClose reports whether the group can close: it is complete, or everything that was stored before its deadline
+// has been received. Everything stored before caughtUp has been.
+func (g *group) readyToClose(caughtUp time.Time) bool {
+	return g.complete() || !g.deadline.IsZero() && caughtUp.After(g.deadline)
 }
 
-// members are the samples that count, by index: those whose reward was stored before the
-// deadline, whoever looks and when.
+// members returns the samples that the group has received a reward event of (scored or failed), in the order of their
+// index, without those whose event was stored after the deadline.
 func (g *group) members() []*sample {
 	out := make([]*sample, 0, len(g.samples))
 	for i := range g.samples {
@@ -213,9 +213,9 @@ func (g *group) members() []*sample {
 	return out
 }
 
-// model returns the sample that says how the group was sampled: the first that was
-// scored, or else the first; an empty one when there is none.
-func (g *group) model() *sample {
+// representative returns the sample whose settings stand for the group: the first that was scored, or else the
+// first; an empty one when there is none.
+func (g *group) representative() *sample {
 	members := g.members()
 	for _, s := range members {
 		if s.scored {
@@ -238,8 +238,8 @@ func (g *group) find(index int64) *sample {
 	return nil
 }
 
-// root names the place in the batch: the uid of the group that this one stands in for,
-// or its own.
+// root returns the uid that names the group's place in its batch: that of the first group which this one replaces, or
+// its own.
 func (g *group) root() schemas.UID {
 	if r := g.spec.Refill; r != nil {
 		return r.Root

@@ -2,6 +2,7 @@ package advantage
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -16,12 +17,16 @@ const schedule = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcd
 
 func rewardOf(i, n int64, value *float64) *schemas.Reward {
 	r := &schemas.Reward{
-		V: 1, Run: "r", UID: "u", SampleIndex: i, GroupSize: n, Status: schemas.StatusFailed, Error: "no", Reward: value,
-		Scores: []schemas.Score{}, TrajectorySeq: uint64(100 + i), TrainedSteps: 2, ScheduleDigest: schedule, Scored: 1000 + i,
+		V: 1, Run: "r", UID: "u", SampleIndex: i, GroupSize: n, Status: schemas.StatusFailed, Error: "no",
+		Reward: value,
+		Scores: []schemas.Score{}, TrajectorySeq: uint64(100 + i), TrainedSteps: 2, ScheduleDigest: schedule,
+		Scored: 1000 + i,
 		Group: schemas.Group{
 			Batch: "u", PromptSeq: 1, Created: 1,
-			Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
-			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
+			Reward: []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
+			Advantage: schemas.AdvantageSpec{
+				Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4),
+			},
 		},
 	}
 	if value != nil {
@@ -68,7 +73,8 @@ func TestGroup_OrderAndRedeliveryDoNotMatter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again := append(rapid.Permutation(rewards).Draw(t, "order"), rapid.SliceOf(rapid.SampledFrom(rewards)).Draw(t, "redelivered")...)
+		again := append(rapid.Permutation(rewards).Draw(t, "order"),
+			rapid.SliceOf(rapid.SampledFrom(rewards)).Draw(t, "redelivered")...)
 		got, err := schemas.Encode(closeGroup(t, again))
 		if err != nil {
 			t.Fatal(err)
@@ -88,11 +94,36 @@ func TestGroup_Status(t *testing.T) {
 		want    string
 		members []string
 	}{
-		{"all scored", []*schemas.Reward{rewardOf(1, 2, new(3.0)), rewardOf(0, 2, new(1.0))}, schemas.StatusComplete, []string{"scored", "scored"}},
-		{"one failed", []*schemas.Reward{rewardOf(0, 2, new(1.0)), rewardOf(1, 2, nil)}, schemas.StatusPartial, []string{"scored", "failed"}},
-		{"one missing", []*schemas.Reward{rewardOf(1, 2, new(1.0))}, schemas.StatusPartial, []string{"missing", "scored"}},
-		{"none scored", []*schemas.Reward{rewardOf(0, 2, nil), rewardOf(1, 2, nil)}, schemas.StatusFailed, []string{"failed", "failed"}},
-		{"two schedules", []*schemas.Reward{rewardOf(0, 2, new(1.0)), other}, schemas.StatusMixed, []string{"scored", "scored"}},
+		{
+			"all scored",
+			[]*schemas.Reward{rewardOf(1, 2, new(3.0)), rewardOf(0, 2, new(1.0))},
+			schemas.StatusComplete,
+			[]string{"scored", "scored"},
+		},
+		{
+			"one failed",
+			[]*schemas.Reward{rewardOf(0, 2, new(1.0)), rewardOf(1, 2, nil)},
+			schemas.StatusPartial,
+			[]string{"scored", "failed"},
+		},
+		{
+			"one missing",
+			[]*schemas.Reward{rewardOf(1, 2, new(1.0))},
+			schemas.StatusPartial,
+			[]string{"missing", "scored"},
+		},
+		{
+			"none scored",
+			[]*schemas.Reward{rewardOf(0, 2, nil), rewardOf(1, 2, nil)},
+			schemas.StatusFailed,
+			[]string{"failed", "failed"},
+		},
+		{
+			"two schedules",
+			[]*schemas.Reward{rewardOf(0, 2, new(1.0)), other},
+			schemas.StatusMixed,
+			[]string{"scored", "scored"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := closeGroup(t, c.rewards)
@@ -158,6 +189,20 @@ func TestEstimate_PoisonFailsAlone(t *testing.T) {
 			if a.Status != schemas.StatusComplete || !same {
 				t.Errorf("group %d: %s %q, sample %d: %v of %d", i, a.Status, a.Error, j, m.Advantage, a.BatchSamples)
 			}
+		}
+	}
+}
+
+// Groups close, and what fails is logged, in the order in which they opened, however their map iterates.
+func TestOldestFirst(t *testing.T) {
+	groups := map[schemas.UID]*group{}
+	for i := range int64(50) {
+		uid := schemas.UID(fmt.Sprintf("u%02d", i))
+		groups[uid] = &group{run: "r", uid: uid, opened: time.Unix(100-i/2, 0)}
+	}
+	for i, g := range oldestFirst(groups) {
+		if want := schemas.UID(fmt.Sprintf("u%02d", 48-i/2*2+i%2)); g.uid != want {
+			t.Fatalf("group %d is %s, want %s", i, g.uid, want)
 		}
 	}
 }

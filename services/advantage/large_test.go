@@ -20,7 +20,10 @@ func TestService_ResultTooLarge(t *testing.T) {
 	for i := range int64(n) {
 		r := made("r", "large", i, n, float64(i%7), func(g *schemas.Group) {
 			g.Batch, g.BatchGroups = "b", 1
-			g.Advantage = schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Std: "global", StdBasis: "expanded", Epsilon: new(1e-8), Gamma: new(0.9)}
+			g.Advantage = schemas.AdvantageSpec{
+				Estimator: "reinforce_plus_plus", Std: "global", StdBasis: "expanded", Epsilon: new(1e-8),
+				Gamma: new(0.9),
+			}
 		})
 		r.TrainedSteps = steps
 		rewards = append(rewards, r)
@@ -35,10 +38,11 @@ func TestService_ResultTooLarge(t *testing.T) {
 	if a.Status != schemas.StatusFailed || !strings.Contains(a.Error, "too large") || len(a.Members) != n {
 		t.Errorf("%s with %d members: %s", a.Status, len(a.Members), a.Error)
 	}
-	if err := schemas.DecodeValid(results[schemas.AdvantageSubject("r", "small")], &a); err != nil || a.Status != schemas.StatusComplete {
+	if err := schemas.DecodeValid(results[schemas.AdvantageSubject("r", "small")], &a); err != nil ||
+		a.Status != schemas.StatusComplete {
 		t.Errorf("the group after it: %s, %v", a.Status, err)
 	}
-	bustest.Settled(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
+	bustest.Drained(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
 }
 
 // A result that can be stored in no form moves the rewards to the dead letters.
@@ -47,7 +51,7 @@ func TestService_ResultNeverStored(t *testing.T) {
 	p.Change(t, schemas.StreamAdvantages, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 })
 	p.serve(t, testConfig())
 	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 2, nil))
-	bustest.Settled(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
+	bustest.Drained(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
 	letters, err := p.Subjects(t.Context(), schemas.StreamDead, schemas.DeadSubject("advantage", "r", "u"))
 	if err != nil || letters[schemas.DeadSubject("advantage", "r", "u")] != 3 {
 		t.Errorf("dead letters %v, %v; want one of each reward and of the group's record", letters, err)

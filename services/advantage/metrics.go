@@ -12,7 +12,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// instruments are what the service counts, for all workers of a process.
+// instruments are the metrics of the service; all workers of a process share them.
 type instruments struct {
 	set               instrument.Set
 	groups, batches   *prometheus.CounterVec
@@ -23,25 +23,31 @@ type instruments struct {
 	batchMetric       *prometheus.GaugeVec
 }
 
+// newInstruments registers the metrics of the advantage service with r; nil: nowhere.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "advantage")
 	return &instruments{
-		set:            s,
-		groups:         instrument.Zero(s.Counter("groups_total", "groups closed, by status", "status"), schemas.GroupStatuses...),
-		batches:        instrument.Zero(s.Counter("batches_total", "batches closed, by status", "status"), schemas.BatchStatuses...),
-		refilled:       s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
-		refillsGivenUp: instrument.Zero(s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds, deadline or prompt", "reason"), "rounds", "deadline", "prompt"),
-		openGroups:     s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
-		held:           s.Gauge("held_rewards", "rewards and records of open groups and batches").WithLabelValues(),
-		latency:        s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").WithLabelValues(),
-		estimate:       s.Seconds("estimate_seconds", "time of the estimator").WithLabelValues(),
-		batchMetric:    s.Gauge("batch_metric", "metrics of the last batch, by the names that verl has", "name"),
+		set: s,
+		groups: instrument.Zero(s.Counter("groups_total", "groups closed, by status", "status"),
+			schemas.GroupStatuses...),
+		batches: instrument.Zero(s.Counter("batches_total", "batches closed, by status", "status"),
+			schemas.BatchStatuses...),
+		refilled: s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
+		refillsGivenUp: instrument.Zero(s.Counter("refills_given_up_total",
+			"groups that were not replaced, by reason: rounds, deadline or prompt", "reason"), "rounds", "deadline",
+			"prompt"),
+		openGroups: s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
+		held:       s.Gauge("held_rewards", "rewards and records of open groups and batches").WithLabelValues(),
+		latency: s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").
+			WithLabelValues(),
+		estimate:    s.Seconds("estimate_seconds", "time of the estimator").WithLabelValues(),
+		batchMetric: s.Gauge("batch_metric", "metrics of the last batch, by the names that verl has", "name"),
 	}
 }
 
 func (i *instruments) gaveUp(reason string) { i.refillsGivenUp.WithLabelValues(reason).Inc() }
 
-// batch shows the metrics of the last batch.
+// batch counts a closed batch and shows its metrics in place of those of the last one.
 func (i *instruments) batch(e *schemas.Batch) {
 	i.batches.WithLabelValues(e.Status).Inc()
 	i.batchMetric.Reset()
@@ -50,10 +56,12 @@ func (i *instruments) batch(e *schemas.Batch) {
 	}
 }
 
-// summary is the Batch event, with the metrics that verl names.
+// summary returns the Batch event of closed groups: which count, mean and standard deviation of their rewards, and the
+// metrics with the names that verl uses. estimateSeconds is how long the estimator took.
 func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) *schemas.Batch {
 	e := &schemas.Batch{
-		Run: b.run, Batch: b.id, StdBasis: schemas.BasisPopulation, Status: schemas.StatusComplete, UIDs: []schemas.UID{},
+		Run: b.run, Batch: b.id, StdBasis: schemas.BasisPopulation, Status: schemas.StatusComplete,
+		UIDs:     []schemas.UID{},
 		Expected: b.expected, Step: b.step, Epoch: b.epoch,
 	}
 	stats := estimator.BatchStats{Step: b.step, Epoch: b.epoch, AdvantageSeconds: estimateSeconds}
@@ -115,8 +123,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 	return e
 }
 
-// stats are the scored samples of a group as the metrics see them, one per member that
-// was scored.
+// stats returns what the metrics need of each scored member of a group.
 func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 	var out []estimator.SampleStats
 	cfg := g.config()
@@ -127,7 +134,8 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 			continue
 		}
 		x := estimator.SampleStats{
-			UID: string(g.uid), Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
+			UID: string(g.uid), Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages,
+			PolicyMin: s.policyMin, PolicyMax: s.policyMax,
 			Returns:         cfg.Returns(*m.Reward, cfg.Columns),
 			GenerateSeconds: -1, ScoreSeconds: float64(s.scoreNS) / 1e9,
 		}
@@ -149,7 +157,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 	return out
 }
 
-// validationOf are the rewards of a group of an evaluation, by the name of each.
+// validationOf returns the rewards and scores of a validation group by name, for the metrics.
 func validationOf(g *group) estimator.ValidationGroup {
 	v := estimator.ValidationGroup{Source: sourceOf(g.spec.Metadata), Variables: []estimator.Variable{{Name: "reward"}}}
 	for _, spec := range g.spec.Reward {
@@ -172,11 +180,11 @@ func validationOf(g *group) estimator.ValidationGroup {
 	return v
 }
 
-// sourceOf is the dataset that a prompt is from: its metadata data_source, as in verl.
+// sourceOf returns the dataset that a prompt is from: data_source of its metadata, as in verl; "unknown" without it.
 func sourceOf(m schemas.Metadata) string {
 	fields, err := m.Map()
 	if err != nil {
-		return "unknown" // metadata is the caller's, and checked where it came in
+		return "unknown" // intake has checked it
 	}
 	if s, ok := fields["data_source"].(string); ok && s != "" {
 		return s
@@ -184,7 +192,7 @@ func sourceOf(m schemas.Metadata) string {
 	return "unknown"
 }
 
-// moments returns mean and population standard deviation.
+// moments returns the mean and population standard deviation of x, which is not empty.
 func moments(x []float64) (mean, std float64) {
 	for _, v := range x {
 		mean += v

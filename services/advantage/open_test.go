@@ -26,7 +26,7 @@ func opening(uid schemas.UID, change func(g *schemas.Group)) *schemas.Opening {
 	return openingOf(made("r", uid, 0, 2, 1, change))
 }
 
-// A deadline holds for a group that no reward came of, wherever it is and whoever has it
+// A deadline holds for a group that no reward came of, wherever it is and whichever worker has it
 // then; what comes later changes nothing.
 func TestOpening_Deadline(t *testing.T) {
 	var p *plane
@@ -41,10 +41,12 @@ func TestOpening_Deadline(t *testing.T) {
 	bustest.Before(t, func(deadline time.Time) {
 		p, end = newPlane(t), deadline
 		first := p.serve(t, testConfig())
-		p.open(t, opening("alone", due), opening("one-of-two", due), opening("past", func(g *schemas.Group) { g.Deadline = 1 }),
+		p.open(t, opening("alone", due), opening("one-of-two", due),
+			opening("past", func(g *schemas.Group) { g.Deadline = 1 }),
 			opening("b0", in("b", "group", 2)), opening("b1", in("b", "group", 2)),
 			opening("c0", in("c", "global", 3)), opening("c1", in("c", "global", 3))) // the third prompt never comes
-		p.put(t, made("r", "one-of-two", 1, 2, 1, due), made("r", "c0", 0, 2, 1, in("c", "global", 3)), made("r", "c0", 1, 2, 3, in("c", "global", 3)))
+		p.put(t, made("r", "one-of-two", 1, 2, 1, due), made("r", "c0", 0, 2, 1, in("c", "global", 3)),
+			made("r", "c0", 1, 2, 3, in("c", "global", 3)))
 		first.Kill() // the groups are another worker's then
 	})
 	p.serve(t, testConfig())
@@ -53,23 +55,29 @@ func TestOpening_Deadline(t *testing.T) {
 		t.Errorf("closed %v before the deadline", early)
 	}
 	for uid, want := range map[schemas.UID]string{
-		"alone": "failed", "one-of-two": "partial", "past": "failed", "b0": "failed", "b1": "failed", "c0": "complete", "c1": "failed",
+		"alone": "failed", "one-of-two": "partial", "past": "failed", "b0": "failed", "b1": "failed", "c0": "complete",
+		"c1": "failed",
 	} {
 		a := advantageOf(t, results, "r", uid)
-		if a.Status != want || (want == "failed") != strings.Contains(a.Error, "no sample was scored: 0 failed, 2 did not come") || len(a.Members) != 2 {
+		if a.Status != want || (want == "failed") != strings.Contains(a.Error,
+			"no sample was scored: 0 failed, 2 did not come") || len(a.Members) != 2 {
 			t.Errorf("%s: %s %q with %d members, want %s", uid, a.Status, a.Error, len(a.Members), want)
 		}
-		if a.Status == "failed" && (a.Members[0].Status != "missing" || a.Opened != 1 || a.Closed != end.UnixNano() && uid != "past") {
+		if a.Status == "failed" && (a.Members[0].Status != "missing" || a.Opened != 1 || a.Closed != end.UnixNano() &&
+			uid != "past") {
 			t.Errorf("%s: %+v", uid, a)
 		}
 	}
-	if b := batchOf(t, results, "r", "b"); b.Status != "short" || b.Groups != 0 || !slices.Equal(b.Dropped, []schemas.UID{"b0", "b1"}) {
+	if b := batchOf(t, results, "r", "b"); b.Status != "short" || b.Groups != 0 ||
+		!slices.Equal(b.Dropped, []schemas.UID{"b0", "b1"}) {
 		t.Errorf("batch %+v", b)
 	}
-	if b := batchOf(t, results, "r", "c"); b.Status != "partial" || !slices.Equal(b.UIDs, []schemas.UID{"c0"}) || b.Samples != 2 {
+	if b := batchOf(t, results, "r", "c"); b.Status != "partial" || !slices.Equal(b.UIDs, []schemas.UID{"c0"}) ||
+		b.Samples != 2 {
 		t.Errorf("batch %+v", b)
 	}
-	p.put(t, made("r", "alone", 0, 2, 1, due), made("r", "alone", 1, 2, 1, due), made("r", "b0", 0, 2, 1, in("b", "group", 2)))
+	p.put(t, made("r", "alone", 0, 2, 1, due), made("r", "alone", 1, 2, 1, due),
+		made("r", "b0", 0, 2, 1, in("b", "group", 2)))
 	for _, d := range bustest.Dead(t, p.Bus, 3) {
 		if d.Code != schemas.CodeLate {
 			t.Errorf("dead letter %s %s of %s", d.Code, d.Reason, d.UID)
@@ -99,10 +107,12 @@ func TestOpening_BatchTimeout(t *testing.T) {
 			p.put(t, made("r", "waits", 0, 2, 5, in), made("r", "waits", 1, 2, 7, in))
 			p.serve(t, cfg)
 			results := p.results(t, "r", 3)
-			if b := batchOf(t, results, "r", "b"); b.Status != "partial" || b.Samples != 2 || !slices.Equal(b.UIDs, []schemas.UID{"a"}) || !slices.Equal(b.Dropped, []schemas.UID{"waits"}) {
+			if b := batchOf(t, results, "r", "b"); b.Status != "partial" || b.Samples != 2 ||
+				!slices.Equal(b.UIDs, []schemas.UID{"a"}) || !slices.Equal(b.Dropped, []schemas.UID{"waits"}) {
 				t.Errorf("batch %+v", b)
 			}
-			if a := advantageOf(t, results, "r", "waits"); a.Status != "failed" || !strings.Contains(a.Error, "0 failed, 2 did not come") {
+			if a := advantageOf(t, results, "r", "waits"); a.Status != "failed" ||
+				!strings.Contains(a.Error, "0 failed, 2 did not come") {
 				t.Errorf("waits: %s %s", a.Status, a.Error)
 			}
 			if a := advantageOf(t, results, "r", "a"); a.Status != "complete" || a.Members[0].Advantage == nil {
@@ -154,11 +164,13 @@ func TestOpening_Refused(t *testing.T) {
 	results := p.results(t, "r", 4)
 	for _, uid := range []schemas.UID{"alone", "place"} {
 		a := advantageOf(t, results, "r", uid)
-		if a.Status != "refused" || a.Error != "height: 100; must be a multiple of 16" || len(a.Members) != 2 || a.Members[0].Status != "missing" {
+		if a.Status != "refused" || a.Error != "height: 100; must be a multiple of 16" || len(a.Members) != 2 ||
+			a.Members[0].Status != "missing" {
 			t.Errorf("%s: %+v", uid, a)
 		}
 	}
-	if b := batchOf(t, results, "r", "b"); b.Status != "short" || !slices.Equal(b.UIDs, []schemas.UID{"good"}) || !slices.Equal(b.Dropped, []schemas.UID{"place"}) {
+	if b := batchOf(t, results, "r", "b"); b.Status != "short" || !slices.Equal(b.UIDs, []schemas.UID{"good"}) ||
+		!slices.Equal(b.Dropped, []schemas.UID{"place"}) {
 		t.Errorf("batch %+v", b)
 	}
 }
@@ -182,7 +194,8 @@ func TestOpening_Facts(t *testing.T) {
 	p.put(t, made("r", "v", 0, 2, 1, func(g *schemas.Group) { g.Advantage.Std = schemas.StdNone }),
 		made("r", "v", 1, 2, 3, func(g *schemas.Group) { g.Advantage.Estimator, g.Deadline = "nonsense", 1 }))
 	a := advantageOf(t, p.results(t, "r", 1), "r", "v")
-	if a.Status != "complete" || a.Scale != schemas.StdGroup || a.Estimator != "flow_grpo" || *a.Members[1].Advantage > .71 || *a.Members[1].Advantage < .7 {
+	if a.Status != "complete" || a.Scale != schemas.StdGroup || a.Estimator != "flow_grpo" ||
+		*a.Members[1].Advantage > .71 || *a.Members[1].Advantage < .7 {
 		t.Errorf("%+v", a)
 	}
 }

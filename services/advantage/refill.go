@@ -16,19 +16,21 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// refill says that a group which does not count gets another in its place: it names the
-// fresh one in a, which is stored before the fresh one is asked for. tooLate says that
-// the fresh one would be.
+// refill sets a.RefilledBy, the uid of a new group that replaces g, if g's rules ask for that; a is the result of g,
+// which does not count. It gives up if no rounds are left, if the prompt is no longer stored, or if tooLate: a new
+// group would miss the deadline. requestRefill asks for the new group after a is stored.
 func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
 	policy := policyOf(g.spec)
 	wanted := a.Status == schemas.StatusFiltered && policy.ZeroStd == schemas.GroupRefill ||
-		slices.Contains([]string{schemas.StatusFailed, schemas.StatusMixed, schemas.StatusStale}, a.Status) && policy.Failed == schemas.GroupRefill
+		slices.Contains([]string{schemas.StatusFailed, schemas.StatusMixed, schemas.StatusStale}, a.Status) &&
+			policy.Failed == schemas.GroupRefill
 	if !wanted || g.spec.SourceRun != "" {
 		return nil
 	}
 	if tooLate {
 		w.metrics.gaveUp("deadline")
-		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Str("status", a.Status).Msg("there is no time left to refill the group")
+		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Str("status", a.Status).
+			Msg("there is no time left to refill the group")
 		return nil
 	}
 	round := int64(0)
@@ -37,13 +39,15 @@ func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, too
 	}
 	if round >= *policy.RefillRounds {
 		w.metrics.gaveUp("rounds")
-		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Int64("rounds", round).Str("status", a.Status).Msg("no rounds are left to refill the group")
+		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Int64("rounds", round).
+			Str("status", a.Status).Msg("no rounds are left to refill the group")
 		return nil
 	}
 	switch _, err := w.bus.Get(ctx, schemas.StreamPrompts, g.spec.PromptSeq); {
 	case errors.Is(err, bus.ErrNotFound):
 		w.metrics.gaveUp("prompt")
-		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Msg("the prompt is no longer stored, the group cannot be refilled")
+		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).
+			Msg("the prompt is no longer stored, the group cannot be refilled")
 		return nil
 	case err != nil:
 		return fmt.Errorf("look up the prompt of %s: %w", g.uid, err)
@@ -52,8 +56,8 @@ func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, too
 	return nil
 }
 
-// refillUID is the uid of a fresh group: that of the first (round 0), cut where it is
-// long, and the round.
+// refillUID returns the uid of the group of a round: root, the uid of the first one (round 0), and the round. A long
+// root is cut, and gets a part of its hash.
 func refillUID(root schemas.UID, round int64) schemas.UID {
 	if round == 0 {
 		return root
@@ -67,12 +71,12 @@ func refillUID(root schemas.UID, round int64) schemas.UID {
 	return root[:schemas.MaxToken-len(suffix)] + schemas.UID(suffix)
 }
 
-// askAgain publishes the prompt of the group that a names in place of its own. Asking
-// twice is harmless: the message id is the same, and intake knows a uid again.
-func (w *worker) askAgain(ctx context.Context, run schemas.Run, promptSeq uint64, a *schemas.Advantage) error {
+// requestRefill publishes the prompt of the group that replaces the one of result a, with the uid a.RefilledBy. To do
+// so twice is harmless: the message id is the same, and intake recognises the uid.
+func (w *worker) requestRefill(ctx context.Context, run schemas.Run, promptSeq uint64, a *schemas.Advantage) error {
 	m, err := w.bus.Get(ctx, schemas.StreamPrompts, promptSeq)
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil // it was there a moment ago, and its place is given up at the deadline
+		return nil // it was deleted just now; its place in the batch stays empty until the deadline
 	}
 	if err != nil {
 		return fmt.Errorf("read the prompt of %s: %w", a.UID, err)
@@ -93,15 +97,18 @@ func (w *worker) askAgain(ctx context.Context, run schemas.Run, promptSeq uint64
 	}
 	header := nats.Header{jetstream.MsgIDHeader: {"prompt." + string(run) + "." + string(p.UID)}}
 	_, err = w.bus.PublishPrompt(ctx, run, data, header, bus.WaitForSpace())
-	if hopeless(err) { // the place is given up at the deadline
+	if permanent(err) { // its place in the batch stays empty until the deadline
 		w.metrics.gaveUp("prompt")
-		w.log.Error().Err(err).Str("run", string(run)).Str("uid", string(p.UID)).Msg("the fresh group cannot be asked for")
-		return w.bus.Dead(ctx, "advantage", bus.Code(err), fmt.Sprintf("cannot be asked for again as %s: %v", p.UID, err), m)
+		w.log.Error().Err(err).Str("run", string(run)).Str("uid", string(p.UID)).
+			Msg("the fresh group cannot be asked for")
+		return w.bus.Dead(ctx, "advantage", bus.Code(err),
+			fmt.Sprintf("cannot be asked for again as %s: %v", p.UID, err), m)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for group %s: %w", p.UID, err)
 	}
 	w.metrics.refilled.Inc()
-	w.log.Info().Str("run", string(run)).Str("uid", string(a.UID)).Str("status", a.Status).Str("refilled_by", string(p.UID)).Int64("round", round).Msg("asked for a fresh group")
+	w.log.Info().Str("run", string(run)).Str("uid", string(a.UID)).Str("status", a.Status).
+		Str("refilled_by", string(p.UID)).Int64("round", round).Msg("asked for a fresh group")
 	return nil
 }

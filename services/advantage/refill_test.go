@@ -34,7 +34,9 @@ func plot(run schemas.Run, uid schemas.UID, p *schemas.Prompt, seq uint64) []*sc
 		out = append(out, made(run, uid, int64(i), 3, v, func(g *schemas.Group) {
 			g.Batch, g.BatchGroups, g.PromptSeq, g.Refill = p.Batch.ID, p.Batch.Groups, seq, p.Refill
 			g.Advantage.Std = p.Advantage.Std
-			g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "refill", Failed: "refill", RefillRounds: new(int64(2)), MaxPolicySpan: new(int64(1))}
+			g.GroupPolicy = &schemas.GroupPolicy{
+				ZeroStd: "refill", Failed: "refill", RefillRounds: new(int64(2)), MaxPolicySpan: new(int64(1)),
+			}
 		}))
 	}
 	return out
@@ -45,7 +47,8 @@ func (p *plane) sampled(t *testing.T, run schemas.Run) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go func() {
-		for m, err := range p.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)}, bus.ReadOptions{Live: true}) {
+		for m, err := range p.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)},
+			bus.ReadOptions{Live: true}) {
 			var prompt schemas.Prompt
 			if err == nil {
 				err = schemas.Decode(m.Data, &prompt)
@@ -70,7 +73,8 @@ func (p *plane) ask(t *testing.T, run schemas.Run, uids []schemas.UID, std strin
 	t.Helper()
 	for _, uid := range uids {
 		data, err := schemas.Encode(&schemas.Prompt{
-			UID: uid, Prompt: "x", Batch: &schemas.BatchSpec{ID: "b", Groups: int64(len(uids))}, Advantage: schemas.AdvantageSpec{Std: std},
+			UID: uid, Prompt: "x", Batch: &schemas.BatchSpec{ID: "b", Groups: int64(len(uids))},
+			Advantage: schemas.AdvantageSpec{Std: std},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -85,7 +89,8 @@ func (p *plane) ask(t *testing.T, run schemas.Run, uids []schemas.UID, std strin
 func (p *plane) delivered(t *testing.T, batch string) {
 	t.Helper()
 	bustest.Until(t, "all rewards of "+batch+" in hand", func() error {
-		c, err := p.JetStream().Consumer(t.Context(), schemas.StreamRewards, testConfig().consumer(schemas.Partition(batch)).Durable)
+		c, err := p.JetStream().Consumer(t.Context(), schemas.StreamRewards,
+			testConfig().consumer(schemas.Partition(batch)).Name)
 		if err != nil {
 			return err
 		}
@@ -109,10 +114,14 @@ func TestRefill(t *testing.T) {
 			results := p.results(t, run, 7)
 			b := batchOf(t, results, run, "b")
 			if b.Status != "complete" || b.Groups != 3 || b.Expected != 3 || b.Refills != 3 || b.Samples != 9 ||
-				!slices.Equal(b.UIDs, []schemas.UID{"a", "b-r1", "c-r2"}) || !slices.Equal(b.Dropped, []schemas.UID{"b", "c", "c-r1"}) {
+				!slices.Equal(b.UIDs, []schemas.UID{"a", "b-r1", "c-r2"}) ||
+				!slices.Equal(b.Dropped, []schemas.UID{"b", "c", "c-r1"}) {
 				t.Errorf("batch %+v", b)
 			}
-			for uid, want := range map[schemas.UID]string{"a": "complete ", "b": "filtered b-r1", "b-r1": "complete ", "c": "failed c-r1", "c-r1": "filtered c-r2", "c-r2": "complete "} {
+			for uid, want := range map[schemas.UID]string{
+				"a": "complete ", "b": "filtered b-r1", "b-r1": "complete ", "c": "failed c-r1",
+				"c-r1": "filtered c-r2", "c-r2": "complete ",
+			} {
 				a := advantageOf(t, results, run, uid)
 				if got := a.Status + " " + string(a.RefilledBy); got != want {
 					t.Errorf("%s: %s, want %s", uid, got, want)
@@ -129,7 +138,8 @@ func TestRefill(t *testing.T) {
 			p.sampled(t, run)
 			p.ask(t, run, []schemas.UID{"a", "d"}, std)
 			b := batchOf(t, p.results(t, run, 5), run, "b")
-			if b.Status != "short" || b.Groups != 1 || b.Refills != 2 || !slices.Equal(b.Dropped, []schemas.UID{"d", "d-r1", "d-r2"}) {
+			if b.Status != "short" || b.Groups != 1 || b.Refills != 2 ||
+				!slices.Equal(b.Dropped, []schemas.UID{"d", "d-r1", "d-r2"}) {
 				t.Errorf("batch %+v", b)
 			}
 		})
@@ -151,7 +161,9 @@ func TestRefill_Alone(t *testing.T) {
 		for i := range int64(2) {
 			p.put(t, made("r", uid, i, 2, 1, func(g *schemas.Group) {
 				g.PromptSeq = seq
-				g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "refill", Failed: "keep", RefillRounds: new(int64(1)), MaxPolicySpan: new(int64(1))}
+				g.GroupPolicy = &schemas.GroupPolicy{
+					ZeroStd: "refill", Failed: "keep", RefillRounds: new(int64(1)), MaxPolicySpan: new(int64(1)),
+				}
 			}))
 		}
 	}
@@ -166,7 +178,8 @@ func TestRefill_Alone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := schemas.Decode(m.Data, &prompt); err != nil || prompt.UID != "b-r1" || prompt.Refill.Root != "b" || prompt.Refill.Round != 1 {
+	if err := schemas.Decode(m.Data, &prompt); err != nil || prompt.UID != "b-r1" || prompt.Refill.Root != "b" ||
+		prompt.Refill.Round != 1 {
 		t.Errorf("prompt %+v, %v", prompt, err)
 	}
 }
@@ -183,7 +196,9 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prompt := &schemas.Prompt{Batch: &schemas.BatchSpec{ID: "b", Groups: 2}, Advantage: schemas.AdvantageSpec{Std: std}}
+		prompt := &schemas.Prompt{
+			Batch: &schemas.BatchSpec{ID: "b", Groups: 2}, Advantage: schemas.AdvantageSpec{Std: std},
+		}
 		put := func(uid schemas.UID, round int64) {
 			if prompt.Refill = nil; round > 0 {
 				prompt.Refill = &schemas.Refill{Root: "c", Round: round}
@@ -197,7 +212,8 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 		p.delivered(t, "b")
 		put("c", 0)
 		b := batchOf(t, p.results(t, run, 5), run, "b")
-		if b.Status != "complete" || b.Groups != 2 || b.Refills != 2 || !slices.Equal(b.UIDs, []schemas.UID{"a", "c-r2"}) || !slices.Equal(b.Dropped, []schemas.UID{"c", "c-r1"}) {
+		if b.Status != "complete" || b.Groups != 2 || b.Refills != 2 ||
+			!slices.Equal(b.UIDs, []schemas.UID{"a", "c-r2"}) || !slices.Equal(b.Dropped, []schemas.UID{"c", "c-r1"}) {
 			t.Errorf("%s: batch %+v", std, b)
 		}
 	}
@@ -241,7 +257,9 @@ func TestRefill_Killed(t *testing.T) {
 					t.Errorf("%s: %+v, want %+v", subject, batchOf(t, got, run(i), "b"), batchOf(t, want, run(i), "b"))
 				}
 			case !bytes.Equal(got[subject], data):
-				t.Errorf("%s: %+v, want %+v", subject, advantageOf(t, got, run(i), schemas.UID(strings.Split(subject, ".")[4])), advantageOf(t, want, run(i), schemas.UID(strings.Split(subject, ".")[4])))
+				t.Errorf("%s: %+v, want %+v", subject,
+					advantageOf(t, got, run(i), schemas.UID(strings.Split(subject, ".")[4])), advantageOf(t, want,
+						run(i), schemas.UID(strings.Split(subject, ".")[4])))
 			}
 		}
 		if len(got) != len(want) {
@@ -268,7 +286,7 @@ func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
 		p.delivered(t, "b")
 		first.Kill()
 	})
-	// Nobody looks at the deadline; then the rest of b and a whole group come, too late.
+	// No worker runs at the deadline; then the rest of b and a whole group come, too late.
 	time.Sleep(time.Until(end))
 	p.put(t, made("r", "b", 1, size, 100, in), made("r", "c", 0, size, 50, in), made("r", "c", 1, size, 70, in))
 	p.serve(t, testConfig())
@@ -277,10 +295,12 @@ func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
 	if b.Status != "partial" || !slices.Equal(b.UIDs, []schemas.UID{"a", "b"}) || b.Samples != 3 {
 		t.Errorf("batch %+v; want a and the first sample of b", b)
 	}
-	if a := advantageOf(t, results, "r", "b"); a.Status != "partial" || a.Members[1].Status != "missing" || a.BatchSamples != 3 {
+	if a := advantageOf(t, results, "r", "b"); a.Status != "partial" || a.Members[1].Status != "missing" ||
+		a.BatchSamples != 3 {
 		t.Errorf("b: %+v", a)
 	}
-	if a := advantageOf(t, results, "r", "c"); a.Status != "failed" || !strings.Contains(a.Error, "closed without the group") {
+	if a := advantageOf(t, results, "r", "c"); a.Status != "failed" ||
+		!strings.Contains(a.Error, "closed without the group") {
 		t.Errorf("c: %+v", a)
 	}
 	for _, d := range bustest.Dead(t, p.Bus, 3) {

@@ -12,15 +12,16 @@ import (
 // missing stands for a score that a sample does not have.
 var missing = math.NaN()
 
-// config is the estimator of a group, with its T trained steps.
+// config returns the settings of the group's estimator. Columns is T, the number of trained steps.
 func (g *group) config() estimator.Config {
 	a := g.spec.Advantage
 	c := estimator.Config{
-		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0), Columns: int(max(g.model().trainedSteps, 1)),
-		Mode: a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1), Singleton: a.Singleton,
+		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0),
+		Columns: int(max(g.representative().trainedSteps, 1)),
+		Mode:    a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1), Singleton: a.Singleton,
 	}
 	if !g.spec.Validation && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
-		c.Columns = int(g.model().trainedSteps) // without any the estimator refuses
+		c.Columns = int(g.representative().trainedSteps) // with 0 the estimator returns an error
 	}
 	if c.Name == estimator.GDPO {
 		for _, r := range g.spec.Reward {
@@ -30,6 +31,7 @@ func (g *group) config() estimator.Config {
 	return c
 }
 
+// or returns *p, or def if p is nil.
 func or[T any](p *T, def T) T {
 	if p == nil {
 		return def
@@ -37,12 +39,11 @@ func or[T any](p *T, def T) T {
 	return *p
 }
 
-// batchWide says whether the advantages of the group need the others of its batch.
+// batchWide reports whether the advantages of the group depend on the other groups of its batch.
 func (g *group) batchWide() bool { return g.spec.BatchGroups > 0 && g.config().NeedsBatch() }
 
-// outline is the advantage event without the numbers of the estimator. Groups of one
-// sample are never filtered for their lack of variance, since they cannot have any, nor
-// are those of an evaluation, which it would bias.
+// outline returns the Advantage event of a group without the numbers of the estimator: its status, and the status and
+// reward of each sample.
 func (g *group) outline() *schemas.Advantage {
 	spec := g.spec.Advantage
 	a := &schemas.Advantage{
@@ -60,7 +61,7 @@ func (g *group) outline() *schemas.Advantage {
 	next := 0
 	for i := range g.size {
 		m := schemas.Member{SampleIndex: i, Status: schemas.StatusMissing}
-		if g.ended != nil {
+		if g.cancelled != nil {
 			m.Status = schemas.StatusCancelled
 		}
 		if next < len(members) && members[next].index == i {
@@ -81,7 +82,8 @@ func (g *group) outline() *schemas.Advantage {
 				if first == nil {
 					first, a.PolicyVersionMin = s, s.policyMin
 				}
-				a.PolicyVersionMin, a.PolicyVersionMax = min(a.PolicyVersionMin, s.policyMin), max(a.PolicyVersionMax, s.policyMax)
+				a.PolicyVersionMin = min(a.PolicyVersionMin, s.policyMin)
+				a.PolicyVersionMax = max(a.PolicyVersionMax, s.policyMax)
 				if s.schedule != first.schedule && !policy.MixedSchedules {
 					a.Error = fmt.Sprintf("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
 						first.index, s.index, first.schedule, s.schedule)
@@ -96,12 +98,21 @@ func (g *group) outline() *schemas.Advantage {
 			a.Closed = g.deadline.UnixNano()
 		}
 	}
-	model := g.model()
+	model := g.representative()
 	a.TrainedSteps, a.ScheduleDigest = model.trainedSteps, model.schedule
+	g.setStatus(a, members, scored)
+	return a
+}
+
+// setStatus sets the status of the result, given the members of the group and the rewards of those that were scored. A
+// group whose rewards are all equal is filtered if its rules say so, but not a group of one sample, whose reward has
+// nothing to differ from, nor one of a validation, as that would bias it.
+func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []float64) {
+	policy := policyOf(g.spec)
 	span := a.PolicyVersionMax - a.PolicyVersionMin + 1
 	switch {
-	case g.ended != nil:
-		a.Status, a.Error = schemas.StatusCancelled, g.ended.Error()
+	case g.cancelled != nil:
+		a.Status, a.Error = schemas.StatusCancelled, g.cancelled.Error()
 	case g.refused != "":
 		a.Status, a.Error = schemas.StatusRefused, g.refused
 	case a.Error != "":
@@ -114,20 +125,23 @@ func (g *group) outline() *schemas.Advantage {
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
 	case policy.MaxPolicyLag != nil && g.served-a.PolicyVersionMin > *policy.MaxPolicyLag:
 		a.Status, a.Error = schemas.StatusStale, g.whyStale(a.PolicyVersionMin, *policy.MaxPolicyLag)
-	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation && slices.Min(scored) == slices.Max(scored):
+	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation &&
+		slices.Min(scored) == slices.Max(scored):
 		a.Status, a.Mean, a.Std = schemas.StatusFiltered, new(scored[0]), new(0.0)
 	case int64(len(scored)) < g.size:
 		a.Status = schemas.StatusPartial
 	default:
 		a.Status = schemas.StatusComplete
 	}
-	return a
 }
 
+// whyStale says how far the oldest policy version of the samples is behind.
 func (g *group) whyStale(oldest, lag int64) string {
-	return fmt.Sprintf("policy version %d is %d behind version %d, which lane %q served by then; max_policy_lag is %d", oldest, g.served-oldest, g.served, g.lane, lag)
+	return fmt.Sprintf("policy version %d is %d behind version %d, which lane %q served by then; max_policy_lag is %d",
+		oldest, g.served-oldest, g.served, g.lane, lag)
 }
 
+// whyFailed says how many samples failed, and how many never came.
 func (g *group) whyFailed(members []*sample) string {
 	if int64(len(members)) < g.size {
 		return fmt.Sprintf("no sample was scored: %d failed, %d did not come", len(members), g.size-int64(len(members)))
@@ -135,8 +149,7 @@ func (g *group) whyFailed(members []*sample) string {
 	return "no sample was scored"
 }
 
-// policyOf fills in the defaults of a group's policy. A pass over stored trajectories
-// cannot ask for fresh ones.
+// policyOf returns the rules of a group with their defaults.
 func policyOf(spec *schemas.Group) schemas.GroupPolicy {
 	var p schemas.GroupPolicy
 	if spec.GroupPolicy != nil {
@@ -146,31 +159,34 @@ func policyOf(spec *schemas.Group) schemas.GroupPolicy {
 	return p
 }
 
-// counts says whether a group is one to train on.
+// counts reports whether a group has advantages to train on.
 func counts(a *schemas.Advantage) bool {
 	return a.Status == schemas.StatusComplete || a.Status == schemas.StatusPartial
 }
 
-// scale names what groups must have in common to be normalised together.
+// scale holds the options that groups must have in common to be normalised together.
 type scale struct {
 	name, std, basis, mode, singleton string
 	epsilon, clip, gamma              float64
-	columns                           int // where they matter
+	columns                           int // 0 if the estimator does not use them
 	text                              bool
 	weights                           string
 }
 
+// scaleOf returns the scale of an estimator; text: the samples are texts.
 func scaleOf(c estimator.Config, text bool) scale {
-	s := scale{c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text, fmt.Sprint(c.Weights)}
+	s := scale{
+		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,
+		fmt.Sprint(c.Weights),
+	}
 	if c.StdBasis == estimator.BasisExpanded || c.Gamma != 1 {
 		s.columns = c.Columns
 	}
 	return s
 }
 
-// estimate fills in the advantages of groups that are normalised together: one group,
-// or all that count of a batch sorted by uid. Groups of a batch that ask for different
-// estimators or options are normalised with those like them.
+// estimate fills in the advantages of one group, or of all groups of a batch that count, sorted by uid. Groups of a
+// batch with the same scale are normalised together. outlines[i] is the result of groups[i].
 func estimate(groups []*group, outlines []*schemas.Advantage) {
 	if len(groups) == 1 {
 		if counts(outlines[0]) {
@@ -182,7 +198,7 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 	alike := map[scale][]int{}
 	for i, g := range groups {
 		if counts(outlines[i]) {
-			s := scaleOf(g.config(), g.model().tokens != nil)
+			s := scaleOf(g.config(), g.representative().tokens != nil)
 			if alike[s] == nil {
 				order = append(order, s)
 			}
@@ -194,9 +210,9 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 	}
 }
 
-// estimateAlike is estimate for the groups at the given places, whose options are the
-// same. What the estimator refuses is a failure of these groups, never tried again:
-// equal rewards would be refused again. Of several those fail that it refuses alone, where there are any.
+// estimateAlike is estimate for the groups at the given indices, which have the same scale. If the estimator returns an
+// error, the groups that cause it get the status failed, and the others are estimated without them. If no single group
+// causes it, all fail: another try with the same rewards would fail too.
 func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	rewards := make([]estimator.Rewards, len(at))
 	samples := 0
@@ -208,8 +224,9 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	results, err := estimator.Estimate(cfg, rewards)
 	if err != nil {
 		fit := slices.Clone(at)
-		for k, i := range at { // twice, as some estimators need more than one reward
-			if _, alone := estimator.Estimate(cfg, []estimator.Rewards{rewards[k], rewards[k]}); alone != nil && len(at) > 1 {
+		for k, i := range at { // each group alone, but twice, as some estimators need more than one reward
+			if _, alone := estimator.Estimate(cfg, []estimator.Rewards{rewards[k], rewards[k]}); alone != nil &&
+				len(at) > 1 {
 				outlines[i].Status, outlines[i].Error = schemas.StatusFailed, alone.Error()
 				fit = slices.DeleteFunc(fit, func(j int) bool { return j == i })
 			}
@@ -252,7 +269,7 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	}
 }
 
-// rewards are those of the members that were scored.
+// rewards returns what the estimator needs of the members that were scored, by index: reward, scores and length.
 func (g *group) rewards() estimator.Rewards {
 	var r estimator.Rewards
 	for _, s := range g.members() {
@@ -265,13 +282,13 @@ func (g *group) rewards() estimator.Rewards {
 	if g.spec.Advantage.Estimator != estimator.GDPO {
 		r.Scores = nil
 	}
-	if g.spec.Advantage.Estimator != estimator.OPO && g.model().tokens == nil {
+	if g.spec.Advantage.Estimator != estimator.OPO && g.representative().tokens == nil {
 		r.Lengths = nil
 	}
 	return r
 }
 
-// steps are those that the sample is trained on: of a text the tokens that it generated. One without any counts as one.
+// steps returns the number of steps that the sample is trained on, at least 1; for a text, the tokens it generated.
 func (s *sample) steps() int {
 	if s.tokens != nil {
 		return int(max(*s.tokens, 1))

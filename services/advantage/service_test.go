@@ -67,7 +67,8 @@ func (p *plane) put(t testing.TB, rewards ...*schemas.Reward) {
 func (p *plane) results(t testing.TB, run schemas.Run, n int) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
-	for subject, m := range bustest.Await(t, p.Bus, n, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")) {
+	for subject, m := range bustest.Await(t, p.Bus, n, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"),
+		schemas.BatchSubject(run, "*")) {
 		out[subject] = m.Data
 	}
 	return out
@@ -106,7 +107,9 @@ func made(run schemas.Run, uid schemas.UID, i, n int64, value float64, change fu
 		r = rewardOf(i, n, nil)
 	}
 	r.Run, r.UID, r.Group.Batch = run, uid, string(uid)
-	r.Scores = []schemas.Score{{Name: "synthetic", Version: "1", Weight: 1, Status: r.Status, Value: r.Reward, Error: r.Error}}
+	r.Scores = []schemas.Score{{
+		Name: "synthetic", Version: "1", Weight: 1, Status: r.Status, Value: r.Reward, Error: r.Error,
+	}}
 	r.SampleStarted, r.SampleFinished = 1_000_000_000, 3_000_000_000
 	if change != nil {
 		change(&r.Group)
@@ -126,11 +129,12 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 			if rng.IntN(20) == 0 {
 				value = missing
 			}
-			rewards = append(rewards, made("r", schemas.UID(fmt.Sprintf("u%05d", g)), i, size, value, func(s *schemas.Group) {
-				if g%3 == 0 { // one group in three is in a batch with one scale
-					s.Batch, s.BatchGroups, s.Advantage.Std = fmt.Sprintf("b%d", g/300), 100, schemas.StdGlobal
-				}
-			}))
+			rewards = append(rewards, made("r", schemas.UID(fmt.Sprintf("u%05d", g)), i, size, value,
+				func(s *schemas.Group) {
+					if g%3 == 0 { // one group in three is in a batch with one scale
+						s.Batch, s.BatchGroups, s.Advantage.Std = fmt.Sprintf("b%d", g/300), 100, schemas.StdGlobal
+					}
+				}))
 		}
 	}
 	// Of each 300 groups the 100 of a batch close together; the last batch may stay open.
@@ -144,7 +148,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 	rng.Shuffle(len(rewards), func(i, j int) { rewards[i], rewards[j] = rewards[j], rewards[i] })
 	rough := newPlane(t)
 	rough.put(t, rewards...)
-	// Somebody else takes three in ten first and dies with them.
+	// Another worker receives three in ten first and dies with them.
 	taken := 0
 	for partition := range schemas.RewardPartitions {
 		config := testConfig().consumer(partition)
@@ -153,7 +157,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		consumer, err := rough.JetStream().Consumer(t.Context(), config.Stream, config.Durable)
+		consumer, err := rough.JetStream().Consumer(t.Context(), config.Stream, config.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +217,8 @@ func (p *plane) version(t *testing.T, version int64, after *schemas.Policy) *sch
 	t.Helper()
 	next := &schemas.Policy{
 		Lane: "synthetic", Model: "synthetic", PolicyVersion: version, WeightsDigest: fmt.Sprint(version), Announced: 1,
-		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20,
+		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1,
+		MaxPixels: 1 << 20,
 	}
 	if err := p.SetPolicy(t.Context(), next, after); err != nil {
 		t.Fatal(err)
@@ -226,7 +231,10 @@ func (p *plane) version(t *testing.T, version int64, after *schemas.Policy) *sch
 func TestService_StaleByThen(t *testing.T) {
 	p := newPlane(t)
 	lag := func(g *schemas.Group) {
-		g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(9)), MaxPolicyLag: new(int64(1))}
+		g.GroupPolicy = &schemas.GroupPolicy{
+			ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(9)),
+			MaxPolicyLag: new(int64(1)),
+		}
 	}
 	put := func(uid schemas.UID, versions ...int64) {
 		for i, v := range versions {
@@ -249,13 +257,23 @@ func TestService_StaleByThen(t *testing.T) {
 	}
 }
 
+// gdpo asks for two reward functions that are normalised each by itself.
+func gdpo(g *schemas.Group) {
+	g.Advantage = schemas.AdvantageSpec{
+		Estimator: "gdpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-6), Singleton: "reward",
+	}
+	g.Reward = []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0)}, {Name: "ocr", Weight: new(0.5)}}
+}
+
 func TestService_States(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	p.version(t, 6, nil)
 	policy := func(change func(p *schemas.GroupPolicy)) func(g *schemas.Group) {
 		return func(g *schemas.Group) {
-			g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(1))}
+			g.GroupPolicy = &schemas.GroupPolicy{
+				ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(1)),
+			}
 			change(g.GroupPolicy)
 		}
 	}
@@ -273,10 +291,6 @@ func TestService_States(t *testing.T) {
 		rs[1].ScheduleDigest = "f" + schedule[1:]
 		return rs
 	}
-	gdpo := func(g *schemas.Group) {
-		g.Advantage = schemas.AdvantageSpec{Estimator: "gdpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-6), Singleton: "reward"}
-		g.Reward = []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0)}, {Name: "ocr", Weight: new(0.5)}}
-	}
 	alone := func(uid schemas.UID) []*schemas.Reward {
 		return []*schemas.Reward{made("r", uid, 0, 1, 5, func(g *schemas.Group) {
 			g.Batch, g.BatchGroups, g.Advantage.Std = string(uid+"-batch"), 1, schemas.StdGlobal
@@ -293,21 +307,30 @@ func TestService_States(t *testing.T) {
 		{pair("failed", missing, missing, nil), "failed", "no sample was scored", false},
 		{pair("kept", 1, 1, nil), "complete", "", true},
 		{pair("dropped", 1, 1, policy(func(p *schemas.GroupPolicy) { p.ZeroStd = "drop" })), "filtered", "", false},
-		{versions(pair("two-policies", 1, 2, nil), 4, 5), "mixed", "policy versions 4 to 5 are a span of 2; max_policy_span is 1", false},
-		{versions(pair("two-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicySpan = new(int64(2)) })), 4, 5), "complete", "", true},
+		{
+			versions(pair("two-policies", 1, 2, nil), 4, 5), "mixed",
+			"policy versions 4 to 5 are a span of 2; max_policy_span is 1", false,
+		},
+		{versions(pair("two-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicySpan = new(int64(2)) })),
+			4, 5), "complete", "", true},
 		{mixed("two-schedules", nil), "mixed", "different schedules", false},
-		{versions(pair("old", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicyLag = new(int64(1)) })), 4, 4), "stale", `policy version 4 is 2 behind version 6, which lane "synthetic" served by then; max_policy_lag is 1`, false},
-		{versions(pair("old-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicyLag = new(int64(2)) })), 4, 4), "complete", "", true},
-		{mixed("schedules-allowed", policy(func(p *schemas.GroupPolicy) { p.MixedSchedules = true })), "complete", "", true},
+		{
+			versions(pair("old", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicyLag = new(int64(1)) })), 4, 4),
+			"stale", `policy version 4 is 2 behind version 6, which lane "synthetic" served by then; max_policy_lag is 1`, false,
+		},
+		{versions(pair("old-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicyLag = new(int64(2)) })),
+			4, 4), "complete", "", true},
+		{
+			mixed("schedules-allowed", policy(func(p *schemas.GroupPolicy) { p.MixedSchedules = true })), "complete",
+			"", true,
+		},
 		{pair("gdpo-lacks-a-score", 1, 2, gdpo), "failed", "score 1 of sample 0 is NaN", false},
 		{alone("one-in-all"), "failed", "one reward in all", false},
 	}
-	n := 1 // one batch
 	for _, tt := range tests {
 		p.put(t, tt.rewards...)
-		n++
 	}
-	results := p.results(t, "r", n)
+	results := p.results(t, "r", len(tests)+1) // and one batch
 	for _, tt := range tests {
 		uid := tt.rewards[0].UID
 		a := advantageOf(t, results, "r", uid)
@@ -337,13 +360,15 @@ func TestService_Estimators(t *testing.T) {
 		}
 		for g, group := range values {
 			for i, v := range group {
-				p.put(t, made(schemas.Run(name), schemas.UID(fmt.Sprint("g", g)), int64(i), 2, v, func(s *schemas.Group) {
-					s.Batch, s.BatchGroups = "b", 2
-					s.Advantage = schemas.AdvantageSpec{
-						Estimator: name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon, Mode: def.Mode,
-						AdvClipMax: &def.AdvClipMax, Gamma: &def.Gamma, Singleton: def.Singleton,
-					}
-				}))
+				p.put(t, made(schemas.Run(name), schemas.UID(fmt.Sprint("g", g)), int64(i), 2, v,
+					func(s *schemas.Group) {
+						s.Batch, s.BatchGroups = "b", 2
+						s.Advantage = schemas.AdvantageSpec{
+							Estimator: name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon,
+							Mode:       def.Mode,
+							AdvClipMax: &def.AdvClipMax, Gamma: &def.Gamma, Singleton: def.Singleton,
+						}
+					}))
 			}
 		}
 		results := p.results(t, schemas.Run(name), 3)
@@ -419,9 +444,11 @@ func TestService_BatchMetrics(t *testing.T) {
 		got[m.Name] = m.Value
 	}
 	for name, want := range map[string]float64{
-		"critic/rewards/zero_std_ratio": 1. / 3, "critic/rewards/std_mean": .192386729448, "critic/rewards/group_size": 4,
-		"critic/rewards/mean": .666666666667, "critic/synthetic/mean": .666666666667, "training/global_step": 12, "training/epoch": 1,
-		"timing_s/gen": 2, "agent_loop/generate_sequences/max": 2, "perf/total_num_images": 12,
+		"critic/rewards/zero_std_ratio": 1. / 3, "critic/rewards/std_mean": .192386729448,
+		"critic/rewards/group_size": 4,
+		"critic/rewards/mean":       .666666666667, "critic/synthetic/mean": .666666666667, "training/global_step": 12,
+		"training/epoch": 1,
+		"timing_s/gen":   2, "agent_loop/generate_sequences/max": 2, "perf/total_num_images": 12,
 		"training/off_policy/trajectory_staleness/max": 11, "val-core/signs/reward/mean@4": .75,
 		"critic/synthetic/exact/mean": 5. / 12, "val-aux/signs/synthetic/exact/mean@4": .5,
 	} {

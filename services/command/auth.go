@@ -6,25 +6,24 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// authCommand is 'meander auth', with its subcommands.
 func authCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "auth", Short: "who may do what on the server: users, roles, credentials, certificates",
-		Long: `auth keeps a folder of credentials: a file for each user, what each may do by the role
-that it has, and certificates where TLS is asked for. meander up --auth takes it, and any
-NATS server does.`,
+		Use: "auth", Short: "make users, roles, credentials and certificates for the server",
+		Long: `auth manages a credentials folder: a file for each user, the permissions of each role, and with TLS
+the certificates. 'meander up --auth' uses the folder; so can any NATS server.`,
 		Example: `  meander auth init auth --tls    # a user for each role
   meander up --auth auth
   meander auth add auth alice --role viewer --run demo
@@ -32,19 +31,20 @@ NATS server does.`,
 		Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(authInitCommand(a), authAddCommand(a), authRemoveCommand(a), authListCommand(a), authShowCommand(a), authUpdateCommand(a))
+	c.AddCommand(authInitCommand(a), authAddCommand(a), authRemoveCommand(a), authListCommand(a), authShowCommand(a),
+		authUpdateCommand(a))
 	return c
 }
 
+// authInitCommand is 'meander auth init'.
 func authInitCommand(*app) *cobra.Command {
 	var hosts []string
 	withTLS, listen := false, "127.0.0.1:4222"
 	c := &cobra.Command{
-		Use: "init DIR", Short: "make a folder of credentials with a user for each role",
-		Long: `init makes a folder with a file of credentials for each role, the permissions of all of them
-for a NATS server, and with --tls an authority and a certificate of the server. It says what
-to do next. The secrets are in the files *.creds and tls/*-key.pem, which only their owner may
-read, and nowhere else.`,
+		Use: "init DIR", Short: "make a credentials folder with a user for each role",
+		Long: `init makes a folder with a credentials file for each role, a file of permissions for NATS servers, and
+with --tls an authority and a server certificate. It prints what to do next. The secrets are in the
+files *.creds and tls/*-key.pem and nowhere else; only their owner can read them.`,
 		Example: `  meander auth init auth
   meander auth init auth --tls --tls-host nats.example.org,10.0.0.7 --listen 0.0.0.0:4222`,
 		Args: args(cobra.ExactArgs(1)),
@@ -52,81 +52,49 @@ read, and nowhere else.`,
 			if _, port, err := net.SplitHostPort(listen); err != nil || port == "" {
 				return usage(fmt.Errorf("--listen: %q; must be host:port", listen))
 			}
-			if entries, err := os.ReadDir(given[0]); err == nil && len(entries) > 0 {
-				return usage(fmt.Errorf("%q: not empty; must be a new folder. One of credentials is changed with: meander auth add, rm, update", given[0]))
+			if withTLS && hosts == nil {
+				hosts = []string{}
 			}
-			dir, err := filepath.Abs(given[0])
-			if err == nil {
-				err = os.MkdirAll(dir, 0o700)
-			}
+			f, err := auth.Create(given[0], listen, hosts)
 			if err != nil {
-				return err
+				return authError(err)
 			}
-			f := &authFolder{dir: dir, Account: pipelineAccount}
-			if withTLS || len(hosts) > 0 {
-				if err := errors.Join(f.makeAuthority(), f.makeServer(hosts)); err != nil {
-					return err
-				}
-			}
-			for _, g := range bus.Grants() {
-				if err := f.add(authUser{Name: string(g.Role), Role: g.Role}); err != nil {
-					return err
-				}
-			}
-			if err := errors.Join(f.write(), os.WriteFile(f.path(serverFile), []byte(f.serverConfig(listen)), 0o644)); err != nil {
-				return err
-			}
-			return f.next(c.OutOrStdout(), listen)
+			return printNextSteps(c.OutOrStdout(), f, listen)
 		},
 	}
-	c.Flags().BoolVar(&withTLS, "tls", false, "make an authority and a certificate of the server, for localhost and --tls-host")
-	c.Flags().StringSliceVar(&hosts, "tls-host", nil, "names and addresses that clients reach the server by; implies --tls")
-	c.Flags().StringVar(&listen, "listen", listen, "address for clients in "+serverFile)
+	c.Flags().BoolVar(&withTLS, "tls", false,
+		"make an authority and a certificate of the server, for localhost and --tls-host")
+	c.Flags().StringSliceVar(&hosts, "tls-host", nil,
+		"names and addresses that clients reach the server by; implies --tls")
+	c.Flags().StringVar(&listen, "listen", listen, "address for clients in "+auth.ServerFile)
 	return c
 }
 
-// serverConfig is a whole configuration of a NATS server of its own.
-func (f *authFolder) serverConfig(listen string) string {
-	text := fmt.Sprintf(`# Written by meander auth init: a NATS server for meander, with roles.
-#   nats-server --config %s
-server_name: meander
-listen: %q
-http: "127.0.0.1:8222" # monitoring and /healthz, without permissions: loopback alone
-
-jetstream {
-  store_dir: %q
-  sync_interval: "1s"
-}
-
-# A client that stops reading is cut off rather than buffered without end.
-write_deadline: "10s"
-max_pending: 64MB
-lame_duck_duration: "30s"
-`, f.path(serverFile), listen, f.path("data"))
-	if f.hasTLS() {
-		text += fmt.Sprintf(`
-tls {
-  cert_file: %q
-  key_file: %q
-  min_version: "1.2"
-  timeout: 5
-}
-`, f.path(serverCert), f.path(serverKey))
+// authError makes a wrong request to a credentials folder a usage error.
+func authError(err error) error {
+	if mistake, ok := errors.AsType[*auth.InvalidError](err); ok {
+		return usage(mistake)
 	}
-	return text + fmt.Sprintf("\ninclude %q\n", rightsFile)
+	return err
 }
 
-// next says what to do with a new folder.
-func (f *authFolder) next(w io.Writer, listen string) error {
+// openAuth reads a credentials folder.
+func openAuth(dir string) (*auth.Folder, error) {
+	f, err := auth.Open(dir)
+	return f, authError(err)
+}
+
+// printNextSteps says what to do with a new credentials folder.
+func printNextSteps(w io.Writer, f *auth.Folder, listen string) error {
 	host, port, _ := net.SplitHostPort(listen)
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "localhost"
 	}
 	url, ca, flag := "nats://"+net.JoinHostPort(host, port), "", ""
-	if f.hasTLS() {
+	if f.HasTLS() {
 		url = "tls://" + net.JoinHostPort(host, port)
-		flag = " --nats-tls-ca " + f.path(caCert)
-		ca = "\n  export MEANDER_NATS_TLS_CA=" + f.path(caCert)
+		flag = " --nats-tls-ca " + f.CAFile()
+		ca = "\n  export MEANDER_NATS_TLS_CA=" + f.CAFile()
 	}
 	_, err := fmt.Fprintf(w, `%s is ready: a file of credentials for each of %s.
 
@@ -143,36 +111,31 @@ Where a client or a service of them runs, with its own file alone:
   meander-intake, meander-sampler, meander-reward, meander-advantage: the file of that name
 
 What each role may do: meander auth show. One more user: meander auth add %s NAME --role ROLE
-`, f.dir, strings.Join(f.names(), ", "), f.dir, listen, f.path(serverFile), url, f.credentials("admin"), flag, url, ca, f.credentials("trainer"), f.dir)
+`, f.Dir(), strings.Join(f.Names(), ", "), f.Dir(), listen, filepath.Join(f.Dir(), auth.ServerFile), url, f.Credentials("admin"), flag,
+		url, ca, f.Credentials("trainer"), f.Dir())
 	return err
 }
 
-// minCopyBytes is the least that the copies of a guest need.
-const minCopyBytes = 64 * boot.MiB
-
-// copying is what to do, after the server knows of a guest, so that his copies are made, or end.
-func (f *authFolder) copying(u authUser) string {
-	if len(u.Runs) == 0 {
-		return ""
+// printChange says that a credentials folder was changed, and how a server gets to know it. guests: the change
+// concerns guests; newAccount: it moved all other users to an account of their own.
+func printChange(w io.Writer, f *auth.Folder, what string, guests, newAccount bool) error {
+	text := what + "; a NATS server reads it with: nats-server --signal reload; meander up at its next start\n"
+	if guests {
+		text += fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, after that, with: "+
+			"meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it itself\n", f.Dir(), f.Credentials("admin"))
 	}
-	return fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, after that, with: meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it itself\n", f.dir, f.credentials("admin"))
+	if newAccount {
+		text += fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives guests nothing: "+
+			"where the server has streams, stop it,\nmove jetstream/$G in its store_dir to jetstream/%[1]s, and start it again. "+
+			"Streams of meander up stay where they are\n", f.Account)
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
-// setAccount gives a folder of an older kind the account that guests need, where it has some, and
-// says what that means for a server that has streams.
-func (f *authFolder) setAccount() (says string) {
-	if f.Account != "" || len(f.guests()) == 0 {
-		return ""
-	}
-	f.Account = pipelineAccount
-	return fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives guests nothing: where the server has streams, stop it,\nmove jetstream/$G in its store_dir to jetstream/%[1]s, and start it again. Streams of meander up stay where they are\n", f.Account)
-}
-
-// reload is what to do so that a server knows of a change.
-const reload = "a NATS server reads it with: nats-server --signal reload; meander up at its next start"
-
+// authAddCommand is 'meander auth add'.
 func authAddCommand(*app) *cobra.Command {
-	var u authUser
+	var u auth.User
 	var role string
 	var runs []string
 	var copies boot.Bytes
@@ -186,32 +149,30 @@ func authAddCommand(*app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if copies != 0 && copies < minCopyBytes {
-				return usage(fmt.Errorf("--copy-bytes: %v; must be at least %v", copies, minCopyBytes))
-			}
 			u.CopyBytes = int64(copies)
-			u.Name, u.Role = given[1], bus.Role(role)
+			u.Name, u.Role = given[1], auth.Role(role)
 			for _, run := range runs {
 				u.Runs = append(u.Runs, schemas.Run(run))
 			}
-			if err := f.add(u); err != nil {
-				return err
-			}
-			moves, err := f.setAccount(), f.write()
+			newAccount, err := f.Add(u)
 			if err != nil {
-				return err
+				return authError(err)
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the role %s, runs %s; %s\n%s%s", f.credentials(u.Name), u.Role, runsOf(u.Runs), reload, f.copying(u), moves)
-			return err
+			what := fmt.Sprintf("%s has the role %s, runs %s", f.Credentials(u.Name), u.Role, u.RunNames())
+			return printChange(c.OutOrStdout(), f, what, u.IsGuest(), newAccount)
 		},
 	}
-	c.Flags().StringVar(&role, "role", "", "what the user is for: "+strings.Join(roleNames(), ", "))
-	c.Flags().StringSliceVar(&runs, "run", nil, "limit a trainer or a viewer to runs of these names, in an account of its own; not given: all")
-	c.Flags().TextVar(&copies, "copy-bytes", boot.Bytes(0), fmt.Sprintf("with --run: what the copies may take that the user reads; 0: %v", boot.Bytes(bus.DefaultCopyBytes)))
-	c.Flags().BoolVar(&u.Blobs, "blobs", false, "with --run: blobs too (large images, embeddings), which are of no run: those of others as well")
+	c.Flags().StringVar(&role, "role", "", "what the user is for: "+strings.Join(auth.RoleNames(), ", "))
+	c.Flags().StringSliceVar(&runs, "run", nil,
+		"limit a trainer or a viewer to these runs, in its own account; default all runs")
+	c.Flags().TextVar(&copies, "copy-bytes", boot.Bytes(0),
+		fmt.Sprintf("with --run: size limit of the copies that the user reads; 0: %v", boot.Bytes(auth.DefaultCopyBytes)))
+	c.Flags().BoolVar(&u.Blobs, "blobs", false,
+		"with --run: let the user read blobs too (large images, embeddings), those of other runs included")
 	return c
 }
 
+// authRemoveCommand is 'meander auth rm'.
 func authRemoveCommand(*app) *cobra.Command {
 	return &cobra.Command{
 		Use: "rm DIR NAME", Short: "remove a user and its credentials",
@@ -221,20 +182,16 @@ func authRemoveCommand(*app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			i := f.index(given[1])
-			var gone authUser
-			if i >= 0 {
-				gone = f.Users[i]
+			gone, err := f.Remove(given[1])
+			if err != nil {
+				return authError(err)
 			}
-			if err := errors.Join(f.remove(given[1]), f.write()); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s is let in no more; %s\n%s", given[1], reload, f.copying(gone))
-			return err
+			return printChange(c.OutOrStdout(), f, given[1]+" is removed", gone.IsGuest(), false)
 		},
 	}
 }
 
+// authListCommand is 'meander auth ls'.
 func authListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls DIR", Short: "list the users",
@@ -252,76 +209,64 @@ func authListCommand(a *app) *cobra.Command {
 				}
 				return nil
 			}
-			t := newColumns(c.OutOrStdout())
-			fmt.Fprintln(t, "NAME\tROLE\tRUNS\tPUBLIC KEY")
+			t := present.New("NAME", "ROLE", "RUNS", "PUBLIC KEY")
 			for _, u := range f.Users {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", u.Name, u.Role, runsOf(u.Runs), u.Key)
+				t.Row(u.Name, u.Role, u.RunNames(), u.Key)
 			}
-			if cert, err := f.certificate(); err != nil {
+			t.Print(c.OutOrStdout())
+			if cert, err := f.Certificate(); err != nil {
 				return err
 			} else if cert != nil {
-				fmt.Fprintf(t, "\nTLS for %s until %s\n", strings.Join(hostsOf(cert), ", "), cert.NotAfter.Format(time.DateOnly))
+				fmt.Fprintf(c.OutOrStdout(), "\nTLS for %s until %s\n", strings.Join(auth.Hosts(cert), ", "),
+					cert.NotAfter.Format(time.DateOnly))
 			}
-			return t.Flush()
+			return nil
 		},
 	}
 }
 
+// authUpdateCommand is 'meander auth update'.
 func authUpdateCommand(*app) *cobra.Command {
 	var hosts []string
 	c := &cobra.Command{
-		Use: "update DIR", Short: "write the permissions of this release, and a new certificate of the server",
-		Long: `update writes the permissions anew, as the roles of this release have them, and where the folder
-has an authority a new certificate of the server, for the hosts of the old one and --tls-host.
-Credentials stay as they are.`,
+		Use: "update DIR", Short: "write the permissions of this release, and a new server certificate",
+		Long: `update writes the permissions of the roles of this release. If the folder has an authority, it also
+makes a new server certificate, for the hosts of the old one and --tls-host. Credentials do not change.`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := openAuth(given[0])
 			if err != nil {
 				return err
 			}
-			cert, err := f.certificate()
-			switch {
-			case err != nil:
-				return err
-			case cert != nil:
-				err = f.makeServer(slices.Concat(hostsOf(cert), hosts))
-			case len(hosts) > 0:
-				err = errors.Join(f.makeAuthority(), f.makeServer(hosts))
-			}
-			f.markGuests()
-			moves := f.setAccount()
-			if err := errors.Join(err, f.write()); err != nil {
+			newAccount, err := f.Update(hosts)
+			if err != nil {
 				return err
 			}
-			text := ""
-			if guests := f.guests(); len(guests) > 0 {
-				text = f.copying(f.Users[f.index(guests[0].Name)])
-			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s is up to date; %s\n%s%s", f.dir, reload, text, moves)
-			return err
+			return printChange(c.OutOrStdout(), f, f.Dir()+" is up to date", len(f.Guests()) > 0, newAccount)
 		},
 	}
-	c.Flags().StringSliceVar(&hosts, "tls-host", nil, "more names and addresses that clients reach the server by")
+	c.Flags().StringSliceVar(&hosts, "tls-host", nil, "more names and addresses of the server, for its certificate")
 	return c
 }
 
+// authShowCommand is 'meander auth show'.
 func authShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "show [ROLE]", Short: "what each role may do; of one role, every subject",
+		Use: "show [ROLE]", Short: "show what each role may do; with ROLE, every subject",
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			w := c.OutOrStdout()
 			if len(given) == 0 {
-				for _, g := range bus.Grants() {
-					fmt.Fprintf(w, "%s\n  %s\n", bold(w, string(g.Role)), g.Purpose)
-					for _, line := range g.Says() {
-						fmt.Fprintf(w, "  %s\n", breakLines(line, lineWidth(w)-4, "\n    "))
+				for _, g := range auth.Grants() {
+					fmt.Fprintf(w, "%s\n  %s\n", present.Paint(w, present.Bold, string(g.Role)), g.Purpose)
+					for _, line := range g.Describe() {
+						present.Linef(w, "  %s", line)
 					}
 				}
 				return nil
 			}
-			r, err := authUser{Role: bus.Role(given[0]), Key: "KEY"}.rights()
+			u := auth.User{Role: auth.Role(given[0]), Key: "KEY"}
+			r, err := u.Rights()
 			if err != nil {
 				return usage(err)
 			}

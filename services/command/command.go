@@ -1,7 +1,7 @@
-// Package command is the command line meander: the whole pipeline in one process with an
-// embedded NATS server, and the commands that talk to services that run elsewhere. What they
-// do is in packages of their own where a Go program can call it; here are their flags and
-// what they print.
+// Package command is the command line meander: the whole pipeline in one process with an embedded NATS server, and
+// commands for services that run elsewhere. There is one file for each command: its flags, and what it prints. The
+// work is in other packages, for Go programs too. All commands share an app, the global flags; a connection is an
+// app's way to the pipeline, and services is the pipeline of a command that runs one itself.
 package command
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 // Exit statuses.
@@ -26,11 +27,11 @@ const (
 	exitOK     = boot.ExitOK
 	exitFailed = boot.ExitFailure
 	exitUsage  = boot.ExitUsage
-	// exitInterrupted is that of a shell for what Ctrl-C ended: of a command that did not come to do what it is for.
+	// exitInterrupted is the status that shells give to commands that Ctrl-C ended.
 	exitInterrupted = 130
 )
 
-// exitError carries an exit status with an error that may have been reported already.
+// exitError is an error with an exit status. Without err it was printed already.
 type exitError struct {
 	status int
 	err    error
@@ -45,26 +46,26 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage marks an error as the caller's.
+// usage makes err a usage error (exit status 2).
 func usage(err error) error { return &exitError{status: exitUsage, err: err} }
 
-// Main runs the command line of this process and ends it with its exit status: 0 done, 1
-// failed, 2 called wrongly, 130 interrupted before it was done.
+// Main runs the command line of this process and exits with its status: 0 done, 1 failed, 2 called wrongly, 130
+// interrupted.
 func Main() {
 	ctx := untilSignal(drainLimit, func() {
-		fmt.Fprintf(os.Stderr, "meander: still not stopped after %v, ends now; what was stored is there at the next start\n", drainLimit)
+		fmt.Fprintf(os.Stderr,
+			"meander: not stopped after %v; ends now. Stored events stay and are used at the next start\n", drainLimit)
 		os.Exit(exitFailed)
 	})
 	os.Exit(Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// drainLimit is how long the process may take to end after the first signal: the
-// services drain for 10 s, and a denoising step or the disk may take longer.
+// drainLimit is how long the process may take to end after the first signal. The services drain for 10 s, and a
+// denoising step or the disk may take longer.
 const drainLimit = time.Minute
 
-// untilSignal returns a context that ends at the first signal, so that the command
-// drains. The second signal ends the process at once; without one, overdue is called
-// after the limit.
+// untilSignal returns a context that ends at the first signal, so that the command drains. The second signal ends the
+// process at once. Without one, overdue is called after the limit.
 func untilSignal(limit time.Duration, overdue func()) context.Context {
 	ctx, stop := signal.NotifyContext(context.Background(), boot.EndSignals()...)
 	context.AfterFunc(ctx, func() {
@@ -74,8 +75,8 @@ func untilSignal(limit time.Duration, overdue func()) context.Context {
 	return ctx
 }
 
-// Execute runs one command line, without the program's name, until it is done or ctx ends, and
-// returns its exit status. Results go to stdout; errors, progress and logs to stderr.
+// Execute runs one command line, without the program's name, until it is done or ctx ends, and returns its exit
+// status. Results go to stdout; errors, progress and logs go to stderr.
 func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	zerolog.TimeFieldFormat = time.RFC3339Nano // milliseconds matter here
 	root := newRoot()
@@ -86,7 +87,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	if out.err != nil && !errors.Is(err, out.err) {
-		printBroken(stderr, fmt.Sprintf("meander: stdout: %v; what it was to take is lost, what is stored is not", out.err))
+		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", out.err))
 		if err == nil {
 			return exitFailed
 		}
@@ -99,25 +100,24 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	case errors.As(err, &exit):
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		what := strings.ReplaceAll(err.Error(), ": "+context.Canceled.Error(), "")
-		err = fmt.Errorf("interrupted (%s); what was stored before is as it was", what)
+		err = fmt.Errorf("interrupted (%s); stored events are unchanged", what)
 		exit = &exitError{status: exitInterrupted, err: err}
 	default:
 		exit = &exitError{status: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		printBroken(stderr, "meander: "+exit.err.Error())
+		present.Lines(stderr, "meander: "+exit.err.Error())
 	}
 	return exit.status
 }
 
-// output is stdout. It keeps the first fault of writing, so that a command whose results nobody got does not succeed,
-// wherever it writes them.
+// output is stdout. It keeps the first write error: a command fails if any of its output was lost. Commands need not check their writes, except in endless loops.
 type output struct {
 	io.Writer
 	err error
 }
 
-// Under is what it writes to, which may be a terminal.
+// Under returns the writer below, which may be a terminal.
 func (o *output) Under() io.Writer { return o.Writer }
 
 func (o *output) Write(p []byte) (int, error) {
@@ -128,7 +128,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// app is what every command shares: where the pipeline is and how to talk.
+// app is what every command shares: where the pipeline is, and how to print.
 type app struct {
 	store    string
 	natsURL  string
@@ -139,22 +139,24 @@ type app struct {
 	tlsKey   string
 	json     bool
 	logLevel string
-	// asItIs connects to what is there, and sets nothing up.
+	// asItIs connects without setting anything up.
 	asItIs bool
 	stderr io.Writer
 }
 
+// newRoot returns the command meander with the global flags and all subcommands.
 func newRoot() *cobra.Command {
 	a := &app{stderr: os.Stderr}
 	root := &cobra.Command{
 		Use:   "meander",
 		Short: "event-streamed rollouts for reinforcement learning on diffusion models",
-		Long: `meander makes rollouts for reinforcement learning on diffusion models, and on language
-models: for each prompt a group of images, each with its denoising trajectory, or of texts, with
-their tokens; with log-probs, a reward and an advantage, as a durable stream of events.
+		Long: `meander makes rollouts for reinforcement learning on diffusion models and on language models.
+For each prompt it makes a group of samples: images with their denoising trajectories, or texts
+with their tokens. Each sample gets log-probs, a reward and an advantage. All of it is a durable
+stream of events.
 
-Without --nats a command uses the store folder (--store): it joins the pipeline
-that runs on it, and goes on in its place when that ends, or opens the store itself
+Without --nats a command works on the store folder (--store). If a pipeline runs on that store, the
+command joins it, and takes over when it ends. If none runs, the command opens the store itself,
 with an embedded NATS server.`,
 		Example: `  # four images of one prompt, everything in this process
   meander run --group-size 4 'a red sign that says "OPEN"'
@@ -164,7 +166,7 @@ with an embedded NATS server.`,
   meander publish --run demo 'a red sign that says "OPEN"'
   meander watch --run demo
 
-  # what happened, and proof that the log-probs are right
+  # show the results, and check that the log-probs are right
   meander show
   meander verify`,
 		Args:    args(noSuchCommand),
@@ -186,17 +188,24 @@ with an embedded NATS server.`,
 		SilenceErrors: true,
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"), "folder of the embedded NATS server's files (MEANDER_STORE)")
-	f.StringVar(&a.natsURL, "nats", "", "use this NATS server instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
-	f.StringVar(&a.token, "nats-token", "", "token of that server, and what up asks its clients for; the environment keeps it out of the process list (MEANDER_NATS_TOKEN)")
-	f.StringVar(&a.creds, "nats-creds", "", "file of credentials for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
-	f.StringVar(&a.tlsCA, "nats-tls-ca", "", "PEM file of the authority that signed its certificate (MEANDER_NATS_TLS_CA)")
-	f.StringVar(&a.tlsCert, "nats-tls-cert", "", "PEM file of our certificate, where it wants one (MEANDER_NATS_TLS_CERT)")
+	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"),
+		"folder with the files of the embedded NATS server (MEANDER_STORE)")
+	f.StringVar(&a.natsURL, "nats", "",
+		"NATS server to use instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
+	f.StringVar(&a.token, "nats-token", "",
+		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the process list does not show the environment")
+	f.StringVar(&a.creds, "nats-creds", "",
+		"credentials file for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
+	f.StringVar(&a.tlsCA, "nats-tls-ca", "",
+		"PEM file of the authority that signed the server's certificate (MEANDER_NATS_TLS_CA)")
+	f.StringVar(&a.tlsCert, "nats-tls-cert", "",
+		"PEM file of our certificate, if the server wants one (MEANDER_NATS_TLS_CERT)")
 	f.StringVar(&a.tlsKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
-	f.BoolVar(&a.json, "json", false, "print JSON lines for machines on stdout; progress and logs go to stderr")
-	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"), "debug, info, warn or error (MEANDER_LOG_LEVEL)")
+	f.BoolVar(&a.json, "json", false, "print JSON lines on stdout; progress and logs go to stderr")
+	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"),
+		"debug, info, warn or error (MEANDER_LOG_LEVEL)")
 	root.SetVersionTemplate("{{.Version}}\n")
-	teach(root)
+	setHelp(root)
 	root.AddCommand(
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
@@ -205,7 +214,7 @@ with an embedded NATS server.`,
 	return root
 }
 
-// fromEnvironment takes what was not given as a flag. It is no default of the flags: --help would
+// fromEnvironment reads settings that were not given as flags. They are no defaults of the flags, because --help would
 // print the secrets.
 func (a *app) fromEnvironment(f *pflag.FlagSet) {
 	for flag, value := range map[string]*string{
@@ -229,17 +238,18 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 		switch {
 		case err == nil:
 			return nil
-		case c.HasSubCommands(): // which says it in its own words
+		case c.HasSubCommands(): // noSuchCommand has said it
 		case !strings.Contains(c.Use, " "):
 			err = fmt.Errorf("%q; '%s' takes no arguments", given[0], c.CommandPath())
 		default:
-			err = fmt.Errorf("%s; must be '%s %s'", count(len(given), "argument"), c.Parent().CommandPath(), c.Use)
+			err = fmt.Errorf("%s; must be '%s %s'", present.Count(len(given), "argument"), c.Parent().CommandPath(),
+				c.Use)
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
 	}
 }
 
-// logger writes to stderr: as lines for people, or as JSON beside --json.
+// logger returns a logger to stderr: lines for people, or JSON with --json.
 func (a *app) logger() (zerolog.Logger, error) {
 	level, err := zerolog.ParseLevel(a.logLevel)
 	if err != nil || level == zerolog.NoLevel {
@@ -248,10 +258,11 @@ func (a *app) logger() (zerolog.Logger, error) {
 	if a.json {
 		return zerolog.New(a.stderr).Level(level).With().Timestamp().Logger(), nil
 	}
-	w := zerolog.ConsoleWriter{Out: a.stderr, TimeFormat: "15:04:05.000", NoColor: !colourful(a.stderr)}
+	w := zerolog.ConsoleWriter{Out: a.stderr, TimeFormat: "15:04:05.000", NoColor: !present.Colourful(a.stderr)}
 	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
 }
 
+// envOr returns an environment variable, or def if it is empty.
 func envOr(name, def string) string {
 	if v := os.Getenv(name); v != "" {
 		return v

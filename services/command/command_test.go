@@ -145,7 +145,7 @@ func TestExecute(t *testing.T) {
 	expect(t, exitUsage, `meander has no command "runn"; did you mean 'meander run'?`, "runn")
 	expect(t, exitUsage, "did you mean --run?", "show", "--runn", "x")
 	expect(t, exitUsage, "--log-level: \"loud\"; must be debug, info, warn or error", "streams", "--log-level", "loud")
-	expect(t, exitUsage, "has nothing in it", "show")
+	expect(t, exitUsage, "is empty; make a rollout first", "show")
 	expect(t, exitOK, "Commands:\n", "--help")
 	for _, args := range [][]string{{"show"}, {"run", "a fox"}, {"streams", "setup"}, {"publish", "a fox"}, {"run", "--dry-run", "a fox"}} {
 		expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one", append(args, "--nats", "nats://127.0.0.1:1")...)

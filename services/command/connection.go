@@ -23,68 +23,68 @@ import (
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
-// private is where the others on the same store find the server of a command, and
-// nobody else: the token is in the store's folder.
-func private() natsd.Options {
+// localOnly returns options for a server that only processes on the same store can use: its token is in the store's
+// folder.
+func localOnly() natsd.Options {
 	return natsd.Options{Listen: "127.0.0.1:0", Token: rand.Text()}
 }
 
-// connection is a bus to the server of --nats, or to whoever has the server of the
-// store: this process, or another that runs on it. When that one ends, the connection
-// goes on with the next, which may be this process.
+// connection is a bus to the server of --nats, or to the server of the store. The latter runs in this process or in
+// another one on the same store. When that process ends, the connection moves to the next one, which may be this one.
 type connection struct {
 	*bus.Bus
-	// member is our part in the store; nil with --nats.
+	// member shares the store with other processes; nil with --nats.
 	member *natsd.Member
 	log    zerolog.Logger
 	closed chan struct{}
-	// where names the other end for people.
+	// where names the server for people.
 	where string
 }
 
-// connect reaches the pipeline for a command that serves none: the server named by
-// --nats, or the one on the store, which it opens itself while nobody else has it.
+// connect opens the pipeline for a command that does not serve: the server of --nats, or the store's. If no process
+// has the store open, this one opens it.
 func (a *app) connect(ctx context.Context, log zerolog.Logger) (*connection, error) {
-	return a.open(ctx, natsd.MemberOptions{Options: private()}, log)
+	return a.open(ctx, natsd.MemberOptions{Options: localOnly()}, log)
 }
 
-// connectServing is connect for a command with a pipeline of its own, which serves the
-// store when no other does. Of one that runs it takes on the settings, so that it can go
-// on in its place; flags that differ from them are refused.
+// connectServing is connect for a command that serves the store if no other process does. Otherwise it adopts the
+// settings of that process, so that it can take over later; flags that differ are refused.
 func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logger) (*connection, error) {
 	if a.natsURL != "" {
 		if _, err := a.joins(s); err != nil {
 			return nil, err
 		}
 	}
-	return a.open(ctx, natsd.MemberOptions{Options: private(), Serves: true, Settings: s.settings, Agree: func(running natsd.Info) error {
-		return a.agree(s, running)
+	return a.open(ctx, natsd.MemberOptions{Options: localOnly(), Serves: true, Settings: s.settings, Agree: func(running natsd.Info) error {
+		return a.adoptFrom(s, running)
 	}}, log)
 }
 
-// joins says whether a pipeline runs that a command with these services would join, and
-// takes on its settings.
+// joins reports whether a pipeline runs that a command with these services would join. If so the services adopt its
+// settings.
 func (a *app) joins(s *services) (bool, error) {
 	if a.natsURL != "" {
-		return true, s.refuse(fmt.Sprintf("the services at %s have settings of their own; leave it out, or leave out --nats", bus.RedactURL(a.natsURL)))
+		return true, s.refuse(fmt.Sprintf("the services at %s have their own settings; leave out this flag or --nats",
+			bus.RedactURL(a.natsURL)))
 	}
 	running, serving := natsd.Pipeline(a.store)
 	if !serving {
 		return false, nil
 	}
-	return true, a.agree(s, running)
+	return true, a.adoptFrom(s, running)
 }
 
-func (a *app) agree(s *services, running natsd.Info) error {
+// adoptFrom adopts the settings of the pipeline that runs on the store.
+func (a *app) adoptFrom(s *services, running natsd.Info) error {
 	return s.adopt(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
 }
 
-// server is the server of --nats.
+// server returns the connection settings for the server of --nats.
 func (a *app) server() bus.Config {
 	return bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA, CertFile: a.tlsCert, KeyFile: a.tlsKey}
 }
 
-// checkServer refuses a URL of --nats that is of no NATS server. One without a scheme is nats://.
+// checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://.
 func (a *app) checkServer() error {
 	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
 		if _, err := url.Parse(server); err != nil || !strings.Contains(server, "://") {
@@ -97,8 +97,8 @@ func (a *app) checkServer() error {
 	return nil
 }
 
-// open reaches the pipeline. With options of a set-up, the streams of a server that --nats names
-// are set up, too; else somebody else has to.
+// open opens the pipeline. With set-up options it also sets up the streams on the server of --nats; without them
+// another process must.
 func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption) (*connection, error) {
 	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
 	cfg := a.server()
@@ -108,7 +108,7 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	if a.natsURL == "" {
 		for flag, value := range map[string]string{"nats-creds": a.creds, "nats-tls-ca": a.tlsCA, "nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey} {
 			if value != "" {
-				return nil, usage(fmt.Errorf("--%s: set without a server; name it with --nats", flag))
+				return nil, usage(fmt.Errorf("--%s: given without a server; name the server with --nats", flag))
 			}
 		}
 		if info, err := os.Stat(a.store); err == nil && !info.IsDir() {
@@ -118,7 +118,7 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 		member, err := natsd.Join(ctx, part)
 		if err != nil {
 			if inUse, ok := errors.AsType[*natsd.InUseError](err); ok {
-				err = fmt.Errorf("%w; wait for it to end, or use another --store", inUse)
+				err = fmt.Errorf("%w; wait until it ends, or use another --store", inUse)
 			}
 			return nil, err
 		}
@@ -128,11 +128,11 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	cfg.NoWait = len(setup) == 0
 	b, err := bus.Connect(ctx, cfg, log)
 	if err != nil {
-		return nil, errors.Join(a.why(err), c.leave())
+		return nil, errors.Join(a.explain(err), c.leave())
 	}
 	c.Bus = b
 	if c.member != nil {
-		go c.watch()
+		go c.closeOnFailure()
 	}
 	if a.asItIs {
 		return c, nil
@@ -143,9 +143,8 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	return c, nil
 }
 
-// why adds to the error of a connection what the network says of each server, which the client library
-// keeps to itself, and what to do about it.
-func (a *app) why(err error) error {
+// explain adds the network's error for each server, which the client library hides, and advice to a connection error.
+func (a *app) explain(err error) error {
 	if !errors.Is(err, nats.ErrNoServers) {
 		return err
 	}
@@ -162,35 +161,35 @@ func (a *app) why(err error) error {
 			err = fmt.Errorf("%w: %w", err, dial)
 			continue
 		}
-		_ = c.Close() // it is there, and the trouble is another
+		_ = c.Close() // the server listens, so something else is wrong
 	}
 	if a.asItIs {
 		return err
 	}
-	return fmt.Errorf("%w; is the server up? 'meander up' starts one; "+
-		"--nats and MEANDER_NATS_URL name it, and without them the store is used", err)
+	return fmt.Errorf("%w; is the server up? 'meander up' starts one. "+
+		"Name it with --nats or MEANDER_NATS_URL; leave both out to use the store", err)
 }
 
-// watch closes the connection when there is nobody left to connect to: what waits for
-// it is told so.
-func (c *connection) watch() {
+// closeOnFailure closes the connection when the store fails, so that no caller waits for it.
+func (c *connection) closeOnFailure() {
 	select {
 	case <-c.closed:
 	case <-c.member.Failed():
-		c.log.Error().Err(c.member.Err()).Msg("the store cannot be used any more")
+		c.log.Error().Err(c.member.Err()).Msg("the store has failed")
 		c.Conn().Close()
 	}
 }
 
-// tellAfter is how long a command waits in silence.
+// tellAfter is how long a command waits without a message.
 const tellAfter = 2 * time.Second
 
-// prepare returns when the streams are there. Who has the server sets them up, and
-// that may become us meanwhile.
+// prepare waits until the streams exist. The process with the server sets them up; meanwhile this process may become
+// that one.
 func (c *connection) prepare(ctx context.Context, setup []bus.SetupOption) error {
 	if c.member == nil && len(setup) == 0 {
 		told := time.AfterFunc(tellAfter, func() {
-			c.log.Warn().Msgf("waiting for the streams at %s: meander-intake makes them, or 'meander streams setup'", c.where)
+			c.log.Warn().Msgf("waiting for the streams at %s: meander-intake or 'meander streams setup' creates them",
+				c.where)
 		})
 		defer told.Stop()
 		return c.Ready(ctx)
@@ -203,15 +202,14 @@ func (c *connection) prepare(ctx context.Context, setup []bus.SetupOption) error
 	go func() { taken <- c.member.Serve(ctx, func(ctx context.Context) error { return c.Setup(ctx) }) }()
 	err := c.Ready(ctx)
 	stop()
-	if setUp := <-taken; err != nil { // else they are there, whoever made them
+	if setUp := <-taken; err != nil { // on success another process may have made them
 		err = errors.Join(err, setUp)
 	}
 	return err
 }
 
-// serve runs f while the server of the store is in this process, from when it is; it
-// returns when ctx ends, or with the error of f. Work that the process before had in
-// hand when it was killed is taken back first.
+// serve waits until this process has the server of the store, then runs f. It returns when ctx ends, or with the
+// error of f. Before f it makes the deliveries available again that a killed process had in flight.
 func (c *connection) serve(ctx context.Context, f func(context.Context) error) error {
 	if c.member == nil {
 		<-ctx.Done()
@@ -221,8 +219,8 @@ func (c *connection) serve(ctx context.Context, f func(context.Context) error) e
 		err := c.Setup(ctx)
 		if err == nil && c.member.Unfinished() {
 			var taken int
-			if taken, err = c.TakeBack(ctx); taken > 0 {
-				c.log.Info().Int("deliveries", taken).Msg("took back what a killed process had in hand")
+			if taken, err = c.RedeliverAll(ctx); taken > 0 {
+				c.log.Info().Int("deliveries", taken).Msg("took back deliveries that a killed process had in flight")
 			}
 		}
 		if err == nil {
@@ -235,26 +233,25 @@ func (c *connection) serve(ctx context.Context, f func(context.Context) error) e
 	})
 }
 
-// serves says whether the pipeline of this store is for this process to serve.
+// serves reports whether this process serves the store's pipeline.
 func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
 
-// openExisting is connect for commands that read: a store that is not there is the
-// caller's mistake, not a reason to make one.
+// openExisting is connect for commands that read. A missing store is a usage error, so that none is made.
 func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
 	if a.natsURL == "" {
 		if _, err := os.Stat(filepath.Join(a.store, "jetstream")); errors.Is(err, os.ErrNotExist) {
-			return nil, usage(fmt.Errorf("store %q has nothing in it; make a rollout first (meander run --store %s ...), or name a server with --nats", a.store, a.store))
+			return nil, usage(fmt.Errorf("store %q is empty; make a rollout first (meander run --store %s ...), or name a server with --nats", a.store, a.store))
 		}
 	}
 	return a.connect(ctx, log)
 }
 
-// withBus opens the pipeline for a command that reads what is stored.
+// withBus returns the RunE of a command that reads stored events: it opens the pipeline, calls f, and closes it.
 func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
 	return a.with(a.openExisting, f)
 }
 
-// with opens the pipeline for a command.
+// with returns a RunE that opens the pipeline by open, calls f, and closes it.
 func (a *app) with(
 	open func(context.Context, zerolog.Logger) (*connection, error),
 	f func(c *cobra.Command, conn *connection, given []string) error,
@@ -273,7 +270,7 @@ func (a *app) with(
 	}
 }
 
-// withRun is withBus for a command about one run: the latest, where none is named.
+// withRun is withBus for a command about one run; without a name it sets run to the latest.
 func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
 	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 		if *run == "" {
@@ -289,43 +286,25 @@ func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connectio
 	})
 }
 
-// runFilter is the run that a filter names, empty for all.
-func runFilter(run schemas.Run) schemas.Run {
-	if run == "*" {
-		return ""
-	}
-	return run
-}
-
-// optionalToken checks what a flag names, if anything.
-func optionalToken[S ~string](flag string, token S) error {
-	if token == "" {
-		return nil
-	}
-	if err := schemas.CheckToken(flag, token); err != nil {
-		return usage(err)
-	}
-	return nil
-}
-
-// runArgument takes the run of the argument RUN, of a command that has --run as well.
+// runArgument reads the argument RUN of a command that also has the flag --run.
 func runArgument(run *schemas.Run, given []string) error {
 	if len(given) == 0 {
 		return nil
 	}
 	if *run != "" && *run != schemas.Run(given[0]) {
-		return usage(fmt.Errorf("RUN: %q, and --run %q; name one of them", given[0], *run))
+		return usage(fmt.Errorf("RUN: %q, and --run %q; give only one of them", given[0], *run))
 	}
 	*run = schemas.Run(given[0])
 	return nil
 }
 
-// Close drains the bus, then gives up the server if it is ours.
+// Close drains the bus, then stops the server if this process runs it.
 func (c *connection) Close() error {
 	close(c.closed)
 	return errors.Join(c.Bus.Close(), c.leave())
 }
 
+// leave ends the membership in the store; with --nats it does nothing.
 func (c *connection) leave() error {
 	if c.member == nil {
 		return nil

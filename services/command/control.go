@@ -16,44 +16,47 @@ import (
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// controller is one of the commands that ask something of a run.
+// controller is a command that changes a run: cancel, pause, resume or prune.
 type controller struct {
 	*app
 	schemas.Control
 	wait time.Duration
 }
 
+// cancelCommand is 'meander cancel'.
 func cancelCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "cancel RUN [UID]",
-		Short: "end a run, or one group of it, without what it lacks",
-		Long: `cancel ends a run, or with UID one of its groups. Samplers let go of its samples at the
-next step, requests that wait are removed, and each group without a result gets one, with
-status cancelled: whoever waits for the group, or for its batch, learns it. A cancelled
-group is not refilled, and nothing is trained on. What has its result keeps it.
+		Short: "end a run, or one of its groups, now",
+		Long: `cancel ends a run, or with UID one of its groups. Samplers stop its samples at the next step, and
+waiting requests are removed. Each group without a result gets the status cancelled, so that readers
+of the group and of its batch do not wait. A cancelled group is not refilled and has nothing to train
+on. Groups that have a result keep it.
 
-What was cancelled stays so: prompts that are published to the run later are cancelled,
-too. To stop for a while, see 'meander pause'.`,
+A cancelled run stays cancelled: prompts that are published to it later are cancelled too. To stop for
+a while, use 'meander pause'.`,
 		Example: `  meander cancel demo
   meander cancel demo 0000-a-red-sign-that-says-open --reason "a typo in the prompt"`,
 		Args: args(cobra.RangeArgs(1, 2)),
 	}, schemas.ControlCancel)
 }
 
+// pauseCommand is 'meander pause'.
 func pauseCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "pause RUN",
-		Short: "let a run wait: its samplers take no step until it is resumed",
-		Long: `pause lets a run wait. Samplers put its samples down at the next step and take others;
-the requests are parked outside the queues, where they hold no slot, cost no deliveries and
-wait as long as it takes, through restarts of every service and of the server. What has been
-sampled is scored. Prompts are accepted, and their requests parked.
+		Short: "pause a run until 'meander resume'",
+		Long: `pause stops a run until it is resumed. Samplers stop its samples at the next step and work on other
+runs. The requests are parked outside the queues: they need no slot and no delivery, and they survive
+restarts of every service and of the server. Finished samples are still scored. New prompts are
+accepted, and their requests are parked.
 
-The time limit of groups (group_timeout) stands still while their run is paused, and counts
-anew from when it is resumed. A deadline that a prompt names is a moment and holds all the
-same: a group that is paused beyond its own closes with what it has.`,
+The time limit of groups (group_timeout) does not run while the run is paused; it starts again when
+the run is resumed. The deadline of a prompt is a fixed time and still holds: a group whose deadline
+passes during the pause closes with the samples that it has.`,
 		Example: `  meander pause demo --reason "the GPU is needed elsewhere until noon"
   meander status demo
   meander resume demo`,
@@ -61,25 +64,27 @@ same: a group that is paused beyond its own closes with what it has.`,
 	}, schemas.ControlPause)
 }
 
+// resumeCommand is 'meander resume'.
 func resumeCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "resume RUN",
-		Short: "let a paused run go on",
-		Long: `resume lets a run go on that was paused: the parked requests go back into their queues.
-The samples have the same bits as without the pause.`,
+		Short: "continue a paused run",
+		Long: `resume continues a paused run: its parked requests go back into their queues. The samples have the
+same bits as without the pause.`,
 		Example: `  meander resume demo`,
 		Args:    args(cobra.ExactArgs(1)),
 	}, schemas.ControlResume)
 }
 
+// pruneCommand is 'meander prune'.
 func pruneCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "prune RUN UID SAMPLE",
-		Short: "end one sample in the middle; its group closes without it",
-		Long: `prune ends a sample at the next step boundary, or with --step at the first boundary from
-that step on, for methods that choose among samples while they are made. The steps that it
-has stay stored; the group closes without it, as without a sample that failed, and says
-who was pruned and why. The advantages are those of the others among themselves.
+		Short: "end one sample early; its group closes without it",
+		Long: `prune ends a sample at the next step boundary, or with --step at the first boundary from that step on.
+It is for methods that choose among samples while they are made. The stored steps of the sample stay.
+The group closes without it, as without a failed sample, and says which samples were pruned and why.
+The advantages are computed among the other samples.
 
 A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 		Example: `  meander prune demo p1 3
@@ -88,12 +93,13 @@ A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 	}, schemas.ControlPrune)
 }
 
+// statusCommand is 'meander status'.
 func statusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [RUN]",
-		Short: "how a run is doing: running, paused, cancelled or done",
-		Long: `status says how a run is doing, the latest where none is named: whether it was paused or
-cancelled, by whom and why, and how much of it is done.`,
+		Short: "show whether a run is running, paused, cancelled or done",
+		Long: `status shows the state of a run (default the latest): whether it was paused or cancelled, by whom and
+why, and how much of it is done.`,
 		Example: `  meander status
   meander status demo --json`,
 		Args: args(cobra.MaximumNArgs(1)),
@@ -122,17 +128,19 @@ cancelled, by whom and why, and how much of it is done.`,
 	}
 }
 
-// controlCommand is a command that asks for an action and says what came of it.
+// controlCommand completes a command that sends the action to intake and prints the outcome.
 func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 	k := &controller{app: a, Control: schemas.Control{Action: action}}
-	c.Flags().StringVar(&k.Reason, "reason", "", "why, for those who see it")
-	c.Flags().StringVar(&k.By, "by", "", "who asks; default you, as user@host")
+	c.Flags().StringVar(&k.Reason, "reason", "", "reason; others see it")
+	c.Flags().StringVar(&k.By, "by", "", "who asks; default user@host")
 	if action == schemas.ControlPrune {
-		c.Flags().Int64Var(&k.StepIndex, "step", 0, "take the steps before this one; 0: end it at the next boundary")
+		c.Flags().Int64Var(&k.StepIndex, "step", 0,
+			"end the sample at the first boundary from this step on; 0: at the next boundary")
 	}
-	c.Flags().DurationVar(&k.wait, "wait", 10*time.Second, "how long to wait for intake's answer, and for the samplers to stop")
+	c.Flags().DurationVar(&k.wait, "wait", 10*time.Second,
+		"how long to wait for intake's answer and until samplers have stopped")
 	c.RunE = a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-		k.Run, k.By = schemas.Run(given[0]), cmp.Or(k.By, me())
+		k.Run, k.By = schemas.Run(given[0]), cmp.Or(k.By, currentUser())
 		if len(given) > 1 {
 			k.UID = schemas.UID(given[1])
 		}
@@ -151,8 +159,8 @@ func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 	return c
 }
 
-// me is who runs this command.
-func me() string {
+// currentUser returns user@host of this process.
+func currentUser() string {
 	name, host := "", ""
 	if u, err := user.Current(); err == nil {
 		name = u.Username
@@ -161,11 +169,11 @@ func me() string {
 	return name + "@" + host
 }
 
-// ask publishes the control, and says what intake answers and when the samplers obey.
+// ask publishes the control, waits for intake's answer and until samplers have stopped, and prints both.
 func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) error {
 	wait := k.wait
 	if conn.serves() {
-		wait = min(wait, time.Second) // nobody else is there to answer
+		wait = min(wait, time.Second) // this process runs no intake
 	}
 	answer, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -176,13 +184,13 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 	case isRefused:
 		return usage(errors.New(refused.Reason))
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
-		return fmt.Errorf("%s of run %s: no intake answered in %v; it is stored, and taken up when one runs", k.Action, k.Control.Run, wait)
+		return fmt.Errorf("%s of run %s: no intake answered in %v; the request is stored, and the next intake that runs answers it", k.Action, k.Control.Run, wait)
 	case err != nil:
 		return advise(ctx, conn.Bus, err)
 	}
 	samplers, late := 0, error(nil)
 	if r.Unchanged == "" && (k.Action == schemas.ControlPause || k.Action == schemas.ControlCancel) {
-		samplers, late = peer.Obeyed(answer, r.Seq)
+		samplers, late = peer.AwaitControl(answer, r.Seq)
 	}
 	if k.json {
 		err = json.NewEncoder(out).Encode(schemas.JSON(r))
@@ -190,12 +198,13 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 		err = k.print(out, r, samplers)
 	}
 	if late != nil && ctx.Err() == nil {
-		late = fmt.Errorf("%s of run %s holds, but %w; see 'meander status %s'", k.Action, k.Control.Run, late, k.Control.Run)
+		late = fmt.Errorf("%s of run %s is accepted, but %w; see 'meander status %s'", k.Action, k.Control.Run, late,
+			k.Control.Run)
 	}
 	return errors.Join(err, late)
 }
 
-// print says what became of a control that was accepted.
+// print says what an accepted control did.
 func (k *controller) print(out io.Writer, r *schemas.ControlReceipt, samplers int) error {
 	what := "run " + string(r.Run)
 	if r.UID != "" {
@@ -205,27 +214,28 @@ func (k *controller) print(out io.Writer, r *schemas.ControlReceipt, samplers in
 		_, err := fmt.Fprintf(out, "nothing to %s: %s\n", k.Action, r.Unchanged)
 		return err
 	}
-	stopped := fmt.Sprintf("none of %s takes steps of it any more", count(samplers, "sampler"))
+	stopped := fmt.Sprintf("none of %s works on it any more", present.Count(samplers, "sampler"))
 	if samplers == 1 {
-		stopped = "the sampler takes no steps of it any more"
+		stopped = "the sampler does not work on it any more"
 	} else if samplers == 0 {
 		stopped = "no sampler runs"
 	}
 	switch k.Action {
 	case schemas.ControlCancel:
-		fmt.Fprintf(out, "%s is cancelled: %s removed; %s\n", what, count(int(r.Requests), "request"), stopped)
+		fmt.Fprintf(out, "%s is cancelled: %s removed; %s\n", what, present.Count(r.Requests, "request"), stopped)
 	case schemas.ControlPause:
 		fmt.Fprintf(out, "%s is paused: %s\n", what, stopped)
-		fmt.Fprintf(out, "it goes on with: meander resume %s\n", r.Run)
+		fmt.Fprintf(out, "continue it with: meander resume %s\n", r.Run)
 	case schemas.ControlPrune:
-		fmt.Fprintf(out, "sample %d of %s ends at its next step boundary from step %d on\n", *k.SampleIndex, what, k.StepIndex)
+		fmt.Fprintf(out, "sample %d of %s ends at its next step boundary from step %d on\n", *k.SampleIndex, what,
+			k.StepIndex)
 	case schemas.ControlResume:
-		fmt.Fprintf(out, "%s goes on: %s back in the queue\n", what, count(int(r.Requests), "parked request"))
+		fmt.Fprintf(out, "%s continues: %s back in the queue\n", what, present.Count(r.Requests, "parked request"))
 	}
 	return nil
 }
 
-// printStatus prints how a run is doing.
+// printStatus prints the state of a run.
 func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(schemas.JSON(r))
@@ -234,25 +244,25 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
 	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+byWhom(s))
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
 	if s.OpenBatches > 0 {
-		groups += ", " + count(int(s.OpenBatches), "batch") + " open"
+		groups += ", " + present.Count(s.OpenBatches, "batch") + " open"
 	}
 	if s.Cancelled > 0 {
 		groups += fmt.Sprintf(", %d cancelled one by one", s.Cancelled)
 	}
 	fmt.Fprintf(out, "  groups    %s\n", groups)
 	fmt.Fprintf(out, "  samples   %d made, %d with their reward\n", s.Trajectories, s.Rewards)
-	waiting := fmt.Sprintf("%d in the queue or in hand", s.Waiting)
+	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
 	if s.Parked > 0 {
-		waiting += fmt.Sprintf(", %d parked until the run goes on", s.Parked)
+		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)
 	}
 	fmt.Fprintf(out, "  requests  %s\n", waiting)
 	if s.State == schemas.RunPaused {
-		fmt.Fprintf(out, "it goes on with: meander resume %s\n", r.Run)
+		fmt.Fprintf(out, "continue it with: meander resume %s\n", r.Run)
 	}
 	return nil
 }
 
-// byWhom says who paused or cancelled a run, when and why; "" for one that runs or is done.
+// byWhom says who paused or cancelled a run, when and why; "" for a run that goes on or is done.
 func byWhom(s *schemas.RunStatus) string {
 	text := ""
 	if s.By != "" {
@@ -267,8 +277,8 @@ func byWhom(s *schemas.RunStatus) string {
 	return text
 }
 
-// asked is what a control asks for, in a line.
-func asked(c *schemas.Control) string {
+// describeControl describes a control in one line.
+func describeControl(c *schemas.Control) string {
 	text := c.Action + " of run " + string(c.Run)
 	if c.UID != "" {
 		text = c.Action + " of group " + string(c.UID)

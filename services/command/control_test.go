@@ -18,16 +18,16 @@ func TestControl(t *testing.T) {
 	expect(t, exitUsage, "uid: p7; must be one of the 1 groups of run r: p1", "cancel", "r", "p7")
 	expect(t, exitUsage, `run: "a b"; must be`, "pause", "a b")
 	expect(t, exitUsage, "0 arguments; must be 'meander pause RUN'", "pause")
-	expect(t, exitOK, "run r is paused: the sampler takes no steps of it any more\nit goes on with: meander resume r\n", "pause", "r", "--by", "ada", "--reason", "lunch")
+	expect(t, exitOK, "run r is paused: the sampler does not work on it any more\ncontinue it with: meander resume r\n", "pause", "r", "--by", "ada", "--reason", "lunch")
 	expect(t, exitOK, "nothing to pause: run r was paused by ada at ", "pause", "r")
 	lines := linesOf(t, expect(t, exitOK, "", "status", "r", "--json"))
 	if s, ok := lines[0]["status"].(map[string]any); !ok || s["state"] != "paused" || s["by"] != "ada" || s["reason"] != "lunch" {
 		t.Errorf("status %v", lines)
 	}
 	expect(t, exitOK, "run r: paused by ada at ", "show", "--run", "r")
-	expect(t, exitOK, "lunch; it goes on with: meander resume r\n", "streams")
+	expect(t, exitOK, "lunch; continue it with: meander resume r\n", "streams")
 	bustest.Until(t, "all requests parked", func() error {
-		if said := expect(t, exitOK, "", "status", "r"); !strings.Contains(said, "0 in the queue or in hand, ") {
+		if said := expect(t, exitOK, "", "status", "r"); !strings.Contains(said, "0 in the queue or in flight, ") {
 			return errNotYet
 		}
 		return nil
@@ -48,10 +48,10 @@ func TestControl(t *testing.T) {
 		"5")
 }
 
-// A control that nobody takes up is stored, and says so.
+// A control without an answer is stored, and the command says so.
 func TestControl_NobodyAnswers(t *testing.T) {
 	inStore(t)
-	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; it is stored, and taken up when one runs", "pause", "r1")
+	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; the request is stored, and the next intake that runs answers it", "pause", "r1")
 	expect(t, exitOK, "run r1: done\n", "status", "r1")
 	expect(t, exitUsage, `RUN: "r2"; nothing is stored of it`, "status", "r2")
 	// What is not there needs no intake to say so.

@@ -19,21 +19,23 @@ import (
 
 	"github.com/meander-rl/meander/pkg/dataset"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// prompt is one prompt as a msgpack-shaped map. It is sent as it is: intake, not the
-// command line, decides what is valid, so that every client hears the same.
+// prompt is one prompt as a map with the wire names of its fields. It is sent as it is: intake, not the command line,
+// decides what is valid, so that all clients get the same errors.
 type prompt struct {
 	uid  schemas.UID
 	text string
 	body map[string]any
-	// messages is a conversation whose last message is the text, for language models: the model's kind is not known here.
+	// messages is a conversation that ends with the text. It is sent only to a language model; which kind of model it
+	// is, is not known yet.
 	messages []any
-	// truth is an answer that no reward function has yet: the model's are not known here.
+	// truth is a ground truth for the model's reward functions, which are not known yet.
 	truth string
 }
 
-// datasetFlags say which prompts there are, and which of them are used.
+// datasetFlags are the flags that select prompts.
 type datasetFlags struct {
 	file     string
 	format   string
@@ -46,48 +48,54 @@ type datasetFlags struct {
 	overfill bool
 
 	loaded loaded
-	// names are the flags of the fields of a prompt, for what is wrong with one.
+	// names are the flags of a prompt's fields, for error messages.
 	names fieldFlags
 }
 
-// loaded is what became of the prompts, for the estimate.
+// loaded says what happened to the records, for the estimate.
 type loaded struct {
 	dataset.Report
 	format dataset.Format // empty without a file
 	bad    []*dataset.RecordError
-	// batches are the sizes of this shard's batches; nil: every prompt is alone.
+	// batches are the sizes of this shard's batches, in groups; nil: every group is alone.
 	batches []int
 }
 
+// register adds the flags to f.
 func (d *datasetFlags) register(f *pflag.FlagSet) {
-	f.StringVarP(&d.file, "prompts", "f", "", "prompts from a file, - is stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) and geneval (metadata)")
-	f.StringVar(&d.format, "prompts-format", string(dataset.Auto), "what that file is: auto (by its extension and look), text, csv, json, or JSON of one kind: meander, metadata, verl")
-	f.StringVar(&d.template, "template", "", `make each prompt of its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} or any metadata`)
-	f.BoolVar(&d.skipBad, "skip-bad", false, "leave out records that cannot be used, and list them, instead of stopping at the first")
-	f.IntVar(&d.choice.MinChars, "min-prompt-chars", 0, "leave out shorter prompts")
-	f.IntVar(&d.choice.MaxChars, "max-prompt-chars", 0, "leave out longer prompts; 0 for no bound")
-	f.BoolVar(&d.choice.Dedup, "dedup", false, "leave out prompts that came before, with the same negative prompt and ground truth")
-	f.Int64Var(&d.shuffle, "shuffle", 0, "order by this seed; default the order of the file")
-	f.IntVar(&d.choice.Offset, "offset", 0, "leave out this many prompts, after filters and order")
-	f.IntVar(&d.choice.Limit, "limit", 0, "use this many prompts at most; 0 for all")
-	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids are those of the whole, seeds too with the same --run or --seed")
-	f.BoolVar(&d.dryRun, "dry-run", false, "print what would be done, with all numbers, and do nothing")
-	f.BoolVar(&d.overfill, "overfill", false, "start although the estimate does not fit into the streams; when one is full, what comes waits for room")
+	f.StringVarP(&d.file, "prompts", "f", "",
+		"file of prompts, - for stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) or geneval (metadata)")
+	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
+		"format of that file: auto (from its name and content), text, csv, json, or JSON of one kind: meander, metadata, verl")
+	f.StringVar(&d.template, "template", "",
+		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
+	f.BoolVar(&d.skipBad, "skip-bad", false, "skip and list bad records; without it the first one is an error")
+	f.IntVar(&d.choice.MinChars, "min-prompt-chars", 0, "skip shorter prompts")
+	f.IntVar(&d.choice.MaxChars, "max-prompt-chars", 0, "skip longer prompts; 0: no limit")
+	f.BoolVar(&d.choice.Dedup, "dedup", false, "skip duplicates: same prompt, negative prompt and ground truth")
+	f.Int64Var(&d.shuffle, "shuffle", 0, "shuffle with this seed; default the order of the file")
+	f.IntVar(&d.choice.Offset, "offset", 0, "skip this many prompts, after filters and shuffling")
+	f.IntVar(&d.choice.Limit, "limit", 0, "use at most this many prompts; 0: all")
+	f.StringVar(&d.shard, "shard", "",
+		"I/N: use part I (from 0) of N: every N-th prompt, or batch. Uids do not depend on the part, seeds neither with the same --run or --seed")
+	f.BoolVar(&d.dryRun, "dry-run", false, "print the estimate, and do nothing")
+	f.BoolVar(&d.overfill, "overfill", false,
+		"start although the estimate does not fit the streams; new events wait while a stream is full")
 }
 
-// load reads the prompts of the command line and of the file, chooses, and fills in the
-// flags. The uids of a file depend on place and text alone, so that the same command asks
-// for the same groups whatever it leaves out; with named, so do those of the command line,
-// else intake gives each a new one.
+// load reads the prompts of the command line and of the file, selects some, and fills in the flags. A uid from a file
+// depends only on the prompt's position and text, so the same command asks for the same groups. With named this holds
+// for the command line too; without it intake makes new uids. Every error is a usage error.
 func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
-	prompts, err := p.choose(texts, stdin, named)
+	prompts, err := p.loadPrompts(texts, stdin, named)
 	if err != nil {
 		return nil, usage(err)
 	}
 	return prompts, nil
 }
 
-func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
+// loadPrompts is load without the usage error.
+func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
 	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(p.format)) {
 		return nil, oneOf("prompts-format", p.format, wordsOf(formats))
 	}
@@ -112,7 +120,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	if err := errors.Join(p.check(defaults), p.unusedTruth(specs, defaults)); err != nil {
 		return nil, err
 	}
-	batches, err := p.selected(texts, stdin, specs, choice)
+	batches, err := p.selectRecords(texts, stdin, specs, choice)
 	if err != nil {
 		return nil, err
 	}
@@ -131,38 +139,40 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 			if conversation != nil {
 				q.body["messages"], q.body["prompt"] = conversation, ""
 			}
-			q.answers()
+			q.setTextOfMessages()
 			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
 				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 			}
 			uid, _ := q.body["uid"].(string)
-			if uid = passed(uid, r.Epoch); uid != "" {
+			if uid = uidOfEpoch(uid, r.Epoch); uid != "" {
 				q.body["uid"] = uid
 			}
 			q.uid = schemas.UID(uid)
 			if first, twice := uids[q.uid]; twice && q.uid != "" {
-				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, r.Index+1, q.uid)
+				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run",
+					first+1, r.Index+1, q.uid)
 			}
 			uids[q.uid] = r.Index
-			if err := errors.Join(p.states.begin(q, own), p.images.begin(q, own, r.Index, p.loaded.Records)); err != nil {
+			if err := errors.Join(p.states.setStart(q, own), p.images.setStart(q, own, r.Index, p.loaded.Records)); err != nil {
 				return nil, err
 			}
 			if q.body["reward"] != nil {
-				q.answer(q.truth)
+				q.setGroundTruth(q.truth)
 				q.truth = ""
 			}
-			if err := p.substitutes(&q, &r); err != nil {
+			if err := p.setSubstitutes(&q, &r); err != nil {
 				return nil, err
 			}
 			out = append(out, q)
 		}
-		if err := p.join(out[begin:], batch, p.loaded.Report, adv.NeedsBatch()); err != nil {
+		if err := p.joinBatch(out[begin:], batch, p.loaded.Report, adv.NeedsBatch()); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
+// wordsOf converts a list to strings.
 func wordsOf[S ~string](list []S) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
@@ -171,8 +181,8 @@ func wordsOf[S ~string](list []S) []string {
 	return out
 }
 
-// selected reads the records and makes the choice; the report of it is in loaded.
-func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, choice dataset.Choice) ([]dataset.Batch, error) {
+// selectRecords reads the records and selects some, in batches. It counts the others in p.loaded.
+func (p *promptFlags) selectRecords(texts []string, stdin io.Reader, specs []any, choice dataset.Choice) ([]dataset.Batch, error) {
 	records, err := p.records(texts, stdin, specs)
 	if err != nil {
 		return nil, err
@@ -180,11 +190,12 @@ func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, cho
 	switch {
 	case len(records) > 0:
 	case p.file != "" && len(p.loaded.bad) > 0:
-		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, count(len(p.loaded.bad), "bad record"))
+		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file,
+			present.Count(len(p.loaded.bad), "bad record"))
 	case p.file != "":
 		return nil, fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
 	default:
-		return nil, errors.New("no prompts; give some as arguments, or a file with --prompts")
+		return nil, errors.New("no prompts; give them as arguments, or a file with --prompts")
 	}
 	batches, report, err := dataset.Choose(records, choice)
 	if err != nil {
@@ -197,13 +208,13 @@ func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, cho
 	return batches, nil
 }
 
-// choiceFlags are the flags of a choice, by the words of its errors.
+// choiceFlags are the flags of a dataset.Choice, by the words of its errors.
 var choiceFlags = fieldFlags{set: map[string]string{
 	"min chars": "min-prompt-chars", "max chars": "max-prompt-chars", "offset": "offset", "limit": "limit",
 	"batch size": "batch-size", "batches": "batches", "shard": "shard", "spares": "refill-rounds",
 }}
 
-// choiceOf is the choice of the flags.
+// choiceOf returns the selection that the flags ask for.
 func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	c := p.choice
 	if p.set("shuffle") {
@@ -226,8 +237,8 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	return c, nil
 }
 
-// records are those of the command line, then those of the file, as the template makes
-// them and the rewards of the flags take them.
+// records returns the prompts of the command line, then those of the file. The template is applied, and each is
+// checked against the rewards of the flags.
 func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]dataset.Record, error) {
 	prepare := func(r *dataset.Record) error {
 		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
@@ -253,7 +264,11 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		}
 	}
 	var out []dataset.Record
+	captions := p.images != nil && p.images.groups != nil // images need no caption
 	for i, text := range texts {
+		if strings.TrimSpace(text) == "" && !captions {
+			return nil, fmt.Errorf("prompt %d: %q; must be a text", i+1, text)
+		}
 		r := dataset.Record{Index: i, Fields: map[string]any{"prompt": text}}
 		if err := prepare(&r); err != nil {
 			return nil, fmt.Errorf("prompt %d, %q: %w", i+1, text, err)
@@ -288,8 +303,7 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 	return out, nil
 }
 
-// openInput opens a file of input. Of a pipe it does not wait for the writer, since there
-// may never be one: a pipe that nobody writes to is refused.
+// openInput opens an input file. Opening a pipe that no program writes to would wait for ever: it is refused.
 func openInput(name string) (in io.Reader, done func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -298,15 +312,15 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 	r := bufio.NewReader(f)
 	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
 		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
-			_ = f.Close() // only read
-			return nil, nil, fmt.Errorf("%s: a pipe that nobody writes to; must be a file, or a pipe with its writer", name)
+			_ = f.Close() // it was only read
+			return nil, nil, fmt.Errorf("%s: a pipe without a writer; must be a file, or a pipe that a program writes to", name)
 		}
 	}
 	return r, func() { _ = f.Close() }, nil
 }
 
-// misspelt is the field of a prompt that a name of a file was probably meant for, empty for
-// one that is metadata: that may be any word, so it must be nearer than others.
+// misspelt returns the field of a prompt that a name in a file was probably meant for; "" for metadata. Metadata may
+// have any name, so a field must be very near.
 func misspelt(name string) string {
 	fields := append(schemas.FieldNames(&schemas.Prompt{}), "ground_truth")
 	if slices.Contains(fields, name) {
@@ -315,20 +329,20 @@ func misspelt(name string) string {
 	return schemas.NearestWithin(min(2, len(name)/3), name, fields)
 }
 
-// join makes a batch of prompts where one is asked for or needed. Its name depends on
-// what is in it: the same choice asks for the same batches, another one for others.
-func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
+// joinBatch joins prompts to a batch if the flags or the estimator (needed) ask for one. The batch's name depends on
+// its prompts: the same selection gives the same batches, another one gives others.
+func (p *promptFlags) joinBatch(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
 	single := p.choice.BatchSize == 0
 	if single && p.batch == "" && !needed {
 		if len(p.place.Values()) > 0 {
-			return errors.New("--step, --epoch: are of a batch; join one with --batch-size or --batch-id")
+			return errors.New("--step, --epoch: are for batches; join the prompts with --batch-size or --batch-id")
 		}
 		return nil
 	}
 	id := p.batch
 	switch {
 	case single && p.shard != "":
-		return errors.New("--shard: a batch must be whole in one shard; say how large they are with --batch-size")
+		return errors.New("--shard: a batch must not be split; give the size of batches with --batch-size")
 	case single && id == "":
 		id = "all"
 	case !single:
@@ -342,7 +356,8 @@ func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset
 		id = fmt.Sprintf("%s-%04d-%s", id, batch.Number, hex.EncodeToString(h.Sum(nil)[:4]))
 	}
 	if len(prompts) > schemas.MaxBatchGroups {
-		return fmt.Errorf("--batch-size: %d prompts in one batch; must be at most %d", len(prompts), schemas.MaxBatchGroups)
+		return fmt.Errorf("--batch-size: %d prompts in one batch; must be at most %d", len(prompts),
+			schemas.MaxBatchGroups)
 	}
 	spec := p.place.Values()
 	spec["id"], spec["groups"] = id, int64(len(prompts))
@@ -359,7 +374,7 @@ func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset
 	return nil
 }
 
-// encode is the wire form; map keys are sorted, so equal prompts have equal bytes.
+// encode returns the msgpack bytes of the prompt. Map keys are sorted, so equal prompts have equal bytes.
 func (p prompt) encode() ([]byte, error) {
 	var buf bytes.Buffer
 	enc := msgpack.NewEncoder(&buf)
@@ -371,7 +386,7 @@ func (p prompt) encode() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// slug makes a prompt readable in a uid: its first words, in the token alphabet.
+// slug returns the first words of a prompt in the alphabet of tokens, for a readable uid.
 func slug(text string) string {
 	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9')

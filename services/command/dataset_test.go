@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -330,8 +331,8 @@ func TestLoad_Errors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--prompts", pipe}, "--prompts: " + pipe + ": a pipe that nobody writes to; must be a file, or a pipe with its writer"},
-		{[]string{}, "no prompts; give some as arguments, or a file with --prompts"},
+		{[]string{"--prompts", pipe}, "--prompts: " + pipe + ": a pipe without a writer; must be a file, or a pipe that a program writes to"},
+		{[]string{}, "no prompts; give them as arguments, or a file with --prompts"},
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
 		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed: "x"; must be a whole number of at least 0`},
 		{[]string{"--prompts", table, "--skip-bad"}, "--prompts: no prompts in " + table + ", and 1 bad record"},
@@ -345,24 +346,24 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--template", "sign", "a"}, `--template: "sign"; must have at least one field, such as {prompt}`},
 		{[]string{"--shard", "2/2", "a"}, `--shard: "2/2"; must be I/N with I from 0 to N-1, e.g. 0/4`},
 		{[]string{"--shard", "1", "a"}, `--shard: "1"; must be I/N`},
-		{[]string{"--shard", "0/2", "--std", "global", "a", "b"}, "--shard: a batch must be whole in one shard; say how large they are with --batch-size"},
+		{[]string{"--shard", "0/2", "--std", "global", "a", "b"}, "--shard: a batch must not be split; give the size of batches with --batch-size"},
 		{[]string{"--offset", "-1", "a"}, "--offset: -1; must be at least 0"},
 		{[]string{"--min-prompt-chars", "-1", "a"}, "--min-prompt-chars: -1; must be at least 0"},
 		{[]string{"--prompts", file("empty.txt", "")}, "must have at least one, a line or a record each"},
-		{[]string{"--start-step", "5", "a"}, "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them"},
-		{[]string{"--prune-step", "5", "a"}, "--prune-log-prob-below: not given, nor --prune-log-prob-above; must be one of them"},
+		{[]string{"--start-step", "5", "a"}, "--start-latents: not given; must be there, or --branch-from, or --start-image"},
+		{[]string{"--prune-step", "5", "a"}, "--prune-log-prob-below: not given; must be there, or --prune-log-prob-above"},
 		{[]string{"--prune-log-prob-above", "5", "a"}, "--prune-step: not given; must be between 1 and 999"},
-		{[]string{"--leaf", "5", "a"}, "--tree: not given; must be the tree that --leaf is of"},
+		{[]string{"--leaf", "5", "a"}, "--tree: not given; must be the tree of --leaf"},
 		{[]string{"--max-turns", "5", "a"}, "--interaction: not given; must be the interaction"},
-		{[]string{"--probability", "0.5", "a"}, "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'"},
-		{[]string{"--step", "1", "a"}, "--step, --epoch: are of a batch; join one with --batch-size or --batch-id"},
-		{[]string{"--reward", "beauty", "a"}, `--reward: "beauty"; must be one of confidence, diversity, entropy_mean`},
+		{[]string{"--probability", "0.5", "a"}, "--start-image: not given; must be the images to roll, or use 'meander scheduled'"},
+		{[]string{"--step", "1", "a"}, "--step, --epoch: are for batches; join the prompts with --batch-size or --batch-id"},
+		{[]string{"--reward", "beauty", "a"}, `--reward: "beauty"; must be one of ` + strings.Join(scorer.Kinds(), ", ")},
 		{[]string{"--optional-reward", "http", "a"}, `--optional-reward: name: "http"; must be http:NAME`},
 		{[]string{"--reward", "jpeg_compressibility=much", "a"}, `--reward: "jpeg_compressibility=much"; the weight must be a number`},
 		{[]string{"--reward-param", "ocr.psm=7", `a "b"`}, `--reward-param: "ocr.psm=7"; "ocr" must be named by --reward or --optional-reward`},
 		{[]string{"--reward", "ocr", "--reward-param", "ocr.psm", `a "b"`}, `--reward-param: "ocr.psm"; must be NAME.KEY=VALUE`},
 		{[]string{"--reward", "ocr", "--reward-param", "ocr.speed=7", `a "b"`}, `params: "speed" is unknown; ocr has`},
-		{[]string{"--estimator", "flow_gpro", "a"}, `--estimator: "flow_gpro"; did you mean flow_grpo? must be one of dance_grpo, diffusion_nft, dr_grpo, flow_grpo`},
+		{[]string{"--estimator", "flow_gpro", "a"}, `--estimator: "flow_gpro"; did you mean flow_grpo? must be one of ` + strings.Join(estimator.Names(), ", ")},
 		{[]string{"--estimator", "rloo", "--gamma", "0.9", "a"}, "--gamma: 0.9; estimator rloo does not discount, leave it out"},
 		{[]string{"--reward", "glph", "a"}, `--reward: "glph"; did you mean glyph?`},
 		{[]string{"--sde-type", "sd", "--steps", "0", "a", "b"}, "--steps: 0; must be between 1 and 1000\n--sde-type: \"sd\"; must be one of sde, cps, dance_sde, ode"},

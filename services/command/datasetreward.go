@@ -25,15 +25,19 @@ type rewardFlags struct {
 	groundTruth string
 }
 
+// register adds the flags to f.
 func (r *rewardFlags) register(f *pflag.FlagSet) {
-	f.StringSliceVar(&r.reward, "reward", nil, "reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default the model's")
-	f.StringSliceVar(&r.optional, "optional-reward", nil, "the same, of functions that may fail: the sum goes on without them")
-	f.StringArrayVar(&r.params, "reward-param", nil, "a param of one of them: NAME.KEY=VALUE, e.g. ocr.psm=7")
-	f.StringVar(&r.groundTruth, "ground-truth", "", "what the image, or the answer, is compared with, by reward functions and interactions; default the text in double quotes of the prompt, or what a sum in it comes to")
+	f.StringSliceVar(&r.reward, "reward", nil,
+		"reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default those of the model")
+	f.StringSliceVar(&r.optional, "optional-reward", nil,
+		"the same for functions that may fail: the sum then leaves them out")
+	f.StringArrayVar(&r.params, "reward-param", nil, "parameter of a reward function: NAME.KEY=VALUE, e.g. ocr.psm=7")
+	f.StringVar(&r.groundTruth, "ground-truth", "",
+		"expected text or answer, for reward functions and interactions; default the text in double quotes in the prompt, or the result of the sum in it")
 }
 
-// rewards are the specs of a prompt, nil where no flag names one. Misspelt names are
-// refused here, before anything starts.
+// rewards returns the reward specs of a prompt; nil if no flag names one. Misspelt names are refused here, before
+// anything starts.
 func (r *rewardFlags) rewards() ([]any, error) {
 	var specs []any
 	var errs []error
@@ -72,7 +76,8 @@ func (r *rewardFlags) rewards() ([]any, error) {
 			errs = append(errs, fmt.Errorf("--reward-param: %q; must be NAME.KEY=VALUE", text))
 			continue
 		case spec == nil:
-			errs = append(errs, fmt.Errorf("--reward-param: %q; %q must be named by --reward or --optional-reward", text, name))
+			errs = append(errs, fmt.Errorf("--reward-param: %q; %q must be named by --reward or --optional-reward",
+				text, name))
 			continue
 		}
 		params, _ := spec["params"].(map[string]any)
@@ -85,9 +90,9 @@ func (r *rewardFlags) rewards() ([]any, error) {
 	return specs, errors.Join(errs...)
 }
 
-// answer gives the rewards of a prompt what they compare with, unless they have it. Where none compares an interaction may, which
-// is told what the first that has one has. The list may be shared by prompts: it is copied.
-func (p *prompt) answer(truth string) {
+// setGroundTruth gives the ground truth to the reward functions that compare with one, unless they have one already.
+// If none compares, the first gets it: an interaction reads it there. Prompts may share the list, so it is copied.
+func (p *prompt) setGroundTruth(truth string) {
 	list, _ := p.body["reward"].([]any)
 	if truth == "" || len(list) == 0 {
 		return
@@ -103,7 +108,7 @@ func (p *prompt) answer(truth string) {
 		switch name, _ := spec["name"].(string); {
 		case ok && spec["ground_truth"] != nil:
 			told = true
-		case ok && compares(name):
+		case ok && scorer.WantsTruth(name):
 			tell(i)
 		}
 	}
@@ -115,7 +120,7 @@ func (p *prompt) answer(truth string) {
 	p.body["reward"] = out
 }
 
-// unusedTruth refuses a ground truth that nothing would look at; prompts of a file may have functions of their own.
+// unusedTruth refuses --ground-truth if no named reward function uses it.
 func (p *promptFlags) unusedTruth(specs []any, defaults map[string]any) error {
 	text, _ := defaults["text"].(map[string]any)
 	if p.groundTruth == "" || specs == nil || p.file != "" || text["interaction"] != nil {
@@ -124,21 +129,16 @@ func (p *promptFlags) unusedTruth(specs []any, defaults map[string]any) error {
 	var names []string
 	for _, v := range specs {
 		name, _ := v.(map[string]any)["name"].(string)
-		if compares(name) {
+		if scorer.WantsTruth(name) {
 			return nil
 		}
 		names = append(names, name)
 	}
-	return fmt.Errorf("--ground-truth: %q; must be absent: %s compares with none", p.groundTruth, strings.Join(names, ", "))
+	return fmt.Errorf("--ground-truth: %q; must be absent: %s does not use it", p.groundTruth,
+		strings.Join(names, ", "))
 }
 
-// compares says whether a reward function may want a ground truth: all but the built-in
-// ones that do without.
-func compares(name string) bool {
-	return !slices.Contains(scorer.Names(), name) || scorer.Check(name, "", "", nil) != nil
-}
-
-// checkAnswers finds what the rewards of the flags refuse about one prompt.
+// checkAnswers returns what the rewards of the flags refuse about one prompt.
 func checkAnswers(specs []any, text, truth string) error {
 	var errs []error
 	for _, v := range specs {
@@ -157,6 +157,7 @@ func checkAnswers(specs []any, text, truth string) error {
 // advantageFlags select an estimator.
 type advantageFlags struct{ advantage *fieldflag.Set }
 
+// register adds the flags to f.
 func (a *advantageFlags) register(f *pflag.FlagSet) {
 	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fieldflag.Codec{
 		"estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
@@ -176,8 +177,8 @@ func modes() string {
 	return strings.Join(parts, "; ")
 }
 
-// config is the estimator that the flags select. One that is misspelt, and an option
-// that it does not have, is refused here, before anything starts.
+// config returns the estimator that the flags select. A misspelt name, or an option that the estimator does not have,
+// is refused before anything starts.
 func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
 	a.advantage.Fill(&spec)
@@ -186,7 +187,7 @@ func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
 	case err == nil:
 	case schemas.Nearest(spec.Estimator, estimator.Names()) != "":
 		return c, oneOf("estimator", spec.Estimator, estimator.Names())
-	default: // it may be known elsewhere
+	default: // another version may know it
 		return c, fmt.Errorf("--%w", err)
 	}
 	if c.Name == estimator.GDPO {
@@ -204,8 +205,8 @@ func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
 	return c, nil
 }
 
-// rewardNames are the reward functions that prompts name, sorted. Names of no kind are
-// left to intake, which refuses the prompt.
+// rewardNames returns the reward functions that prompts name, sorted. It leaves out malformed names: intake refuses
+// their prompts.
 func rewardNames(prompts []prompt) []string {
 	names := map[string]bool{}
 	for _, p := range prompts {

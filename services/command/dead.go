@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,17 +11,19 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// deadCommand is 'meander dead', with its subcommands.
 func deadCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dead",
-		Short: "look at, replay or drop what could not be processed",
-		Long: `Input that a service could not use is never lost: its bytes and headers go to the
-dead-letter stream with the reason.`,
+		Short: "list, replay or drop input that no service could process",
+		Long: `A service that cannot use its input stores it in the dead-letter stream, with all bytes, headers and
+the reason. dead lists these letters, and publishes or removes them.`,
 		Example: `  meander dead ls
   meander dead show 12
-  meander dead replay 12     # after the cause is gone
+  meander dead replay 12     # when the cause is fixed
   meander dead drop 12`,
 		Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -31,22 +32,21 @@ dead-letter stream with the reason.`,
 	return c
 }
 
+// deadListCommand is 'meander dead ls'.
 func (a *app) deadListCommand() *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
 		Use: "ls", Short: "list dead letters, oldest first", Args: args(cobra.NoArgs),
 		Example: "  meander dead ls --run demo --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			if err := optionalToken("--run", runFilter(run)); err != nil {
-				return err
-			}
 			return a.listDead(c, conn, run)
 		}),
 	}
-	c.Flags().StringVar((*string)(&run), "run", "*", "only this run")
+	nameFlag(c.Flags(), &run, "run", "*", "only this run")
 	return c
 }
 
+// deadShowCommand is 'meander dead show'.
 func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "show one dead letter with its original", Args: args(cobra.ExactArgs(1)),
@@ -61,12 +61,13 @@ func (a *app) deadShowCommand() *cobra.Command {
 	}
 }
 
+// deadReplayCommand is 'meander dead replay'.
 func (a *app) deadReplayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "replay ID ...", Short: "publish originals again on their subjects", Args: args(cobra.MinimumNArgs(1)),
-		Long: `replay publishes the original bytes again under a new message id and removes the dead
-letter. Where a stream holds one event per subject, the original takes its own place
-again; a subject that another event has taken meanwhile is left alone.`,
+		Long: `replay publishes the original bytes again, with a new message id, and removes the dead letter. If a
+stream holds one event for each subject and another event has the subject now, replay fails: that event and
+the dead letter stay.`,
 		Example: "  meander dead replay 12 13",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			for _, id := range given {
@@ -78,16 +79,18 @@ again; a subject that another event has taken meanwhile is left alone.`,
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(c.OutOrStdout(), "replayed %s: %s, stream %s, sequence %d\n", id, subject, ack.Stream, ack.Seq)
+				fmt.Fprintf(c.OutOrStdout(), "replayed %s: %s, stream %s, sequence %d\n", id, subject, ack.Stream,
+					ack.Seq)
 			}
 			return nil
 		}),
 	}
 }
 
+// deadDropCommand is 'meander dead drop'.
 func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "drop ID ...", Short: "remove dead letters for good", Args: args(cobra.MinimumNArgs(1)),
+		Use: "drop ID ...", Short: "remove dead letters for ever", Args: args(cobra.MinimumNArgs(1)),
 		Example: "  meander dead drop 12",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			for _, id := range given {
@@ -105,12 +108,9 @@ func (a *app) deadDropCommand() *cobra.Command {
 	}
 }
 
-// listDead prints a line for each letter of a run ("*": of all).
+// listDead prints a line for each dead letter of a run ("*": of all runs).
 func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
-	t := newColumns(c.OutOrStdout())
-	if !a.json {
-		fmt.Fprintln(t, "ID\tWHEN\tSTAGE\tCODE\tRUN\tUID\tREASON")
-	}
+	t := present.New("ID", "WHEN", "STAGE", "CODE", "RUN", "UID", "REASON")
 	n := 0
 	for m, err := range conn.Read(c.Context(), schemas.StreamDead, []string{schemas.Address{Kind: schemas.KindDead, Run: run}.Filter()}, bus.ReadOptions{}) {
 		if err != nil {
@@ -131,20 +131,24 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 			}
 			continue
 		}
-		if err != nil { // anyone may write there; the others are to be seen all the same
+		if err != nil { // any user may write there; show the other letters
 			d = &schemas.Dead{Code: "unreadable", Reason: err.Error()}
 			d.Run, _ = schemas.RunOf(m.Subject)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Seq, m.Time.Local().Format(time.DateTime), orDash(d.Stage), d.Code, orDash(d.Run), orDash(d.UID), firstLine(d.Reason))
+		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Stage), d.Code, present.OrDash(d.Run), present.OrDash(d.UID),
+			present.FirstLine(d.Reason))
 	}
-	if n == 0 && !a.json {
+	switch {
+	case a.json:
+	case n == 0:
 		fmt.Fprintln(c.ErrOrStderr(), "no dead letters")
-		return nil
+	default:
+		t.Print(c.OutOrStdout())
 	}
-	return t.Flush()
+	return nil
 }
 
-// showDead prints a letter and its original, wherever that is.
+// showDead prints a dead letter with its original message, wherever that is stored.
 func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error {
 	d, err := readDead(m)
 	var data []byte
@@ -165,7 +169,8 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 		return json.NewEncoder(out).Encode(v)
 	}
 	if d == nil {
-		_, err = fmt.Fprintf(out, "dead letter %d\nunreadable  %s\nsubject     %s\nbytes       %x\n", m.Seq, err, m.Subject, m.Data[:min(len(m.Data), 256)])
+		_, err = fmt.Fprintf(out, "dead letter %d\nunreadable  %s\nsubject     %s\nbytes       %x\n", m.Seq, err,
+			m.Subject, m.Data[:min(len(m.Data), 256)])
 		return err
 	}
 	fmt.Fprintf(out, "dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s %d\ndeliveries  %d\nat          %s\n",
@@ -174,7 +179,7 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 		fmt.Fprintf(out, "header      %s: %s\n", h.Name, h.Value)
 	}
 	if err != nil {
-		_, err = fmt.Fprintf(out, "original    not to be had: %s\n", err)
+		_, err = fmt.Fprintf(out, "original    not available: %s\n", err)
 		return err
 	}
 	text, err := json.MarshalIndent(original(data), "", "  ")
@@ -185,7 +190,7 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	return err
 }
 
-// deadLetter is the message of a letter, which may be unreadable.
+// deadLetter returns the message of a dead letter, which may be unreadable.
 func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, error) {
 	seq, err := letterNumber(id)
 	if err != nil {
@@ -193,7 +198,7 @@ func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, er
 	}
 	m, err := conn.Get(c.Context(), schemas.StreamDead, seq)
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil, usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists those there are", seq))
+		return nil, usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists them", seq))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dead letter %d: %w", seq, err)
@@ -201,6 +206,7 @@ func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, er
 	return m, nil
 }
 
+// letterNumber reads the id of a dead letter: its sequence in the stream.
 func letterNumber(id string) (uint64, error) {
 	seq, err := strconv.ParseUint(id, 10, 64)
 	if err != nil || seq == 0 {
@@ -209,6 +215,7 @@ func letterNumber(id string) (uint64, error) {
 	return seq, nil
 }
 
+// readDead decodes a dead letter.
 func readDead(m *bus.Message) (*schemas.Dead, error) {
 	d := &schemas.Dead{}
 	if err := schemas.Decode(m.Data, d); err != nil {
@@ -217,14 +224,10 @@ func readDead(m *bus.Message) (*schemas.Dead, error) {
 	return d, nil
 }
 
-// original is the refused payload: decoded if it is sound msgpack, else its bytes in hex.
+// original returns the refused bytes for JSON: decoded if they are sound msgpack, else in hex.
 func original(data []byte) any {
 	if schemas.Precheck(data) == nil {
 		return schemas.JSONOfBytes(data)
 	}
 	return map[string]string{"not_msgpack_hex": fmt.Sprintf("%x", data[:min(len(data), 256)])}
-}
-
-func orDash[S ~string](s S) string {
-	return cmp.Or(string(s), "-")
 }

@@ -1,12 +1,15 @@
 package command
 
 import (
+	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -29,6 +32,15 @@ func TestDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// One that cannot be read hides none of the others, nor does one that is as large as can be.
+	if _, err := conn.PublishRaw(t.Context(), schemas.DeadSubject("intake", "r2", "u1"), []byte("junk"), nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	large := bytes.Repeat([]byte("x"), 1000<<10)
+	m := &bus.Message{Subject: schemas.PromptSubject("r2"), Data: large, Stream: schemas.StreamPrompts, Seq: 91}
+	if err := conn.Dead(t.Context(), "intake", schemas.CodeDecode, "too long", m); err != nil {
+		t.Fatal(err)
+	}
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +53,22 @@ func TestDead(t *testing.T) {
 	expect(t, exitOK, `"not_msgpack_hex": "776879"`, "dead", "show", id)
 	expect(t, exitOK, "dropped "+id, "dead", "drop", id)
 	for _, verb := range []string{"show", "replay", "drop"} {
-		expect(t, exitUsage, "there is no dead letter "+id+"; 'meander dead ls' lists those there are", "dead", verb, id)
+		expect(t, exitUsage, "there is no dead letter "+id+"; 'meander dead ls' lists them", "dead", verb, id)
+	}
+	junk, whole := fmt.Sprint(ack.Seq+1), fmt.Sprint(ack.Seq+2)
+	if listed := expect(t, exitOK, "too long", "dead", "ls"); strings.Count(listed, "unreadable") != 1 {
+		t.Errorf("dead ls:\n%s", listed)
+	}
+	expect(t, exitOK, "unreadable", "dead", "show", junk)
+	expect(t, exitOK, fmt.Sprintf("original, %d bytes", len(large)), "dead", "show", whole)
+	expect(t, exitFailed, "", "dead", "replay", junk)
+	expect(t, exitOK, "", "dead", "replay", whole)
+	expect(t, exitOK, "dropped "+junk, "dead", "drop", junk)
+	if left := linesOf(t, expect(t, exitOK, "", "dead", "ls", "--json")); len(left) != 0 {
+		t.Errorf("letters left: %v", left)
+	}
+	if prompts := expect(t, exitOK, "", "watch", "--run", "r2", "--all", "--kinds", "prompt", "--count", "1", "--json"); !strings.Contains(prompts, "r2") {
+		t.Errorf("replayed: %s", prompts)
 	}
 	expect(t, exitUsage, `--run: "a b"`, "dead", "ls", "--run", "a b")
 	expect(t, exitUsage, "", "dead", "show", "first")

@@ -21,22 +21,24 @@ import (
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/doctor"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// doctorCommand is 'meander doctor'.
 func doctorCommand(a *app) *cobra.Command {
 	o := doctor.Options{}
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "look everything over, and say what is wrong and what to do about it",
-		Long: `doctor looks at the server, its streams and consumers, what this credential may do,
-limits, clocks, the services that run, the weights they use, the disk, and on this machine the model, what computes
-and the reward functions. It changes nothing. Each finding is ok, a warning, a fault, or not
-checked, with why; what is no longer ok comes with what to do.
+		Short: "check everything, and say what is wrong and how to fix it",
+		Long: `doctor checks the server, its streams, consumers and limits, your permissions, clocks, the running
+services and their weights, and the disk. On this machine it also checks the model, the device and the
+reward functions. It changes nothing. Each finding is ok, a warning, a fault, or not checked (with the
+reason). Warnings and faults come with a fix.
 
-It works without a server, on a store that nobody serves, on one that is served, and with
---nats on a server elsewhere. There, model, device and scorers are looked at when they are named.
+It works on a store with or without a running pipeline, with --nats on a server elsewhere, and without
+any server. With --nats it checks model, device and scorers only if you name them.
 
-Exit status: 0 no fault, 1 there is one, 2 called wrongly.`,
+Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 		Example: `  meander doctor
   meander doctor --nats nats://127.0.0.1:4222 --scorers scorers.yaml
   meander doctor --json | grep -v '"ok"'`,
@@ -49,31 +51,33 @@ Exit status: 0 no fault, 1 there is one, 2 called wrongly.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Model, "model", "", "model of samplers on this machine; default that of the pipeline on the store, or of 'meander up'")
-	f.StringVar(&o.Device, "device", "", "device of samplers on this machine; default as for --model")
-	f.StringVar(&o.Scorers, "scorers", "", "YAML file of reward functions on this machine; default as for --model")
-	f.DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "how long each check may take")
+	f.StringVar(&o.Model, "model", "",
+		"model to check; default the one of the pipeline on the store, or of 'meander up'")
+	f.StringVar(&o.Device, "device", "", "device to check; default as for --model")
+	f.StringVar(&o.Scorers, "scorers", "", "YAML file of reward functions to check; default as for --model")
+	f.DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "time limit of each check")
 	return c
 }
 
+// doctor connects, if it can, runs all checks and prints their findings. A fault gives exit status 1.
 func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error {
-	log := zerolog.Nop() // what goes wrong is a finding
+	log := zerolog.Nop() // errors become findings
 	o.Version = boot.Version()
 	if a.natsURL == "" {
 		own := defaultServices().Config
-		of, _ := natsd.Pipeline(a.store)
-		o.Model = cmp.Or(o.Model, of.Settings["model"], own.Sampler.Model)
-		o.Device = cmp.Or(o.Device, of.Settings["device"], own.Sampler.Device)
-		o.Scorers = cmp.Or(o.Scorers, of.Settings["scorers"])
-		o.DiskFree = func() (int64, error) { return natsd.DiskFree(existing(a.store)) }
+		running, _ := natsd.Pipeline(a.store)
+		o.Model = cmp.Or(o.Model, running.Settings["model"], own.Sampler.Model)
+		o.Device = cmp.Or(o.Device, running.Settings["device"], own.Sampler.Device)
+		o.Scorers = cmp.Or(o.Scorers, running.Settings["scorers"])
+		o.DiskFree = func() (int64, error) { return natsd.DiskFree(existingFolder(a.store)) }
 	}
 	if _, err := os.Stat(filepath.Join(a.store, "jetstream")); a.natsURL == "" && errors.Is(err, os.ErrNotExist) {
 		o.Empty, o.NoServer = true, fmt.Errorf("store %q has nothing in it yet", a.store)
 	} else {
-		looks := *a
-		looks.asItIs = true
+		reader := *a
+		reader.asItIs = true
 		reach, stop := context.WithTimeout(ctx, o.Timeout)
-		conn, err := looks.connect(reach, log)
+		conn, err := reader.connect(reach, log)
 		stop()
 		if exit, ok := errors.AsType[*exitError](err); ok {
 			return exit
@@ -97,7 +101,8 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 	return nil
 }
 
-// addresses are those of the servers of --nats.
+// addresses returns host:port of each server of --nats, for doctor to dial; a server that is no URL with a host is
+// left out, and connecting says why.
 func (a *app) addresses() (out []string) {
 	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
 		if u, err := url.Parse(server); err == nil && u.Hostname() != "" {
@@ -107,8 +112,8 @@ func (a *app) addresses() (out []string) {
 	return out
 }
 
-// existing is the folder, or the nearest one above it that is there.
-func existing(dir string) string {
+// existingFolder returns the folder, or the nearest folder above it that exists.
+func existingFolder(dir string) string {
 	for {
 		_, err := os.Stat(dir)
 		above := filepath.Dir(dir)
@@ -127,41 +132,40 @@ type chart struct {
 	counts map[doctor.State]int
 }
 
-// What stands before a finding: the widest state, and two blanks on either side.
+// The columns before the text of a finding: the widest state, with two blanks on either side.
 var (
 	findingIndent = "  "
 	findingGap    = strings.Repeat(" ", len(findingIndent)+len(doctor.Unchecked)+2)
 )
 
+// finding prints one finding, with its fix.
 func (p *chart) finding(f doctor.Finding) {
 	p.counts[f.State]++
 	if p.json {
-		_ = json.NewEncoder(p.out).Encode(f) // nobody is left to tell
+		_ = json.NewEncoder(p.out).Encode(f) // output keeps the error
 		return
 	}
 	if f.Area != p.area {
-		fmt.Fprintln(p.out, bold(p.out, f.Area))
+		fmt.Fprintln(p.out, present.Paint(p.out, present.Bold, f.Area))
 		p.area = f.Area
 	}
-	colour := map[doctor.State]string{doctor.OK: sgrGreen, doctor.Warning: sgrYellow, doctor.Fault: sgrRed}[f.State]
+	colour := map[doctor.State]present.Colour{doctor.OK: present.Green, doctor.Warning: present.Yellow, doctor.Fault: present.Red}[f.State]
 	state := string(f.State)
 	blanks := strings.Repeat(" ", len(findingGap)-len(findingIndent)-len(state))
-	if colour != "" {
-		state = paint(p.out, colour, state)
-	}
-	columns := lineWidth(p.out) - len(findingGap)
-	between := "\n" + findingGap
-	fmt.Fprintf(p.out, "%s%s%s%s\n", findingIndent, state, blanks, breakLines(f.Says, columns, between))
+	state = present.Paint(p.out, colour, state)
+	columns := present.LineWidth(p.out)
+	fmt.Fprintf(p.out, "%s%s%s%s\n", findingIndent, state, blanks, present.Wrap(f.Says, columns, len(findingGap)))
 	if f.Fix != "" {
-		fmt.Fprintf(p.out, "%s%s\n", findingGap, breakLines("-> "+f.Fix, columns, between))
+		fmt.Fprintf(p.out, "%s%s\n", findingGap, present.Wrap("-> "+f.Fix, columns, len(findingGap)))
 	}
 }
 
+// summary prints how many findings there are of each state; with --json nothing.
 func (p *chart) summary() {
 	if p.json {
 		return
 	}
-	parts := []string{fmt.Sprintf("%d ok", p.counts[doctor.OK]), count(p.counts[doctor.Warning], "warning"), count(p.counts[doctor.Fault], "fault")}
+	parts := []string{fmt.Sprintf("%d ok", p.counts[doctor.OK]), present.Count(p.counts[doctor.Warning], "warning"), present.Count(p.counts[doctor.Fault], "fault")}
 	if n := p.counts[doctor.Unchecked]; n > 0 {
 		parts = append(parts, fmt.Sprintf("%d not checked", n))
 	}

@@ -9,36 +9,36 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// estimated is the estimate of prompts from files and flags. It is the value of estimate in --json.
+// estimated is the estimate for prompts from files and flags. It is the value of "estimate" in --json.
 type estimated struct {
 	Prompts int `json:"prompts"`
-	// Batches are the sizes of batches that are normalised together; none: every group alone.
+	// Batches are the sizes, in groups, of the batches that are normalised together; empty: every group is alone.
 	Batches []int         `json:"batches"`
 	Data    *recordCounts `json:"data"`
 	*estimate.Estimate
 	facts *estimate.Facts
 }
 
-// refusal is the error when no prompt would be accepted; nil: some would. names are the flags behind fields.
+// refusal returns a usage error if no prompt would be accepted, else nil. names maps fields to flags.
 func (p *estimated) refusal(names fieldFlags) error {
 	if p.Groups > 0 {
 		return nil
 	}
 	var errs []error
 	for _, r := range p.Refusals {
-		errs = append(errs, fmt.Errorf("%s refused: %s", count(r.Prompts, "prompt"), names.blame(r.Reason)))
+		errs = append(errs, fmt.Errorf("%s refused: %s", present.Count(r.Prompts, "prompt"), names.blame(r.Reason)))
 	}
 	return usage(errors.Join(errs...))
 }
 
-// recordCounts is what became of the records.
+// recordCounts counts what happened to the records.
 type recordCounts struct {
 	File       string   `json:"file,omitempty"`
 	Format     string   `json:"format,omitempty"`
@@ -50,11 +50,12 @@ type recordCounts struct {
 	Dropped    bool     `json:"duplicates_dropped"`
 	Chosen     int      `json:"chosen"`
 	Shard      string   `json:"shard,omitempty"`
-	// Metadata are the names that the records have and prompts do not, sorted.
+	// Metadata are the names in records that are not fields of a prompt, sorted.
 	Metadata []string `json:"metadata,omitempty"`
 }
 
-// factsOf asks a pipeline; nil stands for the one that this process would be.
+// factsOf returns what is known of a pipeline: of the running one behind conn if s is nil, else of the one that this
+// process would run with s. Both may be nil.
 func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Facts, error) {
 	if s == nil && conn != nil {
 		return estimate.Ask(ctx, conn.Bus)
@@ -67,30 +68,31 @@ func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Fact
 		}
 	}
 	if conn != nil {
-		return f, f.AskRoom(ctx, conn.Bus)
+		return f, f.AskCapacity(ctx, conn.Bus)
 	}
 	if s != nil {
 		for _, l := range s.limits.Streams() {
 			if l.MaxBytes > 0 {
-				f.Room[l.Stream] = estimate.Room{Limit: l.MaxBytes}
+				f.Capacity[l.Stream] = estimate.StreamCapacity{Limit: l.MaxBytes}
 			}
 		}
 	}
 	return f, nil
 }
 
-// estimate adds up what the prompts take of the pipeline that conn leads to, or that s is.
+// estimate adds up what the prompts need in the pipeline behind conn, or in the one that s would be.
 func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *services, prompts []prompt) (*estimated, error) {
 	f, err := factsOf(ctx, conn, s)
 	if err != nil {
 		return nil, err
 	}
-	return d.settle(prompts, f)
+	return d.addPrompts(prompts, f)
 }
 
-// settle gives answers to reward functions that only the pipeline knows, and adds up.
-func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, error) {
-	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Estimate: estimate.New(f), facts: f}
+// addPrompts completes the prompts with what only the pipeline knows (conversations of language models, which reward
+// function gets the ground truth), and adds up what they need.
+func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimated, error) {
+	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.counts(), Estimate: estimate.New(f), facts: f}
 	if p.Batches == nil {
 		p.Batches = []int{}
 	}
@@ -99,21 +101,21 @@ func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, 
 		name, _ := q.body["model"].(string)
 		policy := f.Policy(schemas.Lane(name))
 		if policy != nil && policy.Text != nil {
-			if err := q.converse(); err != nil {
+			if err := q.useMessages(); err != nil {
 				return nil, usage(err)
 			}
 		}
 		if q.truth != "" {
 			var specs []any
-			// With a ground truth, whatever compares has what it needs.
+			// A quoted ground truth satisfies every reward function that compares.
 			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
 				specs = append(specs, map[string]any{"name": reward})
 			}
 			if specs == nil {
-				return nil, usage(fmt.Errorf("prompt %q has a ground truth, and the pipeline has not said which reward function compares: name one with --reward", q.text))
+				return nil, usage(fmt.Errorf("prompt %q has a ground truth, but the pipeline does not say which reward function uses it; name one with --reward", q.text))
 			}
 			q.body["reward"] = specs
-			q.answer(q.truth)
+			q.setGroundTruth(q.truth)
 			q.truth = ""
 		}
 		data, err := q.encode()
@@ -123,13 +125,13 @@ func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, 
 		p.Add(data)
 	}
 	p.Data.Metadata = metadataOf(prompts)
-	if text, err := strconv.QuotedPrefix(p.Reason); err == nil { // of a prompt that it quotes
+	if text, err := strconv.QuotedPrefix(p.Reason); err == nil { // it begins with the quoted prompt
 		p.Reason = text + ": " + d.names.blame(strings.TrimPrefix(p.Reason[len(text):], ": "))
 	}
 	return p, nil
 }
 
-// metadataOf are the names of the prompts' metadata, sorted.
+// metadataOf returns the names of the prompts' metadata, sorted.
 func metadataOf(prompts []prompt) []string {
 	names := map[string]bool{}
 	for _, p := range prompts {
@@ -141,7 +143,8 @@ func metadataOf(prompts []prompt) []string {
 	return sortedKeys(names)
 }
 
-func (d *datasetFlags) data() *recordCounts {
+// counts returns what happened to the records.
+func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
 		File: d.file, Format: string(l.format), Records: l.Records + len(l.bad), Bad: []string{}, TooShort: l.Short, TooLong: l.Long,
@@ -153,16 +156,8 @@ func (d *datasetFlags) data() *recordCounts {
 	return out
 }
 
-// shorten cuts a text for a line.
-func shorten(s string, most int) string {
-	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "..."
-	}
-	return s
-}
-
-// show prints the estimate of what is about to run, and refuses what cannot fit, unless it
-// is told not to, or the run goes on with what it began.
+// show prints the estimate of a run that is about to start. A run that cannot fit into the streams is refused, unless
+// overfill is set or the run is resumed.
 func (p *estimated) show(ctx context.Context, conn *connection, run schemas.Run, overfill bool, out io.Writer) error {
 	if err := p.print(out); err != nil || overfill {
 		return err
@@ -173,20 +168,21 @@ func (p *estimated) show(ctx context.Context, conn *connection, run schemas.Run,
 	return p.mustFit()
 }
 
-// mustFit names the streams that the samples are sure to overfill.
+// mustFit returns a usage error with the streams that the samples will certainly overfill; nil if there are none.
 func (p *estimated) mustFit() error {
 	var errs []error
 	for _, s := range p.Overfull() {
-		errs = append(errs, fmt.Errorf("%s; give it more with --%s SIZE, or 'meander streams limit'", streamLine(s), boot.SizeFlag(s.Name)))
+		errs = append(errs, fmt.Errorf("%s; raise the limit with --%s SIZE or 'meander streams limit'", streamLine(s),
+			boot.SizeFlag(s.Name)))
 	}
 	if len(errs) == 0 {
 		return nil
 	}
-	return usage(fmt.Errorf("the estimate does not fit, and nothing has been started:\n%w\n--overfill starts all the same, and waits for room when a stream is full", errors.Join(errs...)))
+	return usage(fmt.Errorf("the estimate does not fit; nothing was started:\n%w\nWith --overfill the run starts anyway, and waits while a stream is full", errors.Join(errs...)))
 }
 
-// dryRun prints the estimate and does nothing. It asks a pipeline that runs; s is the one
-// that this process would be otherwise, nil for none. It starts no server.
+// dryRun prints the estimate and does nothing else. It asks a running pipeline, else the one that this process would
+// run with s (nil: none). It starts no server.
 func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts []prompt, out io.Writer) error {
 	var conn *connection
 	if s != nil {
@@ -223,16 +219,15 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 	return err
 }
 
-// print writes the block for people: a line per subject, left out where there is nothing
-// to say.
+// print writes the estimate for people, with a line for each subject that has something to say.
 func (p *estimated) print(out io.Writer) error {
 	const label = 11 // the longest is advantage
-	columns := max(lineWidth(out)-label, 2*label)
+	columns := max(present.LineWidth(out), 3*label)
 	var err error
 	line := func(name, format string, args ...any) {
-		text := breakLines(fmt.Sprintf(format, args...), columns, "\n"+strings.Repeat(" ", label))
+		text := present.Wrap(fmt.Sprintf(format, args...), columns, label)
 		if _, e := fmt.Fprintf(out, "%-*s%s\n", label, name, text); err == nil {
-			err = e // of all lines it is the same
+			err = e // the first error is enough
 		}
 	}
 	p.printPrompts(line)
@@ -241,11 +236,11 @@ func (p *estimated) print(out io.Writer) error {
 	} else if c := p.Cost; c != nil {
 		printCost(c, line)
 	} else if p.Groups > 0 {
-		line("model", "not announced yet: steps and bytes are its own")
+		line("model", "not announced yet, so steps and bytes are not known")
 	}
 	var parts []string
 	for _, s := range p.Streams {
-		if s.Name == schemas.StreamSteps || s.Name == bus.BlobStream && s.Bytes > 0 || !s.Fits() { // the others are small
+		if s.Name == schemas.StreamSteps || s.Name == schemas.StreamBlobBucket && s.Bytes > 0 || !s.Fits() { // the others are small
 			parts = append(parts, streamLine(s))
 		}
 	}
@@ -260,20 +255,21 @@ func (p *estimated) print(out io.Writer) error {
 		line("warning", "%s", strings.Join(p.Warnings, "; "))
 	}
 	if p.Refused > 0 {
-		line("refused", "%s, e.g. %s", count(p.Refused, "prompt"), p.Reason)
+		line("refused", "%s, e.g. %s", present.Count(p.Refused, "prompt"), p.Reason)
 	}
 	return err
 }
 
-// printPrompts says what is made, and of what.
+// printPrompts says how many samples are made, and from which prompts.
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
-	what := fmt.Sprintf("%s = %s", count(p.Groups, "group"), count(int(p.Samples), "sample"))
+	what := fmt.Sprintf("%s = %s", present.Count(p.Groups, "group"), present.Count(p.Samples, "sample"))
 	made := "image"
 	if p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
 		made = "sample"
 	}
 	if len(p.GroupSizes) == 1 {
-		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.GroupSizes[0]), "sample"), count(int(p.Samples), made))
+		what = fmt.Sprintf("%s x %s = %s", present.Count(p.Groups, "group"), present.Count(p.GroupSizes[0], "sample"),
+			present.Count(p.Samples, made))
 	}
 	if p.Cost != nil && p.ImageSize != "" {
 		what += " of " + p.ImageSize
@@ -283,9 +279,9 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	}
 	line("estimate", "%s", what)
 	d := p.Data
-	parts := []string{count(d.Records, "prompt")}
+	parts := []string{present.Count(d.Records, "prompt")}
 	if d.File != "" {
-		parts[0] = fmt.Sprintf("%s in %s (%s)", count(d.Records, "prompt"), d.File, d.Format)
+		parts[0] = fmt.Sprintf("%s in %s (%s)", present.Count(d.Records, "prompt"), d.File, d.Format)
 	}
 	some := func(n int, format string) {
 		if n > 0 {
@@ -302,7 +298,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 			kept = " left out"
 		}
 	}
-	parts = append(parts, count(d.Duplicates, "duplicate")+kept)
+	parts = append(parts, present.Count(d.Duplicates, "duplicate")+kept)
 	if d.Chosen != p.Prompts || d.Chosen != d.Records {
 		parts = append(parts, fmt.Sprintf("%d chosen", d.Chosen))
 	}
@@ -325,7 +321,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 		line("metadata", "%s", names)
 	}
 	if n := len(p.Batches); n > 0 {
-		sizes := fmt.Sprintf("%s of %s", count(n, "batch"), count(p.Batches[0], "group"))
+		sizes := fmt.Sprintf("%s of %s", present.Count(n, "batch"), present.Count(p.Batches[0], "group"))
 		if last := p.Batches[n-1]; last != p.Batches[0] {
 			sizes += fmt.Sprintf(", the last of %d", last)
 		}
@@ -333,13 +329,14 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	}
 }
 
-// printCost writes the lines of steps and latents.
+// printCost writes the lines about steps and latents.
 func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	each := ""
 	switch n := c.StopStepIndex - c.StartStepIndex; {
 	case n < 1 || c.NumInferenceSteps == 0:
 	case n < c.NumInferenceSteps:
-		each = fmt.Sprintf("%d a sample, from %d to %d of %d, ", n, c.StartStepIndex, c.StopStepIndex, c.NumInferenceSteps)
+		each = fmt.Sprintf("%d a sample, from %d to %d of %d, ", n, c.StartStepIndex, c.StopStepIndex,
+			c.NumInferenceSteps)
 	default:
 		each = fmt.Sprintf("%d a sample, ", n)
 	}
@@ -347,74 +344,72 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	if c.TrueCFGScale > 1 {
 		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
 	}
-	line("steps", "%s%s in all, %s stochastic; %s%s", each, thousands(int(c.Steps)), thousands(int(c.Stochastic)), evaluations(c.Evaluations, c.FlatEvaluations), guidance)
+	line("steps", "%s%s in all, %s stochastic; %s%s", each, present.Thousands(c.Steps), present.Thousands(c.Stochastic),
+		evaluations(c.Evaluations, c.FlatEvaluations), guidance)
 	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {
 		checkpoints := ""
 		if c.Checkpoints > 0 {
-			checkpoints = ", and " + count(int(c.Checkpoints), "checkpoint")
+			checkpoints = ", and " + present.Count(c.Checkpoints, "checkpoint")
 		}
-		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, size(c.BytesOfSample))
+		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", present.Count(c.LatentsKept, "state"),
+			c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, present.Size(c.BytesOfSample))
 		if c.ConditioningBytes > 0 {
 			line("texts", "encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s with a copy of its own",
-				size(c.ConditioningBytes), size(c.BytesOfSample+c.ConditioningOfSample), size(c.BytesOfSample+c.ConditioningBytes))
+				present.Size(c.ConditioningBytes), present.Size(c.BytesOfSample+c.ConditioningOfSample), present.Size(c.BytesOfSample+c.ConditioningBytes))
 		}
 	}
 }
 
-// printTextCost writes the lines of tokens and logits.
+// printTextCost writes the lines about tokens and logits.
 func printTextCost(p *estimate.Estimate, line func(name, format string, args ...any)) {
 	c := p.Cost
-	line("tokens", "at most %s generated a sample, %s in all", thousands(int(c.Tokens)), thousands(int(c.Evaluations)))
+	line("tokens", "at most %s generated a sample, %s in all", present.Thousands(c.Tokens),
+		present.Thousands(c.Evaluations))
 	logits := "none stored; log-probs, log-sum-exps and entropies are"
 	if c.LogitsPerToken > 0 {
-		logits = fmt.Sprintf("%s of each token in %s, %s", thousands(int(c.LogitsPerToken)), c.LogitsDType, size(c.LogitsBytes))
+		logits = fmt.Sprintf("%s of each token in %s, %s", present.Thousands(c.LogitsPerToken), c.LogitsDType,
+			present.Size(c.LogitsBytes))
 		if c.LogitsDiffer {
 			logits += ", of the prompts that ask for the most"
 		}
 	}
 	if c.BytesOfSample > 0 {
-		logits += "; a sample stores at most " + size(c.BytesOfSample)
+		logits += "; a sample stores at most " + present.Size(c.BytesOfSample)
 	}
 	line("logits", "%s", logits)
 	if p.Large() {
-		line("warning", "the run may store %s: --logits topk:20:F16 takes 120 B a token", size(c.StepBytes))
+		line("warning", "the run may store %s; --logits topk:20:F16 needs only 120 B a token",
+			present.Size(c.StepBytes))
 	}
 }
 
-// evaluations says how often the model is asked, and how often without the trees.
+// evaluations says how often the model is evaluated, and how much sharing steps saves. flat is the number without
+// sharing.
 func evaluations(n, flat int64) string {
-	s := count(int(n), "model evaluation")
+	s := present.Count(n, "model evaluation")
 	if n < flat {
-		s += fmt.Sprintf(", %s fewer (%.0f %%) than the %s of samples that share no steps", thousands(int(flat-n)), 100*float64(flat-n)/float64(flat), thousands(int(flat)))
+		s += fmt.Sprintf(", %s fewer (%.0f %%) than the %s of samples that share no steps", present.Thousands(flat-n),
+			100*float64(flat-n)/float64(flat), present.Thousands(flat))
 	}
 	return s
 }
 
-// streamLine is the stream's share, and a warning when it does not fit.
+// streamLine says how many bytes go to a stream, and warns if they do not fit.
 func streamLine(s estimate.Stream) string {
-	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", bus.BlobStream: "of images at most"}
-	out := fmt.Sprintf("%s %s", size(s.Bytes), what[s.Name])
+	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", schemas.StreamBlobBucket: "of images at most"}
+	out := fmt.Sprintf("%s %s", present.Size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:
 	case !s.Fits() && s.AtMost:
-		out += fmt.Sprintf(", PERHAPS MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
+		out += fmt.Sprintf(", PERHAPS MORE THAN FITS: %s has %s free of %s", s.Name,
+			present.Size(max(s.Limit-s.Used, 0)), present.Size(s.Limit))
 	case !s.Fits():
-		out += fmt.Sprintf(", MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
+		out += fmt.Sprintf(", MORE THAN FITS: %s has %s free of %s", s.Name, present.Size(max(s.Limit-s.Used, 0)),
+			present.Size(s.Limit))
 	case s.Used > 0:
-		out += fmt.Sprintf(" (%s free of %s)", size(s.Limit-s.Used), size(s.Limit))
+		out += fmt.Sprintf(" (%s free of %s)", present.Size(s.Limit-s.Used), present.Size(s.Limit))
 	default:
-		out += fmt.Sprintf(" (of %s)", size(s.Limit))
+		out += fmt.Sprintf(" (of %s)", present.Size(s.Limit))
 	}
 	return out
-}
-
-// count is a number of things.
-func count(n int, thing string) string {
-	switch {
-	case n == 1:
-		return "1 " + thing
-	case strings.HasSuffix(thing, "ch"):
-		return thousands(n) + " " + thing + "es"
-	}
-	return thousands(n) + " " + thing + "s"
 }

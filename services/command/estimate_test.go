@@ -85,7 +85,7 @@ storage    480.2 KiB of steps (of 8.0 GiB); 576.0 KiB of images at most
 reward     glyph (default)
 advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, clamped to 5, zero std: refill
 `},
-		{"prompts that differ, and some that nobody takes", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
+		{"prompts that differ, and some that are refused", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
 estimate   2 groups = 5 samples, by signs
 prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
            mixed.jsonl line 5: prompt: must be a text
@@ -293,21 +293,21 @@ func TestEstimate_OfAPipeline(t *testing.T) {
 	}
 }
 
-// An answer reaches the reward functions that the model chooses; where nobody says which
+// An answer reaches the reward functions that the model chooses; where the prompt does not say which
 // those are, it is not dropped.
-func TestSettle_GroundTruth(t *testing.T) {
+func TestAddUp_GroundTruth(t *testing.T) {
 	prompts, p, err := loadPrompts("--prompts", examples+"verl-ocr.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.settle(prompts, &estimate.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
+	if _, err := p.addPrompts(prompts, &estimate.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, but the pipeline does not say which reward function uses it; name one with --reward") {
 		t.Errorf("without a model: %v", err)
 	}
 	policy := &schemas.Policy{
 		Lane: "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 		Reward: []string{"glyph", "diversity"},
 	}
-	if _, err := p.settle(prompts, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
+	if _, err := p.addPrompts(prompts, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []string{"SALE 50%", "42"} {

@@ -2,25 +2,18 @@ package command
 
 import (
 	"context"
-	"fmt"
+	"errors"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// latestRun is the run of the newest trajectory, else of the newest prompt.
+// latestRun returns the run for a command without --run: the latest one. An empty store is a usage error.
 func latestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
-	for _, stream := range []string{schemas.StreamTrajectories, schemas.StreamPrompts} {
-		m, err := b.Newest(ctx, stream)
-		if err == nil {
-			return runOfSubject(m.Subject), nil
-		}
+	run, err := results.LatestRun(ctx, b)
+	if errors.Is(err, bus.ErrNotFound) {
+		err = usage(errors.New("nothing is stored yet; make a rollout first: meander run 'a red sign that says \"OPEN\"'"))
 	}
-	return "", usage(fmt.Errorf("nothing is stored yet; make a rollout first: meander run 'a red sign that says \"OPEN\"'"))
-}
-
-// runOfSubject is the run token of an event's subject.
-func runOfSubject(subject string) schemas.Run {
-	run, _ := schemas.RunOf(subject)
-	return run
+	return run, err
 }

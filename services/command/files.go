@@ -10,7 +10,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// outFolder is where the files of a run go, by --out; empty for none.
+// outFolder returns the folder for the files of a run, by --out; "" for none.
 func outFolder(given string, run schemas.Run) string {
 	if given == "-" {
 		return ""
@@ -18,8 +18,8 @@ func outFolder(given string, run schemas.Run) string {
 	return cmp.Or(given, filepath.Join("meander-out", string(run)))
 }
 
-// tryFolder makes a folder that a flag names, and says whether files can be written into it: before the work is done
-// whose results they have.
+// tryFolder makes a folder that a flag names, and checks that files can be written to it, before the work is done
+// whose results go there.
 func tryFolder(flag, dir string) error {
 	if dir == "" {
 		return nil
@@ -34,7 +34,7 @@ func tryFolder(flag, dir string) error {
 	return nil
 }
 
-// tryFile says whether a file that a flag names can be written.
+// tryFile checks that a file that a flag names can be written.
 func tryFile(flag, name string) error {
 	if name == "" {
 		return nil
@@ -49,7 +49,7 @@ func tryFile(flag, name string) error {
 	return nil
 }
 
-// tryWrite writes a file into a folder, and removes it.
+// tryWrite writes a file into a folder and removes it.
 func tryWrite(dir string) error {
 	f, err := os.CreateTemp(dir, ".meander-*")
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// check refuses what the flags ask for and no model could do, in the words of the
-// flags, before anything starts.
+// check refuses flags that no model could obey, in the words of the flags, before anything starts.
 func (p *promptFlags) check(defaults map[string]any) error {
 	body := maps.Clone(defaults)
 	body["prompt"] = "-"
@@ -39,15 +38,15 @@ func (p *promptFlags) check(defaults map[string]any) error {
 	return errors.New(names.blame(err.Error()))
 }
 
-// fieldFlags are the flags of the fields of a prompt, by the path of the field: those that were typed, and all.
+// fieldFlags are the flags of a prompt's fields, by the path of the field: those that were given, and all.
 type fieldFlags struct {
 	set, all map[string]string
-	// alone: there is no prompt of a file, which would have fields of its own.
+	// alone says that all fields come from flags: no file has prompts with fields of their own.
 	alone bool
 }
 
-// blame puts the flag that was typed, or the one that is missing, in the place of the field that intake or the
-// contract complains of, in each line.
+// blame replaces the name of a field, in each line of an error of intake or the contract, by the flag that was given
+// or is missing.
 func (f fieldFlags) blame(reason string) string {
 	lines := strings.Split(reason, "\n")
 	for i, line := range lines {
@@ -57,7 +56,7 @@ func (f fieldFlags) blame(reason string) string {
 			lines[i] = whole
 			continue
 		}
-		if before, _, missing := strings.Cut(line, ": null; "); missing { // perhaps within what is wrong with another field
+		if before, _, missing := strings.Cut(line, ": null; "); missing { // it may be within the error of another field
 			at := strings.LastIndexByte(before, ' ') + 1
 			if whole := absent[before[at:]]; whole != "" {
 				lines[i] = before[:at] + whole
@@ -84,7 +83,7 @@ func (f fieldFlags) blame(reason string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// below are the flags that were typed of the fields of a part of a prompt.
+// below lists the flags that were given for fields of a part of a prompt.
 func (f fieldFlags) below(path string) string {
 	var flags []string
 	for _, field := range sortedKeys(f.set) {
@@ -95,28 +94,27 @@ func (f fieldFlags) below(path string) string {
 	return strings.Join(flags, ", ")
 }
 
-// instead says what there is in place of a part of a prompt that the model has not.
+// instead says what to use in place of a part that the model does not have.
 var instead = map[string]string{
 	"text": ", which have no tokens and no logits; --return-steps keeps their states, --debug tensors of each step",
 }
 
-// absent says what is missing where several flags could give it.
+// absent says what is missing if several flags could give it.
 var absent = map[string]string{
-	"start.latents": "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them, " +
-		"which says what the samples begin with",
-	"start.step_index": "--start-step: not given, nor --start-sigma; must be one of them, " +
-		"which says how noisy the samples begin",
-	"start.data": "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'",
-	"prune.log_prob_below": "--prune-log-prob-below: not given, nor --prune-log-prob-above; " +
-		"must be one of them, else no sample would be pruned",
-	"tree.branches":         "--tree: not given; must be the tree that --leaf is of, e.g. 2@2,2@5",
-	"text.interaction":      "--interaction: not given; must be there: it scores the turns",
-	"text.interaction.name": "--interaction: not given; must be the interaction that its other flags are of",
-	"scheduled_sampling": "scheduled sampling is not asked for, " +
-		"and it is all that this model can do: use 'meander scheduled'",
+	"start.latents": "--start-latents: not given; must be there, or --branch-from, or --start-image: " +
+		"it says what the samples begin with",
+	"start.step_index": "--start-step: not given; must be there, or --start-sigma: " +
+		"it says how noisy the samples begin",
+	"start.data": "--start-image: not given; must be the images to roll, or use 'meander scheduled'",
+	"prune.log_prob_below": "--prune-log-prob-below: not given; " +
+		"must be there, or --prune-log-prob-above, else no sample is pruned",
+	"tree.branches":         "--tree: not given; must be the tree of --leaf, e.g. 2@2,2@5",
+	"text.interaction":      "--interaction: not given; must be there, because it scores the turns",
+	"text.interaction.name": "--interaction: not given; must be the interaction that the other flags configure",
+	"scheduled_sampling":    "this model can do scheduled sampling only; use 'meander scheduled'",
 }
 
-// oneOf is the error of a flag whose value is none of the names.
+// oneOf returns the error of a flag whose value is none of the names, with the nearest one.
 func oneOf(flag, value string, names []string) error {
 	hint := ""
 	if near := schemas.Nearest(value, names); near != "" {
@@ -125,7 +123,31 @@ func oneOf(flag, value string, names []string) error {
 	return fmt.Errorf("--%s: %q; %smust be one of %s", flag, value, hint, strings.Join(names, ", "))
 }
 
-// completions are the values of flags that take a name and are of no field with a list.
+// nameFlag adds a flag for the name of a run, a group or a lane. Any name but the default must be a token of
+// subjects.
+func nameFlag[S ~string](f *pflag.FlagSet, to *S, flag, def, help string) {
+	*to = S(def)
+	f.Var(&nameValue[S]{to, def}, flag, help)
+}
+
+// nameValue is the value of a nameFlag.
+type nameValue[S ~string] struct {
+	to  *S
+	def string
+}
+
+func (v *nameValue[S]) String() string { return string(*v.to) }
+func (v *nameValue[S]) Type() string   { return "string" }
+
+func (v *nameValue[S]) Set(text string) error {
+	if err := schemas.CheckToken("", text); err != nil && text != v.def {
+		return errors.New(strings.TrimPrefix(err.Error(), ": "))
+	}
+	*v.to = S(text)
+	return nil
+}
+
+// completions are the values that the shell suggests for flags that are not fields with a list.
 var completions = map[string][]string{
 	"estimator":       estimator.Names(),
 	"log-level":       {"debug", "info", "warn", "error"},
@@ -134,7 +156,7 @@ var completions = map[string][]string{
 	"reward":          scorer.Kinds(),
 }
 
-// completeNames lets the shell complete the values of flags, of c and of all below it.
+// completeNames lets the shell complete the values of flags, for c and all commands below it.
 func completeNames(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		names := fieldflag.Choices(f)
@@ -142,7 +164,7 @@ func completeNames(c *cobra.Command) {
 			names = completions[f.Name]
 		}
 		if names != nil {
-			// It fails twice for one flag.
+			// It fails only if a flag is registered twice.
 			_ = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 		}
 	})

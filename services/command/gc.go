@@ -9,43 +9,48 @@ import (
 
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/janitor"
 )
 
-// gcFlags are the rules of the janitor.
+// gcFlags adds the flags for the janitor's rules.
 func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
-	f.IntVar(&c.Above, "gc-above", c.Above, "free the oldest closed groups while a stream is fuller than this share of its limit, in percent; 0 for never")
-	f.DurationVar(&c.Age, "gc-age", c.Age, "free groups that closed so long ago, e.g. 48h; 0 for never")
-	f.BoolVar(&c.Read, "gc-read", c.Read, "free groups once every durable consumer of advantages has acknowledged them; without such a consumer, none")
-	f.DurationVar(&c.Grace, "gc-grace", c.Grace, "how long a closed group stays whatever the rules say")
+	f.IntVar(&c.Above, "gc-above", c.Above,
+		"free the oldest closed groups while a stream is fuller than this percentage of its limit; 0: never")
+	f.DurationVar(&c.Age, "gc-age", c.Age, "free groups that closed this long ago, e.g. 48h; 0: never")
+	f.BoolVar(&c.Read, "gc-read", c.Read,
+		"free groups that every durable consumer of advantages has acknowledged; without such a consumer, none")
+	f.DurationVar(&c.Grace, "gc-grace", c.Grace, "keep every closed group for this long")
 }
 
+// gcCommand is 'meander gc'.
 func gcCommand(a *app) *cobra.Command {
 	cfg, dry, blobs, run := janitor.DefaultConfig(), false, false, ""
 	c := &cobra.Command{
-		Use: "gc", Short: "free closed groups and blobs that nobody needs any more, once", Args: args(cobra.NoArgs),
-		Long: `gc frees whole groups, the oldest first: steps, trajectories, verdicts, rewards, the prompt
-and the result, then the images and other blobs that no stored event names. What is freed
-is gone for good. Never freed are open groups and those of an open batch, what closed
-less than --gc-grace ago, and what a durable consumer, such as a trainer's, has
-not acknowledged. 'meander up' does the same all the time where it has one of these rules.
+		Use: "gc", Short: "free closed groups and unused blobs, once", Args: args(cobra.NoArgs),
+		Long: `gc removes whole groups for ever, the oldest first: steps, trajectories, verdicts, rewards, the prompt
+and the result, then images and other blobs that no stored event names. It never removes open groups,
+groups of an open batch, groups that closed less than --gc-grace ago, and groups that a durable
+consumer (a trainer) has not acknowledged. 'meander up' with one of these rules does the same all the
+time.
 
-With --blobs alone no group goes: only images and other blobs that nothing names, and weights of versions that
-no stored sample was made with. Of each lane the newest versions stay to go back to: eight at most, while
-they take less than a quarter of the object store, and always the last two. A blob stays for two minutes.`,
-		Example: `  meander gc --gc-age 48h --dry-run      # what would go
-  meander gc --gc-above 60               # the oldest, until all streams are below 48 %
-  meander gc --gc-read --run night       # what every durable consumer has, of one run
-  meander gc --blobs                     # images and weights that nothing needs, and no group`,
+With --blobs alone gc removes no group. It removes images and other blobs that no event names, and
+weights of versions that made no stored sample. Of each lane it keeps the newest versions, so that you
+can roll back: up to eight while they need less than a quarter of the object store, and always the
+last two. Blobs that are younger than two minutes stay.`,
+		Example: `  meander gc --gc-age 48h --dry-run      # shows what it would free
+  meander gc --gc-above 60               # frees the oldest until all streams are below 48 %
+  meander gc --gc-read --run night       # groups of one run that every consumer has read
+  meander gc --blobs                     # unused images and weights, no groups`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			if err := cfg.Validate(); err != nil {
 				return settingError(err)
 			}
 			if !cfg.Rules() && !blobs {
-				return usage(errors.New("no rule is given; name one of --gc-above, --gc-age and --gc-read, or --blobs"))
+				return usage(errors.New("no rule given; give one of --gc-above, --gc-age and --gc-read, or --blobs"))
 			}
 			if cfg.Run = schemas.Run(run); run != "" {
-				if _, err := theRun(c.Context(), conn.Bus, run); err != nil {
+				if _, err := storedRun(c.Context(), conn.Bus, run); err != nil {
 					return err
 				}
 			}
@@ -57,15 +62,15 @@ they take less than a quarter of the object store, and always the last two. A bl
 				return json.NewEncoder(c.OutOrStdout()).Encode(report)
 			}
 			for _, line := range report.Lines(func(n uint64) string { return boot.Bytes(n).Rough() }, dry) {
-				printBroken(c.OutOrStdout(), line)
+				present.Lines(c.OutOrStdout(), line)
 			}
 			return nil
 		}),
 	}
 	gcFlags(c.Flags(), &cfg)
 	c.Flags().BoolVar(&blobs, "blobs", false,
-		"free images and weights that nothing needs, and no group unless another rule is given")
-	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be freed, and free nothing")
-	c.Flags().StringVar(&run, "run", "", "of this run only; default all")
+		"free unused images and weights; no groups unless another rule is given")
+	c.Flags().BoolVar(&dry, "dry-run", false, "print what gc would free, and free nothing")
+	c.Flags().StringVar(&run, "run", "", "only groups of this run; default all runs")
 	return c
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 // Headings of --help, in the order in which commands register them.
@@ -24,9 +25,9 @@ const (
 	advantageSection = "Advantages"
 	groupSection     = "Groups and batches"
 	outputSection    = "Run and output"
-	pipelineSection  = "Pipeline, where this command runs it"
-	gcSection        = "Janitor: what is freed by itself; nothing without a rule"
-	limitSection     = "Limits of streams; not set: as they are"
+	pipelineSection  = "Pipeline, if this command runs it"
+	gcSection        = "Janitor: rules for automatic removal; none by default"
+	limitSection     = "Limits of streams; default unchanged"
 )
 
 // sectionKey annotates a flag with its heading.
@@ -68,7 +69,7 @@ func flagHelp(c *cobra.Command, columns int) string {
 	})
 	var s strings.Builder
 	for _, title := range titles {
-		fmt.Fprintf(&s, "\n%s:\n%s", bold(os.Stdout, title), flagLines(sections[title], columns))
+		fmt.Fprintf(&s, "\n%s:\n%s", present.Paint(os.Stdout, present.Bold, title), flagLines(sections[title], columns))
 	}
 	return s.String()
 }
@@ -88,12 +89,12 @@ Everywhere:
 See '{{.CommandPath}} COMMAND --help' for a command.
 {{end}}`
 
-// teach gives the command and all below it help with headings, and errors with the
-// nearest flag or command.
-func teach(root *cobra.Command) {
-	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, width(os.Stdout)) })
+// setHelp gives a command, and all commands below it, help with headings, and errors that suggest the nearest flag or
+// command.
+func setHelp(root *cobra.Command) {
+	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, present.Width(os.Stdout)) })
 	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
-		return flagLines(c.InheritedFlags(), width(os.Stdout))
+		return flagLines(c.InheritedFlags(), present.Width(os.Stdout))
 	})
 	cobra.AddTemplateFunc("commandHelp", func(c *cobra.Command) string {
 		var list [][2]string
@@ -102,9 +103,11 @@ func teach(root *cobra.Command) {
 				list = append(list, [2]string{sub.Name(), sub.Short})
 			}
 		}
-		return definitions(list, width(os.Stdout))
+		return present.Terms(list, present.Width(os.Stdout))
 	})
-	cobra.AddTemplateFunc("reflow", func(text string) string { return reflow(text, min(width(os.Stdout), plainWidth)) })
+	cobra.AddTemplateFunc("reflow", func(text string) string {
+		return present.Reflow(text, min(present.Width(os.Stdout), present.PlainWidth))
+	})
 	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -116,7 +119,7 @@ func teach(root *cobra.Command) {
 	})
 }
 
-// elsewhere names the commands that have a flag, for one that has it not.
+// elsewhere names the commands that have a flag which this one lacks; "" if none has it.
 func elsewhere(of *cobra.Command, flag string) string {
 	var names []string
 	for _, c := range of.Root().Commands() {
@@ -127,11 +130,11 @@ func elsewhere(of *cobra.Command, flag string) string {
 	if len(flag) < 2 || len(names) == 0 {
 		return ""
 	}
-	return "; it is one of " + strings.Join(names, ", ")
+	return "; it is a flag of " + strings.Join(names, ", ")
 }
 
-// flagNames are the names that flags had, and those that they have in other tools (diffusers, transformers,
-// vLLM, verl and trainers): too far from today's to be taken for misspelt.
+// flagNames are former names of flags, and names in other tools (diffusers, transformers, vLLM, verl and trainers),
+// that are too different from today's to be found as misspellings.
 var flagNames = map[string]string{
 	"plan": "dry-run",
 
@@ -166,7 +169,7 @@ var flagNames = map[string]string{
 	"output-format": "json", "data-dir": "store",
 }
 
-// noSuchCommand is the Args of commands that only have others below them.
+// noSuchCommand is the Args of commands that only have subcommands: it refuses an unknown one.
 func noSuchCommand(c *cobra.Command, given []string) error {
 	if len(given) == 0 {
 		return nil
@@ -182,7 +185,7 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
 }
 
-// flagLines lists flags as pflag does, broken at words.
+// flagLines lists flags as pflag does, broken between words.
 func flagLines(f *pflag.FlagSet, columns int) string {
 	var list [][2]string
 	f.VisitAll(func(flag *pflag.Flag) {
@@ -205,26 +208,5 @@ func flagLines(f *pflag.FlagSet, columns int) string {
 		}
 		list = append(list, [2]string{term, usage})
 	})
-	return definitions(list, columns)
-}
-
-// definitions lists terms, each with its text beside it or, where that would leave little
-// room, below it.
-func definitions(list [][2]string, columns int) string {
-	widest := 0
-	for _, d := range list {
-		widest = max(widest, len(d[0]))
-	}
-	indent := max(min(2+widest+3, columns/2, columns-36), 8)
-	blank := strings.Repeat(" ", indent)
-	var s strings.Builder
-	for _, d := range list {
-		text := breakLines(d[1], columns-indent, "\n"+blank)
-		if term := "  " + d[0]; len(term)+2 <= indent {
-			fmt.Fprintf(&s, "%-*s%s\n", indent, term, text)
-		} else {
-			fmt.Fprintf(&s, "%s\n%s%s\n", term, blank, text)
-		}
-	}
-	return s.String()
+	return present.Terms(list, columns)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/fieldflag"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
 // commandsBelow are a command and all below it that people call.
@@ -50,7 +51,7 @@ func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
 func TestHelp_Fits(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		for _, c := range commandsBelow(newRoot()) {
-			for _, line := range strings.Split(flagHelp(c, columns)+"\n"+reflow(c.Long, columns), "\n") {
+			for _, line := range strings.Split(flagHelp(c, columns)+"\n"+present.Reflow(c.Long, columns), "\n") {
 				word := 0
 				for _, w := range strings.Fields(line) {
 					word = max(word, utf8.RuneCountInString(w))
@@ -60,14 +61,6 @@ func TestHelp_Fits(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func TestReflow(t *testing.T) {
-	text := "one two three\nfour five\n\nsix\n  seven eight nine ten eleven\n\ntwelve"
-	want := "one two\nthree four\nfive\n\nsix\n  seven eight nine ten eleven\n\ntwelve"
-	if got := reflow(text, 10); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -87,7 +80,7 @@ func TestMisspelt(t *testing.T) {
 		{[]string{"run", "--num_inference_steps=5", "x"}, "unknown flag: --num_inference_steps; did you mean --steps?"},
 		{[]string{"publish", "--guidance_scale", "5", "x"}, "unknown flag: --guidance_scale; did you mean --true-cfg-scale?"},
 		{[]string{"run", "--negative_prompt", "x"}, "unknown flag: --negative_prompt; did you mean --negative-prompt?"},
-		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is one of 'meander publish', 'meander run', 'meander scheduled'\n"},
+		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is a flag of 'meander publish', 'meander run', 'meander scheduled'\n"},
 		{[]string{"gc", "--gc-age", "5"}, `--gc-age: "5"; must be a duration with its unit, such as 5s or 5m` + "\n"},
 		{[]string{"gc", "--gc-above", "many"}, `--gc-above: "many"; must be an integer` + "\n"},
 		{[]string{"streams", "limit", "--max-steps-bytes", "5"}, `--max-steps-bytes: "5"; must be a size with its unit, such as "64MiB"` + "\n"},

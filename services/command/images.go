@@ -14,19 +14,18 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// images are those that samples are made of: of --start-image, or of the arguments of scheduled.
+// images are the images that samples start from: those of --start-image, or the arguments of scheduled.
 type images struct {
 	flag  string
 	files []string
-	// groups are the files of each prompt, where they are known; nil: see of.
+	// groups are the files of each prompt; nil: forPrompt distributes files.
 	groups [][]string
 }
 
-// noImages are what the flags are checked with; each prompt gets its own.
+// noImages stands for the images while the flags are checked; each prompt gets its own later.
 var noImages = map[string]any{"images": []any{map[string]any{"data": []byte{0}}}}
 
-// imageFiles are the PNGs that a path names, of a folder in the order of their names. Contact
-// sheets are left out.
+// imageFiles returns the PNGs that a path names; of a folder in the order of their names, without contact sheets.
 func imageFiles(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -47,13 +46,13 @@ func imageFiles(path string) ([]string, error) {
 		}
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("%s: no PNG in it; must be one, or a folder of them", path)
+		return nil, fmt.Errorf("%s: no PNG in it; must be a PNG or a folder of PNGs", path)
 	}
 	return files, nil
 }
 
-// of are the files of prompt k of n.
-func (x *images) of(k, n int) ([]string, error) {
+// forPrompt returns the files of prompt k of n.
+func (x *images) forPrompt(k, n int) ([]string, error) {
 	switch {
 	case x.groups != nil:
 		return x.groups[k], nil
@@ -62,16 +61,16 @@ func (x *images) of(k, n int) ([]string, error) {
 	case len(x.files) == n:
 		return x.files[k : k+1], nil
 	}
-	return nil, fmt.Errorf("%s: %d images for %d prompts; must be one, one per prompt, or with one prompt those of its samples", x.flag, len(x.files), n)
+	return nil, fmt.Errorf("%s: %d images for %d prompts; must be one image, one for each prompt, or with one prompt one for each sample", x.flag, len(x.files), n)
 }
 
-// begin gives prompt k of n its images, unless it begins with something of its own. What the
-// prompt does not say follows from them: the size, and how many samples there are.
-func (x *images) begin(p prompt, own bool, k, n int) error {
+// setStart gives prompt k of n its images, unless the prompt has a start of its own. The images also set its size and
+// group size if it does not say them.
+func (x *images) setStart(p prompt, own bool, k, n int) error {
 	if x == nil || own {
 		return nil
 	}
-	files, err := x.of(k, n)
+	files, err := x.forPrompt(k, n)
 	if err != nil {
 		return err
 	}
@@ -90,7 +89,8 @@ func (x *images) begin(p prompt, own bool, k, n int) error {
 				p.body[field] = int64(side)
 			}
 			if want := p.body[field]; want != int64(side) {
-				return fmt.Errorf("%s: %s: %s %d; must be %v, as the others have or the prompt says", x.flag, name, field, side, want)
+				return fmt.Errorf("%s: %s: %s %d; must be %v, as the others have or the prompt says", x.flag, name,
+					field, side, want)
 			}
 		}
 		list = append(list, map[string]any{"data": data})
@@ -104,8 +104,8 @@ func (x *images) begin(p prompt, own bool, k, n int) error {
 	return nil
 }
 
-// inline are the images that a prompt carries itself, as maps of an event, and their size.
-func inline(body map[string]any) (list []map[string]any, size int) {
+// inlineImages returns the images that a prompt carries itself, as maps of an event, and their size in bytes.
+func inlineImages(body map[string]any) (list []map[string]any, size int) {
 	data, _ := startOf(body)["data"].(map[string]any)
 	items, _ := data["images"].([]any)
 	for _, item := range items {
@@ -117,9 +117,9 @@ func inline(body map[string]any) (list []map[string]any, size int) {
 	return list, size
 }
 
-// captioned puts images with one caption together: that of NAME.png is the text of NAME.txt
-// beside it, else text. The captions are in the order of the images.
-func captioned(files []string, text string) (captions []string, groups [][]string, err error) {
+// groupByCaption groups images by their caption: the text of NAME.txt beside NAME.png, else text. The captions are in
+// the order of the images.
+func groupByCaption(files []string, text string) (captions []string, groups [][]string, err error) {
 	for _, name := range files {
 		caption := text
 		data, err := os.ReadFile(strings.TrimSuffix(name, filepath.Ext(name)) + ".txt")
@@ -135,7 +135,8 @@ func captioned(files []string, text string) (captions []string, groups [][]strin
 			captions, groups = append(captions, caption), append(groups, nil)
 		}
 		if len(groups[k]) == schemas.MaxGroupSize {
-			return nil, nil, fmt.Errorf("%s: more than %d images have one caption; roll them in parts", name, schemas.MaxGroupSize)
+			return nil, nil, fmt.Errorf("%s: more than %d images have the same caption; roll them in several runs",
+				name, schemas.MaxGroupSize)
 		}
 		groups[k] = append(groups[k], name)
 	}

@@ -21,32 +21,32 @@ import (
 )
 
 const (
-	// choiceTime is how long a run that was interrupted waits to hear whether to leave or to
-	// cancel, cancelTime how long for intake's answer to the latter.
+	// choiceTime is how long an interrupted run waits for the user's choice to leave or to
+	// cancel, cancelTime how long it waits for intake's answer to a cancellation.
 	choiceTime = 10 * time.Second
 	cancelTime = 10 * time.Second
-	// signalTime is how long after the command was told to end the signal may come that told it.
+	// signalTime is how long after the end of the context its signal may arrive here.
 	signalTime = time.Second
 )
 
-// errLeft ends the following of a run that is left as it is.
+// errLeft ends the waiting for a run that is left as it is.
 var errLeft = errors.New("left")
 
-// interrupt decides what becomes of a run when its command is interrupted. On a terminal
-// Ctrl-C asks: leave or cancel; a second Ctrl-C cancels, a third ends the process. Anywhere
-// else, and for SIGTERM and SIGHUP, the run is left.
+// interrupt decides what happens to a run when its command is interrupted. On a terminal Ctrl-C asks: leave or
+// cancel; a second Ctrl-C cancels, a third ends the process. Without a terminal, and for SIGTERM and SIGHUP, the run
+// is left.
 type interrupt struct {
 	run     schemas.Run
 	conn    *connection
 	stdin   io.Reader
 	stderr  io.Writer
 	leave   context.CancelCauseFunc
-	signals chan os.Signal // nil where nobody can be asked
+	signals chan os.Signal // nil without a terminal
 	// say prints a line; it changes once there is a bar.
 	say atomic.Pointer[func(line string)]
 }
 
-// onInterrupt watches for the end of ctx, until done.
+// onInterrupt starts the decision when ctx ends, until done is called. leave ends the waiting for the run.
 func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Writer, leave context.CancelCauseFunc) (i *interrupt, done func()) {
 	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave}
 	print := func(line string) { fmt.Fprintln(stderr, line) }
@@ -64,25 +64,26 @@ func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Wr
 	}
 }
 
-// decide ends the following, or cancels the run, whose groups then end by themselves.
+// decide leaves the run, or cancels it; the groups of a cancelled run then end by themselves.
 func (i *interrupt) decide() {
-	if !i.cancels() {
+	if !i.wantsCancel() {
 		i.leave(errLeft)
 		return
 	}
 	(*i.say.Load())(fmt.Sprintf("cancelling run %s", i.run))
 	ctx, stop := context.WithTimeout(context.Background(), cancelTime)
 	defer stop()
-	_, err := client.New(i.conn.Bus).Control(ctx, &schemas.Control{Run: i.run, Action: schemas.ControlCancel, By: me(), Reason: "Ctrl-C"})
+	_, err := client.New(i.conn.Bus).Control(ctx,
+		&schemas.Control{Run: i.run, Action: schemas.ControlCancel, By: currentUser(), Reason: "Ctrl-C"})
 	if _, refused := errors.AsType[*client.RefusedError](err); refused {
-		i.leave(fmt.Errorf("run %s: left before it had begun", i.run))
+		i.leave(fmt.Errorf("run %s: left before it began", i.run))
 	} else if err != nil {
 		i.leave(fmt.Errorf("cancel run %s: %w; try 'meander cancel %s'", i.run, err, i.run))
 	}
 }
 
-// cancels says whether the run is to be cancelled.
-func (i *interrupt) cancels() bool {
+// wantsCancel asks on the terminal, and reports whether to cancel the run.
+func (i *interrupt) wantsCancel() bool {
 	if i.signals == nil {
 		return false
 	}
@@ -92,17 +93,18 @@ func (i *interrupt) cancels() bool {
 		if s != os.Interrupt {
 			return false
 		}
-	case <-time.After(signalTime): // it was no signal, or came before anybody listened
+	case <-time.After(signalTime): // there was no signal, or it came too early
 		return false
 	}
 	say := *i.say.Load()
-	later := fmt.Sprintf("it stays as it is; go on with 'meander run --run %s' and the same prompts", i.run)
+	later := fmt.Sprintf("resume it later with 'meander run --run %s' and the same prompts", i.run)
 	if !i.conn.serves() {
-		later = fmt.Sprintf("it goes on at %s; come back with 'meander run --run %s' and the same prompts", i.conn.where, i.run)
+		later = fmt.Sprintf("it continues at %s; come back with 'meander run --run %s' and the same prompts",
+			i.conn.where, i.run)
 	}
 	say(fmt.Sprintf("Ctrl-C: leave run %s, or cancel it?", i.run))
-	say("  l, or nothing for " + choiceTime.String() + ": leave; " + later)
-	say("  c, or Ctrl-C again: cancel; its groups without a result end as cancelled, and stay so")
+	say("  l, or no answer for " + choiceTime.String() + ": leave; " + later)
+	say("  c, or Ctrl-C again: cancel; groups without a result are cancelled for ever")
 	lines := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(i.stdin).ReadString('\n')
@@ -120,12 +122,12 @@ func (i *interrupt) cancels() bool {
 	}
 }
 
-// watchControl says when somebody pauses, resumes or cancels the run, until ctx ends.
+// watchControl tells when the run is paused, resumed or cancelled, until ctx ends.
 func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress) {
 	told := uint64(0)
-	for m, err := range b.Read(ctx, "KV_"+schemas.ControlBucket, []string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))}, bus.ReadOptions{Live: true}) {
+	for m, err := range b.Read(ctx, schemas.StreamControlBucket, []string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))}, bus.ReadOptions{Live: true}) {
 		if err != nil {
-			return // the run, which reads as well, says why
+			return // await reads too, and reports the error
 		}
 		c := &schemas.Control{}
 		if len(m.Data) == 0 || schemas.DecodeValid(m.Data, c) != nil || c.Seq <= told {
@@ -134,7 +136,7 @@ func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress)
 		told = c.Seq
 		line := c.Says()
 		if c.Action == schemas.ControlPause {
-			line += "; it goes on with: meander resume " + string(run)
+			line += "; continue it with: meander resume " + string(run)
 		}
 		if c.Action == schemas.ControlCancel {
 			p.cancelled()

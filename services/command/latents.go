@@ -10,17 +10,18 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// states are those of a safetensors file that samples begin with.
+// states are the states in a safetensors file that samples start from.
 type states struct {
 	path    string
 	archive *safetensors.Archive
-	// read are the tensors that were asked for, by name, as maps of an event.
+	// read caches tensors by name, as maps of an event.
 	read map[string]map[string]any
 }
 
-// noStates are what the flags are checked with; each prompt gets those of its group.
+// noStates stands for the states while the flags are checked; each prompt gets those of its group later.
 var noStates = map[string]any{"dtype": "F32", "shape": []int64{1, 1, 1}, "data": make([]byte, 4)}
 
 // openStates opens the file of --start-latents.
@@ -33,16 +34,17 @@ func (p *promptFlags) openStates(path string) error {
 	return nil
 }
 
+// close closes the file; nil has none.
 func (s *states) close() {
 	if s != nil {
 		_ = s.archive.Close() // mapped for reading
 	}
 }
 
-// of returns the states before a step, -1 for one that is not known, of the group uid: the
-// tensor "<uid>.latents.<step>", "latents.<step>", as --save-latents writes them, or "latents",
-// or the only one of the file, or of its only group.
-func (s *states) of(uid schemas.UID, step int64) (map[string]any, error) {
+// forGroup returns the states of group uid before a step (-1: unknown). It looks for the tensors
+// "<uid>.latents.<step>" and "latents.<step>", as --save-latents writes them, then "latents", then for the only
+// tensor of the file or of its only group.
+func (s *states) forGroup(uid schemas.UID, step int64) (map[string]any, error) {
 	names := s.archive.Names()
 	var wanted []string
 	if step >= 0 {
@@ -57,15 +59,15 @@ func (s *states) of(uid schemas.UID, step int64) (map[string]any, error) {
 	if len(names) == 1 {
 		return s.tensor(names[0])
 	}
-	if theirs := ofOneGroup(names, step); theirs != "" {
+	if theirs := onlyLatents(names, step); theirs != "" {
 		return s.tensor(theirs)
 	}
 	return nil, fmt.Errorf("--start-latents: %s has %s, among them %q; must have %s, or one tensor alone",
-		s.path, count(len(names), "tensor"), names[:min(len(names), 8)], strings.Join(wanted, " or "))
+		s.path, present.Count(len(names), "tensor"), names[:min(len(names), 8)], strings.Join(wanted, " or "))
 }
 
-// ofOneGroup is the tensor before a step, -1 for any, where the file has those of one group alone.
-func ofOneGroup(names []string, step int64) string {
+// onlyLatents returns the tensor before a step (-1: any) if the file has exactly one; else "".
+func onlyLatents(names []string, step int64) string {
 	var found []string
 	for _, name := range names {
 		if _, index, ok := strings.Cut(name, ".latents."); ok && (step < 0 || index == fmt.Sprint(step)) {
@@ -78,7 +80,7 @@ func ofOneGroup(names []string, step int64) string {
 	return found[0]
 }
 
-// tensor reads one as [n, S, C]; of [S, C] it makes [1, S, C], one state for all.
+// tensor reads a tensor as [n, S, C]; [S, C] becomes [1, S, C], one state for all samples.
 func (s *states) tensor(name string) (map[string]any, error) {
 	if t := s.read[name]; t != nil {
 		return t, nil
@@ -100,14 +102,14 @@ func (s *states) tensor(name string) (map[string]any, error) {
 	return t, nil
 }
 
-// startOf is the start of a prompt's fields; nil: it has none.
+// startOf returns the field start of a prompt; nil if there is none.
 func startOf(body map[string]any) map[string]any {
 	start, _ := body["start"].(map[string]any)
 	return start
 }
 
-// begin gives a prompt the states of the file, unless it has its own.
-func (s *states) begin(p prompt, own bool) error {
+// setStart gives a prompt the states of the file, unless the prompt has a start of its own.
+func (s *states) setStart(p prompt, own bool) error {
 	if s == nil || own {
 		return nil
 	}
@@ -119,17 +121,17 @@ func (s *states) begin(p prompt, own bool) error {
 		step = n
 	}
 	var err error
-	start["latents"], err = s.of(p.uid, step)
+	start["latents"], err = s.forGroup(p.uid, step)
 	p.body["start"] = start
 	return err
 }
 
-// maxInlineLatents is how much of the states to start with a prompt carries itself.
+// maxInlineLatents is the most bytes of states or images that a prompt carries itself.
 const maxInlineLatents = 64 << 10
 
-// offload moves large states or images that a prompt starts with to blobs.
+// offload moves large states or images that a prompt starts with to the object store.
 func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
-	if images, size := inline(p.body); size > maxInlineLatents {
+	if images, size := inlineImages(p.body); size > maxInlineLatents {
 		for _, m := range images {
 			if err := moveToBlob(ctx, b, m, "images"); err != nil {
 				return err
@@ -147,7 +149,7 @@ func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
 	return moveToBlob(ctx, b, t, "states")
 }
 
-// moveToBlob puts the data of a map into the object store, and its place in its stead.
+// moveToBlob stores the data of a map in the object store, and puts a reference in their place.
 func moveToBlob(ctx context.Context, b *bus.Bus, t map[string]any, what string) error {
 	ref, err := b.PutBlob(ctx, t["data"].([]byte))
 	if err != nil {

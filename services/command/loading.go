@@ -3,21 +3,23 @@ package command
 import (
 	"fmt"
 	"sync/atomic"
+
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// loading is how far the model of this process is.
+// loading says how far this process is with loading its model.
 type loading struct{ now atomic.Pointer[string] }
 
-// heard is a model.Progress.
-func (l *loading) heard(part string, done, total int) {
+// update is a model.Progress: done of total bytes of a part are loaded.
+func (l *loading) update(part string, done, total int) {
 	s := ""
 	if done < total {
-		s = fmt.Sprintf("  loading %s: %s of %s", part, size(int64(done)), size(int64(total)))
+		s = fmt.Sprintf("  loading %s: %s of %s", part, present.Size(done), present.Size(total))
 	}
 	l.now.Store(&s)
 }
 
-// String is what to show behind a bar; empty when nothing is being loaded.
+// String returns the text behind a bar; "" when nothing is being loaded.
 func (l *loading) String() string {
 	if s := l.now.Load(); s != nil {
 		return *s

@@ -11,11 +11,15 @@ import (
 	"github.com/spf13/cobra"
 
 	languages "github.com/meander-rl/meander/pkg/lm/families"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/internal/present"
+	imageengine "github.com/meander-rl/meander/services/sampler/engine/images"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
+// modelCommand is 'meander model', with its subcommand info.
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
@@ -23,10 +27,12 @@ func modelCommand(a *app) *cobra.Command {
 	}
 	c.AddCommand(&cobra.Command{
 		Use:   "info DIR",
-		Short: "family, parameters, dtypes, memory, and what is missing or unsupported",
-		Long: `info reads the configurations and tensor headers of a folder in the diffusers layout, or of a
-language model in that of transformers, not the weights, and says whether meander can run it.
-Exit status 1 when it cannot.`,
+		Short: "show family, parameters, dtypes and memory of a model, and what meander cannot run",
+		Long: `info reads the configuration files and tensor headers of a folder in the diffusers layout, or of a
+language model in the transformers layout. It does not read the weights. It says whether meander can
+run the model.
+
+Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info signs --json`,
@@ -38,7 +44,7 @@ Exit status 1 when it cannot.`,
 				if found == nil {
 					return languageInfo(c, dir, family, a.json)
 				}
-				err = sampler.Unknown(err, found)
+				err = models.Unknown(err, found)
 			}
 			if err != nil {
 				return usage(err)
@@ -48,18 +54,18 @@ Exit status 1 when it cannot.`,
 				return usage(err)
 			}
 			if info.SchedulerConfig != nil {
-				if err := sampler.CheckSchedule(info.SchedulerConfig); err != nil {
+				if err := imageengine.CheckSchedule(info.SchedulerConfig); err != nil {
 					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
 				}
 			}
-			return showInfo(c, a.json, info.Problems, infoJSON(info), func() error { return printInfo(c.OutOrStdout(), dir, info) })
+			return showInfo(c, a.json, info.Problems, infoJSON(info), func() { printInfo(c.OutOrStdout(), dir, info) })
 		},
 	})
 	return c
 }
 
-// showInfo prints a description, with its problems, which say whether the model loads.
-func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[string]any, print func() error) error {
+// showInfo prints a model's description and its problems. A model with problems does not load: exit status 1.
+func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[string]any, print func()) error {
 	out := c.OutOrStdout()
 	if asJSON {
 		fields["problems"], fields["loads"] = append([]string{}, problems...), len(problems) == 0
@@ -67,9 +73,7 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[strin
 			return err
 		}
 	} else {
-		if err := print(); err != nil {
-			return err
-		}
+		print()
 		if len(problems) == 0 {
 			fmt.Fprintln(out, "loads: yes")
 		} else {
@@ -85,46 +89,44 @@ func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[strin
 	return nil
 }
 
-func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo) error {
-	t := newColumns(out)
-	fmt.Fprintf(t, "%s (%s), %s\n\nPART\tCLASS\tPARAMETERS\tDTYPES\tFILES\tIN MEMORY\n", name, family, dir)
+// printParts prints a table of a model's parts, with their sums.
+func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo) {
+	fmt.Fprintf(out, "%s (%s), %s\n\n", name, family, dir)
+	t := present.New("PART", "CLASS", "PARAMETERS", "DTYPES", "FILES", "IN MEMORY")
 	parameters, files, memory := 0, 0, 0
 	for _, p := range parts {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, p.Class, thousands(p.Parameters), strings.Join(p.DTypes, " "), size(int64(p.FileBytes)), size(int64(p.MemoryBytes)))
+		t.Row(p.Name, p.Class, present.Thousands(p.Parameters), strings.Join(p.DTypes, " "), present.Size(p.FileBytes),
+			present.Size(p.MemoryBytes))
 		parameters, files, memory = parameters+p.Parameters, files+p.FileBytes, memory+p.MemoryBytes
 	}
-	fmt.Fprintf(t, "all\t\t%s\t\t%s\t%s\n", thousands(parameters), size(int64(files)), size(int64(memory)))
-	return t.Flush()
+	t.Row("all", "", present.Thousands(parameters), "", present.Size(files), present.Size(memory))
+	t.Print(out)
 }
 
-func printInfo(out io.Writer, dir string, info *model.Info) error {
-	if err := printParts(out, info.Name, info.Family, dir, info.Parts); err != nil {
-		return err
-	}
-	if err := printGPUMemory(out, info); err != nil {
-		return err
-	}
+// printInfo prints the description of an image model.
+func printInfo(out io.Writer, dir string, info *model.Info) {
+	printParts(out, info.Name, info.Family, dir, info.Parts)
+	printGPUMemory(out, info)
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
 	printReward(out, info.Reward)
-	return nil
 }
 
+// printReward prints a model's default reward functions, if it has some.
 func printReward(out io.Writer, names []string) {
 	if len(names) > 0 {
 		fmt.Fprintf(out, "reward %s\n", strings.Join(names, ", "))
 	}
 }
 
-// printGPUMemory says what a GPU must have: weights as bf16 or float32, and the most that a
-// pass takes beside them, for images of some sizes with guidance.
-func printGPUMemory(out io.Writer, info *model.Info) error {
+// printGPUMemory says how much memory a GPU must have: weights as bf16 or float32, and the most that a pass with
+// guidance adds, for images of some sizes.
+func printGPUMemory(out io.Writer, info *model.Info) {
 	if info.Pass == nil {
-		return nil
+		return
 	}
-	t := newColumns(out)
-	fmt.Fprintf(t, "\nON A GPU\tBF16\tFLOAT32\n")
+	t := present.New("ON A GPU", "BF16", "FLOAT32")
 	var weights, text [2]int
 	for _, p := range info.Parts {
 		weights[0], weights[1] = weights[0]+p.FactorBytes, weights[1]+p.MemoryBytes
@@ -132,31 +134,30 @@ func printGPUMemory(out io.Writer, info *model.Info) error {
 			text = weights
 		}
 	}
-	fmt.Fprintf(t, "weights\t%s\t%s\n", size(int64(weights[0])), size(int64(weights[1])))
-	fmt.Fprintf(t, "without %s, which can go to the processor\t%s\t%s\n", info.Parts[0].Name, size(int64(weights[0]-text[0])), size(int64(weights[1]-text[1])))
+	t.Row("weights", present.Size(weights[0]), present.Size(weights[1]))
+	t.Row(fmt.Sprintf("without %s, which can go to the processor", info.Parts[0].Name),
+		present.Size(weights[0]-text[0]), present.Size(weights[1]-text[1]))
 	sizes := [][2]int{{512, 512}, {1024, 1024}, {1328, 1328}}
 	if !slices.Contains(sizes, [2]int{info.Height, info.Width}) {
 		sizes = append([][2]int{{info.Height, info.Width}}, sizes...)
 	}
 	for _, s := range sizes {
-		if _, err := info.Tokens(s[0], s[1]); err != nil {
+		if _, err := info.Tokens(media.ImageSize(s[0], s[1])); err != nil {
 			continue
 		}
 		for _, images := range []int{1, 4, 8} {
-			fmt.Fprintf(t, "and a pass of %d at %dx%d, guided\t%s\t%s\n", images, s[0], s[1],
-				size(int64(info.Pass(s[0], s[1], 2*images, 2))), size(int64(info.Pass(s[0], s[1], 2*images, 4))))
+			t.Row(fmt.Sprintf("and a pass of %d at %dx%d, guided", images, s[0], s[1]),
+				present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 2)), present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 4)))
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	one := weights[0] + info.Pass(info.Height, info.Width, 2, 2)
-	_, err := fmt.Fprintf(out, "in bf16, %s for one image of %dx%d: %s\n", size(int64(one)), info.Height, info.Width, leastGPU(one))
-	return err
+	fmt.Fprintln(out)
+	t.Print(out)
+	one := weights[0] + info.Pass(info.Size, 2, 2)
+	fmt.Fprintf(out, "in bf16, %s for one image of %dx%d: %s\n", present.Size(one), info.Height, info.Width,
+		leastGPU(one))
 }
 
-// leastGPU names the smallest usual GPU with so many bytes to spare; a twentieth of one is
-// the driver's and the kernels'.
+// leastGPU names the smallest usual GPU with that many bytes free; the driver and the kernels use a twentieth of it.
 func leastGPU(bytes int) string {
 	for _, gib := range []int{8, 16, 24, 40, 48, 80, 141, 180} {
 		if bytes <= gib<<30/20*19 {
@@ -166,6 +167,7 @@ func leastGPU(bytes int) string {
 	return "no usual GPU has as much"
 }
 
+// partsJSON returns a model's parts for --json.
 func partsJSON(list []model.PartInfo) []map[string]any {
 	parts := make([]map[string]any, len(list))
 	for i, p := range list {
@@ -177,6 +179,7 @@ func partsJSON(list []model.PartInfo) []map[string]any {
 	return parts
 }
 
+// infoJSON returns the description of an image model for --json.
 func infoJSON(info *model.Info) map[string]any {
 	return map[string]any{
 		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
@@ -184,13 +187,4 @@ func infoJSON(info *model.Info) map[string]any {
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
 		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning,
 	}
-}
-
-// thousands groups digits: 1,234,567.
-func thousands(n int) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/internal/present"
+	textengine "github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
 // languageInfo describes a language model.
@@ -16,44 +17,46 @@ func languageInfo(c *cobra.Command, dir string, family lm.Family, asJSON bool) e
 	if err != nil {
 		return usage(err)
 	}
-	return showInfo(c, asJSON, info.Problems, languageJSON(info), func() error { return printLanguage(c.OutOrStdout(), dir, info) })
+	return showInfo(c, asJSON, info.Problems, languageJSON(info), func() { printLanguage(c.OutOrStdout(), dir, info) })
 }
 
-func printLanguage(out io.Writer, dir string, info *lm.Info) error {
-	if err := printParts(out, info.Name, info.Family, dir, info.Parts); err != nil {
-		return err
-	}
+// printLanguage prints the description of a language model.
+func printLanguage(out io.Writer, dir string, info *lm.Info) {
+	printParts(out, info.Name, info.Family, dir, info.Parts)
 	if info.Vocabulary == 0 {
-		return nil // the problems say why
+		return // the problems say why
 	}
-	line := func(format string, args ...any) {
-		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out)-len(columnIndent), "\n"+columnIndent))
-	}
+	line := func(format string, args ...any) { present.Linef(out, format, args...) }
 	for _, part := range info.Parts {
-		line("in memory as float32; %s where files have bf16 and the device computes in it", size(int64(part.FactorBytes)))
+		line("in memory as float32; %s where files have bf16 and the device computes in it",
+			present.Size(part.FactorBytes))
 	}
-	p := sampler.TextPolicyOf(info.Card).Text
+	p := textengine.PolicyOf(info.Card).Text
 	fmt.Fprintln(out)
-	line("vocabulary %s, of which the tokenizer knows %s; context %s tokens", thousands(info.Vocabulary), thousands(info.Tokens), thousands(info.MaxPositions))
+	line("vocabulary %s, of which the tokenizer knows %s; context %s tokens", present.Thousands(info.Vocabulary),
+		present.Thousands(info.Tokens), present.Thousands(info.MaxPositions))
 	if info.Template != "" {
 		line("template %s", info.Template)
 	}
 	line("defaults max_new_tokens %d, temperature %g, top_k %d, top_p %g, min_p %g; an answer ends with one of the tokens %v", p.MaxNewTokens, p.Temperature, p.TopK, p.TopP, p.MinP, info.EOS)
-	line("cache %s a token; %s, the default, holds %s tokens of all samples that are under way", size(int64(info.CacheTokenBytes)), size(int64(info.CacheBytes)), thousands(info.CacheTokens))
-	perToken := func(bytes int) string { return size(int64(bytes * info.Vocabulary)) }
+	line("cache %s a token; %s, the default, holds %s tokens of all samples that are under way",
+		present.Size(info.CacheTokenBytes), present.Size(info.CacheBytes), present.Thousands(info.CacheTokens))
+	perToken := func(bytes int) string { return present.Size(bytes * info.Vocabulary) }
 	line("logits of a token, --logits full: %s in F32, %s in F16 or BF16", perToken(4), perToken(2))
 	printReward(out, info.Reward)
 	for _, note := range info.Notes {
 		line("note: %s", note)
 	}
-	return nil
 }
 
+// languageJSON returns the description of a language model for --json.
 func languageJSON(info *lm.Info) map[string]any {
-	p := sampler.TextPolicyOf(info.Card).Text
+	p := textengine.PolicyOf(info.Card).Text
 	return map[string]any{
 		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary, "tokens": info.Tokens, "max_tokens": info.MaxPositions,
-		"template": info.Template, "eos_token_ids": append([]int32{}, info.EOS...), "max_new_tokens": p.MaxNewTokens, "temperature": p.Temperature, "top_k": p.TopK, "top_p": p.TopP, "min_p": p.MinP,
+		"template": info.Template, "eos_token_ids": append([]int32{},
+			info.EOS...), "max_new_tokens": p.MaxNewTokens, "temperature": p.Temperature, "top_k": p.TopK,
+		"top_p": p.TopP, "min_p": p.MinP,
 		"cache_token_bytes": info.CacheTokenBytes, "cache_bytes": info.CacheBytes, "cache_tokens": info.CacheTokens, "reward": append([]string{}, info.Reward...), "notes": append([]string{}, info.Notes...),
 	}
 }

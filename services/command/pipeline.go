@@ -24,24 +24,25 @@ import (
 	"github.com/meander-rl/meander/services/pipeline"
 )
 
-// services is the pipeline of a command that serves one, as its flags set it up.
+// services is the pipeline of a command that runs one, as its flags configure it.
 type services struct {
 	pipeline.Config
-	// limits are those of streams.
+	// limits are the limits of the streams.
 	limits boot.Limits
-	// metricsAddr is where metrics and health are served; empty: nowhere.
+	// metricsAddr is host:port for metrics and health; empty: none.
 	metricsAddr string
-	// flags set all this; nil where the command has none.
+	// flags set the fields above; nil if the command has none.
 	flags *pflag.FlagSet
 	// adopted are the settings of the pipeline that this process has joined.
 	adopted map[string]string
-	// loading is how far the sampler's model is.
+	// loading says how far the sampler's model is loaded.
 	loading *loading
-	// ready is closed once the sampler of this process has announced its model, by announced.
+	// ready is closed, by announced, once the sampler of this process has announced its model.
 	ready     chan struct{}
 	announced func()
 }
 
+// defaultServices returns the pipeline without flags.
 func defaultServices() services {
 	ready := make(chan struct{})
 	return services{
@@ -50,10 +51,10 @@ func defaultServices() services {
 	}
 }
 
-// ofProcess are flags of the process alone: another one that goes on has its own.
+// ofProcess are flags of one process; a process that takes over uses its own.
 var ofProcess = []string{"metrics-addr"}
 
-// settings are the values of the flags, as another process can use them.
+// settings returns the values of the flags in a form that another process can use.
 func (s *services) settings() map[string]string {
 	out := map[string]string{}
 	s.flags.VisitAll(func(f *pflag.Flag) {
@@ -64,7 +65,7 @@ func (s *services) settings() map[string]string {
 	return out
 }
 
-// setting is the value of a flag; a file by its full name.
+// setting returns the value of a flag; a file with its absolute path.
 func setting(f *pflag.Flag) string {
 	value := f.Value.String()
 	if f.Value.Type() != "string" || value == "" {
@@ -78,9 +79,8 @@ func setting(f *pflag.Flag) string {
 	return value
 }
 
-// adopt takes on the settings of a pipeline that runs. Flags that were given otherwise
-// are refused: only who serves can honour them. Once settled, another pipeline is
-// agreed with when it has the same settings.
+// adopt sets the flags that were not given to the settings of a running pipeline. Given flags that differ are
+// refused: only the serving process can obey them. Once adopted, only pipelines with the same settings are accepted.
 func (s *services) adopt(running map[string]string, where string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
@@ -88,11 +88,12 @@ func (s *services) adopt(running map[string]string, where string) error {
 		switch {
 		case slices.Contains(ofProcess, f.Name):
 			if s.adopted == nil && f.Changed {
-				errs = append(errs, fmt.Errorf("--%s: %q; %s has its own; leave it out", f.Name, f.Value, where))
+				errs = append(errs, fmt.Errorf("--%s: %q; %s has its own; leave this flag out", f.Name, f.Value, where))
 			}
 		case !known:
 		case s.adopted != nil && s.adopted[f.Name] != value, s.adopted == nil && f.Changed && setting(f) != value:
-			errs = append(errs, fmt.Errorf("--%s: %q; %s runs with %q; leave it out, or use another --store", f.Name, f.Value, where, value))
+			errs = append(errs, fmt.Errorf("--%s: %q; %s runs with %q; leave this flag out, or use another --store",
+				f.Name, f.Value, where, value))
 		case s.adopted == nil && !f.Changed:
 			if err := f.Value.Set(value); err != nil {
 				errs = append(errs, fmt.Errorf("--%s: %s runs with %q: %w", f.Name, where, value, err))
@@ -108,7 +109,8 @@ func (s *services) adopt(running map[string]string, where string) error {
 	return nil
 }
 
-// refuse is the error when flags were given that only who serves can honour.
+// refuse returns a usage error for all given flags, with the reason why only the serving process can obey them; nil
+// if none was given.
 func (s *services) refuse(why string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
@@ -122,12 +124,13 @@ func (s *services) refuse(why string) error {
 	return nil
 }
 
-// validate names the flags of what is wrong with the settings.
+// validate checks the settings; its errors name the flags.
 func (s *services) validate() error {
 	err := errors.Join(s.limits.Validate(), s.Validate())
 	if s.metricsAddr != "" {
 		if _, _, bad := net.SplitHostPort(s.metricsAddr); bad != nil {
-			err = errors.Join(err, fmt.Errorf("metrics_addr: %q; must be host:port, such as 127.0.0.1:9090", s.metricsAddr))
+			err = errors.Join(err, fmt.Errorf("metrics_addr: %q; must be host:port, such as 127.0.0.1:9090",
+				s.metricsAddr))
 		}
 	}
 	for key, path := range map[string]string{"adapter": s.Sampler.Adapter, "scorers": s.Reward.Scorers} {
@@ -138,10 +141,10 @@ func (s *services) validate() error {
 	return settingError(err)
 }
 
-// settingKey is the key of a setting at the beginning of what is wrong with it.
+// settingKey matches the key of a setting at the beginning of an error.
 var settingKey = regexp.MustCompile(`(?m)^[a-z]+(_[a-z]+)*: `)
 
-// settingError is the usage error of settings, by their flags.
+// settingError makes an error of settings a usage error that names the flags; nil stays nil.
 func settingError(err error) error {
 	if err == nil {
 		return nil
@@ -151,8 +154,7 @@ func settingError(err error) error {
 	})))
 }
 
-// run serves the pipeline, its metrics and its health until ctx ends and everything is
-// drained.
+// run serves the pipeline, its metrics and its health until ctx ends and everything is drained.
 func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger) error {
 	health := boot.NewHealth("meander", boot.NewInstance())
 	_, stop, err := health.Serve("--metrics-addr", s.metricsAddr, log)
@@ -165,7 +167,7 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 		health.Check("store", conn.member.Fault)
 		s.DiskFree = conn.member.DiskFree
 	}
-	s.Sampler.Loading = s.loading.heard
+	s.Sampler.Loading = s.loading.update
 	s.Health, s.Note = health.Check, health.Note
 	loaded := health.Until("model", "loading")
 	s.Sampler.Announced = func() { loaded(); s.announced() }
@@ -179,10 +181,10 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 	return nil
 }
 
-// newRunID is unique and sorts by time.
+// newRunID returns a unique run id that sorts by time.
 func newRunID() schemas.Run {
 	return schemas.Run("r" + time.Now().UTC().Format("20060102-150405") + "-" + shortToken())
 }
 
-// shortToken is random and readable.
+// shortToken returns a random, readable token.
 func shortToken() string { return strings.ToLower(rand.Text()[:6]) }

@@ -18,24 +18,26 @@ import (
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// pusher is one of the commands that give a lane other weights.
+// pusher is a command that gives a lane other weights: push or rollback.
 type pusher struct {
 	*app
 	client.Push
 	wait time.Duration
 }
 
+// policyCommand is 'meander policy', with its subcommands.
 func policyCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
-		Short: "the weights that samplers use: push an adapter, look, go back",
-		Long: `policy changes the weights of samplers while they work. A version is the lane's
-checkpoint plus an adapter (a LoRA in PEFT's form); versions only go up. Samplers fetch
-the new one, check it, load it beside the one in use and take it over between two steps:
-nothing stops and nothing that was made is thrown away. A version that cannot be used is
-refused, by the command where it can be known and by every sampler; the one before goes on.`,
+		Short: "change the weights that samplers use: push, list, roll back",
+		Long: `policy changes the weights of samplers while they work. A version is the checkpoint of the lane plus
+an adapter (a LoRA in PEFT's form), or other weights. Version numbers only go up. Samplers fetch a new
+version, check it, load it beside the old one, and change between two steps: nothing stops and no
+sample is lost. A version that cannot be used is refused, by the command if it can know, else by each
+sampler. Samplers then keep the version before.`,
 		Example: `  meander policy push ./adapter
   meander policy ls
   meander policy rollback 3`,
@@ -46,31 +48,34 @@ refused, by the command where it can be known and by every sampler; the one befo
 	return c
 }
 
-// flags are those of push and rollback.
+// flags adds the flags of push and rollback to f.
 func (k *pusher) flags(f *pflag.FlagSet) {
-	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only one, or the only one that samplers serve now")
-	f.StringVar(&k.Rule, "rule", schemas.SwapFinish, "what becomes of samples that have begun: finish (they end on the weights that they began with), switch (from the next step on the new ones) or restart")
-	f.Int64Var(&k.Version, "version", 0, "number of the version; default the next")
-	f.StringVar(&k.By, "by", "", "who pushes; default you, as user@host")
-	f.StringVar(&k.Note, "note", "", "a word for those who see it")
-	f.DurationVar(&k.wait, "wait", 30*time.Second, "how long to wait until the samplers that run have answered; 0: do not wait")
+	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only lane, or the only one that samplers serve now")
+	f.StringVar(&k.Rule, "rule", schemas.SwapFinish,
+		"for samples that have begun: finish (keep the old weights to the end), switch (use the new weights from the next step on) or restart")
+	f.Int64Var(&k.Version, "version", 0, "version number; default the next one")
+	f.StringVar(&k.By, "by", "", "who pushes; default user@host")
+	f.StringVar(&k.Note, "note", "", "note; others see it")
+	f.DurationVar(&k.wait, "wait", 30*time.Second,
+		"how long to wait for the answers of running samplers; 0: do not wait")
 }
 
+// policyPushCommand is 'meander policy push'.
 func policyPushCommand(a *app) *cobra.Command {
 	k, full := &pusher{app: a}, false
 	c := &cobra.Command{
 		Use:   "push ADAPTER|WEIGHTS",
-		Short: "have a lane's samplers use another adapter, or other weights, from now on",
-		Long: `push stores a LoRA in PEFT's form, a folder or a safetensors file, as the lane's next
-version. It is checked first: that it can be read, that its numbers are finite, that it changes
-weights that the model has, in their shapes, and that its ranks are below their sizes.
+		Short: "give the samplers of a lane another adapter, or other weights",
+		Long: `push stores a LoRA in PEFT's form (a folder or a safetensors file) as the next version of the lane. It
+first checks that the file can be read, that its numbers are finite, that the model has the weights
+that it changes, in the same shapes, and that its ranks are below their sizes.
 
-With --full it is the weights of a whole transformer: a file, or a folder with the file or the shards.
-They must have all tensors of the checkpoint's, in their shapes, and be finite.
-Samplers hold both while samples end on the one before.
+With --full it pushes the weights of a whole transformer: a file, or a folder with the file or the
+shards. They must be finite and have all tensors of the checkpoint, in the same shapes. Samplers need
+memory for both versions while samples end on the old one.
 
-Then push waits until every sampler that runs has taken it over or refused it. Without samplers
-it is what the next one starts on. Weights that the lane has already are not pushed again.
+push then waits until every running sampler uses the version or has refused it. If no sampler runs,
+the next one starts with it. Weights that the lane already has are not pushed again.
 
 Exit status: 0 every sampler uses it, 1 one refused it or did not answer in time, 2 it was not
 pushed.`,
@@ -84,7 +89,7 @@ pushed.`,
 			}
 			adapter, err := lora.Open(given[0])
 			if err != nil {
-				return usage(fmt.Errorf("%w; for the weights of a whole transformer give --full", err))
+				return usage(fmt.Errorf("%w; to push the weights of a whole transformer add --full", err))
 			}
 			return k.push(c, conn, func(ctx context.Context, peer *client.Client) (*schemas.Policy, error) {
 				return peer.PushPolicy(ctx, adapter, k.Push)
@@ -92,14 +97,15 @@ pushed.`,
 		}),
 	}
 	k.flags(c.Flags())
-	c.Flags().BoolVar(&full, "full", false, "the weights of a whole transformer, not an adapter")
-	c.Flags().Float64Var(&k.Scale, "scale", 1, "how much of the adapter is added; 1 is what it was trained at")
+	c.Flags().BoolVar(&full, "full", false, "push the weights of a whole transformer, not an adapter")
+	c.Flags().Float64Var(&k.Scale, "scale", 1, "scale of the adapter; 1 is the scale of its training")
 	c.MarkFlagsMutuallyExclusive("full", "scale")
-	c.Flags().StringVar(&k.Base, "base", "", "digest of the checkpoint that it was trained on, to be compared; see 'meander policy show'")
+	c.Flags().StringVar(&k.Base, "base", "",
+		"digest of the checkpoint that it was trained on; push refuses another one. See 'meander policy show'")
 	return c
 }
 
-// pushFull pushes a transformer.
+// pushFull pushes the weights of a whole transformer.
 func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error {
 	weights, err := lora.OpenFull(name)
 	if err != nil {
@@ -111,13 +117,14 @@ func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error
 	return errors.Join(err, weights.Close())
 }
 
+// policyRollbackCommand is 'meander policy rollback'.
 func policyRollbackCommand(a *app) *cobra.Command {
 	k := &pusher{app: a}
 	c := &cobra.Command{
 		Use:   "rollback VERSION",
-		Short: "have a lane's samplers use the weights of an earlier version again",
-		Long: `rollback makes the weights of an earlier version the lane's next version: versions only go
-up, so that whatever was made in between keeps its number.`,
+		Short: "use the weights of an earlier version again",
+		Long: `rollback makes the weights of an earlier version the next version of the lane. Version numbers only go
+up, so samples that were made in between keep their version.`,
 		Example: `  meander policy ls
   meander policy rollback 3 --note "4 reads worse"`,
 		Args: args(cobra.ExactArgs(1)),
@@ -135,6 +142,7 @@ up, so that whatever was made in between keeps its number.`,
 	return c
 }
 
+// versionOf reads the argument VERSION.
 func versionOf(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 {
@@ -143,10 +151,11 @@ func versionOf(text string) (int64, error) {
 	return n, nil
 }
 
-// push stores a version and says what became of it.
+// push stores a new version, waits for the samplers' answers, and prints them. A version that some sampler refused
+// gives exit status 1.
 func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Context, *client.Client) (*schemas.Policy, error)) error {
 	ctx, out, peer := c.Context(), c.OutOrStdout(), client.New(conn.Bus)
-	k.By = cmp.Or(k.By, me())
+	k.By = cmp.Or(k.By, currentUser())
 	before, err := peer.NewestPolicy(ctx, k.Lane)
 	if err != nil {
 		return settingError(err)
@@ -162,16 +171,17 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 	news := p.PolicyVersion != before.PolicyVersion
 	if !k.json {
 		if !news {
-			fmt.Fprintf(out, "lane %s has these weights already, as version %d\n", p.Lane, p.PolicyVersion)
+			fmt.Fprintf(out, "lane %s already has these weights, as version %d\n", p.Lane, p.PolicyVersion)
 		} else {
-			fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lane, p.PolicyVersion, before.PolicyVersion, p.WeightsDigest)
+			fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lane, p.PolicyVersion,
+				before.PolicyVersion, p.WeightsDigest)
 		}
 	}
 	var replicas []client.Replica
 	var late error
 	if k.wait > 0 {
 		waiting, stop := context.WithTimeout(ctx, k.wait)
-		replicas, late = peer.Taken(waiting, p)
+		replicas, late = peer.AwaitPolicy(waiting, p)
 		stop()
 	}
 	refused := slices.ContainsFunc(replicas, func(r client.Replica) bool {
@@ -182,18 +192,19 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 			return err
 		}
 	} else if refused || news && k.wait > 0 && late == nil {
-		printTaken(out, p, replicas, time.Since(began))
+		printAnswers(out, p, replicas, time.Since(began))
 	}
 	if refused {
 		return &exitError{status: exitFailed}
 	}
 	if late != nil && ctx.Err() == nil {
-		return fmt.Errorf("version %d is stored, but not every sampler has answered in %v; see 'meander policy ls'", p.PolicyVersion, k.wait)
+		return fmt.Errorf("version %d is stored, but not every sampler has answered in %v; see 'meander policy ls'",
+			p.PolicyVersion, k.wait)
 	}
 	return late
 }
 
-// policyJSON is a policy with the samplers of its lane, for machines.
+// policyJSON returns a policy with the samplers of its lane, for --json.
 func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
 	line := schemas.JSON(p)
 	if fields, ok := line.(map[string]any); ok {
@@ -210,8 +221,8 @@ func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
 	return line
 }
 
-// printTaken says what samplers made of a version.
-func printTaken(out io.Writer, p *schemas.Policy, replicas []client.Replica, took time.Duration) {
+// printAnswers says which samplers use a version, and which refused it.
+func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, took time.Duration) {
 	if len(replicas) == 0 {
 		fmt.Fprintln(out, "no sampler runs; the next one starts on it")
 		return
@@ -220,19 +231,22 @@ func printTaken(out io.Writer, p *schemas.Policy, replicas []client.Replica, too
 	for _, r := range replicas {
 		switch {
 		case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
-			fmt.Fprintf(out, "  %s %s and goes on with version %d: %s\n", r.Instance, paint(out, sgrRed, "refused it"), r.Answer.Serving, r.Answer.Error)
+			fmt.Fprintf(out, "  %s %s and goes on with version %d: %s\n", r.Instance,
+				present.Paint(out, present.Red, "refused it"), r.Answer.Serving, r.Answer.Error)
 		case r.Answer != nil || r.PolicyVersion != nil && *r.PolicyVersion >= p.PolicyVersion:
 			applied++
 		}
 	}
-	fmt.Fprintf(out, "in use by %d of %s after %d ms\n", applied, count(len(replicas), "sampler"), took.Milliseconds())
+	fmt.Fprintf(out, "in use by %d of %s after %d ms\n", applied, present.Count(len(replicas), "sampler"),
+		took.Milliseconds())
 }
 
+// policyListCommand is 'meander policy ls'.
 func policyListCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
 		Use:   "ls",
-		Short: "the versions of each lane, and what each of its samplers uses",
+		Short: "list the versions of each lane and the version that each sampler uses",
 		Example: `  meander policy ls
   meander policy ls --lane signs --json`,
 		Args: args(cobra.NoArgs),
@@ -259,11 +273,11 @@ func policyListCommand(a *app) *cobra.Command {
 			return nil
 		}),
 	}
-	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default all")
+	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default all lanes")
 	return c
 }
 
-// listPolicies prints the versions of a lane, and what its samplers use.
+// listPolicies prints the versions of a lane, and the one that each sampler uses.
 func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane, title string) error {
 	peer, out := client.New(conn.Bus), c.OutOrStdout()
 	current, err := peer.Policy(c.Context(), lane)
@@ -288,14 +302,15 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 	}
 	if !a.json {
 		fmt.Fprint(out, title)
-		return printPolicies(out, current, newest, history, refused, replicas)
+		printPolicies(out, current, newest, history, refused, replicas)
+		return nil
 	}
 	for _, p := range history {
-		var of []client.Replica
+		var users []client.Replica
 		if p.PolicyVersion == newest.PolicyVersion {
-			of = replicas
+			users = replicas
 		}
-		line := policyJSON(p, of)
+		line := policyJSON(p, users)
 		if fields, ok := line.(map[string]any); ok {
 			fields["current"] = p.PolicyVersion == current.PolicyVersion
 			if why := refused[p.PolicyVersion]; why != "" {
@@ -309,18 +324,17 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 	return nil
 }
 
-// printPolicies shows the versions of a lane, the current one with a mark, and what samplers made of the newest.
+// printPolicies prints the versions of a lane, the current one with a mark, and the state of each sampler.
 func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*schemas.Policy,
 	refused map[int64]string, replicas []client.Replica,
-) error {
+) {
 	serving := map[int64]int{}
 	for _, r := range replicas {
 		if r.PolicyVersion != nil {
 			serving[*r.PolicyVersion]++
 		}
 	}
-	t := newColumns(out)
-	fmt.Fprintln(t, "VERSION\tWEIGHTS\tWHAT\tSAMPLERS\tWHEN\tBY\tNOTE")
+	t := present.New("VERSION", "WEIGHTS", "WHAT", "SAMPLERS", "WHEN", "BY", "NOTE")
 	for _, p := range history {
 		mark := ""
 		if p.PolicyVersion == current.PolicyVersion {
@@ -331,24 +345,26 @@ func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*sc
 			note = strings.TrimSuffix("refused; "+note, "; ")
 		}
 		when := time.Unix(0, p.Announced).UTC().Format(time.RFC3339)
-		fmt.Fprintf(t, "%d%s\t%.12s\t%s\t%d\t%s\t%s\t%s\n", p.PolicyVersion, mark, p.WeightsDigest, whatOf(p),
-			serving[p.PolicyVersion], when, orDash(p.By), note)
+		t.Row(fmt.Sprintf("%d%s", p.PolicyVersion, mark), fmt.Sprintf("%.12s", p.WeightsDigest), whatOf(p),
+			serving[p.PolicyVersion], when, present.OrDash(p.By), note)
 	}
-	fmt.Fprintln(t, "\nSAMPLER\tUSES\tSTATE")
+	t.Print(out)
+	fmt.Fprintln(out)
+	t = present.New("SAMPLER", "USES", "STATE")
 	for _, r := range replicas {
 		uses := "-"
 		if r.PolicyVersion != nil {
 			uses = strconv.FormatInt(*r.PolicyVersion, 10)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Instance, uses, stateOf(newest, r))
+		t.Row(r.Instance, uses, stateOf(newest, r))
 	}
+	t.Print(out)
 	if len(replicas) == 0 {
-		fmt.Fprintln(t, "none runs; the next one starts on version", current.PolicyVersion)
+		fmt.Fprintln(out, "none runs; the next one starts on version", current.PolicyVersion)
 	}
-	return t.Flush()
 }
 
-// whatOf is what weights are made of, in a few words.
+// whatOf says in a few words what the weights of a policy are.
 func whatOf(p *schemas.Policy) string {
 	text := "checkpoint"
 	if len(p.Weights) > 0 {
@@ -366,11 +382,11 @@ func whatOf(p *schemas.Policy) string {
 	return text
 }
 
-// stateOf is how a sampler stands to the lane's newest version.
+// stateOf says what a sampler does about the lane's newest version.
 func stateOf(newest *schemas.Policy, r client.Replica) string {
 	switch {
 	case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
-		return fmt.Sprintf("refused version %d: %s", newest.PolicyVersion, firstLine(r.Answer.Error))
+		return fmt.Sprintf("refused version %d: %s", newest.PolicyVersion, present.FirstLine(r.Answer.Error))
 	case r.Draining:
 		return "stops"
 	case r.Loading != nil:
@@ -381,11 +397,12 @@ func stateOf(newest *schemas.Policy, r client.Replica) string {
 	return fmt.Sprintf("behind version %d", newest.PolicyVersion)
 }
 
+// policyShowCommand is 'meander policy show'.
 func policyShowCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
 		Use:   "show [VERSION]",
-		Short: "one version of a lane: its weights, where it is from, and what samplers answered",
+		Short: "show one version: its weights, where they come from, the answers of samplers",
 		Example: `  meander policy show
   meander policy show 3 --json`,
 		Args: args(cobra.MaximumNArgs(1)),
@@ -410,7 +427,8 @@ func policyShowCommand(a *app) *cobra.Command {
 					}
 				}
 				if !found {
-					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lane, client.Versions(history)))
+					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lane,
+						client.Versions(history)))
 				}
 			}
 			answers, err := conn.Applied(c.Context(), p.Lane)
@@ -420,41 +438,42 @@ func policyShowCommand(a *app) *cobra.Command {
 			return a.printPolicy(c.OutOrStdout(), p, answers)
 		}),
 	}
-	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default the only one, or the only one that samplers serve now")
+	c.Flags().StringVar((*string)(&lane), "lane", "",
+		"lane; default the only lane, or the only one that samplers serve now")
 	return c
 }
 
-// printPolicy shows a version, and the answers to it.
+// printPolicy prints a version and the samplers' answers to it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(schemas.JSON(p))
 	}
-	t := newColumns(out)
-	line := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
+	t := &present.Table{}
+	line := func(name, format string, args ...any) { t.Row(name, fmt.Sprintf(format, args...)) }
 	line("lane", "%s", p.Lane)
 	line("version", "%d", p.PolicyVersion)
 	line("model", "%s (%s)", p.Model, p.Family)
 	line("weights", "%s", p.WeightsDigest)
-	line("base", "%s", orDash(p.BaseDigest))
+	line("base", "%s", present.OrDash(p.BaseDigest))
 	line("made of", "%s", whatOf(p))
 	if p.Adapter != nil {
-		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, size(p.Adapter.File.Size), p.Adapter.Scale)
+		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, present.Size(p.Adapter.File.Size), p.Adapter.Scale)
 	}
 	for _, ref := range p.Weights {
-		line("weights of", "%s, %s", ref.Digest, size(ref.Size))
+		line("weights of", "%s, %s", ref.Digest, present.Size(ref.Size))
 	}
 	if p.Parent != nil {
 		line("follows", "%d", *p.Parent)
 	}
 	line("rule", "%s", cmp.Or(p.Rule, schemas.SwapFinish))
-	line("by", "%s", orDash(p.By))
-	line("note", "%s", orDash(p.Note))
+	line("by", "%s", present.OrDash(p.By))
+	line("note", "%s", present.OrDash(p.Note))
 	line("published", "%s", time.Unix(0, p.Announced).UTC().Format(time.RFC3339Nano))
 	for _, r := range answers {
 		if r.PolicyVersion != p.PolicyVersion {
 			continue
 		}
-		text := fmt.Sprintf("%s in %d ms, on %s", r.State, r.LoadNS/1e6, orDash(r.Backend))
+		text := fmt.Sprintf("%s in %d ms, on %s", r.State, r.LoadNS/1e6, present.OrDash(r.Backend))
 		if r.Canary != nil && r.State == schemas.AppliedApplied {
 			text += fmt.Sprintf(", canary %.12s of norm %.6g", r.Canary.Digest, r.Canary.Norm)
 		}
@@ -463,5 +482,6 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 		}
 		line(r.Instance, "%s", text)
 	}
-	return t.Flush()
+	t.Print(out)
+	return nil
 }

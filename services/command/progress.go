@@ -18,43 +18,46 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// progress shows how far a run is: a bar on a terminal, a line every few seconds
-// elsewhere. It counts steps by their subjects and never reads a latent.
+// progress shows how far a run is: a bar on a terminal, else a line every few seconds. It counts steps by their
+// subjects and reads no latents.
 type progress struct {
 	out    io.Writer
 	run    schemas.Run
 	total  int                  // groups
-	uids   map[schemas.UID]bool // those that are not done yet; not changed after the start
+	uids   map[schemas.UID]bool // open at the start; never changed after it
 	bars   *mpb.Progress
 	bar    *mpb.Bar
 	ended  chan struct{}
 	closed sync.Once
 
-	// tail is the end of the line. The bar reads it while it draws, and whoever tells the
-	// bar something waits for the drawing: so it is read without the lock.
+	// tail is the end of the line. The bar reads it while it draws; as calls of the bar wait for that, a lock would
+	// deadlock.
 	tail  atomic.Pointer[string]
 	model *loading
 
-	mu     sync.Mutex
-	seen   map[string]bool // uid.sample.step, whatever the attempt
-	steps  int             // T x samples of the prompts accepted so far
-	done   int             // groups closed
-	again  int             // groups asked for in place of others
-	scored int
-	cut    bool // the run was cancelled: not all of its steps will come
+	mu      sync.Mutex
+	seen    map[string]bool // uid.sample.step, of any attempt
+	steps   int             // T x samples of the prompts accepted so far
+	done    int             // groups closed
+	refills int             // fresh groups in place of given-up ones
+	scored  int
+	cut     bool // the run was cancelled: not all of its steps will come
 }
 
+// newProgress shows the progress of a run until close. machine: there is no bar, even on a terminal. m is the model
+// that this process loads.
 func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading) *progress {
 	p := &progress{out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
 	for _, prompt := range prompts {
 		p.uids[prompt.UID] = o.Open(prompt.UID)
 	}
-	p.changed()
+	p.redraw()
 	if boot.IsTerminal(out) && !machine {
 		name := string(run) + " "
-		if width(out) < 80 {
+		if present.Width(out) < 80 {
 			name = "" // the numbers matter more
 		}
 		p.bars, p.bar = newBar(out, 0,
@@ -70,38 +73,38 @@ func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results
 	return p
 }
 
-// newBar is one bar on a terminal.
+// newBar returns a bar on a terminal.
 func newBar(out io.Writer, total int64, options ...mpb.BarOption) (*mpb.Progress, *mpb.Bar) {
 	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
 	return bars, bars.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"), options...)
 }
 
-// endBar leaves the bar as it is on the screen, full when the whole is done.
-func endBar(bars *mpb.Progress, bar *mpb.Bar, whole bool) {
-	if whole {
+// endBar leaves the bar on the screen; complete says that it should be full.
+func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
+	if complete {
 		bar.SetTotal(-1, true)
 	}
-	bar.Abort(false) // of a bar that has ended: nothing
+	bar.Abort(false) // does nothing to a bar that has ended
 	bars.Wait()
 }
 
-// watch counts what the streams already hold and what comes, until ctx ends.
+// watch counts stored and new steps and rewards, until ctx ends.
 func (p *progress) watch(ctx context.Context, b *bus.Bus) {
-	follow := func(stream, filter string, see func(subject string)) {
+	follow := func(stream, filter string, count func(subject string)) {
 		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, HeadersOnly: true}) {
 			if err != nil {
-				return // the run, which reads as well, says why
+				return // await reads too, and reports the error
 			}
-			see(m.Subject)
+			count(m.Subject)
 		}
 	}
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), p.step)
-	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), p.step)
-	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.reward)
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), p.countStep)
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), p.countStep)
+	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
 }
 
-// receipts handles intake's answers: how much there is to do, and what prompts wait for,
-// once for all of them.
+// receipts returns a handler of intake's answers: it adds up the steps to come, and prints warnings and why prompts
+// wait, each reason once.
 func (p *progress) receipts() nats.MsgHandler {
 	told := map[string]bool{}
 	return func(m *nats.Msg) {
@@ -127,10 +130,11 @@ func (p *progress) expect(steps int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.steps += steps
-	p.changed()
+	p.redraw()
 }
 
-func (p *progress) step(subject string) {
+// countStep counts a step, once for all its attempts.
+func (p *progress) countStep(subject string) {
 	a, _ := schemas.ParseSubject(subject)
 	if !p.uids[a.UID] {
 		return
@@ -138,20 +142,21 @@ func (p *progress) step(subject string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen[string(a.UID)+"."+a.Sample+"."+a.Step] = true
-	p.changed()
+	p.redraw()
 }
 
-func (p *progress) reward(subject string) {
+// countReward counts a reward.
+func (p *progress) countReward(subject string) {
 	if a, _ := schemas.ParseSubject(subject); !p.uids[a.UID] {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.scored++
-	p.changed()
+	p.redraw()
 }
 
-// note prints a line for good, above the bar.
+// note prints a line that stays, above the bar.
 func (p *progress) note(line string) {
 	out := p.out
 	if p.bars != nil {
@@ -160,29 +165,30 @@ func (p *progress) note(line string) {
 	fmt.Fprintln(out, line)
 }
 
-// cancelled says that the steps that are lacking will not come.
+// cancelled notes that the missing steps will not come.
 func (p *progress) cancelled() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cut = true
-	p.changed()
+	p.redraw()
 }
 
+// groups sets how many groups have an outcome, and how many refills there were.
 func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.done, p.again = done, refills
-	p.changed()
+	p.done, p.refills = done, refills
+	p.redraw()
 }
 
-// changed shows what has changed. The lock is held, but by newProgress.
-func (p *progress) changed() {
+// redraw shows the current counts. p.mu is held, except in newProgress.
+func (p *progress) redraw() {
 	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
 	if p.cut {
 		s += "  cancelled"
 	}
-	if p.again > 0 {
-		s += "  " + strconv.Itoa(p.again) + " refills"
+	if p.refills > 0 {
+		s += "  " + strconv.Itoa(p.refills) + " refills"
 	}
 	p.tail.Store(&s)
 	if p.bar != nil {
@@ -192,8 +198,8 @@ func (p *progress) changed() {
 	}
 }
 
-// counts are the steps made and to make. The lock is held. Receipts may be lost, and
-// the steps of the last groups are counted after their end is known.
+// counts returns the steps made, and the steps to make. p.mu is held. Receipts may be lost, and a group may close
+// before its last steps are counted, so the total is at least the steps made.
 func (p *progress) counts() (steps, total int) {
 	steps, total = len(p.seen), max(p.steps, len(p.seen))
 	if p.done == p.total && !p.cut {
@@ -202,7 +208,7 @@ func (p *progress) counts() (steps, total int) {
 	return steps, total
 }
 
-// lines reports without a terminal: every few seconds, and at the end.
+// lines prints a line every few seconds, until close.
 func (p *progress) lines() {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
@@ -216,6 +222,7 @@ func (p *progress) lines() {
 	}
 }
 
+// print prints one line.
 func (p *progress) print() {
 	p.mu.Lock()
 	steps, total := p.counts()
@@ -223,6 +230,7 @@ func (p *progress) print() {
 	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
+// close ends the bar, or prints a last line.
 func (p *progress) close() {
 	p.closed.Do(func() {
 		close(p.ended)

@@ -15,8 +15,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// promptFlags are the fields of a Prompt as flags. They fill what a prompt of a file
-// leaves out.
+// promptFlags are the fields of a Prompt as flags. They fill in what a prompt of a file does not say.
 type promptFlags struct {
 	datasetFlags
 	rewardFlags
@@ -32,12 +31,13 @@ type promptFlags struct {
 
 	// states are those of --start-latents; nil: none.
 	states *states
-	// images are what samples are made of; nil: none.
+	// images are the images that samples start from; nil: none.
 	images *images
 
 	set func(name string) bool
 }
 
+// register adds all flags of prompts to f, under their headings.
 func (p *promptFlags) register(f *pflag.FlagSet) {
 	p.set = f.Changed
 	p.top = fieldsOf[schemas.Prompt](map[string]fieldflag.Codec{
@@ -48,11 +48,11 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 			"; the same for all groups of a batch, SEED default --seed or the run", Parse: window},
 	})
 	p.start = fieldsOf[schemas.Start](map[string]fieldflag.Codec{
-		"latents": {Kind: "file", Hint: "a safetensors file: what --save-latents wrote, or one tensor, packed", Parse: verbatim},
-		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP, as 'meander show' has them", Parse: branch},
+		"latents": {Kind: "file", Hint: "a safetensors file: from --save-latents, or one packed tensor", Parse: verbatim},
+		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: branch},
 	})
 	p.data = fieldsOf[schemas.Data](map[string]fieldflag.Codec{
-		"images": {Kind: "path", Hint: "a PNG for all, or a folder of them: those of a prompt's samples, or with several prompts one each", Parse: verbatim},
+		"images": {Kind: "path", Hint: "a PNG for all samples, or a folder: one PNG for each sample of the prompt, or for each of several prompts", Parse: verbatim},
 	})
 	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil), fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
 	p.stop = fieldsOf[schemas.Stop](nil)
@@ -65,16 +65,16 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		"params":     {Kind: "params", Hint: "NAME=VALUE,NAME=VALUE,...", Parse: parseParams},
 	})
 	p.tree = fieldsOf[schemas.Tree](map[string]fieldflag.Codec{
-		"branches": {Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: four leaves, that part in two at step 2 and each in two at step 5", Parse: branches},
+		"branches": {Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: two paths from step 2, four from step 5", Parse: branches},
 	})
 	p.prune = fieldsOf[schemas.Prune](nil)
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
 	p.place = fieldsOf[schemas.BatchSpec](map[string]fieldflag.Codec{
-		"step": {Hint: "of several batches the first one's, the next has one more"},
+		"step": {Hint: "of the first batch; each further batch has one more"},
 	})
 	section(f, promptSection, p.datasetFlags.register)
 	var deadline pflag.FlagSet
-	p.top.Register(&deadline, "deadline") // of the prompt, but for its group
+	p.top.Register(&deadline, "deadline") // listed with the flags of groups
 	section(f, samplingSection, func(f *pflag.FlagSet) {
 		p.top.Register(f, "group_size", "seed", "num_inference_steps")
 		p.top.Register(f)
@@ -86,7 +86,8 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		p.prune.Register(f)
 	})
 	section(f, textSection, func(f *pflag.FlagSet) {
-		f.StringVar(&p.messages, "messages", "", "file of a conversation to answer, JSON as chat APIs have it: [{\"role\": \"user\", \"content\": \"...\"}, ...]; in place of prompts")
+		f.StringVar(&p.messages, "messages", "",
+			"JSON file of a conversation to answer, instead of prompts: [{\"role\": \"user\", \"content\": \"...\"}, ...]")
 		p.text.Register(f)
 		p.interaction.Register(f)
 	})
@@ -98,28 +99,35 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	section(f, rewardSection, p.rewardFlags.register)
 	section(f, advantageSection, p.advantageFlags.register)
 	section(f, groupSection, func(f *pflag.FlagSet) {
-		p.grouping(f)
+		p.registerGroups(f)
 		f.AddFlagSet(&deadline)
 	})
 }
 
-func (p *promptFlags) grouping(f *pflag.FlagSet) {
-	f.IntVar(&p.choice.BatchSize, "batch-size", 0, "join this many prompts, in order, to a batch; the last one may be smaller")
-	f.IntVar(&p.choice.Batches, "batches", 0, "make this many batches of --batch-size, in as many passes over the prompts as that takes; with --shuffle each pass has an order of its own")
-	f.StringVar(&p.batch, "batch-id", "", "join all prompts of the command into one batch of this name; with --batch-size what the names start with")
+// registerGroups adds the flags of groups and batches to f.
+func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
+	f.IntVar(&p.choice.BatchSize, "batch-size", 0,
+		"join this many prompts to a batch, in order; the last batch may be smaller")
+	f.IntVar(&p.choice.Batches, "batches", 0,
+		"make this many batches of --batch-size, in several passes over the prompts if needed; with --shuffle each pass has its own order")
+	f.StringVar(&p.batch, "batch-id", "",
+		"join all prompts to one batch with this name; with --batch-size, the prefix of the names")
 	p.place.Register(f)
 	p.policy.Register(f)
-	f.BoolVar(&p.refillFresh, "refill-fresh", false, "a group that is refilled gets other prompts of the data set, those that would come next, in place of the same again")
+	f.BoolVar(&p.refillFresh, "refill-fresh", false,
+		"refill a group with the next prompts of the data set, not with the same prompt again")
 }
 
-// fieldsOf are the flags of a struct of a Prompt.
+// fieldsOf returns the flags of a struct that is part of a Prompt.
 func fieldsOf[T any](codecs map[string]fieldflag.Codec) *fieldflag.Set {
 	schema, _ := schemas.JSONSchema(schemas.TypePrompt)
 	return fieldflag.New(reflect.TypeFor[T](), schema, codecs)
 }
 
+// verbatim keeps the text of a flag as it is.
 func verbatim(s string) (any, error) { return s, nil }
 
+// deadline reads a duration from now, and returns Unix nanoseconds.
 func deadline(s string) (any, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil {
@@ -160,7 +168,8 @@ func branches(s string) (any, error) {
 	return list, nil
 }
 
-// defaults is the map of every flag that was set, but for the batch.
+// defaults returns the fields of all flags that were given, except those of the batch, and opens the files that they
+// name. It also sets p.names.
 func (p *promptFlags) defaults() (map[string]any, error) {
 	d := p.top.Values()
 	d["v"] = int64(schemas.Version)
@@ -201,7 +210,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	if rollout, _ := d["rollout"].(map[string]any); rollout != nil {
 		w, drawn := rollout["sde_window"].(map[string]any)
 		if seed, given := d["seed"]; drawn && given && w["seed"] == nil {
-			w["seed"] = seed // else equal seeds would not make equal runs
+			w["seed"] = seed // so that equal seeds give equal runs
 		}
 	}
 	var errs []error
@@ -239,7 +248,7 @@ func (p *promptFlags) openImages(path string) error {
 	return nil
 }
 
-// merge fills what body leaves out, one level deep into maps.
+// merge sets the fields that body does not have, and does the same in maps that both have.
 func merge(body, defaults map[string]any) {
 	for k, v := range defaults {
 		have, ok := body[k]

@@ -26,7 +26,7 @@ func parseLogits(s string) (any, error) {
 	}
 	for i, part := range parts[1:] {
 		switch {
-		case parts[0] == schemas.LogitsNone: // there is nothing of which it could be
+		case parts[0] == schemas.LogitsNone: // no logits, so no options
 			return nil, bad
 		case slices.Contains(schemas.LatentsDTypes, part):
 			out["dtype"] = part
@@ -57,7 +57,7 @@ func parseLogits(s string) (any, error) {
 	return out, nil
 }
 
-// integers reads some with commas between them.
+// integers reads integers separated by commas.
 func integers(s string) (list []int64, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
@@ -69,7 +69,7 @@ func integers(s string) (list []int64, err error) {
 	return list, nil
 }
 
-// milliseconds reads a duration.
+// milliseconds reads a duration, and returns milliseconds.
 func milliseconds(s string) (any, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d != d.Truncate(time.Millisecond) {
@@ -91,7 +91,8 @@ func parseParams(s string) (any, error) {
 	return out, nil
 }
 
-// conversation is that of --messages, nil without, and the texts of the prompts: its last message stands for it.
+// conversation returns the messages of --messages (nil without the flag), and the texts of the prompts: with a
+// conversation its last message.
 func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
 	if p.messages == "" {
 		return nil, texts, nil
@@ -107,8 +108,8 @@ func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
 	return list, []string{last}, nil
 }
 
-// answers has a prompt with messages answer the last of them.
-func (q *prompt) answers() {
+// setTextOfMessages makes the last message the text of a prompt that has messages of its own.
+func (q *prompt) setTextOfMessages() {
 	list, ok := q.body["messages"].([]any)
 	if !ok || len(list) == 0 {
 		return
@@ -121,8 +122,8 @@ func (q *prompt) answers() {
 	}
 }
 
-// converse gives a language model all that was said to it, with the system's message.
-func (q *prompt) converse() error {
+// useMessages sends the whole conversation of a record to a language model, with the system's message.
+func (q *prompt) useMessages() error {
 	if q.messages == nil {
 		return nil
 	}
@@ -130,7 +131,7 @@ func (q *prompt) converse() error {
 		return errors.New("--refill-fresh: given; must be absent where prompts of a language model have system messages, which substitutes cannot have")
 	}
 	if metadata, ok := q.body["metadata"].(map[string]any); ok {
-		delete(metadata, dataset.System+"prompt") // it is said now
+		delete(metadata, dataset.System+"prompt") // it is in the messages now
 	}
 	list := make([]any, len(q.messages))
 	for i, v := range q.messages {
@@ -146,7 +147,7 @@ func (q *prompt) converse() error {
 // maxMessages bounds the file of a conversation, in bytes.
 const maxMessages = 4 << 20
 
-// readMessages reads the file of --messages: a list, or an object with one under messages.
+// readMessages reads the file of --messages: a list of messages, or an object with one under "messages".
 func readMessages(path string) ([]any, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxMessages {
@@ -164,13 +165,13 @@ func readMessages(path string) ([]any, error) {
 	}
 	var list []map[string]any
 	if json.Unmarshal(data, &list) != nil {
-		var of struct {
+		var object struct {
 			Messages json.RawMessage `json:"messages"`
 		}
-		if err := json.Unmarshal(data, &of); err != nil || of.Messages == nil {
+		if err := json.Unmarshal(data, &object); err != nil || object.Messages == nil {
 			return nil, fmt.Errorf(`--messages: %s: must be a JSON list of {"role", "content"}, or an object with it under "messages"`, path)
 		}
-		if err := json.Unmarshal(of.Messages, &list); err != nil {
+		if err := json.Unmarshal(object.Messages, &list); err != nil {
 			return nil, fmt.Errorf("--messages: %s: messages: %w", path, err)
 		}
 	}
@@ -179,7 +180,8 @@ func readMessages(path string) ([]any, error) {
 		role, ok := m["role"].(string)
 		content, text := m["content"].(string)
 		if !ok || !text {
-			return nil, fmt.Errorf(`--messages: %s: message %d; must have a "role" and a "content", both texts`, path, i)
+			return nil, fmt.Errorf(`--messages: %s: message %d; must have a "role" and a "content", both texts`, path,
+				i)
 		}
 		for name := range m {
 			if name != "role" && name != "content" {
@@ -194,7 +196,7 @@ func readMessages(path string) ([]any, error) {
 	return out, nil
 }
 
-// invalidUTF8 is the first byte that is none of a text, -1 where all are.
+// invalidUTF8 returns the index of the first byte that is not part of valid UTF-8; -1 if there is none.
 func invalidUTF8(data []byte) int {
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])

@@ -13,24 +13,22 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// publishCommand is 'meander publish'.
 func publishCommand(a *app) *cobra.Command {
 	var p promptFlags
 	var run schemas.Run
 	var wait time.Duration
 	c := &cobra.Command{
 		Use:   "publish [PROMPT ...]",
-		Short: "send prompts to a running pipeline and print what intake answers",
-		Long: `publish sends prompts to a pipeline that runs elsewhere (meander up, or the four
-services) and waits for intake's answer: accepted, or refused with the reason. The
-samples are made in the background; follow them with 'meander watch'.`,
+		Short: "send prompts to a running pipeline and print intake's answers",
+		Long: `publish sends prompts to a pipeline that runs elsewhere (meander up, or the four services). It waits
+for intake's answer to each prompt: accepted, or refused with the reason. The pipeline then makes the
+samples in the background; 'meander watch' shows them.`,
 		Example: `  meander publish --run demo 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
   meander publish --run demo --prompts prompts.jsonl --group-size 16 --sde-steps 2,3
   meander publish --run demo --prompts prompts.jsonl --batch-size 32 --batches 100 --shuffle 7
   meander publish --nats nats://10.0.0.5:4222 --run demo 'a red sign that says "OPEN"'`,
 		RunE: func(c *cobra.Command, texts []string) error {
-			if err := schemas.CheckToken("--run", run); err != nil {
-				return usage(err)
-			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {
 				return err
@@ -38,39 +36,30 @@ samples are made in the background; follow them with 'meander watch'.`,
 			if p.dryRun {
 				return a.dryRun(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
-			log, err := a.logger()
-			if err != nil {
-				return err
-			}
-			conn, err := a.connect(c.Context(), log)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			if err := schemas.CheckToken("--run", run); err != nil {
-				return usage(err)
-			}
-			plan, err := p.estimate(c.Context(), conn, nil, prompts)
-			if err == nil {
-				err = plan.refusal(p.names)
-			}
-			if err == nil {
-				err = plan.show(c.Context(), conn, run, p.overfill, c.ErrOrStderr())
-			}
-			if err != nil {
-				return err
-			}
-			a.nameModel(prompts, plan.facts)
-			return a.publishAll(c, conn, run, prompts, wait)
+			return a.with(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
+				plan, err := p.estimate(c.Context(), conn, nil, prompts)
+				if err == nil {
+					err = plan.refusal(p.names)
+				}
+				if err == nil {
+					err = plan.show(c.Context(), conn, run, p.overfill, c.ErrOrStderr())
+				}
+				if err != nil {
+					return err
+				}
+				a.nameModel(prompts, plan.facts)
+				return a.publishAll(c, conn, run, prompts, wait)
+			})(c, texts)
 		},
 	}
-	c.Flags().StringVar((*string)(&run), "run", "default", "run the prompts belong to")
+	nameFlag(c.Flags(), &run, "run", "default", "run of the prompts")
 	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer")
 	p.register(c.Flags())
 	return c
 }
 
-// publishAll prints what intake answers to each prompt.
+// publishAll publishes the prompts one by one, and prints intake's answer to each. A refused or held prompt gives
+// exit status 1.
 func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration) error {
 	refused := 0
 	for _, prompt := range prompts {
@@ -87,9 +76,10 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, pr
 			if receipt.TotalSteps != nil {
 				steps = fmt.Sprintf(", %d", *receipt.TotalSteps)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples%s steps  %q\n", receipt.UID, receipt.Samples, steps, prompt.text)
+			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples%s steps  %q\n", receipt.UID, receipt.Samples, steps,
+				prompt.text)
 		} else {
-			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
+			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text, receipt.Error+receipt.Waiting)
 		}
 		for _, w := range receipt.Warnings {
 			fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
@@ -104,7 +94,8 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, pr
 	return nil
 }
 
-func refusal(r *schemas.Receipt) string {
+// notAccepted says in one word what happened to a prompt that was not accepted: held, stored or refused.
+func notAccepted(r *schemas.Receipt) string {
 	switch {
 	case r.Waiting != "":
 		return "held"
@@ -114,8 +105,8 @@ func refusal(r *schemas.Receipt) string {
 	return "refused"
 }
 
-// publishOne stores one prompt and waits for the receipt. Without an answer in
-// time the receipt says that the prompt is stored.
+// publishOne stores one prompt and waits for the receipt. Without an answer in time the receipt says that the prompt
+// is stored.
 func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt, wait time.Duration) (*schemas.Receipt, error) {
 	if err := p.offload(ctx, conn.Bus); err != nil {
 		return nil, err
@@ -133,7 +124,7 @@ func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt
 	case errors.As(err, &refused), errors.As(err, &held) && ctx.Err() == nil:
 		return r, nil
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
-		return &schemas.Receipt{Run: run, UID: p.uid, Code: "stored", Error: fmt.Sprintf("no intake answered in %v; the prompt is taken up when one runs", wait)}, nil
+		return &schemas.Receipt{Run: run, UID: p.uid, Code: "stored", Error: fmt.Sprintf("no intake answered in %v; the prompt is stored, and the next intake that runs answers it", wait)}, nil
 	case err != nil:
 		return nil, fmt.Errorf("prompt %s: %w", p.uid, err)
 	}

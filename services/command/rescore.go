@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,32 +17,31 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/rescore"
 	"github.com/meander-rl/meander/services/reward"
 )
 
+// rescoreCommand is 'meander rescore'.
 func rescoreCommand(a *app) *cobra.Command {
 	r := &rescorer{app: a, services: defaultServices()}
 	c := &cobra.Command{
 		Use:   "rescore --reward NAME[=WEIGHT]",
 		Short: "score the stored images of a run again, with other rewards or another estimator",
-		Long: `rescore scores the trajectories that a run has stored, without sampling anything. The
-rewards and advantages go into a run of their own, the pass, with the same uids and
-batches; those of the run stay as they are. Without --reward the rewards are those of
-the run; without flags of the estimator, so is the estimator.
+		Long: `rescore scores the stored trajectories of a run again. It samples nothing. The rewards and advantages
+go into a run of their own, the pass, with the same uids and batches; the run itself does not change.
+Without --reward the pass has the rewards of the run, without estimator flags its estimator.
 
-Groups are not refilled in a pass: they are kept, whatever their policy says. Verdicts
-(external) are those the run has. The images are scored in this process; advantages
-come from the pipeline that runs on the store or server, or from this process.
+A pass does not refill groups. It uses the verdicts (external) that the run has. This process scores
+the images. The advantages come from the pipeline that runs on the store or server, else from this
+process.
 
-What is scored is stored: after a crash or a kill, the same command goes on where it
-stopped.
+Scores are stored at once: after a crash, the same command continues where it stopped.
 
-Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
+Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage.`,
 		Example: `  meander rescore --reward ocr
   meander rescore --run demo --reward glyph=0.8 --reward jpeg_compressibility=0.01 --pass mixed
   meander rescore --run demo --reward http:clip --scorers scorers.yaml --json
@@ -56,12 +54,14 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar((*string)(&r.run), "run", "", "the run whose images are scored; default the latest")
-	f.StringVar((*string)(&r.pass), "pass", "", "the run that the rewards go into; default <run>--<rewards>")
+	f.StringVar((*string)(&r.run), "run", "", "run whose images are scored; default the latest")
+	f.StringVar((*string)(&r.pass), "pass", "", "run for the new rewards; default <run>--<rewards>")
 	section(f, rewardSection, r.rewards.register)
 	section(f, advantageSection, r.advantage.register)
-	f.StringVar(&r.services.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
-	f.DurationVar(&r.services.Reward.ScorePatience, "score-patience", r.services.Reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
+	f.StringVar(&r.services.Reward.Scorers, "scorers", "",
+		"YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+	f.DurationVar(&r.services.Reward.ScorePatience, "score-patience", r.services.Reward.ScorePatience,
+		"how long to retry a sample while a reward function is not available")
 	f.StringVar(&r.out, "out", "", "folder for results.jsonl; default meander-out/<pass>; - for none")
 	return c
 }
@@ -77,12 +77,13 @@ type rescorer struct {
 	set       func(flag string) bool
 }
 
+// rescore makes the pass: it checks the request, scores the samples, waits for the advantages and prints the results.
 func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error {
 	log, err := r.logger()
 	if err != nil {
 		return err
 	}
-	change, err := r.changes()
+	change, err := r.change()
 	if err != nil {
 		return usage(err)
 	}
@@ -98,43 +99,43 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := r.name(ctx, conn, change); err != nil {
 		return err
 	}
-	source, err := readSource(ctx, conn.Bus, r.run)
+	source, err := rescore.Read(ctx, conn.Bus, r.run)
 	if err != nil {
-		return err
+		return asUsage(err)
 	}
-	if err := source.apply(r.run, change); err != nil {
+	if err := source.Apply(r.run, change); err != nil {
 		return usage(err)
 	}
-	if err := reward.CheckNames(r.services.Reward, source.rewardNames()); err != nil {
+	if err := reward.CheckNames(r.services.Reward, source.RewardNames()); err != nil {
 		return usage(err)
 	}
 	if err := tryFolder("--out", outFolder(r.out, r.pass)); err != nil {
 		return usage(err)
 	}
-	if err := r.claim(ctx, conn, change); err != nil {
-		return err
+	if err := source.Claim(ctx, conn.Bus, r.pass, change); err != nil {
+		return asUsage(err)
 	}
-	if source.refills {
-		fmt.Fprintln(stderr, "groups are not refilled in a pass; those that do not count are kept")
+	if source.Refills {
+		fmt.Fprintln(stderr, "a pass does not refill groups; groups that the run would refill are kept")
 	}
 	advantages, err := r.serve(ctx, conn, source, stderr, log)
 	switch {
 	case ctx.Err() != nil && err != nil:
-		return errors.New("interrupted; the same command goes on where it stopped")
+		return errors.New("interrupted; the same command continues where it stopped")
 	case err != nil:
 		return err
 	}
 	return r.report(context.WithoutCancel(ctx), conn, source, advantages, time.Since(began), stdout, stderr)
 }
 
-// changes are what the flags ask for.
-func (r *rescorer) changes() (change, error) {
-	c := change{groundTruth: r.rewards.groundTruth}
+// change returns how the pass differs from the run, by the flags.
+func (r *rescorer) change() (rescore.Change, error) {
+	c := rescore.Change{GroundTruth: r.rewards.groundTruth}
 	specs, err := r.rewards.rewards()
 	if err != nil {
 		return c, err
 	}
-	if c.rewards, err = rewardSpecs(specs); err != nil {
+	if c.Rewards, err = rewardSpecs(specs); err != nil {
 		return c, err
 	}
 	if given := r.advantage.advantage.Values(); len(given) > 0 {
@@ -142,16 +143,16 @@ func (r *rescorer) changes() (change, error) {
 		if err != nil {
 			return c, err
 		}
-		c.advantage, c.basisGiven = &config, given["std_basis"] != nil
+		c.Advantage, c.BasisGiven = &config, given["std_basis"] != nil
 	}
-	if len(c.rewards) == 0 && c.advantage == nil {
+	if len(c.Rewards) == 0 && c.Advantage == nil {
 		return c, errors.New("--reward: name the reward functions, or another estimator with --estimator")
 	}
 	return c, nil
 }
 
-// name settles the names of run and pass.
-func (r *rescorer) name(ctx context.Context, conn *connection, c change) (err error) {
+// name finds the run and names the pass, if they were not given. The pass is named by its rewards, or its estimator.
+func (r *rescorer) name(ctx context.Context, conn *connection, c rescore.Change) (err error) {
 	if r.run == "" {
 		if r.run, err = latestRun(ctx, conn.Bus); err != nil {
 			return err
@@ -159,11 +160,11 @@ func (r *rescorer) name(ctx context.Context, conn *connection, c change) (err er
 	}
 	if r.pass == "" {
 		var names []string
-		for _, spec := range c.rewards {
+		for _, spec := range c.Rewards {
 			names = append(names, strings.ReplaceAll(spec.Name, ":", "-"))
 		}
 		if len(names) == 0 {
-			names = []string{c.advantage.Name}
+			names = []string{c.Advantage.Name}
 		}
 		r.pass = r.run + "--" + schemas.Run(strings.Join(names, "-"))
 		if len(r.pass) > schemas.MaxToken {
@@ -180,50 +181,19 @@ func (r *rescorer) name(ctx context.Context, conn *connection, c change) (err er
 	return nil
 }
 
-// claim writes what the pass is on first use; the name of another one is refused.
-func (r *rescorer) claim(ctx context.Context, conn *connection, c change) error {
-	type passSpec struct {
-		Source  schemas.Run `json:"source_run"`
-		Digest  string      `json:"digest"`
-		Created int64       `json:"created"`
-	}
-	what, err := json.Marshal([]any{r.run, c.rewards, c.groundTruth, c.advantage})
-	if err != nil {
-		return err
-	}
-	sum := sha256.Sum256(what)
-	mine := passSpec{r.run, hex.EncodeToString(sum[:]), time.Now().UnixNano()}
-	data, err := json.Marshal(mine)
-	if err != nil {
-		return err
-	}
-	have, created, err := conn.CreateRun(ctx, r.pass, data)
-	if err != nil || created {
-		return err
-	}
-	var old passSpec
-	if err := json.Unmarshal(have, &old); err != nil {
-		return fmt.Errorf("stored spec of run %q: %w", r.pass, err)
-	}
-	if old.Source != mine.Source || old.Digest != mine.Digest {
-		return usage(fmt.Errorf("--pass: %q is already a run with other rewards or settings; choose another name with --pass", r.pass))
-	}
-	return nil
-}
-
-// serve scores what has no reward yet, and waits until every group has a result. Where
-// nobody else does, this process closes the groups.
-func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRun, stderr io.Writer, log zerolog.Logger) (map[schemas.UID]*schemas.Advantage, error) {
-	if err := source.open(ctx, conn.Bus, r.pass); err != nil {
+// serve scores the samples without a reward, and waits until every group has a result. If no other process closes the
+// groups, this one does.
+func (r *rescorer) serve(ctx context.Context, conn *connection, source *rescore.Source, stderr io.Writer, log zerolog.Logger) (map[schemas.UID]*schemas.Advantage, error) {
+	if err := source.Open(ctx, conn.Bus, r.pass); err != nil {
 		return nil, err
 	}
 	have, err := conn.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter(r.pass, "*", "*"))
 	if err != nil {
 		return nil, fmt.Errorf("look up rewards of %s: %w", r.pass, err)
 	}
-	todo := source.samples(have)
-	if n := source.size() - len(todo); n > 0 {
-		fmt.Fprintf(stderr, "pass %s: %d of %d samples are scored already, resuming\n", r.pass, n, source.size())
+	todo := source.Samples(have)
+	if n := source.Size() - len(todo); n > 0 {
+		fmt.Fprintf(stderr, "pass %s: %d of %d samples are scored already, resuming\n", r.pass, n, source.Size())
 	}
 	progress := newRescoreProgress(stderr, r.json, r.pass, len(todo))
 	defer progress.close()
@@ -232,7 +202,8 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	defer stop(nil)
 	var service errgroup.Group
 	service.Go(func() error {
-		err := conn.serve(work, func(ctx context.Context) error { return advantage.Run(ctx, r.services.Advantage, conn.Bus, log) })
+		err := conn.serve(work,
+			func(ctx context.Context) error { return advantage.Run(ctx, r.services.Advantage, conn.Bus, log) })
 		if err != nil {
 			stop(err)
 		}
@@ -240,14 +211,11 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	})
 	err = reward.Rescore(work, r.services.Reward, conn.Bus, log, reward.Pass{
 		Samples: todo, Done: progress.add,
-		Change: func(t *schemas.Trajectory) {
-			g := source.groups[t.UID]
-			t.Run, t.Group = r.pass, g.group
-		},
+		Change: func(t *schemas.Trajectory) { source.Join(t, r.pass) },
 	})
 	var advantages map[schemas.UID]*schemas.Advantage
 	if err == nil {
-		advantages, err = r.advantages(work, conn, source)
+		advantages, err = source.Advantages(work, conn.Bus, r.pass)
 	}
 	if cause := context.Cause(work); err != nil && cause != nil {
 		err = cause
@@ -259,35 +227,9 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	return advantages, err
 }
 
-// advantages waits for those of the pass.
-func (r *rescorer) advantages(ctx context.Context, conn *connection, source *sourceRun) (map[schemas.UID]*schemas.Advantage, error) {
-	out := map[schemas.UID]*schemas.Advantage{}
-	for m, err := range conn.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(r.pass, "*")}, bus.ReadOptions{Live: true}) {
-		if err != nil {
-			return nil, fmt.Errorf("follow pass %s: %w", r.pass, err)
-		}
-		a := &schemas.Advantage{}
-		if bus.Fits(m, a) != nil {
-			continue // the group's result will take its place
-		}
-		if source.groups[a.UID] != nil {
-			out[a.UID] = a
-		}
-		if len(out) == len(source.groups) {
-			return out, nil
-		}
-	}
-	return nil, context.Cause(ctx)
-}
-
-// report prints and writes the results and returns the exit status.
-func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceRun, advantages map[schemas.UID]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
-	var groups []results.Scored
-	for _, uid := range sortedKeys(source.groups) {
-		g := source.groups[uid]
-		groups = append(groups, results.Scored{UID: uid, Prompt: g.prompt, Before: g.result, After: advantages[uid]})
-	}
-	p, err := results.CollectPass(ctx, conn.Bus, r.pass, r.run, groups)
+// report writes and prints the results. It returns the error of groups that are not complete.
+func (r *rescorer) report(ctx context.Context, conn *connection, source *rescore.Source, advantages map[schemas.UID]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
+	p, err := results.CollectPass(ctx, conn.Bus, r.pass, r.run, source.Groups(advantages))
 	if err != nil {
 		return err
 	}
@@ -300,7 +242,7 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 	if r.json {
 		err = p.WriteJSON(stdout)
 	} else {
-		err = printPass(stdout, p)
+		printPass(stdout, p)
 	}
 	if err != nil {
 		return err
@@ -312,7 +254,47 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 	return notComplete(statuses)
 }
 
-// rescoreProgress is a bar on a terminal, a line every few seconds elsewhere.
+// asUsage makes a rescore.RequestError a usage error.
+func asUsage(err error) error {
+	if refused, ok := errors.AsType[*rescore.RequestError](err); ok {
+		return usage(refused)
+	}
+	return err
+}
+
+// rewardSpecs converts the rewards of the flags, with all defaults set. Too many rewards, or weights that sum up to
+// 0, are an error.
+func rewardSpecs(list []any) ([]schemas.RewardSpec, error) {
+	var out []schemas.RewardSpec
+	for _, v := range list {
+		spec := v.(map[string]any) // as rewards makes them
+		s := schemas.RewardSpec{Name: spec["name"].(string), Weight: new(1.0), Required: new(true)}
+		if w, ok := spec["weight"].(float64); ok {
+			s.Weight = &w
+		}
+		if required, ok := spec["required"].(bool); ok {
+			s.Required = &required
+		}
+		if params, ok := spec["params"].(map[string]any); ok {
+			s.Params = map[string]string{}
+			for k, v := range params {
+				s.Params[k] = v.(string)
+			}
+		}
+		out = append(out, s)
+	}
+	total := 0.0
+	for _, s := range out {
+		total += *s.Weight
+	}
+	if len(out) > schemas.MaxRewards || len(out) > 0 && !(total > 0) {
+		return nil, fmt.Errorf("--reward: %d functions, weights %v in all; at most %d, and more than 0 in all",
+			len(out), total, schemas.MaxRewards)
+	}
+	return out, nil
+}
+
+// rescoreProgress shows how many samples are scored: a bar on a terminal, else a line every few seconds.
 type rescoreProgress struct {
 	out   io.Writer
 	pass  schemas.Run
@@ -325,6 +307,7 @@ type rescoreProgress struct {
 	shown time.Time
 }
 
+// newRescoreProgress shows the progress of a pass until close. machine: there is no bar, even on a terminal.
 func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int) *rescoreProgress {
 	p := &rescoreProgress{out: out, pass: pass, total: total, shown: time.Now()}
 	if boot.IsTerminal(out) && !machine {
@@ -335,6 +318,7 @@ func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int
 	return p
 }
 
+// add counts one scored sample.
 func (p *rescoreProgress) add() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -347,6 +331,7 @@ func (p *rescoreProgress) add() {
 	}
 }
 
+// close ends the bar, or prints a last line.
 func (p *rescoreProgress) close() {
 	if p.bar == nil {
 		fmt.Fprintf(p.out, "pass %s: %d/%d samples\n", p.pass, p.done, p.total)

@@ -9,32 +9,32 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// printPass is the table for people: the run before, the pass after.
-func printPass(w io.Writer, p *results.Pass) error {
-	t := newColumns(w)
+// printPass prints a table for people: each value of the run, and beside it that of the pass.
+func printPass(w io.Writer, p *results.Pass) {
+	var t *present.Table
 	if len(p.Groups) <= fewGroups {
-		fmt.Fprintln(t, "GROUP\tSAMPLE\tREAD\tREWARD\tNOW\tADVANTAGE\tNOW")
+		t = present.New("GROUP", "SAMPLE", "READ", "REWARD", "NOW", "ADVANTAGE", "NOW")
 		for _, g := range p.Groups {
 			for _, m := range g.Members {
 				after := m.Status
 				if m.Reward != nil {
 					after = results.Number(m.Reward, "%.3f")
 				}
-				fmt.Fprintf(t, "%s\t#%d\t%s\t%s\t%s\t%s\t%s\n", g.UID, m.SampleIndex, readText(m.Scores),
-					results.Number(m.SourceReward, "%.3f"), after, results.Number(m.SourceAdvantage, "%+.3f"), results.Number(m.Advantage, "%+.3f"))
+				t.Row(g.UID, fmt.Sprintf("#%d", m.SampleIndex), readText(m.Scores), results.Number(m.SourceReward, "%.3f"), after,
+					results.Number(m.SourceAdvantage, "%+.3f"), results.Number(m.Advantage, "%+.3f"))
 			}
 		}
 	} else {
-		fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tNOW\tSTD\tNOW")
+		t = present.New("GROUP", "STATUS", "MEAN", "NOW", "STD", "NOW")
 		for _, g := range p.Groups {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", g.UID, g.Status, results.Number(g.SourceMean, "%.3f"), results.Number(g.Mean, "%.3f"), results.Number(g.SourceStd, "%.3f"), results.Number(g.Std, "%.3f"))
+			t.Row(g.UID, g.Status, results.Number(g.SourceMean, "%.3f"), results.Number(g.Mean, "%.3f"),
+				results.Number(g.SourceStd, "%.3f"), results.Number(g.Std, "%.3f"))
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Print(w)
 	s := p.Summary
 	fmt.Fprintf(w, "\npass %s over run %s: %d of %d groups complete, %d of %d samples scored, %.1f s\ndigest %s\n",
 		s.Run, s.Source, s.Complete, s.Groups, s.Scored, s.Samples, s.Seconds, s.Digest)
@@ -44,10 +44,9 @@ func printPass(w io.Writer, p *results.Pass) error {
 	if s.Out != "" {
 		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
 	}
-	return nil
 }
 
-// readText is what a reader among the reward functions read.
+// readText returns what the first reward function that reads images has read; "" if there is none.
 func readText(scores []results.Score) string {
 	for _, s := range scores {
 		if scorer.Reads(s.Name) {
@@ -57,13 +56,13 @@ func readText(scores []results.Score) string {
 	return ""
 }
 
-// faultsOf says what went wrong, each text once.
+// faultsOf says why samples failed, each reason once.
 func faultsOf(p *results.Pass) []string {
 	counts := map[string]int{}
 	for _, g := range p.Groups {
 		for _, m := range g.Members {
 			if m.Status != schemas.StatusScored && m.Error != "" {
-				counts[firstLine(m.Error)]++
+				counts[present.FirstLine(m.Error)]++
 			}
 		}
 	}
@@ -73,7 +72,7 @@ func faultsOf(p *results.Pass) []string {
 		if len(out) == most {
 			return append(out, fmt.Sprintf("and %d others", len(counts)-most))
 		}
-		out = append(out, fmt.Sprintf("%s failed: %s", count(counts[text], "sample"), strings.TrimSpace(text)))
+		out = append(out, fmt.Sprintf("%s failed: %s", present.Count(counts[text], "sample"), strings.TrimSpace(text)))
 	}
 	return out
 }

@@ -20,34 +20,35 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/reward"
 )
 
+// runCommand is 'meander run'.
 func runCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	c := &cobra.Command{
 		Use:   "run [PROMPT ...]",
-		Short: "make rollouts for prompts, wait for them, and print rewards and advantages",
-		Long: `run sends prompts through the pipeline and follows them to the end: a progress bar
-while the steps happen, then a table of groups with rewards and advantages, and a
-folder with the images, a contact sheet per group and results.jsonl.
+		Short: "make rollouts for prompts, wait, and print rewards and advantages",
+		Long: `run sends prompts through the pipeline and waits for the results. It shows a progress bar, then a
+table of groups with rewards and advantages. It writes a folder with the images, a contact sheet for
+each group, and results.jsonl.
 
-Without --nats, and when no pipeline runs on the store, it runs the whole pipeline
-in this process. Everything is stored as it happens: after a crash or a kill, the
-same command with the same --run and --store goes on where it stopped. With other
-prompts or another model the run is refused.
+If no pipeline runs (no --nats, none on the store), run is the whole pipeline itself. Every event is
+stored at once: after a crash, the same command with the same --run and --store continues where it
+stopped. The same --run with other prompts or another model is refused.
 
-Ctrl-C asks whether to leave the run, which goes on with the pipeline that serves it or
-waits for the same command, or to cancel it; a second Ctrl-C cancels, a third ends at once.
-Without a terminal, and for SIGTERM and SIGHUP, the run is left.
+Ctrl-C asks: leave the run or cancel it? A run that is left continues in the pipeline that serves it,
+or waits for the same command. A second Ctrl-C cancels the run, a third one ends the process. SIGTERM,
+SIGHUP, and Ctrl-C without a terminal leave the run.
 
-Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every prompt refused.`,
+Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every prompt was refused.`,
 		Example: `  meander run 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
   meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json 'a red sign that says "OPEN"'
   meander run --model DIR --reward jpeg_compressibility "a red fox"    # a checkpoint of your own
   meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
   meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --dry-run
-  meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
+  meander run --run night --prompts prompts.jsonl        # the same again after a crash: it resumes`,
 		RunE: func(c *cobra.Command, texts []string) error {
 			if err := r.check(); err != nil {
 				return err
@@ -65,20 +66,23 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 	}
 	section(c.Flags(), outputSection, func(f *pflag.FlagSet) {
 		r.output(f)
-		f.StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
+		f.StringVar(&r.saveLatents, "save-latents", "",
+			"write all kept states to this safetensors file, packed [n, S, C], F32")
 	})
 	r.prompts.register(c.Flags())
-	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { samplerFlags(f, &r.services) })
+	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
 	section(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
 }
 
+// output adds the flags --run and --out to f.
 func (r *runner) output(f *pflag.FlagSet) {
-	f.StringVar((*string)(&r.id), "run", "", "run id; give it again to resume; default a new one")
-	f.StringVar(&r.out, "out", "", "folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+	nameFlag(f, &r.id, "run", "", "run id; the same id again resumes the run; default a new id")
+	f.StringVar(&r.out, "out", "",
+		"folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
 }
 
-// runner is one run command.
+// runner is one run command, or one scheduled command.
 type runner struct {
 	*app
 	prompts  promptFlags
@@ -90,26 +94,25 @@ type runner struct {
 	stdin       io.Reader
 }
 
-// folder is where files go; empty for none.
+// folder returns the folder for files; "" for none.
 func (r *runner) folder() string { return outFolder(r.out, r.id) }
 
-// check settles the run id, and refuses what the flags of the command and of the services ask for and nobody could do.
+// check makes a run id if none was given, and checks the settings of the services.
 func (r *runner) check() error {
 	if r.id == "" {
 		r.id = newRunID()
 	}
-	if err := schemas.CheckToken("--run", r.id); err != nil {
-		return usage(err)
-	}
 	return r.services.validate()
 }
 
+// run publishes the prompts, waits for their groups, and prints the results. It serves the pipeline itself if none
+// runs.
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
 	log, err := r.logger()
 	if err != nil {
 		return err
 	}
-	plan, err := r.known(ctx, prompts)
+	plan, err := r.estimateOwn(ctx, prompts)
 	if err != nil {
 		return err
 	}
@@ -144,20 +147,21 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	serveErr := <-served
 	switch {
 	case errors.Is(context.Cause(work), errLeft) && err != nil && own == nil:
-		return fmt.Errorf("left; run %s goes on at %s: see 'meander status %s', or come back with: meander run --run %s and the same prompts", r.id, conn.where, r.id, r.id)
+		return fmt.Errorf("left; run %s continues at %s: see 'meander status %s', or come back with: meander run --run %s and the same prompts", r.id, conn.where, r.id, r.id)
 	case errors.Is(context.Cause(work), errLeft) && err != nil:
-		return fmt.Errorf("interrupted; go on with: meander run --run %s --store %s and the same prompts", r.id, r.store)
+		return fmt.Errorf("interrupted; continue with: meander run --run %s --store %s and the same prompts", r.id,
+			r.store)
 	case serveErr != nil:
-		return r.unlike(serveErr)
+		return r.pipelineError(serveErr)
 	case err != nil:
 		return err
 	}
 	return r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
 }
 
-// known is the estimate of a pipeline that this process would serve, nil where another runs. A refusal is known then
-// before anything is started.
-func (r *runner) known(ctx context.Context, prompts []prompt) (*estimated, error) {
+// estimateOwn returns the estimate if this process will serve the pipeline, and nil if another one does. A refusal is
+// known before anything starts.
+func (r *runner) estimateOwn(ctx context.Context, prompts []prompt) (*estimated, error) {
 	joins, err := r.joins(&r.services)
 	if err != nil || joins {
 		return nil, err
@@ -169,19 +173,19 @@ func (r *runner) known(ctx context.Context, prompts []prompt) (*estimated, error
 	return plan, err
 }
 
-// prepare prints what is about to run, and refuses what cannot. own are the services of this process, nil where others
-// serve, with is what the run is started with.
+// prepare prints the estimate, and refuses what cannot run. own are the services of this process, nil if another
+// process serves; with is what the run is started with.
 func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated, prompts []prompt,
 	stderr io.Writer,
 ) (own *services, with *started, err error) {
 	if err := r.services.limits.Apply(ctx, conn.Bus); err != nil {
 		return nil, nil, err
 	}
-	if err := r.services.validate(); err != nil { // of what a pipeline that runs has set
+	if err := r.services.validate(); err != nil { // again: settings were adopted from a running pipeline
 		return nil, nil, err
 	}
 	if conn.member != nil {
-		// Better now than after the samples are made.
+		// Refuse unknown rewards now, not after the samples are made.
 		if err := reward.CheckNames(r.services.Reward, rewardNames(prompts)); err != nil {
 			return nil, nil, usage(err)
 		}
@@ -192,7 +196,7 @@ func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated,
 		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
 	}
 	if plan != nil && own != nil {
-		err = plan.AskRoom(ctx, conn.Bus)
+		err = plan.AskCapacity(ctx, conn.Bus)
 	} else if plan, err = r.prompts.estimate(ctx, conn, own, prompts); err == nil {
 		err = plan.refusal(r.prompts.names)
 	}
@@ -203,8 +207,8 @@ func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated,
 		return nil, nil, err
 	}
 	if r.saveLatents != "" && plan.Texts() {
-		return nil, nil, usage(errors.New("--save-latents: given; must be absent: texts have no latents, " +
-			"and their logits are in their events (--logits)"))
+		return nil, nil, usage(errors.New("--save-latents: given; must be absent: texts have no latents. " +
+			"Their logits are in their events (--logits)"))
 	}
 	with, before, err := r.startedWith(ctx, conn, prompts, plan)
 	if err == nil && own != nil {
@@ -216,16 +220,16 @@ func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated,
 	return own, with, err
 }
 
-// follow publishes what is not done yet and waits until every group has a result.
-// own are the services of this process, nil where others serve.
+// follow publishes the prompts without an outcome and waits until every group has one. own are the services of this
+// process, nil if another process serves.
 func (r *runner) follow(ctx context.Context, conn *connection, own *services, with *started, prompts []prompt,
 	choice *interrupt, stderr io.Writer, log zerolog.Logger,
 ) (*results.Outcomes, error) {
-	asked := make([]results.Prompt, len(prompts))
+	wanted := make([]results.Prompt, len(prompts))
 	for i, p := range prompts {
-		asked[i] = results.Prompt{UID: p.uid, Text: p.text}
+		wanted[i] = results.Prompt{UID: p.uid, Text: p.text}
 	}
-	o := results.NewOutcomes(asked)
+	o := results.NewOutcomes(wanted)
 	if err := o.Read(ctx, conn.Bus, r.id); err != nil {
 		return nil, err
 	}
@@ -235,7 +239,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	progress := newProgress(stderr, r.json, r.id, asked, o, r.services.loading)
+	progress := newProgress(stderr, r.json, r.id, wanted, o, r.services.loading)
 	defer progress.close()
 	progress.watch(ctx, conn.Bus)
 	var watching sync.WaitGroup
@@ -252,7 +256,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	}
 	defer func() { _ = receipts.Unsubscribe() }()
 	if own != nil {
-		if with.BaseDigest, err = own.loaded(ctx, conn.Bus); err != nil {
+		if with.BaseDigest, err = own.awaitModel(ctx, conn.Bus); err != nil {
 			return nil, err
 		}
 	}
@@ -273,8 +277,8 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	return o, nil
 }
 
-// publish sends the prompts that have no outcome; their receipts go to inbox. It returns the
-// uids by stream sequence, which the dead letters of a prompt carry.
+// publish sends the prompts without an outcome; their receipts go to inbox. It returns the uids by stream sequence:
+// the dead letter of a refused prompt names its sequence.
 func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string) (map[uint64]schemas.UID, error) {
 	bySeq := map[uint64]schemas.UID{}
 	for _, p := range prompts {
@@ -297,8 +301,7 @@ func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt
 	return bySeq, nil
 }
 
-// await reads advantages and refusals until every prompt has an outcome. It calls changed
-// after each.
+// await reads advantages and refusals until every prompt has an outcome. It calls changed after each.
 func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]schemas.UID, changed func()) error {
 	type item struct {
 		m   *bus.Message
@@ -325,11 +328,11 @@ func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcome
 			case e.err != nil:
 				return fmt.Errorf("follow run %s: %w", r.id, e.err)
 			case e.m.Stream == schemas.StreamAdvantages:
-				o.Take(e.m)
+				o.Add(e.m)
 			default:
 				var d schemas.Dead
 				if err := schemas.Decode(e.m.Data, &d); err != nil {
-					break // whoever wrote it: intake's own can be read
+					break // intake's letters can be read, so this is not one
 				}
 				if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts {
 					o.Refuse(uid, d.Reason)
@@ -341,7 +344,7 @@ func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcome
 	return nil
 }
 
-// report prints and writes the results and returns the exit status.
+// report writes and prints the results. It returns the error of groups that are not complete.
 func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, took time.Duration, stdout, stderr io.Writer) error {
 	run, err := results.Collect(ctx, conn.Bus, r.id, o)
 	if err != nil {
@@ -359,13 +362,14 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 			return err
 		}
 		if left > 0 {
-			fmt.Fprintf(stderr, "%s is without %s that did not complete\n", r.saveLatents, count(left, "sample"))
+			fmt.Fprintf(stderr, "%s does not have %s that did not complete\n", r.saveLatents,
+				present.Count(left, "sample"))
 		}
 	}
 	if r.json {
 		err = run.WriteJSON(stdout)
 	} else {
-		err = printRun(stdout, run)
+		printRun(stdout, run)
 	}
 	if err != nil {
 		return err
@@ -381,7 +385,7 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 	return notComplete(statuses)
 }
 
-// reportRefused says each reason once, with the prompts that it holds for.
+// reportRefused prints each reason of refusal once, with its prompts.
 func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.Writer) {
 	uids := map[string][]string{}
 	var reasons []string
@@ -398,12 +402,12 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 	}
 	for _, reason := range reasons {
 		list := uids[reason]
-		printBroken(stderr, fmt.Sprintf("meander: %s refused: %s", count(len(list), "prompt"), reason))
+		present.Lines(stderr, fmt.Sprintf("meander: %s refused: %s", present.Count(len(list), "prompt"), reason))
 		if len(list) < len(prompts) {
 			fmt.Fprintf(stderr, "  %s\n", strings.Join(list, " "))
 		}
 	}
 }
 
-// sortedKeys of a map, for output that does not depend on map order.
+// sortedKeys returns the keys of a map in order, for output that does not depend on map order.
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -42,12 +42,27 @@ func TestRun_Refused(t *testing.T) {
 	if _, err := os.Stat("meander-data"); err == nil {
 		t.Error("a run that is refused has made a store")
 	}
+	for _, flag := range [][]string{
+		{"--group-size", "0"}, {"--group-size", "1000000"}, {"--reward", "beauty"}, {"--estimator", "guess"}, {"--noise-level", "NaN"},
+	} {
+		var errs text
+		args := append([]string{"run", "--model", "synthetic", "a fox", "two owls"}, flag...)
+		status := Execute(t.Context(), args, strings.NewReader(""), &text{}, &errs)
+		if said := errs.String(); status != exitUsage || strings.Count(said, flag[0]+": ") != 1 || strings.Contains(said, "estimate") {
+			t.Errorf("%v: exit status %d; must say why, once: %s", flag, status, said)
+		}
+	}
+	expect(t, exitUsage, "2 prompts refused: --sde-steps: ", "run", "--model", "synthetic", "--sde-steps", "99", "a fox", "two owls")
+	expect(t, exitUsage, "--sde-steps", "run", "--sde-steps", "two", "a fox")
+	expect(t, exitUsage, "nowhere/at/all", "run", "--model", "nowhere/at/all", "a fox")
 	expect(t, exitUsage, "--replicas: 0; must be", "run", "--replicas", "0", "a fox")
 	expect(t, exitUsage, `--logits, --top-k: given; must be absent: model "synthetic" makes images, which have no tokens and no logits; --return-steps keeps`,
 		"run", "--dry-run", "--model", "synthetic", "--logits", "full", "--top-k", "3", "a fox")
 	for flag, value := range map[string]string{"--device": "gpu", "--adapter": "none", "--scorers": "none", "--metrics-addr": "none", "--run": "a b", "--log-level": "all"} {
 		expect(t, exitUsage, "meander: "+flag+": ", "run", "--dry-run", flag, value, "a fox")
 	}
+	expect(t, exitUsage, `prompt 1: ""; must be a text`, "run", "")
+	expect(t, exitUsage, `prompt 2: " "; must be a text`, "publish", "a fox", " ")
 	expect(t, exitUsage, `--run: "a b"`, "run", "--run", "a b", "a fox")
 	inStore(t)
 	expect(t, exitUsage, "1 prompt refused: --height: 100; must be a multiple of 16", "publish", "--run", "q",
@@ -70,7 +85,7 @@ func TestRun_OtherModel(t *testing.T) {
 	inStore(t)
 	again := append([]string{"run", "--run", "r1"}, small...)
 	expect(t, exitUsage,
-		`--model: "signs"; run "r1" was started with "synthetic"; go on with that, or choose another --run`, append(again,
+		`--model: "signs"; run "r1" was started with "synthetic"; use that again, or choose another --run`, append(again,
 			"--model", "signs")...)
 	expect(t, exitOK, "1 of 1 groups are done already", again...)
 	if err := os.CopyFS("other/signs", os.DirFS(os.Getenv("MEANDER_MODELS")+"/signs")); err != nil {
@@ -95,7 +110,7 @@ func TestRun_OtherModel(t *testing.T) {
 	expect(t, exitOK, "1 of 1 groups complete", signs...)
 	base := linesOf(t, expect(t, exitOK, "", "policy", "show", "--lane", "signs", "--json"))[0]["base_digest"].(string)
 	said := expect(t, exitUsage,
-		fmt.Sprintf(`; run "s" was started with %.16s; go on with that, or choose another --run`, base), append(signs,
+		fmt.Sprintf(`; run "s" was started with %.16s; use that again, or choose another --run`, base), append(signs,
 			"--model", "other/signs")...)
 	if said != "" {
 		t.Errorf("it printed %s", said)
@@ -142,4 +157,30 @@ func TestRun_GroupsOfAnotherModel(t *testing.T) {
 	})
 	expect(t, exitUsage, `--model: "signs"; group "p" of run "q" is of "synthetic"; choose another --run`,
 		append(append([]string{"run", "--run", "q"}, small...), "--model", "signs")...)
+}
+
+// Why a sample failed is said where its status is.
+func TestRun_FailuresAreExplained(t *testing.T) {
+	inEmptyDir(t)
+	if err := os.WriteFile("scorers.yaml", []byte("http:\n  gone:\n    url: http://127.0.0.1:9/score\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := expect(t, exitFailed, "", "run", "--model", "synthetic", "--run", "r", "-n", "3", "--steps", "2", "--out", "-",
+		"--scorers", "scorers.yaml", "--score-patience", "1s", "--reward", "http:gone", "--seed", "1", "a red fox")
+	show := expect(t, exitOK, "", "show", "--run", "r", "0000-a-red-fox")
+	for name, text := range map[string]string{"run": run, "show": show} {
+		said := map[string]bool{}
+		for line := range strings.Lines(text) {
+			samples, reason, ok := strings.Cut(line, " failed: ")
+			if !ok || !strings.Contains(reason, "http:gone") || !strings.Contains(reason, "connection refused") {
+				continue
+			}
+			for _, sample := range strings.Fields(samples) {
+				said[sample] = true
+			}
+		}
+		if !said["#0"] || !said["#1"] || !said["#2"] {
+			t.Errorf("%s does not say why:\n%s", name, text)
+		}
+	}
 }

@@ -24,7 +24,14 @@ func TestRuns(t *testing.T) {
 	expect(t, exitOK, "MDR_TRAJECTORIES  2", "runs", "show", "r1")
 	file := filepath.Join(t.TempDir(), "r1.tar")
 	expect(t, exitOK, "2 blobs", "runs", "export", "r1", "--out", file)
-	expect(t, exitFailed, "", "runs", "export", "r1", "--out", file) // it is there
+	expect(t, exitUsage, "exists already; name another file", "runs", "export", "r1", "--out", file)
+	missing := filepath.Join(t.TempDir(), "missing", "r1.tar")
+	expect(t, exitUsage, "folder that does not exist; make the folder first", "runs", "export", "r1", "--out", missing)
+	empty := filepath.Join(t.TempDir(), "empty.tar")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitFailed, "it was cut off", "runs", "read", empty)
 	expect(t, exitOK, "2 blobs", "runs", "read", file)
 	// Two images, the embeddings of the prompt and its mask, of samples of which another is the parent.
 	expect(t, exitOK, "", append([]string{"run", "--run", "r2", "--branch-from", "r1/p/0@1", "--return-conditioning"}, small...)...)

@@ -53,8 +53,8 @@ func TestLoad_StartImage(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--start-image", three, "--start-step", "3", "x", "y"}, "--start-image: 3 images for 2 prompts; must be one, one per prompt"},
-		{[]string{"--start-image", three, "x"}, "--start-step: not given, nor --start-sigma; must be one of them"},
+		{[]string{"--start-image", three, "--start-step", "3", "x", "y"}, "--start-image: 3 images for 2 prompts; must be one image, one for each prompt"},
+		{[]string{"--start-image", three, "x"}, "--start-step: not given; must be there, or --start-sigma"},
 		{[]string{"--start-image", folderOf(t, 8, nil), "--start-step", "3", "x"}, "no PNG in it"},
 		{[]string{"--start-image", folderOf(t, 8, map[string]string{"a.png": "longer than the head of a PNG"}), "--start-step", "3", "x"}, "a.png: png: invalid format: not a PNG file; must be a PNG"},
 		{[]string{"--start-image", three, "--start-step", "3", "--width", "64", "x"}, "width 48; must be 64"},
@@ -73,7 +73,7 @@ func TestCaptioned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	captions, groups, err := captioned(files, "default")
+	captions, groups, err := groupByCaption(files, "default")
 	if err != nil || !slices.Equal(captions, []string{"default", "words"}) || len(groups[0]) != 2 || !slices.Equal(groups[1], []string{files[1], files[3]}) {
 		t.Errorf("%q, %q, %v", captions, groups, err)
 	}

@@ -68,7 +68,7 @@ func TestLoad_Start(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"no states", []string{"--start-step", "2", "a"}, "--start-latents: not given, nor --branch-from, nor --start-image"},
+		{"no states", []string{"--start-step", "2", "a"}, "--start-latents: not given; must be there, or --branch-from, or --start-image"},
 		{"no such step", []string{"--start-latents", whole, "--start-step", "3", "a"}, "--start-latents: " + whole + ` has 3 tensors, among them ["latents.0" "latents.1" "latents.2"]; must have 0000-a.latents.3 or latents.3 or latents, or one tensor alone`},
 		{"step and sigma", []string{"--start-latents", whole, "--start-step", "1", "--start-sigma", "0.5", "a"}, "--start-sigma: 0.5; must be absent beside step_index"},
 		{"no steps", []string{"--stop-step", "0", "a"}, "--stop-step: 0; must be between 1 and 1000"},

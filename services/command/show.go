@@ -15,13 +15,15 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// showCommand is 'meander show'.
 func showCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
 		Use:   "show [UID]",
-		Short: "show a group with its trajectories, steps and log-probs; without a uid, the groups of a run",
+		Short: "show a group: samples, steps and log-probs; without UID, the groups of a run",
 		Example: `  meander show
   meander show 0000-a-red-sign-that-says-open
   meander show --run demo --json 0000-a-red-sign-that-says-open`,
@@ -36,19 +38,17 @@ func showCommand(a *app) *cobra.Command {
 			return a.showGroup(c.Context(), conn.Bus, run, schemas.UID(given[0]), c.OutOrStdout())
 		}),
 	}
-	c.Flags().StringVar((*string)(&run), "run", "", "run; default the latest")
+	nameFlag(c.Flags(), &run, "run", "", "run; default the latest")
 	return c
 }
 
+// showRun prints a line for each group of a run that has a result.
 func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
-	state, err := heldState(ctx, b, run)
+	state, err := pausedOrCancelled(ctx, b, run)
 	if err != nil {
 		return err
 	}
-	t := newColumns(out)
-	if !a.json {
-		fmt.Fprintf(t, "run %s%s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run, state)
-	}
+	t := present.New("UID", "STATUS", "MEMBERS", "MEAN", "STD")
 	found := 0
 	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")}, bus.ReadOptions{}) {
 		if err != nil {
@@ -56,7 +56,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		}
 		var e schemas.Advantage
 		if bus.Fits(m, &e) != nil {
-			continue // whatever it is, the group's result will take its place
+			continue // not a result; the true one will replace it
 		}
 		found++
 		if a.json {
@@ -65,14 +65,19 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 			}
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"))
+		t.Row(e.UID, e.Status, len(e.Members), results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"))
 	}
 	if found == 0 && state == "" {
 		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s' shows what it has", run, run)
 	}
-	return t.Flush()
+	if !a.json {
+		fmt.Fprintf(out, "run %s%s\n", run, state)
+		t.Print(out)
+	}
+	return nil
 }
 
+// showGroup prints a group: its result and its trajectories. Either may be missing, but not both.
 func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
 	var adv *schemas.Advantage
 	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
@@ -95,7 +100,8 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		}
 		trajectories = append(trajectories, t.Trajectory)
 	}
-	slices.SortFunc(trajectories, func(a, b *schemas.Trajectory) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
+	slices.SortFunc(trajectories,
+		func(a, b *schemas.Trajectory) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
 	if adv == nil && len(trajectories) == 0 {
 		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
 	}
@@ -115,18 +121,20 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	if err != nil {
 		return err
 	}
-	if err := printGroup(out, run, uid, adv, trajectories, why); err != nil || adv != nil {
-		return err
+	printGroup(out, run, uid, adv, trajectories, why)
+	if adv != nil {
+		return nil
 	}
-	state, err := heldState(ctx, b, run)
+	state, err := pausedOrCancelled(ctx, b, run)
 	if state != "" {
 		fmt.Fprintf(out, "\nrun %s%s\n", run, state)
 	}
 	return err
 }
 
-// heldState says, behind a run's name, that it is paused or cancelled, and by whom; "" for others.
-func heldState(ctx context.Context, b *bus.Bus, run schemas.Run) (string, error) {
+// pausedOrCancelled returns text to follow a run's name: that the run is paused or cancelled, and by whom; "" for
+// other runs.
+func pausedOrCancelled(ctx context.Context, b *bus.Bus, run schemas.Run) (string, error) {
 	h, err := b.Held(ctx, run, "")
 	if err != nil || h.Paused() == nil && h.Cancelled() == nil {
 		return "", err
@@ -138,13 +146,14 @@ func heldState(ctx context.Context, b *bus.Bus, run schemas.Run) (string, error)
 	return ": " + verb + byWhom(&schemas.RunStatus{By: h.Run.By, Reason: h.Run.Reason, Since: h.Run.Stored}), nil
 }
 
-// failuresOf says why samples of a group have no reward.
+// failuresOf says why samples of a group have no reward, each reason once.
 func failuresOf(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory) ([]string, error) {
 	if adv == nil {
 		adv = &schemas.Advantage{}
 		for _, t := range trajectories {
 			if t.Error != "" {
-				adv.Members = append(adv.Members, schemas.Member{SampleIndex: t.SampleIndex, Status: schemas.StatusFailed})
+				adv.Members = append(adv.Members,
+					schemas.Member{SampleIndex: t.SampleIndex, Status: schemas.StatusFailed})
 			}
 		}
 	}
@@ -168,7 +177,7 @@ func failuresOf(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UI
 	return failures(members), nil
 }
 
-// segmentLine says what part of the steps ran; empty: all.
+// segmentLine says which part of the steps ran; "" if all did.
 func segmentLine(t *schemas.Trajectory) string {
 	if t.Start == nil && t.Stop == nil {
 		return ""
@@ -188,7 +197,7 @@ func segmentLine(t *schemas.Trajectory) string {
 	return s
 }
 
-// attemptsLine says which attempts made the steps of a sample; empty: one did.
+// attemptsLine says which attempts made the steps of a sample; "" if one attempt made all.
 func attemptsLine(t *schemas.Trajectory) string {
 	attempts := t.Attempts()
 	if len(attempts) < 2 {
@@ -205,13 +214,12 @@ func attemptsLine(t *schemas.Trajectory) string {
 		}
 		parts = append(parts, fmt.Sprintf("%d to %d by attempt %s", first, at-1, attempt))
 	}
-	return fmt.Sprintf("sample %d was gone on with: steps %s", t.SampleIndex, strings.Join(parts, ", "))
+	return fmt.Sprintf("sample %d was continued: steps %s", t.SampleIndex, strings.Join(parts, ", "))
 }
 
-func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
-	line := func(format string, args ...any) {
-		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out)-len(columnIndent), "\n"+columnIndent))
-	}
+// printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
+func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) {
+	line := func(format string, args ...any) { present.Linef(out, format, args...) }
 	line("group %s of run %s", uid, run)
 	if adv != nil && adv.SourceRun != "" {
 		line("a pass over run %s, which made the samples", adv.SourceRun)
@@ -244,57 +252,64 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 			adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"), adv.Error)
 	}
 	if adv != nil {
-		t := newColumns(out)
-		fmt.Fprintln(t, "\nSAMPLE\tSTATUS\tREWARD\tADVANTAGE\tTRAJECTORY")
+		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY")
 		for _, m := range adv.Members {
-			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"), m.TrajectorySeq)
+			t.Row(m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"),
+				m.TrajectorySeq)
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+		fmt.Fprintln(out)
+		t.Print(out)
 	}
 	for _, reason := range why {
 		line("%s", reason)
 	}
 	if len(trajectories) == 0 {
-		return nil
+		return
 	}
 	if tree := trajectories[0].Group.Tree; tree != nil {
 		what := "advantages of segments when the group has closed"
 		if adv != nil && adv.BranchScope != "" {
-			what = fmt.Sprintf("each segment with its advantage (%s), each leaf with its reward and advantage", adv.BranchScope)
+			what = fmt.Sprintf("each segment with its advantage (%s), each leaf with its reward and advantage",
+				adv.BranchScope)
 		}
 		fmt.Fprintln(out)
 		line("tree: %s", what)
-		for _, l := range drawTree(tree, adv, lineWidth(out)) {
+		for _, l := range drawTree(tree, adv, present.LineWidth(out)) {
 			fmt.Fprintln(out, l)
 		}
 	}
 	if trajectories[0].Text != nil {
 		printTokens(out, trajectories)
-		return nil
+		return
 	}
 	printLogProbs(out, trajectories)
-	return nil
 }
 
-// printLogProbs shows the log-probs of the steps of all samples.
+// printLogProbs shows the log-probs of all samples, with a row for each step.
 func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nlog-probs by step")
-	steps, heads := &grid{}, make([]string, len(trajectories))
-	for i, tr := range trajectories {
-		heads[i] = fmt.Sprintf("#%d", tr.SampleIndex)
-	}
-	steps.row("step   sigma  runs", heads)
+	steps := present.Samples()
+	steps.Row(heads("step   sigma  runs", trajectories)...)
 	begin, end := trajectories[0].Segment()
-	for i := begin; i < min(end, int64(len(trajectories[0].Sigmas))); i++ { // a failed one may lack them
-		cells := make([]string, len(trajectories))
-		for k, tr := range trajectories {
+	for i := begin; i < min(end, int64(len(trajectories[0].Sigmas))); i++ { // a failed sample may have none
+		cells := []any{fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i])}
+		for _, tr := range trajectories {
+			cell := ""
 			if i < int64(len(tr.LogProbs)) {
-				cells[k] = results.Number(tr.LogProbs[i], "%.6f")
+				cell = results.Number(tr.LogProbs[i], "%.6f")
 			}
+			cells = append(cells, cell)
 		}
-		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i]), cells)
+		steps.Row(cells...)
 	}
-	steps.print(out, width(out))
+	steps.Print(out)
+}
+
+// heads returns the first row of a table with a column for each sample.
+func heads(name string, trajectories []*schemas.Trajectory) []any {
+	cells := []any{name}
+	for _, t := range trajectories {
+		cells = append(cells, fmt.Sprintf("#%d", t.SampleIndex))
+	}
+	return cells
 }

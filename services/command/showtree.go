@@ -9,12 +9,11 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// wideEdge and narrowEdge are the columns of an edge of a tree, with its advantage or without.
+// wideEdge and narrowEdge are the columns of an edge of a tree, with its advantage and without.
 const wideEdge, narrowEdge = 10, 3
 
-// drawTree draws the tree that a group is, a line a leaf: where the paths part, the advantage of
-// each segment behind the branch point, and the leaf with its reward and advantage. adv is nil while
-// the group is open.
+// drawTree draws the tree of a group with one line per leaf: where the paths part, the advantage of each segment
+// after the branch point, and the leaf with its reward and advantage. adv is nil while the group is open.
 func drawTree(tree *schemas.Tree, adv *schemas.Advantage, columns int) []string {
 	if adv == nil {
 		adv = &schemas.Advantage{}

@@ -9,14 +9,14 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// spares is how many other prompts each gets for its refills.
+// spares returns how many other prompts each prompt gets for its refills.
 func (p *promptFlags) spares() (int, error) {
 	if !p.refillFresh {
 		return 0, nil
 	}
 	policy := p.policy.Values()
 	if policy["zero_std"] != schemas.GroupRefill && policy["failed"] != schemas.GroupRefill {
-		return 0, errors.New("--refill-fresh: given; nothing is refilled without --zero-std refill or --failed-groups refill")
+		return 0, errors.New("--refill-fresh: given; must be with --zero-std refill or --failed-groups refill, else no group is refilled")
 	}
 	var defaults schemas.GroupPolicy
 	schemas.SetDefaults(&defaults)
@@ -27,13 +27,13 @@ func (p *promptFlags) spares() (int, error) {
 	return int(rounds), nil
 }
 
-// substitutes puts the spares of a record into its prompt.
-func (p *promptFlags) substitutes(q *prompt, r *dataset.Record) error {
+// setSubstitutes puts the spare prompts of a record into its prompt.
+func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 	var list []any
 	for _, spare := range r.Spares {
 		text, ok := spare.Prompt()
 		if !ok {
-			return fmt.Errorf("prompt %d: no text; must have one to stand in for another (--refill-fresh)", spare.Index+1)
+			return fmt.Errorf("prompt %d: no text; must have one, so that it can replace another prompt (--refill-fresh)", spare.Index+1)
 		}
 		s := map[string]any{"prompt": text}
 		for _, field := range []string{"negative_prompt", "metadata"} {
@@ -43,7 +43,7 @@ func (p *promptFlags) substitutes(q *prompt, r *dataset.Record) error {
 		}
 		if truth := cmp.Or(spare.GroundTruth, p.groundTruth); truth != "" {
 			if q.body["reward"] == nil {
-				return fmt.Errorf("prompt %d: has a ground truth; name the reward function that compares with --reward (--refill-fresh)", spare.Index+1)
+				return fmt.Errorf("prompt %d: has a ground truth; name the reward function that uses it with --reward (--refill-fresh)", spare.Index+1)
 			}
 			s["ground_truth"] = truth
 		}
@@ -55,8 +55,8 @@ func (p *promptFlags) substitutes(q *prompt, r *dataset.Record) error {
 	return nil
 }
 
-// passed makes a uid of a later pass over the prompts one of its own.
-func passed(uid string, epoch int) string {
+// uidOfEpoch returns the uid of a prompt in a later pass over the prompts; the first pass is epoch 0.
+func uidOfEpoch(uid string, epoch int) string {
 	if epoch == 0 || uid == "" {
 		return uid
 	}

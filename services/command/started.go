@@ -18,23 +18,23 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// started is what a run was started with. It is stored once: the same run id goes on with the same only.
+// started is what a run was started with. It is stored once; the run id can only be resumed with the same.
 type started struct {
 	Prompts int `json:"prompts"`
-	// Digest is that of the prompts, without their deadlines, which are relative to now, and without the model.
+	// Digest covers the prompts, without the model, and without deadlines, because these are relative to now.
 	Digest string `json:"digest"`
-	// Model is the lane, BaseDigest its checkpoint; Adapter is what the flags add to that.
+	// Model is the lane, BaseDigest its checkpoint, and Adapter the digest of the adapter that the flags add.
 	Model      schemas.Lane `json:"model,omitempty"`
 	BaseDigest string       `json:"base_digest,omitempty"`
 	Adapter    string       `json:"adapter,omitempty"`
 	Created    int64        `json:"created"`
 }
 
-// startedWith is what this command starts, and what the run was started with before; nil: it is new. A run that was
-// started with other prompts, or another model, is refused.
+// startedWith returns what this command starts, and what the run was started with before (nil: the run is new). It
+// refuses a run that was started with other prompts or another model.
 func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []prompt,
 	plan *estimated,
 ) (mine, before *started, err error) {
@@ -51,7 +51,7 @@ func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []pr
 	mine = &started{Prompts: len(prompts), Digest: hex.EncodeToString(h.Sum(nil)), Created: time.Now().UnixNano()}
 	if conn.member != nil {
 		mine.Model = r.services.Lane()
-		if mine.Adapter, err = r.services.adapter(); err != nil {
+		if mine.Adapter, err = r.services.adapterDigest(); err != nil {
 			return nil, nil, usage(err)
 		}
 	} else if len(plan.facts.Live) == 1 {
@@ -71,21 +71,21 @@ func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []pr
 		}
 	}
 	if err == nil {
-		err = r.goesOn(before, mine, conn.member == nil)
+		err = r.checkResume(before, mine, conn.member == nil)
 	}
 	return mine, before, err
 }
 
-// goesOn refuses to go on with a run that was started otherwise. Of a pipeline elsewhere, whose lane nobody named, the
-// run keeps its own.
-func (r *runner) goesOn(before, mine *started, elsewhere bool) error {
-	const other = "; go on with that, or choose another --run"
+// checkResume refuses to resume a run that was started with something else. At a pipeline elsewhere a run without a
+// named model keeps its lane.
+func (r *runner) checkResume(before, mine *started, elsewhere bool) error {
+	const other = "; use that again, or choose another --run"
 	switch {
 	case before.Digest != mine.Digest:
 		return usage(fmt.Errorf("--run: %q was started with other prompts or settings; "+
-			"resume it with the same ones, or choose another id", r.id))
+			"give the same ones to resume it, or choose another id", r.id))
 	case before.Model == "":
-		return nil // before runs had models
+		return nil // an older release stored no model
 	case before.Model != mine.Model && elsewhere:
 		mine.Model, mine.BaseDigest = before.Model, before.BaseDigest
 		return nil
@@ -98,16 +98,17 @@ func (r *runner) goesOn(before, mine *started, elsewhere bool) error {
 	return r.sameCheckpoint(fmt.Sprintf("lane %q serves", mine.Model), before.BaseDigest, mine.BaseDigest)
 }
 
-// sameCheckpoint refuses another checkpoint, which what says, than the run was started with; "" is one that is not
-// known.
+// sameCheckpoint refuses a checkpoint other than the one that the run was started with. what says where it is from;
+// "" for an unknown checkpoint passes.
 func (r *runner) sameCheckpoint(what, before, mine string) error {
 	if before == "" || mine == "" || before == mine {
 		return nil
 	}
 	return usage(fmt.Errorf("%s the checkpoint %.16s; run %q was started with %.16s; "+
-		"go on with that, or choose another --run", what, mine, r.id, before))
+		"use that again, or choose another --run", what, mine, r.id, before))
 }
 
+// adapterName returns the beginning of an adapter's digest, or none.
 func adapterName(digest string) string {
 	if digest == "" {
 		return "none"
@@ -115,8 +116,8 @@ func adapterName(digest string) string {
 	return fmt.Sprintf("%.16s", digest)
 }
 
-// adapter names what the flags add to the checkpoint; empty: nothing.
-func (s *services) adapter() (string, error) {
+// adapterDigest returns a digest of the adapter that the flags add to the checkpoint; "" without one.
+func (s *services) adapterDigest() (string, error) {
 	if s.Sampler.Adapter == "" {
 		return "", nil
 	}
@@ -127,8 +128,8 @@ func (s *services) adapter() (string, error) {
 	return lora.WeightsDigest("", lora.Weighted{Adapter: a, Weight: s.Sampler.AdapterScale}), nil
 }
 
-// loaded waits until the sampler of this process has announced its model, and returns its checkpoint.
-func (s *services) loaded(ctx context.Context, b *bus.Bus) (string, error) {
+// awaitModel waits until the sampler of this process has announced its model, and returns its checkpoint.
+func (s *services) awaitModel(ctx context.Context, b *bus.Bus) (string, error) {
 	select {
 	case <-s.ready:
 	case <-ctx.Done():
@@ -141,16 +142,17 @@ func (s *services) loaded(ctx context.Context, b *bus.Bus) (string, error) {
 	return p.Checkpoint(), nil
 }
 
-// unlike is what a pipeline that does not start says of a model that the run was not started with.
-func (r *runner) unlike(err error) error {
-	if other, ok := errors.AsType[*sampler.OtherCheckpointError](err); ok {
+// pipelineError explains why the pipeline of this process did not start; another checkpoint than the run's is a usage
+// error.
+func (r *runner) pipelineError(err error) error {
+	if other, ok := errors.AsType[*weights.OtherCheckpointError](err); ok {
 		return r.sameCheckpoint(fmt.Sprintf("--model: %q is", other.Model), other.Want, other.Has)
 	}
 	return fmt.Errorf("pipeline: %w", err)
 }
 
-// claim stores what the run was started with, at its first start. Groups that it has by then, from prompts that were
-// published otherwise, must be of the same model.
+// claim stores what the run was started with, at its first start. Groups that the run has already, from prompts that
+// were published otherwise, must be of the same model.
 func (r *runner) claim(ctx context.Context, conn *connection, mine *started, prompts []prompt,
 	o *results.Outcomes,
 ) error {
@@ -163,12 +165,12 @@ func (r *runner) claim(ctx context.Context, conn *connection, mine *started, pro
 		case errors.Is(err, bus.ErrNotFound):
 		case err != nil:
 			return err
-		case g.Lane != "" && p.named("model") != "" && string(g.Lane) != p.named("model"):
-			return usage(fmt.Errorf("--model: %q; group %q of run %q is of %q; choose another --run", p.named("model"),
+		case g.Lane != "" && p.textField("model") != "" && string(g.Lane) != p.textField("model"):
+			return usage(fmt.Errorf("--model: %q; group %q of run %q is of %q; choose another --run", p.textField("model"),
 				p.uid, r.id, g.Lane))
 		default:
 			what := fmt.Sprintf("group %q is of another model: lane %q serves", p.uid, g.Lane)
-			if err := r.sameCheckpoint(what, g.BaseDigest, p.named("base_digest")); err != nil {
+			if err := r.sameCheckpoint(what, g.BaseDigest, p.textField("base_digest")); err != nil {
 				return err
 			}
 		}
@@ -181,22 +183,22 @@ func (r *runner) claim(ctx context.Context, conn *connection, mine *started, pro
 	if err != nil || created {
 		return err
 	}
-	before := &started{} // somebody else was first
+	before := &started{} // another process was first
 	if err := json.Unmarshal(stored, before); err != nil {
 		return fmt.Errorf("stored spec of run %q: %w", r.id, err)
 	}
-	return r.goesOn(before, mine, conn.member == nil)
+	return r.checkResume(before, mine, conn.member == nil)
 }
 
-// named is a text of the prompt; empty: it has none.
-func (p prompt) named(field string) string {
+// textField returns a field of the prompt that is a text; "" if it has none.
+func (p prompt) textField(field string) string {
 	text, _ := p.body[field].(string)
 	return text
 }
 
-// nameModel gives prompts that name no model the lane that they are for: no other is to take them later on. That is the
-// one that samplers serve, with its checkpoint, or that of a pipeline on this store that is not up yet, or the only one
-// that there was.
+// nameModel gives prompts without a model the lane that they are for, so that no other model can take them later.
+// That is the lane that samplers serve, with its checkpoint; else the lane of a pipeline on this store that is still
+// starting; else the only lane that there was.
 func (a *app) nameModel(prompts []prompt, f *estimate.Facts) {
 	switch running, serves := natsd.Pipeline(a.store); {
 	case len(f.Live) == 1:
@@ -209,7 +211,7 @@ func (a *app) nameModel(prompts []prompt, f *estimate.Facts) {
 	}
 }
 
-// nameLane gives prompts that name no model a lane, and those of the lane a checkpoint, "" for any.
+// nameLane gives prompts without a model a lane, and all prompts of that lane a checkpoint ("": any).
 func nameLane(prompts []prompt, lane schemas.Lane, base string) {
 	for _, p := range prompts {
 		if p.body["model"] == nil {

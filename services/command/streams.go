@@ -13,21 +13,23 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
+// streamsCommand is 'meander streams', with its subcommands.
 func streamsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "streams", Short: "how full the streams are, how far their consumers are behind, and what to do about it",
-		Long: `streams shows what each stream holds, its limits and its state, then how far each
-consumer is. A stream that is full refuses what is published: nothing is dropped, and
-what wants to publish waits until there is room.
+		Use: "streams", Short: "show how full the streams are and how far consumers are behind",
+		Long: `streams shows the size, limits and state of each stream, then the progress of each consumer. A full
+stream refuses new events. No event is lost: publishers wait until there is space.
 
-Exit status: 0 every stream takes events, 1 one does not.`,
+Exit status: 0 every stream accepts events, 1 one does not.`,
 		Example: `  meander streams
-  meander streams limit --max-steps-bytes 32GiB    # of a pipeline that runs, too
+  meander streams limit --max-steps-bytes 32GiB    # also while a pipeline runs
   meander streams purge night`,
 		Args: args(noSuchCommand),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
@@ -46,22 +48,22 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 						return err
 					}
 				}
-			} else if err := printStreams(out, stats); err != nil {
-				return err
+			} else {
+				printStreams(out, stats)
 			}
 			paused, err := conn.PausedRuns(c.Context())
 			if err != nil {
 				return err
 			}
 			for _, p := range paused {
-				fmt.Fprintf(c.ErrOrStderr(), "%s; it goes on with: meander resume %s\n", p.Says(), p.Run)
+				fmt.Fprintf(c.ErrOrStderr(), "%s; continue it with: meander resume %s\n", p.Says(), p.Run)
 			}
-			for _, server := range lacking(stats) {
-				line := fmt.Sprintf("server %s is down, or behind: see 'meander doctor'", server)
-				fmt.Fprintln(c.ErrOrStderr(), paint(c.ErrOrStderr(), sgrRed, line))
+			for _, server := range lackingServers(stats) {
+				line := fmt.Sprintf("server %s is down or behind; see 'meander doctor'", server)
+				fmt.Fprintln(c.ErrOrStderr(), present.Paint(c.ErrOrStderr(), present.Red, line))
 			}
 			for _, f := range faults {
-				fmt.Fprintln(c.ErrOrStderr(), paint(c.ErrOrStderr(), sgrRed, boot.Advice(f)))
+				fmt.Fprintln(c.ErrOrStderr(), present.Paint(c.ErrOrStderr(), present.Red, boot.Advice(f)))
 			}
 			if len(faults) > 0 {
 				return &exitError{status: exitFailed}
@@ -74,9 +76,8 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 }
 
 // printStreams writes a line for each stream, and one for each durable consumer.
-func printStreams(out io.Writer, stats []bus.StreamStats) error {
-	t := newColumns(out)
-	fmt.Fprintln(t, "STREAM\tMESSAGES\tSIZE\tLIMIT\tUSED\tKEPT\tSERVERS\tSTATE\tNEWEST")
+func printStreams(out io.Writer, stats []bus.StreamStats) {
+	t := present.New("STREAM", "MESSAGES", "SIZE", "LIMIT", "USED", "KEPT", "SERVERS", "STATE", "NEWEST")
 	for _, s := range stats {
 		newest, used := "-", "-"
 		if !s.Newest.IsZero() {
@@ -93,19 +94,21 @@ func printStreams(out io.Writer, stats []bus.StreamStats) error {
 		if s.Current < s.Replicas {
 			servers = fmt.Sprintf("%d of %d", s.Current, s.Replicas)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Messages, size(int64(s.Bytes)), size(s.MaxBytes), used, kept, servers, s.State, newest)
+		t.Row(s.Name, s.Messages, present.Size(s.Bytes), present.Size(s.MaxBytes), used, kept, servers, s.State, newest)
 	}
-	fmt.Fprintln(t, "\nCONSUMER\tSTREAM\tWAITING\tIN HAND\tREDELIVERED")
+	t.Print(out)
+	fmt.Fprintln(out)
+	t = present.New("CONSUMER", "STREAM", "WAITING", "IN FLIGHT", "REDELIVERED")
 	for _, s := range stats {
 		for _, k := range s.Consumers {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\n", k.Name, s.Name, k.Pending, k.AckPending, k.Redelivered)
+			t.Row(k.Name, s.Name, k.Pending, k.AckPending, k.Redelivered)
 		}
 	}
-	return t.Flush()
+	t.Print(out)
 }
 
-// lacking are the servers that do not have all of what they are to keep.
-func lacking(stats []bus.StreamStats) (servers []string) {
+// lackingServers returns the servers that lack streams which they should keep, sorted.
+func lackingServers(stats []bus.StreamStats) (servers []string) {
 	for _, s := range stats {
 		servers = append(servers, s.Lacking...)
 	}
@@ -113,39 +116,39 @@ func lacking(stats []bus.StreamStats) (servers []string) {
 	return slices.Compact(servers)
 }
 
-// fits says how many more groups of the mean size of those that are stored have room, and which stream is full then.
-func fits(stats []bus.StreamStats) string {
-	of := map[string]*bus.StreamStats{}
+// spaceLeft says how many more groups of the mean stored size have space, and which stream is full then.
+func spaceLeft(stats []bus.StreamStats) string {
+	byName := map[string]*bus.StreamStats{}
 	for i := range stats {
-		of[stats[i].Name] = &stats[i]
+		byName[stats[i].Name] = &stats[i]
 	}
-	groups, samples := of[schemas.StreamGroups].Messages, of[schemas.StreamTrajectories].Messages
+	groups, samples := byName[schemas.StreamGroups].Messages, byName[schemas.StreamTrajectories].Messages
 	if groups == 0 || samples == 0 {
-		return "how much fits is told once there are groups, by their size"
+		return "store a group first: its size then says how many more fit"
 	}
 	least, first := math.Inf(1), ""
 	for _, name := range []string{
 		schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamRewards, schemas.StreamAdvantages,
-		schemas.StreamGroups, bus.BlobStream,
+		schemas.StreamGroups, schemas.StreamBlobBucket,
 	} {
-		s := of[name]
+		s := byName[name]
 		if s.MaxBytes <= 0 || s.Bytes == 0 {
 			continue
 		}
-		room := float64(s.MaxBytes) - float64(s.Bytes) - float64(s.Held)
-		if n := room / (float64(s.Bytes) / float64(groups)); n < least {
+		space := float64(s.MaxBytes) - float64(s.Bytes) - float64(s.Held)
+		if n := space / (float64(s.Bytes) / float64(groups)); n < least {
 			least, first = max(0, n), name
 		}
 	}
 	if first == "" {
-		return "without limits of bytes the disk alone says how much fits"
+		return "no stream has a limit in bytes: only the disk limits how much fits"
 	}
-	const says = "room for about %.0f more groups, %.0f samples, of the mean size of the %d that are stored; then %s is full"
+	const says = "space for about %.0f more groups, %.0f samples, of the mean size of the %d stored groups; then %s is full"
 	return fmt.Sprintf(says, math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
 }
 
-// watchFaults says which streams take nothing or are nearly full, what to do about it, and when they
-// take events again, until ctx ends.
+// watchFaults tells which streams refuse events or are nearly full, what to do about it, and when they accept events
+// again, until ctx ends.
 func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -158,7 +161,7 @@ func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 		}
 		faults, err := b.Faults(ctx)
 		if err != nil {
-			continue // a server that is away is another matter
+			continue // other code reports a lost server
 		}
 		now := map[string]bool{}
 		for _, f := range faults {
@@ -168,7 +171,7 @@ func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 		}
 		for name := range told {
 			if !now[name] {
-				say(name + " takes events again")
+				say(name + " accepts events again")
 			}
 		}
 		told = now
@@ -199,17 +202,18 @@ func advise(ctx context.Context, b *bus.Bus, err error) error {
 	return err
 }
 
+// setupCommand is 'meander streams setup'.
 func setupCommand(a *app) *cobra.Command {
 	var limits boot.Limits
-	var auth string
+	var credentials string
 	c := &cobra.Command{
-		Use: "setup", Short: "make the streams, or bring them up to date",
-		Long: `setup makes the streams and buckets of a server that has none, and brings those of an older
-release up to date; what is stored stays, and so do limits that no flag names. On a server with
-roles it is for the role admin. Elsewhere meander-intake does it, and up and run do.`,
+		Use: "setup", Short: "create the streams, or update them",
+		Long: `setup creates the streams and buckets on a server, or updates those of an older release. Stored events
+stay, and so do limits without a flag here. On a server with roles it needs the role admin. On other
+servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem
   meander streams setup --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3
-  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --auth auth    # and copies for guests`,
+  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --auth auth    # also copies for guests`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			log, err := a.logger()
@@ -217,14 +221,14 @@ roles it is for the role admin. Elsewhere meander-intake does it, and up and run
 				return err
 			}
 			if a.natsURL == "" {
-				return usage(errors.New("--nats: empty; must be the server that is to have the streams. A store gets them from whoever opens it"))
+				return usage(errors.New("--nats: empty; must be the server to set up. A store needs no setup: 'meander up' and 'meander run' do it"))
 			}
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
 			}
-			var folder *authFolder
-			if auth != "" {
-				if folder, err = openAuth(auth); err != nil {
+			var folder *auth.Folder
+			if credentials != "" {
+				if folder, err = openAuth(credentials); err != nil {
 					return err
 				}
 			}
@@ -232,7 +236,7 @@ roles it is for the role admin. Elsewhere meander-intake does it, and up and run
 			server.NoWait = true
 			b, err := bus.Connect(c.Context(), server, log)
 			if err != nil {
-				return a.why(err)
+				return a.explain(err)
 			}
 			if err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas))); err == nil {
 				err = limits.Apply(c.Context(), b)
@@ -241,33 +245,35 @@ roles it is for the role admin. Elsewhere meander-intake does it, and up and run
 				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.natsURL))
 			}
 			if err == nil && folder != nil {
-				guests := folder.guests()
+				guests := folder.Guests()
 				if err = b.SetupGuests(c.Context(), guests); err == nil {
-					_, err = fmt.Fprintf(c.OutOrStdout(), "and copies for %s\n", count(len(guests), "guest"))
+					_, err = fmt.Fprintf(c.OutOrStdout(), "and copies for %s\n", present.Count(len(guests), "guest"))
 				}
 			}
 			return errors.Join(err, b.Close())
 		},
 	}
-	c.Flags().StringVar(&auth, "auth", "", "folder of meander auth init: make the copies that its guests read, users who are limited to runs")
+	c.Flags().StringVar(&credentials, "auth", "",
+		"credentials folder (meander auth init): also make the copies that its guests read, the users who are limited to runs")
 	limits.Flags(c.Flags())
 	return c
 }
 
+// limitCommand is 'meander streams limit'.
 func limitCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{
-		Use: "limit", Short: "change the limits of streams, while they are in use or not", Args: args(cobra.NoArgs),
-		Long: `limit changes what the flags name and leaves the rest as it is. What waits for room in
-a stream goes on by itself once there is some. A size below what a stream holds is
-refused; a shorter age removes at once what is older.`,
+		Use: "limit", Short: "change the limits of streams; they may be in use", Args: args(cobra.NoArgs),
+		Long: `limit changes the limits that you give, and no others. Publishers that wait for space continue by
+themselves. A size below the current size of a stream is refused. A shorter age removes older events at
+once.`,
 		Example: `  meander streams limit --max-steps-bytes 32GiB --max-blobs-bytes 32GiB
   meander streams limit --max-trajectories-age 30d --max-steps-age 31d
   meander streams limit --max-steps-age forever
-  meander streams limit --stream-replicas 3    # of a cluster`,
+  meander streams limit --stream-replicas 3    # on a cluster`,
 		RunE: func(c *cobra.Command, given []string) error {
 			if !limits.Any() {
-				return usage(errors.New("no limit is given; name one, such as --max-steps-bytes 32GiB"))
+				return usage(errors.New("no limit given; give one, such as --max-steps-bytes 32GiB"))
 			}
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
@@ -280,10 +286,8 @@ refused; a shorter age removes at once what is older.`,
 				if err != nil {
 					return err
 				}
-				if err := printStreams(c.OutOrStdout(), stats); err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(c.OutOrStdout(), "\n%s\n", fits(stats))
+				printStreams(c.OutOrStdout(), stats)
+				_, err = fmt.Fprintf(c.OutOrStdout(), "\n%s\n", spaceLeft(stats))
 				return err
 			})(c, given)
 		},
@@ -292,12 +296,13 @@ refused; a shorter age removes at once what is older.`,
 	return c
 }
 
+// purgeCommand is 'meander streams purge'.
 func purgeCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "purge RUN ...", Short: "remove all events of runs for good", Args: args(cobra.MinimumNArgs(1)),
-		Long: `purge removes the prompts, requests, steps, trajectories, verdicts, rewards, advantages
-and batches of runs. Images stay, since other runs may refer to the same ones, and
-so do dead letters. The id of a purged run must not be used again.`,
+		Use: "purge RUN ...", Short: "remove all events of runs for ever", Args: args(cobra.MinimumNArgs(1)),
+		Long: `purge removes the prompts, requests, steps, trajectories, verdicts, rewards, advantages and batches of
+runs. Images stay, because other runs may use them; dead letters stay too. Do not use the id of a
+purged run again.`,
 		Example: "  meander streams purge night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			for _, run := range given {
@@ -307,20 +312,15 @@ so do dead letters. The id of a purged run must not be used again.`,
 			}
 			for _, run := range given {
 				n, err := conn.Purge(c.Context(), schemas.Run(run))
+				if err == nil && n == 0 {
+					err = nothingStored(run)
+				}
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(c.OutOrStdout(), "run %s: %s removed\n", run, count(int(n), "event"))
+				fmt.Fprintf(c.OutOrStdout(), "run %s: %s removed\n", run, present.Count(n, "event"))
 			}
 			return nil
 		}),
 	}
-}
-
-// size is a number of bytes for people.
-func size(n int64) string {
-	if n <= 0 {
-		return "-"
-	}
-	return boot.Bytes(n).Rough()
 }

@@ -20,15 +20,16 @@ func TestStreams(t *testing.T) {
 		t.Errorf("messages %v", messages)
 	}
 	// One group is stored, of two samples.
-	expect(t, exitOK, "room for about 100 more groups, 200 samples, of the mean size of the 1 that are stored",
+	expect(t, exitOK, "space for about 100 more groups, 200 samples, of the mean size of the 1 stored groups",
 		"streams", "limit", "--max-steps-bytes", fmt.Sprintf("%dB", int64(101*steps)))
 	expect(t, exitOK, "", "streams", "limit", "--max-steps-bytes", "123MiB")
 	expect(t, exitOK, "123.0 MiB", "streams")
 	expect(t, exitOK, "run r1: ", "streams", "purge", "r1")
+	expect(t, exitFailed, `run "r1": nothing is stored of it`, "streams", "purge", "r1")
 	for _, s := range linesOf(t, expect(t, exitOK, "", "streams", "--json")) {
 		if s["name"] == "MDR_STEPS" && s["messages"] != 0.0 {
 			t.Errorf("after the purge: %v", s)
 		}
 	}
-	expect(t, exitOK, "how much fits is told once there are groups", "streams", "limit", "--max-steps-bytes", "123MiB")
+	expect(t, exitOK, "store a group first: its size then says how many more fit", "streams", "limit", "--max-steps-bytes", "123MiB")
 }

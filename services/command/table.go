@@ -8,37 +8,38 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// Runs of at most fewGroups groups are shown sample by sample, larger ones a line each;
-// of a group at most fewSamples.
+// Runs of at most fewGroups groups are shown sample by sample, with at most fewSamples of a group; larger runs with a
+// line for each group.
 const (
 	fewGroups  = 8
 	fewSamples = 8
 )
 
-// printRun is the table for people.
-func printRun(w io.Writer, r *results.Run) error {
+// printRun prints the results of a run for people.
+func printRun(w io.Writer, r *results.Run) {
 	if len(r.Groups) <= fewGroups {
 		printGroups(w, r)
-	} else if err := printLines(w, r); err != nil {
-		return err
+	} else {
+		printLines(w, r)
 	}
 	s := r.Summary
 	lines := append([]string{
-		fmt.Sprintf("run %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s", s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds),
-	}, measures(&s)...)
+		fmt.Sprintf("run %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s", s.Run, s.Complete,
+			s.Groups, s.Samples, s.StepsStored, s.Seconds),
+	}, summaryLines(&s)...)
 	if s.Evaluations < s.FlatEvaluations {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))
 	}
 	fmt.Fprintln(w)
 	for _, line := range lines {
-		fmt.Fprintln(w, breakLines(line, lineWidth(w)-len(columnIndent), "\n"+columnIndent))
+		present.Lines(w, line)
 	}
 	if s.Trajectories > 0 {
 		fmt.Fprintf(w, "digest %s\n", s.Digest)
@@ -49,11 +50,10 @@ func printRun(w io.Writer, r *results.Run) error {
 	if s.Sheet != "" {
 		fmt.Fprintf(w, "contact sheet %s\n", s.Sheet)
 	}
-	return nil
 }
 
-// printGroups shows every sample, the best first: its reward, the single scores where
-// there are several, what was read, and the advantage; then why samples failed.
+// printGroups shows every sample, the best first: its reward, the single scores if there are several, what was read,
+// and the advantage. Then it says why samples failed.
 func printGroups(w io.Writer, r *results.Run) {
 	for i, g := range r.Groups {
 		if i > 0 {
@@ -61,40 +61,41 @@ func printGroups(w io.Writer, r *results.Run) {
 		}
 		head := paintStatus(w, g.Status)
 		if rolled := len(g.Members) > 0 && g.Members[0].Roll != nil; g.Mean != nil && !rolled {
-			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"))
+			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"),
+				results.Number(g.Std, "%.3f"))
 			if g.Std != nil {
 				head += fmt.Sprintf(" (%s)", g.StdLabel())
 			}
 		}
 		if g.Group != "" {
-			head += ", stood in for by " + string(g.Group)
+			head += ", replaced by " + string(g.Group)
 		}
 		if g.Error != "" {
-			head += ": " + firstLine(g.Error)
+			head += ": " + present.FirstLine(g.Error)
 		}
-		between := "  "
-		prompt := cutText(printable(g.Prompt), lineWidth(w)) // results have the whole
-		if utf8.RuneCountInString(prompt)+utf8.RuneCountInString(head) > lineWidth(w) {
-			between = "\n  "
+		prompt := present.Cut(printable(g.Prompt), present.LineWidth(w)) // results.jsonl has the whole text
+		if line := prompt + "  " + head; present.Columns(line) <= present.LineWidth(w) {
+			fmt.Fprintln(w, line)
+		} else {
+			fmt.Fprintln(w, prompt)
+			present.Linef(w, "  %s", head)
 		}
-		fmt.Fprintf(w, "%s%s%s\n", prompt, between, breakLines(head, lineWidth(w)-len(columnIndent), "\n"+columnIndent))
 		if printRolls(w, g) || printTexts(w, g) {
 			continue
 		}
 		members, gap, more := bestAndWorst(g, fewSamples)
-		table := &grid{}
+		table := present.Samples()
 		row := func(name string, cell func(m *results.Member) string) {
-			cells := make([]string, len(members), len(members)+1)
-			filled := false
+			cells, filled := []any{name}, false
 			for k := range members {
-				cells[k] = cell(&members[k])
-				filled = filled || cells[k] != ""
-			}
-			if gap > 0 { // between the best and the worst
-				cells = slices.Insert(cells, gap, "…")
+				if gap > 0 && k == gap { // between the best and the worst
+					cells = append(cells, "…")
+				}
+				text := cell(&members[k])
+				cells, filled = append(cells, text), filled || text != ""
 			}
 			if filled {
-				table.row(name, cells)
+				table.Row(cells...)
 			}
 		}
 		row("sample", func(m *results.Member) string { return fmt.Sprintf("#%d", m.SampleIndex) })
@@ -104,7 +105,7 @@ func printGroups(w io.Writer, r *results.Run) {
 				continue
 			}
 			label := "read"
-			if len(names) > 1 { // which of them it was that read
+			if len(names) > 1 { // say which function read it
 				label = name + " read"
 			}
 			row(label, func(m *results.Member) string { return m.ReadBy(name) })
@@ -121,19 +122,35 @@ func printGroups(w io.Writer, r *results.Run) {
 			return results.Number(m.Reward, "%.3f")
 		})
 		row("advantage", func(m *results.Member) string { return results.Number(m.Advantage, "%+.3f") })
-		table.print(w, width(w))
-		if more > 0 {
-			fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
-		}
-		for _, line := range append(details(members), failures(g.Members)...) {
-			printBroken(w, gridGap+line)
-		}
+		table.Print(w)
+		printNotes(w, more, append(details(members), failures(g.Members)...))
 	}
 }
 
-// bestAndWorst are so many members of a group at most, the best first: of more the best and the worst that
-// have a reward.
-// gap is the place of the first of the worst, 0 where nothing is left out before them; more is how many are left out.
+// paintStatus colours the status of a group or sample: green if all was done, yellow for a part, red for nothing.
+func paintStatus(out io.Writer, status string) string {
+	switch status {
+	case "complete", "scored", "done", "running":
+		return present.Paint(out, present.Green, status)
+	case "failed", "refused":
+		return present.Paint(out, present.Red, status)
+	}
+	return present.Paint(out, present.Yellow, status)
+}
+
+// printNotes writes what is below the samples of a group: how many are not shown, and lines about them.
+func printNotes(w io.Writer, more int, lines []string) {
+	if more > 0 {
+		fmt.Fprintf(w, "  and %s\n", present.Count(more, "more sample"))
+	}
+	for _, line := range lines {
+		present.Linef(w, "  %s", line)
+	}
+}
+
+// bestAndWorst returns at most that many members of a group, the best first. Of a larger group it returns the best
+// and the worst that have a reward. gap is the index of the first of the worst, 0 if none are left out before it;
+// more is how many are left out.
 func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, more int) {
 	members = g.Best()
 	all := len(members)
@@ -148,20 +165,21 @@ func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, mo
 	return members, gap, all - len(members)
 }
 
-// details are what reward functions said of samples, where that is not the text that they read, each once.
+// details returns what reward functions said about samples, except texts that they read.
 func details(members []results.Member) []string {
 	var lines []string
 	for i := range members {
 		for _, s := range members[i].Scores {
 			if s.Detail != "" && !scorer.Reads(s.Name) && !scorer.OfText(s.Name) {
-				lines = append(lines, fmt.Sprintf("#%d %s says %s", members[i].SampleIndex, s.Name, printable(s.Detail)))
+				lines = append(lines, fmt.Sprintf("#%d %s says %s", members[i].SampleIndex, s.Name,
+					printable(s.Detail)))
 			}
 		}
 	}
 	return lines
 }
 
-// failures says of samples without a reward why, each reason once.
+// failures says why samples have no reward, each reason once with its samples.
 func failures(members []results.Member) []string {
 	var reasons []string
 	samples := map[string][]string{}
@@ -171,7 +189,7 @@ func failures(members []results.Member) []string {
 		}
 		reason := m.Status
 		if m.Error != "" {
-			reason += ": " + firstLine(m.Error)
+			reason += ": " + present.FirstLine(m.Error)
 		}
 		if samples[reason] == nil {
 			reasons = append(reasons, reason)
@@ -188,15 +206,15 @@ func failures(members []results.Member) []string {
 	return reasons
 }
 
-// printLines is a line for each group, then why samples failed.
-func printLines(w io.Writer, r *results.Run) error {
-	columns := width(w)
-	widest, stood := 0, 0 // groups that stood in have a column, where there are any
+// printLines prints a line for each group, then why samples failed.
+func printLines(w io.Writer, r *results.Run) {
+	columns := present.Width(w)
+	widest, replaced := 0, 0 // a column names the groups that replaced others, if there are any
 	for _, g := range r.Groups {
-		widest = max(widest, utf8.RuneCountInString(string(g.UID)))
-		stood = max(stood, utf8.RuneCountInString(string(g.Group)))
+		widest = max(widest, len(g.UID))
+		replaced = max(replaced, len(g.Group))
 	}
-	widest, stood = min(widest, max(columns/3, 12)), min(stood, max(columns/3, 12))
+	widest, replaced = min(widest, max(columns/3, 12)), min(replaced, max(columns/3, 12))
 	kinds := map[string]bool{} // of standard deviations
 	for _, g := range r.Groups {
 		if g.Std != nil {
@@ -208,55 +226,52 @@ func printLines(w io.Writer, r *results.Run) error {
 		std += fmt.Sprintf(" (%s)", slices.Collect(maps.Keys(kinds))[0])
 	}
 	// Status, mean and std take some 27 columns and the heading, a sample about 14.
-	shown := min(max((columns-widest-stood-27-len(std))/14, 1), fewSamples)
-	t := newColumns(w)
-	by := func(text string) string {
-		if stood == 0 {
-			return ""
+	shown := min(max((columns-widest-replaced-27-len(std))/14, 1), fewSamples)
+	t := &present.Table{}
+	row := func(uid, by string, cells ...any) {
+		if replaced > 0 {
+			cells = slices.Insert(cells, 0, any(by))
 		}
-		return text + "\t"
+		t.Row(slices.Insert(cells, 0, any(uid))...)
 	}
-	fmt.Fprintf(t, "GROUP\t%sSTATUS\tMEAN\t%s\tREWARD (ADVANTAGE)\n", by("STOOD IN FOR BY"), std)
+	row("GROUP", "REPLACED BY", "STATUS", "MEAN", std, "REWARD (ADVANTAGE)")
 	var all []results.Member
 	for _, g := range r.Groups {
 		std := results.Number(g.Std, "%.3f")
 		if len(kinds) > 1 && g.Std != nil {
 			std += fmt.Sprintf(" (%s)", g.StdLabel())
 		}
-		fmt.Fprintf(t, "%s\t%s%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest), by(shorten(orDash(g.Group), stood)), g.Status,
-			results.Number(g.Mean, "%.3f"), std, members(g, shown))
+		row(present.Cut(string(g.UID), widest), present.Cut(present.OrDash(g.Group), replaced), g.Status,
+			results.Number(g.Mean, "%.3f"), std, membersCell(g, shown))
 		all = append(all, g.Members...)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Print(w)
 	reasons := map[string]int{}
 	for _, m := range all {
 		if m.Status != schemas.StatusScored && m.Error != "" {
-			reasons[m.Status+": "+firstLine(m.Error)]++
+			reasons[m.Status+": "+present.FirstLine(m.Error)]++
 		}
 	}
 	for _, reason := range sortedKeys(reasons) {
-		printBroken(w, fmt.Sprintf("%s %s", count(reasons[reason], "sample"), reason))
+		present.Linef(w, "%s %s", present.Count(reasons[reason], "sample"), reason)
 	}
-	return nil
 }
 
-// lacks says of each status what groups that have it lack.
+// lacks says what is wrong with groups that are not complete, by status.
 var lacks = map[string]string{
-	schemas.StatusPartial:   "without a reward of each sample",
+	schemas.StatusPartial:   "with samples that have no reward",
 	schemas.StatusFailed:    "failed",
-	schemas.StatusShort:     "with too few samples that have a reward",
-	schemas.StatusMixed:     "of weights too far apart, or of several schedules",
-	schemas.StatusStale:     "of weights too old",
+	schemas.StatusShort:     "with too few rewards",
+	schemas.StatusMixed:     "with weights that are too far apart, or several schedules",
+	schemas.StatusStale:     "with weights that are too old",
 	schemas.StatusRefused:   "refused",
 	schemas.StatusCancelled: "cancelled",
 	results.StatusOpen:      "without a result",
-	schemas.StatusFiltered: "left out, as the rewards of their samples are equal (--zero-std), " +
-		"and no fresh group took their place",
+	schemas.StatusFiltered: "left out because all rewards are equal (--zero-std) " +
+		"and no fresh group replaced them",
 }
 
-// notComplete is the error of groups of which some are not complete, by their statuses; nil where all are.
+// notComplete returns the error of a run whose groups are not all complete, by their statuses; nil if they are.
 func notComplete(statuses []string) error {
 	counts, left := map[string]int{}, 0
 	for _, s := range statuses {
@@ -272,14 +287,15 @@ func notComplete(statuses []string) error {
 	for _, s := range sortedKeys(counts) {
 		parts = append(parts, fmt.Sprintf("%d %s", counts[s], cmp.Or(lacks[s], s)))
 	}
-	err := fmt.Errorf("%d of %s not complete: %s", left, count(len(statuses), "group"), strings.Join(parts, "; "))
+	err := fmt.Errorf("%d of %s not complete: %s", left, present.Count(len(statuses), "group"),
+		strings.Join(parts, "; "))
 	return &exitError{status: exitFailed, err: err}
 }
 
-// members is the short form of a table row, of that many samples at most.
-func members(g *results.Group, most int) string {
+// membersCell returns the samples of a group for one cell of a table, at most that many.
+func membersCell(g *results.Group, most int) string {
 	if g.Status == "refused" {
-		return firstLine(g.Error)
+		return present.FirstLine(g.Error)
 	}
 	var cells []string
 	shown, gap, more := bestAndWorst(g, most)
@@ -291,7 +307,8 @@ func members(g *results.Group, most int) string {
 			cells = append(cells, m.Status)
 			continue
 		}
-		cells = append(cells, fmt.Sprintf("%s (%s)", results.Number(m.Reward, "%.2f"), results.Number(m.Advantage, "%+.2f")))
+		cells = append(cells, fmt.Sprintf("%s (%s)", results.Number(m.Reward, "%.2f"),
+			results.Number(m.Advantage, "%+.2f")))
 	}
 	if more > 0 {
 		cells = append(cells, fmt.Sprintf("+%d", more))
@@ -299,7 +316,7 @@ func members(g *results.Group, most int) string {
 	return strings.Join(cells, "  ")
 }
 
-// scoreNames are the reward functions of a group, in their order.
+// scoreNames returns the reward functions of a group, in their order.
 func scoreNames(members []results.Member) []string {
 	for _, m := range members {
 		if len(m.Scores) > 0 {
@@ -313,7 +330,7 @@ func scoreNames(members []results.Member) []string {
 	return nil
 }
 
-// score is a single score in a table.
+// score returns a single score for a table; "-" if there is none.
 func score(m *results.Member, name string) string {
 	for _, s := range m.Scores {
 		if s.Name == name {
@@ -326,8 +343,8 @@ func score(m *results.Member, name string) string {
 	return "-"
 }
 
-// measures are the lines of the summary that say how the rewards are.
-func measures(s *results.Summary) []string {
+// summaryLines returns the lines of the summary about rewards and evaluations.
+func summaryLines(s *results.Summary) []string {
 	var lines []string
 	m := s.Metrics
 	if _, ok := m["scheduled_sampling/rolled_fraction"]; ok {
@@ -336,7 +353,7 @@ func measures(s *results.Summary) []string {
 		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f (population), %.0f %% of groups without variance",
 			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
 		if s.Refills > 0 {
-			line += fmt.Sprintf(", %s refilled", count(s.Refills, "group"))
+			line += fmt.Sprintf(", %s refilled", present.Count(s.Refills, "group"))
 		}
 		lines = append(lines, line)
 	}
@@ -365,12 +382,4 @@ func measures(s *results.Summary) []string {
 		lines = append(lines, "evaluation "+of+": "+strings.Join(evaluations[of], ", "))
 	}
 	return lines
-}
-
-func firstLine(s string) string {
-	first, _, more := strings.Cut(s, "\n")
-	if more {
-		return first + " ..."
-	}
-	return s
 }

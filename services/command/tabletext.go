@@ -10,16 +10,15 @@ import (
 
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// mostStrip is the most tokens that a strip of confidences shows, leastAnswer the columns that answers have at least.
-const (
-	mostStrip   = 32
-	leastAnswer = 12
-)
+// mostStrip is the most tokens that a strip of confidences shows.
+const mostStrip = 32
 
-// printTexts shows the samples of a group of texts, the best first, a line each: the answer, how sure the model was of each
-// token, the reward with its single scores, and the advantage. It says whether the group is one.
+// printTexts shows the samples of a group of texts, the best first, one per line: the answer, how sure the model was
+// of each token, the reward with its single scores, and the advantage. It returns false, and prints nothing, for
+// another group.
 func printTexts(w io.Writer, g *results.Group) bool {
 	if !slices.ContainsFunc(g.Members, func(m results.Member) bool { return m.Text != nil }) {
 		return false
@@ -27,100 +26,64 @@ func printTexts(w io.Writer, g *results.Group) bool {
 	members, gap, more := bestAndWorst(g, fewSamples)
 	names := scoreNames(members)
 	if len(names) < 2 {
-		names = nil // the reward says it
+		names = nil // the reward says the same
 	}
-	table := textTable(members, names)
-	if table.columns() > width(w) {
-		table = textTable(members, nil)
+	table := textTable(w, members, gap, names)
+	if table.Columns() > present.Width(w) {
+		table = textTable(w, members, gap, nil)
 	}
-	table.print(w, members, gap)
-	if more > 0 {
-		fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
-	}
-	for _, line := range append(details(members), failures(g.Members)...) {
-		printBroken(w, gridGap+line)
-	}
+	table.Print(w)
+	printNotes(w, more, append(details(members), failures(g.Members)...))
 	return true
 }
 
-// texts are the cells of samples, a row each below their heads. Behind them comes the answer.
-type texts struct {
-	rows   [][]string
-	widths []int
-	strip  int // columns of confidences, which are the third cell
-}
-
-// textTable has the single scores of some reward functions.
-func textTable(members []results.Member, names []string) *texts {
+// textTable returns a table with a row for each sample, and the scores of the named reward functions. If gap is not
+// 0, samples are left out before that index.
+func textTable(w io.Writer, members []results.Member, gap int, names []string) *present.Table {
 	strip := "confidence"
 	if slices.Contains(names, strip) {
 		strip = "by token"
 	}
-	x := &texts{rows: [][]string{slices.Concat([]string{"sample", "tokens", strip}, names, []string{"reward", "advantage"})}, strip: len(strip)}
+	bars := len(strip)
 	for i := range members {
-		m := &members[i]
-		row := []string{fmt.Sprintf("#%d", m.SampleIndex), "", ""}
-		if m.Text != nil {
-			row[1] = fmt.Sprint(m.Text.Tokens)
-			x.strip = max(x.strip, min(mostStrip, len(m.Text.Confidences())))
+		if t := members[i].Text; t != nil {
+			bars = max(bars, min(mostStrip, len(t.Confidences())))
 		}
-		for _, name := range names {
-			row = append(row, score(m, name))
+	}
+	t := &present.Table{Indent: present.Indent, Right: true, Fit: cutConversation}
+	row := func(first []any, scores []string, last ...any) {
+		for _, s := range scores {
+			first = append(first, s)
+		}
+		t.Row(append(first, last...)...)
+	}
+	row([]any{"sample", "tokens", fmt.Sprintf("%-*s", bars, strip)}, names, "reward", "advantage", "answer")
+	for i := range members {
+		if gap > 0 && i == gap {
+			t.Row("…")
+		}
+		m := &members[i]
+		tokens, confidences, answer := "", strings.Repeat(" ", bars), ""
+		if m.Text != nil {
+			tokens, answer = fmt.Sprint(m.Text.Tokens), conversationLine(m.Text.Turns)
+			confidences = confidenceStrip(w, m.Text.Confidences(), bars)
+		}
+		scores := make([]string, len(names))
+		for k, name := range names {
+			scores[k] = score(m, name)
 		}
 		reward := m.Status
 		if m.Status == schemas.StatusScored {
 			reward = results.Number(m.Reward, "%.3f")
 		}
-		x.rows = append(x.rows, append(row, reward, results.Number(m.Advantage, "%+.3f")))
+		row([]any{fmt.Sprintf("#%d", m.SampleIndex), tokens, confidences}, scores, reward,
+			results.Number(m.Advantage, "%+.3f"), answer)
 	}
-	x.widths = make([]int, len(x.rows[0]))
-	for _, row := range x.rows {
-		for i, cell := range row {
-			x.widths[i] = max(x.widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	x.widths[2] = x.strip
-	return x
+	return t
 }
 
-// columns is how wide it is without answers.
-func (x *texts) columns() (n int) {
-	for _, w := range x.widths {
-		n += w + len(gridGap)
-	}
-	return n
-}
-
-// print writes the rows with the answers, which have a line of their own where the terminal is narrow. Before
-// the sample at gap, where it is not 0, there are others that are left out.
-func (x *texts) print(w io.Writer, members []results.Member, gap int) {
-	room, between := width(w)-x.columns()-len(gridGap), gridGap
-	if narrow := 3 * len(gridGap); room < leastAnswer {
-		room, between = max(leastAnswer, width(w)-narrow), "\n"+strings.Repeat(" ", narrow)
-	}
-	for i, row := range x.rows {
-		if gap > 0 && i == 1+gap {
-			fmt.Fprintf(w, "%s%s\n", gridGap, pad("…", x.widths[0]))
-		}
-		answer, strip := "answer", row[2]+strings.Repeat(" ", x.strip-len(row[2])) // strips begin at the left
-		if i > 0 {
-			answer = ""
-			if t := members[i-1].Text; t != nil {
-				strip, answer = confidenceStrip(w, t.Confidences(), x.strip), cutTalk(spoken(t.Turns), room)
-			}
-		}
-		for k, cell := range row {
-			if k == 2 { // which may have colours
-				fmt.Fprint(w, gridGap, strip)
-			} else {
-				fmt.Fprint(w, gridGap, pad(cell, x.widths[k]))
-			}
-		}
-		fmt.Fprint(w, between, cutText(answer, room), "\n")
-	}
-}
-
-// printable is a text in one line, in quotes where it could be taken for none, or would be more to a terminal than its letters.
+// printable returns a text in one line. It is quoted if it is empty, has blanks at an end, or has characters that a
+// terminal would not print as letters.
 func printable(s string) string {
 	if s == "" || strings.TrimSpace(s) != s || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
 		return fmt.Sprintf("%q", s)
@@ -128,11 +91,12 @@ func printable(s string) string {
 	return s
 }
 
-// between stands between an answer and what the interaction says to it.
+// between separates an answer from what the interaction replies.
 const between = " › "
 
-// spoken is what a text says in one line: its answer, and of a conversation all of them, with the replies in between.
-func spoken(turns []schemas.Turn) string {
+// conversationLine returns a text in one line: its answer; of a conversation all answers, with the replies in
+// between.
+func conversationLine(turns []schemas.Turn) string {
 	line, reply := "", ""
 	for _, t := range turns {
 		if !t.Generated {
@@ -146,28 +110,20 @@ func spoken(turns []schemas.Turn) string {
 	return line
 }
 
-// cutTalk is a line of at most so many columns, without what comes first where it is a conversation: the last answer counts.
-func cutTalk(line string, columns int) string {
-	all := []rune(line)
-	if len(all) <= columns || !strings.Contains(line, between) {
-		return cutText(line, columns)
+// cutConversation cuts a line to that many columns. Of a conversation it cuts the beginning, because the last answer
+// counts.
+func cutConversation(line string, columns int) string {
+	if strings.Contains(line, between) {
+		return present.CutFront(line, columns)
 	}
-	return "…" + string(all[len(all)-max(0, columns-1):])
-}
-
-// cutText is a text of at most so many columns.
-func cutText(s string, columns int) string {
-	if utf8.RuneCountInString(s) <= columns {
-		return s
-	}
-	return string([]rune(s)[:max(0, columns-1)]) + "…"
+	return present.Cut(line, columns)
 }
 
 // bars stand for confidences from 0 to 1.
 var bars = []rune("▁▂▃▄▅▆▇█")
 
-// confidenceStrip has a bar for each token, red to green where there are colours; of more tokens than columns each bar is the least of
-// several. It fills the columns.
+// confidenceStrip returns a bar for each token, from red to green where there are colours. If there are more tokens
+// than columns, each bar is the least of several. Blanks fill the columns.
 func confidenceStrip(w io.Writer, list []float64, columns int) string {
 	n := min(len(list), min(columns, mostStrip))
 	var s strings.Builder
@@ -176,23 +132,23 @@ func confidenceStrip(w io.Writer, list []float64, columns int) string {
 		for _, c := range list[i*len(list)/n : (i+1)*len(list)/n] {
 			least = min(least, c)
 		}
-		sgr := sgrRed
+		colour := present.Red
 		switch {
 		case least >= 0.9:
-			sgr = sgrGreen
+			colour = present.Green
 		case least >= 0.5:
-			sgr = sgrYellow
+			colour = present.Yellow
 		}
-		s.WriteString(paint(w, sgr, string(bars[min(len(bars)-1, int(least*float64(len(bars))))])))
+		s.WriteString(present.Paint(w, colour, string(bars[min(len(bars)-1, int(least*float64(len(bars))))])))
 	}
 	return s.String() + strings.Repeat(" ", columns-n)
 }
 
-// tokensLine is an event of tokens in one line.
+// tokensLine describes an event of tokens in one line.
 func tokensLine(e *schemas.Tokens) string {
 	what := fmt.Sprintf("%s #%d turn %d at %d  ", e.UID, e.SampleIndex, e.Turn, e.Position)
 	if !e.Generated {
-		return what + count(len(e.IDs), "token") + " given"
+		return what + present.Count(len(e.IDs), "token") + " given"
 	}
 	logProbs := e.LogProbs
 	if len(logProbs) == 0 {
@@ -210,15 +166,17 @@ func tokensLine(e *schemas.Tokens) string {
 	return strings.TrimSpace(what)
 }
 
-// describeText says how a group of texts was asked for.
+// describeText says how a group of texts was requested.
 func describeText(t *schemas.Trajectory) []string {
 	s := t.Text.Settings
 	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, logits %s", s.MaxNewTokens, s.Temperature, s.TopK, s.TopP, s.MinP, s.Vocabulary, logitsLine(&s))}
-	if d := t.Text.Drawn; d != nil {
-		lines = append(lines, fmt.Sprintf("drawn by %s from its own generator, which cannot be replayed; it gives %s", &d.Engine, engineGives[d.Engine.Values]))
+	if d := t.DrawnBy(); d != nil {
+		lines = append(lines,
+			fmt.Sprintf("drawn by %s with its own random generator, so verify cannot draw them again; it gives %s", &d.Engine, engineGives[d.Engine.Values]))
 	}
 	if with := s.Interaction; with != nil {
-		lines = append(lines, fmt.Sprintf("interaction %s, at most %d answers, %v for each of its replies", with.Name, s.Answers(), with.Timeout()))
+		lines = append(lines, fmt.Sprintf("interaction %s, at most %d answers, %v for each of its replies", with.Name,
+			s.Answers(), with.Timeout()))
 	}
 	if len(s.Messages) > 1 {
 		for _, m := range s.Messages {
@@ -228,7 +186,7 @@ func describeText(t *schemas.Trajectory) []string {
 	return lines
 }
 
-// engineGives says what the values of an engine are.
+// engineGives says what the log-probs of an engine are.
 var engineGives = map[string]string{
 	schemas.EngineRaw:       "log-probs before temperature and filters",
 	schemas.EngineTempered:  "log-probs after temperature, before filters",
@@ -236,6 +194,7 @@ var engineGives = map[string]string{
 	schemas.EngineLogits:    "all logits",
 }
 
+// logitsLine says which logits are stored.
 func logitsLine(s *schemas.TextRequest) string {
 	if s.Logits == nil {
 		return "none"
@@ -247,7 +206,7 @@ func logitsLine(s *schemas.TextRequest) string {
 	return line
 }
 
-// printTokens shows the tokens of each sample with their log-probs, by their place in the answers.
+// printTokens shows the answers of the samples, and the tokens with their log-probs by position.
 func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nanswers")
 	longest := 0
@@ -258,7 +217,8 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 			continue
 		}
 		longest = max(longest, int(texts[i].Tokens))
-		fmt.Fprintf(out, "  #%d  %s  %s, %s\n", t.SampleIndex, printable(texts[i].Answer), count(int(texts[i].Tokens), "token"), texts[i].FinishReason)
+		fmt.Fprintf(out, "  #%d  %s  %s, %s\n", t.SampleIndex, printable(texts[i].Answer),
+			present.Count(texts[i].Tokens, "token"), texts[i].FinishReason)
 		printConversation(out, t.Text)
 	}
 	if longest == 0 {
@@ -267,30 +227,30 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	processed := texts[0].Drawn != nil && texts[0].LogProbs == nil
 	title := "log-probs by token: before temperature and filters, id in front"
 	if processed {
-		title = fmt.Sprintf("log-probs by token: after temperature and filters, as %s gives them, id in front", &texts[0].Drawn.Engine)
+		title = fmt.Sprintf("log-probs by token: after temperature and filters, as %s gives them, id in front",
+			&texts[0].Drawn.Engine)
 	}
-	fmt.Fprintf(out, "\n%s\n", breakLines(title, lineWidth(out)-len(columnIndent), "\n"+columnIndent))
-	table, heads := &grid{}, make([]string, len(trajectories))
-	for i, t := range trajectories {
-		heads[i] = fmt.Sprintf("#%d", t.SampleIndex)
-	}
-	table.row("token", heads)
+	present.Linef(out, "\n%s", title)
+	table := present.Samples()
+	table.Row(heads("token", trajectories)...)
 	for at := range min(longest, mostTokens) {
-		cells := make([]string, len(trajectories))
-		for i, x := range texts {
+		cells := []any{at}
+		for _, x := range texts {
+			cell := ""
 			if k := nthGenerated(x, at); k >= 0 {
 				logProbs := x.LogProbs
 				if processed {
 					logProbs = x.ProcessedLogProbs
 				}
-				cells[i] = fmt.Sprintf("%d %.4f", x.IDs[k], logProbs[k])
+				cell = fmt.Sprintf("%d %.4f", x.IDs[k], logProbs[k])
 			}
+			cells = append(cells, cell)
 		}
-		table.row(fmt.Sprint(at), cells)
+		table.Row(cells...)
 	}
-	table.print(out, width(out))
+	table.Print(out)
 	if longest > mostTokens {
-		fmt.Fprintf(out, "%sand %s\n", gridGap, count(longest-mostTokens, "more token"))
+		fmt.Fprintf(out, "  and %s\n", present.Count(longest-mostTokens, "more token"))
 	}
 }
 
@@ -300,7 +260,7 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 	if with == nil {
 		return
 	}
-	room := max(leastAnswer, width(out)-30)
+	columns := max(12, present.Width(out)-30)
 	for i, t := range x.Turns {
 		if !t.Generated {
 			continue
@@ -309,13 +269,13 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 		if t.Score != nil {
 			score = fmt.Sprintf("score %.4g", *t.Score)
 		}
-		fmt.Fprintf(out, "      answer %d  %s  %s\n", i/2, cutText(printable(t.Text), room), score)
+		fmt.Fprintf(out, "      answer %d  %s  %s\n", i/2, present.Cut(printable(t.Text), columns), score)
 		if t.Reply != "" {
 			said := ""
 			if i == len(x.Turns)-1 {
-				said = "  (not said any more)"
+				said = "  (after the last answer)"
 			}
-			fmt.Fprintf(out, "      %s says  %s%s\n", with.Name, cutText(printable(t.Reply), room), said)
+			fmt.Fprintf(out, "      %s says  %s%s\n", with.Name, present.Cut(printable(t.Reply), columns), said)
 		}
 	}
 	fmt.Fprintf(out, "      ended: %s\n", x.Conversation)
@@ -324,7 +284,7 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 // mostTokens is how many tokens of an answer show lists.
 const mostTokens = 64
 
-// nthGenerated is the place of the n-th token that was generated, -1 where there is none.
+// nthGenerated returns the position of the n-th generated token; -1 if there is none.
 func nthGenerated(x *results.Text, n int) int {
 	for i, one := range x.Mask {
 		if one == 1 {

@@ -11,28 +11,29 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/sampler"
 )
 
+// upCommand is 'meander up'.
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
-	listen, auth := "127.0.0.1:4222", ""
+	listen, credentials := "127.0.0.1:4222", ""
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "run the whole pipeline in this process until interrupted",
-		Long: `up starts an embedded NATS server on the store and the four services, and serves
-until it is interrupted: the first Ctrl-C finishes the work in hand or hands it
-back, the second one ends the process at once. Whatever was stored is there at the
-next start.`,
+		Long: `up starts an embedded NATS server on the store, and the four services. It runs until it is
+interrupted: the first Ctrl-C finishes the current work or gives it back, the second one ends the
+process at once. Stored events are there at the next start.`,
 		Example: `  meander up
-  meander up --gc-above 80 --gc-age 48h    # frees the oldest closed groups, so that it runs for ever
-  meander up --auth auth    # clients by the roles and certificates of meander auth init auth
-  meander up --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3    # on a cluster; no server here
+  meander up --gc-above 80 --gc-age 48h    # frees the oldest closed groups, so that the store never fills up
+  meander up --auth auth    # clients log in with the credentials of 'meander auth init auth'
+  meander up --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3    # uses a cluster, starts no server
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
-  meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal, as any NATS client can`,
+  meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !c.Flags().Changed("log-level") {
@@ -46,12 +47,13 @@ next start.`,
 				return err
 			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
-				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen, bus.RedactURL(a.natsURL)))
+				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen,
+					bus.RedactURL(a.natsURL)))
 			}
 			server := natsd.Options{Listen: listen}
-			var guests []bus.Guest
-			if auth != "" {
-				if guests, err = a.guard(&server, auth, log); err != nil {
+			var guests []auth.User
+			if credentials != "" {
+				if guests, err = a.useCredentials(&server, credentials, log); err != nil {
 					return err
 				}
 			}
@@ -65,7 +67,7 @@ next start.`,
 				return err
 			}
 			defer conn.Close()
-			if err := furnish(c.Context(), conn.Bus, s.limits, auth, guests); err != nil {
+			if err := applyLimits(c.Context(), conn.Bus, s.limits, credentials != "", guests); err != nil {
 				return err
 			}
 			serve := func(ctx context.Context) error {
@@ -83,59 +85,98 @@ next start.`,
 		},
 	}
 	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
-		f.StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
-		f.StringVar(&auth, "auth", "", "folder of meander auth init: clients are let in by its credentials, over TLS where it has certificates")
-		samplerFlags(f, &s)
+		f.StringVar(&listen, "listen", listen, "address for clients")
+		f.StringVar(&credentials, "auth", "",
+			"credentials folder (meander auth init): clients need its credentials, and TLS if it has certificates")
+		pipelineFlags(f, &s)
 	})
 	section(c.Flags(), limitSection, s.limits.Flags)
 	section(c.Flags(), gcSection, func(f *pflag.FlagSet) {
 		gcFlags(f, &s.Janitor)
-		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "pause between two looks of the janitor")
+		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "how often the janitor checks")
 	})
 	return c
 }
 
-// furnish gives the streams their limits, and the guests of a folder of credentials their copies.
-func furnish(ctx context.Context, b *bus.Bus, limits boot.Limits, auth string, guests []bus.Guest) error {
+// applyLimits sets the limits of the streams and, on a server with roles, makes the copies for its guests.
+func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool, guests []auth.User) error {
 	err := limits.Apply(ctx, b)
-	if err == nil && auth != "" {
+	if err == nil && roles {
 		err = b.SetupGuests(ctx, guests)
 	}
 	return err
 }
 
-// guard has the server let in who is in a folder of credentials, and nobody else, and returns the guests of them.
-func (a *app) guard(o *natsd.Options, dir string, log zerolog.Logger) ([]bus.Guest, error) {
+// useCredentials makes the server accept only the users of a credentials folder, and returns its guests.
+func (a *app) useCredentials(o *natsd.Options, dir string, log zerolog.Logger) ([]auth.User, error) {
 	switch {
 	case a.natsURL != "":
 		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and --nats out", dir, bus.RedactURL(a.natsURL)))
 	case a.token != "":
-		return nil, usage(errors.New("--auth: set beside a token (--nats-token, MEANDER_NATS_TOKEN), which would let in anybody; leave one of them out"))
+		return nil, usage(errors.New("--auth: given with a token (--nats-token, MEANDER_NATS_TOKEN), which would let in everybody; leave one of them out"))
 	}
 	f, err := openAuth(dir)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := f.certificate()
+	cert, err := f.Certificate()
 	if err != nil {
 		return nil, err
 	}
 	if cert != nil && time.Until(cert.NotAfter) < renewBefore {
-		log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server ends soon; meander auth update makes a new one")
+		log.Warn().Time("until",
+			cert.NotAfter).Msg("the certificate of the server expires soon; 'meander auth update' makes a new one")
 	}
 	o.Token = rand.Text() // of processes on the same store
-	return f.guests(), f.options(o)
+	return f.Guests(), addUsers(o, f)
 }
 
-// samplerFlags are the knobs of the services that run in this process.
-func samplerFlags(of *pflag.FlagSet, s *services) {
+// renewBefore is how long before the end of a certificate there is a warning.
+const renewBefore = 30 * 24 * time.Hour
+
+// addUsers gives the embedded server the users, guests and certificate of a credentials folder.
+func addUsers(o *natsd.Options, f *auth.Folder) error {
+	for i := range f.Users {
+		u := &f.Users[i]
+		r, err := u.Rights()
+		if err != nil {
+			return err
+		}
+		user := natsd.User{
+			Name: u.Name, Key: u.Key, Unlimited: r.Unlimited, Publish: r.Publish, DenyPublish: r.Deny, Subscribe: r.Subscribe,
+			Answers: r.Answers, AnswerWithin: r.AnswerWithin,
+		}
+		if u.IsGuest() {
+			crossings, err := u.Crossings()
+			if err != nil {
+				return err
+			}
+			guest := natsd.Guest{Account: u.Account(), MaxStore: u.CopySpace(), API: natsd.Service(u.API()), Hears: u.Hears()}
+			for _, c := range crossings {
+				guest.Services = append(guest.Services, natsd.Service(c))
+			}
+			user.Account, o.Guests = guest.Account, append(o.Guests, guest)
+		}
+		o.Users = append(o.Users, user)
+	}
+	if f.HasTLS() {
+		o.TLS = &natsd.TLS{}
+		o.TLS.Cert, o.TLS.Key = f.ServerFiles()
+	}
+	return nil
+}
+
+// pipelineFlags adds the flags of the services that run in this process.
+func pipelineFlags(to *pflag.FlagSet, s *services) {
 	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVar(&s.Sampler.Model, "model", s.Sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
+	f.StringVar(&s.Sampler.Model, "model", s.Sampler.Model, "synthetic, a model folder, or the name of a shipped model")
 	f.StringVar(&s.Sampler.Engine, "engine", "", sampler.Help("Engine"))
-	f.DurationVar(&s.Sampler.EnginePatience, "engine-patience", s.Sampler.EnginePatience, sampler.Help("EnginePatience"))
+	f.DurationVar(&s.Sampler.EnginePatience, "engine-patience", s.Sampler.EnginePatience,
+		sampler.Help("EnginePatience"))
 	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
-	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
+	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale,
+		"scale of the adapter; 1 is the scale of its training")
 	f.StringVar(&s.Sampler.Device, "device", s.Sampler.Device, sampler.Help("Device"))
 	f.StringVar(&s.Sampler.DType, "dtype", s.Sampler.DType, sampler.Help("DType"))
 	f.BoolVar(&s.Sampler.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
@@ -144,12 +185,17 @@ func samplerFlags(of *pflag.FlagSet, s *services) {
 	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, sampler.Help("Workers"))
 	f.BoolVar(&s.Sampler.SharePrefixes, "share-prefixes", s.Sampler.SharePrefixes, sampler.Help("SharePrefixes"))
 	f.IntVar(&s.Replicas, "replicas", s.Replicas, "copies of each service in this process")
-	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
-	f.StringVar(&s.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
-	f.DurationVar(&s.Reward.ScorePatience, "score-patience", s.Reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
-	f.DurationVar(&s.Intake.ExternalWait, "external-wait", s.Intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
-	f.StringVar(&s.metricsAddr, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
-	f.DurationVar(&s.AckWait, "ack-wait", s.AckWait, "work of a crashed process is taken up again after this long")
+	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout,
+		"close a group without a deadline this long after its first reward")
+	f.StringVar(&s.Reward.Scorers, "scorers", "",
+		"YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+	f.DurationVar(&s.Reward.ScorePatience, "score-patience", s.Reward.ScorePatience,
+		"how long to retry a sample while a reward function is not available")
+	f.DurationVar(&s.Intake.ExternalWait, "external-wait", s.Intake.ExternalWait,
+		"how long groups without a deadline wait for external rewards")
+	f.StringVar(&s.metricsAddr, "metrics-addr", "",
+		"host:port for /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
+	f.DurationVar(&s.AckWait, "ack-wait", s.AckWait, "deliver the work of a crashed process again after this long")
 	s.flags = f
-	of.AddFlagSet(f)
+	to.AddFlagSet(f)
 }

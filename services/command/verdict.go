@@ -12,7 +12,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,11 +21,11 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
-	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// judgement is a verdict as people write it: a line of a file, or UID SAMPLE=VALUE.
+// judgement is a verdict as users write it: a line of a file, or UID SAMPLE=VALUE.
 type judgement struct {
 	UID         schemas.UID `json:"uid"`
 	SampleIndex *int64      `json:"sample_index"`
@@ -37,20 +36,20 @@ type judgement struct {
 	Author      string      `json:"author"`
 }
 
+// verdictCommand is 'meander verdict'.
 func verdictCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var name, file, dir, author string
 	c := &cobra.Command{
 		Use:   "verdict [UID SAMPLE=VALUE ...]",
-		Short: "give samples the reward that they wait for (--reward external)",
-		Long: `verdict is for rewards that people or batch jobs give. Without arguments it lists the
-samples of a run that wait for one, and with --out writes their images, to look at.
-With a uid and values, or with a file of them, it gives the verdicts; the group closes
-when its last one is there, or at its deadline without.
+		Short: "give samples their external rewards (--reward external)",
+		Long: `verdict is for rewards from people or batch jobs. Without arguments it lists the samples of a run that
+wait for one; with --out it also writes their images. With a uid and values, or with a file, it stores
+the verdicts. A group closes when its last verdict is there, or at its deadline.
 
-A file has one JSON object a line: {"uid": "...", "sample_index": 0, "value": 0.8}, with
-"name" for external:NAME, "comment" and "author" if you like. A line with "error" and no
-value says that there will be none. The first verdict of a sample counts.`,
+A file has one JSON object on each line: {"uid": "...", "sample_index": 0, "value": 0.8}, and if you
+like "name" (for external:NAME), "comment" and "author". A line with "error" instead of "value" says that
+there will be no value. The first verdict of a sample counts.`,
 		Example: `  meander up &
   meander publish --run demo --reward external 'a red sign that says "OPEN"'
   meander verdict --run demo --out images
@@ -61,7 +60,7 @@ value says that there will be none. The first verdict of a sample counts.`,
 			var err error
 			switch {
 			case file != "" && len(given) > 0:
-				return usage(errors.New("give values on the command line or in --file, not both"))
+				return usage(errors.New("give verdicts as arguments or in --file, not both"))
 			case file != "":
 				list, err = readJudgements(file, c.InOrStdin())
 			case len(given) > 0:
@@ -75,24 +74,25 @@ value says that there will be none. The first verdict of a sample counts.`,
 			for i := range list {
 				list[i].Name, list[i].Author = cmp.Or(list[i].Name, name), cmp.Or(list[i].Author, author)
 			}
-			if err := give(c.Context(), conn.Bus, run, list); err != nil {
+			if err := publishVerdicts(c.Context(), conn.Bus, run, list); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.ErrOrStderr(), "%s given; the groups: meander show --run %s\n", count(len(list), "verdict"), run)
+			fmt.Fprintf(c.ErrOrStderr(), "%s given; see the groups with: meander show --run %s\n",
+				present.Count(len(list), "verdict"), run)
 			return nil
 		}),
 	}
 	f := c.Flags()
-	f.StringVar((*string)(&run), "run", "", "run; default the latest")
-	f.StringVar(&name, "name", "", "NAME of external:NAME; needed where a sample waits for several")
-	f.StringVarP(&file, "file", "f", "", "JSON lines of verdicts; - for stdin")
-	f.StringVar(&author, "author", "", "who judges")
-	f.StringVar(&dir, "out", "", "folder to write the images of what waits into")
+	nameFlag(f, &run, "run", "", "run; default the latest")
+	f.StringVar(&name, "name", "", "NAME of external:NAME; needed if a sample waits for several")
+	f.StringVarP(&file, "file", "f", "", "file of verdicts as JSON lines, - for stdin")
+	f.StringVar(&author, "author", "", "author of the verdicts")
+	f.StringVar(&dir, "out", "", "folder for the images of waiting samples")
 	return c
 }
 
-// give publishes verdicts in their order.
-func give(ctx context.Context, b *bus.Bus, run schemas.Run, list []judgement) error {
+// publishVerdicts publishes the verdicts in their order, and stops at the first error.
+func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []judgement) error {
 	for i, j := range list {
 		v, err := j.verdict(ctx, b, run)
 		if err == nil {
@@ -129,7 +129,7 @@ func parseJudgements(given []string) ([]judgement, error) {
 // maxJudgements bounds a file of verdicts, in lines.
 const maxJudgements = 1 << 20
 
-// readJudgements reads JSON lines.
+// readJudgements reads a file of JSON lines, or stdin for "-".
 func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 	in := stdin
 	if file != "-" {
@@ -175,7 +175,7 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 	return out, nil
 }
 
-// verdict checks that there is such a sample and that it wants it.
+// verdict checks that the sample exists and needs this verdict, and returns it as an event.
 func (j judgement) verdict(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
 	t, err := client.New(b).Trajectory(ctx, run, j.UID, *j.SampleIndex)
 	if errors.Is(err, bus.ErrNotFound) {
@@ -184,7 +184,7 @@ func (j judgement) verdict(ctx context.Context, b *bus.Bus, run schemas.Run) (*s
 	if err != nil {
 		return nil, err
 	}
-	names := externals(&t.Group)
+	names := results.VerdictNames(&t.Group)
 	switch {
 	case len(names) == 0:
 		return nil, errors.New("it has no external reward function")
@@ -204,30 +204,12 @@ func (j judgement) verdict(ctx context.Context, b *bus.Bus, run schemas.Run) (*s
 	return nil, fmt.Errorf("name %q; it waits for %s", j.Name, strings.Join(names, " and "))
 }
 
-// externals are the names of the verdicts that samples of a group wait for.
-func externals(g *schemas.Group) []string {
-	var out []string
-	for _, r := range g.Reward {
-		if name := scorer.VerdictName(r.Name); name != "" {
-			out = append(out, name)
-		}
-	}
-	return out
-}
-
-// waitingSample is a sample that lacks a verdict.
-type waitingSample struct {
-	UID         schemas.UID `json:"uid"`
-	SampleIndex int64       `json:"sample_index"`
-	Name        string      `json:"name"`
-	Prompt      string      `json:"prompt"`
-	// Deadline is when the group closes without it, Unix nanoseconds; 0: the service decides.
-	Deadline int64  `json:"deadline"`
-	Image    string `json:"image,omitempty"`
-}
-
+// showWaiting lists the samples that wait for a verdict; with dir it also writes their images.
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir string, out, stderr io.Writer) error {
-	waiting, err := waitingIn(ctx, b, run, dir)
+	waiting, err := results.WaitingForVerdicts(ctx, b, run)
+	if err == nil && dir != "" {
+		err = writeWaiting(ctx, b, waiting, dir)
+	}
 	if err != nil {
 		return err
 	}
@@ -244,62 +226,37 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 		fmt.Fprintf(stderr, "no finished sample of run %s waits for a verdict\n", run)
 		return nil
 	}
-	t := newColumns(out)
-	fmt.Fprintf(t, "run %s\nUID\tSAMPLE\tNAME\tUNTIL\tPROMPT\n", run)
+	fmt.Fprintf(out, "run %s\n", run)
+	t := present.New("UID", "SAMPLE", "NAME", "UNTIL", "PROMPT")
 	for _, w := range waiting {
 		until := "-"
 		if w.Deadline > 0 {
 			until = time.Unix(0, w.Deadline).Local().Format(time.DateTime)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\n", w.UID, w.SampleIndex, w.Name, until, shorten(w.Prompt, 60))
+		t.Row(w.UID, w.SampleIndex, w.Name, until, present.Cut(w.Prompt, 60))
 	}
-	return t.Flush()
+	t.Print(out)
+	return nil
 }
 
-// waitingIn finds the verdicts that finished samples of a run wait for, sorted. With a folder
-// it writes their images there.
-func waitingIn(ctx context.Context, b *bus.Bus, run schemas.Run, dir string) ([]waitingSample, error) {
-	rewards, err := results.Rewards(ctx, b, run, "*")
-	if err != nil {
-		return nil, err
+// writeWaiting writes the images of samples that wait for a verdict into a folder, and notes their paths.
+func writeWaiting(ctx context.Context, b *bus.Bus, waiting []results.Waiting, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return usage(fmt.Errorf("--out: %w", err))
 	}
-	if dir != "" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("--out: %w", err)
-		}
-	}
-	var waiting []waitingSample
-	for t, err := range results.Trajectories(ctx, b, run, "*") {
-		if err != nil {
-			return nil, err
-		}
-		if rewards[results.Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted {
+	for i := range waiting {
+		w := &waiting[i]
+		if w.Trajectory.Image == nil {
 			continue
 		}
-		for _, name := range externals(&t.Group) {
-			m, err := b.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
-			if err != nil && !errors.Is(err, bus.ErrNotFound) {
-				return nil, fmt.Errorf("look up verdict: %w", err)
-			}
-			if err == nil && bus.Fits(m, &schemas.Verdict{}) == nil {
-				continue // one that does not fit is as good as none
-			}
-			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
-			if dir != "" && t.Image != nil {
-				w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", t.UID, t.SampleIndex))
-				img, err := client.New(b).Image(ctx, t.Trajectory)
-				if err == nil {
-					err = os.WriteFile(w.Image, img, 0o644)
-				}
-				if err != nil {
-					return nil, fmt.Errorf("image of %s sample %d: %w", t.UID, t.SampleIndex, err)
-				}
-			}
-			waiting = append(waiting, w)
+		w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", w.UID, w.SampleIndex))
+		img, err := client.New(b).Image(ctx, w.Trajectory)
+		if err == nil {
+			err = os.WriteFile(w.Image, img, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("image of %s sample %d: %w", w.UID, w.SampleIndex, err)
 		}
 	}
-	slices.SortFunc(waiting, func(a, b waitingSample) int {
-		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.SampleIndex, b.SampleIndex), cmp.Compare(a.Name, b.Name))
-	})
-	return waiting, nil
+	return nil
 }

@@ -11,10 +11,12 @@ import (
 
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/verify"
 )
 
+// verifyCommand is 'meander verify'.
 func verifyCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var options verify.Options
@@ -22,38 +24,32 @@ func verifyCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify [RUN]",
 		Short: "recompute every stored log-prob with the model and compare",
-		Long: `verify reads the stored trajectories of a run, evaluates the model at the stored
-latents, recomputes the log-prob of every stochastic step from the stored next
-latents, and compares: the ratio exp(recomputed - stored) must be exactly 1 with the
-same build, model and backend. It also checks schedules, digests of step events, the
-states that samples started with, and what each trajectory says of itself.
+		Long: `verify reads the stored trajectories of a run, evaluates the model at the stored latents, and computes
+the log-prob of every stochastic step again. The ratio exp(recomputed - stored) must be exactly 1 with
+the same build, model and backend. verify also checks schedules, digests of step events, the states
+that samples started with, and the facts in each trajectory.
 
-Of texts it draws every token again, from the logits that the model gives to the tokens
-before it, and compares log-probs, log-sum-exps, entropies and stored logits: differences
-must be exactly 0.
+For texts it draws every token again from the logits of the model, and compares log-probs,
+log-sum-exps, entropies and stored logits. All differences must be exactly 0.
 
-Tokens that a server drew (--engine) come from its own generator, and are not drawn again. What
-it says of them is compared with what the weights of the folder give here, which other code
-computes: --engine-tolerance says how far apart they may be, 0.001 where the server computes in float32.
+A server (--engine) draws tokens with its own random generator, so verify cannot draw them again. It
+compares the server's numbers with those of the model folder, which other code computes.
+--engine-tolerance is the largest difference that passes: 0.001 for servers that compute in float32.
 
-Each trajectory is recomputed with its own model: that of its weights, else that of its lane. Models that are
-not shipped are named with --model, several where a run has several.
+Each trajectory is recomputed with its own model: the one with its weights, else the one of its lane.
+Name models that are not shipped with --model, once for each model of the run.
 
-A step can be recomputed when the latents before and after it were kept
-(return_step_indices); what a sample started with is known all the same. What has been removed since, by age or by hand, is counted, and
-the rest is checked.
+A step can be recomputed if the latents before and after it were kept (return_step_indices). Events
+that were removed since, by age or by hand, are counted; the rest is checked.
 
-Exit status: 0 only if every log-prob that the run has latents for was recomputed, at
-least one, and all are right. Otherwise the last lines say why not.`,
+Exit status: 0 if at least one log-prob was recomputed, all that can be recomputed were, and all are
+right. Otherwise the last lines say why not.`,
 		Example: `  meander verify
   meander verify demo --json
   meander verify demo --model ./base --model ./critic    # of a run of two checkpoints of your own
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
-		Args: args(cobra.MaximumNArgs(1)),
-		PreRunE: func(_ *cobra.Command, given []string) error {
-			return errors.Join(runArgument(&run, given), optionalToken("--lane", options.Lane),
-				optionalToken("--uid", options.UID))
-		},
+		Args:    args(cobra.MaximumNArgs(1)),
+		PreRunE: func(_ *cobra.Command, given []string) error { return runArgument(&run, given) },
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
 			out := c.ErrOrStderr()
 			options.Progress = func(n int) {
@@ -69,7 +65,7 @@ least one, and all are right. Otherwise the last lines say why not.`,
 				return usage(err)
 			}
 			if failed, ok := errors.AsType[*verify.ModelError](err); ok {
-				return usage(fmt.Errorf("%w; say where it is with --model", failed))
+				return usage(fmt.Errorf("%w; name its folder with --model", failed))
 			}
 			if err != nil {
 				return err
@@ -77,22 +73,26 @@ least one, and all are right. Otherwise the last lines say why not.`,
 			return a.printVerify(c.OutOrStdout(), report, tolerance)
 		}),
 	}
-	c.Flags().StringVar((*string)(&run), "run", "", "run; default the latest")
+	nameFlag(c.Flags(), &run, "run", "", "run; default the latest")
 	c.Flags().StringArrayVar(&options.Model, "model", nil,
-		"model to recompute with, a folder or a name; again for each of the run; default those that its trajectories name")
-	c.Flags().StringVar((*string)(&options.Lane), "lane", "", "only the trajectories of this lane")
-	c.Flags().StringVar((*string)(&options.UID), "uid", "", "only the trajectories of this group")
-	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA that the samples were made with")
-	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "how much of the adapter")
-	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto, "what computes: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
+		"model to recompute with, a folder or a name; repeat it for each model of the run; default the models that its trajectories name")
+	nameFlag(c.Flags(), &options.Lane, "lane", "", "only trajectories of this lane")
+	nameFlag(c.Flags(), &options.UID, "uid", "", "only trajectories of this group")
+	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
+	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
+	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto,
+		"device: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
 	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
 	c.Flags().BoolVar(&options.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
 	c.Flags().IntVar(&options.Compute.Threads, "threads", 0, sampler.Help("Threads"))
-	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1|, distance of a rolled state, or difference of a number of a token that passes; above 0 only to compare builds or backends")
-	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", verify.DefaultEngineTolerance, "largest difference of a log-prob, or another number of a token that a server drew, that passes")
+	c.Flags().Float64Var(&tolerance, "tolerance", 0,
+		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends")
+	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", verify.DefaultEngineTolerance,
+		"largest difference that passes, of the numbers of a token that a server drew")
 	return c
 }
 
+// printVerify prints the report. A run that is not verified gives exit status 1.
 func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) error {
 	faults := r.Faults(tolerance)
 	if a.json {
@@ -110,10 +110,11 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 			fmt.Fprintln(out, "verified")
 		}
 		for _, f := range faults {
-			printBroken(out, "not verified: "+f)
+			present.Lines(out, "not verified: "+f)
 		}
 		for _, m := range r.Missing {
-			printBroken(out, fmt.Sprintf("  add --model, the folder of %q; or choose others with --lane or --uid", m.Model))
+			present.Lines(out,
+				fmt.Sprintf("  add --model with the folder of %q, or choose other trajectories with --lane or --uid", m.Model))
 		}
 	}
 	if len(faults) > 0 {
@@ -122,14 +123,15 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 	return nil
 }
 
-// printReport is the report for people. It ends with why the run is not verified wherever the exit status says so.
+// printReport prints the report for people.
 func printReport(out io.Writer, r *verify.Report) {
 	fmt.Fprintf(out, "run %s: %d trajectories, ", r.Run, r.Trajectories)
 	switch {
 	case r.Drawn > 0:
-		fmt.Fprintf(out, "%s drawn again, %d not, as %s drew them from a generator of its own", count(r.Tokens, "token"), r.Drawn, strings.Join(r.DrawnBy, ", "))
+		fmt.Fprintf(out, "%s drawn again, %d not, because %s drew them with its own generator",
+			present.Count(r.Tokens, "token"), r.Drawn, strings.Join(r.DrawnBy, ", "))
 	case r.Tokens > 0:
-		fmt.Fprintf(out, "%s drawn again", count(r.Tokens, "token"))
+		fmt.Fprintf(out, "%s drawn again", present.Count(r.Tokens, "token"))
 	default:
 		fmt.Fprintf(out, "%d log-probs recomputed", r.Steps)
 	}
@@ -142,22 +144,25 @@ func printReport(out io.Writer, r *verify.Report) {
 		}
 	}
 	if r.Versions > 0 {
-		fmt.Fprintf(out, ", %s fetched", count(r.Versions, "pushed version"))
+		fmt.Fprintf(out, ", %s fetched", present.Count(r.Versions, "pushed version"))
 	}
 	if r.Drawn > 0 {
-		fmt.Fprintf(out, "\nmax difference of what the server says of a token from what the weights of the folder give = %g, of which %g passes", r.MaxDrawnDifference, r.EngineTolerance)
+		fmt.Fprintf(out,
+			"\nmax difference of the server's numbers of a token from those of the model folder = %g, of which %g passes", r.MaxDrawnDifference, r.EngineTolerance)
 	}
 	if r.Drawn > 0 && r.Tokens == 0 {
 		fmt.Fprintln(out)
 	} else if r.Tokens > 0 {
-		fmt.Fprintf(out, "\nmax difference of a log-prob, log-sum-exp or entropy, and of the logits of %s = %g\n", count(r.Logits, "token"), r.MaxTokenDifference)
+		fmt.Fprintf(out, "\nmax difference of a log-prob, log-sum-exp or entropy, and of the logits of %s = %g\n",
+			present.Count(r.Logits, "token"), r.MaxTokenDifference)
 	} else if r.Steps > 0 {
 		fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
 	} else {
 		fmt.Fprintln(out)
 	}
 	if r.Conditionings > 0 {
-		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings, r.MaxConditioning)
+		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings,
+			r.MaxConditioning)
 	}
 	if r.Rolled > 0 {
 		fmt.Fprintf(out, "%d states of scheduled sampling rolled again, max distance = %g\n", r.Rolled, r.MaxRolled)

@@ -26,12 +26,10 @@ func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
 		{verify.Report{Steps: 1, MaxConditioning: .3}, "prompt embedding or mask is 0.3"},
 		{verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{What: "x"}}}, "mismatches: 1"},
 		{verify.Report{Unproven: "nothing was checked"}, "nothing was checked"},
-		{verify.Report{Steps: 1, MaxRatio: math.NaN()}, "NaN"},
+		{verify.Report{Steps: 1, MaxRatio: verify.Difference(math.NaN())}, "NaN"},
+		{verify.Report{Tokens: 1, MaxTokenDifference: verify.Difference(math.Inf(1))}, "+Inf"},
 	} {
 		for _, asJSON := range []bool{false, true} {
-			if asJSON && math.IsNaN(tt.r.MaxRatio) {
-				continue // JSON has no such number
-			}
 			var out strings.Builder
 			err := (&app{json: asJSON}).printVerify(&out, &tt.r, .25)
 			says := strings.Contains(out.String(), "not verified: ")
@@ -54,14 +52,14 @@ func TestVerify(t *testing.T) {
 	inStore(t)
 	expect(t, exitOK, "run r1: 2 trajectories, 2 log-probs recomputed\nmax |ratio-1| = 0\n0 mismatches\nverified\n", "verify")
 	expect(t, exitOK, "run r1: 2 trajectories", "verify", "r1", "--model", "synthetic", "--lane", "synthetic", "--uid", "p")
-	expect(t, exitUsage, `RUN: "r1", and --run "r2"; name one of them`, "verify", "r1", "--run", "r2")
+	expect(t, exitUsage, `RUN: "r1", and --run "r2"; give only one of them`, "verify", "r1", "--run", "r2")
 	expect(t, exitUsage, `--lane: "a b"`, "verify", "--lane", "a b")
 	expect(t, exitFailed, "not verified: lane synthetic: 2 of the samples are of the model \"synthetic\"", "verify", "--model", "synthetic-v")
 	lines := linesOf(t, expect(t, exitOK, "", "verify", "--run", "r1", "--json"))
 	if len(lines) != 1 || lines[0]["steps"] != 2.0 || lines[0]["max_abs_ratio_minus_1"] != 0.0 {
 		t.Errorf("JSON %v", lines)
 	}
-	expect(t, exitUsage, "say where it is with --model", "verify", "--model", "/does/not/exist")
+	expect(t, exitUsage, "name its folder with --model", "verify", "--model", "/does/not/exist")
 	expect(t, exitFailed, `run "r2" has no stored trajectories`, "verify", "--run", "r2")
 	expect(t, exitOK, "", append([]string{"run", "--run", "bare", "--seed", "3"}, append(small, "--return-steps", "3")...)...)
 	expect(t, exitFailed, "not verified: nothing was checked: no step has both latents", "verify", "--run", "bare")

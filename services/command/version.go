@@ -11,9 +11,10 @@ import (
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
+// versionCommand is 'meander version'.
 func versionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "print the version of the program and of the event contract", Args: args(cobra.NoArgs),
+		Use: "version", Short: "print the versions of the program and of the event contract", Args: args(cobra.NoArgs),
 		Example: "  meander version --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			out := c.OutOrStdout()

@@ -16,9 +16,10 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// watched are the event kinds of watch, in the order data flows.
+// watched are the kinds of events, in the order in which data flow.
 var watched = []struct{ kind, stream string }{
 	{schemas.KindPrompt, schemas.StreamPrompts},
 	{schemas.KindControl, schemas.StreamControl},
@@ -41,6 +42,7 @@ type watcher struct {
 	printed int
 }
 
+// watchCommand is 'meander watch'.
 func watchCommand(a *app) *cobra.Command {
 	w := &watcher{app: a}
 	var since time.Duration
@@ -51,10 +53,10 @@ func watchCommand(a *app) *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use:   "watch",
-		Short: "print events, one line each: what is stored of a run, then what comes",
-		Long: `watch follows a pipeline: one line per event, until interrupted. With --run or --uid
-it begins with what is stored of them; else with what comes from now on. It reads from
-the streams, so it never slows the pipeline down.`,
+		Short: "print events, one line each: the stored ones, then new ones",
+		Long: `watch follows a pipeline and prints one line for each event, until it is interrupted. With --run or
+--uid it begins with the stored events; without them it prints new events only. It reads from the
+streams, so it does not slow the pipeline down.`,
 		Example: `  meander watch
   meander watch --run demo --kinds trajectory,reward,advantage
   meander watch --run demo --uid 0000-a-red-sign-that-says-open --json
@@ -67,9 +69,9 @@ the streams, so it never slows the pipeline down.`,
 				}
 			}
 			if w.count < 0 {
-				return usage(fmt.Errorf("--count: %d; must be at least 0, which is for no end", w.count))
+				return usage(fmt.Errorf("--count: %d; must be at least 0 (0: no limit)", w.count))
 			}
-			return errors.Join(optionalToken("--run", runFilter(w.run)), optionalToken("--uid", w.uid))
+			return nil
 		},
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			from := bus.ReadOptions{}
@@ -84,18 +86,18 @@ the streams, so it never slows the pipeline down.`,
 		}),
 	}
 	f := c.Flags()
-	f.StringVar((*string)(&w.run), "run", "*", "only this run")
-	f.StringVar((*string)(&w.uid), "uid", "", "only this group")
+	nameFlag(f, &w.run, "run", "*", "only this run")
+	nameFlag(f, &w.uid, "uid", "", "only this group")
 	f.StringSliceVar(&w.kinds, "kinds", names, "kinds of events to print")
-	f.DurationVar(&since, "since", 0, "begin this long ago")
-	f.BoolVar(&all, "all", false, "begin at the beginning, whatever the run")
-	f.BoolVar(&live, "live", false, "begin now, also of a run or group that is named")
-	f.IntVar(&w.count, "count", 0, "stop after this many events; 0: never")
+	f.DurationVar(&since, "since", 0, "begin with events of this long ago, e.g. 10m")
+	f.BoolVar(&all, "all", false, "begin with the oldest stored event, also without --run")
+	f.BoolVar(&live, "live", false, "print new events only, also with --run or --uid")
+	f.IntVar(&w.count, "count", 0, "stop after this many events; 0: no limit")
 	c.MarkFlagsMutuallyExclusive("since", "all", "live")
 	return c
 }
 
-// watching is one kind of events: where it is, and where the next read begins.
+// watching is one kind of events: its stream, and where the next read begins.
 type watching struct {
 	kind, stream, filter string
 	from                 bus.ReadOptions
@@ -104,6 +106,7 @@ type watching struct {
 // errEnough ends a watch that has printed --count events.
 var errEnough = errors.New("enough")
 
+// watch prints the stored events, then new ones, until ctx ends or --count events are printed.
 func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOptions, out, stderr io.Writer) error {
 	var sources []*watching
 	for _, k := range watched {
@@ -113,10 +116,10 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 		filter := schemas.Address{Kind: k.kind, Run: w.run}.Filter()
 		sources = append(sources, &watching{kind: k.kind, stream: k.stream, filter: filter, from: from})
 	}
-	err := w.stored(ctx, conn, sources, out)
+	err := w.printStored(ctx, conn, sources, out)
 	if err == nil {
-		fmt.Fprintf(stderr, "%s stored; waiting for what comes\n", count(w.printed, "event"))
-		err = w.live(ctx, conn, sources, out)
+		fmt.Fprintf(stderr, "%s stored; waiting for new ones\n", present.Count(w.printed, "event"))
+		err = w.printLive(ctx, conn, sources, out)
 	}
 	if errors.Is(err, errEnough) || ctx.Err() != nil {
 		return nil
@@ -124,15 +127,15 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 	return err
 }
 
-// stored prints what is there, in the order in which it was stored.
-func (w *watcher) stored(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
+// printStored prints the stored events of all kinds, in the order in which they were stored.
+func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
 	type head struct {
 		*watching
 		m    *bus.Message
 		next func() (*bus.Message, error, bool)
 	}
 	var heads []*head
-	// advance takes a source's next message, and the source out when it has none.
+	// advance reads the next message of a source, and removes a source that has none.
 	advance := func(h *head) error {
 		m, err, ok := h.next()
 		switch {
@@ -166,8 +169,8 @@ func (w *watcher) stored(ctx context.Context, conn *connection, sources []*watch
 	return nil
 }
 
-// live prints what comes, as it comes.
-func (w *watcher) live(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
+// printLive prints new events as they come.
+func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type item struct {
@@ -203,7 +206,7 @@ func (w *watcher) live(ctx context.Context, conn *connection, sources []*watchin
 	}
 }
 
-// print is one line, or none for what is not asked for.
+// print prints an event in one line, unless it is not asked for. It returns errEnough after --count events.
 func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
 	line, owner, err := describe(kind, m)
 	if err != nil {
@@ -228,8 +231,7 @@ func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
 	return nil
 }
 
-// describe is one event in one line, and the uid it belongs to. Parts of a step
-// have no line.
+// describe returns an event as one line, with the uid that it belongs to. Parts of a step have no line.
 func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err error) {
 	switch kind {
 	case "prompt":
@@ -269,20 +271,21 @@ func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err er
 	case "trajectory":
 		var e schemas.Trajectory
 		err = schemas.Decode(m.Data, &e)
-		of := ""
+		attempts := ""
 		if n := len(e.Attempts()); n > 1 {
-			of = fmt.Sprintf(" of %d attempts, the last", n)
+			attempts = fmt.Sprintf(" of %d attempts, the last", n)
 		}
 		if e.Text != nil && e.StopReason == schemas.StopCompleted {
-			return fmt.Sprintf("%s #%d %s, %s in %v %s", e.UID, e.SampleIndex, e.StopReason, count(int(e.Text.Generated()), "token"),
-				time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), spoken(e.Text.Turns)), e.UID, err
+			return fmt.Sprintf("%s #%d %s, %s in %v %s", e.UID, e.SampleIndex, e.StopReason, present.Count(e.Text.Generated(), "token"),
+				time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), conversationLine(e.Text.Turns)), e.UID, err
 		}
-		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps), of,
+		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps), attempts,
 			time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), e.Error)), e.UID, err
 	case "reward":
 		var e schemas.Reward
 		err = schemas.Decode(m.Data, &e)
-		return strings.TrimSpace(fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status, results.Number(e.Reward, "%.4f"), e.Error)), e.UID, err
+		return strings.TrimSpace(fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status,
+			results.Number(e.Reward, "%.4f"), e.Error)), e.UID, err
 	case "advantage":
 		var e schemas.Advantage
 		err = schemas.Decode(m.Data, &e)
@@ -290,18 +293,20 @@ func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err er
 		for i, member := range e.Members {
 			cells[i] = results.Number(member.Advantage, "%+.2f")
 		}
-		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
+		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, results.Number(e.Mean, "%.4f"),
+			results.Number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
 	case "control":
 		var e schemas.Control
 		err = schemas.Decode(m.Data, &e)
-		return asked(&e), e.UID, err
+		return describeControl(&e), e.UID, err
 	case "batch":
 		var e schemas.Batch
 		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples, results.Number(e.Mean, "%.4f")), "", err
+		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples,
+			results.Number(e.Mean, "%.4f")), "", err
 	default:
 		var e schemas.Dead
 		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, firstLine(e.Reason)), e.UID, err
+		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, present.FirstLine(e.Reason)), e.UID, err
 	}
 }

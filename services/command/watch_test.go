@@ -1,6 +1,7 @@
 package command
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -15,6 +16,23 @@ func TestWatch(t *testing.T) {
 	lines := linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--uid", "p", "--kinds", "advantage", "--count", "1", "--json"))
 	if len(lines) != 1 {
 		t.Errorf("JSON %v", lines)
+	}
+	var kinds []string
+	last := 0.0
+	for _, e := range linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--json", "--count", "12")) {
+		if at := e["time"].(float64); at < last {
+			t.Errorf("%v is before what it follows", e)
+		} else {
+			last = at
+		}
+		kinds = append(kinds, e["kind"].(string))
+	}
+	if kinds[0] != "prompt" || kinds[11] != "advantage" {
+		t.Errorf("begins with %s and ends with %s", kinds[0], kinds[11])
+	}
+	slices.Sort(kinds)
+	if all := strings.Join(kinds, " "); all != "advantage prompt reward reward "+strings.Repeat("step ", 6)+"trajectory trajectory" {
+		t.Errorf("printed %s", all)
 	}
 	expect(t, exitUsage, `--kinds: "stepp"; did you mean step?`, "watch", "--kinds", "stepp")
 	expect(t, exitUsage, "--count: -1; must be at least 0", "watch", "--count", "-1")

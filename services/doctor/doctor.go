@@ -1,6 +1,7 @@
-// Package doctor looks a pipeline over: its server and streams, what this credential may do, clocks,
-// disk, model, devices, reward functions, and the services that run. It changes nothing, and no
-// check waits longer than it is given: what could not be looked at is said to be so, and is not ok.
+// Package doctor checks a pipeline: its server and streams, what this credential may do, clocks, disk, model,
+// devices, reward functions, and the services that run. It changes nothing. Run makes one check for each area; a
+// check reports findings, and a check that could not be made is Unchecked, which is not ok. Each check ends within
+// its timeout.
 package doctor
 
 import (
@@ -16,10 +17,10 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// State is what a check came to.
+// State is the outcome of a check.
 type State string
 
-// The states of a finding. Unchecked is not ok: the check could not be made, and Says tells why.
+// The states of a finding. Unchecked: the check could not be made, and Says tells why.
 const (
 	OK        State = "ok"
 	Warning   State = "warning"
@@ -27,35 +28,33 @@ const (
 	Unchecked State = "not checked"
 )
 
-// Finding is what one check found.
+// Finding is one outcome of a check.
 type Finding struct {
-	// Area is what the check belongs to, such as streams.
+	// Area is the part of the pipeline that was checked, such as streams.
 	Area  string `json:"area"`
 	State State  `json:"state"`
-	// Says is what was found, in a line, and Fix what to do about it; empty when there is nothing to do.
+	// Says is what was found, in one line. Fix is what to do about it; empty when there is nothing to do.
 	Says string `json:"says"`
 	Fix  string `json:"fix,omitempty"`
 }
 
-// Options say what is looked at.
+// Options say what is checked.
 type Options struct {
-	// Bus is a connection to the server; nil: there is none, and NoServer says why. Where names the
-	// server for people.
+	// Bus is a connection to the server; nil: there is none, and NoServer says why. Where names the server in texts.
 	Bus      *bus.Bus
 	NoServer error
 	Where    string
-	// Servers are the addresses (host:port) that the servers of a cluster were named by: each is tried.
+	// Servers are the addresses (host:port) of a cluster's servers; each is dialled.
 	Servers []string
-	// Empty says that there is no server because nothing has been made yet.
+	// Empty says that there is no server because no store has been made yet.
 	Empty bool
-	// Own says that the server is one that this process opened on a store which nobody serves.
+	// Own says that this process opened the server itself, on a store that no other process serves.
 	Own bool
-	// DiskFree is the bytes that the disk of the server has left; nil: nobody here can see it.
+	// DiskFree returns the free bytes of the server's disk; nil: it cannot be seen from this machine.
 	DiskFree func() (int64, error)
-	// Model, Device and Scorers are those of the samplers and reward services on this machine; empty: not
-	// looked at. Scorers is a file.
+	// Model and Device of the samplers on this machine, and the file of its reward functions; empty: not checked.
 	Model, Device, Scorers string
-	// Version is that of this program.
+	// Version is the version of this program.
 	Version string
 	// Timeout bounds each check; default DefaultTimeout.
 	Timeout time.Duration
@@ -66,12 +65,12 @@ type Options struct {
 // DefaultTimeout is how long one check may take.
 const DefaultTimeout = 10 * time.Second
 
-// area is one check, with what it may come to: several findings.
+// area is one check; it may have several findings.
 type area struct {
 	name string
-	// server says that it needs one.
+	// server says that the check needs a server.
 	server bool
-	look   func(ctx context.Context, o *Options, say *notes)
+	check  func(ctx context.Context, o *Options, say *notes)
 }
 
 var areas = []area{
@@ -89,7 +88,7 @@ var areas = []area{
 	{"rewards", false, rewards},
 }
 
-// Run makes all checks, side by side, and reports what they find in the order of the areas.
+// Run makes all checks side by side, and reports their findings in the order of the areas.
 func Run(ctx context.Context, o Options, report func(Finding)) {
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
@@ -97,14 +96,14 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	look := areas
+	todo := areas
 	if o.Bus == nil {
-		look = append([]area{{"server", false, absent}, {without(), false, unasked}}, local()...)
+		todo = append([]area{{"server", false, noServer}, {serverAreas(), false, unchecked}}, localAreas()...)
 	}
-	found := make([]chan []Finding, len(look))
-	for i, a := range look {
+	found := make([]chan []Finding, len(todo))
+	for i, a := range todo {
 		found[i] = make(chan []Finding, 1)
-		go func() { found[i] <- bounded(ctx, &o, a) }()
+		go func() { found[i] <- checkInTime(ctx, &o, a) }()
 	}
 	for _, c := range found {
 		for _, f := range <-c {
@@ -113,17 +112,18 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 }
 
-// bounded is one check, given up when it takes too long: a disk or a peer that hangs must not hang us.
-func bounded(ctx context.Context, o *Options, a area) []Finding {
+// checkInTime makes one check and gives up when it takes too long: a disk or a peer that hangs must not hang the
+// program.
+func checkInTime(ctx context.Context, o *Options, a area) []Finding {
 	say := &notes{area: a.name}
 	ctx, stop := context.WithTimeout(ctx, o.Timeout)
 	defer stop()
 	done := make(chan []Finding, 1)
 	go func() {
-		a.look(ctx, o, say)
+		a.check(ctx, o, say)
 		done <- say.found
 	}()
-	grace := time.NewTimer(o.Timeout + time.Second) // for what ends with ctx, and says so itself
+	grace := time.NewTimer(o.Timeout + time.Second) // a check that ends with ctx reports that itself
 	defer grace.Stop()
 	select {
 	case f := <-done:
@@ -135,20 +135,21 @@ func bounded(ctx context.Context, o *Options, a area) []Finding {
 	}
 }
 
-// absent says why there is no server.
-func absent(_ context.Context, o *Options, say *notes) {
+// noServer says why there is no server.
+func noServer(_ context.Context, o *Options, say *notes) {
 	switch {
 	case o.Empty:
 		say.add(Unchecked, "start one with 'meander up', or name one with --nats", "%v", o.NoServer)
 	case errors.Is(o.NoServer, nats.ErrAuthorization):
-		say.add(Fault, "give the credentials or the token of a user that it knows: --nats-creds, MEANDER_NATS_TOKEN", "%v", o.NoServer)
+		say.add(Fault, "give the credentials or the token of a user that it knows: --nats-creds, MEANDER_NATS_TOKEN", "%v",
+			o.NoServer)
 	default:
 		say.add(Fault, "start it ('meander up', or nats-server -js), or name another with --nats", "%v", o.NoServer)
 	}
 }
 
-// without names the areas that need a server, local has the others.
-func without() string {
+// serverAreas names the areas that need a server, after "server" itself; localAreas returns the others.
+func serverAreas() string {
 	var names []string
 	for _, a := range areas[1:] {
 		if a.server {
@@ -158,11 +159,11 @@ func without() string {
 	return strings.Join(names, ", ")
 }
 
-func unasked(_ context.Context, _ *Options, say *notes) {
+func unchecked(_ context.Context, _ *Options, say *notes) {
 	say.add(Unchecked, "", "there is no server to ask")
 }
 
-func local() (out []area) {
+func localAreas() (out []area) {
 	for _, a := range areas {
 		if !a.server {
 			out = append(out, a)
@@ -177,14 +178,15 @@ type notes struct {
 	found []Finding
 }
 
+// add notes a finding: its state, what to do about it ("" for nothing), and what was found.
 func (n *notes) add(s State, fix, format string, args ...any) {
 	n.found = append(n.found, Finding{Area: n.area, State: s, Says: fmt.Sprintf(format, args...), Fix: fix})
 }
 
 func (n *notes) ok(format string, args ...any) { n.add(OK, "", format, args...) }
 
-// failed says that a question was not answered: what cannot be reached is a fault, and what this credential
-// may not ask about is not known.
+// failed notes that a question to the server failed. A server that cannot be reached is a fault; what this credential
+// may not ask stays unchecked.
 func (n *notes) failed(what string, err error) {
 	const codeNotAvailable = 10008 // of a server whose cluster has no leader
 	api, _ := errors.AsType[*jetstream.APIError](err)

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -95,21 +96,14 @@ func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 // work makes the durables that services take their work from, but for those that are spoilt.
 func work(t *testing.T, p *bustest.Plane, spoil map[string]func(*jetstream.ConsumerConfig) bool) {
 	t.Helper()
-	take := func(stream, name string, filters ...string) {
-		c := jetstream.ConsumerConfig{Durable: name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: filters}
-		if change := spoil[name]; change != nil && !change(&c) {
-			return
+	for _, d := range schemas.Durables() {
+		c := jetstream.ConsumerConfig{Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: d.Filters}
+		if change := spoil[d.Name]; d.Stream == schemas.StreamAdvisories || change != nil && !change(&c) {
+			continue
 		}
-		if _, err := p.JetStream().CreateConsumer(t.Context(), stream, c); err != nil {
+		if _, err := p.JetStream().CreateConsumer(t.Context(), d.Stream, c); err != nil {
 			t.Fatal(err)
 		}
-	}
-	take(schemas.StreamPrompts, bus.IntakeConsumer)
-	take(schemas.StreamControl, bus.ControlConsumer)
-	take(schemas.StreamTrajectories, bus.RewardConsumer)
-	take(schemas.StreamVerdicts, bus.VerdictConsumer)
-	for i := range schemas.RewardPartitions {
-		take(schemas.StreamRewards, bus.PartitionConsumer(i), schemas.PartitionFilter(i))
 	}
 }
 
@@ -164,7 +158,7 @@ func TestRun_Streams(t *testing.T) {
 		}
 	}
 	must(js.DeleteStream(t.Context(), schemas.StreamVerdicts))
-	must(js.DeleteStream(t.Context(), "KV_"+schemas.SealBucket))
+	must(js.DeleteStream(t.Context(), schemas.StreamSealBucket))
 	must(js.DeleteStream(t.Context(), schemas.StreamRewards))
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: schemas.StreamRewards, Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage})
 	must(err)
@@ -197,15 +191,15 @@ func TestRun_Streams(t *testing.T) {
 func TestRun_Consumers(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
-	idle := jetstream.ConsumerConfig{Durable: bus.IntakeConsumer, AckPolicy: jetstream.AckExplicitPolicy}
+	idle := jetstream.ConsumerConfig{Durable: schemas.PromptsDurable().Name, AckPolicy: jetstream.AckExplicitPolicy}
 	if _, err := p.JetStream().CreateConsumer(t.Context(), schemas.StreamPrompts, idle); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
-	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Warning, "intake of MDR_PROMPTS: 1 wait, and nobody takes them")
-	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "nobody answers for intake, sampler, reward, advantage")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Warning, "intake of MDR_PROMPTS: 1 wait, and no worker takes them")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "no service answers for intake, sampler, reward, advantage")
 }
 
 // Durables that somebody replaced or removed, under the services that need them.
@@ -215,12 +209,12 @@ func TestRun_Durables(t *testing.T) {
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Unchecked, "services make them")
 	serve(t, p, "v1", "intake", "reward", "advantage")
 	work(t, p, map[string]func(*jetstream.ConsumerConfig) bool{
-		bus.IntakeConsumer: func(c *jetstream.ConsumerConfig) bool {
+		schemas.PromptsDurable().Name: func(c *jetstream.ConsumerConfig) bool {
 			c.FilterSubject = "mdr.v1.prompt.other"
 			return true
 		},
-		bus.PartitionConsumer(3): func(*jetstream.ConsumerConfig) bool { return false },
-		bus.RewardConsumer: func(c *jetstream.ConsumerConfig) bool {
+		schemas.RewardsDurable(3).Name: func(*jetstream.ConsumerConfig) bool { return false },
+		schemas.TrajectoriesDurable().Name: func(c *jetstream.ConsumerConfig) bool {
 			c.AckPolicy = jetstream.AckNonePolicy
 			return true
 		},
@@ -242,7 +236,7 @@ func TestRun_Backlog(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	c, err := p.JetStream().CreateConsumer(t.Context(), schemas.StreamPrompts, jetstream.ConsumerConfig{
-		Durable: bus.IntakeConsumer, AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 1,
+		Durable: schemas.PromptsDurable().Name, AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -310,7 +304,7 @@ func TestRun_Policies(t *testing.T) {
 func TestRun_Clocks(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
-	_, err := p.Conn().Subscribe(bus.ClockSubject, func(m *nats.Msg) {
+	_, err := p.Conn().Subscribe(auth.ClockSubject, func(m *nats.Msg) {
 		for _, service := range []string{"intake", "reward"} { // who has entries is not asked
 			at := time.Now().Add(-time.Minute).UnixNano()
 			_ = m.Respond(fmt.Appendf(nil, `{"service":%q,"instance":"a","at":%d}`, service, at)) // else it is asked again
@@ -401,7 +395,7 @@ func TestRun_Rewards(t *testing.T) {
 	has(t, found, "rewards", doctor.Fault, "http:silent gives no score: ")
 	has(t, found, "rewards", doctor.Fault, "nats:nobody gives no score: ")
 	has(t, found, "rewards", doctor.OK, "jpeg_compressibility")
-	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Scorers: file + "x"}), "rewards", doctor.Fault, "mend the file of --scorers")
+	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Scorers: file + "x"}), "rewards", doctor.Fault, "correct the file of --scorers")
 }
 
 func TestRun_Disk(t *testing.T) {

@@ -11,47 +11,27 @@ import (
 )
 
 const (
-	// idleBacklog is how long what waits may wait while somebody asks for it and has nothing in hand, and
-	// busyBacklog while all hands are full.
+	// Messages may wait for idleBacklog while a consumer asks and has nothing in flight, and for busyBacklog while
+	// it is busy. Waiting longer is a warning.
 	idleBacklog, busyBacklog = time.Minute, 30 * time.Minute
 )
 
-// durable is one that a service takes its work from.
-type durable struct {
-	stream, name, service string
-	filters               []string
-}
-
-// durables are those of the services that run; lanes are those that have samplers.
-func durables(running map[string]int, lanes []schemas.Lane) (out []durable) {
-	of := func(i int) durable {
-		return durable{schemas.StreamRewards, bus.PartitionConsumer(i), "advantage", []string{schemas.PartitionFilter(i)}}
-	}
-	all := []durable{
-		{schemas.StreamPrompts, bus.IntakeConsumer, "intake", nil},
-		{schemas.StreamControl, bus.ControlConsumer, "intake", nil},
-		{schemas.StreamTrajectories, bus.RewardConsumer, "reward", nil},
-		{schemas.StreamVerdicts, bus.VerdictConsumer, "reward", nil},
-	}
-	for i := range schemas.RewardPartitions {
-		all = append(all, of(i))
-	}
-	for _, d := range all {
-		if running[d.service] > 0 {
-			out = append(out, d)
-		}
-	}
+// expectedDurables returns the durables that the running services and the samplers of these lanes should have.
+func expectedDurables(running map[string]int, lanes []schemas.Lane) []schemas.Durable {
+	all := slices.DeleteFunc(schemas.Durables(), func(d schemas.Durable) bool {
+		// The server's advisories are a safety net: a missing reader of them is not urgent.
+		return running[d.Service] == 0 || d.Stream == schemas.StreamAdvisories
+	})
 	for _, lane := range lanes {
-		filter := schemas.Address{Kind: schemas.KindRequest, Lane: lane}.Filter()
-		out = append(out, durable{schemas.StreamRequests, bus.LaneConsumer(lane), "sampler", []string{filter}})
+		all = append(all, schemas.RequestsDurable(lane))
 	}
-	return out
+	return all
 }
 
-// consumers are how far those who work on the streams are, and whether they are as services make them. What
-// is found is looked at again after a while: services that start make them, and messages that come are taken.
+// consumers checks how far the consumers of the streams are, and whether they are set up as the services do it. A
+// problem is checked again after a while: starting services make their consumers, and new messages get read.
 func consumers(ctx context.Context, o *Options, say *notes) {
-	oneLook(ctx, o, say)
+	checkConsumers(ctx, o, say)
 	if !slices.ContainsFunc(say.found, func(f Finding) bool { return f.State == Warning || f.State == Fault }) {
 		return
 	}
@@ -59,11 +39,12 @@ func consumers(ctx context.Context, o *Options, say *notes) {
 	case <-ctx.Done():
 	case <-time.After(min(lagPatience, o.Timeout/2)):
 		say.found = nil
-		oneLook(ctx, o, say)
+		checkConsumers(ctx, o, say)
 	}
 }
 
-func oneLook(ctx context.Context, o *Options, say *notes) {
+// checkConsumers checks all consumers once.
+func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	all, err := o.Bus.Examine(ctx, true)
 	if err != nil {
 		say.failed("consumers", err)
@@ -76,7 +57,7 @@ func oneLook(ctx context.Context, o *Options, say *notes) {
 			backlog(o, &s, &c, say)
 		}
 	}
-	expected(ctx, o, all, say)
+	compareDurables(ctx, o, all, say)
 	switch {
 	case len(say.found) > 0:
 	case n == 0:
@@ -86,7 +67,7 @@ func oneLook(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// backlog is what waits at a durable and does not move.
+// backlog warns about messages that wait at a durable and do not move.
 func backlog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	still := o.Now().Sub(c.Delivered).Round(time.Second)
 	which := c.Name + " of " + s.Name
@@ -96,21 +77,21 @@ func backlog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 		say.ok("%s: %d wait for 'meander up'", which, c.Pending)
 	case c.Pending > 0 && c.Pulls == 0 && c.AckPending == 0:
 		const fix = "start the service, or see its /readyz for what it waits for"
-		say.add(Warning, fix, "%s: %d wait, and nobody takes them", which, c.Pending)
+		say.add(Warning, fix, "%s: %d wait, and no worker takes them", which, c.Pending)
 	case c.Pending > 0 && c.AckPending == 0 && still > idleBacklog, c.Pending > 0 && still > busyBacklog:
 		say.add(Warning, logs+", and its /readyz", "%s: %d wait, and none was handed out for %v", which, c.Pending, still)
 	case c.Redelivered > 10 && c.Redelivered*2 > c.AckPending:
-		const says = "%s: %d of %d in hand came more than once"
+		const says = "%s: %d of %d in flight came more than once"
 		say.add(Warning, logs+", and 'meander dead'", says, which, c.Redelivered, c.AckPending)
 	}
 }
 
-// expected says which durables services that run need, and are not there or not as they make them.
-func expected(ctx context.Context, o *Options, all []bus.Examined, say *notes) {
+// compareDurables reports durables that running services need and that are missing or changed.
+func compareDurables(ctx context.Context, o *Options, all []bus.Examined, say *notes) {
 	found, err := discover(ctx, o.Bus.Conn())
 	present, lanesErr := o.Bus.Present(ctx)
 	if err != nil || lanesErr != nil {
-		return // which "services" says
+		return // the area "services" reports it
 	}
 	running := map[string]int{}
 	for _, s := range found {
@@ -122,31 +103,31 @@ func expected(ctx context.Context, o *Options, all []bus.Examined, say *notes) {
 			lanes = append(lanes, p.Lane)
 		}
 	}
-	for _, d := range durables(running, lanes) {
-		fix := "start " + d.service + " again, which makes it as it must be; then find out who changed it"
-		at := slices.IndexFunc(all, func(s bus.Examined) bool { return s.Name == d.stream })
+	for _, d := range expectedDurables(running, lanes) {
+		fix := "start " + d.Service + " again, which makes it as it must be; then find out who changed it"
+		at := slices.IndexFunc(all, func(s bus.Examined) bool { return s.Name == d.Stream })
 		if at < 0 || all[at].Missing || all[at].Err != nil {
-			continue // which "streams" says
+			continue // the area "streams" reports it
 		}
-		i := slices.IndexFunc(all[at].Consumers, func(c bus.ConsumerStats) bool { return c.Name == d.name })
+		i := slices.IndexFunc(all[at].Consumers, func(c bus.ConsumerStats) bool { return c.Name == d.Name })
 		if i < 0 {
-			say.add(Fault, fix, "%s of %s is not there, and %s runs: it gets nothing", d.name, d.stream, d.service)
+			say.add(Fault, fix, "%s of %s is not there, and %s runs: it gets nothing", d.Name, d.Stream, d.Service)
 			continue
 		}
-		if c := all[at].Consumers[i]; !c.Takes || !slices.Equal(c.Filters, d.filters) {
-			say.add(Fault, fix, "%s of %s is not as %s makes it: it takes %s", d.name, d.stream, d.service, taken(c))
+		if c := all[at].Consumers[i]; !c.Takes || !slices.Equal(c.Filters, d.Filters) {
+			say.add(Fault, fix, "%s of %s is not as %s makes it: it takes %s", d.Name, d.Stream, d.Service, whatItTakes(c))
 		}
 	}
 }
 
-// taken is what a durable takes, in words.
-func taken(c bus.ConsumerStats) string {
+// whatItTakes describes which messages a durable takes.
+func whatItTakes(c bus.ConsumerStats) string {
 	what := "everything"
 	if len(c.Filters) > 0 {
 		what = strings.Join(c.Filters, ", ")
 	}
 	if !c.Takes {
-		what += ", and waits for no acknowledgement of who pulls"
+		what += ", and does not wait for acknowledgements"
 	}
 	return what
 }

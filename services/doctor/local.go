@@ -19,10 +19,11 @@ import (
 	"github.com/meander-rl/meander/services/reward"
 )
 
-// mostOpened is the size of a folder up to which its weights are read, not only its headers.
+// mostOpened, in bytes: of a larger folder only the headers are read, not the weights.
 const mostOpened = 1 << 30
 
-// modelFolder is the model of samplers on this machine.
+// modelFolder checks the model of samplers on this machine: its files, its weights, and that lanes serve the same
+// ones.
 func modelFolder(ctx context.Context, o *Options, say *notes) {
 	if o.Model == "" {
 		say.add(Unchecked, "name a folder with --model", "the model of samplers elsewhere cannot be seen from here")
@@ -64,7 +65,8 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 	}
 	if bytes > mostOpened {
 		say.ok("%s in %s is complete: %s", info.Name, dir, boot.Bytes(bytes).Rough())
-		say.add(Unchecked, "samplers read and hash all of it when they start", "weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
+		say.add(Unchecked, "samplers read and hash all of it when they start",
+			"weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
 		return
 	}
 	m, err := families.All().Open(o.Model, model.Options{})
@@ -79,7 +81,7 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// languageFolder is modelFolder of a language model.
+// languageFolder is modelFolder for a language model.
 func languageFolder(ctx context.Context, o *Options, say *notes) {
 	m, err := languages.All().Open(o.Model, lm.Options{})
 	if err != nil {
@@ -106,12 +108,13 @@ func sameWeights(ctx context.Context, o *Options, say *notes, name, digest strin
 	}
 	for _, p := range policies {
 		if p.Model == name && p.WeightsDigest != digest {
-			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own", "lane %s was last served with other weights, %.12s", p.Lane, p.WeightsDigest)
+			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own",
+				"lane %s was last served with other weights, %.12s", p.Lane, p.WeightsDigest)
 		}
 	}
 }
 
-// device is what computes on this machine.
+// device checks what computes on this machine: CPU kernels and GPUs.
 func device(_ context.Context, o *Options, say *notes) {
 	if o.Device == "" {
 		say.add(Unchecked, "name one with --device", "the devices of samplers elsewhere cannot be seen from here")
@@ -129,7 +132,7 @@ func device(_ context.Context, o *Options, say *notes) {
 	gpus, why := devices.GPUs()
 	switch err := devices.Available(o.Device); {
 	case errors.Is(err, devices.ErrUnavailable):
-		say.add(Fault, "take --device auto or cpu, or mend what it says", "%v", err)
+		say.add(Fault, "take --device auto or cpu, or repair what the message says", "%v", err)
 	case err != nil:
 		say.add(Fault, "name cpu, auto or GPUs such as cuda:0 (--device)", "%v", err)
 	case gpus > 0:
@@ -139,7 +142,7 @@ func device(_ context.Context, o *Options, say *notes) {
 	}
 }
 
-// rewards are the reward functions on this machine, each asked for a score of a small image.
+// rewards checks the reward functions of this machine: each must score a small image.
 func rewards(ctx context.Context, o *Options, say *notes) {
 	if o.Scorers == "" && o.Model == "" {
 		say.add(Unchecked, "name their file with --scorers", "the reward functions of services elsewhere cannot be seen from here")
@@ -153,7 +156,7 @@ func rewards(ctx context.Context, o *Options, say *notes) {
 	cfg.Scorers = o.Scorers
 	probes, err := reward.Probe(ctx, cfg, nc)
 	if err != nil {
-		say.add(Fault, "mend the file of --scorers", "%v", err)
+		say.add(Fault, "correct the file of --scorers", "%v", err)
 		return
 	}
 	var good []string
@@ -172,12 +175,12 @@ func rewards(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// fix is what to do about a reward function that gives no score.
+// fix says what to do about a reward function that gives no score.
 func fix(name string) string {
 	kind, instance, _ := strings.Cut(name, ":")
 	switch kind {
 	case "http":
-		return "start its server, or mend its url in the file of --scorers"
+		return "start its server, or correct its url in the file of --scorers"
 	case "nats":
 		return fmt.Sprintf("start a worker of %s: deploy/scorers", instance)
 	case "onnx":

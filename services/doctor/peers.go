@@ -13,23 +13,23 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
-	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const (
-	// gather is how long answers of services are waited for.
+	// gather is how long a question to all services waits for answers.
 	gather = time.Second
-	// skewed and wrong are how far clocks may be apart before it matters: deadlines of prompts are
-	// moments by the client's clock, and are judged by the server's.
+	// Clocks that are skewed apart are a warning, wrong apart a fault: clients set the deadlines of prompts by
+	// their clock, and the server's clock judges them.
 	skewed, wrong = 2 * time.Second, 30 * time.Second
 )
 
 // stages are the services without which no prompt gets its result.
 var stages = []string{"intake", "sampler", "reward", "advantage"}
 
-// permissions are what this credential may do.
+// permissions reports what this credential may do, and warns of a server that lets everybody do everything.
 func permissions(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	m, err := nc.RequestWithContext(ctx, "$SYS.REQ.USER.INFO", nil)
@@ -57,13 +57,13 @@ func permissions(ctx context.Context, o *Options, say *notes) {
 		case o.Own || nc.AuthRequired():
 			say.ok("everything")
 		case remote(o):
-			say.add(Warning, "give the server a token or users", "everything, and so may everybody who reaches the server: it asks for no credential")
+			say.add(Warning, "give the server a token or users", "everything, and so may all clients that reach the server: it asks for no credential")
 		default:
 			say.ok("everything; the server asks for no credential, and was reached on this machine")
 		}
 		return
 	}
-	var may, not []string
+	var allowed, denied []string
 	for _, of := range []struct{ what, subject string }{
 		{"publish prompts", schemas.PromptSubject("doctor")},
 		{"control runs", schemas.ControlSubject("doctor")},
@@ -76,38 +76,38 @@ func permissions(ctx context.Context, o *Options, say *notes) {
 		{"read results", "$JS.API.DIRECT.GET." + schemas.StreamAdvantages},
 	} {
 		if p.Publish.allow(of.subject) {
-			may = append(may, of.what)
+			allowed = append(allowed, of.what)
 		} else {
-			not = append(not, of.what)
+			denied = append(denied, of.what)
 		}
 	}
 	who := "this credential"
 	if info.Data.User != "" {
 		who = fmt.Sprintf("user %.16s", info.Data.User)
 	}
-	if len(may) > 0 {
-		say.ok("%s may %s", who, strings.Join(may, ", "))
+	if len(allowed) > 0 {
+		say.ok("%s may %s", who, strings.Join(allowed, ", "))
 	}
-	if len(not) > 0 {
-		say.ok("and may not %s", strings.Join(not, ", "))
+	if len(denied) > 0 {
+		say.ok("and may not %s", strings.Join(denied, ", "))
 	}
-	switch runs := o.Bus.GuestOf(); {
+	switch runs := o.Bus.User().Runs(); {
 	case runs == "":
-	case !bus.IsGuest(info.Data.Account):
+	case !auth.IsGuestName(info.Data.Account):
 		say.add(Fault, "the operator brings its permissions up to date: meander auth update DIR, and what that says to do then",
-			"it is limited to the runs %s, and in the account of everybody else, as older releases had it: what the server answers it may send to anybody", runs)
+			"it is limited to the runs %s, and in the account of all others, as older releases had it: it can send what the server answers to any subject", runs)
 	default:
 		say.ok("it is limited to the runs %s, in the account %s of its own", runs, info.Data.Account)
 	}
 }
 
-// grants are permissions as the server tells of them.
+// grants are permissions, as the server describes them.
 type grants struct {
 	Allow []string `json:"allow"`
 	Deny  []string `json:"deny"`
 }
 
-// allow says whether a subject may be published on. Without permissions of that kind, any may.
+// allow reports whether a subject may be published on. Without an allow list every subject may, unless it is denied.
 func (g *grants) allow(subject string) bool {
 	if g == nil {
 		return true
@@ -118,7 +118,7 @@ func (g *grants) allow(subject string) bool {
 	return (len(g.Allow) == 0 || in(g.Allow)) && !in(g.Deny)
 }
 
-// matches says whether a subject with or without wildcards covers one that has none.
+// matches reports whether a pattern, with or without wildcards, covers a subject without wildcards.
 func matches(pattern, subject string) bool {
 	p, s := strings.Split(pattern, "."), strings.Split(subject, ".")
 	for i, token := range p {
@@ -132,18 +132,18 @@ func matches(pattern, subject string) bool {
 	return len(p) == len(s)
 }
 
-// clocks are how far this machine's, and those of services, are from the server's.
+// clocks checks how far the clocks of this machine and of the services are from the server's.
 func clocks(ctx context.Context, o *Options, say *notes) {
 	began := o.Now()
-	info, err := o.Bus.StreamInfo(ctx, "KV_"+schemas.PresenceBucket)
+	info, err := o.Bus.StreamInfo(ctx, schemas.StreamPresenceBucket)
 	if err != nil || info.TimeStamp.IsZero() {
 		say.failed("the server's clock", errors.Join(err, errors.New("it did not say the time")))
 		return
 	}
 	took := o.Now().Sub(began)
 	behind := info.TimeStamp.Sub(began.Add(took / 2))
-	apart("this machine", behind, say)
-	entries, err := o.Bus.LastMany(ctx, "KV_"+schemas.PresenceBucket, []string{schemas.PresenceSubject(">")})
+	clockDifference("this machine", behind, say)
+	entries, err := o.Bus.LastMany(ctx, schemas.StreamPresenceBucket, []string{schemas.PresenceSubject(">")})
 	if err != nil {
 		say.failed("the clocks of services", err)
 		return
@@ -155,15 +155,15 @@ func clocks(ctx context.Context, o *Options, say *notes) {
 			continue
 		}
 		told = append(told, p.Service)
-		apart(p.Instance, m.Time.Sub(time.Unix(0, p.At)), say)
+		clockDifference(p.Instance, m.Time.Sub(time.Unix(0, p.At)), say)
 	}
-	// Services that have no entries there are asked.
+	// Services without a presence entry are asked directly.
 	began = o.Now()
-	err = asked(ctx, o.Bus.Conn(), bus.ClockSubject, func(m *nats.Msg) {
+	err = askAll(ctx, o.Bus.Conn(), auth.ClockSubject, func(m *nats.Msg) {
 		var c boot.Clock
 		if json.Unmarshal(m.Data, &c) == nil && c.At > 0 && !slices.Contains(told, c.Service) {
 			half := o.Now().Sub(began) / 2
-			apart(c.Service+" "+c.Instance, behind+began.Add(half).Sub(time.Unix(0, c.At)), say)
+			clockDifference(c.Service+" "+c.Instance, behind+began.Add(half).Sub(time.Unix(0, c.At)), say)
 		}
 	})
 	if err != nil {
@@ -171,8 +171,8 @@ func clocks(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// apart says how far a clock is behind that of the server.
-func apart(whose string, behind time.Duration, say *notes) {
+// clockDifference reports how far the clock of whose is behind (or, negative, ahead of) the server's.
+func clockDifference(whose string, behind time.Duration, say *notes) {
 	way := "behind"
 	if behind < 0 {
 		way = "ahead of"
@@ -187,10 +187,11 @@ func apart(whose string, behind time.Duration, say *notes) {
 		say.ok("%s: within %v of the server", whose, max(d, time.Millisecond).Round(time.Millisecond))
 		return
 	}
-	say.add(state, "set that clock by NTP: deadlines are moments", "%s: its clock is %v %s the server's", whose, behind.Abs().Round(100*time.Millisecond), way)
+	say.add(state, "set that clock by NTP: deadlines are moments", "%s: its clock is %v %s the server's", whose,
+		behind.Abs().Round(100*time.Millisecond), way)
 }
 
-// services are the programs that run, as the server's service discovery finds them.
+// services checks which programs run, by the server's service discovery, and whether their versions match.
 func services(ctx context.Context, o *Options, say *notes) {
 	found, err := discover(ctx, o.Bus.Conn())
 	if err != nil {
@@ -221,16 +222,18 @@ func services(ctx context.Context, o *Options, say *notes) {
 	switch {
 	case len(lack) == 0:
 	case o.Own:
-		say.add(Unchecked, "start it with 'meander up'", "nobody serves this store now")
+		say.add(Unchecked, "start it with 'meander up'", "no process serves this store now")
 	default:
-		say.add(Warning, "start 'meander up', or the programs meander-"+strings.Join(lack, " meander-"), "nobody answers for %s: what needs it waits", strings.Join(lack, ", "))
+		say.add(Warning, "start 'meander up', or the programs meander-"+strings.Join(lack, " meander-"),
+			"no service answers for %s: what needs it waits", strings.Join(lack, ", "))
 	}
 	if _, same := versions[o.Version]; len(versions) > 1 || len(versions) == 1 && !same {
 		var each []string
 		for _, v := range slices.Sorted(maps.Keys(versions)) {
 			each = append(each, fmt.Sprintf("%s: %s", v, strings.Join(versions[v], ", ")))
 		}
-		say.add(Warning, "run one version everywhere: bits are those of a build", "versions differ: this program is %s; %s", o.Version, strings.Join(each, "; "))
+		say.add(Warning, "run one version everywhere: bits are those of a build", "versions differ: this program is %s; %s",
+			o.Version, strings.Join(each, "; "))
 	}
 	present, err := o.Bus.Present(ctx)
 	if err != nil {
@@ -254,14 +257,15 @@ func services(ctx context.Context, o *Options, say *notes) {
 			continue
 		}
 		if n, err := o.Bus.LaneBacklog(ctx, p.Lane); err == nil && n > 0 && !o.Own {
-			say.add(Fault, fmt.Sprintf("start a sampler with --model %s", p.Model), "%d requests wait for a sampler of %q, and none runs", n, p.Lane)
+			say.add(Fault, fmt.Sprintf("start a sampler with --model %s", p.Model),
+				"%d requests wait for a sampler of %q, and none runs", n, p.Lane)
 		}
 	}
 }
 
-// discover is who is there.
+// discover returns the meander programs that answer the server's service discovery.
 func discover(ctx context.Context, nc *nats.Conn) (out []micro.Info, err error) {
-	err = asked(ctx, nc, "$SRV.INFO", func(m *nats.Msg) {
+	err = askAll(ctx, nc, "$SRV.INFO", func(m *nats.Msg) {
 		var info micro.Info
 		if json.Unmarshal(m.Data, &info) == nil && strings.HasPrefix(info.Name, "meander-") {
 			out = append(out, info)
@@ -270,8 +274,8 @@ func discover(ctx context.Context, nc *nats.Conn) (out []micro.Info, err error) 
 	return out, err
 }
 
-// asked hands on what is answered in time.
-func asked(ctx context.Context, nc *nats.Conn, subject string, answer func(*nats.Msg)) error {
+// askAll sends a question to all subscribers of the subject, and calls answer for each answer that comes in time.
+func askAll(ctx context.Context, nc *nats.Conn, subject string, answer func(*nats.Msg)) error {
 	inbox := nc.NewInbox()
 	answers, err := nc.SubscribeSync(inbox)
 	if err != nil {

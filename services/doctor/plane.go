@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// slowAnswer is more than a server in the same data centre takes.
+	// slowAnswer is a longer round trip than a server in the same data centre has.
 	slowAnswer = 50 * time.Millisecond
-	// dialTimeout is how long a server is tried, and lagPatience how long one may be behind the others.
+	// dialTimeout bounds the attempt to reach a server; lagPatience is how long one may be behind the others.
 	dialTimeout = 2 * time.Second
 	lagPatience = 3 * time.Second
-	// leastPayload is the least that events need: smaller ones travel in more parts than there may be.
+	// leastPayload is the least payload limit that works: below it an event would need more parts than allowed.
 	leastPayload = 256 << 10
-	// nearlyFull is the share of a limit, in percent, from which it is time to act.
+	// nearlyFull is the share of a limit, in percent, from which there is a warning.
 	nearlyFull = 80
 )
 
-// server is what is at the other end, and whether the other servers of its cluster are reached.
+// server checks the connected server, and whether the other servers of its cluster are reached.
 func server(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	if len(o.Servers) > 1 {
@@ -46,14 +46,16 @@ func server(ctx context.Context, o *Options, say *notes) {
 	}
 	say.ok("nats-server %s, %s, answers in %v", nc.ConnectedServerVersion(), o.Where, rtt.Round(10*time.Microsecond))
 	if rtt > slowAnswer && !o.Own {
-		say.add(Warning, "run samplers nearer to the server: each step is confirmed by it", "a round trip takes %v", rtt.Round(time.Millisecond))
+		say.add(Warning, "run samplers nearer to the server: each step is confirmed by it", "a round trip takes %v",
+			rtt.Round(time.Millisecond))
 	}
 	if _, err := nc.TLSConnectionState(); err != nil && remote(o) {
-		say.add(Warning, "give the server a certificate, and clients its authority", "the connection to %s is not encrypted", nc.ConnectedAddr())
+		say.add(Warning, "give the server a certificate, and clients its authority", "the connection to %s is not encrypted",
+			nc.ConnectedAddr())
 	}
 }
 
-// unreached are the servers to which there is no connection, and why.
+// unreached dials the servers and returns an error for each that does not answer.
 func unreached(ctx context.Context, servers []string) (out []error) {
 	tried := make([]error, len(servers))
 	var all sync.WaitGroup
@@ -70,22 +72,22 @@ func unreached(ctx context.Context, servers []string) (out []error) {
 	return slices.DeleteFunc(tried, func(err error) bool { return err == nil })
 }
 
-// remote says whether the server is reached over a network.
+// remote reports whether the server is reached over a network.
 func remote(o *Options) bool {
 	host, _, _ := net.SplitHostPort(o.Bus.Conn().ConnectedAddr())
 	ip := net.ParseIP(host)
 	return ip != nil && !ip.IsLoopback()
 }
 
-// streams are those of the contract: there, as this build expects them, with room, replicated where
-// they can be.
+// streams checks the streams of the contract: present, as this build expects them, with space left, and replicated
+// where the server is a cluster.
 func streams(ctx context.Context, o *Options, say *notes) {
 	all, err := examine(ctx, o)
 	if err != nil {
 		say.failed("streams", err)
 		return
 	}
-	short(all, say)
+	lackingServers(all, say)
 	good, missing := 0, []string{}
 	alone := []string{}
 	for _, s := range all {
@@ -98,9 +100,11 @@ func streams(ctx context.Context, o *Options, say *notes) {
 			say.failed(s.Name, s.Err)
 			continue
 		case len(s.Wrong) > 0:
-			say.add(Fault, "remove the stream, or use another account or store", "%s is not the stream of this contract: %s", s.Name, strings.Join(s.Wrong, "; "))
+			say.add(Fault, "remove the stream, or use another account or store", "%s is not the stream of this contract: %s",
+				s.Name, strings.Join(s.Wrong, "; "))
 		case len(s.Stale) > 0:
-			say.add(Warning, "start 'meander up' or meander-intake of this version, which puts it right", "%s is of another version: %s", s.Name, strings.Join(s.Stale, "; "))
+			say.add(Warning, "start 'meander up' or meander-intake of this version, which puts it right",
+				"%s is of another version: %s", s.Name, strings.Join(s.Stale, "; "))
 		}
 		if s.Peers > 1 && s.Replicas < 3 {
 			alone = append(alone, s.Name)
@@ -111,18 +115,19 @@ func streams(ctx context.Context, o *Options, say *notes) {
 		}
 	}
 	if len(missing) > 0 {
-		say.add(Fault, "start 'meander up' or meander-intake, which makes them", "%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
+		say.add(Fault, "start 'meander up' or meander-intake, which makes them", "%s not there: %s",
+			plural(len(missing), "stream"), strings.Join(missing, ", "))
 	}
 	if len(alone) > 0 {
-		say.add(Warning, "meander streams limit --stream-replicas 3", "the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
+		say.add(Warning, "meander streams limit --stream-replicas 3",
+			"the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
 	}
 	if good > 0 {
 		say.ok("%s as this version expects, with room", plural(good, "stream"))
 	}
 }
 
-// examine looks at the streams, again for a while where some are not on all of their servers: one that lags
-// for a moment catches up.
+// examine reads the states of the streams. While some servers lag it asks again for a moment: they catch up.
 func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	for end := time.Now().Add(min(lagPatience, o.Timeout/2)); ; {
 		all, err = o.Bus.Examine(ctx, false)
@@ -138,27 +143,28 @@ func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	}
 }
 
-// short says which servers lack streams that they are to keep.
-func short(all []bus.Examined, say *notes) {
-	lack, nobody := map[string]int{}, 0
+// lackingServers reports servers that should keep streams and do not have them.
+func lackingServers(all []bus.Examined, say *notes) {
+	lack, unknown := map[string]int{}, 0
 	for _, s := range all {
 		for _, server := range s.Lacking {
 			lack[server]++
 		}
 		if s.Current+len(s.Lacking) < s.Replicas {
-			nobody++
+			unknown++
 		}
 	}
 	const fix = "start it, or see its log: streams without a majority of their servers take nothing"
 	for _, server := range slices.Sorted(maps.Keys(lack)) {
-		say.add(Fault, fix, "server %s is down, or behind: %s of %d lack it", server, plural(lack[server], "stream"), len(all))
+		say.add(Fault, fix, "server %s is down, or behind: %s of %d lack it", server, plural(lack[server], "stream"),
+			len(all))
 	}
-	if nobody > 0 {
-		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured", plural(nobody, "stream"))
+	if unknown > 0 {
+		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured", plural(unknown, "stream"))
 	}
 }
 
-// fullness is how much of a stream's limits is used.
+// fullness warns about a stream whose limits are nearly reached.
 func fullness(s *bus.Examined, say *notes) {
 	switch {
 	case s.Rolls:
@@ -172,11 +178,12 @@ func fullness(s *bus.Examined, say *notes) {
 	}
 }
 
-// limits are those of the server and of the account.
+// limits checks the limits of the server and of the account.
 func limits(ctx context.Context, o *Options, say *notes) {
 	switch most := o.Bus.Conn().MaxPayload(); {
 	case most < leastPayload:
-		say.add(Fault, "raise max_payload of the server to 8MB", "the server takes messages of at most %s", boot.Bytes(most).Rough())
+		say.add(Fault, "raise max_payload of the server to 8MB", "the server takes messages of at most %s",
+			boot.Bytes(most).Rough())
 	default:
 		say.ok("messages of at most %s", boot.Bytes(most).Rough())
 	}
@@ -197,14 +204,15 @@ func limits(ctx context.Context, o *Options, say *notes) {
 		case of.most < 0:
 			say.ok("%s used in %s, without a limit of the account", orNothing(int64(of.used)), of.what)
 		case of.most > 0 && 100*int64(of.used)/of.most >= nearlyFull:
-			say.add(Warning, "raise "+of.setting+" of the server or account, or free some with 'meander gc'", "%s used in %s, of %s", orNothing(int64(of.used)), of.what, boot.Bytes(of.most).Rough())
+			say.add(Warning, "raise "+of.setting+" of the server or account, or free some with 'meander gc'",
+				"%s used in %s, of %s", orNothing(int64(of.used)), of.what, boot.Bytes(of.most).Rough())
 		case of.most > 0:
 			say.ok("%s used in %s, of %s", orNothing(int64(of.used)), of.what, boot.Bytes(of.most).Rough())
 		}
 	}
 }
 
-// disk is what is left for the server's files.
+// disk checks the free space for the server's files.
 func disk(ctx context.Context, o *Options, say *notes) {
 	if o.DiskFree == nil {
 		say.add(Unchecked, "watch it there", "the disk of the server cannot be seen from here")
@@ -220,7 +228,7 @@ func disk(ctx context.Context, o *Options, say *notes) {
 	if o.Bus != nil {
 		all, err := o.Bus.Examine(ctx, false)
 		if err != nil {
-			say.failed("room that the streams may take yet", err)
+			say.failed("space that the streams may still take", err)
 		}
 		for _, s := range all {
 			growth += max(0, s.MaxBytes-int64(s.Bytes))
@@ -228,7 +236,8 @@ func disk(ctx context.Context, o *Options, say *notes) {
 	}
 	switch {
 	case free < least:
-		say.add(Fault, "make room on the disk, or move the store (--store)", "%s are free for the store", boot.Bytes(free).Rough())
+		say.add(Fault, "make room on the disk, or move the store (--store)", "%s are free for the store",
+			boot.Bytes(free).Rough())
 	case growth > free:
 		say.add(Warning, "make room, lower the limits ('meander streams limit'), or have a janitor free what is old ('meander up --gc-above 80')",
 			"%s are free for the store, and the streams may take %s more", boot.Bytes(free).Rough(), boot.Bytes(growth).Rough())

@@ -9,7 +9,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// policies are the weights of each lane, and whether the samplers that run use them.
+// policies checks the weights of each lane, and whether the running samplers use them. A lane is the request queue of
+// a model.
 func policies(ctx context.Context, o *Options, say *notes) {
 	lanes, err := o.Bus.Policies(ctx)
 	if err != nil {
@@ -34,7 +35,7 @@ func policies(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// lane is what the samplers of a lane make of its current policy.
+// lane reports which samplers of a lane use its current policy.
 func lane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.Applied, say *notes) {
 	slices.Reverse(answers) // the newest first
 	samplers, current := 0, 0

@@ -12,65 +12,63 @@ import (
 	"github.com/meander-rl/meander/services/intake"
 )
 
-// What a step event takes in its stream, subject and headers included, without tensors, and
-// what each tensor adds to its elements. Measured; names make a difference of some percent.
-// Request.StepBytes, of which room is reserved, is a bound and more.
+// Measured sizes in bytes: of a step event in its stream, with subject and headers but without tensors, and what each
+// tensor adds to its elements. Names make a difference of some percent. Samplers reserve Request.StepBytes, which is an
+// upper bound and larger.
 const (
 	stepEventBytes = 775
 	tensorBytes    = 150
-	// What a trajectory takes beside its prompt, and more for each step.
+	// A trajectory without its prompt, and what each step adds.
 	trajectoryBytes, trajectoryStepBytes = 1450, 107
 )
 
-// Cost is what samples take. In the sum of an estimate, what differs between groups is 0
-// or empty.
+// Cost is what samples need. In the sum of an estimate, a value that differs between groups is 0 or empty.
 type Cost struct {
 	ImageSize string `json:"image_size"` // width x height in pixels
-	// NumInferenceSteps is T; StartStepIndex to StopStepIndex, exclusive, run of them, and SDESteps
-	// are those of one sample that are stochastic.
+	// NumInferenceSteps is T. Steps StartStepIndex to StopStepIndex, exclusive, run; SDESteps of
+	// one sample are stochastic.
 	NumInferenceSteps int64   `json:"num_inference_steps"`
 	StartStepIndex    int64   `json:"start_step_index"`
 	StopStepIndex     int64   `json:"stop_step_index"`
 	SDESteps          int64   `json:"sde_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
-	// LatentsKept is the states of one sample that are stored, each LatentsShape of
+	// LatentsKept is how many states of one sample are stored, each of LatentsShape and
 	// LatentsDType.
 	LatentsKept int64 `json:"latents_kept"`
-	// Checkpoints are the states of one sample that are stored besides, for another attempt to go on from.
+	// Checkpoints is how many more states are stored so that another attempt can go on from them.
 	Checkpoints   int64   `json:"checkpoints"`
 	LatentsDType  string  `json:"latents_dtype"`
 	LatentsShape  []int64 `json:"latents_shape"`
 	BytesOfSample int64   `json:"bytes_per_sample"`
-	// ConditioningBytes is the most that the encoded texts of one prompt take, where they are kept: once for all
-	// its samples, and its negative prompt's once for all prompts. ConditioningOfSample is a sample's part of it.
+	// ConditioningBytes bounds the encoded texts of one prompt, if they are kept: once for all its samples, and
+	// the negative prompt once for all prompts. ConditioningOfSample is one sample's share.
 	ConditioningBytes    int64 `json:"conditioning_bytes"`
 	ConditioningOfSample int64 `json:"conditioning_bytes_per_sample"`
 	ConditioningStored   int64 `json:"conditioning_stored_bytes"` // over all samples
-	// The rest is over all samples. Evaluations are those of the model, two where guidance is
-	// active. ImageBytes is of uncompressed images: as PNG they are smaller.
+	// The rest is over all samples. Evaluations counts evaluations of the model, two per step with
+	// guidance. ImageBytes is for uncompressed images; PNGs are smaller.
 	Steps       int64 `json:"steps"`
 	Stochastic  int64 `json:"stochastic_steps"`
 	Evaluations int64 `json:"evaluations"`
-	// FlatEvaluations are those of samples that share no steps: more where they are of trees.
+	// FlatEvaluations is what samples without shared steps would need: more than Evaluations for trees.
 	FlatEvaluations int64 `json:"flat_evaluations"`
 	StepBytes       int64 `json:"step_bytes"`
 	TrajectoryBytes int64 `json:"trajectory_bytes"`
 	ImageBytes      int64 `json:"image_bytes"`
 
-	// Tokens is the most that one sample generates, LogitsPerToken how many of the logits of each are stored at most, LogitsDType as
-	// what, and LogitsBytes what that takes. LogitsDiffer says that some prompts ask for others.
+	// Tokens is the most that one sample generates. LogitsPerToken of each token are stored at most, as LogitsDType,
+	// in LogitsBytes. LogitsDiffer says that prompts ask for different logits.
 	Tokens         int64  `json:"tokens,omitempty"`
 	LogitsPerToken int64  `json:"logits_per_token,omitempty"`
 	LogitsDType    string `json:"logits_dtype,omitempty"`
 	LogitsBytes    int64  `json:"logits_bytes_per_token,omitempty"`
 	LogitsDiffer   bool   `json:"logits_differ,omitempty"`
 
-	text bool
-
-	counted bool
+	text    bool // of a text
+	counted bool // the sum has a group already
 }
 
-// costOf is one sample of a group, as intake resolves it.
+// costOf returns the cost of one sample of a group, from the request as intake resolves it.
 func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	if r.Text != nil {
 		return textCost(r, policy), nil
@@ -88,7 +86,9 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	steps := end - begin
 	c := &Cost{
-		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
+		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width,
+			r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
+		SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
@@ -138,10 +138,10 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	return c, nil
 }
 
-// templateTokens is about what families put around a text.
+// templateTokens is about how many tokens a family's template adds to a text.
 const templateTokens = 8
 
-// conditioningBytes bounds what an encoded text takes, with its mask: a token is at least a byte of it.
+// conditioningBytes bounds the size of an encoded text with its mask: a text has at most one token per byte.
 func conditioningBytes(text string, policy *schemas.Policy) int64 {
 	if policy.ConditioningTokenBytes == 0 {
 		return policy.ConditioningBytes
@@ -150,7 +150,7 @@ func conditioningBytes(text string, policy *schemas.Policy) int64 {
 	return tokens * (policy.ConditioningTokenBytes + 1)
 }
 
-// rolledEvaluations is how often a sample of scheduled sampling asks the model.
+// rolledEvaluations returns how often a sample of scheduled sampling evaluates the model.
 func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	n := steps * int64(scheduled.Sampler(s.RollSettings.Sampler).Evaluations())
 	if s.RollSettings.ReflexFlow != nil {
@@ -161,27 +161,27 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	return n
 }
 
-// sum adds n samples of one group.
+// sum adds n samples with the cost s, all of one group.
 func (c *Cost) sum(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
 		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.ConditioningStored, c.counted = 0, 0, 0, 0, 0, 0, 0, 0, true
 	}
-	same(&c.ImageSize, s.ImageSize)
-	same(&c.NumInferenceSteps, s.NumInferenceSteps)
-	same(&c.StartStepIndex, s.StartStepIndex)
-	same(&c.StopStepIndex, s.StopStepIndex)
-	same(&c.SDESteps, s.SDESteps)
-	same(&c.TrueCFGScale, s.TrueCFGScale)
-	same(&c.LatentsKept, s.LatentsKept)
-	same(&c.Checkpoints, s.Checkpoints)
-	same(&c.LatentsDType, s.LatentsDType)
-	same(&c.ConditioningBytes, s.ConditioningBytes)
-	same(&c.ConditioningOfSample, s.ConditioningOfSample)
+	clearIfDifferent(&c.ImageSize, s.ImageSize)
+	clearIfDifferent(&c.NumInferenceSteps, s.NumInferenceSteps)
+	clearIfDifferent(&c.StartStepIndex, s.StartStepIndex)
+	clearIfDifferent(&c.StopStepIndex, s.StopStepIndex)
+	clearIfDifferent(&c.SDESteps, s.SDESteps)
+	clearIfDifferent(&c.TrueCFGScale, s.TrueCFGScale)
+	clearIfDifferent(&c.LatentsKept, s.LatentsKept)
+	clearIfDifferent(&c.Checkpoints, s.Checkpoints)
+	clearIfDifferent(&c.LatentsDType, s.LatentsDType)
+	clearIfDifferent(&c.ConditioningBytes, s.ConditioningBytes)
+	clearIfDifferent(&c.ConditioningOfSample, s.ConditioningOfSample)
 	if c.text && s.text {
-		c.mostText(s)
+		c.keepLargestText(s)
 	} else {
-		same(&c.BytesOfSample, s.BytesOfSample)
+		clearIfDifferent(&c.BytesOfSample, s.BytesOfSample)
 	}
 	if !slices.Equal(c.LatentsShape, s.LatentsShape) {
 		c.LatentsShape = nil
@@ -196,14 +196,14 @@ func (c *Cost) sum(s *Cost, n int64) {
 	c.ConditioningStored += n * s.ConditioningStored
 }
 
-// same empties a value that another group has otherwise.
-func same[T comparable](v *T, other T) {
+// clearIfDifferent sets *v to its zero value unless it equals other.
+func clearIfDifferent[T comparable](v *T, other T) {
 	if *v != other {
 		*v = *new(T)
 	}
 }
 
-// rewardLine is the reward functions of a prompt, and why not the model's own.
+// rewardLine describes the reward functions of a prompt, and why they are not the model's own.
 func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) string {
 	var parts []string
 	for _, r := range e.Reward {
@@ -223,14 +223,15 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 	case e.ScheduledSampling != nil:
 		return "none: the samples are to train on"
 	case len(defaults) > 0 && policy != nil && len(policy.Reward) > 0 && !slices.Equal(defaults, policy.Reward):
-		return fmt.Sprintf("%s (default without a text in double quotes, which %s needs)", strings.Join(defaults, " + "), strings.Join(policy.Reward, " + "))
+		return fmt.Sprintf("%s (default without a text in double quotes, which %s needs)",
+			strings.Join(defaults, " + "), strings.Join(policy.Reward, " + "))
 	case len(defaults) > 0:
 		return strings.Join(defaults, " + ") + " (default)"
 	}
 	return "the pipeline's default"
 }
 
-// advantageLine is the estimator of a group with its options, and what becomes of the group.
+// advantageLine describes the estimator of a group with its options, and the group rules.
 func advantageLine(a *schemas.AdvantageSpec, g *schemas.GroupPolicy) string {
 	c, err := intake.Estimator(a)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package estimate says what prompts will take before anything runs: samples, steps, evaluations
-// of the model, bytes of each stream. The rules are intake's.
+// Package estimate says what prompts need before anything runs: samples, steps, evaluations of the model, bytes in
+// each stream. Facts is what is known of the pipeline: its lanes, its default rewards and the space in its streams.
+// An Estimate of these facts resolves each prompt by intake's rules and sums up the Cost of its samples.
 package estimate
 
 import (
@@ -16,35 +17,35 @@ import (
 	"github.com/meander-rl/meander/services/intake"
 )
 
-// Estimate is everything that follows from prompts and from what a pipeline knows.
+// Estimate sums up what prompts need, or says why they are refused.
 type Estimate struct {
-	// Groups is one per prompt that no rule forbids, Refused counts the others; Reason is that
-	// of the first.
+	// Groups counts the prompts that intake would accept, Refused the others; Reason is for the
+	// first refused one.
 	Groups  int    `json:"groups"`
 	Refused int    `json:"refused"`
 	Reason  string `json:"refused_reason,omitempty"`
-	// Refusals are all reasons, as far as a few lines can say them, each with the prompts that it is for.
+	// Refusals are the first few reasons, each with the number of its prompts.
 	Refusals []Refusal `json:"-"`
-	// Warnings are what intake lets be: several where prompts differ.
+	// Warnings are what intake accepts with a warning; several if prompts differ.
 	Warnings []string `json:"warnings,omitempty"`
 	Samples  int64    `json:"samples"`
-	// Model and what depends on its defaults is missing when no model is known.
+	// Model is missing if no model is known, and so is what depends on the model's defaults.
 	Model string `json:"model,omitempty"` // the first prompt's
 	*Cost
-	// Reward and Advantage are lines for people: several where prompts differ.
+	// Reward and Advantage are lines for people; several if prompts differ.
 	Reward    []string `json:"reward"`
 	Advantage []string `json:"advantage"`
-	// Streams are what the stored bytes go to, with what is there and the limit.
+	// Streams are the streams that the samples fill.
 	Streams []Stream `json:"streams"`
-	// GroupSizes are the sizes there are, a few of them.
+	// GroupSizes are the first few different sizes of groups.
 	GroupSizes []int64 `json:"-"`
 
-	text        bool // that of a language model
+	text        bool // the prompts are for a language model
 	facts       *Facts
 	promptBytes int64
 }
 
-// Refusal is why some prompts are refused.
+// Refusal is a reason, and how many prompts are refused for it.
 type Refusal struct {
 	Reason  string
 	Prompts int
@@ -56,21 +57,21 @@ type Stream struct {
 	Bytes int64  `json:"bytes"`
 	Used  int64  `json:"used"`
 	Limit int64  `json:"limit"` // 0: not known
-	// AtMost says that Bytes is a bound: what is stored may be much less.
+	// AtMost says that Bytes is an upper bound: the stored bytes may be much less.
 	AtMost bool `json:"at_most,omitempty"`
 }
 
-// Fits says whether the stream has room, as far as its limit is known.
+// Fits reports whether the stream has space for the samples. A stream without a known limit has.
 func (s Stream) Fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Limit }
 
-// New is the estimate of no prompts yet.
+// New returns the estimate of no prompts yet.
 func New(f *Facts) *Estimate {
 	p := &Estimate{facts: f}
 	p.fill()
 	return p
 }
 
-// Add counts one prompt, encoded as a client publishes it.
+// Add adds one prompt, encoded as a client publishes it. An invalid prompt counts as refused.
 func (p *Estimate) Add(prompt []byte) {
 	p.promptBytes += int64(len(prompt))
 	var e schemas.Prompt
@@ -79,7 +80,7 @@ func (p *Estimate) Add(prompt []byte) {
 		var warnings []string
 		warnings, err = e.CheckUnknown(prompt)
 		for _, w := range warnings {
-			note(&p.Warnings, w)
+			addNew(&p.Warnings, w)
 		}
 		err = errors.Join(err, e.Validate())
 	}
@@ -99,7 +100,7 @@ func (p *Estimate) Add(prompt []byte) {
 	p.fill()
 }
 
-// refuse counts a prompt under its reason, as far as there is room for another.
+// refuse counts a refused prompt under its reason; beyond a few reasons new ones are not noted.
 func (p *Estimate) refuse(reason string) {
 	i := slices.IndexFunc(p.Refusals, func(r Refusal) bool { return r.Reason == reason })
 	if i < 0 && len(p.Refusals) == few {
@@ -111,16 +112,16 @@ func (p *Estimate) refuse(reason string) {
 	p.Refusals[i].Prompts++
 }
 
-// AskRoom asks how full the streams of a server are that the prompts will go to.
-func (p *Estimate) AskRoom(ctx context.Context, b *bus.Bus) error {
-	err := p.facts.AskRoom(ctx, b)
+// AskCapacity asks a server how full the streams are that the prompts will go to.
+func (p *Estimate) AskCapacity(ctx context.Context, b *bus.Bus) error {
+	err := p.facts.AskCapacity(ctx, b)
 	p.fill()
 	return err
 }
 
-// resolve counts what intake would make of a valid prompt; where the policy of its lane is not
-// known, only what does not depend on it. The draw of a window needs the run: where its
-// steps need not be neighbours, the states kept may be a few more or less.
+// resolve adds what intake would make of a valid prompt. If the policy of its lane is not known, it adds only what
+// does not depend on it. A random window of steps depends on the run: the number of kept states may then be off by a
+// few.
 func (p *Estimate) resolve(e *schemas.Prompt) error {
 	policy := p.facts.Policy(e.Model)
 	if policy == nil && p.facts.Whole {
@@ -139,18 +140,18 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 	} else {
 		e.UID = cmp.Or(e.UID, "-") // intake names it
 		reward := p.facts.Reward
-		if reward == nil { // what intake has where nobody has set it up otherwise
+		if reward == nil { // intake's default
 			reward = intake.DefaultConfig().Reward
 		}
 		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: reward})
 		if err != nil {
 			return err
 		}
-		if w := intake.Young(e, policy); w != "" {
-			note(&p.Warnings, w+"; until then the prompt waits")
+		if w := intake.PolicyPending(e, policy); w != "" {
+			addNew(&p.Warnings, w+"; until then the prompt waits")
 		}
 		for _, w := range intake.Unscored(requests[0]) {
-			note(&p.Warnings, w)
+			addNew(&p.Warnings, w)
 		}
 		p.text = requests[0].Text != nil
 		n, advantage = int64(len(requests)), requests[0].Group.Advantage
@@ -158,20 +159,21 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		if p.Cost == nil {
 			p.Cost = &Cost{}
 		}
-		if err := p.samples(requests, policy); err != nil {
+		if err := p.addSamples(requests, policy); err != nil {
 			return err
 		}
 	}
 	p.Groups++
 	p.Samples += n
-	note(&p.GroupSizes, n)
-	note(&p.Reward, rewards)
-	note(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
+	addNew(&p.GroupSizes, n)
+	addNew(&p.Reward, rewards)
+	addNew(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
 	return nil
 }
 
-// samples adds the cost of a group's. Those of scheduled sampling and of trees differ, others are all as one.
-func (p *Estimate) samples(requests []*schemas.Request, policy *schemas.Policy) error {
+// addSamples adds the cost of a group's samples. Samples of scheduled sampling and of trees differ from each other;
+// all others cost the same.
+func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Policy) error {
 	n := int64(len(requests))
 	if requests[0].ScheduledSampling == nil && requests[0].Group.Tree == nil {
 		requests = requests[:1]
@@ -183,49 +185,49 @@ func (p *Estimate) samples(requests []*schemas.Request, policy *schemas.Policy) 
 		if err != nil {
 			return err
 		}
-		p.sum(cost, n)
+		p.Cost.sum(cost, n)
 	}
 	return nil
 }
 
-// fill says what goes to which stream.
+// fill sets how many bytes go to which stream.
 func (p *Estimate) fill() {
 	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.Cost != nil {
 		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
-			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: bus.BlobStream, Bytes: p.ImageBytes + p.ConditioningStored, AtMost: true})
+			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: schemas.StreamBlobBucket, Bytes: p.ImageBytes + p.ConditioningStored, AtMost: true})
 	}
 	for i, s := range p.Streams {
-		room := p.facts.Room[s.Name]
-		p.Streams[i].Used, p.Streams[i].Limit = room.Used, room.Limit
+		capacity := p.facts.Capacity[s.Name]
+		p.Streams[i].Used, p.Streams[i].Limit = capacity.Used, capacity.Limit
 	}
 }
 
-// LargeRun is the size of the steps of texts from which on a run is warned of: full logits are for short answers.
+// LargeRun is the size of text steps, in bytes, from which the user is warned: full logits are for short answers.
 const LargeRun = 1 << 30
 
-// Texts says that the samples are texts.
+// Texts reports whether the samples are texts.
 func (p *Estimate) Texts() bool { return p.text && p.Cost != nil }
 
-// Large says whether texts store so much that logits want a second thought.
+// Large reports whether texts store so much that the user should reconsider the logits.
 func (p *Estimate) Large() bool { return p.Texts() && p.StepBytes >= LargeRun }
 
-// Overfull are the streams that the samples are sure to overfill.
+// Overfull returns the streams that the samples will certainly overfill.
 func (p *Estimate) Overfull() []Stream {
 	return slices.DeleteFunc(slices.Clone(p.Streams), func(s Stream) bool { return s.Fits() || s.AtMost })
 }
 
-// few is how many values, or reasons, are shown of many.
+// few is how many different values, or reasons, are shown.
 const few = 4
 
-// note adds a value that is not there yet, as far as a line can show.
-func note[T comparable](list *[]T, v T) {
+// addNew appends v unless it is in the list already, or the list has its few values.
+func addNew[T comparable](list *[]T, v T) {
 	if len(*list) < few && !slices.Contains(*list, v) {
 		*list = append(*list, v)
 	}
 }
 
-// brief is why a prompt is refused, in a line.
+// brief says in one line why a prompt is refused.
 func brief(prompt string, err error) string {
 	const most = 40
 	if r := []rune(prompt); len(r) > most {

@@ -21,7 +21,7 @@ func Example() {
 	}
 	p := estimate.New(facts)
 	for _, solver := range []string{"euler", "heun", "guess"} {
-		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)), Rollout: schemas.Rollout{Solver: solver, SDEStepIndices: []int64{1, 2}}})
+		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)), ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{Solver: solver, SDEStepIndices: []int64{1, 2}}}})
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -67,7 +67,7 @@ func TestEstimate_Sum(t *testing.T) {
 	if p.NumInferenceSteps != 10 || p.ImageSize != "64 x 64 pixels" || p.LatentsKept != 11 || fmt.Sprint(p.LatentsShape) != "[16 64]" {
 		t.Errorf("one group: %+v", *p.Cost)
 	}
-	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(3)), NumInferenceSteps: new(int64(4)), Height: new(int64(32)), TrueCFGScale: new(2.0)}))
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(3)), ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(32)), TrueCFGScale: new(2.0)}}))
 	if p.NumInferenceSteps != 0 || p.ImageSize != "" || p.LatentsShape != nil || p.TrueCFGScale != 0 {
 		t.Errorf("groups that differ: %+v", *p.Cost)
 	}
@@ -84,10 +84,10 @@ func TestEstimate_Conditioning(t *testing.T) {
 	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4))}))
 	if p.ConditioningBytes != 0 || p.Streams[3].Bytes != p.ImageBytes {
-		t.Errorf("nobody asked: %+v", *p.Cost)
+		t.Errorf("no model was asked: %+v", *p.Cost)
 	}
 	p = estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
-	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4)), TrueCFGScale: new(2.0), Rollout: schemas.Rollout{ReturnConditioning: true}}))
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4)), ImageSettings: schemas.ImageSettings{TrueCFGScale: new(2.0), Rollout: schemas.Rollout{ReturnConditioning: true}}}))
 	one := p.ConditioningBytes / 2 // the negative prompt has as many tokens: one
 	if one == 0 || p.ConditioningOfSample != (2*one+3)/4 || p.Streams[3].Bytes != p.ImageBytes+4*p.ConditioningOfSample {
 		t.Errorf("both texts: %+v", *p.Cost)
@@ -99,8 +99,8 @@ func TestEstimate_Refused(t *testing.T) {
 	p.Add([]byte("no prompt"))
 	for reason, prompt := range map[string]*schemas.Prompt{
 		"reward":   {Prompt: "a fox", Reward: []schemas.RewardSpec{{Name: "nobody"}}},
-		"size":     {Prompt: "a fox", Height: new(int64(17))},
-		"steps":    {Prompt: "a fox", Rollout: schemas.Rollout{SDEStepIndices: []int64{12}}},
+		"size":     {Prompt: "a fox", ImageSettings: schemas.ImageSettings{Height: new(int64(17))}},
+		"steps":    {Prompt: "a fox", ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEStepIndices: []int64{12}}}},
 		"estimate": {Prompt: "a fox", Advantage: schemas.AdvantageSpec{Estimator: "guess"}},
 	} {
 		before := p.Refused
@@ -115,7 +115,7 @@ func TestEstimate_Refused(t *testing.T) {
 
 // Samples are sure to overfill the stream of steps; images, whose size is a bound, are not.
 func TestEstimate_Overfull(t *testing.T) {
-	facts := &estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}, Room: map[string]estimate.Room{
+	facts := &estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}, Capacity: map[string]estimate.StreamCapacity{
 		schemas.StreamPrompts: {Limit: 1 << 20}, schemas.StreamSteps: {Used: 1000, Limit: 20_000}, "OBJ_mdr-blobs": {Limit: 1},
 	}}
 	p := estimate.New(facts)
@@ -157,7 +157,7 @@ func TestAsk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := facts.Policy(""); p == nil || p.Lane != "a" || len(facts.Live) != 0 || facts.Room[schemas.StreamSteps].Limit == 0 {
+	if p := facts.Policy(""); p == nil || p.Lane != "a" || len(facts.Live) != 0 || facts.Capacity[schemas.StreamSteps].Limit == 0 {
 		t.Errorf("facts %+v", facts)
 	}
 }

@@ -10,41 +10,41 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/pipeline"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// Facts is what a pipeline knows and prompts do not say.
+// Facts is what a pipeline knows and prompts do not say: its lanes, default rewards and streams.
 type Facts struct {
-	// Policies are the lanes, Live the names of those that a sampler serves now.
+	// Policies has one policy for each lane. Live are the lanes that a sampler serves now.
 	Policies []*schemas.Policy
 	Live     []schemas.Lane
-	// Whole says that no other lane is served than that of the first policy.
+	// Whole says that only the lane of the first policy is served.
 	Whole bool
-	// Reward are the functions of a prompt that names none, where its model names none either.
+	// Reward are the default functions, for a prompt that names none with a model that names none.
 	Reward []string
-	// Room is that of the streams, by name.
-	Room map[string]Room
+	// Capacity says how full the streams are, by name.
+	Capacity map[string]StreamCapacity
 }
 
-// Room is how full a stream is, in bytes.
-type Room struct {
+// StreamCapacity says how full a stream is, in bytes.
+type StreamCapacity struct {
 	Used  int64
 	Limit int64 // 0: not known
 }
 
-// Unknown is a pipeline of which nothing is known; its streams are new.
+// Unknown returns the facts of an unknown pipeline with new, empty streams.
 func Unknown() *Facts {
-	f := &Facts{Room: map[string]Room{}}
+	f := &Facts{Capacity: map[string]StreamCapacity{}}
 	for _, spec := range schemas.Streams() {
-		f.Room[spec.Name] = Room{Limit: spec.MaxBytes}
+		f.Capacity[spec.Name] = StreamCapacity{Limit: spec.MaxBytes}
 	}
 	return f
 }
 
-// Of is a pipeline that does not run yet. Of the model it reads the configuration, no weights.
+// Of returns the facts of a pipeline that does not run yet. It reads the model's configuration, not its weights.
 func Of(c pipeline.Config) (*Facts, error) {
 	f := Unknown()
-	policy, problems, err := sampler.Registry{Images: c.Sampler.Models, Text: c.Sampler.Languages}.PolicyOf(c.Sampler.Model)
+	policy, problems, err := models.Registry{Images: c.Sampler.Models, Text: c.Sampler.Languages}.PolicyOf(c.Sampler.Model)
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +56,8 @@ func Of(c pipeline.Config) (*Facts, error) {
 	return f, nil
 }
 
-// Ask asks a pipeline that runs. Which rewards its intake has for prompts and models that name
-// none it does not say.
+// Ask returns the facts of a running pipeline. Reward stays empty: a pipeline does not tell its intake's default
+// rewards.
 func Ask(ctx context.Context, b *bus.Bus) (*Facts, error) {
 	f := Unknown()
 	var err error
@@ -78,22 +78,22 @@ func Ask(ctx context.Context, b *bus.Bus) (*Facts, error) {
 			f.Live = append(f.Live, p.Lane)
 		}
 	}
-	return f, f.AskRoom(ctx, b)
+	return f, f.AskCapacity(ctx, b)
 }
 
-// AskRoom asks how full the streams of a server are.
-func (f *Facts) AskRoom(ctx context.Context, b *bus.Bus) error {
-	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, bus.BlobStream} {
+// AskCapacity asks a server how full the streams are.
+func (f *Facts) AskCapacity(ctx context.Context, b *bus.Bus) error {
+	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamBlobBucket} {
 		info, err := b.StreamInfo(ctx, name)
 		if err != nil {
 			return fmt.Errorf("limits of %s: %w", name, err)
 		}
-		f.Room[name] = Room{Used: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0)}
+		f.Capacity[name] = StreamCapacity{Used: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0)}
 	}
 	return nil
 }
 
-// Policy is that of the lane which a prompt for a model goes to, nil when it is not known.
+// Policy returns the policy of the lane that intake would choose for a model; nil if it is not known.
 func (f *Facts) Policy(model schemas.Lane) *schemas.Policy {
 	switch {
 	case model == "" && len(f.Live) == 1: // as intake picks it
@@ -108,7 +108,7 @@ func (f *Facts) Policy(model schemas.Lane) *schemas.Policy {
 	return f.Policies[i]
 }
 
-// Rewards are the functions of a prompt that names none, on a lane; nil: not known.
+// Rewards returns the reward functions of a prompt that names none, on the lane of p; nil if they are not known.
 func (f *Facts) Rewards(e *schemas.Prompt, p *schemas.Policy) []string {
 	switch {
 	case p == nil:

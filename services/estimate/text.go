@@ -2,15 +2,15 @@ package estimate
 
 import "github.com/meander-rl/meander/schemas"
 
-// What an event of tokens takes in its stream without its logits, and what each token in it adds; what the trajectory of a
-// text takes for each token. Measured.
+// Measured sizes in bytes: of an event of tokens without logits, what each token adds to it, and what each token adds
+// to the trajectory of a text.
 const (
 	tokensEventBytes     = 900
 	tokenBytes           = 28
 	trajectoryTokenBytes = 21
 )
 
-// textCost is a sample of text whose answer is as long as it may be.
+// textCost returns the cost of a text sample whose answers are as long as allowed.
 func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
 	x := r.Text
 	tokens := x.Answers() * x.MaxNewTokens
@@ -33,8 +33,8 @@ func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
 	return c
 }
 
-// mostText takes the most of samples of another group.
-func (c *Cost) mostText(s *Cost) {
+// keepLargestText keeps the larger token and logits values of c and s, which are of two groups of texts.
+func (c *Cost) keepLargestText(s *Cost) {
 	c.LogitsDiffer = c.LogitsDiffer || c.LogitsPerToken != s.LogitsPerToken || c.LogitsDType != s.LogitsDType
 	if s.LogitsBytes > c.LogitsBytes {
 		c.LogitsPerToken, c.LogitsDType, c.LogitsBytes = s.LogitsPerToken, s.LogitsDType, s.LogitsBytes

@@ -11,26 +11,25 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// claim makes the uid that of this prompt, before anything is asked for, and returns the
-// requests that have no result yet. The guard of the group's subject decides between
-// prompts of one uid, however many intakes there are: whoever comes later is told whose
-// it is, or, being the same prompt once more, goes on where the first one stopped. The
-// facts of the group are those of the first.
+// claim reserves the uid for this prompt before any sample is requested, and returns the requests that have no result
+// yet. It stores the group's record on a subject that keeps one message only, so the first prompt of a uid wins,
+// however many intakes run. Another prompt with the same uid is refused with the differences. The same prompt,
+// delivered again, goes on where the first delivery stopped, with the group as it was recorded.
 func (s *service) claim(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
 	record, err := requests[0].Record()
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeTooLarge, err)
 	}
-	first, err := s.first(ctx, record)
+	first, err := s.storeRecord(ctx, record)
 	if err != nil {
 		return nil, err
 	}
 	if first != record {
-		if err := sameGroup(first, record); err != nil {
+		if err := checkSameGroup(first, record); err != nil {
 			return nil, err
 		}
 	}
-	// Whatever else opens the group is not its record.
+	// The opening is the copy of the record in the stream of rewards. Any other there is displaced.
 	its := bus.Against(func(*schemas.Opening) (fault, err error) {
 		return errors.New("group: not that of the group's record"), nil
 	})
@@ -40,20 +39,20 @@ func (s *service) claim(ctx context.Context, requests []*schemas.Request) ([]*sc
 	switch {
 	case first == record:
 		return requests, nil
-	case over(first):
+	case deadlinePassed(first):
 		return nil, nil // it closes with what there is
 	}
 	for _, r := range requests {
 		r.Group = first.Group
 	}
-	return s.missing(ctx, requests)
+	return s.requestsWithoutResult(ctx, requests)
 }
 
-// first stores a record, unless the uid has one, and returns the one that is stored. A
-// prompt that comes after its deadline gets no group.
-func (s *service) first(ctx context.Context, record *schemas.GroupRecord) (*schemas.GroupRecord, error) {
-	tooLate := over(record)
-	if !tooLate {
+// storeRecord stores the record of a group and returns it, or the record that the uid has already. A prompt that comes
+// after its deadline gets no group: that is a terminal error.
+func (s *service) storeRecord(ctx context.Context, record *schemas.GroupRecord) (*schemas.GroupRecord, error) {
+	expired := deadlinePassed(record)
+	if !expired {
 		ack, err := s.bus.Publish(ctx, record, bus.WaitForSpace())
 		switch {
 		case err != nil:
@@ -64,50 +63,55 @@ func (s *service) first(ctx context.Context, record *schemas.GroupRecord) (*sche
 	}
 	first, err := s.bus.Group(ctx, record.Run, record.UID)
 	switch {
-	case tooLate && errors.Is(err, bus.ErrNotFound):
-		return nil, late(record.Group.Deadline, "the prompt was taken up later")
+	case expired && errors.Is(err, bus.ErrNotFound):
+		return nil, tooLate(record.Group.Deadline, "the prompt was taken up later")
 	case err != nil:
 		return nil, err
 	}
 	return first, nil
 }
 
-// late is the refusal of a prompt whose deadline has passed.
-func late(deadline int64, why string) error {
-	return bus.Terminal(schemas.CodeLate, fmt.Errorf("deadline: %s; is over: %s", time.Unix(0, deadline).UTC().Format(time.RFC3339Nano), why))
+// tooLate returns the terminal error of a prompt whose deadline has passed.
+func tooLate(deadline int64, why string) error {
+	return bus.Terminal(schemas.CodeLate,
+		fmt.Errorf("deadline: %s; is over: %s", time.Unix(0, deadline).UTC().Format(time.RFC3339Nano), why))
 }
 
-// over says whether the deadline of a group has passed.
-func over(r *schemas.GroupRecord) bool {
+// deadlinePassed reports whether the deadline of a group has passed; false for a refused prompt.
+func deadlinePassed(r *schemas.GroupRecord) bool {
 	return r.Error == "" && r.Group.Deadline > 0 && time.Now().UnixNano() > r.Group.Deadline
 }
 
-// sameGroup says in what a prompt differs from the one that has the uid.
-func sameGroup(first, mine *schemas.GroupRecord) error {
+// checkSameGroup returns nil if both records are of the same prompt with the same settings. Otherwise it returns a
+// terminal error that names the differences. first is stored, mine is this prompt's.
+func checkSameGroup(first, mine *schemas.GroupRecord) error {
 	if first.Error != "" {
 		if first.Group.PromptSeq == mine.Group.PromptSeq {
 			return bus.Terminal(schemas.CodeInvalid, errors.New(first.Error))
 		}
 		return bus.Terminal(schemas.CodeUIDConflict, fmt.Errorf(
-			"uid: %q of run %q has its result, a refusal (%s); choose another uid or another run", mine.UID, mine.Run, first.Error))
+			"uid: %q of run %q has its result, a refusal (%s); choose another uid or another run",
+			mine.UID, mine.Run, first.Error))
 	}
 	names := first.Differences(mine)
 	switch {
 	case names == nil:
 	case first.Group.PromptSeq == mine.Group.PromptSeq:
 		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(
-			"%s: changed since the uid was claimed; the defaults of the model or of intake are others now: publish it under another uid", strings.Join(names, ", ")))
+			"%s: changed since the uid was claimed; the defaults of the model or of intake are others now: publish "+
+				"it under another uid", strings.Join(names, ", ")))
 	default:
 		return bus.Terminal(schemas.CodeUIDConflict, fmt.Errorf(
-			"uid: %q is already used in run %q by another prompt (number %d, %q), which differs in %s; choose another uid or another run",
+			"uid: %q is already used in run %q by another prompt (number %d, %q), which differs in %s; choose "+
+				"another uid or another run",
 			mine.UID, mine.Run, first.Group.PromptSeq, first.Prompt, strings.Join(names, ", ")))
 	}
 	return nil
 }
 
-// missing are the requests of a group known before that have no result yet. What is
-// stored and does not answer a request is none: the sampler takes its place.
-func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
+// requestsWithoutResult returns the requests of a claimed group whose samples are not made yet; none if the group has
+// its result. A stored trajectory that does not match its request counts as missing: the sampler will replace it.
+func (s *service) requestsWithoutResult(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
 	first := requests[0]
 	switch _, err := s.bus.Result(ctx, first.Run, first.UID, first.GroupSize, first.Group.Batch); {
 	case err == nil:
@@ -115,7 +119,8 @@ func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*
 	case !errors.Is(err, bus.ErrNotFound):
 		return nil, err
 	}
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(first.Run, first.UID)})
+	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
+		[]string{schemas.TrajectoryFilter(first.Run, first.UID)})
 	if err != nil {
 		return nil, fmt.Errorf("look up stored trajectories of %s: %w", first.UID, err)
 	}

@@ -84,7 +84,8 @@ func receipt(t testing.TB, answers *nats.Subscription) *schemas.Receipt {
 // requests are the stored requests of a run by uid.
 func (p *plane) requests(t testing.TB, run schemas.Run) map[schemas.UID][]*schemas.Request {
 	t.Helper()
-	stored, err := p.LastMany(t.Context(), schemas.StreamRequests, []string{schemas.Prefix + "request." + string(run) + ".>"})
+	stored, err := p.LastMany(t.Context(), schemas.StreamRequests,
+		[]string{schemas.Prefix + "request." + string(run) + ".>"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +116,10 @@ func (p *plane) whole(t testing.TB, run schemas.Run, uid schemas.UID, requests [
 		return fmt.Errorf("%d requests; must be %d", len(requests), g.GroupSize)
 	}
 	for _, r := range requests {
-		if r.Prompt != g.Prompt || r.Group.PromptSeq != g.Group.PromptSeq || r.ScheduleDigest != g.ScheduleDigest || r.Group.Deadline != g.Group.Deadline {
-			return fmt.Errorf("sample %d is of %q (%d), the uid is that of %q (%d)", r.SampleIndex, r.Prompt, r.Group.PromptSeq, g.Prompt, g.Group.PromptSeq)
+		if r.Prompt != g.Prompt || r.Group.PromptSeq != g.Group.PromptSeq || r.ScheduleDigest != g.ScheduleDigest ||
+			r.Group.Deadline != g.Group.Deadline {
+			return fmt.Errorf("sample %d is of %q (%d), the uid is that of %q (%d)", r.SampleIndex, r.Prompt,
+				r.Group.PromptSeq, g.Prompt, g.Group.PromptSeq)
 		}
 	}
 	return nil
@@ -140,7 +143,8 @@ func TestClaim_TwoPrompts(t *testing.T) {
 		uid := schemas.UID(fmt.Sprintf("u%d", i))
 		answers[uid] = []*nats.Subscription{
 			p.publish(t, "r", prompt(uid, "a red fox", nil)),
-			p.publish(t, "r", prompt(uid, "a blue fox", func(p *schemas.Prompt) { p.NumInferenceSteps = new(int64(4)) })),
+			p.publish(t, "r", prompt(uid, "a blue fox",
+				func(p *schemas.Prompt) { p.NumInferenceSteps = new(int64(4)) })),
 		}
 	}
 	for range 3 {
@@ -152,7 +156,8 @@ func TestClaim_TwoPrompts(t *testing.T) {
 			switch r := receipt(t, a); {
 			case r.Accepted:
 				accepted++
-			case r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, string(`uid: "`+uid+`" is already used in run "r" by another prompt`)) ||
+			case r.Code != schemas.CodeUIDConflict ||
+				!strings.Contains(r.Error, string(`uid: "`+uid+`" is already used in run "r" by another prompt`)) ||
 				!strings.Contains(r.Error, "which differs in prompt, schedule;"):
 				t.Errorf("%s: %s %s", uid, r.Code, r.Error)
 			}
@@ -180,7 +185,8 @@ func TestClaim_Kills(t *testing.T) {
 	}
 	// Killed after the claim, before the first request.
 	dead := p.Connect(t)
-	sub, err := dead.Subscription(t.Context(), bus.ConsumerConfig{Stream: schemas.StreamPrompts, Durable: "intake", AckWait: time.Second, Slots: 4})
+	sub, err := dead.Subscription(t.Context(),
+		bus.ConsumerConfig{Durable: schemas.PromptsDurable(), AckWait: time.Second, Slots: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,14 +203,16 @@ func TestClaim_Kills(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := (&service{bus: dead}).claim(t.Context(), rs); err != nil && bus.Code(err) != schemas.CodeUIDConflict {
+		if _, err := (&service{bus: dead}).claim(t.Context(), rs); err != nil &&
+			bus.Code(err) != schemas.CodeUIDConflict {
 			t.Fatal(err)
 		}
 	}
 	dead.Conn().Close()
 	// Killed after a claim, wherever its requests are then, again and again.
 	killed, n := p.serve(t), 0
-	for _, err := range p.Read(t.Context(), schemas.StreamGroups, []string{schemas.GroupSubject("r", "*")}, bus.ReadOptions{Live: true}) {
+	for _, err := range p.Read(t.Context(), schemas.StreamGroups, []string{schemas.GroupSubject("r", "*")},
+		bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,15 +279,22 @@ func TestClaim_Again(t *testing.T) {
 		{"batch", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "b", Groups: 2} }},
 		{"group_policy", func(p *schemas.Prompt) { p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: schemas.GroupDrop} }},
 		{"schedule, validation", func(p *schemas.Prompt) { p.Validation = true }},
-		{"rollout, start, stop, scheduled_sampling, messages or text", func(p *schemas.Prompt) { p.Rollout.Debug = []string{"noise"} }},
-		{"rollout, start, stop, scheduled_sampling, messages or text", func(p *schemas.Prompt) { p.Stop = &schemas.Stop{StepIndex: new(int64(3))} }},
+		{
+			"rollout, start, stop, scheduled_sampling, messages or text",
+			func(p *schemas.Prompt) { p.Rollout.Debug = []string{"noise"} },
+		},
+		{
+			"rollout, start, stop, scheduled_sampling, messages or text",
+			func(p *schemas.Prompt) { p.Stop = &schemas.Stop{StepIndex: new(int64(3))} },
+		},
 		{"prompt, advantage", func(p *schemas.Prompt) { p.Prompt, p.Advantage.Std = "a green fox", schemas.StdNone }},
 	} {
 		r := receipt(t, p.publish(t, "r", first(c.change)))
 		switch {
 		case c.differs == "" && !r.Accepted:
 			t.Errorf("the same prompt again: %s", r.Error)
-		case c.differs != "" && (r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, "which differs in "+c.differs+";")):
+		case c.differs != "" && (r.Code != schemas.CodeUIDConflict ||
+			!strings.Contains(r.Error, "which differs in "+c.differs+";")):
 			t.Errorf("another %s: %q %s", c.differs, r.Code, r.Error)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -12,59 +14,59 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A group may have its result while requests of it wait: it closed at its deadline while its run
-// was paused, or before a sampler came. Nobody waits for those samples any more, so intake
-// removes the requests as soon as the result is stored. What a sampler has got by then, the
-// sampler lets be.
+// A group may get its result while requests of it wait: it closed at its deadline while its run was paused, or
+// before a sampler started. Its samples are of no use any more, so intake removes the requests as soon as the result
+// is stored. A sampler skips those that it received before.
 
-// closeAgain is the pause before results are followed once more.
-const closeAgain = time.Second
+// followAgain is the pause before intake follows results once more after an error.
+const followAgain = time.Second
 
-// closings removes, until ctx ends, what groups with a result still ask for.
-func (s *service) closings(ctx context.Context) error {
+// followClosed removes the requests of groups that have their result, until ctx ends.
+func (s *service) followClosed(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := s.followResults(ctx); err != nil && ctx.Err() == nil {
 			zerolog.Ctx(ctx).Debug().Err(err).Msg("results not followed, trying again")
 		}
-		t := time.NewTimer(closeAgain)
 		select {
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(followAgain):
 		}
-		t.Stop()
 	}
 	return nil
 }
 
+// followResults removes the requests of groups that have their result already, then follows new results until ctx ends
+// or a read fails.
 func (s *service) followResults(ctx context.Context) error {
 	info, err := s.bus.StreamInfo(ctx, schemas.StreamAdvantages)
 	if err != nil {
 		return err
 	}
-	// Those that were stored while nobody looked, then those that come.
+	// First the results that were stored before, then those that come.
 	for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
-		if err := s.dropClosed(ctx, kind, "*"); err != nil {
+		if err := s.dropClosedRequests(ctx, kind, "*"); err != nil {
 			return err
 		}
 	}
 	results := []string{schemas.Address{Kind: schemas.KindAdvantage}.Filter()}
-	for m, err := range s.bus.Read(ctx, schemas.StreamAdvantages, results, bus.ReadOptions{FromSeq: info.State.LastSeq + 1, Live: true}) {
+	for m, err := range s.bus.Read(ctx, schemas.StreamAdvantages, results,
+		bus.ReadOptions{FromSeq: info.State.LastSeq + 1, Live: true}) {
 		if err != nil {
 			return err
 		}
 		a := &schemas.Advantage{}
-		if bus.Fits(m, a) != nil || !lacks(a) {
+		if bus.Fits(m, a) != nil || !lacksSample(a) {
 			continue
 		}
-		if err := s.dropOf(ctx, a.Run, a.UID); err != nil {
+		if err := s.dropGroupRequests(ctx, a.Run, a.UID); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// lacks says whether a group closed without the trajectory of some sample.
-func lacks(a *schemas.Advantage) bool {
+// lacksSample reports whether a group closed without the trajectory of some sample, so that requests may be left.
+func lacksSample(a *schemas.Advantage) bool {
 	for i := range a.Members {
 		if a.Members[i].TrajectorySeq == 0 {
 			return true
@@ -73,38 +75,43 @@ func lacks(a *schemas.Advantage) bool {
 	return int64(len(a.Members)) < a.GroupSize
 }
 
-// dropClosed removes the requests of a kind that are for groups of a run, or with "*" of any,
-// that have their result.
-func (s *service) dropClosed(ctx context.Context, kind string, run schemas.Run) error {
-	stream := schemas.StreamRequests
+// requestStream returns the stream of requests of a kind: waiting or parked.
+func requestStream(kind string) string {
 	if kind == schemas.KindParked {
-		stream = schemas.StreamParked
+		return schemas.StreamParked
 	}
-	waiting, err := s.bus.Subjects(ctx, stream, schemas.Address{Kind: kind, Run: run}.Filter())
+	return schemas.StreamRequests
+}
+
+// dropClosedRequests removes the requests of one kind (KindRequest or KindParked) whose groups have their result. It
+// does so for one run, or for all runs with "*".
+func (s *service) dropClosedRequests(ctx context.Context, kind string, run schemas.Run) error {
+	waiting, err := s.bus.Subjects(ctx, requestStream(kind), schemas.Address{Kind: kind, Run: run}.Filter())
 	if err != nil || len(waiting) == 0 {
 		return err
 	}
-	results, err := s.bus.Subjects(ctx, schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: run}.Filter())
+	results, err := s.bus.Subjects(ctx, schemas.StreamAdvantages,
+		schemas.Address{Kind: schemas.KindAdvantage, Run: run}.Filter())
 	if err != nil {
 		return err
 	}
 	seen := map[string]bool{}
-	for subject := range waiting {
+	for _, subject := range slices.Sorted(maps.Keys(waiting)) {
 		of, _ := schemas.ParseSubject(subject)
 		result := schemas.AdvantageSubject(of.Run, of.UID)
 		if results[result] == 0 || seen[result] {
 			continue
 		}
 		seen[result] = true
-		if err := s.dropOf(ctx, of.Run, of.UID); err != nil {
+		if err := s.dropGroupRequests(ctx, of.Run, of.UID); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// dropOf removes what a group asks for, if it has its result, and says why.
-func (s *service) dropOf(ctx context.Context, run schemas.Run, uid schemas.UID) error {
+// dropGroupRequests removes the requests of a group if the group has its result.
+func (s *service) dropGroupRequests(ctx context.Context, run schemas.Run, uid schemas.UID) error {
 	record, err := s.bus.Group(ctx, run, uid)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil
@@ -119,15 +126,16 @@ func (s *service) dropOf(ctx context.Context, run schemas.Run, uid schemas.UID) 
 	if err != nil {
 		return err
 	}
-	n, err := s.sweep(ctx, run, uid)
+	n, err := s.removeRequests(ctx, run, uid)
 	if n > 0 {
 		s.metrics.dropped.Add(float64(n))
-		zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(uid)).Int64("requests", n).Msg("requests removed: " + closedAs(a))
+		zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(uid)).Int64("requests", n).
+			Msg("requests removed: " + describeResult(a))
 	}
 	return err
 }
 
-// closedAs says that a group has its result.
-func closedAs(a *schemas.Advantage) string {
+// describeResult returns a sentence for logs and receipts: the group has its result, and which.
+func describeResult(a *schemas.Advantage) string {
 	return fmt.Sprintf("group %s has its result, %s", a.UID, a.Status)
 }

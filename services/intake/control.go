@@ -14,21 +14,21 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Intake rules on controls, as it does on prompts: what it accepts holds from when it is in
-// the bucket of controls, where every service sees it, and what it refuses is a dead letter
-// with the reason. The samplers stop and park by what holds; intake removes the requests that
-// nobody has taken, and puts parked ones back.
+// Intake accepts or refuses controls, as it does prompts. An accepted control is in force once it is in the bucket of
+// controls, where every service sees it; a refused one is a dead letter with the reason. Samplers stop and park
+// samples; intake removes requests that wait, and puts parked ones back.
 
 const (
-	// controlSlots is how many controls are worked on at once: one that waits for room in the
-	// queue of requests must not keep a pause waiting.
+	// controlSlots is how many controls are handled at once: one that waits because the queue of
+	// requests is full must not delay a pause.
 	controlSlots = 16
-	// strayEvery is how often intake looks for parked requests of runs that are not paused:
-	// those that were parked while the run was resumed.
-	strayEvery = 2 * time.Second
+	// parkedEvery is how often intake looks for parked requests of runs that are not paused: they
+	// were parked while the run was resumed.
+	parkedEvery = 2 * time.Second
 )
 
-// control rules on one control.
+// control handles one control: it puts the control into the bucket if it changes something, removes requests of what
+// is cancelled, returns parked requests of a run that is resumed, and replies with a receipt.
 func (s *service) control(ctx context.Context, m *bus.Message) error {
 	var c schemas.Control
 	if err := bus.Fits(m, &c); err != nil {
@@ -36,7 +36,7 @@ func (s *service) control(ctx context.Context, m *bus.Message) error {
 	}
 	c.Seq, c.Stored = m.Seq, m.Time.UnixNano()
 	r := &schemas.ControlReceipt{Accepted: true, Run: c.Run, UID: c.UID, Seq: c.Seq}
-	why, err := s.unchanged(ctx, &c)
+	why, err := s.whyUnchanged(ctx, &c)
 	if err != nil {
 		return err
 	}
@@ -49,14 +49,14 @@ func (s *service) control(ctx context.Context, m *bus.Message) error {
 		case !mine:
 			r.Unchanged = "superseded: " + holds.Says()
 		case c.Action == schemas.ControlCancel:
-			if r.Requests, err = s.sweep(ctx, c.Run, c.UID); err != nil {
+			if r.Requests, err = s.removeRequests(ctx, c.Run, c.UID); err != nil {
 				return err
 			}
 		}
 	}
 	resumed := c.Action == schemas.ControlResume && r.Unchanged == ""
 	if resumed {
-		if err := s.dropClosed(ctx, schemas.KindParked, c.Run); err != nil {
+		if err := s.dropClosedRequests(ctx, schemas.KindParked, c.Run); err != nil {
 			return err
 		}
 	}
@@ -71,19 +71,20 @@ func (s *service) control(ctx context.Context, m *bus.Message) error {
 	if err := s.reply(m, r); err != nil || !resumed {
 		return err
 	}
-	_, err = s.unpark(ctx, c.Run) // which waits while the queue is full
+	_, err = s.unpark(ctx, c.Run) // it waits while the queue is full
 	return err
 }
 
-// refuseControl tells who asked that a control is refused.
+// refuseControl replies that a control is refused, before the control becomes a dead letter.
 func (s *service) refuseControl(_ context.Context, m *bus.Message, cause error) error {
 	r := &schemas.ControlReceipt{Run: runOf(m.Subject), Seq: m.Seq, Code: bus.Code(cause), Error: cause.Error()}
 	return s.reply(m, r)
 }
 
-// unchanged says why a control would change nothing, "" where it would. A control of what
-// does not exist is refused. One that was taken up before, by a process that died, goes on.
-func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, error) {
+// whyUnchanged returns why a control would change nothing, or "" if it changes something. A control of a run or group
+// that does not exist is a terminal error. "" also for a control that is in force already: a process died while it
+// handled the control, so the rest must still be done.
+func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string, error) {
 	switch err := s.bus.Controllable(ctx, c); {
 	case errors.Is(err, bus.ErrNotFound):
 		return "", bus.Terminal(schemas.CodeInvalid, err)
@@ -99,7 +100,7 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 		return "", err
 	}
 	if c.Action == schemas.ControlPrune {
-		return s.prunable(ctx, c, h)
+		return s.whyNotPrunable(ctx, c, h)
 	}
 	run := h.Run
 	if run != nil && run.Seq == c.Seq || h.Group != nil && h.Group.Seq == c.Seq {
@@ -127,7 +128,7 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 		case c.UID != "" && h.Group != nil:
 			return h.Group.Says(), nil
 		case c.UID != "":
-			return s.finished(ctx, c)
+			return s.whyFinished(ctx, c)
 		case status.State == schemas.RunDone:
 			return fmt.Sprintf("each of its %d groups has its result", status.Groups), nil
 		}
@@ -135,32 +136,34 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 	return "", nil
 }
 
-// finished says what result a group has, "" while it has none.
-func (s *service) finished(ctx context.Context, c *schemas.Control) (string, error) {
+// whyFinished returns a sentence about the result that the control's group has, or "" without a result.
+func (s *service) whyFinished(ctx context.Context, c *schemas.Control) (string, error) {
 	a := &schemas.Advantage{}
-	_, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(c.Run, c.UID), a, nil)
+	_, err := s.bus.StoredEvent(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(c.Run, c.UID), a, nil)
 	switch {
 	case err == nil && a.RefilledBy != "":
-		return fmt.Sprintf("%s; group %s stands in for it", closedAs(a), a.RefilledBy), nil
+		return fmt.Sprintf("%s; group %s stands in for it", describeResult(a), a.RefilledBy), nil
 	case err == nil:
-		return closedAs(a), nil
+		return describeResult(a), nil
 	case !errors.Is(err, bus.ErrNotFound):
 		return "", err
 	}
 	return "", nil
 }
 
-// prunable says why there is nothing to prune of a sample, "" where there is.
-func (s *service) prunable(ctx context.Context, c *schemas.Control, h bus.Held) (string, error) {
+// whyNotPrunable returns why the control's sample cannot be pruned (ended early), or "" if it can: its group was
+// cancelled or has its result, or the sample has its trajectory.
+func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.Held) (string, error) {
 	if ended := h.Cancelled(); ended != nil {
 		return ended.Says(), nil
 	}
-	switch why, err := s.finished(ctx, c); {
+	switch why, err := s.whyFinished(ctx, c); {
 	case why != "" || err != nil:
 		return why, err
 	}
 	t := &schemas.Trajectory{}
-	_, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex), t, nil)
+	_, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex),
+		t, nil)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
 		return "", nil
@@ -170,12 +173,12 @@ func (s *service) prunable(ctx context.Context, c *schemas.Control, h bus.Held) 
 	return fmt.Sprintf("sample %d of group %s has its trajectory, %s", *c.SampleIndex, c.UID, t.StopReason), nil
 }
 
-// sweep removes the requests of what was cancelled, those that wait and those that are
-// parked. What a sampler has in hand it lets go of by itself.
-func (s *service) sweep(ctx context.Context, run schemas.Run, uid schemas.UID) (int64, error) {
+// removeRequests removes the requests of a group, or of a whole run if uid is empty: those that wait and those that
+// are parked. It returns how many. Samplers stop by themselves what they work on.
+func (s *service) removeRequests(ctx context.Context, run schemas.Run, uid schemas.UID) (int64, error) {
 	removed := int64(0)
-	for stream, kind := range map[string]string{schemas.StreamRequests: schemas.KindRequest, schemas.StreamParked: schemas.KindParked} {
-		n, err := s.bus.PurgeSubject(ctx, stream, schemas.Address{Kind: kind, Run: run, UID: uid}.Filter())
+	for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
+		n, err := s.bus.PurgeSubject(ctx, requestStream(kind), schemas.Address{Kind: kind, Run: run, UID: uid}.Filter())
 		removed += int64(n)
 		if err != nil {
 			return removed, fmt.Errorf("remove the requests of run %s: %w", run, err)
@@ -184,12 +187,13 @@ func (s *service) sweep(ctx context.Context, run schemas.Run, uid schemas.UID) (
 	return removed, nil
 }
 
-// unpark puts the parked requests of a run that is not paused back into their queues. A
-// request whose other copy is still in the queue, or in the hands of the sampler that parks
-// it, stays parked until that copy is gone.
+// unpark puts the parked requests of a run back into their queues, unless the run is paused, and returns how many. A
+// request that is also still in its queue, or in flight in the sampler that parks it, stays parked until that copy is
+// gone.
 func (s *service) unpark(ctx context.Context, run schemas.Run) (int64, error) {
 	n := int64(0)
-	for m, err := range s.bus.Read(ctx, schemas.StreamParked, []string{schemas.Address{Kind: schemas.KindParked, Run: run}.Filter()}, bus.ReadOptions{}) {
+	for m, err := range s.bus.Read(ctx, schemas.StreamParked,
+		[]string{schemas.Address{Kind: schemas.KindParked, Run: run}.Filter()}, bus.ReadOptions{}) {
 		if err != nil {
 			return n, fmt.Errorf("parked requests of run %s: %w", run, err)
 		}
@@ -205,7 +209,7 @@ func (s *service) unpark(ctx context.Context, run schemas.Run) (int64, error) {
 			return n, err
 		}
 		if h.Paused() != nil {
-			return n, nil // once more
+			return n, nil // it was paused again
 		}
 		if h.Cancelled() == nil {
 			r := (*schemas.Request)(p)
@@ -226,16 +230,14 @@ func (s *service) unpark(ctx context.Context, run schemas.Run) (int64, error) {
 	return n, ctx.Err()
 }
 
-// strays puts back, until ctx ends, what was parked while its run was resumed, or resumed by
-// a process that died.
-func (s *service) strays(ctx context.Context) error {
+// followParked puts back requests of runs that are not paused, until ctx ends: they were parked while the run was
+// resumed, or the process that resumed it died.
+func (s *service) followParked(ctx context.Context) error {
 	for {
-		t := time.NewTimer(strayEvery)
 		select {
 		case <-ctx.Done():
-			t.Stop()
 			return nil
-		case <-t.C:
+		case <-time.After(parkedEvery):
 		}
 		if err := s.unparkAll(ctx); err != nil && ctx.Err() == nil {
 			zerolog.Ctx(ctx).Debug().Err(err).Msg("parked requests not looked at")
@@ -243,6 +245,7 @@ func (s *service) strays(ctx context.Context) error {
 	}
 }
 
+// unparkAll puts back the parked requests of all runs that are not paused.
 func (s *service) unparkAll(ctx context.Context) error {
 	info, err := s.bus.StreamInfo(ctx, schemas.StreamParked)
 	if err != nil || info.State.Msgs == 0 {
@@ -268,29 +271,33 @@ func (s *service) unparkAll(ctx context.Context) error {
 	return nil
 }
 
-// ended gives the group of a prompt that was cancelled before it was taken up its result.
-func (s *service) ended(ctx context.Context, m *bus.Message, p *schemas.Prompt, c *schemas.Control) error {
-	r := refused(p, m, errors.New(c.Says()))
+// storeCancelled stores the record of a prompt that was cancelled before intake handled it, and opens its group, which
+// then closes at once with the result cancelled. c is the control that cancelled it.
+func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas.Prompt, c *schemas.Control) error {
+	r := refusalRecord(p, m, errors.New(c.Says()))
 	r.Cancelled = true
-	if r.Validate() == nil { // else it names no uid that somebody could wait for
+	if r.Validate() == nil { // otherwise it names no uid that a client could wait for
 		ack, err := s.bus.Publish(ctx, r, bus.WaitForSpace())
-		if err == nil && ack.Duplicate { // it was taken up, and has a record
+		if err == nil && ack.Duplicate { // it has a record already
 			first := &schemas.GroupRecord{}
-			_, err = s.bus.Claimed(ctx, schemas.StreamGroups, r.Subject(), first, nil)
+			_, err = s.bus.StoredEvent(ctx, schemas.StreamGroups, r.Subject(), first, nil)
 			r = first
 		}
 		if err == nil {
 			_, err = s.bus.Publish(ctx, (*schemas.Opening)(r), bus.WaitForSpace())
 		}
 		if err != nil {
-			return fmt.Errorf("store the end of %s: %w", p.UID, err)
+			return fmt.Errorf("store that %s is cancelled: %w", p.UID, err)
 		}
 	}
 	return s.reply(m, &schemas.Receipt{Run: runOf(m.Subject), UID: p.UID, Code: schemas.CodeCancelled, Error: c.Says()})
 }
 
-// ask publishes the requests of a group, into the queue or, of a paused run, beside it.
-func (s *service) ask(ctx context.Context, run schemas.Run, uid schemas.UID, requests []*schemas.Request) error {
+// publishRequests publishes the requests of a group to their queue, or parks them if the run is paused. Then it looks
+// again: a control that came meanwhile did not find these requests.
+func (s *service) publishRequests(
+	ctx context.Context, run schemas.Run, uid schemas.UID, requests []*schemas.Request,
+) error {
 	h, err := s.bus.Held(ctx, run, uid)
 	if err != nil {
 		return err
@@ -306,24 +313,23 @@ func (s *service) ask(ctx context.Context, run schemas.Run, uid schemas.UID, req
 			return fmt.Errorf("publish request %d: %w", r.SampleIndex, err)
 		}
 	}
-	// Whoever ruled meanwhile has not seen these requests.
 	if h, err = s.bus.Held(ctx, run, uid); err != nil {
 		return err
 	}
 	switch {
 	case h.Cancelled() != nil:
-		_, err = s.sweep(ctx, run, uid)
+		_, err = s.removeRequests(ctx, run, uid)
 	case parked && h.Paused() == nil:
 		_, err = s.unpark(ctx, run)
 	}
 	return err
 }
 
-// park stores a request of a paused run where no sampler takes it.
+// park stores a request of a paused run in the stream of parked requests, which samplers do not read.
 func (s *service) park(ctx context.Context, r *schemas.Request) error {
 	mine := bus.Against(func(waiting *schemas.Parked) (fault, err error) {
 		return r.SameSample((*schemas.Request)(waiting)), nil
 	})
 	_, err := s.bus.Publish(ctx, (*schemas.Parked)(r), mine)
-	return parkedFull(r.Run, err)
+	return explainFull(r.Run, err)
 }

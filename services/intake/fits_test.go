@@ -12,7 +12,7 @@ import (
 // with an advantage of its own where gamma is below 1.
 func sized(t *testing.T, n, steps int64, gamma float64, change func(*schemas.Prompt)) *schemas.Request {
 	t.Helper()
-	p := &schemas.Prompt{UID: "u", Prompt: "a", GroupSize: &n, NumInferenceSteps: &steps}
+	p := &schemas.Prompt{UID: "u", Prompt: "a", GroupSize: &n, ImageSettings: schemas.ImageSettings{NumInferenceSteps: &steps}}
 	p.Batch = &schemas.BatchSpec{ID: "b", Groups: 1}
 	p.Advantage.Estimator, p.Advantage.Gamma = "reinforce_plus_plus", &gamma
 	if change != nil {
@@ -37,29 +37,32 @@ func TestFits_Group(t *testing.T) {
 		{64, 50, 0.9, payload, ""},
 		{1024, 10, 1, 64 << 10, "group_size: 1024; must be at most "},
 	} {
-		err := fits(sized(t, test.n, test.steps, test.gamma, nil), test.limit)
-		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+		err := checkResultSize(sized(t, test.n, test.steps, test.gamma, nil), test.limit)
+		if test.want == "" && err != nil || test.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%d x %d, gamma %g: got %v; want %q", test.n, test.steps, test.gamma, err, test.want)
 		}
 	}
 	r := sized(t, 64, 10, 0.9, nil)
 	r.Text = &schemas.TextRequest{MaxNewTokens: 1000}
-	if err := fits(r, payload); err != nil {
+	if err := checkResultSize(r, payload); err != nil {
 		t.Errorf("1000 tokens: %v", err)
 	}
 	r.Text.Interaction = &schemas.Interaction{MaxTurns: new(int64(3))}
-	if err := fits(r, payload); err == nil || !strings.Contains(err.Error(), "group_size: 64; must be at most 21 where each sample has 3000 advantages") {
+	if err := checkResultSize(r, payload); err == nil ||
+		!strings.Contains(err.Error(), "group_size: 64; must be at most 21 where each sample has 3000 advantages") {
 		t.Errorf("three answers of 1000 tokens: got %v", err)
 	}
 	// What is said to fit does, and one more does not.
 	limit := int64(0)
-	if _, err := fmt.Sscanf(fits(sized(t, 1024, 60, 0.9, nil), payload).Error(), "group_size: 1024; must be at most %d", &limit); err != nil {
+	if _, err := fmt.Sscanf(checkResultSize(sized(t, 1024, 60, 0.9, nil), payload).Error(),
+		"group_size: 1024; must be at most %d", &limit); err != nil {
 		t.Fatal(err)
 	}
-	if err := fits(sized(t, limit, 60, 0.9, nil), payload); err != nil {
+	if err := checkResultSize(sized(t, limit, 60, 0.9, nil), payload); err != nil {
 		t.Errorf("%d are said to fit: %v", limit, err)
 	}
-	if fits(sized(t, limit+1, 60, 0.9, nil), payload) == nil {
+	if checkResultSize(sized(t, limit+1, 60, 0.9, nil), payload) == nil {
 		t.Errorf("%d fit, and %d are said to be the most", limit+1, limit)
 	}
 }
@@ -75,11 +78,12 @@ func TestFits_Batch(t *testing.T) {
 		{4096, 2, "batch.groups: 4096; must be at most 2730 with 2 refill_rounds"},
 		{256, 16, ""},
 	} {
-		err := fits(sized(t, 8, 10, 1, func(p *schemas.Prompt) {
+		err := checkResultSize(sized(t, 8, 10, 1, func(p *schemas.Prompt) {
 			p.Batch = &schemas.BatchSpec{ID: "b", Groups: test.groups}
 			p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: schemas.GroupRefill, RefillRounds: &test.rounds}
 		}), payload)
-		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+		if test.want == "" && err != nil || test.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%d groups, %d rounds: got %v; want %q", test.groups, test.rounds, err, test.want)
 		}
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// full says that samplers have waited for room in the stream of steps since before a moment; empty:
-// they have not. What comes now would only wait behind them.
-func (v *view) full(before time.Time) string {
+// whyFull returns a sentence if samples have waited for space in the stream of steps since before the given time, and
+// "" otherwise. Prompts wait then: more requests would only wait behind those samples.
+func (v *view) whyFull(before time.Time) string {
 	samples := int64(0)
 	first := before
 	for _, r := range v.rooms {
@@ -23,6 +23,7 @@ func (v *view) full(before time.Time) string {
 	if samples == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s is full: %d samples wait for room, the first since %s; give it more with 'meander streams limit --max-steps-bytes SIZE', or free what nobody needs with 'meander gc' or 'meander runs rm RUN'",
+	return fmt.Sprintf("%s is full: %d samples wait for space, the first since %s; give it more with 'meander "+
+		"streams limit --max-steps-bytes SIZE', or free what is not needed with 'meander gc' or 'meander runs rm RUN'",
 		schemas.StreamSteps, samples, first.UTC().Format(time.RFC3339))
 }

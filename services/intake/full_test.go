@@ -34,7 +34,7 @@ func TestFull_Prompts(t *testing.T) {
 		}, changed)
 	})
 	bustest.Until(t, "the sampler", func() error {
-		_, err := p.Last(t.Context(), "KV_"+schemas.PresenceBucket, schemas.PresenceSubject("sampler-1"))
+		_, err := p.Last(t.Context(), schemas.StreamPresenceBucket, schemas.PresenceSubject("sampler-1"))
 		return err
 	})
 	cfg := DefaultConfig()
@@ -42,7 +42,8 @@ func TestFull_Prompts(t *testing.T) {
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return Run(ctx, cfg, b, zerolog.Nop()) })
 	first := p.publish(t, "r1", &schemas.Prompt{Prompt: "a fox", UID: "u1"})
 	const fix = "meander streams limit --max-steps-bytes"
-	if r := receipt(t, first); !strings.Contains(r.Waiting, "MDR_STEPS is full: 3 samples wait") || !strings.Contains(r.Waiting, fix) {
+	if r := receipt(t, first); !strings.Contains(r.Waiting, "MDR_STEPS is full: 3 samples wait") ||
+		!strings.Contains(r.Waiting, fix) {
 		t.Fatalf("held with %+v", r)
 	}
 	if r := receipt(t, first); r.Accepted || r.Code != schemas.CodeExhausted || !strings.Contains(r.Error, fix) {

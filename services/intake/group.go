@@ -11,20 +11,20 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Check joins what can be said against a valid prompt before its lane is known: names and
-// params of its reward functions, and its estimator.
+// Check returns all faults of a prompt that can be found before its lane is known: names and params of its reward
+// functions, and its estimator. The prompt has passed Validate.
 func Check(p *schemas.Prompt, o Origin) error {
 	_, rewards := resolveRewards(p, &schemas.Policy{}, o)
 	_, estimator := Estimator(&p.Advantage)
 	if estimator != nil {
-		estimator = ofAdvantage(estimator)
+		estimator = advantageError(estimator)
 	}
 	return errors.Join(rewards, estimator)
 }
 
-// resolveGroup is what the stages after the sampler need of a prompt with its defaults, complete: reward functions,
-// estimator and policies are known and fit each other. trained is W, the number of
-// stochastic steps.
+// resolveGroup returns what the stages after the sampler need of a prompt, with all defaults filled in: reward
+// functions, estimator, group rules, batch and deadline. It returns an error if they do not fit together. trained is W,
+// the number of stochastic steps.
 func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained int) (*schemas.Group, error) {
 	g := &schemas.Group{
 		Batch: string(p.UID), Deadline: value(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
@@ -41,20 +41,21 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 		return nil, err
 	}
 	g.Reward = rewards
-	if g.Deadline == 0 && slices.ContainsFunc(rewards, fromOutside) {
+	if g.Deadline == 0 && slices.ContainsFunc(rewards, isVerdict) {
 		g.Deadline = o.Created.Add(o.ExternalWait).UnixNano()
 	}
 	g.Advantage, err = resolveAdvantage(p, rewards, trained)
 	return g, err
 }
 
-// resolveRewards is the prompt's list, or the model's, or the service's, with weights
-// and the functions' own rules checked against this prompt.
+// resolveRewards returns the reward functions of the prompt; if it names none, those of the model or of the service
+// (see DefaultRewards). Weights are filled in. It returns an error if a function does not fit the prompt or the model's
+// medium, image or text.
 func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]schemas.RewardSpec, error) {
 	list, whose := slices.Clone(p.Reward), ""
-	if len(list) == 0 && p.ScheduledSampling == nil { // what is made to train on needs no judge
+	if len(list) == 0 && p.ScheduledSampling == nil { // samples of scheduled sampling need no reward
 		names := policy.Reward
-		if policy.Text == nil { // the service's are for images
+		if policy.Text == nil { // the defaults of the service are for images
 			names = DefaultRewards(p, policy.Reward, o.Reward)
 		}
 		whose = " (the default)"
@@ -67,7 +68,8 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	}
 	var errs []error
 	if policy.Text != nil && len(list) == 0 && p.ScheduledSampling == nil {
-		return nil, fmt.Errorf("reward: absent; must name functions that rate texts: model %q names none (%s)", policy.Model, strings.Join(scorer.OfTexts(), ", "))
+		return nil, fmt.Errorf("reward: absent; must name functions that rate texts: model %q names none (%s)",
+			policy.Model, strings.Join(scorer.OfTexts(), ", "))
 	}
 	for i := range list {
 		r := &list[i]
@@ -83,10 +85,10 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	return list, errors.Join(errs...)
 }
 
-// DefaultRewards are the reward functions of a prompt that names none: the model's, else
-// the service's. A prompt without a text in double quotes has nothing that functions
-// which read can compare with, so it gets the service's too, unless it is in a batch:
-// there, rewards that differ in kind would be normalised together.
+// DefaultRewards returns the reward functions of a prompt that names none: those of the model if it has any, otherwise
+// those of the service. It also returns those of the service if none of the model's can score the prompt: for example,
+// a function that reads text needs a text in double quotes as its target. In a batch it does not do that, as rewards of
+// different kinds would be normalised together.
 func DefaultRewards(p *schemas.Prompt, model, service []string) []string {
 	fits := func(name string) bool { return scorer.Check(name, p.Prompt, "", nil) == nil }
 	if len(model) == 0 || p.Batch == nil && !slices.ContainsFunc(model, fits) {
@@ -95,13 +97,14 @@ func DefaultRewards(p *schemas.Prompt, model, service []string) []string {
 	return model
 }
 
-func fromOutside(r schemas.RewardSpec) bool {
+// isVerdict reports whether a score comes from outside, such as from a person.
+func isVerdict(r schemas.RewardSpec) bool {
 	kind, _, err := scorer.SplitName(r.Name)
 	return err == nil && kind == scorer.External
 }
 
-// Estimator is the estimator that a prompt asks for, with the options that it names and the
-// estimator's own of the others. Whether they fit together is for Validate.
+// Estimator returns the estimator that a prompt asks for, with the options that the prompt sets and defaults for the
+// others. The error is an unknown name; Config.Validate checks whether the options fit together.
 func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 	spec := *a
 	schemas.SetDefaults(&spec)
@@ -115,13 +118,13 @@ func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 	return c, nil
 }
 
-// resolveAdvantage fills in the estimator's defaults and refuses options that it does
-// not have, or that this prompt does not allow.
+// resolveAdvantage fills in the estimator's defaults. It refuses options that the estimator does not have, and those
+// that need something this prompt lacks: a batch, stochastic steps, or required rewards.
 func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained int) (schemas.AdvantageSpec, error) {
 	a := p.Advantage
 	c, err := Estimator(&a)
 	if err != nil {
-		return a, ofAdvantage(err)
+		return a, advantageError(err)
 	}
 	if trained == 0 && a.StdBasis == "" && c.Gamma == 1 {
 		c.StdBasis = c.BasisWithoutSteps()
@@ -136,17 +139,21 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 		}
 	}
 	if err := c.Validate(); err != nil {
-		return a, ofAdvantage(err)
+		return a, advantageError(err)
 	}
 	switch {
 	case c.NeedsBatch() && p.Batch == nil:
-		return a, fmt.Errorf("batch: absent; must be there: %s with std %s normalises over a batch of groups", c.Name, c.Std)
+		return a, fmt.Errorf("batch: absent; must be there: %s with std %s normalises over a batch of groups", c.Name,
+			c.Std)
 	case c.NeedsTwo() && p.Batch.Groups == 1 && *p.GroupSize == 1:
-		return a, fmt.Errorf("batch.groups: 1; must be above 1 with group_size 1, else there is nothing to normalise %s over", c.Name)
+		return a, fmt.Errorf("batch.groups: 1; must be above 1 with group_size 1, else there is nothing to "+
+			"normalise %s over", c.Name)
 	case trained == 0 && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1):
-		return a, fmt.Errorf("advantage.std_basis: %q; must be sample or population: it counts trained steps, and this rollout has no stochastic step", c.StdBasis)
+		return a, fmt.Errorf("advantage.std_basis: %q; must be sample or population: it counts trained steps, and "+
+			"this rollout has no stochastic step", c.StdBasis)
 	}
-	a.Estimator, a.Std, a.StdBasis, a.Epsilon, a.Mode, a.Singleton = c.Name, c.Std, c.StdBasis, &c.Epsilon, c.Mode, c.Singleton
+	a.Estimator, a.Std, a.StdBasis, a.Epsilon = c.Name, c.Std, c.StdBasis, &c.Epsilon
+	a.Mode, a.Singleton = c.Mode, c.Singleton
 	if c.AdvClipMax > 0 {
 		a.AdvClipMax = &c.AdvClipMax
 	}
@@ -155,14 +162,15 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	}
 	if p.Tree != nil && p.Tree.Leaf == nil {
 		if c.Gamma != 1 {
-			return a, fmt.Errorf("advantage.gamma: %v; must be 1 of a tree, whose segments have one advantage each", c.Gamma)
+			return a, fmt.Errorf("advantage.gamma: %v; must be 1 of a tree, whose segments have one advantage each",
+				c.Gamma)
 		}
 		a.BranchScope = or(a.BranchScope, schemas.BranchSiblings)
 	}
 	return a, nil
 }
 
-// ofAdvantage puts the path of the prompt's field before each fault of an estimator.
-func ofAdvantage(err error) error {
+// advantageError puts the path of the prompt's field, "advantage.", before each line of an estimator's error.
+func advantageError(err error) error {
 	return errors.New("advantage." + strings.ReplaceAll(err.Error(), "\n", "\nadvantage."))
 }

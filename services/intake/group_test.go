@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -14,7 +15,8 @@ const says = `a blue sign that says "4071"`
 func groupOf(p *schemas.Prompt) (*schemas.Group, error) {
 	policy := qwen()
 	policy.Reward = []string{"glyph"}
-	rs, err := Resolve("run", p, policy, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"synthetic"}, ExternalWait: time.Hour})
+	rs, err := Resolve("run", p, policy,
+		Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"synthetic"}, ExternalWait: time.Hour})
 	if err != nil {
 		return nil, err
 	}
@@ -25,7 +27,8 @@ func groupOf(p *schemas.Prompt) (*schemas.Group, error) {
 func TestResolveGroup_Estimators(t *testing.T) {
 	for _, name := range estimator.Names() {
 		g, err := groupOf(&schemas.Prompt{
-			UID: "u", Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: name}, Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
+			UID: "u", Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: name},
+			Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
 		})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -36,7 +39,8 @@ func TestResolveGroup_Estimators(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := g.Advantage
-		if a.Estimator != name || a.Std != def.Std || a.StdBasis != def.StdBasis || *a.Epsilon != def.Epsilon || a.Mode != def.Mode || a.Singleton != def.Singleton {
+		if a.Estimator != name || a.Std != def.Std || a.StdBasis != def.StdBasis || *a.Epsilon != def.Epsilon ||
+			a.Mode != def.Mode || a.Singleton != def.Singleton {
 			t.Errorf("%s: resolved %+v, want the defaults %+v", name, a, def)
 		}
 	}
@@ -47,13 +51,16 @@ func TestResolveGroup_Estimators(t *testing.T) {
 func TestResolveGroup_BasisWithoutSteps(t *testing.T) {
 	for _, name := range estimator.Names() {
 		g, err := groupOf(&schemas.Prompt{
-			UID: "u", Prompt: says, Validation: true, Advantage: schemas.AdvantageSpec{Estimator: name}, Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
+			UID: "u", Prompt: says, Validation: true, Advantage: schemas.AdvantageSpec{Estimator: name},
+			Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
 		})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if want := map[bool]string{true: estimator.BasisPopulation, false: estimator.BasisSample}[name == estimator.PerPrompt]; g.Advantage.StdBasis != want {
+		if want := map[bool]string{
+			true: estimator.BasisPopulation, false: estimator.BasisSample,
+		}[name == estimator.PerPrompt]; g.Advantage.StdBasis != want {
 			t.Errorf("%s: std_basis %q, want %q", name, g.Advantage.StdBasis, want)
 		}
 	}
@@ -69,13 +76,15 @@ func TestResolveGroup_Defaults(t *testing.T) {
 	}
 	g, err = groupOf(&schemas.Prompt{
 		UID: "u", Prompt: "x", Reward: []schemas.RewardSpec{{Name: "synthetic"}, {Name: "external:human"}},
-		GroupPolicy: &schemas.GroupPolicy{ZeroStd: "refill"}, Batch: &schemas.BatchSpec{ID: "b", Groups: 3, Step: new(int64(4))},
-		Refill: &schemas.Refill{Root: "r", Round: 1},
+		GroupPolicy: &schemas.GroupPolicy{ZeroStd: "refill"},
+		Batch:       &schemas.BatchSpec{ID: "b", Groups: 3, Step: new(int64(4))},
+		Refill:      &schemas.Refill{Root: "r", Round: 1},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := g.GroupPolicy; p.ZeroStd != "refill" || p.Failed != "keep" || *p.RefillRounds != 3 || *p.MaxPolicySpan != 1 {
+	if p := g.GroupPolicy; p.ZeroStd != "refill" || p.Failed != "keep" || *p.RefillRounds != 3 ||
+		*p.MaxPolicySpan != 1 {
 		t.Errorf("policy %+v", p)
 	}
 	if g.Deadline != time.Unix(100, 0).Add(time.Hour).UnixNano() || *g.BatchStep != 4 || g.Refill.Root != "r" {
@@ -100,22 +109,52 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		prompt schemas.Prompt
 		fault  string
 	}{
-		{"unknown reward", schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}}, `reward[0]: name: "beauty"; must be one of confidence, diversity, entropy_mean`},
-		{"no target", schemas.Prompt{Prompt: "a red fox", Batch: batch}, `reward[0] (the default of model "q"): ground_truth: empty, and the prompt has no text in double quotes; glyph needs one`},
-		{"params", schemas.Prompt{Prompt: says, Reward: []schemas.RewardSpec{{Name: "ocr", Params: map[string]string{"psm": "99"}}}}, `reward[0]: params: psm: "99"`},
-		{"unknown estimator", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}}, `advantage.estimator: "ppo"; must be one of dance_grpo`},
-		{"option of another", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)}}, "advantage.gamma: 0.5; estimator rloo does not discount"},
-		{"without a batch", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}}, "batch: absent; must be there: gpg"},
+		{
+			"unknown reward",
+			schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}},
+			`reward[0]: name: "beauty"; must be one of ` + strings.Join(scorer.Kinds(), ", "),
+		},
+		{
+			"no target",
+			schemas.Prompt{Prompt: "a red fox", Batch: batch},
+			`reward[0] (the default of model "q"): ground_truth: empty, and the prompt has no text in double quotes; glyph needs one`,
+		},
+		{"params", schemas.Prompt{
+			Prompt: says, Reward: []schemas.RewardSpec{{Name: "ocr", Params: map[string]string{"psm": "99"}}},
+		}, `reward[0]: params: psm: "99"`},
+		{
+			"unknown estimator",
+			schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}},
+			`advantage.estimator: "ppo"; must be one of dance_grpo`,
+		},
+		{"option of another", schemas.Prompt{
+			Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)},
+		}, "advantage.gamma: 0.5; estimator rloo does not discount"},
+		{
+			"without a batch",
+			schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}},
+			"batch: absent; must be there: gpg",
+		},
 		{"one reward in all", schemas.Prompt{
-			Prompt: says, GroupSize: new(int64(1)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1}, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", StdBasis: "sample"},
+			Prompt: says, GroupSize: new(int64(1)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1},
+			Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", StdBasis: "sample"},
 		}, "batch.groups: 1; must be above 1 with group_size 1"},
-		{"a choice it has not", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Singleton: "reward"}}, `advantage.singleton: "reward"; estimator flow_grpo`},
+		{
+			"a choice it has not",
+			schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Singleton: "reward"}},
+			`advantage.singleton: "reward"; estimator flow_grpo`,
+		},
 		{"discount without steps", schemas.Prompt{
-			Prompt: says, Batch: batch, Validation: true, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.5)},
+			Prompt: says, Batch: batch, Validation: true,
+			Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.5)},
 		}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
-		{"no trained steps", schemas.Prompt{Prompt: says, Validation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"}}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
+		{"no trained steps", schemas.Prompt{
+			Prompt: says, Validation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"},
+		}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
 		{"gdpo with an optional reward", schemas.Prompt{
-			Prompt: says, Batch: batch, Reward: []schemas.RewardSpec{{Name: "ocr"}, {Name: "synthetic", Required: new(false)}}, Advantage: schemas.AdvantageSpec{Estimator: "gdpo"},
+			Prompt: says, Batch: batch, Reward: []schemas.RewardSpec{
+				{Name: "ocr"}, {Name: "synthetic", Required: new(false)},
+			}, Advantage: schemas.AdvantageSpec{Estimator: "gdpo"},
 		}, "reward[1].required: false; must be true: gdpo"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

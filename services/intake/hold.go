@@ -17,61 +17,64 @@ import (
 )
 
 const (
-	// maxHeld is how many prompts wait in hand, to go on the moment they can; others are
-	// put back.
+	// maxHeld is how many prompts wait in this process, so that they go on as soon as they can. Others are put back:
+	// the server delivers them again after a delay.
 	maxHeld = 64
-	// tellAfter is when a client hears that its prompt waits, alarmAfter when health says so,
-	// or a tenth of cfg.Hold where that is less.
+	// tellAfter is how long a prompt waits before its client is told. alarmAfter, or a tenth of cfg.Hold if that is
+	// less, is how long it waits before the health check reports it.
 	tellAfter  = 2 * time.Second
 	alarmAfter = 30 * time.Second
-	// healthTimeout bounds what health asks the server.
+	// healthTimeout bounds the requests of a health check.
 	healthTimeout = 2 * time.Second
-	// maxFailures is how often a prompt may fail for reasons that are not its own: the server
-	// is away, a stream is not there. Ten times as many deliveries are allowed in all, more
-	// than putBacks, which is how often one comes again that waits for all of cfg.Hold.
+	// maxFailures is how often a prompt may fail for reasons outside of it: the server is away, a stream is missing.
+	// Ten times as many deliveries are allowed in all. That is more than putBacks, which bounds the deliveries of a
+	// prompt that waits for all of cfg.Hold.
 	maxFailures = 60
 	putBacks    = 400
 )
 
-// errPutBack ends the work on a prompt that has been handed back.
+// errPutBack ends the handling of a prompt that the server will deliver again.
 var errPutBack = errors.New("put back to wait")
 
-// errEnded ends the waiting of a prompt that was cancelled meanwhile.
-var errEnded = errors.New("cancelled while it waited")
+// errCancelled is the error of a prompt that was cancelled while it waited.
+var errCancelled = errors.New("cancelled while it waited")
 
-// holding is the prompts that wait for a service.
-type holding struct {
-	mu     sync.Mutex
-	inHand int
-	// reasons by stream sequence; those of prompts that were put back go with time.
+// heldPrompts records the prompts that wait for a sampler or a reward service, for health checks and notes.
+type heldPrompts struct {
+	mu      sync.Mutex
+	waiting int // in this process; the others were put back
+	// reasons are by stream sequence of the prompt; those of prompts that were put back expire.
 	reasons map[uint64]heldPrompt
-	// dry is since when lanes have requests and no sampler.
-	dry time.Time
+	// unservedSince is since when some lane has requests and no sampler; zero: none has.
+	unservedSince time.Time
 }
 
+// heldPrompt is what one prompt waits for. It has waited since the given time; after until the reason has expired.
 type heldPrompt struct {
 	why          string
 	since, until time.Time
 }
 
-// enter notes that a prompt waits, and says whether it may do so in hand.
-func (h *holding) enter() bool {
+// admit reports whether one more prompt may wait in this process, and counts it. Each true needs a release.
+func (h *heldPrompts) admit() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.inHand == maxHeld {
+	if h.waiting == maxHeld {
 		return false
 	}
-	h.inHand++
+	h.waiting++
 	return true
 }
 
-func (h *holding) leave() {
+// release ends what admit began.
+func (h *heldPrompts) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.inHand--
+	h.waiting--
 }
 
-func (h *holding) note(seq uint64, why string, since, until time.Time) {
+// setReason records what the prompt at a stream sequence waits for.
+func (h *heldPrompts) setReason(seq uint64, why string, since, until time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.reasons == nil {
@@ -80,62 +83,68 @@ func (h *holding) note(seq uint64, why string, since, until time.Time) {
 	h.reasons[seq] = heldPrompt{why, since, until}
 }
 
-func (h *holding) forget(seq uint64) {
+// removeReason forgets a prompt that waits no more.
+func (h *heldPrompts) removeReason(seq uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.reasons, seq)
 }
 
-// leftWait begins what a prompt waits for that is for another pipeline to take.
-const leftWait = "left for another pipeline: "
+// otherPipelineWait begins the reason of a prompt that waits for another pipeline.
+const otherPipelineWait = "left for another pipeline: "
 
-// left says why a prompt is for another pipeline than this one, which is there for one run and its model; "": it is not.
-// policy is that of the prompt's lane, nil where no sampler serves it. The run's own prompts are not left: of those that
-// cannot be served here an error is returned.
-func (s *service) left(v *view, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) (string, error) {
+// whyOtherPipeline returns why a prompt must be left to another pipeline, or "" if this one can serve it. It is for a
+// pipeline that serves one run (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler serves
+// the lane. A prompt of the own run for another known model is not left: that is a terminal error.
+func (s *service) whyOtherPipeline(
+	v *view, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+) (string, error) {
 	mine := s.cfg.Models[0]
 	switch known := v.policies[p.Model] != nil; {
 	case p.Model == "":
-		return fmt.Sprintf(leftWait+"model: empty; must be named: this one serves a run with %q", mine), nil
+		return fmt.Sprintf(otherPipelineWait+"model: empty; must be named: this one serves a run with %q", mine), nil
 	case p.Model != mine && known && run == s.cfg.Own:
-		return "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be %s", p.Model, mine))
+		return "", bus.Terminal(schemas.CodeUnknownModel,
+			fmt.Errorf("model: %q is not served here; must be %s", p.Model, mine))
 	case p.Model != mine && known:
-		return fmt.Sprintf(leftWait+"model: %q; this one serves %q", p.Model, mine), nil
+		return fmt.Sprintf(otherPipelineWait+"model: %q; this one serves %q", p.Model, mine), nil
 	case policy != nil && run != s.cfg.Own:
 		if fault := otherCheckpoint(p, policy); fault != nil {
-			return leftWait + fault.Error(), nil
+			return otherPipelineWait + fault.Error(), nil
 		}
 	}
 	return "", nil
 }
 
-// otherCheckpoint says that a prompt is for another checkpoint than its lane serves.
+// otherCheckpoint returns an error if the prompt asks for another checkpoint than its lane serves, and nil otherwise.
 func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
 	if p.BaseDigest == "" || p.BaseDigest == policy.Checkpoint() {
 		return nil
 	}
-	return fmt.Errorf("base_digest: %.16s; must be the checkpoint that lane %q serves, %.16s", p.BaseDigest, policy.Lane,
+	return fmt.Errorf("base_digest: %.16s; must be the checkpoint that lane %q serves, %.16s", p.BaseDigest,
+		policy.Lane,
 		policy.Checkpoint())
 }
 
-// settled returns the policy that a prompt is served under, once somebody serves it and
-// its rewards can be scored. Until then the prompt waits: in hand, where it goes on at
-// once, or put back (errPutBack). It is refused when nobody came before it had waited for
-// cfg.Hold, or when its deadline has passed.
-func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt) (policy *schemas.Policy, err error) {
-	policy, waiting, err := s.fit(ctx, run, p, false)
+// awaitPolicy waits until a sampler serves the prompt's lane and its rewards can be scored, then returns the lane's
+// policy. If too many prompts wait in this process, or intake shuts down, the prompt is put back (errPutBack).
+// errCancelled: a control cancelled it. After cfg.Hold, or at its deadline, the error is terminal.
+func (s *service) awaitPolicy(
+	ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt,
+) (policy *schemas.Policy, err error) {
+	policy, waiting, err := s.findPolicy(ctx, run, p, false)
 	if waiting == "" && err == nil {
 		return policy, nil
 	}
-	inHand, told := s.held.enter(), false
-	if inHand {
+	waitsHere, told := s.held.admit(), false
+	if waitsHere {
 		s.metrics.held.Inc()
 		defer s.metrics.held.Dec()
-		defer s.held.leave()
+		defer s.held.release()
 	}
 	defer func() {
 		if !errors.Is(err, errPutBack) {
-			s.held.forget(m.Seq)
+			s.held.removeReason(m.Seq)
 		}
 	}()
 	began, due, deadline := time.Now(), later(m.Time, s.began).Add(s.cfg.Hold), false
@@ -143,8 +152,8 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 		due, deadline = time.Unix(0, *d), true
 	}
 	for {
-		// What a view of a moment ago says is not enough to refuse or to hold a prompt.
-		policy, waiting, err = s.fit(ctx, run, p, !told && time.Since(began) < viewAge)
+		// A cached view is not enough to refuse or to hold a prompt.
+		policy, waiting, err = s.findPolicy(ctx, run, p, !told && time.Since(began) < viewAge)
 		if policy != nil && !deadline && strings.HasPrefix(waiting, versionWait) {
 			due = later(due, time.Unix(0, policy.Announced).Add(s.cfg.Hold)) // as long as versions come
 		}
@@ -153,7 +162,7 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			return nil, err
 		case waiting == "":
 			return policy, nil
-		case strings.HasPrefix(waiting, leftWait):
+		case strings.HasPrefix(waiting, otherPipelineWait):
 			if m.Delivered == 1 {
 				if err := s.reply(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: waiting}); err != nil {
 					return nil, err
@@ -165,44 +174,49 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 		case err != nil:
 			return nil, err
 		case h.Cancelled() != nil:
-			return nil, errEnded
+			return nil, errCancelled
 		case !time.Now().Before(due) && deadline:
-			return nil, late(*p.Deadline, waiting)
+			return nil, tooLate(*p.Deadline, waiting)
 		case !time.Now().Before(due):
-			code := schemas.CodeUnknownModel
-			if policy != nil {
-				code = schemas.CodeUnknownReward
-			}
-			if strings.HasPrefix(waiting, schemas.StreamSteps) || strings.HasPrefix(waiting, versionWait) {
-				code = schemas.CodeExhausted
-			}
-			return nil, bus.Terminal(code, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
+			return nil, waitedTooLong(waiting, policy, due)
 		}
-		if tell := inHand && time.Since(m.Time) > tellAfter || !inHand && m.Delivered == 1; tell && !told {
+		if tell := waitsHere && time.Since(m.Time) > tellAfter || !waitsHere && m.Delivered == 1; tell && !told {
 			told = true
-			zerolog.Ctx(ctx).Warn().Str("run", string(run)).Str("uid", string(p.UID)).Time("until", due).Msg("held: " + waiting)
-			receipt := &schemas.Receipt{Run: run, UID: p.UID, Waiting: fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))}
-			if err := s.reply(m, receipt); err != nil {
+			zerolog.Ctx(ctx).Warn().Str("run", string(run)).Str("uid", string(p.UID)).Time("until", due).
+				Msg("held: " + waiting)
+			told := fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))
+			if err := s.reply(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: told}); err != nil {
 				return nil, err
 			}
 		}
-		if !inHand {
+		if !waitsHere {
 			return nil, s.putBack(m, waiting)
 		}
-		s.held.note(m.Seq, waiting, m.Time, due)
-		t := time.NewTimer(viewAge)
+		s.held.setReason(m.Seq, waiting, m.Time, due)
 		select {
 		case <-s.stopping:
-			t.Stop()
 			return nil, s.putBack(m, waiting)
 		case <-ctx.Done():
-			t.Stop()
 			return nil, ctx.Err()
-		case <-t.C:
+		case <-time.After(viewAge):
 		}
 	}
 }
 
+// waitedTooLong returns the terminal error of a prompt that waited for cfg.Hold. Its code depends on what was missing:
+// the model, a reward function, or space and weights.
+func waitedTooLong(waiting string, policy *schemas.Policy, due time.Time) error {
+	code := schemas.CodeUnknownModel
+	if policy != nil {
+		code = schemas.CodeUnknownReward
+	}
+	if strings.HasPrefix(waiting, schemas.StreamSteps) || strings.HasPrefix(waiting, versionWait) {
+		code = schemas.CodeExhausted
+	}
+	return bus.Terminal(code, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
+}
+
+// later returns the later of two times.
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -210,8 +224,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// putBack hands a prompt back, to come again less often than a message may that always
-// ends without a result.
+// putBack asks the server to deliver a prompt again later. The delay grows with the time that the prompt has waited, so
+// that it stays below the limit of deliveries. On success it returns errPutBack.
 func (s *service) putBack(m *bus.Message, why string) error {
 	d := max(time.Second, s.cfg.Hold/putBacks, time.Since(m.Time)/putBacks*4)
 	select {
@@ -219,22 +233,25 @@ func (s *service) putBack(m *bus.Message, why string) error {
 		d = time.Second
 	default:
 	}
-	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrSettled) {
+	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrAcknowledged) {
 		return fmt.Errorf("put back: %w", err)
 	}
-	s.held.note(m.Seq, why, m.Time, time.Now().Add(2*d))
+	s.held.setReason(m.Seq, why, m.Time, time.Now().Add(2*d))
 	return errPutBack
 }
 
-// fit says under which policy a prompt can be served, or what it waits for.
-func (s *service) fit(ctx context.Context, run schemas.Run, p *schemas.Prompt, fresh bool) (policy *schemas.Policy, waiting string, err error) {
+// findPolicy returns the policy of the prompt's lane, and in waiting what the prompt waits for before it can be served
+// under that policy; "": nothing. Terminal errors refuse the prompt. fresh asks for a new view of what runs.
+func (s *service) findPolicy(
+	ctx context.Context, run schemas.Run, p *schemas.Prompt, fresh bool,
+) (policy *schemas.Policy, waiting string, err error) {
 	v, err := s.lanes.view(ctx, fresh)
 	if err != nil {
 		return nil, "", err
 	}
-	policy, waiting, err = v.pick(p.Model, s.cfg.Models)
+	policy, waiting, err = v.pickPolicy(p.Model, s.cfg.Models)
 	if s.cfg.Own != "" {
-		if left, err := s.left(v, run, p, policy); left != "" || err != nil {
+		if left, err := s.whyOtherPipeline(v, run, p, policy); left != "" || err != nil {
 			return nil, left, err
 		}
 	}
@@ -244,9 +261,9 @@ func (s *service) fit(ctx context.Context, run schemas.Run, p *schemas.Prompt, f
 	if err := otherCheckpoint(p, policy); err != nil {
 		return nil, "", bus.Terminal(schemas.CodeUnknownModel, err)
 	}
-	if waiting = Young(p, policy); waiting != "" {
-		if newest := v.newest[policy.Lane]; Young(p, newest) == "" {
-			waiting, err = s.notTaken(ctx, newest)
+	if waiting = PolicyPending(p, policy); waiting != "" {
+		if newest := v.newest[policy.Lane]; PolicyPending(p, newest) == "" {
+			waiting, err = s.whyNotServed(ctx, newest)
 		}
 		return policy, waiting, err
 	}
@@ -254,15 +271,15 @@ func (s *service) fit(ctx context.Context, run schemas.Run, p *schemas.Prompt, f
 	if err != nil {
 		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if waiting, err = v.able(rewards, policy.Text != nil); waiting == "" && err == nil {
-		waiting = v.full(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
+	if waiting, err = v.whyNotScorable(rewards, policy.Text != nil); waiting == "" && err == nil {
+		waiting = v.whyFull(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
 	}
 	return policy, waiting, err
 }
 
-// notTaken is what a prompt waits for whose version was pushed, and is served by no sampler.
-func (s *service) notTaken(ctx context.Context, p *schemas.Policy) (string, error) {
-	why, err := s.lanes.refused(ctx, p)
+// whyNotServed returns why no sampler serves a version that was pushed: all refused it, or none has loaded it yet.
+func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (string, error) {
+	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {
 		why = fmt.Sprintf("refused by every sampler of lane %q (%s); push the next", p.Lane, why)
 	} else {
@@ -271,13 +288,13 @@ func (s *service) notTaken(ctx context.Context, p *schemas.Policy) (string, erro
 	return fmt.Sprintf(versionWait+"%d; %s", p.PolicyVersion, why), err
 }
 
-// onPurpose says that a prompt waits for what is not missing by mistake: weights that a trainer has yet to push, or
-// its own pipeline.
+// onPurpose reports whether a prompt waits for something that is expected: weights that a trainer will push, or its
+// own pipeline. Such waiting is no alarm.
 func onPurpose(why string) bool {
-	return strings.HasPrefix(why, versionWait) || strings.HasPrefix(why, leftWait)
+	return strings.HasPrefix(why, versionWait) || strings.HasPrefix(why, otherPipelineWait)
 }
 
-// notes are what prompts wait for on purpose.
+// notes returns lines for /readyz: how many prompts wait on purpose, and for what.
 func (s *service) notes() []string {
 	counts, now := map[string]int{}, time.Now()
 	s.held.mu.Lock()
@@ -287,20 +304,20 @@ func (s *service) notes() []string {
 			counts[p.why]++
 		}
 	}
-	return waits(counts)
+	return waitLines(counts)
 }
 
-// waits are lines of how many prompts wait for what.
-func waits(counts map[string]int) (lines []string) {
+// waitLines formats counts of prompts by what they wait for, one line each, sorted.
+func waitLines(counts map[string]int) (lines []string) {
 	for _, why := range slices.Sorted(maps.Keys(counts)) {
 		lines = append(lines, fmt.Sprintf("%d prompts wait: %s", counts[why], why))
 	}
 	return lines
 }
 
-// stuck is the fault of health: work that has stood still for alarmAfter since nobody is
-// there to do it.
-func (s *service) stuck() error {
+// checkProgress is the health check. Its error names requests and prompts that have waited longer than alarmAfter for
+// a sampler or a reward service.
+func (s *service) checkProgress() error {
 	ctx, stop := context.WithTimeout(context.Background(), healthTimeout)
 	defer stop()
 	unserved, err := s.lanes.unserved(ctx)
@@ -321,15 +338,15 @@ func (s *service) stuck() error {
 	}
 	switch {
 	case len(unserved) == 0:
-		s.held.dry = time.Time{}
-	case s.held.dry.IsZero():
-		s.held.dry = now
+		s.held.unservedSince = time.Time{}
+	case s.held.unservedSince.IsZero():
+		s.held.unservedSince = now
 	}
-	if s.held.dry.IsZero() || now.Sub(s.held.dry) < alarm {
+	if s.held.unservedSince.IsZero() || now.Sub(s.held.unservedSince) < alarm {
 		unserved = nil
 	}
 	s.held.mu.Unlock()
-	unserved = append(unserved, waits(counts)...)
+	unserved = append(unserved, waitLines(counts)...)
 	if len(unserved) == 0 {
 		return nil
 	}

@@ -1,7 +1,15 @@
-// Package intake turns prompts into requests: it validates what users published,
-// resolves every default, schedule, step list and seed, and publishes one request
-// per sample of the group. What it cannot accept goes to the dead-letter stream,
-// and the client that asked gets the reason.
+// Package intake turns each prompt into the requests of its group, one request per sample. The service handles a
+// prompt in these steps:
+//
+//	awaitPolicy      waits until a sampler serves the prompt's lane and a reward service has its functions
+//	Resolve          decides every setting: schedule, stochastic steps, seeds, reward functions, estimator
+//	claim            stores the group's record, which reserves the prompt's uid in its run
+//	publishRequests  publishes the requests, or parks them while the run is paused
+//
+// A lane is the request queue of a model. A policy is what samplers announce of a lane: the model, its weights and
+// its defaults. A prompt that cannot be accepted becomes a dead letter, and its client gets the reason (refuse).
+//
+// Intake also decides about controls, which operators publish to pause, resume or cancel a run (control.go).
 package intake
 
 import (
@@ -31,29 +39,29 @@ type Config struct {
 	// Models are lanes a prompt may name before their sampler has announced itself; the first
 	// serves prompts that name none.
 	Models []schemas.Lane `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
-	// Own is the run that a pipeline is there for. Prompts of others that do not name the first of Models, or name
-	// another checkpoint of it, are left to other pipelines. Empty: it is there for all.
+	// Own is the run that a pipeline serves. Prompts of other runs that do not name the first of Models, or name
+	// another checkpoint of it, are left to other pipelines. Empty: it serves all runs.
 	Own schemas.Run `koanf:"-"`
 	// Reward is what prompts without a reward list are scored with, unless their model names some.
 	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
 	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that
 	// has its functions.
-	Hold time.Duration `koanf:"hold" help:"how long a prompt is held while nobody serves its model or scores with its functions; then it is refused"`
+	Hold time.Duration `koanf:"hold" help:"how long a prompt is held while no sampler serves its model or no service has its reward functions; then it is refused"`
 	// ExternalWait is the deadline of groups that wait for rewards from outside.
 	ExternalWait time.Duration `koanf:"external_wait" help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
 	// AckWait is how long the server waits for a heartbeat before it redelivers a prompt.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
-	// DrainTimeout bounds the work in hand at shutdown.
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+	// DrainTimeout bounds how long a shutdown waits for work in flight.
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
-	// Health adds a condition of readiness; nil: there is none to add to.
+	// Health adds a condition of readiness; it may be nil.
 	Health func(name string, check func() error) `koanf:"-"`
-	// Note adds what /readyz says of work that waits on purpose; nil: there is nothing to add to.
+	// Note adds what /readyz says about work that waits on purpose; it may be nil.
 	Note func(say func() []string) `koanf:"-"`
 }
 
-// DefaultConfig is one that works for a laptop and for a cluster.
+// DefaultConfig returns settings that work for a laptop and for a cluster.
 func DefaultConfig() Config {
 	return Config{
 		Slots: 4, Reward: []string{"jpeg_compressibility"}, Hold: 30 * time.Minute, ExternalWait: 24 * time.Hour,
@@ -61,7 +69,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate joins every fault by field name.
+// Validate returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Slots < 1 || c.Slots > 256 {
@@ -95,7 +103,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run serves prompts until ctx ends and the work in hand is finished.
+// Run serves prompts and controls until ctx ends and the work in flight is finished.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("intake config: %w", err)
@@ -105,26 +113,26 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		stopping: ctx.Done(), resolving: make(chan struct{}, cfg.Slots), began: time.Now(),
 	}
 	if cfg.Health != nil {
-		cfg.Health("lanes", s.stuck)
+		cfg.Health("lanes", s.checkProgress)
 	}
 	if cfg.Note != nil {
 		cfg.Note(s.notes)
 	}
 	consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
-		Stream: schemas.StreamPrompts, Durable: bus.IntakeConsumer,
+		Durable: schemas.PromptsDurable(),
 		AckWait: cfg.AckWait, Slots: cfg.Slots + maxHeld, DrainTimeout: cfg.DrainTimeout,
 		OnGiveUp: s.refuse, MaxDeliver: maxFailures,
 	}, s.handle)
 	controls, rule := s.metrics.set.Count(bus.ConsumerConfig{
-		Stream: schemas.StreamControl, Durable: bus.ControlConsumer,
+		Durable: schemas.ControlDurable(),
 		AckWait: cfg.AckWait, Slots: controlSlots, DrainTimeout: cfg.DrainTimeout,
 		OnGiveUp: s.refuseControl, MaxDeliver: maxFailures,
 	}, s.control)
 	g, ctx := errgroup.WithContext(log.WithContext(ctx))
 	g.Go(func() error { return b.Consume(ctx, consumer, handle) })
 	g.Go(func() error { return b.Consume(ctx, controls, rule) })
-	g.Go(func() error { return s.strays(ctx) })
-	g.Go(func() error { return s.closings(ctx) })
+	g.Go(func() error { return s.followParked(ctx) })
+	g.Go(func() error { return s.followClosed(ctx) })
 	return g.Wait()
 }
 
@@ -134,18 +142,18 @@ type service struct {
 	lanes *lanes
 
 	metrics *instruments
-	held    holding
-	// stopping ends the waiting at shutdown; resolving has room for the prompts that are
-	// worked on.
+	held    heldPrompts
+	// stopping ends the waiting at shutdown; resolving holds a token for each prompt that is
+	// being resolved.
 	stopping  <-chan struct{}
 	resolving chan struct{}
-	// began is when this process began to wait for other services.
+	// began is when this process started.
 	began time.Time
 }
 
-// handle resolves one prompt, claims its uid and publishes its requests. It is
-// idempotent: a group that has its advantage, and samples that have their trajectory,
-// are not asked for again.
+// handle resolves one prompt, claims its uid and publishes its requests. It is idempotent: it requests only samples
+// without a trajectory, and none of a group that has its advantage. An error marked terminal refuses the prompt; after
+// any other the prompt is delivered again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	run := runOf(m.Subject)
 	if err := schemas.CheckToken("run", run); err != nil {
@@ -164,13 +172,13 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case err != nil:
 		return err
 	case h.Cancelled() != nil:
-		return s.ended(ctx, m, &p, h.Cancelled())
+		return s.storeCancelled(ctx, m, &p, h.Cancelled())
 	}
-	policy, err := s.settled(ctx, m, run, &p)
+	policy, err := s.awaitPolicy(ctx, m, run, &p)
 	if errors.Is(err, errPutBack) {
-		return nil // no failure: it comes again
+		return nil // it is delivered again
 	}
-	if errors.Is(err, errEnded) {
+	if errors.Is(err, errCancelled) { // once more, to store that
 		return s.handle(ctx, m)
 	}
 	if err != nil {
@@ -185,30 +193,31 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	began := time.Now()
 	s.metrics.resolving.Inc()
 	defer s.metrics.resolving.Dec()
-	if err := s.states(ctx, &p); err != nil {
+	if err := s.storeStart(ctx, &p); err != nil {
 		return err
 	}
-	requests, err := Resolve(run, &p, policy, Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
+	requests, err := Resolve(run, &p, policy,
+		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
 	if err == nil {
-		err = fits(requests[0], s.bus.MaxInline())
+		err = checkResultSize(requests[0], s.bus.MaxInline())
 	}
 	if err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if err := s.branch(ctx, requests[0], policy); err != nil {
+	if err := s.checkBranch(ctx, requests[0], policy); err != nil {
 		return err
 	}
-	if err := s.hasRoom(ctx, run, requests, policy); err != nil {
+	if err := s.checkLimits(ctx, run, requests, policy); err != nil {
 		return err
 	}
 	todo, err := s.claim(ctx, requests)
 	if err != nil {
 		return err
 	}
-	if err := s.plan(ctx, run, &p, policy); err != nil {
+	if err := s.storePlan(ctx, run, &p, policy); err != nil {
 		return err
 	}
-	if err := s.ask(ctx, run, p.UID, todo); err != nil {
+	if err := s.publishRequests(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
 	s.metrics.prompts.Inc()
@@ -218,7 +227,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	return s.reply(m, accepted(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
 }
 
-// accepted is the receipt of a prompt, given the requests of its group.
+// accepted returns the receipt of an accepted prompt, given the requests of its group.
 func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 	q := requests[0]
 	r := &schemas.Receipt{
@@ -226,7 +235,7 @@ func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 		NumInferenceSteps: int64(len(q.Transitions)), SDEStepIndices: q.StochasticSteps(), Warnings: warnings,
 	}
 	switch {
-	case q.Text != nil: // those of its answer, as far as it gets
+	case q.Text != nil: // events of the longest possible answer
 		r.TotalSteps = new(q.GroupSize * max(1, (q.Text.MaxNewTokens+q.Text.TokensPerEvent-1)/q.Text.TokensPerEvent))
 	case q.ScheduledSampling != nil || q.Group.Tree != nil:
 		r.TotalSteps = new(int64)
@@ -243,8 +252,7 @@ func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 	return r
 }
 
-// publish stores a request. A full stream of them is backpressure, no fault of the
-// prompt: it waits.
+// publish stores a request in its lane's queue. While the stream is full it waits: that is no fault of the prompt.
 func (s *service) publish(ctx context.Context, r *schemas.Request) error {
 	mine := bus.Against(func(waiting *schemas.Request) (fault, err error) { return r.SameSample(waiting), nil })
 	_, err := s.bus.Publish(ctx, r, mine)
@@ -259,7 +267,7 @@ func (s *service) publish(ctx context.Context, r *schemas.Request) error {
 	return err
 }
 
-// reply sends a receipt to the inbox named by the reply header. Only inboxes are answered: a
+// reply sends a receipt to the inbox that the message's reply header names, if any. It publishes to inboxes only: a
 // prompt must not make intake publish elsewhere.
 func (s *service) reply(m *bus.Message, r schemas.Event) error {
 	inbox := m.Header.Get(schemas.HeaderReply)
@@ -273,6 +281,7 @@ func (s *service) reply(m *bus.Message, r schemas.Event) error {
 	return s.bus.Conn().Publish(inbox, data)
 }
 
+// runOf returns the run that a subject names; "": none.
 func runOf(subject string) schemas.Run {
 	run, _ := schemas.RunOf(subject)
 	return run

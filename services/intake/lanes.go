@@ -14,7 +14,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// viewAge is how old a view may be that a prompt is judged by.
+// viewAge is how old a view may be when intake decides about a prompt.
 const viewAge = 250 * time.Millisecond
 
 // lanes looks up what samplers have announced, and which services run.
@@ -24,27 +24,27 @@ type lanes struct {
 	mu   sync.Mutex
 	last *view
 	at   time.Time
-	// served are what lanes served last, whose newest version none of their samplers used.
+	// served caches the policy that each lane's samplers use; it may be older than the newest that was pushed.
 	served map[schemas.Lane]*schemas.Policy
-	// refusals are those of a lane's versions, as of asked.
+	// refusals are the reasons why all samplers of a lane refused a version, read at asked.
 	refusals map[schemas.Lane]map[int64]string
 	asked    time.Time
 }
 
-// view is what was there at one moment.
+// view is what samplers and reward services had announced at one moment.
 type view struct {
-	// policies are what is served of every lane that was ever announced, newest what was pushed last, live those with a
-	// sampler now.
+	// policies has what every lane serves that was ever announced, newest what was pushed to it last. live are the
+	// lanes that have a sampler now, sorted.
 	policies map[schemas.Lane]*schemas.Policy
 	newest   map[schemas.Lane]*schemas.Policy
 	live     []schemas.Lane
 	// scorers are the reward services.
 	scorers []*schemas.Presence
-	// rooms are what samplers claim of the stream of steps.
+	// rooms are what samplers reserve of the stream of steps, and what they wait for.
 	rooms []*schemas.Room
 }
 
-// view returns one of at most viewAge, or a new one.
+// view returns a view that is at most viewAge old, or a new one if fresh.
 func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	v := &view{policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lane]*schemas.Policy{}}
 	for _, p := range policies {
 		v.newest[p.Lane] = p
-		if v.policies[p.Lane], err = l.servedOf(ctx, p, present); err != nil {
+		if v.policies[p.Lane], err = l.servedPolicy(ctx, p, present); err != nil {
 			return nil, err
 		}
 	}
@@ -84,11 +84,10 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	return v, nil
 }
 
-// pick returns the policy of the named lane; no name means the first expected lane, or the
-// only one that is served. waiting says what to wait for instead: a sampler of a lane that
-// was announced or is expected, or of any. A name that others than those are served under
-// is refused.
-func (v *view) pick(name schemas.Lane, expected []schemas.Lane) (p *schemas.Policy, waiting string, err error) {
+// pickPolicy returns the policy of the named lane. Without a name it chooses the first expected lane, or the only lane
+// that is served. If no sampler serves the lane, p is nil and waiting says what to wait for. The error is terminal: the
+// name is unknown while other lanes are served, or no name is given and several lanes are served.
+func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schemas.Policy, waiting string, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
 	}
@@ -97,32 +96,38 @@ func (v *view) pick(name schemas.Lane, expected []schemas.Lane) (p *schemas.Poli
 		case 1:
 			return v.policies[v.live[0]], "", nil
 		case 0:
-			return nil, "model: no sampler runs; start one" + before(slices.Sorted(maps.Keys(v.policies))), nil
+			return nil, "model: no sampler runs; start one" + formerLanes(slices.Sorted(maps.Keys(v.policies))), nil
 		}
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: empty, and several are served; name one of %s", list(v.live)))
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
+			fmt.Errorf("model: empty, and several are served; name one of %s", joinLanes(v.live)))
 	}
 	p = v.policies[name]
 	switch {
 	case p != nil && slices.Contains(v.live, name):
 		return p, "", nil
 	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name):
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be one of %s", name, list(v.live)))
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
+			fmt.Errorf("model: %q is not served here; must be one of %s", name, joinLanes(v.live)))
 	}
 	if slices.Contains(expected, name) {
 		return nil, fmt.Sprintf("model: the sampler of %q is not up yet", name), nil
 	}
 	waiting = fmt.Sprintf("model: no sampler serves %q now; start one", name)
 	if p != nil {
-		waiting += fmt.Sprintf(" (the last announced itself at %s)", time.Unix(0, p.Announced).UTC().Format(time.RFC3339))
+		waiting += fmt.Sprintf(" (the last announced itself at %s)",
+			time.Unix(0, p.Announced).UTC().Format(time.RFC3339))
 	}
 	if len(v.live) > 0 {
-		waiting += ", or name one of " + list(v.live)
+		waiting += ", or name one of " + joinLanes(v.live)
 	}
 	return nil, waiting, nil
 }
 
-// servedOf is what a lane serves whose newest policy is p. Lock held.
-func (l *lanes) servedOf(ctx context.Context, p *schemas.Policy, present []*schemas.Presence) (*schemas.Policy, error) {
+// servedPolicy returns the policy that the samplers of p's lane use now; p is the newest that was pushed to the lane.
+// The caller holds the lock.
+func (l *lanes) servedPolicy(
+	ctx context.Context, p *schemas.Policy, present []*schemas.Presence,
+) (*schemas.Policy, error) {
 	version := bus.ServedVersion(p, present)
 	if last := l.served[p.Lane]; last != nil && last.PolicyVersion == version {
 		return last, nil
@@ -138,11 +143,11 @@ func (l *lanes) servedOf(ctx context.Context, p *schemas.Policy, present []*sche
 	return served, nil
 }
 
-// refusalAge is how old the answers of samplers may be that a waiting prompt is told of.
+// refusalAge is how old the cached refusals may be.
 const refusalAge = time.Second
 
-// refused says why samplers have refused a policy that none of them has taken, "" where that is not so.
-func (l *lanes) refused(ctx context.Context, p *schemas.Policy) (string, error) {
+// whyRefused returns why all samplers have refused a policy, or "" if some have not.
+func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if time.Since(l.asked) > refusalAge {
@@ -158,7 +163,8 @@ func (l *lanes) refused(ctx context.Context, p *schemas.Policy) (string, error) 
 	return l.refusals[p.Lane][p.PolicyVersion], nil
 }
 
-func list(lanes []schemas.Lane) string {
+// joinLanes lists lanes for a message, separated by commas.
+func joinLanes(lanes []schemas.Lane) string {
 	names := make([]string, len(lanes))
 	for i, lane := range lanes {
 		names[i] = string(lane)
@@ -166,22 +172,22 @@ func list(lanes []schemas.Lane) string {
 	return strings.Join(names, ", ")
 }
 
-func before(names []schemas.Lane) string {
+// formerLanes returns a remark for messages on lanes that had samplers once; "" without any.
+func formerLanes(names []schemas.Lane) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return " (there were samplers of " + list(names) + ")"
+	return " (there were samplers of " + joinLanes(names) + ")"
 }
 
-// able says whether the reward services that run have the functions. Any trajectory may go
-// to any of them, so that a function which one lacks is waited for. While none runs,
-// functions that each of them has are taken for granted, and others wait for one to say so. text is whether texts
-// are rated, for the functions to name.
-func (v *view) able(rewards []schemas.RewardSpec, text bool) (waiting string, err error) {
+// whyNotScorable returns what a prompt waits for before its rewards can be scored; "": nothing. Each running reward
+// service must have all functions, as any of them may get the trajectory. If none has a function, the error is
+// terminal. While no service runs, functions that every service has count as there. text: the functions rate texts.
+func (v *view) whyNotScorable(rewards []schemas.RewardSpec, text bool) (waiting string, err error) {
 	for i, r := range rewards {
 		kind, _, err := scorer.SplitName(r.Name)
 		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {
-			continue // resolve has its own word on names
+			continue // Resolve checks names
 		}
 		if len(v.scorers) == 0 {
 			return fmt.Sprintf("reward[%d]: no reward service runs to say whether it has %q; start one", i, r.Name), nil
@@ -195,18 +201,21 @@ func (v *view) able(rewards []schemas.RewardSpec, text bool) (waiting string, er
 		switch len(lack) {
 		case 0:
 		case len(v.scorers):
-			fit := slices.DeleteFunc(slices.Clone(v.scorers[0].Reward), func(name string) bool { return scorer.CheckMedium(name, text) != nil })
-			return "", bus.Terminal(schemas.CodeUnknownReward, fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
-				i, whyMissing(lack, r.Name), strings.Join(fit, ", ")))
+			fit := slices.DeleteFunc(slices.Clone(v.scorers[0].Reward),
+				func(name string) bool { return scorer.CheckMedium(name, text) != nil })
+			return "", bus.Terminal(schemas.CodeUnknownReward,
+				fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
+					i, whyMissing(lack, r.Name), strings.Join(fit, ", ")))
 		default:
-			return fmt.Sprintf("reward[%d]: %q is missing at %s, one of %d reward services; give all of them the same scorers file",
+			return fmt.Sprintf("reward[%d]: %q is missing at %s, one of %d reward services; give all of them the "+
+				"same scorers file",
 				i, r.Name, lack[0].Instance, len(v.scorers)), nil
 		}
 	}
 	return "", nil
 }
 
-// whyMissing is what a service says of a function that it lacks.
+// whyMissing returns the reason that one of the services gives for not having a function, or a general one.
 func whyMissing(services []*schemas.Presence, name string) string {
 	for _, s := range services {
 		for _, m := range s.Missing {
@@ -218,7 +227,7 @@ func whyMissing(services []*schemas.Presence, name string) string {
 	return fmt.Sprintf("%q is not configured at the reward service (--scorers)", name)
 }
 
-// unserved names the lanes that have requests and no sampler.
+// unserved returns a line for each lane that has requests and no sampler.
 func (l *lanes) unserved(ctx context.Context) ([]string, error) {
 	v, err := l.view(ctx, false)
 	if err != nil {

@@ -152,7 +152,8 @@ func TestModel_HeldByAnIntake(t *testing.T) {
 		r = receipt(t, answers)
 	}
 	_, until, _ := strings.Cut(r.Error, `model: the sampler of "q" is not up yet; waited until `)
-	if end, err := time.Parse(time.RFC3339, until); err != nil || end.Before(began.Add(cfg.Hold).Truncate(time.Second)) {
+	if end, err := time.Parse(time.RFC3339, until); err != nil ||
+		end.Before(began.Add(cfg.Hold).Truncate(time.Second)) {
 		t.Errorf("%+v; want that it waited for %v from %v", r, cfg.Hold, began.UTC())
 	}
 }

@@ -12,28 +12,30 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// states puts what a group starts with where each request can refer to it, and refuses what is
-// not where the prompt says, or no image that the lane could take: every sample would fail by
-// itself.
-func (s *service) states(ctx context.Context, p *schemas.Prompt) error {
+// storeStart stores the tensor or images that a group starts with as blobs, and replaces them in p by references that
+// all requests share. It refuses a reference to a missing blob and an image that is no PNG of the right size: every
+// sample would fail.
+func (s *service) storeStart(ctx context.Context, p *schemas.Prompt) error {
 	switch {
 	case p.Start == nil || p.Start.Branch != nil:
 		return nil
 	case p.Start.Data == nil:
-		return s.tensor(ctx, "start.latents", p.Start.Latents)
+		return s.storeTensor(ctx, "start.latents", p.Start.Latents)
 	case p.Start.Data.Latents != nil:
-		return s.tensor(ctx, "start.data.latents", p.Start.Data.Latents)
+		return s.storeTensor(ctx, "start.data.latents", p.Start.Data.Latents)
 	}
 	for i := range p.Start.Data.Images {
 		field := fmt.Sprintf("start.data.images[%d]", i)
-		if err := s.image(ctx, field, &p.Start.Data.Images[i], p); err != nil {
+		if err := s.storeImage(ctx, field, &p.Start.Data.Images[i], p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *service) tensor(ctx context.Context, field string, t *schemas.Tensor) error {
+// storeTensor stores the data of a tensor as a blob and makes the tensor refer to it. If it refers to a blob already,
+// that must be stored. field is for the error.
+func (s *service) storeTensor(ctx context.Context, field string, t *schemas.Tensor) error {
 	if t.Ref == nil {
 		ref, err := s.bus.PutBlob(ctx, t.Data)
 		if err != nil {
@@ -42,44 +44,50 @@ func (s *service) tensor(ctx context.Context, field string, t *schemas.Tensor) e
 		t.Ref, t.Data = &ref, nil
 		return nil
 	}
-	return found(field, s.bus.HasBlob(ctx, *t.Ref))
+	return blobError(field, s.bus.HasBlob(ctx, *t.Ref))
 }
 
-// found says what a fault of a blob means for the prompt that refers to it.
-func found(field string, err error) error {
+// blobError turns the error of looking up a blob into that of the prompt: terminal if the blob is missing or corrupt,
+// retryable if the store did not say.
+func blobError(field string, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%s.ref: %w; must be a blob that was stored before the prompt", field, err))
+		return bus.Terminal(schemas.CodeInvalid,
+			fmt.Errorf("%s.ref: %w; must be a blob that was stored before the prompt", field, err))
 	case err != nil:
 		return fmt.Errorf("look up %s: %w", field, err)
 	}
 	return nil
 }
 
-// branch refuses a branch that its sampler could not follow: every sample would fail by itself.
-// A state is one of the model that made it, and of its place in a schedule of sigmas.
-func (s *service) branch(ctx context.Context, r *schemas.Request, policy *schemas.Policy) error {
+// checkBranch refuses a start from a stored state that the samples cannot use: every one would fail. The state must be
+// stored still, and its sample must have the same weights, size and schedule as the prompt.
+func (s *service) checkBranch(ctx context.Context, r *schemas.Request, policy *schemas.Policy) error {
 	if r.Start == nil || r.Start.Branch == nil {
 		return nil
 	}
 	at := *r.Start.Branch
-	const otherwise = "; to begin with it all the same give its latents (start.latents)"
+	const otherwise = "; to begin with it anyway give its latents (start.latents)"
 	refuse := func(field, format string, args ...any) error {
 		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.branch"+field+": "+format, args...))
 	}
-	t, err := s.bus.Made(ctx, at)
+	t, err := s.bus.BranchTrajectory(ctx, at)
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrFailed):
 		return refuse("", "%w; must be a sample that was completed and is still stored", err)
 	case err != nil:
 		return fmt.Errorf("look up the sample to branch from: %w", err)
 	case t.WeightsDigest != policy.WeightsDigest:
-		return refuse("", "a state of model %q, weights %.12s; must be of those that lane %q serves, %.12s%s", t.Lane, t.WeightsDigest, policy.Lane, policy.WeightsDigest, otherwise)
+		return refuse("", "a state of model %q, weights %.12s; must be of those that lane %q serves, %.12s%s", t.Lane,
+			t.WeightsDigest, policy.Lane, policy.WeightsDigest, otherwise)
 	case t.Height != r.Height || t.Width != r.Width:
-		return refuse("", "a state of %d x %d pixels; must be of the prompt's size, %d x %d", t.Width, t.Height, r.Width, r.Height)
+		return refuse("", "a state of %d x %d pixels; must be of the prompt's size, %d x %d", t.Width, t.Height,
+			r.Width, r.Height)
 	case !slices.Equal(t.Sigmas, r.Sigmas):
-		return refuse(".step_index", "%d; must be of the same schedule: the sample has %d steps, its step %d at sigma %v, and the prompt %d, at sigma %v%s",
-			at.StepIndex, len(t.Transitions), at.StepIndex, sigmaAt(t.Sigmas, at.StepIndex), len(r.Transitions), sigmaAt(r.Sigmas, at.StepIndex), otherwise)
+		return refuse(".step_index", "%d; must be of the same schedule: the sample has %d steps, its step %d at "+
+			"sigma %v, and the prompt %d, at sigma %v%s",
+			at.StepIndex, len(t.Transitions), at.StepIndex, sigmaAt(t.Sigmas,
+				at.StepIndex), len(r.Transitions), sigmaAt(r.Sigmas, at.StepIndex), otherwise)
 	}
 	switch _, err := s.bus.LoadState(ctx, t, at.StepIndex); {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
@@ -90,7 +98,7 @@ func (s *service) branch(ctx context.Context, r *schemas.Request, policy *schema
 	return nil
 }
 
-// sigmaAt is that of a step, 0 behind the last.
+// sigmaAt returns the sigma of a step, 0 after the last.
 func sigmaAt(sigmas []float32, step int64) float32 {
 	if step < int64(len(sigmas)) {
 		return sigmas[step]
@@ -98,12 +106,12 @@ func sigmaAt(sigmas []float32, step int64) float32 {
 	return 0
 }
 
-// maxImage is how large the file of an image may be: it is read whole.
+// maxImage bounds the file of an image in bytes: it is read whole.
 const maxImage = 32 << 20
 
-// image stores one that is inline, and reads of each what it says of its format and size. A
-// prompt that names no size has that of its first image.
-func (s *service) image(ctx context.Context, field string, im *schemas.DataImage, p *schemas.Prompt) error {
+// storeImage checks the format and size of an image and stores it as a blob, if it is not one. A prompt without width
+// or height gets those of its first image. field is for the error.
+func (s *service) storeImage(ctx context.Context, field string, im *schemas.DataImage, p *schemas.Prompt) error {
 	refuse := func(format string, args ...any) error {
 		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(field+format, args...))
 	}
@@ -114,7 +122,7 @@ func (s *service) image(ctx context.Context, field string, im *schemas.DataImage
 		}
 		var err error
 		if data, err = s.bus.GetBlob(ctx, *im.Ref); err != nil {
-			return found(field, err)
+			return blobError(field, err)
 		}
 	}
 	c, err := png.DecodeConfig(bytes.NewReader(data))

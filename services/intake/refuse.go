@@ -9,24 +9,22 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// refuse gives the group of a refused prompt its result, and tells the client that asked,
-// before the prompt goes to the dead letters: whoever waits for the uid, or for the batch,
-// must not wait for ever.
+// refuse stores the result of a refused prompt's group and replies to its client. The bus calls it before the prompt
+// becomes a dead letter, so that no client waits for ever for the uid or the batch. cause is the reason.
 func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error {
 	r := &schemas.Receipt{Run: runOf(m.Subject), Code: bus.Code(cause), Error: cause.Error()}
 	var p schemas.Prompt
 	if schemas.Decode(m.Data, &p) == nil {
 		r.UID = p.GroupUID(m.Seq)
-		if err := s.giveUp(ctx, refused(&p, m, cause)); err != nil {
+		if err := s.storeRefusal(ctx, refusalRecord(&p, m, cause)); err != nil {
 			return err
 		}
 	}
 	return s.reply(m, r)
 }
 
-// refused is the record of the group that a refused prompt does not get, with what can be
-// used of the prompt.
-func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecord {
+// refusalRecord returns a valid record for the group of a refused prompt, with the parts of the prompt that are valid.
+func refusalRecord(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecord {
 	def, uid := estimator.DefaultConfig(), p.GroupUID(m.Seq)
 	given := *p
 	schemas.SetDefaults(&given)
@@ -34,8 +32,10 @@ func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecor
 		Run: runOf(m.Subject), UID: uid, GroupSize: *given.GroupSize, Error: cause.Error(),
 		Group: schemas.Group{
 			Batch: string(uid), PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, value(p.Deadline, 0)),
-			Advantage: schemas.AdvantageSpec{Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon},
-			Metadata:  p.Metadata, Validation: p.Validation,
+			Advantage: schemas.AdvantageSpec{
+				Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon,
+			},
+			Metadata: p.Metadata, Validation: p.Validation,
 		},
 	}
 	if r.GroupSize < 1 || r.GroupSize > schemas.MaxGroupSize {
@@ -43,20 +43,21 @@ func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecor
 	}
 	if b := p.Batch; b != nil {
 		alone := r.Group
-		r.Group.Batch, r.Group.BatchGroups, r.Group.BatchStep, r.Group.BatchEpoch, r.Group.Refill = b.ID, b.Groups, b.Step, b.Epoch, p.Refill
+		r.Group.Batch, r.Group.BatchGroups, r.Group.Refill = b.ID, b.Groups, p.Refill
+		r.Group.BatchStep, r.Group.BatchEpoch = b.Step, b.Epoch
 		if r.Validate() != nil {
-			r.Group = alone // it names no batch that could wait
+			r.Group = alone // its batch is not valid, so no client waits for that
 		}
 	}
 	return r
 }
 
-// giveUp stores the record of a refused prompt and opens its group, which closes at once.
-// A uid that another prompt has is left alone. A prompt that was accepted and cannot go on
-// gives up the samples that have no reward.
-func (s *service) giveUp(ctx context.Context, r *schemas.GroupRecord) error {
+// storeRefusal stores the record of a refused prompt and opens its group, which then closes at once. If another prompt
+// has the uid, it does nothing. If this prompt was accepted before and cannot go on, it publishes a failed reward for
+// each sample without one, so that the group closes too.
+func (s *service) storeRefusal(ctx context.Context, r *schemas.GroupRecord) error {
 	if r.Validate() != nil {
-		return nil // it names no uid that somebody could wait for
+		return nil // the prompt names no uid that a client could wait for
 	}
 	ack, err := s.bus.Publish(ctx, r, bus.WaitForSpace())
 	if err != nil {
@@ -64,14 +65,14 @@ func (s *service) giveUp(ctx context.Context, r *schemas.GroupRecord) error {
 	}
 	if ack.Duplicate {
 		first := &schemas.GroupRecord{}
-		if _, err := s.bus.Claimed(ctx, schemas.StreamGroups, r.Subject(), first, nil); err != nil {
-			return fmt.Errorf("look up who has uid %s: %w", r.UID, err)
+		if _, err := s.bus.StoredEvent(ctx, schemas.StreamGroups, r.Subject(), first, nil); err != nil {
+			return fmt.Errorf("look up the prompt that has uid %s: %w", r.UID, err)
 		}
 		if first.Group.PromptSeq != r.Group.PromptSeq {
 			return nil
 		}
 		if first.Error == "" {
-			return s.abandon(ctx, first, r.Error)
+			return s.failMissing(ctx, first, r.Error)
 		}
 		r = first
 	}
@@ -81,15 +82,16 @@ func (s *service) giveUp(ctx context.Context, r *schemas.GroupRecord) error {
 	return nil
 }
 
-// abandon fails what a group lacks: no sample of it may have been asked for.
-func (s *service) abandon(ctx context.Context, g *schemas.GroupRecord, reason string) error {
+// failMissing publishes a failed reward for each sample of a group and removes its requests: some may never have been
+// published. Rewards that are stored already stay.
+func (s *service) failMissing(ctx context.Context, g *schemas.GroupRecord, reason string) error {
 	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(g), bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("open group %s: %w", g.UID, err)
 	}
-	if _, err := s.sweep(ctx, g.Run, g.UID); err != nil { // those that were asked for by then
+	if _, err := s.removeRequests(ctx, g.Run, g.UID); err != nil { // those that were published
 		return err
 	}
-	if over(g) {
+	if deadlinePassed(g) {
 		return nil // it closes with what there is
 	}
 	for i := range g.GroupSize {

@@ -18,11 +18,12 @@ import (
 func (p *plane) record(t testing.TB, run schemas.Run, uid schemas.UID) *schemas.GroupRecord {
 	t.Helper()
 	g := &schemas.GroupRecord{}
-	if _, err := p.Claimed(t.Context(), schemas.StreamGroups, schemas.GroupSubject(run, uid), g, nil); err != nil {
+	if _, err := p.StoredEvent(t.Context(), schemas.StreamGroups, schemas.GroupSubject(run, uid), g, nil); err != nil {
 		t.Fatal(err)
 	}
 	o := &schemas.Opening{}
-	if _, err := p.Claimed(t.Context(), schemas.StreamRewards, schemas.StoredSubject((*schemas.Opening)(g).Subject()), o, nil); err != nil {
+	if _, err := p.StoredEvent(t.Context(), schemas.StreamRewards, schemas.StoredSubject((*schemas.Opening)(g).Subject()),
+		o, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual((*schemas.GroupRecord)(o), g) {
@@ -44,15 +45,33 @@ func TestRefuse_Record(t *testing.T) {
 		batch   string
 		waiting bool // the batch waits for it
 	}{
-		{"alone", func(p *schemas.Prompt) { p.Height = new(int64(80 * 1024)) }, schemas.CodeInvalid, "height: 81920;", 4, "alone", false},
-		{"resolved", func(p *schemas.Prompt) { p.Height = new(int64(17)) }, schemas.CodeInvalid, "height: 17;", 4, "resolved", false},
-		{"model", func(p *schemas.Prompt) { p.Model = "nobody" }, schemas.CodeUnknownModel, `model: "nobody" is not served`, 4, "model", false},
-		{"size", func(p *schemas.Prompt) { p.GroupSize = new(int64(0)) }, schemas.CodeInvalid, "group_size: 0;", 1, "size", false},
+		{
+			"alone", func(p *schemas.Prompt) { p.Height = new(int64(80 * 1024)) }, schemas.CodeInvalid,
+			"height: 81920;", 4, "alone", false,
+		},
+		{
+			"resolved", func(p *schemas.Prompt) { p.Height = new(int64(17)) }, schemas.CodeInvalid, "height: 17;", 4,
+			"resolved", false,
+		},
+		{
+			"model", func(p *schemas.Prompt) { p.Model = "nobody" }, schemas.CodeUnknownModel,
+			`model: "nobody" is not served`, 4, "model", false,
+		},
+		{
+			"size", func(p *schemas.Prompt) { p.GroupSize = new(int64(0)) }, schemas.CodeInvalid, "group_size: 0;", 1,
+			"size", false,
+		},
 		{"place", func(p *schemas.Prompt) {
 			p.Reward, p.Batch = []schemas.RewardSpec{{Name: "no_such"}}, &schemas.BatchSpec{ID: "b", Groups: 2}
 		}, schemas.CodeInvalid, "reward[0]", 4, "b", true},
-		{"nowhere", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "a.b", Groups: 2} }, schemas.CodeInvalid, "batch.id", 4, "nowhere", false},
-		{"past", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(-time.Hour).UnixNano()) }, schemas.CodeLate, "is over", 4, "past", false},
+		{
+			"nowhere", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "a.b", Groups: 2} },
+			schemas.CodeInvalid, "batch.id", 4, "nowhere", false,
+		},
+		{
+			"past", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(-time.Hour).UnixNano()) },
+			schemas.CodeLate, "is over", 4, "past", false,
+		},
 	} {
 		ask := func(change func(*schemas.Prompt)) *schemas.Receipt {
 			return receipt(t, p.publish(t, "r", prompt(c.uid, `a sign that says "fox"`, change)))
@@ -62,13 +81,15 @@ func TestRefuse_Record(t *testing.T) {
 			t.Errorf("%s: %+v", c.uid, r)
 		}
 		g := p.record(t, "r", c.uid)
-		if g.Error != r.Error || g.GroupSize != c.size || g.Group.Batch != c.batch || (g.Group.BatchGroups > 0) != c.waiting {
+		if g.Error != r.Error || g.GroupSize != c.size || g.Group.Batch != c.batch ||
+			(g.Group.BatchGroups > 0) != c.waiting {
 			t.Errorf("%s: %+v", c.uid, g)
 		}
 		if r := ask(c.change); r.Accepted || r.Code != c.code && r.Code != schemas.CodeUIDConflict {
 			t.Errorf("%s again: %+v", c.uid, r)
 		}
-		if r := ask(nil); r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, string(`uid: "`+c.uid+`" of run "r" has its result, a refusal (`)) {
+		if r := ask(nil); r.Code != schemas.CodeUIDConflict ||
+			!strings.Contains(r.Error, string(`uid: "`+c.uid+`" of run "r" has its result, a refusal (`)) {
 			t.Errorf("%s, corrected: %+v", c.uid, r)
 		}
 	}
@@ -92,7 +113,8 @@ func TestRefuse_OtherUID(t *testing.T) {
 	if g := p.record(t, "r", "u"); g.Error != "" {
 		t.Errorf("%+v", g)
 	}
-	if rewards, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", "u", "u")); err != nil || len(rewards) != 0 {
+	if rewards, err := p.Subjects(t.Context(), schemas.StreamRewards,
+		schemas.RewardFilter("r", "u", "u")); err != nil || len(rewards) != 0 {
 		t.Errorf("%d rewards, %v", len(rewards), err)
 	}
 }
@@ -106,7 +128,8 @@ func TestRefuse_Abandoned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rs, err := Resolve("r", prompt("u", "a red fox", nil), qwen(), Origin{Seq: m.Seq, Created: m.Time, Reward: []string{"synthetic"}})
+	rs, err := Resolve("r", prompt("u", "a red fox", nil), qwen(),
+		Origin{Seq: m.Seq, Created: m.Time, Reward: []string{"synthetic"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +139,8 @@ func TestRefuse_Abandoned(t *testing.T) {
 	p.serve(t)
 	for _, m := range bustest.Await(t, p.Bus, 4, schemas.StreamRewards, schemas.RewardFilter("r", "u", "u")) {
 		r := bustest.Decode[schemas.Reward](t, m)
-		if r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "reward: changed since the uid was claimed") || r.GroupSize != 4 {
+		if r.Status != schemas.StatusFailed ||
+			!strings.Contains(r.Error, "reward: changed since the uid was claimed") || r.GroupSize != 4 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -133,8 +157,10 @@ func TestRefuse_NoSampler(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.serve(t)
-	r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(time.Second).UnixNano()) })))
-	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler runs; start one") || p.record(t, "r", "u").Error != r.Error {
+	r := receipt(t, p.publish(t, "r", prompt("u", "a red fox",
+		func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(time.Second).UnixNano()) })))
+	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler runs; start one") || p.record(t, "r", "u").
+		Error != r.Error {
 		t.Errorf("%+v", r)
 	}
 }
@@ -160,15 +186,19 @@ func TestUnknownFields(t *testing.T) {
 		return receipt(t, answers)
 	}
 	r := ask(map[string]any{"uid": "u", "prompt": "x", "gruop_size": 4, "rollout": map[string]any{"noise_lvel": .5}})
-	if r.Code != schemas.CodeInvalid || !strings.Contains(r.Error, "gruop_size: unknown field; did you mean group_size?") ||
-		!strings.Contains(r.Error, "rollout.noise_lvel: unknown field; did you mean noise_level?") || p.record(t, "r", "u").Error != r.Error {
+	if r.Code != schemas.CodeInvalid || !strings.Contains(r.Error,
+		"gruop_size: unknown field; did you mean group_size?") ||
+		!strings.Contains(r.Error, "rollout.noise_lvel: unknown field; did you mean noise_level?") ||
+		p.record(t, "r", "u").Error != r.Error {
 		t.Errorf("%+v", r)
 	}
 	r = ask(map[string]any{"uid": "v", "prompt": "x", "gruop_size": 4, "unknown_fields": "warn"})
-	if !r.Accepted || r.Samples != 8 || !slices.Equal(r.Warnings, []string{"gruop_size: unknown field; did you mean group_size?"}) {
+	if !r.Accepted || r.Samples != 8 || !slices.Equal(r.Warnings,
+		[]string{"gruop_size: unknown field; did you mean group_size?"}) {
 		t.Errorf("%+v", r)
 	}
-	if r = ask(map[string]any{"prompt": "x", "unknown_fields": "maybe"}); r.Accepted || !strings.Contains(r.Error, "unknown_fields: \"maybe\"; must be one of refuse, warn") {
+	if r = ask(map[string]any{"prompt": "x", "unknown_fields": "maybe"}); r.Accepted ||
+		!strings.Contains(r.Error, "unknown_fields: \"maybe\"; must be one of refuse, warn") {
 		t.Errorf("%+v", r)
 	}
 }

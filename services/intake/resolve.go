@@ -3,30 +3,28 @@ package intake
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scheduled"
-	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Origin is what a request keeps of its prompt's message, and what the service adds.
+// Origin is what Resolve needs besides the prompt: from the prompt's message, and from the service's settings.
 type Origin struct {
-	// Seq is the sequence of the message, Created when it was stored.
+	// Seq is the stream sequence of the message, Created when it was stored.
 	Seq     uint64
 	Created time.Time
-	// Reward are the functions where neither prompt nor model names some, ExternalWait is the
-	// time that a verdict from outside has.
+	// Reward are the functions if neither prompt nor model names any. ExternalWait is how long a group waits for
+	// verdicts from outside.
 	Reward       []string
 	ExternalWait time.Duration
 }
 
-// Resolve turns a valid prompt into the requests of its group. Every request is
-// complete: no later stage applies a default. The schedule, the stochastic steps
-// and the returned latents are decided once, so they are equal in the group. It
-// depends on its arguments alone and changes none of them.
+// Resolve turns a valid prompt into the requests of its group. Every request is complete: no later stage applies a
+// default. All requests of a group have the same schedule, stochastic steps and returned latents. The result depends on
+// the arguments alone, and Resolve changes none of them. An error means that the prompt cannot be served as it is.
 func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
 	switch textual := prompt.Text != nil || len(prompt.Messages) > 0; {
 	case policy.Text != nil:
@@ -38,8 +36,7 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
 	p.Advantage, p.Start = prompt.Advantage, prompt.Start // whose defaults depend on more than the field
-	height, width := value(p.Height, policy.Height), value(p.Width, policy.Width)
-	tokens, err := Tokens(height, width, policy)
+	common, err := resolveImageSettings(run, p, policy)
 	if err != nil {
 		return nil, err
 	}
@@ -47,48 +44,22 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
-	part, err := partOf(run, p, policy, tokens)
+	group, err := resolveGroup(p, policy, o, len(common.trainedSteps(schemas.MaxSteps)))
 	if err != nil {
 		return nil, err
 	}
-
-	n := *p.GroupSize
-	if err := checkStates(p.Start, n, int64(tokens), policy); err != nil {
+	if err := checkPrune(p.Prune, common); err != nil {
 		return nil, err
 	}
-	group, err := resolveGroup(p, policy, o, len(within(part.stochastic, part.begin, part.end)))
-	if err != nil {
-		return nil, err
-	}
-	request := requestOf(run, p, policy, group)
-	request.TruncatePrompt, request.Height, request.Width = p.TruncatePrompt, height, width
-	request.TrueCFGScale = value(p.TrueCFGScale, part.scale)
-	request.Sigmas, request.Transitions, request.NoiseLevel = part.plan.Sigmas, names(part.plan.Transitions), part.plan.NoiseLevel
-	request.LogProbKind, request.Solver, request.LatentsDType = string(part.plan.LogProb), string(part.plan.Solver), string(part.plan.Storage)
-	request.ReturnStepIndices, request.CheckpointStepIndices, request.Debug = part.returned, part.checkpoints, slices.Clone(p.Rollout.Debug)
-	request.ReturnConditioning, request.Prune = p.Rollout.ReturnConditioning, p.Prune
-	if p.Prune != nil && len(within(part.stochastic, part.begin, min(part.end, int(p.Prune.StepIndex)))) == 0 {
-		return nil, fmt.Errorf("prune.step_index: %d; must be behind a stochastic step: there are no log-probs to judge by", p.Prune.StepIndex)
-	}
-	if p.Prune != nil && int(p.Prune.StepIndex) >= part.end {
-		return nil, fmt.Errorf("prune.step_index: %d; must be below %d, where the sample ends", p.Prune.StepIndex, part.end)
-	}
-	if p.Start != nil {
-		request.Start = &schemas.SegmentStart{StepIndex: int64(part.begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}
-	}
-	if p.Stop != nil && part.end < len(part.plan.Transitions) {
-		request.Stop = &schemas.SegmentStop{StepIndex: int64(part.end), Decode: p.Stop.Decode}
-	}
-	if request.TrueCFGScale > 1 {
-		request.NegativePrompt = value(p.NegativePrompt, policy.NegativePrompt)
-	}
+	request := newRequest(run, p, policy, group)
+	request.Sampling, request.Outputs, request.Prune = common.sampling, common.outputs, p.Prune
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 
-	requests := samples(request, base, p.InitialNoise == schemas.NoiseShared)
-	if err := own(requests, base, p, policy); err != nil {
+	requests := requestPerSample(request, base, p.InitialNoise == schemas.NoiseShared)
+	if err := setSampleStarts(requests, base, p, policy); err != nil {
 		return nil, err
 	}
-	for _, r := range []*schemas.Request{requests[0], requests[n-1]} { // the last of a tree begins elsewhere
+	for _, r := range []*schemas.Request{requests[0], requests[len(requests)-1]} { // the last of a tree begins elsewhere
 		if err := r.Validate(); err != nil {
 			return nil, fmt.Errorf("resolved request: %w", err)
 		}
@@ -96,80 +67,132 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	return requests, nil
 }
 
-// requestOf is what the requests of a prompt with its defaults have, whatever the model makes.
-func requestOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
+// newRequest returns a request with the fields that requests for images and texts have in common. p has its defaults.
+func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
 	return schemas.Request{
-		Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane, BaseDigest: policy.Checkpoint(), Prompt: p.Prompt,
-		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
+		Identity:   schemas.Identity{Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane},
+		BaseDigest: policy.Checkpoint(),
+		Sampling:   schemas.Sampling{Prompt: p.Prompt},
+		Priority:   *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
 	}
 }
 
-// versionWait begins what a prompt waits for that is for weights to come.
+// versionWait begins each reason to wait that is about weights.
 const versionWait = "min_policy_version: "
 
-// Young says what a prompt waits for whose weights the lane does not serve yet: a trainer publishes
-// ahead of its updates, and the prompts are held back until it has made them.
-func Young(p *schemas.Prompt, policy *schemas.Policy) string {
+// PolicyPending returns what a prompt waits for if it asks for a newer policy version than the lane serves, and ""
+// otherwise. A trainer may publish prompts ahead of its updates; they wait until it has pushed the weights.
+func PolicyPending(p *schemas.Prompt, policy *schemas.Policy) string {
 	if p.MinPolicyVersion == nil || *p.MinPolicyVersion <= policy.PolicyVersion {
 		return ""
 	}
-	return fmt.Sprintf(versionWait+"%d; lane %q serves version %d, push the next", *p.MinPolicyVersion, policy.Lane, policy.PolicyVersion)
+	return fmt.Sprintf(versionWait+"%d; lane %q serves version %d, push the next", *p.MinPolicyVersion, policy.Lane,
+		policy.PolicyVersion)
 }
 
-// part is what the samples of a prompt run of a schedule: the steps [begin, end) of a plan.
-type part struct {
-	plan       flow.Plan
-	begin, end int
-	stochastic []int // of the whole plan
-	returned   []int64
-	// checkpoints are states that are stored for another attempt to go on from.
-	checkpoints []int64
-	scale       float64 // of guidance, where the prompt names none
+// imageSettings is what all samples of a prompt for images have in common.
+type imageSettings struct {
+	sampling   schemas.Sampling
+	outputs    schemas.Outputs
+	stochastic []int // of the whole schedule
 }
 
-// partOf is the part of a prompt with its defaults, whose images have that many tokens.
-func partOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, tokens int) (*part, error) {
-	if p.ScheduledSampling != nil {
-		return trainingPart(p, policy)
-	}
-	sigmas, err := sigmasOf(p, policy, tokens)
+// trainedSteps returns the stochastic steps that the samples run, ascending, those below the given step only.
+func (x *imageSettings) trainedSteps(below int) []int {
+	begin, end := x.sampling.Segment()
+	return stepsWithin(x.stochastic, int(begin), min(int(end), below))
+}
+
+// resolveImageSettings decides the settings of a prompt for images. Those that the prompt leaves out are the model's.
+// The error names a field of the prompt that does not fit the model.
+func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) (*imageSettings, error) {
+	x := &imageSettings{}
+	s := &x.sampling
+	schemas.Fill(s, &p.Rollout, p, policy)
+	schemas.Fill(&x.outputs, &p.Rollout, p)
+	tokens, err := Tokens(s.Height, s.Width, policy)
 	if err != nil {
 		return nil, err
 	}
-	x := &part{scale: policy.TrueCFGScale}
-	steps := len(sigmas) - 1
-	if !p.Validation { // which has no stochastic steps, whatever it names
-		if err := p.Rollout.ValidateSteps(int64(steps)); err != nil {
-			return nil, err
-		}
+	if p.ScheduledSampling != nil {
+		err = x.scheduleTraining(p, policy)
+	} else {
+		err = x.scheduleDenoising(run, p, policy, tokens)
 	}
-	if x.begin, x.end, err = segment(p, sigmas); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	if x.stochastic, x.returned, err = chooseSteps(run, p, steps, x.begin, x.end); err != nil {
-		return nil, err
+	if s.TrueCFGScale <= 1 {
+		s.NegativePrompt = "" // without guidance it has no effect
 	}
-	x.plan = planOf(p, sigmas, x.stochastic, x.begin, x.end)
-	if err := x.plan.Validate(); err != nil {
-		return nil, err
-	}
-	if err := checkTree(p.Tree, x.plan); err != nil {
-		return nil, err
-	}
-	x.checkpoints, err = checkpointSteps(p, x.plan, x.returned)
-	return x, err
+	return x, checkStates(p.Start, *p.GroupSize, int64(tokens), policy)
 }
 
-// own gives each request what it has alone: the data that its sample begins with, and its place
-// in a tree or in the group's plan.
-func own(requests []*schemas.Request, base string, p *schemas.Prompt, policy *schemas.Policy) error {
+// scheduleDenoising decides the schedule, the transition of each step, the segment that the samples run, and which
+// states they keep. tokens is the number of latent tokens of an image.
+func (x *imageSettings) scheduleDenoising(
+	run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, tokens int,
+) (err error) {
+	s := &x.sampling
+	if s.Sigmas, err = sigmasOf(p, policy, tokens); err != nil {
+		return err
+	}
+	steps := len(s.Sigmas) - 1
+	if !p.Validation { // a validation has no stochastic steps, whatever it names
+		if err := p.Rollout.ValidateSteps(int64(steps)); err != nil {
+			return err
+		}
+	}
+	begin, end, err := segment(p, s.Sigmas)
+	if err != nil {
+		return err
+	}
+	if p.Start != nil {
+		s.Start = &schemas.SegmentStart{StepIndex: int64(begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}
+	}
+	if p.Stop != nil && end < steps {
+		s.Stop = &schemas.SegmentStop{StepIndex: int64(end), Decode: p.Stop.Decode}
+	}
+	if x.stochastic, x.outputs.ReturnStepIndices, err = chooseSteps(run, p, steps, begin, end); err != nil {
+		return err
+	}
+	s.Transitions = wireNames(flow.Transitions(flow.Transition(p.Rollout.SDEType), x.stochastic, steps))
+	plan := sampling.Plan(s)
+	if err := plan.Validate(); err != nil {
+		return err
+	}
+	if err := checkTree(p.Tree, plan); err != nil {
+		return err
+	}
+	x.outputs.CheckpointStepIndices, err = checkpointSteps(p, plan, x.outputs.ReturnStepIndices)
+	return err
+}
+
+// checkPrune refuses a prune rule whose step the samples never reach, or that has no log-prob before it to decide by.
+func checkPrune(rule *schemas.Prune, x *imageSettings) error {
+	if rule == nil {
+		return nil
+	}
+	if len(x.trainedSteps(int(rule.StepIndex))) == 0 {
+		return fmt.Errorf("prune.step_index: %d; must be behind a stochastic step: there are no log-probs to judge by",
+			rule.StepIndex)
+	}
+	if _, end := x.sampling.Segment(); rule.StepIndex >= end {
+		return fmt.Errorf("prune.step_index: %d; must be below %d, where the sample ends", rule.StepIndex, end)
+	}
+	return nil
+}
+
+// setSampleStarts sets what differs between the requests of a group: the data that a sample starts with, and its place
+// in a tree or in the plan of scheduled sampling.
+func setSampleStarts(requests []*schemas.Request, base string, p *schemas.Prompt, policy *schemas.Policy) error {
 	if p.Start != nil && p.Start.Data != nil {
 		for i, r := range requests {
 			r.Start = &schemas.SegmentStart{StepIndex: r.Start.StepIndex, Data: p.Start.Data.Of(int64(i))}
 		}
 	}
 	if p.Tree != nil {
-		plant(requests, p.Tree, base)
+		setTreeStarts(requests, p.Tree, base)
 	}
 	if p.ScheduledSampling == nil {
 		return nil
@@ -178,12 +201,12 @@ func own(requests []*schemas.Request, base string, p *schemas.Prompt, policy *sc
 	if err != nil {
 		return err
 	}
-	return roll(requests, plan)
+	return applyPlan(requests, plan)
 }
 
-// samples are the requests of a group, each with its seeds; shared says that all begin
-// with the same noise.
-func samples(of schemas.Request, base string, shared bool) []*schemas.Request {
+// requestPerSample copies a request for each sample of its group and sets index and seeds. base is the start of all
+// seeds; shared: all samples begin with the same noise.
+func requestPerSample(of schemas.Request, base string, shared bool) []*schemas.Request {
 	requests := make([]*schemas.Request, of.GroupSize)
 	for i := range of.GroupSize {
 		r := of
@@ -198,17 +221,8 @@ func samples(of schemas.Request, base string, shared bool) []*schemas.Request {
 	return requests
 }
 
-// planOf is the plan of a prompt with its defaults, whose stochastic steps were chosen.
-func planOf(p *schemas.Prompt, sigmas []float32, chosen []int, begin, end int) flow.Plan {
-	r := p.Rollout
-	return flow.Plan{
-		Sigmas: sigmas, Transitions: flow.Transitions(flow.Transition(r.SDEType), chosen, len(sigmas)-1), NoiseLevel: *r.NoiseLevel,
-		LogProb: flow.LogProbKind(r.LogProbKind), Solver: flow.Solver(r.Solver), Storage: tensor.DType(r.LatentsDType), Begin: begin, End: end,
-	}
-}
-
-// Tokens is S, the latent tokens of an image. Sizes are multiples of what one token covers,
-// which is twice the autoencoder's scale; diffusers would round others down.
+// Tokens returns S, the number of latent tokens of an image of height x width pixels. It refuses a side that is not a
+// multiple of the pixels that one token covers (diffusers would round it down), and more pixels than the model serves.
 func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	edge := policy.PixelsPerToken
 	var errs []error
@@ -232,7 +246,8 @@ func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	return int(height / edge * (width / edge)), nil
 }
 
-// sigmasOf is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
+// sigmasOf returns the sigmas [T+1] of a prompt: the model's schedule, or the prompt's own sigmas, to which the model's
+// shift is applied.
 func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
 	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
@@ -251,13 +266,15 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 	return schedule.Sigmas(int(value(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
 }
 
+// stochasticSteps returns the steps of a schedule that add noise, ascending: those that the prompt names, all of them,
+// or a window that is drawn from a seed. A validation has none.
 func stochasticSteps(run schemas.Run, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
 	case p.Validation || r.SDEType == string(flow.ODE):
 		return nil, nil
 	case r.SDEWindow == nil:
-		return flow.StepIndices(narrow(r.SDEStepIndices), steps)
+		return flow.StepIndices(toInts(r.SDEStepIndices), steps)
 	}
 	w := flow.Window{
 		Size: int(r.SDEWindow.Size), Lo: 0, Hi: max(steps-1, 1), Strategy: flow.Strategy(r.SDEWindow.Strategy),
@@ -269,9 +286,9 @@ func stochasticSteps(run schemas.Run, p *schemas.Prompt, steps int) ([]int, erro
 	return w.Indices(steps, windowSeed(run, p))
 }
 
-// windowSeed is one for all groups of a batch, whatever their own seeds: a trainer whose
-// batch mixes windows compares samples that had noise at different steps. Prompts without
-// a batch are as if all of their run were in one.
+// windowSeed returns the seed of the window of stochastic steps. All groups of a batch have the same, whatever their
+// own seeds: otherwise a trainer would compare samples that had noise at different steps. All prompts of a run that
+// have no batch share one too.
 func windowSeed(run schemas.Run, p *schemas.Prompt) uint64 {
 	base, batch := flow.RunBase(string(run)), ""
 	if p.Rollout.SDEWindow.Seed != nil {
@@ -283,8 +300,8 @@ func windowSeed(run schemas.Run, p *schemas.Prompt) uint64 {
 	return flow.GroupSeed(base, batch)
 }
 
-// narrow keeps nil apart from empty: no list is not an empty list.
-func narrow(list []int64) []int {
+// toInts converts a list to int. nil stays nil, as no list means something else than an empty list.
+func toInts(list []int64) []int {
 	if list == nil {
 		return nil
 	}
@@ -295,7 +312,8 @@ func narrow(list []int64) []int {
 	return out
 }
 
-func names(ts []flow.Transition) []string {
+// wireNames returns the names of transitions as events have them.
+func wireNames(ts []flow.Transition) []string {
 	out := make([]string, len(ts))
 	for i, t := range ts {
 		out[i] = string(t)
@@ -303,6 +321,7 @@ func names(ts []flow.Transition) []string {
 	return out
 }
 
+// value returns *p, or def if p is nil.
 func value[T any](p *T, def T) T {
 	if p == nil {
 		return def
@@ -310,6 +329,7 @@ func value[T any](p *T, def T) T {
 	return *p
 }
 
+// or returns s, or def if s is empty.
 func or(s, def string) string {
 	if s == "" {
 		return def

@@ -70,7 +70,7 @@ func TestResolve_Steps(t *testing.T) {
 		{"validation", schemas.Rollout{SDEStepIndices: []int64{1}}, true, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Rollout: c.rollout, Validation: c.validation})[0]
+			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Rollout: c.rollout}, Validation: c.validation})[0]
 			if got := r.StochasticSteps(); !slices.Equal(got, c.sde) {
 				t.Errorf("stochastic steps %v, want %v", got, c.sde)
 			}
@@ -88,7 +88,7 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 		t.Helper()
 		p := &schemas.Prompt{
 			UID: uid, Prompt: "a", GroupSize: new(int64(4)), Seed: seed,
-			Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 9}, Seed: windowSeed}},
+			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 9}, Seed: windowSeed}}},
 		}
 		if batch != "" {
 			p.Batch = &schemas.BatchSpec{ID: batch, Groups: 8}
@@ -147,7 +147,7 @@ func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 	if unseeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a"}); unseeded[3].SampleSeed == seeded[3].SampleSeed {
 		t.Error("without a seed the run must seed")
 	}
-	shared := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", InitialNoise: "shared"})
+	shared := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{InitialNoise: "shared"}})
 	if shared[0].NoiseSeed != shared[5].NoiseSeed || shared[0].SampleSeed == shared[5].SampleSeed {
 		t.Error("shared noise is one x_T and a seed of its own per sample")
 	}
@@ -178,7 +178,7 @@ func TestResolve_LeavesThePromptAlone(t *testing.T) {
 	prompt := func() *schemas.Prompt {
 		return &schemas.Prompt{
 			UID: "u", Prompt: "a", GroupPolicy: &schemas.GroupPolicy{ZeroStd: schemas.GroupDrop}, Reward: []schemas.RewardSpec{{Name: "synthetic"}},
-			Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 1}},
+			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 1}}},
 		}
 	}
 	p := prompt()

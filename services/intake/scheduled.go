@@ -13,8 +13,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Plan is who rolls in the group of a valid prompt, and from where: nil without
-// scheduled_sampling. It depends on its arguments alone.
+// Plan returns the plan of a group with scheduled sampling, nil for any other: the timestep that each sample is trained
+// at, and whether the sample rolls there, that is, whether the model denoises it from a noisier timestep down to it.
+// The draws depend on the arguments alone.
 func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*schemas.Plan, error) {
 	if prompt.ScheduledSampling == nil {
 		return nil, nil
@@ -22,7 +23,7 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 	p := new(*prompt)
 	schemas.SetDefaults(p)
 	s := p.ScheduledSampling
-	settings, err := settingsOf(s, policy)
+	settings, err := rollSettings(s, policy)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +51,7 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 		}
 	}
 	drawn, err := settings.Draw(seed, step, timesteps)
-	if err != nil { // of the timesteps: the settings are valid
+	if err != nil { // a fault of the timesteps, as the settings are valid
 		return nil, fmt.Errorf("scheduled_sampling.base_%w", err)
 	}
 	sampler, order := settings.Steps()
@@ -83,8 +84,9 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 	return plan, nil
 }
 
-// settingsOf are those of a prompt with its defaults, for the model of a policy.
-func settingsOf(s *schemas.ScheduledSampling, policy *schemas.Policy) (scheduled.Settings, error) {
+// rollSettings returns the settings of scheduled sampling for the model of a policy; s has its defaults. The error
+// names a setting that is not valid or does not fit the model.
+func rollSettings(s *schemas.ScheduledSampling, policy *schemas.Policy) (scheduled.Settings, error) {
 	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
 	if err != nil {
 		return scheduled.Settings{}, fmt.Errorf("model %q: %w", policy.Model, err)
@@ -107,44 +109,49 @@ func settingsOf(s *schemas.ScheduledSampling, policy *schemas.Policy) (scheduled
 		return out, fmt.Errorf("scheduled_sampling.timesteps: %d; must be between 2 and %d", out.Timesteps, schemas.MaxSteps)
 	}
 	if err := out.Validate(); err != nil {
-		return out, ofScheduled(err)
+		return out, scheduledError(err)
 	}
 	levels, err := noise.Levels(out.Timesteps)
 	if err == nil {
 		err = levels.Takes(out.Sampler)
 	}
 	if err != nil {
-		return out, ofScheduled(err)
+		return out, scheduledError(err)
 	}
 	return out, nil
 }
 
-// ofScheduled puts the path of the prompt's field before each fault.
-func ofScheduled(err error) error {
+// scheduledError puts the path of the prompt's field, "scheduled_sampling.", before each line of an error.
+func scheduledError(err error) error {
 	return fmt.Errorf("scheduled_sampling.%s", strings.ReplaceAll(err.Error(), "\n", "\nscheduled_sampling."))
 }
 
-// trainingPart is the whole schedule of the training timesteps: each sample runs its own part.
-func trainingPart(p *schemas.Prompt, policy *schemas.Policy) (*part, error) {
-	settings, err := settingsOf(p.ScheduledSampling, policy)
+// scheduleTraining sets the schedule of all training timesteps, without stochastic steps. Each sample of scheduled
+// sampling runs its own part of it; applyPlan sets which.
+func (x *imageSettings) scheduleTraining(p *schemas.Prompt, policy *schemas.Policy) error {
+	settings, err := rollSettings(p.ScheduledSampling, policy)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	levels, err := noise.Levels(settings.Timesteps)
 	if err != nil {
-		return nil, ofScheduled(err)
+		return scheduledError(err)
 	}
-	sigmas := levels.Sigmas()
-	x := &part{end: len(sigmas) - 1, scale: 1, plan: planOf(p, sigmas, nil, 0, len(sigmas)-1), returned: p.Rollout.ReturnStepIndices}
-	return x, nil
+	s := &x.sampling
+	s.Sigmas = levels.Sigmas()
+	s.Transitions = wireNames(flow.Transitions(flow.ODE, nil, len(s.Sigmas)-1))
+	s.TrueCFGScale = value(p.TrueCFGScale, 1)
+	s.Start = &schemas.SegmentStart{} // each sample has its own step and data
+	return nil
 }
 
-// roll gives each request its place in the plan, and of the states to keep those it has.
-func roll(requests []*schemas.Request, plan *schemas.Plan) error {
+// applyPlan sets in each request of a group its place in the plan: where the sample starts, and which of the states to
+// keep it has.
+func applyPlan(requests []*schemas.Request, plan *schemas.Plan) error {
 	digest, err := plan.Digest()
 	if err != nil {
 		return err
@@ -166,16 +173,16 @@ func roll(requests []*schemas.Request, plan *schemas.Plan) error {
 	return nil
 }
 
-// Warnings says what scheduled sampling does that is hardly meant.
+// Warnings returns remarks on settings of scheduled sampling that are valid but probably a mistake.
 func Warnings(p *schemas.Prompt, policy *schemas.Policy) []string {
 	if p.ScheduledSampling == nil {
 		return nil
 	}
 	p = new(*p)
 	schemas.SetDefaults(p)
-	settings, err := settingsOf(p.ScheduledSampling, policy)
+	settings, err := rollSettings(p.ScheduledSampling, policy)
 	if err != nil {
-		return nil // it is refused
+		return nil // it is refused elsewhere
 	}
 	var out []string
 	for _, w := range settings.Warnings() {
@@ -184,8 +191,8 @@ func Warnings(p *schemas.Prompt, policy *schemas.Policy) []string {
 	return out
 }
 
-// plan stores the plan of a group that has one, before anybody asks for its samples.
-func (s *service) plan(ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) error {
+// storePlan stores the plan of a group with scheduled sampling, before its requests are published.
+func (s *service) storePlan(ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) error {
 	plan, err := Plan(run, p, policy)
 	if err != nil || plan == nil {
 		return err

@@ -28,8 +28,11 @@ func policyFor(t *testing.T, f model.Family) *schemas.Policy {
 func rolls(change func(p *schemas.Prompt, s *schemas.ScheduledSampling)) *schemas.Prompt {
 	s := &schemas.ScheduledSampling{MaxStepOffset: new(int64(10)), Probability: new(1.0), BaseTimesteps: []float64{0, 500.5, 990, 999}}
 	p := &schemas.Prompt{
-		UID: "u", Prompt: "x", Seed: new(int64(7)), GroupSize: new(int64(4)), ScheduledSampling: s,
-		Start: &schemas.Start{Data: &schemas.Data{Latents: &schemas.Tensor{DType: "F32", Shape: []int64{1, 4, 64}, Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1024}}}},
+		UID: "u", Prompt: "x", Seed: new(int64(7)), GroupSize: new(int64(4)),
+		ImageSettings: schemas.ImageSettings{
+			ScheduledSampling: s,
+			Start:             &schemas.Start{Data: &schemas.Data{Latents: &schemas.Tensor{DType: "F32", Shape: []int64{1, 4, 64}, Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1024}}}},
+		},
 	}
 	if change != nil {
 		change(p, s)

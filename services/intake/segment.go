@@ -11,6 +11,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// checkStates checks what a group starts with: the shape of given latents must be [n, tokens, channels], or [1, ...]
+// for all samples, and images must be one, or one for each of the n samples.
 func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) error {
 	field, states := "start.latents", (*schemas.Tensor)(nil)
 	switch {
@@ -33,7 +35,8 @@ func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) 
 	return fmt.Errorf(field+".shape: %v; must be %v: samples (or 1 for all), tokens, channels", got, want)
 }
 
-// branchOf is the branch that samples of a run start with; nil: none.
+// branchOf returns the stored state that samples start with, nil if they do not start with one. Without a run of its
+// own the branch is of the prompt's run.
 func branchOf(run schemas.Run, start *schemas.Start) *schemas.Branch {
 	if start.Branch == nil {
 		return nil
@@ -43,8 +46,7 @@ func branchOf(run schemas.Run, start *schemas.Start) *schemas.Branch {
 	return &b
 }
 
-// segment is the part of a schedule, sigmas [T+1], that the samples of a valid prompt run: the
-// steps [begin, end).
+// segment returns the steps [begin, end) that the samples of a valid prompt run, of a schedule with sigmas [T+1].
 func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 	end = len(sigmas) - 1
 	var errs []error
@@ -52,11 +54,11 @@ func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 	if s := p.Start; s != nil && s.Branch != nil {
 		begin, first = int(s.Branch.StepIndex), "start.branch.step_index"
 	} else if s != nil {
-		begin, err = place("start", s.StepIndex, s.Sigma, sigmas, begin)
+		begin, err = stepAt("start", s.StepIndex, s.Sigma, sigmas, begin)
 		errs = append(errs, err)
 	}
 	if p.Stop != nil {
-		end, err = place("stop", p.Stop.StepIndex, p.Stop.Sigma, sigmas, end)
+		end, err = stepAt("stop", p.Stop.StepIndex, p.Stop.Sigma, sigmas, end)
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -71,8 +73,9 @@ func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 	return begin, end, nil
 }
 
-// place is the step that an index or a sigma names.
-func place(field string, index *int64, sigma *float64, sigmas []float32, def int) (int, error) {
+// stepAt returns the step that the prompt names by index or by sigma; def if it names none. A sigma must be one of the
+// schedule exactly. field is for the error.
+func stepAt(field string, index *int64, sigma *float64, sigmas []float32, def int) (int, error) {
 	if sigma == nil {
 		return int(value(index, int64(def))), nil
 	}
@@ -86,35 +89,39 @@ func place(field string, index *int64, sigma *float64, sigmas []float32, def int
 			near = i
 		}
 	}
-	return 0, fmt.Errorf("%s.sigma: %v; must be one of the schedule, to the bit of a float32, such as %v of step %d", field, *sigma, sigmas[near], near)
+	return 0, fmt.Errorf("%s.sigma: %v; must be one of the schedule, to the bit of a float32, such as %v of step %d",
+		field, *sigma, sigmas[near], near)
 }
 
-// chooseSteps lists the steps of a schedule that are not ode, and the latents that samples which run
-// [begin, end) of it keep, both ascending. The run is that of the prompt: a window without a
-// seed of its own is drawn for it.
-func chooseSteps(run schemas.Run, p *schemas.Prompt, steps, begin, end int) (stochastic []int, returned []int64, err error) {
+// chooseSteps returns two ascending lists: the stochastic steps of the whole schedule, and the indices of the latents
+// that are stored of samples that run [begin, end) of it. The run seeds a random window without a seed of its own.
+func chooseSteps(
+	run schemas.Run, p *schemas.Prompt, steps, begin, end int,
+) (stochastic []int, returned []int64, err error) {
 	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
 		return nil, nil, err
 	}
-	returned, err = returnedSteps(p, steps, begin, end, within(stochastic, begin, end))
+	returned, err = returnedSteps(p, steps, begin, end, stepsWithin(stochastic, begin, end))
 	return stochastic, returned, err
 }
 
-// within are the steps of an ascending list that a segment runs.
-func within(steps []int, begin, end int) []int {
+// stepsWithin returns the part of an ascending list that is in [begin, end).
+func stepsWithin(steps []int, begin, end int) []int {
 	first, _ := slices.BinarySearch(steps, begin)
 	last, _ := slices.BinarySearch(steps, end)
 	return steps[first:last]
 }
 
-// returnedSteps lists latents within begin..end: those asked for, those a trainer of the chosen
-// steps needs and the one that a sample stops with before T, or all when no step was chosen.
+// returnedSteps returns the indices of the latents to store, from begin to end. If the prompt lists some, it is those.
+// Otherwise it is those that training on the stochastic steps needs, and the last one of a sample that stops early; or
+// all, if the prompt chooses no stochastic steps.
 func returnedSteps(p *schemas.Prompt, steps, begin, end int, stochastic []int) ([]int64, error) {
 	r := p.Rollout
-	asked := narrow(r.ReturnStepIndices)
+	asked := toInts(r.ReturnStepIndices)
 	for i, index := range asked {
 		if index < begin || index > end {
-			return nil, fmt.Errorf("rollout.return_step_indices[%d]: %d; must be between %d and %d, the states of the steps that run", i, index, begin, end)
+			return nil, fmt.Errorf("rollout.return_step_indices[%d]: %d; must be between %d and %d, the states of "+
+				"the steps that run", i, index, begin, end)
 		}
 	}
 	if asked == nil && ((r.SDEStepIndices == nil && r.SDEWindow == nil) || len(stochastic) == 0) {
@@ -129,24 +136,24 @@ func returnedSteps(p *schemas.Prompt, steps, begin, end int, stochastic []int) (
 	if asked == nil && end < steps && !slices.Contains(kept, end) {
 		kept = append(kept, end)
 	}
-	return wide(kept), nil
+	return toInt64s(kept), nil
 }
 
-// checkpointSteps are the states to store besides those that are returned, for another attempt
-// to go on from.
+// checkpointSteps returns the indices of the states that are stored besides the returned ones, so that another attempt
+// can go on from them; nil if the prompt asks for none.
 func checkpointSteps(p *schemas.Prompt, plan flow.Plan, returned []int64) ([]int64, error) {
 	every := p.Rollout.CheckpointEvery
 	if every == nil {
 		return nil, nil
 	}
-	states, err := plan.Checkpoints(int(*every), narrow(returned))
+	states, err := plan.Checkpoints(int(*every), toInts(returned))
 	if err != nil {
 		return nil, fmt.Errorf("rollout.%w", err)
 	}
-	return wide(states), nil
+	return toInt64s(states), nil
 }
 
-func wide(list []int) []int64 {
+func toInt64s(list []int) []int64 {
 	out := make([]int64, len(list))
 	for i, v := range list {
 		out[i] = int64(v)
@@ -154,8 +161,8 @@ func wide(list []int) []int64 {
 	return out
 }
 
-// Unscored says which reward functions of a request look at images where its sample will have
-// none: their scores fail.
+// Unscored returns a warning for each reward function of a request that will fail because the sample has no image: it
+// stops early, or scheduled sampling does not decode it.
 func Unscored(r *schemas.Request) []string {
 	if s := r.ScheduledSampling; s != nil && !s.RollSettings.Decode && len(r.Group.Reward) > 0 {
 		return []string{"reward: will fail: there are no images unless scheduled_sampling.decode is true"}
@@ -166,7 +173,8 @@ func Unscored(r *schemas.Request) []string {
 	var warnings []string
 	for _, spec := range r.Group.Reward {
 		if scorer.VerdictName(spec.Name) == "" {
-			warnings = append(warnings, fmt.Sprintf("reward: %s will fail: it looks at images, and a sample that stops at step %d of %d has none; stop.decode makes one", spec.Name, r.Stop.StepIndex, len(r.Transitions)))
+			warnings = append(warnings, fmt.Sprintf("reward: %s will fail: it looks at images, and a sample that "+
+				"stops at step %d of %d has none; stop.decode makes one", spec.Name, r.Stop.StepIndex, len(r.Transitions)))
 		}
 	}
 	return warnings

@@ -10,6 +10,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+func image(s schemas.ImageSettings) schemas.Prompt { return schemas.Prompt{ImageSettings: s} }
+
 // states are of n samples of qwen's default size, as a blob.
 func states(n int64) *schemas.Tensor {
 	return &schemas.Tensor{
@@ -35,20 +37,47 @@ func TestResolve_Segment(t *testing.T) {
 		begin, end int64
 		sde, kept  []int64
 	}{
-		{"from x_T", schemas.Prompt{Start: &schemas.Start{Latents: states(1)}}, 0, 10, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
-		{"from the middle", schemas.Prompt{Start: from(7)}, 7, 10, []int64{7, 8, 9}, []int64{7, 8, 9, 10}},
-		{"to the middle", schemas.Prompt{Stop: until(2)}, 0, 2, []int64{0, 1}, []int64{0, 1, 2}},
-		{"a part", schemas.Prompt{Start: from(4), Stop: until(6)}, 4, 6, []int64{4, 5}, []int64{4, 5, 6}},
-		{"to the end, said", schemas.Prompt{Start: from(7), Stop: until(10)}, 7, 10, []int64{7, 8, 9}, []int64{7, 8, 9, 10}},
+		{
+			"from x_T", image(schemas.ImageSettings{Start: &schemas.Start{Latents: states(1)}}), 0, 10,
+			[]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9},
+			[]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
+		},
+		{"from the middle", image(schemas.ImageSettings{Start: from(7)}), 7, 10, []int64{7, 8, 9}, []int64{7, 8, 9, 10}},
+		{"to the middle", image(schemas.ImageSettings{Stop: until(2)}), 0, 2, []int64{0, 1}, []int64{0, 1, 2}},
+		{"a part", image(schemas.ImageSettings{Start: from(4), Stop: until(6)}), 4, 6, []int64{4, 5}, []int64{4, 5, 6}},
+		{
+			"to the end, said", image(schemas.ImageSettings{Start: from(7), Stop: until(10)}), 7, 10,
+			[]int64{7, 8, 9},
+			[]int64{7, 8, 9, 10},
+		},
 		{"by sigma", schemas.Prompt{
-			Start: &schemas.Start{Latents: states(8), Sigma: new(float64(whole.Sigmas[4]))}, Stop: &schemas.Stop{Sigma: new(float64(whole.Sigmas[6]))},
+			ImageSettings: schemas.ImageSettings{
+				Start: &schemas.Start{Latents: states(8), Sigma: new(float64(whole.Sigmas[4]))},
+				Stop:  &schemas.Stop{Sigma: new(float64(whole.Sigmas[6]))},
+			},
 		}, 4, 6, []int64{4, 5}, []int64{4, 5, 6}},
-		{"by sigma to the end", schemas.Prompt{Stop: &schemas.Stop{Sigma: new(0.0)}}, 0, 10, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
-		{"chosen steps", schemas.Prompt{Start: from(3), Rollout: list}, 3, 10, []int64{5}, []int64{5, 6}},
-		{"chosen steps before the stop", schemas.Prompt{Stop: until(5), Rollout: list}, 0, 5, []int64{2}, []int64{2, 3, 5}},
-		{"chosen steps at the stop", schemas.Prompt{Stop: until(3), Rollout: list}, 0, 3, []int64{2}, []int64{2, 3}},
-		{"chosen steps elsewhere", schemas.Prompt{Start: from(6), Stop: until(8), Rollout: list}, 6, 8, []int64{}, []int64{6, 7, 8}},
-		{"kept as asked", schemas.Prompt{Start: from(6), Rollout: schemas.Rollout{ReturnStepIndices: []int64{8, 6}}}, 6, 10, []int64{6, 7, 8, 9}, []int64{6, 8}},
+		{
+			"by sigma to the end", image(schemas.ImageSettings{Stop: &schemas.Stop{Sigma: new(0.0)}}), 0, 10,
+			[]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9},
+			[]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
+		},
+		{"chosen steps", image(schemas.ImageSettings{Start: from(3), Rollout: list}), 3, 10, []int64{5}, []int64{5, 6}},
+		{
+			"chosen steps before the stop", image(schemas.ImageSettings{Stop: until(5), Rollout: list}), 0, 5,
+			[]int64{2},
+			[]int64{2, 3, 5},
+		},
+		{"chosen steps at the stop", image(schemas.ImageSettings{Stop: until(3), Rollout: list}), 0, 3, []int64{2}, []int64{2, 3}},
+		{
+			"chosen steps elsewhere", image(schemas.ImageSettings{Start: from(6), Stop: until(8), Rollout: list}), 6, 8,
+			[]int64{},
+			[]int64{6, 7, 8},
+		},
+		{
+			"kept as asked", schemas.Prompt{
+				ImageSettings: schemas.ImageSettings{Start: from(6), Rollout: schemas.Rollout{ReturnStepIndices: []int64{8, 6}}},
+			}, 6, 10, []int64{6, 7, 8, 9}, []int64{6, 8},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := c.prompt
@@ -87,22 +116,72 @@ func TestResolve_SegmentRefused(t *testing.T) {
 		prompt schemas.Prompt
 		want   string
 	}{
-		{"start beyond the model's steps", schemas.Prompt{Start: from(10)}, "start.step_index: 10; must be between 0 and 9"},
-		{"stop beyond the model's steps", schemas.Prompt{Stop: until(11)}, "stop.step_index: 11; must be between 1 and 10"},
-		{"a sigma of no step", schemas.Prompt{Stop: &schemas.Stop{Sigma: new(0.75)}}, fmt.Sprintf("stop.sigma: 0.75; must be one of the schedule, to the bit of a float32, such as %v of step 3", sigma)},
-		{"start at sigma 0", schemas.Prompt{Start: &schemas.Start{Latents: states(8), Sigma: new(0.0)}}, "start.step_index: 10; must be between 0 and 9"},
-		{"stop before the start", schemas.Prompt{Start: from(5), Stop: &schemas.Stop{Sigma: new(float64(sigma))}}, "stop.step_index: 3; must be between 6 and 10"},
-		{"states of another group", schemas.Prompt{Start: &schemas.Start{Latents: states(7)}}, "start.latents.shape: [7 1024 64]; must be [8 1024 64]: samples (or 1 for all), tokens, channels"},
-		{"states of another size", schemas.Prompt{Start: from(5), Height: new(int64(256))}, "start.latents.shape: [8 1024 64]; must be [8 512 64]"},
-		{"a state before", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6, 4}}}, "rollout.return_step_indices[1]: 4; must be between 5 and 10, the states of the steps that run"},
-		{"a state after", schemas.Prompt{Stop: until(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6}}}, "rollout.return_step_indices[0]: 6; must be between 0 and 5"},
-		{"checkpoints of a solver's memory", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2))}}, "start.step_index: 5; must be 0"},
-		{"checkpoints of a whole solver's memory", schemas.Prompt{Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2))}}, "rollout.checkpoint_every: 2; must be absent, or a solver without memory"},
-		{"a solver's memory", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{SDEStepIndices: []int64{2}, Solver: "unipc"}}, "start.step_index: 5; must be 3, or a solver without memory: unipc looks back on the ode steps 3 to 4"},
+		{
+			"start beyond the model's steps", image(schemas.ImageSettings{Start: from(10)}),
+			"start.step_index: 10; must be between 0 and 9",
+		},
+		{
+			"stop beyond the model's steps", image(schemas.ImageSettings{Stop: until(11)}),
+			"stop.step_index: 11; must be between 1 and 10",
+		},
+		{
+			"a sigma of no step", image(schemas.ImageSettings{Stop: &schemas.Stop{Sigma: new(0.75)}}),
+			fmt.Sprintf("stop.sigma: 0.75; must be one of the schedule, to the bit of a float32, such as %v of step 3",
+				sigma),
+		},
+		{
+			"start at sigma 0",
+			image(schemas.ImageSettings{Start: &schemas.Start{Latents: states(8), Sigma: new(0.0)}}),
+			"start.step_index: 10; must be between 0 and 9",
+		},
+		{
+			"stop before the start",
+			image(schemas.ImageSettings{Start: from(5), Stop: &schemas.Stop{Sigma: new(float64(sigma))}}),
+			"stop.step_index: 3; must be between 6 and 10",
+		},
+		{
+			"states of another group", image(schemas.ImageSettings{Start: &schemas.Start{Latents: states(7)}}),
+			"start.latents.shape: [7 1024 64]; must be [8 1024 64]: samples (or 1 for all), tokens, channels",
+		},
+		{
+			"states of another size", image(schemas.ImageSettings{Start: from(5), Height: new(int64(256))}),
+			"start.latents.shape: [8 1024 64]; must be [8 512 64]",
+		},
+		{
+			"a state before", schemas.Prompt{
+				ImageSettings: schemas.ImageSettings{Start: from(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6, 4}}},
+			}, "rollout.return_step_indices[1]: 4; must be between 5 and 10, the states of the steps that run",
+		},
+		{
+			"a state after",
+			image(schemas.ImageSettings{Stop: until(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6}}}),
+			"rollout.return_step_indices[0]: 6; must be between 0 and 5",
+		},
+		{
+			"checkpoints of a solver's memory",
+			schemas.Prompt{
+				ImageSettings: schemas.ImageSettings{
+					Start: from(5), Rollout: schemas.Rollout{
+						SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2)),
+					},
+				},
+			},
+			"start.step_index: 5; must be 0",
+		},
+		{
+			"checkpoints of a whole solver's memory",
+			image(schemas.ImageSettings{Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2))}}),
+			"rollout.checkpoint_every: 2; must be absent, or a solver without memory",
+		},
+		{"a solver's memory", schemas.Prompt{
+			ImageSettings: schemas.ImageSettings{Start: from(5), Rollout: schemas.Rollout{SDEStepIndices: []int64{2}, Solver: "unipc"}},
+		}, "start.step_index: 5; must be 3, or a solver without memory: unipc looks back on the ode steps 3 to 4"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.prompt.UID, c.prompt.Prompt = "u", "a"
-			if _, err := Resolve("run", &c.prompt, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}}); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := Resolve("run", &c.prompt, qwen(),
+				Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}}); err == nil ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -116,12 +195,16 @@ func TestResolve_Checkpoints(t *testing.T) {
 		every  int64
 		want   []int64
 	}{
-		"all are kept":    {schemas.Prompt{}, 1, []int64{}},
-		"some are kept":   {schemas.Prompt{Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 4}}}, 3, []int64{8}},
-		"none is kept":    {schemas.Prompt{Rollout: schemas.Rollout{ReturnStepIndices: []int64{}}}, 4, []int64{4, 8}},
-		"a part":          {schemas.Prompt{Start: from(3), Stop: until(9), Rollout: schemas.Rollout{ReturnStepIndices: []int64{4}}}, 2, []int64{6, 8}},
-		"evaluated, to T": {schemas.Prompt{Validation: true, Rollout: schemas.Rollout{ReturnStepIndices: []int64{10}}}, 5, []int64{5}},
-		"never so far":    {schemas.Prompt{Rollout: schemas.Rollout{ReturnStepIndices: []int64{10}}}, 1000, []int64{}},
+		"all are kept":  {schemas.Prompt{}, 1, []int64{}},
+		"some are kept": {image(schemas.ImageSettings{Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 4}}}), 3, []int64{8}},
+		"none is kept":  {image(schemas.ImageSettings{Rollout: schemas.Rollout{ReturnStepIndices: []int64{}}}), 4, []int64{4, 8}},
+		"a part": {schemas.Prompt{
+			ImageSettings: schemas.ImageSettings{Start: from(3), Stop: until(9), Rollout: schemas.Rollout{ReturnStepIndices: []int64{4}}},
+		}, 2, []int64{6, 8}},
+		"evaluated, to T": {
+			schemas.Prompt{Validation: true, ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{ReturnStepIndices: []int64{10}}}}, 5, []int64{5},
+		},
+		"never so far": {image(schemas.ImageSettings{Rollout: schemas.Rollout{ReturnStepIndices: []int64{10}}}), 1000, []int64{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := c.prompt
@@ -143,8 +226,10 @@ func TestResolve_Checkpoints(t *testing.T) {
 // Advantages are for the stochastic steps that run, not for those of the schedule.
 func TestResolve_SegmentTrains(t *testing.T) {
 	p := schemas.Prompt{
-		UID: "u", Prompt: "a", Start: from(4), Stop: until(6), Rollout: schemas.Rollout{SDEStepIndices: []int64{2, 5}},
-		Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.9)}, Batch: &schemas.BatchSpec{ID: "b", Groups: 1},
+		UID: "u", Prompt: "a",
+		ImageSettings: schemas.ImageSettings{Start: from(4), Stop: until(6), Rollout: schemas.Rollout{SDEStepIndices: []int64{2, 5}}},
+		Advantage:     schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.9)},
+		Batch:         &schemas.BatchSpec{ID: "b", Groups: 1},
 	}
 	resolved(t, &p)
 	p.Start, p.Stop = from(6), until(8)

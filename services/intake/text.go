@@ -11,25 +11,28 @@ import (
 )
 
 const (
-	// usualEvents is the most events of an answer where the prompt does not say how many tokens one has.
-	usualEvents = 4096
-	// usualTopK is how many logits topk has where the prompt does not say.
-	usualTopK = 20
+	// defaultEvents is the most events that a sample gets if the prompt does not set tokens_per_event.
+	defaultEvents = 4096
+	// defaultTopK is how many logits of a token are stored in the form topk if the prompt does not say.
+	defaultTopK = 20
 )
 
-// resolveText is Resolve for a lane that serves a language model.
-func resolveText(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
+// resolveText is Resolve for a lane that serves a language model. It also refuses reward functions and logits that need
+// more than the lane's engine, the program that draws the tokens, gives.
+func resolveText(
+	run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin,
+) ([]*schemas.Request, error) {
 	p := new(*prompt)
 	if p.Text == nil {
 		p.Text = &schemas.Text{}
 	}
-	if err := p.Validate(); err != nil { // now that text is there, what is an image's must not be
+	if err := p.Validate(); err != nil { // with text set, this refuses settings of images
 		return nil, err
 	}
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
-	p.Advantage = prompt.Advantage // whose defaults depend on more than the field
-	text, err := textOf(p, policy)
+	p.Advantage = prompt.Advantage // its defaults depend on the estimator, see resolveAdvantage
+	text, err := resolveTextSettings(p, policy)
 	if err != nil {
 		return nil, err
 	}
@@ -38,13 +41,16 @@ func resolveText(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy
 		return nil, err
 	}
 	if x := text.Interaction; x != nil {
-		if err := interaction.Check(x.Name, x.Params, text.Messages, (&schemas.Group{Reward: p.Reward}).GroundTruth()); err != nil {
+		if err := interaction.Check(x.Name, x.Params, text.Messages,
+			(&schemas.Group{Reward: p.Reward}).GroundTruth()); err != nil {
 			return nil, fmt.Errorf("text.interaction: %s: %w", x.Name, err)
 		}
 	}
 	for i, r := range p.Reward {
-		if looks := scorer.LooksAt(r.Name); looks == scorer.Entropies && !numbers.Entropies || looks == scorer.TopLogProbs && !numbers.TopLogProbs {
-			return nil, fmt.Errorf("reward[%d]: %s: must be a function that looks at no %s: the lane's tokens are drawn by %s, which does not give them here", i, r.Name, looks, policy.Text.Engine)
+		if looks := scorer.NeededNumbers(r.Name); looks == scorer.Entropies && !numbers.Entropies ||
+			looks == scorer.TopLogProbs && !numbers.TopLogProbs {
+			return nil, fmt.Errorf("reward[%d]: %s: must be a function that looks at no %s: the lane's tokens are "+
+				"drawn by %s, which does not give them here", i, r.Name, looks, policy.Text.Engine)
 		}
 		if err := scorer.CheckText(r.Name, r.Params, text.HasTop, text.Interaction != nil); err != nil {
 			return nil, fmt.Errorf("reward[%d]: %s: %w", i, r.Name, err)
@@ -55,21 +61,22 @@ func resolveText(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy
 	if err != nil {
 		return nil, err
 	}
-	request := requestOf(run, p, policy, group)
+	request := newRequest(run, p, policy, group)
 	request.Text = text
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 	base := flow.RunBase(string(run))
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
-	requests := samples(request, base, false)
+	requests := requestPerSample(request, base, false)
 	if err := requests[0].Validate(); err != nil {
 		return nil, fmt.Errorf("resolved request: %w", err)
 	}
 	return requests, nil
 }
 
-// Asked is what reward functions look for a target in: the prompt, or all that the user says in a conversation.
+// Asked returns the text in which reward functions look for their target: the prompt, or all that the user says in a
+// conversation.
 func Asked(prompt string, messages []schemas.Message) string {
 	if len(messages) == 0 {
 		return prompt
@@ -78,50 +85,56 @@ func Asked(prompt string, messages []schemas.Message) string {
 	for i, m := range messages {
 		list[i] = scorer.Message(m)
 	}
-	return scorer.Asked(list)
+	return scorer.UserTexts(list)
 }
 
-// textOf is how a valid prompt with its defaults is answered.
-func textOf(p *schemas.Prompt, policy *schemas.Policy) (*schemas.TextRequest, error) {
+// resolveTextSettings returns how a language model is to answer a valid prompt; p has its defaults. Settings that the
+// prompt leaves out are the model's. The error names a setting that exceeds a limit.
+func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy) (*schemas.TextRequest, error) {
 	t, model := p.Text, policy.Text
 	x := &schemas.TextRequest{
-		Messages: slices.Clone(p.Messages), MaxNewTokens: value(t.MaxNewTokens, model.MaxNewTokens), Temperature: value(t.Temperature, model.Temperature),
-		TopK: value(t.TopK, model.TopK), TopP: value(t.TopP, model.TopP), MinP: value(t.MinP, model.MinP),
-		Stop: append([]string{}, t.Stop...), StopTokenIDs: append([]int64{}, t.StopTokenIDs...), Vocabulary: model.Vocabulary,
+		Messages: slices.Clone(p.Messages), MaxNewTokens: value(t.MaxNewTokens, model.MaxNewTokens),
+		Temperature: value(t.Temperature, model.Temperature),
+		TopK:        value(t.TopK, model.TopK), TopP: value(t.TopP, model.TopP), MinP: value(t.MinP, model.MinP),
+		Stop: append([]string{}, t.Stop...), StopTokenIDs: append([]int64{}, t.StopTokenIDs...),
+		Vocabulary: model.Vocabulary,
 	}
 	if len(x.Messages) == 0 {
 		x.Messages = []schemas.Message{{Role: schemas.RoleUser, Content: p.Prompt}}
 	}
 	if x.MaxNewTokens > model.MaxTokens {
-		return nil, fmt.Errorf("text.max_new_tokens: %d; must be at most %d, the context of model %q", x.MaxNewTokens, model.MaxTokens, policy.Model)
+		return nil, fmt.Errorf("text.max_new_tokens: %d; must be at most %d, the context of model %q", x.MaxNewTokens,
+			model.MaxTokens, policy.Model)
 	}
 	if t.Interaction != nil {
 		x.Interaction = new(*t.Interaction)
 		schemas.SetDefaults(x.Interaction)
 	}
-	if err := logitsOf(x, t.Logits); err != nil {
+	if err := resolveLogits(x, t.Logits); err != nil {
 		return nil, err
 	}
 	full := x.Logits != nil && x.Logits.Form == schemas.LogitsFull
 	tokens := x.Answers() * x.MaxNewTokens
-	x.TokensPerEvent = min(schemas.MaxTokensPerEvent, max(1, (tokens+usualEvents-1)/usualEvents))
+	x.TokensPerEvent = min(schemas.MaxTokensPerEvent, max(1, (tokens+defaultEvents-1)/defaultEvents))
 	if prompt := t.TokensPerEvent; prompt != nil {
 		x.TokensPerEvent = *prompt
 	} else if full {
 		x.TokensPerEvent = 1
 	}
 	if n := x.EventCount(); n > schemas.MaxTokenEvents {
-		fix := fmt.Sprintf("tokens_per_event must be at least %d", (tokens+usualEvents-1)/usualEvents)
+		fix := fmt.Sprintf("tokens_per_event must be at least %d", (tokens+defaultEvents-1)/defaultEvents)
 		if full {
-			fix = fmt.Sprintf("max_new_tokens must be at most %d: full logits are an event for each token", usualEvents/x.Answers())
+			fix = fmt.Sprintf("max_new_tokens must be at most %d: full logits are an event for each token",
+				defaultEvents/x.Answers())
 		}
-		return nil, fmt.Errorf("text.max_new_tokens: %d, in %d answers, %d tokens to an event: %d events; %s", x.MaxNewTokens, x.Answers(), x.TokensPerEvent, n, fix)
+		return nil, fmt.Errorf("text.max_new_tokens: %d, in %d answers, %d tokens to an event: %d events; %s",
+			x.MaxNewTokens, x.Answers(), x.TokensPerEvent, n, fix)
 	}
 	return x, nil
 }
 
-// logitsOf resolves what is stored of the logits.
-func logitsOf(x *schemas.TextRequest, asked *schemas.Logits) error {
+// resolveLogits sets which logits of each token are stored; x.Logits stays nil if none are.
+func resolveLogits(x *schemas.TextRequest, asked *schemas.Logits) error {
 	if asked == nil || asked.Form == "" || asked.Form == schemas.LogitsNone {
 		return nil
 	}
@@ -129,7 +142,7 @@ func logitsOf(x *schemas.TextRequest, asked *schemas.Logits) error {
 	schemas.SetDefaults(l)
 	if l.Form == schemas.LogitsTopK {
 		if l.K == nil {
-			l.K = new(min(usualTopK, x.Vocabulary))
+			l.K = new(min(defaultTopK, x.Vocabulary))
 		}
 		if *l.K > x.Vocabulary {
 			return fmt.Errorf("text.logits.k: %d; must be at most %d, the vocabulary", *l.K, x.Vocabulary)

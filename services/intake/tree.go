@@ -8,8 +8,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// checkTree refuses branch points of a valid prompt whose children would be equal, or that do
-// not run.
+// checkTree refuses branch points that no sample reaches, and steps without noise: the children that start there would
+// be equal. A tree is a group whose samples branch off from one another; nil: none.
 func checkTree(tree *schemas.Tree, plan flow.Plan) error {
 	if tree == nil {
 		return nil
@@ -23,22 +23,23 @@ func checkTree(tree *schemas.Tree, plan flow.Plan) error {
 		if at >= end {
 			return fault("must be below %d, the steps that run", end)
 		}
-		k, err := flow.NewKernel(plan.Transitions[at], plan.NoiseLevel, plan.Sigmas, at)
+		k, err := flow.NewStepTransition(plan.Transitions[at], plan.NoiseLevel, plan.Sigmas, at)
 		switch {
 		case err != nil:
 			return err
 		case !k.Transition.Stochastic():
 			return fault("must be a stochastic step, and this one is ode: its children would be equal")
 		case k.NoiseStd == 0:
-			return fault("must be a step with noise, and %s has none there: its children would be equal", string(k.Transition))
+			return fault("must be a step with noise, and %s has none there: its children would be equal",
+				string(k.Transition))
 		}
 	}
 	return nil
 }
 
-// plant gives the requests of a group their places in a tree, or the only one of them the path
-// of the leaf that is made alone.
-func plant(requests []*schemas.Request, tree *schemas.Tree, base string) {
+// setTreeStarts sets where each sample of a tree starts: with the state of its parent at their branch point. If the
+// prompt asks for one leaf alone, that request runs all steps, with the seeds of the leaf's path.
+func setTreeStarts(requests []*schemas.Request, tree *schemas.Tree, base string) {
 	if tree.Leaf != nil {
 		for _, s := range tree.Path(*tree.Leaf)[1:] {
 			seed := flow.SampleSeed(base, string(requests[0].UID), int(s.SampleIndex))
@@ -47,13 +48,13 @@ func plant(requests []*schemas.Request, tree *schemas.Tree, base string) {
 		return
 	}
 	for _, r := range requests {
-		partFrom(r, tree)
+		startAtParent(r, tree)
 	}
 }
 
-// partFrom has a sample begin where it parts from its parent. What its own children begin with it
-// keeps, asked for or not.
-func partFrom(r *schemas.Request, tree *schemas.Tree) {
+// startAtParent sets a request's start at its branch point. It adds the states that the sample's own children start
+// with to those that are stored, and removes those before the start.
+func startAtParent(r *schemas.Request, tree *schemas.Tree) {
 	path := tree.Path(r.SampleIndex)
 	begin := path[len(path)-1].Begin
 	r.ReturnStepIndices = slices.DeleteFunc(slices.Clone(r.ReturnStepIndices), func(k int64) bool { return k < begin })

@@ -1,6 +1,7 @@
-// Package janitor frees what nobody needs any more: whole groups that are closed, by the rules of its settings, with
-// their batches and prompts, and blobs that nothing names. It never touches an open group, nor one of an open batch,
-// nor what a durable consumer has not read yet.
+// Package janitor frees stored events that are not needed any more. A pass frees whole groups that are closed, oldest
+// first, by the rules of Config, with their batches and prompts. It also frees blobs that no stored event names: a
+// sweep makes an index of the named ones. It never frees an open group, a group of an open batch, or what a durable
+// consumer of another program has not read yet.
 package janitor
 
 import (
@@ -20,40 +21,40 @@ import (
 // Config of the janitor. Without a rule it frees no group, and blobs that nothing names once the object store is half
 // full.
 type Config struct {
-	// Above frees the oldest groups while a stream is fuller than so many percent of its limit,
-	// down to four fifths of that; 0: never.
+	// Above, in percent of a stream's limit: a fuller stream loses its oldest groups until it is down to four
+	// fifths of that; 0: never.
 	Above int `koanf:"gc_above" help:"free the oldest closed groups while a stream is fuller than this share of its limit, in percent; 0 for never"`
-	// Age frees groups that closed so long ago; 0: never.
+	// Age frees groups that closed longer ago than this; 0: never.
 	Age time.Duration `koanf:"gc_age" help:"free groups that closed so long ago; 0 for never"`
-	// Read frees groups that every durable consumer of their results has acknowledged; where
-	// there is none, nothing.
+	// Read frees groups that every durable consumer of their results has acknowledged. Without such a consumer it
+	// frees none.
 	Read bool `koanf:"gc_read" help:"free groups once every durable consumer of advantages has acknowledged them; without such a consumer, none"`
-	// Grace is how long a group stays after it closed, whatever the rules say; so long blobs stay that
-	// nothing names.
+	// Grace is how long a closed group stays, whatever the rules say. Blobs that no event names stay as long.
 	Grace time.Duration `koanf:"gc_grace" help:"how long a closed group stays whatever the rules say"`
 	// Every is the pause between two passes.
 	Every time.Duration `koanf:"gc_every" help:"pause between two looks of the janitor"`
-	// Run bounds it to one run; empty: all.
+	// Run limits the janitor to one run; empty: all.
 	Run schemas.Run `koanf:"-"`
-	// Metrics is where it counts; nil: nowhere.
+	// Metrics is where the counters are registered; nil: they are not shown.
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
-// sweepEvery is for how long an index of the blobs that stored events name is in use: to make one is to read all of
-// them, and blobs stay for bus.BlobGrace anyway.
+// sweepEvery is how long an index of the named blobs is used before a new one is made. Making one reads all stored
+// events, and blobs stay for bus.BlobGrace anyway.
 const sweepEvery = bus.BlobGrace / 8
 
-// sweeps is the last index of blobs, when it was made, and when a group was freed last: blobs of that go
-// some time later.
+// sweeps keeps the last index of named blobs, when it was made, and when the last group was freed: the blobs of that
+// group can go some time later.
 type sweeps struct {
 	index        *bus.BlobIndex
 	swept, freed time.Time
-	// once: the pass is the only one.
+	// once says that this is a single pass, not one of many.
 	once bool
 }
 
-// due says whether to look for blobs.
-func (s *sweeps) due(p *pass) bool {
+// startSweep reports whether the pass should make a new index of named blobs, and notes the time if so. Without a
+// freed group or a full object store there is nothing to look for.
+func (s *sweeps) startSweep(p *pass) bool {
 	now := time.Now()
 	if p.report.Groups > 0 {
 		s.freed = now
@@ -61,8 +62,8 @@ func (s *sweeps) due(p *pass) bool {
 	if now.Sub(s.swept) < sweepEvery && !s.once {
 		return false
 	}
-	blobs := p.streams[bus.BlobStream]
-	full := p.pressing[bus.BlobStream] ||
+	blobs := p.streams[schemas.StreamBlobBucket]
+	full := p.pressing[schemas.StreamBlobBucket] ||
 		blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
 	if !s.once && !full && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
 		return false
@@ -71,23 +72,23 @@ func (s *sweeps) due(p *pass) bool {
 	return true
 }
 
-// fullBlobs is the share of the object store, in percent, from which on what nothing names is freed without a rule:
-// nobody can ask for it.
+// fullBlobs is a share of the object store's limit, in percent. Above it unnamed blobs are freed even without a rule:
+// no reader can ask for them.
 const fullBlobs = 50
 
-// MinGrace is the least grace: whoever reads a result as it comes has so long to read the rest of its group.
+// MinGrace is the least grace. A reader of results has at least this long to read the rest of the group.
 const MinGrace = time.Second
 
 // DefaultConfig has no rule.
 func DefaultConfig() Config { return Config{Grace: 10 * time.Minute, Every: 10 * time.Second} }
 
-// blobGrace is how long a blob stays that nothing names.
+// blobGrace is how long a blob stays that no event names.
 func (c Config) blobGrace() time.Duration { return max(c.Grace, bus.BlobGrace) }
 
-// Rules says whether there is any by which groups are freed.
+// Rules reports whether any rule that frees groups is set.
 func (c Config) Rules() bool { return c.Above > 0 || c.Age > 0 || c.Read }
 
-// Validate joins every fault by field name.
+// Validate returns all faults, joined, each with the name of its field.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Above < 0 || c.Above > 95 {
@@ -105,22 +106,22 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Report is what a pass freed, or with dry would free.
+// Report says what a pass freed, or what a dry pass would free.
 type Report struct {
 	Groups int `json:"groups"`
-	// Messages and Bytes are by stream; bytes are estimated from the mean size of its messages.
+	// Messages and Bytes are by stream. Bytes are estimated from the mean size of the stream's messages.
 	Messages map[string]uint64 `json:"messages"`
 	Bytes    map[string]uint64 `json:"bytes"`
-	// Blobs is the number of blobs that nothing names.
+	// Blobs counts the blobs that no stored event names.
 	Blobs int `json:"blobs"`
-	// Kept counts closed groups that a rule would free, by why they stay.
+	// Kept counts closed groups that a rule would free, by the reason why they stay.
 	Kept map[string]int `json:"kept"`
-	// Oldest and Newest are when the first and the last of the groups closed.
+	// Oldest and Newest are the closing times of the first and the last freed group.
 	Oldest time.Time `json:"oldest"`
 	Newest time.Time `json:"newest"`
 }
 
-// Total is the bytes over all streams.
+// Total returns the freed bytes of all streams.
 func (r *Report) Total() (n uint64) {
 	for _, b := range r.Bytes {
 		n += b
@@ -128,13 +129,14 @@ func (r *Report) Total() (n uint64) {
 	return n
 }
 
-// meters are what the janitor shows of itself.
+// meters are the metrics of the janitor.
 type meters struct {
 	groups, bytes, gone prometheus.Counter
 	kept, due, oldest   prometheus.Gauge
 	look                prometheus.Observer
 }
 
+// newMeters registers the metrics of the janitor on r.
 func newMeters(r prometheus.Registerer) *meters {
 	set := instrument.New(r, "janitor")
 	return &meters{
@@ -148,7 +150,8 @@ func newMeters(r prometheus.Registerer) *meters {
 	}
 }
 
-// Run makes passes until ctx ends. What fails is logged, and tried again at the next pass.
+// Run makes a pass every cfg.Every until ctx ends. A failure is logged, and the next pass tries again. Run returns
+// early, without an error, if this credential may not free anything and there is no rule.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("janitor config: %w", err)
@@ -164,14 +167,14 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		case <-tick.C:
 		}
 		began := time.Now()
-		r, err := look(ctx, cfg, b, false, &blobs, m)
+		r, err := runPass(ctx, cfg, b, false, &blobs, m)
 		m.look.Observe(time.Since(began).Seconds())
 		if err != nil && ctx.Err() == nil {
 			if errors.Is(err, bus.ErrPermission) && !cfg.Rules() {
 				return nil
 			}
 			level := zerolog.WarnLevel
-			if !cfg.Rules() { // nobody waits for it
+			if !cfg.Rules() { // no user asked for it
 				level = zerolog.DebugLevel
 			}
 			log.WithLevel(level).Err(err).Msg("not all could be freed; tried again")
@@ -190,13 +193,14 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	}
 }
 
-// Pass looks once and frees what the rules say, and the blobs that nothing names; dry: it only says what that would be.
-// What it returns with an error was freed before.
+// Pass makes one pass: it frees the groups that the rules name, and the blobs that no event names. With dry it only
+// counts them. The report returned beside an error counts what was freed before the error.
 func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error) {
-	return look(ctx, cfg, b, dry, &sweeps{once: true}, nil)
+	return runPass(ctx, cfg, b, dry, &sweeps{once: true}, nil)
 }
 
-func look(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps, m *meters) (*Report, error) {
+// runPass makes one pass; Run and Pass share it. m is nil where no metrics are kept.
+func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps, m *meters) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {
 		return r, err
@@ -205,5 +209,5 @@ func look(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps, m *m
 		cfg: cfg, b: b, dry: dry, blobs: s, meters: m, report: r,
 		pressing: map[string]bool{}, left: map[string]uint64{}, gone: map[address]bool{},
 	}
-	return r, p.look(ctx)
+	return r, p.run(ctx)
 }

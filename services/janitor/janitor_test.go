@@ -155,7 +155,8 @@ func TestPass_Readers(t *testing.T) {
 	passed(rule(), 1, 1)
 }
 
-// A durable that reads batches keeps their groups until it has acknowledged their batch, though another batch closed before it.
+// A durable that reads batches keeps their groups until it has acknowledged their batch, though another batch closed
+// before it.
 func TestPass_BatchReaders(t *testing.T) {
 	p := bustest.New(t)
 	js, err := jetstream.New(p.Conn())
@@ -313,7 +314,7 @@ func TestPass_BatchesAndPrompts(t *testing.T) {
 	p := bustest.New(t)
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		settle := func(context.Context, *bus.Message) error { return nil }
-		return b.Consume(ctx, bus.ConsumerConfig{Stream: schemas.StreamPrompts, Durable: bus.IntakeConsumer}, settle)
+		return b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable()}, settle)
 	})
 	for _, uid := range []schemas.UID{"u1", "u2", "u1", "open", "u1"} {
 		data, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", UID: uid})
@@ -354,7 +355,7 @@ func TestPass_BatchesAndPrompts(t *testing.T) {
 func TestPass_YoungBlobs(t *testing.T) {
 	p := bustest.New(t)
 	store(t, p, "u1", "u1")
-	p.Change(t, bus.BlobStream, func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 })
+	p.Change(t, schemas.StreamBlobBucket, func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 })
 	for i := range 9 {
 		if _, err := p.PutBlob(t.Context(), bytes.Repeat([]byte{byte(i)}, 100_000)); err != nil {
 			t.Fatal(err)
@@ -440,7 +441,7 @@ func TestPass_Blobs(t *testing.T) {
 	if err := p.HasBlob(ctx, refs[1]); err == nil {
 		t.Error("the nameless one is there")
 	}
-	if n, err := p.Subjects(ctx, bus.BlobStream, ">"); err != nil || len(n) != 4 {
+	if n, err := p.Subjects(ctx, schemas.StreamBlobBucket, ">"); err != nil || len(n) != 4 {
 		t.Errorf("left are %v, %v", n, err)
 	}
 }
@@ -468,7 +469,7 @@ func push(t *testing.T, p *bustest.Plane, v int64, last *schemas.Policy, adapter
 // Versions to go back to take a quarter of the object store at most, but for the last two.
 func TestSweepBlobs_LargeAdapters(t *testing.T) {
 	p := bustest.New(t)
-	p.Change(t, bus.BlobStream, func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 })
+	p.Change(t, schemas.StreamBlobBucket, func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 })
 	var last *schemas.Policy
 	for size, left := range map[int]int{80_000: 3, 150_000: 2} {
 		var refs []schemas.Ref
@@ -492,7 +493,8 @@ func TestSweepBlobs_LargeAdapters(t *testing.T) {
 }
 
 // The adapters of versions that stored samples were made with stay, however old they are: of a sample that went on with
-// other versions, all of them. So do those of the newest versions. The others go, and once the samples are gone, theirs too.
+// other versions, all of them. So do those of the newest versions. The others go, and once the samples are gone, theirs
+// too.
 func TestPass_Adapters(t *testing.T) {
 	p := bustest.New(t)
 	const versions = 20
@@ -503,9 +505,9 @@ func TestPass_Adapters(t *testing.T) {
 		refs, last = append(refs, ref), next
 	}
 	for uid, made := range map[schemas.UID]*schemas.Trajectory{
-		"one":     {WeightsDigest: digest(2), PolicyVersionMin: 2, PolicyVersionMax: 2},
-		"several": {WeightsDigest: digest(7), PolicyVersionMin: 5, PolicyVersionMax: 7},
-		"later":   {WeightsDigest: digest(11), PolicyVersionMin: 10, PolicyVersionMax: 11},
+		"one":     {Provenance: schemas.Provenance{WeightsDigest: digest(2), PolicyVersionMin: 2, PolicyVersionMax: 2}},
+		"several": {Provenance: schemas.Provenance{WeightsDigest: digest(7), PolicyVersionMin: 5, PolicyVersionMax: 7}},
+		"later":   {Provenance: schemas.Provenance{WeightsDigest: digest(11), PolicyVersionMin: 10, PolicyVersionMax: 11}},
 	} {
 		made.Run, made.UID, made.Lane = "r1", uid, "signs"
 		data, err := schemas.Encode(made)

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// chunkOf is how many results are judged by one reading of how far durables are, so that a durable that is made
-	// during a long look is waited for from the next chunk on.
-	chunkOf = 64
-	// atOnce is how many groups are freed at the same time: each takes a dozen answers of the server.
+	// chunkSize is how many results are judged by one reading of the durables' positions. A durable that is made
+	// during a long pass is respected from the next chunk on.
+	chunkSize = 64
+	// atOnce is how many groups are freed at the same time: each waits for a dozen answers of the server.
 	atOnce = 16
 )
 
@@ -31,7 +31,7 @@ type address struct {
 	uid schemas.UID
 }
 
-// pass is one look at everything.
+// pass is the state of one pass over the streams.
 type pass struct {
 	cfg    Config
 	b      *bus.Bus
@@ -39,30 +39,30 @@ type pass struct {
 	blobs  *sweeps
 	meters *meters
 
-	// floors are how far durables of others are, by stream; readers is whether one reads results.
+	// floors are the positions of other programs' durables, by stream; readers says that one of them reads results.
 	floors  map[string][]bus.ConsumerFloor
 	readers bool
 
-	// mu guards what follows: groups are freed side by side.
+	// mu guards the fields below: groups are freed side by side.
 	mu      sync.Mutex
 	report  *Report
 	streams map[string]*bus.StreamStats
-	// pressing are the streams that were above their mark and are not below four fifths of it yet, left is what each
-	// stream holds once what was chosen is freed, about.
+	// pressing are the streams that were above their mark and are not yet below four fifths of it. left is about how
+	// many bytes each stream will hold once the chosen groups are freed.
 	pressing map[string]bool
 	left     map[string]uint64
-	// inHand is how many groups are being freed, gone those that are, or in a dry run would be.
-	inHand uint64
-	gone   map[address]bool
+	// inFlight is how many groups are being freed. gone are the freed ones; in a dry pass, those that would be.
+	inFlight uint64
+	gone     map[address]bool
 }
 
-// groupStreams are those that have events of groups.
+// groupStreams are the streams that hold events of groups.
 var groupStreams = slices.Collect(maps.Keys(schemas.GroupFilters("*", "*", "*")))
 
-// weigh asks how full the streams are.
-func (p *pass) weigh(ctx context.Context) error {
+// measure reads the sizes of the streams, and notes those that are above their mark.
+func (p *pass) measure(ctx context.Context) error {
 	if p.dry && p.streams != nil {
-		return nil // nothing has gone
+		return nil // a dry pass frees nothing, so the sizes are the same
 	}
 	stats, err := p.b.Stats(ctx)
 	if err != nil {
@@ -79,78 +79,82 @@ func (p *pass) weigh(ctx context.Context) error {
 	return nil
 }
 
-// mark is the size of a stream from which on groups are freed.
+// mark is the size, in bytes, above which groups of the stream are freed.
 func (p *pass) mark(s *bus.StreamStats) uint64 { return uint64(s.MaxBytes) / 100 * uint64(p.cfg.Above) }
 
-// pressed says whether a stream is fuller than the rule allows, so that what was stored at a time is to go; below four
-// fifths of that, it is not. A group that is being freed counts as a mean one. Lock held.
-func (p *pass) pressed(at time.Time) bool {
+// tooFull reports whether some stream is too full, so that an event stored at the given time should go. A stream
+// counts as too full until it is down to four fifths of its mark. A group that is being freed counts with the mean
+// size of a group. p.mu is held.
+func (p *pass) tooFull(at time.Time) bool {
 	groups := uint64(1)
 	if s := p.streams[schemas.StreamAdvantages]; s != nil {
 		groups = max(1, s.Messages)
 	}
 	for stream := range p.pressing {
 		s := p.streams[stream]
-		coming := p.inHand * (s.Bytes / groups)
-		if p.left[stream] <= p.mark(s)/5*4+coming {
+		beingFreed := p.inFlight * (s.Bytes / groups)
+		if p.left[stream] <= p.mark(s)/5*4+beingFreed {
 			continue
 		}
-		// The blobs of younger groups stay for now, and to free such groups would make no room, however many.
-		if stream != bus.BlobStream || p.blobs.index != nil && at.Before(p.blobs.swept.Add(-p.cfg.blobGrace())) {
+		// Blobs of newer groups stay for now, so freeing those groups would not make the object store smaller.
+		if stream != schemas.StreamBlobBucket || p.blobs.index != nil && at.Before(p.blobs.swept.Add(-p.cfg.blobGrace())) {
 			return true
 		}
 	}
 	return false
 }
 
-// due says whether a rule frees what was stored at a time. All that was stored later is not due either, if it is not.
-// Lock held.
+// due reports whether a rule frees what was stored at the given time. If not, nothing that was stored later is due.
+// p.mu is held, or no group is being freed.
 func (p *pass) due(at time.Time) bool {
 	age := time.Since(at)
-	return age >= p.cfg.Grace && (p.cfg.Age > 0 && age > p.cfg.Age || p.cfg.Read || p.pressed(at))
+	return age >= p.cfg.Grace && (p.cfg.Age > 0 && age > p.cfg.Age || p.cfg.Read || p.tooFull(at))
 }
 
-// results matches the results of groups and batches.
-func (p *pass) results() []string {
+// resultFilters returns two subject filters of the run: for results of groups, and for results of batches.
+func (p *pass) resultFilters() []string {
 	run := p.cfg.Run
 	if run == "" {
 		run = "*"
 	}
 	return []string{
-		schemas.Address{Kind: schemas.KindAdvantage, Run: run}.Filter(), schemas.Address{Kind: schemas.KindBatch, Run: run}.Filter(),
+		schemas.Address{Kind: schemas.KindAdvantage, Run: run}.Filter(), schemas.Address{
+			Kind: schemas.KindBatch,
+			Run:  run,
+		}.Filter(),
 	}
 }
 
-// look frees closed groups and their batches, the oldest first, as long as a rule asks for it, with the blobs and
-// the prompts that nothing needs any more.
-func (p *pass) look(ctx context.Context) error {
-	if err := p.weigh(ctx); err != nil {
+// run makes the pass: unnamed blobs first, then due groups with their batches, oldest first, then prompts of groups
+// that are gone.
+func (p *pass) run(ctx context.Context) error {
+	if err := p.measure(ctx); err != nil {
 		return err
 	}
 	if err := p.sweep(ctx); err != nil {
 		return err
 	}
 	if p.cfg.Rules() {
-		if err := p.count(ctx); err != nil {
+		if err := p.countDue(ctx); err != nil {
 			return err
 		}
-		if err := p.groups(ctx); err != nil {
+		if err := p.freeDue(ctx); err != nil {
 			return err
 		}
 	}
 	if p.report.Groups > 0 {
-		return p.prompts(ctx)
+		return p.freePrompts(ctx)
 	}
 	return nil
 }
 
-// count says how many groups are due, and since when.
-func (p *pass) count(ctx context.Context) error {
+// countDue sets the metrics of the groups that are due: how many, and how old the oldest is.
+func (p *pass) countDue(ctx context.Context) error {
 	if p.meters == nil {
 		return nil
 	}
 	n, oldest := 0, time.Duration(0)
-	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.results()[:1], bus.ReadOptions{HeadersOnly: true}) {
+	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.resultFilters()[:1], bus.ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return err
 		}
@@ -166,37 +170,38 @@ func (p *pass) count(ctx context.Context) error {
 	return nil
 }
 
-func (p *pass) groups(ctx context.Context) error {
+// freeDue reads the results in the order in which they were stored, and frees them in chunks until one is not due.
+func (p *pass) freeDue(ctx context.Context) error {
 	var chunk []*bus.Message
-	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.results(), bus.ReadOptions{}) {
+	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.resultFilters(), bus.ReadOptions{}) {
 		if err != nil {
 			return err
 		}
 		if !p.due(m.Time) {
 			break
 		}
-		if chunk = append(chunk, m); len(chunk) == chunkOf {
-			if err := p.free(ctx, chunk); err != nil {
+		if chunk = append(chunk, m); len(chunk) == chunkSize {
+			if err := p.freeChunk(ctx, chunk); err != nil {
 				return err
 			}
 			chunk = nil
 		}
 	}
-	return p.free(ctx, chunk)
+	return p.freeChunk(ctx, chunk)
 }
 
-// free frees a chunk of groups and batches, then the blobs that were theirs alone.
-func (p *pass) free(ctx context.Context, chunk []*bus.Message) error {
+// freeChunk frees the groups and batches of a chunk of results, then the blobs that only they named.
+func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 	if len(chunk) == 0 {
 		return ctx.Err()
 	}
-	if err := p.weigh(ctx); err != nil {
+	if err := p.measure(ctx); err != nil {
 		return err
 	}
 	if err := p.sweep(ctx); err != nil {
 		return err
 	}
-	if err := p.durables(ctx); err != nil {
+	if err := p.readFloors(ctx); err != nil {
 		return err
 	}
 	before := p.report.Groups
@@ -208,13 +213,13 @@ func (p *pass) free(ctx context.Context, chunk []*bus.Message) error {
 			batches = append(batches, m)
 			continue
 		}
-		g.Go(func() error { return p.group(work, m) })
+		g.Go(func() error { return p.freeIfRead(work, m) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
 	for _, m := range batches { // a batch is stored behind its groups
-		if err := p.batch(ctx, m); err != nil {
+		if err := p.freeBatch(ctx, m); err != nil {
 			return err
 		}
 	}
@@ -225,8 +230,8 @@ func (p *pass) free(ctx context.Context, chunk []*bus.Message) error {
 	return p.freeBlobs(ctx)
 }
 
-// durables asks how far those of others are.
-func (p *pass) durables(ctx context.Context) error {
+// readFloors reads how far the durable consumers of other programs are, in each stream of groups.
+func (p *pass) readFloors(ctx context.Context) error {
 	p.floors = map[string][]bus.ConsumerFloor{}
 	for _, stream := range groupStreams {
 		floors, err := p.b.Floors(ctx, stream)
@@ -239,58 +244,60 @@ func (p *pass) durables(ctx context.Context) error {
 	return nil
 }
 
-// keep notes that something keeps a group.
-func (p *pass) keep(why string) {
+// countKept counts a group that stays, by the reason.
+func (p *pass) countKept(why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.report.Kept[why]++
 }
 
-// begin says whether a rule still frees what was stored at a time, and counts it as in hand until end.
-func (p *pass) begin(at time.Time) bool {
+// beginGroup reports whether a rule still frees what was stored at the given time. If so the group is in flight until
+// endGroup.
+func (p *pass) beginGroup(at time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.due(at) {
 		return false
 	}
-	p.inHand++
+	p.inFlight++
 	return true
 }
 
-func (p *pass) end() {
+func (p *pass) endGroup() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.inHand--
+	p.inFlight--
 }
 
-// group frees one closed group, unless something keeps it.
-func (p *pass) group(ctx context.Context, m *bus.Message) error {
-	if !p.begin(m.Time) {
+// freeIfRead frees one closed group, given its result, unless something keeps it: an open batch, or a durable that
+// has not read all of it.
+func (p *pass) freeIfRead(ctx context.Context, m *bus.Message) error {
+	if !p.beginGroup(m.Time) {
 		return nil
 	}
-	defer p.end()
+	defer p.endGroup()
 	var a schemas.Advantage
 	if bus.Fits(m, &a) != nil {
-		p.keep("its result cannot be read")
+		p.countKept("its result cannot be read")
 		return nil
 	}
 	if a.Batch != string(a.UID) {
 		batch, err := p.b.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(a.Run, a.Batch))
 		if errors.Is(err, bus.ErrNotFound) {
-			p.keep("its batch is open")
+			p.countKept("its batch is open")
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		// Who reads batches reads their groups with them.
+		// A reader of batches reads the groups with them.
 		if reader := p.behind(schemas.StreamAdvantages, batch.Subject, batch.Seq); reader != "" {
-			p.keep("consumer " + reader + " has not read its batch")
+			p.countKept("consumer " + reader + " has not read its batch")
 			return nil
 		}
 	}
 	if p.cfg.Read && !p.readers && p.cfg.Age == 0 && p.cfg.Above == 0 {
-		p.keep("no durable consumer reads advantages")
+		p.countKept("no durable consumer reads advantages")
 		return nil
 	}
 	filters := schemas.GroupFilters(a.Run, a.UID, a.Batch)
@@ -300,14 +307,15 @@ func (p *pass) group(ctx context.Context, m *bus.Message) error {
 			return err
 		}
 		if reader != "" {
-			p.keep("consumer " + reader + " has not read it")
+			p.countKept("consumer " + reader + " has not read it")
 			return nil
 		}
 	}
 	return p.freeGroup(ctx, &a, m, filters)
 }
 
-// behind names a durable that reads a subject and has not acknowledged a sequence.
+// behind returns the name of a durable that reads the subject and has not acknowledged sequence seq; "" if there is
+// none.
 func (p *pass) behind(stream, subject string, seq uint64) string {
 	for _, f := range p.floors[stream] {
 		if seq > f.Seq && f.Matches(subject) {
@@ -317,7 +325,8 @@ func (p *pass) behind(stream, subject string, seq uint64) string {
 	return ""
 }
 
-// unread names a durable that has not acknowledged all that a stream has of a group.
+// unread returns the name of a durable that has not acknowledged all events of a group in the stream; "" if there is
+// none. filters match the group's events, result is the group's result.
 func (p *pass) unread(ctx context.Context, stream string, filters []string, result *bus.Message) (string, error) {
 	for _, filter := range filters {
 		if p.behind(stream, filter, math.MaxUint64) == "" {
@@ -339,28 +348,29 @@ func (p *pass) unread(ctx context.Context, stream string, filters []string, resu
 	return "", nil
 }
 
-// order is that in which the events of a group go: its result, by which it is found, last.
-var order = []string{
+// freeOrder is the order in which the streams of a group are freed. The result goes last: the group is found by it.
+var freeOrder = []string{
 	schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamTrajectories, schemas.StreamGroups, schemas.StreamAdvantages,
 }
 
-// went counts events that are freed.
-func (p *pass) went(stream string, n uint64) {
+// countFreed counts n freed events of a stream, with their estimated bytes.
+func (p *pass) countFreed(stream string, n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.streams[stream]
 	p.add(stream, n, n*(s.Bytes/max(1, s.Messages)))
 }
 
-// add counts what is freed of a stream. Lock held.
+// add counts what is freed of a stream. p.mu is held.
 func (p *pass) add(stream string, messages, bytes uint64) {
 	p.report.Messages[stream] += messages
 	p.report.Bytes[stream] += bytes
 	p.left[stream] -= min(p.left[stream], bytes)
 }
 
-// naming are the events of a group that name blobs, where there is an index of those that do.
-func (p *pass) naming(ctx context.Context, filters map[string][]string) (events []*bus.Message, err error) {
+// blobEvents returns the events of a group that may name blobs; nil while there is no index. The index forgets them
+// once the group is freed.
+func (p *pass) blobEvents(ctx context.Context, filters map[string][]string) (events []*bus.Message, err error) {
 	if p.blobs.index == nil {
 		return nil, nil
 	}
@@ -374,13 +384,13 @@ func (p *pass) naming(ctx context.Context, filters map[string][]string) (events 
 	return events, nil
 }
 
-// sweep makes an index of the blobs that stored events name, where the last one is old, and frees those that none does.
+// sweep makes a new index of the named blobs if the last one is old, and frees the blobs that are not in it.
 func (p *pass) sweep(ctx context.Context) (err error) {
 	if p.blobs.index != nil && (p.dry || time.Since(p.blobs.swept) < sweepEvery) {
 		return nil
 	}
 	p.blobs.index = nil
-	if !p.blobs.due(p) {
+	if !p.blobs.startSweep(p) {
 		return nil
 	}
 	if p.blobs.index, err = p.b.IndexBlobs(ctx, p.cfg.blobGrace()); err != nil {
@@ -389,7 +399,7 @@ func (p *pass) sweep(ctx context.Context) (err error) {
 	return p.freeBlobs(ctx)
 }
 
-// freeBlobs frees the blobs that nothing names any more.
+// freeBlobs frees the blobs that no event names any more; without an index it does nothing.
 func (p *pass) freeBlobs(ctx context.Context) error {
 	if p.blobs.index == nil {
 		return nil
@@ -398,18 +408,20 @@ func (p *pass) freeBlobs(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.report.Blobs += n
-	p.add(bus.BlobStream, 0, bytes)
+	p.add(schemas.StreamBlobBucket, 0, bytes)
 	return err
 }
 
+// freeGroup removes all events of a group and notes it in the report. a is the decoded result, m its message, filters
+// the subjects of the group by stream.
 func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Message, filters map[string][]string) error {
-	named, err := p.naming(ctx, filters)
+	named, err := p.blobEvents(ctx, filters)
 	if err != nil {
 		return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
 	}
-	for _, stream := range order {
+	for _, stream := range freeOrder {
 		for _, filter := range filters[stream] {
-			if err := p.remove(ctx, stream, filter); err != nil {
+			if err := p.purge(ctx, stream, filter); err != nil {
 				return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
 			}
 		}
@@ -430,11 +442,11 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 	return nil
 }
 
-// remove purges what a filter matches; dry: it counts.
-func (p *pass) remove(ctx context.Context, stream, filter string) error {
+// purge removes the events that the filter matches and counts them; in a dry pass it only counts.
+func (p *pass) purge(ctx context.Context, stream, filter string) error {
 	if !p.dry {
 		n, err := p.b.PurgeSubject(ctx, stream, filter)
-		p.went(stream, n)
+		p.countFreed(stream, n)
 		return err
 	}
 	subjects, err := p.b.Subjects(ctx, stream, filter)
@@ -442,12 +454,12 @@ func (p *pass) remove(ctx context.Context, stream, filter string) error {
 	for _, c := range subjects {
 		n += c
 	}
-	p.went(stream, n)
+	p.countFreed(stream, n)
 	return err
 }
 
-// batch frees the result of a batch once none of its groups is stored.
-func (p *pass) batch(ctx context.Context, m *bus.Message) error {
+// freeBatch frees the result of a batch once none of its groups is stored.
+func (p *pass) freeBatch(ctx context.Context, m *bus.Message) error {
 	var e schemas.Batch
 	if !p.due(m.Time) || bus.Fits(m, &e) != nil || p.behind(m.Stream, m.Subject, m.Seq) != "" {
 		return nil
@@ -471,24 +483,24 @@ func (p *pass) batch(ctx context.Context, m *bus.Message) error {
 			}
 		}
 	}
-	return p.remove(ctx, schemas.StreamAdvantages, m.Subject)
+	return p.purge(ctx, schemas.StreamAdvantages, m.Subject)
 }
 
-// prompts frees those whose group is not stored any more, however often one was published: a prompt has its run alone
-// in its subject. Those that intake has not settled stay, and those that a durable of others has not read.
-func (p *pass) prompts(ctx context.Context) error {
+// freePrompts frees the prompts whose group is gone. A subject of a prompt has only the run, so each is read to find
+// its group. Prompts that intake or another durable has not acknowledged stay.
+func (p *pass) freePrompts(ctx context.Context) error {
 	floors, err := p.b.Floors(ctx, schemas.StreamPrompts)
 	if err != nil {
 		return err
 	}
-	settled := uint64(0)
+	acknowledged := uint64(0)
 	for _, f := range floors {
-		if f.Name == bus.IntakeConsumer {
-			settled = f.Seq
+		if f.Name == schemas.PromptsDurable().Name {
+			acknowledged = f.Seq
 		}
 	}
 	for _, f := range floors {
-		settled = min(settled, f.Seq)
+		acknowledged = min(acknowledged, f.Seq)
 	}
 	run := p.cfg.Run
 	if run == "" {
@@ -504,17 +516,17 @@ func (p *pass) prompts(ctx context.Context) error {
 		if err != nil {
 			return errors.Join(err, g.Wait())
 		}
-		if m.Seq > settled || time.Since(m.Time) < p.cfg.Grace {
+		if m.Seq > acknowledged || time.Since(m.Time) < p.cfg.Grace {
 			break
 		}
 		a, _ := schemas.ParseSubject(m.Subject)
 		var e schemas.Prompt
-		_ = schemas.Decode(m.Data, &e) // what is no prompt has no group
+		_ = schemas.Decode(m.Data, &e) // bytes that are not a prompt have no group
 		uid := e.GroupUID(m.Seq)
 		if groups[schemas.GroupSubject(a.Run, uid)] > 0 && !p.gone[address{a.Run, uid}] {
 			continue
 		}
-		p.went(schemas.StreamPrompts, 1)
+		p.countFreed(schemas.StreamPrompts, 1)
 		if !p.dry {
 			g.Go(func() error { return p.b.Delete(work, schemas.StreamPrompts, m.Seq) })
 		}
@@ -522,15 +534,17 @@ func (p *pass) prompts(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Lines say what a report is about, for people.
+// Lines describes the report for people, one line each.
 func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
 	freed := "freed"
 	if dry {
 		freed = "would free"
 	}
-	out := []string{fmt.Sprintf("%s %d groups, about %s, and %d blobs that nothing names", freed, r.Groups, size(r.Total()), r.Blobs)}
+	out := []string{fmt.Sprintf("%s %d groups, about %s, and %d blobs that nothing names", freed, r.Groups,
+		size(r.Total()), r.Blobs)}
 	if r.Groups > 0 {
-		out = append(out, fmt.Sprintf("closed from %s to %s", r.Oldest.UTC().Format(time.RFC3339), r.Newest.UTC().Format(time.RFC3339)))
+		out = append(out, fmt.Sprintf("closed from %s to %s", r.Oldest.UTC().Format(time.RFC3339),
+			r.Newest.UTC().Format(time.RFC3339)))
 	}
 	for _, stream := range slices.Sorted(maps.Keys(r.Messages)) {
 		if r.Messages[stream] > 0 {

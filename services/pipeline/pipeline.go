@@ -1,5 +1,6 @@
-// Package pipeline is the four services in one process: prompts that come to a bus become
-// trajectories, rewards and advantages.
+// Package pipeline runs the four services in one process: intake, sampler, reward and advantage. Prompts that are
+// published on a bus become trajectories, rewards and advantages. The janitor, which frees what is no longer needed,
+// runs in the same process.
 package pipeline
 
 import (
@@ -25,61 +26,65 @@ import (
 	"github.com/meander-rl/meander/services/sampler"
 )
 
-// Config is the settings of the four services. What they share stands here once, and counts.
+// Config holds the settings of all services. A setting that they share, such as AckWait, is here once and replaces
+// theirs.
 type Config struct {
 	Intake    intake.Config
 	Sampler   sampler.Config
 	Reward    reward.Config
 	Advantage advantage.Config
-	// Janitor frees what nobody needs any more, where it has a rule.
+	// Janitor says what is freed; without a rule nothing is.
 	Janitor janitor.Config
-	// Replicas is the copies of each service, 1 to 64.
+	// Replicas is how many copies of each service run, 1 to 64.
 	Replicas int
-	// AckWait is after how long work that nobody reports on is taken up again.
+	// AckWait is how long the server waits for a heartbeat before it delivers work again.
 	AckWait time.Duration
-	// DiskFree says how many bytes of the server's disk are free; nil: nobody knows.
+	// DiskFree returns how many bytes of the server's disk are free; nil: not known.
 	DiskFree func() (int64, error)
-	// Health adds a condition of readiness; nil: nobody asks.
+	// Health adds a condition of readiness; it may be nil.
 	Health func(name string, check func() error)
-	// Note adds what readiness says of work that waits on purpose; nil: nobody asks.
+	// Note adds what readiness says about work that waits on purpose; it may be nil.
 	Note func(say func() []string)
 }
 
-// Lane is the lane of the sampler.
+// Lane returns the lane of the sampler: the configured one, or the name of its model.
 func (c Config) Lane() schemas.Lane {
 	return cmp.Or(c.Sampler.Lane, schemas.Lane(model.NameOf(c.Sampler.Model)))
 }
 
-// DefaultConfig paints with the model signs, a copy of each service.
+// DefaultConfig returns settings for one copy of each service, with the built-in model signs.
 func DefaultConfig() Config {
 	c := Config{
 		Intake: intake.DefaultConfig(), Sampler: sampler.DefaultConfig(),
-		Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(), Janitor: janitor.DefaultConfig(), Replicas: 1,
-		// All work is in this process: there is no network to be patient with.
+		Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(), Janitor: janitor.DefaultConfig(),
+		Replicas: 1,
+		// All work is in this process: no network delays a heartbeat.
 		AckWait: 5 * time.Second,
 	}
 	c.share()
 	return c
 }
 
-// Validate joins every fault by field name.
+// Validate returns the faults of all services joined, each with its field name.
 func (c Config) Validate() error {
 	c.share()
-	err := errors.Join(c.Intake.Validate(), c.Sampler.Validate(), c.Reward.Validate(), c.Advantage.Validate(), c.Janitor.Validate())
+	err := errors.Join(c.Intake.Validate(), c.Sampler.Validate(), c.Reward.Validate(), c.Advantage.Validate(),
+		c.Janitor.Validate())
 	if c.Replicas < 1 || c.Replicas > 64 {
 		err = errors.Join(err, fmt.Errorf("replicas: %d; must be between 1 and 64", c.Replicas))
 	}
 	return err
 }
 
-// share gives each service what they have in common.
+// share copies the settings that the services share into theirs.
 func (c *Config) share() {
-	c.Intake.AckWait, c.Sampler.AckWait, c.Reward.AckWait, c.Advantage.AckWait = c.AckWait, c.AckWait, c.AckWait, c.AckWait
+	for _, wait := range []*time.Duration{&c.Intake.AckWait, &c.Sampler.AckWait, &c.Reward.AckWait, &c.Advantage.AckWait} {
+		*wait = c.AckWait
+	}
 }
 
-// Run serves until ctx ends and everything is drained; then the error is nil. The streams
-// have to be set up (bus.Setup). The order is the order in which data flows. Metrics go to
-// Prometheus' default registry.
+// Run serves until ctx ends and all services have drained; then the error is nil. If one service fails, all end. The
+// streams must be set up before (bus.Setup). Metrics go to the default registry of Prometheus.
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
@@ -87,7 +92,8 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	c.Intake.Health, c.Sampler.Health, c.Sampler.DiskFree = c.Health, c.Health, c.DiskFree
 	c.Intake.Note, c.Sampler.Note = c.Note, c.Note
 	registry := prometheus.DefaultRegisterer
-	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics, c.Janitor.Metrics = registry, registry, registry, registry, registry
+	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics = registry, registry, registry
+	c.Advantage.Metrics, c.Janitor.Metrics = registry, registry
 	defer instrument.Plane(registry, b)()
 	g, work := errgroup.WithContext(ctx)
 	for range c.Replicas {
@@ -103,9 +109,11 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 			})
 		}
 		serve("intake", intake.Summary, func(log zerolog.Logger) error { return intake.Run(work, c.Intake, b, log) })
-		serve("sampler", sampler.Summary, func(log zerolog.Logger) error { return sampler.Run(work, c.Sampler, b, log) })
+		serve("sampler", sampler.Summary,
+			func(log zerolog.Logger) error { return sampler.Run(work, c.Sampler, b, log) })
 		serve("reward", reward.Summary, func(log zerolog.Logger) error { return reward.Run(work, c.Reward, b, log) })
-		serve("advantage", advantage.Summary, func(log zerolog.Logger) error { return advantage.Run(work, c.Advantage, b, log) })
+		serve("advantage", advantage.Summary,
+			func(log zerolog.Logger) error { return advantage.Run(work, c.Advantage, b, log) })
 	}
 	g.Go(func() error { return b.WatchAdvisories(work) })
 	g.Go(func() error {

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// breaker spares a function that does not answer: after breakerLimit failed calls in a
-// row it lets nothing through for a while, then one sample to see, and waits longer each
-// time that one fails, too. It is part of a pool, and guarded by the pool's lock.
+// breaker stops the calls to a function that does not answer. After breakerLimit failed calls in a row it opens: it
+// admits no sample for a while, then one as a probe, and waits longer each time a probe fails. A call that gets an
+// answer closes it. The lock of its pool guards it.
 type breaker struct {
 	failures int // in a row
 	probes   int // in a row that failed
@@ -22,38 +22,40 @@ const (
 	breakerLongest = 15 * time.Second
 )
 
-// sparedError is a call that was not made, because those before it failed with Err.
-type sparedError struct {
+// breakerError is the error of a sample that gets no call, because the calls before it failed with err.
+type breakerError struct {
 	// after is when it makes sense to come again.
 	after time.Duration
 	err   error
 }
 
-func (e *sparedError) Error() string { return fmt.Sprintf("is left alone for a while, for %v", e.err) }
+func (e *breakerError) Error() string {
+	return fmt.Sprintf("is not called for a while, because of: %v", e.err)
+}
 
-func (e *sparedError) Unwrap() error { return e.err }
+func (e *breakerError) Unwrap() error { return e.err }
 
 func (b *breaker) open() bool { return b.failures >= breakerLimit }
 
-// admit says whether a sample may join the pool, and whether it is the one that goes to
-// see.
+// admit reports whether a sample may join the pool: err is a breakerError if not. probe: this sample is the probe, so
+// its outcome must be given to record, or abandon called.
 func (b *breaker) admit(now time.Time) (probe bool, err error) {
 	if !b.open() {
 		return false, nil
 	}
 	if b.probing || now.Before(b.until) {
-		return false, &sparedError{max(b.until.Sub(now), breakerFirst), b.last}
+		return false, &breakerError{max(b.until.Sub(now), breakerFirst), b.last}
 	}
 	b.probing = true
 	return true, nil
 }
 
-// abandon takes back a probe that found out nothing.
+// abandon ends a probe without an outcome.
 func (b *breaker) abandon() { b.probing = false }
 
-// saw learns from a call: err is why nobody answered, nil when somebody did. It says
-// whether the breaker has just opened.
-func (b *breaker) saw(err error, probe bool, now time.Time) (opened bool) {
+// record counts the outcome of a call: err is why it got no answer, nil if it got one. It reports whether the breaker
+// opened with this call.
+func (b *breaker) record(err error, probe bool, now time.Time) (opened bool) {
 	if err == nil {
 		*b = breaker{}
 		return false

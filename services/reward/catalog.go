@@ -18,7 +18,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// catalog is every reward function of the service, each with its pool.
+// catalog holds every reward function of the service with its pool.
 type catalog struct {
 	cfg      Config
 	nc       *nats.Conn
@@ -27,7 +27,7 @@ type catalog struct {
 
 	mu      sync.Mutex
 	entries map[string]entry
-	// missing are functions that the program has and this machine does not.
+	// missing are functions that the program knows but this machine cannot run, with the reason.
 	missing map[string]error
 }
 
@@ -37,14 +37,17 @@ type entry struct {
 	pool   *pool
 }
 
-// maxLanes bounds the functions that prompts may name into being.
+// maxPools bounds the functions that prompts may add by naming them.
 const maxPools = 256
 
-// openCatalog opens what needs no configuration, what the file configures, and refuses to
-// be without what is required. nc may be nil to see whether all that works.
-func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, stopping <-chan struct{}, log zerolog.Logger) (*catalog, error) {
+// openCatalog opens the functions that need no configuration and those of the scorers file. It fails if a required one
+// is missing. nc is for workers on NATS; it may be nil if no function will be called.
+func openCatalog(
+	cfg Config, nc *nats.Conn, metrics *instruments, stopping <-chan struct{}, log zerolog.Logger,
+) (*catalog, error) {
 	c := &catalog{
-		cfg: cfg, nc: nc, metrics: metrics, stopping: stopping, entries: map[string]entry{}, missing: map[string]error{},
+		cfg: cfg, nc: nc, metrics: metrics, stopping: stopping, entries: map[string]entry{},
+		missing: map[string]error{},
 	}
 	if err := c.open(log); err != nil {
 		c.close()
@@ -53,8 +56,10 @@ func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, stopping <-cha
 	return c, nil
 }
 
+// open fills the catalog. Without tesseract the function ocr is missing, which is no error unless it is required.
 func (c *catalog) open(log zerolog.Logger) error {
-	local := (&pool{name: "local", calls: c.cfg.Workers, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}).start(c.stopping)
+	local := (&pool{name: "local", calls: c.cfg.Workers, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}).
+		start(c.stopping)
 	for _, name := range scorer.Names() {
 		if name == scorer.OCR || scorer.NewGroup(name) != nil {
 			continue
@@ -66,7 +71,9 @@ func (c *catalog) open(log zerolog.Logger) error {
 		c.entries[name] = entry{s, local}
 	}
 	workers := ocrWorkers(c.cfg)
-	switch ocr, err := scorer.NewOCR(scorer.OCRConfig{Workers: workers, Timeout: min(c.cfg.ScoreTimeout, ocrTimeout)}); {
+	switch ocr, err := scorer.NewOCR(scorer.OCRConfig{
+		Workers: workers, Timeout: min(c.cfg.ScoreTimeout, ocrTimeout),
+	}); {
 	case errors.Is(err, scorer.ErrNoTesseract):
 		c.missing[scorer.OCR] = err
 		log.Info().Str("scorer", scorer.OCR).Msg(err.Error())
@@ -94,7 +101,8 @@ func (c *catalog) open(log zerolog.Logger) error {
 	return nil
 }
 
-// add gives a function a pool of its own: as many calls at once as it says, or calls.
+// add adds a function with a pool of its own. The pool makes as many calls at once as the function says, or otherwise
+// the given number.
 func (c *catalog) add(s scorer.Scorer, calls int) entry {
 	if k, ok := s.(interface{ Concurrency() int }); ok {
 		calls = k.Concurrency()
@@ -109,14 +117,14 @@ func (c *catalog) add(s scorer.Scorer, calls int) entry {
 	return e
 }
 
-// minQueue and maxQueue bound the samples that wait for one function: enough
-// that it does not run out of work before others come again.
+// minQueue and maxQueue bound the queue of one function: enough samples to keep it busy until others come again.
 const (
 	minQueue = 16
 	maxQueue = 256
 )
 
-// find returns a function by its name. Workers on NATS need no configuration.
+// find returns a function by its name. It adds nats:NAME on first use, as workers on NATS need no configuration. The
+// error says why the function cannot be used here.
 func (c *catalog) find(name string) (entry, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,9 +139,12 @@ func (c *catalog) find(name string) (entry, error) {
 	case err != nil:
 		return entry{}, err
 	case kind != scorer.NATS:
-		return entry{}, fmt.Errorf("reward function %q is not configured here; add it to the scorers file (there are %s)", name, strings.Join(c.names(), ", "))
+		return entry{}, fmt.Errorf("reward function %q is not configured here; add it to the scorers file (there "+
+			"are %s)",
+			name, strings.Join(c.names(), ", "))
 	case len(c.entries) >= maxPools:
-		return entry{}, fmt.Errorf("reward function %q: there are %d already, the most that one service has", name, maxPools)
+		return entry{}, fmt.Errorf("reward function %q: there are %d already, the most that one service has", name,
+			maxPools)
 	}
 	s, err := natsscore.New(c.nc, instance, natsscore.DefaultConfig())
 	if err != nil {
@@ -142,7 +153,7 @@ func (c *catalog) find(name string) (entry, error) {
 	return c.add(s, 1), nil
 }
 
-// check says which of the names this service cannot serve, and why.
+// check returns an error for each name that this service cannot serve, with the reason, joined; nil if it serves all.
 func (c *catalog) check(names []string) error {
 	var errs []error
 	for _, name := range names {
@@ -157,7 +168,7 @@ func (c *catalog) check(names []string) error {
 
 func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
 
-// presence is what the service has, for those who ask before images are made.
+// presence returns what this service announces: its reward functions, and those that are missing.
 func (c *catalog) presence(instance string) *schemas.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +185,7 @@ func (c *catalog) presence(instance string) *schemas.Presence {
 	return p
 }
 
-// versions are for the log.
+// versions returns the version of each function by name, for the log.
 func (c *catalog) versions() map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,8 +196,8 @@ func (c *catalog) versions() map[string]string {
 	return out
 }
 
-// slots is how many samples may be in hand at once: as many as all queues and calls hold,
-// and some that find every queue full, so that the others are never starved.
+// slots returns how many samples may be in flight at once: as many as all queues and calls hold, and some more. Samples
+// that find a queue full then do not keep out samples of other functions.
 func (c *catalog) slots() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,23 +210,23 @@ func (c *catalog) slots() int {
 	return n
 }
 
-// spareSlots are for what computes here, what waits for nothing, and pools that prompts
-// name into being.
+// spareSlots are for functions that compute in this process, for samples that need none, and for pools that find adds.
 const spareSlots = 256
 
+// close ends all calls and closes the functions that hold connections.
 func (c *catalog) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range c.entries {
 		e.pool.close()
 		if closer, ok := e.scorer.(io.Closer); ok {
-			_ = closer.Close() // idle connections, which end with the process anyway
+			_ = closer.Close() // closes idle connections, which end with the process anyway
 		}
 	}
 }
 
-// CheckNames says which reward functions a service with these settings cannot serve, and
-// what to install or configure for each.
+// CheckNames returns an error for each name of a reward function that a service with these settings cannot serve, with
+// what to install or configure for it.
 func CheckNames(cfg Config, names []string) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("reward config: %w", err)

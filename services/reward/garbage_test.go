@@ -20,7 +20,7 @@ func (p *plane) letters(t testing.TB) map[string]int {
 	return out
 }
 
-// What is no trajectory of its subject, or names steps that nobody has stored, gets no
+// What is no trajectory of its subject, or names steps that are not stored, gets no
 // reward, and its subject is free for the true one, which gets its own.
 func TestService_GarbageTrajectories(t *testing.T) {
 	t.Parallel()

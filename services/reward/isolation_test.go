@@ -60,7 +60,8 @@ func TestService_HangingScorerDelaysNobody(t *testing.T) {
 	if put := counted(t, registry, "meander_reward_put_back_total", "http:hang"); put == 0 {
 		t.Error("no sample waits for the function that hangs; the test proves nothing")
 	}
-	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("hang", "*", "*")); err != nil || len(have) != 0 {
+	if have, err := p.Subjects(t.Context(), schemas.StreamRewards,
+		schemas.RewardFilter("hang", "*", "*")); err != nil || len(have) != 0 {
 		t.Errorf("%d rewards of the samples that hang, %v; the test proves nothing", len(have), err)
 	}
 }
@@ -128,7 +129,7 @@ func TestService_AwayForAWhile(t *testing.T) {
 	}
 }
 
-// A group that is rated as a whole is rated once, whoever sees it complete: beside that,
+// A group that is rated as a whole is rated once, whichever replica sees it complete: beside that,
 // every sample goes to the slow function once, however many handlers and replicas there
 // are, and however often samples were put back before.
 func TestService_GroupsAreRatedOnce(t *testing.T) {
@@ -158,7 +159,8 @@ func TestService_GroupsAreRatedOnce(t *testing.T) {
 	}
 	got := p.rewards(t, "r", groups*n)
 	for key, r := range got {
-		if r.Status != schemas.StatusScored || len(r.Scores) != 2 || r.Scores[0].Version == "" || !(*r.Scores[0].Value > 0) {
+		if r.Status != schemas.StatusScored || len(r.Scores) != 2 || r.Scores[0].Version == "" ||
+			!(*r.Scores[0].Value > 0) {
 			t.Errorf("%s: %+v", key, r)
 		}
 	}
@@ -166,7 +168,8 @@ func TestService_GroupsAreRatedOnce(t *testing.T) {
 		t.Errorf("%d calls for %d samples", c, groups*n)
 	}
 	for i := range n - 1 { // equal for every group, and by the formula
-		if a, b := *got[fmt.Sprint("g0.", i)].Scores[0].Value, *got[fmt.Sprint("g3.", i)].Scores[0].Value; math.Abs(a-b) > 1e-12 {
+		if a, b := *got[fmt.Sprint("g0.", i)].Scores[0].Value, *got[fmt.Sprint("g3.",
+			i)].Scores[0].Value; math.Abs(a-b) > 1e-12 {
 			t.Errorf("sample %d: diversity %v and %v", i, a, b)
 		}
 	}
@@ -227,7 +230,8 @@ func TestService_StopsBesideAHangingScorer(t *testing.T) {
 	})
 	p := newPlane(t)
 	cfg := testConfig()
-	cfg.AckWait, cfg.ScoreTimeout, cfg.DrainTimeout = time.Hour, time.Hour, 300*time.Millisecond // whoever waits an hour fails the test
+	// a wait of an hour fails the test
+	cfg.AckWait, cfg.ScoreTimeout, cfg.DrainTimeout = time.Hour, time.Hour, 300*time.Millisecond
 	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q, timeout: 1h}\n", url))
 	for i := range int64(40) {
 		p.put(t, trajectory(t, "r", "u", i, 40, 3, "http:hang"))
@@ -236,7 +240,8 @@ func TestService_StopsBesideAHangingScorer(t *testing.T) {
 	bustest.Receive(t, "a call that hangs", hanging)
 	first.Stop()
 	// Everything is another's at once, not after the ack wait.
-	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q}\n", web(t, func(w http.ResponseWriter, _ *http.Request, n int) { scores(w, "1", n) })))
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q}\n",
+		web(t, func(w http.ResponseWriter, _ *http.Request, n int) { scores(w, "1", n) })))
 	p.serve(t, cfg)
 	p.rewards(t, "r", 40)
 }
@@ -260,7 +265,8 @@ func TestRescore(t *testing.T) {
 	pass.Change = func(t *schemas.Trajectory) {
 		t.Run, t.Group.SourceRun = "again", "r"
 		t.Group.Reward = []schemas.RewardSpec{
-			{Name: "diversity", Weight: new(1.0), Required: new(true)}, {Name: "external:human", Weight: new(1.0), Required: new(false)},
+			{Name: "diversity", Weight: new(1.0), Required: new(true)},
+			{Name: "external:human", Weight: new(1.0), Required: new(false)},
 		}
 	}
 	var done int
@@ -288,7 +294,8 @@ func TestRescore(t *testing.T) {
 	if r := got["u.3"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "not stored") {
 		t.Errorf("lost sample: %+v", r)
 	}
-	if have, err := p.Subjects(context.Background(), schemas.StreamRewards, schemas.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
+	if have, err := p.Subjects(context.Background(), schemas.StreamRewards,
+		schemas.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
 		t.Errorf("%d rewards of the run itself, %v", len(have), err)
 	}
 }

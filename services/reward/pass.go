@@ -3,6 +3,7 @@ package reward
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -12,44 +13,34 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Pass scores stored trajectories again.
+// Pass is a set of stored trajectories to score again, and what to change in them.
 type Pass struct {
 	Samples []PassSample
 	// Change makes a trajectory one of the pass: its run, and its group with the new reward
 	// functions and SourceRun, the run that made it.
 	Change func(t *schemas.Trajectory)
-	// Done is called after each sample, by one goroutine at a time; nil: not wanted.
+	// Done is called after each sample, by one goroutine at a time; it may be nil.
 	Done func()
 }
 
 // PassSample is one sample of a pass.
 type PassSample struct {
-	// Seq is the MDR_TRAJECTORIES sequence of its trajectory, or, for a sample that is Lost,
-	// of another one of its group.
+	// Seq is the sequence of its trajectory in MDR_TRAJECTORIES; of a Lost sample, that of another one of its group.
 	Seq   uint64
 	Index int64
-	// Lost: no trajectory is stored, and its reward says so.
+	// Lost: its trajectory is not stored any more; its reward has the status failed.
 	Lost bool
 }
 
-// Rescore publishes the rewards of a pass, by the rules of the service, and returns when
-// all are stored. Rewards that are there already stay.
+// Rescore scores the samples of a pass as the service would, and returns when all rewards are stored. Rewards that are
+// stored already stay.
 func Rescore(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, pass Pass) error {
 	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
 		return err
 	}
 	defer s.catalog.close()
-	done := make(chan struct{})
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for range done {
-			if pass.Done != nil {
-				pass.Done()
-			}
-		}
-	}()
+	var done sync.Mutex
 	g, work := errgroup.WithContext(log.WithContext(ctx))
 	g.SetLimit(s.catalog.slots())
 	for _, x := range pass.Samples {
@@ -57,17 +48,18 @@ func Rescore(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, pa
 			if err := s.rescore(work, pass, x); err != nil {
 				return err
 			}
-			done <- struct{}{}
+			if pass.Done != nil {
+				done.Lock()
+				defer done.Unlock()
+				pass.Done()
+			}
 			return nil
 		})
 	}
-	err = g.Wait()
-	close(done)
-	<-ended
-	return err
+	return g.Wait()
 }
 
-// rescore scores one sample of a pass, as often as it takes.
+// rescore scores one sample of a pass, again and again until its reward is stored.
 func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {
 	m, err := s.bus.Get(ctx, schemas.StreamTrajectories, x.Seq)
 	if err != nil {
@@ -84,7 +76,7 @@ func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {
 	}
 	for {
 		p, err := s.advance(ctx, t, m.Seq)
-		if bus.Code(err) == schemas.CodeDecode { // the image is none
+		if bus.Code(err) == schemas.CodeDecode { // the image cannot be read
 			return s.publish(ctx, failed(t, m.Seq, err.Error()))
 		}
 		if err != nil || p.after == 0 {

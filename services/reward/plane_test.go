@@ -51,7 +51,9 @@ func (p *plane) serve(t testing.TB, cfg Config) *bustest.Service {
 var prompted = time.Now()
 
 // trajectory is a finished sample whose image is of one grey.
-func trajectory(t testing.TB, run schemas.Run, uid schemas.UID, i, n int64, shade uint8, rewards ...string) *schemas.Trajectory {
+func trajectory(
+	t testing.TB, run schemas.Run, uid schemas.UID, i, n int64, shade uint8, rewards ...string,
+) *schemas.Trajectory {
 	t.Helper()
 	im := image.NewNRGBA(image.Rect(0, 0, 32, 16))
 	for k := range im.Pix {
@@ -68,22 +70,40 @@ func trajectory(t testing.TB, run schemas.Run, uid schemas.UID, i, n int64, shad
 	digest := strings.Repeat("0123456789abcdef", 4)
 	now := time.Now().UnixNano()
 	tr := &schemas.Trajectory{
-		Run: run, UID: uid, SampleIndex: i, GroupSize: n, Lane: "lane", Attempt: "a", StopReason: schemas.StopCompleted,
-		Prompt: `a sign that says "A"`, Height: 16, Width: 32, TrueCFGScale: 1, CFGRule: schemas.CFGPlain,
-		Sigmas: []float32{1, 0}, Timesteps: []float32{1000, 0}, Transitions: []string{"sde"}, LogProbs: []*float64{new(-1.5)},
-		LogProbKind: schemas.LogProbDensity, Solver: "euler", LatentStepIndices: []int64{}, LatentsShape: []int64{2, 64}, LatentsDType: "F32",
-		Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest, Conditioning: []schemas.NamedTensor{},
-		Image:          &schemas.Image{Format: schemas.ImagePNG, Width: 32, Height: 16, Digest: digest, Data: file.Bytes()},
-		ScheduleDigest: digest, WeightsDigest: digest, Sampler: "s", Backend: "cpu",
-		Timings: schemas.SampleTimings{Received: now, Started: now, Finished: now},
+		Identity: schemas.Identity{Run: run, UID: uid, SampleIndex: i, GroupSize: n, Lane: "lane"},
+		Provenance: schemas.Provenance{
+			Attempt:       "a",
+			WeightsDigest: digest, Sampler: "s", Backend: "cpu",
+			Timings: schemas.SampleTimings{Received: now, Started: now, Finished: now},
+		},
+		Outcome: schemas.Outcome{StopReason: schemas.StopCompleted},
+		Sampling: schemas.Sampling{
+			Prompt: `a sign that says "A"`, Height: 16, Width: 32, TrueCFGScale: 1,
+			Sigmas: []float32{1, 0}, Transitions: []string{"sde"},
+			LogProbKind: schemas.LogProbDensity, Solver: "euler", LatentsDType: "F32",
+		},
+		Denoised: schemas.Denoised{
+			CFGRule:   schemas.CFGPlain,
+			Timesteps: []float32{1000, 0}, LogProbs: []*float64{new(-1.5)},
+			LatentStepIndices: []int64{}, LatentsShape: []int64{2, 64},
+			Conditioning: []schemas.NamedTensor{},
+		},
+		Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest,
+		Image: &schemas.Image{
+			Format: schemas.ImagePNG, Width: 32, Height: 16, Digest: digest, Data: file.Bytes(),
+		},
+		ScheduleDigest: digest,
 		Group: schemas.Group{
 			Batch: string(uid), PromptSeq: 1, Created: prompted.UnixNano(),
-			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
+			Advantage: schemas.AdvantageSpec{
+				Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4),
+			},
 		},
 	}
 	for _, name := range rewards {
 		name, optional := strings.CutSuffix(name, "?")
-		tr.Group.Reward = append(tr.Group.Reward, schemas.RewardSpec{Name: name, Weight: new(1.0), Required: new(!optional)})
+		tr.Group.Reward = append(tr.Group.Reward,
+			schemas.RewardSpec{Name: name, Weight: new(1.0), Required: new(!optional)})
 	}
 	if err := tr.Validate(); err != nil {
 		t.Fatal(err)
@@ -107,9 +127,11 @@ func (p *plane) put(t testing.TB, events ...schemas.Keyed) {
 func (p *plane) putStep(t testing.TB, tr *schemas.Trajectory) {
 	t.Helper()
 	step := &schemas.Step{
-		Run: tr.Run, UID: tr.UID, SampleIndex: tr.SampleIndex, Attempt: tr.Attempt, NumInferenceSteps: 1, Transition: "sde",
-		Sigma: 1, Timestep: 1000, LogProbKind: tr.LogProbKind, LogProb: tr.LogProbs[0], LogProbSum: tr.LogProbs[0], ElementCount: 128,
-		Latents: []schemas.IndexedTensor{}, Debug: []schemas.NamedTensor{}, ScheduleDigest: tr.ScheduleDigest,
+		Run: tr.Run, UID: tr.UID, SampleIndex: tr.SampleIndex, Attempt: tr.Attempt, NumInferenceSteps: 1,
+		Transition: "sde",
+		Sigma:      1, Timestep: 1000, LogProbKind: tr.LogProbKind, LogProb: tr.LogProbs[0], LogProbSum: tr.LogProbs[0],
+		ElementCount: 128,
+		Latents:      []schemas.IndexedTensor{}, Debug: []schemas.NamedTensor{}, ScheduleDigest: tr.ScheduleDigest,
 	}
 	ack, err := p.Publish(t.Context(), step)
 	if err != nil {

@@ -13,16 +13,15 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
-// pool is the way to one reward function, or to all that compute in this process: so many
-// calls at once, before them a queue of bounded length, and a breaker. Joining never
-// blocks: a sample that finds the queue full is told when to come again, so that a slow
-// function holds up nothing but the samples that need it, and these wait in the stream.
+// pool bounds the calls to one reward function, or to all functions that compute in this process. It has a number of
+// calls at once, a queue before them, and a breaker, which stops the calls for a while if the function does not answer.
+// Joining never blocks: a sample that finds the queue full is told when to come again. So a slow function delays only
+// the samples that need it, and these wait in the stream.
 type pool struct {
 	name string
 	// calls is how many calls are made at once, batch the most samples of one.
 	calls, batch int
-	// queueLimit is how many samples may wait here; 0: any number, for functions that always
-	// answer.
+	// queueLimit is how many samples may wait here; 0: any number, for functions that always answer.
 	queueLimit int
 	// linger is how long the first sample of a call waits for others.
 	linger  time.Duration
@@ -31,24 +30,24 @@ type pool struct {
 	// stopping ends the waiting of samples that no call has begun for.
 	stopping <-chan struct{}
 
-	ctx     context.Context // of the calls
-	cancel  context.CancelFunc
-	running sync.WaitGroup
+	startCall func([]*job) // in a goroutine of running
+	stopCalls context.CancelFunc
+	running   sync.WaitGroup
 
 	mu      sync.Mutex
+	closed  bool
 	queue   []*job
 	busy    int
 	breaker breaker
 	timer   *time.Timer // of the linger, nil when none runs
-	// pace is the smoothed time that a full call takes for each of its samples, progress when a
-	// call ended last, or began while none was under way; turn is the moment up to which
-	// samples that were put back have been promised a place.
+	// pace is the smoothed time of a full call divided by its samples. progress is when a call ended last, or began
+	// while no other ran. turn is the latest time at which a sample was told to come again.
 	pace     time.Duration
 	progress time.Time
 	turn     time.Time
 }
 
-// job is one sample before one function.
+// job is one sample that waits for its score from one function.
 type job struct {
 	scorer scorer.Scorer
 	load   loader
@@ -57,8 +56,8 @@ type job struct {
 	done   chan scored // of one
 }
 
-// loader makes the input of a function; release ends the use of its image. Who holds no
-// other may wait for room; else it is errNoRoom.
+// loader makes the input of a function; release ends the use of its image. If wait, it waits for memory; only a call
+// that holds no image may do that. Otherwise it returns errNoMemory.
 type loader func(ctx context.Context, wait bool) (in scorer.Input, release func(), err error)
 
 // scored is the outcome of one function on one sample.
@@ -69,12 +68,12 @@ type scored struct {
 	took time.Duration
 }
 
-// busyError says that a sample is to come again: those before it keep the function busy.
+// busyError is the error of a sample that finds the queue full. It should come again after the given time.
 type busyError struct{ after time.Duration }
 
-func (e *busyError) Error() string { return "every place in the queue is taken" }
+func (e *busyError) Error() string { return "the queue is full" }
 
-// imageError says that there is no input for any function.
+// imageError is the error of a sample whose image or text cannot be loaded: no function can score it now.
 type imageError struct{ error }
 
 func (e *imageError) Unwrap() error { return e.error }
@@ -83,35 +82,39 @@ func (e *imageError) Unwrap() error { return e.error }
 var errStopping = errors.New("the service stops")
 
 const (
-	// firstPace is what a function is thought to take before it has been called, and
-	// longestTurn the longest that a sample stays away before it asks again.
+	// firstPace is the assumed time for a sample before the first call; a sample that finds the queue
+	// full comes again after shortestTurn to longestTurn.
 	firstPace    = 10 * time.Millisecond
 	shortestTurn = 50 * time.Millisecond
 	longestTurn  = time.Minute
 )
 
+// start prepares a pool for use and returns it. When stopping is closed, samples that no call has begun for stop
+// waiting. close ends what start began.
 func (p *pool) start(stopping <-chan struct{}) *pool {
-	p.ctx, p.cancel = context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	p.stopCalls = cancel
+	p.startCall = func(jobs []*job) { p.running.Go(func() { p.run(ctx, jobs) }) }
 	p.stopping, p.pace = stopping, firstPace
 	p.metrics.pool(p.name)
 	return p
 }
 
-// close ends the calls and waits for them. Nobody may wait for a score any more.
+// close ends the calls and waits until they have returned. No caller may still wait for a score.
 func (p *pool) close() {
-	p.cancel()
 	p.mu.Lock()
-	p.queue = nil
+	p.queue, p.closed = nil, true
 	if p.timer != nil {
 		p.timer.Stop()
 	}
 	p.mu.Unlock()
+	p.stopCalls()
 	p.running.Wait()
 }
 
-// score has a sample rated. Errors: busyError, sparedError and others that wrap
-// scorer.ErrUnavailable may pass; imageError is the sample's; errStopping and that of
-// ctx say nothing about the function; every other is final.
+// score waits in the queue for a call of the function and returns the sample's score. Result.Err tells what to do: a
+// busyError, a breakerError and errors that wrap scorer.ErrUnavailable are temporary. An imageError is about the
+// sample, not the function. errStopping and the error of ctx say nothing about either. Every other error is final.
 func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 	j := &job{scorer: s, load: load, queued: time.Now(), done: make(chan scored, 1)}
 	none := func(err error) scored { return scored{Result: scorer.Result{Err: err}, version: s.Version()} }
@@ -124,10 +127,10 @@ func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 		case r := <-j.done:
 			return r
 		case <-ctx.Done():
-			p.drop(j) // a call that has begun goes on, for those who share it
+			p.remove(j) // a call that has begun goes on for the other samples in it
 			return none(ctx.Err())
 		case <-stopping:
-			if p.drop(j) {
+			if p.remove(j) {
 				return none(errStopping)
 			}
 			stopping = nil // the call has begun: wait for it
@@ -135,6 +138,7 @@ func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 	}
 }
 
+// join puts a job into the queue and starts calls. The error is a breakerError or a busyError.
 func (p *pool) join(j *job) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,10 +157,9 @@ func (p *pool) join(j *job) (err error) {
 	return nil
 }
 
-// nextTurn promises a place in the queue: samples come again one after the other, a little
-// faster than the function takes them, for a queue that runs empty costs more than one that
-// is found full. While no call ends they come more and more rarely, but not so rarely that a
-// function which was slow once goes without samples. Lock held.
+// nextTurn returns after which time a sample that found the queue full should come again. Samples come one after the
+// other, a little faster than the function rates them, since an empty queue costs more than a full one. While no call
+// ends they come less and less often, up to longestTurn. The caller holds the lock.
 func (p *pool) nextTurn(now time.Time) time.Duration {
 	if p.turn.Before(now) {
 		p.turn = now
@@ -170,8 +173,8 @@ func (p *pool) nextTurn(now time.Time) time.Duration {
 	return max(shortestTurn, d-rand.N(d/8+1))
 }
 
-// drop takes a sample out of the queue, and says whether it was there.
-func (p *pool) drop(j *job) bool {
+// remove removes a job from the queue and reports whether it was there.
+func (p *pool) remove(j *job) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.queue, j)
@@ -186,9 +189,10 @@ func (p *pool) drop(j *job) bool {
 	return true
 }
 
-// dispatch starts the calls that can be. Lock held.
+// dispatch starts calls while one is free and samples wait. A call that is not full waits for the linger time first.
+// The caller holds the lock.
 func (p *pool) dispatch(now time.Time) {
-	for p.busy < p.calls && len(p.queue) > 0 && p.ctx.Err() == nil {
+	for p.busy < p.calls && len(p.queue) > 0 && !p.closed {
 		n := min(len(p.queue), p.batch)
 		if wait := p.queue[0].queued.Add(p.linger).Sub(now); n < p.batch && wait > 0 && !p.queue[0].probe {
 			if p.timer == nil {
@@ -211,13 +215,13 @@ func (p *pool) dispatch(now time.Time) {
 		}
 		p.busy++
 		p.metrics.waiting.WithLabelValues(p.name).Sub(float64(n))
-		p.running.Go(func() { p.run(jobs) })
+		p.startCall(jobs)
 	}
 }
 
-// run makes one call. Its time limit is the pool's: one sample that is cancelled must not
-// cancel the others.
-func (p *pool) run(jobs []*job) {
+// run loads the inputs of some jobs, makes one call for all of them and delivers the scores. Jobs for whose images
+// there is no memory return to the queue. ctx is the pool's: a sample that is cancelled must not cancel the others.
+func (p *pool) run(ctx context.Context, jobs []*job) {
 	inFlight := p.metrics.inFlight.WithLabelValues(p.name)
 	inFlight.Add(float64(len(jobs)))
 	defer inFlight.Sub(float64(len(jobs)))
@@ -225,9 +229,9 @@ func (p *pool) run(jobs []*job) {
 	asked := jobs[:0]
 	probe := false
 	for i, j := range jobs {
-		x, release, err := j.load(p.ctx, len(asked) == 0)
-		if errors.Is(err, errNoRoom) {
-			p.putBack(jobs[i:])
+		x, release, err := j.load(ctx, len(asked) == 0)
+		if errors.Is(err, errNoMemory) {
+			p.requeue(jobs[i:])
 			break
 		}
 		probe = probe || j.probe
@@ -241,11 +245,11 @@ func (p *pool) run(jobs []*job) {
 	var results []scorer.Result
 	began := time.Now()
 	if len(asked) > 0 {
-		results = p.rate(asked[0].scorer, in)
+		results = p.rate(ctx, asked[0].scorer, in)
 	}
 	took := time.Since(began)
 	away := unanswered(results)
-	p.settle(len(asked), away, probe, took)
+	p.endCall(len(asked), away, probe, took)
 	for i, j := range asked {
 		name := j.scorer.Name()
 		p.metrics.seconds.WithLabelValues(name).Observe(took.Seconds())
@@ -256,16 +260,16 @@ func (p *pool) run(jobs []*job) {
 	}
 }
 
-// putBack returns samples to the head of the queue: there is no room for their images
-// beside those of the call that they were to be part of.
-func (p *pool) putBack(jobs []*job) {
+// requeue returns jobs to the head of the queue.
+func (p *pool) requeue(jobs []*job) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.queue = append(slices.Clone(jobs), p.queue...)
 	p.metrics.waiting.WithLabelValues(p.name).Add(float64(len(jobs)))
 }
 
-// unanswered is why no sample of a call got an answer; nil when one did.
+// unanswered returns the error of a call in which the function answered for no sample (scorer.ErrUnavailable for all);
+// nil if it answered for any.
 func unanswered(results []scorer.Result) (away error) {
 	for _, r := range results {
 		if !errors.Is(r.Err, scorer.ErrUnavailable) {
@@ -276,23 +280,26 @@ func unanswered(results []scorer.Result) (away error) {
 	return away
 }
 
-// settle ends a call: the breaker learns from it, and the next begins.
-func (p *pool) settle(samples int, away error, probe bool, took time.Duration) {
+// endCall records the outcome of a call and starts the next. away is the error of unanswered. If it makes the breaker
+// open, all jobs in the queue get a breakerError.
+func (p *pool) endCall(samples int, away error, probe bool, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	p.busy--
 	p.progress = now
 	switch {
-	case samples == 0 || p.ctx.Err() != nil:
+	case samples == 0 || p.closed:
 		if probe {
 			p.breaker.abandon()
 		}
 	case p.queueLimit > 0:
 		was := p.breaker.open()
-		if p.breaker.saw(away, probe, now) {
+		if p.breaker.record(away, probe, now) {
 			for _, j := range p.queue {
-				j.done <- scored{Result: scorer.Result{Err: fmt.Errorf("%s %w", j.scorer.Name(), &sparedError{p.breaker.until.Sub(now), away})}, version: j.scorer.Version()}
+				j.done <- scored{Result: scorer.Result{
+					Err: fmt.Errorf("%s %w", j.scorer.Name(), &breakerError{p.breaker.until.Sub(now), away}),
+				}, version: j.scorer.Version()}
 			}
 			p.metrics.waiting.WithLabelValues(p.name).Sub(float64(len(p.queue)))
 			p.queue = nil
@@ -310,43 +317,46 @@ func (p *pool) settle(samples int, away error, probe bool, took time.Duration) {
 	p.dispatch(now)
 }
 
-// rate has samples scored in one call. Where that gives none of them a score, or some of them one that is no number,
-// these are scored again, each alone: no sample is judged by what another does to its call.
-func (p *pool) rate(s scorer.Scorer, in []scorer.Input) []scorer.Result {
-	results := p.call(s, in)
+// rate scores samples in one call. A sample whose score is not a number is scored again alone; so is every sample if
+// none got a score. No sample may fail because of another one in its call.
+func (p *pool) rate(ctx context.Context, s scorer.Scorer, in []scorer.Input) []scorer.Result {
+	results := p.call(ctx, s, in)
 	failed, none := make([]bool, len(in)), true
 	for i, r := range results {
 		failed[i] = r.Err != nil && !errors.Is(r.Err, scorer.ErrUnavailable)
 		none = none && failed[i]
 	}
 	for i, r := range results {
-		if failed[i] && (none || !number(r.Value)) && len(in) > 1 && p.ctx.Err() == nil {
-			results[i] = p.call(s, in[i:i+1])[0]
+		if failed[i] && (none || !isFinite(r.Value)) && len(in) > 1 && ctx.Err() == nil {
+			results[i] = p.call(ctx, s, in[i:i+1])[0]
 		}
 	}
 	return results
 }
 
-func number(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// call runs the function, for as long as a call may take; a panic is its failure, not the service's.
-func (p *pool) call(s scorer.Scorer, in []scorer.Input) []scorer.Result {
-	ctx, cancel := context.WithTimeout(p.ctx, p.timeout)
+// call runs the function once, within the pool's timeout. It turns a timeout into a temporary error, and a score that
+// is not a finite number into an error of that sample.
+func (p *pool) call(ctx context.Context, s scorer.Scorer, in []scorer.Input) []scorer.Result {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	results := ask(ctx, s, in)
+	results := callScorer(ctx, s, in)
 	for i := range results {
 		r := &results[i]
 		if errors.Is(r.Err, context.DeadlineExceeded) && !errors.Is(r.Err, scorer.ErrUnavailable) && ctx.Err() != nil {
 			r.Err = fmt.Errorf("%s: no score within %v: %w", s.Name(), p.timeout, scorer.ErrUnavailable)
 		}
-		if r.Err == nil && !number(r.Value) {
+		if r.Err == nil && !isFinite(r.Value) {
 			r.Err = fmt.Errorf("score is %v", r.Value)
 		}
 	}
 	return results
 }
 
-func ask(ctx context.Context, s scorer.Scorer, in []scorer.Input) (results []scorer.Result) {
+// callScorer calls the method of the function that gives the most: scores for many samples, details, or one score. A
+// panic becomes the error of all samples, so it does not end the service.
+func callScorer(ctx context.Context, s scorer.Scorer, in []scorer.Input) (results []scorer.Result) {
 	fail := func(err error) []scorer.Result {
 		results := make([]scorer.Result, len(in))
 		for i := range results {

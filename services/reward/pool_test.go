@@ -145,7 +145,7 @@ func TestPool_FullQueueGivesTurns(t *testing.T) {
 	}{
 		// Two at a time take 10 s at best.
 		{"steady", 2, 1, func(int) time.Duration { return 100 * time.Millisecond }, 15 * time.Second},
-		// Whoever waited for the first calls is not away for long when the others are fast: 9.1 s at best.
+		// Samples put back during the slow first calls come again soon once calls are fast: 9.1 s at best.
 		{"slow at first", 1, 16, func(before int) time.Duration {
 			if before < 3 {
 				return 3 * time.Second
@@ -182,7 +182,8 @@ func TestPool_FullQueueGivesTurns(t *testing.T) {
 				}
 				all.Wait()
 				if took := time.Since(began); took > c.most || asked.Load() > 6*n {
-					t.Errorf("%d samples took %v and asked %d times; want at most %v and %d", n, took, asked.Load(), c.most, 6*n)
+					t.Errorf("%d samples took %v and asked %d times; want at most %v and %d", n, took, asked.Load(),
+						c.most, 6*n)
 				}
 			})
 		})
@@ -268,7 +269,8 @@ func TestPool_NoNumberNoPanic(t *testing.T) {
 		"too many": func(context.Context, []scorer.Input) []scorer.Result { return each(2, scorer.Result{Value: 1}) },
 	} {
 		p := openPool(t, &pool{calls: 1, batch: 1, queueLimit: 16})
-		if r := p.score(t.Context(), &fake{batch: 1, call: call}, ready); r.Err == nil || errors.Is(r.Err, scorer.ErrUnavailable) {
+		if r := p.score(t.Context(), &fake{batch: 1, call: call}, ready); r.Err == nil ||
+			errors.Is(r.Err, scorer.ErrUnavailable) {
 			t.Errorf("%s: %+v, want a final error", name, r.Result)
 		}
 	}
@@ -277,10 +279,14 @@ func TestPool_NoNumberNoPanic(t *testing.T) {
 // An image that cannot be loaded says nothing about the function.
 func TestPool_BadImage(t *testing.T) {
 	p := openPool(t, &pool{calls: 1, batch: 1, queueLimit: 16})
-	f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result { return each(1, scorer.Result{Value: 1}) }}
+	f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result {
+		return each(1, scorer.Result{Value: 1})
+	}}
 	gone := errors.New("gone")
 	for range 2 * breakerLimit {
-		r := p.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) { return scorer.Input{}, nil, gone })
+		r := p.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) {
+			return scorer.Input{}, nil, gone
+		})
 		if _, ok := errors.AsType[*imageError](r.Err); !ok || !errors.Is(r.Err, gone) {
 			t.Fatalf("got %v, want the image's error", r.Err)
 		}
@@ -375,7 +381,7 @@ func TestPool_PoisonFailsAlone(t *testing.T) {
 	}
 }
 
-// Without an answer nobody is judged, and nobody is asked for alone.
+// Without an answer no sample fails, and none is scored again alone.
 func TestPool_AwayIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{batch: 2, call: func(_ context.Context, in []scorer.Input) []scorer.Result {

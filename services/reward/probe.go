@@ -10,21 +10,22 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
-// Probed is what a reward function made of a small image.
+// Probed is the outcome of trying a reward function.
 type Probed struct {
 	Name string
-	// Configured says that it stands in the file of scorers: somebody wants it.
+	// Configured says that the scorers file names it.
 	Configured bool
 	// Err is why there is no score; nil: there is one.
 	Err error
 }
 
-// Probe asks each function that a service with these settings has for the score of a small grey image, or of
-// a short text where it rates texts, until ctx ends. nc is for functions whose workers are on NATS; nil: they
-// fail. The error is one of the settings, or of the file of scorers.
+// Probe tries each reward function that a service with these settings has, on a small grey image or, if it rates texts,
+// on a short text. It ends with ctx. nc is for functions whose workers are on NATS; with nil these fail. The error is a
+// fault in the settings or in the scorers file.
 func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -34,10 +35,11 @@ func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 		return nil, err
 	}
 	defer c.close()
-	in := scorer.Input{Image: image.NewNRGBA(image.Rect(0, 0, 128, 64)), Prompt: `a grey sign that says "A"`, GroundTruth: "A"}
-	for i := range in.Image.Pix {
-		in.Image.Pix[i] = 128 | uint8(i%4/3*127) // opaque
+	grey := image.NewNRGBA(image.Rect(0, 0, 128, 64))
+	for i := range grey.Pix {
+		grey.Pix[i] = 128 | uint8(i%4/3*127) // opaque
 	}
+	in := scorer.Input{Media: media.Of(grey), Prompt: `a grey sign that says "A"`, GroundTruth: "A"}
 	names := slices.Sorted(maps.Keys(c.entries))
 	out := make([]Probed, len(names))
 	var all sync.WaitGroup
@@ -45,7 +47,7 @@ func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 		out[i] = Probed{Name: name, Configured: !slices.Contains(scorer.Names(), name)}
 		of := in
 		if scorer.OfText(name) {
-			of = sum()
+			of = textInput()
 		}
 		all.Go(func() { _, out[i].Err = c.entries[name].scorer.Score(ctx, of) })
 	}
@@ -56,14 +58,14 @@ func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	return out, nil
 }
 
-// sum is the answer of a language model, of one token, with all that functions of texts look at.
-func sum() scorer.Input {
+// textInput returns an answer of a language model of one token, with everything that functions of texts look at.
+func textInput() scorer.Input {
 	score := 1.0
 	return scorer.Input{Prompt: "2+2=?", GroundTruth: "4", Text: &scorer.Text{
 		Messages: []scorer.Message{{Role: "user", Content: "2+2=?"}}, Answer: "4", TurnScores: []*float64{&score},
 		Entropies: []float32{0.5}, TopLogProbs: []float32{-0.2}, LogProbs: []float32{-0.2}, Vocabulary: 64,
 		TopLogits: func(_ context.Context, k int) (logits [][]float32, lse []float32, err error) {
-			return [][]float32{make([]float32, k)}, []float32{5}, nil // of which each has the probability exp(-5)
+			return [][]float32{make([]float32, k)}, []float32{5}, nil // each token has the probability exp(-5)
 		},
 	}}
 }

@@ -1,10 +1,15 @@
-// Package reward scores trajectories as they land. A score that failed is a
-// state, never a number: the sample's reward says failed, and its group can close.
+// Package reward scores trajectories as they are stored, and publishes one reward for each. A score is the value of one
+// reward function, a reward the weighted sum of a sample's scores. If a score fails, the reward has the status failed
+// and no number, and the sample's group can still close.
 //
-// Every reward function has a pool of its own (pool.go), so that one which hangs or is
-// away holds up only the samples that need it, and these wait in the stream and not
-// here. What lacks a verdict from outside or the rest of its group waits there, too
-// (waiting.go).
+// For each trajectory the service calls handle, which calls advance, which calls complete. A sample that cannot be
+// completed yet is put back: the server delivers its message again later, so samples wait in the stream and not in
+// memory. It may wait for three things:
+//
+//   - A reward function that is busy or away. Each function has a pool of its own (pool.go), which bounds the calls to
+//     it, so a slow function delays only the samples that need it.
+//   - A verdict, which is a score from outside, such as from a person (verdict.go).
+//   - The rest of its group, if a function rates the group as a whole (waiting.go).
 package reward
 
 import (
@@ -47,29 +52,31 @@ type Config struct {
 	// GroupWait is how long functions that rate a group as a whole wait for all of it.
 	GroupWait time.Duration `koanf:"group_wait" help:"time that functions which rate a whole group wait for it, when its prompt has no deadline"`
 	// MaxWaiting bounds the samples that wait, over all replicas.
-	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, none is taken"`
-	// ImageMiB bounds the memory of the images in hand, at 16 bytes a pixel; larger ones
-	// are not scored.
+	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, no trajectory is read"`
+	// ImageMiB bounds the memory of all images in use, at 16 bytes a pixel. An image that is larger by itself is not
+	// scored.
 	ImageMiB int `koanf:"image_mib" help:"MiB of images in memory at once, at 16 bytes a pixel; an image that is larger by itself is not scored"`
 	// AckWait is how long the server waits for a heartbeat before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
-	// DrainTimeout bounds the work in hand at shutdown.
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+	// DrainTimeout bounds how long a shutdown waits for work in flight.
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
-// DefaultConfig fits a laptop.
+// DefaultConfig returns settings for a laptop.
 func DefaultConfig() Config {
 	return Config{
 		Workers: 8, Linger: 10 * time.Millisecond, ScoreTimeout: time.Minute, ScorePatience: 2 * time.Minute,
-		GroupWait: time.Hour, MaxWaiting: 100_000, ImageMiB: 512, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
+		GroupWait: time.Hour, MaxWaiting: 100_000, ImageMiB: 512, AckWait: 30 * time.Second,
+		DrainTimeout: 10 * time.Second,
 	}
 }
 
 // ocrTimeout bounds one process of tesseract.
 const ocrTimeout = 20 * time.Second
 
+// ocrWorkers returns how many tesseract processes run at once: as configured, or half the processors.
 func ocrWorkers(c Config) int {
 	if c.OCRWorkers > 0 {
 		return c.OCRWorkers
@@ -77,7 +84,7 @@ func ocrWorkers(c Config) int {
 	return max(1, runtime.GOMAXPROCS(0)/2)
 }
 
-// Validate joins every fault by field name.
+// Validate returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	count := func(field string, n, least, most int) {
@@ -112,7 +119,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run scores trajectories until ctx ends and the work in hand is finished.
+// Run scores trajectories until ctx ends and the work in flight is finished.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
@@ -125,23 +132,23 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.controls.Follow(ctx) })
-	g.Go(func() error { return s.recalls(ctx) })
+	g.Go(func() error { return s.followCancellations(ctx) })
 	instance := "reward-" + strings.ToLower(rand.Text()[:8])
 	g.Go(func() error {
 		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) }, nil)
 	})
 	g.Go(func() error {
 		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
-			Stream: schemas.StreamTrajectories, Durable: bus.RewardConsumer,
+			Durable: schemas.TrajectoriesDurable(),
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: s.catalog.slots(),
-			// What was put back still counts as in hand, and must not keep others out.
+			// Samples that were put back still count as in flight, and must not keep others out.
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures, OnGiveUp: s.fail,
 		}, s.handle)
 		return b.Consume(ctx, consumer, handle)
 	})
 	g.Go(func() error {
 		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
-			Stream: schemas.StreamVerdicts, Durable: bus.VerdictConsumer,
+			Durable: schemas.VerdictsDurable(),
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: verdictSlots,
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures,
 		}, s.verdict)
@@ -151,9 +158,8 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 }
 
 const (
-	// maxFailures is how often a sample may fail for reasons that are neither its own nor its
-	// functions': the server is away, a stream is not there. Ten times as many deliveries
-	// are for samples that wait, which look around every ten minutes.
+	// maxFailures is how often a sample may fail for reasons outside of it and its functions: the server is away, a
+	// stream is missing. Samples that wait may be delivered ten times as often.
 	maxFailures  = 200
 	verdictSlots = 64
 )
@@ -163,16 +169,17 @@ type service struct {
 	bus     *bus.Bus
 	catalog *catalog
 	metrics *instruments
-	// controls are what operators asked of runs: what was cancelled is not scored.
-	controls *bus.Controls
-	memory   *memory
-	away     *away
-	room     *room
-	// grouping is held by whoever rates a group as a whole.
-	grouping chan struct{}
+	// controls are what operators asked of runs: samples of cancelled groups are not scored.
+	controls       *bus.Controls
+	cache          *sampleCache
+	putBackSamples *putBackSamples
+	images         *imageMemory
+	// ratingGroup is full while a group is rated as a whole.
+	ratingGroup chan struct{}
 }
 
-// newService opens the functions; ctx ends their waiting.
+// newService opens the reward functions and reads the controls in force. When ctx ends, samples stop waiting for
+// functions.
 func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) (*service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("reward config: %w", err)
@@ -187,20 +194,24 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 		c.close()
 		return nil, err
 	}
-	return &service{cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, memory: newMemory(), away: newAway(), room: newRoom(cfg.ImageMiB), grouping: make(chan struct{}, 1)}, nil
+	return &service{
+		cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, cache: newSampleCache(),
+		putBackSamples: newPutBackSamples(), images: newImageMemory(cfg.ImageMiB), ratingGroup: make(chan struct{}, 1),
+	}, nil
 }
 
-// handle scores one trajectory and publishes its reward, or puts it back.
+// handle scores one trajectory and publishes its reward, or puts it back to wait. A trajectory that is not valid is a
+// dead letter; after other errors it is delivered again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var t schemas.Trajectory
 	if err := bus.Fits(m, &t); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
 	}
-	s.away.here(group{t.Run, t.UID}, m.Seq)
+	s.putBackSamples.remove(groupKey{t.Run, t.UID}, m.Seq)
 	if s.controls.Of(t.Run, t.UID).Cancelled() != nil {
 		return nil // its group has closed
 	}
-	if m.Delivered > 1 { // whoever had it before may have finished, or somebody else for it
+	if m.Delivered > 1 { // an earlier delivery, or another handler, may have finished it
 		if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {
 			return err
 		}
@@ -215,15 +226,15 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err == nil {
 		err = putBack(ctx, m, p)
 	}
-	if err == nil && p.woken {
-		s.away.add(&t, m)
-		s.recall()
+	if err == nil && p.completedByOther {
+		s.putBackSamples.add(&t, m)
+		s.withdrawCancelled()
 	}
 	return err
 }
 
-// check says what is wrong with a trajectory: it must be one of the group that the prompt
-// of its uid asked for, and its steps must be stored.
+// check returns in fault what is wrong with a trajectory, nil if nothing is: it must belong to the group that the
+// prompt of its uid asked for, and its steps must be stored. err: the store did not say.
 func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
 	record, err := s.record(ctx, t.Run, t.UID)
 	if err != nil {
@@ -237,9 +248,9 @@ func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err 
 	return s.bus.CheckSteps(ctx, t)
 }
 
-// record is that of a group; nil when no prompt asked for it.
+// record returns the record that intake stored of a group, from the cache if it is there; nil if there is none.
 func (s *service) record(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
-	if r := s.memory.record(run, uid); r != nil {
+	if r := s.cache.record(run, uid); r != nil {
 		return r, nil
 	}
 	r, err := s.bus.Group(ctx, run, uid)
@@ -249,25 +260,26 @@ func (s *service) record(ctx context.Context, run schemas.Run, uid schemas.UID) 
 	if err != nil {
 		return nil, err
 	}
-	s.memory.keep(r)
+	s.cache.putRecord(r)
 	return r, nil
 }
 
-// pause says that a sample is not done.
-type pause struct {
-	// after is when to look again; 0: it is done.
+// delay is when a sample must be delivered again.
+type delay struct {
+	// after is how long it waits before; 0: it is done.
 	after time.Duration
-	// woken: what it lacks is an event whose own handler completes the sample.
-	woken bool
+	// completedByOther: it lacks a verdict or other samples of its group; the handler of that event completes it.
+	completedByOther bool
 }
 
-// putBack hands a message back that is to come again, which is no failure of its.
-func putBack(ctx context.Context, m *bus.Message, p pause) error {
+// putBack asks the server to deliver a message again after the delay, if there is one. That does not count as a
+// failure.
+func putBack(ctx context.Context, m *bus.Message, p delay) error {
 	if p.after <= 0 {
 		return nil
 	}
 	zerolog.Ctx(ctx).Debug().Dur("delay", p.after).Msg("put back")
-	if err := m.NakWithDelay(p.after); err != nil && !errors.Is(err, bus.ErrSettled) {
+	if err := m.NakWithDelay(p.after); err != nil && !errors.Is(err, bus.ErrAcknowledged) {
 		return fmt.Errorf("put back: %w", err)
 	}
 	return nil
@@ -278,28 +290,29 @@ func putBack(ctx context.Context, m *bus.Message, p pause) error {
 func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	var t schemas.Trajectory
 	if schemas.DecodeValid(m.Data, &t) != nil {
-		return nil // nothing to name: the dead letter is all there is
+		return nil // it names no sample, so only the dead letter remains
 	}
 	return s.publish(ctx, failed(&t, m.Seq, cause.Error()))
 }
 
-// publish stores a reward, unless one of the same trajectory was first.
+// publish stores a reward. If one of the same trajectory is stored already, that one stays.
 func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	r.Scored = time.Now().UnixNano()
 	its := bus.Against(func(first *schemas.Reward) (fault, err error) { return sameSample(first, r), nil })
-	ack, err := s.bus.Publish(ctx, r, its, bus.WaitForSpace()) // scored again it would fit no better
+	ack, err := s.bus.Publish(ctx, r, its, bus.WaitForSpace()) // a second try would need as much space
 	if err != nil {
 		return fmt.Errorf("publish reward: %w", err)
 	}
-	s.away.done(r)
+	s.putBackSamples.withdraw(r)
 	if ack.Duplicate {
-		return nil // somebody was first
+		return nil // another replica was first
 	}
 	s.metrics.rewards.WithLabelValues(r.Status).Inc()
 	for i := range r.Scores {
 		s.metrics.scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
 	}
-	event := zerolog.Ctx(ctx).Info().Str("run", string(r.Run)).Str("uid", string(r.UID)).Int64("sample_index", r.SampleIndex).Str("status", r.Status)
+	event := zerolog.Ctx(ctx).Info().Str("run", string(r.Run)).Str("uid", string(r.UID)).
+		Int64("sample_index", r.SampleIndex).Str("status", r.Status)
 	if r.Reward != nil {
 		event = event.Float64("reward", *r.Reward)
 	}
@@ -307,19 +320,20 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	return nil
 }
 
-// stored is the reward of a trajectory, or bus.ErrNotFound.
+// stored returns the reward of the trajectory at a sequence; bus.ErrNotFound if there is none.
 func (s *service) stored(ctx context.Context, t *schemas.Trajectory, seq uint64) (*schemas.Reward, error) {
 	subject := schemas.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex))
 	r := &schemas.Reward{}
-	_, err := s.bus.Claimed(ctx, schemas.StreamRewards, subject, r, func() (fault, err error) { return sameSample(r, outline(t, seq)), nil })
+	_, err := s.bus.StoredEvent(ctx, schemas.StreamRewards, subject, r,
+		func() (fault, err error) { return sameSample(r, outline(t, seq)), nil })
 	if err != nil {
 		return nil, fmt.Errorf("look up reward: %w", err)
 	}
 	return r, nil
 }
 
-// sameSample says in what a stored reward is not one of the trajectory that another is
-// of. Scores may differ: whoever was first has scored it.
+// sameSample returns an error if two rewards are of different trajectories, and nil otherwise. Their scores may differ:
+// the reward that is stored first counts.
 func sameSample(first, r *schemas.Reward) error {
 	if got, want := first.GroupSize, r.GroupSize; got != want {
 		return fmt.Errorf("group_size: %d; must be %d", got, want)
@@ -330,24 +344,25 @@ func sameSample(first, r *schemas.Reward) error {
 	if !first.Group.Same(&r.Group) {
 		return errors.New("group: must be that of the trajectory")
 	}
-	if !same(first.Tokens, r.Tokens) || first.TrainedSteps != r.TrainedSteps || first.ScheduleDigest != r.ScheduleDigest ||
+	if !equalOptional(first.Tokens, r.Tokens) || first.TrainedSteps != r.TrainedSteps ||
+		first.ScheduleDigest != r.ScheduleDigest ||
 		first.PolicyVersionMin != r.PolicyVersionMin || first.PolicyVersionMax != r.PolicyVersionMax {
 		return errors.New("trained_steps, tokens, schedule_digest and policy versions: must be those of the trajectory")
 	}
 	return nil
 }
 
-// same says whether numbers that may be absent are equal.
-func same(a, b *int64) bool { return a == nil && b == nil || a != nil && b != nil && *a == *b }
+// equalOptional reports whether two optional numbers are equal; nil equals nil.
+func equalOptional(a, b *int64) bool { return a == nil && b == nil || a != nil && b != nil && *a == *b }
 
-// failed is the reward of a trajectory that cannot be scored.
+// failed returns the reward of a trajectory that cannot be scored, with the reason.
 func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 	r := outline(t, seq)
 	r.Status, r.Error = schemas.StatusFailed, why
 	return r
 }
 
-// outline is the reward of a trajectory without its scores.
+// outline returns the reward of the trajectory at a sequence without status and scores.
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	r := &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},

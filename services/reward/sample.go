@@ -13,25 +13,27 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// complete scores one sample and publishes its reward, unless something is missing that
-// may still come. whole are the scores of functions that rated its group, by their place
-// in the list of the group.
-func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint64, whole map[int]scored) (pause, error) {
-	m := s.memory.sample(t, seq)
+// complete scores one sample and publishes its reward. If a score is missing that may still come, it returns when to
+// try again. whole are the scores of functions that rated its group, by index in Group.Reward. seq is the sequence of
+// the sample's trajectory.
+func (s *service) complete(
+	ctx context.Context, t *schemas.Trajectory, seq uint64, whole map[int]scored,
+) (delay, error) {
+	m := s.cache.sample(t, seq)
 	if err := m.lock(ctx); err != nil {
-		return pause{}, err
+		return delay{}, err
 	}
 	defer m.unlock()
 	if m.done {
-		return pause{}, nil
+		return delay{}, nil
 	}
 	if t.StopReason == schemas.StopPruned {
 		r := failed(t, seq, t.Error)
 		r.Status = schemas.StatusPruned
-		return pause{}, s.finish(ctx, m, r)
+		return delay{}, s.finish(ctx, m, r)
 	}
 	if t.StopReason != schemas.StopCompleted {
-		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)))
+		return delay{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)))
 	}
 	if m.scores == nil {
 		m.scores = make([]*scored, len(t.Group.Reward))
@@ -41,21 +43,21 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 		m.scores[i] = &r
 	}
 	due := s.due(t)
-	waits, err := s.verdicts(ctx, t, m, due)
+	waits, err := s.useVerdicts(ctx, t, m, due)
 	if err != nil {
-		return pause{}, err
+		return delay{}, err
 	}
-	after, err := s.rate(ctx, t, m, due)
+	after, err := s.scoreMissing(ctx, t, m, due)
 	if p, ok := errors.AsType[*imageError](err); ok && errors.Is(err, bus.ErrNotFound) {
-		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the sample is no longer stored: %v", p.error)))
+		return delay{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the sample is no longer stored: %v", p.error)))
 	}
 	switch {
 	case err != nil:
-		return pause{}, err
+		return delay{}, err
 	case after > 0:
-		return pause{after: after}, nil
+		return delay{after: after}, nil
 	case waits:
-		return s.awaitOthers(due), nil
+		return s.waitForOthers(due), nil
 	}
 	for i := range m.scores {
 		if m.scores[i] == nil {
@@ -66,43 +68,51 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
 		}
 	}
-	return pause{}, s.finish(ctx, m, combined(t, seq, m.scores))
+	return delay{}, s.finish(ctx, m, combined(t, seq, m.scores))
 }
 
-// noImage is why a function that looks at images gives a completed sample no score.
+// noImage returns the error of a function that looks at images, for a completed sample that has none.
 func noImage(t *schemas.Trajectory) error {
 	_, end := t.Segment()
-	return fmt.Errorf("there is no image: the sample stops at step %d of %d with noise in it; stop.decode makes one", end, len(t.Transitions))
+	return fmt.Errorf("there is no image: the sample stops at step %d of %d with noise in it; stop.decode makes one",
+		end, len(t.Transitions))
 }
 
-// finish publishes the reward of a sample.
+// finish publishes the reward of a sample and notes in m that it is done.
 func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error {
 	if err := s.publish(ctx, r); err != nil {
 		return err
 	}
 	m.done = true
-	s.memory.forget(r)
+	s.cache.forget(r)
 	return nil
 }
 
-// combined is the reward of a sample that has all scores.
+// combined returns the reward of a sample that has all scores: their weighted sum, or the status failed if a required
+// score failed. scores are in the order of Group.Reward.
 func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Reward {
 	r := outline(t, seq)
 	parts := make([]scorer.Part, len(scores))
 	for i, spec := range t.Group.Reward {
-		parts[i] = scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required, Value: scores[i].Value, Err: scores[i].Err}
+		parts[i] = scorer.Part{
+			Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required, Value: scores[i].Value, Err: scores[i].Err,
+		}
 	}
 	var sum float64
 	var err error
-	if len(parts) > 0 { // a group that names no function is not judged: its rewards are 0
+	if len(parts) > 0 { // without functions the reward is 0
 		sum, err = scorer.Combine(parts)
 	}
-	for i, part := range parts { // after Combine, which fails values that are no numbers
-		score := schemas.Score{Name: part.Name, Version: scores[i].version, Weight: part.Weight, DurationNS: max(0, scores[i].took.Nanoseconds())}
+	for i, part := range parts { // after Combine, which sets the error of values that are not numbers
+		score := schemas.Score{
+			Name: part.Name, Version: scores[i].version, Weight: part.Weight,
+			DurationNS: max(0, scores[i].took.Nanoseconds()),
+		}
 		if part.Err != nil {
 			score.Status, score.Error = schemas.StatusFailed, part.Err.Error()
 		} else {
-			score.Status, score.Value, score.Detail, score.Exact = schemas.StatusScored, new(part.Value), scores[i].Detail, scores[i].Exact
+			score.Status, score.Value = schemas.StatusScored, new(part.Value)
+			score.Detail, score.Exact = scores[i].Detail, scores[i].Exact
 		}
 		r.Scores = append(r.Scores, score)
 	}
@@ -114,9 +124,11 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 	return r
 }
 
-// rate asks the functions that a sample has no score of, side by side. A positive after
-// says that some are busy or away, and when to ask again.
-func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time) (after time.Duration, err error) {
+// scoreMissing calls, in parallel, the functions whose scores a sample lacks, and adds the scores to m. A positive
+// after says when to try again those that are busy or away. The error is an imageError, or that of ctx.
+func (s *service) scoreMissing(
+	ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
+) (after time.Duration, err error) {
 	expired := !time.Now().Before(due)
 	limited := ctx
 	if !expired {
@@ -124,14 +136,14 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	shared, text := &sharedImage{bus: s.bus, room: s.room, stored: t.Image}, &sharedText{bus: s.bus, t: t}
+	shared, text := &sharedImage{bus: s.bus, memory: s.images, stored: t.Image}, &sharedText{bus: s.bus, t: t}
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
-		if m.scores[i] != nil || awaited(spec.Name) {
+		if m.scores[i] != nil || scoredElsewhere(spec.Name) {
 			continue
 		}
-		if t.Image == nil && t.Text == nil { // only verdicts, which are awaited, are given without one
+		if t.Image == nil && t.Text == nil { // without an image only verdicts are possible
 			m.scores[i] = &scored{Result: scorer.Result{Err: noImage(t)}}
 			continue
 		}
@@ -148,7 +160,7 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 					in.Text, err = text.load(ctx)
 					return in, func() {}, err
 				}
-				in.Image, err = shared.hold(ctx, wait)
+				in.Media, err = shared.hold(ctx, wait)
 				return in, shared.release, err
 			})
 			results[i] = &r
@@ -166,7 +178,7 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 			err = p
 			continue
 		}
-		wait := s.judge(m, i, t.Group.Reward[i].Name, r, due, expired)
+		wait := s.retryAfter(m, i, t.Group.Reward[i].Name, r, due, expired)
 		if wait == 0 {
 			m.scores[i] = r
 		}
@@ -175,9 +187,12 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 	return after, err
 }
 
-// judge says whether a result counts: 0, or when to ask again. What does not come before
-// the deadline, or not while patience lasts, is a failed score.
-func (s *service) judge(m *memo, i int, name string, r *scored, due time.Time, expired bool) (again time.Duration) {
+// retryAfter returns when to call a function again, or 0 if the result r counts. A score that does not come before the
+// deadline, or before ScorePatience is over, counts as failed; then it adds that reason to r. i is the function's
+// index.
+func (s *service) retryAfter(
+	m *memo, i int, name string, r *scored, due time.Time, expired bool,
+) (again time.Duration) {
 	now := time.Now()
 	expired = expired || !now.Before(due)
 	busy, full := errors.AsType[*busyError](r.Err)
@@ -190,7 +205,7 @@ func (s *service) judge(m *memo, i int, name string, r *scored, due time.Time, e
 		return 0
 	case full:
 		s.metrics.putBack.WithLabelValues(name, "busy").Inc()
-		return soonest(busy.after, now, due)
+		return until(busy.after, now, due)
 	case !away:
 		return 0
 	}
@@ -204,12 +219,12 @@ func (s *service) judge(m *memo, i int, name string, r *scored, due time.Time, e
 	}
 	m.tries[i]++
 	again = min(firstRetry<<min(m.tries[i]-1, 8), longestRetry)
-	if spared, ok := errors.AsType[*sparedError](r.Err); ok {
+	if spared, ok := errors.AsType[*breakerError](r.Err); ok {
 		again = max(again, spared.after)
 	}
 	again = again/2 + rand.N(again) // samples that failed together need not come together
 	s.metrics.putBack.WithLabelValues(name, "away").Inc()
-	return soonest(min(again, left+time.Millisecond), now, due)
+	return until(min(again, left+time.Millisecond), now, due)
 }
 
 const (
@@ -217,9 +232,10 @@ const (
 	longestRetry = 15 * time.Second
 )
 
-// soonest is d, but not beyond the deadline, when the sample is finished with what it has.
-func soonest(d time.Duration, now, due time.Time) time.Duration {
+// until returns d, shortened so that the sample comes again at its deadline at the latest; at least a millisecond.
+func until(d time.Duration, now, due time.Time) time.Duration {
 	return max(time.Millisecond, min(d, due.Sub(now)+time.Millisecond))
 }
 
+// clock formats a time for messages.
 func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }

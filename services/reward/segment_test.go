@@ -26,15 +26,18 @@ func TestService_NoImage(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	p.put(t, verdict("judged", 0, "human", new(0.5)))
-	p.put(t, noisy(t, "judged", 0, 1, "external:human", "jpeg_compressibility?"), noisy(t, "required", 0, 1, "jpeg_compressibility"))
+	p.put(t, noisy(t, "judged", 0, 1, "external:human", "jpeg_compressibility?"),
+		noisy(t, "required", 0, 1, "jpeg_compressibility"))
 	p.put(t, noisy(t, "apart", 0, 2, "diversity", "synthetic?"), noisy(t, "apart", 1, 2, "diversity", "synthetic?"))
 	got := p.rewards(t, "r", 4)
 	const why = "there is no image: the sample stops at step 1 of 2 with noise in it; stop.decode makes one"
-	if r := got["judged.0"]; r.Status != "scored" || *r.Reward != 0.5 || r.Scores[1].Status != "failed" || r.Scores[1].Error != why {
+	if r := got["judged.0"]; r.Status != "scored" || *r.Reward != 0.5 || r.Scores[1].Status != "failed" ||
+		r.Scores[1].Error != why {
 		t.Errorf("a verdict, and an optional function that looks at images: %+v", r)
 	}
 	for _, name := range []string{"required.0", "apart.0", "apart.1"} {
-		if r := got[name]; r.Status != "failed" || r.Scores[0].Status != "failed" || r.Scores[0].Error != why || !strings.Contains(r.Error, r.Scores[0].Name) {
+		if r := got[name]; r.Status != "failed" || r.Scores[0].Status != "failed" || r.Scores[0].Error != why ||
+			!strings.Contains(r.Error, r.Scores[0].Name) {
 			t.Errorf("%s: %+v, want the function named, and why", name, r)
 		}
 	}

@@ -101,10 +101,12 @@ func TestService_BrokenScorers(t *testing.T) {
 		value         float64
 	}
 	cases := map[string]want{
-		"http:hang": {"failed", "http:hang", 0}, "http:crash": {"failed", "http:crash", 0}, "http:garbage": {"failed", "http:garbage", 0},
-		"http:nan": {"failed", "NaN", 0}, "http:refuse": {"failed", "400", 0}, "http:fine": {"scored", "", 0.25},
+		"http:hang": {"failed", "http:hang", 0}, "http:crash": {"failed", "http:crash", 0},
+		"http:garbage": {"failed", "http:garbage", 0},
+		"http:nan":     {"failed", "NaN", 0}, "http:refuse": {"failed", "400", 0}, "http:fine": {"scored", "", 0.25},
 		"http:unknown": {"failed", "not configured here", 0},
-		"nats:fine":    {"scored", "", 0.75}, "nats:hang": {"failed", "nats:hang", 0}, "nats:garbage": {"failed", "nats:garbage", 0}, "nats:nan": {"failed", "NaN", 0},
+		"nats:fine":    {"scored", "", 0.75}, "nats:hang": {"failed", "nats:hang", 0},
+		"nats:garbage": {"failed", "nats:garbage", 0}, "nats:nan": {"failed", "NaN", 0},
 		"nats:sorry": {"failed", "no face in the image", 0}, "nats:nobody": {"failed", "nats:nobody", 0},
 	}
 	uid := func(name, kind string) schemas.UID { return schemas.UID(strings.ReplaceAll(name, ":", "-") + kind) }
@@ -120,13 +122,15 @@ func TestService_BrokenScorers(t *testing.T) {
 	for name, w := range cases {
 		for i := range 6 {
 			r := got[fmt.Sprintf("%s.%d", uid(name, ""), i)]
-			if r.Status != w.status || !strings.Contains(r.Error, w.fault) || w.status == "scored" && *r.Reward != w.value {
+			if r.Status != w.status || !strings.Contains(r.Error, w.fault) || w.status == "scored" &&
+				*r.Reward != w.value {
 				t.Errorf("%s: %s %q %v, want %s %q %v", name, r.Status, r.Error, r.Reward, w.status, w.fault, w.value)
 			}
 			// As an optional score it is left out, and said so; never a number.
 			r = got[fmt.Sprintf("%s.%d", uid(name, "-opt"), i)]
 			score := r.Scores[1]
-			if r.Status != "scored" || score.Name != name || score.Status != w.status || (score.Value != nil) != (w.status == "scored") {
+			if r.Status != "scored" || score.Name != name || score.Status != w.status ||
+				(score.Value != nil) != (w.status == "scored") {
 				t.Errorf("optional %s: %s %+v", name, r.Status, score)
 				continue
 			}
@@ -201,12 +205,15 @@ func TestService_Diversity(t *testing.T) {
 		}
 		p.handled(t)
 	})
-	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
+	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", "*", "*")); err != nil ||
+		len(have) != 0 {
 		t.Errorf("%d rewards before the group is there, %v", len(have), err)
 	}
 	failed := &schemas.Trajectory{
-		Run: "r", UID: "all", SampleIndex: 3, GroupSize: 4, Lane: "lane", Attempt: "a", StopReason: schemas.StopFailed, Error: "NaN",
-		Group: trajectory(t, "r", "all", 0, 4, 0, "diversity").Group,
+		Identity:   schemas.Identity{Run: "r", UID: "all", SampleIndex: 3, GroupSize: 4, Lane: "lane"},
+		Provenance: schemas.Provenance{Attempt: "a"},
+		Outcome:    schemas.Outcome{StopReason: schemas.StopFailed, Error: "NaN"},
+		Group:      trajectory(t, "r", "all", 0, 4, 0, "diversity").Group,
 	}
 	p.put(t, failed)
 	got := p.rewards(t, "r", 7)
@@ -263,7 +270,8 @@ func TestCheckNames(t *testing.T) {
 	}
 	t.Setenv("PATH", t.TempDir())
 	err := CheckNames(cfg, []string{"ocr", "http:other"})
-	if !errors.Is(err, scorer.ErrNoTesseract) || !strings.Contains(err.Error(), "apt-get install tesseract-ocr") || !strings.Contains(err.Error(), `"http:other" is not configured`) {
+	if !errors.Is(err, scorer.ErrNoTesseract) || !strings.Contains(err.Error(), "apt-get install tesseract-ocr") ||
+		!strings.Contains(err.Error(), `"http:other" is not configured`) {
 		t.Errorf("error %v", err)
 	}
 	cfg.Require = []string{"ocr"}

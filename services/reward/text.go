@@ -13,7 +13,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// sharedText is a text as its functions see it, read once.
+// sharedText is the text of a sample for all its functions, loaded once.
 type sharedText struct {
 	bus *bus.Bus
 	t   *schemas.Trajectory
@@ -22,7 +22,9 @@ type sharedText struct {
 	read *scorer.Text
 }
 
-// load reads what of the text is in the object store. What is not stored any more is bus.ErrNotFound.
+// load returns the text with its log-probs and entropies, which it reads from the object store the first time. Lists
+// have one value for each generated token. The error is bus.ErrNotFound if a tensor is not stored any more, and
+// terminal if it is not valid.
 func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -30,7 +32,9 @@ func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 		return x.read, nil
 	}
 	of := x.t.Text
-	text := &scorer.Text{Answer: of.Answer(), Vocabulary: int(of.Settings.Vocabulary), Trajectory: x.t.Subject(), TopLogits: x.topLogits}
+	text := &scorer.Text{
+		Answer: of.Answer(), Vocabulary: int(of.Settings.Vocabulary), Trajectory: x.t.Subject(), TopLogits: x.topLogits,
+	}
 	for _, m := range of.Messages() {
 		text.Messages = append(text.Messages, scorer.Message(m))
 	}
@@ -47,7 +51,7 @@ func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 		to   *[]float32
 		from *schemas.Tensor
 	}{{&text.LogProbs, of.LogProbs}, {&text.Entropies, of.Entropies}, {&text.TopLogProbs, of.TopLogProbs}} {
-		if list.from == nil { // of an engine that does not give them
+		if list.from == nil { // the engine does not give them
 			continue
 		}
 		t := new(*list.from)
@@ -68,7 +72,8 @@ func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 	return text, nil
 }
 
-// topLogits reads the events of a text one by one.
+// topLogits returns, for each generated token, the k largest stored logits and the log-sum-exp of all. It reads the
+// events of the text one by one, as logits may be large.
 func (x *sharedText) topLogits(ctx context.Context, k int) (logits [][]float32, lse []float32, err error) {
 	settings := &x.t.Text.Settings
 	if err := settings.HasTop(int64(k)); err != nil {
@@ -95,7 +100,7 @@ func (x *sharedText) topLogits(ctx context.Context, k int) (logits [][]float32, 
 	return logits, lse, nil
 }
 
-// largest are the k largest of a row, falling.
+// largest returns the k largest values of a row, the largest first.
 func largest(row []float32, k int) []float32 {
 	sorted := slices.Clone(row)
 	slices.SortFunc(sorted, func(a, b float32) int { return cmp.Compare(b, a) })

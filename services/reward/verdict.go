@@ -11,20 +11,21 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// verdict completes the sample that a verdict is for, if its trajectory is there. If not,
-// there is nothing to do: the trajectory's handler will find the verdict.
+// verdict handles one verdict: it completes the verdict's sample if the trajectory is stored. Otherwise the handler of
+// the trajectory will find the verdict. A verdict that comes after the reward is a dead letter.
 func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 	var v schemas.Verdict
 	if err := bus.Fits(m, &v); err != nil {
-		return s.refuse(bus.Garbage(schemas.CodeDecode, err))
+		return s.countDead(bus.Garbage(schemas.CodeDecode, err))
 	}
-	t, seq, err := s.subjectOf(ctx, &v)
+	t, seq, err := s.trajectoryOf(ctx, &v)
 	if err != nil || t == nil {
 		return err
 	}
 	switch r, err := s.stored(ctx, t, seq); {
 	case err == nil && !used(r, &v):
-		return s.refuse(bus.Terminal(schemas.CodeLate, errors.New("the sample has its reward already, without this verdict")))
+		return s.countDead(bus.Terminal(schemas.CodeLate,
+			errors.New("the sample has its reward already, without this verdict")))
 	case err == nil:
 		s.metrics.verdicts.WithLabelValues("used").Inc()
 		return nil
@@ -32,8 +33,8 @@ func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	p, err := s.advance(ctx, t, seq)
-	if _, terminal := errors.AsType[*bus.TerminalError](err); terminal || err == nil && p.woken {
-		p, err = pause{}, nil // for the sample's own handler, or for others that it waits for
+	if _, terminal := errors.AsType[*bus.TerminalError](err); terminal || err == nil && p.completedByOther {
+		p, err = delay{}, nil // left to the sample's own handler, or to that of the event it waits for
 	}
 	if err != nil {
 		return err
@@ -44,19 +45,20 @@ func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 	return putBack(ctx, m, p)
 }
 
-// refuse counts a verdict that is not used. One that is garbage leaves its subject to
-// another; one that came too late keeps it, for the sample may be scored again.
-func (s *service) refuse(err error) error {
+// countDead counts a verdict that becomes a dead letter, and returns err. A verdict that is not valid frees its subject
+// for another; one that came too late keeps it, as a pass may score the sample again.
+func (s *service) countDead(err error) error {
 	s.metrics.verdicts.WithLabelValues("dead").Inc()
 	return err
 }
 
-// subjectOf is the trajectory that a verdict is for; nil when it is not there yet. A
-// verdict that nobody asked for, or for a group that has closed, is an error.
-func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.Trajectory, uint64, error) {
+// trajectoryOf returns the trajectory that a verdict is for, and its sequence; nil if it is not stored yet. The error
+// is terminal if no reward function of the group is this verdict's, or if the group has closed.
+func (s *service) trajectoryOf(ctx context.Context, v *schemas.Verdict) (*schemas.Trajectory, uint64, error) {
 	read := func(subject string) (*schemas.Trajectory, uint64, error) {
 		t := &schemas.Trajectory{}
-		m, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, subject, t, func() (fault, err error) { return s.check(ctx, t) })
+		m, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories, subject, t,
+			func() (fault, err error) { return s.check(ctx, t) })
 		if errors.Is(err, bus.ErrNotFound) {
 			return nil, 0, nil
 		}
@@ -71,7 +73,7 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 		return nil, 0, err
 	}
 	known := t
-	if known == nil { // any other of the group says as much about it
+	if known == nil { // any other sample tells the same about the group
 		if known, _, err = read(schemas.TrajectoryFilter(v.Run, v.UID)); err != nil {
 			return nil, 0, err
 		}
@@ -79,17 +81,21 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 	switch {
 	case known == nil:
 	case v.SampleIndex >= known.GroupSize:
-		return nil, 0, s.refuse(bus.Garbage(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; group %s has %d samples", v.SampleIndex, v.UID, known.GroupSize)))
-	case !slices.ContainsFunc(known.Group.Reward, func(r schemas.RewardSpec) bool { return scorer.VerdictName(r.Name) == v.Name }):
-		return nil, 0, s.refuse(bus.Garbage(schemas.CodeInvalid, fmt.Errorf("name: %q; group %s waits for no such verdict", v.Name, v.UID)))
+		return nil, 0, s.countDead(bus.Garbage(schemas.CodeInvalid,
+			fmt.Errorf("sample_index: %d; group %s has %d samples", v.SampleIndex, v.UID, known.GroupSize)))
+	case !slices.ContainsFunc(known.Group.Reward,
+		func(r schemas.RewardSpec) bool { return scorer.VerdictName(r.Name) == v.Name }):
+		return nil, 0, s.countDead(bus.Garbage(schemas.CodeInvalid,
+			fmt.Errorf("name: %q; group %s waits for no such verdict", v.Name, v.UID)))
 	}
 	if t != nil {
 		return t, seq, nil
 	}
 	var a schemas.Advantage
-	switch _, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(v.Run, v.UID), &a, nil); {
+	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(v.Run, v.UID), &a,
+		nil); {
 	case err == nil:
-		return nil, 0, s.refuse(bus.Terminal(schemas.CodeLate, fmt.Errorf("group %s has closed", v.UID)))
+		return nil, 0, s.countDead(bus.Terminal(schemas.CodeLate, fmt.Errorf("group %s has closed", v.UID)))
 	case !errors.Is(err, bus.ErrNotFound):
 		return nil, 0, fmt.Errorf("look up advantage: %w", err)
 	}
@@ -97,7 +103,7 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 	return nil, 0, nil
 }
 
-// used says whether a verdict is part of a reward.
+// used reports whether a verdict is one of the scores of a reward.
 func used(r *schemas.Reward, v *schemas.Verdict) bool {
 	return slices.ContainsFunc(r.Scores, func(s schemas.Score) bool {
 		if scorer.VerdictName(s.Name) != v.Name {

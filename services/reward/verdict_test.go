@@ -12,7 +12,9 @@ import (
 )
 
 func verdict(uid schemas.UID, i int64, name string, value *float64) *schemas.Verdict {
-	v := &schemas.Verdict{Run: "r", UID: uid, SampleIndex: i, Name: name, Value: value, Comment: "well done", Author: "lin", At: 1}
+	v := &schemas.Verdict{
+		Run: "r", UID: uid, SampleIndex: i, Name: name, Value: value, Comment: "well done", Author: "lin", At: 1,
+	}
 	if value == nil {
 		v.Error = "skipped"
 	}
@@ -32,15 +34,18 @@ func TestService_Verdicts(t *testing.T) {
 	}
 	p.put(t, verdict("u", 0, "human", new(0.5)), verdict("two", 1, "a", new(1.0))) // before everything
 	p.serve(t, testConfig())
-	p.put(t, sample("u", 0, time.Hour, "external:human", "jpeg_incompressibility"), sample("u", 1, time.Hour, "external:human"))
+	p.put(t, sample("u", 0, time.Hour, "external:human", "jpeg_incompressibility"),
+		sample("u", 1, time.Hour, "external:human"))
 	p.put(t, sample("u", 2, time.Hour, "external"), sample("u", 3, 2*time.Second, "external:human?", "synthetic"))
-	p.put(t, sample("two", 0, time.Hour, "external:a", "external:b"), sample("two", 1, 1500*time.Millisecond, "external:a", "external:b"))
+	p.put(t, sample("two", 0, time.Hour, "external:a", "external:b"),
+		sample("two", 1, 1500*time.Millisecond, "external:a", "external:b"))
 	p.handled(t)
 	p.put(t, verdict("u", 1, "human", new(0.25)), verdict("u", 2, "external", nil), verdict("two", 0, "a", new(1.0)))
 	p.handled(t)
 	p.put(t, verdict("two", 0, "b", new(2.0)))
 	got := p.rewards(t, "r", 6)
-	if r := got["u.0"]; r.Status != "scored" || *r.Reward != 0.5+*r.Scores[1].Value || r.Scores[0].Detail != "well done" {
+	if r := got["u.0"]; r.Status != "scored" || *r.Reward != 0.5+*r.Scores[1].Value ||
+		r.Scores[0].Detail != "well done" {
 		t.Errorf("verdict before the sample: %+v", r)
 	}
 	if r := got["u.1"]; r.Status != "scored" || *r.Reward != 0.25 {
@@ -49,7 +54,8 @@ func TestService_Verdicts(t *testing.T) {
 	if r := got["u.2"]; r.Status != "failed" || !strings.Contains(r.Error, "skipped") {
 		t.Errorf("verdict that there is none: %+v", r)
 	}
-	if r := got["u.3"]; r.Status != "scored" || r.Scores[0].Status != "failed" || !strings.Contains(r.Scores[0].Error, "no verdict came by") {
+	if r := got["u.3"]; r.Status != "scored" || r.Scores[0].Status != "failed" ||
+		!strings.Contains(r.Scores[0].Error, "no verdict came by") {
 		t.Errorf("no verdict, optional: %+v", r)
 	}
 	if r := got["two.0"]; r.Status != "scored" || *r.Reward != 3 {
@@ -58,7 +64,7 @@ func TestService_Verdicts(t *testing.T) {
 	if r := got["two.1"]; r.Status != "failed" {
 		t.Errorf("one of two verdicts: %+v", r)
 	}
-	// Too late, and for nobody.
+	// One too late, and one for no group.
 	p.put(t, verdict("two", 1, "b", new(2.0)), verdict("u", 0, "robot", new(2.0)))
 	codes := map[string]int{}
 	for _, d := range bustest.Dead(t, p.Bus, 2) {
@@ -74,16 +80,19 @@ func TestService_Verdicts(t *testing.T) {
 func TestDue(t *testing.T) {
 	created := time.Unix(1000, 0)
 	for left, want := range map[time.Duration]time.Duration{
-		time.Second: 900 * time.Millisecond, 10 * time.Second: 9 * time.Second, time.Hour: time.Hour - 2*time.Second, -time.Second: -time.Second,
+		time.Second: 900 * time.Millisecond, 10 * time.Second: 9 * time.Second, time.Hour: time.Hour - 2*time.Second,
+		-time.Second: -time.Second,
 	} {
-		tr := &schemas.Trajectory{Group: schemas.Group{Created: created.UnixNano(), Deadline: created.Add(left).UnixNano()}}
+		tr := &schemas.Trajectory{Group: schemas.Group{
+			Created: created.UnixNano(), Deadline: created.Add(left).UnixNano(),
+		}}
 		if due := (&service{}).due(tr).Sub(created); due != want {
 			t.Errorf("%v: due after %v, want %v", left, due, want)
 		}
 	}
 }
 
-// A malformed verdict, or one that nobody waits for, does not keep out the right one.
+// A malformed verdict, or one that no sample waits for, does not keep out the right one.
 func TestService_MalformedVerdicts(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
@@ -132,7 +141,8 @@ func TestService_VerdictsAndGroups(t *testing.T) {
 	p.put(t, verdict("a", 1, "human", &one))
 	got = p.rewards(t, "r", 3)
 	for i := range 3 {
-		if r := got[fmt.Sprint("a.", i)]; r == nil || r.Status != schemas.StatusScored || *r.Reward != 1+*r.Scores[0].Value {
+		if r := got[fmt.Sprint("a.", i)]; r == nil || r.Status != schemas.StatusScored ||
+			*r.Reward != 1+*r.Scores[0].Value {
 			t.Errorf("sample %d: %+v", i, r)
 		}
 	}

@@ -6,65 +6,74 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Some functions need more than the sample: a verdict from outside, or the whole group.
-// A sample that lacks it is put back until its deadline, and the event it lacks completes
-// it: the handler of a verdict its sample, the handler of the trajectory of a group that was
-// stored last all samples of it, and its own after the others: a reward of the last one
-// says that the group is done. No wake-up is lost, because an event is stored before its
-// handler looks around: of two events that need each other, the handler of the one stored
-// last finds both. Should a look-up be answered by a replica that lags behind, or the handler
-// die, the sample looks again by itself, every longestWait and at its deadline.
+// Some scores need more than the sample: a verdict from outside, or the whole group. A sample that lacks it is put back
+// until its deadline. The handler of the missing event completes it:
+//
+//   - The handler of a verdict completes the verdict's sample.
+//   - The handler of the trajectory that was stored last completes all samples of the group, its own last.
+//
+// No sample is missed: each event is stored before its handler looks for others, so of two events that need each other
+// the handler of the later one finds both. If a lagging replica answers the look-up, or the handler dies, the sample is
+// delivered again after longestWait and at its deadline.
 
-// longestWait is how long a sample stays away that something else will complete.
+// longestWait is how long a sample waits for the event that completes it before it is delivered again.
 const longestWait = 10 * time.Minute
 
-// awaited says whether a function has no pool, because its scores come with others.
-func awaited(name string) bool { return scorer.NewGroup(name) != nil || scorer.VerdictName(name) != "" }
-
-func needsGroup(t *schemas.Trajectory) bool {
-	return slices.ContainsFunc(t.Group.Reward, func(r schemas.RewardSpec) bool { return scorer.NewGroup(r.Name) != nil })
+// scoredElsewhere reports whether a function has no pool, because its score is a verdict or it rates whole groups.
+func scoredElsewhere(name string) bool {
+	return scorer.NewGroup(name) != nil || scorer.VerdictName(name) != ""
 }
 
-// due is when a sample is finished with what there is, so that its group closes with the
-// reasons: a little before the deadline of the group.
+// needsGroup reports whether a function of the sample rates its group as a whole.
+func needsGroup(t *schemas.Trajectory) bool {
+	return slices.ContainsFunc(t.Group.Reward,
+		func(r schemas.RewardSpec) bool { return scorer.NewGroup(r.Name) != nil })
+}
+
+// due returns when a sample is finished with the scores it has. That is a little before the deadline of its group, so
+// that the group still gets the reward, which says what is missing. Without a limit it is a time far in the future.
 func (s *service) due(t *schemas.Trajectory) time.Time {
 	if t.Group.Deadline > 0 {
 		deadline := time.Unix(0, t.Group.Deadline)
 		return deadline.Add(-min(2*time.Second, max(0, deadline.Sub(time.Unix(0, t.Group.Created)))/10))
 	}
-	if needsGroup(t) && !again(t) {
+	if needsGroup(t) && !rescored(t) {
 		return time.Unix(0, t.Timings.Finished).Add(s.cfg.GroupWait)
 	}
 	return time.Unix(1<<33, 0) // never, and no overflow in differences
 }
 
-// again says whether the trajectory is scored again: then everything there will be is
-// there.
-func again(t *schemas.Trajectory) bool { return t.Group.SourceRun != "" }
+// rescored reports whether a pass scores the stored trajectory again (see Rescore): then no more verdicts or samples
+// come.
+func rescored(t *schemas.Trajectory) bool { return t.Group.SourceRun != "" }
 
-// source is the run that made the trajectory.
+// source returns the run that made the trajectory; in a pass it differs from the trajectory's run.
 func source(t *schemas.Trajectory) schemas.Run {
-	if again(t) {
+	if rescored(t) {
 		return t.Group.SourceRun
 	}
 	return t.Run
 }
 
-func (s *service) awaitOthers(due time.Time) pause {
-	return pause{after: soonest(longestWait, time.Now(), due), woken: true}
+// waitForOthers returns the delay of a sample that the handler of another event completes.
+func (s *service) waitForOthers(due time.Time) delay {
+	return delay{after: until(longestWait, time.Now(), due), completedByOther: true}
 }
 
-// verdicts puts the verdicts of a sample among its scores, and says whether it waits for
-// more.
-func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time) (waits bool, err error) {
+// useVerdicts adds the stored verdicts of a sample to its scores in m, and reports whether the sample waits for more.
+// From due on, and in a pass, verdicts that did not come are failed scores.
+func (s *service) useVerdicts(
+	ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
+) (waits bool, err error) {
 	names := map[string][]int{}
 	for i, spec := range t.Group.Reward {
 		if name := scorer.VerdictName(spec.Name); name != "" && m.scores[i] == nil {
@@ -74,7 +83,8 @@ func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, 
 	if len(names) == 0 {
 		return false, nil
 	}
-	stored, err := s.bus.LastMany(ctx, schemas.StreamVerdicts, []string{schemas.VerdictSubject(source(t), t.UID, t.SampleIndex, "*")})
+	stored, err := s.bus.LastMany(ctx, schemas.StreamVerdicts,
+		[]string{schemas.VerdictSubject(source(t), t.UID, t.SampleIndex, "*")})
 	if err != nil {
 		return false, fmt.Errorf("look up verdicts: %w", err)
 	}
@@ -88,7 +98,7 @@ func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, 
 	for _, stored := range stored {
 		var v schemas.Verdict
 		if schemas.DecodeValid(stored.Data, &v) != nil || v.Subject() != stored.Subject {
-			continue // a dead letter of its own
+			continue // its own handler makes it a dead letter
 		}
 		var r scored
 		if v.Value != nil {
@@ -98,13 +108,13 @@ func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, 
 		}
 		put(v.Name, r)
 	}
-	final := again(t) || !time.Now().Before(due)
+	final := rescored(t) || !time.Now().Before(due)
 	for name := range names {
 		if !final {
 			return true, nil
 		}
 		why := fmt.Errorf("no verdict came by %s", clock(due))
-		if again(t) {
+		if rescored(t) {
 			why = errors.New("no verdict is stored")
 		}
 		put(name, scored{Result: scorer.Result{Err: why}})
@@ -115,41 +125,44 @@ func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, 
 // verdictVersion is the version of scores that are verdicts.
 const verdictVersion = "1"
 
-// advance completes a sample, and the others of its group when that is complete with it.
-func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64) (pause, error) {
+// advance completes a sample: it scores it and publishes its reward. If functions rate the group as a whole, the sample
+// waits until all samples of the group are stored or the deadline has come. Then the group is rated once, and the
+// handler of the trajectory with the highest sequence completes the others too. The delay says when to try again; zero:
+// the sample is done.
+func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64) (delay, error) {
 	if !needsGroup(t) {
 		return s.complete(ctx, t, seq, nil)
 	}
-	g := s.memory.group(t)
+	g := s.cache.group(t)
 	if err := g.lock(ctx); err != nil {
-		return pause{}, err
+		return delay{}, err
 	}
 	was, rated := g.rated[t.SampleIndex]
-	known := g.scores != nil && (!rated || was == seq) // another may have taken its place
-	var members []stored
+	known := g.scores != nil && (!rated || was == seq) // otherwise another trajectory has replaced it
+	var members []member
 	if !known || g.last == seq {
 		var err error
-		if members, err = s.group(ctx, t); err != nil {
+		if members, err = s.members(ctx, t); err != nil {
 			g.unlock()
-			return pause{}, err
+			return delay{}, err
 		}
 	}
-	if !known && int64(len(members)) >= t.GroupSize && !again(t) {
+	if !known && int64(len(members)) >= t.GroupSize && !rescored(t) {
 		var err error
-		if members, err = s.sound(ctx, t, members); err != nil {
+		if members, err = s.validMembers(ctx, t, members); err != nil {
 			g.unlock()
-			return pause{}, err
+			return delay{}, err
 		}
 	}
-	if due := s.due(t); !known && int64(len(members)) < t.GroupSize && !again(t) && time.Now().Before(due) {
+	if due := s.due(t); !known && int64(len(members)) < t.GroupSize && !rescored(t) && time.Now().Before(due) {
 		g.unlock()
-		return s.awaitOthers(due), nil
+		return s.waitForOthers(due), nil
 	}
 	if !known {
 		scores, err := s.rateGroup(ctx, t, members)
 		if err != nil {
 			g.unlock()
-			return pause{}, err
+			return delay{}, err
 		}
 		g.scores, g.last, g.rated = scores, 0, map[int64]uint64{}
 		for _, x := range members {
@@ -159,7 +172,7 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	scores, last := g.scores, g.last == seq
 	g.unlock()
 	if last {
-		// The last one is not done before the others are: its message comes again for them.
+		// The last sample is done after the others: its message is delivered again until they are.
 		p, err := s.completeOthers(ctx, t, members, scores)
 		if err != nil || p.after > 0 {
 			return p, err
@@ -168,38 +181,38 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	return s.complete(ctx, t, seq, scores[t.SampleIndex])
 }
 
-// stored is a trajectory and its place in the stream.
-type stored struct {
+// member is a trajectory of a group and its sequence in the stream.
+type member struct {
 	*schemas.Trajectory
 	seq uint64
 }
 
-// group reads the trajectories of a sample's group that are there, in order of their
-// sample index.
-func (s *service) group(ctx context.Context, t *schemas.Trajectory) ([]stored, error) {
-	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(source(t), t.UID)})
+// members reads the stored trajectories of a sample's group, by sample index.
+func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member, error) {
+	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
+		[]string{schemas.TrajectoryFilter(source(t), t.UID)})
 	if err != nil {
 		return nil, fmt.Errorf("look up the group: %w", err)
 	}
-	var out []stored
+	var out []member
 	for _, m := range messages {
 		x := &schemas.Trajectory{}
 		if bus.Fits(m, x) != nil {
-			continue // a dead letter of its own, and the true one comes
+			continue // its own handler makes it a dead letter
 		}
-		if again(t) {
+		if rescored(t) {
 			x.Run, x.Group = t.Run, t.Group // those of the pass
 		}
-		out = append(out, stored{x, m.Seq})
+		out = append(out, member{x, m.Seq})
 	}
-	slices.SortFunc(out, func(a, b stored) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
+	slices.SortFunc(out, func(a, b member) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
 	return out, nil
 }
 
-// sound leaves out what will not stay: what its own handler finds to be no trajectory of
-// this group, or to name steps that are not there.
-func (s *service) sound(ctx context.Context, t *schemas.Trajectory, members []stored) ([]stored, error) {
-	var out []stored
+// validMembers returns the members without those that their own handlers will reject: they do not belong to this group,
+// or name steps that are not stored.
+func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, members []member) ([]member, error) {
+	var out []member
 	for _, x := range members {
 		fault, err := s.check(ctx, x.Trajectory)
 		if err != nil {
@@ -212,17 +225,20 @@ func (s *service) sound(ctx context.Context, t *schemas.Trajectory, members []st
 	return out, nil
 }
 
-// rateGroup lets the functions that rate the group as a whole do so, with the samples that
-// are there and have an image. One group is rated at a time.
-func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members []stored) (map[int64]map[int]scored, error) {
+// rateGroup calls the functions that rate a group as a whole. It returns the scores of the samples that have an image,
+// by sample index and index in Group.Reward. One group is rated at a time. An error means that an image cannot be
+// loaded now: the caller tries again.
+func (s *service) rateGroup(
+	ctx context.Context, t *schemas.Trajectory, members []member,
+) (map[int64]map[int]scored, error) {
 	select {
-	case s.grouping <- struct{}{}:
-		defer func() { <-s.grouping }()
+	case s.ratingGroup <- struct{}{}:
+		defer func() { <-s.ratingGroup }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	out := map[int64]map[int]scored{}
-	var made []stored
+	var made []member
 	for _, x := range members {
 		if x.StopReason == schemas.StopCompleted && x.Image != nil {
 			made = append(made, x)
@@ -237,12 +253,15 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 		began := time.Now()
 		var passing error
 		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
-			p := &sharedImage{bus: s.bus, room: s.room, stored: made[k].Image}
+			p := &sharedImage{bus: s.bus, memory: s.images, stored: made[k].Image}
 			im, err := p.hold(ctx, true)
-			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad && !errors.Is(err, bus.ErrNotFound) {
+			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad &&
+				!errors.Is(err, bus.ErrNotFound) {
 				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)
 			}
-			return scorer.Input{Image: im, Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}, p.release, err
+			return scorer.Input{
+				Media: im, Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params,
+			}, p.release, err
 		})
 		if err := cmp.Or(ctx.Err(), passing); err != nil {
 			return nil, err
@@ -256,12 +275,15 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 	return out, nil
 }
 
-// completeOthers completes the samples of a group but the last, side by side. Those
-// that wait for a verdict are left to it.
-func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, members []stored, scores map[int64]map[int]scored) (pause, error) {
-	have, err := s.bus.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(last.Run, last.Group.Batch, last.UID)})
+// completeOthers completes all samples of a group except the last, in parallel, and returns the longest delay that one
+// of them needs. Samples that wait for a verdict are left to the verdict's handler.
+func (s *service) completeOthers(
+	ctx context.Context, last *schemas.Trajectory, members []member, scores map[int64]map[int]scored,
+) (delay, error) {
+	have, err := s.bus.LastMany(ctx, schemas.StreamRewards,
+		[]string{schemas.RewardFilter(last.Run, last.Group.Batch, last.UID)})
 	if err != nil {
-		return pause{}, fmt.Errorf("look up the rewards of the group: %w", err)
+		return delay{}, fmt.Errorf("look up the rewards of the group: %w", err)
 	}
 	done := map[int64]*schemas.Reward{}
 	for _, m := range have {
@@ -269,9 +291,9 @@ func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, 
 			done[r.SampleIndex] = r
 		}
 	}
-	var work sync.WaitGroup
-	pauses, errs := make([]pause, len(members)), make([]error, len(members))
-	at := make(chan struct{}, sideBySide)
+	var work errgroup.Group
+	work.SetLimit(maxParallel)
+	delays, errs := make([]delay, len(members)), make([]error, len(members))
 	for i, x := range members {
 		if x.SampleIndex == last.SampleIndex {
 			continue
@@ -279,25 +301,24 @@ func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, 
 		if r := done[x.SampleIndex]; r != nil && sameSample(r, outline(x.Trajectory, x.seq)) == nil {
 			continue
 		}
-		work.Go(func() {
-			at <- struct{}{}
-			defer func() { <-at }()
-			pauses[i], errs[i] = s.complete(ctx, x.Trajectory, x.seq, scores[x.SampleIndex])
+		work.Go(func() error {
+			delays[i], errs[i] = s.complete(ctx, x.Trajectory, x.seq, scores[x.SampleIndex])
+			return nil
 		})
 	}
-	work.Wait()
-	var longest pause
-	for i, p := range pauses {
-		// What is wrong with a sample itself is for the handler of its own message.
+	_ = work.Wait()
+	var longest delay
+	for i, p := range delays {
+		// The handler of the sample's own message deals with a terminal error.
 		if _, own := errors.AsType[*bus.TerminalError](errs[i]); errs[i] != nil && !own {
-			return pause{}, errs[i]
+			return delay{}, errs[i]
 		}
-		if !p.woken && p.after > longest.after {
+		if !p.completedByOther && p.after > longest.after {
 			longest = p
 		}
 	}
 	return longest, nil
 }
 
-// sideBySide bounds the samples of one group that are completed at once.
-const sideBySide = 64
+// maxParallel bounds how many samples of a group are completed at once.
+const maxParallel = 64

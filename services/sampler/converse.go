@@ -11,39 +11,25 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/interaction"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/recorder"
 )
 
-// Talker is an episode that stands still, between two steps, until somebody outside has said something.
-type Talker interface {
-	// Asks is what is asked, without the names of run, sample and attempt; nil while the episode does not wait.
-	Asks() *schemas.InteractRequest
-	// Rest lets go what others need more, until Told.
-	Rest()
-	// Told has it go on with the answer. It may evaluate the model.
-	Told(ctx context.Context, reply *schemas.InteractReply) error
-}
-
-// asks is what an episode waits for, nil when it can be stepped.
-func asks(e Episode) *schemas.InteractRequest {
-	if t, ok := e.(Talker); ok {
-		return t.Asks()
-	}
-	return nil
-}
-
-// slowReply is how long an interaction may take before the log says what is waited for.
+// slowReply is after how long a wait for an interaction is logged.
 const slowReply = 5 * time.Second
 
-// converse has a sample wait for its interaction, outside of its micro-batch, and with its slot left to others.
-func (s *service) converse(ctx context.Context, r *recorder, t Talker) error {
-	ask, x := t.Asks(), r.req.Text.Interaction
-	if _, err := r.Stored(ctx); err != nil { // the request names them
+// converse sends the last answer of an episode to its interaction, waits for the reply and gives it to the episode.
+// While it waits, the sample is in no micro-batch and its slot is free for another request. A fault of the interaction
+// is a terminal error.
+func (s *service) converse(ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker) error {
+	ask, x := t.Asks(), req.Text.Interaction
+	if _, err := r.Stored(ctx); err != nil { // the question names the stored events
 		return err
 	}
-	ask.Run, ask.UID, ask.SampleIndex, ask.Attempt = r.req.Run, r.req.UID, r.req.SampleIndex, r.token
+	ask.Run, ask.UID, ask.SampleIndex, ask.Attempt = req.Run, req.UID, req.SampleIndex, r.Token()
 	ask.Events = schemas.AttemptFilter(ask.Run, ask.UID, ask.SampleIndex, ask.Attempt)
 	t.Rest()
-	back := bus.Aside(ctx)
+	back := bus.LeaveSlot(ctx)
 	defer back()
 	s.metrics.conversing.Inc()
 	defer s.metrics.conversing.Dec()
@@ -62,5 +48,5 @@ func (s *service) converse(ctx context.Context, r *recorder, t Talker) error {
 	return t.Told(ctx, reply)
 }
 
-// replied is the state of an interaction that said something.
+// replied is the value of the metric's label state for an interaction that replied.
 const replied = "replied"

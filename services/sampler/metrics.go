@@ -9,9 +9,10 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// instruments are what the service counts, for all copies of a process.
+// instruments are the metrics of the service. The samplers of one process share them.
 type instruments struct {
 	set                                      instrument.Set
 	images                                   *prometheus.CounterVec
@@ -30,6 +31,8 @@ type instruments struct {
 	encode, denoise, decode, publish, whole  prometheus.Observer
 }
 
+// newInstruments registers the metrics that are counted by hand; those that are read on a scrape have a function each
+// below.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "sampler")
 	return &instruments{
@@ -63,7 +66,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 	}
 }
 
-// stored counts a trajectory.
+// stored counts a trajectory and its times.
 func (i *instruments) stored(t *schemas.Trajectory) {
 	i.images.WithLabelValues(t.StopReason).Inc()
 	if t.StopReason != schemas.StopCompleted {
@@ -80,21 +83,21 @@ func (i *instruments) stored(t *schemas.Trajectory) {
 	i.whole.Observe(whole.Seconds())
 }
 
-// compute shows the devices, until stop.
-func (i *instruments) compute(places *Places) (stop func()) {
+// registerDevices registers metrics of the devices that are read on each scrape, until stop.
+func (i *instruments) registerDevices(opened *models.Devices) (stop func()) {
 	var stops []func()
-	for _, p := range places.All {
-		if p.Device.Device == nil { // a server computes
+	for _, p := range opened.All {
+		if p.Device.Device == nil { // a server draws: there is no device here
 			continue
 		}
-		stops = append(stops, i.set.GaugeOf("device_workers", "1 for each sampler of this process that computes on the device",
+		stops = append(stops, i.set.GaugeOf("device_workers", "samplers of this process that compute on the device",
 			func() float64 { return 1 }, prometheus.Labels{"device": p.ID, "name": p.Name()}))
 		m, ok := p.Device.Device.(tensor.Metered)
 		if !ok {
 			continue
 		}
 		memory := func(state string, read func(tensor.Usage) int) {
-			stops = append(stops, i.set.GaugeOf("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free for anybody, total",
+			stops = append(stops, i.set.GaugeOf("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free, total",
 				func() float64 { return float64(read(m.Usage())) }, prometheus.Labels{"device": p.ID, "state": state}))
 		}
 		memory("used", func(u tensor.Usage) int { return u.Used })
@@ -106,20 +109,21 @@ func (i *instruments) compute(places *Places) (stop func()) {
 				func() float64 { return float64(m.Usage().Blocks) }, prometheus.Labels{"device": p.ID}),
 			i.set.CounterOf("device_busy_seconds_total", "time that a GPU had a pass", func() float64 { return m.Usage().Busy.Seconds() }, prometheus.Labels{"device": p.ID}))
 	}
-	return together(stops)
+	return callAll(stops)
 }
 
-// watch shows the window of step events on their way to the server, until stop.
-func (i *instruments) watch(p *bus.Publisher, windowBytes int) (stop func()) {
+// registerPublisher registers metrics of the step events that are published and not yet stored, until stop.
+func (i *instruments) registerPublisher(p *bus.Publisher, windowBytes int) (stop func()) {
 	stops := []func(){
 		i.set.CounterOf("publish_stall_seconds_total", "time that steps waited for room among those that are not yet stored", func() float64 { return p.Stats().Stalled.Seconds() }),
 		i.set.GaugeOf("publish_pending_bytes", "step events that are not yet stored", func() float64 { return float64(p.Stats().PendingBytes) }),
 		i.set.GaugeOf("publish_window_bytes", "most of step events that are not yet stored", func() float64 { return float64(windowBytes) }),
 	}
-	return together(stops)
+	return callAll(stops)
 }
 
-func together(stops []func()) func() {
+// callAll returns a function that calls all of them.
+func callAll(stops []func()) func() {
 	return func() {
 		for _, stop := range stops {
 			stop()
@@ -127,12 +131,12 @@ func together(stops []func()) func() {
 	}
 }
 
-// watchRoom shows the room for steps that the sampler has and waits for, until stop.
-func (i *instruments) watchRoom(r *bus.Room) (stop func()) {
+// registerSpace registers metrics of the space in MDR_STEPS that this sampler's samples have and wait for, until stop.
+func (i *instruments) registerSpace(r *bus.StepSpace) (stop func()) {
 	stops := []func(){
-		i.set.GaugeOf("room_held_bytes", "room in MDR_STEPS that samples in hand have: what their steps take at most", func() float64 { return float64(r.Stats().Held) }),
-		i.set.GaugeOf("room_waiting_samples", "samples that wait for room in MDR_STEPS", func() float64 { return float64(r.Stats().Waiting) }),
-		i.set.CounterOf("room_wait_seconds_total", "time that samples waited for room in MDR_STEPS", func() float64 { return r.Stats().Waited.Seconds() }),
+		i.set.GaugeOf("room_held_bytes", "space in MDR_STEPS that samples in flight have reserved: the most that their steps take", func() float64 { return float64(r.Stats().Held) }),
+		i.set.GaugeOf("room_waiting_samples", "samples that wait for space in MDR_STEPS", func() float64 { return float64(r.Stats().Waiting) }),
+		i.set.CounterOf("room_wait_seconds_total", "time that samples waited for space in MDR_STEPS", func() float64 { return r.Stats().Waited.Seconds() }),
 	}
 	return func() {
 		for _, stop := range stops {

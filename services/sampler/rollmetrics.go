@@ -7,15 +7,15 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// rollInstruments are what the service counts of scheduled sampling. Sums divided by the samples
-// that rolled are means: of offset_mean, drift_l2 and the terms of reflexflow in plans and results.
+// rollInstruments are the metrics of scheduled sampling. They are sums: divided by the samples that rolled they give
+// the means that plans and results have as offset_mean, drift_l2 and the terms of reflexflow.
 type rollInstruments struct {
 	samples, terms          *prometheus.CounterVec
 	offsets, steps, forward prometheus.Counter
 	drift                   prometheus.Counter
 }
 
-// outcomeRolled is that of samples that the model made.
+// outcomeRolled is the outcome of samples that the model rolled; the others have the reason why not.
 const outcomeRolled = "rolled"
 
 // The terms of reflexflow that are counted.
@@ -37,7 +37,7 @@ func newRollInstruments(s instrument.Set) rollInstruments {
 	}
 }
 
-// stored counts a completed trajectory.
+// stored counts a completed trajectory; one without scheduled sampling counts nothing.
 func (i *rollInstruments) stored(t *schemas.Trajectory) {
 	r, x := t.Rolled, t.ScheduledSampling
 	if r == nil || x == nil {

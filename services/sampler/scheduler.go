@@ -5,84 +5,90 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/recorder"
+	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// scheduler steps attempts in micro-batches. One goroutine owns it. Requests join and
-// leave at any step boundary. It knows neither the mathematics nor where events go.
+// scheduler steps attempts in micro-batches of at most batch samples. Attempts join and leave at step boundaries. One
+// goroutine runs it. It knows neither the mathematics nor where events go.
 type scheduler struct {
 	batch   int
-	joins   <-chan *attempt
+	queue   *queue
 	metrics *instruments
 
 	active []*attempt
 	ticks  uint64
 }
 
-// attempt is one try at one sample. The handler creates and finishes it; between, the
-// scheduler owns it.
+// attempt is one try at one sample. The handler makes and finishes it; while it is queued or active the scheduler owns
+// it.
 type attempt struct {
-	// ctx is the handler's: when it ends, the attempt is dropped at the next boundary.
-	ctx context.Context
+	service  *service
+	worker   *worker
+	req      *schemas.Request
+	recorder *recorder.Recorder
+	// with has the weights that make the next step.
+	with *weights.Loaded
+	// expired returns an error once the handler has given the request up: the attempt ends at the next boundary.
+	expired func() error
 	// engine makes the episode.
-	engine   Engine
-	episode  Episode
+	engine   engine.Engine
+	episode  engine.Episode
 	priority int64
-	// admitted is called before the first step, when its turn has come; nil: nobody minds.
+	// admitted is called once, before the first step; nil: nothing is called.
 	admitted func()
-	// record takes each event as it is completed; device is the time it took, this attempt's
-	// share of it.
+	// record gets each event as it is completed; device is this attempt's share of the device's time for it.
 	record func(step schemas.StepEvent, device time.Duration) error
-	// between is called once all that a Step completed is recorded, while there is more to make; nil: nobody minds.
+	// between is called after the events of a Step are recorded, unless the episode is done; nil: nothing is called.
 	between func() error
 
-	tick    uint64
-	device  time.Duration // since the last step
-	started time.Time     // when its turn first came
-	joined  time.Time     // when it came last
-	denoise time.Duration
+	tick     uint64        // of the last batch that it was in
+	device   time.Duration // since the last step
+	started  time.Time     // when it was first admitted
+	joined   time.Time     // when it was last admitted
+	denoised time.Duration // time in micro-batches
 
 	finished bool
 	err      error
-	done     chan struct{}
+	done     chan struct{} // closed when it has left the scheduler
 }
 
-// run works until ctx ends; it waits for joiners only when it has nothing to do.
+// run steps attempts until ctx ends, and then ends those that are active. It waits only while no attempt is active.
 func (s *scheduler) run(ctx context.Context) {
 	for {
 		if !s.join(ctx) {
 			for _, a := range s.active {
 				s.finish(a, ctx.Err())
 			}
-			s.leave()
+			s.removeEnded()
 			return
 		}
-		s.step(ctx, s.pick())
-		s.leave()
+		s.step(ctx, s.pickBatch())
+		s.removeEnded()
 	}
 }
 
-// join admits waiting attempts up to the batch size; false when ctx ended.
+// join admits waiting attempts up to the batch size; false: ctx has ended.
 func (s *scheduler) join(ctx context.Context) bool {
 	for len(s.active) < s.batch {
-		if len(s.active) == 0 {
-			select {
-			case a := <-s.joins:
-				s.admit(a)
-			case <-ctx.Done():
-				return false
-			}
+		if a := s.queue.pop(); a != nil {
+			s.admit(a)
 			continue
 		}
-		select {
-		case a := <-s.joins:
-			s.admit(a)
-		default:
+		if len(s.active) > 0 {
 			return ctx.Err() == nil
+		}
+		select {
+		case <-s.queue.ready:
+		case <-ctx.Done():
+			return false
 		}
 	}
 	return ctx.Err() == nil
 }
 
+// admit makes an attempt active. The first time, that is when its denoising started.
 func (s *scheduler) admit(a *attempt) {
 	a.joined = time.Now()
 	if a.started.IsZero() {
@@ -95,9 +101,9 @@ func (s *scheduler) admit(a *attempt) {
 	s.metrics.denoising.Inc()
 }
 
-// pick returns the attempts to advance: those of the engine and bucket that has waited longest,
-// higher priority first where waits are equal.
-func (s *scheduler) pick() []*attempt {
+// pickBatch returns the attempts to step next, all of one engine and bucket: those that have waited longest; where
+// waits are equal, those of the highest priority.
+func (s *scheduler) pickBatch() []*attempt {
 	first := s.active[0]
 	for _, a := range s.active[1:] {
 		if a.tick < first.tick || a.tick == first.tick && a.priority > first.priority {
@@ -115,15 +121,15 @@ func (s *scheduler) pick() []*attempt {
 	return batch
 }
 
-// step advances a batch by one boundary. An engine judges each episode alone; what it fails at as a whole, were it
-// by a panic, ends all of them, not the process.
+// step steps a batch by one boundary and records the events. The engine reports the faults of single episodes in their
+// Take; an error or panic of the whole call ends all attempts of the batch, not the process.
 func (s *scheduler) step(ctx context.Context, batch []*attempt) {
-	episodes := make([]Episode, len(batch))
+	episodes := make([]engine.Episode, len(batch))
 	for i, a := range batch {
 		episodes[i] = a.episode
 	}
 	began := time.Now()
-	err := guarded(func() error { return batch[0].engine.Step(ctx, episodes) })
+	err := engine.Guarded(func() error { return batch[0].engine.Step(ctx, episodes) })
 	took := time.Since(began)
 	s.metrics.step.Observe(took.Seconds())
 	s.metrics.fill.Observe(float64(len(batch)) / float64(s.batch))
@@ -133,14 +139,14 @@ func (s *scheduler) step(ctx context.Context, batch []*attempt) {
 			continue
 		}
 		a.device += took / time.Duration(len(batch))
-		if err := guarded(func() error { return s.take(a) }); err != nil || a.episode.Done() || asks(a.episode) != nil {
+		if err := engine.Guarded(func() error { return s.record(a) }); err != nil || a.episode.Done() || engine.Asks(a.episode) != nil {
 			s.finish(a, err)
 		}
 	}
 }
 
-// take records what an episode has completed.
-func (s *scheduler) take(a *attempt) error {
+// record records the events that an episode has completed. Each gets an equal share of the device's time.
+func (s *scheduler) record(a *attempt) error {
 	steps, err := a.episode.Take()
 	for i, step := range steps {
 		device := a.device / time.Duration(len(steps)-i)
@@ -155,23 +161,23 @@ func (s *scheduler) take(a *attempt) error {
 	return err
 }
 
-// finish ends an attempt, which leaves with the others of its step: until then it is the scheduler's.
+// finish marks an attempt as ended. It stays active until removeEnded, after the whole batch.
 func (s *scheduler) finish(a *attempt, err error) {
 	if a.finished {
 		return
 	}
 	a.finished, a.err = true, err
-	a.denoise += time.Since(a.joined)
+	a.denoised += time.Since(a.joined)
 	s.metrics.denoising.Dec()
 }
 
-// leave drops attempts that are done, or whose request is no longer ours, and gives them back: one that waits for
-// others may join again at once.
-func (s *scheduler) leave() {
+// removeEnded removes the attempts that have ended or expired, then wakes their handlers. One that waits for an
+// interaction may come back at once.
+func (s *scheduler) removeEnded() {
 	kept := s.active[:0]
 	var gone []*attempt
 	for _, a := range s.active {
-		if err := a.ctx.Err(); err != nil {
+		if err := a.expired(); err != nil {
 			s.finish(a, err)
 		}
 		if a.finished {

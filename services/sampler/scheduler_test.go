@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
 // script is an engine that notes who is stepped with whom.
@@ -23,11 +25,11 @@ type script struct {
 
 func (*script) Backend() string { return "" }
 
-func (*script) Start(context.Context, *schemas.Request, *schemas.SegmentStart) (Episode, error) {
+func (*script) Start(context.Context, *schemas.Request, *schemas.SegmentStart) (engine.Episode, error) {
 	return nil, errors.New("not scripted")
 }
 
-func (s *script) Step(_ context.Context, episodes []Episode) error {
+func (s *script) Step(_ context.Context, episodes []engine.Episode) error {
 	var names []string
 	for _, e := range episodes {
 		names = append(names, e.(*actor).name)
@@ -89,26 +91,26 @@ func (a *actor) Take() ([]schemas.StepEvent, error) {
 
 func (a *actor) Done() bool { return a.evaluations == a.steps*a.perStep }
 
-func (a *actor) Finish(context.Context, *schemas.Trajectory) (Images, error) {
-	return Images{}, errors.New("not scripted")
+func (a *actor) Finish(context.Context, *schemas.Trajectory) (engine.Images, error) {
+	return engine.Images{}, errors.New("not scripted")
 }
 
 // stage runs a scheduler inside a test's own time.
 type stage struct {
 	t     *testing.T
-	joins chan *attempt
+	queue *queue
 	stop  context.CancelFunc
 	ended chan struct{}
 	// engine makes all attempts.
-	engine Engine
+	engine engine.Engine
 }
 
-func newStage(t *testing.T, e Engine, batch int) *stage {
+func newStage(t *testing.T, e engine.Engine, batch int) *stage {
 	ctx, stop := context.WithCancel(t.Context())
-	s := &stage{t: t, joins: make(chan *attempt), stop: stop, ended: make(chan struct{}), engine: e}
+	s := &stage{t: t, queue: newQueue(), stop: stop, ended: make(chan struct{}), engine: e}
 	go func() {
 		defer close(s.ended)
-		(&scheduler{batch: batch, joins: s.joins, metrics: newInstruments(nil)}).run(ctx)
+		(&scheduler{batch: batch, queue: s.queue, metrics: newInstruments(nil)}).run(ctx)
 	}()
 	return s
 }
@@ -122,7 +124,7 @@ func (s *stage) close() {
 func cast(name, bucket string, steps int) (*attempt, *[]string) {
 	var recorded []string
 	return &attempt{
-		ctx: context.Background(), episode: &actor{name: name, bucket: bucket, steps: steps, perStep: 1}, done: make(chan struct{}),
+		expired: func() error { return nil }, episode: &actor{name: name, bucket: bucket, steps: steps, perStep: 1}, done: make(chan struct{}),
 		record: func(step schemas.StepEvent, device time.Duration) error {
 			recorded = append(recorded, fmt.Sprintf("%d in %v", step.Place(), device))
 			return nil
@@ -133,7 +135,7 @@ func cast(name, bucket string, steps int) (*attempt, *[]string) {
 func (s *stage) enter(attempts ...*attempt) {
 	for _, a := range attempts {
 		a.engine = s.engine
-		go func() { s.joins <- a }()
+		s.queue.push(a, func() {})
 		synctest.Wait()
 	}
 }
@@ -145,7 +147,61 @@ func wantCalls(t *testing.T, e *script, want ...string) {
 	}
 }
 
-// Samples join and leave at boundaries: nobody waits for the others to end.
+// What waits is taken by priority, and in its order where that is equal.
+func TestScheduler_PriorityOrdersWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 1)
+		defer s.close()
+		first, _ := cast("first", "a", 1)
+		low, _ := cast("low", "a", 1)
+		second, _ := cast("second", "a", 1)
+		urgent, _ := cast("urgent", "a", 1)
+		urgent.priority, low.priority = 1, -1
+		s.enter(first, low, second, urgent)
+		<-low.done
+		wantCalls(t, e, "first", "urgent", "second", "low")
+	})
+}
+
+// An attempt that waits leaves the queue when its request is not its own any more, and the scheduler never sees it.
+func TestAttempt_LeavesTheQueue(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	a, _ := cast("a", "a", 1)
+	a.service, a.worker = &service{metrics: newInstruments(nil)}, &worker{queue: newQueue()}
+	stop()
+	if err := a.runSteps(ctx); !errors.Is(err, context.Canceled) || a.worker.queue.pop() != nil {
+		t.Errorf("%v; want the end of the context, and an empty queue", err)
+	}
+}
+
+// Two devices that are lost at once are both the last: neither waits for the other to be told.
+func TestWorkers_LostAtOnce(t *testing.T) {
+	t.Parallel()
+	s := &service{metrics: newInstruments(nil), ended: make(chan error, 1), workers: []*worker{{id: "cuda:0"}, {id: "cuda:1"}}}
+	if w, leave, err := s.chooseWorker(); err != nil || w.id != "cuda:0" {
+		t.Errorf("%v, %v", w, err)
+	} else if other, _, _ := s.chooseWorker(); other.id != "cuda:1" {
+		t.Errorf("two attempts on %s", other.id)
+	} else {
+		leave()
+	}
+	for _, w := range s.workers {
+		s.workers[0].lost.Store(w != s.workers[0])
+		s.workers[1].lost.Store(w != s.workers[1])
+		s.onDeviceLost(t.Context(), w, errors.New("another error"))
+		s.onDeviceLost(t.Context(), w, tensor.ErrDeviceLost)
+	}
+	if err := <-s.ended; !errors.Is(err, tensor.ErrDeviceLost) {
+		t.Error(err)
+	}
+	if _, _, err := s.chooseWorker(); !errors.Is(err, tensor.ErrDeviceLost) {
+		t.Errorf("a worker without a device: %v", err)
+	}
+}
+
+// Samples join and leave at boundaries: none waits for the others to end.
 func TestScheduler_JoinAndLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &script{}
@@ -206,7 +262,7 @@ func TestScheduler_Buckets(t *testing.T) {
 	})
 }
 
-// A request that is somebody else's now is dropped at the next boundary; the others go on.
+// A request that another sampler has now is dropped at the next boundary; the others go on.
 func TestScheduler_LostRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &script{}
@@ -214,7 +270,7 @@ func TestScheduler_LostRequest(t *testing.T) {
 		defer s.close()
 		ctx, lose := context.WithCancel(context.Background())
 		lost, recorded := cast("lost", "a", 3)
-		lost.ctx = ctx
+		lost.expired = ctx.Err
 		kept, _ := cast("kept", "a", 3)
 		s.enter(lost, kept)
 		lose()
@@ -290,7 +346,7 @@ func TestScheduler_Faults(t *testing.T) {
 	})
 }
 
-// What is in hand when the scheduler ends is told so.
+// What is in flight when the scheduler ends is told so.
 func TestScheduler_End(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &script{}, 2)
@@ -318,16 +374,16 @@ func TestScheduler_RejoinsOnce(t *testing.T) {
 			time.Sleep(time.Second) // the talker's interaction is quicker
 			return nil
 		}
-		handler := &service{metrics: newInstruments(nil)}
+		talks.service, talks.worker = &service{metrics: newInstruments(nil)}, &worker{queue: s.queue}
 		over := make(chan error)
 		go func() {
 			for {
-				err := handler.steps(t.Context(), &seat{joins: s.joins}, talks)
-				if err != nil || asks(talks.episode) == nil {
+				err := talks.runSteps(t.Context())
+				if err != nil || engine.Asks(talks.episode) == nil {
 					over <- err
 					return
 				}
-				_ = talks.episode.(Talker).Told(t.Context(), nil)
+				_ = talks.episode.(engine.Talker).Told(t.Context(), nil)
 			}
 		}()
 		synctest.Wait()

@@ -10,15 +10,15 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 
-// heldConditionings is how many stored tensors of texts are kept for the next samples.
+// heldConditionings is how many stored tensors are cached for the next samples.
 const heldConditionings = 16
 
-// conditioning compares the stored tensors of the texts with those that the model makes of them, and has
-// the velocities made with what is stored.
-func (s *sample) conditioning(ctx context.Context) error {
+// checkConditioning compares the stored tensors of the encoded prompts with those that the model makes. If all are
+// stored, the velocities are computed from the stored ones.
+func (s *sample) checkConditioning(ctx context.Context) error {
 	if len(s.t.Conditioning) == 0 {
 		return nil
 	}
@@ -26,7 +26,7 @@ func (s *sample) conditioning(ctx context.Context) error {
 	if len(s.conds) == 2 {
 		negative = s.conds[1]
 	}
-	made := sampler.Conditioning(s.conds[0], negative)
+	made := images.Conditioning(s.conds[0], negative)
 	if len(made) != len(s.t.Conditioning) {
 		s.fault(-1, "conditioning: %d tensors; the model makes %d of the texts", len(s.t.Conditioning), len(made))
 		return nil
@@ -42,20 +42,21 @@ func (s *sample) conditioning(ctx context.Context) error {
 		}
 	}
 	if len(stored) < len(made) {
-		return nil // counted, or a fault: what the model makes stands in
+		return nil // the rest is counted or a fault; the tensors that the model makes are used
 	}
 	for k, c := range s.conds {
 		c := *c
 		c.Tensors = slices.Clone(c.Tensors)
 		for i := range c.Tensors {
-			c.Tensors[i].Data = stored[sampler.ConditioningName(c.Tensors[i].Name, k == 1)]
+			c.Tensors[i].Data = stored[images.ConditioningName(c.Tensors[i].Name, k == 1)]
 		}
 		s.conds[k] = &c
 	}
 	return nil
 }
 
-// storedConditioning loads one tensor and compares it with what the model makes; nil where that cannot be.
+// storedConditioning loads one stored tensor and compares it with the one that the model makes (want). It returns nil
+// if the tensor is gone or differs in kind.
 func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.NamedTensor) ([]float32, error) {
 	t := &got.Tensor
 	if got.Name != want.Name || t.Ref == nil || t.DType != want.Tensor.DType || !slices.Equal(t.Shape, want.Tensor.Shape) {
@@ -87,11 +88,11 @@ func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.Name
 		return nil, nil
 	}
 	s.report.Conditionings++
-	s.report.MaxConditioning = max(s.report.MaxConditioning, distance(x, made))
+	s.report.MaxConditioning = max(s.report.MaxConditioning, Difference(distance(x, made)))
 	return x, nil
 }
 
-// elements decodes F32 and U8.
+// elements decodes a tensor of dtype F32 or U8 to float32; nil if its bytes are not valid.
 func elements(dtype string, data []byte) []float32 {
 	if dtype == "U8" {
 		x := make([]float32, len(data))

@@ -7,17 +7,18 @@ import (
 
 	"github.com/meander-rl/meander/pkg/interaction"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// conversation compares what was given between answers with what the interaction said, in the model's template, how the
-// conversation ended with what the interaction said last, and what a built-in interaction said with what it says now.
-func (x *texts) conversation(ctx context.Context) {
+// checkConversation checks the turns between the model's answers. The tokens that were given must be the stored reply
+// in the model's template. A built-in interaction is asked again: its reply, its score, and whether it ends the
+// conversation must be those that are stored.
+func (x *textSample) checkConversation(ctx context.Context) {
 	of := x.t.Text
 	for i := 1; i+1 < len(of.Turns); i += 2 {
 		answer, given := of.Turns[i], of.Turns[i+1]
 		part := schemas.TextResult{Settings: of.Settings, Turns: of.Turns[:i+1]}
-		want, err := sampler.ReplyIDs(x.with.network.Text, &part, x.ids[:answer.End])
+		want, err := texts.ReplyIDs(x.with.text, &part, x.ids[:answer.End])
 		if err != nil {
 			x.fault(-1, "turns[%d].reply: %v", i, err)
 		} else if !slices.Equal(want, x.ids[given.Begin:given.End]) {

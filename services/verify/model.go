@@ -9,14 +9,15 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// opened is a model that trajectories were made with.
+// opened is an open model, with the versions of its weights that are in memory.
 type opened struct {
-	places  *sampler.Places
-	network sampler.Network
-	// versions are its weights, then those of policies that were needed last.
+	devices *models.Devices
+	network engine.Network
+	// versions are the model's own weights first, then those of policies that were needed last.
 	versions []*version
 }
 
@@ -24,10 +25,10 @@ func (o *opened) close() {
 	for _, w := range o.versions {
 		w.close(o.network)
 	}
-	_ = o.places.Close()
+	_ = o.devices.Close()
 }
 
-// open opens one more model.
+// open opens a model by folder or name and adds it to v.models. A failure is a ModelError.
 func (v *verifier) open(name string) (*opened, error) {
 	c := v.options.Compute
 	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
@@ -35,20 +36,21 @@ func (v *verifier) open(name string) (*opened, error) {
 		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose one with a lane",
 			v.options.Open.Adapter, v.models[0].network.Name(), name)}
 	}
-	known := sampler.Registry{Images: v.options.Models, Text: v.options.Languages}
-	places, err := c.Open(known, name, v.options.Open, true)
+	known := models.Registry{Images: v.options.Models, Text: v.options.Languages}
+	on, err := c.Open(known, name, v.options.Open, true)
 	if err != nil {
 		return nil, &ModelError{err}
 	}
-	o := &opened{places: places, network: places.All[0].Network}
+	o := &opened{devices: on, network: on.All[0].Network}
 	o.versions = []*version{newVersion(o.network)}
 	v.models = append(v.models, o)
 	return o, nil
 }
 
-// modelOf is the model that made a sample: the one with its weights, else with the checkpoint that a policy of its
-// lane names beside them, else the one of its name. Without models to choose from, that is opened. A sample whose model
-// is not there is noted; nil.
+// modelOf returns the open model that made a sample. It is the one with the sample's weights; otherwise the one with
+// the checkpoint that a policy of its lane names for these weights; otherwise the one of that name. If the options name
+// no models, the model is opened by its name. If it is not there, the sample is counted in report.Missing and the
+// result is nil.
 func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	t := s.t
 	p, err := v.policy(ctx, t.Lane, t.WeightsDigest)
@@ -59,10 +61,10 @@ func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	if p != nil {
 		name, base = p.Model, p.BaseDigest
 	}
-	for _, is := range []func(n sampler.Network) bool{
-		func(n sampler.Network) bool { return n.WeightsDigest() == t.WeightsDigest },
-		func(n sampler.Network) bool { return base != "" && n.BaseDigest() == base },
-		func(n sampler.Network) bool { return n.Name() == name },
+	for _, is := range []func(n engine.Network) bool{
+		func(n engine.Network) bool { return n.Digest() == t.WeightsDigest },
+		func(n engine.Network) bool { return base != "" && n.Policy().BaseDigest == base },
+		func(n engine.Network) bool { return n.Name() == name },
 	} {
 		if i := slices.IndexFunc(v.models, func(o *opened) bool { return is(o.network) }); i >= 0 {
 			return v.models[i], nil

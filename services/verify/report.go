@@ -1,61 +1,80 @@
 package verify
 
 import (
+	"encoding/json"
 	"fmt"
+	"math"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Report is what was found in a run.
+// Report is the result of Run.
 type Report struct {
 	Run          schemas.Run `json:"run"`
 	Trajectories int         `json:"trajectories"`
-	// Failed of the trajectories are of samples that could not be made.
+	// Failed counts the trajectories of samples that could not be made.
 	Failed int `json:"failed"`
-	// Missing are those, by lane, whose model is not there to recompute them with.
+	// Missing are the trajectories, by lane, whose model is not there to recompute them.
 	Missing []Missing `json:"missing,omitempty"`
-	// Steps were recomputed; StepsSkipped are stochastic, but their latents were not kept.
+	// Steps counts recomputed log-probs; StepsSkipped stochastic steps whose latents were not kept.
 	Steps        int `json:"steps"`
 	StepsSkipped int `json:"steps_skipped"`
-	// StepsGone are events that trajectories name and that are stored no more, or not whole.
+	// StepsGone counts events that trajectories name and that are no longer stored, or not completely.
 	StepsGone int `json:"steps_gone"`
-	// StartsGone of the samples began with states that are stored no more.
+	// StartsGone counts samples that began with states that are no longer stored.
 	StartsGone int `json:"starts_gone"`
-	// Versions of the weights were fetched as policies name them; WeightsGone is the samples, or steps,
-	// whose weights are stored no more.
+	// Versions counts the versions of weights that were fetched by their policies; WeightsGone the samples, or steps,
+	// whose weights are no longer stored.
 	Versions    int `json:"versions,omitempty"`
 	WeightsGone int `json:"weights_gone,omitempty"`
-	// Conditionings are the stored tensors of texts that were compared with what the model makes of them,
-	// MaxConditioning the largest distance of one, in its lengths; ConditioningGone are stored no more.
-	Conditionings    int     `json:"conditionings,omitempty"`
-	MaxConditioning  float64 `json:"max_conditioning_distance,omitempty"`
-	ConditioningGone int     `json:"conditioning_gone,omitempty"`
-	// Rolled are states of scheduled sampling that were rolled again, MaxRolled the largest distance of
-	// one from its stored self, in its lengths.
-	Rolled    int     `json:"rolled,omitempty"`
-	MaxRolled float64 `json:"max_rolled_distance,omitempty"`
-	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf where
-	// one is no number.
-	MaxRatio float64 `json:"max_abs_ratio_minus_1"`
-	// Tokens were drawn again, Logits is for how many of them logits are stored, MaxTokenDifference the largest difference of a log-prob,
-	// log-sum-exp, entropy or logit from its stored self; +Inf where one is no number.
-	Tokens             int     `json:"tokens,omitempty"`
-	Logits             int     `json:"logits,omitempty"`
-	MaxTokenDifference float64 `json:"max_token_difference,omitempty"`
-	// Drawn are tokens that a server drew, DrawnBy: nobody can draw them again. What it says of them was computed with the weights
-	// of the folder instead, with other code: MaxDrawnDifference is the largest difference, EngineTolerance what passes.
-	Drawn              int      `json:"drawn,omitempty"`
-	DrawnBy            []string `json:"drawn_by,omitempty"`
-	MaxDrawnDifference float64  `json:"max_drawn_difference,omitempty"`
-	EngineTolerance    float64  `json:"engine_tolerance,omitempty"`
-	// Mismatches are what is wrong besides, in the order of the trajectories.
+	// Conditionings counts stored tensors of encoded prompts that were compared with those that the model makes.
+	// MaxConditioning is the largest relative distance of one (see distance); ConditioningGone are no longer stored.
+	Conditionings    int        `json:"conditionings,omitempty"`
+	MaxConditioning  Difference `json:"max_conditioning_distance,omitempty"`
+	ConditioningGone int        `json:"conditioning_gone,omitempty"`
+	// Rolled counts states of scheduled sampling that were computed again, MaxRolled is the largest relative distance
+	// of one from what is stored.
+	Rolled    int        `json:"rolled,omitempty"`
+	MaxRolled Difference `json:"max_rolled_distance,omitempty"`
+	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf if one is not a number.
+	MaxRatio Difference `json:"max_abs_ratio_minus_1"`
+	// Tolerance is the largest that the card of a model allows, for a model that does not give the same bits again.
+	Tolerance float64 `json:"tolerance,omitempty"`
+	// Tokens counts the tokens that were drawn again, Logits those of them with stored logits. MaxTokenDifference is
+	// the largest difference of a log-prob, log-sum-exp, entropy or logit from what is stored; +Inf if one is not a
+	// number.
+	Tokens             int        `json:"tokens,omitempty"`
+	Logits             int        `json:"logits,omitempty"`
+	MaxTokenDifference Difference `json:"max_token_difference,omitempty"`
+	// Drawn are tokens that a server drew, DrawnBy: they cannot be drawn again. What it says of them was computed with
+	// the weights of the folder instead, with other code: MaxDrawnDifference is the largest difference, EngineTolerance
+	// what passes.
+	Drawn              int        `json:"drawn,omitempty"`
+	DrawnBy            []string   `json:"drawn_by,omitempty"`
+	MaxDrawnDifference Difference `json:"max_drawn_difference,omitempty"`
+	EngineTolerance    float64    `json:"engine_tolerance,omitempty"`
+	// NotComputed counts samples of servers of which only the digests can be checked (schemas.VerifyNone).
+	NotComputed int `json:"not_computed,omitempty"`
+	// Mismatches are all other differences, in the order of the trajectories.
 	Mismatches []Mismatch `json:"mismatches"`
-	// Unproven is why the run counts as not verified although nothing is wrong; empty: it
-	// is verified, or something is wrong.
+	// Unproven is why the run counts as not verified although nothing is wrong. Empty: it is verified, or something is
+	// wrong.
 	Unproven string `json:"unproven,omitempty"`
 }
 
-// Mismatch is something that does not agree with what a trajectory says of itself.
+// Difference is a distance between stored and recomputed numbers. In JSON a value that is not finite is a string, "NaN"
+// or "+Inf".
+type Difference float64
+
+// MarshalJSON returns the number, or a string if it is not finite.
+func (d Difference) MarshalJSON() ([]byte, error) {
+	if x := float64(d); math.IsNaN(x) || math.IsInf(x, 0) {
+		return json.Marshal(fmt.Sprint(x))
+	}
+	return json.Marshal(float64(d))
+}
+
+// Mismatch is a difference between what is stored and what was computed, or between a trajectory and its events.
 type Mismatch struct {
 	UID         string `json:"uid"` // or the subject of what cannot be read
 	SampleIndex int64  `json:"sample_index"`
@@ -63,10 +82,10 @@ type Mismatch struct {
 	What        string `json:"what"`
 }
 
-// Missing are trajectories whose model is not there.
+// Missing counts the trajectories of a lane whose model is not there.
 type Missing struct {
 	Lane schemas.Lane `json:"lane"`
-	// Model is its name, WeightsDigest that of the first of the trajectories.
+	// Model is the model's name, WeightsDigest the one of the first of the trajectories.
 	Model         string `json:"model"`
 	WeightsDigest string `json:"weights_digest"`
 	Trajectories  int    `json:"trajectories"`
@@ -77,8 +96,8 @@ func (m Missing) String() string {
 		m.Lane, m.Trajectories, m.Model, m.WeightsDigest)
 }
 
-// judge says why nothing, or not all, is proven.
-func (r *Report) judge() {
+// setUnproven sets Unproven if something is gone, or if nothing could be checked. It runs after the last trajectory.
+func (r *Report) setUnproven() {
 	switch {
 	case len(r.Mismatches) > 0, len(r.Missing) > 0:
 	case r.StepsGone > 0:
@@ -90,6 +109,8 @@ func (r *Report) judge() {
 	case r.ConditioningGone > 0:
 		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand", r.ConditioningGone)
 	case r.Steps > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
+	case r.NotComputed > 0:
+		r.Unproven = fmt.Sprintf("%d of the samples are from a server, and cannot be computed again: their digests alone were checked", r.NotComputed)
 	case r.Failed == r.Trajectories:
 		r.Unproven = "nothing was checked: every sample failed"
 	case r.StepsSkipped > 0:
@@ -99,27 +120,28 @@ func (r *Report) judge() {
 	}
 }
 
-// OK says whether the run is verified: every log-prob that it has latents for was recomputed,
-// at least one, and no ratio is further from 1 than tolerance; and no state of scheduled sampling
-// and no stored conditioning is further from the one that was made again. 0 is for the same build, model and backend; more
-// is for comparing them. What servers drew has a tolerance of its own.
+// OK reports whether the run is verified: every log-prob whose latents are stored was recomputed, at least one, and no
+// ratio is further from 1 than tolerance, or than the card of the model allows. The same limit holds for states of
+// scheduled sampling and for stored conditionings. Use 0 for the same build, model and backend, and more to compare
+// different ones. Tokens that servers drew have a tolerance of their own.
 func (r *Report) OK(tolerance float64) bool { return len(r.Faults(tolerance)) == 0 }
 
-// Faults are why the run is not verified, each in a line; none: it is.
+// Faults returns why the run is not verified, one line for each reason; none if it is verified.
 func (r *Report) Faults(tolerance float64) (faults []string) {
 	if n := len(r.Mismatches); n > 0 {
 		faults = append(faults, fmt.Sprintf("mismatches: %d", n))
 	}
+	passes := Difference(max(tolerance, r.Tolerance))
 	for _, d := range []struct {
 		what        string
-		value, most float64
+		value, most Difference
 		flag        string
 	}{
-		{"|ratio-1|", r.MaxRatio, tolerance, "--tolerance"},
-		{"distance of a rolled state", r.MaxRolled, tolerance, "--tolerance"},
-		{"distance of a prompt embedding or mask", r.MaxConditioning, tolerance, "--tolerance"},
-		{"difference of a number of a token", r.MaxTokenDifference, tolerance, "--tolerance"},
-		{"difference of what the server says of a token", r.MaxDrawnDifference, r.EngineTolerance, "--engine-tolerance"},
+		{"|ratio-1|", r.MaxRatio, passes, "--tolerance"},
+		{"distance of a rolled state", r.MaxRolled, passes, "--tolerance"},
+		{"distance of a prompt embedding or mask", r.MaxConditioning, passes, "--tolerance"},
+		{"difference of a number of a token", r.MaxTokenDifference, Difference(tolerance), "--tolerance"},
+		{"difference of what the server says of a token", r.MaxDrawnDifference, Difference(r.EngineTolerance), "--engine-tolerance"},
 	} {
 		if !(d.value <= d.most) {
 			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most, d.flag))

@@ -13,17 +13,17 @@ import (
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 
-// rolled rolls a sample of scheduled sampling again, from its data, and compares every state, what
-// it came to and its place in the plan with what is stored.
-func (s *sample) rolled(ctx context.Context) error {
+// rollAgain computes a sample of scheduled sampling again from its data. It compares each state, the result, and the
+// sample's place in its group's plan with what is stored.
+func (s *sample) rollAgain(ctx context.Context) error {
 	t := s.t
-	if err := s.planned(ctx); err != nil {
+	if err := s.checkPlan(ctx); err != nil {
 		return err
 	}
-	states, err := s.given(ctx, t.Start)
+	states, err := s.loadStart(ctx, t.Start)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
 		s.report.StartsGone++
@@ -33,13 +33,13 @@ func (s *sample) rolled(ctx context.Context) error {
 	}
 	x0 := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
 	if err == nil {
-		err = sampler.StartState(x0, states, t.SampleIndex, t.LatentsShape)
+		err = images.StartState(x0, states, t.SampleIndex, t.LatentsShape)
 	}
 	if err != nil {
 		s.fault(-1, "start.data: %v", err)
 		return nil
 	}
-	r, err := sampler.NewRolling(s.model.Images.Card().SchedulerConfig, t.ScheduledSampling, t.LatentsDType, x0, t.NoiseSeed)
+	r, err := images.NewRolling(s.image.Card().SchedulerConfig, t.ScheduledSampling, t.LatentsDType, x0, t.NoiseSeed)
 	if err != nil {
 		s.fault(-1, "%v", err)
 		return nil
@@ -49,33 +49,33 @@ func (s *sample) rolled(ctx context.Context) error {
 		return nil
 	}
 	for !r.Done() {
-		x, sigma := r.Row()
+		x, sigma := r.Point()
 		output, err := s.velocity(ctx, s.with, x, sigma)
 		if err != nil {
-			return errors.Join(ctx.Err(), s.notRolled(err))
+			return errors.Join(ctx.Err(), s.rollFault(err))
 		}
 		step, before, err := r.Advance(output)
 		if err != nil {
-			return s.notRolled(err)
+			return s.rollFault(err)
 		}
 		if step != nil {
-			s.state(t.ScheduledSampling.RollSettings.Timesteps-1-int64(step.From), slices.Clone(before))
+			s.compareState(t.ScheduledSampling.RollSettings.Timesteps-1-int64(step.From), slices.Clone(before))
 		}
 	}
 	if begin, end := t.Segment(); begin < end {
-		s.state(end, r.Latents)
+		s.compareState(end, r.Latents)
 	}
-	return s.result(ctx, r)
+	return s.compareResult(ctx, r)
 }
 
-// notRolled notes why a sample cannot be rolled again.
-func (s *sample) notRolled(err error) error {
+// rollFault reports why a sample cannot be rolled again. It returns nil, as a fault does not end the run.
+func (s *sample) rollFault(err error) error {
 	s.fault(-1, "rolled: %v", err)
 	return nil
 }
 
-// planned compares the sample's place with the plan of its group.
-func (s *sample) planned(ctx context.Context) error {
+// checkPlan checks the plan of the sample's group against its seed, and the sample's place against the plan.
+func (s *sample) checkPlan(ctx context.Context) error {
 	t, plan := s.t, &schemas.Plan{}
 	m, err := s.bus.Last(ctx, schemas.StreamGroups, schemas.PlanSubject(t.Run, t.UID))
 	switch {
@@ -89,7 +89,7 @@ func (s *sample) planned(ctx context.Context) error {
 		s.fault(-1, "plan: %v", err)
 		return nil
 	}
-	if why := redrawn(plan); why != "" {
+	if why := planFault(plan); why != "" {
 		s.fault(-1, "plan: %s", why)
 	}
 	digest, err := plan.Digest()
@@ -100,8 +100,8 @@ func (s *sample) planned(ctx context.Context) error {
 	return err
 }
 
-// redrawn says in what a plan is not what its seed draws; empty: it is.
-func redrawn(p *schemas.Plan) string {
+// planFault draws a plan again from its seed and returns the first difference; "" if there is none.
+func planFault(p *schemas.Plan) string {
 	set := scheduled.DefaultSettings()
 	set.Timesteps, set.MaxStepOffset, set.Strategy = int(p.RollSettings.Timesteps), int(p.MaxStepOffset), scheduled.Strategy(p.Strategy)
 	set.Ramp.Probability = p.Probability
@@ -121,25 +121,26 @@ func redrawn(p *schemas.Plan) string {
 	return ""
 }
 
-// state compares a state that was kept with the one that was made again.
-func (s *sample) state(index int64, x []float32) {
+// compareState compares the state at an index, if it was kept, with the one that was computed again. It rounds x.
+func (s *sample) compareState(index int64, x []float32) {
 	tensor.DType(s.t.LatentsDType).Round(x)
 	if stored := s.latents[index]; stored != nil {
 		s.report.Rolled++
-		s.far(index, stored, x)
+		s.recordDistance(index, stored, x)
 	}
 }
 
-// far notes how far stored latents lie from those made again, in their lengths.
-func (s *sample) far(index int64, stored, again []float32) {
+// recordDistance adds the distance of stored latents from those computed again to report.MaxRolled.
+func (s *sample) recordDistance(index int64, stored, again []float32) {
 	if len(stored) != len(again) {
 		s.fault(index, "%d elements; made again %d", len(stored), len(again))
 		return
 	}
-	s.report.MaxRolled = max(s.report.MaxRolled, distance(stored, again))
+	s.report.MaxRolled = max(s.report.MaxRolled, Difference(distance(stored, again)))
 }
 
-// distance is that of what is stored from as many elements made again, in the length of these.
+// distance returns |stored - again| / |again|, with Euclidean norms; +Inf if that is not a number. Both have the same
+// length.
 func distance(stored, again []float32) float64 {
 	var d, length float64
 	for i, x := range again {
@@ -154,14 +155,14 @@ func distance(stored, again []float32) float64 {
 	return off
 }
 
-// result compares what the sample came to: latents, and of the same backend also what is stored
-// of it as numbers and digests.
-func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
+// compareResult compares the result of a roll with what is stored: the latents and, if the sample was made on the same
+// backend, also its numbers and digests.
+func (s *sample) compareResult(ctx context.Context, r *images.Rolling) error {
 	t := s.t
 	stored := t.Rolled
 	want, err := r.Result(t.LatentsShape)
 	if err != nil {
-		return s.notRolled(err)
+		return s.rollFault(err)
 	}
 	if stored.Latents.Ref == nil || stored.Latents.DType != t.LatentsDType || !slices.Equal(stored.Latents.Shape, t.LatentsShape) {
 		s.fault(-1, "rolled.latents: %s %v; must be a blob of %s %v", stored.Latents.DType, stored.Latents.Shape, t.LatentsDType, t.LatentsShape)
@@ -184,7 +185,7 @@ func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
 		return nil
 	}
 	s.report.Rolled++
-	s.far(-1, latents, r.Latents)
+	s.recordDistance(-1, latents, r.Latents)
 	same := func(field string, got, want any) {
 		if got != want {
 			s.fault(-1, "rolled.%s: stored %v, made again %v", field, got, want)
@@ -195,7 +196,7 @@ func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
 	same("a", stored.A, want.A)
 	same("forwards", stored.Forwards, want.Forwards)
 	if t.Backend != s.model.Backend() {
-		return nil // whose roundings are its own; the latents have a tolerance
+		return nil // another backend rounds differently; only the latents have a tolerance
 	}
 	same("teacher_digest", stored.TeacherDigest, want.TeacherDigest)
 	same("drift", number(stored.Drift), number(want.Drift))
@@ -208,7 +209,7 @@ func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
 			continue
 		}
 		same(p.field+".digest", p.stored.Digest, p.want.Digest)
-		if err := s.prediction(ctx, p.field, p.stored); err != nil {
+		if err := s.checkPrediction(ctx, p.field, p.stored); err != nil {
 			return err
 		}
 	}
@@ -218,8 +219,8 @@ func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
 	return nil
 }
 
-// prediction checks that the tensor of one, where it was kept, has its digest.
-func (s *sample) prediction(ctx context.Context, field string, p *schemas.Prediction) error {
+// checkPrediction checks that the tensor of a prediction, if it was kept, has the prediction's digest.
+func (s *sample) checkPrediction(ctx context.Context, field string, p *schemas.Prediction) error {
 	if p.Tensor == nil || p.Tensor.Ref == nil {
 		return nil
 	}

@@ -12,60 +12,61 @@ import (
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// texts are the tokens that a sample of text stored, and the model that sees them again.
-type texts struct {
+// textSample is a sample of text, with the state of the model that computes its tokens again.
+type textSample struct {
 	*sample
-	ids  []int32
-	seen int // of ids, by sequence
+	ids  []int32 // all tokens: of the prompt, of answers, of replies
+	seen int     // how many of ids the sequence has
 
 	with     *version
-	sequence lm.Sequence
-	logits   []float32
+	sequence lm.Sequence // the model's state after the first seen tokens; nil: none
+	logits   []float32   // of the next token
 	d        decoding.Distribution
-	answer   []byte // of the turn that is generated
+	answer   []byte // the text of the current answer so far
 	decoder  lm.Decoder
 }
 
-// drawnBy is the server that drew the tokens; nil: the sampler did.
-func (s *sample) drawnBy() *schemas.TextEngine {
-	if s.t.Text == nil || s.t.Text.Drawn == nil {
-		return nil
+// drawnBy returns the server that drew the tokens; nil if the sampler drew them itself.
+func (s *sample) drawnBy() *schemas.Engine {
+	if by := s.t.DrawnBy(); by != nil {
+		return &by.Engine
 	}
-	return &s.t.Text.Drawn.Engine
+	return nil
 }
 
-// weightsDigest names the weights to compute with: of what a server drew those of the folder, as its own are not known here.
+// weightsDigest returns the digest of the weights to compute with: those of the sample, or those of the model's folder
+// if a server drew the tokens, as the weights of the server are not known.
 func (s *sample) weightsDigest() string {
 	if s.drawnBy() != nil {
-		return s.model.WeightsDigest()
+		return s.model.Digest()
 	}
 	return s.t.WeightsDigest
 }
 
-// text draws every token of a text again, from the logits that the model gives to the stored ones before it, and compares
-// all that is stored of it.
-func (s *sample) text(ctx context.Context) error {
-	m := s.with.network.Text
+// checkText computes the logits of every generated token again from the stored tokens before it, draws the token again,
+// and compares everything that is stored about it.
+func (s *sample) checkText(ctx context.Context) error {
+	m := s.with.text
 	if m == nil {
 		s.fault(-1, "text: present; the model %q makes images", s.with.network.Name())
 		return nil
 	}
-	x := &texts{sample: s, with: s.with, logits: make([]float32, m.Card().Vocabulary)}
+	x := &textSample{sample: s, with: s.with, logits: make([]float32, m.Card().Vocabulary)}
 	defer func() {
 		if x.sequence != nil {
 			x.sequence.Close()
 		}
 	}()
-	if ok, err := x.load(ctx); !ok || err != nil {
+	if ok, err := x.loadIDs(ctx); !ok || err != nil {
 		return err
 	}
 	if by := x.drawnBy(); by != nil && !slices.Contains(x.report.DrawnBy, by.String()) {
 		x.report.DrawnBy = append(x.report.DrawnBy, by.String())
 	}
-	x.prompt()
+	x.checkPrompt()
 	var content [][32]byte
 	at, whole := 0, true
 	for i := range s.t.Steps {
@@ -74,7 +75,7 @@ func (s *sample) text(ctx context.Context) error {
 			return err
 		}
 		if e == nil {
-			whole, at = false, x.behind(i, at)
+			whole, at = false, x.nextAfterGone(i, at)
 			continue
 		}
 		digest, err := e.ContentDigest()
@@ -82,30 +83,31 @@ func (s *sample) text(ctx context.Context) error {
 			s.fault(int64(i), "%v", err)
 		}
 		content = append(content, digest)
-		if at, err = x.event(ctx, e, at); err != nil {
+		if at, err = x.checkEvent(ctx, e, at); err != nil {
 			return err
 		}
 	}
 	if got := schemas.StepsDigest(content); whole && got != s.t.ContentDigest {
 		s.fault(-1, "content_digest: stored %.16s, the events give %.16s", s.t.ContentDigest, got)
 	}
-	x.conversation(ctx)
+	x.checkConversation(ctx)
 	if whole && at != len(x.ids) {
 		s.fault(-1, "ids: %d; the events have %d", len(x.ids), at)
 	}
 	return nil
 }
 
-// behind is where the event after one that is gone begins; its own tokens stay unproven.
-func (x *texts) behind(i, at int) int {
+// nextAfterGone returns where the event after event i begins if i is gone: -1, the next event says it. After the last
+// one it is the end of all tokens. The tokens of the event that is gone stay unproven.
+func (x *textSample) nextAfterGone(i, at int) int {
 	if i+1 == len(x.t.Steps) {
 		return len(x.ids)
 	}
 	return -1 // the next says
 }
 
-// load reads the sequence; false where it is gone.
-func (x *texts) load(ctx context.Context) (bool, error) {
+// loadIDs loads the token ids of the whole sequence. It returns false, and reports that, if they are gone or not valid.
+func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
 	ids := new(*x.t.Text.IDs)
 	if err := x.bus.LoadTensors(ctx, ids); err != nil {
 		if ctx.Err() != nil {
@@ -125,9 +127,9 @@ func (x *texts) load(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// prompt compares what was given with the messages in the model's template.
-func (x *texts) prompt() {
-	ids, err := x.with.network.Text.Prompt(sampler.MessagesOf(&x.t.Text.Settings))
+// checkPrompt compares the first tokens with the prompt's messages in the model's template.
+func (x *textSample) checkPrompt() {
+	ids, err := x.with.text.Prompt(texts.MessagesOf(&x.t.Text.Settings))
 	if err != nil {
 		x.fault(-1, "messages: %v", err)
 		return
@@ -137,15 +139,16 @@ func (x *texts) prompt() {
 	}
 }
 
-// tokens is event i; nil where it is gone, or faulty.
+// tokens loads event i of the sample and checks it against the trajectory; nil, and reported, if it is gone or cannot
+// be read.
 func (s *sample) tokens(ctx context.Context, i int) (*schemas.Tokens, error) {
-	m, err := s.stored(ctx, int64(i), s.t.Steps[i])
+	m, err := s.storedMessage(ctx, int64(i), s.t.Steps[i])
 	if m == nil || err != nil {
 		return nil, err
 	}
 	e, err := s.bus.LoadTokens(ctx, m)
 	if err != nil {
-		return nil, s.unread(ctx, int64(i), err)
+		return nil, s.onLoadError(ctx, int64(i), err)
 	}
 	t := s.t
 	if e.UID != t.UID || e.SampleIndex != t.SampleIndex || e.Attempt != t.StepAttempt(i) || e.N != int64(i) {
@@ -160,8 +163,9 @@ func (s *sample) tokens(ctx context.Context, i int) (*schemas.Tokens, error) {
 	return e, nil
 }
 
-// event checks the tokens of one from place at of the sequence on, -1 for not known, and returns the place behind them.
-func (x *texts) event(ctx context.Context, e *schemas.Tokens, at int) (int, error) {
+// checkEvent checks the tokens of an event. at is where they begin in the sequence, -1: not known. It returns where the
+// next event begins.
+func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) (int, error) {
 	if at < 0 {
 		at = int(e.Position)
 	}
@@ -184,7 +188,7 @@ func (x *texts) event(ctx context.Context, e *schemas.Tokens, at int) (int, erro
 	}
 	if x.drawnBy() == nil && e.WeightsDigest != x.with.digest {
 		with, err := x.weights(ctx, e.WeightsDigest)
-		if err != nil || !x.known(with, e.N) {
+		if err != nil || !x.available(with, e.N) {
 			return end, err
 		}
 		x.with, x.seen = with, 0
@@ -195,18 +199,19 @@ func (x *texts) event(ctx context.Context, e *schemas.Tokens, at int) (int, erro
 	}
 	again := &schemas.Tokens{Turn: e.Turn}
 	for i := range e.IDs {
-		if err := x.token(ctx, e, again, at+i); err != nil {
+		if err := x.drawAgain(ctx, e, again, at+i); err != nil {
 			return end, err
 		}
 	}
 	x.compare(e, again)
-	x.closes(e, end)
+	x.checkTurnEnd(e, end)
 	return end, nil
 }
 
-// token draws the token at a place again and adds what is recorded of it to again.
-func (x *texts) token(ctx context.Context, e, again *schemas.Tokens, at int) error {
-	m, settings := x.with.network.Text, &x.t.Text.Settings
+// drawAgain computes the logits of the token at an index of the sequence, and draws it again if the sampler drew it. It
+// adds the numbers that are recorded of a token to again.
+func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at int) error {
+	m, settings := x.with.text, &x.t.Text.Settings
 	if x.sequence == nil {
 		x.sequence = m.NewSequence()
 	}
@@ -214,7 +219,7 @@ func (x *texts) token(ctx context.Context, e, again *schemas.Tokens, at int) err
 		return fmt.Errorf("evaluate model: %w", err)
 	}
 	x.seen = at
-	if err := x.d.Reset(x.logits, sampler.ParamsOf(settings, x.drawnBy())); err != nil {
+	if err := x.d.Reset(x.logits, texts.ParamsOf(settings, x.drawnBy())); err != nil {
 		x.fault(e.N, "token %d: %v", at, err)
 		return nil
 	}
@@ -226,15 +231,15 @@ func (x *texts) token(ctx context.Context, e, again *schemas.Tokens, at int) err
 			x.fault(e.N, "token %d: %d is stored, %d is drawn", at, x.ids[at], id)
 		}
 	}
-	sampler.RecordToken(again, settings, &x.d, x.ids[at], x.logits)
-	if err := sampler.KeepLogits(again, settings, x.logits); err != nil {
+	texts.RecordToken(again, settings, &x.d, x.ids[at], x.logits)
+	if err := texts.KeepLogits(again, settings, x.logits); err != nil {
 		x.fault(e.N, "token %d: %v", at, err)
 	}
 	return nil
 }
 
-// compare notes how far the numbers that are stored are from those that were computed again.
-func (x *texts) compare(e, again *schemas.Tokens) {
+// compare records the largest difference between the numbers of an event and those that were computed again.
+func (x *textSample) compare(e, again *schemas.Tokens) {
 	for _, of := range [][2][]float32{
 		{e.LogProbs, again.LogProbs},
 		{e.ProcessedLogProbs, again.ProcessedLogProbs},
@@ -242,8 +247,8 @@ func (x *texts) compare(e, again *schemas.Tokens) {
 		{e.Entropies, again.Entropies},
 		{e.TopLogProbs, again.TopLogProbs},
 	} {
-		if x.drawnBy() == nil || len(of[0]) > 0 { // else the server does not give them
-			x.differ(of[0], of[1])
+		if x.drawnBy() == nil || len(of[0]) > 0 { // otherwise the server does not give them
+			x.recordDifference(of[0], of[1])
 		}
 	}
 	switch {
@@ -254,11 +259,12 @@ func (x *texts) compare(e, again *schemas.Tokens) {
 		x.fault(e.N, "logits.ids: not those of the %s", again.Logits.Form)
 	default:
 		x.report.Logits += len(e.IDs)
-		x.differ(floats(&e.Logits.Values), floats(&again.Logits.Values))
+		x.recordDifference(floats(&e.Logits.Values), floats(&again.Logits.Values))
 	}
-	x.inTrajectory(e)
+	x.compareWithTrajectory(e)
 }
 
+// floats decodes a tensor; nil if its bytes are not valid.
 func floats(t *schemas.Tensor) []float32 {
 	dtype := tensor.DType(t.DType)
 	out := make([]float32, len(t.Data)/max(1, dtype.Size()))
@@ -268,14 +274,15 @@ func floats(t *schemas.Tensor) []float32 {
 	return out
 }
 
-// differ notes the largest difference of two lists; equal infinities do not differ.
-func (x *texts) differ(a, b []float32) {
+// recordDifference adds the largest difference of two lists to the report; +Inf if their lengths differ. Equal
+// infinities do not differ.
+func (x *textSample) recordDifference(a, b []float32) {
 	most := &x.report.MaxTokenDifference
 	if x.drawnBy() != nil {
 		most = &x.report.MaxDrawnDifference
 	}
 	if len(a) != len(b) {
-		*most = math.Inf(1)
+		*most = Difference(math.Inf(1))
 		return
 	}
 	for i := range a {
@@ -286,12 +293,12 @@ func (x *texts) differ(a, b []float32) {
 		if math.IsNaN(d) {
 			d = math.Inf(1)
 		}
-		*most = max(*most, d)
+		*most = max(*most, Difference(d))
 	}
 }
 
-// inTrajectory compares an event with what the trajectory has of its tokens.
-func (x *texts) inTrajectory(e *schemas.Tokens) {
+// compareWithTrajectory compares the numbers of an event with those of the same tokens in the trajectory.
+func (x *textSample) compareWithTrajectory(e *schemas.Tokens) {
 	of := x.t.Text
 	for _, list := range []struct {
 		name   string
@@ -305,7 +312,7 @@ func (x *texts) inTrajectory(e *schemas.Tokens) {
 			continue
 		}
 		if list.in.Ref != nil {
-			continue // its digest names it, and what it is made of was compared
+			continue // a blob: its digest is checked elsewhere, and the events that it is made of are compared
 		}
 		all := floats(list.in)
 		if end := int(e.Position) + len(e.IDs); end > len(all) || !slices.Equal(all[e.Position:end], list.values) {
@@ -314,9 +321,10 @@ func (x *texts) inTrajectory(e *schemas.Tokens) {
 	}
 }
 
-// closes compares what a turn says and why it ended, where the event is its last.
-func (x *texts) closes(e *schemas.Tokens, end int) {
-	m := x.with.network.Text
+// checkTurnEnd adds an event's tokens to the text of the current answer. If the event is the last of its turn, it
+// compares the text of the turn, and why it ended, with what is stored.
+func (x *textSample) checkTurnEnd(e *schemas.Tokens, end int) {
+	m := x.with.text
 	for _, id := range e.IDs {
 		x.answer = append(x.answer, x.decoder.Push(m.Piece(int32(id)))...)
 	}
@@ -334,7 +342,7 @@ func (x *texts) closes(e *schemas.Tokens, end int) {
 	if e.Turn != int64(i) {
 		x.fault(e.N, "turn: %d; must be %d", e.Turn, i)
 	}
-	matched, cut := sampler.FindStop(string(x.answer), 0, x.t.Text.Settings.Stop)
+	matched, cut := texts.FindStop(string(x.answer), 0, x.t.Text.Settings.Stop)
 	text := string(x.answer[:cut])
 	if matched == "" {
 		text += x.decoder.Flush()

@@ -1,6 +1,15 @@
-// Package verify proves what a run has stored. It evaluates the model at the stored latents,
-// recomputes the log-prob of every stochastic step from the stored next latents, and checks
-// schedules, digests and what trajectories say of themselves.
+// Package verify checks that what a run has stored is what its models compute. Run reads every completed trajectory and
+// compares it with its steps and with the model:
+//
+//   - Images: it evaluates the model at the stored latents, and recomputes the log-prob of each stochastic step from
+//     the stored latents after it (verify.go). Scheduled sampling is rolled again: the model denoises the same start
+//     down to the timestep of training (scheduled.go).
+//   - Texts: it computes the logits of each token from the stored tokens before it, and draws the token again
+//     (text.go).
+//   - All: schedules, digests, and what the trajectory says about its steps.
+//
+// A fault is a difference; it goes into Report.Mismatches. What is no longer stored is counted as gone. Either means
+// that the run is not verified. A method that returns an error ends the whole run; after a fault the run goes on.
 package verify
 
 import (
@@ -16,32 +25,37 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/lm"
 	languages "github.com/meander-rl/meander/pkg/lm/families"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// Options say what a run is recomputed with.
+// Options choose the trajectories, and what they are recomputed with.
 type Options struct {
-	// Model are folders of models, or their names; none: those that the trajectories name. Each trajectory
-	// is recomputed with its own: that of its weights, else that of its lane.
+	// Model are folders or names of models; none: those that the trajectories name. Each trajectory is recomputed with
+	// the one that has its weights, otherwise with that of its lane.
 	Model []string
 	// Open is how the model is opened: the adapter that the samples were made with. It is for runs of one model.
 	Open model.Options
 	// Lane and UID choose the trajectories of one lane, or of one group; empty: all.
 	Lane schemas.Lane
 	UID  schemas.UID
-	// Compute is what it is computed with, one device; the zero value is auto.
-	Compute sampler.Compute
-	// Models is the families that it may be of; empty: those of this project.
+	// Compute chooses the device to compute on; the zero value is auto.
+	Compute models.Compute
+	// Models are the known families of image models; empty: those of this project.
 	Models model.Registry
-	// Languages is the families of language models that it may be of; empty: those of this project.
+	// Languages are the known families of language models; empty: those of this project.
 	Languages lm.Registry
-	// EngineTolerance is how far the numbers of tokens that a server drew may be from those of the model here; 0: DefaultEngineTolerance.
+	// EngineTolerance is how far the numbers of tokens that a server drew may be from those of the model here; 0:
+	// DefaultEngineTolerance.
 	EngineTolerance float64
-	// Progress, where set, hears after each trajectory how many are behind.
+	// Progress is called after each trajectory with how many are done; it may be nil.
 	Progress func(trajectories int)
 }
 
@@ -54,9 +68,8 @@ type ModelError struct{ Err error }
 func (e *ModelError) Error() string { return e.Err.Error() }
 func (e *ModelError) Unwrap() error { return e.Err }
 
-// Run checks every trajectory of a run that is stored on b. What is wrong is in the report;
-// an error means that the run could not be read to its end, or the model not be opened
-// (ModelError).
+// Run checks every stored trajectory of a run. The report has what is wrong. An error means that the run could not be
+// read to its end, that there is nothing to check, or that a model could not be opened (ModelError).
 func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, error) {
 	if o.Models == nil {
 		o.Models = families.All()
@@ -74,20 +87,21 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 	if err := v.run(ctx); err != nil {
 		return nil, err
 	}
-	v.report.judge()
+	v.report.setUnproven()
 	return &v.report, nil
 }
 
+// verifier checks the trajectories of one run, one after the other.
 type verifier struct {
 	bus     *bus.Bus
 	options Options
-	// models are those given, or those that trajectories have named so far.
+	// models are those of the options, or those that trajectories have named so far.
 	models []*opened
-	// history is what lanes have served.
+	// history caches the policies that lanes have served.
 	history map[schemas.Lane][]*schemas.Policy
 	report  Report
-	states  *schemas.Tensor // those that a group was given last, with their ref and data
-	// encoded are stored tensors of texts that came last, by digest.
+	states  *schemas.Tensor // the start latents of the last group, with their ref and data
+	// encoded caches stored tensors of encoded prompts, by digest.
 	encoded map[string][]byte
 }
 
@@ -97,6 +111,7 @@ func (v *verifier) close() {
 	}
 }
 
+// run opens the models of the options and checks all trajectories of the chosen lane and group.
 func (v *verifier) run(ctx context.Context) error {
 	for _, name := range v.options.Model {
 		if _, err := v.open(name); err != nil {
@@ -130,11 +145,12 @@ func (v *verifier) run(ctx context.Context) error {
 			v.options.Progress(v.report.Trajectories)
 		}
 	}
-	return v.nothing(slices.Sorted(maps.Keys(lanes)))
+	return v.errNoneFound(slices.Sorted(maps.Keys(lanes)))
 }
 
-// nothing is the error of a run without a trajectory of those asked for; lanes are those that there are.
-func (v *verifier) nothing(lanes []schemas.Lane) error {
+// errNoneFound returns an error if the run has none of the trajectories asked for, and nil if it has some. lanes are
+// those that the run has.
+func (v *verifier) errNoneFound(lanes []schemas.Lane) error {
 	switch {
 	case v.report.Trajectories > 0:
 		return nil
@@ -150,106 +166,115 @@ func (v *verifier) nothing(lanes []schemas.Lane) error {
 // trajectory checks one completed trajectory against its steps and the model.
 func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error {
 	s := &sample{verifier: v, t: t}
+	if by := s.drawnBy(); by != nil && by.VerifyMode() == schemas.VerifyNone {
+		return s.digestsOnly(ctx)
+	}
 	var err error
 	if s.made, err = v.modelOf(ctx, s); s.made == nil || err != nil {
 		return err
 	}
 	s.model = s.made.network
 	with, err := s.weights(ctx, s.weightsDigest())
-	if err != nil || !s.known(with, -1) {
+	if err != nil || !s.available(with, -1) {
 		return err
 	}
 	s.with = with
-	request := requestOf(t)
-	if got := request.ComputeScheduleDigest(); got != t.ScheduleDigest {
+	if got := t.ComputeScheduleDigest(); got != t.ScheduleDigest {
 		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
 	}
 	if t.Text != nil {
-		return s.text(ctx)
+		return s.checkText(ctx)
 	}
-	if s.model.Images == nil {
+	if s.image = s.made.versions[0].image; s.image == nil {
 		s.fault(-1, "image: the model %q makes texts", s.model.Name())
 		return nil
 	}
+	s.report.Tolerance = max(s.report.Tolerance, s.image.Card().Tolerance)
 	steps, err := s.load(ctx)
 	if err != nil {
 		return err
 	}
 	s.steps, s.latents = steps, s.storedLatents(steps)
-	if !s.shaped() {
+	if !s.latentsFitModel() {
 		return nil
 	}
-	if err := s.encode(ctx); err != nil {
+	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling); err != nil {
 		s.fault(-1, "encode prompt: %v", err)
 		return ctx.Err()
 	}
-	if err := s.conditioning(ctx); err != nil {
+	if err := s.checkConditioning(ctx); err != nil {
 		return err
 	}
 	if t.ScheduledSampling != nil {
-		return s.rolled(ctx)
+		return s.rollAgain(ctx)
 	}
-	if err := s.start(ctx); err != nil {
+	if err := s.checkStart(ctx); err != nil {
 		return err
 	}
-	plan := planOf(t)
+	plan := sampling.Plan(&t.Sampling)
 	for i := plan.Begin; i < plan.End; i++ {
-		if err := s.logProb(ctx, plan, i); err != nil {
+		if err := s.checkLogProb(ctx, plan, i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sample is one trajectory that is checked.
+// digestsOnly checks the digests of a sample that no model here can compute again, as a server made it.
+func (s *sample) digestsOnly(ctx context.Context) error {
+	s.report.NotComputed++
+	if got := s.t.ComputeScheduleDigest(); got != s.t.ScheduleDigest {
+		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", s.t.ScheduleDigest, got)
+	}
+	if s.t.Text == nil {
+		_, err := s.load(ctx)
+		return err
+	}
+	for i := range s.t.Steps {
+		if _, err := s.tokens(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sample is the trajectory that is being checked, with what is loaded of it.
 type sample struct {
 	*verifier
 	t       *schemas.Trajectory
-	made    *opened             // what made it
-	model   sampler.Network     // of made
-	with    *version            // the weights that made it, or the last of its steps
-	steps   []*schemas.Step     // those that are there, from where it begins
+	made    *opened             // the model that made it
+	model   engine.Network      // of made
+	image   model.Model         // of made; nil for a language model
+	with    *version            // the weights that made it; if they changed on the way, those of its last step
+	steps   []*schemas.Step     // from its first step on; nil: gone or faulty
 	latents map[int64][]float32 // [S, C] by index
 	conds   []*model.Conditioning
 }
 
-// fault notes what is wrong with a step, or with the whole (-1).
+// fault adds a difference to the report, of a step or of the whole trajectory (-1).
 func (s *sample) fault(step int64, format string, args ...any) {
 	s.report.Mismatches = append(s.report.Mismatches, Mismatch{string(s.t.UID), s.t.SampleIndex, step, fmt.Sprintf(format, args...)})
 }
 
-// encode makes the conditioning of the prompt and, with guidance, of the negative prompt.
-func (s *sample) encode(ctx context.Context) (err error) {
-	prompts := []string{s.t.Prompt}
-	if s.t.TrueCFGScale > 1 {
-		prompts = append(prompts, s.t.NegativePrompt)
-	}
-	encode := s.model.Images.Encode
-	if s.t.TruncatePrompt {
-		encode = s.model.Images.EncodeTruncated
-	}
-	s.conds, err = encode(ctx, prompts)
-	return err
-}
-
-// logProb recomputes that of step i, where it has one and both latents were kept.
-func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
+// checkLogProb recomputes the log-prob of step i, if it has one and the latents before and after it are stored. It
+// keeps the largest difference in report.MaxRatio.
+func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error {
 	stored, index := s.t.LogProbs[i], int64(i)
 	if stored == nil {
-		return nil // an ode step: of a valid trajectory all others have one
+		return nil // an ode step: in a valid trajectory all other steps have one
 	}
 	x, next := s.latents[index], s.latents[index+1]
 	if x == nil || next == nil {
 		if !slices.Contains(s.t.LatentStepIndices, index) || !slices.Contains(s.t.LatentStepIndices, index+1) {
-			s.report.StepsSkipped++ // else the step event is gone, which is counted
+			s.report.StepsSkipped++ // otherwise the step event is gone, which is counted elsewhere
 		}
 		return nil
 	}
 	with := s.with
 	begin, _ := s.t.Segment()
-	if digest := s.steps[index-begin].WeightsDigest; digest != with.digest { // it went on with others later
+	if digest := s.steps[index-begin].WeightsDigest; digest != with.digest { // the sample went on with other weights later
 		var err error
-		if with, err = s.weights(ctx, digest); err != nil || !s.known(with, index) {
+		if with, err = s.weights(ctx, digest); err != nil || !s.available(with, index) {
 			return err
 		}
 	}
@@ -270,12 +295,12 @@ func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
 	if math.IsNaN(off) {
 		off = math.Inf(1)
 	}
-	s.report.MaxRatio = max(s.report.MaxRatio, off)
+	s.report.MaxRatio = max(s.report.MaxRatio, Difference(off))
 	return nil
 }
 
-// load loads the step events the trajectory names and checks them against it. Those that
-// are gone are counted and nil.
+// load loads the step events that the trajectory names, and checks them against it. Steps that are gone or faulty are
+// nil in the result.
 func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 	t := s.t
 	begin, _ := t.Segment() // of a valid trajectory there is one for each that ran
@@ -283,7 +308,7 @@ func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 	var content [][32]byte
 	for i, ref := range t.Steps {
 		at := begin + int64(i)
-		m, err := s.stored(ctx, at, ref)
+		m, err := s.storedMessage(ctx, at, ref)
 		if err != nil {
 			return nil, err
 		}
@@ -292,7 +317,7 @@ func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 		}
 		step, err := s.bus.LoadStep(ctx, m)
 		if err != nil {
-			if err := s.unread(ctx, at, err); err != nil {
+			if err := s.onLoadError(ctx, at, err); err != nil {
 				return nil, err
 			}
 			continue
@@ -314,8 +339,9 @@ func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 	return steps, nil
 }
 
-// stored is the message of a step that a trajectory names; nil where it is gone, or is another.
-func (s *sample) stored(ctx context.Context, at int64, ref schemas.StepRef) (*bus.Message, error) {
+// storedMessage returns the message that ref names; at is its step, for faults. It returns nil, and reports that, if
+// the message is gone or has another digest.
+func (s *sample) storedMessage(ctx context.Context, at int64, ref schemas.StepRef) (*bus.Message, error) {
 	m, err := s.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
@@ -338,8 +364,9 @@ func (s *sample) stored(ctx context.Context, at int64, ref schemas.StepRef) (*bu
 	return m, nil
 }
 
-// unread notes why a stored step cannot be loaded; an error ends the check.
-func (s *sample) unread(ctx context.Context, at int64, err error) error {
+// onLoadError reports why a stored step cannot be loaded: it is gone or faulty. It returns an error only if ctx has
+// ended.
+func (s *sample) onLoadError(ctx context.Context, at int64, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
 		s.report.StepsGone++
@@ -351,7 +378,7 @@ func (s *sample) unread(ctx context.Context, at int64, err error) error {
 	return nil
 }
 
-// checkStep compares a step event with what its trajectory says of it.
+// checkStep compares a step event with what its trajectory says about it.
 func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	t := s.t
 	begin, _ := t.Segment()
@@ -372,8 +399,8 @@ func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	}
 }
 
-// storedLatents are the latents by index, decoded to float32, of the steps that are there: those
-// that are kept, and checkpoints.
+// storedLatents returns the latents of the steps that are loaded, by index, decoded to float32: the kept states and the
+// checkpoints. It also checks that the kept ones are those that the trajectory lists.
 func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 	t := s.t
 	latents := map[int64][]float32{}
@@ -390,7 +417,7 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 				s.fault(at, "latents %d: of the state after a step that is not the last", l.Index)
 				continue
 			}
-			if x := s.decoded(at, &l); x != nil {
+			if x := s.decode(at, &l); x != nil {
 				latents[l.Index] = x
 			}
 		}
@@ -402,17 +429,17 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 		if step == nil || step.Checkpoint == nil {
 			continue
 		}
-		if x := s.decoded(step.StepIndex, &schemas.IndexedTensor{Index: step.StepIndex, Tensor: *step.Checkpoint}); x != nil {
+		if x := s.decode(step.StepIndex, &schemas.IndexedTensor{Index: step.StepIndex, Tensor: *step.Checkpoint}); x != nil {
 			latents[step.StepIndex] = x
 		}
 	}
 	return latents
 }
 
-// shaped says whether the latents have the shape that the model's have.
-func (s *sample) shaped() bool {
-	t, card := s.t, s.model.Images.Card()
-	tokens, err := card.Tokens(int(t.Height), int(t.Width))
+// latentsFitModel reports whether the latents have the shape of the model's; a fault if not.
+func (s *sample) latentsFitModel() bool {
+	t, card := s.t, s.image.Card()
+	tokens, err := card.Tokens(media.ImageSize(t.Height, t.Width))
 	if err != nil {
 		s.fault(-1, "%v", err)
 		return false
@@ -425,8 +452,8 @@ func (s *sample) shaped() bool {
 	return true
 }
 
-// decoded are latents of step at; nil where they are faulty.
-func (s *sample) decoded(at int64, l *schemas.IndexedTensor) []float32 {
+// decode returns latents [S, C] as float32; nil, and a fault of step at, if shape or bytes are wrong.
+func (s *sample) decode(at int64, l *schemas.IndexedTensor) []float32 {
 	shape := s.t.LatentsShape
 	if !slices.Equal(l.Tensor.Shape, shape) || len(shape) != 2 {
 		s.fault(at, "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, shape)
@@ -440,23 +467,22 @@ func (s *sample) decoded(at int64, l *schemas.IndexedTensor) []float32 {
 	return x
 }
 
-// start compares the first stored state with what the trajectory says that the sample began
-// with, noise that is drawn again or a state that the prompt gave, and stands in for it where
-// it was not kept.
-func (s *sample) start(ctx context.Context) error {
+// checkStart computes the state that the sample began with: noise that is drawn again, or a state that the prompt or
+// another sample gave. It compares that with the stored state, or uses it in its place if the first state was not kept.
+func (s *sample) checkStart(ctx context.Context) error {
 	t := s.t
 	begin, _ := t.Segment()
 	x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
 	if t.Start == nil {
 		flow.InitialNoise(x, t.NoiseSeed)
 	} else {
-		states, err := s.given(ctx, t.Start)
+		states, err := s.loadStart(ctx, t.Start)
 		switch {
 		case errors.Is(err, bus.ErrNotFound):
 			s.report.StartsGone++
 			return nil
 		case err == nil:
-			err = sampler.StartFrom(x, t.Start, states, t.SampleIndex, t.LatentsShape, t.Sigmas[begin], t.NoiseSeed)
+			err = images.StartFrom(x, t.Start, states, t.SampleIndex, t.LatentsShape, t.Sigmas[begin], t.NoiseSeed)
 		case !errors.Is(err, bus.ErrCorrupt) && !errors.Is(err, bus.ErrFailed):
 			return fmt.Errorf("load the states it started with: %w", err)
 		}
@@ -474,19 +500,19 @@ func (s *sample) start(ctx context.Context) error {
 	return nil
 }
 
-// given loads what a sample started with: states that a prompt gave, those of a group once, the one
-// that its parent stored, or its data.
-func (s *sample) given(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
+// loadStart loads what a sample started with: latents that the prompt gave, the state that another sample stored
+// (branch), or data. Latents of a group are loaded once. bus.ErrNotFound: it is no longer stored.
+func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
 	t := start.Latents
 	switch {
 	case start.Branch != nil:
-		parent, err := s.bus.Made(ctx, *start.Branch)
+		parent, err := s.bus.BranchTrajectory(ctx, *start.Branch)
 		if err != nil {
 			return nil, err
 		}
 		return s.bus.LoadBranch(ctx, *start.Branch, parent)
 	case start.Data != nil:
-		return sampler.LoadData(ctx, s.bus, s.model.Images, start.Data, s.t.Height, s.t.Width)
+		return images.LoadData(ctx, s.bus, s.image, start.Data, s.t.Height, s.t.Width)
 	case t.Ref == nil:
 		return t, nil
 	}
@@ -500,41 +526,20 @@ func (s *sample) given(ctx context.Context, start *schemas.SegmentStart) (*schem
 	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
 }
 
-// velocity is the guided output [S, C] of some weights at (x, sigma).
+// velocity returns the guided output [S, C] of the model with some weights at state x and noise level sigma.
 func (s *sample) velocity(ctx context.Context, with *version, x []float32, sigma float32) ([]float32, error) {
-	row := sampler.Row{Dst: make([]float32, len(x)), X: x, Sigma: sigma, Cond: s.conds[0], Scale: s.t.TrueCFGScale}
+	row := images.GuidedRow{
+		Row:   model.Row{X: x, Sigma: sigma, Conditioning: s.conds[0], Dst: make([]float32, len(x))},
+		Scale: s.t.TrueCFGScale,
+	}
 	if len(s.conds) == 2 {
 		row.Negative = s.conds[1]
 	}
-	faults, err := with.velocities.Eval(ctx, []sampler.Row{row}, int(s.t.Height), int(s.t.Width))
+	faults, err := with.velocities.Eval(ctx, []images.GuidedRow{row}, media.ImageSize(s.t.Height, s.t.Width))
 	if err == nil {
 		err = faults[0]
 	}
 	return row.Dst, err
-}
-
-func planOf(t *schemas.Trajectory) flow.Plan {
-	p := flow.Plan{
-		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProb: flow.LogProbKind(t.LogProbKind), Solver: flow.Solver(t.Solver),
-		Storage: tensor.DType(t.LatentsDType), Seed: t.SampleSeed,
-	}
-	for _, kind := range t.Transitions {
-		p.Transitions = append(p.Transitions, flow.Transition(kind))
-	}
-	begin, end := t.Segment()
-	p.Begin, p.End = int(begin), int(end)
-	return p
-}
-
-// requestOf holds the fields of the schedule digest.
-func requestOf(t *schemas.Trajectory) *schemas.Request {
-	if t.Text != nil {
-		return &schemas.Request{Text: &t.Text.Settings}
-	}
-	return &schemas.Request{
-		Sigmas: t.Sigmas, Transitions: t.Transitions, NoiseLevel: t.NoiseLevel, Solver: t.Solver, LogProbKind: t.LogProbKind,
-		LatentsDType: t.LatentsDType, TrueCFGScale: t.TrueCFGScale, Height: t.Height, Width: t.Width,
-	}
 }
 
 func sameNumber(a, b *float64) bool {
@@ -544,6 +549,7 @@ func sameNumber(a, b *float64) bool {
 	return *a == *b
 }
 
+// number formats an optional number for a fault; "-" is none.
 func number(v *float64) string {
 	if v == nil {
 		return "-"

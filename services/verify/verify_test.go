@@ -41,9 +41,12 @@ func sampledPlane(t *testing.T) *bustest.Plane {
 // prompt asks for a group whose samples have their states around the steps 1 and 2.
 func prompt() *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: "p1", Prompt: "a red fox", Seed: new(int64(5)), GroupSize: new(int64(samples)), NumInferenceSteps: new(int64(steps)),
-		Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0), NegativePrompt: new("a fox"),
-		Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+		UID: "p1", Prompt: "a red fox", Seed: new(int64(5)), GroupSize: new(int64(samples)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(steps)),
+			Height:            new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0), NegativePrompt: new("a fox"),
+			Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+		},
 	}
 }
 
@@ -152,14 +155,91 @@ func TestRun_Unproven(t *testing.T) {
 	if report.OK(0) || report.StepsGone != 1 || len(report.Mismatches) != 0 || !strings.Contains(report.Unproven, "1 step event gone") {
 		t.Errorf("without one step: %+v", report)
 	}
+	if _, err := b.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Prefix+"step.>"); err != nil {
+		t.Fatal(err)
+	}
+	report, err = verify.Run(t.Context(), b, "r1", verify.Options{})
+	if err != nil || report.OK(0) || report.Steps != 0 || report.StepsGone != samples*steps || report.Unproven == "" {
+		t.Errorf("without any step: %+v, %v", report, err)
+	}
 }
 
-// Each trajectory is judged by its own model. One whose model is not given is said by name: it is neither wrong nor right.
+// A check of nothing is no proof, and says what a run must keep; garbage among trajectories is one mismatch.
+func TestRun_NothingChecked(t *testing.T) {
+	plane := bustest.New(t)
+	for run, c := range map[schemas.Run]struct {
+		rollout schemas.Rollout
+		want    string
+	}{
+		"ode":  {schemas.Rollout{SDEType: schemas.TransitionODE}, "no step is stochastic"},
+		"bare": {schemas.Rollout{SDEStepIndices: []int64{1}, ReturnStepIndices: []int64{4}}, "--return-steps"},
+	} {
+		p := prompt()
+		p.Rollout = c.rollout
+		sample(t, plane, run, p)
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{})
+		if err != nil || report.OK(0) || report.Steps != 0 || !strings.Contains(report.Unproven, c.want) {
+			t.Errorf("%s: %+v, %v; want %q", run, report, err, c.want)
+		}
+	}
+	sample(t, plane, "kept", prompt())
+	plane.Forge(t, schemas.TrajectorySubject("kept", "zz", 0), []byte("junk"))
+	report, err := verify.Run(t.Context(), plane.Bus, "kept", verify.Options{})
+	if err != nil || report.Trajectories != samples+1 || report.Steps != samples*stochastic || len(report.Mismatches) != 1 {
+		t.Errorf("with garbage: %+v, %v", report, err)
+	}
+}
+
+// Every log-prob is recomputed exactly, whatever latents are stored as and whichever way a rollout takes.
+func TestRun_RatioIsOne(t *testing.T) {
+	plane := bustest.New(t)
+	for i, rollout := range []schemas.Rollout{
+		{LatentsDType: "F32"},
+		{LatentsDType: "F16", SDEType: "cps", SDEStepIndices: []int64{0, 1, 2}, Solver: "heun"},
+		{
+			LatentsDType: "BF16", SDEType: "dance_sde", Solver: "unipc", LogProbKind: "scaled",
+			SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 3}, Strategy: "noncontiguous"},
+		},
+		{SDEType: "cps", LogProbKind: "squared", SDEStepIndices: []int64{0, 1}},
+	} {
+		run, p := schemas.Run(fmt.Sprint("exact-", i)), prompt()
+		p.Rollout, p.Height, p.Width = rollout, new(int64(96)), new(int64(32))
+		sample(t, plane, run, p)
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{})
+		if err != nil || !report.OK(0) || report.MaxRatio != 0 || report.Steps < samples*stochastic || report.StepsSkipped != 0 {
+			t.Errorf("%+v: %+v, %v", rollout, report, err)
+		}
+	}
+}
+
+// A sample that a server drew, and that no model here can compute again, is held to its digests alone.
+func TestRun_NotComputed(t *testing.T) {
+	b := sampled(t)
+	by := &schemas.Drawn{Engine: schemas.Engine{Name: schemas.EngineVLLM, Verify: schemas.VerifyNone}}
+	forge(t, b, "served", func(t *schemas.Trajectory) {
+		t.Drawn = by
+	})
+	forge(t, b, "spoiled", func(t *schemas.Trajectory) {
+		t.Drawn, t.ContentDigest = by, strings.Repeat("0", 64)
+	})
+	for run, mismatches := range map[schemas.Run]int{"served": 0, "spoiled": 1} {
+		report, err := verify.Run(t.Context(), b, run, verify.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.OK(0) || report.NotComputed != 1 || report.Steps != 0 || len(report.Mismatches) != mismatches {
+			t.Errorf("%s: %+v", run, report)
+		}
+	}
+}
+
+// Each trajectory is judged by its own model. One whose model is not given is said by name: it is neither wrong nor
+// right.
 func TestRun_Lanes(t *testing.T) {
 	t.Setenv("MEANDER_MODELS", "../../deploy/models")
 	plane := sampledPlane(t)
 	b := plane.Bus
-	text := &schemas.Prompt{UID: "p2", Model: "sums", Prompt: "1+2=?", Seed: new(int64(5)), GroupSize: new(int64(samples))}
+	text := &schemas.Prompt{UID: "p2", Routing: schemas.Routing{Model: "sums"}, Prompt: "1+2=?", Seed: new(int64(5)), GroupSize: new(int64(samples))}
 	sample(t, plane, "r1", text)
 	forge(t, b, "r1", func(t *schemas.Trajectory) {
 		t.UID, t.Group.Batch, t.Lane, t.WeightsDigest = "p3", "p3", "elsewhere", strings.Repeat("0", 64)
@@ -232,8 +312,9 @@ func TestReport_OK(t *testing.T) {
 		{"all right", verify.Report{Steps: 1}, 0, true},
 		{"off", verify.Report{Steps: 1, MaxRatio: 1e-6}, 0, false},
 		{"off within the tolerance", verify.Report{Steps: 1, MaxRatio: 1e-6}, 1e-5, true},
+		{"off within the card's tolerance", verify.Report{Steps: 1, MaxRatio: 1e-6, Tolerance: 1e-5}, 0, true},
 		{"a mismatch", verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{}}}, 1, false},
-		{"no number", verify.Report{Steps: 1, MaxRatio: math.NaN()}, 1, false},
+		{"no number", verify.Report{Steps: 1, MaxRatio: verify.Difference(math.NaN())}, 1, false},
 		{"not given", verify.Report{Steps: 1, Missing: []verify.Missing{{}}}, 1, false},
 		{"unproven", verify.Report{Unproven: "nothing was checked"}, 1, false},
 	} {

@@ -7,34 +7,45 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+	"github.com/meander-rl/meander/services/sampler/engine/texts"
+	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
-// heldWeights is how many versions of the weights are in memory beside the model.
+// heldWeights is how many versions of the weights are in memory besides those of the model.
 const heldWeights = 2
 
-// version is weights that trajectories name.
+// version is one version of a model's weights, or the reason why it is not available.
 type version struct {
 	digest     string
-	network    sampler.Network
-	velocities *sampler.Velocities // nil of a language model
-	err        error               // why they cannot be had
+	network    engine.Network
+	image      model.Model        // nil for a language model
+	velocities *images.Velocities // of image
+	text       lm.Model           // nil for an image model
+	err        error              // why the weights cannot be loaded
 }
 
-func newVersion(n sampler.Network) *version {
-	v := &version{digest: n.WeightsDigest(), network: n}
-	if n.Images != nil {
-		v.velocities = sampler.NewVelocities(n.Images)
+// newVersion returns the version of an open model.
+func newVersion(n engine.Network) *version {
+	v := &version{digest: n.Digest(), network: n}
+	switch n := n.(type) {
+	case *images.Network:
+		v.image, v.velocities = n.Model, images.NewVelocities(n.Model)
+	case *texts.Network:
+		v.text = n.Model
 	}
 	return v
 }
 
-// errUnknown says that neither the model nor a policy of the lane has the weights.
+// errUnknown means that neither the model nor a policy of the lane has the weights.
 var errUnknown = errors.New("not those of the model, nor of a policy of the lane")
 
-// weights returns those with a digest: the model's, or the version of a policy of the sample's lane, fetched and
-// loaded. What keeps them from being had is in the version.
+// weights returns the weights with a digest: those of the model, or of a policy of the sample's lane, which it fetches
+// and loads. If that is not possible, the reason is in version.err. The newest heldWeights versions stay in memory.
 func (s *sample) weights(ctx context.Context, digest string) (*version, error) {
 	o := s.made
 	if i := slices.IndexFunc(o.versions, func(w *version) bool { return w.digest == digest }); i >= 0 {
@@ -46,7 +57,7 @@ func (s *sample) weights(ctx context.Context, digest string) (*version, error) {
 	}
 	w := &version{digest: digest, err: errUnknown}
 	if p != nil {
-		n, err := sampler.Policy(ctx, s.bus, o.network, p)
+		n, err := weights.Apply(ctx, s.bus, o.network, p)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -68,7 +79,7 @@ func (s *sample) weights(ctx context.Context, digest string) (*version, error) {
 	return w, nil
 }
 
-// policy is one of the lane with those weights, nil for none.
+// policy returns the policy of a lane that has the weights with a digest; nil if there is none.
 func (v *verifier) policy(ctx context.Context, lane schemas.Lane, digest string) (*schemas.Policy, error) {
 	history, ok := v.history[lane]
 	if !ok {
@@ -86,22 +97,23 @@ func (v *verifier) policy(ctx context.Context, lane schemas.Lane, digest string)
 	return nil, nil
 }
 
-func (w *version) close(opened sampler.Network) {
-	if w.network != (sampler.Network{}) && w.network != opened {
+// close frees the weights, unless they are those of the open model.
+func (w *version) close(opened engine.Network) {
+	if w.network != nil && w.network != opened {
 		_ = w.network.Close()
 	}
 }
 
-// known says whether a sample's weights, of a step or of the whole (-1), can be had: if not, that is a
-// fault or, where their bytes are gone, counted.
-func (s *sample) known(w *version, step int64) bool {
+// available reports whether the weights of a step, or of the whole sample (-1), could be loaded. If not, it reports a
+// fault, or counts them as gone.
+func (s *sample) available(w *version, step int64) bool {
 	switch {
 	case w.err == nil:
 		return true
 	case errors.Is(w.err, bus.ErrNotFound):
 		s.report.WeightsGone++
 	case errors.Is(w.err, errUnknown):
-		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those", w.digest, s.model.Name(), s.model.WeightsDigest(), s.t.Lane)
+		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those", w.digest, s.model.Name(), s.model.Digest(), s.t.Lane)
 	default:
 		s.fault(step, "weights_digest: %.16s: %v", w.digest, w.err)
 	}

@@ -1,9 +1,8 @@
-// Package bustest gives a test an event plane of its own: an embedded server with the
-// project's streams, connected buses, services that run until they are stopped or killed,
-// and the events that they store. Its waits end when what is waited for has come; they
-// give up when nothing has changed for [Patience], not when it took long.
+// Package bustest gives a test its own event plane (a [Plane]): an embedded server with the project's streams,
+// connected buses, services that run until they are stopped or killed, and the stored events. Its waits end when the
+// awaited event has come. They give up when nothing has changed for [Patience], not after a total time.
 //
-// Failures are those of the test: no function returns an error.
+// Failures fail the test: almost no function returns an error.
 package bustest
 
 import (
@@ -28,12 +27,12 @@ import (
 type Plane struct {
 	*bus.Bus
 	Server *natsd.Server
-	// Options are the server's; what a test changes holds from its next start on.
+	// Options are the server's; a change of the test takes effect at the next Start.
 	Options natsd.Options
 }
 
-// New starts a server for the length of the test and sets its streams up. Each change is
-// applied to the server's options before.
+// New starts a server that runs until the test ends, and sets its streams up. Each change is applied to the server's
+// options first.
 func New(t testing.TB, change ...func(*natsd.Options)) *Plane {
 	t.Helper()
 	p := Bare(t, change...)
@@ -59,7 +58,7 @@ func Bare(t testing.TB, change ...func(*natsd.Options)) *Plane {
 // connect through it instead of within the process.
 func TCP(o *natsd.Options) { o.Listen = "127.0.0.1:0" }
 
-// Start starts the server on its store: once more after the test has closed it.
+// Start starts the server on its store: again, after the test has closed it.
 func (p *Plane) Start(t testing.TB) {
 	t.Helper()
 	server, err := natsd.Start(context.Background(), p.Options)
@@ -74,7 +73,7 @@ func (p *Plane) Start(t testing.TB) {
 	})
 }
 
-// Config is how a bus reaches the server.
+// Config returns the settings with which a bus reaches the server.
 func (p *Plane) Config() bus.Config {
 	if p.Options.Listen != "" {
 		return bus.Config{Name: "test", URL: p.Server.ClientURL(), Token: p.Options.Token}
@@ -82,13 +81,13 @@ func (p *Plane) Config() bus.Config {
 	return bus.Config{Name: "test", InProcess: p.Server.InProcess()}
 }
 
-// Connect makes another bus to the server, until the test ends.
+// Connect returns another bus to the server, which is closed when the test ends.
 func (p *Plane) Connect(t testing.TB) *bus.Bus {
 	t.Helper()
 	return Connect(t, p.Config())
 }
 
-// Connect makes a bus to any server, until the test ends.
+// Connect returns a bus to any server, which is closed when the test ends.
 func Connect(t testing.TB, c bus.Config) *bus.Bus {
 	t.Helper()
 	b, err := bus.Connect(context.Background(), c, zerolog.Nop())
@@ -112,7 +111,7 @@ type Service struct {
 	done   chan struct{}
 }
 
-// Serve runs a service on a connection of its own.
+// Serve runs a service on its own connection.
 func (p *Plane) Serve(t testing.TB, run func(ctx context.Context, b *bus.Bus) error) *Service {
 	t.Helper()
 	b := p.Connect(t)
@@ -134,8 +133,8 @@ func (p *Plane) Serve(t testing.TB, run func(ctx context.Context, b *bus.Bus) er
 	return s
 }
 
-// Stop lets the service settle what it has in hand, and waits for its end. One that hangs fails the
-// test, with what it hangs in.
+// Stop lets the service finish its work in flight, and waits for its end. A service that does not end fails the test,
+// which then prints its goroutines.
 func (s *Service) Stop() {
 	s.ending.Store(true)
 	s.cancel()
@@ -148,15 +147,14 @@ func (s *Service) Stop() {
 	}
 }
 
-// Kill ends the service as kill -9 would: its connection is gone in the middle of whatever
-// is under way.
+// Kill ends the service as kill -9 would: it closes the connection in the middle of the work.
 func (s *Service) Kill() {
 	s.ending.Store(true)
 	s.bus.Conn().Close()
 	s.Stop()
 }
 
-// Info is the state of a stream.
+// Info returns the state of a stream.
 func (p *Plane) Info(t testing.TB, stream string) *jetstream.StreamInfo {
 	t.Helper()
 	s, err := p.JetStream().Stream(context.Background(), stream)
@@ -166,7 +164,7 @@ func (p *Plane) Info(t testing.TB, stream string) *jetstream.StreamInfo {
 	return s.CachedInfo()
 }
 
-// Change updates the settings of a stream, to have it full, or narrow.
+// Change updates the settings of a stream, for example to make it full or small.
 func (p *Plane) Change(t testing.TB, stream string, change func(c *jetstream.StreamConfig)) {
 	t.Helper()
 	c := p.Info(t, stream).Config
@@ -176,17 +174,18 @@ func (p *Plane) Change(t testing.TB, stream string, change func(c *jetstream.Str
 	}
 }
 
-// Forge stores bytes on a subject, as somebody does who knows it, message id and all.
+// Forge stores bytes on a subject with the right message id, as a forger can who knows the subject.
 func (p *Plane) Forge(t testing.TB, subject string, data []byte) bus.Ack {
 	t.Helper()
-	ack, err := p.PublishRaw(t.Context(), subject, data, nats.Header{schemas.HeaderType: {"forged/1"}}, schemas.MessageID(subject))
+	ack, err := p.PublishRaw(t.Context(), subject, data, nats.Header{schemas.HeaderType: {"forged/1"}},
+		schemas.MessageID(subject))
 	if err != nil || ack.Duplicate {
 		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
 	}
 	return ack
 }
 
-// Encode is the bytes of an event, valid or not.
+// Encode returns the bytes of an event, valid or not.
 func Encode(t testing.TB, e schemas.Event) []byte {
 	t.Helper()
 	data, err := schemas.Encode(e)

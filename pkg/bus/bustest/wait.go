@@ -17,9 +17,9 @@ import (
 // elsewhere, and a test that passes does not wait.
 const Patience = 2 * time.Minute
 
-// Until waits until check returns nil. It gives up when the text of its error has not
-// changed for [Patience], or has changed for five times as long and led nowhere. While the
-// text changes it looks often, then seldom, and never more than half of the time.
+// Until waits until check returns nil. It fails the test when the text of check's error has not changed for
+// [Patience], or has been changing for five times as long. It calls check often while the text changes, then less
+// often, and for at most half of the time.
 func Until(t testing.TB, what string, check func() error) {
 	t.Helper()
 	const often, seldom = 5 * time.Millisecond, 50 * time.Millisecond
@@ -42,7 +42,7 @@ func Until(t testing.TB, what string, check func() error) {
 	}
 }
 
-// Receive takes a value from a channel.
+// Receive returns the next value of a channel.
 func Receive[V any](t testing.TB, what string, from <-chan V) (v V) {
 	t.Helper()
 	select {
@@ -53,7 +53,7 @@ func Receive[V any](t testing.TB, what string, from <-chan V) (v V) {
 	return v
 }
 
-// WhileItMoves is a context that ends when moved has not been called for [Patience].
+// WhileItMoves returns a context that ends when moved has not been called for [Patience].
 func WhileItMoves(t testing.TB) (ctx context.Context, moved func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	timer := time.AfterFunc(Patience, cancel)
@@ -61,8 +61,8 @@ func WhileItMoves(t testing.TB) (ctx context.Context, moved func()) {
 	return ctx, func() { timer.Reset(Patience) }
 }
 
-// Await waits until a stream holds messages on n subjects of the filters, at least, and
-// returns the newest of each subject.
+// Await waits until a stream holds messages on at least n subjects of the filters, and returns the newest message of
+// each subject.
 func Await(t testing.TB, b *bus.Bus, n int, stream string, filters ...string) map[string]*bus.Message {
 	t.Helper()
 	what := fmt.Sprintf("%d subjects of %q", n, filters)
@@ -88,8 +88,7 @@ func Await(t testing.TB, b *bus.Bus, n int, stream string, filters ...string) ma
 	return out
 }
 
-// Dead waits for n dead letters, and returns all that there are then: for n = 0, without
-// a wait.
+// Dead waits for n dead letters, and returns all that there are then. For n = 0 it does not wait.
 func Dead(t testing.TB, b *bus.Bus, n int) []*schemas.Dead {
 	t.Helper()
 	have := 0
@@ -109,7 +108,7 @@ func Dead(t testing.TB, b *bus.Bus, n int) []*schemas.Dead {
 	return out
 }
 
-// follow reads what is stored and what comes, until it is enough.
+// follow calls each with stored and new messages until each returns true.
 func follow(t testing.TB, b *bus.Bus, what, stream string, filters []string, each func(m *bus.Message) (enough bool)) {
 	t.Helper()
 	ctx, moved := WhileItMoves(t)
@@ -129,7 +128,7 @@ func follow(t testing.TB, b *bus.Bus, what, stream string, filters []string, eac
 	t.Fatalf("%s: %d messages, and no more in %v", what, n, Patience)
 }
 
-// Decode is the valid event of a message.
+// Decode returns the valid event of a message.
 func Decode[E any, P interface {
 	*E
 	schemas.Event
@@ -157,27 +156,28 @@ func Free(t testing.TB, b *bus.Bus, stream, subject string) {
 	})
 }
 
-// Settled waits until no consumer of a stream has anything waiting or in hand, and there
-// are as many as given.
-func Settled(t testing.TB, b *bus.Bus, stream string, consumers int) {
+// Drained waits until a stream has at least that many consumers, and none of them has a message that waits or is in
+// flight.
+func Drained(t testing.TB, b *bus.Bus, stream string, consumers int) {
 	t.Helper()
-	Until(t, stream+" is settled", func() error {
+	Until(t, stream+" is drained", func() error {
 		_, all, err := Consumers(t, b, stream)
 		if err != nil {
 			return err
 		}
-		waiting, inHand := 0, 0
+		waiting, inFlight := 0, 0
 		for _, c := range all {
-			waiting, inHand = waiting+int(c.NumPending), inHand+c.NumAckPending
+			waiting, inFlight = waiting+int(c.NumPending), inFlight+c.NumAckPending
 		}
-		if len(all) < consumers || waiting+inHand > 0 {
-			return fmt.Errorf("%d of %d consumers, %d messages wait, %d in hand", len(all), consumers, waiting, inHand)
+		if len(all) < consumers || waiting+inFlight > 0 {
+			return fmt.Errorf("%d of %d consumers, %d messages wait, %d in flight", len(all), consumers, waiting,
+				inFlight)
 		}
 		return nil
 	})
 }
 
-// Consumers are those of a stream, and the stream as it is now.
+// Consumers returns a stream as it is now, and its consumers.
 func Consumers(t testing.TB, b *bus.Bus, stream string) (jetstream.Stream, []*jetstream.ConsumerInfo, error) {
 	t.Helper()
 	s, err := b.JetStream().Stream(t.Context(), stream)
@@ -186,14 +186,14 @@ func Consumers(t testing.TB, b *bus.Bus, stream string) (jetstream.Stream, []*je
 	}
 	var all []*jetstream.ConsumerInfo
 	list := s.ListConsumers(t.Context())
-	for c := range list.Info() { // to its end: else what lists them stays behind
+	for c := range list.Info() { // read to its end: otherwise the goroutine of the listing stays
 		all = append(all, c)
 	}
 	return s, all, list.Err()
 }
 
-// Before calls do with a deadline until it returns before that has passed: soon, or on a
-// busy machine with a later one. Each call begins anew.
+// Before calls do with a deadline, and again with a later one, until do returns before its deadline. On a busy
+// machine that takes more than one call.
 func Before(t testing.TB, do func(deadline time.Time)) {
 	t.Helper()
 	for window := time.Second; window < Patience; window *= 2 {
@@ -205,13 +205,16 @@ func Before(t testing.TB, do func(deadline time.Time)) {
 	t.Fatalf("not done within %v", Patience)
 }
 
-// Redelivers waits until the server delivers a message again that nobody acked for d. What
-// it would have delivered again in that time by its other consumers, it has.
+// Redelivers waits until the server has delivered a message of its own again that was not acked for d. By then the
+// server has also redelivered what other consumers did not ack in that time.
 func Redelivers(t testing.TB, b *bus.Bus, d time.Duration) {
 	t.Helper()
 	const name = "REDELIVERS"
 	ctx := t.Context()
-	s, err := b.JetStream().CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{"redelivers"}, Storage: jetstream.MemoryStorage})
+	s, err := b.JetStream().CreateStream(ctx, jetstream.StreamConfig{
+		Name: name, Subjects: []string{"redelivers"},
+		Storage: jetstream.MemoryStorage,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

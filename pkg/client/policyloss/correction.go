@@ -15,41 +15,38 @@ const (
 	LevelSequence = "sequence" // the product over the steps of a sample
 )
 
-// Correction weighs samples whose old log-probs are not those of the rollout, because
-// another engine computed them, or the policy moved on (verl's rollout correction). A
-// trainer that takes the rollout's log-probs as its old ones has the weight in its ratio
-// already and needs rejections only.
+// Correction is importance sampling for samples whose old log-probs differ from the rollout's, because another engine
+// computed them or the policy has changed since (verl's rollout correction). A trainer that uses the rollout's
+// log-probs as its old ones has the weight in its ratio already, and needs rejections only.
 type Correction struct {
 	// Level is LevelToken, LevelSequence, or empty for no weights.
 	Level string
-	// Threshold is an upper bound that truncates weights, such as "2" (TIS), or a band that
-	// sets those outside to 0, such as "0.5_2" (IcePop).
+	// Threshold is an upper bound that truncates weights, such as "2" (TIS), or a band, such as
+	// "0.5_2" (IcePop): weights outside of it become 0.
 	Threshold string
 	// Normalize divides the weights by their mean over the batch.
 	Normalize bool
-	// Rejections are rules, each with its own Threshold: a sample or step they reject has
-	// weight 0, and still counts in the mean of the loss.
+	// Rejections are rules, each with its own Threshold. A rejected sample or step has weight 0,
+	// and still counts in the mean of the loss.
 	Rejections []Rejection
 }
 
-// Rejection is one rule: token_k1..3, seq_sum_k1..3, seq_mean_k1..3, seq_max_k2 or
-// seq_max_k3, with the estimates KLK1 to KLK3 of the rollout's divergence from the trainer.
-// Threshold is what they may be at most; of k1 it is a band of ratios such as "0.5_2", or
-// its upper end, whose inverse is the lower.
+// Rejection is one rule: token_k1..3, seq_sum_k1..3, seq_mean_k1..3, seq_max_k2 or seq_max_k3. k1 to k3 are the
+// estimates KLK1 to KLK3 of the rollout's divergence from the trainer. Threshold is the largest estimate that passes.
+// For k1 it is a band of ratios such as "0.5_2", or the upper end of one whose lower end is the inverse.
 type Rejection struct{ Rule, Threshold string }
 
 // Corrected is the outcome over B samples of W steps.
 type Corrected struct {
 	// Weights [B][W]; nil without a Level and without rejections.
 	Weights [][]float64
-	// Metrics are named as verl names them, without the prefix rollout_corr/. Those of
-	// weights are over B*W with the threshold applied, before they are normalised: mean, min,
-	// max, std (population) and eff_sample_size, a share; but min and max of LevelSequence
-	// are as they were before the threshold.
+	// Metrics have verl's names, without the prefix rollout_corr/. Those of weights are over
+	// B*W, after the threshold and before normalisation: mean, min, max, std (population) and
+	// eff_sample_size, a share. With LevelSequence, min and max are from before the threshold.
 	Metrics map[string]float64
 }
 
-// Validate joins every fault by field name.
+// Validate returns all faults, joined, each with the name of its field.
 func (c Correction) Validate() error {
 	var errs []error
 	switch c.Level {
@@ -59,7 +56,8 @@ func (c Correction) Validate() error {
 		}
 	case "":
 		if c.Threshold != "" {
-			errs = append(errs, fmt.Errorf("threshold: %q; must be beside a level: there are no weights without one", c.Threshold))
+			errs = append(errs, fmt.Errorf("threshold: %q; must be beside a level: there are no weights without one",
+				c.Threshold))
 		}
 		if c.Normalize {
 			errs = append(errs, errors.New("normalize: true; must be beside a level: there are no weights without one"))
@@ -75,7 +73,7 @@ func (c Correction) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Apply compares the log-probs of the trainer with those of the rollout, both [B][W].
+// Apply compares the log-probs of the trainer (old) with those of the rollout, both [B][W].
 func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -84,9 +82,9 @@ func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Corrected{Metrics: compared(old, rollout, logs)}
+	out := &Corrected{Metrics: differenceMetrics(old, rollout, logs)}
 	if c.Level != "" {
-		if err := out.weigh(c, logs); err != nil {
+		if err := out.setWeights(c, logs); err != nil {
 			return nil, err
 		}
 	}
@@ -98,19 +96,23 @@ func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 	return out, nil
 }
 
+// logRatios returns old - rollout, [B][W]. It fails if the shapes differ or a log-prob is not finite.
 func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	if len(old) == 0 || len(rollout) != len(old) {
-		return nil, fmt.Errorf("rollout: %d samples; must be as many as of old, %d, and at least 1", len(rollout), len(old))
+		return nil, fmt.Errorf("rollout: %d samples; must be as many as old has, %d, and at least 1", len(rollout),
+			len(old))
 	}
 	logs := make([][]float64, len(old))
 	for i := range old {
 		if len(old[i]) == 0 || len(old[i]) != len(rollout[i]) || len(old[i]) != len(old[0]) {
-			return nil, fmt.Errorf("sample %d has %d and %d steps; must be %d of both, and at least 1", i, len(old[i]), len(rollout[i]), len(old[0]))
+			return nil, fmt.Errorf("sample %d has %d and %d steps; must be %d of both, and at least 1", i, len(old[i]),
+				len(rollout[i]), len(old[0]))
 		}
 		for j := range old[i] {
 			d := old[i][j] - rollout[i][j]
 			if !finite(d) {
-				return nil, fmt.Errorf("step %d of sample %d: log-probs %v and %v; must be finite numbers", j, i, old[i][j], rollout[i][j])
+				return nil, fmt.Errorf("step %d of sample %d: log-probs %v and %v; must be finite numbers", j, i,
+					old[i][j], rollout[i][j])
 			}
 			logs[i] = append(logs[i], d)
 		}
@@ -118,8 +120,8 @@ func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	return logs, nil
 }
 
-// weigh sets the importance weights and their metrics.
-func (out *Corrected) weigh(c Correction, logs [][]float64) error {
+// setWeights sets the importance weights and their metrics.
+func (out *Corrected) setWeights(c Correction, logs [][]float64) error {
 	low, high, band, err := bounds(c.Threshold)
 	if err != nil {
 		return err
@@ -182,7 +184,7 @@ func (out *Corrected) describe(level string, logs [][]float64) {
 	}
 }
 
-// reject sets to 0 the weights of what any of the rules rejects.
+// reject sets the weights that any of the rules rejects to 0.
 func (out *Corrected) reject(rejections []Rejection, logs [][]float64) error {
 	if out.Weights == nil {
 		out.Weights = make([][]float64, len(logs))
@@ -219,8 +221,8 @@ func (out *Corrected) reject(rejections []Rejection, logs [][]float64) error {
 	return nil
 }
 
-// compared are the metrics of how far the two engines are apart.
-func compared(old, rollout, logs [][]float64) map[string]float64 {
+// differenceMetrics returns the metrics of how far the two engines are apart.
+func differenceMetrics(old, rollout, logs [][]float64) map[string]float64 {
 	m := map[string]float64{}
 	b, w := float64(len(old)), float64(len(old[0]))
 	for i, row := range logs {
@@ -245,13 +247,14 @@ func compared(old, rollout, logs [][]float64) map[string]float64 {
 	return m
 }
 
-// rule is a Rejection, parsed: it rejects estimates outside of low..high.
+// rule is a parsed Rejection: it rejects estimates outside of low..high.
 type rule struct {
 	scope     string
 	estimate  func(logRatio float64) float64
 	low, high float64
 }
 
+// parse reads the rule and its threshold, and returns the function that estimates the divergence from a log-ratio.
 func (r Rejection) parse() (rule, error) {
 	unknown := fmt.Errorf("rule: %q; must be token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3", r.Rule)
 	i := strings.LastIndexByte(r.Rule, '_')
@@ -272,7 +275,8 @@ func (r Rejection) parse() (rule, error) {
 	switch kind {
 	case KLK1:
 		if !(low <= high) {
-			return rule{}, fmt.Errorf("threshold of %s: %q; must be a ratio of at least 1, or a band", r.Rule, r.Threshold)
+			return rule{}, fmt.Errorf("threshold of %s: %q; must be a ratio of at least 1, or a band", r.Rule,
+				r.Threshold)
 		}
 		return rule{scope, func(d float64) float64 { return -d }, math.Log(low), math.Log(high)}, nil
 	case KLK2:
@@ -283,7 +287,7 @@ func (r Rejection) parse() (rule, error) {
 	return rule{}, unknown
 }
 
-// values are the estimates that each step of a sample is judged by.
+// values returns, for each step of a sample, the estimate that it is judged by: its own, or that of the whole sample.
 func (r rule) values(logs []float64) []float64 {
 	out := make([]float64, len(logs))
 	for j, d := range logs {
@@ -303,7 +307,7 @@ func (r rule) values(logs []float64) []float64 {
 	return slices.Repeat([]float64{all}, len(out))
 }
 
-// bounds reads "2", whose lower bound is its inverse, or the band "0.5_2".
+// bounds reads a threshold: "2", whose lower bound is the inverse, or the band "0.5_2".
 func bounds(s string) (low, high float64, band bool, err error) {
 	first, last, band := strings.Cut(s, "_")
 	if !band {

@@ -1,10 +1,10 @@
-// Package policyloss is the consumer's side of a rollout in plain float64: the policy
-// loss of Flow-GRPO and its relatives with its metrics, and the corrections for log-probs
-// that another engine computed. It is a reference: small enough to read, and to check a
-// trainer's own against. It has no gradients.
+// Package policyloss is the trainer's side of a rollout in plain float64: the policy
+// loss of Flow-GRPO and its relatives with its metrics (PPO, Guard), and the corrections for
+// log-probs that another engine computed (Correction). It is a reference, small enough to
+// read, to check a trainer's own loss against. It has no gradients.
 //
-// Log-probs are those of one step of each sample: means over the latent's elements, as
-// step events of kind density carry them.
+// A log-prob is of one step of one sample: the mean over the latent's elements, as in
+// step events of kind density.
 package policyloss
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Config of the clipped loss.
+// Config has the settings of the clipped loss.
 type Config struct {
 	// Clip is c >= 0: ratios beyond [1-c, 1+c] get no credit. It is small, because log-probs
 	// are means over many elements.
@@ -26,7 +26,7 @@ type Config struct {
 // DefaultConfig has the values of Flow-GRPO and verl-omni.
 func DefaultConfig() Config { return Config{Clip: 1e-4, AdvClipMax: 5} }
 
-// Validate joins every fault by field name.
+// Validate returns all faults, joined, each with the name of its field.
 func (c Config) Validate() error {
 	var errs []error
 	if !(c.Clip >= 0) || math.IsInf(c.Clip, 1) {
@@ -48,11 +48,11 @@ type Loss struct {
 	Ratios []float64
 	// PPOKL is mean(old - log_prob); ApproxKL mean((log_prob - old)^2)/2.
 	PPOKL, ApproxKL float64
-	// ClipFraction is the share of ratios beyond the clip, ClipFractionHigher and
-	// ClipFractionLower those above and below (verl's pg_clipfrac with _higher and _lower,
+	// ClipFraction is the share of ratios outside of the clip, ClipFractionHigher of those above
+	// and ClipFractionLower of those below it (verl's pg_clipfrac with _higher and _lower,
 	// Flow-GRPO's clipfrac, clipfrac_gt_one and clipfrac_lt_one).
 	ClipFraction, ClipFractionHigher, ClipFractionLower float64
-	// RatioMean and RatioStd (unbiased; 0 of a single one) are of the ratios.
+	// RatioMean and RatioStd (unbiased; 0 for a single ratio) are of the ratios.
 	RatioMean, RatioStd float64
 }
 
@@ -75,9 +75,9 @@ func PPO(cfg Config, logProb, old, advantages, weights []float64) (*Loss, error)
 //
 //	r = exp((log_prob - old + mean((m - m_old)^2)/(2 n^2)) * n)
 //
-// and its loss, times its weight where there are weights, is divided by the length of the
-// step. means and oldMeans [B][N] are the transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is
-// sigma - sigma_next > 0.
+// and its loss, times its weight where there are weights, is divided by the length of the step. means and oldMeans
+// [B][N] are the transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is sigma - sigma_next >
+// 0.
 func Guard(cfg Config, logProb, old, advantages, weights []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
 	if !(noiseStd > 0) || !(step > 0) || !finite(noiseStd) || !finite(step) {
 		return nil, fmt.Errorf("noise_std, step: %v, %v; must be finite numbers above 0", noiseStd, step)
@@ -107,7 +107,7 @@ func Guard(cfg Config, logProb, old, advantages, weights []float64, means, oldMe
 	return l, nil
 }
 
-// Ratios are exp(logProb - old).
+// Ratios returns exp(logProb - old).
 func Ratios(logProb, old []float64) ([]float64, error) {
 	if err := sameLength(logProb, old, "old"); err != nil {
 		return nil, err
@@ -119,6 +119,8 @@ func Ratios(logProb, old []float64) ([]float64, error) {
 	return out, nil
 }
 
+// clipped returns the clipped loss for given ratios, with all metrics. It checks that all lengths are equal and all
+// numbers finite.
 func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*Loss, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -162,13 +164,13 @@ func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*L
 	return l, nil
 }
 
-// ImageKL is mean((m - m_ref)^2) / (2 std^2) of each sample, as Flow-GRPO and verl take
-// it; means and reference are [B][N], std [B]. With std the schedule's std_dev_t that is
-// what they log. The divergence of the two Gaussians has the step's own width: give
-// Step.noise_std for it.
+// ImageKL returns mean((m - m_ref)^2) / (2 std^2) for each sample, as Flow-GRPO and verl
+// compute it; means and reference are [B][N], std [B]. With the schedule's std_dev_t as std
+// it is what they log. For the divergence of the two Gaussians give Step.noise_std.
 func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
 	if len(reference) != len(means) || len(std) != len(means) {
-		return nil, fmt.Errorf("%d references and %d std; must be one per mean, %d", len(reference), len(std), len(means))
+		return nil, fmt.Errorf("%d references and %d std; must be one per mean, %d", len(reference), len(std),
+			len(means))
 	}
 	out := make([]float64, len(means))
 	for i := range means {
@@ -185,7 +187,7 @@ func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
 }
 
 // Kinds of KL estimates from log-probs alone (Schulman 2020), as LLM trainers have them.
-// In verl a suffix + keeps the value and has the gradient of k2; here it changes nothing.
+// In verl a suffix + keeps the value and uses the gradient of k2; here it changes nothing.
 const (
 	KLK1  = "k1"  // log_prob - reference
 	KLAbs = "abs" // its magnitude
@@ -193,7 +195,7 @@ const (
 	KLK3  = "k3"  // exp(d) - d - 1, at most 10, with d = reference - log_prob, within +-20
 )
 
-// KL is one estimate from a log-prob and that of the reference policy.
+// KL returns one estimate from a log-prob and the reference policy's.
 func KL(kind string, logProb, reference float64) (float64, error) {
 	d := logProb - reference
 	if !finite(d) {
@@ -221,6 +223,7 @@ func k3(d float64) float64 { return math.Expm1(d) - d }
 
 func clamp(x, low, high float64) float64 { return min(max(x, low), high) }
 
+// meanSquare returns the mean of the squared differences.
 func meanSquare(a, b []float64) (float64, error) {
 	if len(a) != len(b) || len(a) == 0 {
 		return 0, fmt.Errorf("%d and %d elements; must be the same number, at least 1", len(a), len(b))
@@ -235,6 +238,7 @@ func meanSquare(a, b []float64) (float64, error) {
 	return sum / float64(len(a)), nil
 }
 
+// sameLength returns an error unless both slices have one finite number for each sample.
 func sameLength(logProb, other []float64, name string) error {
 	if len(logProb) == 0 {
 		return errors.New("log_prob: empty; must have at least one sample")

@@ -7,7 +7,7 @@ import (
 	"github.com/meander-rl/meander/pkg/lm/qwen2"
 )
 
-// All is every family, each a line. A program that knows more appends to it.
+// All returns every family of this project, one per line. A program with more families appends them.
 func All() lm.Registry {
 	return lm.Registry{
 		qwen2.Family(),

@@ -32,7 +32,8 @@ func adapter(t *testing.T, seed uint64, r int, of lora.Table) *lora.Adapter {
 			for i := range x {
 				x[i] = float32(0.1 * rng.NormFloat64())
 			}
-			m, err := safetensors.FloatTensor("base_model.model."+module+"."+half.name+".weight", tensor.F32, []int{half.n, half.k}, x)
+			m, err := safetensors.FloatTensor("base_model.model."+module+"."+half.name+".weight", tensor.F32,
+				[]int{half.n, half.k}, x)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,7 +65,8 @@ func withAdapters(t *testing.T, m lm.Model, adapters ...lora.Weighted) lm.Model 
 	return n
 }
 
-// merged is the folder whose projections have the adapters in them already, computed here: W + sum of weight * alpha/r * B A.
+// merged is the folder whose projections have the adapters in them already, computed here: W + sum of weight
+// * alpha/r * B A.
 func merged(t *testing.T, dir string, adapters ...lora.Weighted) string {
 	t.Helper()
 	to := t.TempDir()
@@ -112,8 +114,9 @@ func merged(t *testing.T, dir string, adapters ...lora.Weighted) string {
 	return to
 }
 
-// A model with adapters is the one whose weights have them merged, of every projection that there is, of weights in float32 and in
-// bf16; the model that it was made from stays as it is, sequences that have begun too.
+// A model with adapters is the one whose weights have them merged, of every projection that there is, of
+// weights in float32 and in bf16; the model that it was made from stays as it is, sequences that have begun
+// too.
 func TestAdapted(t *testing.T) {
 	t.Parallel()
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
@@ -123,7 +126,8 @@ func TestAdapted(t *testing.T) {
 		if len(table) != 2*7 {
 			t.Fatalf("%d modules: %v; want seven of each of two layers", len(table), table)
 		}
-		first, second := adapter(t, 1, 3, table), adapter(t, 2, 3, lora.Table{"model.layers.1.self_attn.v_proj": table["model.layers.1.self_attn.v_proj"]})
+		first, second := adapter(t, 1, 3, table), adapter(t, 2, 3,
+			lora.Table{"model.layers.1.self_attn.v_proj": table["model.layers.1.self_attn.v_proj"]})
 		ids := randomIDs(rand.New(rand.NewPCG(1, 2)), 20)
 		before := logits(t, m, ids)
 		begun := m.NewSequence()
@@ -131,7 +135,10 @@ func TestAdapted(t *testing.T) {
 		forward(t, m, lm.Row{Sequence: begun, IDs: ids[:10]})
 		seen := map[string]bool{m.Card().WeightsDigest: true}
 		for name, with := range map[string][]lora.Weighted{
-			"one": {{Adapter: first, Weight: 1}}, "less of it": {{Adapter: first, Weight: 0.4}}, "one module": {{Adapter: second, Weight: 1}},
+			"one": {{Adapter: first, Weight: 1}}, "less of it": {{Adapter: first, Weight: 0.4}}, "one module": {{
+				Adapter: second,
+				Weight:  1,
+			}},
 			"two": {{Adapter: first, Weight: 1}, {Adapter: second, Weight: -0.5}},
 		} {
 			n := withAdapters(t, m, with...)
@@ -146,7 +153,8 @@ func TestAdapted(t *testing.T) {
 				t.Errorf("%s, %s: digest %s", dtype, name, digest)
 			}
 			seen[n.Card().WeightsDigest] = true
-			if again := withAdapters(t, n); again.Card().WeightsDigest != m.Card().WeightsDigest || !slices.Equal(logits(t, again, ids), before) {
+			if again := withAdapters(t, n); again.Card().WeightsDigest != m.Card().WeightsDigest ||
+				!slices.Equal(logits(t, again, ids), before) {
 				t.Errorf("%s, %s: without adapters it is not the checkpoint again", dtype, name)
 			}
 		}
@@ -185,7 +193,8 @@ func TestAdapted_ClosedAndRefused(t *testing.T) {
 		"module": {lora.Table{"lm_head": {259, 32}}, "lm_head"},
 		"shape":  {lora.Table{"model.layers.0.mlp.down_proj": {32, 32}}, "model.layers.0.mlp.down_proj"},
 	} {
-		if _, err := m.WithAdapters(lora.Weighted{Adapter: adapter(t, 1, 3, c.table), Weight: 1}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := m.WithAdapters(lora.Weighted{Adapter: adapter(t, 1, 3, c.table), Weight: 1}); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
 		}
 	}

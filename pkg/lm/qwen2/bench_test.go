@@ -17,7 +17,10 @@ func BenchmarkDecode(b *testing.B) {
 	}{
 		{"sums", func() string { return sums }},
 		{"wide", func() string {
-			return folder(b, qwen2.Random{Width: 1024, Layers: 4, Heads: 16, KVHeads: 4, Intermediate: 2816, Vocabulary: 2048, DType: "BF16"})
+			return folder(b, qwen2.Random{
+				Width: 1024, Layers: 4, Heads: 16, KVHeads: 4, Intermediate: 2816, Vocabulary: 2048,
+				DType: "BF16",
+			})
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {

@@ -8,25 +8,26 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// cache is keys and values of all sequences, a row a token. It grows as pages are asked for.
+// cache holds keys and values of all sequences, one row per token. It grows as pages are allocated.
 type cache struct {
 	pages  *lm.Pages
 	device tensor.Device
 	cols   int
 
-	mu     sync.RWMutex // held to read while passes use rows
+	mu     sync.RWMutex // read-locked while passes use rows
 	matrix tensor.Matrix
 }
 
+// init sets the device, the columns of a row, and the most bytes of the cache.
 func (c *cache) init(d tensor.Device, cols, bytes int) {
 	c.device, c.cols = d, cols
 	c.pages = lm.NewPages(bytes / (4 * cols))
 }
 
-// leastRows is what a cache begins with.
+// leastRows is the number of rows of a new cache.
 const leastRows = 1024
 
-// ensure has rows for all pages that were handed out, and keeps what is in them.
+// ensure grows the cache to the rows of all pages, and keeps its contents.
 func (c *cache) ensure(ctx context.Context) error {
 	need := c.pages.Rows()
 	c.mu.RLock()
@@ -63,7 +64,7 @@ func (c *cache) ensure(ctx context.Context) error {
 	return nil
 }
 
-// bytes is what the cache takes.
+// bytes returns the memory of the cache.
 func (c *cache) bytes() int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

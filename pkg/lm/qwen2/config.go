@@ -29,7 +29,7 @@ func (l *idList) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]int32)(l))
 }
 
-// generation is generation_config.json, as far as it can be followed.
+// generation holds the supported fields of generation_config.json.
 type generation struct {
 	EOS          idList   `json:"eos_token_id"`
 	Sample       bool     `json:"do_sample"`
@@ -41,14 +41,14 @@ type generation struct {
 	Repetition   float64  `json:"repetition_penalty"`
 }
 
-// defaultTopK is what transformers takes where a generation_config.json leaves top_k out, defaultMaxNewTokens our own:
-// there it ends a sequence with its prompt after 20 tokens.
+// defaultTopK is the top_k of transformers if a generation_config.json has none. defaultMaxNewTokens is our own:
+// transformers ends a sequence, prompt included, after 20 tokens.
 const (
 	defaultTopK         = 50
 	defaultMaxNewTokens = 128
 )
 
-// params are how tokens are drawn where a prompt does not say.
+// params returns how tokens are drawn if a prompt does not say.
 func (g *generation) params() decoding.Params {
 	p := decoding.Params{TopP: g.TopP, MinP: g.MinP, Temperature: 1, TopK: defaultTopK}
 	if g.Temperature != nil {
@@ -63,7 +63,7 @@ func (g *generation) params() decoding.Params {
 	return p
 }
 
-// configs is everything that a folder says besides its tensors.
+// configs holds the configurations of a folder.
 type configs struct {
 	decoder    *nn.DecoderConfig
 	generation generation
@@ -71,6 +71,8 @@ type configs struct {
 	reward     []string
 }
 
+// readConfigs reads and checks the configurations of a folder. Every setting that changes results and is not
+// supported is an error, or a note if it only concerns how tokens are drawn.
 func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	// The defaults of Qwen2Config of transformers, for files that leave fields out.
 	c := &configs{decoder: &nn.DecoderConfig{
@@ -83,7 +85,8 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 		EOS           idList   `json:"eos_token_id"`
 		Quant         any      `json:"quantization_config"`
 	}
-	if err := errors.Join(nn.ReadJSON(folder, lm.ConfigFile, c.decoder), nn.ReadJSON(folder, lm.ConfigFile, &top)); err != nil {
+	if err := errors.Join(nn.ReadJSON(folder, lm.ConfigFile, c.decoder),
+		nn.ReadJSON(folder, lm.ConfigFile, &top)); err != nil {
 		return nil, err
 	}
 	var f nn.Faults
@@ -105,10 +108,12 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 		c.generation.EOS = top.EOS
 	}
 	if r := c.generation.Repetition; r != 0 && r != 1 {
-		c.notes = append(c.notes, fmt.Sprintf("%s: repetition_penalty: %g is not followed: tokens are drawn without", file, r))
+		c.notes = append(c.notes, fmt.Sprintf("%s: repetition_penalty: %g is not followed: tokens are drawn without", file,
+			r))
 	}
 	for _, id := range c.generation.EOS {
-		f.Check(id >= 0 && int(id) < c.decoder.Vocabulary, "eos_token_id: %d; must be below vocab_size = %d", id, c.decoder.Vocabulary)
+		f.Check(id >= 0 && int(id) < c.decoder.Vocabulary, "eos_token_id: %d; must be below vocab_size = %d", id,
+			c.decoder.Vocabulary)
 	}
 	f.Check(len(c.generation.EOS) > 0, "eos_token_id: none; must be there, or in %s", lm.ConfigFile)
 	f.Check(c.generation.MaxNewTokens >= 0, "max_new_tokens: %d; must be at least 0", c.generation.MaxNewTokens)
@@ -122,7 +127,7 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	return c, err
 }
 
-// card is that of the model without what only its weights tell.
+// card returns the card without the fields that need the weights: digest and backend.
 func (c *configs) card(dir string, positions, cacheTokens int) lm.Card {
 	newTokens := c.generation.MaxNewTokens
 	if newTokens == 0 {
@@ -143,7 +148,7 @@ func (c *configs) fitTokenizer(t *tokenizer.Tokenizer) error {
 	return nil
 }
 
-// newDigest starts with all but the weights that decides what ids and logits are.
+// newDigest returns a digest of all files, except the weights, that change ids or logits.
 func newDigest(folder *safetensors.Folder) (*safetensors.Digest, error) {
 	d := safetensors.NewDigest()
 	return d, d.Files(folder, tokenizer.MaxFile, lm.ConfigFile, "chat_template.jinja",

@@ -15,16 +15,18 @@ func RenderTemplate(text string, config []byte, messages []lm.Message) (string, 
 	if err != nil {
 		return "", err
 	}
-	return t.render(messages)
+	return t.renderMessages(messages)
 }
 
 // ReplyTemplate writes what a template has between an answer and the next one.
-func ReplyTemplate(text string, config []byte, before []lm.Message, answer string, messages []lm.Message) (string, error) {
+func ReplyTemplate(text string, config []byte, before []lm.Message, answer string, messages []lm.Message) (string,
+	error,
+) {
 	t, err := testTemplate(text, config)
 	if err != nil {
 		return "", err
 	}
-	return t.reply(before, answer, messages)
+	return t.renderReply(before, answer, messages)
 }
 
 func testTemplate(text string, config []byte) (*template, error) {

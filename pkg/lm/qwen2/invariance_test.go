@@ -112,7 +112,8 @@ func cutAtRandom(t *testing.T, m lm.Model, r *rand.Rand, ids [][]int32) [][]floa
 				rows = append(rows, lm.Row{Sequence: s, IDs: left[:n], Logits: out[i]})
 			}
 		}
-		done := !slices.ContainsFunc(sequences, func(s lm.Sequence) bool { return s.Len() < len(ids[slices.Index(sequences, s)]) })
+		done := !slices.ContainsFunc(sequences,
+			func(s lm.Sequence) bool { return s.Len() < len(ids[slices.Index(sequences, s)]) })
 		if done {
 			return out
 		}

@@ -11,13 +11,14 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// script is how a folder writes conversations as ids, and ids as text.
+// script turns conversations into ids and ids into text, by the tokenizer and the chat template of a folder.
 type script struct {
 	tokenizer *tokenizer.Tokenizer
 	template  *template
 	eos       []int32
 }
 
+// readScript reads the tokenizer and the chat template of a folder.
 func readScript(folder *safetensors.Folder, c *configs) (s script, err error) {
 	var errs [2]error
 	s.tokenizer, errs[0] = tokenizer.Read(folder, ".")
@@ -29,31 +30,31 @@ func readScript(folder *safetensors.Folder, c *configs) (s script, err error) {
 	return s, c.fitTokenizer(s.tokenizer)
 }
 
-// Piece is the bytes of a token.
+// Piece returns the bytes of a token.
 func (s script) Piece(id int32) string { return s.tokenizer.Piece(id) }
 
-// Prompt gives the ids of a conversation in the folder's chat template.
+// Prompt returns the ids of a conversation in the folder's chat template.
 func (s script) Prompt(messages []lm.Message) ([]int32, error) {
 	if err := lm.CheckMessages(messages); err != nil {
 		return nil, err
 	}
-	return s.ids(s.template.render(messages))
+	return s.encode(s.template.renderMessages(messages))
 }
 
-// Reply gives the ids between two answers.
+// Reply returns the ids between two answers.
 func (s script) Reply(before []lm.Message, answer string, ended bool, messages []lm.Message) ([]int32, error) {
 	if err := errors.Join(lm.CheckMessages(before), lm.CheckMessages(messages)); err != nil {
 		return nil, err
 	}
-	ids, err := s.ids(s.template.reply(before, answer, messages))
+	ids, err := s.encode(s.template.renderReply(before, answer, messages))
 	if err == nil && ended && len(ids) > 0 && slices.Contains(s.eos, ids[0]) {
 		ids = ids[1:] // the answer has it
 	}
 	return ids, err
 }
 
-// ids are the tokens of what a template wrote.
-func (s script) ids(text string, err error) ([]int32, error) {
+// encode returns the ids of the text of a template. It makes its errors ErrPrompt.
+func (s script) encode(text string, err error) ([]int32, error) {
 	var ids []int32
 	if err == nil {
 		ids, err = s.tokenizer.Encode(text)
@@ -64,15 +65,16 @@ func (s script) ids(text string, err error) ([]int32, error) {
 	return ids, nil
 }
 
-// language is a folder without its weights.
+// language is a model without its weights.
 type language struct {
 	script
 	card lm.Card
 }
 
-// Card describes the model, as far as its configurations do.
+// Card returns the card without the fields that need the weights.
 func (l *language) Card() lm.Card { return l.card }
 
+// openLanguage implements Family.Language.
 func openLanguage(dir string) (lm.Language, error) {
 	return nn.Open(dir, func(folder *safetensors.Folder) (lm.Language, error) {
 		c, err := readConfigs(folder)

@@ -16,8 +16,9 @@ import (
 
 // Model is a checkpoint of the family, computed in float32.
 //
-// Memory: projections in bf16 where the files have them so and the device can, all else in float32; the embedding of a tied
-// checkpoint twice; the cache; and, for each thread, activations of at most passTokens tokens.
+// Its memory holds the projections, in bf16 if the files and the device have them so, and all other weights in
+// float32; the embedding of a tied checkpoint twice; the cache; and, for each thread, the activations of at most
+// passTokens tokens.
 type Model struct {
 	*shared
 	card    lm.Card
@@ -27,14 +28,14 @@ type Model struct {
 	closed  sync.Once
 }
 
-// shared is what a model has in common with those derived from it by adapters.
+// shared is what a model shares with the models derived from it by adapters.
 type shared struct {
 	users      atomic.Int32
 	base       *nn.Decoder // without adapters
 	baseDigest string
 	script
 	device    tensor.Device
-	ownDevice bool // it ends with the last model
+	ownDevice bool // closed with the last model
 }
 
 var _ lm.Adaptable = (*Model)(nil)
@@ -42,7 +43,7 @@ var _ lm.Adaptable = (*Model)(nil)
 // Card describes the model.
 func (m *Model) Card() lm.Card { return m.card }
 
-// NewSequence is an empty sequence.
+// NewSequence returns an empty sequence.
 func (m *Model) NewSequence() lm.Sequence { return &sequence{&m.cache, m.cache.pages.NewSpan()} }
 
 // MemoryBytes returns the memory of the weights, and that of sessions and cache.
@@ -50,8 +51,8 @@ func (m *Model) MemoryBytes() (weights, working int) {
 	return m.decoder.Bytes() + m.head.Bytes(), m.device.WorkingBytes() + m.cache.bytes()
 }
 
-// Close stops the threads. A model and those made from it by WithAdapters share them: the
-// last Close counts.
+// Close frees the model. The device is closed with the last of the models that share it:
+// a model and those made from it by WithAdapters.
 func (m *Model) Close() error {
 	var err error
 	m.closed.Do(func() {
@@ -62,6 +63,7 @@ func (m *Model) Close() error {
 	return err
 }
 
+// closeDevice closes the device unless it belongs to the caller.
 func (s *shared) closeDevice() error {
 	if !s.ownDevice {
 		return nil
@@ -69,11 +71,11 @@ func (s *shared) closeDevice() error {
 	return s.device.Close()
 }
 
-// WithAdapters returns the checkpoint plus the adapters, whatever adapters m has, with a cache
-// of its own. Both models must be closed.
+// WithAdapters returns a model of the checkpoint plus exactly these adapters, with a cache of
+// its own. Both models must be closed.
 func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	d := m.base.Clone()
-	if err := nn.Adapt(m.device, d.Places("model."), adapters); err != nil {
+	if err := nn.Adapt(m.device, d.Projections("model."), adapters); err != nil {
 		return nil, err
 	}
 	n := &Model{shared: m.shared, card: m.card, decoder: d, head: m.head}
@@ -83,13 +85,13 @@ func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	return n, nil
 }
 
-// BaseDigest names the checkpoint without adapters.
+// BaseDigest returns the digest of the checkpoint without adapters.
 func (m *Model) BaseDigest() string { return m.baseDigest }
 
-// Modules is what adapters can change.
-func (m *Model) Modules() lora.Table { return nn.Table(m.base.Places("model.")) }
+// Modules returns the projections that adapters can change.
+func (m *Model) Modules() lora.Table { return nn.Table(m.base.Projections("model.")) }
 
-// Adapted is WithAdapters for any family.
+// Adapted is WithAdapters as a method of lm.Adaptable.
 func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
 	n, err := m.WithAdapters(adapters...)
 	if err != nil {
@@ -98,16 +100,16 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
 	return n, nil
 }
 
-// passTokens is the most tokens of one pass: what activations take is bounded by it.
+// passTokens is the most tokens of one pass: it bounds the memory of activations.
 const passTokens = 512
 
-// splitBytes is the weights below which rows are worth more, to a thread each, than threads
-// to a product: larger ones would all be read by each.
+// splitBytes is the size of the weights below which each thread computes rows of its own. For
+// larger weights all threads compute one product together: else each would read all weights.
 const splitBytes = 16 << 20
 
 // Forward appends ids to sequences, in passes of at most passTokens.
 func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
-	if err := m.check(rows); err != nil {
+	if err := m.checkRows(rows); err != nil {
 		return err
 	}
 	before := make([]int, len(rows))
@@ -135,7 +137,7 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 		if len(parts) == 0 {
 			return nil
 		}
-		err := m.round(ctx, parts)
+		err := m.computeParts(ctx, parts)
 		parts, taken = parts[:0], 0
 		return err
 	}
@@ -157,8 +159,8 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 	return flush()
 }
 
-// check says what is wrong with the rows of a call.
-func (m *Model) check(rows []lm.Row) error {
+// checkRows checks the rows of a call of Forward.
+func (m *Model) checkRows(rows []lm.Row) error {
 	seen := make(map[*sequence]bool, len(rows))
 	for i, r := range rows {
 		s, ok := r.Sequence.(*sequence)
@@ -170,7 +172,8 @@ func (m *Model) check(rows []lm.Row) error {
 		case len(r.IDs) == 0:
 			return fmt.Errorf("row %d: no ids; must be at least one", i)
 		case s.Len()+len(r.IDs) > m.card.MaxPositions:
-			return fmt.Errorf("row %d: %w: %d tokens; must be at most %d", i, lm.ErrLong, s.Len()+len(r.IDs), m.card.MaxPositions)
+			return fmt.Errorf("row %d: %w: %d tokens; must be at most %d", i, lm.ErrLong, s.Len()+len(r.IDs),
+				m.card.MaxPositions)
 		case r.Logits != nil && len(r.Logits) != m.card.Vocabulary:
 			return fmt.Errorf("row %d: logits of %d elements; must be %d", i, len(r.Logits), m.card.Vocabulary)
 		}
@@ -184,25 +187,26 @@ func (m *Model) check(rows []lm.Row) error {
 	return nil
 }
 
-// part is some tokens of a sequence: rows are those of the cache, up to the last of ids.
+// part is some tokens (ids) of a sequence in one pass. rows are its rows in the cache, up to the last of ids.
 type part struct {
 	rows   []int32
 	ids    []int32
 	logits []float32
 }
 
-// round computes parts, side by side where that is faster.
-func (m *Model) round(ctx context.Context, parts []part) error {
+// computeParts computes parts, in parallel if that is faster.
+func (m *Model) computeParts(ctx context.Context, parts []part) error {
 	m.cache.mu.RLock()
 	defer m.cache.mu.RUnlock()
 	if len(parts) > 1 && m.decoder.Bytes() < splitBytes {
-		return nn.Split(ctx, m.device, len(parts), func(s tensor.Session, from, to int) error { return m.pass(ctx, s, parts[from:to]) })
+		return nn.Split(ctx, m.device, len(parts),
+			func(s tensor.Session, from, to int) error { return m.forwardParts(ctx, s, parts[from:to]) })
 	}
-	return m.device.Run(ctx, true, func(s tensor.Session) error { return m.pass(ctx, s, parts) })
+	return m.device.Run(ctx, true, func(s tensor.Session) error { return m.forwardParts(ctx, s, parts) })
 }
 
-// pass runs the network once.
-func (m *Model) pass(ctx context.Context, s tensor.Session, parts []part) error {
+// forwardParts runs the network once on parts, and sets the logits of those that have them.
+func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -211,7 +215,8 @@ func (m *Model) pass(ctx context.Context, s tensor.Session, parts []part) error 
 		tokens += len(p.ids)
 	}
 	lists := make([]int32, 4*tokens) // ids, rows, positions, tokens of the pass
-	ids, rows, positions, order := lists[:0:tokens], lists[tokens:tokens:2*tokens], lists[2*tokens:2*tokens:3*tokens], lists[3*tokens:]
+	ids, rows := lists[:0:tokens], lists[tokens:tokens:2*tokens]
+	positions, order := lists[2*tokens:2*tokens:3*tokens], lists[3*tokens:]
 	past := &nn.Past{Cache: m.cache.matrix, Queries: make([][]int32, len(parts)), Keys: make([][]int32, len(parts))}
 	var last []int32
 	for i, p := range parts {

@@ -33,6 +33,7 @@ func Family() lm.Family {
 	}
 }
 
+// openAdapted is Open with the adapter of the options.
 func openAdapted(dir string, o lm.Options) (*Model, error) {
 	base, err := Open(dir, o)
 	if err != nil {
@@ -41,7 +42,7 @@ func openAdapted(dir string, o lm.Options) (*Model, error) {
 	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
 }
 
-// Bounds where options say nothing.
+// Bounds if the options have none.
 const (
 	defaultCacheBytes = 1 << 30
 	mostPositions     = 1 << 15
@@ -49,12 +50,13 @@ const (
 
 // Open loads a checkpoint in the layout of transformers: config.json, generation_config.json,
 // a tokenizer, a chat template, and weights in F32, F16 or BF16, whole or in shards. Nothing
-// outside dir is read. Whatever is missing, unexpected, mis-shaped or not supported is named in
-// the error. Its options' adapter is not added.
+// outside dir is read. The error names whatever is missing, unexpected, mis-shaped or not
+// supported. The adapter of the options is not added.
 func Open(dir string, o lm.Options) (*Model, error) {
 	return nn.Open(dir, func(folder *safetensors.Folder) (*Model, error) { return open(folder, dir, o) })
 }
 
+// open is Open for an open folder; dir is its path, for the name of the model.
 func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) {
 	c, err := readConfigs(folder)
 	if err != nil {
@@ -84,7 +86,8 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 		s.ownDevice = true
 	}
 	m := &Model{shared: s}
-	err = nn.LoadPart(folder, s.device, ".", digest, o.Progress, func(l *nn.Loader) { m.decoder, m.head = load(l, c.decoder, positions) })
+	err = nn.LoadPart(folder, s.device, ".", digest, o.Progress,
+		func(l *nn.Loader) { m.decoder, m.head = load(l, c.decoder, positions) })
 	if err != nil {
 		return nil, errors.Join(err, s.closeDevice())
 	}
@@ -99,7 +102,7 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 	return m, nil
 }
 
-// inspect describes a folder without its weights.
+// inspect implements Family.Inspect: it describes a folder without reading its weights.
 func inspect(dir string) (_ *lm.Info, err error) {
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
@@ -126,8 +129,8 @@ func inspect(dir string) (_ *lm.Info, err error) {
 	return info, nil
 }
 
-// load reads the weights. A head that is tied to the embedding is another copy of it, laid
-// out for products.
+// load reads the weights. A head that is tied to the embedding becomes a second copy of it,
+// stored for matrix products.
 func load(l *nn.Loader, c *nn.DecoderConfig, positions int) (*nn.Decoder, nn.Linear) {
 	l.Prefix, l.Narrow = "model.", true
 	d := l.Decoder(c, positions)

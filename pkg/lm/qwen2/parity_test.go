@@ -22,7 +22,8 @@ import (
 // sums is the checkpoint that comes with the project.
 const sums = "../../../deploy/models/sums"
 
-var folders = flag.String("folders", "", "folder to write the random checkpoints of TestParity_Random to, for testdata/record.py")
+var folders = flag.String("folders", "", "folder to write the random checkpoints of TestParity_Random to, for "+
+	"testdata/record.py")
 
 // maxL2 bounds |got - want| / |want| of logits against transformers, both in float32.
 const maxL2 = 1e-5
@@ -236,16 +237,20 @@ func openWith(t *testing.T, template string) *qwen2.Model {
 	return open(t, dir, lm.Options{Threads: 1})
 }
 
-// What a template of the family says differently from the others stands in the ids: between its marks, and before endfor.
+// What a template of the family says differently from the others stands in the ids: between its marks, and
+// before endfor.
 func TestTemplate_IsRunAndNotRecognised(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("testdata/qwen2_5.jinja")
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed := strings.Replace(string(b), "{%- endfor %}\n{%- if add_generation_prompt", "    {{- '#' }}\n{%- endfor %}\n{%- if add_generation_prompt", 1)
-	text, err := qwen2.RenderTemplate(changed, nil, []lm.Message{{Role: "system", Content: "S"}, {Role: "user", Content: "Q"}})
-	if want := "<|im_start|>system\nS<|im_end|>\n#<|im_start|>user\nQ<|im_end|>\n#<|im_start|>assistant\n"; err != nil || text != want {
+	changed := strings.Replace(string(b), "{%- endfor %}\n{%- if add_generation_prompt",
+		"    {{- '#' }}\n{%- endfor %}\n{%- if add_generation_prompt", 1)
+	text, err := qwen2.RenderTemplate(changed, nil,
+		[]lm.Message{{Role: "system", Content: "S"}, {Role: "user", Content: "Q"}})
+	if want := "<|im_start|>system\nS<|im_end|>\n#<|im_start|>user\nQ<|im_end|>\n#<|im_start|>assistant\n"; err != nil ||
+		text != want {
 		t.Errorf("%q, %v, want %q", text, err, want)
 	}
 }
@@ -263,7 +268,8 @@ func TestTemplate_Refuses(t *testing.T) {
 		"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}": "takes too much",
 		"{{ raise_exception('never') }}": "refuses: never",
 	} {
-		if _, err := qwen2.RenderTemplate(text, nil, nil); err == nil || !strings.Contains(err.Error(), "chat_template: ") || !strings.Contains(err.Error(), want) {
+		if _, err := qwen2.RenderTemplate(text, nil, nil); err == nil || !strings.Contains(err.Error(), "chat_template: ") ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, want an error that names chat_template and %s", text, err, want)
 		}
 	}

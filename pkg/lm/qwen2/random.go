@@ -14,8 +14,8 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Random is a folder of random weights, to test and to measure with. Zero fields take the
-// defaults.
+// Random describes a folder of random weights, for tests and measurements. Zero fields have
+// the defaults.
 type Random struct {
 	Seed           uint64
 	DType          tensor.DType // of the file: F32 (default), F16 or BF16
@@ -38,10 +38,12 @@ const (
 )
 
 // ChatML is the plain template of the family's turns.
-const ChatML = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}" +
+const ChatML = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + " +
+	"'<|im_end|>' + '\\n'}}" +
 	"{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 
-func (r *Random) complete() {
+// setDefaults replaces zero fields by their defaults.
+func (r *Random) setDefaults() {
 	set := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
@@ -69,10 +71,10 @@ func (r *Random) complete() {
 	}
 }
 
-// Write writes the folder, which transformers loads, too. Ids 0 to 255 are bytes, then come
+// Write writes the folder. transformers can load it, too. Ids 0 to 255 are bytes, then come
 // <|endoftext|>, <|im_start|> and <|im_end|>.
 func (r Random) Write(dir string) error {
-	r.complete()
+	r.setDefaults()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -85,17 +87,23 @@ func (r Random) Write(dir string) error {
 	for name, content := range map[string]any{
 		"config.json": map[string]any{
 			"architectures": []string{class}, "model_type": "qwen2", "vocab_size": r.Vocabulary, "hidden_size": r.Width,
-			"intermediate_size": r.Intermediate, "num_hidden_layers": r.Layers, "num_attention_heads": r.Heads, "num_key_value_heads": r.KVHeads,
+			"intermediate_size": r.Intermediate, "num_hidden_layers": r.Layers, "num_attention_heads": r.Heads,
+			"num_key_value_heads":     r.KVHeads,
 			"max_position_embeddings": r.MaxPositions, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 			"tie_word_embeddings": !r.Untied, "eos_token_id": 258, "bos_token_id": nil, "use_sliding_window": false,
-			"torch_dtype": map[tensor.DType]string{tensor.F32: "float32", tensor.F16: "float16", tensor.BF16: "bfloat16"}[r.DType],
+			"torch_dtype": map[tensor.DType]string{
+				tensor.F32: "float32", tensor.F16: "float16",
+				tensor.BF16: "bfloat16",
+			}[r.DType],
 		},
 		"generation_config.json": map[string]any{
-			"do_sample": true, "temperature": r.Temperature, "top_k": 0, "top_p": 1.0, "eos_token_id": 258, "pad_token_id": 256, "max_new_tokens": 16,
+			"do_sample": true, "temperature": r.Temperature, "top_k": 0, "top_p": 1.0,
+			"eos_token_id": 258, "pad_token_id": 256, "max_new_tokens": 16,
 		},
 		"vocab.json": tokenizer.Bytes(),
 		"tokenizer_config.json": map[string]any{
-			"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": false, "chat_template": r.Template, "added_tokens_decoder": added,
+			"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": false,
+			"chat_template": r.Template, "added_tokens_decoder": added,
 			"eos_token": turnEnd, "pad_token": "<|endoftext|>", "unk_token": nil, "bos_token": nil,
 		},
 	} {
@@ -110,18 +118,21 @@ func (r Random) Write(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "merges.txt"), []byte("#version: 0.2\n"), 0o644); err != nil {
 		return err
 	}
-	return r.weights(dir)
+	return r.writeWeights(dir)
 }
 
-// weights writes the tensors, a file after the other: none is held as a whole.
-func (r *Random) weights(dir string) error {
+// writeWeights writes the tensors, one file after the other. No tensor is in memory as a whole.
+func (r *Random) writeWeights(dir string) error {
 	d, kv := r.Width, r.Width/r.Heads*r.KVHeads
 	var tensors []safetensors.Tensor
 	add := func(name string, mean, std float64, shape ...int) {
 		seed := uint64(len(tensors))
-		tensors = append(tensors, safetensors.Tensor{Name: name, DType: r.DType, Shape: shape, Source: func(w io.Writer) error {
-			return r.normals(w, rand.New(rand.NewPCG(r.Seed, seed)), mean, std, shape)
-		}})
+		tensors = append(tensors, safetensors.Tensor{
+			Name: name, DType: r.DType, Shape: shape,
+			Source: func(w io.Writer) error {
+				return r.writeNormals(w, rand.New(rand.NewPCG(r.Seed, seed)), mean, std, shape)
+			},
+		})
 	}
 	linear := func(name string, bias bool, n, k int) {
 		add(name+".weight", 0, 1/math.Sqrt(float64(k)), n, k)
@@ -170,8 +181,8 @@ func (r *Random) weights(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "model.safetensors.index.json"), b, 0o644)
 }
 
-// normals writes the elements of a tensor, a piece at a time.
-func (r *Random) normals(w io.Writer, rng *rand.Rand, mean, std float64, shape []int) error {
+// writeNormals writes the elements of a tensor, a piece at a time.
+func (r *Random) writeNormals(w io.Writer, rng *rand.Rand, mean, std float64, shape []int) error {
 	n := 1
 	for _, d := range shape {
 		n *= d

@@ -14,28 +14,27 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// template is a folder's chat template, with the special tokens that it can name.
+// template is the chat template of a folder, with the special tokens that it can use.
 type template struct {
 	program *jinja.Template
 	tokens  map[string]any
 	example string
 }
 
-// String shows what it writes.
+// String shows how it writes a question, for people.
 func (t *template) String() string { return fmt.Sprintf("writes %q as %q", question, t.example) }
 
 const question = "QUESTION"
 
-// trials are conversations that a template is tried with before anything is asked of it.
-var trials = [][]lm.Message{
+// trialConversations are rendered when a template is read, to find faults early.
+var trialConversations = [][]lm.Message{
 	{{Role: "user", Content: question}},
 	{{Role: "system", Content: "SYSTEM"}, {Role: "user", Content: question}},
 	{{Role: "user", Content: question}, {Role: "assistant", Content: "ANSWER"}, {Role: "user", Content: "AGAIN"}},
 }
 
-// parseTemplate reads a template, and tries it: it must write one of the trials, and do nothing in any that is
-// refused for what it asks of the language. That it refuses a conversation, as one with a system message, is its
-// right.
+// parseTemplate parses a template and tries it. It must write at least one of the trial conversations, and use no
+// unsupported feature in any. It may refuse some of them, such as one with a system message.
 func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	program, err := jinja.Parse(text)
 	if err != nil {
@@ -43,8 +42,8 @@ func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	}
 	t := &template{program: program, tokens: tokens}
 	var first error
-	for _, messages := range trials {
-		text, err := t.render(messages)
+	for _, messages := range trialConversations {
+		text, err := t.renderMessages(messages)
 		switch {
 		case errors.Is(err, jinja.ErrUnsupported), errors.Is(err, jinja.ErrLimit):
 			return nil, err
@@ -63,8 +62,8 @@ func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	return t, nil
 }
 
-// render writes a conversation up to where the assistant speaks.
-func (t *template) render(messages []lm.Message) (string, error) {
+// renderMessages writes a conversation up to the begin of the answer.
+func (t *template) renderMessages(messages []lm.Message) (string, error) {
 	list := make([]any, len(messages))
 	for i, m := range messages {
 		list[i] = jinja.Dict{{Key: "role", Value: m.Role}, {Key: "content", Value: m.Content}}
@@ -80,20 +79,21 @@ func (t *template) render(messages []lm.Message) (string, error) {
 	return text, nil
 }
 
-// reply is what the template writes between an answer to a conversation and the next answer. The answer must be
-// written as it was generated, behind the same beginning; only white space at its ends may be missing.
-func (t *template) reply(before []lm.Message, answer string, messages []lm.Message) (string, error) {
-	begin, err := t.render(before)
+// renderReply returns the text between an answer to a conversation and the next answer. The template must write
+// the conversation before as it did without the answer, and the answer as it was generated; only white space at the
+// ends of the answer may be missing.
+func (t *template) renderReply(before []lm.Message, answer string, messages []lm.Message) (string, error) {
+	begin, err := t.renderMessages(before)
 	if err != nil {
 		return "", err
 	}
-	whole, err := t.render(slices.Concat(before, []lm.Message{{Role: "assistant", Content: answer}}, messages))
+	whole, err := t.renderMessages(slices.Concat(before, []lm.Message{{Role: "assistant", Content: answer}}, messages))
 	if err != nil {
 		return "", err
 	}
 	if rest, ok := strings.CutPrefix(whole, begin); ok {
-		right := strings.TrimRight(answer, blank)
-		for _, written := range []string{answer, right, strings.TrimLeft(answer, blank), strings.TrimLeft(right, blank)} {
+		right := strings.TrimRight(answer, whiteSpace)
+		for _, written := range []string{answer, right, strings.TrimLeft(answer, whiteSpace), strings.TrimLeft(right, whiteSpace)} {
 			if between, ok := strings.CutPrefix(rest, written); ok {
 				return between, nil
 			}
@@ -103,15 +103,15 @@ func (t *template) reply(before []lm.Message, answer string, messages []lm.Messa
 		"without its thoughts for instance; conversations of several answers need a template that leaves answers as they are")
 }
 
-const blank = " \t\r\n"
+const whiteSpace = " \t\r\n"
 
-// templateFile is where transformers looks first, sideFile where it looks then.
+// templateFile is the first file in which transformers looks for a template, sideFile the second.
 const (
 	templateFile = "chat_template.jinja"
 	sideFile     = "tokenizer_config.json"
 )
 
-// readTemplate finds the template of a folder where transformers does.
+// readTemplate reads the template of a folder, in the same files as transformers.
 func readTemplate(folder *safetensors.Folder) (*template, error) {
 	config := map[string]json.RawMessage{}
 	sideErr := nn.ReadJSON(folder, sideFile, &config)
@@ -141,13 +141,14 @@ func readTemplate(folder *safetensors.Folder) (*template, error) {
 	return t, nil
 }
 
-// sideTemplate is the template of tokenizer_config.json: one, or the default of several.
+// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of several.
 func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 	raw := config["chat_template"]
 	var named []struct{ Name, Template string }
 	switch {
 	case raw == nil || string(raw) == "null":
-		return "", fmt.Errorf("%s: chat_template: none, nor a %s; must be there: the model knows no conversations without it", sideFile, templateFile)
+		return "", fmt.Errorf("%s: chat_template: none, nor a %s; must be there: the model knows no conversations without it",
+			sideFile, templateFile)
 	case json.Unmarshal(raw, &text) == nil:
 		return text, nil
 	case json.Unmarshal(raw, &named) == nil:
@@ -157,11 +158,12 @@ func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("%s: chat_template: must be a text, or a list of templates of which one has the name default", sideFile)
+	return "", fmt.Errorf("%s: chat_template: must be a text, or a list of templates of which one has the name default",
+		sideFile)
 }
 
-// specialTokens are the variables of a template that name tokens, as transformers gives them: what the folder says,
-// else what the class of the tokenizer does. One that is null is not there.
+// specialTokens returns the variables of a template that name tokens, as in transformers: from the folder, else the
+// defaults of the class of the tokenizer. A token that is null is left out.
 func specialTokens(config map[string]json.RawMessage, template string) (map[string]any, error) {
 	var class string
 	if raw := config["tokenizer_class"]; raw != nil {
@@ -170,7 +172,10 @@ func specialTokens(config map[string]json.RawMessage, template string) (map[stri
 		}
 	}
 	tokens := map[string]any{}
-	for _, name := range []string{"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"} {
+	for _, name := range []string{
+		"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token",
+		"mask_token",
+	} {
 		raw, there := config[name]
 		if !there {
 			switch strings.TrimSuffix(class, "Fast") {
@@ -181,7 +186,8 @@ func specialTokens(config map[string]json.RawMessage, template string) (map[stri
 			case "PreTrainedTokenizer", "TokenizersBackend":
 			default:
 				if strings.Contains(template, name) {
-					return nil, fmt.Errorf("%s: none; must be there, or null: the chat template reads it, and what a %s has without it is not known here", name, class)
+					return nil, fmt.Errorf("%s: none; must be there, or null: the chat template reads it, and what a %s has "+
+						"without it is not known here", name, class)
 				}
 			}
 			continue

@@ -8,7 +8,7 @@ import (
 	"github.com/meander-rl/meander/pkg/model/synthetic"
 )
 
-// All is every family, each a line. A program that knows more appends to it.
+// All returns every family of this project, one per line. A program with more families appends them.
 func All() model.Registry {
 	return append(model.Registry{
 		qwenimage.Family(),

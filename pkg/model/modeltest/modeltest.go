@@ -1,5 +1,5 @@
-// Package modeltest is what a model of any family must do, as a test: whatever passes it
-// can be sampled, replayed and served.
+// Package modeltest tests what a model of any family must do. A model that passes can be
+// sampled, replayed and served.
 package modeltest
 
 import (
@@ -12,18 +12,19 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 )
 
 // Suite is a family and a checkpoint of it.
 type Suite struct {
 	Family model.Family
-	// Dir is the folder of the checkpoint, "" where the family needs none.
+	// Dir is the folder of the checkpoint, "" if the family needs none.
 	Dir string
-	// Prompts are three that the model tells apart and keeps whole.
+	// Prompts are three prompts with different conditionings, none too long for the model.
 	Prompts [3]string
-	// Height and Width are a small size that it paints.
-	Height, Width int
+	// Size is a small size that the model can make.
+	Size model.Size
 }
 
 // Run opens the checkpoint and tests it.
@@ -35,6 +36,9 @@ func Run(t *testing.T, s Suite) {
 	b := s.batch(t, m)
 	want := b.velocities(t, m, b.all())
 	t.Run("a row's bits depend on the row alone", func(t *testing.T) {
+		if !m.Card().IndependentRows {
+			t.Skip("the card says that rows depend on each other")
+		}
 		for _, threads := range []int{1, 3} {
 			other := s.open(t, threads)
 			for _, rows := range [][]int{{0}, {1}, {2}, {3}, {4}, {5}, {3, 0, 0, 5}, {5, 4, 3, 2, 1, 0}} {
@@ -48,13 +52,13 @@ func Run(t *testing.T, s Suite) {
 	})
 	t.Run("arguments stay as they are", func(t *testing.T) {
 		again := s.batch(t, m)
-		for i := range b.x {
-			if !slices.Equal(b.x[i], again.x[i]) {
+		for i, r := range b.rows {
+			if !slices.Equal(r.X, again.rows[i].X) {
 				t.Errorf("the latents of row %d were changed", i)
 			}
 		}
 	})
-	t.Run("images have latents", func(t *testing.T) { b.images(t, m) })
+	t.Run("media have latents", func(t *testing.T) { b.media(t, m) })
 	t.Run("calls side by side", func(t *testing.T) { b.sideBySide(t, s.open(t, 2), want) })
 	t.Run("faulty arguments are errors", func(t *testing.T) { b.refusals(t, m) })
 	t.Run("an ended context ends calls", func(t *testing.T) { b.ended(t, m) })
@@ -75,6 +79,7 @@ func (s Suite) open(t *testing.T, threads int) model.Model {
 	return m
 }
 
+// card tests that the card is valid and that Inspect gives the same one.
 func (s Suite) card(t *testing.T, c model.Card) {
 	if err := c.Validate(); err != nil {
 		t.Error(err)
@@ -91,13 +96,18 @@ func (s Suite) card(t *testing.T, c model.Card) {
 	}
 	i := info.Card
 	i.WeightsDigest, i.Backend = c.WeightsDigest, c.Backend
-	if !slices.Equal(i.Conditioning, c.Conditioning) || !slices.Equal(i.Reward, c.Reward) || !slices.Equal(i.SchedulerConfig, c.SchedulerConfig) ||
-		i.Name != c.Name || i.Height != c.Height || i.Width != c.Width || i.PixelsPerToken != c.PixelsPerToken || i.LatentChannels != c.LatentChannels ||
-		i.ConditioningBytes != c.ConditioningBytes || i.NegativePrompt != c.NegativePrompt || i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
+	if !slices.Equal(i.Conditioning, c.Conditioning) || !slices.Equal(i.Reward, c.Reward) ||
+		!slices.Equal(i.SchedulerConfig, c.SchedulerConfig) ||
+		i.Name != c.Name || i.Size != c.Size || i.PixelsPerToken != c.PixelsPerToken ||
+		i.LatentChannels != c.LatentChannels ||
+		i.ConditioningBytes != c.ConditioningBytes || i.NegativePrompt != c.NegativePrompt ||
+		i.IndependentRows != c.IndependentRows || i.Tolerance != c.Tolerance || i.Guidance != c.Guidance ||
+		i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
 		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
 	}
 }
 
+// conditionings tests that encoded prompts are as the card says, and equal for equal prompts.
 func (s Suite) conditionings(t *testing.T, m model.Model) {
 	prompts := []string{s.Prompts[1], s.Prompts[0], s.Prompts[1]}
 	conds := encode(t, m, prompts...)
@@ -148,75 +158,81 @@ func encode(t *testing.T, m model.Model, prompts ...string) []*model.Conditionin
 
 // batch is rows of different prompts and sigmas.
 type batch struct {
-	x             [][]float32
-	sigma         []float32
-	cond          []*model.Conditioning
-	prompts       []string
-	height, width int
+	rows    []model.Row // without results
+	prompts []string
+	size    model.Size
 }
 
+// batch returns rows with random latents, which are the same on every call.
 func (s Suite) batch(t *testing.T, m model.Model) *batch {
 	t.Helper()
-	tokens, err := m.Card().Tokens(s.Height, s.Width)
+	card := m.Card()
+	tokens, err := card.Tokens(s.Size)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &batch{sigma: []float32{0.9, 1, 0.25, 0.9, 0.02, 0.5}, height: s.Height, width: s.Width, prompts: s.Prompts[:]}
+	b := &batch{size: s.Size, prompts: s.Prompts[:]}
 	conds := encode(t, m, s.Prompts[:]...)
 	rng := rand.New(rand.NewPCG(1, 2))
-	for i := range b.sigma {
-		x := make([]float32, tokens*m.Card().LatentChannels)
+	for i, sigma := range []float32{0.9, 1, 0.25, 0.9, 0.02, 0.5} {
+		x := make([]float32, tokens*card.LatentChannels)
 		for j := range x {
 			x[j] = float32(rng.NormFloat64())
 		}
-		b.x, b.cond = append(b.x, x), append(b.cond, conds[i%len(conds)])
+		b.rows = append(b.rows, model.Row{X: x, Sigma: sigma, Conditioning: conds[i%len(conds)], Guidance: card.Guidance})
 	}
 	return b
 }
 
 func (b *batch) all() []int {
-	rows := make([]int, len(b.x))
+	rows := make([]int, len(b.rows))
 	for i := range rows {
 		rows[i] = i
 	}
 	return rows
 }
 
-// pick returns the arguments for some rows.
-func (b *batch) pick(rows []int) (dst, x [][]float32, sigma []float32, cond []*model.Conditioning) {
-	for _, i := range rows {
-		dst = append(dst, make([]float32, len(b.x[i])))
-		x, sigma, cond = append(x, b.x[i]), append(sigma, b.sigma[i]), append(cond, b.cond[i])
+// pick returns some rows, with new results.
+func (b *batch) pick(indices ...int) []model.Row {
+	rows := make([]model.Row, len(indices))
+	for k, i := range indices {
+		rows[k] = b.rows[i]
+		rows[k].Dst = make([]float32, len(rows[k].X))
 	}
-	return dst, x, sigma, cond
+	return rows
 }
 
-func (b *batch) velocities(t *testing.T, m model.Model, rows []int) [][]float32 {
+func (b *batch) velocities(t *testing.T, m model.Model, indices []int) [][]float32 {
 	t.Helper()
-	dst, x, sigma, cond := b.pick(rows)
-	if err := m.Velocity(t.Context(), dst, x, sigma, cond, b.height, b.width); err != nil {
+	rows := b.pick(indices...)
+	if err := m.Velocity(t.Context(), rows, b.size); err != nil {
 		t.Fatal(err)
+	}
+	dst := make([][]float32, len(rows))
+	for i, r := range rows {
+		dst[i] = r.Dst
 	}
 	return dst
 }
 
+// sideBySide tests that concurrent calls give the same results as single ones.
 func (b *batch) sideBySide(t *testing.T, m model.Model, want [][]float32) {
-	first, err := m.Decode(t.Context(), b.x[0], b.height, b.width)
+	first, err := m.Decode(t.Context(), b.rows[0].X, b.size)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if size := first.Rect.Size(); size != (image.Point{X: b.width, Y: b.height}) {
-		t.Errorf("image of %v, want %d x %d", size, b.width, b.height)
+	if size := first.Size(); size != b.size {
+		t.Errorf("media of %v, want %v", size, b.size)
 	}
 	var group sync.WaitGroup
-	for i := range b.x {
+	for i := range b.rows {
 		group.Go(func() {
-			dst, x, sigma, cond := b.pick([]int{i})
-			if err := m.Velocity(t.Context(), dst, x, sigma, cond, b.height, b.width); err != nil || !slices.Equal(dst[0], want[i]) {
+			rows := b.pick(i)
+			if err := m.Velocity(t.Context(), rows, b.size); err != nil || !slices.Equal(rows[0].Dst, want[i]) {
 				t.Errorf("row %d differs beside other calls, or %v", i, err)
 			}
-			if img, err := m.Decode(t.Context(), b.x[0], b.height, b.width); err != nil || !slices.Equal(img.Pix, first.Pix) {
-				t.Errorf("image differs beside other calls, or %v", err)
+			if again, err := m.Decode(t.Context(), b.rows[0].X, b.size); err != nil || again.Digest() != first.Digest() {
+				t.Errorf("media differ beside other calls, or %v", err)
 			}
 			if _, err := m.Encode(t.Context(), b.prompts); err != nil {
 				t.Error(err)
@@ -226,63 +242,55 @@ func (b *batch) sideBySide(t *testing.T, m model.Model, want [][]float32) {
 	group.Wait()
 }
 
+// refusals tests that faulty arguments are errors.
 func (b *batch) refusals(t *testing.T, m model.Model) {
-	nan := float32(math.NaN())
-	for name, change := range map[string]func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error{
-		"short latents": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, [][]float32{x[0][1:]}, sigma, cond, b.height, b.width)
-		},
-		"short result": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
-			return m.Velocity(t.Context(), [][]float32{dst[0][1:]}, x, sigma, cond, b.height, b.width)
-		},
-		"fewer sigmas": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, x, nil, cond, b.height, b.width)
-		},
-		"sigma above 1": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
-			beyond := float32(1.5)
-			if m.Card().Prediction != "" { // whose sigmas have no bound
-				beyond = float32(math.Inf(1))
+	beyond := float32(1.5)
+	if m.Card().Prediction != "" { // whose sigmas have no bound
+		beyond = float32(math.Inf(1))
+	}
+	for name, change := range map[string]func(r *model.Row, size *model.Size){
+		"short latents":                func(r *model.Row, _ *model.Size) { r.X = r.X[1:] },
+		"short result":                 func(r *model.Row, _ *model.Size) { r.Dst = r.Dst[1:] },
+		"sigma above 1":                func(r *model.Row, _ *model.Size) { r.Sigma = beyond },
+		"sigma that is no number":      func(r *model.Row, _ *model.Size) { r.Sigma = float32(math.NaN()) },
+		"no conditioning":              func(r *model.Row, _ *model.Size) { r.Conditioning = nil },
+		"conditioning without tensors": func(r *model.Row, _ *model.Size) { r.Conditioning = &model.Conditioning{} },
+		"size that is no multiple":     func(_ *model.Row, size *model.Size) { size.Height++ },
+		"no frames":                    func(_ *model.Row, size *model.Size) { size.Frames = 0 },
+		"guidance where the network takes none": func(r *model.Row, size *model.Size) {
+			if r.Guidance = 1; m.Card().Guidance != 0 {
+				size.Frames = -1 // it takes any
 			}
-			return m.Velocity(t.Context(), dst, x, []float32{beyond}, cond, b.height, b.width)
-		},
-		"sigma that is no number": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, x, []float32{nan}, cond, b.height, b.width)
-		},
-		"no conditioning": func(dst, x [][]float32, sigma []float32, _ []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, x, sigma, []*model.Conditioning{nil}, b.height, b.width)
-		},
-		"conditioning without tensors": func(dst, x [][]float32, sigma []float32, _ []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, x, sigma, []*model.Conditioning{{}}, b.height, b.width)
-		},
-		"size that is no multiple": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, x, sigma, cond, b.height+1, b.width)
-		},
-		"an image of a size that is no multiple": func(_, _ [][]float32, _ []float32, _ []*model.Conditioning) error {
-			_, err := m.EncodeImage(t.Context(), image.NewNRGBA(image.Rect(0, 0, b.width, b.height+1)))
-			return err
-		},
-		"short latents to decode": func(_, x [][]float32, _ []float32, _ []*model.Conditioning) error {
-			_, err := m.Decode(t.Context(), x[0][1:], b.height, b.width)
-			return err
 		},
 	} {
-		if change(b.pick([]int{0})) == nil {
+		rows, size := b.pick(0), b.size
+		change(&rows[0], &size)
+		if m.Velocity(t.Context(), rows, size) == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	if err := m.Velocity(t.Context(), nil, nil, nil, nil, b.height, b.width); err != nil {
+	odd := image.NewNRGBA(image.Rect(0, 0, b.size.Width, b.size.Height+1))
+	for _, sample := range []model.Media{media.Of(odd), {}} {
+		if _, err := m.EncodeMedia(t.Context(), sample); err == nil {
+			t.Errorf("media of %v are encoded", sample.Size())
+		}
+	}
+	if _, err := m.Decode(t.Context(), b.rows[0].X[1:], b.size); err == nil {
+		t.Error("short latents are decoded")
+	}
+	if err := m.Velocity(t.Context(), nil, b.size); err != nil {
 		t.Errorf("no rows: %v", err)
 	}
 }
 
+// ended tests that calls with a cancelled context return its error.
 func (b *batch) ended(t *testing.T, m model.Model) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	dst, x, sigma, cond := b.pick([]int{0, 1})
 	_, encode := m.Encode(ctx, b.prompts)
-	_, decode := m.Decode(ctx, b.x[0], b.height, b.width)
+	_, decode := m.Decode(ctx, b.rows[0].X, b.size)
 	for name, err := range map[string]error{
-		"Velocity": m.Velocity(ctx, dst, x, sigma, cond, b.height, b.width), "Encode": encode, "Decode": decode,
+		"Velocity": m.Velocity(ctx, b.pick(0, 1), b.size), "Encode": encode, "Decode": decode,
 	} {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v; want the context's end", name, err)
@@ -290,24 +298,29 @@ func (b *batch) ended(t *testing.T, m model.Model) {
 	}
 }
 
-// images are encoded to the latents of their size, with the same bits wherever they lie.
-func (b *batch) images(t *testing.T, m model.Model) {
+// media tests that media are encoded to latents of their size, with the same bits wherever their pixels are in
+// memory.
+func (b *batch) media(t *testing.T, m model.Model) {
 	t.Helper()
-	wide := image.NewNRGBA(image.Rect(0, 0, b.width+3, b.height+2))
-	for i := range wide.Pix {
-		wide.Pix[i] = uint8(37 * i)
+	var part, alone model.Media
+	for frame := range b.size.Frames {
+		wide := image.NewNRGBA(image.Rect(0, 0, b.size.Width+3, b.size.Height+2))
+		for i := range wide.Pix {
+			wide.Pix[i] = uint8(37*i + frame)
+		}
+		view := wide.SubImage(image.Rect(3, 2, b.size.Width+3, b.size.Height+2)).(*image.NRGBA)
+		copied := image.NewNRGBA(image.Rect(0, 0, b.size.Width, b.size.Height))
+		for y := range b.size.Height {
+			copy(copied.Pix[y*copied.Stride:][:4*b.size.Width], view.Pix[y*view.Stride:])
+		}
+		part.Frames, alone.Frames = append(part.Frames, view), append(alone.Frames, copied)
 	}
-	part := wide.SubImage(image.Rect(3, 2, b.width+3, b.height+2)).(*image.NRGBA)
-	alone := image.NewNRGBA(image.Rect(0, 0, b.width, b.height))
-	for y := range b.height {
-		copy(alone.Pix[y*alone.Stride:][:4*b.width], part.Pix[y*part.Stride:])
-	}
-	got, err1 := m.EncodeImage(t.Context(), part)
-	want, err2 := m.EncodeImage(t.Context(), alone)
+	got, err1 := m.EncodeMedia(t.Context(), part)
+	want, err2 := m.EncodeMedia(t.Context(), alone)
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != len(b.x[0]) || !slices.Equal(got, want) {
-		t.Errorf("%d latents of a part of an image, want %d, those of the part alone", len(got), len(b.x[0]))
+	if len(got) != len(b.rows[0].X) || !slices.Equal(got, want) {
+		t.Errorf("%d latents of a part of larger frames, want %d, those of the part alone", len(got), len(b.rows[0].X))
 	}
 }

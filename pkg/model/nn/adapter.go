@@ -9,28 +9,28 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Place is where a projection of a checkpoint lies in a stacked Linear: rows From to
-// From+N-1 of In, with K columns.
-type Place struct {
+// Projection is the place of one projection of a checkpoint in a stacked Linear (several
+// projections of one input): rows From to From+N-1 of In, with K columns.
+type Projection struct {
 	In         *Linear
 	From, N, K int
 }
 
-// Table is what adapters can change at places.
-func Table(places map[string]Place) lora.Table {
-	t := make(lora.Table, len(places))
-	for name, p := range places {
+// Table returns the shapes of projections, as a lora.Table.
+func Table(projections map[string]Projection) lora.Table {
+	t := make(lora.Table, len(projections))
+	for name, p := range projections {
 		t[name] = [2]int{p.N, p.K}
 	}
 	return t
 }
 
-// Adapt adds sums of low-rank products to the weights at places, by the names of modules
-// in a checkpoint. It replaces the weights of the Linears that an adapter touches and
-// leaves the others alone. A sum is accumulated in float64 and rounded once. An adapter
-// that does not fit is an error that names all its wrong modules.
-func Adapt(d tensor.Device, places map[string]Place, adapters []lora.Weighted) error {
-	if err := Table(places).Check(adapters...); err != nil {
+// Adapt adds the sums of low-rank products of adapters to the weights of projections, by the names of modules in a
+// checkpoint. It replaces the weights of the Linears that an adapter changes and keeps the others. A sum is
+// accumulated in float64 and rounded once. An adapter that does not fit is an error that names all its wrong
+// modules.
+func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.Weighted) error {
+	if err := Table(projections).Check(adapters...); err != nil {
 		return err
 	}
 	touched := map[string]bool{}
@@ -41,15 +41,15 @@ func Adapt(d tensor.Device, places map[string]Place, adapters []lora.Weighted) e
 	}
 	stacked := map[*Linear][]string{} // the modules of each
 	for _, module := range slices.Sorted(maps.Keys(touched)) {
-		stacked[places[module].In] = append(stacked[places[module].In], module)
+		stacked[projections[module].In] = append(stacked[projections[module].In], module)
 	}
-	for l, modules := range stacked { // one after the other, so that the host holds one of them
+	for l, modules := range stacked { // one after the other, so that the host memory holds only one
 		w := make([]float32, l.W.N()*l.W.K())
 		if err := d.Read(w, l.W); err != nil {
 			return fmt.Errorf("adapter: %s: %w", modules[0], err)
 		}
 		for _, module := range modules {
-			places[module].add(w, module, adapters)
+			projections[module].add(w, module, adapters)
 		}
 		adapted, err := d.Weight(tensor.Floats(w, l.W.N(), l.W.K()))
 		if err != nil {
@@ -60,15 +60,15 @@ func Adapt(d tensor.Device, places map[string]Place, adapters []lora.Weighted) e
 	return nil
 }
 
-// low is what an adapter has for a module, and its A in float64, which all rows read.
+// low is the product of an adapter for a module, with its A in float64, which all rows read.
 type low struct {
 	*lora.Product
 	a      []float64
 	weight float64
 }
 
-// add adds what the adapters have for a module to its rows of w.
-func (p Place) add(w []float32, module string, adapters []lora.Weighted) {
+// add adds the products of the adapters for a module to its rows of w.
+func (p Projection) add(w []float32, module string, adapters []lora.Weighted) {
 	var lows []low
 	for _, a := range adapters {
 		if product := a.Adapter.Product(module); product != nil {
@@ -94,13 +94,13 @@ func (p Place) add(w []float32, module string, adapters []lora.Weighted) {
 	}
 }
 
-// addRow adds row of weight * scale * B A to sum, the ranks in their order. Products are not fused: the same bits on
-// every machine.
+// addRow adds a row of weight * scale * B A to sum, rank by rank. Multiply-adds are not fused, so that every
+// machine gives the same bits.
 func (l low) addRow(sum []float64, row int) {
 	c := func(i int) float64 { return l.weight * l.Scale * float64(l.B[row*l.R+i]) }
 	at := func(i int) []float64 { return l.a[i*l.K:][:len(sum)] }
 	i := 0
-	for ; i+4 <= l.R; i += 4 { // at once, for the sake of the memory that sum is in
+	for ; i+4 <= l.R; i += 4 { // four at once: sum is read from memory less often
 		c0, c1, c2, c3 := c(i), c(i+1), c(i+2), c(i+3)
 		a0, a1, a2, a3 := at(i), at(i+1), at(i+2), at(i+3)
 		for j, s := range sum {

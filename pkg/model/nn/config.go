@@ -26,14 +26,14 @@ func ReadJSON(folder *safetensors.Folder, name string, v any) error {
 // Faults collects what is wrong with a file, field by field.
 type Faults []error
 
-// Check notes a fault where ok is false.
+// Check notes a fault if ok is false.
 func (f *Faults) Check(ok bool, format string, args ...any) {
 	if !ok {
 		*f = append(*f, fmt.Errorf(format, args...))
 	}
 }
 
-// Within notes a value out of its bounds.
+// Within notes a fault if v is outside least to most.
 func (f *Faults) Within(field string, v, least, most int) {
 	f.Check(least <= v && v <= most, "%s: %d; must be %d to %d", field, v, least, most)
 }

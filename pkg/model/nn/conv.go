@@ -4,11 +4,11 @@ import "github.com/meander-rl/meander/pkg/tensor"
 
 // Conv is a convolution with bias. Images are channels last.
 type Conv struct {
-	W    tensor.Kernel
+	W    tensor.Filter
 	Bias tensor.Vector
 }
 
-// Bytes returns the memory of the weights, 0 without.
+// Bytes returns the memory of the weights; 0 if there are none.
 func (c *Conv) Bytes() int {
 	if c == nil || c.W == nil {
 		return 0
@@ -16,18 +16,18 @@ func (c *Conv) Bytes() int {
 	return c.W.Bytes() + VectorBytes(c.Bias)
 }
 
-// Conv reads a [out, in, k, k] kernel.
+// Conv reads a [out, in, k, k] filter.
 func (l *Loader) Conv(name string, out, in, k int) Conv {
 	w, ok := l.Array(name+".weight", out, in, k, k)
 	bias := l.Vector(name+".bias", out)
 	if !ok || bias == nil {
 		return Conv{}
 	}
-	return Conv{W: l.kernel(w), Bias: bias}
+	return Conv{W: l.filter(w), Bias: bias}
 }
 
-// CausalConv reads a [out, in, k, k, k] kernel that is causal over time and keeps its last
-// temporal slice: all that acts on a single frame, before which there are only zeros.
+// CausalConv reads a [out, in, k, k, k] filter that is causal over time, and keeps only its last
+// temporal slice: for a single frame the other slices are multiplied by zeros.
 func (l *Loader) CausalConv(name string, out, in, k int) Conv {
 	before := l.kept
 	w, ok := l.Array(name+".weight", out, in, k, k, k)
@@ -41,10 +41,10 @@ func (l *Loader) CausalConv(name string, out, in, k int) Conv {
 	for i := range out * in {
 		last = append(last, w.Data[(i*k+k-1)*slice:(i+1)*k*slice]...)
 	}
-	return Conv{W: l.kernel(tensor.Array{DType: w.DType, Shape: []int{out, in, k, k}, Data: last}), Bias: bias}
+	return Conv{W: l.filter(tensor.Array{DType: w.DType, Shape: []int{out, in, k, k}, Data: last}), Bias: bias}
 }
 
-// Pointwise reads a kernel of one tap as a projection; ones is its trailing dimensions.
+// Pointwise reads a filter of one tap as a projection; ones is the number of its trailing dimensions of 1.
 func (l *Loader) Pointwise(name string, out, in, ones int) Linear {
 	shape := []int{out, in}
 	for range ones {

@@ -16,7 +16,7 @@ const (
 	maxRows  = 1 << 21 // of an embedding
 )
 
-// DecoderConfig is what a config.json of transformers says of a decoder of the Qwen2 kind.
+// DecoderConfig holds the fields of a config.json of transformers for a decoder of the Qwen2 kind.
 type DecoderConfig struct {
 	Vocabulary    int     `json:"vocab_size"`
 	Width         int     `json:"hidden_size"`
@@ -43,8 +43,8 @@ type ropeConfig struct {
 	Sections []int   `json:"mrope_section"`
 }
 
-// UnmarshalJSON keeps what a file leaves out, which are the defaults of the class. Heads of keys that are null are
-// as many as there are heads; left out they are the class's.
+// UnmarshalJSON keeps the values of fields that are missing in the file: they are the defaults of the class. If
+// num_key_value_heads is null, it becomes num_attention_heads (see Check).
 func (c *DecoderConfig) UnmarshalJSON(data []byte) error {
 	type plain DecoderConfig
 	file := struct {
@@ -58,8 +58,8 @@ func (c *DecoderConfig) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// Check completes the fields that follow from others and notes what is wrong. The decoder
-// needs so many positions.
+// Check sets the fields that follow from others and notes faults. positions is how many positions the decoder needs
+// at least.
 func (c *DecoderConfig) Check(f *Faults, positions int) {
 	if c.KVHeads == 0 {
 		c.KVHeads = c.Heads
@@ -78,9 +78,12 @@ func (c *DecoderConfig) Check(f *Faults, positions int) {
 	f.Within("num_key_value_heads", c.KVHeads, 1, MaxDepth)
 	f.Within("max_position_embeddings", c.MaxPositions, positions, math.MaxInt32)
 	if len(*f) == before {
-		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size: %d; must be a multiple of twice num_attention_heads = %d", c.Width, c.Heads)
-		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads: %d; must be a multiple of num_key_value_heads = %d", c.Heads, c.KVHeads)
-		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim: %d; must be hidden_size / num_attention_heads", c.HeadDim)
+		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size: %d; must be a multiple of twice num_attention_heads = %d", c.Width,
+			c.Heads)
+		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads: %d; must be a multiple of num_key_value_heads = %d", c.Heads,
+			c.KVHeads)
+		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim: %d; must be hidden_size / num_attention_heads",
+			c.HeadDim)
 	}
 	f.Check(c.Epsilon > 0 && c.Epsilon < 1, "rms_norm_eps: %g; must be 0 to 1", c.Epsilon)
 	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta: %g; must be more than 1", c.Theta)
@@ -92,20 +95,20 @@ func (c *DecoderConfig) Check(f *Faults, positions int) {
 			if kind == "" {
 				kind = r.Older
 			}
-			// On text alone the multi-axis form is the ordinary one.
+			// For text only, the multi-axis form equals the ordinary one.
 			f.Check(kind == "" || kind == "default" || kind == "mrope", "rope_type: %q; must be default", kind)
 		}
 	}
 }
 
-// kv is the columns of keys, and of values, of a layer.
+// kv returns the number of columns of the keys, and of the values, of a layer.
 func (c *DecoderConfig) kv() int { return c.KVHeads * (c.Width / c.Heads) }
 
-// CacheCols is the columns of a cache: keys and values of a token, of all layers.
+// CacheCols returns the number of columns of a cache: keys and values of a token, of all layers.
 func (c *DecoderConfig) CacheCols() int { return 2 * c.kv() * c.Layers }
 
-// PassBytes bounds what Forward takes of a session for so many tokens, with factors of
-// factorBytes.
+// PassBytes returns a bound of the memory that Forward allocates in a session for so many tokens, with
+// factors of factorBytes per element.
 func (c *DecoderConfig) PassBytes(tokens, factorBytes int) int {
 	return tokens * (2*4*c.Width + factorBytes*(2*c.Width+2*c.kv()+3*c.Intermediate))
 }
@@ -147,7 +150,7 @@ func (l *Loader) Decoder(c *DecoderConfig, positions int) *Decoder {
 		}
 	}
 	t.norm = l.Vector("norm.weight", d)
-	if !l.Holds() { // a table for the sizes of a configuration that nothing bears out
+	if !l.Holds() { // no table for sizes of a configuration that the files do not confirm
 		return t
 	}
 	rope := NewRopeTable(positions, d/c.Heads/2)
@@ -159,7 +162,7 @@ func (l *Loader) Decoder(c *DecoderConfig, positions int) *Decoder {
 	return t
 }
 
-// Bytes is the memory of the weights.
+// Bytes returns the memory of the weights.
 func (t *Decoder) Bytes() int {
 	n := 4*t.Embed.Rows*t.Embed.Cols + VectorBytes(t.norm)
 	for i := range t.layers {
@@ -169,8 +172,8 @@ func (t *Decoder) Bytes() int {
 	return n
 }
 
-// Past is what tokens of a pass see of those before them, and where they leave their own
-// keys and values. Rows of a sequence in the pass are its last ones.
+// Past is the cache for the tokens of a pass: the keys and values of the tokens before them,
+// and the rows for their own. The tokens of a sequence in the pass are its last ones.
 type Past struct {
 	Cache     tensor.Matrix // [rows, CacheCols], see tensor.Device.Cache
 	Rows      []int32       // of the cache, for each token of the pass
@@ -179,10 +182,9 @@ type Past struct {
 	Keys      [][]int32     // rows of the cache, by sequence, those of the pass included
 }
 
-// Forward writes the hidden states of tokens after the last layer, before the final norm,
-// to x [L, width]. Without a past they are one sequence from its beginning. The bits of a
-// token do not depend on the other sequences of a pass, nor on the passes that a sequence
-// was cut into.
+// Forward writes the hidden states of tokens after the last layer, before the final norm, to x [L, width]. Without
+// a past the tokens are one sequence from its beginning. The bits of a token depend neither on the other sequences
+// of a pass, nor on how a sequence is split into passes.
 func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, past *Past) {
 	c := t.Config
 	d, n, kv := c.Width, len(ids), c.kv()
@@ -218,7 +220,7 @@ func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, past *
 	}
 }
 
-// Norm is the final norm; dst may be x.
+// Norm computes the final norm; dst may alias x.
 func (t *Decoder) Norm(s tensor.Session, dst, x tensor.Matrix) {
 	s.RMSNorm(dst, x, t.norm, float32(t.Config.Epsilon))
 }
@@ -230,20 +232,20 @@ func (t *Decoder) Clone() *Decoder {
 	return &n
 }
 
-// Places is every projection by its name in a checkpoint, which begins with prefix.
-func (t *Decoder) Places(prefix string) map[string]Place {
+// Projections returns all projections by their names in a checkpoint, which begin with prefix.
+func (t *Decoder) Projections(prefix string) map[string]Projection {
 	c := t.Config
 	d, kv, m := c.Width, c.kv(), c.Intermediate
-	p := map[string]Place{}
+	p := map[string]Projection{}
 	for i := range t.layers {
 		l, name := &t.layers[i], fmt.Sprintf("%slayers.%d.", prefix, i)
-		p[name+"self_attn.q_proj"] = Place{In: &l.qkv, N: d, K: d}
-		p[name+"self_attn.k_proj"] = Place{In: &l.qkv, From: d, N: kv, K: d}
-		p[name+"self_attn.v_proj"] = Place{In: &l.qkv, From: d + kv, N: kv, K: d}
-		p[name+"self_attn.o_proj"] = Place{In: &l.out, N: d, K: d}
-		p[name+"mlp.gate_proj"] = Place{In: &l.gateUp, N: m, K: d}
-		p[name+"mlp.up_proj"] = Place{In: &l.gateUp, From: m, N: m, K: d}
-		p[name+"mlp.down_proj"] = Place{In: &l.down, N: d, K: m}
+		p[name+"self_attn.q_proj"] = Projection{In: &l.qkv, N: d, K: d}
+		p[name+"self_attn.k_proj"] = Projection{In: &l.qkv, From: d, N: kv, K: d}
+		p[name+"self_attn.v_proj"] = Projection{In: &l.qkv, From: d + kv, N: kv, K: d}
+		p[name+"self_attn.o_proj"] = Projection{In: &l.out, N: d, K: d}
+		p[name+"mlp.gate_proj"] = Projection{In: &l.gateUp, N: m, K: d}
+		p[name+"mlp.up_proj"] = Projection{In: &l.gateUp, From: m, N: m, K: d}
+		p[name+"mlp.down_proj"] = Projection{In: &l.down, N: d, K: m}
 	}
 	return p
 }

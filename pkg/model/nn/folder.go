@@ -11,7 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// Open opens the model in a folder, which is closed again.
+// Open opens the folder dir, calls open with it, and closes the folder again.
 func Open[M any](dir string, open func(*safetensors.Folder) (M, error)) (m M, err error) {
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
@@ -24,9 +24,11 @@ func Open[M any](dir string, open func(*safetensors.Folder) (M, error)) (m M, er
 	return opened, nil
 }
 
-// Adapted returns a model plus the LoRA called name, which takes its place: adapt makes it, and
-// what both share stays. scale 0 is 1; without a name it is the model itself.
-func Adapted[M io.Closer](base M, name string, scale float64, adapt func(...lora.Weighted) (M, error)) (m M, err error) {
+// Adapted returns a model plus the LoRA called name, and closes base: adapt makes the new model, and what both
+// share stays open. scale 0 means 1; without a name it returns base itself.
+func Adapted[M io.Closer](base M, name string, scale float64, adapt func(...lora.Weighted) (M, error)) (m M,
+	err error,
+) {
 	if name == "" {
 		return base, nil
 	}
@@ -41,15 +43,15 @@ func Adapted[M io.Closer](base M, name string, scale float64, adapt func(...lora
 	return adapt(lora.Weighted{Adapter: adapter, Weight: scale})
 }
 
-// Files that a folder of any family has beside its networks.
+// Files in the folder of any family, besides its networks.
 const (
-	// schedulerFile is that of diffusers.
+	// schedulerFile is the scheduler configuration of diffusers.
 	schedulerFile = "scheduler/scheduler_config.json"
-	// DefaultsFile is optional, and diffusers ignores it.
+	// DefaultsFile holds Defaults. It is optional, and diffusers ignores it.
 	DefaultsFile = "meander.json"
 )
 
-// Defaults is what to paint where a prompt does not say.
+// Defaults are the settings of images if a prompt has none.
 type Defaults struct {
 	Height            int     `json:"height"` // pixels
 	Width             int     `json:"width"`  // pixels
@@ -59,7 +61,7 @@ type Defaults struct {
 	Reward []string `json:"reward"`
 }
 
-// Read takes what the folder's DefaultsFile says, if there is one, and leaves the rest.
+// Read sets the fields that are in the folder's DefaultsFile, if there is one, and keeps the others.
 func (d *Defaults) Read(folder *safetensors.Folder) error {
 	if err := ReadJSON(folder, DefaultsFile, d); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -67,7 +69,7 @@ func (d *Defaults) Read(folder *safetensors.Folder) error {
 	return nil
 }
 
-// ReadScheduler returns the folder's schedulerFile, unread but for being JSON.
+// ReadScheduler returns the folder's schedulerFile. It only checks that it is JSON.
 func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
 	b, err := folder.Read(schedulerFile, MaxConfigFile)
 	if err == nil && !json.Valid(b) {

@@ -5,10 +5,10 @@ import "github.com/meander-rl/meander/pkg/tensor"
 // Linear is y = x w^T + bias.
 type Linear struct {
 	W    tensor.Weight
-	Bias tensor.Vector // nil without one
+	Bias tensor.Vector // nil if there is none
 }
 
-// Bytes returns the memory of the weights, 0 without.
+// Bytes returns the memory of the weights; 0 if there are none.
 func (l *Linear) Bytes() int {
 	if l.W == nil {
 		return 0
@@ -27,7 +27,7 @@ func VectorBytes(vs ...tensor.Vector) int {
 	return n
 }
 
-// Apply computes dst = x w^T + bias with the rest of an epilogue.
+// Apply computes dst = x w^T + bias, and then the epilogue e.
 func (l *Linear) Apply(s tensor.Session, dst, x tensor.Matrix, e tensor.Epilogue) {
 	e.Bias = l.Bias
 	s.Linear(dst, x, l.W, e)
@@ -39,7 +39,7 @@ type Output struct {
 	N    int
 }
 
-// Out is an Output.
+// Out returns an Output.
 func Out(name string, n int) Output { return Output{Name: name, N: n} }
 
 // Linear reads projections of one input of k columns and stacks them.

@@ -1,6 +1,9 @@
-// Package nn is what the networks of several families are made of: weights by name from
-// checkpoints, projections and convolutions, rotary positions, adapters, caches, and the
-// checks of configurations. It knows no family.
+// Package nn holds the parts that networks of several families share. A Loader reads weights
+// by name from a checkpoint and makes Linears (projections), Convs and Decoders of them.
+// Adapt adds LoRAs to projections. RopeTable holds rotary positions, LRU is a cache, Faults
+// collects what is wrong in a configuration. It knows no family.
+//
+// A factor is a matrix that a device multiplies; devices may keep factors in bf16.
 package nn
 
 import (
@@ -15,35 +18,35 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Loader takes the tensors of one checkpoint by name. It collects every missing and
-// mis-shaped tensor and at the end everything unexpected, for one error. Shapes are
-// compared before memory is taken, so what it allocates is bounded by the files.
+// Loader reads the tensors of one checkpoint by name. It collects every missing and mis-shaped tensor, and in
+// Finish all unexpected ones, for one error. Shapes are compared before memory is allocated, so the files bound
+// what it allocates.
 type Loader struct {
 	archive *safetensors.Archive
-	device  tensor.Device   // takes what is read; nil in a dry run
+	device  tensor.Device   // of the weights; nil in a dry run
 	dry     bool            // only check, read nothing
 	kept    int             // elements that stay in memory
-	factors int             // those of them that a device may keep in its factor type
+	factors int             // those of kept that a device may store in its factor type
 	used    map[string]bool // names in the files
-	wanted  lora.Shapes     // what was asked for
+	wanted  lora.Shapes     // the tensors that were expected
 	missing []string
 	shapes  []string
-	failed  error           // the first that could not be read, or put on the device
-	read    func(bytes int) // hears of what is read; nil: nobody does
-	// Narrow leaves weights in the type of their file where the device can: see tensor.Narrow.
+	failed  error           // the first error of reading, or of copying to the device
+	read    func(bytes int) // is called with how much was read; may be nil
+	// Narrow keeps weights in the type of their file if the device can: see tensor.Narrow.
 	Narrow bool
-	// Prefix goes before every name, to make it the one in the files.
+	// Prefix is put before every name: the result is the name in the files.
 	Prefix string
-	// Ignored says which other names may be there; nil is none.
+	// Ignored reports which unused names are no error; nil: none.
 	Ignored func(name string) bool
 }
 
-// NewLoader loads onto a device; without one it only checks.
+// NewLoader returns a loader that loads onto a device. With a nil device it only checks (a dry run).
 func NewLoader(a *safetensors.Archive, d tensor.Device) *Loader {
 	return &Loader{archive: a, device: d, dry: d == nil, used: map[string]bool{}, wanted: lora.Shapes{}}
 }
 
-// Expect notes a tensor and reports whether it is there with that shape.
+// Expect marks a tensor as used and reports whether it exists with that shape; if not, it notes the fault.
 func (l *Loader) Expect(name string, shape ...int) bool {
 	name = l.Prefix + name
 	l.used[name], l.wanted[name] = true, shape
@@ -61,11 +64,11 @@ func (l *Loader) Expect(name string, shape ...int) bool {
 	return false
 }
 
-// Expected is what was asked for, in the files or not.
+// Expected returns the shapes of all tensors that were expected so far, in the files or not.
 func (l *Loader) Expected() lora.Shapes { return l.wanted }
 
-// Array returns a tensor as it is in the file; ok is false where Expect or a dry run says
-// no. Its bytes are the file's: they hold until the archive is closed.
+// Array returns a tensor as it is in the file; ok is false if Expect reports false, and in a
+// dry run. Its bytes are those of the file, valid until the archive is closed.
 func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 	if !l.Expect(name, shape...) {
 		return a, false
@@ -77,7 +80,7 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 		return a, false
 	}
 	data, err := l.archive.Bytes(l.Prefix + name)
-	if l.fails(err) {
+	if l.noteError(err) {
 		return a, false
 	}
 	if l.read != nil {
@@ -87,7 +90,7 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 	return a, true
 }
 
-// factor is Array of what products read.
+// factor is Array for a factor of matrix products.
 func (l *Loader) factor(name string, shape ...int) (a tensor.Array, ok bool) {
 	before := l.kept
 	a, ok = l.Array(name, shape...)
@@ -95,8 +98,8 @@ func (l *Loader) factor(name string, shape ...int) (a tensor.Array, ok bool) {
 	return a, ok
 }
 
-// fails keeps the first error.
-func (l *Loader) fails(err error) bool {
+// noteError keeps the first error and reports whether err is one.
+func (l *Loader) noteError(err error) bool {
 	if l.failed == nil {
 		l.failed = err
 	}
@@ -109,19 +112,19 @@ func (l *Loader) weight(parts ...tensor.Array) tensor.Weight {
 		put = n.NarrowWeight
 	}
 	w, err := put(parts...)
-	l.fails(err)
+	l.noteError(err)
 	return w
 }
 
-func (l *Loader) kernel(a tensor.Array) tensor.Kernel {
-	k, err := l.device.Kernel(a)
-	l.fails(err)
+func (l *Loader) filter(a tensor.Array) tensor.Filter {
+	k, err := l.device.Filter(a)
+	l.noteError(err)
 	return k
 }
 
 func (l *Loader) vector(a tensor.Array) tensor.Vector {
 	v, err := l.device.Vector(a)
-	l.fails(err)
+	l.noteError(err)
 	return v
 }
 
@@ -134,19 +137,19 @@ func (l *Loader) Vector(name string, shape ...int) tensor.Vector {
 	return l.vector(a)
 }
 
-// Holds reports whether what was asked for so far has been read: not in a dry run, nor
-// when something was wrong.
+// Holds reports whether all tensors so far were read. It is false in a dry run and after a
+// fault.
 func (l *Loader) Holds() bool {
-	return !l.dry && !l.faulty()
+	return !l.dry && !l.hasFaults()
 }
 
-// Has reports whether the files have a tensor, whatever its shape.
+// Has reports whether the files have a tensor, of any shape.
 func (l *Loader) Has(name string) bool {
 	_, ok := l.archive.Info(l.Prefix + name)
 	return ok
 }
 
-// Table puts a matrix on the device, to gather rows from.
+// Table puts a matrix on the device; sessions gather rows from it.
 func (l *Loader) Table(name string, rows, cols int) tensor.Matrix {
 	before := l.kept
 	a, ok := l.Array(name, rows, cols)
@@ -157,26 +160,26 @@ func (l *Loader) Table(name string, rows, cols int) tensor.Matrix {
 		return tensor.Matrix{}
 	}
 	t, err := l.device.Table(a)
-	l.fails(err)
+	l.noteError(err)
 	return t
 }
 
-// table puts rows of numbers that are in no file on the device.
+// table puts computed rows on the device.
 func (l *Loader) table(x []float32, rows int) tensor.Matrix {
 	t, err := l.device.Table(tensor.Floats(x, rows, len(x)/rows))
-	l.fails(err)
+	l.noteError(err)
 	return t
 }
 
-// Bytes is the memory of what was asked for so far, on a device that keeps projections, and
-// tables that the files have in bf16, in a type of factorBytes, and all else in float32.
+// Bytes returns the memory of the tensors so far on a device that stores factors, and tables
+// that are bf16 in the files, with factorBytes per element, and all others in float32.
 func (l *Loader) Bytes(factorBytes int) int { return 4*(l.kept-l.factors) + factorBytes*l.factors }
 
-func (l *Loader) faulty() bool {
+func (l *Loader) hasFaults() bool {
 	return len(l.missing) > 0 || len(l.shapes) > 0 || l.failed != nil
 }
 
-// Finish returns everything that was wrong.
+// Finish returns one error for all faults; tensors in the files that were not used are faults, too.
 func (l *Loader) Finish() error {
 	var unexpected []string
 	for _, name := range l.archive.Names() {
@@ -202,8 +205,8 @@ func (l *Loader) Finish() error {
 	return nil
 }
 
-// count returns the parameters of an archive by type.
-func count(a *safetensors.Archive) (parameters int, types []string) {
+// countParameters returns the number of parameters of an archive and their types, sorted.
+func countParameters(a *safetensors.Archive) (parameters int, types []string) {
 	seen := map[string]bool{}
 	for _, name := range a.Names() {
 		info, _ := a.Info(name)

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// LRU is a cache bounded by the bytes of its values, least recently used first to go. It
-// is safe for concurrent use. The zero value with a limit is ready; a limit of 0 keeps
-// nothing.
+// LRU is a cache with a limit on the bytes of its values; it drops the least recently used
+// first. It is safe for concurrent use. The zero value with a Limit is ready; a Limit of 0
+// keeps nothing.
 type LRU[K comparable, V any] struct {
 	// Limit is the most bytes that it holds.
 	Limit int
@@ -36,7 +36,7 @@ func (c *LRU[K, V]) Get(key K) (V, bool) {
 	return none, false
 }
 
-// Put keeps a value of so many bytes. A value beyond the limit is not kept.
+// Put adds a value of so many bytes. It ignores a value beyond the limit and a key that is already there.
 func (c *LRU[K, V]) Put(key K, value V, bytes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,7 +56,7 @@ func (c *LRU[K, V]) Put(key K, value V, bytes int) {
 	c.held += bytes
 }
 
-// Bytes returns what the values held amount to.
+// Bytes returns the bytes of all values in the cache.
 func (c *LRU[K, V]) Bytes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,10 +10,12 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// LoadPart reads the checkpoint in a folder of a model onto a device and adds its files
-// to the digest, both at once. What the checkpoint has otherwise than load asks for is an
-// error. progress may be nil.
-func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *safetensors.Digest, progress model.Progress, load func(*Loader)) error {
+// LoadPart loads the network in a folder of a model onto a device and adds its files to the digest at the same
+// time. A tensor that is missing, unexpected or of another shape than load expects is an error. progress may be
+// nil.
+func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *safetensors.Digest,
+	progress model.Progress, load func(*Loader),
+) error {
 	a, err := folder.Archive(part)
 	if err != nil {
 		return err
@@ -30,17 +32,17 @@ func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *
 		d.Archive(part, a, m.add)
 	}()
 	func() {
-		defer func() { <-hashed }() // whatever load does, the files stay open until then
+		defer func() { <-hashed }() // also if load panics, the files stay open until then
 		load(l)
 	}()
-	m.end()
+	m.finish()
 	if err := errors.Join(l.Finish(), a.Close()); err != nil {
 		return fmt.Errorf("load %s: %w", part, err)
 	}
 	return nil
 }
 
-// meter adds up what is read of a part, by its loader and for its digest.
+// meter counts the bytes of a part that are read, once by the loader and once for the digest.
 type meter struct {
 	part     string
 	total    int // bytes of the files
@@ -60,12 +62,11 @@ func (m *meter) add(bytes int) {
 	m.progress(m.part, min(m.read/2, m.total), m.total)
 }
 
-// end tells that all is read: what nothing asked for was not.
-func (m *meter) end() { m.add(2*m.total - m.read) }
+// finish reports that all is read: tensors that are not used were not counted.
+func (m *meter) finish() { m.add(2*m.total - m.read) }
 
-// InspectPart adds the checkpoint in a folder of a model to its description, with all for
-// which LoadPart would fail. load is asked what it reads, without weights; it is nil where
-// the configuration does not say.
+// InspectPart adds the network in a folder of a model to info, with all problems for which LoadPart would fail.
+// load runs without weights; it is nil if the configuration could not be read.
 func InspectPart(info *model.Info, folder *safetensors.Folder, part, class string, load func(*Loader)) {
 	a, err := folder.Archive(part)
 	if err != nil {
@@ -73,7 +74,7 @@ func InspectPart(info *model.Info, folder *safetensors.Folder, part, class strin
 		return
 	}
 	p := model.PartInfo{Name: part, Class: class}
-	p.Parameters, p.DTypes = count(a)
+	p.Parameters, p.DTypes = countParameters(a)
 	for _, f := range a.Files() {
 		p.Files++
 		p.FileBytes += len(f.Bytes)

@@ -6,8 +6,8 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// RopeFrequencies returns theta^(-2i/dim) for 0 <= i < dim/2, rounded to float32 where the
-// reference rounds.
+// RopeFrequencies returns theta^(-2i/dim) for 0 <= i < dim/2, rounded to float32 at the same
+// places as in the reference.
 func RopeFrequencies(theta float64, dim int) []float32 {
 	f := make([]float32, dim/2)
 	for i := range f {
@@ -22,13 +22,13 @@ type RopeTable struct {
 	cos, sin         []float32
 }
 
-// NewRopeTable is a table to fill.
+// NewRopeTable returns an empty table; Fill sets its rows.
 func NewRopeTable(positions, pairs int) *RopeTable {
 	n := positions * pairs
 	return &RopeTable{positions: positions, pairs: pairs, cos: make([]float32, n), sin: make([]float32, n)}
 }
 
-// Load copies the first positions to a session.
+// Load copies the rows of the first positions to a session.
 func (t *RopeTable) Load(s tensor.Session, positions int) (cos, sin tensor.Matrix) {
 	cos, sin = tensor.NewMatrix(s, positions, t.pairs), tensor.NewMatrix(s, positions, t.pairs)
 	s.CopyIn(cos, t.cos[:positions*t.pairs])
@@ -36,7 +36,7 @@ func (t *RopeTable) Load(s tensor.Session, positions int) (cos, sin tensor.Matri
 	return cos, sin
 }
 
-// Bytes returns its memory.
+// Bytes returns the memory of the table.
 func (t *RopeTable) Bytes() int { return 4 * (len(t.cos) + len(t.sin)) }
 
 // Fill sets columns from..from+len(freqs) of row to a position. Angles are float32

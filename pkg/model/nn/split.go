@@ -7,8 +7,8 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Split runs f for parts of 0..n side by side, as many as the device is worth, each in a
-// session of its own. A panic surfaces in the caller, who may recover from it.
+// Split splits 0..n into as many parts as the device runs in parallel and runs f for each, in a session of its own.
+// A panic of f is raised again in the caller.
 func Split(ctx context.Context, d tensor.Device, n int, f func(s tensor.Session, from, to int) error) error {
 	parts := min(n, d.Parallel())
 	if parts <= 1 {
@@ -42,21 +42,21 @@ func Split(ctx context.Context, d tensor.Device, n int, f func(s tensor.Session,
 	return nil
 }
 
-// Indices is memory for the lists of a pass. It grows to the largest seen and stays.
+// Indices is reusable memory for the lists of a pass. It grows to the largest pass and is kept.
 type Indices struct {
 	ints []int32
 	used int
-	// Sequences is a list of such lists.
+	// Sequences is a reusable list of lists.
 	Sequences [][]int32
 }
 
-// Reset gives everything back.
+// Reset makes all memory free for the next pass.
 func (x *Indices) Reset() { x.used, x.Sequences = 0, x.Sequences[:0] }
 
-// Take returns n elements that live until Reset.
+// Take returns n elements that are valid until Reset. They are not cleared.
 func (x *Indices) Take(n int) []int32 {
 	if x.used+n > len(x.ints) {
-		// Slices handed out before keep the old block alive.
+		// Earlier slices keep the old block alive.
 		x.ints, x.used = make([]int32, max(2*len(x.ints), n, 256)), 0
 	}
 	s := x.ints[x.used : x.used+n : x.used+n]

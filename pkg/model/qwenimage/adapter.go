@@ -10,27 +10,27 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// WithAdapters returns the model as it was opened plus the adapters, whatever adapters m
-// has. No files are read: projections that no adapter touches are shared, as are text
-// encoder, autoencoder, threads and conditionings. Its Card has a digest of its own. Both
-// models stay usable and each must be closed. No adapters give the base again.
+// WithAdapters returns a model of the checkpoint plus exactly these adapters, also if there
+// are none. It reads no files: projections that no adapter changes are shared, and so are
+// text encoder, autoencoder, threads and conditionings. The new model has its own digest.
+// Both models stay usable, and each must be closed.
 //
 // An adapter that does not fit is an error that names all its wrong modules.
 func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	t := m.base.clone()
-	if err := nn.Adapt(m.device, t.places(), adapters); err != nil {
+	if err := nn.Adapt(m.device, t.projections(), adapters); err != nil {
 		return nil, err
 	}
 	return m.derive(t, lora.WeightsDigest(m.baseDigest, adapters...)), nil
 }
 
-// BaseDigest names the checkpoint without adapters.
+// BaseDigest returns the digest of the checkpoint without adapters.
 func (m *Model) BaseDigest() string { return m.baseDigest }
 
-// Modules is what adapters can change.
-func (m *Model) Modules() lora.Table { return nn.Table(m.base.places()) }
+// Modules returns the projections that adapters can change.
+func (m *Model) Modules() lora.Table { return nn.Table(m.base.projections()) }
 
-// Adapted is WithAdapters for any family.
+// Adapted is WithAdapters as a method of model.Adaptable.
 func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
 	n, err := m.WithAdapters(adapters...)
 	if err != nil {
@@ -39,14 +39,14 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
 	return n, nil
 }
 
-// Tensors are those of the transformer.
+// Tensors returns the shapes of the tensors of the transformer.
 func (m *Model) Tensors() lora.Shapes {
 	l := nn.NewLoader(&safetensors.Archive{}, nil)
 	loadMMDiT(l, m.base.config)
 	return l.Expected()
 }
 
-// Replaced is the model as it was opened with another transformer.
+// Replaced returns a model of the checkpoint with another transformer.
 func (m *Model) Replaced(weights *lora.Full, digest string) (model.Model, error) {
 	l := nn.NewLoader(weights.Archive(), m.device)
 	t := loadMMDiT(l, m.base.config)
@@ -56,7 +56,7 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (model.Model, error)
 	return m.derive(t, digest), nil
 }
 
-// derive is m with another transformer.
+// derive returns a model that shares everything with m but the transformer.
 func (m *Model) derive(t *mmdit, digest string) *Model {
 	n := &Model{shared: m.shared, card: m.card, transformer: t}
 	n.modulations.Limit = m.modulations.Limit
@@ -65,12 +65,12 @@ func (m *Model) derive(t *mmdit, digest string) *Model {
 	return n
 }
 
-// places returns every projection by its name in a checkpoint, which is the one that
-// adapters use.
-func (m *mmdit) places() map[string]nn.Place {
+// projections returns all projections by their names in a checkpoint, which adapters use,
+// too.
+func (m *mmdit) projections() map[string]nn.Projection {
 	d := m.config.width()
-	at := func(l *nn.Linear, from, n, k int) nn.Place { return nn.Place{In: l, From: from, N: n, K: k} }
-	p := map[string]nn.Place{
+	at := func(l *nn.Linear, from, n, k int) nn.Projection { return nn.Projection{In: l, From: from, N: n, K: k} }
+	p := map[string]nn.Projection{
 		"img_in":          at(&m.imgIn, 0, d, m.config.In),
 		"txt_in":          at(&m.textIn, 0, d, m.config.TextWidth),
 		"norm_out.linear": at(&m.modOut, 0, 2*d, d),

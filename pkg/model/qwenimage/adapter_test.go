@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -103,7 +104,7 @@ func TestModel_Close_sharedThreads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := n.Decode(t.Context(), make([]float32, 32*64), 64, 128); err != nil {
+	if _, err := n.Decode(t.Context(), make([]float32, 32*64), media.ImageSize(64, 128)); err != nil {
 		t.Error(err)
 	}
 	if err := n.Close(); err != nil {
@@ -141,8 +142,18 @@ func TestOpenAdapter_refuses(t *testing.T) {
 		{"no alpha", pair, `{"r": 2}`, "lora_alpha"},
 		{"pattern", pair, `{"lora_alpha": 2, "alpha_pattern": {"to_(?!q)": 3}}`, "alpha_pattern"},
 		{"not JSON", pair, `{`, "adapter configuration"},
-		{"unknown module", []safetensors.Tensor{floats("to_q.lora_A.weight", 2, 48), floats("to_q.lora_B.weight", 48, 2)}, "", "the transformer has none"},
-		{"other width", []safetensors.Tensor{floats(q+".lora_A.weight", 2, 32), floats(q+".lora_B.weight", 48, 2)}, "", "48 x 32, here 48 x 48"},
+		{
+			"unknown module",
+			[]safetensors.Tensor{floats("to_q.lora_A.weight", 2, 48), floats("to_q.lora_B.weight", 48, 2)},
+			"",
+			"the transformer has none",
+		},
+		{
+			"other width",
+			[]safetensors.Tensor{floats(q+".lora_A.weight", 2, 32), floats(q+".lora_B.weight", 48, 2)},
+			"",
+			"48 x 32, here 48 x 48",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -4,13 +4,17 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 )
 
 // signsSize is the size of the checkpoint that ships.
-var signsSize = checkpoint.Config{TextWidth: 128, TextDepth: 2, Heads: 4, HeadDim: 32, Depth: 4, Base: 16, Height: 64, Width: 128}
+var signsSize = checkpoint.Config{
+	TextWidth: 128, TextDepth: 2, Heads: 4, HeadDim: 32, Depth: 4, Base: 16, Height: 64,
+	Width: 128,
+}
 
 func openBench(b *testing.B, threads int) *qwenimage.Model {
 	b.Helper()
@@ -27,23 +31,23 @@ func BenchmarkVelocity(b *testing.B) {
 		m := openBench(b, threads)
 		for _, rows := range []int{1, 2, 16} {
 			b.Run(fmt.Sprintf("threads=%d/rows=%d", threads, rows), func(b *testing.B) {
-				dst, x := make([][]float32, rows), make([][]float32, rows)
-				sigma, cond := make([]float32, rows), make([]*model.Conditioning, rows)
-				for i := range rows {
-					dst[i], x[i] = make([]float32, 32*64), make([]float32, 32*64)
-					for j := range x[i] {
-						x[i][j] = float32(j%17)/8 - 1
+				batch := make([]model.Row, rows)
+				for i := range batch {
+					x := make([]float32, 32*64)
+					for j := range x {
+						x[j] = float32(j%17)/8 - 1
 					}
 					tokens := []int{20, 6}[i%2] // a prompt and the empty one of guidance
 					embeds := make([]float32, tokens*128)
 					for j := range embeds {
 						embeds[j] = float32(j%13)/6 - 1
 					}
-					cond[i] = conditioning([]int{tokens, 128}, embeds)
-					sigma[i] = 0.5
+					batch[i] = model.Row{
+						X: x, Sigma: 0.5, Conditioning: conditioning([]int{tokens, 128}, embeds), Dst: make([]float32, len(x)),
+					}
 				}
 				for b.Loop() {
-					if err := m.Velocity(b.Context(), dst, x, sigma, cond, 64, 128); err != nil {
+					if err := m.Velocity(b.Context(), batch, media.ImageSize(64, 128)); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -62,7 +66,7 @@ func BenchmarkDecode(b *testing.B) {
 		}
 		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
 			for b.Loop() {
-				if _, err := m.Decode(b.Context(), latents, 64, 128); err != nil {
+				if _, err := m.Decode(b.Context(), latents, media.ImageSize(64, 128)); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -29,6 +29,7 @@ type indexConfig struct {
 	Autoencoder []string `json:"vae"`
 }
 
+// readIndexConfig reads model_index.json and checks the class of each part.
 func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 	const name = "model_index.json"
 	c := new(indexConfig)
@@ -47,7 +48,7 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 		}
 		f.Check(ok, "%s: %.80q; must be %s", field, got, want[0])
 	}
-	// What a schedule cannot be made of is refused by its own file.
+	// Settings of a schedule that are not supported are refused when scheduler_config.json is parsed.
 	class("scheduler", c.Scheduler,
 		"FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 	class("text_encoder", c.TextEncoder, textEncoderClass)
@@ -60,7 +61,7 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 	return c, nil
 }
 
-// newTextConfig has the defaults of Qwen2_5_VLTextConfig of transformers, for fields that a file leaves out.
+// newTextConfig returns the defaults of Qwen2_5_VLTextConfig of transformers, for fields that a file leaves out.
 func newTextConfig() *nn.DecoderConfig {
 	return &nn.DecoderConfig{
 		Vocabulary: 152064, Width: 8192, Intermediate: 29568, Layers: 80, Heads: 64, KVHeads: 8, MaxPositions: 32768,
@@ -68,7 +69,7 @@ func newTextConfig() *nn.DecoderConfig {
 	}
 }
 
-// readTextConfig reads text_encoder/config.json as far as the text path needs it.
+// readTextConfig reads and checks the fields of text_encoder/config.json that text needs.
 func readTextConfig(folder *safetensors.Folder, dir string) (*nn.DecoderConfig, error) {
 	name := path.Join(dir, "config.json")
 	b, err := folder.Read(name, nn.MaxConfigFile)
@@ -124,6 +125,7 @@ type transformerConfig struct {
 
 func (c *transformerConfig) width() int { return c.Heads * c.HeadDim }
 
+// readTransformerConfig reads transformer/config.json and checks that this package implements it exactly.
 func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformerConfig, error) {
 	name := path.Join(dir, "config.json")
 	// The defaults of the class, for files that leave fields out.
@@ -137,7 +139,8 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 	f.Check(c.Class == transformerClass, "_class_name: %q; must be %s", c.Class, transformerClass)
 	f.Check(c.PatchSize == 2, "patch_size: %d; must be 2", c.PatchSize)
 	f.Within("in_channels", c.In, 4, 4096)
-	f.Check(c.Out > 0 && c.Out <= 4096 && c.In == 4*c.Out, "in_channels: %d; must be 4 * out_channels = 4 * %d", c.In, c.Out)
+	f.Check(c.Out > 0 && c.Out <= 4096 && c.In == 4*c.Out, "in_channels: %d; must be 4 * out_channels = 4 * %d", c.In,
+		c.Out)
 	f.Within("num_layers", c.Layers, 1, nn.MaxDepth)
 	f.Within("num_attention_heads", c.Heads, 1, nn.MaxDepth)
 	f.Within("attention_head_dim", c.HeadDim, 2, 1024)
@@ -174,6 +177,7 @@ type vaeConfig struct {
 	Std        []float64 `json:"latents_std"`
 }
 
+// readVAEConfig reads vae/config.json and checks that this package implements it exactly.
 func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 	name := path.Join(dir, "config.json")
 	// The defaults of the class, for files that leave fields out.
@@ -204,12 +208,14 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 		ok = ok && m >= 1 && m <= 64
 	}
 	f.Check(ok, "dim_mult: %s; must be 2 to 6 numbers from 1 to 64", brief(c.Mult))
-	f.Check(len(c.Temporal) == len(c.Mult)-1, "temperal_downsample: %d values; must be one fewer than dim_mult", len(c.Temporal))
+	f.Check(len(c.Temporal) == len(c.Mult)-1, "temperal_downsample: %d values; must be one fewer than dim_mult",
+		len(c.Temporal))
 	ok = len(c.Mean) == c.Latents && len(c.Std) == c.Latents
 	for i := 0; ok && i < c.Latents; i++ {
 		ok = !math.IsNaN(c.Mean[i]) && !math.IsInf(c.Mean[i], 0) && c.Std[i] > 0 && !math.IsInf(c.Std[i], 0)
 	}
-	f.Check(ok, "latents_mean, latents_std: %d and %d values; must be z_dim = %d finite numbers each, standard deviations above 0",
+	f.Check(ok, "latents_mean, latents_std: %d and %d values; must be z_dim = %d finite numbers each, standard "+
+		"deviations above 0",
 		len(c.Mean), len(c.Std), c.Latents)
 	if err := f.Of(name); err != nil {
 		return nil, err
@@ -220,7 +226,7 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 // levels returns how often the autoencoder halves an image.
 func (c *vaeConfig) levels() int { return len(c.Mult) - 1 }
 
-// brief is the numbers of a list, of which a file may have many.
+// brief formats a list for an error, with at most eight of its numbers.
 func brief(numbers []int) string {
 	const most = 8
 	if len(numbers) > most {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 )
@@ -38,20 +39,20 @@ func paint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tokens, err := card.Tokens(card.Height, card.Width)
+	tokens, err := card.Tokens(card.Size)
 	if err != nil {
 		return err
 	}
 	latents := make([]float32, tokens*card.LatentChannels)
 	velocity := make([]float32, len(latents))
-	err = m.Velocity(ctx, [][]float32{velocity}, [][]float32{latents}, []float32{1}, cond, card.Height, card.Width)
+	row := model.Row{X: latents, Sigma: 1, Conditioning: cond[0], Dst: velocity}
+	if err := m.Velocity(ctx, []model.Row{row}, card.Size); err != nil {
+		return err
+	}
+	sample, err := m.Decode(ctx, latents, card.Size)
 	if err != nil {
 		return err
 	}
-	img, err := m.Decode(ctx, latents, card.Height, card.Width)
-	if err != nil {
-		return err
-	}
-	fmt.Println(card.Family, tokens, "tokens", img.Bounds().Dx(), "x", img.Bounds().Dy())
+	fmt.Println(card.Family, tokens, "tokens", sample.Size().Width, "x", sample.Size().Height)
 	return nil
 }

@@ -4,13 +4,14 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// modelConfigs is everything that a folder says besides its tensors.
+// modelConfigs holds the configurations of a folder.
 type modelConfigs struct {
 	text        *nn.DecoderConfig
 	transformer *transformerConfig
@@ -19,18 +20,17 @@ type modelConfigs struct {
 	defaults    nn.Defaults
 }
 
-// pixelsPerToken is the edge of what a token covers: a 2x2 patch of latents.
+// pixelsPerToken returns the edge in pixels of a token, which is a 2x2 patch of latents.
 func (c *modelConfigs) pixelsPerToken() int { return 2 << c.vae.levels() }
 
-// card is that of the model without what only its weights tell; sizes of configurations
-// with faults are 0.
+// card returns the card without the fields that need the weights: digest and backend. Sizes
+// of faulty configurations are 0.
 func (c *modelConfigs) card(dir string, o Options) model.Card {
 	card := model.Card{
 		Name:              model.NameOf(dir),
 		Family:            familyName,
 		SchedulerConfig:   c.scheduler,
-		Height:            o.Height,
-		Width:             o.Width,
+		Size:              media.ImageSize(o.Height, o.Width),
 		NumInferenceSteps: o.NumInferenceSteps,
 		TrueCFGScale:      o.TrueCFGScale,
 		Reward:            c.defaults.Reward,
@@ -38,6 +38,7 @@ func (c *modelConfigs) card(dir string, o Options) model.Card {
 		MaxPromptTokens:   o.MaxPromptTokens,
 		NegativePrompt:    " ", // of the pipeline
 		CFGRule:           model.CFGRescaled,
+		IndependentRows:   true,
 		Conditioning:      []string{promptEmbeds},
 	}
 	if c.text != nil {
@@ -53,14 +54,14 @@ func (c *modelConfigs) card(dir string, o Options) model.Card {
 // fitTokenizer checks that every token has an embedding.
 func (c *modelConfigs) fitTokenizer(t *tokenizer.Tokenizer) error {
 	if t.Size() > c.text.Vocabulary {
-		return fmt.Errorf("tokenizer: ids up to %d; must be below the text_encoder's vocab_size %d", t.Size()-1, c.text.Vocabulary)
+		return fmt.Errorf("tokenizer: ids up to %d; must be below the text_encoder's vocab_size %d", t.Size()-1,
+			c.text.Vocabulary)
 	}
 	return nil
 }
 
-// readConfigs reads and checks all configurations, reporting the faults of all. Without a
-// model_index.json there are none, and it returns nil; otherwise a configuration with
-// faults is nil.
+// readConfigs reads and checks all configurations and joins their faults. Without a valid
+// model_index.json it returns nil; otherwise the fields of faulty configurations are nil.
 func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	if _, err := readIndexConfig(folder); err != nil {
 		return nil, err
@@ -77,13 +78,14 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	}
 	var f nn.Faults
 	f.Check(c.transformer.TextWidth == c.text.Width,
-		"transformer: joint_attention_dim: %d; must be the text_encoder's hidden_size = %d", c.transformer.TextWidth, c.text.Width)
+		"transformer: joint_attention_dim: %d; must be the text_encoder's hidden_size = %d", c.transformer.TextWidth,
+		c.text.Width)
 	f.Check(c.transformer.Out == c.vae.Latents,
 		"transformer: out_channels: %d; must be the vae's z_dim = %d", c.transformer.Out, c.vae.Latents)
 	return c, errors.Join(f...)
 }
 
-// newDigest starts with configurations and tokenizer.
+// newDigest returns a digest of the configurations and the tokenizer, to which the weights are added.
 func newDigest(folder *safetensors.Folder) (*safetensors.Digest, error) {
 	d := safetensors.NewDigest()
 	return d, d.Files(folder, tokenizer.MaxFile,

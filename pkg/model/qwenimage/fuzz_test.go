@@ -66,7 +66,7 @@ func FuzzConfigs(f *testing.F) {
 		}
 		if err == nil {
 			var o Options
-			_ = o.complete(&c.defaults)
+			_ = o.setDefaults(&c.defaults)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // Inspect reads configurations and headers of a folder in the diffusers layout. An error
-// means that it is no such folder at all; everything else is in Problems.
+// means that it is not such a folder; all other faults are in Problems.
 func Inspect(dir string) (_ *model.Info, err error) {
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
@@ -25,7 +25,7 @@ func Inspect(dir string) (_ *model.Info, err error) {
 	info := &model.Info{}
 	info.Problem(err)
 	var o Options
-	info.Problem(o.complete(&c.defaults))
+	info.Problem(o.setDefaults(&c.defaults))
 	info.Card = c.card(dir, o)
 	if info.PixelsPerToken > 0 && o.MaxPixels > 0 {
 		info.Problem(info.Card.Validate())
@@ -40,7 +40,7 @@ func Inspect(dir string) (_ *model.Info, err error) {
 	}
 	for _, p := range []struct {
 		name, class string
-		known       bool // its configuration
+		known       bool // its configuration could be read
 		load        func(*nn.Loader)
 	}{
 		{"text_encoder", textEncoderClass, c.text != nil, func(l *nn.Loader) { loadTextEncoder(l, c.text) }},
@@ -53,7 +53,7 @@ func Inspect(dir string) (_ *model.Info, err error) {
 		nn.InspectPart(info, folder, p.name, p.class, p.load)
 	}
 	if c.text != nil && c.transformer != nil && c.vae != nil {
-		info.Pass = c.pass(o.MaxPromptTokens)
+		info.Pass = c.passBytes(o.MaxPromptTokens)
 	}
 	return info, nil
 }

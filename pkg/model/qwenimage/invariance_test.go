@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
@@ -28,7 +29,7 @@ func newBench(t testing.TB, m model.Model, n int) bench {
 	prompts := []string{`a blue sign that says "4071"`, " ", "a longer text about a round, old, red sign", "x"}
 	b := bench{h: 48, w: 80}
 	cond := encodeAll(t, m, prompts...)
-	tokens, err := m.Card().Tokens(b.h, b.w)
+	tokens, err := m.Card().Tokens(media.ImageSize(b.h, b.w))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,21 +72,23 @@ func TestModel_bitsDependOnTheRowAlone(t *testing.T) {
 			}
 			b := newBench(t, m, n)
 			got := b.run(t, m, 0, n)
-			img, err := m.Decode(t.Context(), b.x[0], b.h, b.w)
+			sample, err := m.Decode(t.Context(), b.x[0], media.ImageSize(b.h, b.w))
 			if err != nil {
 				t.Fatal(err)
 			}
-			encoded, err := m.EncodeImage(t.Context(), img)
+			encoded, err := m.EncodeMedia(t.Context(), sample)
 			if err != nil {
 				t.Fatal(err)
 			}
+			img := sample.Frames[0]
 			if want == nil {
 				want, pixels, latents, embeds = got, img.Pix, encoded, b.cond[0].Tensors[0].Data
 			}
 			if !slices.Equal(flat(got), flat(want)) {
 				t.Errorf("%s, %d threads: other velocities", kernels, threads)
 			}
-			if !slices.Equal(img.Pix, pixels) || !slices.Equal(encoded, latents) || !slices.Equal(b.cond[0].Tensors[0].Data, embeds) {
+			if !slices.Equal(img.Pix, pixels) || !slices.Equal(encoded, latents) ||
+				!slices.Equal(b.cond[0].Tensors[0].Data, embeds) {
 				t.Errorf("%s, %d threads: another image, latents or embeddings", kernels, threads)
 			}
 			for i := range n { // alone
@@ -126,7 +129,10 @@ func TestModel_isAModel(t *testing.T) {
 	t.Run("full", func(t *testing.T) {
 		modeltest.Run(t, modeltest.Suite{
 			Family: qwenimage.Family(), Dir: filepath.Join(golden, "full"),
-			Prompts: [3]string{`a blue sign that says "4071"`, " ", "a longer text about a round, old, red sign"}, Height: 48, Width: 80,
+			Prompts: [3]string{
+				`a blue sign that says "4071"`, " ",
+				"a longer text about a round, old, red sign",
+			}, Size: media.ImageSize(48, 80),
 		})
 	})
 }
@@ -134,12 +140,9 @@ func TestModel_isAModel(t *testing.T) {
 func TestModel_Velocity_allocatesLittle(t *testing.T) {
 	m := openModel(t, "full", qwenimage.Options{Threads: 1})
 	b := newBench(t, m, 4)
-	dst := make([][]float32, len(b.x))
-	for i := range dst {
-		dst[i] = make([]float32, len(b.x[i]))
-	}
+	rows, _ := rowsOf(b.x, b.sigma, b.cond)
 	step := func() {
-		if err := m.Velocity(t.Context(), dst, b.x, b.sigma, b.cond, b.h, b.w); err != nil {
+		if err := m.Velocity(t.Context(), rows, media.ImageSize(b.h, b.w)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -170,7 +173,8 @@ func TestModel_Encode_caches(t *testing.T) {
 		t.Error("a prompt is not kept")
 	}
 	none := openModel(t, "full", qwenimage.Options{PromptCacheBytes: -1})
-	if a, b := encodeAll(t, none, "one"), encodeAll(t, none, "one"); a[0] == b[0] || !slices.Equal(a[0].Tensors[0].Data, b[0].Tensors[0].Data) {
+	if a, b := encodeAll(t, none, "one"), encodeAll(t, none, "one"); a[0] == b[0] ||
+		!slices.Equal(a[0].Tensors[0].Data, b[0].Tensors[0].Data) {
 		t.Error("without a cache: want equal, separate conditionings")
 	}
 }

@@ -4,21 +4,24 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
-// pass is model.Info.Pass: the matrices that mmdit.forward, nn.Decoder.Forward and
-// autoencoder.decode take, of which a device has one after the other.
-func (c *modelConfigs) pass(promptTokens int) func(height, width, rows, factorBytes int) int {
-	return func(height, width, rows, factorBytes int) int {
+// passBytes returns model.Info.Pass: the memory of the matrices that mmdit.forward,
+// nn.Decoder.Forward or autoencoder.decode allocates, whichever is most. A device runs one
+// of them at a time.
+func (c *modelConfigs) passBytes(promptTokens int) func(size model.Size, rows, factorBytes int) int {
+	return func(size model.Size, rows, factorBytes int) int {
 		t, l := c.transformer, c.text
 		d, pixels := t.width(), c.pixelsPerToken()
-		image := height / pixels * (width / pixels)
+		image := size.Height / pixels * (size.Width / pixels)
 		tokens := rows * (promptTokens + image)
-		// The residual stream; what norms, projections and attention hand on.
+		// The residual stream, and the outputs of norms, projections and attention.
 		velocity := tokens * (4*d + factorBytes*(1+3+1+4)*d)
 		velocity += rows * (promptTokens*(4+factorBytes)*t.TextWidth + 2*4*image*t.In) // embeddings and latents
 		velocity += rows * 4 * (12*t.Layers + 2) * d                                   // modulations
@@ -26,18 +29,18 @@ func (c *modelConfigs) pass(promptTokens int) func(height, width, rows, factorBy
 		text := l.PassBytes(promptTokens+promptTokensDropped, factorBytes)
 
 		levels := c.vae.levels()
-		lh, lw := height>>levels, width>>levels
+		lh, lw := size.Height>>levels, size.Width>>levels
 		top := c.vae.Base * c.vae.Mult[levels]
 		decode := (3*4+2*factorBytes)*c.vae.decodeElements(lh, lw) + 4*lh*lw*(2*c.vae.Latents+4*top)
 		return max(velocity, text, decode)
 	}
 }
 
-// needs is the memory of weights on a device, by part.
-type needs struct{ text, transformer, vae, pass int }
+// memoryNeeds is the memory in bytes of the weights of each part on a device, and of a pass.
+type memoryNeeds struct{ text, transformer, vae, pass int }
 
-// needsOf reads headers and no weights. What is wrong with a part is found when it is loaded.
-func needsOf(folder *safetensors.Folder, c *modelConfigs, o Options, factorBytes int) (n needs, err error) {
+// needsOf computes memoryNeeds from the headers of the files. Faults of a part are found later, when it is loaded.
+func needsOf(folder *safetensors.Folder, c *modelConfigs, o Options, factorBytes int) (n memoryNeeds, err error) {
 	for _, p := range []struct {
 		name  string
 		load  func(*nn.Loader)
@@ -58,20 +61,20 @@ func needsOf(folder *safetensors.Folder, c *modelConfigs, o Options, factorBytes
 			return n, err
 		}
 	}
-	n.pass = c.pass(o.MaxPromptTokens)(o.Height, o.Width, 1, factorBytes)
+	n.pass = c.passBytes(o.MaxPromptTokens)(media.ImageSize(o.Height, o.Width), 1, factorBytes)
 	return n, nil
 }
 
-// place says where the text encoder goes: with the rest, or, where a device has no room for
-// all, to a processor: it reads a prompt once, and the others are there for every step. It
-// fails when there is no room for these either.
-func (s *shared) place(folder *safetensors.Folder, c *modelConfigs, o Options) error {
+// chooseTextDevice sets the device of the text encoder: the model's device, or a CPU if the memory of that
+// is too small for all networks. The text encoder runs once per prompt, the others at every step. It fails
+// if the memory is too small for the others.
+func (s *shared) chooseTextDevice(folder *safetensors.Folder, c *modelConfigs, o Options) error {
 	s.textDevice = s.device
 	limited, ok := s.device.(tensor.Limited)
 	if !ok {
 		return nil
 	}
-	room, factorBytes, err := limited.Room()
+	free, factorBytes, err := limited.FreeSpace()
 	if err != nil {
 		return err
 	}
@@ -80,19 +83,21 @@ func (s *shared) place(folder *safetensors.Folder, c *modelConfigs, o Options) e
 		return err
 	}
 	least := n.transformer + n.vae + n.pass
-	if least > room {
-		return fmt.Errorf("device %s: %s of memory; must be %s: transformer %s, vae %s, a pass at %dx%d %s (the text encoder's %s can go to the processor); "+
-			"take a GPU with more memory, or free what others hold of it", s.device.Name(), size(room), size(least), size(n.transformer), size(n.vae),
-			o.Height, o.Width, size(n.pass), size(n.text))
+	if least > free {
+		return fmt.Errorf("device %s: %s of memory; must be %s: transformer %s, vae %s, a pass at %dx%d %s (the text "+
+			"encoder's %s can go to the processor); "+
+			"take a GPU with more memory, or free what others hold of it",
+			s.device.Name(), formatBytes(free), formatBytes(least), formatBytes(n.transformer), formatBytes(n.vae),
+			o.Height, o.Width, formatBytes(n.pass), formatBytes(n.text))
 	}
-	if least+n.text <= room {
+	if least+n.text <= free {
 		return nil
 	}
 	s.textDevice, err = cpu.NewDevice(cpu.Options{Threads: o.Threads})
 	return err
 }
 
-// closeDevices ends what the model started.
+// closeDevices closes the devices that the model opened, not one of the caller.
 func (s *shared) closeDevices() error {
 	var err error
 	if s.textDevice != nil && s.textDevice != s.device {
@@ -104,7 +109,7 @@ func (s *shared) closeDevices() error {
 	return err
 }
 
-// backend names what computes.
+// backend returns the names of the devices that compute.
 func (s *shared) backend() string {
 	if s.textDevice != s.device {
 		return s.device.Name() + ", text " + s.textDevice.Name()
@@ -112,8 +117,8 @@ func (s *shared) backend() string {
 	return s.device.Name()
 }
 
-// size is bytes as people read them.
-func size(bytes int) string {
+// formatBytes formats a size for people.
+func formatBytes(bytes int) string {
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
@@ -19,7 +20,7 @@ type limited struct {
 	room, factorBytes int
 }
 
-func (l limited) Room() (bytes, factorBytes int, err error) { return l.room, l.factorBytes, nil }
+func (l limited) FreeSpace() (bytes, factorBytes int, err error) { return l.room, l.factorBytes, nil }
 
 // published is a folder of the published size. Its weights are holes.
 func published(t *testing.T) string {
@@ -49,14 +50,14 @@ func TestPublished_MemoryTable(t *testing.T) {
 	for _, p := range info.Parts {
 		weights += p.FactorBytes
 	}
-	if most := weights + info.Pass(1328, 1328, 16, 2); most > 76<<30 {
+	if most := weights + info.Pass(media.ImageSize(1328, 1328), 16, 2); most > 76<<30 {
 		t.Errorf("%d bytes for 8 images of 1328x1328, more than a GPU of 80 GB has", most)
 	}
 	if alone := info.Parts[0].FactorBytes; weights < 50<<30 || alone < 13<<30 {
 		t.Errorf("weights are %d bytes, %d of them of the text encoder", weights, alone)
 	}
 	for _, rows := range []int{1, 2, 16} {
-		if a, b := info.Pass(512, 512, rows, 2), info.Pass(1024, 1024, rows, 2); a >= b {
+		if a, b := info.Pass(media.ImageSize(512, 512), rows, 2), info.Pass(media.ImageSize(1024, 1024), rows, 2); a >= b {
 			t.Errorf("%d rows take %d bytes at 512 pixels, %d at 1024", rows, a, b)
 		}
 	}
@@ -74,7 +75,10 @@ func TestPublished_SaysWhatIsMissing(t *testing.T) {
 	if err == nil {
 		t.Fatal("it loads on 24 GiB")
 	}
-	for _, want := range []string{"24.0 GiB of memory; must be 41.3 GiB", "transformer 38.1 GiB", "vae 167.6 MiB", "a pass at 1024x1024 3.1 GiB", "text encoder's 13.2 GiB"} {
+	for _, want := range []string{
+		"24.0 GiB of memory; must be 41.3 GiB", "transformer 38.1 GiB", "vae 167.6 MiB",
+		"a pass at 1024x1024 3.1 GiB", "text encoder's 13.2 GiB",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error lacks %q: %v", want, err)
 		}
@@ -90,7 +94,7 @@ func TestOpen_TextEncoderGoesWhereThereIsRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, others := info.Parts[0].FactorBytes, info.Parts[1].FactorBytes+info.Parts[2].FactorBytes
-	pass := info.Pass(info.Height, info.Width, 1, 2)
+	pass := info.Pass(info.Size, 1, 2)
 	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
 	if err != nil {
 		t.Fatal(err)

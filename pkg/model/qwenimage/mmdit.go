@@ -16,7 +16,7 @@ const (
 
 // mmdit is QwenImageTransformer2DModel: a stream of image tokens and one of text tokens,
 // joined by attention in every block and modulated by the timestep (adaLN). It is
-// immutable; adapters make a new one that shares what they leave alone.
+// immutable; adapters make a new one that shares the weights that they do not change.
 type mmdit struct {
 	config  *transformerConfig
 	imgIn   nn.Linear
@@ -41,6 +41,7 @@ type mmditStream struct {
 	up, down     nn.Linear // 4D
 }
 
+// loadMMDiT reads the transformer. In a dry run of l it only checks names and shapes.
 func loadMMDiT(l *nn.Loader, c *transformerConfig) *mmdit {
 	d := c.width()
 	m := &mmdit{config: c, blocks: make([]mmditBlock, c.Layers)}
@@ -63,7 +64,8 @@ func loadMMDiT(l *nn.Loader, c *transformerConfig) *mmdit {
 			}
 		}
 		m.blocks[i].img = stream("img", "to_q", "to_k", "to_v", "norm_q", "norm_k", "to_out.0")
-		m.blocks[i].txt = stream("txt", "add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k", "to_add_out")
+		m.blocks[i].txt = stream("txt", "add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k",
+			"to_add_out")
 	}
 	m.modOut = l.Linear(d, true, nn.Out("norm_out.linear", 2*d))
 	m.out = l.Linear(d, true, nn.Out("proj_out", c.In))
@@ -74,7 +76,7 @@ func loadMMDiT(l *nn.Loader, c *transformerConfig) *mmdit {
 	return m
 }
 
-// linears yields every projection, for adapters and memory counts.
+// linears calls f for every projection.
 func (m *mmdit) linears(f func(*nn.Linear)) {
 	for _, l := range []*nn.Linear{&m.imgIn, &m.textIn, &m.time1, &m.time2, &m.modOut, &m.out} {
 		f(l)
@@ -98,15 +100,15 @@ func (m *mmdit) bytes() int {
 	return n
 }
 
-// modulationSize is the columns of a modulation row: for every block image and text, then
-// the output.
+// modulationSize returns the number of columns of a modulation row: image and text of every
+// block, then the output.
 func (m *mmdit) modulationSize() int { return (12*len(m.blocks) + 2) * m.config.width() }
 
-// modulation writes everything that depends on the timestep alone to dst
+// modulation writes the values that depend only on the timestep to dst
 // [1, modulationSize].
 func (m *mmdit) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
 	d := m.config.width()
-	// The pipeline hands over t = 1000*sigma, divides it by 1000 and multiplies again, in
+	// The pipeline passes t = 1000*sigma, divides it by 1000 and multiplies again, in
 	// float32. At angles up to 1000 these roundings show, so they are repeated.
 	t := sigma * 1000 / 1000
 	var waves [timeChannels]float32
@@ -130,10 +132,10 @@ func (m *mmdit) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
 	m.modOut.Apply(s, dst.SliceCols(from, from+2*d), temb, tensor.Epilogue{})
 }
 
-// packing says how the rows of a micro-batch lie in the matrices of forward: the text
+// packing says where the rows of a pass are in the matrices of forward: first the text
 // tokens of all rows, then the image tokens of all rows.
 type packing struct {
-	text, image int           // tokens in all
+	text, image int           // tokens of all rows
 	cos, sin    tensor.Matrix // of rotary positions
 	positions   []int32       // row of cos and sin of each token
 	groups      []int32       // modulation row of each token
@@ -141,7 +143,7 @@ type packing struct {
 }
 
 // forward computes velocities: x [image, C] and embeds [text, textWidth] to dst
-// [image, C]; mod [groups, modulationSize]. stop is asked before every block.
+// [image, C]; mod [groups, modulationSize]. It calls stop before every block; an error ends it.
 func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *packing, stop func() error) error {
 	c := m.config
 	d, hd := c.width(), c.HeadDim
@@ -183,12 +185,14 @@ func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *
 		}
 		last := i == len(m.blocks)-1
 		halves := [2]half{
-			{stream: &m.blocks[i].txt, groups: p.groups[:p.text], positions: p.positions[:p.text], mod: mod.SliceCols((12*i+6)*d, (12*i+12)*d), unnecessary: last},
-			{stream: &m.blocks[i].img, image: true, groups: p.groups[p.text:], positions: p.positions[p.text:], mod: mod.SliceCols(12*i*d, (12*i+6)*d)},
+			{stream: &m.blocks[i].txt, groups: p.groups[:p.text], positions: p.positions[:p.text], unnecessary: last},
+			{stream: &m.blocks[i].img, image: true, groups: p.groups[p.text:], positions: p.positions[p.text:]},
 		}
+		halves[0].mod, halves[1].mod = mod.SliceCols((12*i+6)*d, (12*i+12)*d), mod.SliceCols(12*i*d, (12*i+6)*d)
 		for j := range halves {
 			f := &halves[j]
-			f.h, f.y, f.qkv, f.attn, f.hidden = part(h, f.image), part(y, f.image), part(qkv, f.image), part(attn, f.image), part(hidden, f.image)
+			f.h, f.y, f.qkv, f.attn, f.hidden = part(h, f.image), part(y, f.image), part(qkv, f.image), part(attn,
+				f.image), part(hidden, f.image)
 			for k := range 3 {
 				f.modAttn[k] = f.mod.SliceCols(k*d, (k+1)*d)
 				f.modMLP[k] = f.mod.SliceCols((3+k)*d, (4+k)*d)

@@ -7,18 +7,18 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"image"
 	"sync"
 	"sync/atomic"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Bounds of the other caches: timestep modulations (one per sigma) and position tables
-// (one per image size).
+// Bounds of two caches: timestep modulations (one per sigma) and position tables (one per
+// image size).
 const (
 	modulationCacheBytes = 32 << 20
 	ropeCacheBytes       = 32 << 20
@@ -26,14 +26,14 @@ const (
 
 // Model is a checkpoint of the family, computed in float32.
 //
-// The bits of a result depend on the weights and the arguments alone: not on threads,
-// kernels, or the rows that share a call.
+// The bits of a result depend only on the weights and the arguments: not on threads,
+// kernels, or the other rows of a call.
 //
-// Memory: all weights as float32, whatever their type in the files. Besides, per thread and
-// growing to the largest request: for Velocity 40 D bytes per token, image and text, of the
-// rows that the thread computes together, D being the transformer's width; for Decode
-// five images of the autoencoder's largest stage, which has the full size and twice
-// base_dim channels, 40 base_dim bytes per pixel. MemoryBytes tells the sum.
+// Its memory holds all weights as float32, whatever their type in the files. Each thread
+// needs more, as much as its largest request: for Velocity 40 D bytes per token, image and
+// text, of the rows that the thread computes together, with D the transformer's width; for
+// Decode five images of the autoencoder's largest stage, which has the full size and twice
+// base_dim channels, so 40 base_dim bytes per pixel. MemoryBytes returns the sum.
 type Model struct {
 	*shared
 	card        model.Card
@@ -42,7 +42,7 @@ type Model struct {
 	closed      sync.Once
 }
 
-// shared is what a model has in common with those derived from it by adapters.
+// shared is what a model shares with the models derived from it by adapters.
 type shared struct {
 	users      atomic.Int32
 	base       *mmdit // without adapters
@@ -51,8 +51,8 @@ type shared struct {
 	text       *nn.Decoder
 	vae        *autoencoder
 	device     tensor.Device
-	ownDevice  bool          // it ends with the last model
-	textDevice tensor.Device // of the text encoder: device, or, where that has no room, a processor
+	ownDevice  bool          // closed with the last model
+	textDevice tensor.Device // of the text encoder: device, or a CPU if that is too small
 	indices    sync.Pool
 	prompts    nn.LRU[[sha256.Size]byte, *model.Conditioning]
 	ropes      nn.LRU[[2]int, *nn.RopeTable]
@@ -63,8 +63,8 @@ var _ model.Model = (*Model)(nil)
 // Card describes the model.
 func (m *Model) Card() model.Card { return m.card }
 
-// Close stops the threads. A model and those made from it by WithAdapters share them:
-// the last Close counts.
+// Close frees the model. The threads end with the last of the models that share them: a
+// model and those made from it by WithAdapters.
 func (m *Model) Close() error {
 	var err error
 	m.closed.Do(func() {
@@ -75,26 +75,28 @@ func (m *Model) Close() error {
 	return err
 }
 
-// MemoryBytes returns the memory of the weights, and that of everything kept between
-// calls besides: activations of the largest request of each thread, conditionings,
-// position tables and modulations.
+// MemoryBytes returns the memory of the weights, and of everything else that is kept between
+// calls: activations of the largest request of each thread, conditionings, position tables
+// and modulations.
 func (m *Model) MemoryBytes() (weights, working int) {
 	weights = m.transformer.bytes() + m.text.Bytes() + m.vae.bytes()
 	working = m.device.WorkingBytes() + m.prompts.Bytes() + m.ropes.Bytes() + m.modulations.Bytes()
 	return weights, working
 }
 
-// Encode returns the prompt embeddings that the pipeline hands to its transformer: the
+// Encode returns the prompt embeddings that the pipeline gives to its transformer: the
 // last hidden states of the prompt in its template, without the template's beginning.
 func (m *Model) Encode(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
 	return m.encode(ctx, prompts, false)
 }
 
-// EncodeTruncated is Encode of the first MaxPromptTokens tokens, as the pipeline does it.
+// EncodeTruncated is Encode for the first MaxPromptTokens tokens of each prompt, as in the pipeline.
 func (m *Model) EncodeTruncated(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
 	return m.encode(ctx, prompts, true)
 }
 
+// encode is Encode, or EncodeTruncated if truncate is true. It computes each prompt that is not cached once, and
+// adds it to the cache.
 func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]*model.Conditioning, error) {
 	tooLong := func(prompt string, cut int) error {
 		limit := m.card.MaxPromptTokens
@@ -151,6 +153,7 @@ func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]
 	return out, nil
 }
 
+// encodeOne computes the conditioning of a prompt from its tokens.
 func (m *Model) encodeOne(s tensor.Session, prompt string, ids []int32) *model.Conditioning {
 	d := m.text.Config.Width
 	hidden := tensor.NewMatrix(s, len(ids), d)
@@ -163,18 +166,18 @@ func (m *Model) encodeOne(s tensor.Session, prompt string, ids []int32) *model.C
 }
 
 // Decode turns latents [S, C] into an image. Latents that are not finite are an error.
-func (m *Model) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
-	pixels, err := m.DecodePixels(ctx, latents, height, width)
+func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
+	pixels, err := m.DecodePixels(ctx, latents, size)
 	if err != nil {
-		return nil, err
+		return model.Media{}, err
 	}
-	return toNRGBA(pixels, height, width), nil
+	return media.Of(toNRGBA(pixels, size.Height, size.Width)), nil
 }
 
 // DecodePixels is Decode without the rounding to bytes: pixels [height, width, 3] in
 // [-1, 1].
-func (m *Model) DecodePixels(ctx context.Context, latents []float32, height, width int) ([]float32, error) {
-	tokens, err := m.card.Tokens(height, width)
+func (m *Model) DecodePixels(ctx context.Context, latents []float32, size model.Size) ([]float32, error) {
+	tokens, err := m.card.Tokens(size)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +189,7 @@ func (m *Model) DecodePixels(ctx context.Context, latents []float32, height, wid
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		pixels = m.vae.decode(s, latents, height, width)
+		pixels = m.vae.decode(s, latents, size.Height, size.Width)
 		for _, p := range pixels {
 			if p != p {
 				return fmt.Errorf("decode: %w: pixels that are not numbers", model.ErrLatents)
@@ -197,14 +200,15 @@ func (m *Model) DecodePixels(ctx context.Context, latents []float32, height, wid
 	return pixels, err
 }
 
-// EncodeImage returns the latents [S, C] of an image: the mode of the autoencoder's
+// EncodeMedia returns the latents [S, C] of an image: the mode of the autoencoder's
 // posterior, normalized as the transformer sees them. Transparency is ignored.
-func (m *Model) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
-	r := img.Rect
-	tokens, err := m.card.Tokens(r.Dy(), r.Dx())
+func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32, error) {
+	tokens, err := m.card.Tokens(sample.Size())
 	if err != nil {
 		return nil, err
 	}
+	img := sample.Frames[0]
+	r := img.Rect
 	pixels := make([]float32, 3*r.Dx()*r.Dy())
 	for y := range r.Dy() {
 		for x := range r.Dx() {

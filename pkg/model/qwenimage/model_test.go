@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
@@ -195,8 +196,14 @@ const (
 )
 
 var brokenConfigs = []refusal{
-	{"other pipeline", set("model_index.json", "_class_name", "FluxPipeline"), []string{"model_index.json", "FluxPipeline"}},
-	{"other scheduler", set("model_index.json", "scheduler", []string{"diffusers", "DDIMScheduler"}), []string{"scheduler", "DDIMScheduler"}},
+	{
+		"other pipeline", set("model_index.json", "_class_name", "FluxPipeline"),
+		[]string{"model_index.json", "FluxPipeline"},
+	},
+	{
+		"other scheduler", set("model_index.json", "scheduler", []string{"diffusers", "DDIMScheduler"}),
+		[]string{"scheduler", "DDIMScheduler"},
+	},
 	{"guidance", set(transformer, "guidance_embeds", true), []string{transformer, "guidance_embeds"}},
 	{"layered positions", set(transformer, "use_layer3d_rope", true), []string{"use_layer3d_rope"}},
 	{"absurd depth", set(transformer, "num_layers", 1<<40), []string{transformer, "num_layers: 1099511627776"}},
@@ -205,8 +212,14 @@ var brokenConfigs = []refusal{
 	{"levels", set(vae, "dim_mult", []int{1, 99}), []string{"dim_mult: [1 99]; must"}},
 	{"many levels", set(vae, "dim_mult", make([]int, 5000)), []string{"dim_mult: [0 0 0 0 0 0 0 0] and 4992 more; must"}},
 	{"quantized", set(transformer, "quantization_config", map[string]any{"bits": 4}), []string{"quantization_config"}},
-	{"deeper than the file", set(transformer, "num_layers", 3), []string{"load transformer", "missing", "transformer_blocks.1.attn"}},
-	{"wider than the file", set(transformer, "joint_attention_dim", 32), []string{"joint_attention_dim: 32", "hidden_size = 16"}},
+	{
+		"deeper than the file", set(transformer, "num_layers", 3),
+		[]string{"load transformer", "missing", "transformer_blocks.1.attn"},
+	},
+	{
+		"wider than the file", set(transformer, "joint_attention_dim", 32),
+		[]string{"joint_attention_dim: 32", "hidden_size = 16"},
+	},
 	{"attention in the autoencoder", set(vae, "attn_scales", []float64{1}), []string{vae, "attn_scales"}},
 	{"no deviation", set(vae, "latents_std", make([]float64, 16)), []string{vae, "latents_std"}},
 	{"short mean", set(vae, "latents_mean", []float64{0}), []string{vae, "latents_mean"}},
@@ -227,13 +240,19 @@ var brokenFiles = []refusal{
 		retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
 			delete(m, "img_in.bias")
 			delete(m, "proj_out.weight")
-			m["extra.weight"] = safetensors.Tensor{Name: "extra.weight", DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4)}
+			m["extra.weight"] = safetensors.Tensor{
+				Name: "extra.weight", DType: tensor.F32, Shape: []int{1},
+				Data: make([]byte, 4),
+			}
 			x := m["txt_in.weight"]
 			x.Shape = []int{x.Shape[1], x.Shape[0] * 1}
 			x.Shape[0], x.Shape[1] = x.Shape[0]*2, x.Shape[1]/2
 			m["txt_in.weight"] = x
 		})
-	}, []string{"2 tensors missing: img_in.bias, proj_out.weight", "1 tensors unexpected: extra.weight", "1 tensors of another shape: txt_in.weight: [32 8]; must be [16 16]"}},
+	}, []string{
+		"2 tensors missing: img_in.bias, proj_out.weight", "1 tensors unexpected: extra.weight",
+		"1 tensors of another shape: txt_in.weight: [32 8]; must be [16 16]",
+	}},
 	{"integers", func(t *testing.T, dir string) {
 		retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
 			x := m["img_in.bias"]
@@ -317,52 +336,60 @@ func conditioning(shape []int, embeds []float32) *model.Conditioning {
 func TestModel_refusesArguments(t *testing.T) {
 	m := openModel(t, "full", qwenimage.Options{MaxPromptTokens: 40})
 	b := newBench(t, m, 1)
-	dst := [][]float32{make([]float32, len(b.x[0]))}
 	nan := float32(math.NaN())
 	embeds := b.cond[0].Tensors[0]
 	tokens, width := embeds.Shape[0], embeds.Shape[1]
+	with := func(tensors ...model.Tensor) func(r *model.Row) {
+		return func(r *model.Row) { r.Conditioning = &model.Conditioning{Tensors: tensors} }
+	}
+	prompt := func(shape []int, embeds []float32) func(r *model.Row) {
+		return func(r *model.Row) { r.Conditioning = conditioning(shape, embeds) }
+	}
+	same := func(*model.Row) {}
 	for _, tt := range []struct {
 		name       string
-		dst, x     [][]float32
-		sigma      []float32
-		cond       []*model.Conditioning
+		change     func(r *model.Row)
 		h, w       int
 		wantErrHas string
 	}{
-		{"size", dst, b.x, b.sigma, b.cond, 47, 80, "multiples of 16"},
-		{"too large", dst, b.x, b.sigma, b.cond, 1 << 14, 1 << 14, "at most"},
-		{"rows", dst, b.x, nil, b.cond, 48, 80, "0 sigmas"},
-		{"latents", dst, [][]float32{b.x[0][1:]}, b.sigma, b.cond, 48, 80, "must be 960"},
-		{"results", [][]float32{nil}, b.x, b.sigma, b.cond, 48, 80, "must be 960"},
-		{"sigma", dst, b.x, []float32{1.5}, b.cond, 48, 80, "sigma: 1.5"},
-		{"not a number", dst, b.x, []float32{nan}, b.cond, 48, 80, "sigma: NaN"},
-		{"no conditioning", dst, b.x, b.sigma, []*model.Conditioning{nil}, 48, 80, "conditioning: none"},
-		{"other width", dst, b.x, b.sigma, []*model.Conditioning{conditioning([]int{2 * tokens, width / 2}, embeds.Data)}, 48, 80, "must be 1 to 40 tokens"},
-		{"short embeds", dst, b.x, b.sigma, []*model.Conditioning{conditioning(embeds.Shape, embeds.Data[1:])}, 48, 80, "prompt_embeds: "},
-		{"flat embeds", dst, b.x, b.sigma, []*model.Conditioning{conditioning([]int{tokens * width}, embeds.Data)}, 48, 80, "must be 1 to 40 tokens"},
-		{"other tensor", dst, b.x, b.sigma, []*model.Conditioning{{Tensors: []model.Tensor{{Name: "embeds"}}}}, 48, 80, "must be prompt_embeds"},
-		{"no tensor", dst, b.x, b.sigma, []*model.Conditioning{{}}, 48, 80, "must be prompt_embeds"},
+		{"size", same, 47, 80, "multiples of 16"},
+		{"too large", same, 1 << 14, 1 << 14, "at most"},
+		{"latents", func(r *model.Row) { r.X = r.X[1:] }, 48, 80, "must be 960"},
+		{"results", func(r *model.Row) { r.Dst = nil }, 48, 80, "must be 960"},
+		{"sigma", func(r *model.Row) { r.Sigma = 1.5 }, 48, 80, "sigma: 1.5"},
+		{"not a number", func(r *model.Row) { r.Sigma = nan }, 48, 80, "sigma: NaN"},
+		{"guidance", func(r *model.Row) { r.Guidance = 4 }, 48, 80, "guidance: 4"},
+		{"no conditioning", func(r *model.Row) { r.Conditioning = nil }, 48, 80, "conditioning: none"},
+		{"other width", prompt([]int{2 * tokens, width / 2}, embeds.Data), 48, 80, "must be 1 to 40 tokens"},
+		{"short embeds", prompt(embeds.Shape, embeds.Data[1:]), 48, 80, "prompt_embeds: "},
+		{"flat embeds", prompt([]int{tokens * width}, embeds.Data), 48, 80, "must be 1 to 40 tokens"},
+		{"other tensor", with(model.Tensor{Name: "embeds"}), 48, 80, "must be prompt_embeds"},
+		{"no tensor", with(), 48, 80, "must be prompt_embeds"},
 	} {
-		err := m.Velocity(t.Context(), tt.dst, tt.x, tt.sigma, tt.cond, tt.h, tt.w)
+		row := model.Row{X: b.x[0], Sigma: b.sigma[0], Conditioning: b.cond[0], Dst: make([]float32, len(b.x[0]))}
+		tt.change(&row)
+		err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(tt.h, tt.w))
 		if err == nil || !strings.Contains(err.Error(), tt.wantErrHas) {
 			t.Errorf("%s: got %v, want an error with %q", tt.name, err, tt.wantErrHas)
 		}
 	}
-	if err := m.Velocity(t.Context(), nil, nil, nil, nil, 48, 80); err != nil {
+	if err := m.Velocity(t.Context(), nil, media.ImageSize(48, 80)); err != nil {
 		t.Errorf("no rows: %v", err)
 	}
-	if _, err := m.Decode(t.Context(), b.x[0][1:], 48, 80); err == nil {
+	if _, err := m.Decode(t.Context(), b.x[0][1:], media.ImageSize(48, 80)); err == nil {
 		t.Error("Decode takes short latents")
 	}
 	broken := append([]float32(nil), b.x[0]...)
 	broken[7] = nan
-	if _, err := m.Decode(t.Context(), broken, 48, 80); !errors.Is(err, model.ErrLatents) || !strings.Contains(err.Error(), "not numbers") {
+	if _, err := m.Decode(t.Context(), broken, media.ImageSize(48, 80)); !errors.Is(err, model.ErrLatents) ||
+		!strings.Contains(err.Error(), "not numbers") {
 		t.Errorf("Decode of latents that are not numbers: %v", err)
 	}
-	if _, err := m.EncodeImage(t.Context(), image.NewNRGBA(image.Rect(0, 0, 17, 16))); err == nil {
-		t.Error("EncodeImage takes any size")
+	if _, err := m.EncodeMedia(t.Context(), media.Of(image.NewNRGBA(image.Rect(0, 0, 17, 16)))); err == nil {
+		t.Error("EncodeMedia takes any size")
 	}
-	if _, err := m.Encode(t.Context(), []string{"ok", strings.Repeat("long ", 50)}); !errors.Is(err, model.ErrPrompt) || !strings.Contains(err.Error(), "at most 40") {
+	if _, err := m.Encode(t.Context(), []string{"ok", strings.Repeat("long ", 50)}); !errors.Is(err, model.ErrPrompt) ||
+		!strings.Contains(err.Error(), "at most 40") {
 		t.Errorf("a long prompt: %v", err)
 	}
 	if _, err := m.Encode(t.Context(), []string{"a\xff"}); !errors.Is(err, model.ErrPrompt) {

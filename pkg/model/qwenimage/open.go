@@ -29,26 +29,29 @@ func Family() model.Family {
 
 const familyName = "qwen-image"
 
-// openAdapted opens a checkpoint with the adapter of the options, if they name one.
+// openAdapted opens a checkpoint and adds the adapter of the options, if there is one.
 func openAdapted(dir string, o model.Options) (*Model, error) {
-	base, err := Open(dir, Options{Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes, Progress: o.Progress})
+	base, err := Open(dir, Options{
+		Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes,
+		Progress: o.Progress,
+	})
 	if err != nil {
 		return nil, err
 	}
 	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
 }
 
-// Options are the choices that a checkpoint leaves open. Zero fields take the
-// defaults below.
+// Options are settings that a checkpoint does not fix. Zero fields have the defaults
+// below.
 type Options struct {
-	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	// Device computes; the caller closes it. Default: a CPU of Threads threads.
 	Device tensor.Device
-	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// Threads is the number of threads of that CPU; default GOMAXPROCS. Results do not depend on
 	// it.
 	Threads int
 	// Height, Width (pixels), NumInferenceSteps and TrueCFGScale are the Card's defaults for
-	// prompts. Their default is what the file meander.json of the folder says, else that of
-	// the pipeline: 1024, 1024, 50 and 4.
+	// prompts. Their defaults are in the file meander.json of the folder; without it they are
+	// those of the pipeline: 1024, 1024, 50 and 4.
 	Height, Width, NumInferenceSteps int
 	TrueCFGScale                     float64
 	// MaxPixels bounds height*width; default 2048*2048, at least Height*Width.
@@ -56,8 +59,8 @@ type Options struct {
 	// MaxPromptTokens bounds a conditioning, the five tokens of the template's end included;
 	// default 512, at most 1024.
 	MaxPromptTokens int
-	// PromptCacheBytes bounds the conditionings that are kept; default 32 MiB. Negative
-	// keeps none.
+	// PromptCacheBytes bounds the memory of cached conditionings; default 32 MiB. A negative
+	// number disables the cache.
 	PromptCacheBytes int
 	// Progress is model.Options.Progress.
 	Progress model.Progress
@@ -65,18 +68,19 @@ type Options struct {
 
 // Open loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
 // tokenizer/, text_encoder/, transformer/ and vae/, weights in F32, F16 or BF16, whole or
-// in shards. Nothing outside dir is read. Whatever is missing, unexpected, mis-shaped or
-// not supported is named in the error.
+// in shards. Nothing outside dir is read. The error names whatever is missing, unexpected,
+// mis-shaped or not supported.
 func Open(dir string, o Options) (*Model, error) {
 	return nn.Open(dir, func(folder *safetensors.Folder) (*Model, error) { return open(folder, dir, o) })
 }
 
+// open is Open for an open folder; dir is its path, for the name of the model.
 func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 	c, err := readConfigs(folder)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.complete(&c.defaults); err != nil {
+	if err := o.setDefaults(&c.defaults); err != nil {
 		return nil, err
 	}
 	tok, err := tokenizer.Read(folder, "tokenizer")
@@ -99,7 +103,7 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 		s.ownDevice = true
 	}
 	m := &Model{shared: s}
-	err = s.place(folder, c, o)
+	err = s.chooseTextDevice(folder, c, o)
 	if err == nil {
 		err = m.load(folder, dir, o, c, digest)
 	}
@@ -109,13 +113,18 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 	return m, nil
 }
 
-// load reads the weights onto the device and fills in the rest.
-func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *safetensors.Digest) error {
+// load reads the weights onto the devices and sets all fields that depend on them.
+func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs,
+	digest *safetensors.Digest,
+) error {
 	s := m.shared
 	var errs [3]error
-	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, o.Progress, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
-	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, o.Progress, func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
-	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, o.Progress, func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
+	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, o.Progress,
+		func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
+	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, o.Progress,
+		func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
+	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, o.Progress,
+		func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
@@ -129,8 +138,8 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	return m.card.Validate()
 }
 
-// complete fills zero fields and checks all.
-func (o *Options) complete(d *nn.Defaults) error {
+// setDefaults replaces zero fields by their defaults and checks all fields.
+func (o *Options) setDefaults(d *nn.Defaults) error {
 	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
 	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
 	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
@@ -143,7 +152,8 @@ func (o *Options) complete(d *nn.Defaults) error {
 	f.Within("Width", o.Width, 1, 1<<15)
 	f.Within("NumInferenceSteps", o.NumInferenceSteps, 1, 1000)
 	f.Within("MaxPromptTokens", o.MaxPromptTokens, 1, promptTokensLimit)
-	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale: %g; must be more than 0, at most 1000", o.TrueCFGScale)
+	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale: %g; must be more than 0, at most 1000",
+		o.TrueCFGScale)
 	if len(f) == 0 {
 		o.MaxPixels = orDefault(o.MaxPixels, max(2048*2048, o.Height*o.Width))
 		f.Within("MaxPixels", o.MaxPixels, o.Height*o.Width, 1<<28)

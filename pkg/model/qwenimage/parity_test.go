@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -144,7 +145,8 @@ func within(t testing.TB, what string, got, want []float32, tolerance float64) {
 	r := relative(t, got, want)
 	t.Logf("%s: relative L2 %.2g", what, r)
 	if !(r < tolerance) {
-		t.Errorf("%s: relative L2 distance %.3g, want less than %g\n got %v\nwant %v", what, r, tolerance, got[:min(6, len(got))], want[:min(6, len(want))])
+		t.Errorf("%s: relative L2 distance %.3g, want less than %g\n got %v\nwant %v", what, r, tolerance,
+			got[:min(6, len(got))], want[:min(6, len(want))])
 	}
 }
 
@@ -157,14 +159,22 @@ func rows(x []float32, n int) [][]float32 {
 	return out
 }
 
-// velocities evaluates all rows in one call.
-func velocities(t testing.TB, m model.Model, x [][]float32, sigma []float32, cond []*model.Conditioning, h, w int) [][]float32 {
-	t.Helper()
-	dst := make([][]float32, len(x))
+// rowsOf are rows with new results.
+func rowsOf(x [][]float32, sigma []float32, cond []*model.Conditioning) (rows []model.Row, dst [][]float32) {
 	for i := range x {
-		dst[i] = make([]float32, len(x[i]))
+		dst = append(dst, make([]float32, len(x[i])))
+		rows = append(rows, model.Row{X: x[i], Sigma: sigma[i], Conditioning: cond[i], Dst: dst[i]})
 	}
-	if err := m.Velocity(t.Context(), dst, x, sigma, cond, h, w); err != nil {
+	return rows, dst
+}
+
+// velocities evaluates all rows in one call.
+func velocities(t testing.TB, m model.Model, x [][]float32, sigma []float32, cond []*model.Conditioning, h,
+	w int,
+) [][]float32 {
+	t.Helper()
+	rows, dst := rowsOf(x, sigma, cond)
+	if err := m.Velocity(t.Context(), rows, media.ImageSize(h, w)); err != nil {
 		t.Fatal(err)
 	}
 	return dst
@@ -176,7 +186,8 @@ func TestParity_Encode(t *testing.T) {
 		m := openModel(t, name, qwenimage.Options{})
 		cond := encodeAll(t, m, prompts...)
 		for i, c := range cond {
-			within(t, fmt.Sprintf("%s prompt %d", name, i), c.Tensors[0].Data, g.floats(fmt.Sprintf("%s.%d", name, i)), textTolerance)
+			within(t, fmt.Sprintf("%s prompt %d", name, i), c.Tensors[0].Data, g.floats(fmt.Sprintf("%s.%d", name, i)),
+				textTolerance)
 		}
 	}
 }
@@ -247,7 +258,7 @@ func TestParity_Autoencoder(t *testing.T) {
 		for _, size := range [][2]int{{64, 128}, {16, 48}, {80, 16}} {
 			h, w := size[0], size[1]
 			key := fmt.Sprintf("%s.%dx%d", name, h, w)
-			got, err := m.DecodePixels(t.Context(), g.floats(key+".latents"), h, w)
+			got, err := m.DecodePixels(t.Context(), g.floats(key+".latents"), media.ImageSize(h, w))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -261,7 +272,7 @@ func TestParity_Autoencoder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			latents, err := m.EncodeImage(t.Context(), toImage(raw, h, w))
+			latents, err := m.EncodeMedia(t.Context(), media.Of(toImage(raw, h, w)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -356,11 +367,11 @@ func compareImages(t testing.TB, m model.Model, x [][]float32, g goldens, name s
 	}
 	off, most := 0, 0
 	for i := range x {
-		img, err := m.Decode(t.Context(), x[i], h, w)
+		sample, err := m.Decode(t.Context(), x[i], media.ImageSize(h, w))
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := toImage(raw[i*len(raw)/len(x):(i+1)*len(raw)/len(x)], h, w)
+		img, want := sample.Frames[0], toImage(raw[i*len(raw)/len(x):(i+1)*len(raw)/len(x)], h, w)
 		for j := range want.Pix {
 			if d := int(img.Pix[j]) - int(want.Pix[j]); d != 0 {
 				off, most = off+1, max(most, d, -d)

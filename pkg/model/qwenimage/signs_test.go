@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
@@ -68,7 +69,7 @@ func TestSigns_onTheReferenceDevice(t *testing.T) {
 		r.velocity = flat(velocities(t, m, x, []float32{0.7}, cond[:1], 64, 128))
 		euler(t, m, x, g.floats("signs.sigmas"), cond, 4, 64, 128, nil)
 		r.last = flat(x)
-		if r.pixels, err = m.DecodePixels(t.Context(), x[0], 64, 128); err != nil {
+		if r.pixels, err = m.DecodePixels(t.Context(), x[0], media.ImageSize(64, 128)); err != nil {
 			t.Fatal(err)
 		}
 		return r

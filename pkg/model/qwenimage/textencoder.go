@@ -9,8 +9,8 @@ import (
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 )
 
-// The prompt template of the pipeline and the tokens of its fixed part, whose hidden
-// states are dropped. The template is a contract with the published weights.
+// The prompt template of the pipeline, and the number of tokens of its fixed beginning, whose
+// hidden states are dropped. The published weights were trained with this template.
 const (
 	promptPrefix = "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, " +
 		"text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
@@ -20,11 +20,11 @@ const (
 	promptTokensLimit = 1024
 )
 
-// textPrefixes are where checkpoints of different ages keep the language model.
+// textPrefixes are the prefixes of the language model in checkpoints of different versions.
 var textPrefixes = []string{"model.language_model.", "language_model.model.", "model."}
 
-// loadTextEncoder reads the language model of Qwen2.5-VL, on text alone: its vision tower is
-// not loaded.
+// loadTextEncoder reads the language model of Qwen2.5-VL, for text only: it does not load the
+// vision tower.
 func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 	for _, l.Prefix = range textPrefixes {
 		if l.Has("embed_tokens.weight") {
@@ -32,7 +32,7 @@ func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 		}
 	}
 	l.Ignored = func(name string) bool {
-		// The vision tower and the output head play no part in reading a prompt.
+		// Prompts need neither the vision tower nor the output head.
 		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
 			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
 	}
@@ -42,16 +42,17 @@ func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 // promptIDs returns the tokens of a prompt in the template. The whole is tokenized at
 // once, as the pipeline does: white space at the ends of the prompt joins the template's.
 //
-// Of more than limit tokens after the template's beginning those behind are dropped, the
-// template's end first, and cut is how many. The pipeline drops their hidden states
-// instead, which is the same: no token sees those behind it.
+// If there are more than limit tokens after the beginning of the template, the last ones are
+// dropped, the end of the template included; cut is how many. The pipeline drops their hidden
+// states instead, with the same result: no token depends on later ones.
 func promptIDs(tok *tokenizer.Tokenizer, prompt string, limit int) (ids []int32, cut int, err error) {
 	if ids, err = tok.Encode(promptPrefix + prompt + promptSuffix); err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", model.ErrPrompt, err)
 	}
 	kept := len(ids) - promptTokensDropped
 	if kept <= 0 {
-		return nil, 0, fmt.Errorf("%w: the template makes %d tokens; must be more than %d", model.ErrPrompt, len(ids), promptTokensDropped)
+		return nil, 0, fmt.Errorf("%w: the template makes %d tokens; must be more than %d", model.ErrPrompt, len(ids),
+			promptTokensDropped)
 	}
 	if cut = kept - limit; cut > 0 {
 		return ids[:promptTokensDropped+limit], cut, nil

@@ -9,15 +9,15 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// autoencoder is AutoencoderKLQwenImage on single frames. The class convolves causally
-// over time too; before the first frame there is nothing but zeros, so only the last
-// temporal slice of a kernel acts, and the convolutions over time alone not at all.
-// Images are channels last.
+// autoencoder is AutoencoderKLQwenImage for single frames. The class also convolves over
+// time, causally; the frames before the first are zeros. So for one frame only the last
+// temporal slice of a filter matters, and convolutions only over time do nothing. Images are
+// channels last.
 type autoencoder struct {
 	config  *vaeConfig
 	mean    []float32 // [Z]
 	std     []float32 // [Z]
-	invStd  []float32 // [Z], rounded as the pipeline rounds it
+	invStd  []float32 // [Z], rounded as in the pipeline
 	decoder vaeDecoder
 	encoder vaeEncoder
 }
@@ -34,7 +34,7 @@ type vaeDecoder struct {
 // vaeUp is one level of the decoder; the last one does not resize.
 type vaeUp struct {
 	blocks []resBlock
-	resize *nn.Conv // upsampled before; nil at the last level
+	resize *nn.Conv // after upsampling; nil at the last level
 }
 
 type vaeEncoder struct {
@@ -56,7 +56,7 @@ type vaeDown struct {
 type resBlock struct {
 	norm1, norm2 tensor.Vector
 	conv1, conv2 nn.Conv
-	shortcut     nn.Linear // without weights where widths agree
+	shortcut     nn.Linear // without weights if in equals out
 	in, out      int
 }
 
@@ -67,6 +67,7 @@ type vaeMiddle struct {
 	qkv, proj     nn.Linear
 }
 
+// loadResBlock reads a residual block of in to out channels.
 func loadResBlock(l *nn.Loader, name string, in, out int) resBlock {
 	b := resBlock{
 		norm1: l.Vector(name+"norm1.gamma", in, 1, 1, 1),
@@ -81,6 +82,7 @@ func loadResBlock(l *nn.Loader, name string, in, out int) resBlock {
 	return b
 }
 
+// loadMiddle reads the middle of the encoder or the decoder.
 func loadMiddle(l *nn.Loader, name string, d int) vaeMiddle {
 	return vaeMiddle{
 		first:  loadResBlock(l, name+"resnets.0.", d, d),
@@ -91,7 +93,7 @@ func loadMiddle(l *nn.Loader, name string, d int) vaeMiddle {
 	}
 }
 
-// expectUnused notes the convolution over time of a resampler, which a single frame never meets.
+// expectUnused checks the convolution over time of a resampler, which a single frame does not use.
 func expectUnused(l *nn.Loader, name string, out, in int) {
 	l.Expect(name+".weight", out, in, 3, 1, 1)
 	l.Expect(name+".bias", out)
@@ -106,6 +108,7 @@ func loadAutoencoder(l *nn.Loader, c *vaeConfig) *autoencoder {
 	return v
 }
 
+// loadDecoder reads the decoder.
 func loadDecoder(l *nn.Loader, c *vaeConfig) vaeDecoder {
 	last := len(c.Mult) - 1
 	top := c.Base * c.Mult[last]
@@ -138,13 +141,15 @@ func loadDecoder(l *nn.Loader, c *vaeConfig) vaeDecoder {
 	return d
 }
 
+// loadEncoder reads the encoder.
 func loadEncoder(l *nn.Loader, c *vaeConfig) vaeEncoder {
 	e := vaeEncoder{in: l.CausalConv("encoder.conv_in", c.Base, c.Channels, 3), downs: make([]vaeDown, len(c.Mult))}
 	in, index := c.Base, 0
 	for i := range e.downs {
 		out := c.Base * c.Mult[i]
 		for range c.ResBlocks {
-			e.downs[i].blocks = append(e.downs[i].blocks, loadResBlock(l, fmt.Sprintf("encoder.down_blocks.%d.", index), in, out))
+			e.downs[i].blocks = append(e.downs[i].blocks,
+				loadResBlock(l, fmt.Sprintf("encoder.down_blocks.%d.", index), in, out))
 			in = out
 			index++
 		}
@@ -173,6 +178,7 @@ func (m *vaeMiddle) bytes() int {
 	return m.first.bytes() + m.second.bytes() + m.qkv.Bytes() + m.proj.Bytes() + nn.VectorBytes(m.norm)
 }
 
+// bytes returns the memory of the weights.
 func (v *autoencoder) bytes() int {
 	d, e := &v.decoder, &v.encoder
 	n := d.postQuant.Bytes() + d.in.Bytes() + d.mid.bytes() + d.out.Bytes() + nn.VectorBytes(d.norm)
@@ -195,9 +201,9 @@ func (v *autoencoder) bytes() int {
 // vaeNormEpsilon is the floor of the norm in torch's normalize.
 const vaeNormEpsilon = 1e-12
 
-// frames is the memory of a pass through the autoencoder: images of any size up to the
-// largest of the pass. x and next alternate as input and output of its stages; y and z
-// are what convolutions read.
+// frames is the memory of a pass through the autoencoder; each block has room for the largest
+// image of the pass. x and next alternate as input and output of the stages; y and z are
+// inputs of convolutions.
 type frames struct{ x, next, y, z, shortcut tensor.Block }
 
 func newFrames(s tensor.Session, most int) *frames {
@@ -222,6 +228,7 @@ func (b *resBlock) forward(s tensor.Session, f *frames, x tensor.Image) tensor.I
 	return out
 }
 
+// forward computes the middle in f and returns its output.
 func (m *vaeMiddle) forward(s tensor.Session, f *frames, x tensor.Image) tensor.Image {
 	x = m.first.forward(s, f, x)
 	h, d := x.Matrix(), x.C
@@ -288,8 +295,8 @@ func (v *autoencoder) decode(s tensor.Session, latents []float32, height, width 
 	return pixels
 }
 
-// decodeElements returns the size of the largest image of a decoding: at every level the
-// widest block, and the upsampled one with the channels of the level below.
+// decodeElements returns the number of elements of the largest feature map in the decoding of a latent of lh x lw. At
+// each level that is its widest block, or its output at twice the size, before the upsampler halves the channels.
 func (c *vaeConfig) decodeElements(lh, lw int) int {
 	last := c.levels()
 	most, in := 0, c.Base*c.Mult[last]

@@ -9,25 +9,23 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Velocity evaluates the transformer for rows of different prompts and sigmas. Rows are
-// spread over the threads; those of one thread are computed together without padding.
-func (m *Model) Velocity(
-	ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int,
-) error {
-	tokens, err := m.card.CheckRows(dst, x, sigma, cond, height, width)
+// Velocity evaluates the transformer for rows of different prompts and sigmas. Each thread
+// computes a part of the rows together, without padding.
+func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	tokens, err := m.card.CheckRows(rows, size)
 	if err != nil {
 		return err
 	}
-	for i, c := range cond {
-		if err := m.checkEmbeds(c); err != nil {
+	for i, r := range rows {
+		if err := m.checkEmbeds(r.Conditioning); err != nil {
 			return fmt.Errorf("velocity row %d: %w", i, err)
 		}
 	}
 	b := &batch{
-		m: m, ctx: ctx, dst: dst, x: x, sigma: sigma, cond: cond, tokens: tokens,
-		rope: m.rope(height/m.card.PixelsPerToken, width/m.card.PixelsPerToken),
+		m: m, ctx: ctx, rows: rows, tokens: tokens,
+		rope: m.rope(size.Height/m.card.PixelsPerToken, size.Width/m.card.PixelsPerToken),
 	}
-	switch n := len(x); {
+	switch n := len(rows); {
 	case n == 0:
 		return nil
 	case n < m.device.Parallel():
@@ -46,10 +44,12 @@ func embedsOf(c *model.Conditioning) (embeds []float32, tokens int) {
 	return c.Tensors[0].Data, c.Tensors[0].Shape[0]
 }
 
+// checkEmbeds checks the shape of the embeddings of a conditioning.
 func (m *Model) checkEmbeds(c *model.Conditioning) error {
 	shape, width := c.Tensors[0].Shape, m.transformer.config.TextWidth
 	if len(shape) != 2 || shape[0] < 1 || shape[0] > m.card.MaxPromptTokens || shape[1] != width {
-		return fmt.Errorf("conditioning: %s %v; must be 1 to %d tokens x %d", promptEmbeds, shape, m.card.MaxPromptTokens, width)
+		return fmt.Errorf("conditioning: %s %v; must be 1 to %d tokens x %d", promptEmbeds, shape, m.card.MaxPromptTokens,
+			width)
 	}
 	return nil
 }
@@ -67,10 +67,8 @@ func (m *Model) rope(h, w int) *nn.RopeTable {
 // batch is the arguments of one call of Velocity.
 type batch struct {
 	m      *Model
-	ctx    context.Context // of the call that this value lives in
-	dst, x [][]float32
-	sigma  []float32
-	cond   []*model.Conditioning
+	ctx    context.Context // of the call; the value does not outlive it
+	rows   []model.Row
 	tokens int
 	rope   *nn.RopeTable
 }
@@ -82,11 +80,11 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	defer m.indices.Put(lists)
 	lists.Reset()
 	channels, textWidth := m.card.LatentChannels, m.transformer.config.TextWidth
-	rows := to - from
-	p := packing{image: rows * b.tokens}
+	rows := b.rows[from:to]
+	p := packing{image: len(rows) * b.tokens}
 	longest := 0
-	for _, c := range b.cond[from:to] {
-		_, tokens := embedsOf(c)
+	for _, r := range rows {
+		_, tokens := embedsOf(r.Conditioning)
 		p.text += tokens
 		longest = max(longest, tokens)
 	}
@@ -97,24 +95,23 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	x, embeds := tensor.NewMatrix(s, p.image, channels), tensor.NewMatrix(s, p.text, textWidth)
 
 	// Rows of one sigma share a modulation.
-	first := lists.Take(rows) // the row where each modulation's sigma comes first
+	first := lists.Take(len(rows)) // the row where each modulation's sigma comes first
 	groups := 0
 	text, image, at := 0, p.text, 0
-	for i := range rows {
-		r := from + i
+	for i, r := range rows {
 		g := 0
-		for g < groups && b.sigma[first[g]] != b.sigma[r] {
+		for g < groups && rows[first[g]].Sigma != r.Sigma {
 			g++
 		}
 		if g == groups {
-			first[g] = int32(r)
+			first[g] = int32(i)
 			groups++
 		}
-		states, words := embedsOf(b.cond[r])
+		states, words := embedsOf(r.Conditioning)
 		sequence := order[at : at+words+b.tokens]
 		at += len(sequence)
 		s.CopyIn(embeds.SliceRows(text, text+words), states)
-		s.CopyIn(x.SliceRows(image-p.text, image-p.text+b.tokens), b.x[r])
+		s.CopyIn(x.SliceRows(image-p.text, image-p.text+b.tokens), r.X)
 		for j := range sequence {
 			token, position := text, b.tokens+j
 			if j >= words {
@@ -132,20 +129,20 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 
 	mod := tensor.NewMatrix(s, groups, m.transformer.modulationSize())
 	for g := range groups {
-		m.modulation(s, mod.SliceRows(g, g+1), b.sigma[first[g]])
+		m.modulation(s, mod.SliceRows(g, g+1), rows[first[g]].Sigma)
 	}
 	out := tensor.NewMatrix(s, p.image, channels)
 	if err := m.transformer.forward(s, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
 		return err
 	}
-	for i := range rows {
-		s.CopyOutLater(b.dst[from+i], out.SliceRows(i*b.tokens, (i+1)*b.tokens))
+	for i, r := range rows {
+		s.CopyOutLater(r.Dst, out.SliceRows(i*b.tokens, (i+1)*b.tokens))
 	}
 	return nil
 }
 
-// modulation writes the modulation of a sigma, from the cache if it is there: a schedule
-// comes back with every request.
+// modulation writes the modulation of a sigma, from the cache if it is there: requests use the
+// same sigmas again.
 func (m *Model) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
 	if v, ok := m.modulations.Get(sigma); ok {
 		s.CopyIn(dst, v)

@@ -24,11 +24,11 @@ var axes = [3][3]float64{
 	{-1 / math.Sqrt(6), 2 / math.Sqrt(6), -1 / math.Sqrt(6)},
 }
 
-// axisGain is how far one unit of an axis's constant term goes, in units of full scale.
+// axisGain is how much one unit of an axis's constant term changes the colour; full scale is 1.
 var axisGain = [3]float64{0.3, 0.12, 0.12}
 
-// gain scales term (u, v): fine detail is fainter, as in photographs, which makes
-// latents of order 1 and lets noise of one size look natural at every scale.
+// gain returns the factor of term (u, v). Fine detail is fainter, as in photographs: so
+// latents are of order 1, and noise of one size looks natural at every scale.
 func gain(axis, u, v int) float64 {
 	return axisGain[axis] / (1 + 0.8*float64(u*u+v*v))
 }
@@ -49,9 +49,8 @@ func cosines(n int) [orders][]float64 {
 	return phi
 }
 
-// fade returns the weights of a window along one direction: sin^2, so that windows at a
-// distance of half their width sum to 1. Where there is no neighbour (first, last)
-// the window keeps its full weight.
+// fade returns the weights of a window along one direction: sin^2, so that the weights of
+// overlapping windows sum to 1. At an edge without a neighbour (first, last) the weight is 1.
 func fade(first, last bool) [windowEdge]float32 {
 	var w [windowEdge]float32
 	for t := range w {
@@ -111,8 +110,10 @@ func alongRows(z []float32, axis int, phi *[orders][windowEdge]float32) (sum [or
 	return sum
 }
 
-// addWindow adds a token's window to a plane, without what lies outside the image.
-func addWindow(plane []float32, height, width, r, c int, along, phi *[orders][windowEdge]float32, fy, fx *[windowEdge]float32) {
+// addWindow adds a token's window to a plane, without the part outside the image.
+func addWindow(plane []float32, height, width, r, c int, along, phi *[orders][windowEdge]float32, fy,
+	fx *[windowEdge]float32,
+) {
 	const margin = (windowEdge - tokenEdge) / 2
 	top, left := r*tokenEdge-margin, c*tokenEdge-margin
 	x0, x1 := max(0, -left), min(windowEdge, width-left)
@@ -127,7 +128,7 @@ func addWindow(plane []float32, height, width, r, c int, along, phi *[orders][wi
 	}
 }
 
-// colours turns planes along the axes into RGB.
+// colours turns planes along the colour axes into RGB.
 func colours(planes [3][]float32, height, width int) *image.NRGBA {
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for i := range planes[0] {

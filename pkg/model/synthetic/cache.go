@@ -9,14 +9,14 @@ import (
 // cacheElements bounds the floats of all cached means: 128 MiB.
 const cacheElements = 32 << 20
 
-// mixtureKey is all that a mixture depends on, besides the model's config.
+// mixtureKey is what a mixture depends on, besides the model's config.
 type mixtureKey struct {
 	embeds        [embedWidth]float32
 	height, width int
 }
 
-// digest recovers the prompt's SHA-256 from the embeds, and checks them: they may have
-// come from elsewhere.
+// digest returns the SHA-256 of the prompt that the embeds hold. Embeds of another model are
+// an error.
 func (k *mixtureKey) digest() ([32]byte, error) {
 	var d [32]byte
 	for i, e := range k.embeds {
@@ -33,8 +33,8 @@ func (k *mixtureKey) digest() ([32]byte, error) {
 	return d, nil
 }
 
-// mixtureCache keeps the mixtures used last. One that is not there is computed once,
-// however many ask for it at the same time.
+// mixtureCache keeps the most recently used mixtures. Concurrent calls for one mixture compute
+// it once.
 type mixtureCache struct {
 	mu      sync.Mutex
 	limit   int        // of used
@@ -53,8 +53,8 @@ func newMixtureCache(limit int) *mixtureCache {
 	return &mixtureCache{limit: limit, order: list.New(), entries: map[mixtureKey]*list.Element{}}
 }
 
-// get returns the mixture of key, of size elements. One mixture larger than the limit
-// is kept alone.
+// get returns the mixture of key, of size elements; compute makes it if it is not cached. A
+// mixture larger than the limit is kept alone.
 func (c *mixtureCache) get(key mixtureKey, size int, compute func() *Mixture) *Mixture {
 	c.mu.Lock()
 	element, ok := c.entries[key]
@@ -74,7 +74,7 @@ func (c *mixtureCache) get(key mixtureKey, size int, compute func() *Mixture) *M
 	return element.Value.(*mixtureEntry).mixture()
 }
 
-// bytes is the memory of the means held.
+// bytes returns the memory of the cached means.
 func (c *mixtureCache) bytes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,13 +20,13 @@ type Mixture struct {
 //	r[k] = Weights[k]*exp(-E[k]) / sum_j Weights[j]*exp(-E[j])
 //	E[k] = D/2*log V[k] + sum_i (x[i]-a*Means[k][i])^2 / (2*V[k])
 //
-// The least energy is subtracted from all before exp, for in many dimensions every
-// density is far below what a float64 can hold.
+// The least energy is subtracted from all before exp: in many dimensions every density is
+// too small for a float64.
 func (m *Mixture) Responsibilities(dst []float64, x []float32, sigma float64) {
 	m.responsibilities(dst, x, 1-sigma, sigma)
 }
 
-// responsibilities are those of x = a*x0 + u*eps.
+// responsibilities is Responsibilities for x = a*x0 + u*eps.
 func (m *Mixture) responsibilities(dst []float64, x []float32, a, u float64) {
 	least := math.Inf(1)
 	for k, mean := range m.Means {
@@ -49,7 +49,7 @@ func (m *Mixture) responsibilities(dst []float64, x []float32, a, u float64) {
 //
 //	dst[i] = sum_k r[k] * ((sigma - a*Stds[k]^2)/V[k] * (x[i] - a*Means[k][i]) - Means[k][i])
 //
-// It is float64 inside, rounded once, and a function of its arguments alone.
+// It computes in float64 and rounds once. The result depends only on the arguments.
 func (m *Mixture) Velocity(dst, x []float32, sigma float64) {
 	a := 1 - sigma
 	r := make([]float64, len(m.Means))
@@ -120,8 +120,8 @@ func (m *Mixture) linear(dst, x []float32, scale float64, weights []float64) {
 	}
 }
 
-// Marginal sets mean and variance [D] to those of each element of x at sigma in
-// [0, 1]; at sigma 0 they are the data's.
+// Marginal sets mean and variance [D] to the mean and variance of each element of x at sigma
+// in [0, 1]; at sigma 0 they are those of the data.
 //
 //	mean[i] = a * sum_k Weights[k]*Means[k][i]
 //	variance[i] = sum_k Weights[k] * (V[k] + (a*Means[k][i] - mean[i])^2)

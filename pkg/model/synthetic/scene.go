@@ -17,6 +17,7 @@ const (
 
 func digestEmbed(b byte) float32 { return float32(b)/128 - 1 }
 
+// embed returns the conditioning of a prompt: its digest and the colours of its palette.
 func embed(prompt string) (e [embedWidth]float32) {
 	digest := sha256.Sum256([]byte(prompt))
 	for i, b := range digest {
@@ -30,8 +31,8 @@ func embed(prompt string) (e [embedWidth]float32) {
 	return e
 }
 
-// dice is a counter-based generator: draw n is a function of the seed and n, the first
-// 8 bytes of SHA-256(seed, n).
+// dice is a counter-based random generator: draw n is the first 8 bytes of
+// SHA-256(seed, n).
 type dice struct {
 	seed [33]byte // a digest and a purpose
 	n    uint64
@@ -97,8 +98,8 @@ type blob struct {
 	strength, squash float64
 }
 
-// newScene draws image k of a prompt: the palette is turned so that each image
-// begins with another colour.
+// newScene draws the parameters of image k of a prompt. Each image begins with another colour
+// of the palette.
 func newScene(d *dice, colours [paletteColours][3]float64, k int) *scene {
 	p := &scene{
 		from: colours[k%paletteColours], to: colours[(k+1)%paletteColours],
@@ -117,7 +118,7 @@ func newScene(d *dice, colours [paletteColours][3]float64, k int) *scene {
 	return p
 }
 
-// in places the image on a canvas of height x width pixels.
+// in returns the colours of the image at positions on a canvas of height x width pixels.
 func (p *scene) in(height, width int) func(y, x float64) [3]float64 {
 	unit := float64(min(height, width))
 	sin, cos := math.Sincos(p.angle)
@@ -176,8 +177,8 @@ func (c oklch) rgb() [3]float64 {
 	return linear
 }
 
-// named returns the colour of a common name.
-func named(word string) (oklch, bool) {
+// namedColour returns the colour of a common name, and whether word is one.
+func namedColour(word string) (oklch, bool) {
 	switch word {
 	case "red", "crimson", "scarlet":
 		return oklch{0.60, 0.23, 27}, true
@@ -213,14 +214,14 @@ func named(word string) (oklch, bool) {
 	return oklch{}, false
 }
 
-// palette returns the colours of a prompt: those it names, in order, each followed by
-// relatives of its hue; or drawn ones.
+// palette returns the colours of a prompt: the colours that it names, in order, then variants of
+// them. If it names none, the colours are random.
 func palette(prompt string, digest [32]byte) (out [paletteColours]oklch) {
 	d := newDice(digest, 'p')
 	var anchors []oklch
 	words := strings.FieldsFunc(strings.ToLower(prompt), func(r rune) bool { return !unicode.IsLetter(r) })
 	for _, w := range words {
-		if c, ok := named(w); ok && len(anchors) < paletteColours {
+		if c, ok := namedColour(w); ok && len(anchors) < paletteColours {
 			anchors = append(anchors, c)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model/synthetic"
 )
 
@@ -163,7 +164,7 @@ func TestModel_DecodeRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := m.Decode(t.Context(), tt.latents, tt.height, tt.width)
+			_, err := m.Decode(t.Context(), tt.latents, media.ImageSize(tt.height, tt.width))
 			if err == nil || !strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("error %v, want one about %q", err, tt.fault)
 			}
@@ -178,13 +179,14 @@ func ExampleModel() {
 		fmt.Println(err)
 		return
 	}
-	img, err := m.Decode(context.Background(), mix.Means[0], 64, 64)
+	sample, err := m.Decode(context.Background(), mix.Means[0], media.ImageSize(64, 64))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(len(mix.Weights), "components of", len(mix.Means[0]), "elements; image", img.Rect.Max)
-	// Output: 4 components of 1024 elements; image (64,64)
+	fmt.Println(len(mix.Weights), "components of", len(mix.Means[0]), "elements;", sample.Size().Height, "x",
+		sample.Size().Width)
+	// Output: 4 components of 1024 elements; 64 x 64
 }
 
 func BenchmarkModel(b *testing.B) {
@@ -214,10 +216,11 @@ func BenchmarkModel(b *testing.B) {
 
 func decode(t testing.TB, m *synthetic.Model, z []float32, height, width int) *image.NRGBA {
 	t.Helper()
-	img, err := m.Decode(t.Context(), z, height, width)
+	sample, err := m.Decode(t.Context(), z, media.ImageSize(height, width))
 	if err != nil {
 		t.Fatal(err)
 	}
+	img := sample.Frames[0]
 	if img.Rect != image.Rect(0, 0, width, height) {
 		t.Fatalf("image %v, want %dx%d", img.Rect, height, width)
 	}

@@ -1,5 +1,6 @@
-// Package synthetic is a family without networks or files, whose samples are known in
-// closed form.
+// Package synthetic is a family of models without networks and files. The distribution of
+// their samples (a Mixture) is known in closed form. They serve load tests, tests of solvers
+// and transitions, and first runs without weights.
 package synthetic
 
 import (
@@ -8,25 +9,24 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"image"
 	"math"
 	"slices"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 )
 
-// Model is a model without a network: each prompt stands for a Gaussian mixture
-// over latents (Mixture), whose velocity has a closed form, and each mixture component
-// for a soft colour image. What a sampler ought to produce is therefore known
-// exactly, at any image size, at almost no cost: for load tests, for tests of
-// solvers and transitions, and for a first run without weights.
+// Model is a model without a network. Each prompt has a Gaussian mixture over latents
+// (Mixture), whose velocity has a closed form; each component of the mixture is a soft
+// colour image. So the right output of a sampler is known exactly, at any image size and
+// at almost no cost.
 type Model struct {
 	cfg   Config
 	card  model.Card
 	cache *mixtureCache
 }
 
-// Config shapes the mixtures.
+// Config holds the parameters of the mixtures.
 type Config struct {
 	// Components of each mixture, 1 to 64.
 	Components int
@@ -40,19 +40,20 @@ type Config struct {
 	Prediction string
 }
 
-// DefaultConfig gives three images per prompt, each with visible variety.
+// DefaultConfig returns mixtures of four images per prompt, each with visible variety.
 func DefaultConfig() Config {
 	return Config{Components: 4, MinStd: 0.12, MaxStd: 0.24, Contrast: 1}
 }
 
-// Validate joins all faults by field name.
+// Validate joins all faults; each names its field.
 func (c Config) Validate() error {
 	var faults []error
 	if c.Components < 1 || c.Components > 64 {
 		faults = append(faults, fmt.Errorf("components: %d; must be 1 to 64", c.Components))
 	}
 	if !(c.MinStd > 0) || !(c.MaxStd >= c.MinStd) || math.IsInf(c.MaxStd, 1) {
-		faults = append(faults, fmt.Errorf("min_std, max_std: %v, %v; must be finite and 0 < min_std <= max_std", c.MinStd, c.MaxStd))
+		faults = append(faults, fmt.Errorf("min_std, max_std: %v, %v; must be finite and 0 < min_std <= max_std", c.MinStd,
+			c.MaxStd))
 	}
 	if !(c.Contrast >= 0) || math.IsInf(c.Contrast, 1) {
 		faults = append(faults, fmt.Errorf("contrast: %v; must be a finite number of at least 0", c.Contrast))
@@ -74,7 +75,7 @@ const varianceConfig = `{
 }
 `
 
-// names are those of the models, by their prediction.
+// names are the names of the models, by their prediction.
 var names = map[string]string{"": Name, model.PredictsEpsilon: Name + "-epsilon", model.PredictsV: Name + "-v"}
 
 // schedulerConfig has the constants of published checkpoints with a dynamic shift.
@@ -101,18 +102,19 @@ const schedulerConfig = `{
 // turns a prompt into a mixture or latents into an image.
 const revision = 1
 
-// Name opens the family's model, which has its default mixtures.
+// Name is the name of the model with the default mixtures.
 const Name = "synthetic"
 
-// Family needs no folder.
+// Family returns the family of the model called Name. It needs no folder.
 func Family() model.Family { return family("") }
 
-// VarianceFamilies are the same mixtures as models that predict epsilon and v, synthetic-epsilon and
-// synthetic-v, for scheduled sampling: they make no images by flow matching.
+// VarianceFamilies returns families with the same mixtures whose models predict epsilon and v,
+// synthetic-epsilon and synthetic-v, for scheduled sampling. They cannot sample by flow matching.
 func VarianceFamilies() []model.Family {
 	return []model.Family{family(model.PredictsEpsilon), family(model.PredictsV)}
 }
 
+// family returns the family of the model with that prediction. It has no adapters.
 func family(prediction string) model.Family {
 	cfg := DefaultConfig()
 	cfg.Prediction = prediction
@@ -146,6 +148,7 @@ func NewWith(cfg Config) (*Model, error) {
 	return newModel(cfg), nil
 }
 
+// newModel returns the model of a valid config. Its digest covers the config and revision.
 func newModel(cfg Config) *Model {
 	formula := fmt.Appendf(nil, "synthetic revision=%d components=%d min_std=%x max_std=%x contrast=%x",
 		revision, cfg.Components, cfg.MinStd, cfg.MaxStd, cfg.Contrast)
@@ -161,9 +164,10 @@ func newModel(cfg Config) *Model {
 			Name: names[cfg.Prediction], Family: names[cfg.Prediction], WeightsDigest: hex.EncodeToString(digest[:]),
 			SchedulerConfig: []byte(config), Prediction: cfg.Prediction,
 			LatentChannels: tokenChannels, PixelsPerToken: tokenEdge,
-			Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
+			Size: media.ImageSize(64, 64), NumInferenceSteps: 10, TrueCFGScale: 1, IndependentRows: true,
 			MaxPixels: 8192 * tokenEdge * tokenEdge, MaxPromptTokens: 1,
-			NegativePrompt: " ", CFGRule: model.CFGRescaled, Conditioning: []string{promptEmbeds}, ConditioningBytes: 4 * embedWidth, ConditioningTokenBytes: 4 * embedWidth, Backend: "cpu",
+			NegativePrompt: " ", CFGRule: model.CFGRescaled, Conditioning: []string{promptEmbeds},
+			ConditioningBytes: 4 * embedWidth, ConditioningTokenBytes: 4 * embedWidth, Backend: "cpu",
 		},
 		cache: newMixtureCache(cacheElements),
 	}
@@ -177,8 +181,8 @@ func (m *Model) Card() model.Card {
 }
 
 // Encode turns each prompt into one token that holds its SHA-256 and the colours of
-// its images. Common colour names in the text set these colours. Any text will do,
-// the empty one too.
+// its images. Common colour names in the text set these colours. Every text is valid,
+// also the empty one.
 func (m *Model) Encode(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -195,7 +199,10 @@ const promptEmbeds = "prompt_embeds"
 
 func condition(prompt string) *model.Conditioning {
 	e := embed(prompt)
-	return &model.Conditioning{Prompt: prompt, Tensors: []model.Tensor{{Name: promptEmbeds, Shape: []int{1, len(e)}, Data: e[:]}}}
+	return &model.Conditioning{
+		Prompt:  prompt,
+		Tensors: []model.Tensor{{Name: promptEmbeds, Shape: []int{1, len(e)}, Data: e[:]}},
+	}
 }
 
 // EncodeTruncated is Encode, since no prompt is too long.
@@ -204,27 +211,27 @@ func (m *Model) EncodeTruncated(ctx context.Context, prompts []string) ([]*model
 }
 
 // Velocity is Mixture.Velocity, Epsilon or V row by row.
-func (m *Model) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
-	if _, err := m.card.CheckRows(dst, x, sigma, cond, height, width); err != nil {
+func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	if _, err := m.card.CheckRows(rows, size); err != nil {
 		return err
 	}
-	for i := range x {
+	for i, r := range rows {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		mix, err := m.mixture(cond[i], height, width)
+		mix, err := m.mixture(r.Conditioning, size)
 		if err != nil {
 			return fmt.Errorf("velocity: row %d: %w", i, err)
 		}
-		s := float64(sigma[i])
+		s := float64(r.Sigma)
 		n := math.Sqrt(1 + float64(s*s))
 		switch m.cfg.Prediction {
 		case model.PredictsEpsilon:
-			mix.Epsilon(dst[i], x[i], 1/n, s/n)
+			mix.Epsilon(r.Dst, r.X, 1/n, s/n)
 		case model.PredictsV:
-			mix.V(dst[i], x[i], 1/n, s/n)
+			mix.V(r.Dst, r.X, 1/n, s/n)
 		default:
-			mix.Velocity(dst[i], x[i], s)
+			mix.Velocity(r.Dst, r.X, s)
 		}
 	}
 	return nil
@@ -233,59 +240,63 @@ func (m *Model) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 // Mixture returns the data distribution of a prompt at an image size. It is shared
 // with the model and must not be changed.
 func (m *Model) Mixture(prompt string, height, width int) (*Mixture, error) {
-	if _, err := m.card.Tokens(height, width); err != nil {
+	size := media.ImageSize(height, width)
+	if _, err := m.card.Tokens(size); err != nil {
 		return nil, err
 	}
-	return m.mixture(condition(prompt), height, width)
+	return m.mixture(condition(prompt), size)
 }
 
-func (m *Model) mixture(cond *model.Conditioning, height, width int) (*Mixture, error) {
+// mixture returns the mixture of a conditioning at a size, from the cache if it is there. A conditioning of another
+// family is an error.
+func (m *Model) mixture(cond *model.Conditioning, size model.Size) (*Mixture, error) {
 	e := cond.Tensors[0].Data
 	if len(e) != embedWidth {
 		return nil, errors.New("conditioning is not of the synthetic model")
 	}
-	key := mixtureKey{embeds: [embedWidth]float32(e), height: height, width: width}
+	key := mixtureKey{embeds: [embedWidth]float32(e), height: size.Height, width: size.Width}
 	digest, err := key.digest()
 	if err != nil {
 		return nil, err
 	}
-	size := height / tokenEdge * (width / tokenEdge) * tokenChannels
-	return m.cache.get(key, size*m.cfg.Components, func() *Mixture {
+	elements := size.Height / tokenEdge * (size.Width / tokenEdge) * tokenChannels
+	return m.cache.get(key, elements*m.cfg.Components, func() *Mixture {
 		return newMixture(m.cfg, digest, key)
 	}), nil
 }
 
 // Decode blends the tokens' images (see decodeTokens) and clamps each colour to
 // 0..255. Latents must be finite.
-func (m *Model) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return model.Media{}, err
 	}
-	tokens, err := m.card.Tokens(height, width)
+	tokens, err := m.card.Tokens(size)
 	if err != nil {
-		return nil, err
+		return model.Media{}, err
 	}
 	if len(latents) != tokens*tokenChannels {
-		return nil, fmt.Errorf("decode: latents of %d elements; must be %d", len(latents), tokens*tokenChannels)
+		return model.Media{}, fmt.Errorf("decode: latents of %d elements; must be %d", len(latents), tokens*tokenChannels)
 	}
 	for i, z := range latents {
 		if z-z != 0 {
-			return nil, fmt.Errorf("decode: latent %d is %v", i, z)
+			return model.Media{}, fmt.Errorf("decode: latent %d is %v", i, z)
 		}
 	}
-	return decodeTokens(latents, height, width), nil
+	return media.Of(decodeTokens(latents, size.Height, size.Width)), nil
 }
 
-// EncodeImage returns the latents of an image: the cosine series of each token's window, of the
-// nearest pixels beyond the edges.
-func (m *Model) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
+// EncodeMedia returns the latents of an image: the cosine series of each token's window. Beyond the
+// edges the nearest pixels count.
+func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	size := img.Rect.Size()
-	if _, err := m.card.Tokens(size.Y, size.X); err != nil {
+	if _, err := m.card.Tokens(sample.Size()); err != nil {
 		return nil, err
 	}
+	img := sample.Frames[0]
+	size := img.Rect.Size()
 	rgb := func(y, x float64) (out [3]float64) {
 		at := img.PixOffset(img.Rect.Min.X+nearest(x, size.X), img.Rect.Min.Y+nearest(y, size.Y))
 		for c := range out {
@@ -296,10 +307,10 @@ func (m *Model) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, e
 	return encodeImage(rgb, size.Y, size.X), nil
 }
 
-// nearest is the pixel at a position, of n.
+// nearest returns the pixel at a position, clamped to 0..n-1.
 func nearest(x float64, n int) int { return min(max(int(x), 0), n-1) }
 
-// MemoryBytes counts the means of the mixtures that are kept: there are no weights.
+// MemoryBytes returns the memory of the cached mixtures; there are no weights.
 func (m *Model) MemoryBytes() (weights, working int) { return 0, m.cache.bytes() }
 
 // Close does nothing: the model holds only memory.

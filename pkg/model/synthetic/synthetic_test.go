@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/synthetic"
@@ -212,74 +213,48 @@ func TestMixture_Marginal(t *testing.T) {
 
 func TestModel_isAModel(t *testing.T) {
 	modeltest.Run(t, modeltest.Suite{
-		Family: synthetic.Family(), Prompts: [3]string{"a", "", "a red fox"}, Height: 48, Width: 32,
+		Family: synthetic.Family(), Prompts: [3]string{"a", "", "a red fox"}, Size: media.ImageSize(48, 32),
 	})
 }
 
 func TestModel_VelocityRefuses(t *testing.T) {
 	m := synthetic.New()
-	good := func() (dst, x [][]float32, sigma []float32, cond []*model.Conditioning) {
-		return [][]float32{make([]float32, 64)}, [][]float32{make([]float32, 64)}, []float32{0.5}, encode(t, m, "p")
-	}
 	conditioning := func(at int, v float32) *model.Conditioning {
 		e := make([]float32, 44)
 		e[at] = v
 		return &model.Conditioning{Tensors: []model.Tensor{{Name: "prompt_embeds", Shape: []int{1, 44}, Data: e}}}
 	}
 	foreign, nan := conditioning(3, 0.1234567), conditioning(40, float32(math.NaN()))
-	tests := []struct {
-		name  string
-		call  func() error
-		fault string
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	same := func(*model.Row) {}
+	for _, tt := range []struct {
+		name   string
+		ctx    context.Context
+		change func(r *model.Row)
+		width  int
+		fault  string
 	}{
-		{"short latents", func() error {
-			d, x, s, c := good()
-			x[0] = x[0][:63]
-			return m.Velocity(t.Context(), d, x, s, c, 16, 16)
-		}, "must be 64"},
-		{"long result", func() error {
-			d, x, s, c := good()
-			d[0] = make([]float32, 65)
-			return m.Velocity(t.Context(), d, x, s, c, 16, 16)
-		}, "must be 64"},
-		{"row counts", func() error {
-			d, x, s, c := good()
-			return m.Velocity(t.Context(), d, x, append(s, 0), c, 16, 16)
-		}, "2 sigmas"},
-		{"sigma above 1", func() error {
-			d, x, _, c := good()
-			return m.Velocity(t.Context(), d, x, []float32{1.01}, c, 16, 16)
-		}, "sigma: 1.01"},
-		{"sigma NaN", func() error {
-			d, x, _, c := good()
-			return m.Velocity(t.Context(), d, x, []float32{float32(math.NaN())}, c, 16, 16)
-		}, "sigma: NaN"},
-		{"size", func() error {
-			d, x, s, c := good()
-			return m.Velocity(t.Context(), d, x, s, c, 16, 17)
-		}, "multiples of 16"},
-		{"no conditioning", func() error {
-			d, x, s, _ := good()
-			return m.Velocity(t.Context(), d, x, s, []*model.Conditioning{nil}, 16, 16)
-		}, "conditioning: none"},
-		{"another model's conditioning", func() error {
-			d, x, s, _ := good()
-			return m.Velocity(t.Context(), d, x, s, []*model.Conditioning{foreign}, 16, 16)
-		}, "not of the synthetic model"},
-		{"NaN in the conditioning", func() error {
-			d, x, s, _ := good()
-			return m.Velocity(t.Context(), d, x, s, []*model.Conditioning{nan}, 16, 16)
-		}, "not of the synthetic model"},
-		{"cancelled", func() error {
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			d, x, s, c := good()
-			return m.Velocity(ctx, d, x, s, c, 16, 16)
-		}, "canceled"},
-	}
-	for _, tt := range tests {
+		{"short latents", t.Context(), func(r *model.Row) { r.X = r.X[:63] }, 16, "must be 64"},
+		{"long result", t.Context(), func(r *model.Row) { r.Dst = make([]float32, 65) }, 16, "must be 64"},
+		{"sigma above 1", t.Context(), func(r *model.Row) { r.Sigma = 1.01 }, 16, "sigma: 1.01"},
+		{"sigma NaN", t.Context(), func(r *model.Row) { r.Sigma = float32(math.NaN()) }, 16, "sigma: NaN"},
+		{"size", t.Context(), same, 17, "multiples of 16"},
+		{"no conditioning", t.Context(), func(r *model.Row) { r.Conditioning = nil }, 16, "conditioning: none"},
+		{
+			"another model's conditioning", t.Context(), func(r *model.Row) { r.Conditioning = foreign }, 16,
+			"not of the synthetic model",
+		},
+		{
+			"NaN in the conditioning", t.Context(), func(r *model.Row) { r.Conditioning = nan }, 16,
+			"not of the synthetic model",
+		},
+		{"cancelled", ended, same, 16, "canceled"},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := tt.call()
+			row := model.Row{X: make([]float32, 64), Sigma: 0.5, Conditioning: encode(t, m, "p")[0], Dst: make([]float32, 64)}
+			tt.change(&row)
+			err := m.Velocity(tt.ctx, []model.Row{row}, media.ImageSize(16, tt.width))
 			if err == nil || !strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("error %v, want one about %q", err, tt.fault)
 			}
@@ -307,7 +282,8 @@ func TestModel_Concurrent(t *testing.T) {
 					return
 				}
 				dst := make([]float32, len(x))
-				if err := shared.Velocity(t.Context(), [][]float32{dst}, [][]float32{x}, []float32{0.6}, cond, 64, 64); err != nil {
+				row := model.Row{X: x, Sigma: 0.6, Conditioning: cond[0], Dst: dst}
+				if err := shared.Velocity(t.Context(), []model.Row{row}, media.ImageSize(64, 64)); err != nil {
 					t.Error(err)
 					return
 				}
@@ -347,10 +323,13 @@ func encode(t testing.TB, m *synthetic.Model, prompts ...string) []*model.Condit
 	return cond
 }
 
-func velocity(t testing.TB, m *synthetic.Model, x []float32, sigma float32, prompt string, height, width int) []float32 {
+func velocity(t testing.TB, m *synthetic.Model, x []float32, sigma float32, prompt string, height,
+	width int,
+) []float32 {
 	t.Helper()
 	dst := make([]float32, len(x))
-	if err := m.Velocity(t.Context(), [][]float32{dst}, [][]float32{x}, []float32{sigma}, encode(t, m, prompt), height, width); err != nil {
+	row := model.Row{X: x, Sigma: sigma, Conditioning: encode(t, m, prompt)[0], Dst: dst}
+	if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
 		t.Fatal(err)
 	}
 	return dst
@@ -378,7 +357,7 @@ func normals(rng *rand.Rand, n int) []float32 {
 func TestVarianceFamilies_AreModels(t *testing.T) {
 	for _, f := range synthetic.VarianceFamilies() {
 		t.Run(f.Name, func(t *testing.T) {
-			modeltest.Run(t, modeltest.Suite{Family: f, Prompts: [3]string{"a", "", "a red fox"}, Height: 48, Width: 32})
+			modeltest.Run(t, modeltest.Suite{Family: f, Prompts: [3]string{"a", "", "a red fox"}, Size: media.ImageSize(48, 32)})
 		})
 	}
 }

@@ -25,7 +25,7 @@ var byteToChar, charToByte = func() (to [256]rune, from map[rune]byte) {
 	return to, from
 }()
 
-// Bytes is the least vocabulary: each byte a token, with its value as its id.
+// Bytes returns the smallest vocabulary: each byte is a token with its value as id.
 func Bytes() map[string]int {
 	vocab := make(map[string]int, 256)
 	for b, c := range byteToChar {
@@ -56,8 +56,8 @@ func fromByteLevel(s string) (string, bool) {
 	return string(b), true
 }
 
-// sorted yields a map in the order of its keys, so that errors do not depend on chance.
-func sorted[V any](m map[string]V) iter.Seq2[string, V] {
+// byKey yields the entries of a map in the order of its keys, so that equal files give equal errors.
+func byKey[V any](m map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, k := range slices.Sorted(maps.Keys(m)) {
 			if !yield(k, m[k]) {

@@ -33,8 +33,8 @@ const (
 )
 
 // Load reads a tokenizer folder: tokenizer.json, or vocab.json with merges.txt,
-// and the added tokens of tokenizer_config.json and added_tokens.json. What it does not
-// implement exactly is an error that names file and field.
+// and the added tokens of tokenizer_config.json and added_tokens.json. A setting that is not
+// supported exactly is an error that names file and field.
 func Load(dir string) (*Tokenizer, error) {
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
@@ -44,7 +44,7 @@ func Load(dir string) (*Tokenizer, error) {
 	return t, errors.Join(err, folder.Close())
 }
 
-// Read is Load of a folder inside that of a model.
+// Read is Load for the folder dir inside folder.
 func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 	var f tokenizerFiles
 	for _, part := range []struct {
@@ -70,7 +70,7 @@ func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 	return t, nil
 }
 
-// tokenizerFiles is the contents of the files of a tokenizer, nil where there is none.
+// tokenizerFiles holds the contents of the files of a tokenizer, nil for a missing one.
 type tokenizerFiles struct{ combined, vocab, merges, config, added []byte }
 
 // addedSpec is an added token as the files write it.
@@ -84,6 +84,7 @@ type addedSpec struct {
 	Special    bool   `json:"special"`
 }
 
+// parse builds the tokenizer from its files. tokenizer.json, if there, replaces vocab.json and merges.txt.
 func (f *tokenizerFiles) parse() (*Tokenizer, error) {
 	vocab := map[string]int64{}
 	var merges [][2]string
@@ -106,14 +107,14 @@ func (f *tokenizerFiles) parse() (*Tokenizer, error) {
 	default:
 		return nil, errors.New("neither tokenizer.json nor vocab.json with merges.txt")
 	}
-	more, err := f.addedElsewhere(vocab, added)
+	more, err := f.sideTokens(vocab, added)
 	if err != nil {
 		return nil, err
 	}
 	return newTokenizer(vocab, merges, append(added, more...))
 }
 
-// combinedFile is the part of tokenizer.json that decides what Encode returns.
+// combinedFile holds the fields of tokenizer.json that change the result of Encode.
 type combinedFile struct {
 	AddedTokens []addedSpec `json:"added_tokens"`
 	Normalizer  *struct {
@@ -148,6 +149,7 @@ type combinedFile struct {
 // mergeList is a list of merges, each "left right" or ["left", "right"].
 type mergeList [][2]string
 
+// UnmarshalJSON reads both forms of a merge.
 func (l *mergeList) UnmarshalJSON(b []byte) error {
 	var items []json.RawMessage
 	if err := json.Unmarshal(b, &items); err != nil {
@@ -173,6 +175,7 @@ func (l *mergeList) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// parseCombined reads tokenizer.json. Every setting other than those of Qwen2 is an error.
 func parseCombined(b []byte) (*combinedFile, error) {
 	var f combinedFile
 	if err := json.Unmarshal(b, &f); err != nil {
@@ -226,10 +229,9 @@ func parseMerges(b []byte) ([][2]string, error) {
 	return merges, nil
 }
 
-// addedElsewhere returns the added tokens that the side files name and known does not
-// hold. A special token that has no id anywhere is an error: the reference would invent
-// one.
-func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpec) ([]addedSpec, error) {
+// sideTokens returns the added tokens of the side files that are not in known. A special
+// token without an id in any file is an error: the reference would choose one.
+func (f *tokenizerFiles) sideTokens(vocab map[string]int64, known []addedSpec) ([]addedSpec, error) {
 	config, err := parseConfig(f.config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)
@@ -246,7 +248,7 @@ func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpe
 			l.ids[a.Content] = *a.ID
 		}
 	}
-	for key, a := range sorted(config.Decoder) {
+	for key, a := range byKey(config.Decoder) {
 		id, err := strconv.ParseInt(key, 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("%s: added_tokens_decoder: id %.20q: %w", configFile, key, errors.Unwrap(err))
@@ -255,12 +257,12 @@ func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpe
 			return nil, err
 		}
 	}
-	for content, id := range sorted(legacy) {
+	for content, id := range byKey(legacy) {
 		if err := l.add(addedFile, addedSpec{Content: content}, id); err != nil {
 			return nil, err
 		}
 	}
-	for _, content := range config.special() {
+	for _, content := range config.specialTokens() {
 		if _, ok := l.ids[content]; ok || content == "" {
 			continue
 		}
@@ -275,14 +277,14 @@ func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpe
 	return l.more, nil
 }
 
-// addedList collects added tokens beside those that are known.
+// addedList collects added tokens that are not known yet.
 type addedList struct {
 	vocab map[string]int64
 	ids   map[string]int64 // by content
 	more  []addedSpec
 }
 
-// add notes a token that a file names; one id that two files disagree on is an error.
+// add adds a token of a file. Another id for it in an earlier file is an error.
 func (l *addedList) add(file string, a addedSpec, id int64) error {
 	old, known := l.ids[a.Content]
 	if !known {
@@ -300,7 +302,7 @@ func (l *addedList) add(file string, a addedSpec, id int64) error {
 	return nil
 }
 
-// sideConfig is the part of tokenizer_config.json that decides what Encode returns.
+// sideConfig holds the fields of tokenizer_config.json that change the result of Encode.
 type sideConfig struct {
 	Decoder        map[string]addedSpec `json:"added_tokens_decoder"`
 	AddPrefixSpace *bool                `json:"add_prefix_space"`
@@ -312,7 +314,7 @@ type sideConfig struct {
 	Extra          json.RawMessage      `json:"extra_special_tokens"`
 }
 
-// parseConfig reads tokenizer_config.json; nil is no file.
+// parseConfig reads tokenizer_config.json; b is nil if there is no file.
 func parseConfig(b []byte) (*sideConfig, error) {
 	c := &sideConfig{}
 	if b == nil {
@@ -330,8 +332,8 @@ func parseConfig(b []byte) (*sideConfig, error) {
 	return c, nil
 }
 
-// special returns the contents of the special tokens that it names.
-func (c *sideConfig) special() (contents []string) {
+// specialTokens returns the contents of the special tokens in the configuration.
+func (c *sideConfig) specialTokens() (contents []string) {
 	for _, raw := range []json.RawMessage{c.EOS, c.BOS, c.PAD, c.UNK, c.Additional, c.Extra} {
 		contents = append(contents, tokenNames(raw)...)
 	}
@@ -362,7 +364,7 @@ func tokenNames(raw json.RawMessage) []string {
 	var byRole map[string]string
 	if json.Unmarshal(raw, &byRole) == nil {
 		var names []string
-		for _, name := range sorted(byRole) {
+		for _, name := range byKey(byRole) {
 			names = append(names, name)
 		}
 		return names

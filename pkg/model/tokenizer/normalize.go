@@ -8,9 +8,9 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// nfc brings s to normalization form C as the reference does. Its tables are of Unicode 9:
-// a combining mark that came later is an ordinary character to it, which nothing moves or
-// composes across. So the text between such marks is normalized piece by piece.
+// nfc brings s to normalization form C as the reference does. The reference has the tables of
+// Unicode 9: it treats later combining marks as ordinary characters, and no mark moves or
+// composes across them. So the text between such marks is normalized piece by piece.
 func nfc(s string) string {
 	at := nextAfter9(s)
 	if at < 0 {
@@ -28,14 +28,14 @@ func nfc(s string) string {
 	return b.String()
 }
 
-// nextAfter9 returns the place of the first character of marksAfter9 in s, or -1.
+// nextAfter9 returns the position of the first character of marksAfter9 in s, or -1.
 func nextAfter9(s string) int {
 	return strings.IndexFunc(s, func(c rune) bool { return c >= 0x7fd && unicode.Is(marksAfter9, c) })
 }
 
-// marksAfter9 is the characters with a combining class in Unicode 15 and none in Unicode 9,
-// and U+11930, the second half of a composition that came between. A golden of all
-// characters tells when the tables of either side change.
+// marksAfter9 holds the characters that have a combining class in Unicode 15 and none in
+// Unicode 9, and U+11930, the second half of a later composition. A golden test of all
+// characters fails when the tables of either side change.
 var marksAfter9 = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{Lo: 0x07fd, Hi: 0x07fd, Stride: 1},

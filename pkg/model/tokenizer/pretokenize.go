@@ -104,7 +104,7 @@ func contraction(s string) int {
 	return 0
 }
 
-// charClass is what the pattern can tell apart.
+// charClass is a class of characters that the pattern distinguishes.
 type charClass int
 
 const (
@@ -115,6 +115,7 @@ const (
 	classOther
 )
 
+// classify returns the class of a character, by Unicode 16 as in the reference.
 func classify(c rune) charClass {
 	switch {
 	case c < utf8.RuneSelf:
@@ -146,8 +147,8 @@ var asciiClass = func() (table [utf8.RuneSelf]charClass) {
 	return table
 }()
 
-// The reference knows Unicode 16, package unicode of Go 1.26 knows 15: these letters
-// and numbers came between. A golden of all characters tells when this changes.
+// The reference has the tables of Unicode 16, package unicode of Go 1.26 those of 15: these
+// are the new letters and numbers. A golden test of all characters fails when this changes.
 var (
 	lettersAfter15 = &unicode.RangeTable{
 		R16: []unicode.Range16{

@@ -1,5 +1,10 @@
-// Package tokenizer turns text into the token ids of byte-level BPE vocabularies with the
-// pre-tokenization of Qwen2, exactly as the reference implementations do.
+// Package tokenizer turns text into token ids and back, for byte-level BPE vocabularies with
+// the pre-tokenization of Qwen2. Load reads a Tokenizer from a folder; its Encode gives
+// exactly the ids of the reference implementations, or Load fails.
+//
+// A vocabulary gives each token an id; merges say which pairs of tokens become one. Added
+// tokens are matched in the text as a whole; special ones among them, such as the end of a
+// turn, are not text.
 package tokenizer
 
 import (
@@ -11,10 +16,9 @@ import (
 	"unicode/utf8"
 )
 
-// Tokenizer is the byte-level BPE of the Qwen2 family: added tokens are cut out of the
-// text, the rest is brought to NFC and split into words (see splitWord), and the bytes
-// of each word are merged pair by pair in the order that the merges were learned. It is
-// immutable and safe for concurrent use.
+// Tokenizer is the byte-level BPE of the Qwen2 family. Encode first splits the text at added tokens; it normalizes
+// the rest to NFC, splits it into words (see splitWord), and merges the bytes of each word pair by pair, in the
+// order in which the merges were learned. It is immutable and safe for concurrent use.
 type Tokenizer struct {
 	tokens []string         // by id, in bytes; "" where there is no token
 	bytes  [256]int32       // id of each single byte
@@ -22,14 +26,14 @@ type Tokenizer struct {
 	raw    []addedToken     // added tokens matched in the text as it is, longest first
 	normed []addedToken     // the same in the normalized text
 	added  map[int32]string // added tokens by id
-	// special is which of them are no text.
+	// special are the added tokens that are not text.
 	special map[int32]bool
 }
 
 // pair is two adjacent token ids.
 type pair struct{ left, right int32 }
 
-// merge is the rule of a pair: lower ranks go first.
+// merge says which id a pair becomes; pairs with lower ranks are merged first.
 type merge struct{ rank, id int32 }
 
 // addedToken is a token that is found in the text as a whole, before words are split.
@@ -47,12 +51,12 @@ func (t *Tokenizer) Encode(text string) ([]int32, error) {
 		return nil, errNotUTF8
 	}
 	var ids []int32
-	cut(text, t.raw, func(part string, id int32) {
+	splitAtTokens(text, t.raw, func(part string, id int32) {
 		if id >= 0 {
 			ids = append(ids, id)
 			return
 		}
-		cut(nfc(part), t.normed, func(part string, id int32) {
+		splitAtTokens(nfc(part), t.normed, func(part string, id int32) {
 			if id >= 0 {
 				ids = append(ids, id)
 				return
@@ -108,9 +112,9 @@ func (t *Tokenizer) Size() int {
 	return n
 }
 
-// cut calls f for the parts of text in order, with the id of an added token or -1. Of
-// several tokens that match at the leftmost place the longest counts.
-func cut(text string, added []addedToken, f func(part string, id int32)) {
+// splitAtTokens calls f for the parts of text in order, with the id of an added token, or -1
+// for other text. If several tokens match at a position, the longest counts.
+func splitAtTokens(text string, added []addedToken, f func(part string, id int32)) {
 	start := 0
 	for i := 0; i < len(text) && len(added) > 0; {
 		k := slices.IndexFunc(added, func(a addedToken) bool { return strings.HasPrefix(text[i:], a.content) })
@@ -130,8 +134,8 @@ func cut(text string, added []addedToken, f func(part string, id int32)) {
 	}
 }
 
-// appendWord merges the bytes of one word. A heap keeps the pairs in order of rank, then
-// place, so that a long word costs n log n.
+// appendWord merges the bytes of one word and appends the ids. A heap orders the pairs by rank,
+// then by position, so that a word of n bytes needs O(n log n) time.
 func (t *Tokenizer) appendWord(ids []int32, word string) []int32 {
 	if len(word) == 1 {
 		return append(ids, t.bytes[word[0]])

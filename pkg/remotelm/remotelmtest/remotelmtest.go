@@ -1,5 +1,5 @@
-// Package remotelmtest has servers of language models for tests: they answer with bytes that real ones did, and break
-// off, hang and lie where a test says so. The model is deploy/models/sums.
+// Package remotelmtest has servers of language models for tests. They replay bytes that real servers sent, and break
+// off, hang or send wrong answers if a test says so. The model is deploy/models/sums.
 package remotelmtest
 
 import (
@@ -16,13 +16,13 @@ import (
 	"testing"
 )
 
-// recorded are answers of vLLM 0.32.0 to the prompt Prompt, one for each route and mode, and to the questions with which it is
-// found out, and of SGLang 0.5.23's form.
+// recorded holds answers of vLLM 0.32.0 to the prompt Prompt, one for each route and mode, its answers to the probes
+// of a client, and answers in the form of SGLang 0.5.23.
 //
 //go:embed testdata
 var recorded embed.FS
 
-// Prompt is what the recorded answers go on from, in the model's template, and Answer are the tokens of most of them.
+// Prompt is the prompt of the recorded answers, before the template of the model is applied.
 const Prompt = "347+58=?"
 
 // Recorded is one of the files of testdata.
@@ -43,7 +43,7 @@ const (
 	SGLang      = "sglang"      // /generate of SGLang
 )
 
-// Server is one that plays back.
+// Server is a test server that replays recordings.
 type Server struct {
 	*httptest.Server
 	// Mode is how it was started.
@@ -57,10 +57,10 @@ type Server struct {
 	wake    chan struct{}
 }
 
-// Answer is what a server says when it is asked for tokens.
+// Answer writes the response to a request for tokens.
 type Answer func(w http.ResponseWriter, body map[string]any)
 
-// New starts a server whose generations are answers, in turn, the last for all that follow; without any, what was recorded.
+// New starts a server that gives answers in turn, the last one again and again; without answers, the recorded one.
 func New(t testing.TB, mode string, answers ...Answer) *Server {
 	t.Helper()
 	s := &Server{Mode: mode, t: t, answers: answers, wake: make(chan struct{})}
@@ -76,7 +76,7 @@ func New(t testing.TB, mode string, answers ...Answer) *Server {
 	return s
 }
 
-// Engine is what --engine takes.
+// Engine returns the value for the flag --engine.
 func (s *Server) Engine() string {
 	if s.Mode == SGLang {
 		return "sglang=" + s.URL
@@ -84,7 +84,7 @@ func (s *Server) Engine() string {
 	return "vllm=" + s.URL
 }
 
-// Stream is what was recorded of an answer in the server's mode.
+// Stream returns the recorded answer in the mode of the server.
 func (s *Server) Stream() []byte {
 	if s.Mode == SGLang {
 		return Recorded(s.t, "sglang-cumulative.sse")
@@ -92,10 +92,10 @@ func (s *Server) Stream() []byte {
 	return Recorded(s.t, "vllm-"+s.Mode+".sse")
 }
 
-// Down has the server answer 503 to everything, or no longer.
+// Down makes the server answer every request with 503, or ends that.
 func (s *Server) Down(down bool) { s.down.Store(down) }
 
-// Asked are the bodies of the requests for tokens so far, without those that find out what it is.
+// Asked returns the bodies of the requests for tokens so far, without probes.
 func (s *Server) Asked() []map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,6 +125,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// generate answers a request for tokens: a probe with its recording, else with the next Answer.
 func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 	var body map[string]any
 	if data, err := io.ReadAll(r.Body); err != nil || json.Unmarshal(data, &body) != nil {
@@ -143,7 +144,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 	answer(w, body)
 }
 
-// probe answers the questions with which a client finds out what the numbers are.
+// probe answers the requests by which a client finds out what the numbers are.
 func (s *Server) probe(w http.ResponseWriter, body map[string]any) {
 	sampling := body
 	for _, name := range []string{"sampling_params"} {
@@ -214,7 +215,7 @@ func Events(stream []byte) (list [][]byte) {
 	return list
 }
 
-// Then answers as a server that goes over to another, at its own place in a test: a is asked first, then b.
+// Then replaces the answers in the middle of a test: the first of them comes next.
 func (s *Server) Then(answers ...Answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,36 +16,36 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
 )
 
-// Config of one server. DefaultConfig has the values of what a file leaves out.
+// Config is the settings of one server. Fields that a file leaves out have the values of DefaultConfig.
 type Config struct {
-	// URL takes the requests: http or https, with the path. Required.
+	// URL is the address of the requests: http or https, with the path. Required.
 	URL string `yaml:"url"`
 	// Format of requests and replies: json or msgpack. Msgpack saves the third that
 	// base64 adds to images.
 	Format string `yaml:"format"`
-	// Image is how images travel: png, or jpeg of quality 95.
+	// Image is the format of images in requests: png, or jpeg of quality 95.
 	Image string `yaml:"image"`
 	// Headers are sent with every request. ${NAME} in a value stands for the environment
 	// variable NAME. Values are secrets: they appear in no error and no printed form.
 	Headers map[string]string `yaml:"headers"`
 	// Timeout bounds one attempt, from the connection to the last byte of the reply.
 	Timeout time.Duration `yaml:"timeout"`
-	// Concurrency is how many requests are on their way at once, Rate how many start in a
-	// second, tries counted; 0: any number.
+	// Concurrency is how many requests run at once. Rate is how many start in a second,
+	// retries included; 0: no limit.
 	Concurrency int     `yaml:"concurrency"`
 	Rate        float64 `yaml:"rate"`
-	// Retries is how often a request is tried again when the server is not reached, is too
+	// Retries is how often a request is repeated if the server cannot be reached, is too
 	// slow, or answers 408, 429 or 5xx.
 	Retries int `yaml:"retries"`
 	// RetryWait is the wait before the first retry; it doubles with each. At most 30 s.
 	RetryWait time.Duration `yaml:"retry_wait"`
 	// MaxBatch is the most samples of one request.
 	MaxBatch int `yaml:"max_batch"`
-	// Version names what runs on the server, for the record: part of Scorer.Version.
+	// Version names what runs on the server; it is a part of Scorer.Version.
 	Version string `yaml:"version"`
 }
 
-// DefaultConfig asks for one image at a time, as JSON, patiently.
+// DefaultConfig returns the default settings: JSON, one image per request, three retries.
 func DefaultConfig() Config {
 	return Config{
 		Format: wire.FormatJSON, Image: wire.PNG, Timeout: 30 * time.Second, Concurrency: 4,
@@ -53,7 +53,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// maxWait bounds one wait before a retry, whatever the server asks for.
+// maxWait bounds one wait before a retry, also if the server asks for a longer one.
 const maxWait = 30 * time.Second
 
 var (
@@ -62,10 +62,13 @@ var (
 	varName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// reserved headers are the request's own.
-var reserved = []string{"Accept", "Accept-Encoding", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Host", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+// reserved are headers that the scorer sets itself.
+var reserved = []string{
+	"Accept", "Accept-Encoding", "Connection", "Content-Encoding", "Content-Length", "Content-Type",
+	"Host", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
 
-// Validate joins every fault by field name. It does not look at the environment.
+// Validate joins all faults; each names its field. It does not read the environment.
 func (c Config) Validate() error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -127,6 +130,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// headerNames returns the names of the headers, sorted.
 func (c Config) headerNames() []string {
 	names := make([]string, 0, len(c.Headers))
 	for name := range c.Headers {
@@ -136,7 +140,7 @@ func (c Config) headerNames() []string {
 	return names
 }
 
-// String shows no secret: of headers the names, of the address no user and no query.
+// String shows no secrets: only the names of headers, and the address without user and query.
 func (c Config) String() string {
 	return fmt.Sprintf("%s (%s, %s, headers %v, timeout %v, concurrency %d, rate %v, retries %d, max_batch %d)",
 		redactURL(c.URL), c.Format, c.Image, c.headerNames(), c.Timeout, c.Concurrency, c.Rate, c.Retries, c.MaxBatch)
@@ -148,8 +152,9 @@ func (c Config) GoString() string { return c.String() }
 // MarshalText is String, for JSON, YAML and structured logs.
 func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// header expands the values; secrets is what errors must not show.
-func (c Config) header() (header http.Header, secrets []string, err error) {
+// expandHeaders returns the headers with ${NAME} replaced from the environment, and the texts that errors must not
+// show. A variable that is not set is an error.
+func (c Config) expandHeaders() (header http.Header, secrets []string, err error) {
 	header = http.Header{}
 	var errs []error
 	for _, name := range c.headerNames() {
@@ -180,7 +185,7 @@ func (c Config) header() (header http.Header, secrets []string, err error) {
 	return header, secrets, errors.Join(errs...)
 }
 
-// redactURL is an address without user, password, query and fragment.
+// redactURL returns an address without user, password, query and fragment.
 func redactURL(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Opaque != "" {
@@ -193,7 +198,7 @@ func redactURL(raw string) string {
 	return shown.String()
 }
 
-// redactor replaces secrets in texts, longest first so that none is cut by another.
+// redactor returns a replacer of secrets in texts. It tries longer secrets first, as one may contain another.
 func redactor(secrets []string) *strings.Replacer {
 	slices.SortFunc(secrets, func(a, b string) int { return len(b) - len(a) })
 	var pairs []string

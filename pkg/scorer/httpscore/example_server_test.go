@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
@@ -22,7 +23,8 @@ func TestExampleServer(t *testing.T) {
 	if err != nil {
 		t.Skip("needs python3 on PATH: the example server did not run")
 	}
-	server := exec.CommandContext(context.WithoutCancel(t.Context()), python, filepath.Join("..", "..", "..", "deploy", "scorers", "http_server.py"), "--port", "0")
+	server := exec.CommandContext(context.WithoutCancel(t.Context()), python,
+		filepath.Join("..", "..", "..", "deploy", "scorers", "http_server.py"), "--port", "0")
 	server.Env, server.Stderr = append(os.Environ(), "SCORE_TOKEN=s3cret"), os.Stderr
 	out, err := server.StdoutPipe()
 	if err != nil {
@@ -42,14 +44,17 @@ func TestExampleServer(t *testing.T) {
 		cfg := config(url)
 		cfg.Headers, cfg.MaxBatch = map[string]string{"Authorization": "Bearer ${SCORE_TOKEN}"}, 4
 		s := open(t, cfg)
-		noise := scorer.Input{Image: image.NewNRGBA(image.Rect(0, 0, 37, 19))}
-		smooth := scorer.Input{Image: image.NewNRGBA(image.Rect(0, 0, 37, 19))} // other filters of PNG
+		noise := scorer.Input{Media: media.Of(image.NewNRGBA(image.Rect(0, 0, 37, 19)))}
+		smooth := scorer.Input{Media: media.Of(image.NewNRGBA(image.Rect(0, 0, 37, 19)))} // other filters of PNG
 		rng := rand.New(rand.NewPCG(1, 2))
 		var sums [2]float64
 		for y := range 19 {
 			for x := range 37 {
-				for i, c := range []color.NRGBA{{uint8(rng.Uint32()), uint8(rng.Uint32()), uint8(rng.Uint32()), 255}, {uint8(3 * x), uint8(5*y + x), uint8(x * y / 3), 255}} {
-					[]scorer.Input{noise, smooth}[i].Image.SetNRGBA(x, y, c)
+				for i, c := range []color.NRGBA{
+					{uint8(rng.Uint32()), uint8(rng.Uint32()), uint8(rng.Uint32()), 255},
+					{uint8(3 * x), uint8(5*y + x), uint8(x * y / 3), 255},
+				} {
+					[]scorer.Input{noise, smooth}[i].Media.Frames[0].SetNRGBA(x, y, c)
 					sums[i] += 0.299*float64(c.R) + 0.587*float64(c.G) + 0.114*float64(c.B)
 				}
 			}

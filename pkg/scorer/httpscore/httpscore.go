@@ -11,14 +11,15 @@
 //
 //	{"scores": [0.27, null], "errors": [null, "no face"], "details": ["a fox", null]}
 //
-// errors and details may be left out, so the replies of Flow-GRPO's reward servers,
-// {"scores": [...]}, are read as they are; further fields are ignored. A null, a text,
-// NaN or an infinity in place of a score fails that sample. {"error": "..."}, another
-// number of scores, or anything else fails the request.
+// errors and details are optional, so the replies of Flow-GRPO's reward servers,
+// {"scores": [...]}, are accepted; further fields are ignored. A null, a text, NaN or an
+// infinity instead of a score fails that sample. {"error": "..."}, another number of
+// scores, or anything else fails the request.
 //
-// A request is tried again when there is no connection, no whole reply in time, or status
-// 408, 429 or 5xx. What fails after the last try wraps scorer.ErrUnavailable; every other
-// failure is final. Redirects are not followed: they would carry headers elsewhere.
+// A request is repeated if there is no connection, no whole reply in time, or a status of
+// 408, 429 or 5xx. If the last retry fails, the error wraps scorer.ErrUnavailable; every
+// other failure is final. Redirects are not followed: they would send the headers to
+// another server.
 package httpscore
 
 import (
@@ -43,7 +44,7 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
 )
 
-// maxReply bounds a reply in bytes, unpacked.
+// maxReply bounds a reply in bytes, after decompression.
 const maxReply = 1 << 20
 
 // Scorer is a scorer.BatchScorer. It may be used concurrently.
@@ -57,8 +58,8 @@ type Scorer struct {
 	limit  *rate.Limiter
 }
 
-// New makes the scorer http:NAME. It does not connect. An environment variable of a
-// header that is not set is an error that names it.
+// New returns the scorer http:NAME. It does not connect. If an environment variable of a
+// header is not set, the error names it.
 func New(name string, cfg Config) (*Scorer, error) {
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("http scorer: %w", err)
@@ -66,7 +67,7 @@ func New(name string, cfg Config) (*Scorer, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("http:%s: %w", name, err)
 	}
-	header, secrets, err := cfg.header()
+	header, secrets, err := cfg.expandHeaders()
 	if err != nil {
 		return nil, fmt.Errorf("http:%s: %w", name, err)
 	}
@@ -92,16 +93,16 @@ func New(name string, cfg Config) (*Scorer, error) {
 	}, nil
 }
 
-// Name is http:NAME.
+// Name returns http:NAME.
 func (s *Scorer) Name() string { return scorer.HTTP + ":" + s.name }
 
-// String is the name and the settings without secrets.
+// String returns the name and the settings without secrets.
 func (s *Scorer) String() string { return s.Name() + " " + s.cfg.String() }
 
 // GoString is String, for %#v.
 func (s *Scorer) GoString() string { return s.String() }
 
-// Version is that of the protocol, and of Config when it says one.
+// Version returns the version of the protocol, followed by Config.Version if that is set.
 func (s *Scorer) Version() string {
 	version := "http-" + strconv.Itoa(wire.Version)
 	if s.cfg.Version != "" {
@@ -110,10 +111,10 @@ func (s *Scorer) Version() string {
 	return version
 }
 
-// MaxBatch is the most samples of one request.
+// MaxBatch returns the most samples of one request.
 func (s *Scorer) MaxBatch() int { return s.cfg.MaxBatch }
 
-// Concurrency is how many requests are on their way at once; more calls wait.
+// Concurrency returns how many requests run at once; further calls wait.
 func (s *Scorer) Concurrency() int { return s.cfg.Concurrency }
 
 // Close ends idle connections.
@@ -122,19 +123,19 @@ func (s *Scorer) Close() error {
 	return nil
 }
 
-// Score asks for one sample.
+// Score scores one sample by one request.
 func (s *Scorer) Score(ctx context.Context, in scorer.Input) (float64, error) {
 	r := s.ScoreDetail(ctx, in)
 	return r.Value, r.Err
 }
 
-// ScoreDetail asks for one sample.
+// ScoreDetail is Score with the detail that the server gives.
 func (s *Scorer) ScoreDetail(ctx context.Context, in scorer.Input) scorer.Result {
 	return s.ScoreBatch(ctx, []scorer.Input{in})[0]
 }
 
-// ScoreBatch asks for all samples in requests of at most MaxBatch, one after the other.
-// A request that fails fails its samples.
+// ScoreBatch scores all samples in requests of at most MaxBatch, one after the other. If a request fails, all its
+// samples fail.
 func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Result {
 	results := make([]scorer.Result, len(in))
 	for from := 0; from < len(in); from += s.cfg.MaxBatch {
@@ -149,7 +150,8 @@ func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Res
 	return results
 }
 
-// request is one request with its retries. Samples without an image are left out.
+// request scores samples by one request, with its retries, and sets results. A sample that cannot be encoded gets
+// its own error and is not sent.
 func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []scorer.Result) {
 	body := struct {
 		V       int           `json:"v" msgpack:"v"`
@@ -174,11 +176,11 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	}
 	data, err := encode(body)
 	if err == nil {
-		data, err = s.try(ctx, data)
+		data, err = s.postWithRetries(ctx, data)
 	}
 	var scores []scorer.Result
 	if err == nil {
-		scores, err = s.read(data, len(sent))
+		scores, err = s.readReply(data, len(sent))
 	}
 	for k, i := range sent {
 		if err != nil {
@@ -189,14 +191,15 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	}
 }
 
-// try posts until there is a reply, a final error, or no retry left.
-func (s *Scorer) try(ctx context.Context, body []byte) ([]byte, error) {
+// postWithRetries posts until there is a reply or a final error. After the last retry, or if ctx would end before
+// the next one, the error wraps ErrUnavailable.
+func (s *Scorer) postWithRetries(ctx context.Context, body []byte) ([]byte, error) {
 	for tries := 1; ; tries++ {
 		reply, err := s.post(ctx, body)
 		if err == nil {
 			return reply, nil
 		}
-		failure, ok := errors.AsType[*passing](err)
+		failure, ok := errors.AsType[*temporaryError](err)
 		if !ok {
 			return nil, err
 		}
@@ -220,31 +223,33 @@ func (s *Scorer) try(ctx context.Context, body []byte) ([]byte, error) {
 	}
 }
 
-// backoff doubles with every try, up to maxWait; a random half keeps clients apart.
+// backoff returns the wait before the next retry: it doubles with every try up to maxWait, and half of it is
+// random, so that clients do not retry at the same time.
 func backoff(first time.Duration, tries int) time.Duration {
 	wait := min(first<<min(tries-1, 16), maxWait)
 	return wait/2 + rand.N(wait/2+1)
 }
 
-// passing is a failure that another try may not meet.
-type passing struct {
+// temporaryError is a failure against which a retry may help.
+type temporaryError struct {
 	err   error
-	after time.Duration // what the server asked for
+	after time.Duration // the wait that the server asked for; 0: none
 }
 
-func (p *passing) Error() string { return p.err.Error() }
-func (p *passing) Unwrap() error { return p.err }
+func (p *temporaryError) Error() string { return p.err.Error() }
+func (p *temporaryError) Unwrap() error { return p.err }
 
-// post is one attempt: the reply of status 200, or what came instead.
+// post makes one attempt and returns the reply of status 200. A *temporaryError may be retried, other errors are
+// final.
 func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	case <-ctx.Done():
-		return nil, &passing{err: fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err())}
+		return nil, &temporaryError{err: fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err())}
 	}
 	if err := s.limit.Wait(ctx); err != nil {
-		return nil, &passing{err: fmt.Errorf("wait for the rate of %v/s: %w", s.cfg.Rate, err)}
+		return nil, &temporaryError{err: fmt.Errorf("wait for the rate of %v/s: %w", s.cfg.Rate, err)}
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -256,18 +261,19 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 	req.Header = s.header.Clone()
 	resp, err := s.client.Do(req)
 	if err != nil {
-		return nil, s.failed(err, patience)
+		return nil, s.connectionError(err, patience)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 == 3 {
-		return nil, fmt.Errorf("post %s: status %d, a redirect: put the final address into url", redactURL(s.cfg.URL), resp.StatusCode)
+		return nil, fmt.Errorf("post %s: status %d, a redirect: put the final address into url", redactURL(s.cfg.URL),
+			resp.StatusCode)
 	}
 	reply, err := io.ReadAll(io.LimitReader(resp.Body, maxReply+1))
 	if resp.StatusCode != http.StatusOK {
-		return nil, s.refused(resp, reply)
+		return nil, s.statusError(resp, reply)
 	}
 	if err != nil {
-		return nil, s.failed(fmt.Errorf("read reply: %w", err), patience)
+		return nil, s.connectionError(fmt.Errorf("read reply: %w", err), patience)
 	}
 	if len(reply) > maxReply {
 		return nil, fmt.Errorf("post %s: reply is larger than %d bytes", redactURL(s.cfg.URL), maxReply)
@@ -275,8 +281,9 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 	return reply, nil
 }
 
-// failed is an error of the connection, without the address as the library prints it.
-func (s *Scorer) failed(err error, patience time.Duration) error {
+// connectionError returns an error of the connection without the address, which may hold secrets. It is temporary,
+// except for a bad certificate.
+func (s *Scorer) connectionError(err error, patience time.Duration) error {
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err
 	}
@@ -287,21 +294,22 @@ func (s *Scorer) failed(err error, patience time.Duration) error {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return shown // waiting does not make a certificate good
 	}
-	return &passing{err: shown}
+	return &temporaryError{err: shown}
 }
 
-// refused is a status other than 200, with the start of what the server said.
-func (s *Scorer) refused(resp *http.Response, body []byte) error {
+// statusError returns the error for a status other than 200, with the start of the reply. 408, 429 and 5xx are
+// temporary.
+func (s *Scorer) statusError(resp *http.Response, body []byte) error {
 	code := resp.StatusCode
 	err := fmt.Errorf("post %s: status %d: %s", redactURL(s.cfg.URL), code, s.quote(body))
 	switch {
 	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500:
-		return &passing{err: err, after: retryAfter(resp.Header.Get("Retry-After"))}
+		return &temporaryError{err: err, after: retryAfter(resp.Header.Get("Retry-After"))}
 	}
 	return err
 }
 
-// retryAfter is the header's wait, in seconds or as a date; 0 when there is none.
+// retryAfter returns the wait of the header Retry-After, in seconds or as a date; 0 if there is none.
 func retryAfter(value string) time.Duration {
 	if seconds, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {
 		return time.Duration(max(0, min(seconds, int(maxWait/time.Second)))) * time.Second
@@ -312,13 +320,14 @@ func retryAfter(value string) time.Duration {
 	return 0
 }
 
-// read is the scores of a reply.
-func (s *Scorer) read(body []byte, samples int) ([]scorer.Result, error) {
+// readReply returns the results of a reply, one per sample. A reply that is malformed as a whole is an error; a bad
+// score fails its sample.
+func (s *Scorer) readReply(body []byte, samples int) ([]scorer.Result, error) {
 	m, err := wire.Decode(s.cfg.Format, body)
 	if err != nil {
 		return nil, fmt.Errorf("reply is no %s map: %w: %s", s.cfg.Format, err, s.quote(body))
 	}
-	s.clean(m)
+	s.hideSecrets(m)
 	if failure := m["error"]; failure != nil && failure != "" {
 		return nil, fmt.Errorf("server: %s", wire.Show(failure))
 	}
@@ -347,21 +356,21 @@ func (s *Scorer) read(body []byte, samples int) ([]scorer.Result, error) {
 	return results, nil
 }
 
-// quote is the start of what the server said, without our secrets.
+// quote returns the start of a reply for an error, without secrets.
 func (s *Scorer) quote(body []byte) string { return wire.Quote(s.hide.Replace(string(body))) }
 
-// clean replaces our secrets in every text of a reply: a server may send back what it got.
-func (s *Scorer) clean(v any) any {
+// hideSecrets replaces secrets in every text of a reply, in place: a server may send back what it received.
+func (s *Scorer) hideSecrets(v any) any {
 	switch v := v.(type) {
 	case string:
 		return s.hide.Replace(v)
 	case []any:
 		for i := range v {
-			v[i] = s.clean(v[i])
+			v[i] = s.hideSecrets(v[i])
 		}
 	case map[string]any:
 		for key := range v {
-			v[key] = s.clean(v[key])
+			v[key] = s.hideSecrets(v[key])
 		}
 	}
 	return v

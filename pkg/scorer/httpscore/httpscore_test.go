@@ -23,6 +23,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 	"go.uber.org/goleak"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/httpscore"
 )
@@ -72,7 +73,7 @@ func flat(c color.NRGBA) scorer.Input {
 	for i := 0; i < len(img.Pix); i += 4 {
 		copy(img.Pix[i:], []uint8{c.R, c.G, c.B, c.A})
 	}
-	return scorer.Input{Image: img, Prompt: "a fox"}
+	return scorer.Input{Media: media.Of(img), Prompt: "a fox"}
 }
 
 // What the server reads is what was given, in both formats and both kinds of images,
@@ -91,7 +92,8 @@ func TestScorer_RoundTrip(t *testing.T) {
 					if err == nil {
 						err = unmarshal(body, &req)
 					}
-					if kind := r.Header.Get("Content-Type"); err != nil || r.Method != http.MethodPost || kind != "application/"+format || req.V != 1 || req.Name != "clip" {
+					if kind := r.Header.Get("Content-Type"); err != nil || r.Method != http.MethodPost ||
+						kind != "application/"+format || req.V != 1 || req.Name != "clip" {
 						t.Errorf("%s of %s, v %d, name %q, error %v", r.Method, kind, req.V, req.Name, err)
 					}
 					// The score is the mean of the red channel, as the server sees the image.
@@ -99,7 +101,8 @@ func TestScorer_RoundTrip(t *testing.T) {
 					var scores, details []any
 					for _, s := range req.Samples {
 						img, name, err := image.Decode(bytes.NewReader(s.Image))
-						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != encoding || s.ImageFormat != encoding || !ok || !opaque.Opaque() {
+						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != encoding || s.ImageFormat != encoding ||
+							!ok || !opaque.Opaque() {
 							t.Errorf("image in %s, said to be %s, error %v", name, s.ImageFormat, err)
 							return
 						}
@@ -123,12 +126,20 @@ func TestScorer_RoundTrip(t *testing.T) {
 				cfg := config(url)
 				cfg.Format, cfg.Image, cfg.MaxBatch = format, encoding, 2
 				s := open(t, cfg)
-				in := []scorer.Input{flat(color.NRGBA{R: 10, A: 255}), flat(color.NRGBA{R: 200, A: 255}), flat(color.NRGBA{R: 200, A: 51})}
+				in := []scorer.Input{
+					flat(color.NRGBA{R: 10, A: 255}), flat(color.NRGBA{R: 200, A: 255}),
+					flat(color.NRGBA{R: 200, A: 51}),
+				}
 				in[1].Prompt, in[1].GroundTruth, in[1].Params = "ein Fuchs \"é\"", "x", map[string]string{"k": "v"}
 				results := s.ScoreBatch(t.Context(), in)
 				// 200 at alpha 51/255 over black is 40.
-				for i, want := range []scorer.Result{{Value: 10, Detail: "a fox||"}, {Value: 200, Detail: "ein Fuchs \"é\"|x|v"}, {Value: 40, Detail: "a fox||"}} {
-					if got := results[i]; got.Err != nil || math.Abs(got.Value-want.Value) > 1 || encoding == "png" && got.Value != want.Value || got.Detail != want.Detail {
+				for i, want := range []scorer.Result{
+					{Value: 10, Detail: "a fox||"},
+					{Value: 200, Detail: "ein Fuchs \"é\"|x|v"},
+					{Value: 40, Detail: "a fox||"},
+				} {
+					if got := results[i]; got.Err != nil || math.Abs(got.Value-want.Value) > 1 || encoding == "png" &&
+						got.Value != want.Value || got.Detail != want.Detail {
 						t.Errorf("sample %d: %+v, want %+v", i, got, want)
 					}
 				}
@@ -157,7 +168,7 @@ func TestScorer_Batches(t *testing.T) {
 	for i := range in {
 		in[i] = flat(color.NRGBA{A: 255})
 	}
-	in[2].Image = nil
+	in[2].Media = media.Media{}
 	for i, r := range s.ScoreBatch(t.Context(), in) {
 		if (r.Err != nil) != (i == 2) || i == 2 && !strings.Contains(r.Err.Error(), "no image") {
 			t.Errorf("sample %d: %v", i, r.Err)
@@ -182,7 +193,10 @@ func TestScorer_Replies(t *testing.T) {
 		{"null", `{"scores":[0.5,null]}`, "", "score null; must be a finite number"},
 		{"an error of one", `{"scores":[0.5,null],"errors":[null,"no face"]}`, "", `server: "no face"`},
 		{"an error beside a score", `{"scores":[0.5,1],"errors":["","no face"]}`, "", `server: "no face"`},
-		{"NaN as Python writes it", `{"scores":[0.5, NaN],"details":["NaN: \"NaN\"","b"]}`, "", `score "NaN"; must be a finite number`},
+		{
+			"NaN as Python writes it", `{"scores":[0.5, NaN],"details":["NaN: \"NaN\"","b"]}`, "",
+			`score "NaN"; must be a finite number`,
+		},
 		{"infinities", `{"scores":[Infinity,-Infinity]}`, `"Infinity"`, `"-Infinity"`},
 		{"beyond a float", `{"scores":[1e999,-1]}`, `score "1e999": beyond`, ""},
 		{"a text", `{"scores":["0.5",1]}`, `score "0.5"; must be a finite number`, ""},
@@ -203,7 +217,10 @@ func TestScorer_Replies(t *testing.T) {
 		{"deep", `{"scores":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + "}", "more than 16 levels", "levels"},
 		{"brackets in a text", `{"scores":[0.5,1],"details":["\"` + strings.Repeat("[", 100) + `",""]}`, "", ""},
 		{"long garbage is shown in part", strings.Repeat("x", 1000), `"` + strings.Repeat("x", 200) + `"...`, ""},
-		{"huge", `{"scores":[1,2],"pad":"` + strings.Repeat("x", 1<<20) + `"}`, "reply is larger than 1048576 bytes", "larger"},
+		{
+			"huge", `{"scores":[1,2],"pad":"` + strings.Repeat("x", 1<<20) + `"}`, "reply is larger than 1048576 bytes",
+			"larger",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -222,7 +239,8 @@ func TestScorer_Replies(t *testing.T) {
 						t.Errorf("sample %d: %v, want %q", i, err, fault)
 					}
 				}
-				if err != nil && (results[i].Value != 0 || errors.Is(err, scorer.ErrUnavailable) || !strings.HasPrefix(err.Error(), "http:clip: ")) {
+				if err != nil && (results[i].Value != 0 || errors.Is(err, scorer.ErrUnavailable) ||
+					!strings.HasPrefix(err.Error(), "http:clip: ")) {
 					t.Errorf("sample %d: value %v with error %v, want none, final, by name", i, results[i].Value, err)
 				}
 			}
@@ -306,7 +324,10 @@ func TestSecrets(t *testing.T) {
 			cfg.Headers = map[string]string{"X-Key": "${CLIP_TOKEN}", "Authorization": "Bearer ${CLIP_TOKEN}"}
 			s := open(t, cfg)
 			r := s.ScoreDetail(t.Context(), flat(color.NRGBA{A: 255}))
-			shown := []string{r.Detail, cfg.String(), fmt.Sprintf("%v %+v %#v %s", cfg, cfg, cfg, &cfg), fmt.Sprintf("%v %+v %#v", s, s, s)}
+			shown := []string{
+				r.Detail, cfg.String(), fmt.Sprintf("%v %+v %#v %s", cfg, cfg, cfg, &cfg),
+				fmt.Sprintf("%v %+v %#v", s, s, s),
+			}
 			if data, err := json.Marshal(map[string]any{"cfg": cfg}); err != nil {
 				t.Error(err)
 			} else {
@@ -359,20 +380,47 @@ func TestNew_Refuses(t *testing.T) {
 		{"format", func(c *httpscore.Config) { c.Format = "pickle" }, `format: "pickle"; must be json or msgpack`},
 		{"image", func(c *httpscore.Config) { c.Image = "gif" }, `image: "gif"; must be png or jpeg`},
 		{"header name", func(c *httpscore.Config) { c.Headers = map[string]string{"a b": ""} }, `headers: "a b" is no name`},
-		{"header twice", func(c *httpscore.Config) { c.Headers = map[string]string{"X-A": "", "x-a": ""} }, "headers.x-a: comes twice"},
-		{"reserved header", func(c *httpscore.Config) { c.Headers = map[string]string{"content-type": "x"} }, "headers.content-type: is set by"},
-		{"no variable", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${1x}"} }, "headers.A: ${1x} is no name"},
-		{"open brace", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "secret ${B"} }, "headers.A: ${ without its }"},
-		{"unset", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "Bearer ${NO_SUCH_VARIABLE}"} }, "headers.A: environment variable NO_SUCH_VARIABLE is not set"},
-		{"empty", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${EMPTY}"} }, "environment variable EMPTY is not set"},
-		{"line break", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${LINES}"} }, "headers.A: the value has a line break"},
+		{
+			"header twice", func(c *httpscore.Config) { c.Headers = map[string]string{"X-A": "", "x-a": ""} },
+			"headers.x-a: comes twice",
+		},
+		{
+			"reserved header", func(c *httpscore.Config) { c.Headers = map[string]string{"content-type": "x"} },
+			"headers.content-type: is set by",
+		},
+		{
+			"no variable", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${1x}"} },
+			"headers.A: ${1x} is no name",
+		},
+		{
+			"open brace", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "secret ${B"} },
+			"headers.A: ${ without its }",
+		},
+		{
+			"unset", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "Bearer ${NO_SUCH_VARIABLE}"} },
+			"headers.A: environment variable NO_SUCH_VARIABLE is not set",
+		},
+		{
+			"empty", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${EMPTY}"} },
+			"environment variable EMPTY is not set",
+		},
+		{
+			"line break", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${LINES}"} },
+			"headers.A: the value has a line break",
+		},
 		{"timeout", func(c *httpscore.Config) { c.Timeout = 0 }, "timeout: 0s; must be above 0"},
 		{"concurrency", func(c *httpscore.Config) { c.Concurrency = 0 }, "concurrency: 0; must be 1 to 1024"},
 		{"rate", func(c *httpscore.Config) { c.Rate = math.NaN() }, "rate: NaN; must be a finite number"},
 		{"retries", func(c *httpscore.Config) { c.Retries = -1 }, "retries: -1; must be 0 to 16"},
-		{"retry_wait", func(c *httpscore.Config) { c.RetryWait = time.Minute }, "retry_wait: 1m0s; must be above 0, at most 30s"},
+		{
+			"retry_wait", func(c *httpscore.Config) { c.RetryWait = time.Minute },
+			"retry_wait: 1m0s; must be above 0, at most 30s",
+		},
 		{"max_batch", func(c *httpscore.Config) { c.MaxBatch = 0 }, "max_batch: 0; must be 1 to 256"},
-		{"two faults", func(c *httpscore.Config) { c.MaxBatch, c.Retries = 0, 99 }, "retries: 99; must be 0 to 16\nmax_batch: 0"},
+		{
+			"two faults", func(c *httpscore.Config) { c.MaxBatch, c.Retries = 0, 99 },
+			"retries: 99; must be 0 to 16\nmax_batch: 0",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -382,7 +430,8 @@ func TestNew_Refuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "http:clip: ") {
 				t.Errorf("error %v, want http:clip and %q", err, tt.fault)
 			}
-			if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "X-Other") || strings.Contains(err.Error(), "a:b")) {
+			if err != nil && (strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "X-Other") ||
+				strings.Contains(err.Error(), "a:b")) {
 				t.Errorf("error %q shows a secret", err)
 			}
 		})
@@ -408,7 +457,10 @@ func TestScorer_Names(t *testing.T) {
 // FuzzReply: whatever a server answers, there is one result per sample, each a finite
 // number or a final error in valid text.
 func FuzzReply(f *testing.F) {
-	for _, seed := range []string{`{"scores":[1,2]}`, `{"scores":[NaN,-Infinity],"errors":[null,"\""]}`, `{"error":"x"}`, "\x82\xa6scores\x92\x01\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\xa6errors\x92\xc0\xa1x", "\xdf\xff\xff\xff\xff", "[[[["} {
+	for _, seed := range []string{
+		`{"scores":[1,2]}`, `{"scores":[NaN,-Infinity],"errors":[null,"\""]}`, `{"error":"x"}`,
+		"\x82\xa6scores\x92\x01\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\xa6errors\x92\xc0\xa1x", "\xdf\xff\xff\xff\xff", "[[[[",
+	} {
 		f.Add(seed, false)
 		f.Add(seed, true)
 	}
@@ -461,7 +513,8 @@ func ExampleNew() {
 		return
 	}
 	defer s.Close()
-	value, err := s.Score(context.Background(), scorer.Input{Image: image.NewNRGBA(image.Rect(0, 0, 64, 32)), Prompt: "a fox"})
+	value, err := s.Score(context.Background(),
+		scorer.Input{Media: media.Of(image.NewNRGBA(image.Rect(0, 0, 64, 32))), Prompt: "a fox"})
 	fmt.Println(s.Name(), value, err)
 	// Output: http:width 64 <nil>
 }

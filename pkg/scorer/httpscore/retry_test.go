@@ -96,7 +96,8 @@ func TestScorer_NoConnection(t *testing.T) {
 		}
 		l.Close() // a port nobody listens on
 		_, err = open(t, config("http://"+l.Addr().String())).Score(t.Context(), flat(color.NRGBA{A: 255}))
-		if err == nil || !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "connection refused (try 3)") {
+		if err == nil || !errors.Is(err, scorer.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "connection refused (try 3)") {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -120,7 +121,8 @@ func TestScorer_Recovers(t *testing.T) {
 		}
 		fmt.Fprint(w, `{"scores":[0.75]}`)
 	}))
-	if got, err := open(t, cfg).Score(t.Context(), flat(color.NRGBA{A: 255})); got != 0.75 || err != nil || requests.Load() != 3 {
+	if got, err := open(t, cfg).Score(t.Context(), flat(color.NRGBA{A: 255})); got != 0.75 || err != nil ||
+		requests.Load() != 3 {
 		t.Errorf("%v, %v after %d requests; want 0.75 after 3", got, err, requests.Load())
 	}
 }
@@ -128,7 +130,8 @@ func TestScorer_Recovers(t *testing.T) {
 func TestScorer_RetryAfter(t *testing.T) {
 	for _, value := range []func() string{
 		func() string { return "1" },
-		func() string { return time.Now().Add(2 * time.Second).UTC().Format(http.TimeFormat) }, // whole seconds: at least 1 s left
+		// whole seconds: at least 1 s left
+		func() string { return time.Now().Add(2 * time.Second).UTC().Format(http.TimeFormat) },
 	} {
 		var at []time.Time
 		cfg := config(serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -157,7 +160,8 @@ func TestScorer_GivesUpEarly(t *testing.T) {
 	}))
 	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second) // a server may ask for 30 s at most
 	defer cancel()
-	if _, err := open(t, cfg).Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, scorer.ErrUnavailable) || ctx.Err() != nil {
+	if _, err := open(t, cfg).Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, scorer.ErrUnavailable) ||
+		ctx.Err() != nil {
 		t.Errorf("%v, and %v of the deadline; want unavailable before it", err, ctx.Err())
 	}
 }
@@ -175,7 +179,8 @@ func TestScorer_Cancel(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 3 { // one in the server, two before its door
 		wait.Go(func() {
-			if _, err := s.Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
+			if _, err := s.Score(ctx, flat(color.NRGBA{A: 255})); !errors.Is(err, context.Canceled) ||
+				errors.Is(err, scorer.ErrUnavailable) {
 				t.Errorf("error %v, want that of the caller who left", err)
 			}
 		})

@@ -15,23 +15,30 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/pkg/scorer"
 )
+
+// patience is for a busy machine: nothing takes that long otherwise.
+const patience = 2 * time.Minute
 
 // The worker in Python that ships as an example reads our requests, answers them, and
 // leaves cleanly.
 func TestExampleWorker(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil || exec.CommandContext(t.Context(), python, "-c", "import nats, msgpack, PIL").Run() != nil {
-		t.Skip("needs python3 with nats-py, msgpack and pillow (pip install -r deploy/scorers/requirements.txt): the example worker did not run")
+		t.Skip("needs python3 with nats-py, msgpack and pillow (pip install -r deploy/scorers/requirements.txt): the " +
+			"example worker did not run")
 	}
-	server, err := natsd.Start(context.Background(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Token: "s3cret"})
+	server, err := natsd.Start(context.Background(),
+		natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Token: "s3cret"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	worker := exec.CommandContext(context.WithoutCancel(t.Context()), python, filepath.Join("..", "..", "..", "deploy", "scorers", "worker.py"),
+	worker := exec.CommandContext(context.WithoutCancel(t.Context()), python,
+		filepath.Join("..", "..", "..", "deploy", "scorers", "worker.py"),
 		"--url", server.ClientURL(), "--name", "pickscore")
 	worker.Env, worker.Stderr = append(os.Environ(), "MEANDER_NATS_TOKEN=s3cret"), os.Stderr
 	out, err := worker.StdoutPipe()
@@ -41,33 +48,37 @@ func TestExampleWorker(t *testing.T) {
 	if err := worker.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = worker.Process.Kill() }) // of a test that failed
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	if strings.TrimSpace(line) != "listening on "+subject {
 		t.Errorf("the worker says %q", line)
 	}
-	nc, err := nats.Connect("", nats.InProcessServer(server.InProcess()))
+	nc, err := nats.Connect("", nats.InProcessServer(server.InProcess()), nats.Timeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
 	cfg := config()
-	cfg.Timeout = 20 * time.Second
+	cfg.Timeout = patience
 	s := open(t, nc, cfg)
 	red := image.NewNRGBA(image.Rect(0, 0, 200, 100))
 	for i := 0; i < len(red.Pix); i += 4 {
 		red.Pix[i], red.Pix[i+3] = 255, 255
 	}
 	// One colour has no variance: 0.3 * |(255-0, (255+0)/2-0)| / 100.
-	r := s.ScoreDetail(t.Context(), scorer.Input{Image: red, Prompt: "red"})
-	if want := 0.3 * math.Hypot(255, 127.5) / 100; r.Err != nil || math.Abs(r.Value-want) > 1e-12 || r.Detail != "colourfulness 86" {
+	r := s.ScoreDetail(t.Context(), scorer.Input{Media: media.Of(red), Prompt: "red"})
+	if want := 0.3 * math.Hypot(255, 127.5) / 100; r.Err != nil || math.Abs(r.Value-want) > 1e-12 ||
+		r.Detail != "colourfulness 86" {
 		t.Errorf("red: %+v, want %v", r, want)
 	}
 	cfg.Image = "jpeg"
-	if v, err := open(t, nc, cfg).Score(t.Context(), scorer.Input{Image: image.NewNRGBA(image.Rect(0, 0, 16, 16))}); err != nil || v != 0 {
+	if v, err := open(t, nc, cfg).Score(t.Context(),
+		scorer.Input{Media: media.Of(image.NewNRGBA(image.Rect(0, 0, 16, 16)))}); err != nil || v != 0 {
 		t.Errorf("black as JPEG: %v, %v; want 0", v, err)
 	}
 	wide := image.NewNRGBA(image.Rect(0, 0, 9000, 1))
-	if _, err := s.Score(t.Context(), scorer.Input{Image: wide}); err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "at most 8192 a side") {
+	if _, err := s.Score(t.Context(), scorer.Input{Media: media.Of(wide)}); err == nil ||
+		errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "at most 8192 a side") {
 		t.Errorf("an image that the worker refuses: %v", err)
 	}
 	if err := worker.Process.Signal(os.Interrupt); err != nil {
@@ -76,7 +87,7 @@ func TestExampleWorker(t *testing.T) {
 	if err := worker.Wait(); err != nil {
 		t.Errorf("the worker ends with %v, want a clean exit", err)
 	}
-	if _, err := s.Score(t.Context(), scorer.Input{Image: red}); !errors.Is(err, scorer.ErrUnavailable) {
+	if _, err := s.Score(t.Context(), scorer.Input{Media: media.Of(red)}); !errors.Is(err, scorer.ErrUnavailable) {
 		t.Errorf("after it left: %v", err)
 	}
 }

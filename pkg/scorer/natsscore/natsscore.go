@@ -6,10 +6,10 @@
 // and answers each request, the msgpack map schemas.ScoreRequest, with the msgpack map
 // schemas.ScoreReply: {v: 1, score: 0.27}, or {v: 1, error: "out of memory", retry: true}.
 //
-// This is core NATS: the server hands a request to one worker of the group and forgets it,
-// so workers come and go freely. When none is there, or none answers in time, the error
-// wraps scorer.ErrUnavailable, as it does when a worker says retry; everything else, NaN
-// and garbage included, is final.
+// This is core NATS: the server passes a request to one worker of the group and does not
+// store it, so workers may start and stop at any time. If there is no worker, no answer in
+// time, or a worker says retry, the error wraps scorer.ErrUnavailable; every other failure,
+// such as NaN or a malformed reply, is final.
 package natsscore
 
 import (
@@ -26,24 +26,24 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Config of one reward function.
+// Config is the settings of one reward function.
 type Config struct {
-	// Image is how images travel: png, or jpeg of quality 95, which is smaller.
+	// Image is the format of images in requests: png, or jpeg of quality 95, which is smaller.
 	Image string `yaml:"image"`
 	// Timeout bounds one request.
 	Timeout time.Duration `yaml:"timeout"`
-	// Concurrency is how many requests are on their way at once.
+	// Concurrency is how many requests run at once.
 	Concurrency int `yaml:"concurrency"`
-	// Version names what the workers run, for the record: part of Scorer.Version.
+	// Version names what the workers run; it is a part of Scorer.Version.
 	Version string `yaml:"version"`
 }
 
-// DefaultConfig is for names that no file mentions.
+// DefaultConfig returns the settings of an instance that is in no file.
 func DefaultConfig() Config {
 	return Config{Image: wire.PNG, Timeout: 30 * time.Second, Concurrency: 8}
 }
 
-// Validate joins every fault by field name.
+// Validate joins all faults; each names its field.
 func (c Config) Validate() error {
 	errs := []error{wire.CheckImage(c.Image)}
 	if c.Timeout <= 0 || c.Timeout > time.Hour {
@@ -66,8 +66,8 @@ type Scorer struct {
 	slots chan struct{}
 }
 
-// New makes the scorer nats:NAME. Workers need not be there yet. The connection stays the
-// caller's; with nil the settings are checked, and every score is unavailable.
+// New returns the scorer nats:NAME. Workers need not run yet. The caller closes nc. With a nil nc only the settings
+// are checked, and every score is unavailable.
 func New(nc *nats.Conn, name string, cfg Config) (*Scorer, error) {
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("nats scorer: %w", err)
@@ -78,10 +78,10 @@ func New(nc *nats.Conn, name string, cfg Config) (*Scorer, error) {
 	return &Scorer{nc: nc, name: name, cfg: cfg, slots: make(chan struct{}, cfg.Concurrency)}, nil
 }
 
-// Name is nats:NAME.
+// Name returns nats:NAME.
 func (s *Scorer) Name() string { return scorer.NATS + ":" + s.name }
 
-// Version is that of the protocol, and of Config when it says one.
+// Version returns the version of the protocol, followed by Config.Version if that is set.
 func (s *Scorer) Version() string {
 	version := "nats-" + strconv.Itoa(wire.Version)
 	if s.cfg.Version != "" {
@@ -90,34 +90,37 @@ func (s *Scorer) Version() string {
 	return version
 }
 
-// Concurrency is how many requests are on their way at once; more calls wait.
+// Concurrency returns how many requests run at once; further calls wait.
 func (s *Scorer) Concurrency() int { return s.cfg.Concurrency }
 
-// Score asks one worker.
+// Score scores one sample by one request to a worker.
 func (s *Scorer) Score(ctx context.Context, in scorer.Input) (float64, error) {
 	r := s.ScoreDetail(ctx, in)
 	return r.Value, r.Err
 }
 
-// ScoreDetail asks one worker.
+// ScoreDetail is Score with the detail that the worker gives.
 func (s *Scorer) ScoreDetail(ctx context.Context, in scorer.Input) scorer.Result {
 	reply, err := s.request(ctx, in)
 	if err == nil {
 		var r scorer.Result
-		if r, err = read(reply); err == nil {
+		if r, err = readReply(reply); err == nil {
 			return r
 		}
 	}
 	return scorer.Result{Err: fmt.Errorf("%s: %w", s.Name(), err)}
 }
 
+// request sends a sample to a worker and returns its reply. A request that is larger than the server allows is a
+// final error, a missing answer a temporary one.
 func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	sample, err := wire.NewSample(in, s.cfg.Image)
 	if err != nil {
 		return nil, err
 	}
 	e := &schemas.ScoreRequest{
-		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params, Image: sample.Image, ImageFormat: sample.ImageFormat,
+		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params,
+		Image: sample.Image, ImageFormat: sample.ImageFormat,
 		Text: sample.Text, Trajectory: sample.Trajectory,
 	}
 	for _, m := range sample.Messages {
@@ -128,17 +131,18 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}
 	if s.nc == nil {
-		return nil, s.missed(ctx, errors.New("no connection to a NATS server"))
+		return nil, s.unavailable(ctx, errors.New("no connection to a NATS server"))
 	}
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	case <-ctx.Done():
-		return nil, s.missed(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
+		return nil, s.unavailable(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
 	}
 	if limit := s.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
 		if in.Text != nil {
-			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its max_payload, or use an http scorer", len(data), limit)
+			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its "+
+				"max_payload, or use an http scorer", len(data), limit)
 		}
 		return nil, fmt.Errorf("request of %d bytes with an image of %d, as %s: the NATS server takes %d; "+
 			"raise its max_payload, set image: jpeg, or use an http scorer", len(data), len(sample.Image), s.cfg.Image, limit)
@@ -149,24 +153,26 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	msg, err := s.nc.RequestWithContext(asked, schemas.ScoreSubject(s.name), data)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		return nil, s.missed(ctx, fmt.Errorf("no worker listens on %s", schemas.ScoreSubject(s.name)))
+		return nil, s.unavailable(ctx, fmt.Errorf("no worker listens on %s", schemas.ScoreSubject(s.name)))
 	case errors.Is(err, context.DeadlineExceeded):
-		return nil, s.missed(ctx, fmt.Errorf("no worker answered within %v: %w", patience, err))
+		return nil, s.unavailable(ctx, fmt.Errorf("no worker answered within %v: %w", patience, err))
 	case err != nil:
-		return nil, s.missed(ctx, fmt.Errorf("request: %w", err))
+		return nil, s.unavailable(ctx, fmt.Errorf("request: %w", err))
 	}
 	return msg.Data, nil
 }
 
-// missed is an error that may pass, unless it is the caller who gave up.
-func (s *Scorer) missed(ctx context.Context, err error) error {
+// unavailable makes err temporary (ErrUnavailable), unless the caller cancelled ctx.
+func (s *Scorer) unavailable(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
 	}
 	return fmt.Errorf("%w: %w", scorer.ErrUnavailable, err)
 }
 
-func read(data []byte) (scorer.Result, error) {
+// readReply returns the score in a reply. A malformed reply is a final error; an error that a worker reports is
+// temporary if it says retry.
+func readReply(data []byte) (scorer.Result, error) {
 	if len(data) > schemas.MaxScoreReply {
 		return scorer.Result{}, fmt.Errorf("reply of %d bytes; must be at most %d", len(data), schemas.MaxScoreReply)
 	}

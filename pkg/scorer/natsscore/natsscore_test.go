@@ -20,6 +20,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 	"go.uber.org/goleak"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/natsscore"
@@ -115,7 +116,7 @@ func input(width, height int) scorer.Input {
 			img.Pix[i] = 255
 		}
 	}
-	return scorer.Input{Image: img, Prompt: "a fox", GroundTruth: "fox", Params: map[string]string{"k": "v"}}
+	return scorer.Input{Media: media.Of(img), Prompt: "a fox", GroundTruth: "fox", Params: map[string]string{"k": "v"}}
 }
 
 // A worker reads the map that the package comment shows, and its number and text come back.
@@ -205,7 +206,8 @@ func TestScorer_Absent(t *testing.T) {
 	cfg := config()
 	cfg.Timeout = time.Hour // longer than a test may take
 	_, err := open(t, asks, cfg).Score(t.Context(), input(8, 8))
-	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker listens on mdr.v1.score.pickscore") {
+	if !errors.Is(err, scorer.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "no worker listens on mdr.v1.score.pickscore") {
 		t.Errorf("no worker: %v, want to hear so at once", err)
 	}
 
@@ -219,7 +221,8 @@ func TestScorer_Absent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	cfg.Timeout = time.Minute
-	if _, err = open(t, asks, cfg).Score(ctx, input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || strings.Contains(err.Error(), "1m0s") {
+	if _, err = open(t, asks, cfg).Score(ctx, input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) ||
+		strings.Contains(err.Error(), "1m0s") {
 		t.Errorf("the caller's deadline: %v", err)
 	}
 	stop()
@@ -236,7 +239,8 @@ func TestScorer_TooLarge(t *testing.T) {
 	work(t, answers, func(m *nats.Msg) { respond(t, m, pack(t, "v", 1, "score", 1)) })
 	in := input(200, 200)
 	_, err := open(t, asks, config()).Score(t.Context(), in)
-	if err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "takes 98304") || !strings.Contains(err.Error(), "with an image of 12") {
+	if err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "takes 98304") ||
+		!strings.Contains(err.Error(), "with an image of 12") {
 		t.Errorf("error %v, want a final one with both sizes", err)
 	}
 	cfg := config()
@@ -327,14 +331,19 @@ func TestNew_Refuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no image") {
 		t.Errorf("no image: %v", err)
 	}
-	if _, err := open(t, nil, config()).Score(t.Context(), input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no connection") {
+	if _, err := open(t, nil, config()).Score(t.Context(), input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "no connection") {
 		t.Errorf("no connection: %v", err)
 	}
 }
 
 // FuzzReply: whatever a worker answers is a finite number or an error.
 func FuzzReply(f *testing.F) {
-	for _, seed := range []string{"\x82\xa1v\x01\xa5score\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00", "\x82\xa1v\x01\xa5score\x05", "\x83\xa1v\x01\xa5error\xa1x\xa5retry\xc3", "\xdf\xff\xff\xff\xff", "\x81\xa1a\xdd\x00\x00\x00\x01\x91"} {
+	for _, seed := range []string{
+		"\x82\xa1v\x01\xa5score\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00",
+		"\x82\xa1v\x01\xa5score\x05", "\x83\xa1v\x01\xa5error\xa1x\xa5retry\xc3", "\xdf\xff\xff\xff\xff",
+		"\x81\xa1a\xdd\x00\x00\x00\x01\x91",
+	} {
 		f.Add([]byte(seed))
 	}
 	asks, answers := connect(f, natsd.Options{})
@@ -383,7 +392,8 @@ func TestScorer_Contract(t *testing.T) {
 				t.Errorf("%s: %+v, want %+v", name, result, contract)
 			}
 		case err == nil:
-			if !strings.Contains(fmt.Sprint(result.Err), contract.Error) || errors.Is(result.Err, scorer.ErrUnavailable) != contract.Retry {
+			if !strings.Contains(fmt.Sprint(result.Err), contract.Error) ||
+				errors.Is(result.Err, scorer.ErrUnavailable) != contract.Retry {
 				t.Errorf("%s: %v, want %+v", name, result.Err, contract)
 			}
 		case result.Err == nil:

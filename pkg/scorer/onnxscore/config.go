@@ -8,11 +8,11 @@ import (
 
 // Values of Config.Resize, Filter, Layout, Channels and Transform.
 const (
-	ResizeShort = "short" // fill the frame, cut what stands out, centred (CLIP)
+	ResizeShort = "short" // fill the frame, centred, and cut the rest (CLIP)
 	ResizeExact = "exact" // stretch to the frame
 	ResizePad   = "pad"   // fit into the frame, black around it
 
-	FilterBicubic  = "bicubic" // a = -1/2, as Pillow's
+	FilterBicubic  = "bicubic" // a = -1/2, as in Pillow
 	FilterBilinear = "bilinear"
 
 	LayoutNCHW = "nchw"
@@ -25,18 +25,18 @@ const (
 	TransformSigmoid = "sigmoid"
 )
 
-// Config says which network, what it wants to see, and how its output becomes a score.
+// Config says which network to use, how images are prepared for it, and how its output becomes a score.
 type Config struct {
 	// Model is the .onnx file. Required. It has one input, the images.
 	Model string `yaml:"model"`
-	// Input and Output are names of the network's; empty: it has only one.
+	// Input and Output are names of tensors of the network; empty: it has only one.
 	Input  string `yaml:"input"`
 	Output string `yaml:"output"`
-	// Index is the element of a sample's output that counts.
+	// Index is the element of a sample's output that becomes the score.
 	Index int `yaml:"index"`
 
-	// Width and Height of the frame in pixels; Resize is how an image gets there, with
-	// Filter, anti-aliased when it shrinks.
+	// Width and Height are the size of the frame, the input image, in pixels. Resize and Filter
+	// say how an image is fitted to it; shrinking is anti-aliased.
 	Width  int    `yaml:"width"`
 	Height int    `yaml:"height"`
 	Resize string `yaml:"resize"`
@@ -54,15 +54,15 @@ type Config struct {
 	OutputScale  float64 `yaml:"output_scale"`
 	OutputOffset float64 `yaml:"output_offset"`
 
-	// MaxBatch is the most images of one call, when the network's first axis is dynamic.
+	// MaxBatch is the most images of one call, if the network's first axis is dynamic; else it is 1.
 	MaxBatch int `yaml:"max_batch"`
-	// Threads of one call, Concurrency calls at once.
+	// Threads is the number of threads of one call, Concurrency the number of calls at once.
 	Threads     int `yaml:"threads"`
 	Concurrency int `yaml:"concurrency"`
 }
 
-// DefaultConfig prepares images as CLIP ViT-L/14 does, on whose features aesthetic
-// predictors and PickScore stand.
+// DefaultConfig returns settings that prepare images as CLIP ViT-L/14 does; aesthetic
+// predictors and PickScore use its features.
 func DefaultConfig() Config {
 	return Config{
 		Width: 224, Height: 224, Resize: ResizeShort, Filter: FilterBicubic, Layout: LayoutNCHW, Channels: ChannelsRGB,
@@ -74,7 +74,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate joins every fault by field name. It does not look at the file.
+// Validate joins all faults; each names its field. It does not read the file.
 func (c Config) Validate() error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

@@ -11,13 +11,14 @@ import (
 )
 
 // errNotBuilt says how to get a program with ONNX.
-var errNotBuilt = errors.New("this program was built without ONNX; build one with CGO_ENABLED=1 go build -tags onnx ./services/cmd/..., " +
+var errNotBuilt = errors.New("this program was built without ONNX; build one with CGO_ENABLED=1 go build -tags " +
+	"onnx ./services/cmd/..., " +
 	"and set " + LibraryVariable + " to the ONNX Runtime library (" + libraryHelp + ")")
 
-// Scorer cannot be made in this build.
+// Scorer has no instances in this build.
 type Scorer struct{ scorer.BatchScorer }
 
-// Close has nothing to do in this build.
+// Close does nothing in this build.
 func (*Scorer) Close() error { return nil }
 
 // New checks the settings and then says how to build a program that has ONNX.

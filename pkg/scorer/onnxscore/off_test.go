@@ -14,7 +14,10 @@ func TestNew_WithoutONNX(t *testing.T) {
 	cfg := onnxscore.DefaultConfig()
 	cfg.Model = "testdata/aesthetic.onnx"
 	_, err := onnxscore.New("aesthetic", cfg)
-	for _, want := range []string{"onnx:aesthetic: ", "go build -tags onnx", "ONNXRUNTIME_LIB", "pip install onnxruntime"} {
+	for _, want := range []string{
+		"onnx:aesthetic: ", "go build -tags onnx", "ONNXRUNTIME_LIB",
+		"pip install onnxruntime",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q in it", err, want)
 		}

@@ -58,7 +58,8 @@ func initialize() error {
 	}
 	path := os.Getenv(LibraryVariable)
 	if path == "" {
-		return fmt.Errorf("environment variable %s is not set; must name the path of the ONNX Runtime library, %s", LibraryVariable, libraryHelp)
+		return fmt.Errorf("environment variable %s is not set; must name the path of the ONNX Runtime library, %s",
+			LibraryVariable, libraryHelp)
 	}
 	ort.SetSharedLibraryPath(path)
 	if err := ort.InitializeEnvironment(ort.WithLogLevelError()); err != nil {
@@ -67,6 +68,7 @@ func initialize() error {
 	return nil
 }
 
+// load loads the library and the network, checks its input and output against the settings, and sets the version.
 func (s *Scorer) load() error {
 	digest, err := s.digest() // first: a missing file is a plainer error here
 	if err != nil {
@@ -114,7 +116,7 @@ func (s *Scorer) load() error {
 	return nil
 }
 
-// digest is of the network and of every setting that decides a score.
+// digest returns a hash of the network and of every setting that changes a score.
 func (s *Scorer) digest() (string, error) {
 	file, err := os.Open(s.cfg.Model)
 	if err != nil {
@@ -131,7 +133,8 @@ func (s *Scorer) digest() (string, error) {
 	return fmt.Sprintf("%x", hash.Sum(nil)[:6]), nil
 }
 
-// pick finds the one that is meant.
+// pick returns the tensor with that name, or the only one if name is empty. what is "input" or "output", for
+// errors.
 func pick(what, name string, infos []ort.InputOutputInfo) (ort.InputOutputInfo, error) {
 	i := slices.IndexFunc(infos, func(info ort.InputOutputInfo) bool { return info.Name == name })
 	switch {
@@ -153,7 +156,7 @@ func names(infos []ort.InputOutputInfo) string {
 	return strings.Join(list, ", ")
 }
 
-// fit checks the input's type and shape, and sees how many images it takes.
+// fit checks the type and the shape of the input, and sets how many images one call may have.
 func (s *Scorer) fit(input ort.InputOutputInfo) error {
 	want := []int64{-1, 3, int64(s.cfg.Height), int64(s.cfg.Width)}
 	if s.cfg.Layout == LayoutNHWC {
@@ -181,24 +184,25 @@ func (s *Scorer) fit(input ort.InputOutputInfo) error {
 			return fmt.Errorf("input %q takes bytes; must have scale: 1, mean: [0, 0, 0], std: [1, 1, 1]", input.Name)
 		}
 	default:
-		return fmt.Errorf("input %q is %v; must be float32 or uint8 (half-precision exports have an option to keep float32 at the ends)", input.Name, input.DataType)
+		return fmt.Errorf("input %q is %v; must be float32 or uint8 (half-precision exports have an option to keep "+
+			"float32 at the ends)", input.Name, input.DataType)
 	}
 	return nil
 }
 
-// Name is onnx:NAME.
+// Name returns onnx:NAME.
 func (s *Scorer) Name() string { return scorer.ONNX + ":" + s.name }
 
-// Version names the network by its content, the settings, and ONNX Runtime.
+// Version names the content of the network, the settings, and the release of ONNX Runtime.
 func (s *Scorer) Version() string { return s.version }
 
-// MaxBatch is the most images of one call.
+// MaxBatch returns the most images of one call.
 func (s *Scorer) MaxBatch() int { return s.batch }
 
-// Concurrency is how many calls run at once; more wait.
+// Concurrency returns how many calls run at once; further calls wait.
 func (s *Scorer) Concurrency() int { return s.cfg.Concurrency }
 
-// Close frees the network when the calls that run are finished.
+// Close waits until running calls end and frees the network.
 func (s *Scorer) Close() error {
 	for range cap(s.slots) {
 		s.slots <- struct{}{}
@@ -235,7 +239,8 @@ func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Res
 	return results
 }
 
-// call is one run of the network. Images that cannot be prepared are left out.
+// call scores images by one run of the network and sets results. An image that cannot be prepared gets its own
+// error and is left out.
 func (s *Scorer) call(ctx context.Context, in []scorer.Input, results []scorer.Result) {
 	size := 3 * s.cfg.Width * s.cfg.Height
 	pixels := make([]float32, 0, len(in)*size)
@@ -245,8 +250,11 @@ func (s *Scorer) call(ctx context.Context, in []scorer.Input, results []scorer.R
 			results[i].Err = errors.New("params: there are none")
 			continue
 		}
-		one := pixels[len(pixels) : len(pixels)+size]
-		if results[i].Err = s.cfg.Prepare(one, in[i].Image); results[i].Err == nil {
+		img, err := in[i].Media.Image()
+		if err == nil {
+			err = s.cfg.Prepare(pixels[len(pixels):len(pixels)+size], img)
+		}
+		if results[i].Err = err; err == nil {
 			pixels, sent = pixels[:len(pixels)+size], append(sent, i)
 		}
 	}
@@ -272,7 +280,7 @@ func (s *Scorer) call(ctx context.Context, in []scorer.Input, results []scorer.R
 	}
 }
 
-// run returns the element Index of each of n images.
+// run runs the network on n images and returns the output element Index of each.
 func (s *Scorer) run(ctx context.Context, pixels []float32, n int) ([]float32, error) {
 	select {
 	case s.slots <- struct{}{}:
@@ -334,6 +342,7 @@ func (s *Scorer) run(ctx context.Context, pixels []float32, n int) ([]float32, e
 	return picked, nil
 }
 
+// tensor returns the pixels of n images as the input of the network, in float32 or bytes.
 func (s *Scorer) tensor(pixels []float32, n int) (ort.Value, error) {
 	shape := ort.NewShape(int64(n), 3, int64(s.cfg.Height), int64(s.cfg.Width))
 	if s.cfg.Layout == LayoutNHWC {
@@ -349,10 +358,10 @@ func (s *Scorer) tensor(pixels []float32, n int) (ort.Value, error) {
 	return ort.NewTensor(shape, data)
 }
 
-// free releases memory of the library, which cannot fail for what it made itself.
+// free releases memory of the library. It ignores the error, which cannot occur for a value that this package made.
 func free(v interface{ Destroy() error }) { _ = v.Destroy() }
 
-// stopped is the caller's end; a deadline may be met another time.
+// stopped returns the error of a done ctx; a deadline is temporary (ErrUnavailable).
 func stopped(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", scorer.ErrUnavailable, ctx.Err())

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
 )
@@ -61,7 +62,7 @@ func images() []scorer.Input {
 	for y := range 32 {
 		copy(rolled.Pix[(y+5)%32*rolled.Stride:][:rolled.Stride], plain.Pix[y*plain.Stride:])
 	}
-	return []scorer.Input{{Image: plain}, {Image: inverse}, {Image: rolled}}
+	return []scorer.Input{{Media: media.Of(plain)}, {Media: media.Of(inverse)}, {Media: media.Of(rolled)}}
 }
 
 // The networks in float32 agree with numpy in float64, one image at a time and in batches.
@@ -101,14 +102,17 @@ func TestScorer_Output(t *testing.T) {
 		{"index", func(c *onnxscore.Config) { c.Index = 1 }, 2.5},
 		{"scale and offset", func(c *onnxscore.Config) { c.OutputScale, c.OutputOffset = -2, 1 }, -5},
 		{"sigmoid", func(c *onnxscore.Config) { c.Transform = "sigmoid" }, 1 / (1 + math.Exp(-3))},
-		{"sigmoid, then scale", func(c *onnxscore.Config) { c.Transform, c.OutputScale = "sigmoid", 10 }, 10 / (1 + math.Exp(-3))},
+		{
+			"sigmoid, then scale", func(c *onnxscore.Config) { c.Transform, c.OutputScale = "sigmoid", 10 },
+			10 / (1 + math.Exp(-3)),
+		},
 		{"bgr", func(c *onnxscore.Config) { c.Channels = "bgr" }, 90},
 	}
 	for _, tt := range tests {
 		c := cfg
 		tt.change(&c)
 		s := open(t, c)
-		got, err := s.Score(t.Context(), scorer.Input{Image: img})
+		got, err := s.Score(t.Context(), scorer.Input{Media: media.Of(img)})
 		if err != nil || math.Abs(got-tt.want) > 1e-6 {
 			t.Errorf("%s: %v, %v; want %v", tt.name, got, err, tt.want)
 		}
@@ -117,7 +121,8 @@ func TestScorer_Output(t *testing.T) {
 		}
 	}
 	cfg.Index = 2
-	if _, err := open(t, cfg).Score(t.Context(), scorer.Input{Image: img}); err == nil || !strings.Contains(err.Error(), "index: 2; the output has 2 elements") {
+	if _, err := open(t, cfg).Score(t.Context(), scorer.Input{Media: media.Of(img)}); err == nil ||
+		!strings.Contains(err.Error(), "index: 2; the output has 2 elements") {
 		t.Errorf("index beyond the output: %v", err)
 	}
 }
@@ -132,10 +137,17 @@ func TestScorer_FailuresStayAlone(t *testing.T) {
 		white.Pix[i] = 255
 	}
 	black := image.NewNRGBA(image.Rect(0, 0, 16, 16))
-	results := s.ScoreBatch(t.Context(), []scorer.Input{{Image: white}, {Image: black}, {}, {Image: white, Params: map[string]string{"a": "b"}}, {Image: white}})
+	results := s.ScoreBatch(t.Context(), []scorer.Input{
+		{Media: media.Of(white)},
+		{Media: media.Of(black)},
+		{},
+		{Media: media.Of(white), Params: map[string]string{"a": "b"}},
+		{Media: media.Of(white)},
+	})
 	for i, fault := range []string{"", "gives the score NaN", "no image", "params", ""} {
 		r := results[i]
-		if fault == "" && (r.Err != nil || math.Abs(r.Value-math.Sqrt(0.5)) > 1e-6) || fault != "" && (r.Err == nil || !strings.Contains(r.Err.Error(), fault) || r.Value != 0) {
+		if fault == "" && (r.Err != nil || math.Abs(r.Value-math.Sqrt(0.5)) > 1e-6) || fault != "" &&
+			(r.Err == nil || !strings.Contains(r.Err.Error(), fault) || r.Value != 0) {
 			t.Errorf("image %d: %+v, want %q", i, r, fault)
 		}
 	}
@@ -155,21 +167,34 @@ func TestNew_RefusesNetworks(t *testing.T) {
 	}{
 		{"no file", model("none.onnx"), nil, "model: open testdata/none.onnx"},
 		{"garbage", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Model = garbage }, "garbage.onnx"},
-		{"size", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Width = 64 }, "width, height and layout give [-1 3 32 64]"},
+		{
+			"size", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Width = 64 },
+			"width, height and layout give [-1 3 32 64]",
+		},
 		{"layout", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Layout = "nhwc" }, "give [-1 32 32 3]"},
-		{"input", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Input = "image" }, `input: "image"; the model has pixel_values`},
+		{
+			"input", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Input = "image" },
+			`input: "image"; the model has pixel_values`,
+		},
 		{"output", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Output = "x" }, `output: "x"; the model has score`},
 		{"which output", model("nan.onnx"), nil, "output: missing; the model has root, mean"},
-		{"two inputs", model("two.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Input = 8, 8, "a" }, "model has inputs a, b: must be images alone"},
+		{
+			"two inputs", model("two.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Input = 8, 8, "a" },
+			"model has inputs a, b: must be images alone",
+		},
 		{"float16", model("half.onnx"), nil, "must be float32 or uint8"},
-		{"bytes with a mean", model("bytes.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Layout = 6, 4, "nhwc" }, "takes bytes; must be scale: 1"},
+		{
+			"bytes with a mean", model("bytes.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Layout = 6, 4, "nhwc" },
+			"takes bytes; must be scale: 1",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&tt.cfg)
 			}
-			if _, err := onnxscore.New("net", tt.cfg); err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "onnx:net: ") {
+			if _, err := onnxscore.New("net", tt.cfg); err == nil || !strings.Contains(err.Error(), tt.fault) ||
+				!strings.HasPrefix(err.Error(), "onnx:net: ") {
 				t.Errorf("error %v, want %q", err, tt.fault)
 			}
 		})
@@ -221,7 +246,7 @@ func TestScorer_Cancel(t *testing.T) {
 	cfg := raw(512, 512)
 	cfg.Model, cfg.Output, cfg.Scale = "testdata/nan.onnx", "mean", 1.0/255
 	s := open(t, cfg)
-	in := scorer.Input{Image: img(512, 512)}
+	in := scorer.Input{Media: media.Of(img(512, 512))}
 	want, err := s.Score(t.Context(), in)
 	if err != nil {
 		t.Fatal(err)

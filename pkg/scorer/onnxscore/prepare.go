@@ -9,17 +9,16 @@ import (
 	"golang.org/x/image/draw"
 )
 
-// maxSide bounds a frame, maxPixels what lies between the two passes of a resize (32 bytes
-// each), which a long thin image could make large.
+// maxSide bounds a side of the frame. maxPixels bounds the image between the two passes of a resize (32 bytes a
+// pixel), which may be large for a long thin image.
 const (
 	maxSide   = 4096
 	maxPixels = 16 << 20
 )
 
-// Prepare writes one image as the network wants it into dst: float32, [3, H, W] or
-// [H, W, 3] by Layout, 3*Height*Width elements. Pixels that are not opaque are blended
-// over black. Resizing is that of golang.org/x/image/draw in 8 bits, which agrees with
-// Pillow's within 1/255 or so a pixel.
+// Prepare writes one image to dst as the network needs it: float32, [3, H, W] or [H, W, 3] by Layout,
+// 3*Height*Width elements. Transparent pixels are blended over black. Resizing is that of golang.org/x/image/draw
+// in 8 bits; a pixel differs from Pillow by about 1/255 at most.
 func (c Config) Prepare(dst []float32, img *image.NRGBA) error {
 	if img == nil || img.Rect.Empty() {
 		return errors.New("no image")
@@ -29,7 +28,8 @@ func (c Config) Prepare(dst []float32, img *image.NRGBA) error {
 	}
 	target := c.placed(img.Rect.Dx(), img.Rect.Dy())
 	if int64(target.Dx())*int64(img.Rect.Dy()) > maxPixels {
-		return fmt.Errorf("image of %dx%d: too large to resize to a frame of %dx%d", img.Rect.Dx(), img.Rect.Dy(), c.Width, c.Height)
+		return fmt.Errorf("image of %dx%d: too large to resize to a frame of %dx%d", img.Rect.Dx(), img.Rect.Dy(), c.Width,
+			c.Height)
 	}
 	frame := image.NewRGBA(image.Rect(0, 0, c.Width, c.Height))
 	for i := 3; i < len(frame.Pix); i += 4 {
@@ -60,8 +60,8 @@ func (c Config) Prepare(dst []float32, img *image.NRGBA) error {
 	return nil
 }
 
-// placed is where a whole image lies in or over the frame. The side that decides is
-// exact, the other is rounded down, and what stands out is shared as torchvision does.
+// placed returns where the whole image lies in or over the frame. One side fits exactly, the other is rounded down;
+// the image is centred as in torchvision.
 func (c Config) placed(width, height int) image.Rectangle {
 	w, h := c.Width, c.Height
 	wide := width*c.Height > height*c.Width // wider than the frame

@@ -101,11 +101,17 @@ func TestPrepare_Elements(t *testing.T) {
 		{"bgr", func(c *onnxscore.Config) { c.Channels = "bgr" }, []float32{30, 50, 20, 40, 10, 20}},
 		{"nhwc, bgr", func(c *onnxscore.Config) { c.Layout, c.Channels = "nhwc", "bgr" }, []float32{30, 20, 10, 50, 40, 20}},
 		{
-			"scale, mean, std", func(c *onnxscore.Config) { c.Scale, c.Mean, c.Std = 0.5, []float64{1, 2, 3}, []float64{1, 2, 4} },
+			"scale, mean, std", func(c *onnxscore.Config) {
+				c.Scale, c.Mean, c.Std = 0.5, []float64{1, 2, 3},
+					[]float64{1, 2, 4}
+			},
 			[]float32{4, 9, 4, 9, 3, 5.5},
 		},
 		{
-			"mean follows the order of channels", func(c *onnxscore.Config) { c.Channels, c.Mean = "bgr", []float64{30, 20, 10} },
+			"mean follows the order of channels", func(c *onnxscore.Config) {
+				c.Channels, c.Mean = "bgr",
+					[]float64{30, 20, 10}
+			},
 			[]float32{0, 20, 0, 20, 0, 10},
 		},
 	}
@@ -124,7 +130,10 @@ func TestPrepare_Elements(t *testing.T) {
 		white.Pix[i] = 255
 	}
 	got := prepare(t, cfg, white)
-	for c, want := range []float64{(1 - 0.48145466) / 0.26862954, (1 - 0.4578275) / 0.26130258, (1 - 0.40821073) / 0.27577711} {
+	for c, want := range []float64{
+		(1 - 0.48145466) / 0.26862954, (1 - 0.4578275) / 0.26130258,
+		(1 - 0.40821073) / 0.27577711,
+	} {
 		if plane := got[c*224*224 : (c+1)*224*224]; plane[0] != float32(want) || plane[224*224-1] != float32(want) {
 			t.Errorf("channel %d of white: %v, want %v", c, plane[0], want)
 		}
@@ -171,7 +180,8 @@ func TestPrepare_Refuses(t *testing.T) {
 		t.Error("a short dst was taken")
 	}
 	cfg = raw(4096, 4096)
-	if err := cfg.Prepare(make([]float32, 3*4096*4096), img(8192, 16)); err == nil || !strings.Contains(err.Error(), "image of 8192x16: too large to resize") {
+	if err := cfg.Prepare(make([]float32, 3*4096*4096), img(8192, 16)); err == nil ||
+		!strings.Contains(err.Error(), "image of 8192x16: too large to resize") {
 		t.Errorf("a thin image: %v", err)
 	}
 }
@@ -203,7 +213,8 @@ func TestNew_Refuses(t *testing.T) {
 		cfg := onnxscore.DefaultConfig()
 		cfg.Model = "testdata/aesthetic.onnx"
 		tt.change(&cfg)
-		if _, err := onnxscore.New("aesthetic", cfg); err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "onnx:aesthetic: ") {
+		if _, err := onnxscore.New("aesthetic", cfg); err == nil || !strings.Contains(err.Error(), tt.fault) ||
+			!strings.HasPrefix(err.Error(), "onnx:aesthetic: ") {
 			t.Errorf("error %v, want onnx:aesthetic and %q", err, tt.fault)
 		}
 	}

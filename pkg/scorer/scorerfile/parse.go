@@ -18,10 +18,13 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
 )
 
-// parse reads one YAML document from its nodes: the library's own decoding would take
-// 1.0 for an integer, 20 for nanoseconds, and expand aliases.
+// parse reads one YAML document from its nodes. The decoder of the library is not strict enough: it reads 1.0 as an
+// integer and 20 as nanoseconds, and expands aliases.
 func parse(data []byte) (File, error) {
-	f := File{HTTP: map[string]httpscore.Config{}, NATS: map[string]natsscore.Config{}, ONNX: map[string]onnxscore.Config{}}
+	f := File{
+		HTTP: map[string]httpscore.Config{}, NATS: map[string]natsscore.Config{},
+		ONNX: map[string]onnxscore.Config{},
+	}
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
 	switch err := d.Decode(&doc); {
@@ -34,41 +37,41 @@ func parse(data []byte) (File, error) {
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
 		return File{}, errors.New("more than one document")
 	}
-	err := entries("", doc.Content[0], func(key string, node *yaml.Node) error {
+	err := eachEntry("", doc.Content[0], func(key string, node *yaml.Node) error {
 		switch key {
 		case "http":
-			return section(key, node, f.HTTP, httpscore.DefaultConfig)
+			return readSection(key, node, f.HTTP, httpscore.DefaultConfig)
 		case "nats":
-			return section(key, node, f.NATS, natsscore.DefaultConfig)
+			return readSection(key, node, f.NATS, natsscore.DefaultConfig)
 		case "onnx":
-			return section(key, node, f.ONNX, onnxscore.DefaultConfig)
+			return readSection(key, node, f.ONNX, onnxscore.DefaultConfig)
 		}
 		return errors.New("unknown; must be one of http, nats, onnx")
 	})
 	return f, err
 }
 
-// section reads the instances of one kind.
-func section[C any](kind string, node *yaml.Node, into map[string]C, def func() C) error {
-	return entries(kind, node, func(name string, node *yaml.Node) error {
+// readSection reads the instances of one kind.
+func readSection[C any](kind string, node *yaml.Node, into map[string]C, def func() C) error {
+	return eachEntry(kind, node, func(name string, node *yaml.Node) error {
 		if err := wire.CheckName(name); err != nil {
 			return err
 		}
 		cfg := def()
-		err := fields(kind+"."+name, node, reflect.ValueOf(&cfg).Elem())
+		err := setFields(kind+"."+name, node, reflect.ValueOf(&cfg).Elem())
 		into[name] = cfg
 		return err
 	})
 }
 
-// fields sets those of a struct that a map names by their yaml tags.
-func fields(path string, node *yaml.Node, into reflect.Value) error {
-	return entries(path, node, func(key string, node *yaml.Node) error {
+// setFields sets the fields of a struct from a map, by their yaml tags.
+func setFields(path string, node *yaml.Node, into reflect.Value) error {
+	return eachEntry(path, node, func(key string, node *yaml.Node) error {
 		var known []string
 		for i := range into.NumField() {
 			tag := into.Type().Field(i).Tag.Get("yaml")
 			if tag == key {
-				return set(path+"."+key, node, into.Field(i))
+				return setValue(path+"."+key, node, into.Field(i))
 			}
 			known = append(known, tag)
 		}
@@ -76,14 +79,14 @@ func fields(path string, node *yaml.Node, into reflect.Value) error {
 	})
 }
 
-// entries calls visit for each entry of a map and joins the faults, each with its line and
-// path. Nothing at all is an empty map.
-func entries(path string, node *yaml.Node, visit func(key string, node *yaml.Node) error) error {
+// eachEntry calls visit for each entry of a map and joins the faults, each with its line and path. null is an empty
+// map.
+func eachEntry(path string, node *yaml.Node, visit func(key string, node *yaml.Node) error) error {
 	if node.Kind == yaml.ScalarNode && node.ShortTag() == "!!null" {
 		return nil
 	}
 	if node.Kind != yaml.MappingNode {
-		return at(node, path, errors.New("must be a map"))
+		return withLine(node, path, errors.New("must be a map"))
 	}
 	var errs []error
 	seen := map[string]bool{}
@@ -92,12 +95,12 @@ func entries(path string, node *yaml.Node, visit func(key string, node *yaml.Nod
 		inner := strings.TrimPrefix(path+"."+key.Value, ".")
 		switch {
 		case key.Kind != yaml.ScalarNode || value.Kind == yaml.AliasNode:
-			errs = append(errs, at(key, inner, errors.New("aliases and composed keys are not read")))
+			errs = append(errs, withLine(key, inner, errors.New("aliases and composed keys are not read")))
 		case seen[key.Value]:
-			errs = append(errs, at(key, inner, errors.New("comes twice")))
+			errs = append(errs, withLine(key, inner, errors.New("comes twice")))
 		default:
 			seen[key.Value] = true
-			errs = append(errs, at(key, inner, visit(key.Value, value)))
+			errs = append(errs, withLine(key, inner, visit(key.Value, value)))
 		}
 	}
 	return errors.Join(errs...)
@@ -106,7 +109,8 @@ func entries(path string, node *yaml.Node, visit func(key string, node *yaml.Nod
 // fault is an error that knows its line.
 type fault struct{ error }
 
-func at(node *yaml.Node, path string, err error) error {
+// withLine adds line and path to an error, unless it has them from further down.
+func withLine(node *yaml.Node, path string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -121,8 +125,8 @@ func at(node *yaml.Node, path string, err error) error {
 
 var duration = reflect.TypeFor[time.Duration]()
 
-// set reads one value of a field's type.
-func set(path string, node *yaml.Node, into reflect.Value) error {
+// setValue sets a field from a node, by the type of the field.
+func setValue(path string, node *yaml.Node, into reflect.Value) error {
 	tag := node.ShortTag()
 	refuse := func(want string) error {
 		if node.Kind != yaml.ScalarNode {
@@ -162,12 +166,12 @@ func set(path string, node *yaml.Node, into reflect.Value) error {
 		var errs []error
 		for i, item := range node.Content {
 			name := fmt.Sprintf("%s[%d]", path, i)
-			errs = append(errs, at(item, name, set(name, item, into.Index(i))))
+			errs = append(errs, withLine(item, name, setValue(name, item, into.Index(i))))
 		}
 		return errors.Join(errs...)
 	case into.Type() == reflect.TypeFor[map[string]string]():
 		m := map[string]string{}
-		err := entries(path, node, func(key string, node *yaml.Node) error {
+		err := eachEntry(path, node, func(key string, node *yaml.Node) error {
 			if node.ShortTag() != "!!str" {
 				return errors.New("must be a text, in quotes") // without the value: it may be a secret
 			}

@@ -1,5 +1,5 @@
-// Package scorerfile reads the YAML file that names reward functions which run elsewhere
-// or need a file of their own:
+// Package scorerfile reads the YAML file with the settings of reward functions that run
+// outside this process or need a file of weights:
 //
 //	http:
 //	  clip: {url: "http://127.0.0.1:8900/score", headers: {Authorization: "Bearer ${CLIP_TOKEN}"}, max_batch: 8}
@@ -9,9 +9,9 @@
 //	  pickscore: {timeout: 30s}
 //
 // makes http:clip, onnx:aesthetic and nats:pickscore. Keys are those of the Config of
-// httpscore, onnxscore and natsscore; what is left out has the value of its
-// DefaultConfig. Paths are relative to the file. The reading is strict: an unknown key, a
-// key that comes twice, a duration without a unit or an alias is an error with its line.
+// httpscore, onnxscore and natsscore; a missing key has the value of DefaultConfig. Paths
+// are relative to the file. Reading is strict: an unknown key, a key that repeats, a
+// duration without a unit, and an alias are errors with their line.
 package scorerfile
 
 import (
@@ -34,17 +34,16 @@ import (
 // maxFile bounds the file in bytes.
 const maxFile = 1 << 20
 
-// File is what a file says, by instance.
+// File is the content of a file: the settings of each instance, by its name.
 type File struct {
 	HTTP map[string]httpscore.Config
 	NATS map[string]natsscore.Config
 	ONNX map[string]onnxscore.Config
 }
 
-// Load reads and checks a file. It does not look at the environment, connect, or open what
-// the file points to: Open does.
+// Load reads and checks a file. It does not read the environment, connect, or open other files: Open does.
 func Load(path string) (File, error) {
-	data, err := read(path)
+	data, err := readFile(path)
 	if err != nil {
 		return File{}, fmt.Errorf("scorers file: %w", err)
 	}
@@ -64,7 +63,8 @@ func Load(path string) (File, error) {
 	return f, nil
 }
 
-func read(path string) ([]byte, error) {
+// readFile returns the content of the file at path, at most maxFile bytes.
+func readFile(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -77,12 +77,13 @@ func read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Validate joins every fault by its path in the file, such as http.clip.timeout.
+// Validate joins all faults, each with its path in the file, such as http.clip.timeout.
 func (f File) Validate() error {
-	return errors.Join(faults(scorer.HTTP, f.HTTP), faults(scorer.NATS, f.NATS), faults(scorer.ONNX, f.ONNX))
+	return errors.Join(checkConfigs(scorer.HTTP, f.HTTP), checkConfigs(scorer.NATS, f.NATS), checkConfigs(scorer.ONNX, f.ONNX))
 }
 
-func faults[C interface{ Validate() error }](kind string, configs map[string]C) error {
+// checkConfigs joins the faults of all instances of one kind, each with its path in the file.
+func checkConfigs[C interface{ Validate() error }](kind string, configs map[string]C) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
 		err := configs[name].Validate()
@@ -99,7 +100,7 @@ func faults[C interface{ Validate() error }](kind string, configs map[string]C) 
 	return errors.Join(errs...)
 }
 
-// Names of the reward functions as prompts ask for them, sorted.
+// Names returns the names of the reward functions that prompts can use, sorted.
 func (f File) Names() []string {
 	var names []string
 	add := func(kind, name string) { names = append(names, kind+":"+name) }
@@ -116,9 +117,8 @@ func (f File) Names() []string {
 	return names
 }
 
-// Open makes the scorers, in the order of Names. nc carries those of nats; nil will do to
-// check the file. Scorers that hold something implement io.Closer. On an error none stays
-// open.
+// Open creates the scorers, in the order of Names. Those of nats use nc; it may be nil if the file is only checked.
+// The caller closes scorers that implement io.Closer. After an error no scorer stays open.
 func (f File) Open(nc *nats.Conn) ([]scorer.Scorer, error) {
 	var scorers []scorer.Scorer
 	var errs []error

@@ -74,7 +74,10 @@ onnx:
 			Timeout: 20 * time.Second, Concurrency: 2, Rate: 0.5, RetryWait: 250 * time.Millisecond, MaxBatch: 8, Version: "3",
 		}},
 		NATS: map[string]natsscore.Config{
-			"pickscore": {Image: "jpeg", Timeout: 90 * time.Second, Concurrency: 4, Version: "v2"}, "defaults": natsscore.DefaultConfig(),
+			"pickscore": {
+				Image: "jpeg", Timeout: 90 * time.Second, Concurrency: 4,
+				Version: "v2",
+			}, "defaults": natsscore.DefaultConfig(),
 		},
 		ONNX: map[string]onnxscore.Config{"aesthetic": aesthetic, "elsewhere": elsewhere},
 	}
@@ -98,12 +101,21 @@ func TestLoad_Empty(t *testing.T) {
 func TestLoad_Refuses(t *testing.T) {
 	tests := []struct{ name, text, fault string }{
 		{"kind", "htttp: {}", "line 1: htttp: unknown; must be one of http, nats, onnx"},
-		{"key", "http:\n  clip:\n    url: http://h/\n    timout: 3s", "line 4: http.clip.timout: unknown; must be one of url, format, image, headers, timeout,"},
-		{"key of another kind", "nats: {a: {url: x}}", "line 1: nats.a.url: unknown; must be one of image, timeout, concurrency, version"},
+		{
+			"key", "http:\n  clip:\n    url: http://h/\n    timout: 3s",
+			"line 4: http.clip.timout: unknown; must be one of url, format, image, headers, timeout,",
+		},
+		{
+			"key of another kind", "nats: {a: {url: x}}",
+			"line 1: nats.a.url: unknown; must be one of image, timeout, concurrency, version",
+		},
 		{"instance", "nats: {a.b: {}}", `nats.a.b: name: "a.b"; must be 1 to 64 letters`},
 		{"twice", "nats: {a: {}, a: {}}", "nats.a: comes twice"},
 		{"field twice", "nats: {a: {timeout: 1s, timeout: 2s}}", "nats.a.timeout: comes twice"},
-		{"duration without unit", "nats: {a: {timeout: 20}}", `nats.a.timeout: "20"; must be a duration with its unit, such as 20s`},
+		{
+			"duration without unit", "nats: {a: {timeout: 20}}",
+			`nats.a.timeout: "20"; must be a duration with its unit, such as 20s`,
+		},
 		{"fraction", "nats: {a: {concurrency: 1.0}}", `nats.a.concurrency: "1.0"; must be a whole number`},
 		{"quoted number", `nats: {a: {concurrency: "1"}}`, `nats.a.concurrency: "1"; must be a whole number`},
 		{"beyond an int", "nats: {a: {concurrency: 99999999999999999999}}", "must be a whole number"},
@@ -124,7 +136,10 @@ func TestLoad_Refuses(t *testing.T) {
 		{"no YAML", "http: {", "line 1"},
 		{"tabs", "http:\n\tclip: {}", "found character that cannot start any token"},
 		{"rule", "http: {clip: {}}", "http.clip.url: missing; must be http://"},
-		{"rules", "http: {b: {url: x, retries: -1}}\nnats: {a: {timeout: 0s}}", "http.b.retries: -1; must be 0 to 16\nnats.a.timeout: 0s; must be above 0"},
+		{
+			"rules", "http: {b: {url: x, retries: -1}}\nnats: {a: {timeout: 0s}}",
+			"http.b.retries: -1; must be 0 to 16\nnats.a.timeout: 0s; must be above 0",
+		},
 		{"onnx rule", "onnx: {a: {resize: cut}}", "onnx.a.model: missing; must be the path of an .onnx file\nonnx.a.resize: \"cut\"; must be one of short, exact, pad"},
 		{"two unknown", "nats: {a: {x: 1, y: 2}}", "nats.a.y: unknown"},
 		{"large", strings.Repeat("#", 1<<20+1), "is larger than 1048576 bytes"},
@@ -158,7 +173,8 @@ nats: {a: {}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if shown := fmt.Sprintf("%v %+v %#v %s", f, f, f, data); strings.Contains(shown, "3141") || !strings.Contains(shown, "http://h/") {
+	if shown := fmt.Sprintf("%v %+v %#v %s", f, f, f, data); strings.Contains(shown, "3141") ||
+		!strings.Contains(shown, "http://h/") {
 		t.Errorf("a file prints as %s", shown)
 	}
 	scorers, err := f.Open(nil)
@@ -195,7 +211,10 @@ onnx: {b: {model: none.onnx}}`))
 
 // The examples that ship read.
 func TestLoad_Examples(t *testing.T) {
-	for name, want := range map[string]string{"scorers.yaml": "http:bright nats:colour", "onnx.yaml": "onnx:aesthetic onnx:clip"} {
+	for name, want := range map[string]string{
+		"scorers.yaml": "http:bright nats:colour",
+		"onnx.yaml":    "onnx:aesthetic onnx:clip",
+	} {
 		f, err := scorerfile.Load(filepath.Join("..", "..", "..", "deploy", "scorers", name))
 		if got := strings.Join(f.Names(), " "); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
@@ -205,7 +224,10 @@ func TestLoad_Examples(t *testing.T) {
 
 // FuzzLoad: a file is refused, or it is valid and says so again.
 func FuzzLoad(f *testing.F) {
-	for _, seed := range []string{"http: {clip: {url: http://h/, headers: {A: b}, timeout: 3s}}", "onnx: {a: {model: m, mean: [1, 2, 3]}}", "nats: {a: }", "a: &x [*x]", "? {a: b}\n: c"} {
+	for _, seed := range []string{
+		"http: {clip: {url: http://h/, headers: {A: b}, timeout: 3s}}",
+		"onnx: {a: {model: m, mean: [1, 2, 3]}}", "nats: {a: }", "a: &x [*x]", "? {a: b}\n: c",
+	} {
 		f.Add([]byte(seed))
 	}
 	path := write(f, "")

@@ -5,7 +5,7 @@ import "unsafe"
 // alignFloats is a cache line in float32: vector loads never straddle two lines.
 const alignFloats = 16
 
-// Arena hands out float32 slices that live until the next Reset. After one pass over
+// Arena allocates float32 slices that live until the next Reset. After one pass over
 // the largest shape it allocates no more: Reset keeps the memory, merged into one
 // block of the high-water size. The zero Arena is ready. Not for concurrent use.
 type Arena struct {
@@ -17,12 +17,12 @@ type Arena struct {
 
 // Floats returns n elements, aligned to a cache line, with unspecified contents.
 func (a *Arena) Floats(n int) []float32 {
-	m, offset := a.take(n)
+	m, offset := a.allocate(n)
 	return m.data[offset : offset+n : offset+n]
 }
 
-// take returns n elements as a place in a block.
-func (a *Arena) take(n int) (m *memory, offset int) {
+// allocate returns n elements by their offset in a block.
+func (a *Arena) allocate(n int) (m *memory, offset int) {
 	if n < 0 {
 		panic("tensor: arena: negative length")
 	}

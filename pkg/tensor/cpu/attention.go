@@ -56,6 +56,7 @@ type attentionTask struct {
 	work         int
 }
 
+// setup checks the arguments of an attention and plans it. Arguments that do not fit panic.
 func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg tensor.Attention) {
 	t.c, t.dst, t.q, t.k, t.v = c, dst, q, k, v
 	t.heads, t.kvHeads = cfg.Heads, cfg.KVHeads
@@ -177,6 +178,8 @@ func (t *attentionTask) release() {
 	*t = attentionTask{seqs: t.seqs[:0], index: t.index[:0]}
 }
 
+// part packs the keys and values of one head of a sequence or, in the second phase, computes one block of queries
+// of a head.
 func (t *attentionTask) part(i, slot int) {
 	if t.phase == packKV {
 		t.pack(&t.c.slots[slot], &t.seqs[i/t.kvHeads], i%t.kvHeads)

@@ -131,7 +131,12 @@ func BenchmarkBlock(b *testing.B) {
 // BenchmarkConv is the widest layer of the shipped decoder at 64 x 128.
 func BenchmarkConv(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 1))
-	for _, s := range []struct{ h, w, in, out int }{{64, 128, 16, 16}, {64, 128, 16, 3}, {32, 64, 32, 32}, {16, 32, 64, 64}} {
+	for _, s := range []struct{ h, w, in, out int }{
+		{64, 128, 16, 16},
+		{64, 128, 16, 3},
+		{32, 64, 32, 32},
+		{16, 32, 64, 64},
+	} {
 		x := cpu.NewImage(random(r, s.h*s.w*s.in), 1, s.h, s.w, s.in)
 		y := cpu.NewImage(make([]float32, s.h*s.w*s.out), 1, s.h, s.w, s.out)
 		w, bias, norm := cpu.PackConv(random(r, s.out*s.in*9), s.out, s.in, 3, 3), random(r, s.out), random(r, s.in)

@@ -25,7 +25,7 @@ func NewImage(data []float32, n, h, w, c int) Image {
 // on it, norms over channels and operations on elements apply to it directly.
 func (m Image) Matrix() Matrix { return NewMatrix(m.Data, m.N*m.H*m.W, m.C) }
 
-// PackedConv is a packed convolution kernel.
+// PackedConv is a packed convolution filter.
 type PackedConv struct {
 	KH, KW int
 	In     int // channels of the input
@@ -94,7 +94,10 @@ func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v tensor.Conv, e Epilogue) {
 		return
 	}
 	t := &c.conv
-	*t = convTask{c: c, dst: dst, w: w, e: e, stride: max(1, v.Stride), padH: x.H + v.Top + v.Bottom, padW: x.W + v.Left + v.Right}
+	*t = convTask{
+		c: c, dst: dst, w: w, e: e, stride: max(1, v.Stride), padH: x.H + v.Top + v.Bottom,
+		padW: x.W + v.Left + v.Right,
+	}
 	if t.padH == x.H && t.padW == x.W {
 		t.pad = x.Data
 	} else {
@@ -107,6 +110,7 @@ func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v tensor.Conv, e Epilogue) {
 	*t = convTask{}
 }
 
+// padImage copies x to pad with the zeros of v around each image.
 func padImage(pad []float32, x Image, v tensor.Conv, padH, padW int) {
 	row := padW * x.C
 	for n := range x.N {
@@ -167,7 +171,8 @@ func (t *convTask) row(s *slot, n, y int) {
 // Upsample2 computes dst[n, y, x] = x[n, y/2, x/2]: nearest neighbour, twice the size.
 func (c *CPU) Upsample2(dst, x Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
-		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
+			dst.C))
 	}
 	row := dst.W * dst.C
 	for y := range x.N * x.H {

@@ -51,7 +51,8 @@ func TestDevice_SameBits(t *testing.T) {
 	for _, k := range cpu.AvailableKernels() {
 		if k != cpu.KernelsGo { // threads do not care about kernels
 			d := newDevice(t, cpu.Options{Threads: 3, Kernels: k})
-			variants = append(variants, variant{string(k) + ", one thread", d, false}, variant{string(k) + ", 3 threads", d, true})
+			variants = append(variants, variant{string(k) + ", one thread", d, false},
+				variant{string(k) + ", 3 threads", d, true})
 		}
 	}
 	for _, cs := range tensortest.Cases() {
@@ -96,7 +97,8 @@ func TestCPU_ThreadsDoNotChangeBits(t *testing.T) {
 		im := cpu.NewImage(make([]float32, 2*40*48*32), 2, 40, 48, 32)
 		c.Conv2D(im, image, kernel, tensor.SamePad(3), cpu.Epilogue{Act: tensor.SiLU})
 		a := cpu.NewMatrix(make([]float32, l*heads*d), l, heads*d)
-		c.Attention(a, qkv.SliceCols(0, heads*d), qkv.SliceCols(heads*d, 2*heads*d), qkv.SliceCols(2*heads*d, 3*heads*d), tensor.Attention{Heads: heads})
+		c.Attention(a, qkv.SliceCols(0, heads*d), qkv.SliceCols(heads*d, 2*heads*d), qkv.SliceCols(2*heads*d, 3*heads*d),
+			tensor.Attention{Heads: heads})
 		z := cpu.NewMatrix(make([]float32, l*3*heads*d), l, 3*heads*d)
 		c.LayerNormModulate(z, qkv, qkv.SliceRows(0, 1), qkv.SliceRows(1, 2), nil, 1e-6)
 		return append(append(append(y.Data, im.Data...), a.Data...), z.Data...)
@@ -141,7 +143,8 @@ func TestCPU_AttentionPackingDoesNotChangeBits(t *testing.T) {
 		for _, causal := range []bool{false, true} {
 			c := newCPU(t, nil, name)
 			rows := r.Perm(90)
-			q, k, v := cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d), cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d), cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d)
+			q, k, v := cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d), cpu.NewMatrix(random(r, 90*heads*d), 90,
+				heads*d), cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d)
 			var seqs [][]int32
 			mask := make([]bool, 90)
 			for at := 0; at < 90; {

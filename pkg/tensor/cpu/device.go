@@ -138,10 +138,10 @@ func (d *Device) Read(dst []float32, w tensor.Weight) error {
 	return nil
 }
 
-// Kernel packs a convolution kernel.
-func (d *Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
+// Filter packs the filter of a convolution.
+func (d *Device) Filter(w tensor.Array) (tensor.Filter, error) {
 	if len(w.Shape) != 4 {
-		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
+		panic(fmt.Sprintf("tensor: convolution filter of shape %v", w.Shape))
 	}
 	return PackConv(w.Decode(), w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]), nil
 }
@@ -182,7 +182,10 @@ func host(m tensor.Matrix) Matrix {
 	if m.Rows > 0 && m.Cols > 0 {
 		n = (m.Rows-1)*m.Stride + m.Cols
 	}
-	return Matrix{Data: m.Memory.(*memory).data[m.Offset : m.Offset+n : m.Offset+n], Rows: m.Rows, Cols: m.Cols, Stride: m.Stride}
+	return Matrix{
+		Data: m.Memory.(*memory).data[m.Offset : m.Offset+n : m.Offset+n], Rows: m.Rows, Cols: m.Cols,
+		Stride: m.Stride,
+	}
 }
 
 func hostImage(m tensor.Image) Image {
@@ -211,7 +214,7 @@ func newSession(c *CPU) *session { return &session{cpu: c} }
 func (s *session) bytes() int { return s.arena.Bytes() + s.cpu.ScratchBytes() }
 
 func (s *session) Block(n int) tensor.Block {
-	m, offset := s.arena.take(n)
+	m, offset := s.arena.allocate(n)
 	return tensor.Block{Memory: m, Offset: offset, Len: n}
 }
 
@@ -260,7 +263,9 @@ func (s *session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act
 	s.cpu.L2Norm(host(dst), host(x), hostVector(w), eps, act)
 }
 
-func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix, rows []int32) {
+func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix,
+	rows []int32,
+) {
 	s.RMSNorm(dst, x, w, eps)
 	s.RopePairs(dst, dst, cos, sin, rows)
 }
@@ -283,7 +288,7 @@ func (s *session) Scatter(dst, x tensor.Matrix, rows []int32) {
 	s.cpu.Scatter(host(dst), host(x), rows)
 }
 
-func (s *session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
+func (s *session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e tensor.Epilogue) {
 	s.cpu.Conv2D(hostImage(dst), hostImage(x), w.(*PackedConv), c, hostEpilogue(e))
 }
 

@@ -1,15 +1,15 @@
-// Package cpu is float32 compute on the CPU for the models: packed matrix
-// products, attention, norms, rotary embeddings, convolutions.
+// Package cpu is the tensor.Device of the CPU, in float32: matrix products with packed
+// weights, attention, norms, rotary embeddings, convolutions.
 //
-// Operations are methods of [CPU] and write to their first argument, dst. They
-// allocate nothing once a CPU has seen its largest shape: temporary memory comes
-// from the CPU's own scratch, results that the caller keeps from an [Arena].
-// Inputs are never modified unless they are also dst where that is allowed.
+// Operations are methods of [CPU] and write to their first argument, dst. After the
+// largest shape they allocate no more: temporary memory comes from the scratch of the
+// CPU, memory for results from an [Arena]. Inputs are not modified, unless they may
+// alias dst and do.
 //
 // # Bits
 //
-// A result depends on the arguments alone: not on the number of threads, nor on
-// which other rows share a call, nor on the instruction set. For that
+// A result depends only on the arguments: not on the number of threads, the other
+// rows of a call, or the instruction set. This is because
 //
 //   - an element of a matrix product is one chain of fused multiply-adds over k in
 //     ascending order, acc = fma(a[i,k], b[k,j], acc), starting from the bias or 0,

@@ -17,10 +17,11 @@ type Epilogue struct {
 	Bias     []float32 // [N]
 	Act      tensor.Activation
 	Gate     Matrix  // [groups, N]
-	Residual Matrix  // [M, N]; it may be dst
+	Residual Matrix  // [M, N]; it may alias dst
 	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
 }
 
+// check panics if the epilogue does not fit a product of rows x n.
 func (e *Epilogue) check(rows, n int) {
 	if e.Bias != nil && len(e.Bias) != n {
 		panic(fmt.Sprintf("tensor: bias of %d elements, want %d", len(e.Bias), n))
@@ -37,6 +38,7 @@ func (e *Epilogue) check(rows, n int) {
 	}
 }
 
+// checkGroup panics unless group has one index below groups for each row; nil means row 0 for all.
 func checkGroup(group []int32, rows, groups int) {
 	if group == nil {
 		if rows > 0 && groups < 1 {
@@ -103,6 +105,8 @@ type linearTask struct {
 	colStep   int
 }
 
+// product computes dst = x w^T with an epilogue, in blocks that the threads share. The bits do not depend on the
+// blocks.
 func (c *CPU) product(dst, x Matrix, w *Packed, e Epilogue) {
 	t := &c.linear
 	*t = linearTask{c: c, dst: dst, x: x, w: w, e: e}
@@ -126,6 +130,7 @@ func (t *linearTask) parts() int {
 	return t.rowBlocks * ((t.w.n + t.colStep - 1) / t.colStep)
 }
 
+// part computes block i of the product and its epilogue.
 func (t *linearTask) part(i, slot int) {
 	i0 := i % t.rowBlocks * t.rowStep
 	i1 := min(i0+t.rowStep, t.x.Rows)

@@ -236,6 +236,7 @@ func goNormMod(dst, x, scale, shift []float32, mean, rstd float32) {
 	}
 }
 
+// goScaleNorm is the plain Go form of the kernel scaleNorm.
 func goScaleNorm(dst, x, w []float32, n, eps, floor, num float64) {
 	for len(x) > 0 {
 		g := x[:len(w)]

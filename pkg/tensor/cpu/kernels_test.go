@@ -74,8 +74,10 @@ func assemblySets(t *testing.T) []*kernelSet {
 // of exp.
 var special = []float32{
 	0, float32(math.Copysign(0, -1)), 1, -1, float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN()),
-	math.Float32frombits(0x7fc00001), math.Float32frombits(0xffc12345), 1e-40, -1e-40, math.SmallestNonzeroFloat32, math.MaxFloat32, -math.MaxFloat32, expMax, expMin, -expMin, -expMax,
-	math.Nextafter32(expMin, -100), math.Nextafter32(expMax, 100), 88, 89, -87, -88, 104, -104, 200, -200, 0.34657359, -0.34657359,
+	math.Float32frombits(0x7fc00001), math.Float32frombits(0xffc12345), 1e-40, -1e-40, math.SmallestNonzeroFloat32,
+	math.MaxFloat32, -math.MaxFloat32, expMax, expMin, -expMin, -expMax,
+	math.Nextafter32(expMin, -100), math.Nextafter32(expMax,
+		100), 88, 89, -87, -88, 104, -104, 200, -200, 0.34657359, -0.34657359,
 }
 
 func rowInputs(r *rand.Rand, n int) [][]float32 {
@@ -216,7 +218,10 @@ func testTile(t *testing.T, r *rand.Rand, k *kernelSet, rows, panels, depth, ini
 	start := normals(r, (rows-1)*ldc+width, 1)
 	want, _ := guarded(t, start)
 	got, check := guarded(t, start)
-	arg := tile{a: &a[0], lda: lda, b: &b[0], bstride: bstride, ldc: ldc, k: depth, bias: &bias[0], rows: rows, panels: panels, init: init}
+	arg := tile{
+		a: &a[0], lda: lda, b: &b[0], bstride: bstride, ldc: ldc, k: depth, bias: &bias[0], rows: rows,
+		panels: panels, init: init,
+	}
 	arg.c = &want[0]
 	goTile(&arg)
 	arg.c = &got[0]
@@ -262,7 +267,8 @@ func TestFMA32_RoundsOnce(t *testing.T) {
 		return float32(math.Ldexp(float64(1+2*r.IntN(1<<(1+r.IntN(23)))), lo+r.IntN(hi-lo))) * float32(1-2*r.IntN(2))
 	}
 	for range 150_000 {
-		cases = append(cases, [3]float32{random(-40, 10), random(-40, 10), random(-40, 10)}, [3]float32{random(-100, -40), random(-60, -30), random(-150, -120)})
+		cases = append(cases, [3]float32{random(-40, 10), random(-40, 10), random(-40, 10)},
+			[3]float32{random(-100, -40), random(-60, -30), random(-150, -120)})
 	}
 	for _, c := range cases {
 		got, want := fma32(c[0], c[1], c[2]), exactFMA(c[0], c[1], c[2])
@@ -291,7 +297,13 @@ func TestExp32_Accuracy(t *testing.T) {
 	if worst > 1.2e-7 {
 		t.Errorf("relative error %.3g at %v, want at most 1.2e-7", worst, at)
 	}
-	for _, c := range []struct{ x, want float32 }{{0, 1}, {-88, 0}, {float32(math.Inf(-1)), 0}, {float32(math.Inf(1)), exp32(expMax)}, {1000, exp32(expMax)}} {
+	for _, c := range []struct{ x, want float32 }{
+		{0, 1},
+		{-88, 0},
+		{float32(math.Inf(-1)), 0},
+		{float32(math.Inf(1)), exp32(expMax)},
+		{1000, exp32(expMax)},
+	} {
 		if got := exp32(c.x); got != c.want {
 			t.Errorf("exp32(%v) = %v, want %v", c.x, got, c.want)
 		}

@@ -59,7 +59,10 @@ func TestMisusePanics(t *testing.T) {
 			c.Linear(m(1, 2), m(1, 3), w, cpu.Epilogue{Gate: m(1, 2), Group: []int32{0, 0}})
 		}},
 		{"activation", "unknown activation", func() { c.Linear(m(1, 2), m(1, 3), w, cpu.Epilogue{Act: 9}) }},
-		{"heads", "3 key heads", func() { c.Attention(m(4, 8), m(4, 8), m(4, 6), m(4, 6), tensor.Attention{Heads: 2, KVHeads: 3}) }},
+		{"heads", "3 key heads", func() {
+			c.Attention(m(4, 8), m(4, 8), m(4, 6), m(4, 6),
+				tensor.Attention{Heads: 2, KVHeads: 3})
+		}},
 		{"no heads", "0 heads", func() { c.Attention(m(4, 8), m(4, 8), m(4, 8), m(4, 8), tensor.Attention{}) }},
 		{"head columns", "attention: q", func() { c.Attention(m(4, 9), m(4, 9), m(4, 8), m(4, 8), att) }},
 		{"keys and values", "attention: v", func() { c.Attention(m(4, 8), m(4, 8), m(5, 8), m(4, 8), att) }},
@@ -187,10 +190,12 @@ func TestCPU_DoesNotAllocate(t *testing.T) {
 		for name, f := range map[string]func(){
 			"linear": func() { c.Linear(x, y, w, cpu.Epilogue{Gate: mod, Residual: x, Group: group, Act: tensor.GELU}) },
 			"attention": func() {
-				c.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d), tensor.Attention{Heads: 3, Causal: true})
+				c.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d),
+					tensor.Attention{Heads: 3, Causal: true})
 			},
 			"sequences": func() {
-				c.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d), tensor.Attention{Heads: 3, Sequences: seqs, Mask: mask})
+				c.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d),
+					tensor.Attention{Heads: 3, Sequences: seqs, Mask: mask})
 			},
 			"norms": func() {
 				c.LayerNormModulate(y, x, mod, mod, group, 1e-6)

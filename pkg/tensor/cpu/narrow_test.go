@@ -20,7 +20,15 @@ func TestNarrowWeight(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = d.Close() }()
-		for _, s := range [][3]int{{1, 1, 1}, {1, 48, 33}, {2, 17, 5}, {5, 100, 20}, {11, 40, 64}, {12, 33, 400}, {30, 300, 900}} {
+		for _, s := range [][3]int{
+			{1, 1, 1},
+			{1, 48, 33},
+			{2, 17, 5},
+			{5, 100, 20},
+			{11, 40, 64},
+			{12, 33, 400},
+			{30, 300, 900},
+		} {
 			t.Run(fmt.Sprint(kernels, s), func(t *testing.T) { compareNarrow(t, d, s[0], s[1], s[2]) })
 		}
 	}

@@ -64,7 +64,7 @@ type batch struct {
 
 	// state is the number of the run, odd while it is open, in the upper half and its
 	// helpers at work in the lower. A worker that wakes up too late finds another
-	// number and leaves, so that nobody ever waits for a sleeping thread.
+	// number and leaves, so that no call waits for a sleeping thread.
 	state atomic.Uint64
 	done  chan struct{} // the last helper of a closed run has finished
 }
@@ -95,7 +95,7 @@ func (t ticket) help() {
 }
 
 // do runs t.part(i) for 0 <= i < parts on at most threads threads and returns when
-// all are done. Busy workers are not waited for: the caller does what nobody takes.
+// all are done. It does not wait for busy workers: the caller computes the parts that are left.
 func (p *Pool) do(b *batch, t task, parts, threads int) {
 	if p == nil || threads <= 1 || parts <= 1 {
 		for i := range parts {

@@ -54,6 +54,7 @@ func (c *CPU) eachRow(t rowTask) {
 	c.each = rowTask{}
 }
 
+// part computes the rows of part i.
 func (t *rowTask) part(i, _ int) {
 	k := t.c.k
 	r0, r1 := i*t.step, min((i+1)*t.step, t.dst.Rows)
@@ -81,7 +82,7 @@ func (t *rowTask) part(i, _ int) {
 	}
 }
 
-// elements runs the operations that do not care where a row ends: those on elements,
+// elements runs the operations that do not depend on where a row ends: those on elements,
 // and norms of groups of columns.
 func (t *rowTask) elements(k *kernelSet, dst, x, y []float32) {
 	switch t.op {
@@ -204,6 +205,7 @@ func (c *CPU) RopeHalves(dst, x, cos, sin Matrix, rows []int32) {
 	c.rope(opRopeHalves, dst, x, cos, sin, rows)
 }
 
+// rope checks the arguments of both forms of rotary embeddings and computes them row by row.
 func (c *CPU) rope(op rowOp, dst, x, cos, sin Matrix, rows []int32) {
 	dst.valid("rope", "dst")
 	x.check("rope", "x", dst.Rows, dst.Cols)
@@ -222,6 +224,7 @@ func (c *CPU) rope(op rowOp, dst, x, cos, sin Matrix, rows []int32) {
 	c.eachRow(rowTask{op: op, dst: dst, x: x, scale: cos, shift: sin, group: rows})
 }
 
+// rope rotates all heads of row r.
 func (t *rowTask) rope(k *kernelSet, dst, x []float32, r int) {
 	at := r
 	if t.group != nil {

@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
 )
 
 // steps takes steps of a model and of the same with a LoRA, in turns, and returns the velocities.
@@ -49,7 +50,8 @@ func steps(t *testing.T, d tensor.Device) (velocities [][]float32) {
 			}
 		}
 		v := make([]float32, len(x))
-		if err := m.Velocity(t.Context(), [][]float32{v}, [][]float32{x}, []float32{0.7}, []*model.Conditioning{cond[0]}, height, width); err != nil {
+		row := model.Row{X: x, Sigma: 0.7, Conditioning: cond[0], Dst: v}
+		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
 			t.Fatal(err)
 		}
 		velocities = append(velocities, v)

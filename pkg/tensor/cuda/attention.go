@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 const (
@@ -27,7 +27,8 @@ type plan struct {
 }
 
 func (p *plan) fits(a tensor.Attention, lq, lk int) bool {
-	return p.lq == lq && p.lk == lk && p.of.Causal == a.Causal && (p.of.Mask == nil) == (a.Mask == nil) && slices.Equal(p.of.Mask, a.Mask) &&
+	return p.lq == lq && p.lk == lk && p.of.Causal == a.Causal && (p.of.Mask == nil) == (a.Mask == nil) &&
+		slices.Equal(p.of.Mask, a.Mask) &&
 		(p.of.Sequences == nil) == (a.Sequences == nil) && slices.EqualFunc(p.of.Sequences, a.Sequences, slices.Equal) &&
 		slices.EqualFunc(p.of.Keys, a.Keys, slices.Equal)
 }
@@ -70,13 +71,16 @@ func cloneLists(x [][]int32) [][]int32 {
 	return y
 }
 
+// Attention implements tensor.Session: in bf16 by flash if the shapes allow, else in float32 by attend.
 func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	kv := a.KVHeads
 	if kv == 0 {
 		kv = a.Heads
 	}
-	if a.Heads < 1 || kv < 1 || a.Heads%kv != 0 || q.Cols%a.Heads != 0 || k.Cols%kv != 0 || v.Cols%kv != 0 || q.Cols/a.Heads != k.Cols/kv {
-		panic(fmt.Sprintf("tensor: attention: %d heads, %d of keys, over %d, %d and %d columns", a.Heads, kv, q.Cols, k.Cols, v.Cols))
+	if a.Heads < 1 || kv < 1 || a.Heads%kv != 0 || q.Cols%a.Heads != 0 || k.Cols%kv != 0 || v.Cols%kv != 0 ||
+		q.Cols/a.Heads != k.Cols/kv {
+		panic(fmt.Sprintf("tensor: attention: %d heads, %d of keys, over %d, %d and %d columns", a.Heads, kv, q.Cols, k.Cols,
+			v.Cols))
 	}
 	d, dv := q.Cols/a.Heads, v.Cols/kv
 	want("attention", "dst", dst, q.Rows, a.Heads*dv)
@@ -114,7 +118,8 @@ func (s *session) attend(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, sca
 	if isBF16(dst) {
 		to = s.float(dst) // rows of no sequence keep their values
 	}
-	s.warps("attention_f32", p.n*heads, blocks(dv, valueColumns), s.at(to), i32(to.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride),
+	s.warps("attention_f32", p.n*heads, blocks(dv, valueColumns), s.at(to), i32(to.Stride), s.at(q), i32(q.Stride),
+		s.at(k), i32(k.Stride),
 		s.at(v), i32(v.Stride), p.queries, p.keys, i32(p.n), i32(heads), i32(kv), i32(d), i32(dv), driver.Float(scale))
 	if to != dst {
 		s.copy(dst, to, 0)
@@ -134,7 +139,8 @@ func (s *session) flash(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scal
 		name = "attention_bf16_128"
 	}
 	q, k, v = s.factor(q), s.factor(k), s.factor(v)
-	s.launch(name, p.tileCount, heads*blocks(d, valueColumns), 2*queryTile, s.at(dst), i32(dst.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride), s.at(v), i32(v.Stride),
+	s.launch(name, p.tileCount, heads*blocks(d, valueColumns), 2*queryTile, s.at(dst), i32(dst.Stride), s.at(q),
+		i32(q.Stride), s.at(k), i32(k.Stride), s.at(v), i32(v.Stride),
 		p.tiles, p.queries, p.keys, i32(heads), i32(kv), i32(d), driver.Float(scale), types(dst))
 }
 

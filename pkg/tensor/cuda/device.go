@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/gpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 )
@@ -26,7 +26,7 @@ type Options struct {
 	// library: that chooses another algorithm for other numbers of rows, so that bits depend on
 	// what shares a call. The name of the device says so.
 	Deterministic bool
-	// Profile, where set, hears how long each kernel took, and has each waited for.
+	// Profile, where set, is told how long each kernel took. The device then waits for each kernel.
 	Profile func(kernel string, took time.Duration)
 }
 
@@ -99,8 +99,10 @@ var (
 
 // names of the kernels that sessions launch.
 var names = []string{
-	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
-	"norm_rope_f32", "finish_f32", "linear_bf16", "conv_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128", "attention_bf16_384",
+	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32",
+	"silu_mul_f32", "copy_f32", "upsample2_f32",
+	"norm_rope_f32", "finish_f32", "linear_bf16", "conv_bf16", "attention_bf16_32", "attention_bf16_64",
+	"attention_bf16_128", "attention_bf16_384",
 }
 
 // New makes a device of a driver, which belongs to it from then on.
@@ -120,7 +122,10 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
 	}
-	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), staging: staging{d: d}, kernels: map[string]driver.Function{}, bf16: o.Factors == tensor.BF16, profile: o.Profile, turn: make(chan struct{}, 1)}
+	dev := &Device{
+		driver: d, pool: newPool(d, o.Ceiling), staging: staging{d: d}, kernels: map[string]driver.Function{},
+		bf16: o.Factors == tensor.BF16, profile: o.Profile, turn: make(chan struct{}, 1),
+	}
 	for _, name := range names {
 		if dev.kernels[name], err = m.Function(name); err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Name(), err)
@@ -254,7 +259,7 @@ func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) 
 	s := &session{d: d, lists: map[*int32]list{}}
 	d.busy.start()
 	defer func() {
-		if fault := s.settle(); fault != nil {
+		if fault := s.finish(); fault != nil {
 			err = fault // what f made of it is a consequence
 		}
 		d.busy.stop()
@@ -283,14 +288,15 @@ func (d *Device) bound(f func() error) error {
 // all calls to come.
 func (d *Device) fault(err error) error {
 	if code, ok := errors.AsType[driver.Code](err); ok && code.Lost() {
-		lost := fmt.Errorf("device %s: %w: %w; start this process again, and look for the reason in dmesg and nvidia-smi", d.Name(), tensor.ErrDeviceLost, err)
+		lost := fmt.Errorf("device %s: %w: %w; start this process again, and look for the reason in dmesg and nvidia-smi",
+			d.Name(), tensor.ErrDeviceLost, err)
 		d.lost.CompareAndSwap(nil, &lost)
 		return *d.lost.Load()
 	}
 	return fmt.Errorf("device %s: %w", d.Name(), err)
 }
 
-// Usage is the memory that the device takes now, and how long it was busy.
+// Usage is the memory in use now, and how long the device was busy.
 func (d *Device) Usage() tensor.Usage {
 	u := d.pool.now()
 	u.Busy = d.busy.total()
@@ -314,7 +320,7 @@ func (d *Device) Close() error {
 		return errors.Join(err, d.staging.close(), d.pool.close())
 	})
 	if d.lost.Load() != nil {
-		err = nil // there is nothing left to free: the driver takes it all back
+		err = nil // the driver frees everything
 	}
 	if err = errors.Join(err, d.driver.Close()); err != nil {
 		return fmt.Errorf("close device %s: %w", d.Name(), err)

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/reference"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
@@ -316,7 +316,7 @@ func TestDevice_Ceiling(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	take := func(elements ...int) error {
+	allocate := func(elements ...int) error {
 		return d.Run(t.Context(), false, func(s tensor.Session) error {
 			for _, n := range elements {
 				s.Block(n)
@@ -328,11 +328,11 @@ func TestDevice_Ceiling(t *testing.T) {
 		})
 	}
 	for _, n := range [][]int{{100_000}, {200_000}, {100_000, 100_000}} { // of 4 bytes
-		if err := take(n...); err != nil {
+		if err := allocate(n...); err != nil {
 			t.Errorf("blocks of %d: %v", n, err)
 		}
 	}
-	if err := take(150_000, 150_000); !errors.Is(err, driver.ErrMemory) {
+	if err := allocate(150_000, 150_000); !errors.Is(err, driver.ErrMemory) {
 		t.Errorf("got %v, want %v", err, driver.ErrMemory)
 	}
 	if u := d.Usage(); u.Blocks != 0 || u.Used != 0 {
@@ -352,7 +352,8 @@ func TestDevice_SaysWhatIsMissing(t *testing.T) {
 	}
 	defer d.Close()
 	_, err = d.Weight(tensor.Floats(make([]float32, 600*600), 600, 600))
-	if want := "1.4 MiB more than the 0.0 MiB in use, with 1024.0 MiB free of 1024.0 MiB and a ceiling of 1.0 MiB; must fit: take"; !errors.Is(err, driver.ErrMemory) || !strings.Contains(err.Error(), want) {
+	if want := "1.4 MiB more than the 0.0 MiB in use, with 1024.0 MiB free of 1024.0 MiB and a ceiling of 1.0 MiB; " +
+		"must fit: use"; !errors.Is(err, driver.ErrMemory) || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %v with %s", err, driver.ErrMemory, want)
 	}
 }

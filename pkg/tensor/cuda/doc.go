@@ -1,6 +1,6 @@
-// Package cuda is the tensor.Device of an NVIDIA GPU: weights in its memory, kernels of
-// package kernels, launches in one order on one stream. Results that may come later are copied on
-// another, while the kernels of the next session run.
+// Package cuda is the tensor.Device of an NVIDIA GPU. Weights are in its memory; it runs the
+// kernels of package kernels in one order on one stream. Results of CopyOutLater are copied on
+// another stream, while the kernels of the next session run.
 //
 // The GPU is behind an interface, package driver, so that all of this also runs without
 // one: package ptxvm interprets the same PTX. Computation is in float32 with IEEE

@@ -25,7 +25,8 @@ var interpreted = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "libcuda.so")
-	out, err := exec.Command("go", "build", "-tags", "cuda", "-buildmode=c-shared", "-o", path, "./internal/libcuda").CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "cuda", "-buildmode=c-shared", "-o", path,
+		"../../../integration/tools/libcuda").CombinedOutput()
 	if err != nil {
 		return "", errors.New(string(out))
 	}
@@ -68,7 +69,8 @@ func onGPU(t *testing.T, test func(t *testing.T)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := again(t, "MEANDER_LIBCUDA="+path, "PTXVM_UNCHECKED="+unchecked(t)); err != nil || strings.Contains(out, "still taken") || !strings.Contains(out, "--- PASS: "+t.Name()) {
+	if out, err := again(t, "MEANDER_LIBCUDA="+path, "PTXVM_UNCHECKED="+unchecked(t)); err != nil ||
+		strings.Contains(out, "still taken") || !strings.Contains(out, "--- PASS: "+t.Name()) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -121,9 +123,11 @@ func signsOnGPU(t *testing.T, factors tensor.DType, tolerance float64) {
 	}
 	defer host.Close()
 	prompt := `a red sign that says "A"`
-	want, got := paint(t, host, prompt, 1, signHeight, signWidth), paint(t, openGPU(t, factors), prompt, 1, signHeight, signWidth)
+	want, got := paint(t, host, prompt, 1, signHeight, signWidth), paint(t, openGPU(t, factors), prompt, 1, signHeight,
+		signWidth)
 	e := distance(got.velocity, want.velocity)
-	t.Logf("relative L2 distance of the velocity %.2g, of the pixels %.2g; at most %g and %g", e, distance(got.pixels, want.pixels), tolerance, 10*tolerance)
+	t.Logf("relative L2 distance of the velocity %.2g, of the pixels %.2g; at most %g and %g", e,
+		distance(got.pixels, want.pixels), tolerance, 10*tolerance)
 	if !(e <= tolerance) || !(distance(got.pixels, want.pixels) <= 10*tolerance) {
 		t.Error("too far from the CPU")
 	}
@@ -152,7 +156,8 @@ func TestGPU_Faults(t *testing.T) {
 		{"0:701", false, "launch out of resources"},
 	} {
 		out, err := again(t, "MEANDER_LIBCUDA="+path, "PTXVM_FAIL="+tt.fail)
-		if err != nil || !strings.Contains(out, tt.want) || strings.Contains(out, "the device is lost") != tt.lost || strings.Contains(out, "still taken") {
+		if err != nil || !strings.Contains(out, tt.want) || strings.Contains(out, "the device is lost") != tt.lost ||
+			strings.Contains(out, "still taken") {
 			t.Errorf("PTXVM_FAIL=%s: %v, want %q, lost %v, in\n%s", tt.fail, err, tt.want, tt.lost, out)
 		}
 	}
@@ -200,7 +205,8 @@ func faultyPass(t *testing.T) {
 func TestGPU_NoDriver(t *testing.T) {
 	if !child() {
 		for _, tt := range []struct{ env, want string }{
-			{"MEANDER_LIBCUDA=/nowhere/libcuda.so.1", "no CUDA driver: /nowhere/libcuda.so.1: cannot open shared object file: No such file or directory; must be cpu, or install NVIDIA's driver"},
+			{"MEANDER_LIBCUDA=/nowhere/libcuda.so.1", "no CUDA driver: /nowhere/libcuda.so.1: cannot open shared object " +
+				"file: No such file or directory; must be cpu, or install NVIDIA's driver"},
 			{"PTXVM_GPUS=0", "the CUDA driver finds no GPU; must be cpu"},
 			{"PTXVM_GPUS=2", "no such GPU; must be one of cuda:0 to cuda:1"},
 		} {

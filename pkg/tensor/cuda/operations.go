@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 // Rows and columns of a product that a block makes.
@@ -38,6 +38,7 @@ func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg 
 	}
 }
 
+// Linear implements tensor.Session.
 func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
 	a := w.(*array)
 	want("linear", "x", x, x.Rows, a.k)
@@ -49,7 +50,10 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 		if s.multiply(dst, x, a, e) {
 			return
 		}
-		args := append([]driver.Arg{s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.array(a), i32(a.stride), i32(m), i32(a.n), i32(a.k)},
+		args := append([]driver.Arg{
+			s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.array(a), i32(a.stride), i32(m),
+			i32(a.n), i32(a.k),
+		},
 			s.epilogue("linear", e, m, a.n)...)
 		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args, types(dst))...)
 		return
@@ -62,11 +66,13 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 	store()
 }
 
-func (s *session) Conv2D(dst, from tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
+// Conv2D implements tensor.Session.
+func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv, e tensor.Epilogue) {
 	a, stride := w.(*array), max(1, c.Stride)
 	oh, ow := c.OutSize(a.kh, a.kw, from.H, from.W)
 	if from.C != a.in || dst.N != from.N || dst.H != oh || dst.W != ow || dst.C != a.n {
-		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", from.N, from.H, from.W, from.C, dst.N, dst.H, dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", from.N, from.H, from.W, from.C,
+			dst.N, dst.H, dst.W, dst.C))
 	}
 	defer s.done()
 	m := dst.N * oh * ow
@@ -77,7 +83,8 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Kernel, c tensor.Conv,
 		}, s.epilogue("convolution", e, m, a.n)...)
 	}
 	if a.dtype == tensor.BF16 {
-		s.launch("conv_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args(dst.Matrix(), s.factor(from.Matrix())), types(dst.Matrix()))...)
+		s.launch("conv_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256,
+			append(args(dst.Matrix(), s.factor(from.Matrix())), types(dst.Matrix()))...)
 		return
 	}
 	to, store := s.result(dst.Matrix())
@@ -87,12 +94,14 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Kernel, c tensor.Conv,
 
 func (s *session) Upsample2(dst, x tensor.Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
-		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
+			dst.C))
 	}
 	to, from := dst.Matrix(), x.Matrix()
 	s.each("upsample2_f32", to.Rows*to.Cols, s.at(to), s.at(from), i32(x.N), i32(x.H), i32(x.W), i32(x.C), types(to, from))
 }
 
+// LayerNormModulate implements tensor.Session.
 func (s *session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int32, eps float32) {
 	want("layer norm", "x", x, dst.Rows, dst.Cols)
 	want("layer norm", "scale", scale, scale.Rows, dst.Cols)
@@ -102,11 +111,14 @@ func (s *session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []
 	}
 	defer s.done()
 	scale, shift = s.float(scale), s.float(shift)
-	s.warps("layer_norm_f32", dst.Rows, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.at(scale), i32(scale.Stride),
+	s.warps("layer_norm_f32", dst.Rows, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.at(scale),
+		i32(scale.Stride),
 		s.at(shift), i32(shift.Stride), s.ints(group), i32(dst.Rows), i32(dst.Cols), driver.Float(eps), types(dst, x))
 }
 
-func (s *session) norm(op string, dst, x tensor.Matrix, w tensor.Vector, length int, eps float32, act tensor.Activation) {
+func (s *session) norm(op string, dst, x tensor.Matrix, w tensor.Vector, length int, eps float32,
+	act tensor.Activation,
+) {
 	n := w.Len()
 	want(op, "x", x, dst.Rows, dst.Cols)
 	if n == 0 || dst.Cols%n != 0 {
@@ -150,7 +162,10 @@ func (s *session) rope(dst, x, cos, sin tensor.Matrix, rows []int32, halves int)
 		s.at(sin), i32(sin.Stride), s.ints(rows), i32(dst.Rows), i32(pairs), i32(half), i32(halves), types(dst, x))
 }
 
-func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix, rows []int32) {
+// RMSNormRopePairs implements tensor.Session.
+func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix,
+	rows []int32,
+) {
 	rotated(dst, x, cos, sin, rows)
 	half := cos.Cols
 	if w.Len() != 2*half {
@@ -159,7 +174,8 @@ func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps fl
 	defer s.done()
 	cos, sin = s.float(cos), s.float(sin)
 	heads := dst.Cols / (2 * half)
-	s.warps("norm_rope_f32", dst.Rows*heads, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.vector(w), s.at(cos), i32(cos.Stride),
+	s.warps("norm_rope_f32", dst.Rows*heads, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.vector(w), s.at(cos),
+		i32(cos.Stride),
 		s.at(sin), i32(sin.Stride), s.ints(rows), i32(dst.Rows), i32(heads), i32(half), driver.Float(eps), types(dst, x))
 }
 

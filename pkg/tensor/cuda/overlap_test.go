@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 // late is a GPU that does everything as late as its driver may: launches and copies when somebody
@@ -155,7 +155,8 @@ func TestDevice_CopiesOverlapTheNextSession(t *testing.T) {
 		}
 		first, err := squares(t.Context(), d, 0)
 		if err != nil || !inside || !slices.Equal(first, want[0]) || !slices.Equal(second, want[1]) {
-			t.Fatalf("the second within the first: %v, %v; %v and %v, want %v and %v", inside, err, first[:3], second[:3], want[0][:3], want[1][:3])
+			t.Fatalf("the second within the first: %v, %v; %v and %v, want %v and %v", inside, err, first[:3], second[:3],
+				want[0][:3], want[1][:3])
 		}
 		if u := d.Usage(); u.Blocks != 0 || u.Used != 0 {
 			t.Errorf("%+v after the last session", u)

@@ -8,12 +8,12 @@ import (
 	"sync"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
-// pool keeps what was given back, by size, and takes new memory only up to a ceiling.
-// Launches are in one order, so memory can be handed out again while a kernel that uses
-// it is still to run.
+// pool allocates device memory. It keeps released memory by size, and asks the driver for more only up
+// to a ceiling. Kernels run in the order of their launches, so memory can be allocated again before a
+// kernel that used it has run.
 type pool struct {
 	d driver.Driver
 
@@ -24,7 +24,10 @@ type pool struct {
 }
 
 func newPool(d driver.Driver, ceiling int) *pool {
-	return &pool{d: d, usage: tensor.Usage{Ceiling: ceiling}, idle: map[int][]driver.Pointer{}, used: map[driver.Pointer]int{}}
+	return &pool{
+		d: d, usage: tensor.Usage{Ceiling: ceiling}, idle: map[int][]driver.Pointer{},
+		used: map[driver.Pointer]int{},
+	}
 }
 
 // roundUp is the size that serves a request: at most a quarter more.
@@ -33,16 +36,16 @@ func roundUp(bytes int) int {
 	return (bytes + step - 1) / step * step
 }
 
-// take returns at least so many bytes.
-func (p *pool) take(bytes int) (driver.Pointer, error) { return p.takeExactly(roundUp(bytes)) }
+// allocate returns at least so many bytes.
+func (p *pool) allocate(bytes int) (driver.Pointer, error) { return p.allocateExactly(roundUp(bytes)) }
 
-// takeExactly is take for what stays: weights leave no gaps. What no longer has an owner
-// on the host is collected before it fails.
-func (p *pool) takeExactly(bytes int) (driver.Pointer, error) {
-	at, err := p.try(bytes)
+// allocateExactly returns memory for weights, which live long and leave no gaps. Before it fails it
+// collects weights that are no longer referenced.
+func (p *pool) allocateExactly(bytes int) (driver.Pointer, error) {
+	at, err := p.tryAlloc(bytes)
 	if errors.Is(err, driver.ErrMemory) {
-		runtime.GC() // weights that nobody holds
-		at, err = p.try(bytes)
+		runtime.GC() // releases unreferenced weights
+		at, err = p.tryAlloc(bytes)
 	}
 	if errors.Is(err, driver.ErrMemory) {
 		err = p.full(bytes, err)
@@ -59,23 +62,26 @@ func (p *pool) full(bytes int, err error) error {
 	if c := p.now().Ceiling; c > 0 {
 		err = fmt.Errorf("%w and a ceiling of %s", err, mib(c))
 	}
-	return fmt.Errorf("%w; must fit: take a smaller batch, smaller images, or a GPU with more memory that no other process uses", err)
+	return fmt.Errorf("%w; must fit: use a smaller batch, smaller images, or a GPU with more memory that no other "+
+		"process uses", err)
 }
 
 func mib(bytes int) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
-func (p *pool) try(size int) (driver.Pointer, error) {
+// tryAlloc returns an idle block of that size or allocates one. If memory is short, it first frees all idle blocks;
+// driver.ErrMemory says that this was not enough.
+func (p *pool) tryAlloc(size int) (driver.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if list := p.idle[size]; len(list) > 0 {
 		at := list[len(list)-1]
 		p.idle[size] = list[:len(list)-1]
 		p.usage.Idle -= size
-		p.hand(at, size)
+		p.markUsed(at, size)
 		return at, nil
 	}
 	if c := p.usage.Ceiling; c > 0 && p.usage.Used+p.usage.Idle+size > c {
-		if err := p.release(); err != nil {
+		if err := p.trim(); err != nil {
 			return 0, err
 		}
 		if p.usage.Used+size > c {
@@ -84,7 +90,7 @@ func (p *pool) try(size int) (driver.Pointer, error) {
 	}
 	at, err := p.d.Alloc(size)
 	if errors.Is(err, driver.ErrMemory) && p.usage.Idle > 0 {
-		if err := p.release(); err != nil {
+		if err := p.trim(); err != nil {
 			return 0, err
 		}
 		at, err = p.d.Alloc(size)
@@ -92,18 +98,18 @@ func (p *pool) try(size int) (driver.Pointer, error) {
 	if err != nil {
 		return 0, err
 	}
-	p.hand(at, size)
+	p.markUsed(at, size)
 	return at, nil
 }
 
-func (p *pool) hand(at driver.Pointer, size int) {
+func (p *pool) markUsed(at driver.Pointer, size int) {
 	p.used[at] = size
 	p.usage.Used += size
 	p.usage.Blocks++
 }
 
-// give takes back what take returned.
-func (p *pool) give(at driver.Pointer) {
+// release ends the use of memory that allocate returned.
+func (p *pool) release(at driver.Pointer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	size, ok := p.used[at]
@@ -117,8 +123,8 @@ func (p *pool) give(at driver.Pointer) {
 	p.idle[size] = append(p.idle[size], at)
 }
 
-// release frees what is idle, all of it whatever fails.
-func (p *pool) release() (err error) {
+// trim frees all idle memory. It goes on after an error.
+func (p *pool) trim() (err error) {
 	for size, list := range p.idle {
 		for _, at := range list {
 			err = errors.Join(err, p.d.Free(at))
@@ -133,7 +139,7 @@ func (p *pool) release() (err error) {
 func (p *pool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.release()
+	err := p.trim()
 	for at := range p.used {
 		err = errors.Join(err, p.d.Free(at))
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 // leastRows is from where on a product is worth the library's.
@@ -52,8 +52,12 @@ func (s *session) multiply(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bo
 	if s.d.products == nil || s.err != nil || x.Rows < leastRows || a.n == 0 || a.k == 0 {
 		return false
 	}
-	p := driver.Product{M: x.Rows, N: a.n, K: a.k, X: driver.Pointer(s.at(x)), XStride: x.Stride, W: driver.Pointer(s.array(a)), WStride: a.stride}
-	alone := e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) && dst.Offset%8 == 0 && dst.Stride%8 == 0
+	p := driver.Product{
+		M: x.Rows, N: a.n, K: a.k, X: driver.Pointer(s.at(x)), XStride: x.Stride,
+		W: driver.Pointer(s.array(a)), WStride: a.stride,
+	}
+	alone := e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) &&
+		dst.Offset%8 == 0 && dst.Stride%8 == 0
 	to := dst
 	if alone {
 		p.GELU = e.Act == tensor.GELU

@@ -24,10 +24,12 @@ func TestGPU_ProductsOfCuBLASLt(t *testing.T) {
 			t.Fatal(err)
 		}
 		blas := filepath.Join(t.TempDir(), "libcublasLt.so")
-		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-o", blas, "internal/cublaslt/testdata/cublaslt.c", "-lm", "-ldl").CombinedOutput(); err != nil {
+		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-o", blas, "internal/cublaslt/testdata/cublaslt.c",
+			"-lm", "-ldl").CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		if out, err := again(t, "MEANDER_LIBCUDA="+path, "MEANDER_LIBCUBLASLT="+blas); err != nil || !strings.Contains(out, "/bf16/cublasLt-12.4.5/nondeterministic") {
+		if out, err := again(t, "MEANDER_LIBCUDA="+path, "MEANDER_LIBCUBLASLT="+blas); err != nil ||
+			!strings.Contains(out, "/bf16/cublasLt-12.4.5/nondeterministic") {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		return

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/reference"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )

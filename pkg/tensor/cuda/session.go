@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 // memory is a tensor.Memory: elements on the device.
@@ -53,14 +53,13 @@ func (s *session) end() {
 	}
 	s.done()
 	for _, at := range s.taken {
-		s.d.pool.give(at)
+		s.d.pool.release(at)
 	}
 	s.taken = nil
 }
 
-// settle waits for the results and gives the rest of the memory back. It returns the first error
-// of the session.
-func (s *session) settle() error {
+// finish waits for the results and releases their memory. It returns the session's first error.
+func (s *session) finish() error {
 	if len(s.fetches) > 0 {
 		lost := s.d.bound(func() error {
 			for _, f := range s.fetches {
@@ -69,7 +68,7 @@ func (s *session) settle() error {
 			return nil
 		})
 		for _, f := range s.fetches {
-			s.d.pool.give(f.from)
+			s.d.pool.release(f.from)
 			if s.err == nil && lost == nil {
 				decode(f.dst, f.b)
 			} else {
@@ -77,22 +76,22 @@ func (s *session) settle() error {
 			}
 		}
 		if lost != nil {
-			s.d.staging.give(s.staged...)
+			s.d.staging.release(s.staged...)
 			return lost
 		}
 	}
-	s.d.staging.give(s.staged...)
+	s.d.staging.release(s.staged...)
 	if s.err != nil {
 		return s.d.fault(s.err)
 	}
 	return nil
 }
 
-// done gives the memory back that one operation needed. Kernels run in the order of their
-// launches: who takes it next comes later.
+// done releases the temporary memory of one operation. Kernels run in the order of their launches, so
+// the next user of that memory runs later.
 func (s *session) done() {
 	for _, at := range s.temporary {
-		s.d.pool.give(at)
+		s.d.pool.release(at)
 	}
 	s.temporary = s.temporary[:0]
 }
@@ -104,12 +103,12 @@ func (s *session) check(err error) {
 	}
 }
 
-// take is memory until the end of the session; 0 after an error.
-func (s *session) take(bytes int) driver.Pointer {
+// allocate returns device memory until the end of the session; 0 after an error.
+func (s *session) allocate(bytes int) driver.Pointer {
 	if s.err != nil || bytes == 0 {
 		return 0
 	}
-	at, err := s.d.pool.take(bytes)
+	at, err := s.d.pool.allocate(bytes)
 	if err != nil {
 		s.err = err
 		return 0
@@ -126,13 +125,16 @@ func (s *session) block(n int, dtype tensor.DType) tensor.Block {
 	if n < 0 {
 		panic(fmt.Sprintf("tensor: block of %d elements", n))
 	}
-	return tensor.Block{Memory: &memory{at: s.take(dtype.Size() * n), len: n, dtype: dtype}, Len: n}
+	return tensor.Block{Memory: &memory{at: s.allocate(dtype.Size() * n), len: n, dtype: dtype}, Len: n}
 }
 
 // scratch is a matrix until the operation is done.
 func (s *session) scratch(rows, cols, stride int, dtype tensor.DType) tensor.Matrix {
 	n := rows * stride
-	m := tensor.Matrix{Memory: &memory{at: s.take(dtype.Size() * n), len: n, dtype: dtype}, Rows: rows, Cols: cols, Stride: stride}
+	m := tensor.Matrix{
+		Memory: &memory{at: s.allocate(dtype.Size() * n), len: n, dtype: dtype}, Rows: rows, Cols: cols,
+		Stride: stride,
+	}
 	if at := m.Memory.(*memory).at; at != 0 {
 		s.taken = s.taken[:len(s.taken)-1]
 		s.temporary = append(s.temporary, at)
@@ -155,7 +157,8 @@ func types(ms ...tensor.Matrix) driver.Arg {
 
 // copy copies rows ids of src (nil: all) to dst, from one type to the other.
 func (s *session) copy(dst, src tensor.Matrix, ids driver.Arg) {
-	s.each("copy_f32", dst.Rows*dst.Cols, s.at(dst), i32(dst.Stride), s.at(src), i32(src.Stride), ids, i32(dst.Rows), i32(dst.Cols), types(dst, src))
+	s.each("copy_f32", dst.Rows*dst.Cols, s.at(dst), i32(dst.Stride), s.at(src), i32(src.Stride), ids, i32(dst.Rows),
+		i32(dst.Cols), types(dst, src))
 }
 
 // float is m in float32: itself, or a copy until the operation is done.
@@ -196,7 +199,8 @@ func (s *session) at(m tensor.Matrix) driver.Arg {
 	}
 	mem := m.Memory.(*memory)
 	if end := m.Offset + (m.Rows-1)*m.Stride + m.Cols; m.Offset < 0 || end > mem.len || m.Stride < 0 {
-		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride, m.Offset, mem.len))
+		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride, m.Offset,
+			mem.len))
 	}
 	return driver.Address(mem.at + driver.Pointer(mem.dtype.Size()*m.Offset))
 }
@@ -221,7 +225,7 @@ func (s *session) ints(x []int32) driver.Arg {
 	if l, ok := s.lists[&x[0]]; ok && slices.Equal(l.values, x) {
 		return driver.Address(l.at)
 	}
-	at := s.take(4 * len(x))
+	at := s.allocate(4 * len(x))
 	if s.err != nil {
 		return 0
 	}
@@ -237,12 +241,12 @@ func (s *session) ints(x []int32) driver.Arg {
 	return driver.Address(at)
 }
 
-// stage is host memory for copies until the session has settled; nil after an error.
+// stage returns host memory for copies until the session has finished; nil after an error.
 func (s *session) stage(bytes int) []byte {
 	if s.err != nil {
 		return nil
 	}
-	b, err := s.d.staging.take(bytes)
+	b, err := s.d.staging.allocate(bytes)
 	if err != nil {
 		s.err = err
 		return nil
@@ -257,7 +261,8 @@ func (s *session) launch(name string, x, y, threads int, args ...driver.Arg) {
 		return
 	}
 	began := time.Now()
-	s.check(s.d.driver.Launch(s.d.kernels[name], driver.Grid{Blocks: driver.Dim{X: x, Y: y}, Threads: driver.Dim{X: threads}}, args...))
+	s.check(s.d.driver.Launch(s.d.kernels[name],
+		driver.Grid{Blocks: driver.Dim{X: x, Y: y}, Threads: driver.Dim{X: threads}}, args...))
 	s.profile(name, began)
 }
 
@@ -309,6 +314,7 @@ func i32(n int) driver.Arg { return driver.Int(n) }
 
 func dense(m tensor.Matrix) bool { return m.Rows <= 1 || m.Stride == m.Cols }
 
+// CopyIn implements tensor.Session. It converts on the GPU if dst is in bf16 or not dense.
 func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	if len(src) != dst.Rows*dst.Cols {
 		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))

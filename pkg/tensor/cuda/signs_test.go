@@ -1,10 +1,8 @@
 package cuda_test
 
 import (
-	"bytes"
 	"fmt"
 	"image"
-	"image/png"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -12,13 +10,14 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/sheet"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
 )
 
 // Height and width of the signs that are painted side by side, and in a soak.
@@ -50,7 +49,8 @@ func paint(t *testing.T, d tensor.Device, prompt string, steps, height, width in
 	v := make([]float32, len(x))
 	for step := range steps {
 		sigma := 1 - float32(step)/float32(steps)
-		if err := m.Velocity(t.Context(), [][]float32{v}, [][]float32{x}, []float32{sigma}, []*model.Conditioning{cond[0]}, height, width); err != nil {
+		row := model.Row{X: x, Sigma: sigma, Conditioning: cond[0], Dst: v}
+		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
 			t.Fatal(err)
 		}
 		if step == 0 {
@@ -61,7 +61,7 @@ func paint(t *testing.T, d tensor.Device, prompt string, steps, height, width in
 		}
 	}
 	p.last = x
-	if p.pixels, err = m.DecodePixels(t.Context(), x, height, width); err != nil {
+	if p.pixels, err = m.DecodePixels(t.Context(), x, media.ImageSize(height, width)); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -145,9 +145,12 @@ func TestSigns_sideBySide(t *testing.T) {
 	}
 	defer c.Close()
 	var rows [3][]sheet.Tile
-	for _, prompt := range []string{`a red sign that says "HI"`, `a blue sign that says "4071"`, `a green sign that says "EXIT"`, `a black sign that says "OPEN"`} {
+	for _, prompt := range []string{
+		`a red sign that says "HI"`, `a blue sign that says "4071"`,
+		`a green sign that says "EXIT"`, `a black sign that says "OPEN"`,
+	} {
 		want := paint(t, c, prompt, steps, signHeight, signWidth)
-		rows[0] = append(rows[0], sheet.Tile{PNG: pngOf(t, want.pixels), Caption: c.Name(), Note: prompt})
+		rows[0] = append(rows[0], sheet.Tile{Media: imageOf(want.pixels), Caption: c.Name(), Note: prompt})
 		for i, factors := range []tensor.DType{tensor.F32, tensor.BF16} {
 			d, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true}), cuda.Options{Factors: factors})
 			if err != nil {
@@ -155,7 +158,10 @@ func TestSigns_sideBySide(t *testing.T) {
 			}
 			got := paint(t, d, prompt, steps, signHeight, signWidth)
 			off := distance(got.pixels, want.pixels)
-			rows[1+i] = append(rows[1+i], sheet.Tile{PNG: pngOf(t, got.pixels), Caption: d.Name(), Note: fmt.Sprintf("relative L2 distance %.1e", off)})
+			rows[1+i] = append(rows[1+i], sheet.Tile{
+				Media: imageOf(got.pixels), Caption: d.Name(),
+				Note: fmt.Sprintf("relative L2 distance %.1e", off),
+			})
 			if err := d.Close(); err != nil {
 				t.Error(err)
 			}
@@ -176,9 +182,8 @@ func TestSigns_sideBySide(t *testing.T) {
 	}
 }
 
-// pngOf is pixels in [-1, 1] as a PNG.
-func pngOf(t *testing.T, pixels []float32) []byte {
-	t.Helper()
+// imageOf is pixels in [-1, 1] as an image.
+func imageOf(pixels []float32) media.Media {
 	m := image.NewNRGBA(image.Rect(0, 0, signWidth, signHeight))
 	for i := range signWidth * signHeight {
 		for c := range 3 {
@@ -186,9 +191,5 @@ func pngOf(t *testing.T, pixels []float32) []byte {
 		}
 		m.Pix[4*i+3] = 255
 	}
-	var b bytes.Buffer
-	if err := png.Encode(&b, m); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
+	return media.Of(m)
 }

@@ -5,10 +5,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
-// staging is memory of the host that copies take at full speed, kept from session to session.
+// staging is page-locked host memory, which copies at full speed. It is kept from session to session.
 type staging struct {
 	d driver.Driver
 
@@ -16,8 +16,8 @@ type staging struct {
 	idle [][]byte
 }
 
-// take returns at least so many bytes: of what is idle the least that is enough.
-func (p *staging) take(bytes int) ([]byte, error) {
+// allocate returns at least so many bytes: the smallest idle piece that is large enough.
+func (p *staging) allocate(bytes int) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	best := -1
@@ -34,8 +34,8 @@ func (p *staging) take(bytes int) ([]byte, error) {
 	return b, nil
 }
 
-// give takes back what take returned, when no copy is under way.
-func (p *staging) give(bs ...[]byte) {
+// release makes memory idle again. No copy of it may be under way.
+func (p *staging) release(bs ...[]byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.idle = append(p.idle, bs...)

@@ -7,11 +7,11 @@ import (
 	"runtime"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 // array is numbers on the device, row by row: a weight [n, k], a kernel [out, kh, kw, in],
-// a vector, a table. Its memory goes back when nobody has it any more.
+// a vector, a table. Its memory is released when it is no longer referenced.
 type array struct {
 	n, k   int // out, kh*kw*in of a kernel
 	kh, kw int
@@ -51,10 +51,10 @@ func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) (*array,
 		return a, nil
 	}
 	err := d.bound(func() (err error) {
-		if a.at, err = d.pool.takeExactly((a.Bytes() + 255) / 256 * 256); err != nil {
+		if a.at, err = d.pool.allocateExactly((a.Bytes() + 255) / 256 * 256); err != nil {
 			return d.fault(err)
 		}
-		runtime.AddCleanup(a, d.pool.give, a.at)
+		runtime.AddCleanup(a, d.pool.release, a.at)
 		at := a.at
 		for _, p := range parts {
 			if err := d.upload(at, a, p); err != nil {
@@ -113,8 +113,8 @@ func (d *Device) convert(a *array, from tensor.DType, data []byte, rows int) []b
 	return b
 }
 
-// Room is the memory that weights and sessions can still take, and the size of a factor.
-func (d *Device) Room() (bytes, factorBytes int, err error) {
+// FreeSpace is the memory left for weights and sessions, and the size of a factor, both in bytes.
+func (d *Device) FreeSpace() (bytes, factorBytes int, err error) {
 	err = d.bound(func() error {
 		free, _, err := d.driver.Memory()
 		if err != nil {
@@ -186,11 +186,11 @@ func decode(dst []float32, b []byte) {
 	}
 }
 
-// Kernel moves the channels of the input last: they are adjacent in an image. Tensor cores
+// Filter moves the channels of the input last: they are adjacent in an image. Tensor cores
 // take them eight at a time.
-func (d *Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
+func (d *Device) Filter(w tensor.Array) (tensor.Filter, error) {
 	if len(w.Shape) != 4 {
-		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
+		panic(fmt.Sprintf("tensor: convolution filter of shape %v", w.Shape))
 	}
 	out, in, kh, kw := w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]
 	dtype := tensor.F32

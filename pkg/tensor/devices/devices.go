@@ -32,7 +32,7 @@ type Device struct {
 // Set is the devices that a process computes with, one at least.
 type Set struct {
 	Devices []Device
-	// Note says why Auto took the CPU; empty where nobody has to know.
+	// Note says why Auto chose the CPU though a GPU could be expected; else empty.
 	Note string
 }
 
@@ -83,7 +83,7 @@ type Options struct {
 	Factors tensor.DType
 	// Deterministic is cuda.Options.Deterministic.
 	Deterministic bool
-	// Profile, where set, hears how long each kernel of a GPU took, and has each waited for.
+	// Profile, where set, is told how long each kernel of a GPU took. The GPU then waits for each kernel.
 	Profile func(kernel string, took time.Duration)
 }
 

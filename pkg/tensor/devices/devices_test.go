@@ -55,12 +55,14 @@ func TestOpen_WithoutGPU(t *testing.T) {
 		}
 		_, err = open("cuda:1", devices.Options{})
 		for _, err := range []error{err, devices.Available("cuda:1")} {
-			if !errors.Is(err, devices.ErrUnavailable) || err.Error() != "device: cuda:1: "+reason || !strings.Contains(reason, "; must be cpu, or ") {
+			if !errors.Is(err, devices.ErrUnavailable) || err.Error() != "device: cuda:1: "+reason ||
+				!strings.Contains(reason, "; must be cpu, or ") {
 				t.Errorf("cuda:1: %v, want the reason %s", err, reason)
 			}
 		}
 	}
-	if _, err := devices.One("cuda:0,cuda:1", devices.Options{}); err == nil || !strings.Contains(err.Error(), "must be one here") {
+	if _, err := devices.One("cuda:0,cuda:1", devices.Options{}); err == nil ||
+		!strings.Contains(err.Error(), "must be one here") {
 		t.Errorf("One of two: %v", err)
 	}
 	if err := errors.Join(devices.Available("auto"), devices.Available("cpu")); err != nil {

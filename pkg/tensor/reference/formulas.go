@@ -77,6 +77,7 @@ func (session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) 
 	})
 }
 
+// Attention implements tensor.Session by its formula, in float64.
 func (session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	kv := a.KVHeads
 	if kv == 0 {
@@ -147,6 +148,7 @@ func upTo(n int) []int32 {
 	return x
 }
 
+// LayerNormModulate implements tensor.Session by its formula, in float64.
 func (session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int32, eps float32) {
 	want("layer norm", "x", x, dst.Rows, dst.Cols)
 	n := float64(x.Cols)
@@ -213,7 +215,9 @@ func (session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
 	rope(dst, x, cos, sin, rows, func(j, _ int) (int, int, float64) { return j ^ 1, j / 2, float64(2*(j&1) - 1) })
 }
 
-func (s session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix, rows []int32) {
+func (s session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix,
+	rows []int32,
+) {
 	s.RMSNorm(dst, x, w, eps)
 	s.RopePairs(dst, dst, cos, sin, rows)
 }
@@ -245,13 +249,15 @@ func (session) Scatter(dst, x tensor.Matrix, rows []int32) {
 	}
 }
 
-func (session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
+// Conv2D implements tensor.Session by its formula, in float64.
+func (session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e tensor.Epilogue) {
 	kh, kw := w.Size()
 	in, out := w.Channels()
 	weights, pixels := w.(*array).data, x.Matrix()
 	oh, ow := c.OutSize(kh, kw, x.H, x.W)
 	if x.C != in || dst.N != x.N || dst.H != oh || dst.W != ow || dst.C != out {
-		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H,
+			dst.W, dst.C))
 	}
 	stride := max(1, c.Stride)
 	each(dst.Matrix(), func(i, o int) float64 {
@@ -274,7 +280,8 @@ func (session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e ten
 
 func (session) Upsample2(dst, x tensor.Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
-		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
+			dst.C))
 	}
 	pixels := x.Matrix()
 	each(dst.Matrix(), func(i, c int) float64 {

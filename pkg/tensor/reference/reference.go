@@ -35,7 +35,7 @@ func (Device) WorkingBytes() int { return 0 }
 // Close does nothing.
 func (Device) Close() error { return nil }
 
-// array is a weight [n, k], a kernel [out, in, kh, kw], or a vector.
+// array is a weight [n, k], a filter [out, in, kh, kw], or a vector.
 type array struct {
 	shape []int
 	data  []float64
@@ -79,10 +79,10 @@ func (Device) Read(dst []float32, w tensor.Weight) error {
 	return nil
 }
 
-// Kernel keeps the layout of the file.
-func (Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
+// Filter keeps the layout of the file.
+func (Device) Filter(w tensor.Array) (tensor.Filter, error) {
 	if len(w.Shape) != 4 {
-		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
+		panic(fmt.Sprintf("tensor: convolution filter of shape %v", w.Shape))
 	}
 	return newArray(w), nil
 }

@@ -93,7 +93,7 @@ func TestSession_Formulas(t *testing.T) {
 		}, []float64{7, 5}},
 		{"convolution", [][][]float32{{{0}, {0}, {0}, {0}}, {{1}, {2}, {3}, {4}}}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
 			// 2 x 2 image, kernel with a 1 in the middle and a 10 to its right
-			k := must(d.Kernel(tensor.Floats([]float32{0, 0, 0, 0, 1, 10, 0, 0, 0}, 1, 1, 3, 3)))
+			k := must(d.Filter(tensor.Floats([]float32{0, 0, 0, 0, 1, 10, 0, 0, 0}, 1, 1, 3, 3)))
 			image := func(m tensor.Matrix) tensor.Image {
 				return tensor.Image{Memory: m.Memory, Offset: m.Offset, N: 1, H: 2, W: 2, C: 1}
 			}

@@ -24,6 +24,7 @@ var productShapes = [][3]int{
 	{50, 130, 400},
 }
 
+// productCases are cases of Linear: shapes around the block sizes of devices, with all parts of an epilogue.
 func productCases() []Case {
 	var cases []Case
 	add := func(name string, m, n, k int, inPlace bool, make func(c *call) tensor.Epilogue) {
@@ -83,6 +84,7 @@ func productCases() []Case {
 	return cases
 }
 
+// attentionCases are cases of Attention: heads, masks, causal attention, sequences and caches.
 func attentionCases() []Case {
 	var cases []Case
 	type opts struct {
@@ -176,6 +178,7 @@ func cacheCase(causal bool) func(c *call) tensor.Matrix {
 	}
 }
 
+// rowCases are cases of the operations on rows: norms, rotary embeddings, Gather and Scatter.
 func rowCases() []Case {
 	var cases []Case
 	add := func(name, op string, run func(c *call, m, n int) tensor.Matrix) {
@@ -257,6 +260,7 @@ func rowCases() []Case {
 	return cases
 }
 
+// convCases are cases of Conv2D and Upsample2.
 func convCases() []Case {
 	var cases []Case
 	type opts struct {
@@ -266,7 +270,7 @@ func convCases() []Case {
 	add := func(name string, o opts, epilogue func(c *call, rows int) tensor.Epilogue) {
 		cases = append(cases, Case{"conv/" + name, "product", o.in * o.kh * o.kw, func(c *call) tensor.Matrix {
 			oh, ow := o.v.OutSize(o.kh, o.kw, o.h, o.w)
-			x, w, dst := c.inImage(o.n, o.h, o.w, o.in), c.kernel(c.array(o.out, o.in, o.kh, o.kw)), c.outImage(o.n, oh, ow, o.out)
+			x, w, dst := c.inImage(o.n, o.h, o.w, o.in), c.filter(c.array(o.out, o.in, o.kh, o.kw)), c.outImage(o.n, oh, ow, o.out)
 			e := tensor.Epilogue{}
 			if epilogue != nil {
 				e = epilogue(c, o.n*oh*ow)

@@ -102,6 +102,7 @@ func (cs Case) on(t *testing.T, d tensor.Device, wide, factors bool, see func(te
 	}
 }
 
+// compare fails the test if got differs from want by more than the tolerance.
 func compare(t *testing.T, got []float32, want []float64, tol tolerance) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -161,6 +162,8 @@ func (c *call) matrix(rows, cols int, output bool, value func() float32) tensor.
 	return c.strided(rows, cols, cols+c.r.IntN(2)*5, output, value)
 }
 
+// strided returns a matrix with gaps of stride-cols between rows. Guard values around it and in the gaps reveal
+// wrong writes.
 func (c *call) strided(rows, cols, stride int, output bool, value func() float32) tensor.Matrix {
 	n := max(0, (rows-1)*stride+cols)
 	buf := make([]float32, n+2*margin)
@@ -215,11 +218,11 @@ func (c *call) vector(n int) tensor.Vector { return must(c.d.Vector(c.array(n)))
 
 func (c *call) weight(parts ...tensor.Array) tensor.Weight { return must(c.d.Weight(parts...)) }
 
-func (c *call) kernel(a tensor.Array) tensor.Kernel { return must(c.d.Kernel(a)) }
+func (c *call) filter(a tensor.Array) tensor.Filter { return must(c.d.Filter(a)) }
 
 func (c *call) table(a tensor.Array) tensor.Matrix { return must(c.d.Table(a)) }
 
-// must is what a device holds: it has room for all of a case.
+// must panics on an error: devices have memory for every case.
 func must[T any](x T, err error) T {
 	if err != nil {
 		panic(err)

@@ -15,7 +15,7 @@ import (
 	"github.com/meander-rl/meander/services/janitor"
 )
 
-// config is intake's, and that of the janitor: the program that sets the streams up frees them.
+// config is the settings of intake and of the janitor: the program that sets the streams up also frees them.
 type config struct {
 	Intake  intake.Config  `koanf:",squash"`
 	Janitor janitor.Config `koanf:",squash"`
@@ -24,6 +24,7 @@ type config struct {
 // Validate joins the faults of both.
 func (c config) Validate() error { return errors.Join(c.Intake.Validate(), c.Janitor.Validate()) }
 
+// run runs intake and the janitor until ctx ends or one of them fails.
 func run(ctx context.Context, c config, b *bus.Bus, log zerolog.Logger) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return intake.Run(ctx, c.Intake, b, log) })

@@ -62,7 +62,7 @@ func (b Bytes) Rough() string {
 	return fmt.Sprintf("%d B", int64(b))
 }
 
-// MarshalText is String.
+// MarshalText returns String.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 // UnmarshalText reads a non-negative number and a unit. A number without a unit is

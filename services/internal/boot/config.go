@@ -75,7 +75,7 @@ type flagValue struct {
 func (v *flagValue) String() string { return v.text }
 func (v *flagValue) Type() string   { return v.field.typeName() }
 
-// Set takes the text; a list grows when its flag is repeated.
+// Set reads the text; a list grows when its flag is repeated.
 func (v *flagValue) Set(text string) error {
 	if v.field.list() && v.set && v.text != "" {
 		text = v.text + "," + text
@@ -128,6 +128,8 @@ func Load[T any](name string, def T, fs *pflag.FlagSet, environ []string) (T, er
 	return cfg, nil
 }
 
+// loadFile adds the settings of the file that --config names to k; without the flag it adds nothing. Unknown keys and
+// bad values are all reported, joined.
 func loadFile(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	path := ""
 	if fs != nil {
@@ -150,7 +152,7 @@ func loadFile(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 		raw := file.Get(key)
 		f, ok := byPath[key]
 		if !ok {
-			if empty(raw) && isSection(fields, key) {
+			if isEmpty(raw) && isSection(fields, key) {
 				continue
 			}
 			fault(fmt.Errorf("%s: unknown key%s", key, didYouMean(key, fields)))
@@ -187,17 +189,19 @@ func (p boundedFile) ReadBytes() ([]byte, error) {
 	return data, nil
 }
 
-// Read is not how a file is read; koanf calls ReadBytes when there is a parser.
+// Read is not used: koanf calls ReadBytes when there is a parser.
 func (p boundedFile) Read() (map[string]any, error) {
 	return nil, errors.New("needs a parser")
 }
 
+// loadEnv adds the settings of the environment to k. An unknown variable with the prefix of the program, or of a
+// section, is an error: it is most likely misspelled.
 func loadEnv(k *koanf.Koanf, fields []*field, name string, environ []string) error {
 	byEnv := make(map[string]*field, len(fields))
 	prefixes := map[string]bool{EnvPrefix(name): true}
 	for _, f := range fields {
 		byEnv[f.env] = f
-		// A section with a prefix of its own answers for every variable that has it.
+		// A section with a prefix of its own (MEANDER_NATS_) has all variables with that prefix.
 		if last := strings.LastIndexByte(f.path, '.'); last >= 0 {
 			leaf := strings.ToUpper(f.path[last+1:])
 			prefixes[strings.TrimSuffix(f.env, leaf)] = true
@@ -228,6 +232,7 @@ func loadEnv(k *koanf.Koanf, fields []*field, name string, environ []string) err
 	return errors.Join(append(errs, err)...)
 }
 
+// loadFlags adds the flags that were given on the command line to k.
 func loadFlags(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	if fs == nil {
 		return nil
@@ -252,7 +257,7 @@ func loadFlags(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// fill sets the setting path, a text, in every struct of cfg that has it.
+// fill sets the setting at path in every struct of cfg that has it. text is parsed as from a flag.
 func fill[T any](cfg *T, path, text string) error {
 	fields, err := fieldsOf(reflect.TypeFor[T](), "")
 	if err != nil {

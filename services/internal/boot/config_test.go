@@ -281,6 +281,36 @@ func TestLoad_SquashSharesKeys(t *testing.T) {
 	}
 }
 
+// Parts is embedded in a configuration.
+type Parts struct {
+	Depth int   `koanf:"depth" help:"how deep"`
+	Inner inner `koanf:"inner"`
+}
+
+// Embedded parts change no name: flag, variable and key are those of the field.
+func TestLoad_EmbeddedParts(t *testing.T) {
+	type whole struct {
+		Name string `koanf:"name" help:"name"`
+		Parts
+	}
+	def := whole{Name: "n", Parts: Parts{Depth: 1}}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	if err := boot.AddFlags(fs, "thing", def); err != nil {
+		t.Fatal(err)
+	}
+	if err := fs.Parse([]string{"--depth=3"}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := boot.Load("thing", def, fs, []string{"MEANDER_THING_DEPTH=2", "MEANDER_THING_INNER__DEPTH=4"})
+	if want := (whole{"n", Parts{3, inner{4}}}); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+	var printed bytes.Buffer
+	if err := boot.Print(&printed, got); err != nil || !strings.Contains(printed.String(), "\ndepth: 3\n") {
+		t.Errorf("printed\n%s, %v; want the key depth at the top", &printed, err)
+	}
+}
+
 func TestExitCode(t *testing.T) {
 	base := errors.New("x")
 	for _, tc := range []struct {

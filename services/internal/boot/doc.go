@@ -1,5 +1,6 @@
 // Package boot is what every main of the project shares: configuration, logging,
 // signals, the health endpoint, the NATS connection's settings and the exit status.
+// A Service is one program; Main runs it from its command line to its exit status.
 //
 // A configuration is one struct per program. Each field has a koanf tag (its key in
 // snake_case) and a help tag; the struct's value is the default. From that come, in
@@ -11,9 +12,9 @@
 //	                     or have a prefix of their own in an env tag (MEANDER_NATS_URL)
 //	flags                --<field> in kebab-case, nested structs joined by "-"
 //
-// A key or variable nobody knows is an error that names it. Durations and sizes carry
+// An unknown key or variable is an error that names it. Durations and sizes carry
 // units ("30s", "64MiB"). A secret:"true" field is printed as "***".
 //
-// Exit status of every program: 0 it did its work (a drained stop included), 1 it
-// failed, 2 it was called wrongly.
+// Exit status of every program: 0 it did its work, or was stopped and finished what was
+// begun; 1 it failed; 2 it was called wrongly.
 package boot

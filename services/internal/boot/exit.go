@@ -23,7 +23,7 @@ func Usage(err error) error {
 	return usageError{err}
 }
 
-// ExitCode is the exit status for the error a program ended with.
+// ExitCode returns the exit status for the error that a program ended with.
 func ExitCode(err error) int {
 	if err == nil {
 		return ExitOK

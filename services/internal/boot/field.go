@@ -23,31 +23,35 @@ type field struct {
 	index [][]int
 }
 
-// fieldsOf lists the settings of the struct type t in declaration order.
+// fieldsOf lists the settings of the struct type t in declaration order. The fields of an embedded struct without a key
+// are settings of t.
 func fieldsOf(t reflect.Type, envPrefix string) ([]*field, error) {
 	w := fieldWalk{byPath: map[string]*field{}, byName: map[string]string{}}
 	if t.Kind() != reflect.Struct {
 		return nil, fmt.Errorf("config type %v; must be a struct", t)
 	}
-	if err := w.walk(t, place{env: envPrefix}); err != nil {
+	if err := w.walk(t, position{env: envPrefix}); err != nil {
 		return nil, err
 	}
 	return w.fields, nil
 }
 
-// place is where the walk stands.
-type place struct {
+// position is where the walk stands: the key and the variable so far, and the way to the struct field.
+type position struct {
 	path, env string
 	index     []int
 }
 
+// fieldWalk collects the settings of a configuration struct.
 type fieldWalk struct {
 	fields []*field
 	byPath map[string]*field
 	byName map[string]string // flags and variables taken -> path
 }
 
-func (w *fieldWalk) walk(t reflect.Type, at place) error {
+// walk adds the settings of the struct type t, and of the structs in it. A squashed struct has the keys of the struct
+// around it.
+func (w *fieldWalk) walk(t reflect.Type, at position) error {
 	for sf := range t.Fields() {
 		if !sf.IsExported() {
 			continue
@@ -58,15 +62,15 @@ func (w *fieldWalk) walk(t reflect.Type, at place) error {
 		switch {
 		case key == "-":
 			continue
-		case section && options == "squash":
-			if err := w.walk(sf.Type, place{path: at.path, env: at.env, index: index}); err != nil {
+		case section && (options == "squash" || sf.Anonymous && key == ""):
+			if err := w.walk(sf.Type, position{path: at.path, env: at.env, index: index}); err != nil {
 				return err
 			}
 			continue
 		case key == "":
 			return fmt.Errorf("config field %v.%s has no koanf key", t, sf.Name)
 		}
-		next := place{path: join(at.path, ".", key), index: index}
+		next := position{path: join(at.path, ".", key), index: index}
 		next.env = at.env + strings.ToUpper(key)
 		if section {
 			next.env += "__"
@@ -78,14 +82,16 @@ func (w *fieldWalk) walk(t reflect.Type, at place) error {
 			}
 			continue
 		}
-		if err := w.add(sf, next); err != nil {
+		if err := w.addField(sf, next); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (w *fieldWalk) add(sf reflect.StructField, at place) error {
+// addField adds one setting. Two fields may share a key if their types are equal; two keys that would have one flag or
+// variable are an error.
+func (w *fieldWalk) addField(sf reflect.StructField, at position) error {
 	if elem := elemOf(sf.Type); !isText(elem) && !isScalar(elem) {
 		return fmt.Errorf("config field %s has type %v, which no text can set", at.path, sf.Type)
 	}
@@ -112,7 +118,7 @@ func (w *fieldWalk) add(sf reflect.StructField, at place) error {
 	return nil
 }
 
-// flagOf is the flag of a key.
+// flagOf returns the flag of a key: "nats.url" gives "nats-url".
 func flagOf(path string) string { return strings.NewReplacer("_", "-", ".", "-").Replace(path) }
 
 // get reads the setting from the struct v.
@@ -125,6 +131,7 @@ func (f *field) set(v, value reflect.Value) {
 	}
 }
 
+// list reports whether the setting is a list.
 func (f *field) list() bool { return !isText(f.typ) && f.typ.Kind() == reflect.Slice }
 
 // parse turns text, as flags and the environment have it, into a value. Elements
@@ -140,6 +147,7 @@ func (f *field) parse(text string) (reflect.Value, error) {
 	return f.parseList(parts)
 }
 
+// parseList parses the elements of a list, each as a value of the list's element type.
 func (f *field) parseList(parts []string) (reflect.Value, error) {
 	out := reflect.MakeSlice(f.typ, 0, len(parts))
 	for _, p := range parts {
@@ -175,6 +183,7 @@ func (f *field) decode(raw any) (reflect.Value, error) {
 	return f.parse(s)
 }
 
+// parseOne parses a value of type t. The error names the key, the text and what it must be.
 func (f *field) parseOne(t reflect.Type, text string) (reflect.Value, error) {
 	v := reflect.New(t).Elem()
 	bad := fmt.Errorf("%s: %q; must be %s", f.path, text, kindOf(t))
@@ -223,7 +232,7 @@ func (f *field) parseOne(t reflect.Type, text string) (reflect.Value, error) {
 	return v, nil
 }
 
-// kind says in words what the setting takes.
+// kind says in words which values the setting allows.
 func (f *field) kind() string {
 	if f.list() {
 		return "a list, each " + kindOf(f.typ.Elem())
@@ -231,6 +240,7 @@ func (f *field) kind() string {
 	return kindOf(f.typ)
 }
 
+// kindOf says in words which values a type allows.
 func kindOf(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
@@ -254,7 +264,7 @@ func kindOf(t reflect.Type) string {
 	}
 }
 
-// typeName is what --help shows after the flag.
+// typeName is the word for the values after the flag in --help.
 func (f *field) typeName() string {
 	if f.list() {
 		return typeName(f.typ.Elem()) + "s"
@@ -262,6 +272,7 @@ func (f *field) typeName() string {
 	return typeName(f.typ)
 }
 
+// typeName is the word for a type after its flag in --help.
 func typeName(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[time.Duration]():
@@ -303,6 +314,7 @@ func (f *field) text(v reflect.Value) string {
 	return valueText(v)
 }
 
+// valueText prints a value so that parse reads the same value again.
 func valueText(v reflect.Value) string {
 	switch x := v.Interface().(type) {
 	case encoding.TextMarshaler:
@@ -318,6 +330,7 @@ func valueText(v reflect.Value) string {
 	}
 }
 
+// elemOf returns the type of a list's elements; the type itself if it is not a list.
 func elemOf(t reflect.Type) reflect.Type {
 	if !isText(t) && t.Kind() == reflect.Slice {
 		return t.Elem()
@@ -325,10 +338,12 @@ func elemOf(t reflect.Type) reflect.Type {
 	return t
 }
 
+// isText reports whether a type reads its values from text by itself (encoding.TextUnmarshaler).
 func isText(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }
 
+// isScalar reports whether a type is a text, a boolean or a number.
 func isScalar(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.String, reflect.Bool, reflect.Float32, reflect.Float64,
@@ -340,7 +355,7 @@ func isScalar(t reflect.Type) bool {
 	}
 }
 
-// scalarText is the text of a YAML scalar; maps, lists and null have none.
+// scalarText returns the text of a YAML scalar, and false for maps, lists and null.
 func scalarText(raw any) (string, bool) {
 	switch x := raw.(type) {
 	case string:
@@ -352,6 +367,7 @@ func scalarText(raw any) (string, bool) {
 	}
 }
 
+// yamlKind says what a YAML value is, for errors.
 func yamlKind(raw any) string {
 	switch raw.(type) {
 	case nil:
@@ -367,6 +383,7 @@ func yamlKind(raw any) string {
 	}
 }
 
+// join joins a and b by sep; an empty a is left out.
 func join(a, sep, b string) string {
 	if a == "" {
 		return b

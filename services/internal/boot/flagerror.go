@@ -12,8 +12,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// FlagError says what is wrong with a command line as every other error does: which value a flag takes, and of
-// an unknown flag the nearest that fs has. Names of other tools, with dashes, stand for those in other.
+// FlagError explains an error of the command line like all other errors: which values a flag allows, and for an
+// unknown flag the nearest flag of fs. other maps the names that other tools use, with dashes, to flags of fs.
 func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f := invalid.GetFlag()
@@ -22,7 +22,7 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 			fault = strings.TrimPrefix(fault, v.field.path+": ")
 		}
 		if !strings.Contains(fault, "; ") { // the library's own, which does not say what the flag takes
-			fault = fmt.Sprintf("%q; must be %s", invalid.GetValue(), takes(f.Value.Type(), invalid.GetValue()))
+			fault = fmt.Sprintf("%q; must be %s", invalid.GetValue(), allowedValues(f.Value.Type(), invalid.GetValue()))
 		}
 		return fmt.Errorf("--%s: %s", f.Name, fault)
 	}
@@ -31,7 +31,7 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 		return err
 	}
 	name := strings.ToLower(strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-"))
-	known := func(name string) string {
+	ifDefined := func(name string) string {
 		if fs.Lookup(name) == nil {
 			return ""
 		}
@@ -39,7 +39,7 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	}
 	var names []string
 	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	near := cmp.Or(known(name), known(other[name]))
+	near := cmp.Or(ifDefined(name), ifDefined(other[name]))
 	if near == "" && len(name) > 1 {
 		near = schemas.Nearest(name, names)
 	}
@@ -49,8 +49,8 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	return fmt.Errorf("%w; did you mean --%s?", err, near)
 }
 
-// takes says what a flag of a type of the library takes, by example of what was given.
-func takes(kind, given string) string {
+// allowedValues says which values a flag of the library's type kind allows; given is the text that it refused.
+func allowedValues(kind, given string) string {
 	switch {
 	case kind == "duration":
 		number := "30"

@@ -5,14 +5,13 @@ import (
 	"sync"
 )
 
-// headroom is what a program may allocate between two collections at least.
+// headroom is the least that a program may allocate between two collections, in bytes.
 const headroom = 128 << 20
 
-// SpareGC makes collections rare while the heap is small, at the price of up to twice the
-// headroom of memory. A program that passes messages on has little in hand and allocates
-// much. The array is never touched and takes no memory, but the collector counts it and
-// starts later. Where there is a limit ($GOMEMLIMIT), which would count it too, there is
-// no headroom.
+// SpareGC makes garbage collections rare while the heap is small, at the price of up to twice the headroom of memory.
+// A program that passes messages on keeps little and allocates much. The array is never touched and uses no memory,
+// but the collector counts it and starts later. With a memory limit ($GOMEMLIMIT) there is no headroom, because the
+// limit would count it too.
 func SpareGC() { ballast() }
 
 var ballast = sync.OnceValue(func() []byte {

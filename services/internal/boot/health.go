@@ -21,8 +21,8 @@ import (
 
 // Health answers /healthz (the process lives) and /readyz (it takes work) over HTTP.
 // Both say 200 or 503 and a JSON object {"status","service","version","instance","faults",
-// "notes"}: notes are what stands still because somebody wants it to, such as a paused run.
-// Beside them, /metrics is what the process counts, for Prometheus.
+// "notes"}: notes name what stands still on purpose, such as a paused run.
+// It also serves /metrics, the counters of the process, for Prometheus.
 type Health struct {
 	service, instance string
 	ready             atomic.Bool
@@ -31,17 +31,18 @@ type Health struct {
 	notes             []func() []string
 }
 
+// check is one condition of readiness: run returns nil if it holds.
 type check struct {
 	name string
 	run  func() error
 }
 
-// NewHealth starts out alive but not ready.
+// NewHealth returns a Health that is alive and not ready.
 func NewHealth(service, instance string) *Health {
 	return &Health{service: service, instance: instance}
 }
 
-// SetReady says whether the program takes work: true once it consumes, false while it drains.
+// SetReady sets whether the program takes work: true once it consumes, false while it drains.
 func (h *Health) SetReady(ready bool) { h.ready.Store(ready) }
 
 // Check adds a condition of readiness. run is called per request and must be quick.
@@ -63,8 +64,8 @@ func (h *Health) Until(name, why string) (done func()) {
 	return func() { met.Store(true) }
 }
 
-// Connected adds the conditions that b has its server, that it is allowed what it does there, that its
-// consumers are as they should be, and that the server stores what is published.
+// Connected adds conditions: b has its server, its user is allowed what it does there, its consumers are as the
+// program made them, and the server stores what is published.
 func (h *Health) Connected(b *bus.Bus) {
 	h.Check("nats", func() error {
 		if !b.Conn().IsConnected() {
@@ -79,7 +80,7 @@ func (h *Health) Connected(b *bus.Bus) {
 	h.Note(s.paused)
 }
 
-// Note adds what is said beside the faults of work that stands still on purpose. say is called per request and must
+// Note adds a source of notes: work that stands still on purpose and is no fault. say is called per request and must
 // be quick.
 func (h *Health) Note(say func() []string) {
 	h.mu.Lock()
@@ -87,7 +88,7 @@ func (h *Health) Note(say func() []string) {
 	h.notes = append(h.notes, say)
 }
 
-// storage asks for the faults of the streams, and for paused runs, now and then.
+// storage asks for the faults of the streams, and for paused runs, at most once every storageEvery.
 type storage struct {
 	bus   *bus.Bus
 	mu    sync.Mutex
@@ -97,12 +98,13 @@ type storage struct {
 }
 
 const (
-	// storageEvery is how long an answer of storage holds, storageTimeout how long one is
-	// waited for.
+	// storageEvery is how long an answer is used, storageTimeout how long one may take.
 	storageEvery   = time.Second
 	storageTimeout = 2 * time.Second
 )
 
+// check returns an error that names every stream that stores nothing, with advice. It asks the server again once the
+// last answer is older than storageEvery.
 func (s *storage) check() error {
 	if !s.bus.Conn().IsConnected() {
 		return nil // said already
@@ -135,7 +137,7 @@ func (s *storage) check() error {
 	return err
 }
 
-// paused says which runs wait until somebody resumes them, as of the last check.
+// paused returns a note for each paused run, as of the last check.
 func (s *storage) paused() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,6 +153,7 @@ func (h *Health) Handler() http.Handler {
 	return mux
 }
 
+// faults returns the failed conditions of readiness as "name: reason"; an empty list, not nil, if all hold.
 func (h *Health) faults() []string {
 	faults := []string{}
 	if !h.ready.Load() {
@@ -167,6 +170,7 @@ func (h *Health) faults() []string {
 	return faults
 }
 
+// answer writes the JSON answer: status 200 without faults, else 503.
 func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	h.mu.Lock()
 	standing := slices.Clone(h.notes)
@@ -182,14 +186,14 @@ func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	// The client may be gone; there is nobody left to tell.
+	// The client may be gone: an error here has no reader.
 	_ = json.NewEncoder(w).Encode(map[string]any{
 		"status": status, "service": h.service, "version": Version(), "instance": h.instance, "faults": faults, "notes": notes,
 	})
 }
 
-// Serve listens on addr (host:port; port 0 picks one), which setting named, and serves
-// until stop is called. It returns the address it listens on. An empty addr serves nothing.
+// Serve listens on addr (host:port; port 0 picks one) and serves until stop is called. setting is the flag that named
+// the address, for errors. It returns the address it listens on. An empty addr serves nothing.
 func (h *Health) Serve(setting, addr string, log zerolog.Logger) (listening string, stop func(), err error) {
 	if addr == "" {
 		return "", func() {}, nil
@@ -213,13 +217,14 @@ func (h *Health) Serve(setting, addr string, log zerolog.Logger) (listening stri
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if srv.Shutdown(ctx) != nil {
-			_ = srv.Close() // what could not end in time is cut
+			_ = srv.Close() // end requests that did not end in time
 		}
 		serving.Wait()
 	}, nil
 }
 
-// askHealth is the client side, for container health checks in images without a shell.
+// askHealth asks a running program whether it is ready; nil: it is. Container health checks use it in images without
+// a shell.
 func askHealth(ctx context.Context, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

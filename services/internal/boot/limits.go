@@ -18,16 +18,16 @@ import (
 )
 
 // Age is how long a stream keeps a message: a duration with its unit ("36h", "14d"),
-// "forever", or 0 for what the stream has already.
+// "forever", or 0 to keep the stream's own.
 type Age time.Duration
 
 const (
 	forever     Age = -1
 	foreverText     = "forever"
 	day             = 24 * time.Hour
-	// minAge is the server's: a stream remembers message ids no longer than messages.
+	// minAge is a limit of the server: a stream remembers message ids no longer than messages.
 	minAge = Age(2 * time.Minute)
-	// minLimit is the least that a stream is given.
+	// minLimit is the least size of a stream.
 	minLimit = MiB
 )
 
@@ -44,7 +44,7 @@ func (a Age) String() string {
 	return time.Duration(a).String()
 }
 
-// MarshalText is String.
+// MarshalText returns String.
 func (a Age) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
 // UnmarshalText reads a duration, a number of days ("14d"), "forever", or 0.
@@ -70,7 +70,7 @@ func (a *Age) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Replicas is how many servers of a cluster keep each stream; 0: as many as do already.
+// Replicas is the number of servers in a cluster that keep each stream; 0: as many as now.
 type Replicas int
 
 // UnmarshalText reads a number of servers.
@@ -83,12 +83,11 @@ func (r *Replicas) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText is the number.
+// MarshalText returns the number.
 func (r Replicas) MarshalText() ([]byte, error) { return []byte(strconv.Itoa(int(r))), nil }
 
-// Limits are the limits of streams and of the object store, each as it is (or, for a new
-// stream, as the contract has it) where nothing is set, and on how many servers they are. The
-// tag names the stream.
+// Limits are the limits of the streams and of the object store, and on how many servers they are kept. A field that
+// is not set changes nothing; a new stream then has the limit of the contract. The tag names the stream.
 type Limits struct {
 	MaxPromptsBytes      Bytes `koanf:"max_prompts_bytes" stream:"MDR_PROMPTS" help:"size of MDR_PROMPTS"`
 	MaxGroupsBytes       Bytes `koanf:"max_groups_bytes" stream:"MDR_GROUPS" help:"size of MDR_GROUPS"`
@@ -112,7 +111,7 @@ type Limits struct {
 	StreamReplicas Replicas `koanf:"stream_replicas" help:"how many servers of a cluster keep each stream: 3 survive the loss of one; new streams are on one"`
 }
 
-// Apply changes what is set, of streams that are there.
+// Apply changes the limits that are set, of streams that exist.
 func (l Limits) Apply(ctx context.Context, b *bus.Bus) error {
 	if err := b.SetLimits(ctx, l.Streams()...); err != nil {
 		return err
@@ -120,7 +119,7 @@ func (l Limits) Apply(ctx context.Context, b *bus.Bus) error {
 	return b.SetReplicas(ctx, int(l.StreamReplicas))
 }
 
-// Any says whether anything is set.
+// Any reports whether any limit is set.
 func (l Limits) Any() bool { return l != Limits{} }
 
 // each calls f for every setting.
@@ -139,7 +138,7 @@ func (l *Limits) Flags(fs *pflag.FlagSet) {
 	})
 }
 
-// limitFlag is a limit on the command line.
+// limitFlag is a limit as a command-line flag.
 type limitFlag struct{ value reflect.Value }
 
 // String shows no default: a limit that is not set is left as it is.
@@ -156,7 +155,7 @@ func (f limitFlag) Set(text string) error {
 
 func (f limitFlag) Type() string { return typeName(f.value.Type()) }
 
-// Streams is what is set, by stream.
+// Streams returns the limits that are set, by stream.
 func (l Limits) Streams() []bus.StreamLimit {
 	var out []bus.StreamLimit
 	l.each(func(_, stream, _ string, v reflect.Value) {
@@ -177,7 +176,7 @@ func (l Limits) Streams() []bus.StreamLimit {
 	return out
 }
 
-// Validate joins every fault by field name.
+// Validate returns all faults, joined, each with the name of its field.
 func (l Limits) Validate() error {
 	var errs []error
 	l.each(func(key, _, _ string, v reflect.Value) {
@@ -188,7 +187,7 @@ func (l Limits) Validate() error {
 	return errors.Join(errs...)
 }
 
-// SizeFlag is the flag of a stream's size, "max-steps-bytes"; empty for one that has none.
+// SizeFlag returns the flag of a stream's size, "max-steps-bytes"; empty for a stream without one.
 func SizeFlag(stream string) (flag string) {
 	(&Limits{}).each(func(key, s, _ string, v reflect.Value) {
 		if _, ok := v.Interface().(Bytes); ok && s == stream {
@@ -198,15 +197,15 @@ func SizeFlag(stream string) (flag string) {
 	return flag
 }
 
-// Scarce says that a stream has less than a fifth of its limits left, and what to do; nothing where it
-// has more, drops its oldest, or is the queue of requests, which is full while samplers are busy.
+// Scarce says that a stream has less than a fifth of its limits left, and what to do. Both are empty if it has more
+// left, drops its oldest messages, or is the queue of requests, which is full while samplers are busy.
 func Scarce(s *bus.StreamStats) (what, fix string) {
 	if s.State != bus.StateNearlyFull || s.Name == schemas.StreamRequests {
 		return "", ""
 	}
-	fix = "free what nobody needs with 'meander gc --gc-age 24h'"
-	if s.Name == bus.BlobStream {
-		fix = "free images and weights that nothing needs with 'meander gc --blobs'"
+	fix = "free old groups with 'meander gc --gc-age 24h'"
+	if s.Name == schemas.StreamBlobBucket {
+		fix = "free images and weights that no event names with 'meander gc --blobs'"
 	}
 	if flag := SizeFlag(s.Name); flag != "" {
 		fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
@@ -214,7 +213,7 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 	return fmt.Sprintf("%s is nearly full: %s of %s", s.Name, Bytes(s.Bytes).Rough(), Bytes(s.MaxBytes).Rough()), fix
 }
 
-// Advice says what a stream that takes nothing is about, and what to do, in one line.
+// Advice says in one line why a stream stores nothing, and what to do.
 func Advice(f bus.Fault) string {
 	if !f.Full() {
 		return fmt.Sprintf("%s: the server does not do what is asked (%v); see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another one has to be started again", f.Name, f.Err)
@@ -222,9 +221,9 @@ func Advice(f bus.Fault) string {
 	if f.OnDisk {
 		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s; make room on its disk, it goes on by itself then", f.Name, f.Waiting, Bytes(f.Need).Rough())
 	}
-	fix := ", or free what nobody needs with 'meander gc --gc-age 24h' or 'meander runs rm RUN'"
-	if f.Name == bus.BlobStream {
-		fix = ", or free images and weights that nothing needs with 'meander gc --blobs', those of old groups with " +
+	fix := ", or free old groups with 'meander gc --gc-age 24h' or 'meander runs rm RUN'"
+	if f.Name == schemas.StreamBlobBucket {
+		fix = ", or free images and weights that no event names with 'meander gc --blobs', those of old groups with " +
 			"'meander gc --gc-age 24h', those of a run with 'meander runs rm RUN'"
 	}
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
@@ -235,7 +234,8 @@ func Advice(f bus.Fault) string {
 		what += fmt.Sprintf(", and %s are to be stored", Bytes(f.Refused).Rough())
 	}
 	if f.Waiting > 0 {
-		what += fmt.Sprintf(", %s kept for samples in hand; %d samples wait, the first for %s", Bytes(f.Held).Rough(), f.Waiting, Bytes(f.Need).Rough())
+		what += fmt.Sprintf(", %s kept for samples in flight; %d samples wait, the first for %s", Bytes(f.Held).Rough(),
+			f.Waiting, Bytes(f.Need).Rough())
 	}
 	if flag := SizeFlag(f.Name); flag != "" {
 		what += fmt.Sprintf("; give it more with 'meander streams limit --%s SIZE'", flag)

@@ -44,7 +44,7 @@ func TestLimits_Streams(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]bus.StreamLimit{
-		schemas.StreamSteps: {Stream: schemas.StreamSteps, MaxBytes: 2 << 30, MaxAge: -1}, bus.BlobStream: {Stream: bus.BlobStream, MaxBytes: 1 << 30},
+		schemas.StreamSteps: {Stream: schemas.StreamSteps, MaxBytes: 2 << 30, MaxAge: -1}, schemas.StreamBlobBucket: {Stream: schemas.StreamBlobBucket, MaxBytes: 1 << 30},
 	}
 	got := map[string]bus.StreamLimit{}
 	for _, s := range l.Streams() {
@@ -59,7 +59,7 @@ func TestLimits_Streams(t *testing.T) {
 			t.Errorf("%s has the flag %q", s.Name, flag)
 		}
 	}
-	if boot.SizeFlag(bus.BlobStream) == "" {
+	if boot.SizeFlag(schemas.StreamBlobBucket) == "" {
 		t.Error("the object store has no flag")
 	}
 	l.MaxStepsBytes = 1

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/term"
 )
 
-// Log is how a program logs. Logs go to standard error.
+// Log is the settings of a program's logs. They go to standard error.
 type Log struct {
 	Level  string `koanf:"level" help:"least severe lines to log: trace, debug, info, warn, error"`
 	Format string `koanf:"format" help:"json, console, or auto: console on a terminal"`
 }
 
-// DefaultLog is info, console on a terminal and JSON elsewhere.
+// DefaultLog has level info; its format is console on a terminal and JSON elsewhere.
 func DefaultLog() Log { return Log{Level: "info", Format: "auto"} }
 
-// Validate joins every fault by field name.
+// Validate returns all faults, joined, each with the name of its field.
 func (l Log) Validate() error {
 	return errors.Join(
 		oneOf("log.level", l.Level, "trace", "debug", "info", "warn", "error"),
@@ -30,6 +30,7 @@ func (l Log) Validate() error {
 	)
 }
 
+// oneOf returns an error that lists the allowed values, unless value is one of them.
 func oneOf(field, value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -46,7 +47,7 @@ func (l Log) Logger(w io.Writer, service, instance string) zerolog.Logger {
 	}
 	console := l.Format == "console" || l.Format == "auto" && IsTerminal(w)
 	if console {
-		// On a terminal the same three values on every line would only be in the way.
+		// Version and instance would be the same on every line of a terminal.
 		cw := zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !IsTerminal(w)}
 		return zerolog.New(cw).Level(level).With().Timestamp().Str("service", service).Logger()
 	}
@@ -54,13 +55,13 @@ func (l Log) Logger(w io.Writer, service, instance string) zerolog.Logger {
 		Str("service", service).Str("version", Version()).Str("instance", instance).Logger()
 }
 
-// IsTerminal says whether w is one.
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := File(w)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// File is the file that w writes to, if it is one, or passes on to one.
+// File returns the file that w is, or that w passes its bytes on to; false if there is none.
 func File(w io.Writer) (*os.File, bool) {
 	if over, ok := w.(interface{ Under() io.Writer }); ok {
 		w = over.Under()

@@ -11,8 +11,8 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// NATS is how a program reaches the NATS server. The variables are shared by all
-// programs: use it as a field with the tags koanf:"nats" env:"MEANDER_NATS_".
+// NATS is the settings for the connection to the NATS server. The variables are shared by all programs: use it as a
+// field with the tags koanf:"nats" env:"MEANDER_NATS_".
 type NATS struct {
 	URL       string `koanf:"url" help:"NATS server, or several separated by commas"`
 	Token     string `koanf:"token" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
@@ -25,12 +25,12 @@ type NATS struct {
 // DefaultNATS is a server on this machine.
 func DefaultNATS() NATS { return NATS{URL: "nats://127.0.0.1:4222"} }
 
-// Servers are the URLs, in order.
+// Servers returns the URLs, in order.
 func (n NATS) Servers() []string {
 	return strings.FieldsFunc(n.URL, func(r rune) bool { return r == ' ' || r == ',' })
 }
 
-// Validate joins every fault by field name.
+// Validate returns all faults, joined, each with the name of its field.
 func (n NATS) Validate() error {
 	var errs []error
 	servers := n.Servers()
@@ -43,7 +43,8 @@ func (n NATS) Validate() error {
 		case err != nil:
 			errs = append(errs, errors.New("nats.url: not a URL; must look like nats://127.0.0.1:4222"))
 		case u.Host == "" || oneOf("", u.Scheme, "nats", "tls", "ws", "wss") != nil:
-			errs = append(errs, fmt.Errorf("nats.url: %q; must be nats://, tls://, ws:// or wss:// and a host", bus.RedactURL(s)))
+			errs = append(errs, fmt.Errorf("nats.url: %q; must be nats://, tls://, ws:// or wss:// and a host",
+				bus.RedactURL(s)))
 		}
 	}
 	if n.Token != "" && n.CredsFile != "" {
@@ -55,8 +56,8 @@ func (n NATS) Validate() error {
 	return errors.Join(errs...)
 }
 
-// NewInstance names this process: host, process id and a random end, at most 64
-// characters of A-Z a-z 0-9 _ -, so that it may become a token of a subject.
+// NewInstance names this process: host, process id and a random end. It has at most 64 characters of A-Z a-z 0-9 _ -,
+// so it can be a token of a subject.
 func NewInstance() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {
@@ -66,9 +67,8 @@ func NewInstance() string {
 	return fmt.Sprintf("%s-%d-%s", host[:min(len(host), 40)], os.Getpid(), strings.ToLower(rand.Text()[:8]))
 }
 
-// Bus is the settings as package bus takes them. A server that is not there yet is
-// waited for, as long as the program runs: the order in which programs start does
-// not matter.
+// Bus returns the settings as package bus wants them. The connection waits for a server that is not there yet, as
+// long as the program runs: programs may start in any order.
 func (n NATS) Bus(name string) bus.Config {
 	return bus.Config{
 		URL: strings.Join(n.Servers(), ","), Token: n.Token, CredsFile: n.CredsFile,

@@ -38,12 +38,13 @@ func Print(w io.Writer, cfg any) error {
 	return enc.Close()
 }
 
-// PrintWanted says whether --print-config was given.
+// PrintWanted reports whether --print-config was given.
 func PrintWanted(fs *pflag.FlagSet) bool {
 	wanted, err := fs.GetBool(flagPrintConfig)
 	return err == nil && wanted
 }
 
+// sectionNode returns the YAML node of the section at path, and makes it, with those around it, at first use.
 func sectionNode(sections map[string]*yaml.Node, path string) *yaml.Node {
 	if n, ok := sections[path]; ok {
 		return n
@@ -59,6 +60,7 @@ func sectionNode(sections map[string]*yaml.Node, path string) *yaml.Node {
 	return n
 }
 
+// valueNode returns the YAML node of a setting's value; a secret is masked.
 func valueNode(f *field, v reflect.Value) *yaml.Node {
 	if f.secret {
 		text := ""
@@ -77,6 +79,7 @@ func valueNode(f *field, v reflect.Value) *yaml.Node {
 	return n
 }
 
+// scalarNode returns the YAML node of one value; URLs lose their credentials.
 func scalarNode(v reflect.Value) *yaml.Node {
 	if v.Kind() == reflect.String {
 		return textNode(redact(v.String()))
@@ -84,7 +87,8 @@ func scalarNode(v reflect.Value) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Value: valueText(v)}
 }
 
-// textNode quotes where a plain scalar would be read as something else ("no", "1e3").
+// textNode returns the YAML node of a text. It is quoted where YAML would read the plain text as something else
+// ("no", "1e3").
 func textNode(s string) *yaml.Node {
 	n := &yaml.Node{}
 	n.SetString(s)

@@ -25,7 +25,7 @@ func TestScarce(t *testing.T) {
 
 // A full object store has a way out of its own: images and weights go by what names them.
 func TestAdvice_Blobs(t *testing.T) {
-	full := bus.StreamStats{Name: bus.BlobStream, State: bus.StateFull, Bytes: 6 << 30, MaxBytes: 8 << 30}
+	full := bus.StreamStats{Name: schemas.StreamBlobBucket, State: bus.StateFull, Bytes: 6 << 30, MaxBytes: 8 << 30}
 	says := Advice(bus.Fault{StreamStats: full, Refused: 3 << 30})
 	for _, want := range []string{
 		"OBJ_mdr-blobs is full: 6.0 GiB of 8.0 GiB, and 3.0 GiB are to be stored",

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -25,27 +26,27 @@ type Service[T any] struct {
 	Name string
 	// Summary is what the program does, in a sentence without a period.
 	Summary string
-	// Examples for --help, one command per line.
+	// Examples are command lines for --help.
 	Examples []string
-	// Default settings of the service. Keys it shares with the common ones (instance,
-	// drain_timeout) are one setting, and its defaults decide.
+	// Default is the settings of the service. A key that is also in the common settings (instance,
+	// drain_timeout) is one setting with the default given here.
 	Default T
-	// HealthAddr is where health is served by default.
+	// HealthAddr is the default address of the health endpoint.
 	HealthAddr string
 	// Setup says whether the program creates the streams by default.
 	Setup bool
-	// Health gives the settings what the service adds conditions of readiness to; nil: it has
-	// none of its own.
+	// Health puts h into the settings of a service that has conditions of readiness of its own;
+	// nil: it has none.
 	Health func(cfg *T, h *Health)
-	// Run serves until ctx ends and the work in hand is finished or handed back.
+	// Run serves until ctx ends and the work in flight is finished, or returned to the server.
 	Run func(ctx context.Context, cfg T, b *bus.Bus, log zerolog.Logger) error
 }
 
-// common is the settings every service program has.
+// common is the settings that every service program has.
 type common struct {
 	Instance     string        `koanf:"instance" help:"name of this process in logs, events and service discovery; default host, process id and a random end"`
 	HealthAddr   string        `koanf:"health_addr" help:"host:port of /healthz, /readyz and /metrics; empty for none"`
-	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in flight at shutdown"`
 	Setup        bool          `koanf:"setup" help:"create or update the streams at start; one program of a pipeline has to"`
 	NATS         NATS          `koanf:"nats" env:"MEANDER_NATS_"`
 	Log          Log           `koanf:"log" env:"MEANDER_LOG_"`
@@ -58,7 +59,7 @@ type settings[T any] struct {
 	Common  common `koanf:",squash"`
 }
 
-// Validate joins the faults of all parts.
+// Validate returns the faults of all parts, joined.
 func (s settings[T]) Validate() error {
 	var errs []error
 	if c, ok := any(s.Service).(interface{ Validate() error }); ok {
@@ -73,7 +74,7 @@ func (s settings[T]) Validate() error {
 	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate(), s.Common.Limits.Validate())...)
 }
 
-// grace is how long after the drain timeout a program that still runs is ended.
+// grace is how long a program may run after its drain timeout before it is ended.
 const grace = 5 * time.Second
 
 // Main is the whole main function of a service program.
@@ -95,6 +96,7 @@ func (s Service[T]) Execute(ctx context.Context, args, environ []string, stdout,
 	return code
 }
 
+// execute runs one command line: help, version, health check or printed settings; else it serves.
 func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
 	def := settings[T]{Service: s.Default, Common: common{
 		HealthAddr: s.HealthAddr, DrainTimeout: 20 * time.Second, Setup: s.Setup, NATS: DefaultNATS(), Log: DefaultLog(),
@@ -138,7 +140,7 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 	return s.serve(ctx, cfg, stderr)
 }
 
-// serve connects, serves and drains.
+// serve connects, serves, and drains once ctx ends or a signal comes.
 func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer) error {
 	c := cfg.Common
 	log := c.Log.Logger(stderr, s.Name, c.Instance)
@@ -152,16 +154,16 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 	defer stopHealth()
 	b, err := bus.Connect(ctx, c.NATS.Bus("meander-"+s.Name+" "+c.Instance), log)
 	if err != nil {
-		return stopped(ctx, err)
+		return ignoreStop(ctx, err)
 	}
 	err = s.consume(ctx, cfg, b, health, log)
 	if closing := b.Close(); closing != nil {
 		err = errors.Join(err, fmt.Errorf("close the connection: %w", closing))
 	}
-	return stopped(ctx, err)
+	return ignoreStop(ctx, err)
 }
 
-// consume runs the service between two states of readiness.
+// consume prepares the streams, runs the service, and is ready in between.
 func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger) error {
 	prepare := b.Ready
 	if cfg.Common.Setup {
@@ -178,7 +180,7 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 		return err
 	}
 	if cfg.Common.Setup {
-		// Whoever sets the streams up also shows how full they are.
+		// The program that sets the streams up also shows how full they are.
 		defer instrument.Plane(prometheus.DefaultRegisterer, b)()
 	}
 	health.Connected(b)
@@ -197,7 +199,7 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	return err
 }
 
-// setUp makes the streams. Who may not, on a server with roles, waits until somebody else has.
+// setUp makes the streams. On a server with roles, a user who may not make them waits until the admin has.
 func setUp(ctx context.Context, b *bus.Bus, replicas int, log zerolog.Logger) error {
 	err := b.Setup(ctx, bus.Replicas(replicas))
 	if errors.Is(err, bus.ErrPermission) && ctx.Err() == nil {
@@ -207,25 +209,24 @@ func setUp(ctx context.Context, b *bus.Bus, replicas int, log zerolog.Logger) er
 	return err
 }
 
-// Clock is what a service answers on bus.ClockSubject: the time that its machine has, in Unix nanoseconds.
+// Clock is the answer of a service on auth.ClockSubject: the time of its machine, in Unix nanoseconds.
 type Clock struct {
 	Service  string `json:"service"`
 	Instance string `json:"instance"`
 	At       int64  `json:"at"`
 }
 
-// TellTime has a service answer those who compare clocks.
+// TellTime adds an endpoint to discovery that answers with the time of this machine; meander doctor compares clocks.
 func TellTime(discovery micro.Service, instance string) error {
 	tell := micro.HandlerFunc(func(r micro.Request) {
 		name := strings.TrimPrefix(discovery.Info().Name, "meander-")
-		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()}) // who asked has gone
+		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()}) // an error means that the asker has gone
 	})
 	all := micro.WithEndpointQueueGroupDisabled()
-	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(bus.ClockSubject), all)
+	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(auth.ClockSubject), all)
 }
 
-// Announce shows a service in NATS's service discovery (nats micro ls) as
-// meander-<name>, until leave.
+// Announce shows a service in NATS's service discovery (nats micro ls) as meander-<name>, until leave is called.
 func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (leave func(), err error) {
 	discovery, err := micro.AddService(b.Conn(), micro.Config{
 		Name: "meander-" + name, Version: semver(Version()), Description: summary,
@@ -239,13 +240,13 @@ func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (l
 	}
 	return func() {
 		if err := discovery.Stop(); err != nil {
-			log.Warn().Err(err).Msg("left service discovery without a word") // the server is gone
+			log.Warn().Err(err).Msg("not removed from service discovery") // the server is gone
 		}
 	}, nil
 }
 
-// runBounded runs the service and, once ctx has ended, waits for it no longer than the
-// drain timeout and some grace: what it still holds is redelivered to another.
+// runBounded runs the service. Once ctx has ended it waits for the service no longer than the drain timeout and some
+// grace; the server then delivers unfinished work to another replica.
 func (s Service[T]) runBounded(ctx context.Context, cfg settings[T], b *bus.Bus, log zerolog.Logger) error {
 	work, end := context.WithCancel(ctx)
 	defer end()
@@ -255,7 +256,7 @@ func (s Service[T]) runBounded(ctx context.Context, cfg settings[T], b *bus.Bus,
 		return s.Run(work, cfg.Service, b, log)
 	})
 	if cfg.Common.Setup {
-		// Whoever sets the streams up also watches what the server gave up on.
+		// The program that sets the streams up also watches which messages the server gave up on.
 		g.Go(func() error { return b.WatchAdvisories(work) })
 	}
 	done := make(chan error, 1)
@@ -271,18 +272,19 @@ func (s Service[T]) runBounded(ctx context.Context, cfg settings[T], b *bus.Bus,
 	case err := <-done:
 		return err
 	case <-late.C:
-		return fmt.Errorf("not drained within %v; what was in hand will be redelivered", cfg.Common.DrainTimeout+grace)
+		return fmt.Errorf("not drained within %v; work in flight will be redelivered", cfg.Common.DrainTimeout+grace)
 	}
 }
 
-// stopped takes the end of ctx for what it is: what was asked for, no failure.
-func stopped(ctx context.Context, err error) error {
+// ignoreStop returns nil for the error of a stop that was asked for, else err.
+func ignoreStop(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
 	}
 	return err
 }
 
+// help returns the text of --help.
 func (s Service[T]) help(fs *pflag.FlagSet) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "meander-%s %s\n\nUsage:\n  meander-%s [flags]\n\nExamples:\n", s.Name, s.Summary, s.Name)

@@ -10,8 +10,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// EndSignals are those that ask a program to end: SIGINT, SIGTERM and, where whoever started it has not had it ignored
-// (nohup), SIGHUP: its terminal is gone.
+// EndSignals returns the signals that ask a program to end: SIGINT, SIGTERM, and SIGHUP (its terminal is gone) unless
+// it was started with SIGHUP ignored (nohup).
 func EndSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -20,10 +20,9 @@ func EndSignals() []os.Signal {
 	return signals
 }
 
-// Signals returns a context that ends at the first of EndSignals, so that the
-// program drains: it finishes or hands back the work in hand. A second signal ends
-// the process at once with ExitFailure. Call stop when the work is done; it gives
-// the signals back and waits for the goroutine that watched them.
+// Signals returns a context that ends at the first of EndSignals, so that the program drains: it finishes the work in
+// flight, or returns it to the server. A second signal ends the process at once with ExitFailure. Call stop when the
+// work is done: it restores the signals' usual effect and waits for the goroutine that watched them.
 func Signals(parent context.Context, log zerolog.Logger) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)

@@ -6,24 +6,26 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// didYouMean names the known key nearest to an unknown one, if it is near.
+// didYouMean suggests the known key that is nearest to an unknown one; "" if none is near.
 func didYouMean(key string, fields []*field) string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.path
 	}
-	return hint(key, names)
+	return suggest(key, names)
 }
 
+// didYouMeanEnv is didYouMean for environment variables.
 func didYouMeanEnv(variable string, fields []*field) string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.env
 	}
-	return hint(variable, names)
+	return suggest(variable, names)
 }
 
-func hint(word string, names []string) string {
+// suggest is the text "; did you mean NAME?" with the nearest of the names; "" if none is near.
+func suggest(word string, names []string) string {
 	best := schemas.Nearest(word, names)
 	if best == "" {
 		return ""
@@ -31,12 +33,13 @@ func hint(word string, names []string) string {
 	return "; did you mean " + best + "?"
 }
 
-// empty says whether a YAML value is a section without content.
-func empty(raw any) bool {
+// isEmpty reports whether a YAML value is a section without content.
+func isEmpty(raw any) bool {
 	m, ok := raw.(map[string]any)
 	return raw == nil || ok && len(m) == 0
 }
 
+// isSection reports whether any setting is below key.
 func isSection(fields []*field, key string) bool {
 	for _, f := range fields {
 		if strings.HasPrefix(f.path, key+".") {

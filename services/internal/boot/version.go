@@ -9,8 +9,8 @@ import (
 // version is stamped by the linker (-X); see the Makefile.
 var version string
 
-// Version is the version of this build: what the linker stamped, else the module's
-// version, else the revision the build recorded, else "devel".
+// Version returns the version of this build: what the linker stamped, else the module's version, else the revision
+// that the build recorded, else "devel".
 func Version() string {
 	if version != "" {
 		return version
@@ -42,8 +42,8 @@ var (
 	notInTags = regexp.MustCompile(`[^0-9A-Za-z-]+`)
 )
 
-// semver puts a version into the form the NATS micro-service protocol insists on:
-// what is not a semantic version becomes the build tag of 0.0.0.
+// semver puts a version into the form that the NATS micro-service protocol requires. What is not a semantic version
+// becomes the build tag of 0.0.0.
 func semver(v string) string {
 	if s := strings.TrimPrefix(v, "v"); semantic.MatchString(s) {
 		return s

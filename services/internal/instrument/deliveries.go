@@ -11,7 +11,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Deliveries counts what comes of one stream and what cannot be used of it.
+// Deliveries counts the messages of one stream: received, retried, and refused as dead letters.
 type Deliveries struct {
 	stream        string
 	first, again  prometheus.Counter
@@ -20,10 +20,11 @@ type Deliveries struct {
 
 // Deliveries makes the counters of a stream that the service consumes.
 func (s Set) Deliveries(stream string) Deliveries {
-	came := s.Counter("deliveries_total", "messages received, by stream and delivery: first or again", "stream", "delivery")
+	came := s.Counter("deliveries_total", "messages received, by stream and delivery: first or again", "stream",
+		"delivery")
 	d := Deliveries{
 		stream: stream, first: came.WithLabelValues(stream, "first"), again: came.WithLabelValues(stream, "again"),
-		retries: s.Counter("retries_total", "tries that failed for what may pass, by stream and reason: full (the next stream has no room) or error", "stream", "reason"),
+		retries: s.Counter("retries_total", "tries that failed and are repeated, by stream and reason: full (the next stream has no room) or error", "stream", "reason"),
 		dead:    s.Counter("dead_total", "messages refused or given up, by stream and code of their dead letter", "stream", "code"),
 	}
 	for _, reason := range []string{retryError, retryFull} {
@@ -35,8 +36,8 @@ func (s Set) Deliveries(stream string) Deliveries {
 	return d
 }
 
-// Came counts a message that was received.
-func (d Deliveries) Came(m *bus.Message) {
+// Received counts a message that was received.
+func (d Deliveries) Received(m *bus.Message) {
 	if m.Delivered > 1 {
 		d.again.Inc()
 	} else {
@@ -44,7 +45,7 @@ func (d Deliveries) Came(m *bus.Message) {
 	}
 }
 
-// Retried counts a try that failed for what may pass.
+// Retried counts a handler's failure after which the message comes again.
 func (d Deliveries) Retried(err error) {
 	reason := retryError
 	if errors.Is(err, bus.ErrStreamFull) {
@@ -59,10 +60,10 @@ const (
 	retryFull  = "full"
 )
 
-// Dead counts a dead letter.
+// Dead counts a dead letter by its code.
 func (d Deliveries) Dead(code string) { d.dead.WithLabelValues(d.stream, code).Inc() }
 
-// Count is the consumer that counts what c and h do.
+// Count wraps a consumer so that its deliveries, retries and dead letters are counted.
 func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus.Handler) {
 	d := s.Deliveries(c.Stream)
 	giveUp := c.OnGiveUp
@@ -75,13 +76,13 @@ func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus
 		d.Dead(bus.Code(cause))
 		return nil
 	}
-	var held sync.Map // of messages whose handler runs again: the delivery is the same
+	var held sync.Map // messages whose handler runs again for the same delivery
 	return c, func(ctx context.Context, m *bus.Message) error {
 		if _, again := held.LoadAndDelete(m); !again {
-			d.Came(m)
+			d.Received(m)
 		}
 		err := h(ctx, m)
-		if _, terminal := errors.AsType[*bus.TerminalError](err); err != nil && !terminal && !m.Settled() && ctx.Err() == nil {
+		if _, terminal := errors.AsType[*bus.TerminalError](err); err != nil && !terminal && !m.Acknowledged() && ctx.Err() == nil {
 			d.Retried(err)
 			if errors.Is(err, bus.ErrStreamFull) {
 				held.Store(m, nil)

@@ -1,6 +1,6 @@
 // Package instrument makes the counters, gauges and histograms of a service for
-// Prometheus. Several services of one process, and several copies of one service, share
-// them.
+// Prometheus. A Set makes those of one service. Several services of one process, and
+// several copies of one service, share them: equal names are one instrument.
 //
 // A name is meander_<service>_<what>_<unit>: counters end in _total, histograms in
 // _seconds or _ratio, everything else is a gauge.
@@ -19,7 +19,7 @@ type Set struct {
 	service  string
 }
 
-// New makes a set on a registry; on nil the instruments count and are not shown.
+// New returns a set on a registry; on nil the instruments count and are not shown.
 func New(r prometheus.Registerer, service string) Set {
 	if r == nil {
 		r = prometheus.NewRegistry()
@@ -27,15 +27,15 @@ func New(r prometheus.Registerer, service string) Set {
 	return Set{r, service}
 }
 
-// Counter has one value for each combination of labels. Those that are known beforehand
-// are to be made at the start (Zero): a rate cannot be told from a first value.
+// Counter returns a counter with one value for each combination of labels. Make known values at the start (Zero): a
+// rate cannot be told from a first value.
 func (s Set) Counter(name, help string, labels ...string) *prometheus.CounterVec {
 	return register(s.registry, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "meander", Subsystem: s.service, Name: name, Help: help,
 	}, labels))
 }
 
-// Zero makes the values of a counter with one label.
+// Zero makes values of a counter with one label, so that they are shown from the start.
 func Zero(c *prometheus.CounterVec, values ...string) *prometheus.CounterVec {
 	for _, v := range values {
 		c.WithLabelValues(v)
@@ -43,20 +43,20 @@ func Zero(c *prometheus.CounterVec, values ...string) *prometheus.CounterVec {
 	return c
 }
 
-// Gauge has one value for each combination of labels. Copies of a service add up in it:
-// Add and Sub, not Set.
+// Gauge returns a gauge with one value for each combination of labels. Copies of a service add up in it: use Add and
+// Sub, not Set.
 func (s Set) Gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 	return register(s.registry, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: "meander", Subsystem: s.service, Name: name, Help: help,
 	}, labels))
 }
 
-// Seconds is a histogram of times from half a millisecond to half a minute.
+// Seconds returns a histogram of times from half a millisecond to half a minute.
 func (s Set) Seconds(name, help string, labels ...string) *prometheus.HistogramVec {
 	return s.histogram(name, help, prometheus.ExponentialBuckets(0.0005, 2, 16), labels)
 }
 
-// Ratio is a histogram of shares from 0 to 1, in eighths.
+// Ratio returns a histogram of shares from 0 to 1, in eighths.
 func (s Set) Ratio(name, help string, labels ...string) *prometheus.HistogramVec {
 	return s.histogram(name, help, prometheus.LinearBuckets(0.125, 0.125, 8), labels)
 }
@@ -67,29 +67,31 @@ func (s Set) histogram(name, help string, buckets []float64, labels []string) *p
 	}, labels))
 }
 
-// CounterOf is a counter that others keep, with the labels that it has for ever: read is asked
-// when somebody looks, and must be quick and never fall. After stop the last value stays.
+// CounterOf shows a counter that is kept elsewhere, with fixed labels. read is called at each scrape; it must be
+// quick, and its value must never fall. After stop the last value stays.
 func (s Set) CounterOf(name, help string, read func() float64, labels ...prometheus.Labels) (stop func()) {
 	return s.sum(name, help, prometheus.CounterValue, labels).add(read, true)
 }
 
-// GaugeOf is a gauge that others keep, until stop.
+// GaugeOf shows a gauge that is kept elsewhere, until stop is called.
 func (s Set) GaugeOf(name, help string, read func() float64, labels ...prometheus.Labels) (stop func()) {
 	return s.sum(name, help, prometheus.GaugeValue, labels).add(read, false)
 }
 
+// sum registers, or finds, the sum that copies of a service add their values to.
 func (s Set) sum(name, help string, kind prometheus.ValueType, labels []prometheus.Labels) *sum {
-	of := prometheus.Labels{}
+	merged := prometheus.Labels{}
 	for _, l := range labels {
-		maps.Copy(of, l)
+		maps.Copy(merged, l)
 	}
 	return register(s.registry, &sum{
-		desc: prometheus.NewDesc(prometheus.BuildFQName("meander", s.service, name), help, nil, of),
+		desc: prometheus.NewDesc(prometheus.BuildFQName("meander", s.service, name), help, nil, merged),
 		kind: kind, parts: map[int]func() float64{},
 	})
 }
 
-// register returns what is registered under the name already, or c.
+// register returns what is registered under the name already, or registers c. It panics if the name has another
+// meaning.
 func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
 	err := r.Register(c)
 	if err == nil {

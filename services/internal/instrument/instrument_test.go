@@ -74,7 +74,7 @@ func TestSet_Count(t *testing.T) {
 	defer cancel()
 	outcomes := []error{bus.ErrStreamFull, errors.New("it may pass"), bus.Terminal(schemas.CodeInvalid, errors.New("never"))}
 	consumer, handle := instrument.New(r, "x").Count(bus.ConsumerConfig{
-		Stream: schemas.StreamPrompts, Durable: "x", RetryDelay: time.Millisecond,
+		Durable: schemas.Durable{Stream: schemas.StreamPrompts, Name: "x"}, RetryDelay: time.Millisecond,
 		OnGiveUp: func(context.Context, *bus.Message, error) error { told = true; return nil },
 	}, func(context.Context, *bus.Message) error {
 		err := outcomes[0]

@@ -9,12 +9,12 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// planeTimeout bounds the questions to the server of one scrape.
+// planeTimeout bounds what one scrape asks of the server.
 const planeTimeout = 3 * time.Second
 
-// Plane shows the streams and the queue of every durable consumer, asking the server
-// whenever somebody looks, until stop. One program of a pipeline does this for all stages,
-// so that the queue of a stage nobody serves is seen, too.
+// Plane shows the streams and the queue of every durable consumer until stop is called. It asks the server at each
+// scrape. One program of a pipeline does this for all stages, so that the queue of a stage that no process serves is
+// seen, too.
 func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 	if r == nil {
 		return func() {}
@@ -30,8 +30,8 @@ func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 		used:     label("stream", "used_share", "share of the limit that a stream holds; a warning from 0.8", "stream"),
 		limit:    label("stream", "limit_bytes", "most bytes of a stream; not there for a stream without a limit", "stream"),
 		waiting:  label("queue", "waiting_messages", "messages that a consumer has not yet been given", "stage", "durable"),
-		inHand:   label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage", "durable"),
-		again:    label("queue", "redelivered_messages", "messages in hand that came more than once", "stage", "durable"),
+		inFlight: label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage", "durable"),
+		again:    label("queue", "redelivered_messages", "messages in flight that came more than once", "stage", "durable"),
 	}
 	if register(r, p) != p {
 		return func() {} // the process shows them already
@@ -39,19 +39,21 @@ func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 	return func() { r.Unregister(p) }
 }
 
+// plane is the collector of Plane.
 type plane struct {
 	bus                        *bus.Bus
 	up, messages, bytes, limit *prometheus.Desc
 	used                       *prometheus.Desc
-	waiting, inHand, again     *prometheus.Desc
+	waiting, inFlight, again   *prometheus.Desc
 }
 
 func (p *plane) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{p.up, p.messages, p.bytes, p.limit, p.used, p.waiting, p.inHand, p.again} {
+	for _, d := range []*prometheus.Desc{p.up, p.messages, p.bytes, p.limit, p.used, p.waiting, p.inFlight, p.again} {
 		ch <- d
 	}
 }
 
+// Collect asks the server for the sizes of streams and queues. If it does not answer, up is 0 and the rest is absent.
 func (p *plane) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -60,7 +62,7 @@ func (p *plane) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	streams, err := p.bus.Stats(ctx)
 	if err != nil {
-		gauge(p.up, 0) // the rest of the scrape is as good as ever
+		gauge(p.up, 0) // the rest of the scrape is still valid
 		return
 	}
 	gauge(p.up, 1)
@@ -73,7 +75,7 @@ func (p *plane) Collect(ch chan<- prometheus.Metric) {
 		}
 		for _, c := range s.Consumers {
 			gauge(p.waiting, float64(c.Pending), c.Stage, c.Name)
-			gauge(p.inHand, float64(c.AckPending), c.Stage, c.Name)
+			gauge(p.inFlight, float64(c.AckPending), c.Stage, c.Name)
 			gauge(p.again, float64(c.Redelivered), c.Stage, c.Name)
 		}
 	}

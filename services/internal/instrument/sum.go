@@ -6,17 +6,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// sum is one number that the copies of a service make together.
+// sum is one value to which all copies of a service add.
 type sum struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 
 	mu    sync.Mutex
-	ended float64 // what copies counted that are gone
+	ended float64 // what stopped copies had counted
 	next  int
 	parts map[int]func() float64
 }
 
+// add adds a copy's value until stop is called; if stays, its last value remains in the sum.
 func (s *sum) add(read func() float64, stays bool) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,6 +36,7 @@ func (s *sum) add(read func() float64, stays bool) (stop func()) {
 
 func (s *sum) Describe(ch chan<- *prometheus.Desc) { ch <- s.desc }
 
+// Collect sends the sum over all copies.
 func (s *sum) Collect(ch chan<- prometheus.Metric) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -55,7 +55,7 @@ def draw(r: random.Random, held_out: bool = False) -> Problem:
 
 
 def slip(r: random.Random, p: Problem) -> int:
-    """A wrong answer such as somebody makes who knows how: a digit or two off, or the sign."""
+    """A wrong answer of the kind that people make who know how: a digit or two off, or the sign."""
     places = len(str(abs(p.truth)))
     while True:
         wrong, u = p.truth, r.random()

@@ -2,8 +2,9 @@
 
     bin/meander up --model sums & python pkg/client/python/examples/grpo_sums.py
 
-transformers has the weights that learn, meander those that draw: prompts go out, batches of answers with rewards, advantages and the
-log-probs of every token come in, and the adapter follows the samplers' next batch. Settings are arguments: --updates 40 --seed 0.
+transformers has the weights that learn, meander those that draw: prompts go out, batches of answers with rewards,
+advantages and the log-probs of every token come in, and the adapter follows the samplers' next batch. Settings are
+arguments: --updates 40 --seed 0.
 """
 
 import argparse
@@ -37,7 +38,8 @@ args.add_argument("--seed", type=int, default=0)
 
 
 def problem(rng: random.Random) -> tuple[str, str, bool]:
-    """A sum or difference of up to three digits, its answer, and whether it is held out: the model has never been trained on it."""
+    """A sum or difference of up to three digits, its answer, and whether it is held out: the model has never been
+    trained on it."""
     digits = rng.choices((1, 2, 3), (0.12, 0.28, 0.6))[0]
     other = digits if rng.random() < 0.6 else rng.randint(1, digits)
     a, b = rng.sample([rng.randint(10 ** (d - 1) if d > 1 else 0, 10**d - 1) for d in (digits, other)], 2)
@@ -70,7 +72,8 @@ async def ask(client: meander.Client, lane: str, run: str, batch: str, asked: li
 
 
 async def accuracy(client: meander.Client, lane: str, run: str, asked: list[tuple[str, str]], version: int, samples: int) -> float:
-    """The share of right answers at temperature 1, drawn and rated by the pipeline. Runs of one seed draw the same noise."""
+    """The share of right answers at temperature 1, drawn and rated by the pipeline. Runs of one seed draw the same
+    noise."""
     await ask(client, lane, run, "held-out", asked, version, group_size=samples, seed=1, validation=True)
     async for event in client.batch_events(run):
         return float(event["mean"])

@@ -1,4 +1,5 @@
-"""The rollout side of training: batches as arrays, the check that the first ratio is 1, and the loss of a policy that has not moved.
+"""The rollout side of training: batches as arrays, the check that the first ratio is 1, and the loss of a policy that
+has not moved.
 
     meander up --model synthetic &
     python examples/trainer.py
@@ -15,8 +16,9 @@ PROMPTS = ["a red fox", "a blue fox", "a green fox"]
 
 
 def log_probs(batch: meander.Batch) -> np.ndarray:
-    """Those of the trainer's policy, [B, W]. A trainer evaluates its network on batch["latents"] here, at batch["sigmas"] and
-    with batch["prompt_embeds"]; this one takes the velocities that the sampler stored for debugging."""
+    """Those of the trainer's policy, [B, W]. A trainer evaluates its network on batch["latents"] here, at
+    batch["sigmas"] and with batch["prompt_embeds"]; this one takes the velocities that the sampler stored for
+    debugging."""
     velocity = [[meander.tensor(step["debug"][0]["tensor"]) for step in sample.trained] for sample in batch.samples]
     return batch.recompute_log_prob(np.array(velocity))
 

@@ -1,4 +1,5 @@
-"""Rollouts of a meander pipeline in Python: publish prompts, read batches to train on, control runs, give verdicts, check a loss.
+"""Rollouts of a meander pipeline in Python: publish prompts, read batches to train on, control runs, give verdicts,
+check a loss.
 
     async with meander.connect("nats://127.0.0.1:4222") as client:
         await client.publish("demo", 'a blue sign that says "4071"', group_size=8)

@@ -1,4 +1,4 @@
-"""Who we are to the NATS server, and what it does not let us do."""
+"""How a client logs in to the NATS server, and errors for what the server does not allow."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([
 
 
 def options(token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> dict:
-    """The keywords of nats.connect: credentials is a file of meander auth, or of a JWT and its key; the others are PEM files.
+    """Returns the keyword arguments of nats.connect. credentials is a file of meander auth, or a JWT and its key; the
+    others are PEM files.
 
-    A file that is not one of credentials raises ValueError.
+    ValueError: the file has no credentials, or the arguments exclude each other.
     """
     out: dict = {"token": token}
     if token and credentials:
@@ -43,7 +44,7 @@ def options(token: str | None = None, credentials: str | None = None, ca: str | 
             import nkeys
 
             out["nkeys_seed_str"] = seed[1]
-            # The inboxes of a user are named after its key; nobody else may subscribe to them.
+            # The inboxes of a user are named after its key; no other user may subscribe to them.
             out["inbox_prefix"] = "_INBOX." + nkeys.from_seed(seed[1].encode()).public_key.decode()
         else:
             raise ValueError(f"credentials: {credentials}; must have the seed of a user (SU...), or a JWT and its key")
@@ -55,28 +56,29 @@ def options(token: str | None = None, credentials: str | None = None, ca: str | 
 
 
 class ClearText(Exception):
-    """The connection was to be over TLS, and would not be."""
+    """The connection should use TLS, but would not be encrypted."""
 
 
 class _Secured(nats.aio.client.Client):
-    """Says nothing before it is over TLS. The library goes on in the clear where a server offers none, tls:// or not."""
+    """Sends nothing before the connection uses TLS. The library itself goes on unencrypted if the server offers no TLS,
+    even for tls://."""
 
     looked = False
 
-    def _connect_command(self) -> bytes:  # what it says first, with the token or the signature
+    def _connect_command(self) -> bytes:  # the first message, with the token or the signature
         self.looked = True
         if not self._server_info.get("tls_required"):
             why = (
                 "the server does not want TLS, and a token or signature would be sent in the clear; nothing was sent. "
                 "Connect to nats://, without ca, if that is meant"
             )
-            # Of a connection that was there the library must try again, which it does on its own errors.
+            # To reconnect, the library must try again: it does so after errors of its own type.
             raise nats.errors.Error(why) if self.is_reconnecting else ClearText(why)
         return super()._connect_command()
 
 
 async def open_connection(url: str, **options: Any) -> nats.NATS:
-    """nats.connect; where the URL or the options name TLS over that, or ClearText."""
+    """Calls nats.connect. If the URL or the options ask for TLS, the connection uses TLS or ClearText is raised."""
     nc = _Secured() if url.startswith("tls://") or options.get("tls") else nats.NATS()
     try:
         await nc.connect(url, **options)
@@ -91,14 +93,15 @@ async def open_connection(url: str, **options: Any) -> nats.NATS:
 
 
 def mark(credentials: str | None) -> str:
-    """What the names of our durable consumers begin with. A user who knows such a name can change the consumer; without
-    the credentials it cannot be guessed. Empty where there are none: everybody may do everything there."""
+    """Returns the prefix for the names of our durable consumers. A user who knows such a name can change the consumer;
+    without the credentials the prefix cannot be guessed. Without credentials it is empty: then every user may do
+    everything."""
     seed = _SEED.search(pathlib.Path(credentials).read_text()) if credentials else None
     return hashlib.sha256(b"meander consumers " + seed[1].encode()).hexdigest()[:20] if seed else ""
 
 
 def hint(error: Exception) -> str:
-    """What to do about a server that we do not reach."""
+    """Says what to do if the connection fails."""
     text = str(error).lower()
     if "authorization" in text or "authentication" in text:
         return "it does not let us in: connect with credentials or a token that it knows, and with ca where it wants TLS"
@@ -112,7 +115,8 @@ def hint(error: Exception) -> str:
 
 
 class Denials:
-    """What the server's permissions do not allow: it answers with silence, and a note on the connection that names the subject."""
+    """Turns denied permissions into errors. The server does not answer a denied request; it only sends a note with the
+    subject on the connection."""
 
     def __init__(self, credentials: str | None = None):
         role = _ROLE.search(pathlib.Path(credentials).read_text()) if credentials else None
@@ -121,7 +125,7 @@ class Denials:
         self.last: Exception | None = None
 
     async def note(self, error: Exception) -> None:
-        """The error callback of nats.connect."""
+        """Is the error callback of nats.connect: it ends the requests on the denied subject."""
         self.last = error
         m = _DENIED.search(str(error).lower())
         if not m:
@@ -134,12 +138,12 @@ class Denials:
             _log.error("no permission: %s may not use %s", self._who, m[1])
 
     def watch(self, nc: nats.NATS) -> None:
-        """Lets requests end with PermissionError at once."""
+        """Makes denied requests of nc raise PermissionError at once, instead of waiting for their timeout."""
         plain = nc.request
 
         async def request(subject: str, *args: Any, **kwargs: Any) -> Msg:
             if args and _BARE.match(subject):
-                # The library names no consumers of its own. Where services have theirs, roles need to see a name.
+                # The library does not name its consumers, but permissions of roles need a name in the subject.
                 body = json.loads(args[0])
                 name = body["config"]["name"] = secrets.token_hex(12)
                 only = body["config"].get("filter_subject")

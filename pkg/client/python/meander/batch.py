@@ -22,14 +22,15 @@ Array = npt.NDArray[Any]
 
 @dataclasses.dataclass
 class Sample:
-    """One sample of a group: its place in the advantage event, its trajectory and the steps of the attempt that counts."""
+    """One sample of a group: its member in the advantage event, its trajectory, and the steps of the attempt that
+    counts."""
 
     member: Event
     trajectory: Event | None
     steps: list[Event]
     # The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8 [tokens].
     conditioning: dict[str, Array] = dataclasses.field(default_factory=dict)
-    # What was written, of a sample that is a text and came to an end.
+    # The text, if the sample is one and completed.
     text: Text | None = None
 
     @property
@@ -43,13 +44,14 @@ class Sample:
 
     @property
     def lacks(self) -> str:
-        """Why there is nothing to train on, of a sample that has an advantage; empty: there is."""
+        """Why a sample with an advantage has nothing to train on; empty if it has."""
         if self.text:
             return "" if self.text.generated else "an answer without tokens"
         return "" if self.trained else "no stochastic step"
 
     def latents(self, index: int) -> Array:
-        """The state before step index, or behind the last one: [S, C] float32 (F16 and BF16 are widened, which is exact)."""
+        """Returns the state before step index, or after the last step: [S, C] float32. F16 and BF16 are widened
+        exactly."""
         for step in self.steps:
             for kept in step["latents"] or []:
                 if kept["index"] == index:
@@ -60,7 +62,7 @@ class Sample:
         raise EventError(f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with return_step_indices")
 
     def kernel(self, step_index: int) -> Kernel:
-        """The transition that the step ran."""
+        """Returns the transition of a step."""
         t = self.trajectory
         if t is None:
             raise EventError(f"sample {self.member['sample_index']} has no trajectory")
@@ -69,7 +71,8 @@ class Sample:
 
 @dataclasses.dataclass
 class Group:
-    """A closed group with all its samples, by sample_index. cursor is its place in the stream, where it was streamed."""
+    """A closed group with all its samples, by sample_index. cursor is its position in the stream, if it was
+    streamed."""
 
     advantage: Event
     samples: list[Sample]
@@ -81,25 +84,27 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """What its samples are: text or image."""
+        """The kind of its samples: text or image."""
         return "text" if any((s.trajectory or {}).get("text") for s in self.samples) else "image"
 
     @property
     def trained(self) -> list[Sample]:
-        """The samples that have an advantage and something to train on: stochastic steps, or tokens that were generated."""
+        """The samples that have an advantage and something to train on: stochastic steps or generated tokens."""
         return [s for s in self.samples if s.advantage is not None and not s.lacks]
 
 
 class RatioOff(ValueError):
-    """Log-probs that are recomputed with the weights which made the batch are not those of the batch."""
+    """Log-probs recomputed with the weights that made the batch differ from those of the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How far the ratios exp(new - old) are from 1: the largest distance, and that of each trained step by its index.
+    """How far the ratios exp(new - old) are from 1: the largest distance, and the distance of each trained step by its
+    index.
 
-    Of texts, a turn stands for a step, and has the mean distance of its tokens: log-probs of images are means over all elements, those of
-    tokens are not, and float32 leaves single ones ten and more times as far off where a hidden state is ill-conditioned. worst is the furthest token.
+    For texts a turn counts as a step, with the mean distance of its tokens; worst is the largest distance of a token.
+    Log-probs of images are means over all elements; those of tokens are not, and where a hidden state is
+    ill-conditioned float32 makes a single token ten times less exact, or more.
     """
 
     max_abs: float
@@ -114,8 +119,8 @@ class Ratio:
 
 
 class Batch(Mapping[str, Any]):
-    """Whole groups of images as arrays: B samples with an advantage, W trained steps each, latents of S tokens and C channels. Those of texts
-    are a TextBatch, which says what is otherwise.
+    """Whole groups of images as arrays: B samples with an advantage, W trained steps each, latents of S tokens and C
+    channels. Those of texts are a TextBatch, which says what is otherwise.
 
     | name | shape | |
     |---|---|---|
@@ -133,11 +138,12 @@ class Batch(Mapping[str, Any]):
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where they were kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
 
-    Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has them by group, [G, L, D].
-    Samples are sorted by uid and sample_index, so that equal groups give equal batches, in whatever order they closed.
+    Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has them by group, [G,
+    L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in whatever order they
+    closed.
     """
 
-    # What ratios are told apart by, and why they may be off.
+    # The unit of per_step in a Ratio, and why ratios may be off.
     unit = "step"
     why_off = "other weights, another guidance, other text embeddings or a lower precision than the sampler's"
 
@@ -171,8 +177,9 @@ class Batch(Mapping[str, Any]):
         return len(self.samples)
 
     def digest(self) -> str:
-        """A SHA-256 over the content: rollouts, rewards and advantages, and what the others ended as. Equal batches have equal ones, also where
-        the same weights have another version: times, names of processes and policy_version are left out."""
+        """Returns a SHA-256 over the content: rollouts, rewards and advantages, and the statuses of the other samples.
+        Equal batches have equal digests, even if the same weights have another version: times, names of processes and
+        policy_version are left out."""
         h = hashlib.sha256(b"meander batch 2")
         for name, a in sorted((self.arrays | self.conditioning).items()):
             if name not in ("policy_version", "policy_versions"):
@@ -184,7 +191,8 @@ class Batch(Mapping[str, Any]):
         return h.hexdigest()
 
     def recompute_log_prob(self, velocity: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The log-probs [B, W] under other velocities [B, W, S, C], guided as the sampler guides; 0 where mask is False."""
+        """Returns the log-probs [B, W] under other velocities [B, W, S, C], which are guided as in the sampler; 0 where
+        mask is False."""
         v = np.asarray(velocity)
         if v.shape != self["latents"].shape:
             raise ValueError(f"velocity: shape {list(v.shape)}; must be {list(self['latents'].shape)}, as latents")
@@ -196,13 +204,13 @@ class Batch(Mapping[str, Any]):
         return out
 
     def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
-        """How far log-probs [B, W] are from those of the sampler, as ratios; NaN is infinitely far."""
+        """Returns how far log-probs [B, W] are from the sampler's, as ratios. NaN counts as infinitely far."""
         off = self._distances(log_probs)
         per_step = {int(i): float(off[(self["step_indices"] == i) & self.mask].max()) for i in np.unique(self["step_indices"][self.mask])}
         return Ratio(float(off.max(initial=0)), per_step, tolerance)
 
     def _distances(self, log_probs: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """How far each ratio is from 1; 0 where there is none."""
+        """Returns how far each ratio is from 1; 0 where there is no log-prob."""
         new = np.asarray(log_probs, np.float64)
         if new.shape != self["log_probs"].shape:
             raise ValueError(f"log_probs: shape {list(new.shape)}; must be {list(self['log_probs'].shape)}")
@@ -210,7 +218,8 @@ class Batch(Mapping[str, Any]):
         return np.where(np.isnan(off), np.inf, off)
 
     def check(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
-        """The ratio of log-probs that were recomputed with the weights which made the batch; RatioOff where it is not 1."""
+        """Returns the ratio of log-probs that were recomputed with the weights that made the batch. RatioOff: it is not
+        1."""
         r = self.ratio(log_probs, tolerance)
         if not r.ok:
             parts = ", ".join(f"{self.unit} {i}: {d:.3g}" for i, d in r.per_step.items())
@@ -219,7 +228,8 @@ class Batch(Mapping[str, Any]):
         return r
 
     def torch(self, device: Any = None, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-        """The arrays (all of numbers, or those named) as torch tensors of the same dtypes; seeds become int64, bit for bit."""
+        """Returns the arrays (all that are numeric, or the named ones) as torch tensors of the same dtypes. Seeds
+        become int64 with the same bits."""
         import torch
 
         out = {}
@@ -229,9 +239,10 @@ class Batch(Mapping[str, Any]):
         return out
 
     def dataproto(self) -> dict[str, dict[str, Any]]:
-        """The batch under the names that verl's diffusion trainer reads: {batch, non_tensor_batch, meta_info}, in numpy.
+        """Returns the batch under the names that verl's diffusion trainer reads: {batch, non_tensor_batch, meta_info},
+        in numpy.
 
-        all_latents is [B, W+1, S, C]: the trained steps must follow one another, as those of a window do.
+        all_latents is [B, W+1, S, C]: the trained steps must follow one another, as in a window.
         """
         steps = self["step_indices"]
         if not self["mask"].all() or (np.diff(steps, axis=1) != 1).any():
@@ -254,6 +265,8 @@ class Batch(Mapping[str, Any]):
         return {"batch": batch, "non_tensor_batch": other, "meta_info": {"batch": self.name, "cursor": self.cursor, "digest": self.digest()}}
 
     def _collate(self) -> dict[str, Array]:
+        """Builds the arrays of the samples and their trained steps; {} without samples. ValueError: a text, or latents
+        of different sizes."""
         rows = [(g, s, s.trajectory) for g in self.groups for s in g.trained if s.trajectory is not None]
         if not rows:
             return {}
@@ -282,7 +295,7 @@ class Batch(Mapping[str, Any]):
         return out | self._facts()
 
     def _facts(self) -> dict[str, Array]:
-        """What there is one of for each sample."""
+        """Builds the arrays with one value for each sample."""
         rows = [(i, g, s, s.trajectory) for i, g in enumerate(self.groups) for s in g.trained if s.trajectory is not None]
         out: dict[str, Array] = {}
         for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
@@ -310,16 +323,16 @@ _IMAGE: dict[str, tuple[str, Any]] = {
 
 
 def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
-    """The encoded texts by group, zero padded to the longest; empty unless all groups have them."""
-    of = [next((s.conditioning for s in g.samples if s.conditioning), {}) for g in groups]
+    """Returns the encoded texts by group, zero padded to the longest; empty unless all groups have them."""
+    by_group = [next((s.conditioning for s in g.samples if s.conditioning), {}) for g in groups]
     out: dict[str, Array] = {}
-    for name in of[0] if of else ():
-        if not all(name in c for c in of):
+    for name in by_group[0] if by_group else ():
+        if not all(name in c for c in by_group):
             continue
-        longest = max(c[name].shape[0] for c in of)
-        first = of[0][name]
-        padded = np.zeros((len(of), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32)
-        for i, c in enumerate(of):
+        longest = max(c[name].shape[0] for c in by_group)
+        first = by_group[0][name]
+        padded = np.zeros((len(by_group), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32)
+        for i, c in enumerate(by_group):
             if c[name].shape[1:] != first.shape[1:]:
                 raise ValueError(f"{groups[i].uid}: {name} {list(c[name].shape)}, of other groups {list(first.shape)}; must be as wide")
             padded[i, : len(c[name])] = c[name]
@@ -328,12 +341,13 @@ def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
 
 
 Keep = Callable[[Group], str]
-"""Why a group is left out of the batches; empty: it is not."""
+"""Says why a group is left out of the batches; empty if it is not."""
 
 
 def fresh(min_policy_version: int = 0, max_age: float = 0, weights_digest: str = "", max_policy_span: int | None = None) -> Keep:
-    """A rule that leaves out groups that are off the policy: made with weights older than min_policy_version or of another
-    digest, closed more than max_age seconds ago (0: any), or whose samples are of more than max_policy_span versions, newest - oldest + 1."""
+    """Returns a rule that leaves out groups that are too far from the policy: made with weights older than
+    min_policy_version or with another digest, closed more than max_age seconds ago (0: any time), or with samples of
+    more than max_policy_span versions (newest - oldest + 1)."""
     import time
 
     def rule(group: Group) -> str:

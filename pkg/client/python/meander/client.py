@@ -1,4 +1,4 @@
-"""The client of a pipeline: NATS and msgpack, nothing else."""
+"""The client of a pipeline. It needs NATS and msgpack, nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
 
 
 class Refused(ValueError):
-    """Intake refused a prompt or a control; code is the class of the reason."""
+    """Intake refused a prompt or a control. code is the class of the reason."""
 
     def __init__(self, receipt: dict):
         super().__init__(receipt.get("error", ""))
@@ -45,7 +45,7 @@ class Refused(ValueError):
 
 
 class Judged(ValueError):
-    """The sample has a verdict of that name, another one: the first counts."""
+    """The sample already has another verdict of that name. The first verdict counts."""
 
 
 @contextlib.asynccontextmanager
@@ -53,16 +53,16 @@ async def connect(
     url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10, *,
     credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None,
 ) -> AsyncIterator["Client"]:
-    """A client of the pipeline behind a NATS server.
+    """Connects to the NATS server of a pipeline.
 
-    credentials is a file of meander auth, or of a JWT and its key; ca the PEM file of the authority that signed the server's
-    certificate; cert and key are a certificate of ours, where the server wants one. What the server does not let us do raises
-    PermissionError, at once.
+    credentials is a credentials file: of `meander auth`, or a JWT and its key. ca is the PEM file of the authority that
+    signed the server's certificate. cert and key are our own certificate, if the server wants one.
 
-    With tls:// or ca the connection is over TLS. Where the server wants none, ConnectionError says so; nothing was sent.
+    With tls:// or ca the connection uses TLS. If the server does not, ConnectionError says so, and nothing was sent.
 
-    ConnectionError: nobody answers for patience seconds, or not to us. A connection that is lost later comes back by itself;
-    calls that need it wait, or raise.
+    ConnectionError: no server answers within patience seconds, or it refuses us. A connection that is lost later is
+    made again; calls that need it wait, or raise.
+    PermissionError: the server does not allow a call. It is raised at once.
     """
     denials = access.Denials(credentials)
     options: dict[str, Any] = {"name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
@@ -81,7 +81,7 @@ async def connect(
 
 
 class Client(Controls):
-    """Publishes prompts, verdicts and controls, and reads what the pipeline makes of them."""
+    """Publishes prompts, verdicts and controls, and reads the results."""
 
     def __init__(self, nc: nats.NATS, mark: str = ""):
         self.nc = nc
@@ -91,15 +91,16 @@ class Client(Controls):
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
     async def publish(self, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict:
-        """Stores a prompt and returns intake's receipt; fields are those of a Prompt, such as group_size=8.
+        """Stores a prompt and returns intake's receipt. fields are fields of a Prompt, such as group_size=8.
 
-        A refusal raises Refused. Without an answer in time the prompt is stored all the same, and TimeoutError says so,
-        and what intake waits for, where nobody serves the prompt yet.
+        Refused: intake refuses the prompt.
+        TimeoutError: no answer in time. The prompt is stored anyway; the message says what intake waits for, such as a
+        sampler for the model.
         """
         return await self._ask(f"prompt.{run}", "prompt/1", msgpack.packb({"v": 1, "prompt": prompt, **fields}), timeout)
 
     async def _ask(self, subject: str, kind: str, body: bytes, timeout: float) -> dict:
-        """Stores an event that intake rules on, and returns its receipt."""
+        """Stores an event that intake answers, and returns the receipt."""
         inbox = self.nc.new_inbox()
         answers = await self.nc.subscribe(inbox)
         headers = {"Mdr-Reply": inbox, "Mdr-Type": kind, "Content-Type": "application/msgpack"}
@@ -121,7 +122,7 @@ class Client(Controls):
         return receipt
 
     async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
-        """Publishes, and waits for the streams of a pipeline that has just been started."""
+        """Publishes an event, and waits for the streams of a pipeline that has just started."""
         while True:
             try:
                 await self.js.publish(subject, body, headers=headers)
@@ -145,37 +146,43 @@ class Client(Controls):
                 await sub.unsubscribe()
 
     def advantages(self, run: str) -> AsyncIterator[Event]:
-        """The results of a run's groups as events, those stored first, then as they close."""
+        """The results of the groups of a run as events: first the stored ones, then new ones as groups close."""
         return self._events(f"advantage.{run}.*", "MDR_ADVANTAGES")
 
     def batch_events(self, run: str) -> AsyncIterator[Event]:
-        """The batches of a run as events, with verl's metrics, those stored first, then as they close."""
+        """The batches of a run as events with verl's metrics: first the stored ones, then new ones as batches close."""
         return self._events(f"batch.{run}.*", "MDR_ADVANTAGES")
 
     def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
-        """The trajectories of a run, those stored first, then as they are made."""
+        """The trajectories of a run: first the stored ones, then new ones."""
         return self._events(f"trajectory.{run}.*.*", "MDR_TRAJECTORIES")
 
     def steps(self, run: str) -> AsyncIterator[Event]:
-        """The denoising steps of a run while they happen, of all attempts; parts of large tensors are left out."""
+        """The denoising steps of a run while they happen, of all attempts. Parts of large tensors are not included."""
         return self._events(f"step.{run}.*.*.*.*", "MDR_STEPS")
 
     def tokens(self, run: str) -> AsyncIterator[Event]:
-        """The tokens of a run's texts while they are made, of all attempts; parts of large tensors are left out."""
+        """The tokens of a run's texts while they are made, of all attempts. Parts of large tensors are not included."""
         return self._events(f"tokens.{run}.*.*.*.*", "MDR_STEPS")
 
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0,
         follow: bool = True, logits: bool = False,
     ) -> Groups:
-        """Groups with advantages in the order in which they closed, whole: trajectories, steps, latents, texts, all digests checked.
+        """Groups with advantages, in the order in which they closed. A group is complete: trajectories, steps, latents
+        and texts, with all digests checked.
 
-        With a name the server keeps the place: a group is acknowledged when the next one is asked for, or by done(), and comes
-        again until then, in this process or a later one. after is the cursor of a group that was read: what comes starts behind
-        it, whatever was acknowledged; kept in a trainer's checkpoint it makes reading exactly once. shared: processes of one name
-        share the groups. keep says of a group why it is left out (see fresh). faults: `raise`, or `skip` what cannot be read
-        whole. timeout seconds without anything raise TimeoutError, which says what the run waits for; 0 waits on, and the log
-        says it. follow=False ends with what is stored. logits: of texts, what is stored of their logits is read, too.
+        name: the server remembers how far this reader is. A group is acknowledged when the next one is asked for, or by
+        done(). Until then it comes again, in this process or a later one.
+        after: the cursor of a group. Reading starts behind it, whatever was acknowledged. A trainer that stores the
+        cursor in its checkpoint reads each group exactly once.
+        shared: processes with the same name share the groups.
+        keep: returns why a group is left out, or nothing (see fresh).
+        faults: `raise` for a group that cannot be read completely, or `skip` it.
+        timeout: seconds without a group until TimeoutError, which says what the run waits for. 0: wait for ever; the
+        log then says it.
+        follow=False: stop after the stored groups.
+        logits: also read the stored logits of texts.
         """
         return Groups(self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow, logits=logits)
 
@@ -184,31 +191,34 @@ class Client(Controls):
         shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True, logits: bool = False,
         log_prob_kind: str = "raw",
     ) -> Batches:
-        """Batches to train on: of so many groups as they close, or, with groups=0, as the prompts' batch ids name them.
+        """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
+        batch ids of the prompts say it.
 
-        log_probs(batch), a function or coroutine function, gives the log-probs [B, W] of the trainer's policy; the first batch
-        is checked with it: a ratio further than tolerance from 1 raises RatioOff. The other options are those of stream_groups.
-        A batch with a batch id has its groups sorted, so that equal prompts and seeds give equal batches; one of which no sample
-        can be trained on comes with size 0.
+        log_probs(batch), a function or a coroutine function, returns the log-probs [B, W] of the trainer's policy. It
+        checks the first batch: a ratio that is further than tolerance from 1 raises RatioOff. The other options are
+        those of stream_groups. The groups of a batch id are sorted, so that equal prompts and seeds give equal batches.
+        A batch without a sample to train on has size 0.
 
-        Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed; a group whose server gave no such ones, or a
-        batch of images and texts, is a fault. logits: what is stored of the logits is in them, too.
+        Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed. A group whose
+        server gave no such log-probs, and a batch of images and texts, are faults. With logits they also have the
+        stored logits.
         """
         return Batches(
             self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow,
             logits=logits)
 
     async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
-        """A closed group with its trajectories, steps and texts, and with logits what is stored of those. Digests are checked, and tensors are whole.
+        """A closed group with its trajectories, steps and texts, and with logits also the stored logits. Digests are
+        checked, and tensors are complete.
 
-        Gone: something of it is stored no more. EventError: something is not what it is named.
+        Gone: a part of the group is no longer stored. EventError: a part is not what its name says.
         """
         subject = f"{PREFIX}advantage.{run}.{uid}"
         if advantage is None:
             try:
                 m = await self.js.get_last_msg("MDR_ADVANTAGES", subject)
             except NotFoundError:
-                raise Gone(f"{subject}: the group has not closed, or its result is stored no more") from None
+                raise Gone(f"{subject}: the group has not closed, or its result is no longer stored") from None
             advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
         samples = await together(self._sample(source, uid, m, logits) for m in advantage["members"])
@@ -248,18 +258,18 @@ class Client(Controls):
         return text
 
     async def _stored(self, stream: str, seq: int, subject: str) -> RawStreamMsg:
-        """The message of a sequence, of a subject that begins so."""
+        """Returns the message with a sequence. Its subject must begin with the given text."""
         try:
             async with self._gets:
                 m = await self.js.get_msg(stream, seq)
         except NotFoundError:
-            raise Gone(f"{subject}: sequence {seq} of {stream} is stored no more: read earlier, or let retention wait for a named reader") from None
+            raise Gone(f"{subject}: sequence {seq} of {stream} is no longer stored: read earlier, or let retention wait for a named reader") from None
         if not (m.subject or "").startswith(subject):
             raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
         return m
 
     async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
-        """The stored events that a trajectory names, their tensors whole; logits are left out unless they are wanted."""
+        """Returns the stored events that a trajectory names, with complete tensors; logits only if they are wanted."""
         subject = f"{PREFIX}{kind}.{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}."
         return await together(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or [])
 
@@ -279,7 +289,7 @@ class Client(Controls):
         return step
 
     async def load(self, t: Event, subject: str = "") -> None:
-        """Puts the bytes of a tensor into it that travelled apart: as a blob, or in parts beside the event of that subject."""
+        """Adds the bytes of a tensor that travelled apart: as a blob, or in parts beside the event of that subject."""
         if ref := t.get("ref"):
             key = ref["digest"]
             if key not in self._texts:
@@ -297,26 +307,27 @@ class Client(Controls):
                 try:
                     pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data or b"")
                 except NotFoundError:
-                    raise Gone(f"{subject}.{k}: a part of a tensor is stored no more") from None
+                    raise Gone(f"{subject}.{k}: a part of a tensor is no longer stored") from None
             t["data"] = checked(b"".join(pieces), parts)
 
     async def blob(self, ref: Event) -> bytes:
-        """An object of the blob bucket, checked against its digest."""
+        """Returns an object of the blob bucket, checked against its digest."""
         try:
             store = await self.js.object_store(ref["bucket"])
             return checked((await store.get(ref["digest"])).data, ref)
         except NotFoundError:
-            raise Gone(f"blob {ref['digest']:.12} is stored no more") from None
+            raise Gone(f"blob {ref['digest']:.12} is no longer stored") from None
 
     async def image(self, trajectory: Event) -> bytes:
-        """The PNG file of a sample (see pixels)."""
+        """Returns the PNG file of a sample (see pixels)."""
         image = trajectory.get("image")
         if not image:
             raise EventError(f"sample {trajectory['sample_index']} has no image: it {trajectory['stop_reason']}")
         return image["data"] if image.get("data") else await self.blob(image["ref"])
 
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
-        """The image of a sample, [height, width, 3] uint8, checked against its digest. Needs Pillow: meander-client[images]."""
+        """Returns the image of a sample, [height, width, 3] uint8, checked against its digest. Needs Pillow:
+        meander-client[images]."""
         try:
             from PIL import Image
         except ImportError:
@@ -328,10 +339,12 @@ class Client(Controls):
         return out
 
     async def interact(self, name: str, answer: Callable[[Event], dict], ready: Callable[[], None] = lambda: None) -> None:
-        """Answers as a worker of the interaction of that name, until it is cancelled; ready is called when it listens.
+        """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
+        listens.
 
-        answer gets a request (interact_request) with messages, ids, log_probs and the rest, in a thread of its own, and returns
-        the reply: content, or terminate, and score and metadata as it likes. What it raises fails the sample, with its text.
+        answer runs in a thread. It gets a request (interact_request) with messages, ids, log_probs and so on, and
+        returns the reply: content or terminate, and optionally score and metadata. An exception that it raises fails
+        the sample with its text.
         """
 
         async def handle(msg: Msg) -> None:
@@ -359,9 +372,9 @@ class Client(Controls):
     async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "", timeout: float = 10) -> None:
         """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
 
-        Without a value, error says why there is none. A malformed verdict raises ValueError. The first verdict of a sample
-        and name counts: another raises Judged, the same once more is no error. One that is stored and malformed does not
-        count; the reward service takes it away, which is waited for up to timeout seconds.
+        Without a value, error says why there is none. A malformed verdict raises ValueError. The first verdict of a
+        sample and name counts: another raises Judged, the same once more is no error. One that is stored and malformed
+        does not count; the reward service takes it away, which is waited for up to timeout seconds.
         """
         event = {"v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value, "at": time.time_ns()}
         for key, text in (("error", error), ("comment", comment), ("author", author)):
@@ -391,7 +404,7 @@ class Client(Controls):
             await asyncio.sleep(0.05)
 
     async def _verdict(self, subject: str, refusal: APIError) -> dict | None:
-        """The verdict on a subject; None when it is malformed, or gone."""
+        """Returns the verdict on a subject; None if it is malformed, or gone."""
         try:
             m = await self.js.get_last_msg("MDR_VERDICTS", subject)
         except NotFoundError:
@@ -407,7 +420,7 @@ class Client(Controls):
 
 
 def verdict_fault(event: dict) -> str:
-    """What is wrong with a verdict, by the rules of its schema; empty when nothing is."""
+    """Says what is wrong with a verdict, by the rules of its schema; empty if nothing is."""
     for field in ("run", "uid", "name"):
         if not TOKEN.fullmatch(str(event.get(field))):
             return f"{field}: {event.get(field)!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -"

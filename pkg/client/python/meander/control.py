@@ -1,4 +1,4 @@
-"""Control of runs: to pause, resume and cancel them, to prune a sample, and to ask how they are doing."""
+"""Control of runs: pause, resume and cancel them, prune a sample, ask for their status."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from nats.js.kv import KeyValue
 
 
 async def keys(js: JetStreamContext, bucket: str) -> list[str]:
-    """The keys of a bucket, removed ones too. (The library's own list reads all entries, and misses some that change while it looks.)"""
+    """Returns the keys of a bucket, removed ones too. (The library's own list reads all entries, and misses some that
+    change meanwhile.)"""
     prefix = f"$KV.{bucket}."
     info = await js.stream_info(f"KV_{bucket}", subjects_filter=prefix + ">")
     return sorted(subject.removeprefix(prefix) for subject in info.state.subjects or {})
 
 
 class Controls:
-    """What a Client can ask of a run. What intake accepts holds through restarts of everything.
+    """The controls of a Client. What intake accepts stays in force when services or the server restart.
 
-    Each call returns intake's receipt, a control_receipt of the contract: `unchanged` says why nothing changed, where that
-    is so, `status` how the run is doing. A refusal, of a run that is not there for instance, raises Refused. Without an
-    answer in time the control is stored all the same, and TimeoutError says so.
+    Each call returns intake's receipt, a control_receipt of the contract. `unchanged` says why nothing changed, if
+    nothing did; `status` is the state of the run.
+
+    Refused: intake refuses the control, for example because there is no such run.
+    TimeoutError: no answer in time. The control is stored anyway.
     """
 
     js: JetStreamContext
     _ask: Callable[..., Awaitable[dict]]  # of the Client
 
     async def pause(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
-        """Lets a run wait: from the next step boundary on (see obeyed) no sampler takes steps of it."""
+        """Pauses a run: after the next step boundary (see obeyed) no sampler works on it."""
         return await self._control("pause", run, timeout, reason=reason, by=by)
 
     async def resume(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
-        """Lets a paused run go on, with the same bits as without the pause."""
+        """Continues a paused run. Its samples have the same bits as without the pause."""
         return await self._control("resume", run, timeout, reason=reason, by=by)
 
     async def cancel(self, run: str, uid: str = "", reason: str = "", by: str = "python", timeout: float = 10) -> dict:
-        """Ends a run, or one group of it, for good: each group without a result gets one, with status cancelled."""
+        """Ends a run, or one of its groups, for ever. Each group without a result gets the status cancelled."""
         return await self._control("cancel", run, timeout, uid=uid, reason=reason, by=by)
 
     async def prune(self, run: str, uid: str, sample_index: int, step_index: int = 0, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
@@ -48,14 +51,14 @@ class Controls:
         return await self._control("prune", run, timeout, uid=uid, sample_index=sample_index, step_index=step_index, reason=reason, by=by)
 
     async def status(self, run: str, timeout: float = 10) -> dict:
-        """How a run is doing: state (running, paused, cancelled or done), and the counts of a run_status."""
+        """The status of a run: state (running, paused, cancelled or done), and the counts of a run_status."""
         return (await self._control("status", run, timeout, by="python"))["status"]
 
     async def obeyed(self, receipt: dict, timeout: float = 30) -> int:
-        """Waits until no sampler that runs works any more on what a control, by its receipt, has stopped.
+        """Waits until no running sampler works on what a control has stopped. receipt is that of the control.
 
-        Returns how many samplers there are. One that was killed counts until its entry goes, 20 s after its last word;
-        TimeoutError names those that are waited for.
+        Returns the number of samplers. A killed sampler counts for 20 s after its last heartbeat. TimeoutError names
+        the samplers that have not stopped.
         """
         end = time.monotonic() + timeout
         while True:
@@ -68,13 +71,13 @@ class Controls:
             await asyncio.sleep(0.05)
 
     async def samplers(self) -> list[dict]:
-        """The samplers that run, each as it says that it is (presence/1)."""
+        """Returns the presence entries (presence/1) of the running samplers."""
         presence = await self.js.key_value("mdr-presence")
         entries = [await self._present(presence, key) for key in await keys(self.js, "mdr-presence")]
         return [p for p in entries if p.get("service") == "sampler"]
 
     async def _present(self, presence: KeyValue, key: str) -> dict:
-        """The entry of a service that runs; empty when it has gone, or says nothing that can be read."""
+        """Returns the presence entry of a service; empty if the service has gone or the entry is malformed."""
         try:
             return dict(msgpack.unpackb((await presence.get(key)).value))
         except (KeyNotFoundError, ValueError, TypeError, msgpack.exceptions.UnpackException):

@@ -1,4 +1,4 @@
-"""A place of one's own among the results of a run: a durable consumer, and how it is taken up again."""
+"""A position among the results of a run, and how a reader continues from it after a crash."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _TAKEN = 10148  # the server's error for a consumer that is there
 
 
 class Taken(EventError):
-    """Another process reads under the same name now."""
+    """Another process now reads under the same name."""
 
 
 class CursorError(ValueError):
-    """A cursor of another store, or of events that are gone."""
+    """A cursor is from another store, or events after it are gone."""
 
 
 async def api(nc: nats.NATS, subject: str, body: object = None) -> dict[str, Any]:
-    """A request of the JetStream API; NotFoundError and APIError are the server's refusals."""
+    """Makes a request of the JetStream API. NotFoundError, APIError: the server refuses it."""
     reply = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
     answer = json.loads(reply.data)
     if "error" in answer:
@@ -47,7 +47,7 @@ async def api(nc: nats.NATS, subject: str, body: object = None) -> dict[str, Any
 
 
 def _nanoseconds(stamp: str) -> int:
-    """Unix nanoseconds of a time as the server writes it, 2026-11-22T10:00:00.123456789Z."""
+    """Returns Unix nanoseconds of a time in the server's format, 2026-11-22T10:00:00.123456789Z."""
     m = re.fullmatch(r"(\d+-\d+-\d+T\d+:\d+:\d+)(?:\.(\d+))?Z", stamp)
     if m is None:
         raise EventError(f"time {stamp!r} of the server")
@@ -56,7 +56,7 @@ def _nanoseconds(stamp: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A sequence of the stream, and the stream's own age: one that was made anew counts from 1 again."""
+    """A position: a sequence of the stream, and when the stream was created. A recreated stream counts from 1 again."""
 
     seq: int
     made: int
@@ -66,12 +66,12 @@ class Place:
 
 
 class Cursor:
-    """The messages of one subject filter in the order in which they were stored, each once.
+    """The messages of one subject filter, in the order in which they were stored, each once.
 
-    With a name the server keeps the place: what was acknowledged does not come again, to this process or a later one, and
-    retention waits for it. A later process that opens the same name takes over, from what was acknowledged last, and this one
-    gets Taken. shared: processes that open the same name share the messages, and what a dead one held comes to another.
-    Without a name the place is that of the caller: after is where to go on.
+    With a name the server keeps the position: acknowledged messages do not come again, to this process or a later one,
+    and retention waits for the reader. A later process that opens the same name continues after the last acknowledged
+    message, and this one gets Taken. shared: processes that open the same name share the messages; those of a dead
+    process go to another. Without a name the caller keeps the position, and after says where to continue.
     """
 
     def __init__(
@@ -84,27 +84,28 @@ class Cursor:
         if shared and (not name or after):
             raise ValueError("shared: needs a name, and no cursor to start after")
         self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, nc.jetstream(), filter_subject, name, after, shared
-        # With the name of a consumer a user can change it: the mark keeps others from guessing it. Older releases had none.
+        # A user who knows a consumer's name can change it; the mark keeps others from guessing the name. Older releases
+        # had no mark.
         self.stems = [f"reader-{mark}-{run}-{name}-", f"reader-{run}-{name}-"] if mark else [f"reader-{run}-{name}-"]
-        self.consumer = self.mark = ""  # what it is called, and how it is known from a later one of the name
-        self.made = self.last = 0  # of the stream; of the messages that came
+        self.consumer = self.mark = ""  # its name, and what tells it apart from a later one of that name
+        self.made = self.last = 0  # when the stream was created; the last sequence that came
         self.expected = 0  # sequence of the next message in this consumer
         self.waiting = 0  # how many more are stored
-        self.floor = 0  # sequence up to which all is acknowledged, when it was asked for last
+        self.floor = 0  # all up to this sequence is acknowledged, as of the last inspection
         self.redelivered = 0
-        self.hand: dict[int, Msg] = {}
+        self.in_flight: dict[int, Msg] = {}
         self._sub: Any = None
         self._beat: asyncio.Task[None] | None = None
 
     def place(self, seq: int) -> str:
-        """The cursor of a message that came."""
+        """Returns the cursor of a message that came."""
         return str(Place(seq, self.made))
 
     async def _info(self) -> dict[str, Any]:
         return await api(self.nc, f"STREAM.INFO.{STREAM}")
 
     def _start(self, info: dict[str, Any]) -> int:
-        """The sequence behind `after`; 0 where there is none."""
+        """Returns the sequence after the cursor that the caller gave; 0 without one."""
         if not self.after:
             return 0
         m = re.fullmatch(r"(\d+)@(\d+)", self.after)
@@ -118,10 +119,11 @@ class Cursor:
         return seq + 1
 
     async def open(self) -> None:
-        """Finds or makes the consumer. What is in hand comes once more, to be acknowledged there, and is not yielded again."""
+        """Finds or makes the consumer. Messages in flight are delivered again so that they can be acknowledged; they
+        are not yielded again."""
         info = await self._info()
         self.made = _nanoseconds(info["created"])
-        start = min(self.hand, default=self.last + 1) if self.last else self._start(info)
+        start = min(self.in_flight, default=self.last + 1) if self.last else self._start(info)
         if not self.name:
             made = await self._create("", start)
         elif self.shared:
@@ -132,13 +134,14 @@ class Cursor:
         self._sub = await self.js.pull_subscribe_bind(consumer=self.consumer, stream=STREAM)
         if self.shared and self._beat is None:
             self._beat = asyncio.create_task(self._keep())
-        for seq in [] if self.shared else sorted(self.hand):
+        for seq in [] if self.shared else sorted(self.in_flight):
             (m,) = await self._sub.fetch(1, timeout=5)
             if m.metadata.sequence.stream != seq:
-                raise Gone(f"event {seq} of {STREAM}, which is in hand, is stored no more")
-            self.hand[seq], self.expected = m, self.expected + 1
+                raise Gone(f"event {seq} of {STREAM}, which is in flight, is no longer stored")
+            self.in_flight[seq], self.expected = m, self.expected + 1
 
     async def _create(self, name: str, start: int) -> dict[str, Any]:
+        """Makes a consumer that starts at a sequence (0: at the beginning), and returns its info."""
         config: Event = {
             "filter_subject": self.filter, "ack_policy": "explicit" if self.name else "none", "max_deliver": -1, "replay_policy": "instant",
             "deliver_policy": "by_start_sequence" if start else "all", "description": "a reader of results, " + secrets.token_hex(8),
@@ -156,6 +159,7 @@ class Cursor:
         return await api(self.nc, f"CONSUMER.CREATE.{STREAM}.{name}.{self.filter}", body)
 
     async def _join(self) -> dict[str, Any]:
+        """Returns the consumer that processes share, and makes it if it is not there."""
         while True:
             for stem in self.stems:
                 if (info := await self._find(stem + "shared")) is not None:
@@ -167,15 +171,15 @@ class Cursor:
                     raise
 
     async def _take(self, start: int) -> dict[str, Any]:
-        """Goes on where the name's last consumer was acknowledged, in a new one, and removes that.
+        """Makes a new consumer that continues where the name's last one was acknowledged, and removes that one.
 
-        There is one from the first moment on, so that a process which dies here loses no place, and what the last process
-        had in hand comes at once and in order.
+        At every moment one of the two exists, so a process that dies here loses no position. In the new one, messages
+        that the last process had in flight come at once and in order.
         """
         while True:
             names = [stem + slot for stem in self.stems for slot in "01"]
             old = {name: info for name in names if (info := await self._find(name)) is not None}
-            if len(old) > 1:  # a process died between the two
+            if len(old) > 1:  # a process died before it removed the older one
                 await self._drop(min(old, key=lambda name: _nanoseconds(old[name]["created"])))
                 continue
             last = next(iter(old), "")
@@ -203,7 +207,7 @@ class Cursor:
             await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{name}")
 
     async def next(self) -> Msg | None:
-        """The next message, None where none came for a while. Connection failures are waited out."""
+        """Returns the next message; None if none came for a while. It waits for a lost connection."""
         if self._sub is None:
             await self.open()
         try:
@@ -225,8 +229,8 @@ class Cursor:
             self.redelivered += meta.num_delivered > 1
         elif seq <= self.last:  # once more, after a long time
             self.expected = meta.sequence.consumer + 1
-            if seq in self.hand:
-                self.hand[seq] = m
+            if seq in self.in_flight:
+                self.in_flight[seq] = m
             return None
         elif meta.sequence.consumer != self.expected:
             await self._reopen("a message was lost on the way")
@@ -234,11 +238,12 @@ class Cursor:
         else:
             self.expected += 1
         self.last = max(self.last, seq)
-        self.hand[seq] = m
+        self.in_flight[seq] = m
         return m
 
     async def _inspect(self) -> None:
-        """Looks whether the consumer is there, and has sent nothing that did not arrive."""
+        """Checks that the consumer exists and has sent nothing that did not arrive; otherwise opens a new one. Taken:
+        another process reads under this name."""
         try:
             info = await self._find(self.consumer)
         except (nats.errors.Error, asyncio.TimeoutError):
@@ -257,20 +262,21 @@ class Cursor:
         await self.open()
 
     async def done(self, upto: int) -> None:
-        """Acknowledges what is in hand up to a sequence, and waits until the server has it."""
-        seqs = sorted(s for s in self.hand if s <= upto)
+        """Acknowledges the messages in flight up to a sequence, and waits until the server confirms."""
+        seqs = sorted(s for s in self.in_flight if s <= upto)
         if seqs and self.name and not self.shared:
             await self._inspect()
         for seq in seqs:
             if self.name:
                 await self._confirm(seq)
-            del self.hand[seq]
+            del self.in_flight[seq]
 
     async def _confirm(self, seq: int) -> None:
+        """Acknowledges one message, and repeats that until the server confirms. TimeoutError: it did not in time."""
         end = time.monotonic() + _PATIENCE
         while True:
             try:
-                await self.hand[seq].ack_sync(timeout=5)
+                await self.in_flight[seq].ack_sync(timeout=5)
                 return
             except (nats.errors.TimeoutError, asyncio.TimeoutError, nats.errors.NoRespondersError) as e:
                 await self._inspect()  # raises Taken
@@ -282,10 +288,10 @@ class Cursor:
                 await asyncio.sleep(0.5)
 
     async def _keep(self) -> None:
-        """Says of what is in hand that it is worked on."""
+        """Tells the server that the messages in flight are still being worked on."""
         while True:
             await asyncio.sleep(_HEARTBEAT)
-            for m in list(self.hand.values()):
+            for m in list(self.in_flight.values()):
                 with contextlib.suppress(Exception):
                     await m.in_progress()
 
@@ -301,5 +307,5 @@ class Cursor:
 
 
 def results(run: str, kind: str) -> str:
-    """The subjects of a run's advantages or batches."""
+    """Returns the subject filter of a run's advantages or batches."""
     return f"{PREFIX}{kind}.{run}.*"

@@ -1,4 +1,4 @@
-"""Events as they are on the subjects: msgpack maps, of which nothing is believed before it is checked."""
+"""Events as they are stored: msgpack maps. Nothing in them is trusted before it is checked."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Event = dict[str, Any]
 
 
 class EventError(ValueError):
-    """An event, or what it points to, is not what it says."""
+    """An event, or something that it points to, is not valid."""
 
 
 class Gone(EventError):
-    """What an event points to is stored no more: retention took it."""
+    """Something that an event points to is no longer stored: retention removed it."""
 
 
 def decode(data: bytes) -> Event:
-    """One event. Extension types are no part of the contract, and every number is finite."""
+    """Decodes one event. EventError: it has extension types or numbers that are not finite, or is not msgpack."""
     if len(data) > MAX_EVENT:
         raise EventError(f"event of {len(data)} bytes; at most {MAX_EVENT} are read")
     try:
@@ -48,8 +48,9 @@ def decode(data: bytes) -> Event:
 
 
 def payload_digest(data: bytes) -> str:
-    """What trajectories name their steps by: the SHA-256 over an event's bytes, in which each byte string (msgpack's bin) has its own SHA-256
-    in the place of its content, in lower-case hex. data has been decoded."""
+    """Returns the digest by which trajectories name their steps: the SHA-256, in lower-case hex, over an event's bytes,
+    in which the content of each byte string (msgpack's bin) is replaced by its own SHA-256. data must have been decoded
+    before."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
     folded, at = hashlib.sha256(), 0
@@ -72,7 +73,7 @@ def payload_digest(data: bytes) -> str:
 
 
 def _finite(x: object) -> bool:
-    """Whether all numbers of an event are finite, as the contract has them."""
+    """Says whether all numbers of an event are finite, as the contract requires."""
     if isinstance(x, dict):
         return all(_finite(v) for v in x.values())
     if isinstance(x, list):

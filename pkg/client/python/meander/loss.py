@@ -54,10 +54,11 @@ def ppo(
     log_prob: ArrayLike, old: ArrayLike, advantages: ArrayLike, clip: float = CLIP, adv_clip_max: float = ADV_CLIP_MAX,
     weights: ArrayLike | None = None,
 ) -> dict:
-    """max(-A' r, -A' clamp(r, 1-clip, 1+clip)) with r = exp(log_prob - old) and A' the clamped advantage, and its metrics.
+    """max(-A' r, -A' clamp(r, 1-clip, 1+clip)) with r = exp(log_prob - old) and A' the clamped advantage, and its
+    metrics.
 
-    weights [B] multiply the samples' losses, where there are some (see rollout_weights); they do not change what the mean
-    is divided by.
+    weights [B] multiply the samples' losses, where there are some (see rollout_weights); they do not change what the
+    mean is divided by.
     """
     new, old, advantages = _arrays(log_prob=log_prob, old=old, advantages=advantages)
     return _clipped(np.exp(new - old), new, old, advantages, weights, clip, adv_clip_max)
@@ -67,10 +68,11 @@ def grpo_guard(
     log_prob: ArrayLike, old: ArrayLike, advantages: ArrayLike, mean: ArrayLike, old_mean: ArrayLike, noise_std: float, step: float,
     clip: float = CLIP, adv_clip_max: float = ADV_CLIP_MAX, weights: ArrayLike | None = None,
 ) -> dict:
-    """GRPO-Guard: r = exp((log_prob - old + mean((m - m_old)^2) / 2n^2) n), the loss divided by the step, sigma - sigma_next.
+    """GRPO-Guard: r = exp((log_prob - old + mean((m - m_old)^2) / 2n^2) n), the loss divided by the step, sigma -
+    sigma_next.
 
-    mean and old_mean are [B, ...], the transition means of both policies; noise_std is that of the step event; weights are
-    those of ppo.
+    mean and old_mean are [B, ...], the transition means of both policies; noise_std is that of the step event; weights
+    are those of ppo.
     """
     new, old, advantages = _arrays(log_prob=log_prob, old=old, advantages=advantages)
     if not (noise_std > 0 and step > 0):
@@ -87,7 +89,8 @@ def _mean_square(a: ArrayLike, b: ArrayLike) -> np.ndarray:
 
 
 def image_kl(mean: ArrayLike, reference: ArrayLike, std: ArrayLike) -> np.ndarray:
-    """mean((m - m_ref)^2) / (2 std^2) per sample, [B]: with std_dev_t as trainers log it, with noise_std the divergence itself.
+    """mean((m - m_ref)^2) / (2 std^2) per sample, [B]: with std_dev_t as trainers log it, with noise_std the divergence
+    itself.
 
     std is one number, one per sample, or [B, 1, ...] as a scheduler broadcasts it.
     """

@@ -97,7 +97,8 @@ def initial(noise_seed: int, n: int) -> npt.NDArray[np.float32]:
 
 
 def sample_seed(base: str, uid: str, sample_index: int) -> int:
-    """The seed of a sample; base is `seed:` with the prompt's seed in decimal, or `run:` with the run where it has none.
+    """The seed of a sample; base is `seed:` with the prompt's seed in decimal, or `run:` with the run where it has
+    none.
 
     sample_index 2**64 - 1 gives the group's, which keys x_T where it is shared.
     """

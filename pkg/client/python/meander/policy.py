@@ -1,4 +1,5 @@
-"""Weights: gives a lane of samplers another adapter while they work. Events are plain dicts with the names of the contract."""
+"""Weights: gives a lane of samplers another adapter while they work. Events are plain dicts with the names of the
+contract."""
 
 from __future__ import annotations
 
@@ -76,12 +77,13 @@ async def push_policy(
     client: Client, adapter: str | Path | None, lane: str = "", *, scale: float = 1.0, rule: str = "finish", version: int | None = None,
     base: str = "", by: str = "python", note: str = "",
 ) -> Event:
-    """Has a lane serve its checkpoint plus a LoRA in PEFT's form (a folder or a safetensors file; None: the checkpoint alone) from now on, and
-    returns the policy.
+    """Has a lane serve its checkpoint plus a LoRA in PEFT's form (a folder or a safetensors file; None: the checkpoint
+    alone) from now on, and returns the policy.
 
-    What can be known of the adapter is checked first: PolicyRefused. rule says what becomes of samples that have begun: finish, switch or restart.
-    version is above the current one; None is the next. base is the digest of the checkpoint that it was trained on, to be compared. Weights that
-    the lane has already are not pushed again: the current policy is returned. Samplers take it over by themselves: see taken.
+    What can be known of the adapter is checked first: PolicyRefused. rule says what becomes of samples that have begun:
+    finish, switch or restart. version is above the current one; None is the next. base is the digest of the checkpoint
+    that it was trained on, to be compared. Weights that the lane has already are not pushed again: the current policy
+    is returned. Samplers take it over by themselves: see taken.
     """
     file, config = (b"", b"") if adapter is None else _read(Path(adapter))
 
@@ -106,7 +108,8 @@ async def push_weights(
     client: Client, files: str | Path | Sequence[str | Path], lane: str = "", *, rule: str = "finish", version: int | None = None,
     base: str = "", by: str = "python", note: str = "",
 ) -> Event:
-    """push_policy of a whole transformer in place of the checkpoint's: its safetensors file, its shards in their order, or the folder of either."""
+    """push_policy of a whole transformer in place of the checkpoint's: its safetensors file, its shards in their order,
+    or the folder of either."""
     paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(f) for f in files]
     if len(paths) == 1 and paths[0].is_dir():
         inner = paths[0] / "transformer"
@@ -138,7 +141,8 @@ async def rollback_policy(
 ) -> Event:
     """Has a lane serve the weights of an earlier version again, as its next version, and returns the policy.
 
-    PolicyRefused: the lane's history has no such version, or its adapter is stored no more, or it is of another checkpoint.
+    PolicyRefused: the lane's history has no such version, or its adapter is no longer stored, or it is of another
+    checkpoint.
     """
 
     async def following(now: Event) -> Event:
@@ -190,7 +194,8 @@ async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
 
 
 async def _follow(client: Client, lane: str, following: Callable[[Event], Awaitable[Event]], rule: str, version: int | None, by: str, note: str) -> Event:
-    """Stores what follows a lane's current policy, again when somebody else was first. following gives the weights: their digest, adapter, rollback."""
+    """Stores what follows a lane's current policy, again if another client was first. following gives the weights:
+    their digest, adapter, rollback."""
     if rule not in RULES:
         raise PolicyRefused(f"rule: {rule!r}; must be one of {', '.join(RULES)}")
     while True:
@@ -241,8 +246,9 @@ async def _store(client: Client, push: Event) -> bool:
 
 
 async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Event]:
-    """Waits until every sampler of the lane that runs has answered a policy, or serves a later one, and returns those (presence/1), each with its
-    answer (applied/1) under "answer", None where it went on to a later one by itself. TimeoutError where some are late."""
+    """Waits until every sampler of the lane that runs has answered a policy, or serves a later one, and returns those
+    (presence/1), each with its answer (applied/1) under "answer", None where it went on to a later one by itself.
+    TimeoutError where some are late."""
     end, version = time.monotonic() + timeout, pushed["policy_version"]
     while True:
         samplers, late = [], False
@@ -284,8 +290,9 @@ def _bytes(what: str, path: Path) -> bytes:
 
 
 def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> bytes:
-    """Refuses (PolicyRefused) an adapter that cannot be read, is not finite, changes what the table {projection: [n, k]} does not have, in other shapes
-    or with a rank above the smaller side. Returns the configuration that counts: config, or that in the file's header."""
+    """Refuses (PolicyRefused) an adapter that cannot be read, is not finite, changes what the table {projection: [n,
+    k]} does not have, in other shapes or with a rank above the smaller side. Returns the configuration that counts:
+    config, or that in the file's header."""
     header, data = _header("adapter", file)
     effective = config or (header.get("__metadata__") or {}).get("lora_adapter_metadata", "").encode()
     parts: dict[str, dict[str, Any]] = {}
@@ -322,7 +329,8 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
 
 
 def check_weights(files: Sequence[bytes], table: dict[str, list[int]]) -> None:
-    """Refuses (PolicyRefused) files of a transformer that cannot be read, are not finite, or have not the tensors of the table {name: shape}, each once."""
+    """Refuses (PolicyRefused) files of a transformer that cannot be read, are not finite, or have not the tensors of
+    the table {name: shape}, each once."""
     left = dict(table)
     for file in files:
         header, data = _header("weights", file)

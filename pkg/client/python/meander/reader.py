@@ -32,8 +32,8 @@ LogProbs = Callable[[Batch], "npt.ArrayLike | Awaitable[npt.ArrayLike]"]
 
 @dataclasses.dataclass
 class Health:
-    """What a reader has seen. left_out counts groups by the reason why they are in no batch, and samples that have an advantage and
-    nothing to train on; faulty events by what is wrong."""
+    """What a reader has seen. left_out counts groups that are in no batch, and samples that have an advantage but
+    nothing to train on, by the reason; faulty counts events by what is wrong with them."""
 
     groups: int = 0
     samples: int = 0
@@ -56,7 +56,7 @@ class Health:
 
 
 class _Reader:
-    """What readers of groups and of batches have in common."""
+    """What readers of groups and readers of batches share."""
 
     def __init__(self, client: Client, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str, timeout: float, follow: bool, logits: bool):
         if faults not in ("raise", "skip"):
@@ -67,7 +67,7 @@ class _Reader:
         self.health = Health()
 
     async def _message(self) -> Msg | None:
-        """The next event; None at the end of what is stored, where the reader does not follow."""
+        """Returns the next event; None at the end of the stored ones if the reader does not follow."""
         began = said = time.monotonic()
         while True:
             if not self.cursor.consumer:
@@ -87,7 +87,7 @@ class _Reader:
                 _log.info("run %s: nothing came for %.0f s; %s", self.run, now - began, await self._waits())
 
     async def _waits(self) -> str:
-        """What a reader waits for, as intake knows it."""
+        """Says what a reader waits for, by the status of the run."""
         try:
             s = await self.client.status(self.run, timeout=2)
         except (ValueError, TimeoutError, nats.errors.Error) as e:
@@ -95,7 +95,7 @@ class _Reader:
         return ", ".join(f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v)
 
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
-        """A group that counts; None where it is left out, which is counted and said."""
+        """Returns a group that counts; None for one that is left out, which is counted and logged."""
         try:
             group = await self.client.group(run, uid, advantage, logits=self.logits)
             group.cursor = place
@@ -244,7 +244,8 @@ class Batches(_Reader):
             return None
 
     async def _check(self, batch: Batch) -> None:
-        """The ratio of the first batch must be 1: its log-probs, made again with the same weights, are those of the sampler."""
+        """The ratio of the first batch must be 1: its log-probs, made again with the same weights, are those of the
+        sampler."""
         if self.log_probs is None or self.health.first_ratio is not None or not batch.size:
             return
         new = self.log_probs(batch)

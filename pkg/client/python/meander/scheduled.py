@@ -1,13 +1,15 @@
-"""Scheduled sampling with ReflexFlow in plain numpy: who rolls, from where, with which sampler, and the loss of what comes out.
+"""Scheduled sampling with ReflexFlow in plain numpy: who rolls, from where, with which sampler, and the loss of what
+comes out.
 
-The Go package pkg/scheduled computes the same, and plans are equal to the bit. With some probability a sample starts a few
-levels noisier than the timestep it is trained at, the model steps it down to there without gradient, and what it lands on
-takes the place of the latent made of data and noise (the teacher-forced one).
+The Go package pkg/scheduled computes the same, and plans are equal to the bit. With some probability a sample starts a
+few levels noisier than the timestep it is trained at, the model steps it down to there without gradient, and what it
+lands on takes the place of the latent made of data and noise (the teacher-forced one).
 
 Levels are x = a*x0 + u*noise: of a flow model u = t/(N-1), a = 1-u; of one that predicts epsilon or v a = sqrt(abar_t),
-u = sqrt(1-abar_t). compat is "exact", or "simpletuner" for what that trainer does with the library it pins (skrample 0.5):
-a prob_start or prob_end of 0 counts as unset; flow models step with Euler, whatever the sampler; epsilon and v models step
-the wrong way, so that the latent gets noisier; the sigma of a rolled flow latent is the mirrored table entry.
+u = sqrt(1-abar_t). compat is "exact", or "simpletuner" for what that trainer does with the library it pins (skrample
+0.5): a prob_start or prob_end of 0 counts as unset; flow models step with Euler, whatever the sampler; epsilon and v
+models step the wrong way, so that the latent gets noisier; the sigma of a rolled flow latent is the mirrored table
+entry.
 """
 
 from __future__ import annotations
@@ -64,9 +66,10 @@ def probability(
 ) -> float:
     """The probability that a sample is eligible to roll at a training step, in [0, 1].
 
-    With ramp_steps > 0 it goes from prob_start to prob_end by q = clip((step - start_step)/ramp_steps, 0, 1), for a cosine by
-    (1 - cos(pi q))/2. An end of None is probability, and 0 is a value. In the public trainer's way 0 counts as None, which there
-    is 0 for prob_start and 0.5 for prob_end: so a prob_start of 0 and a probability of 1 ramp down.
+    With ramp_steps > 0 it goes from prob_start to prob_end by q = clip((step - start_step)/ramp_steps, 0, 1), for a
+    cosine by (1 - cos(pi q))/2. An end of None is probability, and 0 is a value. In the public trainer's way 0 counts
+    as None, which there is 0 for prob_start and 0.5 for prob_end: so a prob_start of 0 and a probability of 1 ramp
+    down.
     """
     _one_of("ramp_shape", ramp_shape, ("linear", "cosine"))
     _one_of("compat", compat, COMPAT)
@@ -127,7 +130,8 @@ class Planned:
 def plan(
     seed: int, step: int, timesteps: ArrayLike, n: int, max_step_offset: int, strategy: str = "uniform", probability: float = 1.0
 ) -> list[Planned]:
-    """Who of a batch rolls, whose samples were given the timesteps, [B] in [0, n): the mask of all, then the offsets of all.
+    """Who of a batch rolls, whose samples were given the timesteps, [B] in [0, n): the mask of all, then the offsets of
+    all.
 
     Sample i's draws depend on (seed, step, i) alone, so a batch that is planned again is planned the same.
     """
@@ -221,7 +225,8 @@ class Levels:
 
     @classmethod
     def variance_preserving(cls, prediction: str, alphas_cumprod: ArrayLike) -> Levels:
-        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N], strictly decreasing within (0, 1); to 0 with v_prediction."""
+        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N], strictly decreasing within (0, 1); to 0 with
+        v_prediction."""
         _one_of("prediction", prediction, PREDICTIONS[1:])
         abar = np.asarray(alphas_cumprod, np.float64)
         least = 0 if prediction == "v_prediction" else np.finfo(np.float64).tiny
@@ -233,7 +238,8 @@ class Levels:
         return len(self.u)
 
     def at(self, t: float) -> tuple[float, float]:
-        """(u, a) of timestep t: the true noise level of a latent rolled down to t. In between u, or u/a, runs evenly."""
+        """(u, a) of timestep t: the true noise level of a latent rolled down to t. In between u, or u/a, runs
+        evenly."""
         i = int(t)
         if t == i:
             return float(self.u[i]), float(self.a[i])
@@ -247,7 +253,8 @@ class Levels:
         return s / math.hypot(1, s), 1 / math.hypot(1, s)
 
     def sigma(self, t: int, table: Sequence[float], compat: str = "exact") -> float:
-        """The noise level given with a rolled flow latent: the true one, or the public trainer's mirrored table entry."""
+        """The noise level given with a rolled flow latent: the true one, or the public trainer's mirrored table
+        entry."""
         return float(table[t] if compat == "simpletuner" and t < len(table) else self.u[t])
 
 
@@ -281,8 +288,8 @@ def roll(
 ) -> Iterator[Step]:
     """Steps the latent x from source down to target, 0 <= target <= source < N; model(x, timestep) is its prediction.
 
-    order 0 is the sampler's usual one, 2 of dpm, unipc and unip. The latent that the model sees, and that a step has, is the
-    predictor's; unipc goes on from the corrected one.
+    order 0 is the sampler's usual one, 2 of dpm, unipc and unip. The latent that the model sees, and that a step has,
+    is the predictor's; unipc goes on from the corrected one.
     """
     _one_of("sampler", sampler, list(SAMPLERS))
     _one_of("compat", compat, COMPAT)
@@ -439,7 +446,8 @@ def _estimate(levels: Levels, x: np.ndarray, prediction: np.ndarray, level: tupl
 
 
 def reflexflow_on(switch: bool | None, max_step_offset: int, prediction: str) -> bool:
-    """Whether the loss is ReflexFlow's: None is on for flow models where anything may roll; nothing changes for others."""
+    """Whether the loss is ReflexFlow's: None is on for flow models where anything may roll; nothing changes for
+    others."""
     return prediction == "flow_prediction" and (max_step_offset > 0 if switch is None else switch)
 
 
@@ -481,10 +489,10 @@ def reflexflow(
 ) -> dict:
     """The loss mean(FC + beta1*ADR) of a batch and its terms; arrays are [B, ...].
 
-    FC = beta2 * mean(w * losses * mask) per sample, with losses the squared errors unless they are given; ADR is anti_drift,
-    which is not masked and applies to every sample. clean and biased are the model's outputs for the teacher-forced latent
-    and for the rolled one, the same where a sample did not roll; without both nothing is weighted. alpha, beta1 and beta2 of
-    None are 0, 0 and 1, as the public trainer reads null.
+    FC = beta2 * mean(w * losses * mask) per sample, with losses the squared errors unless they are given; ADR is
+    anti_drift, which is not masked and applies to every sample. clean and biased are the model's outputs for the
+    teacher-forced latent and for the rolled one, the same where a sample did not roll; without both nothing is
+    weighted. alpha, beta1 and beta2 of None are 0, 0 and 1, as the public trainer reads null.
     """
     alpha, beta1, beta2 = alpha or 0.0, beta1 or 0.0, 1.0 if beta2 is None else beta2
     if not (math.isfinite(alpha) and 0 <= beta1 < math.inf and 0 <= beta2 < math.inf):

@@ -20,9 +20,9 @@ NUMBERS = ("log_probs", "processed_log_probs", "entropies", "top_log_probs")
 class Logits:
     """The logits that are stored of a sequence's n tokens, k of each: zero, and False in there, where none are.
 
-    form is topk (ids [n, k], of each token its k likeliest, falling), ids (the same k tokens everywhere) or full (ids is None: all of
-    the vocabulary); kind is raw, or processed: after temperature and filters. log_sum_exps [n] are those of all V logits of that kind, so that
-    values - log_sum_exps are log-probs.
+    form is topk (ids [n, k], of each token its k likeliest, falling), ids (the same k tokens everywhere) or full (ids
+    is None: all of the vocabulary); kind is raw, or processed: after temperature and filters. log_sum_exps [n] are
+    those of all V logits of that kind, so that values - log_sum_exps are log-probs.
     """
 
     form: str
@@ -37,10 +37,11 @@ class Logits:
 class Text:
     """A sequence of n tokens: the prompt in its template, then answers and what was said to them.
 
-    ids [n] int32; mask [n] uint8, 1 where a token was generated; turn [n] int64, 0 of the prompt; numbers [n] float32 by name, nats, 0 where a
-    token was given: log_probs are by the model, before temperature and filters, processed_log_probs those that the token was
-    drawn with, entropies and top_log_probs (of the likeliest token) go with log_probs. A server that draws the tokens may leave
-    some out. policy_versions [n] are the weights of each token, -1 where it was given.
+    ids [n] int32; mask [n] uint8, 1 where a token was generated; turn [n] int64, 0 of the prompt; numbers [n] float32
+    by name, nats, 0 where a token was given: log_probs are by the model, before temperature and filters,
+    processed_log_probs those that the token was drawn with, entropies and top_log_probs (of the likeliest token) go
+    with log_probs. A server that draws the tokens may leave some out. policy_versions [n] are the weights of each
+    token, -1 where it was given.
     """
 
     settings: Event
@@ -100,7 +101,8 @@ def text_of(trajectory: Event) -> Text:
 
 
 def add_events(text: Text, events: list[Event], name: str) -> None:
-    """Takes from the events of a text what its trajectory does not have: the weights of each token, and stored logits."""
+    """Takes from the events of a text what its trajectory does not have: the weights of each token, and stored
+    logits."""
     at = 0
     for e in events:
         n = len(e["ids"])

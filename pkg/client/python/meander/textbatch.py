@@ -19,10 +19,12 @@ _IGNORED = -100  # labels that transformers takes no loss of
 
 
 class TextBatch(Batch):
-    """Whole groups of texts as arrays: B samples with an advantage, prompts of P tokens at most, responses of R, L = P + R.
+    """Whole groups of texts as arrays: B samples with an advantage, prompts of P tokens at most, responses of R, L = P
+    + R.
 
-    A response is all that follows the prompt: in a conversation the answers and what was given between them. Prompts are padded on the left, responses
-    on the right, so that column P of input_ids begins every response; padding is pad_token_id, 0 unless set, and masked everywhere.
+    A response is all that follows the prompt: in a conversation the answers and what was given between them. Prompts
+    are padded on the left, responses on the right, so that column P of input_ids begins every response; padding is
+    pad_token_id, 0 unless set, and masked everywhere.
 
     | name | shape | |
     |---|---|---|
@@ -123,7 +125,8 @@ class TextBatch(Batch):
         return next((t.logits.kind for t in self._written if t.logits), "")
 
     def recompute_log_prob(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The log-probs [B, R] under logits [B, R, V], row r those that token r of the response was drawn from; 0 outside response_mask.
+        """The log-probs [B, R] under logits [B, R, V], row r those that token r of the response was drawn from; 0
+        outside response_mask.
 
         Of log_prob_kind processed they are divided by the temperature first; ValueError where filters took part, too.
         """
@@ -146,7 +149,8 @@ class TextBatch(Batch):
         return out
 
     def dataproto(self) -> dict[str, dict[str, Any]]:
-        """The batch under the names that verl's trainers of language models read: {batch, non_tensor_batch, meta_info}, in numpy.
+        """The batch under the names that verl's trainers of language models read: {batch, non_tensor_batch, meta_info},
+        in numpy.
 
         rm_scores and token_level_rewards [B, R] have the reward at the last token that was generated.
         """

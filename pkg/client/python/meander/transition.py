@@ -1,9 +1,11 @@
 """Transitions of the sampler in float64: coefficients, means and log-probs of steps, as the services compute them.
 
-A step goes from sigma to sigma_next by next = mean + noise_std * eps with mean = x_coefficient * x + v_coefficient * v, where x
-are the latents, v the guided velocity at (x, sigma) and eps standard normal. With a the noise level and d = sigma_next - sigma:
+A step goes from sigma to sigma_next by next = mean + noise_std * eps with mean = x_coefficient * x + v_coefficient * v,
+where x are the latents, v the guided velocity at (x, sigma) and eps standard normal. With a the noise level and d =
+sigma_next - sigma:
 
-    sde        g = a sqrt(sigma / (1 - sigma)), noise_std = g sqrt(-d); at sigma 1 the denominator has the schedule's second sigma
+    sde g = a sqrt(sigma / (1 - sigma)), noise_std = g sqrt(-d); at sigma 1 the denominator has the schedule's second
+sigma
     dance_sde  g = a, noise_std = a sqrt(-d)
     cps        g = noise_std = sigma_next sin(a pi/2)
     ode        no noise, and no log-prob

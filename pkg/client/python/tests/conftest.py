@@ -1,4 +1,5 @@
-"""A pipeline to test against: the one that MEANDER_URL names, or one that is started here from MEANDER_BIN (default bin/meander)."""
+"""A pipeline to test against: the one that MEANDER_URL names, or one that is started here from MEANDER_BIN (default
+bin/meander)."""
 
 import asyncio
 import os
@@ -29,7 +30,7 @@ def free_port():
 
 
 def listens(port, process):
-    """Waits until somebody listens there."""
+    """Waits until a process listens there."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -39,7 +40,7 @@ def listens(port, process):
             if s.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    raise RuntimeError(f"nobody listens on {port}")
+    raise RuntimeError(f"no process listens on {port}")
 
 
 class Up:
@@ -94,7 +95,8 @@ def signs(binary, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sums(binary, tmp_path_factory):
-    """The address of a pipeline that serves the language model sums and, where its program is there, images of the synthetic model."""
+    """The address of a pipeline that serves the language model sums and, where its program is there, images of the
+    synthetic model."""
     folder = tmp_path_factory.mktemp("sums")
     up, processes = Up(folder, None, "--batch", "16", model=SUMS).start(), []
     if (sampler := binary.with_name("meander-sampler")).is_file():

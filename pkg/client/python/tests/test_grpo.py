@@ -1,4 +1,5 @@
-"""The example that trains a language model on the stream: ratios of 1, adapters that arrive, and weights that are others noticed."""
+"""The example that trains a language model on the stream: ratios of 1, adapters that arrive, and weights that are
+others noticed."""
 
 import json
 import subprocess

@@ -143,7 +143,8 @@ def test_processes_of_one_trainer(signs, tmp_path):
         assert r["ratio_off"] and max(r["ratio_off"]) < 1e-6 and r["reward"] == want["reward"]
         assert r["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
     got, want = adapter(two), adapter(one)
-    # The second matrices begin at 0. AdamW makes steps of equal length from gradients that differ in their last bits only.
+    # The second matrices begin at 0. AdamW makes steps of equal length from gradients that differ in their last bits
+    # only.
     seconds = [k for k in want if "lora_B" in k]
     assert length(got[k] - want[k] for k in seconds) < 1e-3 * length(want[k] for k in seconds)
 
@@ -170,7 +171,7 @@ def test_batches_that_are_cancelled_are_left_out(signs, tmp_path):
         async with meander.connect(signs) as client:
             for number in batches:
                 bodies = prompts.training(c, number, draw.batch(number), 0, 0)
-                for body in bodies if cancelled else ():  # nobody gives verdicts before they are cancelled
+                for body in bodies if cancelled else ():  # no verdicts before they are cancelled
                     body["reward"] = [{"name": "external"}]
                 await evaluate.publish(client, c.run, bodies, c.patience)
                 for body in bodies if cancelled else ():

@@ -15,7 +15,8 @@ MODULE = "transformer_blocks.0.attn.to_q"
 
 
 def lora(module=MODULE, d=64, rank=2, fill=0.05, wide=0, again=()):
-    """The file of a LoRA on one projection of d x d (or d x d + wide), constant; again are other names of its lora_A."""
+    """The file of a LoRA on one projection of d x d (or d x d + wide), constant; again are other names of its
+    lora_A."""
     a, b = np.full((rank, d + wide), fill, np.float32), np.full((d, rank), fill, np.float32)
     header, data = {}, b""
     for name, x in ((f"base_model.model.{module}.lora_A.weight", a), (f"base_model.model.{module}.lora_B.weight", b), *((name, a) for name in again)):

@@ -20,7 +20,8 @@ async def ask(client, run, uid, prompt="347+58=?", batch="b", groups=1, n=4, **f
 
 
 def test_arrays(run, sums):
-    """Every array says of every token what the trajectory and the events say, over several turns, in groups of other lengths."""
+    """Every array says of every token what the trajectory and the events say, over several turns, in groups of other
+    lengths."""
 
     async def test(client, name):
         await ask(client, name, "u0", "999+1=?", groups=2, n=8, text=CONVERSATION)
@@ -189,7 +190,8 @@ def test_forms_of_logits(run, sums):
 
 
 def test_equal_seeds_equal_batches_and_a_place(run, sums):
-    """Two runs of equal seeds are equal batches, a named reader goes on behind what it has read, and the off-policy filter is that of images."""
+    """Two runs of equal seeds are equal batches, a named reader goes on behind what it has read, and the off-policy
+    filter is that of images."""
 
     async def test(client, name):
         digests = []
@@ -251,7 +253,7 @@ def test_images_and_texts(run, sums, binary):
 
 
 def test_strange_texts(run, sums):
-    """A trajectory whose parts do not fit together is named, whoever stored it."""
+    """A trajectory whose parts do not fit together is an error that names it."""
 
     async def test(client, name):
         await ask(client, name, "u", "999+1=?", n=2, text={"interaction": {"name": "sums", "max_turns": 2}, "logits": {"form": "full"}})

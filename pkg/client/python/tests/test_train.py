@@ -41,7 +41,8 @@ def network(folder, seed=1):
 
 
 def rolled(net, groups=2, size=4, seed=0):
-    """A batch as a sampler with the weights of net would make it: two sde steps, advantages of each group's own rewards."""
+    """A batch as a sampler with the weights of net would make it: two sde steps, advantages of each group's own
+    rewards."""
     rng = np.random.default_rng(seed)
     sigmas = [1.0, 0.7, 0.4, 0.0]
     out = []

@@ -1,6 +1,6 @@
-// Package checkpoint builds random checkpoints of the Qwen-Image family, in the layout and
-// with the names of the published ones: small ones, so that tests run the real loading and
-// sampling code, and one of the published size, to measure with. The images mean nothing.
+// Package checkpoint writes random checkpoints of the Qwen-Image family, with the layout and
+// the names of the published ones: small ones, so that tests run the real loading and
+// sampling code, and one of the published size, for measurements. Their images are noise.
 package checkpoint
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Config is the size of a checkpoint. The zero value of a field takes the default.
+// Config describes a checkpoint. Zero fields have the defaults.
 type Config struct {
 	Seed      uint64       // of the weights
 	DType     tensor.DType // of the files: F32 (default), F16 or BF16
@@ -25,7 +25,7 @@ type Config struct {
 	HeadDim   int          // default 8; a multiple of 4, at least 8
 	Depth     int          // of the transformer; default 1
 	Base      int          // narrowest width of the autoencoder; default 4
-	// Mult is the widths of the autoencoder's levels in units of Base; default 1, 1, 2, 2. It
+	// Mult are the widths of the autoencoder's levels in units of Base; default 1, 1, 2, 2. It
 	// halves an image between each two: a token covers 2 << (len(Mult)-1) pixels each way.
 	Mult []int
 	// Height, Width and Steps are the defaults in meander.json: 32, 32 and 4. The
@@ -42,27 +42,28 @@ type Config struct {
 	ResBlocks                          int     // of each level of the autoencoder; default 1
 	Temporal                           []bool  // levels of the autoencoder with a convolution over time
 	Scale                              float64 // guidance, default 1
-	// ShardBytes is the most that a file holds, where it holds more than one tensor; 0 is no
-	// bound.
+	// ShardBytes bounds the size of a file with more than one tensor; 0 is no bound.
 	ShardBytes int
-	// Hollow leaves out what large tensors hold: their place in the files is a hole, of zeros.
+	// Hollow writes large tensors as holes in the files: they read as zeros and need no disk space.
 	Hollow bool
-	// Progress hears of every file that is about to be written; nil does not.
+	// Progress, unless nil, is called before each file is written.
 	Progress func(file string, bytes int)
 }
 
-// Published is the size of the published checkpoint: a transformer of 20 billion
-// parameters, a text encoder of 7 billion, in bf16.
+// Published returns the config of the published checkpoint: a transformer of 20 billion
+// parameters and a text encoder of 7 billion, in bf16.
 func Published() Config {
 	return Config{
-		DType: tensor.BF16, Vocabulary: 152064, TextWidth: 3584, TextDepth: 28, TextHeads: 28, TextKVHeads: 4, TextHidden: 18944,
+		DType: tensor.BF16, Vocabulary: 152064, TextWidth: 3584, TextDepth: 28,
+		TextHeads: 28, TextKVHeads: 4, TextHidden: 18944,
 		Heads: 24, HeadDim: 128, Depth: 60, Axes: []int{16, 56, 56},
 		Base: 96, Mult: []int{1, 2, 4, 4}, ResBlocks: 2, Temporal: []bool{false, true, true},
 		Height: 1024, Width: 1024, Steps: 50, Scale: 4, ShardBytes: 5 << 30,
 	}
 }
 
-func (c *Config) complete() {
+// setDefaults replaces zero fields by their defaults.
+func (c *Config) setDefaults() {
 	for _, f := range []struct {
 		v *int
 		d int
@@ -103,14 +104,15 @@ func (c *Config) complete() {
 	}
 }
 
-// test is a testing.TB, as far as Dir needs one: programs other than tests use this package.
+// test is the part of testing.TB that Dir needs. This package is also used outside of tests, so it does not import
+// testing.
 type test interface {
 	Helper()
 	TempDir() string
 	Fatal(args ...any)
 }
 
-// Dir returns a folder with a checkpoint that lives as long as the test.
+// Dir writes a checkpoint to a temporary folder of the test and returns the folder.
 func Dir(t test, c Config) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tiny")
@@ -122,7 +124,7 @@ func Dir(t test, c Config) string {
 
 // Write makes the folder dir and writes a checkpoint to it.
 func Write(dir string, c Config) error {
-	c.complete()
+	c.setDefaults()
 	vocab, special := vocabulary()
 	tokens := max(c.Vocabulary, len(vocab)+len(special))
 	files := configs(c, tokens)
@@ -167,7 +169,7 @@ func Write(dir string, c Config) error {
 	return nil
 }
 
-// configs is every JSON file but the tokenizer's, for a vocabulary of so many tokens.
+// configs returns all JSON files except the tokenizer's, by name, for a vocabulary of so many tokens.
 func configs(c Config, tokens int) map[string]any {
 	pairs := c.TextWidth / c.TextHeads / 2 // of a head of the text encoder
 	return map[string]any{
@@ -192,7 +194,10 @@ func configs(c Config, tokens int) map[string]any {
 			"vocab_size": tokens, "hidden_size": c.TextWidth, "intermediate_size": c.TextHidden,
 			"num_hidden_layers": c.TextDepth, "num_attention_heads": c.TextHeads, "num_key_value_heads": c.TextKVHeads,
 			"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 4096,
-			"rope_scaling":        map[string]any{"type": "mrope", "mrope_section": []int{pairs - 2*(pairs/3), pairs / 3, pairs / 3}},
+			"rope_scaling": map[string]any{
+				"type":          "mrope",
+				"mrope_section": []int{pairs - 2*(pairs/3), pairs / 3, pairs / 3},
+			},
 			"tie_word_embeddings": true,
 		},
 		"transformer/config.json": map[string]any{
@@ -217,8 +222,8 @@ func write(dir, name string, b []byte) error {
 	return os.WriteFile(name, b, 0o644)
 }
 
-// vocabulary returns the bytes in the alphabet of byte-level files, without merges, and
-// the special tokens behind them.
+// vocabulary returns the 256 bytes in the alphabet of byte-level files, without merges, and
+// the special tokens, whose ids follow.
 func vocabulary() (vocab map[string]int, special map[string]any) {
 	vocab, special = map[string]int{}, map[string]any{}
 	next := rune(256)
@@ -238,7 +243,7 @@ func vocabulary() (vocab map[string]int, special map[string]any) {
 	return vocab, special
 }
 
-// builder draws tensors.
+// builder makes random tensors.
 type builder struct {
 	rng     *rand.Rand
 	dtype   tensor.DType
@@ -248,14 +253,14 @@ type builder struct {
 	normals []float32 // of large tensors
 }
 
-// add draws a tensor: mean plus std times a normal number.
+// add adds a tensor of normal numbers with that mean and standard deviation.
 func (b *builder) add(name string, mean, std float64, shape ...int) {
 	n := 1
 	for _, d := range shape {
 		n *= d
 	}
 	if n > normalCount || b.hollow && n > 1<<12 {
-		b.tensors = append(b.tensors, b.large(name, mean, std, n, shape))
+		b.tensors = append(b.tensors, b.largeTensor(name, mean, std, n, shape))
 		return
 	}
 	x := make([]float32, n)
@@ -285,6 +290,7 @@ func (b *builder) linear(name string, shape ...int) {
 
 func (b *builder) norm(name string, shape ...int) { b.add(name, 1, 0.1, shape...) }
 
+// textEncoder adds the tensors of the text encoder.
 func (b *builder) textEncoder(c Config, vocab int) {
 	d := c.TextWidth
 	kv := d / c.TextHeads * c.TextKVHeads
@@ -304,6 +310,7 @@ func (b *builder) textEncoder(c Config, vocab int) {
 	b.norm("model.norm.weight", d)
 }
 
+// transformer adds the tensors of the transformer.
 func (b *builder) transformer(c Config) {
 	d := c.Heads * c.HeadDim
 	b.linear("img_in", d, 64)
@@ -313,7 +320,10 @@ func (b *builder) transformer(c Config) {
 	b.linear("time_text_embed.timestep_embedder.linear_2", d, d)
 	for i := range c.Depth {
 		name := fmt.Sprintf("transformer_blocks.%d.", i)
-		for _, p := range []string{"to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"} {
+		for _, p := range []string{
+			"to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj",
+			"to_add_out",
+		} {
 			b.linear(name+"attn."+p, d, d)
 		}
 		for _, p := range []string{"norm_q", "norm_k", "norm_added_q", "norm_added_k"} {
@@ -347,6 +357,7 @@ func (b *builder) middle(name string, d int) {
 	b.resBlock(name+"resnets.1.", d, d)
 }
 
+// autoencoder adds the tensors of the encoder and the decoder of images.
 func (b *builder) autoencoder(c Config) {
 	const z = 16
 	last := len(c.Mult) - 1

@@ -11,7 +11,10 @@ import (
 func TestDir_loadsAndPaints(t *testing.T) {
 	for _, c := range []checkpoint.Config{
 		{},
-		{DType: tensor.BF16, Heads: 3, HeadDim: 12, Depth: 2, TextWidth: 24, TextDepth: 2, Base: 6, Height: 16, Width: 48, Steps: 7},
+		{
+			DType: tensor.BF16, Heads: 3, HeadDim: 12, Depth: 2, TextWidth: 24, TextDepth: 2, Base: 6, Height: 16, Width: 48,
+			Steps: 7,
+		},
 	} {
 		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{Threads: 1})
 		if err != nil {
@@ -21,16 +24,16 @@ func TestDir_loadsAndPaints(t *testing.T) {
 		if c.Steps != 0 && card.NumInferenceSteps != c.Steps {
 			t.Errorf("%d steps, want %d", card.NumInferenceSteps, c.Steps)
 		}
-		tokens, err := card.Tokens(card.Height, card.Width)
+		tokens, err := card.Tokens(card.Size)
 		if err != nil {
 			t.Fatal(err)
 		}
-		img, err := m.Decode(t.Context(), make([]float32, tokens*card.LatentChannels), card.Height, card.Width)
+		sample, err := m.Decode(t.Context(), make([]float32, tokens*card.LatentChannels), card.Size)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r := img.Bounds(); r.Dx() != card.Width || r.Dy() != card.Height {
-			t.Errorf("image %v of a model of %d x %d", r, card.Width, card.Height)
+		if size := sample.Size(); size != card.Size {
+			t.Errorf("media of %v, the model's are of %v", size, card.Size)
 		}
 		if err := m.Close(); err != nil {
 			t.Fatal(err)

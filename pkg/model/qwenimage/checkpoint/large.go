@@ -14,13 +14,19 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// Random writes a checkpoint of the published size, but for what r says.
+// Random writes a checkpoint of the published size, with the changes of r.
 func Random(dir string, r model.Random) error {
 	c := Published()
 	for _, f := range []struct {
 		to   *int
 		from int
-	}{{&c.Depth, r.Layers}, {&c.TextDepth, r.TextLayers}, {&c.Vocabulary, r.Vocabulary}, {&c.Height, r.Size}, {&c.Width, r.Size}} {
+	}{
+		{&c.Depth, r.Layers},
+		{&c.TextDepth, r.TextLayers},
+		{&c.Vocabulary, r.Vocabulary},
+		{&c.Height, r.Size},
+		{&c.Width, r.Size},
+	} {
 		if f.from != 0 {
 			*f.to = f.from
 		}
@@ -29,12 +35,12 @@ func Random(dir string, r model.Random) error {
 	return Write(dir, c)
 }
 
-// normalCount is how many normal numbers a folder draws for tensors that have more: these
-// take them again and again, each from another place on.
+// normalCount is how many normal numbers are drawn for tensors with more elements: these repeat the numbers, each
+// from a start of its own.
 const normalCount = 1 << 22
 
-// pool is these numbers.
-func (b *builder) pool() []float32 {
+// normalPool returns these numbers; the first call draws them.
+func (b *builder) normalPool() []float32 {
 	if b.normals == nil {
 		b.normals = make([]float32, normalCount)
 		r := rand.New(rand.NewPCG(1, 2))
@@ -45,14 +51,14 @@ func (b *builder) pool() []float32 {
 	return b.normals
 }
 
-// large is a tensor that is made when it is written, a piece at a time.
-func (b *builder) large(name string, mean, std float64, n int, shape []int) safetensors.Tensor {
+// largeTensor returns a tensor whose data is made when it is written, a piece at a time.
+func (b *builder) largeTensor(name string, mean, std float64, n int, shape []int) safetensors.Tensor {
 	from, dtype := b.rng.IntN(normalCount), b.dtype
 	return safetensors.Tensor{Name: name, DType: dtype, Shape: shape, Source: func(w io.Writer) error {
-		if h, ok := w.(*holes); ok && b.hollow {
+		if h, ok := w.(*sparseFile); ok && b.hollow {
 			return h.skip(n * dtype.Size())
 		}
-		normals := b.pool()
+		normals := b.normalPool()
 		x, piece := make([]float32, 1<<16), []byte(nil)
 		for left := n; left > 0; {
 			m := min(len(x), left)
@@ -72,10 +78,10 @@ func (b *builder) large(name string, mean, std float64, n int, shape []int) safe
 	}}
 }
 
-// holes is a file in which places are left out.
-type holes struct{ *os.File }
+// sparseFile is a file in which skipped parts need no disk space.
+type sparseFile struct{ *os.File }
 
-func (h *holes) skip(n int) error {
+func (h *sparseFile) skip(n int) error {
 	at, err := h.Seek(int64(n), io.SeekCurrent)
 	if err != nil {
 		return err
@@ -83,8 +89,8 @@ func (h *holes) skip(n int) error {
 	return h.Truncate(at)
 }
 
-// writeShards writes the tensors of a part to one file, or to several with an index beside
-// them, as the libraries of the published checkpoints do.
+// writeShards writes the tensors of a part to one file, or to several files with an index, as
+// diffusers and transformers do.
 func writeShards(dir, file string, tensors []safetensors.Tensor, c Config) error {
 	var shards [][]safetensors.Tensor
 	var sizes []int
@@ -121,7 +127,8 @@ func writeShards(dir, file string, tensors []safetensors.Tensor, c Config) error
 	if len(shards) == 1 {
 		return nil
 	}
-	text, err := json.MarshalIndent(map[string]any{"metadata": map[string]int{"total_size": total}, "weight_map": index}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{"metadata": map[string]int{"total_size": total}, "weight_map": index},
+		"", "  ")
 	if err != nil {
 		return err
 	}
@@ -137,5 +144,5 @@ func writeFile(name string, tensors []safetensors.Tensor) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(safetensors.Write(&holes{f}, tensors, metadata), f.Close())
+	return errors.Join(safetensors.Write(&sparseFile{f}, tensors, metadata), f.Close())
 }

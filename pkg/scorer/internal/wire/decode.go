@@ -17,14 +17,14 @@ const (
 	FormatMsgpack = "msgpack"
 )
 
-// maxDepth is how deep a reply nests; the reply itself is level 1.
+// maxDepth bounds how deep a reply nests; the reply itself is level 1.
 const maxDepth = 16
 
-// Decode reads a reply, one map, from the whole of body. Values are nil, bool, string,
-// []byte, []any, map[string]any, float64, int64, uint64 or json.Number.
+// Decode reads a reply: one map, which must fill the whole body. Values are nil, bool, string, []byte, []any,
+// map[string]any, float64, int64, uint64 or json.Number.
 //
-// JSON with the words NaN, Infinity and -Infinity, which Python's json writes, is read
-// with these words as texts, so that one of them fails its own sample alone.
+// Python's json writes the words NaN, Infinity and -Infinity, which are not JSON. They are read as texts, so that
+// such a score fails only its own sample.
 func Decode(format string, body []byte) (map[string]any, error) {
 	if format == FormatMsgpack {
 		return decodeMsgpack(body)
@@ -40,6 +40,7 @@ func Decode(format string, body []byte) (map[string]any, error) {
 	return m, err
 }
 
+// decodeJSON reads one JSON map and nothing after it.
 func decodeJSON(body []byte) (map[string]any, error) {
 	if err := checkNesting(body); err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func decodeJSON(body []byte) (map[string]any, error) {
 	return m, nil
 }
 
-// checkNesting bounds the depth before the library goes down it.
+// checkNesting refuses a body that nests too deep, before the recursive decoder of the library reads it.
 func checkNesting(body []byte) error {
 	depth, inText := 0, false
 	for i := 0; i < len(body); i++ {
@@ -80,7 +81,8 @@ func checkNesting(body []byte) error {
 	return nil
 }
 
-// quoteWords puts the words that Python's json writes for what is no number in quotes.
+// quoteWords puts the words NaN, Infinity and -Infinity outside of texts in quotes, and reports whether there were
+// any.
 func quoteWords(body []byte) ([]byte, bool) {
 	words := [][]byte{[]byte("NaN"), []byte("-Infinity"), []byte("Infinity")}
 	var out []byte
@@ -107,9 +109,10 @@ func quoteWords(body []byte) ([]byte, bool) {
 	return append(out, body[min(from, len(body)):]...), from > 0
 }
 
+// decodeMsgpack reads one msgpack map and nothing after it.
 func decodeMsgpack(body []byte) (map[string]any, error) {
 	r := reader{rest: body}
-	v, err := r.value(1)
+	v, err := r.readValue(1)
 	if err != nil {
 		return nil, err
 	}
@@ -123,12 +126,13 @@ func decodeMsgpack(body []byte) (map[string]any, error) {
 	return m, nil
 }
 
-// reader walks msgpack (https://github.com/msgpack/msgpack/blob/master/spec.md).
+// reader reads msgpack values (https://github.com/msgpack/msgpack/blob/master/spec.md).
 type reader struct{ rest []byte }
 
 var errShort = errors.New("msgpack ends early")
 
-func (r *reader) take(n uint64) ([]byte, error) {
+// nextBytes returns the next n bytes, or errShort if there are fewer.
+func (r *reader) nextBytes(n uint64) ([]byte, error) {
 	if n > uint64(len(r.rest)) {
 		return nil, errShort
 	}
@@ -137,9 +141,9 @@ func (r *reader) take(n uint64) ([]byte, error) {
 	return taken, nil
 }
 
-// number reads a big-endian integer of 1, 2, 4 or 8 bytes.
-func (r *reader) number(size uint64) (uint64, error) {
-	b, err := r.take(size)
+// readNumber reads a big-endian integer of 1, 2, 4 or 8 bytes.
+func (r *reader) readNumber(size uint64) (uint64, error) {
+	b, err := r.nextBytes(size)
 	if err != nil {
 		return 0, err
 	}
@@ -148,11 +152,12 @@ func (r *reader) number(size uint64) (uint64, error) {
 	return binary.BigEndian.Uint64(wide[:]), nil
 }
 
-func (r *reader) value(depth int) (any, error) {
+// readValue reads one value at a depth. Extension types are errors.
+func (r *reader) readValue(depth int) (any, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("more than %d levels", maxDepth)
 	}
-	head, err := r.take(1)
+	head, err := r.nextBytes(1)
 	if err != nil {
 		return nil, err
 	}
@@ -161,11 +166,11 @@ func (r *reader) value(depth int) (any, error) {
 	case c <= 0x7f:
 		return int64(c), nil
 	case c <= 0x8f:
-		return r.mapping(uint64(c&0xf), depth)
+		return r.readMap(uint64(c&0xf), depth)
 	case c <= 0x9f:
-		return r.list(uint64(c&0xf), depth)
+		return r.readList(uint64(c&0xf), depth)
 	case c <= 0xbf:
-		return r.text(uint64(c & 0x1f))
+		return r.readText(uint64(c & 0x1f))
 	case c >= 0xe0:
 		return int64(int8(c)), nil
 	}
@@ -176,47 +181,48 @@ func (r *reader) value(depth int) (any, error) {
 	case 0xc2, 0xc3:
 		return c == 0xc3, nil
 	case 0xc4, 0xc5, 0xc6: // bin
-		n, err := r.number(1 << (c - 0xc4))
+		n, err := r.readNumber(1 << (c - 0xc4))
 		if err != nil {
 			return nil, err
 		}
-		return r.take(n)
+		return r.nextBytes(n)
 	case 0xca:
-		n, err := r.number(4)
+		n, err := r.readNumber(4)
 		return float64(math.Float32frombits(uint32(n))), err
 	case 0xcb:
-		n, err := r.number(8)
+		n, err := r.readNumber(8)
 		return math.Float64frombits(n), err
 	case 0xcc, 0xcd, 0xce, 0xcf: // uint
-		return r.number(size)
+		return r.readNumber(size)
 	case 0xd0, 0xd1, 0xd2, 0xd3: // int
-		n, err := r.number(size)
+		n, err := r.readNumber(size)
 		shift := 64 - 8*size
 		return int64(n<<shift) >> shift, err
 	case 0xd9, 0xda, 0xdb: // str
-		n, err := r.number(1 << (c - 0xd9))
+		n, err := r.readNumber(1 << (c - 0xd9))
 		if err != nil {
 			return nil, err
 		}
-		return r.text(n)
+		return r.readText(n)
 	case 0xdc, 0xdd:
-		n, err := r.number(2 << (c - 0xdc))
+		n, err := r.readNumber(2 << (c - 0xdc))
 		if err != nil {
 			return nil, err
 		}
-		return r.list(n, depth)
+		return r.readList(n, depth)
 	case 0xde, 0xdf:
-		n, err := r.number(2 << (c - 0xde))
+		n, err := r.readNumber(2 << (c - 0xde))
 		if err != nil {
 			return nil, err
 		}
-		return r.mapping(n, depth)
+		return r.readMap(n, depth)
 	}
 	return nil, fmt.Errorf("msgpack code 0x%02x; must be plain values", c)
 }
 
-func (r *reader) text(n uint64) (any, error) {
-	b, err := r.take(n)
+// readText reads n bytes of UTF-8.
+func (r *reader) readText(n uint64) (any, error) {
+	b, err := r.nextBytes(n)
 	if err != nil {
 		return nil, err
 	}
@@ -226,12 +232,12 @@ func (r *reader) text(n uint64) (any, error) {
 	return string(b), nil
 }
 
-// list grows item by item, as mapping does: each costs a byte at least, so the bytes that
-// are there bound it, whatever length is declared.
-func (r *reader) list(n uint64, depth int) (any, error) {
+// readList reads n values. Memory grows item by item: each item needs at least a byte of the body, so a false
+// length cannot allocate much. readMap does the same.
+func (r *reader) readList(n uint64, depth int) (any, error) {
 	items := []any{}
 	for range n {
-		v, err := r.value(depth + 1)
+		v, err := r.readValue(depth + 1)
 		if err != nil {
 			return nil, err
 		}
@@ -240,10 +246,11 @@ func (r *reader) list(n uint64, depth int) (any, error) {
 	return items, nil
 }
 
-func (r *reader) mapping(n uint64, depth int) (any, error) {
+// readMap reads n pairs of a text and a value; a key that repeats is an error.
+func (r *reader) readMap(n uint64, depth int) (any, error) {
 	m := map[string]any{}
 	for range n {
-		k, err := r.value(depth + 1)
+		k, err := r.readValue(depth + 1)
 		if err != nil {
 			return nil, err
 		}
@@ -254,7 +261,7 @@ func (r *reader) mapping(n uint64, depth int) (any, error) {
 		if _, twice := m[key]; twice {
 			return nil, fmt.Errorf("key %s comes twice", Quote(key))
 		}
-		if m[key], err = r.value(depth + 1); err != nil {
+		if m[key], err = r.readValue(depth + 1); err != nil {
 			return nil, err
 		}
 	}

@@ -1,14 +1,14 @@
-// Package wire is what scorers that run elsewhere have in common: the sample that goes
-// out, and the strict reading of numbers and texts that come back. A reply is somebody
-// else's program speaking: every length in it is checked before anything is allocated,
-// and what is no finite number is an error that shows it.
+// Package wire is shared by the scorers that run outside this process, httpscore and
+// natsscore. NewSample encodes a sample for a request; Decode, Number, Text and List read
+// a reply strictly. A reply comes from a foreign program: every length in it is checked
+// before memory is allocated, and a score that is not a finite number is an error that
+// shows it.
 package wire
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"image"
 	"image/jpeg"
@@ -21,7 +21,7 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
-// Version is the number of the protocol, "v" in requests and in replies over NATS.
+// Version is the version of the protocol: "v" in requests and in replies over NATS.
 const Version = 1
 
 // Formats of an image.
@@ -30,45 +30,47 @@ const (
 	JPEG = "jpeg"
 )
 
-// jpegQuality is high: the reward shall see the image, not the codec.
+// jpegQuality is high, so that the codec does not change the score.
 const jpegQuality = 95
 
-// maxQuote bounds what an error shows of somebody else's text, in bytes.
+// maxQuote bounds what an error shows of a reply, in bytes.
 const maxQuote = 200
 
-// Sample is one image or text and what was asked for, as it is sent.
+// Sample is one image or text in a request, with its prompt.
 type Sample struct {
 	Prompt      string            `json:"prompt" msgpack:"prompt"`
 	GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
-	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Of a text both are absent.
+	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Both are absent for a text.
 	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
 	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
-	// Text is an answer of a language model, Messages the conversation that it is to, and Trajectory the subject that the sample is
-	// stored under, with its log-probs and logits. Of an image all are absent.
+	// Text is an answer of a language model, Messages the conversation before it, and Trajectory the subject
+	// of the stored sample, with its log-probs and logits. All are absent for an image.
 	Text       *string          `json:"text,omitempty" msgpack:"text,omitempty"`
 	Messages   []scorer.Message `json:"messages,omitempty" msgpack:"messages,omitempty"`
 	Trajectory string           `json:"trajectory,omitempty" msgpack:"trajectory,omitempty"`
 }
 
-// NewSample encodes a text, or an image in RGB, blended over black where it is not opaque.
+// NewSample encodes a text, or an image as RGB in a format; transparent pixels are blended over black.
 func NewSample(in scorer.Input, format string) (Sample, error) {
 	params := in.Params
 	if params == nil {
-		params = map[string]string{} // an empty map, never null: one case less for the other side
+		params = map[string]string{} // an empty map, never null: one case less for servers
 	}
 	if x := in.Text; x != nil {
-		return Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Text: &x.Answer, Messages: x.Messages, Trajectory: x.Trajectory}, nil
+		return Sample{
+			Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Text: &x.Answer, Messages: x.Messages,
+			Trajectory: x.Trajectory,
+		}, nil
 	}
-	if in.Image == nil || in.Image.Rect.Empty() {
-		return Sample{}, errors.New("no image")
+	opaque, err := in.Media.Image()
+	if err != nil {
+		return Sample{}, err
 	}
-	opaque := in.Image
 	if !opaque.Opaque() {
 		opaque = overBlack(opaque)
 	}
 	var file bytes.Buffer
-	var err error
 	if format == JPEG {
 		err = jpeg.Encode(&file, opaque, &jpeg.Options{Quality: jpegQuality})
 	} else {
@@ -77,9 +79,13 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 	if err != nil {
 		return Sample{}, fmt.Errorf("encode image: %w", err)
 	}
-	return Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Image: file.Bytes(), ImageFormat: format}, nil
+	return Sample{
+		Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Image: file.Bytes(),
+		ImageFormat: format,
+	}, nil
 }
 
+// overBlack returns a copy of an image blended over black.
 func overBlack(img *image.NRGBA) *image.NRGBA {
 	out := image.NewNRGBA(img.Rect)
 	for y := img.Rect.Min.Y; y < img.Rect.Max.Y; y++ {
@@ -95,7 +101,7 @@ func overBlack(img *image.NRGBA) *image.NRGBA {
 	return out
 }
 
-// Patience is how long a call may wait: timeout, or less when ctx ends before.
+// Patience returns how long a call may wait: timeout, or less if ctx ends before.
 func Patience(ctx context.Context, timeout time.Duration) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return min(timeout, time.Until(deadline).Round(time.Millisecond))
@@ -103,7 +109,7 @@ func Patience(ctx context.Context, timeout time.Duration) time.Duration {
 	return timeout
 }
 
-// CheckName refuses an instance of a scorer that no prompt could name.
+// CheckName refuses the name of an instance that no prompt could use.
 func CheckName(name string) error {
 	ok := name != "" && len(name) <= 64
 	for i := range len(name) {
@@ -116,7 +122,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckImage refuses a format of images that does not exist.
+// CheckImage refuses an unknown format of images.
 func CheckImage(format string) error {
 	if format != PNG && format != JPEG {
 		return fmt.Errorf("image: %q; must be %s or %s", format, PNG, JPEG)
@@ -124,8 +130,7 @@ func CheckImage(format string) error {
 	return nil
 }
 
-// Number is a decoded value as a score: a finite number, or an error that shows what is
-// there instead.
+// Number returns a decoded value as a score. If it is not a finite number, the error shows it.
 func Number(v any) (float64, error) {
 	var x float64
 	switch v := v.(type) {
@@ -149,7 +154,7 @@ func Number(v any) (float64, error) {
 	return x, nil
 }
 
-// Text is an optional text field: absent and null are "".
+// Text returns an optional text field; "" if it is absent or null.
 func Text(m map[string]any, key string) (string, error) {
 	switch v := m[key].(type) {
 	case nil:
@@ -161,8 +166,7 @@ func Text(m map[string]any, key string) (string, error) {
 	}
 }
 
-// List is an optional list field with one item per sample: absent, null and the empty
-// list are nil.
+// List returns an optional list field with one item per sample; nil if it is absent, null or empty.
 func List(m map[string]any, key string, samples int) ([]any, error) {
 	switch v := m[key].(type) {
 	case nil:
@@ -180,12 +184,12 @@ func List(m map[string]any, key string, samples int) ([]any, error) {
 	}
 }
 
-// Detail is text as a scorer.Result carries it: valid, and cut to its limit.
+// Detail cuts a text to the limit of Result.Detail, between characters.
 func Detail(text string) string {
-	return cut(text, scorer.MaxDetail)
+	return truncate(text, scorer.MaxDetail)
 }
 
-// Show describes a decoded value in an error.
+// Show returns a short description of a decoded value for an error.
 func Show(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -199,20 +203,20 @@ func Show(v any) string {
 	case map[string]any:
 		return "a map"
 	default:
-		return cut(fmt.Sprint(v), maxQuote)
+		return truncate(fmt.Sprint(v), maxQuote)
 	}
 }
 
-// Quote is the beginning of somebody else's text in quotes, control characters escaped.
+// Quote returns the beginning of a foreign text in quotes, with control characters escaped.
 func Quote(text string) string {
-	if short := cut(text, maxQuote); len(short) < len(text) {
+	if short := truncate(text, maxQuote); len(short) < len(text) {
 		return strconv.Quote(short) + "..."
 	}
 	return strconv.Quote(text)
 }
 
-// cut is text as at most limit bytes of whole characters.
-func cut(text string, limit int) string {
+// truncate cuts text to at most limit bytes, between characters.
+func truncate(text string, limit int) string {
 	if len(text) <= limit {
 		return text
 	}

@@ -43,7 +43,8 @@ func TestPTX_Assembles(t *testing.T) {
 		threads[string(m[1])] = number(t, string(m[2]))
 	}
 	for _, generation := range generations {
-		out, err := exec.Command(ptxas, "-v", "-arch="+generation, "-o", filepath.Join(t.TempDir(), "k.cubin"), "sm_80.ptx").CombinedOutput()
+		out, err := exec.Command(ptxas, "-v", "-arch="+generation, "-o", filepath.Join(t.TempDir(), "k.cubin"),
+			"sm_80.ptx").CombinedOutput()
 		if err != nil {
 			t.Errorf("%s: %v\n%s", generation, err, out)
 			continue

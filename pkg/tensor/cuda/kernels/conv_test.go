@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 )
 
@@ -31,12 +31,17 @@ func (g *gpu) convolution(kernel string, c convolution) error {
 		tile, threads, factors = 128, 256, "linear_bf16"
 	}
 	a := args(list(dst), g.factors(factors, x, c.in)[:1], g.factors(factors, w, k)[:1],
-		list(num(c.n), num(c.h), num(c.w), num(c.in), num(oh), num(ow), num(c.out), num(c.kh), num(c.kw), num(c.stride), num(c.top), num(c.left)),
-		g.factors("float32", bias, c.out)[:1], list(num(act)), g.factors("float32", gate, c.out+1), list(g.ints(group)), g.factors("float32", residual, c.out))
+		list(num(c.n), num(c.h), num(c.w), num(c.in), num(oh), num(ow), num(c.out), num(c.kh), num(c.kw), num(c.stride),
+			num(c.top), num(c.left)),
+		g.factors("float32", bias, c.out)[:1], list(num(act)), g.factors("float32", gate,
+			c.out+1), list(g.ints(group)), g.factors("float32", residual, c.out))
 	if kernel == "conv_bf16" {
 		a = append(a, num(0))
 	}
-	if err := g.launch(kernel, driver.Grid{Blocks: driver.Dim{X: ceil(c.out, tile), Y: ceil(m, tile)}, Threads: driver.Dim{X: threads}}, a...); err != nil {
+	if err := g.launch(kernel, driver.Grid{
+		Blocks:  driver.Dim{X: ceil(c.out, tile), Y: ceil(m, tile)},
+		Threads: driver.Dim{X: threads},
+	}, a...); err != nil {
 		return err
 	}
 	got, err := g.read(dst, m, c.out, c.out)
@@ -81,7 +86,10 @@ func convolutions() []convolution {
 	}
 	if soak() {
 		for i := range 16 {
-			cases = append(cases, convolution{1 + i%2, 3 + i, 18 - i, 8 * (1 + i%5), 1 + 9*i, 1 + i%3, 3 - i%3, 1 + i%2, i % 2, i / 2 % 2})
+			cases = append(cases, convolution{
+				1 + i%2, 3 + i, 18 - i, 8 * (1 + i%5), 1 + 9*i, 1 + i%3, 3 - i%3, 1 + i%2, i % 2,
+				i / 2 % 2,
+			})
 		}
 	}
 	return cases

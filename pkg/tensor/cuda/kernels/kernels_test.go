@@ -34,6 +34,7 @@ func TestPTX_IsNotStale(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("the PTX is not of these sources: run make ptx (needs clang-19)\nSUMS:\n%s\nfiles:\n%s", strings.TrimSpace(string(got)), want)
+		t.Errorf("the PTX is not of these sources: run make ptx (needs clang-19)\nSUMS:\n%s\nfiles:\n%s",
+			strings.TrimSpace(string(got)), want)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 )
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/integration/tools/ptxvm"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 )
 
@@ -98,7 +98,10 @@ func TestMutants(t *testing.T) {
 		step, allowed = 1, 10
 	}
 	total, alive, n := 0, 0, 0
-	names := []string{"linear_f32", "attention_f32", "linear_bf16", "attention_bf16_32", "attention_bf16_384", "conv_f32", "conv_bf16"}
+	names := []string{
+		"linear_f32", "attention_f32", "linear_bf16", "attention_bf16_32", "attention_bf16_384", "conv_f32",
+		"conv_bf16",
+	}
 	for _, k := range rowKernels {
 		if !slices.Contains(names, k.kernel) {
 			names = append(names, k.kernel)

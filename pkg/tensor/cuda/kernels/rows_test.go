@@ -6,7 +6,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 )
 
@@ -125,7 +125,8 @@ func list(a ...driver.Arg) []driver.Arg { return a }
 func layerNorm(c *rowCall) ([][]float64, error) {
 	g, n := c.g, float64(c.cols)
 	scale, shift, group := g.matrix(3, c.cols), g.matrix(3, c.cols), g.indices(c.rows, 3)
-	err := g.launch("layer_norm_f32", warps(c.rows), args(c.out(c.rows, c.cols), c.put(c.x, 1, c.cols+2), g.factors("f", scale, c.cols), g.factors("f", shift, c.cols+1),
+	err := g.launch("layer_norm_f32", warps(c.rows), args(c.out(c.rows, c.cols), c.put(c.x, 1, c.cols+2),
+		g.factors("f", scale, c.cols), g.factors("f", shift, c.cols+1),
 		list(g.ints(group), num(c.rows), num(c.cols), driver.Float(rowEpsilon), num(c.types)))...)
 	return mapRows(c.rows, c.cols, func(i, j int) float64 {
 		mean, squares := 0.0, 0.0
@@ -166,7 +167,8 @@ func norm(length bool) func(c *rowCall) ([][]float64, error) {
 func rotate(kernel string, halves int) func(c *rowCall) ([][]float64, error) {
 	return func(c *rowCall) ([][]float64, error) {
 		g, half := c.g, c.cols
-		x, w, cos, sin, rows := g.matrix(c.rows, 4*half), g.matrix(1, 2*half), g.matrix(c.rows+2, half), g.matrix(c.rows+2, half), g.indices(c.rows, c.rows+2)
+		x, w, cos, sin, rows := g.matrix(c.rows, 4*half), g.matrix(1, 2*half), g.matrix(c.rows+2, half), g.matrix(c.rows+2,
+			half), g.indices(c.rows, c.rows+2)
 		a := args(c.out(c.rows, 4*half), c.put(x, 1, 4*half+2))
 		grid := threads(c.rows * 2 * half)
 		tail := list(g.ints(rows), num(c.rows), num(2*half), num(half), num(halves), num(c.types))
@@ -201,8 +203,9 @@ func rotate(kernel string, halves int) func(c *rowCall) ([][]float64, error) {
 }
 
 func siluMul(c *rowCall) ([][]float64, error) {
-	err := c.g.launch("silu_mul_f32", threads(c.rows*c.cols), args(c.out(c.rows, c.cols), c.put(c.x, 1, c.cols+2), c.put(c.y, 2, c.cols+5),
-		list(num(c.rows), num(c.cols), num(c.types)))...)
+	err := c.g.launch("silu_mul_f32", threads(c.rows*c.cols),
+		args(c.out(c.rows, c.cols), c.put(c.x, 1, c.cols+2), c.put(c.y, 2, c.cols+5),
+			list(num(c.rows), num(c.cols), num(c.types)))...)
 	return mapRows(c.rows, c.cols, func(i, j int) float64 { return activate(1, c.x[i][j]) * c.y[i][j] }), err
 }
 
@@ -218,7 +221,8 @@ func upsample(c *rowCall) ([][]float64, error) {
 	x := c.g.matrix(2*c.rows, c.cols)
 	out := c.out(8*c.rows*c.cols, 1)[:1]
 	c.stride = 1 // images are dense
-	err := c.g.launch("upsample2_f32", threads(8*c.rows*c.cols), args(out, c.put(x, 1, c.cols)[:1], list(num(2), num(c.rows), num(1), num(c.cols), num(c.types)))...)
+	err := c.g.launch("upsample2_f32", threads(8*c.rows*c.cols),
+		args(out, c.put(x, 1, c.cols)[:1], list(num(2), num(c.rows), num(1), num(c.cols), num(c.types)))...)
 	return mapRows(8*c.rows*c.cols, 1, func(i, _ int) float64 { return x[i/c.cols/4][i%c.cols] }), err
 }
 
@@ -226,8 +230,10 @@ func finish(c *rowCall) ([][]float64, error) {
 	g := c.g
 	act := c.cols % 3
 	bias, gate, residual, group := g.matrix(1, c.cols), g.matrix(3, c.cols), g.matrix(c.rows, c.cols), g.indices(c.rows, 3)
-	err := g.launch("finish_f32", threads(c.rows*c.cols), args(c.out(c.rows, c.cols), g.factors("f", c.x, c.cols+4), list(num(c.rows), num(c.cols)),
-		g.factors("f", bias, c.cols)[:1], list(num(act)), g.factors("f", gate, c.cols+1), list(g.ints(group)), g.factors("f", residual, c.cols), list(num(c.types)))...)
+	err := g.launch("finish_f32", threads(c.rows*c.cols),
+		args(c.out(c.rows, c.cols), g.factors("f", c.x, c.cols+4), list(num(c.rows), num(c.cols)),
+			g.factors("f", bias, c.cols)[:1], list(num(act)), g.factors("f", gate, c.cols+1), list(g.ints(group)), g.factors("f",
+				residual, c.cols), list(num(c.types)))...)
 	return mapRows(c.rows, c.cols, func(i, j int) float64 {
 		return residual[i][j] + gate[group[i]][j]*activate(act, c.x[i][j]+bias[0][j])
 	}), err

@@ -1,4 +1,5 @@
-"""What goes wrong in a training run, said while it does: hacked readers, steps that are too large, weights that did not arrive."""
+"""Finds what goes wrong in a training run while it runs: readers that are cheated, steps that are too large, weights
+that did not arrive."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import math
 from .config import Config
 
 HACKING, COLLAPSE, RATIO, STALE, EMPTY, STILL = "hacking", "collapse", "ratio", "stale", "empty", "no variance"
-# Those that a run cannot get out of by itself.
+# Alarms from which a run cannot recover by itself.
 FATAL = (HACKING, COLLAPSE)
 
 
 class Alarms:
-    """Reads the records of updates and evaluations, and says what is wrong with them, each thing once until it is over."""
+    """Reads the records of updates and evaluations, and returns what is wrong with them. Each alarm is returned once,
+    until its cause is gone."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -21,7 +23,7 @@ class Alarms:
         self.evaluations: list[dict] = []
 
     def update(self, record: dict) -> list[tuple[str, str]]:
-        """Alarms of an update's record, as pairs of kind and text."""
+        """Returns alarms of an update's record, as pairs of kind and text."""
         c, out = self.config, []
         off = max((x for x in record["ratio_off"] if not math.isnan(x)), default=0.0)
         if record["behind"] == 0 and off > c.ratio_limit:
@@ -37,15 +39,15 @@ class Alarms:
         return self._new(out)
 
     def stale(self, batch: str, behind: int) -> list[tuple[str, str]]:
-        """A batch of weights that are further behind than --ahead allows."""
+        """Returns the alarm for a batch of weights that are further behind than --ahead allows."""
         return [(STALE, f"batch {batch} is of weights {behind} updates old, or of others, more than --ahead {self.config.ahead}: it is left out")]
 
     def empty(self, batch: str) -> list[tuple[str, str]]:
-        """A batch whose groups all failed, or were cancelled."""
+        """Returns the alarm for a batch whose groups all failed or were cancelled."""
         return [(EMPTY, f"no sample of batch {batch} has an advantage: it is left out; `meander show` says what its groups ended as")]
 
     def evaluated(self, record: dict) -> list[tuple[str, str]]:
-        """Alarms of an evaluation's record."""
+        """Returns alarms of an evaluation's record."""
         c, out = self.config, []
         self.evaluations.append(record)
         golds = [e["gold"] for e in self.evaluations if e.get("gold") is not None]
@@ -56,12 +58,12 @@ class Alarms:
         return out
 
     def narrow(self, record: dict) -> bool:
-        """Whether an evaluation has lost too much of the first one's diversity."""
+        """Says whether an evaluation has lost too much of the first one's diversity."""
         start, now = self.evaluations[0].get("diversity"), record.get("diversity")
         return start is not None and now is not None and now < self.config.diversity_floor * start
 
     def held(self) -> float:
-        """The weight of diversity in the reward: above 0 while the last evaluation found too little."""
+        """Returns the weight of diversity in the reward: above 0 while the last evaluation found too little."""
         start, now = (self.evaluations[i].get("diversity") if self.evaluations else None for i in (0, -1))
         missing = self.config.hold_diversity - now / start if start and now is not None else 0.0
         return round(max(0.0, 20 * missing), 3)

@@ -154,6 +154,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{flag(f.name)}", action=argparse.BooleanOptionalAction, default=f.default, help=text)
             continue
         shown = f" (default {f.default})" if f.default != "" else ""
-        # torchrun takes --run for the begin of its own --run-path, whoever it is meant for.
+        # torchrun takes --run for a prefix of its own --run-path.
         names = [f"--{flag(f.name)}"] + (["--run-name"] if f.name == "run" else [])
         group.add_argument(*names, dest=f.name, type=kind, default=f.default, metavar=kind.__name__, help=text + shown)

@@ -1,7 +1,7 @@
 """Several processes as one trainer, through torch.distributed; without it, or alone, every function is the identity.
 
-torchrun starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process reads the cursor, publishes, pushes and writes; each
-reads the tensors of its own share of a batch's groups.
+torchrun starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process reads the cursor,
+publishes, pushes and writes; each reads the tensors of its own share of a batch's groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def device(name: str) -> str:
-    """The device of this process: of several on one machine each has a GPU of its own, where there is one."""
+    """Returns the device of this process: each process on a machine has a GPU of its own, if there are GPUs."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name
@@ -63,7 +63,7 @@ def total(n: int) -> int:
 
 
 def share(value: T) -> T:
-    """What the first process has, in all of them."""
+    """Returns in all processes what the first one has."""
     if world() == 1:
         return value
     box: list[T] = [value]

@@ -49,7 +49,8 @@ Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[], object
 
 
 async def evaluate(client: Client, config: Config, held_out: list[dict], name: str, version: int, progress: Progress) -> Evaluation:
-    """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make them.
+    """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make
+    them.
 
     progress(samples) is open while it waits, and what it gives is called with each sample.
     """
@@ -74,7 +75,8 @@ async def evaluate(client: Client, config: Config, held_out: list[dict], name: s
 
 
 async def full_marks(client: Client, config: Config, batch: str, scored: int) -> dict:
-    """What the rewarded reader gives a training batch: the share of the scored samples that it reads exactly, and its mean."""
+    """What the rewarded reader gives a training batch: the share of the scored samples that it reads exactly, and its
+    mean."""
     rewards = await _rewards(client, config, config.run, batch, scored, lambda: None, strict=False)
     return {"full": _exact(rewards, 0), "reader": sum(r["scores"][0]["value"] for r in rewards) / len(rewards)}
 
@@ -86,7 +88,8 @@ def _exact(rewards: list[dict], k: int) -> float:
 
 
 async def publish(client: Client, run: str, bodies: list[dict], patience: float) -> None:
-    """Publishes prompts side by side; one that was published before, by a trainer that died, is the same once more."""
+    """Publishes prompts side by side. A prompt that a trainer published before it died is published again without
+    effect."""
 
     async def one(body: dict) -> None:
         body = dict(body)
@@ -100,9 +103,10 @@ async def publish(client: Client, run: str, bodies: list[dict], patience: float)
 
 
 async def _rewards(client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True) -> list[dict]:
-    """The rewards of a batch's samples, by uid and index, once all are there; strict: one without a reward is an error."""
+    """The rewards of a batch's samples, by uid and index, once all are there; strict: one without a reward is an
+    error."""
     found: dict[tuple[str, int], dict] = {}
-    # The server puts the partition in; the stream must be named, for nobody publishes on these subjects.
+    # The server puts the partition in; the stream must be named, because no client publishes on these subjects.
     events = await client.js.subscribe(f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True)
     try:
         while len(found) < count:

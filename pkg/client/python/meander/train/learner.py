@@ -17,7 +17,7 @@ from .rollouts import Rollouts
 
 @dataclasses.dataclass
 class Report:
-    """What an update did. Lists are by trained step; numbers without samples to take them from are NaN."""
+    """What an update did. Lists are by trained step; NaN stands for values without samples."""
 
     ratio_off: list[float]  # max |log_prob - old| of samples that no optimizer step had been taken for
     moved: float  # mean |log_prob - old| of the others
@@ -32,7 +32,7 @@ class Report:
 class Learner:
     """The network with its optimizer and its running average.
 
-    Of several processes each holds the groups that it read; their gradients are summed, so that all take the same step.
+    Each process holds the groups that it read. Gradients are summed over the processes, so all take the same step.
     """
 
     def __init__(self, network: Network, loss: Loss, lr: float = 2e-3, beta2: float = 0.99, weight_decay: float = 0.0, max_grad_norm: float = 1.0,
@@ -43,9 +43,10 @@ class Learner:
         self.average = network.state() if ema else None
 
     def update(self, batch: Rollouts, behind: int = 0) -> Report:
-        """Trains on a batch that was made behind updates ago, 0: by the weights as they are.
+        """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights.
 
-        An older one has its log-probs computed again, and importance weights that say how far the weights have gone since.
+        The log-probs of an older batch are computed again, with importance weights for how far the weights have changed
+        since.
         """
         network, w = self.network, len(batch.kernels)
         used = list(range(batch.size)) if self.loss.beta else batch.used
@@ -108,7 +109,8 @@ class Learner:
 
     @torch.no_grad()
     def score(self, batch: Rollouts, rows: list[int]) -> tuple[np.ndarray, torch.Tensor]:
-        """Log-probs [B, W] of the rows under the network as it is, NaN for others, and the means they are of, [B, W, S, C]."""
+        """Returns the log-probs [B, W] of the rows under the current network, NaN for other rows, and the means that
+        they belong to, [B, W, S, C]."""
         out = np.full(batch.log_probs.shape, np.nan)
         means = torch.zeros(batch.batch["latents"].shape, dtype=torch.float64, device=self.network.device)
         for piece in batch.pieces(rows, self.micro_batch):
@@ -119,7 +121,7 @@ class Learner:
         return out, means
 
     def state(self) -> dict:
-        """All that a checkpoint needs to go on to the bit."""
+        """Returns all that a checkpoint needs to continue bit by bit."""
         return {"adapter": self.network.state(), "optimizer": self.optimizer.state_dict(), "average": self.average}
 
     def load(self, state: dict) -> None:
@@ -128,7 +130,7 @@ class Learner:
         self.average = state["average"]
 
     def best(self) -> dict[str, torch.Tensor]:
-        """The adapter to evaluate and keep: the running average, where there is one."""
+        """Returns the adapter to evaluate and keep: the running average, if there is one."""
         return self.network.state() if self.average is None else self.average
 
 

@@ -1,4 +1,5 @@
-"""The loop: ask for rollouts, wait for their advantages, take a step, hand the weights back, look at what came of it."""
+"""The training loop: publish prompts, wait for their advantages, make an update, push the weights to the samplers, and
+evaluate."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ _log = logging.getLogger("meander.train")
 
 T = TypeVar("T")
 
-# Batches one after the other that nobody can train on end a run: beyond --ahead, that many.
+# So many batches in a row without one to train on end a run, beyond --ahead.
 _LEFT_OUT = 5
 
 
 class Trainer:
-    """One training run: its network, its place in the stream, its files."""
+    """One training run: its network, its position in the stream, its files."""
 
     def __init__(self, config: Config, client: Client, beside: Executor):
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
@@ -62,7 +63,7 @@ class Trainer:
         return distributed.rank() == 0
 
     async def run(self) -> dict:
-        """Trains to the end, or to an alarm, and returns the summary."""
+        """Trains to the end, or to a fatal alarm, and returns the summary."""
         self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
         stopped = ""
         with _Progress(self.config, self.updated, self.first) as self.progress:
@@ -73,7 +74,7 @@ class Trainer:
         return await self._end(stopped) if self.first else {}
 
     async def _share(self, value: T) -> T:
-        """What the first process has, in all of them."""
+        """Returns in all processes what the first one has."""
         return await _in(self.beside, distributed.share, value)
 
     def _resume(self, found: tuple[dict, dict] | None) -> None:
@@ -98,7 +99,8 @@ class Trainer:
             await self._evaluate()
 
     async def _push(self) -> float:
-        """Hands the weights to the samplers, before the first update the base; followers hand nothing. Returns the seconds."""
+        """Pushes the weights to the samplers; before the first update the base. Only the first process pushes. Returns
+        the seconds."""
         start = time.monotonic()
         if self.config.follow:
             return 0.0
@@ -110,7 +112,7 @@ class Trainer:
         return time.monotonic() - start
 
     async def _update(self) -> str:
-        """One update; returns why the run stops, if it does."""
+        """Makes one update. Returns why the run stops, if it does."""
         clock = _Clock()
         whole, batch, behind = await self._next(clock)
         if batch is None:
@@ -140,14 +142,16 @@ class Trainer:
         return await self._share(why)
 
     async def _next(self, clock: "_Clock") -> tuple[Rollouts | None, Rollouts | None, int]:
-        """The next batch, in the first process; what this one trains on, None where nobody shall; how many updates its weights are behind."""
+        """Returns the next batch (in the first process), what this process trains on (None for a batch to skip), and
+        how many updates its weights are behind."""
         whole, task = None, None
         if self.first:
             if self.draw is not None and not self.config.follow:
                 for number in range(self.taken, self.taken + min(self.config.ahead + 1, self.config.updates - self.updated)):
                     await self.stream.ask(prompts.training(self.config, number, self.draw.batch(number), self.draw.epoch(number), self.version, self.alarms.held()), number)
             found = await self.stream.next()
-            # By weights, not by version: after a crash the same weights have another one. The samplers never have a follower's but the first ones.
+            # By weights, not by version: after a crash the same weights have another one. The samplers never have a
+            # follower's but the first ones.
             made = 0 if self.config.follow else min((self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated)
             behind = self.updated - made
             left_out = []
@@ -186,7 +190,8 @@ class Trainer:
         }  # fmt: skip
 
     async def _evaluate(self) -> list[tuple[str, str]]:
-        """Measures the weights that the samplers have; keeps the best by the gold reader, of those that are as varied as they must be."""
+        """Measures the weights that the samplers have, and keeps the best by the gold reader, among those that are
+        varied enough."""
         if not self.held_out:
             return []
         start = time.monotonic()
@@ -218,7 +223,7 @@ class Trainer:
             f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
 
     def _raise(self, found: list[tuple[str, str]]) -> str:
-        """Says the alarms; returns why the run stops."""
+        """Reports the alarms, and returns why the run stops, if it does."""
         why = ""
         for kind, text in found if self.first else ():
             _log.warning("ALARM %s: %s", kind, text)
@@ -264,7 +269,7 @@ class _Clock:
 
 
 class _Progress:
-    """Bars on a terminal, a line an update elsewhere."""
+    """Bars on a terminal, else a line for each update."""
 
     def __init__(self, config: Config, begun: int, shown: bool):
         self.config, self.begun, self.shown = config, begun, shown
@@ -310,7 +315,7 @@ class _Progress:
 
 
 async def train(config: Config) -> dict:
-    """Trains as the configuration says; returns the summary, {} in all processes but the first."""
+    """Trains as the configuration says, and returns the summary; {} in all processes but the first."""
     # What computes, or waits for other processes, does so in a thread beside the connection, which has pings to answer.
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.threads,)) as beside:
         await _in(beside, distributed.begin, distributed.device(config.device))

@@ -1,4 +1,5 @@
-"""The network that is trained: a transformer in the diffusers layout, frozen, with a LoRA (arXiv 2106.09685) on its blocks."""
+"""The network that is trained: a transformer in the diffusers layout, frozen, with a LoRA (arXiv 2106.09685) on its
+blocks."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ _ADAPTER = "adapter"
 class Network:
     """velocity(x, sigma, ...) of a checkpoint with an adapter; the adapter's parameters alone have gradients.
 
-    The base is kept in dtype, the adapter in float32 as optimizers want it; states, velocities and all that is computed of
-    them are float32. checkpointing recomputes each block in the backward pass, for networks whose activations do not fit.
+    The base is kept in dtype, the adapter in float32 as optimizers want it; states, velocities and all that is computed
+    of them are float32. checkpointing recomputes each block in the backward pass, for networks whose activations do not
+    fit.
     """
 
     def __init__(self, folder: str | Path, rank: int = 16, alpha: int = 16, targets: tuple[str, ...] = TARGETS, seed: int = 0, device: str = "cpu",
@@ -55,7 +57,8 @@ class Network:
         return [p for n, p in sorted(self.transformer.named_parameters()) if f".{_ADAPTER}." in n]
 
     def velocity(self, x: torch.Tensor, sigma: torch.Tensor, embeds: torch.Tensor, mask: torch.Tensor | None, grid: tuple[int, int]) -> torch.Tensor:
-        """v of states x [B, S, C] at sigma [B], for embeddings [B, L, D] and their mask [B, L] (1: a token); grid is S in rows and columns."""
+        """v of states x [B, S, C] at sigma [B], for embeddings [B, L, D] and their mask [B, L] (1: a token); grid is S
+        in rows and columns."""
         dtype = self.transformer.dtype
         if mask is not None and bool(mask.all()):
             mask = None
@@ -66,7 +69,8 @@ class Network:
         return v.float()
 
     def guided(self, x: torch.Tensor, sigma: torch.Tensor, texts: "Texts", grid: tuple[int, int], scale: float, rule: str) -> torch.Tensor:
-        """v under classifier-free guidance with scale (1 and less: none), combined by rule, plain or rescaled (to the length of the conditioned v)."""
+        """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, or rescaled
+        to the length of the conditioned v."""
         v = self.velocity(x, sigma, texts.embeds, texts.mask, grid)
         if scale <= 1 or texts.negative_embeds is None:
             return v
@@ -78,7 +82,7 @@ class Network:
 
     @contextlib.contextmanager
     def base(self) -> Iterator[None]:
-        """The network without its adapter: what a divergence is measured from."""
+        """The network without its adapter: divergences are measured from it."""
         self.transformer.disable_adapters()
         try:
             yield
@@ -103,7 +107,7 @@ class Network:
         return {f"base_model.model.{k}": v.detach().float().cpu().clone().contiguous() for k, v in sorted(got.items())}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Takes the adapter of state(), all of it; another one is a ValueError."""
+        """Loads the adapter of state(), all of it. ValueError: it is for another network."""
         from peft.utils import set_peft_model_state_dict
 
         mine = self.state()
@@ -129,17 +133,18 @@ class Network:
 
 
 class Texts:
-    """Encoded prompts of B samples: embeds [B, L, D] with mask [B, L], and where samples are guided those of their negative prompts."""
+    """Encoded prompts of B samples: embeds [B, L, D] with mask [B, L], and where samples are guided those of their
+    negative prompts."""
 
     def __init__(self, embeds: torch.Tensor, mask: torch.Tensor, negative_embeds: torch.Tensor | None = None, negative_mask: torch.Tensor | None = None):
         self.embeds, self.mask, self.negative_embeds, self.negative_mask = embeds, mask, negative_embeds, negative_mask
 
 
 def encoded(state: dict[str, torch.Tensor]) -> bytes:
-    """The safetensors file of an adapter: the same bytes for the same weights."""
+    """Returns the safetensors file of an adapter: equal weights give equal bytes."""
     return safetensors.save(state)
 
 
 def digest(state: dict[str, torch.Tensor]) -> str:
-    """The sha-256 of the adapter's file."""
+    """Returns the SHA-256 of the adapter's file."""
     return hashlib.sha256(encoded(state)).hexdigest()

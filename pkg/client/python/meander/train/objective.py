@@ -1,4 +1,5 @@
-"""Flow-GRPO's objective (arXiv 2505.05470) in torch: log-probs of stored steps under the network, clipped ratios, divergence.
+"""Flow-GRPO's objective (arXiv 2505.05470) in torch: log-probs of stored steps under the network, clipped ratios,
+divergence.
 
 meander.loss is the reference in float64 without gradients; the tests hold one against the other.
 """
@@ -25,16 +26,16 @@ class Kernel:
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], j: int, kind: str) -> "Kernel":
-        """That of trained step j of a batch whose samples ran one schedule."""
+        """Returns the kernel of trained step j of a batch whose samples ran one schedule."""
         x, v, n = (float(batch[name][0, j]) for name in ("x_coefficient", "v_coefficient", "noise_std"))
         return cls(x, v, n, float(batch["sigmas"][0, j]) - float(batch["next_sigmas"][0, j]), kind)
 
     def mean(self, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The mean of x' in float64: its distance from x' is small beside it."""
+        """Returns the mean of x' in float64, because its distance from x' is small compared with it."""
         return self.state * x.double() + self.velocity * v.double()
 
     def log_prob(self, mean: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """[B], the mean over the elements of x', as the event's log_prob is."""
+        """Returns the log-probs [B]: means over the elements of x', as in the events."""
         square = _row_mean((after.double() - mean) ** 2)
         if self.kind == "squared":
             return -square
@@ -42,7 +43,7 @@ class Kernel:
         return scaled if self.kind == "scaled" else scaled - math.log(self.noise_std) - 0.5 * math.log(2 * math.pi)
 
     def divergence(self, mean: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """KL of two transitions with these means, [B], per element."""
+        """Returns the KL divergence of two transitions with these means, [B], per element."""
         return _row_mean((mean - other) ** 2) / (2 * self.noise_std**2)
 
 
@@ -52,7 +53,8 @@ def _row_mean(x: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What is made of log-probs: ppo, the clipped ratio, or grpo_guard (arXiv 2510.22319), which also takes the bias off the ratio and weighs the steps."""
+    """The loss made from log-probs: ppo, the clipped ratio, or grpo_guard (arXiv 2510.22319), which also removes the
+    bias of the ratio and scales the steps."""
 
     name: str = "ppo"
     clip: float = 1e-4
@@ -65,7 +67,7 @@ class Loss:
 
     def losses(self, kernel: Kernel, log_prob: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mean: torch.Tensor | None = None,
                old_mean: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The losses [B] of one step, and the ratios [B] that were clipped."""
+        """Returns the losses [B] of one step, and the ratios [B] that were clipped."""
         a = advantages.clamp(-self.adv_clip_max, self.adv_clip_max)
         log_ratio, scale = log_prob - old, 1.0
         if self.name == "grpo_guard":

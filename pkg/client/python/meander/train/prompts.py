@@ -1,4 +1,4 @@
-"""What a trainer asks for: prompts drawn from a file, as the contract has them."""
+"""The prompts that a trainer publishes, drawn from a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Draw:
 
 
 def training(config: Config, batch: int, drawn: list[dict], epoch: int, version: int, diversity: float = 0.0) -> list[dict]:
-    """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the reward."""
+    """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the
+    reward."""
     trained = config.trained
     kept = sorted({i for s in trained for i in (s, s + 1)})
     return [
@@ -77,7 +78,8 @@ def batch_id(batch: int) -> str:
 
 
 def held_out(config: Config, name: str, prompts: list[dict], version: int) -> list[dict]:
-    """The prompts of an evaluation: validation groups of the held-out ones, read by the rewarded reader and the gold one.
+    """The prompts of an evaluation: validation groups of the held-out ones, read by the rewarded reader and the gold
+    one.
 
     A prompt of the file may say how these read; readers that it names besides are left out.
     """

@@ -1,4 +1,5 @@
-"""What a training run leaves behind: a log of every update as JSON lines, CSV and for TensorBoard, the curve, checkpoints."""
+"""The files of a training run: a log of every update as JSON lines, CSV and for TensorBoard, the curve, and
+checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .model import Network
 
 
 class Records:
-    """The files of a run. Lines are whole: a log that was cut off by a crash is gone on with at the checkpoint's update."""
+    """The files of a run. Every line is complete: after a crash the log continues at the checkpoint's update."""
 
     def __init__(self, folder: Path, tensorboard: bool):
         self.folder = folder
@@ -31,7 +32,7 @@ class Records:
                 pass
 
     def begin(self, update: int) -> None:
-        """Drops lines of updates beyond the checkpoint's."""
+        """Removes lines of updates after the checkpoint's."""
         self.lines = [r for r in self.read() if r["update"] <= update]
         text = "".join(json.dumps(r) + "\n" for r in self.lines)
         _replace(self.folder / "log.jsonl", text.encode())
@@ -98,7 +99,8 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def save_checkpoint(folder: Path, network: Network, state: dict, keep: dict) -> None:
-    """Writes folder/checkpoint: all that a run goes on from, and the adapter as PEFT has it. A crash leaves one that is whole."""
+    """Writes folder/checkpoint: all that a run continues from, and the adapter in PEFT's form. After a crash the folder
+    still has a complete one."""
     new, now, old = folder / "checkpoint.new", folder / "checkpoint", folder / "checkpoint.old"
     shutil.rmtree(new, ignore_errors=True)
     network.save(new / "adapter")
@@ -111,7 +113,7 @@ def save_checkpoint(folder: Path, network: Network, state: dict, keep: dict) -> 
 
 
 def load_checkpoint(folder: Path) -> tuple[dict, dict] | None:
-    """The state of the learner and what was kept beside it; None where the folder has no checkpoint."""
+    """Returns the state of the learner and what was kept beside it; None if the folder has no checkpoint."""
     for name in ("checkpoint", "checkpoint.old"):  # old: it died between the two renames
         if (path := folder / name / "state.pt").exists():
             got = torch.load(path, map_location="cpu", weights_only=True)
@@ -120,7 +122,8 @@ def load_checkpoint(folder: Path) -> tuple[dict, dict] | None:
 
 
 def curve(path: Path, runs: dict[str, list[dict]], title: str) -> None:
-    """Draws what was learned against updates: rates of both readers, diversity, training reward and divergence. runs: name to lines."""
+    """Draws what was learned against updates: rates of both readers, diversity, training reward and divergence. runs:
+    name to lines."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,5 @@
-"""A batch of the stream as the network takes it: torch tensors of some rows and one trained step at a time."""
+"""A batch of the stream in the form that the network needs: torch tensors of some rows and one trained step at a
+time."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Rollouts:
         return [int(i) for i in np.flatnonzero((self.advantages != 0).any(axis=1))]
 
     def split(self, rows: list[int], parts: int) -> list[list[int]]:
-        """The rows in parts of whole groups, about as many in each."""
+        """Splits the rows into parts of whole groups, of about equal size."""
         of, groups = self.batch["group_index"], len(self.batch.groups)
         return [[i for i in rows if of[i] * parts // groups == k] for k in range(parts)]
 
@@ -51,7 +52,7 @@ class Rollouts:
         return [np.array(rows[i : i + size]) for i in range(0, len(rows), size)]
 
     def step(self, rows: np.ndarray, j: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
-        """States before and after trained step j [n, S, C], its sigma [n] and the texts, of some rows."""
+        """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
         x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in ("latents", "next_latents", "sigmas"))
         texts = [self._texts(rows, "prompt_embeds", device)]
         if self.guidance > 1:
@@ -70,7 +71,8 @@ class Rollouts:
         return [values[self.batch["group_index"] == k] for k in range(len(self.batch.groups))]
 
     def spread(self) -> float:
-        """Mean root mean square distance of two samples of a group behind the last trained step: a diversity that costs nothing."""
+        """Returns the mean root mean square distance of two samples of a group after the last trained step: a cheap
+        measure of diversity."""
         out = []
         for x in self.by_group(self.batch["next_latents"][:, -1].astype(np.float64)):
             out += [float(np.sqrt(((x[i + 1 :] - x[i]) ** 2).mean(axis=(1, 2))).mean()) for i in range(len(x) - 1)]

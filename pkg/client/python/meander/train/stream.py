@@ -1,4 +1,4 @@
-"""A trainer's side of the stream: prompts out, batches in by a cursor of its own, weights out."""
+"""A trainer's side of the stream: it publishes prompts, reads batches with a cursor of its own, and pushes weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .model import Network, digest
 
 @dataclasses.dataclass
 class Task:
-    """A batch as the first process tells the others of it: its groups, how many updates its weights are behind, and why nobody trains on it."""
+    """A batch as the first process describes it to the others: its groups, how many updates its weights are behind, and
+    why it is skipped."""
 
     name: str
     cursor: str
@@ -31,7 +32,8 @@ class Task:
 
 
 class Stream:
-    """The run that a trainer reads. The place in it is the checkpoint's: what was not learned from comes again after a crash."""
+    """The run that a trainer reads. The checkpoint keeps the position: batches that were not learned from come again
+    after a crash."""
 
     def __init__(self, client: Client, config: Config):
         self.client, self.config = client, config
@@ -40,12 +42,13 @@ class Stream:
         self.version, self.weights, self.digest = 0, "", ""
 
     def open(self, after: str) -> None:
-        """Goes on behind the batch with this cursor; empty: where the trainer of that name was, or at the run's begin."""
+        """Continues after the batch with this cursor; empty: where the trainer of that name was, or at the beginning of
+        the run."""
         self.reader = self.client.batches(self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience)
         self.batches = aiter(self.reader)
 
     async def used(self) -> bool:
-        """Whether the run has groups."""
+        """Says whether the run has groups."""
         try:
             info = await self.client.js.stream_info("MDR_GROUPS", subjects_filter=f"mdr.v1.group.{self.config.run}.*")
         except NotFoundError:  # a pipeline that has just been started
@@ -59,17 +62,18 @@ class Stream:
             self.asked = batch
 
     async def next(self) -> Batch:
-        """The next batch, whole."""
+        """Returns the next batch, complete."""
         return await anext(self.batches)
 
     async def mine(self, task: Task, batch: Batch | None) -> Batch:
-        """The groups of a batch that this process is to train on; the first one has the batch already."""
+        """Returns the groups of a batch that this process trains on. The first process has the batch already."""
         uids = task.uids[distributed.rank() :: distributed.world()]
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(self.client.group(self.config.run, uid) for uid in uids)
         return Batch(groups, task.name, task.cursor)
 
     async def base(self) -> int:
-        """Has the samplers serve the checkpoint without an adapter, unless they do, and returns its version. Waits for the first sampler."""
+        """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version. Waits
+        for the first sampler."""
         end = time.monotonic() + self.config.patience
         while True:
             try:

@@ -133,7 +133,7 @@ import (
 	"os"
 	"unsafe"
 
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
 // names of the library, the newest first.

@@ -35,7 +35,7 @@ func Available() error {
 	}
 }
 
-// Symbol is the address of a function of the driver; nil where it has none of that name.
+// Symbol is the address of the driver's function of that name; nil where there is no such function.
 func Symbol(name string) unsafe.Pointer {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))

@@ -26,8 +26,8 @@ import (
 
 	"gorgonia.org/cu"
 
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cudashim"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
 
 // maxDynamicShared is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
@@ -40,7 +40,7 @@ func result(code C.int) error {
 	return driver.Code(code)
 }
 
-// HostAlloc takes memory of the host at a fixed place, so many bytes of it.
+// HostAlloc allocates so many bytes of page-locked host memory.
 func HostAlloc(bytes int) ([]byte, error) {
 	f := cudashim.Symbol("cuMemHostAlloc")
 	if f == nil {

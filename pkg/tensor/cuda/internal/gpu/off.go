@@ -2,12 +2,12 @@
 
 package gpu
 
-import "github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+import "github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 
 const notBuilt = none("this program is built without CUDA; must be cpu, or the program of make build-cuda")
 
 // Count is the number of GPUs.
 func Count() (int, error) { return 0, notBuilt }
 
-// Open takes a GPU by its number, below Count.
+// Open opens a GPU by its number, below Count.
 func Open(int) (driver.Driver, error) { return nil, notBuilt }

@@ -11,15 +11,16 @@ import (
 
 	"gorgonia.org/cu"
 
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cudashim"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cuext"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
 
 // Count is the number of GPUs.
 func Count() (int, error) {
 	if err := cudashim.Available(); err != nil {
-		return 0, none(err.Error() + "; must be cpu, or install NVIDIA's driver (in a container: give it the GPUs, --gpus all)")
+		return 0, none(err.Error() + "; must be cpu, or install NVIDIA's driver (in a container: give it the GPUs, " +
+			"--gpus all)")
 	}
 	n, err := cu.NumDevices()
 	if err != nil {
@@ -31,7 +32,7 @@ func Count() (int, error) {
 	return n, nil
 }
 
-// Open takes a GPU by its number, below Count, on its primary context: what else of this
+// Open opens a GPU by its number, below Count, on its primary context: what else of this
 // process uses the GPU, such as cuBLAS, shares that.
 func Open(index int) (driver.Driver, error) {
 	d, err := cu.GetDevice(index)
@@ -48,7 +49,8 @@ func Open(index int) (driver.Driver, error) {
 		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
 	if 10*major+minor < Least {
-		return nil, fmt.Errorf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu", name, major, minor, Least/10, Least%10)
+		return nil, fmt.Errorf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu", name,
+			major, minor, Least/10, Least%10)
 	}
 	context, err := d.RetainPrimaryCtx()
 	if err != nil {
@@ -161,9 +163,12 @@ func (d *device) Send(dst driver.Pointer, src []byte) error {
 	if len(src) == 0 {
 		return nil
 	}
-	return result(cu.MemcpyHtoDAsync(cu.DevicePtr(dst), unsafe.Pointer(unsafe.SliceData(src)), int64(len(src)), cu.NoStream))
+	return result(cu.MemcpyHtoDAsync(cu.DevicePtr(dst), unsafe.Pointer(unsafe.SliceData(src)), int64(len(src)),
+		cu.NoStream))
 }
 
+// Fetch starts to copy src to dst on the stream of copies, after all work launched so far. The event is done when
+// dst is set.
 func (d *device) Fetch(dst []byte, src driver.Pointer) (driver.Event, error) {
 	e, err := cu.MakeEvent(cu.DisableTiming)
 	if err != nil {
@@ -190,10 +195,11 @@ func (d *device) Wait(e driver.Event) error {
 	return errors.Join(err, result(cu.DestroyEvent(&event)))
 }
 
+// Launch starts a kernel on a grid.
 func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
 	k, ok := f.(*function)
 	if !ok {
-		return fmt.Errorf("launch of what is no kernel: %w", driver.ErrInvalidValue)
+		return fmt.Errorf("launch of something that is not a kernel: %w", driver.ErrInvalidValue)
 	}
 	if g.Shared > k.shared {
 		if err := cuext.SetMaxDynamicShared(k.cu, g.Shared); err != nil {
@@ -206,7 +212,8 @@ func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) er
 		params[i] = unsafe.Pointer(&args[i]) // 8 bytes, as cu copies them
 	}
 	b, t := g.Blocks, g.Threads
-	err := k.cu.Launch(max(b.X, 1), max(b.Y, 1), max(b.Z, 1), max(t.X, 1), max(t.Y, 1), max(t.Z, 1), g.Shared, cu.NoStream, params)
+	err := k.cu.Launch(max(b.X, 1), max(b.Y, 1), max(b.Z, 1), max(t.X, 1), max(t.Y, 1), max(t.Z, 1), g.Shared, cu.NoStream,
+		params)
 	if err != nil {
 		return fmt.Errorf("launch %s: %w", k.name, result(err))
 	}

@@ -3,8 +3,8 @@
 package gpu
 
 import (
+	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cublaslt"
-	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
 
 // Products opens cuBLASLt, on the primary context that it shares with the driver.

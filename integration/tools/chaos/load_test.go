@@ -1,0 +1,230 @@
+package chaos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+)
+
+// cycle is how many prompts are published at least before it may end: a batch is whole then.
+const cycle = 4
+
+// prompt is the i-th of the load: a plain group, one with checkpoints to go on from, and two that
+// are a batch.
+func prompt(i int) *schemas.Prompt {
+	p := &schemas.Prompt{
+		UID: schemas.UID(fmt.Sprintf("g%04d", i)), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(group)),
+		Seed: new(int64(7)),
+		ImageSettings: schemas.ImageSettings{
+			Height: new(int64(64)), Width: new(int64(64)), NumInferenceSteps: new(int64(steps)),
+			Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3}},
+		},
+	}
+	switch i % cycle {
+	case 1:
+		p.Rollout.CheckpointEvery = new(int64(5))
+	case 2, 3:
+		p.Batch = &schemas.BatchSpec{ID: batchOf(i), Groups: 2}
+		p.Advantage = schemas.AdvantageSpec{Std: schemas.StdGlobal}
+	}
+	return p
+}
+
+func batchOf(i int) string { return fmt.Sprintf("b%04d", i/cycle) }
+
+// feed publishes groups as others close.
+type feed struct {
+	client  *client.Client
+	run     schemas.Run
+	open    chan struct{}
+	stop    func() // returns when every prompt is stored
+	abandon func() // stops, and lets be what is open
+
+	mu     sync.Mutex
+	asked  map[schemas.UID]int64 // samples by uid
+	closed map[schemas.UID]bool
+}
+
+// publishing publishes a group whenever one closes, and no sooner than pace after the one before.
+func publishing(t *testing.T, b *bus.Bus, run schemas.Run, pace time.Duration) *feed {
+	ctx, end := context.WithCancel(t.Context())
+	alive, abandon := context.WithCancel(t.Context())
+	f := &feed{
+		client: client.New(b), run: run, open: make(chan struct{}, window), asked: map[schemas.UID]int64{},
+		closed: map[schemas.UID]bool{},
+	}
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		f.follow(t)
+	}()
+	t.Cleanup(func() { <-followed })
+	var work sync.WaitGroup
+	work.Go(func() {
+		for i := 0; ; i++ {
+			if ctx.Err() != nil && i%cycle == 0 {
+				return
+			}
+			select {
+			case f.open <- struct{}{}:
+			case <-alive.Done():
+				return
+			}
+			time.Sleep(pace)
+			p := prompt(i)
+			f.mu.Lock()
+			f.asked[p.UID] = group
+			f.mu.Unlock()
+			work.Go(func() { f.publish(alive, t, p) })
+			if i%5 == 0 { // a client that is not sure publishes twice
+				work.Go(func() { f.publish(alive, t, p) })
+			}
+		}
+	})
+	var stored atomic.Bool
+	done := sync.OnceFunc(func() {
+		work.Wait()
+		stored.Store(true)
+	})
+	f.stop = func() {
+		end()
+		go done()
+		bustest.Until(t, "the last prompts are stored", func() error {
+			if stored.Load() {
+				return nil
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return fmt.Errorf("%d asked, %d closed", len(f.asked), len(f.closed))
+		})
+	}
+	f.abandon = func() {
+		abandon()
+		done()
+	}
+	return f
+}
+
+// follow notes the groups that close, and lets as many others in.
+func (f *feed) follow(t *testing.T) {
+	for g, err := range f.client.Groups(t.Context(), f.run, "") {
+		if err != nil {
+			if t.Context().Err() == nil {
+				t.Errorf("advantages: %v", err)
+			}
+			return
+		}
+		f.mu.Lock()
+		first := !f.closed[g.UID]
+		f.closed[g.UID] = true
+		f.mu.Unlock()
+		if first {
+			<-f.open
+		}
+	}
+}
+
+// publish until the prompt is stored; whether intake lives to answer does not matter.
+func (f *feed) publish(alive context.Context, t *testing.T, p *schemas.Prompt) {
+	for alive.Err() == nil {
+		ctx, cancel := context.WithTimeout(alive, 3*time.Second)
+		_, err := f.client.Publish(ctx, f.run, p)
+		cancel()
+		var refused *client.RefusedError
+		switch {
+		case err == nil, errors.Is(err, client.ErrNoAnswer):
+			return
+		case errors.As(err, &refused):
+			t.Errorf("prompt %s: %v", p.UID, err)
+			return
+		}
+	}
+}
+
+func (f *feed) wait(t *testing.T) {
+	t.Helper()
+	bustest.Until(t, "all groups closed", func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		var open []schemas.UID
+		for uid := range f.asked {
+			if !f.closed[uid] {
+				open = append(open, uid)
+			}
+		}
+		if len(open) > 0 {
+			return fmt.Errorf("%d of %d; open: %v", len(f.closed), len(f.asked), open)
+		}
+		return nil
+	})
+}
+
+// calm is what the same prompts give, under the same run id, where nothing is hurt.
+func (f *feed) calm(t *testing.T) *harness.Books {
+	t.Helper()
+	p := bustest.New(t)
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model = "synthetic"
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	c := client.New(p.Bus)
+	for i := range len(f.asked) {
+		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+		_, err := c.Publish(ctx, f.run, prompt(i))
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, moved := bustest.WhileItMoves(t)
+	closed := map[schemas.UID]bool{}
+	for g, err := range c.Groups(ctx, f.run, "") {
+		if err != nil {
+			t.Fatalf("the calm run: %v; %d of %d groups", err, len(closed), len(f.asked))
+		}
+		moved()
+		if closed[g.UID] = true; len(closed) == len(f.asked) {
+			break
+		}
+	}
+	harness.Settled(t, p.Bus)
+	return harness.ReadBooks(t, p.Bus, f.run)
+}
+
+// batchFaults says which batches are missing, or were not asked for.
+func (f *feed) batchFaults(k *harness.Books) (found []harness.Fault) {
+	want := map[string]bool{}
+	for i := range len(f.asked) {
+		if prompt(i).Batch != nil {
+			want[batchOf(i)] = true
+		}
+	}
+	for id := range want {
+		if b := k.Batches[id]; b == nil {
+			found = append(found, harness.Fault{Kind: harness.Lost, UID: id, What: "no batch"})
+		} else if b.Groups != 2 || b.Samples != 2*group {
+			found = append(found, harness.Fault{
+				Kind: harness.Wrong, UID: id,
+				What: fmt.Sprintf("batch of %d groups and %d samples; want 2 and %d", b.Groups, b.Samples, 2*group),
+			})
+		}
+	}
+	for id := range k.Batches {
+		if !want[id] {
+			found = append(found, harness.Fault{Kind: harness.Wrong, UID: id, What: "a batch that nobody asked for"})
+		}
+	}
+	return found
+}

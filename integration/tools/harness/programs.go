@@ -1,0 +1,148 @@
+// Package harness has what tests of the whole stand on: the programs, built once; processes
+// that are killed, paused and started again, as by a supervisor; and books of what the streams
+// hold at the end, with what is lost, doubled or wrong in them.
+package harness
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+)
+
+const serverModule = "github.com/nats-io/nats-server/v2"
+
+// built has the programs, as a user would build them. They stay: what has not changed since is not
+// linked again, nor by each of the packages whose tests start them.
+var built = sync.OnceValues(func() (string, error) { return build("github.com/meander-rl/meander/services/cmd/...") })
+
+// builtServer has the server that go.mod names beside them.
+var builtServer = sync.OnceValues(func() (string, error) {
+	dir, err := build(serverModule)
+	return filepath.Join(dir, "nats-server"), err
+})
+
+// build has packages built into a folder of the module. One builds at a time.
+func build(packages string) (dir string, err error) {
+	module, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("where the module is: %w", err)
+	}
+	dir = filepath.Join(filepath.Dir(strings.TrimSpace(string(module))), "build", "test")
+	args := []string{"build", "-trimpath", "-ldflags", "-s -w"}
+	if Race {
+		dir += "-race"
+		if packages != serverModule {
+			args = append(args, "-race")
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.Create(filepath.Join(dir, ".lock"))
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	err = syscall.EINTR
+	for errors.Is(err, syscall.EINTR) {
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	cmd := exec.Command("go", append(args, "-o", dir+string(filepath.Separator), packages)...)
+	if !Race {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", errors.Join(err, errors.New(string(out)))
+	}
+	return dir, nil
+}
+
+// Program is the path of one built program.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	dir, err := built()
+	if err != nil {
+		t.Fatalf("build: %v", err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// ServerProgram is the path of the server that go.mod names.
+func ServerProgram(t testing.TB) string {
+	t.Helper()
+	path, err := builtServer()
+	if err != nil {
+		t.Fatalf("build nats-server: %v", err)
+	}
+	return path
+}
+
+// FreeAddress is an address on loopback that is not in use.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// Server is the server that go.mod names, as a process with its store in a folder: on a port and
+// a store that stay when it is killed. It listens when Server returns.
+func Server(t testing.TB, dir string, more ...string) (url string, v *Process) {
+	t.Helper()
+	path := ServerProgram(t)
+	address := FreeAddress(t)
+	_, port, _ := strings.Cut(address, ":")
+	v = Raise(t, &Process{Name: "nats-server", Path: path, Dir: t.TempDir(), Args: append([]string{
+		"-a", "127.0.0.1", "-p", port, "-js", "-sd", filepath.Join(dir, "store"),
+	}, more...)})
+	bustest.Until(t, "the server listens", func() error {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
+	return "nats://" + address, v
+}
+
+// Verify runs the program that recomputes every log-prob and every digest of a run.
+func Verify(t testing.TB, url string, run schemas.Run, trajectories int) {
+	t.Helper()
+	var report struct {
+		Trajectories int               `json:"trajectories"`
+		Steps        int               `json:"steps"`
+		Max          float64           `json:"max_abs_ratio_minus_1"`
+		Mismatches   []json.RawMessage `json:"mismatches"`
+	}
+	out, err := exec.CommandContext(t.Context(), Program(t, "meander"), "verify", "--nats", url, "--run", string(run),
+		"--json").Output()
+	if len(out) == 0 {
+		t.Fatalf("verify: %v", err)
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("verify: %v\n%s", err, out)
+	}
+	if err != nil || report.Trajectories != trajectories || report.Steps == 0 || report.Max != 0 ||
+		len(report.Mismatches) != 0 {
+		t.Errorf("verify: %v, %d trajectories, %d log-probs, max |ratio-1| %g, mismatches %s; want success, %d, "+
+			"some, 0, none",
+			err, report.Trajectories, report.Steps, report.Max, report.Mismatches, trajectories)
+	}
+}

@@ -1,0 +1,281 @@
+package auth
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nkeys"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Files of a folder of credentials.
+const (
+	usersFile  = "users.json"
+	rightsFile = "auth.conf"
+	// ServerFile is the configuration of a separate NATS server.
+	ServerFile = "nats.conf"
+)
+
+// pipelineAccount is the account of a NATS server for all users who are not guests. It exists because the server's
+// default account cannot export anything to guests.
+const pipelineAccount = "meander"
+
+// Folder is a folder of credentials: the users with their roles and public keys, one file with the secret key of
+// each, the same as a NATS server's configuration, and certificates. A method that changes it returns after the
+// change is on the disk.
+type Folder struct {
+	dir string
+	// Account is the account of all users who are not guests; empty in folders of older releases: the server's
+	// default account.
+	Account string `json:"account,omitempty"`
+	Users   []User `json:"users"`
+}
+
+// InvalidError is a mistake in what the caller asked for.
+type InvalidError struct{ error }
+
+// Unwrap returns the mistake.
+func (e *InvalidError) Unwrap() error { return e.error }
+
+func invalid(format string, args ...any) error { return &InvalidError{fmt.Errorf(format, args...)} }
+
+// Create makes a folder with one user for each role, and the configuration of a NATS server that listens on an
+// address. If hosts is not nil (it may be empty), it also makes an authority and a certificate of the server for
+// these hosts.
+func Create(dir, listen string, hosts []string) (*Folder, error) {
+	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+		return nil, invalid("%q: not empty; must be a new folder. One of credentials is changed with: meander auth add, rm, update", dir)
+	}
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := &Folder{dir: dir, Account: pipelineAccount}
+	if hosts != nil {
+		if err := errors.Join(f.createAuthority(), f.createCertificate(hosts)); err != nil {
+			return nil, err
+		}
+	}
+	for _, g := range Grants() {
+		if err := f.addUser(User{Name: string(g.Role), Role: g.Role}); err != nil {
+			return nil, err
+		}
+	}
+	return f, errors.Join(f.write(), os.WriteFile(f.path(ServerFile), []byte(f.serverConfig(listen)), 0o644))
+}
+
+// Open reads a folder and checks its users.
+func Open(dir string) (*Folder, error) {
+	f := &Folder{dir: dir}
+	file := f.path(usersFile)
+	data, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, invalid("%q: no folder of credentials; make one with: meander auth init %s", dir, dir)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, f)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	for i := range f.Users {
+		u := &f.Users[i]
+		if _, err := u.Rights(); err != nil {
+			return nil, fmt.Errorf("%s: user %q: %w", file, u.Name, err)
+		}
+		if !nkeys.IsValidPublicUserKey(u.Key) {
+			return nil, fmt.Errorf("%s: user %q: key: %q; must be the public key of a user (U...)", file, u.Name, u.Key)
+		}
+	}
+	return f, nil
+}
+
+// Dir returns the path of the folder.
+func (f *Folder) Dir() string { return f.dir }
+
+func (f *Folder) path(name string) string { return filepath.Join(f.dir, name) }
+
+// Credentials returns the path of the file with the secret key of a user.
+func (f *Folder) Credentials(name string) string { return f.path(name + ".creds") }
+
+// Guests returns the users who are limited to runs.
+func (f *Folder) Guests() (guests []User) {
+	for _, u := range f.Users {
+		if u.IsGuest() {
+			guests = append(guests, u)
+		}
+	}
+	return guests
+}
+
+// User returns the user with a name; nil: there is none.
+func (f *Folder) User(name string) *User {
+	i := slices.IndexFunc(f.Users, func(u User) bool { return u.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &f.Users[i]
+}
+
+// Names returns the names of all users.
+func (f *Folder) Names() (names []string) {
+	for _, u := range f.Users {
+		names = append(names, u.Name)
+	}
+	return names
+}
+
+// Add adds a user: it makes a key and the only file that has it. newAccount means that the users who are not guests
+// got another account of a NATS server than before.
+func (f *Folder) Add(u User) (newAccount bool, err error) {
+	if err := f.addUser(u); err != nil {
+		return false, err
+	}
+	newAccount = f.prepareGuests()
+	return newAccount, f.write()
+}
+
+// Remove removes a user with its file of credentials, and returns the user.
+func (f *Folder) Remove(name string) (User, error) {
+	u := f.User(name)
+	if u == nil {
+		return User{}, invalid("%q: no such user; there are %s", name, strings.Join(f.Names(), ", "))
+	}
+	gone := *u
+	f.Users = slices.DeleteFunc(f.Users, func(u User) bool { return u.Name == name })
+	if err := os.Remove(f.Credentials(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return gone, err
+	}
+	return gone, f.write()
+}
+
+// Update writes the rights as this release defines them. If the folder has a certificate, or hosts are given, it
+// makes a new certificate of the server, for the old hosts and these. See Add for newAccount.
+func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
+	cert, err := f.Certificate()
+	switch {
+	case err != nil:
+		return false, err
+	case cert != nil:
+		err = f.createCertificate(slices.Concat(Hosts(cert), hosts))
+	case len(hosts) > 0:
+		err = errors.Join(f.createAuthority(), f.createCertificate(hosts))
+	}
+	newAccount = f.prepareGuests()
+	return newAccount, errors.Join(err, f.write())
+}
+
+// addUser checks a user, makes its key and writes its file of credentials. The caller writes the folder. A mistake of
+// the caller is an *InvalidError.
+func (f *Folder) addUser(u User) error {
+	if err := schemas.CheckToken("name", u.Name); err != nil {
+		return &InvalidError{err}
+	}
+	if f.User(u.Name) != nil {
+		return invalid("name: %q; there is such a user, choose another name or remove that one", u.Name)
+	}
+	for _, run := range u.Runs {
+		if err := schemas.CheckToken("--run", run); err != nil {
+			return invalid("%w; the server knows whole names, not patterns", err)
+		}
+	}
+	switch {
+	case u.Blobs && !u.IsGuest():
+		return invalid("--blobs: without --run; a user of all runs may read them anyway")
+	case u.CopyBytes != 0 && !u.IsGuest():
+		return invalid("--copy-bytes: without --run; a user of all runs has no copies")
+	case u.CopyBytes != 0 && u.CopyBytes < MinCopyBytes:
+		return invalid("--copy-bytes: %d; must be at least %d (64MiB)", u.CopyBytes, MinCopyBytes)
+	}
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		return err
+	}
+	defer pair.Wipe()
+	if u.Key, err = pair.PublicKey(); err != nil {
+		return err
+	}
+	if _, err := u.Rights(); err != nil {
+		return &InvalidError{err}
+	}
+	seed, err := pair.Seed()
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf("# meander credentials: give this file only to the program or person that has this role.\n# role: %s\n# runs: %s\n%s\n", u.Role, u.RunNames(), seed)
+	if err := createFile(f.Credentials(u.Name), []byte(text), 0o600); err != nil {
+		return err
+	}
+	f.Users = append(f.Users, u)
+	return nil
+}
+
+// prepareGuests gives each guest a mark, and a folder of an older release the account that guests need; newAccount
+// reports the latter.
+func (f *Folder) prepareGuests() (newAccount bool) {
+	for i := range f.Users {
+		u := &f.Users[i]
+		if !u.IsGuest() {
+			continue
+		}
+		if u.Mark == "" {
+			u.Mark = rand.Text()
+		}
+		if f.Account == "" {
+			f.Account, newAccount = pipelineAccount, true
+		}
+	}
+	return newAccount
+}
+
+// write writes users.json and the rights in the server's configuration.
+func (f *Folder) write() error {
+	data, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return err
+	}
+	rights, err := f.rightsConfig()
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		replaceFile(f.path(usersFile), append(data, '\n'), 0o600),
+		replaceFile(f.path(rightsFile), []byte(rights), 0o644),
+	)
+}
+
+// createFile writes a file that must not exist yet.
+func createFile(path string, data []byte, mode os.FileMode) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	return errors.Join(err, file.Close())
+}
+
+// replaceFile replaces the whole file at once, so that no reader sees half of it.
+func replaceFile(path string, data []byte, mode os.FileMode) error {
+	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Chmod(mode), file.Close()); err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(file.Name()))
+	}
+	return nil
+}

@@ -1,0 +1,26 @@
+// Package sampling says what the settings of a sample mean for its mathematics. Intake checks a prompt with it, the
+// sampler denoises with it and verify recomputes with it, so that the three cannot differ.
+package sampling
+
+import (
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Plan returns the plan of a sample's rollout. The settings may be faulty: flow.Plan.Validate says in what.
+func Plan(s *schemas.Sampling) flow.Plan {
+	p := flow.Plan{
+		Sigmas: s.Sigmas, NoiseLevel: s.NoiseLevel, LogProb: flow.LogProbKind(s.LogProbKind), Solver: flow.Solver(s.Solver),
+		Storage: tensor.DType(s.LatentsDType), Seed: s.SampleSeed,
+	}
+	for _, t := range s.Transitions {
+		p.Transitions = append(p.Transitions, flow.Transition(t))
+	}
+	for _, x := range s.StepSeeds {
+		p.Seeds = append(p.Seeds, flow.StepSeed{Step: int(x.StepIndex), Seed: x.Seed})
+	}
+	begin, end := s.Segment()
+	p.Begin, p.End = int(begin), int(end)
+	return p
+}

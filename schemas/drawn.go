@@ -1,0 +1,120 @@
+package schemas
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// Engine is a server that draws the samples of a lane in the place of its sampler, from its own generator: drawing
+// again, which gives the same sample where a sampler draws, gives another.
+type Engine struct {
+	// Name is the kind of server, vllm or sglang.
+	Name string `msgpack:"name" enum:"Engines"`
+	// Version is the release that the server says it has.
+	Version string `msgpack:"version" size:"0..MaxName"`
+	// Values is what it gives of a token: its log-prob before temperature and filters (raw), after temperature and
+	// before filters (tempered), after both (processed), or all logits as the model gives them (logits). Empty of images.
+	Values string `msgpack:"values" enum:"EngineValues?"`
+	// Filters is the order in which it applies filters, and in which processed numbers of its tokens are computed from
+	// logits: min_p,top_k,top_p (vllm), where top_p is a share of what the two before leave, and top_k leaves all tokens
+	// with the logit of its last; or top_k,top_p,min_p (sglang). Absent: computed in the order of noise.md, which is the
+	// second.
+	Filters string `msgpack:"filters,omitempty" enum:"FilterOrders?"`
+	// Verify is what a sample can be held to: exact (the same bits), tolerance (numbers close to those of the model here)
+	// or none (its steps and digests alone).
+	Verify string `msgpack:"verify,omitempty" enum:"VerifyModes?" absent:"tolerance"`
+}
+
+// Drawn says which server drew a sample.
+type Drawn struct {
+	// Engine is the server that drew it, as the sampler found it.
+	Engine Engine `msgpack:"engine"`
+	// Resumed is how often the server's answer broke off, and was gone on with from the tokens there were.
+	Resumed int64 `msgpack:"resumed,omitempty" range:"0.."`
+	// Weights are the versions that the server named, in order. Of tokens that are in none it said nothing.
+	Weights []WeightSpan `msgpack:"weights,omitempty" size:"0..MaxTurns"`
+}
+
+func (e *Drawn) digest(d *digester) {
+	if e != nil {
+		d.text("drawn")
+		d.text(e.Engine.Name)
+		d.text(e.Engine.Values)
+	}
+}
+
+// DrawnBy returns what drew the sample if a server did, and nil if the sampler did. Older events of texts have it in
+// the text.
+func (e *Trajectory) DrawnBy() *Drawn {
+	if e.Drawn == nil && e.Text != nil {
+		return e.Text.Drawn
+	}
+	return e.Drawn
+}
+
+// VerifyMode returns how exactly a sample that the server drew can be verified, see Verify.
+func (e *Engine) VerifyMode() string { return cmp.Or(e.Verify, VerifyTolerance) }
+
+// WeightSpan is the tokens [begin, end) of a sequence that were drawn with one version of the weights.
+type WeightSpan struct {
+	// Version is the server's own name of it.
+	Version string `msgpack:"version" size:"1..MaxName"`
+	// Begin and End are its tokens, [begin, end).
+	Begin int64 `msgpack:"begin" range:"0..MaxTokens"`
+	End   int64 `msgpack:"end" range:"0..MaxTokens"`
+}
+
+// TokenNumbers are those that there are of the tokens of a text; of what a sampler draws there are all.
+type TokenNumbers struct{ LogProbs, ProcessedLogProbs, LogSumExps, Entropies, TopLogProbs bool }
+
+// String names the server with its release.
+func (e *Engine) String() string {
+	if e.Version == "" {
+		return e.Name
+	}
+	return e.Name + " " + e.Version
+}
+
+// MinPFirst reports whether min_p is applied before top_k and top_p. A nil Engine is the sampler, whose order is that
+// of noise.md.
+func (e *Engine) MinPFirst() bool { return e != nil && e.Filters == FiltersMinPFirst }
+
+// FilterOrderOf returns the order in which a kind of server applies filters.
+func FilterOrderOf(engine string) string {
+	if engine == EngineVLLM {
+		return FiltersMinPFirst
+	}
+	return FiltersMinPLast
+}
+
+// Gives returns which numbers the server gives for the tokens of a text; a nil Engine is the sampler, which gives all.
+// The error names what the request asks for and the server cannot give, and what to do.
+func (e *Engine) Gives(x *TextRequest) (TokenNumbers, error) {
+	if e == nil || e.Values == EngineLogits {
+		return TokenNumbers{true, true, true, true, true}, nil
+	}
+	if form := x.Logits.form(); form != LogitsNone {
+		fix := "start it with --logprobs-mode raw_logits --max-logprobs -1"
+		if e.Name == EngineSGLang {
+			fix = "serve the model with vllm in its mode raw_logits, or without --engine"
+		}
+		return TokenNumbers{}, fmt.Errorf("text.logits.form: %q; must be none: the lane's tokens are drawn by %s, which gives log-probs and no logits; for these %s", form, e, fix)
+	}
+	whole := (x.TopK == 0 || x.TopK >= x.Vocabulary) && x.TopP >= 1 && x.MinP == 0
+	cold, plain := x.Temperature == 0, x.Temperature == 1 || x.Temperature == 0
+	var n TokenNumbers
+	switch e.Values {
+	case EngineRaw:
+		n.LogProbs, n.ProcessedLogProbs = true, cold || plain && whole
+	case EngineTempered:
+		n.LogProbs, n.ProcessedLogProbs = plain, cold || whole
+	default:
+		n.LogProbs, n.ProcessedLogProbs = plain && whole, true
+	}
+	if !n.LogProbs && !n.ProcessedLogProbs {
+		return n, fmt.Errorf("text.temperature: %g, with top_k %d, top_p %g, min_p %g; must be 0 or 1, or the others must leave all tokens: %s gives log-probs after temperature and before filters, which are neither those of the model nor those that tokens are drawn with",
+			x.Temperature, x.TopK, x.TopP, x.MinP, e)
+	}
+	n.TopLogProbs = n.LogProbs
+	return n, nil
+}

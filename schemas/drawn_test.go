@@ -1,0 +1,129 @@
+package schemas_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// engineSamples are events of texts that a server draws.
+func engineSamples(t testing.TB) []sample {
+	t.Helper()
+	drawn := tokensEvent()
+	drawn.Engine, drawn.Logits, drawn.LogSumExps, drawn.Entropies = "sglang 0.5.23", nil, nil, nil
+	trajectory := textTrajectory(t)
+	x := trajectory.Text
+	x.Entropies = nil
+	x.Drawn = &schemas.Drawn{
+		Engine: schemas.Engine{Name: "sglang", Version: "0.5.23", Values: "tempered"}, Resumed: 1,
+		Weights: []schemas.WeightSpan{{Version: "step-3", Begin: 1, End: 2}},
+	}
+	ordered := textTrajectory(t)
+	ordered.Text.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits", Filters: "min_p,top_k,top_p"}}
+	of := schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits"}
+	text, image := textTrajectory(t), completedTrajectory(t)
+	text.Drawn = &schemas.Drawn{Engine: of}
+	of.Values, of.Verify = "", "none"
+	image.Drawn = &schemas.Drawn{Engine: of}
+	return []sample{
+		{"trajectory-text-drawn", text},
+		{"trajectory-drawn", image},
+		{"trajectory-text-filters", ordered},
+		{"tokens-engine", drawn},
+		{"trajectory-text-engine", trajectory},
+		{"policy-text-engine", &schemas.Policy{
+			Lane: "sums", Model: "sums", Family: "qwen2", WeightsDigest: "served by vllm", Announced: 1,
+			Text: &schemas.TextPolicy{Vocabulary: 32, MaxTokens: 64, MaxNewTokens: 16, Temperature: 1, TopP: 1, Engine: &schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "raw"}},
+		}},
+	}
+}
+
+// Numbers are what their names say, whatever a server gives; what it cannot give is refused by name.
+func TestEngine_Gives(t *testing.T) {
+	t.Parallel()
+	all := schemas.TokenNumbers{LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true, TopLogProbs: true}
+	raw, processed := schemas.TokenNumbers{LogProbs: true, TopLogProbs: true}, schemas.TokenNumbers{ProcessedLogProbs: true}
+	both := schemas.TokenNumbers{LogProbs: true, ProcessedLogProbs: true, TopLogProbs: true}
+	type settings struct {
+		temperature, topP float64
+		form              string
+	}
+	for _, c := range []struct {
+		name, values string
+		of           settings
+		want         schemas.TokenNumbers
+		says         string
+	}{
+		{"vllm", "logits", settings{0.7, 0.9, "full"}, all, ""},
+		{"vllm", "raw", settings{1, 1, "none"}, both, ""},
+		{"vllm", "raw", settings{0, 0.9, "none"}, both, ""},
+		{"vllm", "raw", settings{0.7, 1, "none"}, raw, ""},
+		{"vllm", "raw", settings{1, 1, "topk"}, schemas.TokenNumbers{}, "text.logits.form"},
+		{"sglang", "tempered", settings{1, 1, "none"}, both, ""},
+		{"sglang", "tempered", settings{1, 0.9, "none"}, raw, ""},
+		{"sglang", "tempered", settings{0.7, 1, "none"}, processed, ""},
+		{"sglang", "tempered", settings{0.7, 0.9, "none"}, schemas.TokenNumbers{}, "text.temperature: 0.7, with top_k 0, top_p 0.9"},
+		{"sglang", "tempered", settings{1, 1, "full"}, schemas.TokenNumbers{}, "without --engine"},
+		{"vllm", "processed", settings{0.7, 0.9, "none"}, processed, ""},
+		{"vllm", "processed", settings{1, 1, "none"}, both, ""},
+	} {
+		e := &schemas.Engine{Name: c.name, Values: c.values}
+		x := &schemas.TextRequest{Temperature: c.of.temperature, TopP: c.of.topP, Vocabulary: 32, Logits: &schemas.Logits{Form: c.of.form, K: new(int64(2))}}
+		got, err := e.Gives(x)
+		if c.says == "" && (err != nil || got != c.want) || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s, %s, %+v: %+v, %v; want %+v, %q", c.name, c.values, c.of, got, err, c.want, c.says)
+		}
+	}
+	var none *schemas.Engine
+	if got, err := none.Gives(&schemas.TextRequest{}); got != all || err != nil {
+		t.Errorf("a sampler gives %+v, %v", got, err)
+	}
+}
+
+// Who drew a text has the same digest at the top level as in the text, where older events have it; not both.
+func TestTrajectory_Drawn(t *testing.T) {
+	t.Parallel()
+	digest := func(e *schemas.Trajectory) [32]byte {
+		d, err := schemas.ContentDigest(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	by := &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Values: "raw"}}
+	old, now := textTrajectory(t), textTrajectory(t)
+	none := digest(now)
+	old.Text.Drawn, now.Drawn = by, by
+	if digest(old) != digest(now) || digest(now) == none || old.DrawnBy() != now.DrawnBy() {
+		t.Error("the digest depends on where drawn is, or not on drawn")
+	}
+	if now.Text.Drawn = by; now.Validate() == nil {
+		t.Error("drawn twice is valid")
+	}
+	now.Text.Drawn, now.Drawn = nil, &schemas.Drawn{Engine: schemas.Engine{Name: "vllm"}}
+	if now.Validate() == nil {
+		t.Error("a text drawn by a server without values is valid")
+	}
+}
+
+// Of what a server draws, and of nothing else, numbers may be absent; not all of them.
+func TestTokens_EngineNumbers(t *testing.T) {
+	t.Parallel()
+	e := tokensEvent()
+	e.Logits, e.Entropies = nil, nil
+	if err := e.Validate(); err == nil || !strings.Contains(err.Error(), "entropies: 0 items") {
+		t.Errorf("without a server: %v", err)
+	}
+	if e.Engine = "vllm"; e.Validate() != nil {
+		t.Errorf("with a server: %v", e.Validate())
+	}
+	e.TopLogProbs = e.TopLogProbs[:1]
+	if err := e.Validate(); err == nil || !strings.Contains(err.Error(), "top_log_probs: 1 items") {
+		t.Errorf("one of two: %v", err)
+	}
+	e.TopLogProbs, e.LogProbs, e.ProcessedLogProbs = nil, nil, nil
+	if err := e.Validate(); err == nil || !strings.Contains(err.Error(), "log_probs: 0 items; must be there") {
+		t.Errorf("none: %v", err)
+	}
+}

@@ -1,0 +1,226 @@
+package schemas
+
+import (
+	"encoding/hex"
+	"fmt"
+	"reflect"
+)
+
+// Identity names one sample.
+type Identity struct {
+	Run         Run   `msgpack:"run" form:"token"`
+	UID         UID   `msgpack:"uid" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
+	Lane        Lane  `msgpack:"lane" form:"token"`
+}
+
+// Sampling is every setting that decides the bits of a sample, resolved. The request has it and the trajectory repeats
+// it, so that the sampler, verify and trainers compute with the same values. A sample of text has the prompt and the
+// seeds, and in its Text how tokens are drawn.
+//
+// A field says with its tag digest whether it is part of the schedule digest: "schedule" is in every digest, in the
+// order of the struct; "-" is in none, because samples of a group may differ in it; without a tag it is in the digest
+// where it is set, and in the content digest. So digests from before a field was added stay as they are.
+type Sampling struct {
+	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes" digest:"-"`
+	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes" for:"image" digest:"-"`
+	// TruncatePrompt cuts texts that are too long for the model, where others fail.
+	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" for:"image" digest:"-"`
+	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
+	SampleSeed uint64 `msgpack:"sample_seed" digest:"-"`
+	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
+	NoiseSeed uint64 `msgpack:"noise_seed" digest:"-"`
+	// StepSeeds take over from SampleSeed at some steps: of one leaf of a tree that is made alone.
+	StepSeeds []StepSeed `msgpack:"step_seeds,omitempty" size:"0..MaxBranches" for:"image" digest:"-"`
+	// Start is where the sample begins; absent: at step 0, with drawn noise. NoiseSeed is
+	// unused where it is there.
+	Start *SegmentStart `msgpack:"start,omitempty" for:"image" digest:"-"`
+	// Stop is where the sample ends; absent: at T.
+	Stop *SegmentStop `msgpack:"stop,omitempty" for:"image" digest:"-"`
+	// ScheduledSampling is what the sample rolls; absent: it is an ordinary one.
+	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty" for:"image" digest:"-"`
+
+	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule,
+	// whatever part of it runs.
+	Sigmas []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma" for:"image" digest:"schedule"`
+	// Transitions are what each of the T steps runs: sde, cps, dance_sde or ode.
+	Transitions []string `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes" for:"image" digest:"schedule"`
+	NoiseLevel  float64  `msgpack:"noise_level" range:"0..MaxNoiseLevel" for:"image" digest:"schedule"`
+	Solver      string   `msgpack:"solver" enum:"Solvers?" for:"image" digest:"schedule"`
+	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds?" for:"image" digest:"schedule"`
+	// LatentsDType is the type that states are rounded to, before they are scored and stored.
+	LatentsDType string `msgpack:"latents_dtype" enum:"LatentsDTypes?" for:"image" digest:"schedule"`
+	// TrueCFGScale > 1 means two model evaluations per point.
+	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" for:"image" digest:"schedule"`
+	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image" digest:"schedule"`
+	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
+}
+
+// Segment returns the steps [begin, end) that the sample runs, or should have run: all T if it has neither start nor
+// stop. Steps[i] of its trajectory is step begin+i.
+func (s *Sampling) Segment() (begin, end int64) {
+	steps := int64(len(s.Transitions))
+	begin, end = s.askedSegment(steps)
+	end = max(0, min(end, steps))
+	return max(0, min(begin, end)), end
+}
+
+// askedSegment returns the steps that start and stop name, even if they are beyond the schedule.
+func (s *Sampling) askedSegment(steps int64) (begin, end int64) {
+	if s.ScheduledSampling != nil {
+		return s.ScheduledSampling.segment()
+	}
+	end = steps
+	if s.Start != nil {
+		begin = s.Start.StepIndex
+	}
+	if s.Stop != nil {
+		end = s.Stop.StepIndex
+	}
+	return begin, end
+}
+
+// StochasticSteps returns the steps of Segment that are not ode, ascending: those with log-probs to train on.
+func (s *Sampling) StochasticSteps() []int64 {
+	begin, end := s.Segment()
+	return s.stochasticSteps(begin, end)
+}
+
+// stochasticSteps returns the steps of [begin, end) that are not ode; not nil.
+func (s *Sampling) stochasticSteps(begin, end int64) []int64 {
+	steps := []int64{}
+	for i := begin; i < end; i++ {
+		if s.Transitions[i] != TransitionODE {
+			steps = append(steps, i)
+		}
+	}
+	return steps
+}
+
+// scheduleDigest is ComputeScheduleDigest for a sample of an image.
+func (s *Sampling) scheduleDigest() string {
+	d := newDigester("meander schedule 1")
+	v := reflect.ValueOf(s).Elem()
+	fields := Fields(v.Type())
+	for i := range fields {
+		if fields[i].Digest == DigestSchedule {
+			d.value(fields[i].In(v))
+		}
+	}
+	d.integer(int64(len(s.Transitions)))
+	d.laterSettings(s)
+	sum := d.sum()
+	return hex.EncodeToString(sum[:])
+}
+
+// laterSettings adds name and value of each setting that is in a digest only if it is set.
+func (d *digester) laterSettings(s *Sampling) {
+	v := reflect.ValueOf(s).Elem()
+	fields := Fields(v.Type())
+	for i := range fields {
+		if f := &fields[i]; f.Digest == "" && f.given(f.In(v)) {
+			d.text(f.Name)
+			d.value(f.In(v))
+		}
+	}
+}
+
+// value adds a value by its type (see digester); a struct is its fields in order.
+func (d *digester) value(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Bool:
+		d.bool(v.Bool())
+	case reflect.Int64:
+		d.integer(v.Int())
+	case reflect.Uint64:
+		d.integer(int64(v.Uint()))
+	case reflect.Float32:
+		d.float32(float32(v.Float()))
+	case reflect.Float64:
+		d.float(v.Float())
+	case reflect.String:
+		d.text(v.String())
+	case reflect.Pointer:
+		d.raw(0)
+		if !v.IsNil() {
+			d.fields[len(d.fields)-1] = 1
+			d.value(v.Elem())
+		}
+	case reflect.Slice:
+		d.integer(int64(v.Len()))
+		for i := range v.Len() {
+			d.value(v.Index(i))
+		}
+	case reflect.Struct:
+		fields := Fields(v.Type())
+		for i := range fields {
+			d.value(fields[i].In(v))
+		}
+	default:
+		panic("schemas: no digest of " + v.Type().String()) // a struct of this package is wrong
+	}
+}
+
+// differences returns an error for each field in which got and want differ. Both are pointers to structs of one type.
+func differences(got, want any) (errs []error) {
+	g, w := reflect.ValueOf(got).Elem(), reflect.ValueOf(want).Elem()
+	fields := Fields(g.Type())
+	for i := range fields {
+		f := &fields[i]
+		a, b := f.In(g), f.In(w)
+		switch {
+		case sameValue(a, b):
+		case a.Kind() == reflect.Pointer:
+			errs = append(errs, fmt.Errorf("%s: not that of the request", f.Name))
+		default:
+			errs = append(errs, fmt.Errorf("%s: %.100q; must be %.100q, as requested", f.Name, fmt.Sprint(a), fmt.Sprint(b)))
+		}
+	}
+	return errs
+}
+
+// sameValue reports whether two values of one type are equal. An empty list equals an absent one.
+func sameValue(a, b reflect.Value) bool {
+	empty := a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0
+	return empty || reflect.DeepEqual(a.Interface(), b.Interface())
+}
+
+// imageFields returns the paths of the fields that are set and that only images have. e is a pointer to a struct.
+func imageFields(e any) (paths []string) {
+	v := reflect.ValueOf(e).Elem()
+	fields := Fields(v.Type())
+	for i := range fields {
+		f := &fields[i]
+		switch value := f.In(v); {
+		case f.For != ForImage || !f.given(value):
+		case value.Kind() == reflect.Struct:
+			inside := Fields(value.Type())
+			for k := range inside {
+				if inside[k].given(inside[k].In(value)) {
+					paths = append(paths, f.Name+"."+inside[k].Name)
+				}
+			}
+		default:
+			paths = append(paths, f.Name)
+		}
+	}
+	return paths
+}
+
+// given reports whether a field is set. An empty list counts as set if an absent one means something else.
+func (f *Field) given(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Slice:
+		return v.Len() > 0 || f.Absent != "" && !v.IsNil()
+	case reflect.Struct:
+		fields := Fields(v.Type())
+		for i := range fields {
+			if fields[i].given(fields[i].In(v)) {
+				return true
+			}
+		}
+		return false
+	}
+	return !v.IsZero()
+}

@@ -1,0 +1,141 @@
+package present
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+const red, plain = "\x1b[31m", "\x1b[0m"
+
+// A table has all its cells at any width. What does not fit goes on in a line below.
+func TestTable_Folds(t *testing.T) {
+	t.Parallel()
+	x := New("RUN", "GROUPS", "SIZE", "NEWEST")
+	x.Row("night", 12, red+"457.7 KiB"+plain, "7s ago")
+	x.Row("a", 2, "-")
+	size := red + "457.7 KiB" + plain
+	for columns, want := range map[int]string{
+		33: "RUN    GROUPS  SIZE       NEWEST\nnight  12      " + size + "  7s ago\na      2       -\n",
+		29: "RUN   GROUPS SIZE      NEWEST\nnight 12     " + size + " 7s ago\na     2      -\n",
+		28: "RUN    GROUPS  SIZE\n  NEWEST\nnight  12      " + size + "\n  7s ago\na      2       -\n",
+		14: "RUN    GROUPS\n  SIZE\n  NEWEST\nnight  12\n  " + size + "\n  7s ago\na      2\n  -\n",
+	} {
+		if got := x.layout(columns); got != want {
+			t.Errorf("%d columns:\n%q, want\n%q", columns, got, want)
+		}
+	}
+	x = New("NAME", "NOTE")
+	x.Row("x", "words that do not fit into one line of this width")
+	want := "NAME\n  NOTE\nx\n  words that do\n    not fit into one\n    line of this\n    width\n"
+	if got := x.layout(20); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A table of samples shows every cell once, in blocks that begin with the names of the rows.
+func TestTable_Blocks(t *testing.T) {
+	t.Parallel()
+	x := Samples()
+	x.Row("sample", "#0", "#1", "#2", "#3", "#4")
+	x.Row("read", `"ÄÖÜ"`, `"A"`, `""`, `"B"`, `"long"`)
+	for columns, want := range map[int]string{
+		100: "  sample     #0   #1  #2   #3      #4\n    read  \"ÄÖÜ\"  \"A\"  \"\"  \"B\"  \"long\"\n",
+		20: "  sample     #0   #1\n    read  \"ÄÖÜ\"  \"A\"\n  sample  #2   #3\n    read  \"\"  \"B\"\n" +
+			"  sample      #4\n    read  \"long\"\n",
+		1: "  sample     #0\n    read  \"ÄÖÜ\"\n  sample   #1\n    read  \"A\"\n  sample  #2\n    read  \"\"\n" +
+			"  sample   #3\n    read  \"B\"\n  sample      #4\n    read  \"long\"\n",
+	} {
+		if got := x.layout(columns); got != want {
+			t.Errorf("%d columns:\n%swant\n%s", columns, got, want)
+		}
+	}
+}
+
+// The last column takes what is left, or goes below where that is too little.
+func TestTable_Fit(t *testing.T) {
+	t.Parallel()
+	table := func() *Table {
+		x := &Table{Indent: Indent, Right: true, Fit: Cut}
+		x.Row("sample", "reward", "answer")
+		x.Row("#0", "0.500", "a long answer that is cut")
+		return x
+	}
+	for columns, want := range map[int]string{
+		80: "  sample  reward  answer\n      #0   0.500  a long answer that is cut\n",
+		30: "  sample  reward  answer\n      #0   0.500  a long answ…\n",
+		24: "  sample  reward\n    answer\n      #0   0.500\n    a long answer that …\n",
+	} {
+		if got := table().layout(columns); got != want {
+			t.Errorf("%d columns:\n%swant\n%s", columns, got, want)
+		}
+	}
+}
+
+// No line is wider than the terminal, with wide runes and colours as well.
+func TestTable_Widths(t *testing.T) {
+	t.Parallel()
+	for columns := 60; columns <= 200; columns += 7 {
+		fold, blocks := New("NAME", "WHAT", "NOTE"), Samples()
+		for i := range 12 {
+			wide := strings.Repeat("赤い看板", 1+i%5)
+			fold.Row(fmt.Sprintf("run-%d", i*i*i), red+wide+plain, strings.Repeat("words of a note ", i))
+			blocks.Row(fmt.Sprint("row ", i), wide, "#1", strings.Repeat("x", 3*i), wide, "#4", wide)
+		}
+		for _, table := range []*Table{fold, blocks} {
+			text := table.layout(columns)
+			for line := range strings.Lines(text) {
+				if n := Columns(strings.TrimSuffix(line, "\n")); n > columns {
+					t.Errorf("%d columns: %q has %d", columns, line, n)
+				}
+			}
+			if strings.Count(text, "赤い看板") != strings.Count(table.layout(1<<20), "赤い看板") {
+				t.Errorf("%d columns: cells are lost in\n%s", columns, text)
+			}
+		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	if got, want := Wrap("one two 赤い看板 four", 12, 2), "one two\n  赤い看板\n  four"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	text := "one two three\nfour five\n\nsix\n  seven eight nine ten eleven\n\ntwelve"
+	want := "one two\nthree four\nfive\n\nsix\n  seven eight nine ten eleven\n\ntwelve"
+	if got := Reflow(text, 10); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestCut(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ got, want string }{
+		{Cut("a long answer", 8), "a long …"},
+		{Cut("赤い看板", 5), "赤い…"},
+		{Cut("short", 8), "short"},
+		{CutFront("395 › too low › 405", 8), "…w › 405"},
+		{CutFront("赤い看板", 5), "…看板"},
+		{CutFront("short", 8), "short"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%q, want %q", c.got, c.want)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ got, want string }{
+		{Count(1, "batch"), "1 batch"},
+		{Count(int64(1234), "batch"), "1,234 batches"},
+		{Count(uint64(0), "group"), "0 groups"},
+		{Thousands(-123456), "-123,456"},
+		{Size(0), "-"},
+		{Size(int64(3 << 20)), "3.0 MiB"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%q, want %q", c.got, c.want)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package present
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/mattn/go-runewidth"
+
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// Indent is the number of blanks before a line that continues another.
+const Indent = 2
+
+// width measures runes as terminals show them, the same in every locale.
+var width = runewidth.Condition{StrictEmojiNeutral: true}
+
+var colours = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// Columns returns the number of columns that a text needs on a terminal: two for each wide rune, none for colours.
+func Columns(text string) int {
+	return width.StringWidth(colours.ReplaceAllString(text, ""))
+}
+
+// Cut shortens a text without colours to that many columns; a shortened text ends with an ellipsis.
+func Cut(text string, columns int) string { return width.Truncate(text, max(columns, 1), "…") }
+
+// CutFront is Cut from the other end: the end of the text stays.
+func CutFront(text string, columns int) string {
+	if n := Columns(text); n > columns {
+		return width.TruncateLeft(text, n-max(columns, 1)+1, "…")
+	}
+	return text
+}
+
+// Wrap breaks a text between words, so that no line is wider than columns. All lines but the first are indented.
+func Wrap(text string, columns, indent int) string {
+	var s strings.Builder
+	used := 0
+	for i, word := range strings.Fields(text) {
+		n := Columns(word)
+		switch {
+		case i == 0:
+		case used >= columns-indent-n:
+			s.WriteString("\n" + blanks(indent))
+			used = 0
+		default:
+			s.WriteByte(' ')
+			used++
+		}
+		s.WriteString(word)
+		used += n
+	}
+	return s.String()
+}
+
+// Reflow breaks each paragraph of a text at that many columns. A paragraph with indented lines stays as it is.
+func Reflow(text string, columns int) string {
+	paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
+	for i, p := range paragraphs {
+		if !strings.Contains(p, "\n ") {
+			paragraphs[i] = Wrap(p, columns, 0)
+		}
+	}
+	return strings.Join(paragraphs, "\n\n")
+}
+
+// Lines writes a text line by line. A line that is wider than the terminal is broken between words.
+func Lines(out io.Writer, text string) {
+	columns := LineWidth(out)
+	for line := range strings.SplitSeq(text, "\n") {
+		line = strings.TrimRight(line, " ")
+		if Columns(line) > columns {
+			indent := len(line) - len(strings.TrimLeft(line, " "))
+			line = blanks(indent) + Wrap(line, columns, indent+Indent)
+		}
+		fmt.Fprintln(out, line)
+	}
+}
+
+// Linef is Lines for a formatted text.
+func Linef(out io.Writer, format string, args ...any) { Lines(out, fmt.Sprintf(format, args...)) }
+
+// Terms lays out terms, each with its text beside it, or below it where the term is long.
+func Terms(list [][2]string, columns int) string {
+	widest := 0
+	for _, d := range list {
+		widest = max(widest, Columns(d[0]))
+	}
+	indent := max(min(2+widest+3, columns/2, columns-36), 8)
+	var s strings.Builder
+	for _, d := range list {
+		term, text := "  "+d[0], Wrap(d[1], columns, indent)
+		if Columns(term)+2 > indent {
+			s.WriteString(term + "\n")
+			term = ""
+		}
+		s.WriteString(pad(term, indent, false) + text + "\n")
+	}
+	return s.String()
+}
+
+// FirstLine returns the first line of a text, with dots if there are more.
+func FirstLine(text string) string {
+	first, _, more := strings.Cut(text, "\n")
+	if more {
+		return first + " ..."
+	}
+	return text
+}
+
+// OrDash returns the text, or a dash for an empty one.
+func OrDash[S ~string](text S) string { return cmp.Or(string(text), "-") }
+
+// Count returns a number with its noun: "1 group", "1,234 groups".
+func Count[N int | int64 | uint64](n N, thing string) string {
+	switch {
+	case n == 1:
+		return "1 " + thing
+	case strings.HasSuffix(thing, "ch"):
+		return Thousands(n) + " " + thing + "es"
+	}
+	return Thousands(n) + " " + thing + "s"
+}
+
+// Thousands returns a number with its digits in groups of three: 1,234,567.
+func Thousands[N int | int64 | uint64](n N) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// Size returns a number of bytes with its unit; a dash for 0 and less.
+func Size[N int | int64 | uint64](n N) string {
+	if n <= 0 {
+		return "-"
+	}
+	return boot.Bytes(n).Rough()
+}
+
+func blanks(n int) string { return strings.Repeat(" ", max(0, n)) }
+
+// pad adds blanks to that many columns, before the text (right) or after it.
+func pad(text string, columns int, right bool) string {
+	fill := blanks(columns - Columns(text))
+	if right {
+		return fill + text
+	}
+	return text + fill
+}

@@ -1,0 +1,187 @@
+package sampler
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/recorder"
+	"github.com/meander-rl/meander/services/sampler/weights"
+)
+
+// maxRestarts is how often a sample may begin again to use newer weights.
+const maxRestarts = 3
+
+// errRestart ends an attempt that begins again with newer weights.
+var errRestart = errors.New("begins again with newer weights")
+
+// makeSample makes one sample and waits until its steps are stored. When work ends, which is derived from ctx, it
+// stops at the next step boundary. It begins again where a policy says so, at most maxRestarts times.
+func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.Request) (*schemas.Trajectory, error) {
+	for restarts := 0; ; restarts++ {
+		t, err := s.tryOnce(ctx, work, c, req, restarts < maxRestarts)
+		if !errors.Is(err, errRestart) {
+			return t, err
+		}
+		s.metrics.restarted.Inc()
+	}
+}
+
+// tryOnce makes one attempt at a sample. It returns errRestart only if restarts is true.
+func (s *service) tryOnce(ctx, work context.Context, c *worker, req *schemas.Request, restarts bool) (*schemas.Trajectory, error) {
+	with, err := s.versions.Pin(req.MinPolicyVersion)
+	if err != nil {
+		return nil, err
+	}
+	a := &attempt{service: s, worker: c, req: req, with: with, engine: with.Engines[c.index], priority: req.Priority, expired: work.Err}
+	defer func() { s.versions.Release(a.with) }()
+	r := s.newRecorder(req, a.engine.Backend(), with.Policy)
+	a.recorder = r
+	episode, err := s.startEpisode(work, a.engine, req, r)
+	if err != nil {
+		return nil, err
+	}
+	if held, ok := episode.(io.Closer); ok {
+		defer func() { _ = held.Close() }()
+	}
+	r.Encoded()
+	a.episode = episode
+	a.record = func(step schemas.StepEvent, device time.Duration) error {
+		if err := r.Record(ctx, step, device); err != nil {
+			return err
+		}
+		return a.checkPruned()
+	}
+	a.between = func() error { return a.catchUp(restarts) }
+	a.admitted = a.beginWithNewest
+	err = a.checkPruned()
+	if err == nil {
+		err = a.denoise(work)
+	}
+	timing := recorder.Timing{Started: a.started, Denoise: a.denoised}
+	pruned, ended := errors.AsType[*prunedError](err)
+	switch {
+	case err == nil:
+		return r.Finish(ctx, a.episode, timing)
+	case errors.Is(err, errRestart):
+		return nil, cmp.Or(r.Undo(ctx), err)
+	case work.Err() != nil:
+		r.Leave()
+	}
+	if ended {
+		return r.Pruned(ctx, pruned.why, timing)
+	}
+	return nil, err
+}
+
+// denoise has a scheduler step an attempt until it is done. Some episodes have no step to make; those of conversations
+// wait for their interaction in between.
+func (a *attempt) denoise(work context.Context) error {
+	if a.episode.Done() {
+		a.started = time.Now()
+		return nil
+	}
+	for {
+		if err := a.runSteps(work); err != nil || engine.Asks(a.episode) == nil {
+			return err
+		}
+		if err := a.service.converse(work, a.req, a.recorder, a.episode.(engine.Talker)); err != nil {
+			return err
+		}
+		if a.episode.Done() {
+			return nil
+		}
+	}
+}
+
+// runSteps queues an attempt, and waits until a scheduler has stepped it to its end or to where it waits for its
+// interaction. When work ends it returns at the next step boundary.
+func (a *attempt) runSteps(work context.Context) error {
+	a.finished, a.done = false, make(chan struct{})
+	joining := a.service.metrics.joining
+	joining.Inc()
+	a.worker.queue.push(a, joining.Dec)
+	select {
+	case <-a.done:
+		return a.err
+	case <-work.Done():
+	}
+	if a.worker.queue.remove(a) {
+		return work.Err()
+	}
+	<-a.done // the scheduler has it, and removes it at the next boundary
+	return a.err
+}
+
+// newRecorder begins the record of an attempt, with a new token.
+func (s *service) newRecorder(req *schemas.Request, backend string, p *schemas.Policy) *recorder.Recorder {
+	return s.recorders.New(req, fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend, p)
+}
+
+// catchUp switches an attempt to the sampler's newest weights between two steps, where their policy says so. With
+// restarts it may return errRestart instead: the attempt begins again. The last step is recorded already, under the
+// weights that made it.
+func (a *attempt) catchUp(restarts bool) error {
+	next := a.service.versions.Newest()
+	if next != a.with && next.Policy.Rule == schemas.SwapRestart && restarts {
+		return errRestart
+	}
+	if a.switchTo(func(to *weights.Loaded) bool { return to.Policy.Rule == schemas.SwapSwitch }) {
+		a.recorder.SetPolicy(a.with.Policy)
+	}
+	return nil
+}
+
+// beginWithNewest switches an attempt that was just admitted, and has no steps yet, to the newest weights: they may
+// have changed while it waited in the queue.
+func (a *attempt) beginWithNewest() {
+	if !a.recorder.Fresh() {
+		return // it took over steps, which the weights that it has have made
+	}
+	if a.switchTo(func(*weights.Loaded) bool { return true }) {
+		a.recorder.Restart(a.with.Policy)
+	}
+}
+
+// switchTo switches an attempt to the newest weights, if may allows them and the episode can switch. It reports
+// whether it did.
+func (a *attempt) switchTo(may func(to *weights.Loaded) bool) bool {
+	episode, can := a.episode.(engine.Switcher)
+	if !can {
+		return false
+	}
+	next := a.service.versions.Move(a.with, may)
+	if next == a.with {
+		return false
+	}
+	a.with, a.engine = next, next.Engines[a.worker.index]
+	episode.Switch(a.engine)
+	return true
+}
+
+// prunedError ends an episode in the middle, by the prune rule of its prompt or by a control.
+type prunedError struct{ why string }
+
+func (e *prunedError) Error() string { return e.why }
+
+// checkPruned returns a *prunedError if the sample must not make its next step.
+func (a *attempt) checkPruned() error {
+	next := a.recorder.Next()
+	if _, end := a.req.Segment(); next >= end && a.req.Text == nil {
+		return nil
+	}
+	if p := a.req.Prune; p != nil && next >= p.StepIndex {
+		if why := p.Judge(a.recorder.LogProbs()); why != "" {
+			return &prunedError{why}
+		}
+	}
+	if c := a.service.controls.of.Pruned(a.req.Run, a.req.UID, a.req.SampleIndex); c != nil && next >= c.StepIndex {
+		return &prunedError{c.Says()}
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/lm"
+	languages "github.com/meander-rl/meander/pkg/lm/families"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/models"
+)
+
+// Config is the settings of the sampler service. Its parts are embedded: a flag, a variable and a key of the file are
+// named by the field alone.
+type Config struct {
+	Weights
+	models.Compute
+	EngineServer
+	Requests
+	Batching
+	Process
+}
+
+// Weights say which weights the sampler begins with.
+type Weights struct {
+	// Model is "synthetic", a folder in the diffusers layout or of a language model, or the name of a shipped one.
+	Model string `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
+	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
+	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
+	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
+	// BaseDigest is the digest of the checkpoint that the model must be; empty: any.
+	BaseDigest string `koanf:"-"`
+	// Models are the families of image models that Model may belong to.
+	Models model.Registry `koanf:"-"`
+	// Languages are the families of language models that Model may belong to.
+	Languages lm.Registry `koanf:"-"`
+	// Loading is called while the model's weights are read; nil: nothing is called.
+	Loading model.Progress `koanf:"-"`
+}
+
+// EngineServer says which server draws the tokens in place of the sampler.
+type EngineServer struct {
+	// Engine is a server that draws the tokens; empty: the sampler does. Model is then the folder of its language model,
+	// which is read for the tokenizer.
+	Engine string `koanf:"engine" help:"server that draws the tokens of --model, which is read for its tokenizer alone: vllm=URL or sglang=URL; default the sampler itself"`
+	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
+	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
+	// EngineKey is sent to the server as a bearer token.
+	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one"`
+}
+
+// Requests say which requests the sampler serves, under which name, and how often and how long it tries.
+type Requests struct {
+	// Lane is the request queue to serve; empty: the model's name.
+	Lane schemas.Lane `koanf:"lane" help:"request queue to serve; default the model's name"`
+	// Instance names this process in events and logs.
+	Instance string `koanf:"instance" help:"name of this process in events; default random"`
+	// AckWait is how long the server waits for a heartbeat before another sampler gets the request.
+	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
+	// MaxDeliver is how often a request may fail before it becomes a dead letter. A killed or restarted process counts
+	// as a tenth of a failure.
+	MaxDeliver int `koanf:"max_deliver" help:"failures of a request before it becomes a dead letter; a killed or restarted process counts for a tenth of one"`
+	// DrainTimeout bounds the samples in flight at shutdown; what is not finished is put back.
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in flight at shutdown; the rest is put back into the queue"`
+}
+
+// Batching says what is computed together, and what may wait to be stored.
+type Batching struct {
+	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side;
+	// 0: one for each GPU, or for every two cores.
+	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
+	Workers int `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
+	// SharePrefixes computes the common beginning of the samples of a prompt once; bits do not depend on it.
+	SharePrefixes bool `koanf:"share_prefixes" help:"of texts, compute the common beginning of a prompt's samples once; results do not depend on it"`
+	// PublishWindowMiB bounds the step events that wait to be stored.
+	PublishWindowMiB int `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
+}
+
+// Process is what the process around the sampler gives it. No flag sets it.
+type Process struct {
+	// DiskFree returns how many bytes of the server's disk are free; nil: that is not known.
+	DiskFree func() (int64, error) `koanf:"-"`
+	// Health adds a condition of readiness; nil: readiness is not served.
+	Health func(name string, check func() error) `koanf:"-"`
+	// Note adds lines to /readyz on work that waits on purpose; nil: readiness is not served.
+	Note func(say func() []string) `koanf:"-"`
+	// Announced is called once the model is loaded and announced; nil: nothing is called.
+	Announced func() `koanf:"-"`
+	// Metrics is where the service registers its metrics; nil: nowhere.
+	Metrics prometheus.Registerer `koanf:"-"`
+}
+
+// Help returns the help text of a field of Config, for flags of other commands. It panics on an unknown name.
+func Help(field string) string {
+	f, ok := reflect.TypeFor[Config]().FieldByName(field)
+	if !ok {
+		panic("sampler: no setting " + field)
+	}
+	return f.Tag.Get("help")
+}
+
+// DefaultConfig returns settings that fit a laptop.
+func DefaultConfig() Config {
+	return Config{
+		Weights:      Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
+		Compute:      models.Compute{Device: devices.Auto, DType: devices.Auto},
+		EngineServer: EngineServer{EnginePatience: time.Minute},
+		Requests:     Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},
+		Batching:     Batching{Batch: 8, SharePrefixes: true, PublishWindowMiB: 64},
+	}
+}
+
+// Validate joins every fault by field name.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Model == "" {
+		errs = append(errs, errors.New("model: empty; must be synthetic or a folder of a model"))
+	}
+	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
+		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
+	}
+	errs = append(errs, c.Compute.Validate(), c.validateEngine())
+	if c.Lane != "" {
+		errs = append(errs, schemas.CheckToken("lane", c.Lane))
+	}
+	if c.Batch < 1 || c.Batch > 1024 {
+		errs = append(errs, fmt.Errorf("batch: %d; must be between 1 and 1024", c.Batch))
+	}
+	if c.Workers < 0 || c.Workers > 256 {
+		errs = append(errs, fmt.Errorf("workers: %d; must be between 0 and 256", c.Workers))
+	}
+	if c.PolicyVersion < 0 {
+		errs = append(errs, fmt.Errorf("policy_version: %d; must not be negative", c.PolicyVersion))
+	}
+	if c.PublishWindowMiB < 1 || c.PublishWindowMiB > 16384 {
+		errs = append(errs, fmt.Errorf("publish_window_mib: %d; must be between 1 and 16384", c.PublishWindowMiB))
+	}
+	if c.AckWait < time.Second {
+		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
+	}
+	if c.MaxDeliver < 1 {
+		errs = append(errs, fmt.Errorf("max_deliver: %d; must be at least 1", c.MaxDeliver))
+	}
+	if c.DrainTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// server returns the settings of a server that draws the tokens.
+func (c Config) server() models.Server {
+	return models.Server{Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Health: c.Health}
+}
+
+// validateEngine joins the faults of the settings of a server that draws the tokens.
+func (c Config) validateEngine() error {
+	if c.Engine == "" {
+		if c.EngineKey != "" {
+			return errors.New("engine_key: set; must be absent without engine")
+		}
+		return nil
+	}
+	var errs []error
+	if err := c.server().Check(); err != nil {
+		errs = append(errs, fmt.Errorf("engine: %w", err))
+	}
+	if c.EnginePatience < time.Second {
+		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
+	}
+	for _, beside := range []struct {
+		name  string
+		given bool
+	}{
+		{"adapter", c.Adapter != ""},
+		{"device", c.Device != devices.Auto && c.Device != devices.CPU},
+		{"dtype", c.DType != devices.Auto},
+		{"deterministic", c.Deterministic},
+	} {
+		if beside.given {
+			errs = append(errs, fmt.Errorf("%s: set; must be absent beside engine: the server computes", beside.name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// open opens the model on the sampler's devices, or connects to the server that draws the tokens.
+func (c Config) open(ctx context.Context, log zerolog.Logger) (*models.Devices, error) {
+	known := models.Registry{Images: c.Models, Text: c.Languages}
+	if c.Engine != "" {
+		return c.server().Dial(ctx, known, c.Model, log)
+	}
+	return c.Compute.Open(known, c.Model, model.Options{Progress: logProgress(c.Loading, log)}, false)
+}
+
+// logProgress returns a function that logs how much of a model is read, every five seconds, and calls other, if there
+// is one.
+func logProgress(other model.Progress, log zerolog.Logger) model.Progress {
+	const every = 5 * time.Second
+	last := time.Now()
+	return func(part string, done, total int) {
+		if other != nil {
+			other(part, done, total)
+		}
+		if now := time.Now(); now.Sub(last) >= every {
+			last = now
+			log.Info().Str("part", part).Int("done_mib", done>>20).Int("total_mib", total>>20).Msg("the model is loading")
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// stopped is the cause that ends the context of a sample: a control on its run or group.
+type stopped struct{ control *schemas.Control }
+
+func (e *stopped) Error() string { return e.control.Says() }
+
+// stoppedBy returns the control that ended the work on a sample; nil where work goes on or ended for another reason.
+func stoppedBy(work context.Context) *schemas.Control {
+	if e, ok := errors.AsType[*stopped](context.Cause(work)); ok {
+		return e.control
+	}
+	return nil
+}
+
+// controls stop the samples of this process that operators pause or cancel. Such a sample's context ends, and the
+// scheduler removes it at the next step boundary.
+type controls struct {
+	of *bus.Controls
+	// news signals that the presence has changed; buffered, 1.
+	news chan struct{}
+
+	mu       sync.Mutex
+	inFlight map[*inFlight]struct{}
+	// seen is the newest control that follow has applied. done is the newest for which all samples that it or an
+	// earlier one stopped have ended.
+	seen, done uint64
+}
+
+// inFlight is the work on one sample.
+type inFlight struct {
+	run     schemas.Run
+	uid     schemas.UID
+	stop    context.CancelCauseFunc
+	stopped bool
+}
+
+func newControls(c *bus.Controls) *controls {
+	return &controls{of: c, news: make(chan struct{}, 1), inFlight: map[*inFlight]struct{}{}, seen: c.Newest(), done: c.Newest()}
+}
+
+// track returns a context for the work on a sample, which a control can end. The caller calls release when the work
+// has ended.
+func (c *controls) track(ctx context.Context, req *schemas.Request) (work context.Context, release func()) {
+	work, stop := context.WithCancelCause(ctx)
+	h := &inFlight{run: req.Run, uid: req.UID, stop: stop}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inFlight[h] = struct{}{}
+	c.check(h)
+	return work, func() {
+		stop(nil)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.inFlight, h)
+		c.noteObeyed()
+	}
+}
+
+// check stops the work on a sample if its run or group is cancelled or paused. Lock held.
+func (c *controls) check(h *inFlight) {
+	held := c.of.Of(h.run, h.uid)
+	by := held.Cancelled()
+	if by == nil {
+		by = held.Paused()
+	}
+	if by != nil && !h.stopped {
+		h.stopped = true
+		h.stop(&stopped{by})
+	}
+}
+
+// noteObeyed sets done to seen if no stopped sample is left. Lock held.
+func (c *controls) noteObeyed() {
+	for h := range c.inFlight {
+		if h.stopped {
+			return
+		}
+	}
+	if c.done == c.seen {
+		return
+	}
+	c.done = c.seen
+	c.presenceChanged()
+}
+
+// presenceChanged signals that the presence must be published again.
+func (c *controls) presenceChanged() {
+	select {
+	case c.news <- struct{}{}:
+	default:
+	}
+}
+
+// follow applies new controls to the samples in flight until ctx ends.
+func (c *controls) follow(ctx context.Context) error {
+	for {
+		changed := c.of.Changed()
+		newest := c.of.Newest()
+		c.mu.Lock()
+		for h := range c.inFlight {
+			c.check(h)
+		}
+		c.seen = newest
+		c.noteObeyed()
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// newestObeyed returns the newest control that is obeyed: no sample is in flight that it or an earlier one stopped.
+func (c *controls) newestObeyed() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.done
+}
+
+// onControl ends the request of a sample that a control stopped. A request of a cancelled group is acknowledged. A
+// request of a paused run is parked: stored in its own stream until the run is resumed, and then taken off the queue.
+func (s *service) onControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
+	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).Logger()
+	if c.Action == schemas.ControlCancel {
+		log.Info().Msg("let go: " + c.Says())
+		return m.AckAsync() // the cancel may have removed it already: no confirmation would come
+	}
+	same := bus.Against(func(p *schemas.Parked) (fault, err error) { return req.SameSample((*schemas.Request)(p)), nil })
+	_, err := s.bus.Publish(ctx, (*schemas.Parked)(req), same)
+	if errors.Is(err, bus.ErrStreamFull) {
+		// No space: the request waits in the queue instead.
+		log.Warn().Err(err).Msg("not parked: " + c.Says() + "; give the stream more with 'meander streams limit --max-parked-bytes SIZE'")
+		return putBack(ctx, m, err)
+	}
+	if err != nil {
+		return fmt.Errorf("park the request: %w", err)
+	}
+	log.Info().Msg("parked: " + c.Says())
+	return nil
+}

@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Change is what a policy changes in its checkpoint: it adds adapters, or replaces the transformer by Full, which
+// Digest names.
+type Change struct {
+	Adapters []lora.Weighted
+	Full     *lora.Full
+	Digest   string
+}
+
+// Empty reports whether the change leaves the checkpoint as it is.
+func (c Change) Empty() bool { return c.Full == nil && len(c.Adapters) == 0 }
+
+// Refusal says that a policy can never be loaded: trying again, or another sampler, does not help.
+type Refusal struct{ err error }
+
+func (e *Refusal) Error() string { return e.err.Error() }
+func (e *Refusal) Unwrap() error { return e.err }
+
+// Refuse returns a *Refusal.
+func Refuse(format string, args ...any) error { return &Refusal{fmt.Errorf(format, args...)} }
+
+// Refused reports whether an error is a *Refusal.
+func Refused(err error) bool {
+	_, ok := errors.AsType[*Refusal](err)
+	return ok
+}
+
+// refused makes an error of weights a *Refusal, unless it says that the device is lost. nil stays nil.
+func refused(err error) error {
+	if err != nil && !errors.Is(err, tensor.ErrDeviceLost) {
+		return &Refusal{err}
+	}
+	return err
+}
+
+// Adaptable is a model of type M that adapters can be added to.
+type Adaptable[M any] interface {
+	BaseDigest() string
+	Adapted(adapters ...lora.Weighted) (M, error)
+}
+
+// Adapted returns model m of network n with adapters, or m itself where it has them already. A *Refusal says that it
+// cannot have any.
+func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
+	a, ok := any(m).(Adaptable[M])
+	switch {
+	case !ok && len(adapters) > 0:
+		return m, Refuse("adapter: the model %s takes none", n.Name())
+	case !ok, n.Digest() == lora.WeightsDigest(a.BaseDigest(), adapters...):
+		return m, nil
+	}
+	changed, err := a.Adapted(adapters...)
+	return changed, refused(err)
+}
+
+// Replaced checks the full weights of c against the shapes of the model's tensors, then calls replace with them.
+func Replaced[M any](c Change, fits lora.Shapes, replace func(*lora.Full, string) (M, error)) (m M, err error) {
+	if err = fits.Check(c.Full); err == nil {
+		m, err = replace(c.Full, c.Digest)
+	}
+	return m, refused(err)
+}
+
+// CanarySeed chooses the fixed input of canaries.
+const CanarySeed = 7
+
+// Canary evaluates the weights at a fixed input and returns the digest and the length of the result. what names the
+// result in errors. A panic or a value that is not finite is a *Refusal.
+func Canary(what string, evaluate func() ([]float32, error)) (*schemas.Canary, error) {
+	var x []float32
+	err := Guarded(func() (err error) {
+		x, err = evaluate()
+		return err
+	})
+	if bus.Code(err) == schemas.CodePanic {
+		return nil, Refuse("canary: %w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("canary: %w", err)
+	}
+	sum := 0.0
+	for _, e := range x {
+		sum += float64(float64(e) * float64(e))
+	}
+	if sum-sum != 0 {
+		return nil, Refuse("canary: the %s at a fixed input is not finite", what)
+	}
+	digest := sha256.Sum256(tensor.F32.AppendFloats(nil, x))
+	return &schemas.Canary{Digest: hex.EncodeToString(digest[:]), Norm: math.Sqrt(sum)}, nil
+}

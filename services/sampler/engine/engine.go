@@ -1,0 +1,140 @@
+// Package engine says what a sampler needs of whatever makes its samples. A Network is an open model. Its Engine makes
+// rollouts, each of which is an Episode: the scheduler steps many episodes in one call. A Change is what a policy
+// changes in the checkpoint. Optional abilities are interfaces of their own (Changeable, Switcher, Talker ...), which
+// the sampler looks for. There is one package for each kind of sample: images and texts.
+package engine
+
+import (
+	"context"
+	"errors"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Network is an open model. Values can be compared: With returns the network itself where nothing changes.
+type Network interface {
+	// Name is the model's name, and that of its lane unless another is set.
+	Name() string
+	// Backend names what computes, for the record of events.
+	Backend() string
+	// Digest names the weights.
+	Digest() string
+	// Policy is what a sampler of the model announces, in the lane of the model's name.
+	Policy() *schemas.Policy
+	// Engine makes samples. Workers call it at once.
+	Engine(o Options) Engine
+	// With returns the network with a change, or itself where nothing changes. An error that stays is a *Refusal. The
+	// caller closes both.
+	With(c Change) (Network, error)
+	// Canary returns what the weights give for a fixed input; nil where a server has the weights.
+	Canary(ctx context.Context) (*schemas.Canary, error)
+	// Close closes the model.
+	Close() error
+}
+
+// Options say how an engine is used.
+type Options struct {
+	// Workers is how many goroutines call Step at once.
+	Workers int
+	// SharePrefixes has samples of one prompt share the evaluation of the prompt. Bits do not depend on it.
+	SharePrefixes bool
+}
+
+// Changeable is a network that policies can change.
+type Changeable interface {
+	// Modules lists what adapters can change, Tensors what full weights replace; nil: the model accepts none.
+	Modules() lora.Table
+	Tensors() lora.Shapes
+}
+
+// Watched is a network whose samples another process draws.
+type Watched interface {
+	// Watch keeps track of whether it can be reached, until ctx ends.
+	Watch(ctx context.Context, log zerolog.Logger)
+}
+
+// Describer is a network that adds to each trajectory what is known before any step ran.
+type Describer interface{ Describe(t *schemas.Trajectory) }
+
+// Resumable is a network whose samples may go on from a stored state.
+type Resumable interface {
+	// StateShape is [S, C] of images of that size in pixels.
+	StateShape(height, width int64) ([]int64, error)
+}
+
+// ErrAway says that the server that draws the samples cannot be reached. The request is put back.
+var ErrAway = errors.New("the engine takes no requests")
+
+// Engine makes rollouts: it knows a model and the mathematics of its samples, and nothing
+// of where requests come from, where events go, or whose turn it is.
+//
+// The bits of an episode depend on its request, the weights and the build, never on the
+// episodes that are stepped beside it.
+type Engine interface {
+	// Backend names what computes, for the record of events.
+	Backend() string
+	// Start makes an episode of a valid request: it checks what only the model can, encodes
+	// the prompt and draws what the rollout begins with. from is where it begins instead: at the
+	// request's start, or at a later step that an earlier attempt came to, with its states,
+	// [n, S, C] or [1, S, C], to which noise is added where it has Data; nil where x_T is to be
+	// drawn. A fault of the request is a bus.TerminalError. It may be called concurrently, also
+	// with Step.
+	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
+	// Step advances each episode by one boundary; all must be of one bucket. An error is one of the whole call. The
+	// fault of a single episode is returned by its Take: the engine has then tried the episode alone. One goroutine
+	// at a time calls Step for an episode.
+	Step(ctx context.Context, episodes []Episode) error
+}
+
+// Episode is one rollout of an engine.
+type Episode interface {
+	// Bucket tells which episodes can be stepped together: those of equal buckets.
+	Bucket() string
+	// Take returns what the last Step completed, in order, none while a step needs more evaluations, as
+	// events without the names of run, sample, attempt and process. An error ends the
+	// episode.
+	Take() ([]schemas.StepEvent, error)
+	// Done reports whether all steps are made and their events taken.
+	Done() bool
+	// Finish adds what only the engine knows to the trajectory of an episode that is done,
+	// and returns its images, if any.
+	Finish(ctx context.Context, t *schemas.Trajectory) (Images, error)
+}
+
+// Switcher is an episode that can go on with another engine of the same model between two steps: with newer weights.
+type Switcher interface{ Switch(to Engine) }
+
+// Talker is an episode of a conversation. At the end of each answer it cannot be stepped until the interaction, a
+// worker outside of the sampler, has replied. The sampler calls Asks, Rest and then Told.
+type Talker interface {
+	// Asks returns the question for the interaction, without the names of run, sample and attempt; nil while the
+	// episode can be stepped.
+	Asks() *schemas.InteractRequest
+	// Rest lets the engine free the episode's memory until Told.
+	Rest()
+	// Told gives the interaction's reply to the episode. It may evaluate the model.
+	Told(ctx context.Context, reply *schemas.InteractReply) error
+}
+
+// Asks returns the question that an episode waits for; nil when it can be stepped.
+func Asks(e Episode) *schemas.InteractRequest {
+	if t, ok := e.(Talker); ok {
+		return t.Asks()
+	}
+	return nil
+}
+
+// Texter is an episode whose encoded texts can be stored.
+type Texter interface {
+	// Texts returns the encoded prompt and the encoded negative prompt; the latter is nil without guidance.
+	Texts() (cond, negative *model.Conditioning)
+}
+
+// Images are the images of a trajectory: of the end state and, under scheduled sampling, of the noised and the
+// teacher-forced latent. Those that were not asked for are empty.
+type Images struct{ End, Noised, Teacher media.Media }

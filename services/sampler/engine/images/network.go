@@ -1,0 +1,152 @@
+// Package images makes samples of image models. A Network is an open model; its engine makes flow-matching rollouts
+// (flow.go) and, for requests of scheduled sampling, rolled ones (rolled.go). pkg/flow and pkg/scheduled have the
+// mathematics, pkg/model the networks. Encode, Rolling, StartFrom and Velocities are shared with verify, so that both
+// compute the same.
+package images
+
+import (
+	"context"
+	"errors"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/scheduled"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// Network is an open model of images.
+type Network struct{ Model model.Model }
+
+var (
+	_ engine.Network   = (*Network)(nil)
+	_ engine.Describer = (*Network)(nil)
+	_ engine.Resumable = (*Network)(nil)
+)
+
+// PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name.
+func PolicyOf(c model.Card) *schemas.Policy {
+	return &schemas.Policy{
+		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
+		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
+		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
+		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
+		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
+	}
+}
+
+// Name is the model's.
+func (n *Network) Name() string { return n.Model.Card().Name }
+
+// Backend is the model's.
+func (n *Network) Backend() string { return n.Model.Card().Backend }
+
+// Digest is that of the model's weights.
+func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
+
+// Policy returns PolicyOf the model, with the digest of its checkpoint.
+func (n *Network) Policy() *schemas.Policy {
+	p := PolicyOf(n.Model.Card())
+	p.BaseDigest = p.WeightsDigest
+	if m, ok := n.Model.(model.Adaptable); ok {
+		p.BaseDigest = m.BaseDigest()
+	}
+	return p
+}
+
+// Engine returns an engine for flow-matching rollouts and those of scheduled sampling: the request says which.
+func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(n.Model, o.Workers) }
+
+// With adds adapters, or replaces the transformer. A *Refusal says that the model accepts no such change.
+func (n *Network) With(c engine.Change) (engine.Network, error) {
+	m := n.Model
+	a, ok := m.(model.Adaptable)
+	switch {
+	case c.Full != nil && !ok:
+		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
+	case c.Full != nil:
+		changed, err := engine.Replaced(c, a.Tensors(), a.Replaced)
+		return &Network{changed}, err
+	}
+	m, err := engine.Adapted(m, n, c.Adapters)
+	if err != nil || m == n.Model {
+		return n, err
+	}
+	return &Network{m}, nil
+}
+
+// Modules lists what adapters can change; nil: the model accepts none.
+func (n *Network) Modules() lora.Table {
+	if m, ok := n.Model.(model.Adaptable); ok {
+		return m.Modules()
+	}
+	return nil
+}
+
+// Tensors lists what full weights replace; nil: the model accepts none.
+func (n *Network) Tensors() lora.Shapes {
+	if m, ok := n.Model.(model.Adaptable); ok {
+		return m.Tensors()
+	}
+	return nil
+}
+
+// The fixed input of canaries besides their seed: the negative prompt, which every model takes, a sigma, and an image of
+// a few tokens.
+const (
+	canarySigma = 0.75
+	canarySide  = 4 // tokens
+)
+
+// Canary returns the velocity at noise of a fixed seed.
+func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
+	return engine.Canary("velocity", func() ([]float32, error) {
+		card := n.Model.Card()
+		side := canarySide * card.PixelsPerToken
+		size := media.ImageSize(side, side)
+		tokens, err := card.Tokens(size)
+		if err != nil {
+			return nil, err
+		}
+		conds, err := n.Model.Encode(ctx, []string{card.NegativePrompt})
+		if err != nil {
+			return nil, err
+		}
+		x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
+		flow.InitialNoise(x, engine.CanarySeed)
+		row := model.Row{X: x, Sigma: canarySigma, Conditioning: conds[0], Guidance: card.Guidance, Dst: v}
+		return v, n.Model.Velocity(ctx, []model.Row{row}, size)
+	})
+}
+
+// Close closes the model.
+func (n *Network) Close() error { return n.Model.Close() }
+
+// Describe adds the model's rule of guidance.
+func (n *Network) Describe(t *schemas.Trajectory) { t.CFGRule = n.Model.Card().CFGRule }
+
+// StateShape is [S, C] of images of a size in pixels.
+func (n *Network) StateShape(height, width int64) ([]int64, error) {
+	card := n.Model.Card()
+	tokens, err := card.Tokens(media.ImageSize(height, width))
+	return []int64{int64(tokens), int64(card.LatentChannels)}, err
+}
+
+// Check says why no request can be made for the model; nil: requests can.
+func (n *Network) Check() error { return CheckSchedule(n.Model.Card().SchedulerConfig) }
+
+// CheckSchedule refuses a scheduler_config.json by which no request can be made, neither a rollout nor scheduled
+// sampling.
+func CheckSchedule(config []byte) error {
+	noise, err := scheduled.ParseNoise(config)
+	if err == nil && noise.Prediction != string(scheduled.Flow) {
+		return nil // such a model serves scheduled sampling only
+	}
+	_, fault := flow.ParseSchedule(config)
+	if fault == nil {
+		return nil
+	}
+	return errors.Join(fault, err)
+}

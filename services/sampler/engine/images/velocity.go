@@ -1,0 +1,98 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// GuidedRow is a row with classifier-free guidance.
+type GuidedRow struct {
+	model.Row
+	// Negative is the conditioning that guidance leads away from; nil: no guidance.
+	Negative *model.Conditioning
+	// Scale of the guidance; 1 is the velocity of the prompt alone.
+	Scale float64
+}
+
+// Velocities evaluates a model with classifier-free guidance. The sampler, verify and the benches all use it. It
+// reuses its memory, so one goroutine at a time may use it.
+type Velocities struct {
+	model model.Model
+	card  model.Card
+
+	rows     []model.Row
+	negative [][]float32 // results of the negative prompts
+}
+
+// NewVelocities returns Velocities of model m.
+func NewVelocities(m model.Model) *Velocities { return &Velocities{model: m, card: m.Card()} }
+
+// Eval evaluates the rows of samples of one size and sets each row's Dst. faults are the errors of single rows by
+// their index, each found with the row alone.
+func (v *Velocities) Eval(ctx context.Context, rows []GuidedRow, size model.Size) (faults map[int]error, err error) {
+	return engine.Isolate(ctx, rows, func(rows []GuidedRow) (map[int]error, error) { return v.eval(ctx, rows, size) })
+}
+
+// eval evaluates all rows, and the negative prompts of those with guidance, in one call of the model. A velocity that
+// is not finite is a fault of its row.
+func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size) (map[int]error, error) {
+	v.rows = v.rows[:0]
+	guided := 0
+	for _, r := range rows {
+		r.Guidance = v.card.Guidance
+		v.rows = append(v.rows, r.Row)
+		if r.Negative != nil {
+			r.Conditioning, r.Dst = r.Negative, v.scratch(guided, len(r.X))
+			v.rows = append(v.rows, r.Row)
+			guided++
+		}
+	}
+	if err := v.model.Velocity(ctx, v.rows, size); err != nil {
+		return nil, fmt.Errorf("evaluate model: %w", err)
+	}
+	faults := map[int]error{}
+	guided = 0
+	for i, r := range rows {
+		if r.Negative != nil {
+			if err := v.guide(r.Dst, v.negative[guided], r.Scale); err != nil {
+				faults[i] = bus.Terminal(schemas.CodeFailed, err)
+			}
+			guided++
+		}
+		if j := slices.IndexFunc(r.Dst, func(x float32) bool { return x-x != 0 }); j >= 0 && faults[i] == nil {
+			faults[i] = bus.Terminal(schemas.CodeFailed, fmt.Errorf("velocity: element %d is %v; must be finite", j, r.Dst[j]))
+		}
+	}
+	return faults, nil
+}
+
+// scratch returns memory of n values for the i-th negative result; it is kept for the next call.
+func (v *Velocities) scratch(i, n int) []float32 {
+	if i == len(v.negative) {
+		v.negative = append(v.negative, nil)
+	}
+	if cap(v.negative[i]) < n {
+		v.negative[i] = make([]float32, n)
+	}
+	v.negative[i] = v.negative[i][:n]
+	return v.negative[i]
+}
+
+// guide combines a row's velocity dst with that of its negative prompt, by the model's rule.
+func (v *Velocities) guide(dst, negative []float32, scale float64) error {
+	switch v.card.CFGRule {
+	case model.CFGRescaled:
+		return flow.Guide(dst, dst, negative, scale, v.card.LatentChannels)
+	case model.CFGPlain:
+		return flow.GuidePlain(dst, dst, negative, scale)
+	}
+	return errors.New("guidance: the model has no rule for it")
+}

@@ -1,0 +1,118 @@
+// Package texts makes samples of language models. Either the sampler draws the tokens (Network, tokens.go), or a
+// server does (Served, served.go and servedengine.go).
+//
+// A transcript is a sample's text so far: prompt and answers as one sequence of tokens, divided into turns. A turn is
+// given (the prompt, a reply of the interaction) or generated (an answer of the model). Both kinds of episodes have
+// one. In a conversation an interaction, a worker outside of the sampler, replies to each answer (turns.go). Prefixes
+// are prompts whose evaluation the samples of a group share (prefixes.go).
+package texts
+
+import (
+	"context"
+
+	"github.com/meander-rl/meander/pkg/decoding"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// Network is an open language model whose tokens are drawn here.
+type Network struct{ Model lm.Model }
+
+var _ engine.Network = (*Network)(nil)
+
+// PolicyOf returns the policy that a sampler of a language model announces, in the lane of the model's name.
+func PolicyOf(c lm.Card) *schemas.Policy {
+	return &schemas.Policy{
+		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
+		Text: &schemas.TextPolicy{
+			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
+			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP), MinP: c.Decoding.MinP,
+		},
+	}
+}
+
+// temperatureOf returns the temperature, 0 for greedy.
+func temperatureOf(p decoding.Params) float64 {
+	if p.Greedy() {
+		return 0
+	}
+	return p.Temperature
+}
+
+// shareOf returns top_p; 1 where it leaves nothing out.
+func shareOf(p float64) float64 {
+	if p <= 0 || p > 1 {
+		return 1
+	}
+	return p
+}
+
+// Name is the model's.
+func (n *Network) Name() string { return n.Model.Card().Name }
+
+// Backend is the model's.
+func (n *Network) Backend() string { return n.Model.Card().Backend }
+
+// Digest is that of the model's weights.
+func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
+
+// Policy returns PolicyOf the model, with the digest of its checkpoint.
+func (n *Network) Policy() *schemas.Policy {
+	p := PolicyOf(n.Model.Card())
+	p.BaseDigest = p.WeightsDigest
+	if m, ok := n.Model.(lm.Adaptable); ok {
+		p.BaseDigest = m.BaseDigest()
+	}
+	return p
+}
+
+// Engine returns an engine that draws tokens.
+func (n *Network) Engine(o engine.Options) engine.Engine {
+	return newTokenEngine(n.Model, o.SharePrefixes)
+}
+
+// With adds adapters. A *Refusal says that the model accepts no such change.
+func (n *Network) With(c engine.Change) (engine.Network, error) {
+	if c.Full != nil {
+		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
+	}
+	m, err := engine.Adapted(n.Model, n, c.Adapters)
+	if err != nil || m == n.Model {
+		return n, err
+	}
+	return &Network{m}, nil
+}
+
+// Modules lists what adapters can change; nil: the model accepts none.
+func (n *Network) Modules() lora.Table {
+	if m, ok := n.Model.(lm.Adaptable); ok {
+		return m.Modules()
+	}
+	return nil
+}
+
+// Tensors is nil: language models accept no full weights.
+func (n *Network) Tensors() lora.Shapes { return nil }
+
+// canaryTokens is how many tokens the fixed input of canaries has.
+const canaryTokens = 4
+
+// Canary returns the logits after a few fixed tokens.
+func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
+	return engine.Canary("vector of logits", func() ([]float32, error) {
+		card := n.Model.Card()
+		ids := make([]int32, min(canaryTokens, card.MaxPositions))
+		for i := range ids {
+			ids[i] = int32((i + engine.CanarySeed) % card.Vocabulary)
+		}
+		s := n.Model.NewSequence()
+		defer s.Close()
+		z := make([]float32, card.Vocabulary)
+		return z, n.Model.Forward(ctx, []lm.Row{{Sequence: s, IDs: ids, Logits: z}})
+	})
+}
+
+// Close closes the model.
+func (n *Network) Close() error { return n.Model.Close() }

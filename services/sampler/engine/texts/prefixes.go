@@ -1,0 +1,127 @@
+package texts
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// keptPrefixes is how many prompts stay in the cache of a model for later samples.
+const keptPrefixes = 4
+
+// prefixes are the prompts that a model has evaluated last. The samples of a group share one, which is evaluated once.
+// Bits do not depend on it.
+type prefixes struct {
+	model lm.Model
+	// freeCache frees memory of the model's cache; false: there is none to free.
+	freeCache func() bool
+
+	mu   sync.Mutex
+	kept []*prefix // the last used at the end
+}
+
+// prefix is one prompt. The episode that makes it evaluates it; others wait until ready is closed.
+type prefix struct {
+	ids []int32
+	// ready is closed when sequence and logits [V] are set, or err.
+	ready    chan struct{}
+	sequence lm.Sequence
+	logits   []float32
+	err      error
+	users    int  // episodes that copy it, or wait for it
+	dropped  bool // not kept any more: the last user closes it
+}
+
+// fork returns a new sequence that begins with ids, and sets logits to those after them. It evaluates ids only if no
+// other sample has. It fails with lm.ErrFull when no cache can be freed.
+func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.Sequence, error) {
+	for {
+		p, own := x.findOrCreate(ids)
+		if own {
+			p.sequence, p.logits = x.model.NewSequence(), make([]float32, len(logits))
+			p.err = engine.Guarded(func() error {
+				return x.model.Forward(ctx, []lm.Row{{Sequence: p.sequence, IDs: ids, Logits: p.logits}})
+			})
+			close(p.ready)
+		}
+		select {
+		case <-p.ready:
+		case <-ctx.Done():
+			x.release(p, false)
+			return nil, ctx.Err()
+		}
+		if p.err == nil {
+			s := p.sequence.Fork()
+			copy(logits, p.logits)
+			x.release(p, false)
+			return s, nil
+		}
+		err := p.err
+		x.release(p, true)
+		switch {
+		case own && errors.Is(err, lm.ErrFull) && x.freeCache():
+		case own || ctx.Err() != nil:
+			return nil, err
+		} // else the error is another episode's, whose context may have ended: try again
+	}
+}
+
+// findOrCreate returns the prefix of ids. own says that it is new: the caller evaluates it. The caller releases it.
+func (x *prefixes) findOrCreate(ids []int32) (p *prefix, own bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	i := slices.IndexFunc(x.kept, func(p *prefix) bool { return slices.Equal(p.ids, ids) })
+	if i >= 0 {
+		p = x.kept[i]
+		x.kept = append(slices.Delete(x.kept, i, i+1), p)
+	} else {
+		p, own = &prefix{ids: slices.Clone(ids), ready: make(chan struct{})}, true
+		x.kept = append(x.kept, p)
+		if len(x.kept) > keptPrefixes {
+			x.forget(x.kept[0])
+		}
+	}
+	p.users++
+	return p, own
+}
+
+// release ends the use of a prefix. faulty: a prefix with an error is not kept.
+func (x *prefixes) release(p *prefix, faulty bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if p.users--; faulty && !p.dropped && p.err != nil {
+		x.forget(p)
+	}
+	p.close()
+}
+
+// forgetAll stops keeping prefixes, to free cache; false: there were none.
+func (x *prefixes) forgetAll() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.kept) == 0 {
+		return false
+	}
+	for len(x.kept) > 0 {
+		x.forget(x.kept[0])
+	}
+	return true
+}
+
+// forget stops keeping a prefix; its last user closes it. Lock held.
+func (x *prefixes) forget(p *prefix) {
+	x.kept = slices.DeleteFunc(x.kept, func(o *prefix) bool { return o == p })
+	p.dropped = true
+	p.close()
+}
+
+// close frees the cache of a prefix that is not kept and has no user. Lock of prefixes held.
+func (p *prefix) close() {
+	if p.dropped && p.users == 0 && p.sequence != nil {
+		p.sequence.Close()
+	}
+}

@@ -1,0 +1,353 @@
+package texts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/decoding"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/remotelm"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// Served is a language model whose tokens a server draws. The model's folder gives the tokenizer and the chat
+// template. It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
+type Served struct {
+	language lm.Language
+	server   *remotelm.Server
+	config   remotelm.Config
+	// why the server accepts no requests; nil: it does.
+	why atomic.Pointer[error]
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, when the server has sent something
+}
+
+var (
+	_ engine.Network = (*Served)(nil)
+	_ engine.Watched = (*Served)(nil)
+	_ engine.Engine  = (*Served)(nil)
+)
+
+// Name returns the name of the model whose folder is read.
+func (e *Served) Name() string { return e.language.Card().Name }
+
+// Backend returns the server's name and release.
+func (e *Served) Backend() string { return e.facts().String() }
+
+// facts returns the server's name, release and kind of log-probs, as events have them.
+func (e *Served) facts() *schemas.Engine {
+	f := e.server.Facts()
+	return &schemas.Engine{Name: f.Name, Version: f.Version, Values: f.Values, Filters: schemas.FilterOrderOf(f.Name)}
+}
+
+// Digest names the weights by the server: their real digest is not known here.
+func (e *Served) Digest() string { return "served by " + e.server.Facts().Name }
+
+// context returns the most tokens that a prompt and its answer may have together.
+func (e *Served) context() int {
+	n := e.language.Card().MaxPositions
+	if most := e.server.Facts().MaxTokens; most > 0 {
+		n = min(n, most)
+	}
+	return n
+}
+
+// Policy returns the policy that a sampler of the server announces.
+func (e *Served) Policy() *schemas.Policy {
+	p := PolicyOf(e.language.Card())
+	p.WeightsDigest, p.BaseDigest, p.Text.Engine, p.Text.MaxTokens = e.Digest(), e.Digest(), e.facts(), int64(e.context())
+	return p
+}
+
+// Engine is the server itself.
+func (e *Served) Engine(engine.Options) engine.Engine { return e }
+
+// With refuses changes: the server has the weights that it was started with.
+func (e *Served) With(c engine.Change) (engine.Network, error) {
+	if !c.Empty() {
+		return nil, engine.Refuse("adapter: given, or weights; %s has those that it was started with", e.Backend())
+	}
+	return e, nil
+}
+
+// Canary is nil: the weights are not here.
+func (e *Served) Canary(context.Context) (*schemas.Canary, error) { return nil, nil }
+
+// Close closes the connection.
+func (e *Served) Close() error {
+	e.server.Close()
+	return nil
+}
+
+// servedEpisode is one sample whose tokens a server draws.
+type servedEpisode struct {
+	transcript
+	e *Served
+	// draw asks the server for an answer and returns its parts as they come, until stop.
+	draw func(r remotelm.Request) (chunks <-chan drawn, stop context.CancelFunc)
+	// drawing is the goroutine that reads the server; Close waits for it.
+	drawing sync.WaitGroup
+	d       decoding.Distribution
+
+	chunks  <-chan drawn       // nil until the server is asked for the answer
+	cancel  context.CancelFunc // ends the request at the server
+	answer  remotelm.Chunk     // the last part of the answer
+	resumed int64              // how often earlier answers broke off and were resumed
+	weights []schemas.WeightSpan
+	err     error
+}
+
+// drawn is one part of an answer, or the error that ends it.
+type drawn struct {
+	remotelm.Chunk
+	err error
+}
+
+// Start checks the request against the model and the server. The server gets its request with the first Step. ErrAway
+// says that the server cannot be reached; faults of the request are terminal errors.
+func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart) (engine.Episode, error) {
+	if err := e.away(); err != nil {
+		return nil, fmt.Errorf("%w: %w", engine.ErrAway, err)
+	}
+	ids, err := promptIDs(req, e.language)
+	if err != nil {
+		return nil, err
+	}
+	if n, most := len(ids), e.context(); n > most {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %d tokens in the model's template; must be at most %d, the context of %s", n, most, e.server))
+	}
+	numbers, err := e.facts().Gives(req.Text)
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	p := &servedEpisode{transcript: newTranscript(req, e.language, ids, e.context(), numbers), e: e, cancel: func() {}}
+	p.draw = func(r remotelm.Request) (<-chan drawn, context.CancelFunc) {
+		ctx, stop := context.WithCancel(ctx)
+		chunks := make(chan drawn, 1)
+		p.drawing.Go(func() {
+			for c, err := range e.server.Stream(ctx, r) {
+				select {
+				case chunks <- drawn{c, err}:
+					e.notify()
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+		return chunks, stop
+	}
+	return p, nil
+}
+
+// stepWait bounds how long a Step waits for tokens, so that episodes can join and leave.
+const stepWait = 20 * time.Millisecond
+
+// Step takes what the server has drawn for the episodes; if that is nothing yet, it waits for up to stepWait.
+func (e *Served) Step(ctx context.Context, episodes []engine.Episode) error {
+	patience := time.NewTimer(stepWait)
+	defer patience.Stop()
+	for {
+		e.mu.Lock()
+		changed := e.changed
+		e.mu.Unlock()
+		any := false
+		for _, ep := range episodes {
+			p := ep.(*servedEpisode)
+			err := engine.Guarded(func() error {
+				any = p.poll() || any
+				return nil
+			})
+			if err != nil {
+				p.err, any = err, true
+			}
+		}
+		if any {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-patience.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// notify wakes the Steps that wait for tokens.
+func (e *Served) notify() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// poll takes the next part of the answer, and asks the server for the answer if it has not; false: nothing new.
+func (p *servedEpisode) poll() bool {
+	if p.idle() || p.err != nil {
+		return true
+	}
+	if p.chunks == nil {
+		if p.openEvent(); p.turnFull() {
+			p.endTurn(schemas.FinishLength)
+			return true
+		}
+		p.requestAnswer()
+	}
+	select {
+	case c := <-p.chunks:
+		p.err = p.addChunk(c)
+		return true
+	default:
+		return false
+	}
+}
+
+// openEvent makes sure that there is an event for the next token.
+func (p *servedEpisode) openEvent() {
+	p.transcript.openEvent()
+	p.open.Engine = p.e.Backend()
+}
+
+// answerSeed times the number of the answer is added to the seed: each answer has its own, and none is a seed with
+// which remotelm asks for an answer again.
+const answerSeed = 0xbf58476d1ce4e5b9
+
+// requestAnswer asks the server for an answer to the sequence so far. It is read no faster than events are stored: one
+// part waits at most.
+func (p *servedEpisode) requestAnswer() {
+	x, card := p.req.Text, p.language.Card()
+	stop := append([]int32{}, card.EOS...)
+	for _, id := range x.StopTokenIDs {
+		stop = append(stop, int32(id))
+	}
+	r := remotelm.Request{
+		ID: fmt.Sprintf("%s.%s.%d.%x", p.req.Run, p.req.UID, p.req.SampleIndex, time.Now().UnixNano()), IDs: slices.Clone(p.ids),
+		MaxTokens: int(min(x.MaxNewTokens, int64(p.maxTokens-len(p.ids)))), Stop: stop,
+		Temperature: x.Temperature, TopP: x.TopP, MinP: x.MinP, TopK: int(x.TopK), Seed: p.req.SampleSeed + answerSeed*uint64(answerOf(int64(len(p.turns)-1))),
+	}
+	p.chunks, p.cancel = p.draw(r)
+}
+
+// addChunk adds the tokens of one part of the answer. An error of the server may pass, unless it refused the request.
+func (p *servedEpisode) addChunk(c drawn) error {
+	if c.err != nil {
+		switch err := fmt.Errorf("draw tokens: %w", c.err); {
+		case errors.Is(err, remotelm.ErrRefused):
+			return bus.Terminal(schemas.CodeFailed, err)
+		case p.e.away() != nil:
+			return fmt.Errorf("%w: %w", engine.ErrAway, err)
+		default:
+			return err
+		}
+	}
+	p.answer = c.Chunk
+	for i := range c.Tokens {
+		p.openEvent()
+		if err := p.addToken(&c.Tokens[i]); err != nil || p.idle() {
+			p.cancel() // tokens after a stop text are not needed
+			return err
+		}
+	}
+	if c.Finish != "" {
+		p.openEvent()
+		p.endTurn(c.Finish)
+	}
+	return nil
+}
+
+// addToken adds one token with the values that the server gave: its logits, or its log-prob alone.
+func (p *servedEpisode) addToken(t *remotelm.Token) error {
+	e, x := p.open, p.req.Text
+	if t.Logits != nil { // all other values follow from the logits
+		if err := p.d.Reset(t.Logits, ParamsOf(x, p.e.facts())); err != nil {
+			return fmt.Errorf("token %d: %w", len(p.ids), err)
+		}
+		c, best := RecordToken(e, x, &p.d, t.ID, t.Logits)
+		if math.IsInf(float64(c.Processed), -1) {
+			return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %d is drawn; top_k, top_p and min_p leave it out", len(p.ids), t.ID))
+		}
+		if err := KeepLogits(e, x, t.Logits); err != nil {
+			return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", len(p.ids), err))
+		}
+		return p.appendToken(t.ID, c, best)
+	}
+	c := decoding.Choice{LogProb: t.Value, Processed: t.Value}
+	if x.Temperature == 0 {
+		c.Processed = 0
+	}
+	e.IDs = append(e.IDs, int64(t.ID))
+	for _, list := range []struct {
+		given bool
+		to    *[]float32
+		value float32
+	}{{p.numbers.LogProbs, &e.LogProbs, c.LogProb}, {p.numbers.ProcessedLogProbs, &e.ProcessedLogProbs, c.Processed}, {p.numbers.TopLogProbs, &e.TopLogProbs, t.Top}} {
+		if list.given {
+			*list.to = append(*list.to, list.value)
+		}
+	}
+	return p.appendToken(t.ID, c, t.Top)
+}
+
+// Take returns the events that the last Step completed.
+func (p *servedEpisode) Take() ([]schemas.StepEvent, error) {
+	if p.err != nil {
+		return nil, p.err
+	}
+	return p.takeEvents(), nil
+}
+
+// Close ends the request at the server, and waits until nothing is read any more.
+func (p *servedEpisode) Close() error {
+	p.cancel()
+	p.drawing.Wait()
+	return nil
+}
+
+// Told adds the interaction's reply. The next Step asks the server for an answer to the whole sequence.
+func (p *servedEpisode) Told(ctx context.Context, reply *schemas.InteractReply) error {
+	p.noteAnswer()
+	p.cancel()
+	p.chunks = nil
+	return p.transcript.Told(ctx, reply)
+}
+
+// noteAnswer keeps what the server said of the last answer as a whole: how often it was resumed, and which weights
+// drew it.
+func (p *servedEpisode) noteAnswer() {
+	p.resumed += int64(p.answer.Resumed)
+	turn := p.turns[len(p.turns)-1]
+	for _, w := range p.answer.Weights {
+		begin, end := turn.Begin+int64(w.Begin), min(turn.Begin+int64(w.End), turn.End)
+		if w.Version != "" && len(w.Version) <= schemas.MaxName && len(p.weights) < schemas.MaxTurns && w.Begin >= 0 && begin < end {
+			p.weights = append(p.weights, schemas.WeightSpan{Version: w.Version, Begin: begin, End: end})
+		}
+	}
+	p.answer = remotelm.Chunk{}
+}
+
+// Finish adds the sequence, the values that the server gives, and which server drew it.
+func (p *servedEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (engine.Images, error) {
+	images, err := p.transcript.Finish(ctx, t)
+	x := t.Text
+	for _, list := range []struct {
+		given bool
+		of    **schemas.Tensor
+	}{{p.numbers.LogProbs, &x.LogProbs}, {p.numbers.ProcessedLogProbs, &x.ProcessedLogProbs}, {p.numbers.Entropies, &x.Entropies}, {p.numbers.TopLogProbs, &x.TopLogProbs}} {
+		if !list.given {
+			*list.of = nil
+		}
+	}
+	p.noteAnswer()
+	t.Drawn = &schemas.Drawn{Engine: *p.e.facts(), Resumed: p.resumed, Weights: p.weights}
+	return images, err
+}

@@ -1,0 +1,230 @@
+package texts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A conversation is one sequence: each answer is generated, each reply of the interaction given. While the episode waits
+// for the reply it rests: its part of the cache is freed first when memory is short, and computed again to the same bits.
+
+// resting are the episodes of a model that wait for the reply of their interaction.
+type resting struct {
+	mu   sync.Mutex
+	list []*tokenEpisode // the longest first
+}
+
+func (x *resting) add(p *tokenEpisode) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.list = append(x.list, p)
+}
+
+func (x *resting) remove(p *tokenEpisode) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.list = slices.DeleteFunc(x.list, func(o *tokenEpisode) bool { return o == p })
+}
+
+// dropCaches frees the cache of all resting episodes; false: there was none.
+func (x *resting) dropCaches() (some bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, p := range x.list {
+		if p.sequence != nil {
+			p.sequence.Close()
+			p.sequence, some = nil, true
+		}
+	}
+	return some
+}
+
+// freeCache frees cache that can be computed again: kept prefixes first, then that of resting episodes; false: there
+// is none.
+func (e *tokenEngine) freeCache() bool { return e.prefixes.forgetAll() || e.resting.dropCaches() }
+
+// conversing is the part of a transcript that belongs to the answer being generated, for its interaction.
+type conversing struct {
+	firstEvent   int64        // the first event of the answer
+	lse          []float32    // log-sum-exps of its tokens
+	logits       answerLogits // of its tokens
+	ask          *schemas.InteractRequest
+	conversation string // how the conversation ended
+}
+
+// newQuestion returns the question for the interaction at the end of an answer. It has no token values for an answer
+// of too many tokens.
+func (p *transcript) newQuestion() *schemas.InteractRequest {
+	x, turn := p.req.Text, p.turns[len(p.turns)-1]
+	t := &schemas.TextResult{Settings: *x, Turns: p.turns}
+	r := &schemas.InteractRequest{
+		Name: x.Interaction.Name, Params: x.Interaction.Params, Answer: answerOf(int64(len(p.turns)) - 1), MaxTurns: x.Answers(),
+		Messages: append(t.Messages(), schemas.Message{Role: schemas.RoleAssistant, Content: turn.Text}), FinishReason: turn.FinishReason,
+		GroundTruth: p.req.Group.GroundTruth(), Metadata: p.req.Group.Metadata, LogitsKind: x.LogitsKind(), Logits: p.conversing.logits.logits,
+		FirstEvent: p.firstEvent, EventCount: p.eventCount - p.firstEvent, // what follows is never null: one case less for workers
+		IDs: []int64{}, LogProbs: []float32{}, ProcessedLogProbs: []float32{}, LogSumExps: []float32{}, Entropies: []float32{},
+	}
+	if r.Params == nil {
+		r.Params = map[string]string{}
+	}
+	if turn.End-turn.Begin > schemas.MaxInteractTokens {
+		return r
+	}
+	for _, id := range p.ids[turn.Begin:turn.End] {
+		r.IDs = append(r.IDs, int64(id))
+	}
+	for _, list := range []struct {
+		given bool
+		to    *[]float32
+		of    []float32
+	}{{p.numbers.LogProbs, &r.LogProbs, p.logProbs}, {p.numbers.ProcessedLogProbs, &r.ProcessedLogProbs, p.processed}, {p.numbers.Entropies, &r.Entropies, p.entropy}} {
+		if list.given {
+			*list.to = append(*list.to, list.of[turn.Begin:turn.End]...)
+		}
+	}
+	r.LogSumExps = append(r.LogSumExps, p.lse...)
+	return r
+}
+
+// answerOf returns the number of the answer that a turn is, from 0: turns are prompt, answer, reply, answer ...
+func answerOf(turn int64) int64 { return (turn - 1) / 2 }
+
+// answerLogits are the logits of an answer that its interaction gets; none if they are too many (much).
+type answerLogits struct {
+	logits *schemas.TokenLogits
+	much   bool
+}
+
+// add adds the logits of an event; nil adds nothing.
+func (h *answerLogits) add(l *schemas.TokenLogits) {
+	switch {
+	case l == nil || h.much:
+	case l.Form == schemas.LogitsFull, h.size()+len(l.Values.Data)+idBytes(l) > schemas.MaxInteractLogits:
+		*h = answerLogits{much: true}
+	case h.logits == nil:
+		h.logits = &schemas.TokenLogits{Form: l.Form, Values: appendRows(schemas.Tensor{DType: l.Values.DType, Shape: []int64{0, l.Values.Shape[1]}}, &l.Values), Masked: l.Masked}
+		ids := *l.IDs
+		if l.Form == schemas.LogitsTopK {
+			ids = appendRows(schemas.Tensor{DType: l.IDs.DType, Shape: []int64{0, l.IDs.Shape[1]}}, l.IDs)
+		}
+		h.logits.IDs = &ids
+	default:
+		h.logits.Values, h.logits.Masked = appendRows(h.logits.Values, &l.Values), h.logits.Masked+l.Masked
+		if l.Form == schemas.LogitsTopK {
+			*h.logits.IDs = appendRows(*h.logits.IDs, l.IDs)
+		}
+	}
+}
+
+func (h *answerLogits) size() int {
+	if h.logits == nil {
+		return 0
+	}
+	return len(h.logits.Values.Data) + idBytes(h.logits)
+}
+
+func idBytes(l *schemas.TokenLogits) int {
+	if l.IDs == nil {
+		return 0
+	}
+	return len(l.IDs.Data)
+}
+
+// appendRows returns t with the rows of more behind its own.
+func appendRows(t schemas.Tensor, more *schemas.Tensor) schemas.Tensor {
+	t.Shape = []int64{t.Shape[0] + more.Shape[0], t.Shape[1]}
+	t.Data = append(slices.Clip(t.Data), more.Data...)
+	return t
+}
+
+// Asks returns the question for the interaction; nil while the model generates.
+func (p *transcript) Asks() *schemas.InteractRequest { return p.ask }
+
+// Rest does nothing: a transcript has no memory to free.
+func (p *transcript) Rest() {}
+
+// Told adds the interaction's reply to the last answer, and begins the next one, unless the conversation ends: by the
+// interaction, after its last answer, or where the context is full.
+func (p *transcript) Told(_ context.Context, reply *schemas.InteractReply) error {
+	x, last, answer := p.req.Text, &p.turns[len(p.turns)-1], p.ask.Answer
+	p.conversing = conversing{}
+	last.Score, last.Reply, last.Metadata = reply.Score, reply.Content, reply.Metadata
+	if reply.Terminate {
+		p.closeConversation(schemas.ConversationTerminated)
+		return nil
+	}
+	if answer+1 == x.Answers() {
+		p.closeConversation(schemas.ConversationMaxTurns)
+		return nil
+	}
+	ids, err := ReplyIDs(p.language, &schemas.TextResult{Settings: *x, Turns: p.turns}, p.ids)
+	if errors.Is(err, lm.ErrPrompt) {
+		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Interaction.Name, answer, err))
+	}
+	if err != nil {
+		return fmt.Errorf("encode the reply: %w", err)
+	}
+	begin := int64(len(p.ids))
+	end := begin + int64(len(ids))
+	if end >= int64(p.maxTokens) {
+		p.closeConversation(schemas.ConversationContext)
+		return nil
+	}
+	p.ids = append(p.ids, ids...)
+	p.turns = append(p.turns, schemas.Turn{Begin: begin, End: end}, schemas.Turn{Begin: end, End: end, Generated: true})
+	p.appendGiven(len(ids))
+	p.firstEvent = p.eventCount
+	p.text.Reset()
+	p.decoder = lm.Decoder{}
+	return nil
+}
+
+// closeConversation ends the text; state says why.
+func (p *transcript) closeConversation(state string) { p.conversation, p.ended = state, true }
+
+// Rest lets the engine free the episode's cache until Told.
+func (p *tokenEpisode) Rest() { p.e.resting.add(p) }
+
+// Told adds the interaction's reply, and has the model evaluate it.
+func (p *tokenEpisode) Told(ctx context.Context, reply *schemas.InteractReply) error {
+	p.e.resting.remove(p)
+	if err := p.transcript.Told(ctx, reply); err != nil || p.ended {
+		return err
+	}
+	return p.prefill(ctx)
+}
+
+// ReplyIDs returns the tokens between the last answer of a text and the next one: the reply in the model's template.
+// ids is the sequence up to that answer.
+func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error) {
+	answer := t.Turns[len(t.Turns)-1]
+	ended := slices.Contains(m.Card().EOS, ids[len(ids)-1])
+	return m.Reply(messages(t.Messages()), answer.Text, ended, []lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
+}
+
+// prefill has the model evaluate the ids that it has not seen. Without free cache it does nothing: the next Step tries
+// again.
+func (p *tokenEpisode) prefill(ctx context.Context) error {
+	if p.sequence == nil {
+		p.sequence = p.e.model.NewSequence()
+	}
+	for p.unseen = slices.Clone(p.ids[p.sequence.Len():]); ; {
+		err := p.e.model.Forward(ctx, []lm.Row{{Sequence: p.sequence, IDs: p.unseen, Logits: p.logits}})
+		switch {
+		case err == nil:
+			p.unseen = nil
+			return nil
+		case !errors.Is(err, lm.ErrFull):
+			return fmt.Errorf("prefill: %w", err)
+		case !p.e.freeCache():
+			return nil
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/weights"
+)
+
+// waits are the errors of requests that are put back because they wait for something: a parent, weights, the server
+// that draws, or another sampler.
+var waits = []error{errParentPending, errStopping, weights.ErrPolicyPending, engine.ErrAway}
+
+// handle makes the sample of one request and stores its trajectory. On an error before that the request is not
+// acknowledged and comes again; the steps so far belong to an attempt that no trajectory names.
+func (s *service) handle(ctx context.Context, m *bus.Message) error {
+	var req schemas.Request
+	if err := bus.Fits(m, &req); err != nil {
+		return bus.Garbage(schemas.CodeDecode, err)
+	}
+	switch record, err := s.bus.Group(ctx, req.Run, req.UID); {
+	case errors.Is(err, bus.ErrNotFound): // no prompt to compare it with
+	case err != nil:
+		return err
+	default:
+		if fault := checkAgainstGroup(record, &req); fault != nil {
+			return bus.Garbage(schemas.CodeInvalid, fault)
+		}
+	}
+	if base := s.versions.Newest().Policy.Checkpoint(); req.BaseDigest != "" && req.BaseDigest != base {
+		return s.otherBase.putBack(ctx, m, &req, base)
+	}
+	var made schemas.Trajectory
+	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
+	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
+	case err == nil:
+		return s.sweepSteps(ctx, &made) // an earlier attempt stored the trajectory, and its acknowledgement was lost
+	case !errors.Is(err, bus.ErrNotFound):
+		return fmt.Errorf("look up trajectory: %w", err)
+	}
+	switch closed, err := s.bus.Result(ctx, req.Run, req.UID, req.GroupSize, req.Group.Batch); {
+	case err == nil: // the group closed without it, at its deadline for instance
+		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
+			Str("status", closed.Status).Msg("let go: its group has its result")
+		return nil
+	case !errors.Is(err, bus.ErrNotFound):
+		return err
+	}
+	work, release := s.controls.track(ctx, &req)
+	defer release()
+	t, leave, err := s.withSpace(ctx, work, &req)
+	defer leave()
+	var stored *schemas.Trajectory
+	if err == nil {
+		stored, err = s.store(ctx, work, t, &req)
+	}
+	if c := stoppedBy(work); c != nil && err != nil {
+		return s.onControl(ctx, m, &req, c)
+	}
+	if slices.ContainsFunc(waits, func(w error) bool { return errors.Is(err, w) }) {
+		return putBack(ctx, m, err)
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.sweep(ctx, m, t, stored); err != nil {
+		return err
+	}
+	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
+		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
+	return nil
+}
+
+// checkAgainstGroup says in what a request differs from the prompt of its uid; nil where they agree.
+func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
+	if err := record.Holds(r.GroupSize, &r.Group); err != nil {
+		return err
+	}
+	if r.Lane != record.Lane || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt || r.ScheduleDigest != record.ScheduleDigest {
+		return fmt.Errorf("lane, prompt and schedule_digest: not those of the prompt that has uid %s", r.UID)
+	}
+	return nil
+}
+
+// fail publishes a failed trajectory before the request becomes a dead letter, so that the group can still close. A
+// request that cannot be read gets none.
+func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
+	var req schemas.Request
+	if schemas.DecodeValid(m.Data, &req) != nil {
+		return nil // it names no sample
+	}
+	stored, err := s.publish(ctx, s.newRecorder(&req, s.network.Backend(), s.versions.Newest().Policy).Failed(cause), &req)
+	if err != nil {
+		return err
+	}
+	return s.sweepSteps(ctx, stored)
+}
+
+// store publishes the trajectory of a sample and returns the one that is stored. Where the stream is full it waits
+// until a control stops the sample: a second try would not fit either.
+func (s *service) store(ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request) (*schemas.Trajectory, error) {
+	stored, err := s.publish(ctx, t, req)
+	if errors.Is(err, bus.ErrStreamFull) {
+		stored, err = s.publish(work, t, req, bus.WaitForSpace())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("publish trajectory: %w", err)
+	}
+	return stored, nil
+}
+
+// publish stores a trajectory and returns the one that is stored: that of another attempt if it was stored first.
+func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request, opts ...bus.PublishOption) (*schemas.Trajectory, error) {
+	its := bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.bus.Answers(ctx, made, req) })
+	ack, err := s.bus.Publish(ctx, t, append(opts, its)...)
+	if err != nil {
+		return nil, err
+	}
+	if !ack.Duplicate {
+		s.metrics.stored(t)
+		return t, nil
+	}
+	first := &schemas.Trajectory{}
+	return first, bus.Fits(ack.First, first)
+}
+
+// sweep removes the steps of other attempts at a sample whose trajectory is stored. Other attempts exist only if the
+// request came before, or went to another sampler while this one worked.
+func (s *service) sweep(ctx context.Context, m *bus.Message, made, stored *schemas.Trajectory) error {
+	if m.Delivered < 2 && len(stored.Attempts()) < 2 && stored.Attempt == made.Attempt { // (the delivery count of a request that was parked starts again)
+		return nil
+	}
+	return s.sweepSteps(ctx, stored)
+}
+
+// sweepSteps removes the steps of all attempts at a sample that its stored trajectory does not name.
+func (s *service) sweepSteps(ctx context.Context, stored *schemas.Trajectory) error {
+	n, err := s.bus.SweepSample(ctx, stored)
+	s.metrics.superseded.Add(float64(n))
+	return err
+}

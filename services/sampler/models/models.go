@@ -1,0 +1,227 @@
+// Package models opens the model that a sampler serves: on local devices (Compute.Open), or at a server that draws its
+// samples (Server.Dial). Both return Devices. A Registry lists the model families that a program knows.
+package models
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+	"github.com/meander-rl/meander/services/sampler/engine/texts"
+)
+
+// Compute is the settings of the devices that compute a model.
+type Compute struct {
+	// Device is auto, cpu, or GPUs as cuda:0,cuda:1.
+	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1"`
+	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto.
+	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more)"`
+	// Deterministic has a GPU compute products in bf16 in one order, whatever the batch.
+	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
+	// Threads is how many threads the CPU has; 0: all cores.
+	Threads int `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
+}
+
+// Element types of Compute, besides auto.
+const (
+	dtypeF32  = "f32"
+	dtypeBF16 = "bf16"
+)
+
+// largeModel is the number of parameters from which on dtype auto is bf16.
+const largeModel = 1_000_000_000
+
+// Validate joins every fault by field name. A device that this machine does not have is a fault.
+func (c Compute) Validate() error {
+	err := devices.Available(c.Device)
+	switch c.DType {
+	case devices.Auto, dtypeF32:
+	case dtypeBF16:
+		if c.Device == devices.CPU {
+			err = errors.Join(err, fmt.Errorf("dtype: %q; must be auto or f32: the CPU computes in float32", c.DType))
+		}
+	default:
+		err = errors.Join(err, fmt.Errorf("dtype: %q; must be auto, f32 or bf16", c.DType))
+	}
+	if c.Threads < 0 || c.Threads > 1024 {
+		err = errors.Join(err, fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads))
+	}
+	return err
+}
+
+// Registry lists the model families that a program knows: of images, and of text.
+type Registry struct {
+	Images model.Registry
+	Text   lm.Registry
+}
+
+// open opens the image model called name, or else the language model.
+func (r Registry) open(name string, o model.Options) (engine.Network, error) {
+	image, err := r.Images.Open(name, o)
+	if err == nil {
+		return &images.Network{Model: image}, nil
+	}
+	if !errors.Is(err, model.ErrUnknown) || len(r.Text) == 0 {
+		return nil, err
+	}
+	if _, _, found := r.Text.Find(name); found != nil {
+		return nil, Unknown(err, found)
+	}
+	text, err := r.Text.Open(name, lm.Options{
+		Device: o.Device, Threads: o.Threads, Adapter: o.Adapter, AdapterScale: o.AdapterScale, Progress: o.Progress,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &texts.Network{Model: text}, nil
+}
+
+// Unknown joins the errors of a name that is neither an image model nor a language model, and suggests the nearest
+// name.
+func Unknown(images, text error) error {
+	a, isA := errors.AsType[*model.UnknownError](images)
+	b, isB := errors.AsType[*model.UnknownError](text)
+	if !isA || !isB {
+		return fmt.Errorf("%w; of text: %w", images, text)
+	}
+	both := a.And(b)
+	if near := schemas.Nearest(both.Name, both.Known); near != "" {
+		return fmt.Errorf("%w; did you mean %s?", both, near)
+	}
+	return both
+}
+
+// PolicyOf returns the policy that a sampler of the model called name would announce, without loading its weights.
+// problems say why the model could not be opened.
+func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, err error) {
+	info, err := r.Images.Inspect(name)
+	if err == nil {
+		return images.PolicyOf(info.Card), info.Problems, nil
+	}
+	if !errors.Is(err, model.ErrUnknown) || len(r.Text) == 0 {
+		return nil, nil, err
+	}
+	if _, _, found := r.Text.Find(name); found != nil {
+		return nil, nil, Unknown(err, found)
+	}
+	l, err := r.Text.Language(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return texts.PolicyOf(l.Card()), nil, nil
+}
+
+// Device is a device with a model on it.
+type Device struct {
+	devices.Device
+	Network engine.Network
+}
+
+// Devices are the devices of one model. Note says why device auto chose the CPU; else it is empty.
+type Devices struct {
+	All  []Device
+	Note string
+	set  *devices.Set
+}
+
+// Open opens a model on each device of c, or with one on the first only. The caller closes what it returns.
+func (c Compute) Open(models Registry, name string, o model.Options, one bool) (_ *Devices, err error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	factors, err := c.factors(models, name)
+	if err != nil {
+		return nil, err
+	}
+	open := devices.Open
+	if one {
+		open = devices.One
+	}
+	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors, Deterministic: c.Deterministic})
+	if err != nil {
+		return nil, err
+	}
+	p := &Devices{set: set, Note: set.Note}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	for _, d := range set.Devices {
+		o.Device, o.Threads = d.Device, c.Threads
+		m, err := models.open(name, o)
+		if err != nil {
+			return nil, err
+		}
+		p.All = append(p.All, Device{d, m})
+		if b := m.Backend(); d.ID != devices.CPU && !strings.HasPrefix(b, d.Name()) { // its text encoder may be elsewhere
+			if c.Device != devices.Auto {
+				return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, m.Name(), b)
+			}
+			break // the model computes elsewhere: more devices would not help
+		}
+	}
+	return p, nil
+}
+
+// factors returns the element type of the factors of products: for auto it depends on the model's size.
+func (c Compute) factors(models Registry, name string) (tensor.DType, error) {
+	switch {
+	case c.Device == devices.CPU, c.DType == dtypeF32:
+		return tensor.F32, nil
+	case c.DType == dtypeBF16:
+		return tensor.BF16, nil
+	}
+	info, err := models.Images.Inspect(name)
+	if errors.Is(err, model.ErrUnknown) {
+		return tensor.F32, nil // a language model; or no model, which Open reports
+	}
+	if err != nil {
+		return "", err
+	}
+	parameters := 0
+	for _, p := range info.Parts {
+		parameters += p.Parameters
+	}
+	if parameters >= largeModel {
+		return tensor.BF16, nil
+	}
+	return tensor.F32, nil
+}
+
+// Workers returns how many micro-batches are worth running side by side.
+func (p *Devices) Workers() int {
+	if p.All[0].ID == devices.CPU {
+		return max(1, runtime.NumCPU()/2)
+	}
+	return len(p.All)
+}
+
+// IDs returns the names of the devices, e.g. cuda:0,cuda:1.
+func (p *Devices) IDs() string {
+	var ids []string
+	for _, d := range p.All {
+		ids = append(ids, d.ID)
+	}
+	return strings.Join(ids, ",")
+}
+
+// Close closes the models, then the devices.
+func (p *Devices) Close() error {
+	var errs []error
+	for _, d := range p.All {
+		errs = append(errs, d.Network.Close())
+	}
+	if p.set != nil {
+		errs = append(errs, p.set.Close())
+	}
+	return errors.Join(errs...)
+}

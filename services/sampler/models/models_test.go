@@ -1,0 +1,43 @@
+package models_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/services/sampler/models"
+)
+
+func TestCompute_Validate(t *testing.T) {
+	for _, tt := range []struct {
+		c    models.Compute
+		want string
+	}{
+		{models.Compute{Device: "auto", DType: "auto"}, ""},
+		{models.Compute{Device: "auto", DType: "bf16"}, ""},
+		{models.Compute{Device: "tpu", DType: "auto"}, `device: "tpu"`},
+		{models.Compute{Device: "cuda:99", DType: "auto"}, "device: cuda:99: "},
+		{models.Compute{Device: "cpu", DType: "bf16"}, `dtype: "bf16"; must be auto or f32: the CPU computes in float32`},
+		{models.Compute{Device: "auto", DType: "fp8"}, `dtype: "fp8"; must be auto, f32 or bf16`},
+		{models.Compute{Device: "auto", DType: "auto", Threads: -1}, "threads: -1"},
+	} {
+		err := tt.c.Validate()
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%+v: %v, want %q", tt.c, err, tt.want)
+		}
+	}
+}
+
+func TestCompute_Open(t *testing.T) {
+	opened, err := models.Compute{Device: "cpu", DType: "auto"}.Open(models.Registry{Images: families.All()}, "synthetic", model.Options{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opened.IDs() != "cpu" || opened.Workers() < 1 || opened.All[0].Network.Policy().Family != "synthetic" {
+		t.Errorf("devices %s, %d workers", opened.IDs(), opened.Workers())
+	}
+	if err := opened.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,72 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// putBack puts a request that waits, for its parent for instance, back into the queue. The delay is an eighth of the
+// time that it has waited so far: then the waits of a day are fewer than the deliveries that a request may have.
+func putBack(ctx context.Context, m *bus.Message, why error) error {
+	d := putBackDelay(m)
+	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back: " + why.Error())
+	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrAcknowledged) {
+		return fmt.Errorf("put back: %w", err)
+	}
+	return nil
+}
+
+// putBackDelay returns after how long a request comes again: 200 ms, an eighth more for each delivery.
+func putBackDelay(m *bus.Message) time.Duration {
+	d := 200 * time.Millisecond
+	for range min(m.Delivered, 90) {
+		d += d / 8
+	}
+	return d
+}
+
+// otherBase notes which other checkpoints requests wait for: for the log and /readyz.
+type otherBase struct {
+	mu sync.Mutex
+	// until has the notes, each with the time when it is out of date: its requests have come again by then, or are done.
+	until map[string]time.Time
+}
+
+// putBack puts a request back for samplers of its checkpoint; have is the one of this sampler. It logs each note once.
+func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Request, have string) error {
+	why := fmt.Sprintf("requests of lane %q wait for a sampler of the checkpoint %.16s; this one has %.16s", req.Lane,
+		req.BaseDigest, have)
+	o.mu.Lock()
+	if o.until == nil {
+		o.until = map[string]time.Time{}
+	}
+	_, noted := o.until[why]
+	o.until[why] = time.Now().Add(2 * putBackDelay(m))
+	o.mu.Unlock()
+	if !noted {
+		zerolog.Ctx(ctx).Warn().Str("run", string(req.Run)).Msg(why)
+	}
+	return putBack(ctx, m, errors.New(why))
+}
+
+// notes returns the notes that are not out of date, sorted.
+func (o *otherBase) notes() (lines []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for why, until := range o.until {
+		if time.Now().Before(until) {
+			lines = append(lines, why)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}

@@ -1,0 +1,97 @@
+package recorder
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+)
+
+// texts remembers the encoded texts that were stored a short while ago: the samples of a prompt share them.
+type texts struct {
+	mu     sync.Mutex
+	stored map[textPair]*storedTexts
+}
+
+// textPair is the key of encoded texts: what they were made of. Weights are no part of it, because policies do not
+// change the text encoder.
+type textPair struct {
+	prompt, negative string
+	cut, negativeCut int
+	guided           bool
+}
+
+// pairOf returns the key of the encoded prompt and negative prompt; negative is nil without guidance.
+func pairOf(cond, negative *model.Conditioning) textPair {
+	p := textPair{prompt: cond.Prompt, cut: cond.Cut}
+	if negative != nil {
+		p.negative, p.negativeCut, p.guided = negative.Prompt, negative.Cut, true
+	}
+	return p
+}
+
+// storedTexts are the tensors of one pair, once they are stored.
+type storedTexts struct {
+	mu   sync.Mutex // held while the tensors are being stored
+	list []schemas.NamedTensor
+	at   atomic.Int64 // when, in Unix nanoseconds; 0: not stored yet
+}
+
+// textsFresh is how long stored texts are used again without a look at the store: the janitor keeps unnamed blobs
+// longer.
+const textsFresh = bus.BlobGrace / 4
+
+func (s *storedTexts) fresh() bool { return time.Since(time.Unix(0, s.at.Load())) < textsFresh }
+
+// entry returns the entry of a pair, and makes one where there is none. Then entries that are no longer fresh are
+// removed.
+func (x *texts) entry(pair textPair) *storedTexts {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.stored == nil {
+		x.stored = map[textPair]*storedTexts{}
+	}
+	s := x.stored[pair]
+	if s == nil {
+		maps.DeleteFunc(x.stored, func(_ textPair, s *storedTexts) bool { return s.at.Load() > 0 && !s.fresh() })
+		s = &storedTexts{}
+		x.stored[pair] = s
+	}
+	return s
+}
+
+// storeTexts puts the encoded texts of an episode into the object store, where the request asks for that, and returns
+// their tensors. The samples of a prompt that end within textsFresh store them once.
+func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.NamedTensor, error) {
+	t, ok := e.(engine.Texter)
+	if !ok || !r.req.ReturnConditioning {
+		return nil, nil
+	}
+	cond, negative := t.Texts()
+	s := r.store.texts.entry(pairOf(cond, negative))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fresh() {
+		return s.list, nil
+	}
+	list, began := images.Conditioning(cond, negative), time.Now()
+	for i := range list {
+		x := &list[i].Tensor
+		ref, err := r.store.Bus.PutBlob(ctx, x.Data)
+		if err != nil {
+			return nil, fmt.Errorf("store %s: %w", list[i].Name, err)
+		}
+		x.Ref, x.Data = &ref, nil
+	}
+	s.list = list
+	s.at.Store(began.UnixNano())
+	return list, nil
+}

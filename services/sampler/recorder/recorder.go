@@ -1,0 +1,327 @@
+package recorder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/interaction"
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// leaveTimeout bounds the wait for the steps of an attempt whose request is put back.
+const leaveTimeout = 2 * time.Second
+
+// Store is what the recorders of a sampler share.
+type Store struct {
+	Bus       *bus.Bus
+	Steps     Steps // where Resume looks for stored steps; usually Bus
+	Publisher *bus.Publisher
+	Sealer    *Sealer
+	Network   engine.Network
+	// Instance names the sampler in events.
+	Instance string
+	Metrics  Metrics
+	texts    texts
+}
+
+// Metrics are the counters of recorders: steps and tokens that were published, samples that went on from a stored
+// state, and the steps that those took over.
+type Metrics struct{ Steps, Tokens, Resumed, ResumedSteps prometheus.Counter }
+
+// Recorder records one attempt: its steps, and the trajectory at the end. It knows nothing of the mathematics.
+type Recorder struct {
+	*Recording
+	store *Store
+	req   *schemas.Request
+	token string
+	// backend names what computes.
+	backend string
+	// policy is that of the weights that make the next step; oldest and newest are the versions of the attempt so far.
+	policy         *schemas.Policy
+	oldest, newest int64
+
+	received time.Time
+	encoded  time.Time
+	logProbs []*float64 // by the index of the step; nil where no step ran
+}
+
+// New begins the record of an attempt at a request. The token names the attempt: no two attempts at a sample have the
+// same.
+func (s *Store) New(req *schemas.Request, token, backend string, p *schemas.Policy) *Recorder {
+	now := time.Now()
+	r := &Recorder{
+		Recording: &Recording{sealer: s.Sealer, publisher: s.Publisher}, store: s, req: req, token: token, backend: backend, received: now, encoded: now,
+		policy: p, oldest: p.PolicyVersion, newest: p.PolicyVersion,
+	}
+	if req.Text == nil {
+		r.logProbs = make([]*float64, len(req.Transitions))
+	}
+	return r
+}
+
+// Begin starts the chain of seals. Parent is the state of another sample that the attempt begins with; nil for none.
+func (r *Recorder) Begin(parent *schemas.Tensor) (err error) {
+	r.seal, err = r.sealer.first(r.req, parent, r.backend)
+	return err
+}
+
+// Encoded notes the time: the prompt is encoded now.
+func (r *Recorder) Encoded() { r.encoded = time.Now() }
+
+// Token names the attempt.
+func (r *Recorder) Token() string { return r.token }
+
+// LogProbs returns the log-probabilities of the attempt's steps by their index, nil where no step ran.
+func (r *Recorder) LogProbs() []*float64 { return r.logProbs }
+
+// Next returns the index of the step after those that the attempt has.
+func (r *Recorder) Next() int64 {
+	begin, _ := r.req.Segment()
+	return begin + int64(len(r.steps))
+}
+
+// SetPolicy says that the weights of p make the next step.
+func (r *Recorder) SetPolicy(p *schemas.Policy) { r.policy, r.newest = p, p.PolicyVersion }
+
+// Restart says that the weights of p make all steps of an attempt that has none yet.
+func (r *Recorder) Restart(p *schemas.Policy) {
+	r.SetPolicy(p)
+	r.oldest = r.newest
+}
+
+// Fresh reports whether the attempt has no steps yet.
+func (r *Recorder) Fresh() bool { return len(r.steps) == 0 }
+
+// takeOver adds a step of an earlier attempt to this one.
+func (r *Recorder) takeOver(step *storedStep) {
+	r.content = append(r.content, step.content)
+	r.logProbs[step.event.StepIndex] = step.event.LogProb
+	r.steps = append(r.steps, recorded{ref: step.ref})
+	r.seal = step.seal
+}
+
+// Record names and publishes one step without waiting until it is stored. device is the time that the device took for
+// it.
+func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
+	e.Mark(schemas.StepMark{
+		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
+		PolicyVersion: r.policy.PolicyVersion, WeightsDigest: r.policy.WeightsDigest,
+		Sampler: r.store.Instance, Backend: r.backend, DeviceNS: device.Nanoseconds(),
+	})
+	if t, ok := e.(*schemas.Tokens); ok { // logits that are not finite are not published
+		if err := t.Validate(); err != nil {
+			return bus.Terminal(schemas.CodeFailed, err)
+		}
+	}
+	if err := r.Step(ctx, e); err != nil {
+		return err
+	}
+	switch e := e.(type) {
+	case *schemas.Step:
+		r.logProbs[e.StepIndex] = e.LogProb
+		r.store.Metrics.Steps.Inc()
+	case *schemas.Tokens:
+		if e.Generated {
+			r.store.Metrics.Tokens.Add(float64(len(e.IDs)))
+		}
+	}
+	return nil
+}
+
+// Undo waits until the steps in flight are published, then removes all steps of the attempt, which begins again with
+// the first step.
+func (r *Recorder) Undo(ctx context.Context) error {
+	r.Leave()
+	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
+	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
+		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
+	}
+	return nil
+}
+
+// Finish ends the episode, stores its image and tensors, waits until every step is stored, and returns the trajectory.
+// This attempt counts once the caller has published it.
+func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (*schemas.Trajectory, error) {
+	t := r.trajectory()
+	ended := time.Now()
+	images, err := e.Finish(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	decode := time.Since(ended)
+	if t.Image, err = r.storeImage(ctx, images.End); err != nil {
+		return nil, err
+	}
+	if t.Conditioning, err = r.storeTexts(ctx, e); err != nil {
+		return nil, err
+	}
+	if err := r.storeRolled(ctx, t.Rolled, images); err != nil {
+		return nil, err
+	}
+	if err := r.storeText(ctx, t.Text); err != nil {
+		return nil, err
+	}
+	t.StopReason = schemas.StopCompleted
+	t.ContentDigest = schemas.StepsDigest(r.content)
+	if t.Steps, err = r.Stored(ctx); err != nil {
+		return nil, err
+	}
+	t.Timings = schemas.SampleTimings{
+		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
+		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(), DecodeNS: decode.Nanoseconds(),
+	}
+	return t, nil
+}
+
+// Leave waits a short while for the steps of an attempt whose request is put back: the next attempt goes on from what
+// is stored.
+func (r *Recorder) Leave() {
+	ctx, stop := context.WithTimeout(context.Background(), leaveTimeout)
+	defer stop()
+	for _, step := range r.steps {
+		if step.future != nil {
+			_, _ = step.future.Wait(ctx) // what is not stored is made again
+		}
+	}
+}
+
+// Failed returns the trajectory of a sample that cannot be made.
+func (r *Recorder) Failed(cause error) *schemas.Trajectory {
+	now := r.received.UnixNano()
+	t := r.trajectory()
+	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
+	if fault, ok := errors.AsType[*interaction.Fault](cause); ok && t.Text != nil {
+		t.Text.Conversation = fault.State
+	}
+	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
+	return t
+}
+
+// trajectory returns a trajectory with what is known before any step ran.
+func (r *Recorder) trajectory() *schemas.Trajectory {
+	q := r.req
+	t := &schemas.Trajectory{
+		Identity: q.Identity, Sampling: q.Sampling, ScheduleDigest: q.ScheduleDigest, Group: q.Group,
+		Denoised: schemas.Denoised{LogProbs: r.logProbs},
+		Provenance: schemas.Provenance{
+			Attempt: r.token, WeightsDigest: r.policy.WeightsDigest, PolicyVersionMin: r.oldest, PolicyVersionMax: r.newest,
+			Sampler: r.store.Instance, Backend: r.backend,
+		},
+	}
+	if q.Text != nil {
+		t.Text = &schemas.TextResult{Settings: *q.Text}
+	} else if n, ok := r.store.Network.(engine.Describer); ok {
+		n.Describe(t)
+	}
+	for _, sigma := range q.Sigmas {
+		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))
+	}
+	return t
+}
+
+// storeRolled puts the result of scheduled sampling into the object store: its tensors and its images. nil does
+// nothing.
+func (r *Recorder) storeRolled(ctx context.Context, x *schemas.Rolled, images engine.Images) (err error) {
+	if x == nil {
+		return nil
+	}
+	if x.Noised, err = r.storeImage(ctx, images.Noised); err != nil {
+		return err
+	}
+	if x.Teacher, err = r.storeImage(ctx, images.Teacher); err != nil {
+		return err
+	}
+	tensors := []*schemas.Tensor{&x.Latents}
+	for _, p := range []*schemas.Prediction{x.Clean, x.Biased} {
+		if p != nil && p.Tensor != nil {
+			tensors = append(tensors, p.Tensor)
+		}
+	}
+	for _, t := range tensors {
+		ref, err := r.store.Bus.PutBlob(ctx, t.Data)
+		if err != nil {
+			return fmt.Errorf("store the rolled latents: %w", err)
+		}
+		t.Ref, t.Data = &ref, nil
+	}
+	return nil
+}
+
+// storeImage puts an image into the object store as PNG; its digest is over the pixels. It returns nil for empty
+// media.
+func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Image, error) {
+	if m.Empty() {
+		return nil, nil
+	}
+	img, err := m.Image()
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeFailed, err)
+	}
+	file, err := media.EncodePNG(img)
+	if err != nil {
+		return nil, err
+	}
+	ref, err := r.store.Bus.PutBlob(ctx, file)
+	if err != nil {
+		return nil, fmt.Errorf("store image: %w", err)
+	}
+	size := m.Size()
+	return &schemas.Image{
+		Format: schemas.ImagePNG, Width: int64(size.Width), Height: int64(size.Height), Digest: m.Digest(), Ref: &ref,
+	}, nil
+}
+
+// inlineText is the size in bytes from which on a tensor of a text goes to the object store.
+const inlineText = 16 << 10
+
+// storeText puts the large tensors of a text into the object store; the others stay in the trajectory. nil does
+// nothing.
+func (r *Recorder) storeText(ctx context.Context, x *schemas.TextResult) error {
+	if x == nil {
+		return nil
+	}
+	for _, t := range []*schemas.Tensor{x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs, x.Entropies, x.TopLogProbs} {
+		if t == nil || len(t.Data) < inlineText {
+			continue
+		}
+		ref, err := r.store.Bus.PutBlob(ctx, t.Data)
+		if err != nil {
+			return fmt.Errorf("store the text: %w", err)
+		}
+		t.Ref, t.Data = &ref, nil
+	}
+	return nil
+}
+
+// Timing is when the scheduler first admitted an attempt, zero for never, and how long the attempt was in
+// micro-batches.
+type Timing struct {
+	Started time.Time
+	Denoise time.Duration
+}
+
+// Pruned returns the trajectory of a sample that was ended in the middle: it has the steps so far and no image.
+func (r *Recorder) Pruned(ctx context.Context, why string, began Timing) (_ *schemas.Trajectory, err error) {
+	t := r.trajectory()
+	t.StopReason, t.Error = schemas.StopPruned, why
+	if t.Steps, err = r.Stored(ctx); err != nil {
+		return nil, err
+	}
+	now := time.Now().UnixNano()
+	t.Timings = schemas.SampleTimings{
+		Received: r.received.UnixNano(), Started: now, Finished: now,
+		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),
+	}
+	if !began.Started.IsZero() {
+		t.Timings.Started = began.Started.UnixNano()
+	}
+	return t, nil
+}

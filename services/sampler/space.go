@@ -1,0 +1,90 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A sample begins when all steps that it will store fit in MDR_STEPS (bus.StepSpace). Otherwise begun samples could
+// fill the stream so that none can end.
+
+// errStopping ends the wait of a request that has not begun when the process is to end. The request is put back.
+var errStopping = errors.New("the sampler stops")
+
+// presence returns the sampler's presence, without its space for steps.
+func (s *service) presence() *schemas.Presence {
+	serving, loading := s.versions.Serving()
+	return &schemas.Presence{
+		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(), Draining: s.stopping(),
+		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
+	}
+}
+
+// instance returns the sampler's unique name: a configured name gets the token behind it, so that two samplers with
+// one setting differ.
+func (s *service) instance() string {
+	if name := s.cfg.Instance + "-" + s.token; schemas.CheckToken("instance", name) == nil && s.cfg.Instance != s.defaultInstance() {
+		return name
+	}
+	return s.defaultInstance()
+}
+
+// defaultInstance returns the sampler's name where none is configured.
+func (s *service) defaultInstance() string { return "sampler-" + s.token }
+
+// withSpace makes one sample once its steps fit. The caller calls release when the trajectory is stored, or on an
+// error: until then the space stays reserved. work is ctx until a control stops the sample.
+func (s *service) withSpace(ctx, work context.Context, req *schemas.Request) (t *schemas.Trajectory, release func(), err error) {
+	claim, err := s.reserve(work, req)
+	if err != nil {
+		return nil, func() {}, err
+	}
+	w, leave, err := s.chooseWorker()
+	if err != nil {
+		return nil, claim.Release, err
+	}
+	defer leave()
+	t, err = s.makeSample(ctx, work, w, req)
+	switch {
+	case err == nil:
+		err = s.checkStored(ctx, claim, t)
+	case stoppedBy(work) == nil:
+		s.onDeviceLost(ctx, w, err)
+	}
+	return t, claim.Release, err
+}
+
+// reserve waits until the steps of a request fit. It returns errStopping if the process is to end before.
+func (s *service) reserve(ctx context.Context, req *schemas.Request) (*bus.Reservation, error) {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	defer s.onStop(stop)()
+	claim, err := s.space.Reserve(waiting, req.StepBytes(s.network.Policy()))
+	if err != nil && ctx.Err() == nil {
+		return nil, errStopping
+	}
+	return claim, err
+}
+
+// checkStored says which step of a trajectory is missing in the stream; nil: none. Steps can be missing only if other
+// samplers held this attempt, or an earlier one, for dead and removed them to get the space.
+func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *schemas.Trajectory) error {
+	if !claim.Lapsed() && len(t.Attempts()) < 2 {
+		return nil
+	}
+	stored, err := s.bus.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
+	if err != nil {
+		return fmt.Errorf("look up the steps of the sample: %w", err)
+	}
+	for i := range t.Steps {
+		if stored[t.StepSubject(i)] == 0 {
+			return fmt.Errorf("step %d of %d: removed as one of a dead attempt", i+1, len(t.Steps))
+		}
+	}
+	return nil
+}

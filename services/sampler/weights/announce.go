@@ -1,0 +1,248 @@
+package weights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// Begin loads the weights that the sampler begins with: the lane's current policy, or else the sampler's own, which it
+// announces. It waits while the stream of the server has no space.
+func (v *Versions) Begin(ctx context.Context) error {
+	for warned := false; ; warned = true {
+		_, err := RetryLate(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, v.beginOnce(ctx) })
+		if !errors.Is(err, bus.ErrStreamFull) {
+			return err
+		}
+		if !warned {
+			zerolog.Ctx(ctx).Warn().Err(err).Msg("the model waits to be announced: the server has no room")
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// startPatience bounds how long a starting sampler waits for a slow server: a thousand samplers may start at once.
+const startPatience = time.Minute
+
+// RetryLate calls ask, and again each time it ends at its own deadline, for up to startPatience.
+func RetryLate[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	for began := time.Now(); ; {
+		answer, err := ask(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || time.Since(began) > startPatience {
+			return answer, err
+		}
+		zerolog.Ctx(ctx).Warn().Err(err).Msg("the server answers late, asked again")
+	}
+}
+
+// beginOnce is one try of Begin: it announces the sampler's own policy where that is news, and loads the lane's.
+func (v *Versions) beginOnce(ctx context.Context) error {
+	mine, err := v.ownPolicy(ctx)
+	if err != nil {
+		return err
+	}
+	if err := v.options.Bus.RaisePolicy(ctx, v.options.Lane); err != nil {
+		return err
+	}
+	for {
+		p, err := v.resolve(ctx, mine)
+		if errors.Is(err, bus.ErrBehind) {
+			continue // another sampler has announced a policy meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		return v.loadFirst(ctx, p)
+	}
+}
+
+// loadFirst loads policy p and makes it current. Where p is refused, it loads the newest older policy of the same
+// checkpoint that is not refused: a version that no sampler can load must not keep samplers from starting.
+func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
+	began := time.Now()
+	load, err := v.loadUnlessRefused(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := load(p)
+	fault := err
+	if engine.Refused(err) {
+		history, listErr := v.options.Bus.PolicyHistory(ctx, v.options.Lane)
+		if listErr != nil {
+			return listErr
+		}
+		for _, older := range slices.Backward(history) {
+			if w == nil && older.BaseDigest == p.BaseDigest && older.PolicyVersion < p.PolicyVersion {
+				w, err = load(older)
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("load version %d: %w", p.PolicyVersion, err)
+	}
+	v.setCurrent(w)
+	if fault != nil {
+		v.refused = p
+	}
+	if p.Bare() && fault == nil {
+		return nil // the checkpoint alone is no update to publish
+	}
+	return v.publishApplied(ctx, p, fault, time.Since(began))
+}
+
+// loadUnlessRefused returns a function that loads a policy, but refuses those that other samplers have refused and
+// none has taken over. An update that changes nothing is one: only a sampler with the version before it can see that.
+func (v *Versions) loadUnlessRefused(ctx context.Context) (func(*schemas.Policy) (*Loaded, error), error) {
+	refused, err := v.options.Bus.PolicyRefusals(ctx, v.options.Lane)
+	return func(p *schemas.Policy) (*Loaded, error) {
+		if why := refused[p.PolicyVersion]; why != "" && !p.Bare() {
+			return nil, engine.Refuse("%s", why)
+		}
+		return v.load(ctx, p)
+	}, err
+}
+
+// base returns the digest of the sampler's checkpoint.
+func (v *Versions) base() string {
+	return v.options.Networks[0].Policy().BaseDigest
+}
+
+// OtherCheckpointError says that the sampler's model is not the checkpoint that its settings ask for. Begin returns
+// it.
+type OtherCheckpointError struct{ Model, Has, Want string }
+
+func (e *OtherCheckpointError) Error() string {
+	return fmt.Sprintf("model: %q is the checkpoint %.16s; must be %.16s", e.Model, e.Has, e.Want)
+}
+
+// ownPolicy returns the policy of the sampler's own settings: its model, with its adapter if there is one. It stores
+// the adapter, and the lists of what adapters and full weights can change, as blobs that the policy refers to.
+func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
+	p := v.options.Networks[0].Policy()
+	p.Lane, p.PolicyVersion = v.options.Lane, v.options.Own.PolicyVersion
+	if want := v.options.Own.BaseDigest; want != "" && want != p.BaseDigest {
+		return nil, &OtherCheckpointError{Model: v.options.Own.Model, Has: p.BaseDigest, Want: want}
+	}
+	var modules lora.Table
+	var tensors lora.Shapes
+	if m, ok := v.options.Networks[0].(engine.Changeable); ok {
+		modules, tensors = m.Modules(), m.Tensors()
+	}
+	if modules == nil && v.options.Own.Adapter != "" {
+		return nil, fmt.Errorf("adapter: %q; the model %s takes none", v.options.Own.Adapter, p.Model)
+	}
+	if modules == nil {
+		return p, nil
+	}
+	for _, t := range []struct {
+		of   interface{ Encode() ([]byte, error) }
+		none bool
+		ref  **schemas.Ref
+	}{{modules, false, &p.Modules}, {tensors, tensors == nil, &p.Tensors}} {
+		if t.none {
+			continue // the model accepts adapters only
+		}
+		table, err := t.of.Encode()
+		if err != nil {
+			return nil, err
+		}
+		ref, err := v.options.Bus.PutBlob(ctx, table)
+		if err != nil {
+			return nil, fmt.Errorf("store what can be changed of the model: %w", err)
+		}
+		*t.ref = &ref
+	}
+	if v.options.Own.Adapter == "" {
+		return p, nil
+	}
+	adapter, err := lora.Open(v.options.Own.Adapter)
+	if err != nil {
+		return nil, err
+	}
+	with := lora.Weighted{Adapter: adapter, Weight: v.options.Own.Scale}
+	if err := modules.Check(with); err != nil {
+		return nil, err
+	}
+	ref, err := v.options.Bus.PutBlob(ctx, adapter.File())
+	if err != nil {
+		return nil, fmt.Errorf("store the adapter: %w", err)
+	}
+	p.Adapter = &schemas.PolicyAdapter{File: ref, Config: adapter.Config(), Scale: with.Weight}
+	p.WeightsDigest = lora.WeightsDigest(p.BaseDigest, with)
+	return p, nil
+}
+
+// resolve returns the policy that the lane serves from now on: the current one, or else mine with the next version,
+// which it announces. The error is bus.ErrBehind where another sampler has announced one meanwhile: read it and try
+// again.
+func (v *Versions) resolve(ctx context.Context, mine *schemas.Policy) (*schemas.Policy, error) {
+	current, err := v.options.Bus.Policy(ctx, v.options.Lane)
+	if errors.Is(err, bus.ErrNotFound) {
+		current, err = nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	next := *mine
+	next.Announced = time.Now().UnixNano()
+	if current != nil {
+		keep, err := v.keepsWeights(ctx, current, mine)
+		if err != nil {
+			return nil, err
+		}
+		version := current.PolicyVersion
+		switch {
+		case keep && current.SameLane(mine):
+			return current, nil
+		case keep: // the weights stay, the model's defaults have changed
+			p := *current
+			next.PolicyVersion, next.WeightsDigest, next.Adapter, next.Weights = version, p.WeightsDigest, p.Adapter, p.Weights
+			next.Parent, next.Rollback, next.Rule, next.By, next.Note = p.Parent, p.Rollback, p.Rule, p.By, p.Note
+		default:
+			next.PolicyVersion, next.Parent = max(version+1, mine.PolicyVersion), &version
+		}
+	}
+	if err := v.options.Bus.SetPolicy(ctx, &next, current); err != nil {
+		return nil, err
+	}
+	return &next, nil
+}
+
+// keepsWeights reports whether the lane keeps its current weights when a sampler with the policy mine starts. Weights
+// that were pushed stay, unless the sampler's own adapter is one that the lane never had.
+func (v *Versions) keepsWeights(ctx context.Context, current, mine *schemas.Policy) (bool, error) {
+	switch {
+	case current.BaseDigest != mine.BaseDigest:
+		return false, nil
+	case current.WeightsDigest == mine.WeightsDigest:
+		return mine.PolicyVersion <= current.PolicyVersion, nil
+	case current.By == "":
+		return false, nil
+	}
+	known := mine.Adapter == nil
+	if !known {
+		history, err := v.options.Bus.PolicyHistory(ctx, v.options.Lane)
+		if err != nil {
+			return false, err
+		}
+		known = slices.ContainsFunc(history, func(p *schemas.Policy) bool { return p.WeightsDigest == mine.WeightsDigest })
+	}
+	if known {
+		zerolog.Ctx(ctx).Warn().Int64("policy_version", current.PolicyVersion).Str("by", current.By).
+			Msg("starts on the version that was pushed to the lane, not on its own files")
+	}
+	return known, nil
+}

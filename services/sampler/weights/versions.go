@@ -1,0 +1,338 @@
+// Package weights loads the weights that a sampler makes samples with: first the policy of the lane or the one that
+// the sampler's settings name (Versions.Begin), then each policy that is announced while the sampler runs
+// (Versions.Follow).
+//
+// A policy is a version of the weights of a lane; its change to the checkpoint (adapters or full weights) is stored as
+// blobs. A Loaded has the weights of one policy in memory. Samples pin it (Versions.Pin) and release it. When another
+// policy becomes current, the one before is retired: no sample begins with it, and it is closed when the last sample
+// has released it. So at most two are in memory (resident), and the next one loads only after the retired one is
+// closed.
+//
+// A policy that can never be loaded here is refused (engine.Refusal) and not tried again. All other errors are
+// retried. The sampler publishes a schemas.Applied for each policy that it took over or refused.
+package weights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// Loaded has the weights of one policy in memory, with one engine for each device.
+type Loaded struct {
+	Policy  *schemas.Policy
+	Engines []engine.Engine
+	canary  *schemas.Canary
+	opened  []engine.Network // the networks that close closes: those that With made
+	files   []func() error   // unmap the files of the weights, after opened is closed
+
+	// The lock of Versions guards both.
+	users   int  // samples that have it pinned
+	retired bool // no sample begins with it any more
+}
+
+// Version returns the version of the policy.
+func (w *Loaded) Version() int64 { return w.Policy.PolicyVersion }
+
+// close closes the networks that were made for the policy, then unmaps their files.
+func (w *Loaded) close() error {
+	var errs []error
+	for _, m := range w.opened {
+		errs = append(errs, m.Close())
+	}
+	for _, unmap := range w.files {
+		errs = append(errs, unmap())
+	}
+	return errors.Join(errs...)
+}
+
+// Options say for whom Versions loads weights, and whom it tells.
+type Options struct {
+	Bus  *bus.Bus
+	Lane schemas.Lane
+	// Networks are the open checkpoint, one network for each device.
+	Networks []engine.Network
+	Engine   engine.Options
+	Own      Own
+	// Instance is the sampler's name in the schemas.Applied events that it publishes.
+	Instance string
+	Metrics  Metrics
+	// Changed is called when what Serving returns may have changed.
+	Changed func()
+	// Drained is called after retired weights were closed, so that the caller can free device memory.
+	Drained func()
+}
+
+// Own is what the sampler's own settings say of its weights.
+type Own struct {
+	// Model is the setting --model, for error texts.
+	Model string
+	// PolicyVersion is the lowest version that the sampler announces its own weights with.
+	PolicyVersion int64
+	// BaseDigest is the digest of the checkpoint that the sampler must have; empty: any.
+	BaseDigest string
+	// Adapter is the path of a LoRA to add to the checkpoint; empty: none. Scale is its strength.
+	Adapter string
+	Scale   float64
+}
+
+// Metrics are the counters and gauges of Versions. Resident counts the versions in memory.
+type Metrics struct {
+	Version, Resident prometheus.Gauge
+	Updates           *prometheus.CounterVec
+	Load              prometheus.Observer
+}
+
+// Versions has the current weights of a sampler, and the retired ones that samples still use. Two are in memory at
+// most, the one that is being loaded included. All exported methods but Begin and Follow may be called concurrently.
+type Versions struct {
+	options Options
+	bare    *schemas.Canary // canary of the checkpoint without a policy; nil until the first load
+
+	mu      sync.Mutex
+	current *Loaded
+	old     []*Loaded       // retired, not yet closed
+	wanted  *schemas.Policy // the newest policy of the lane that is not handled yet; nil: none
+	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
+	loading *int64          // the version that is loaded, or waits for memory; nil: none
+	drained chan struct{}   // signals that retired weights were closed; buffered, 1
+	news    chan struct{}   // signals that wanted was set; buffered, 1
+}
+
+// New returns Versions without weights: Begin loads the first.
+func New(o Options) *Versions {
+	return &Versions{options: o, drained: make(chan struct{}, 1), news: make(chan struct{}, 1)}
+}
+
+// ErrPolicyPending says that a request needs a newer version than the sampler has. The request is put back.
+var ErrPolicyPending = errors.New("the sampler does not have the version yet")
+
+// Pin returns the current weights for a sample that begins, and keeps them in memory until Release. It fails with
+// ErrPolicyPending where the current version is below least.
+func (v *Versions) Pin(least int64) (*Loaded, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if have := v.current.Version(); have < least {
+		return nil, fmt.Errorf("%w: %d; it has %d", ErrPolicyPending, least, have)
+	}
+	v.current.users++
+	return v.current, nil
+}
+
+// Release ends a sample's use of weights that Pin or Move returned.
+func (v *Versions) Release(w *Loaded) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	w.users--
+	v.closeUnused(w)
+}
+
+// closeUnused closes w if it is retired and no sample uses it; else it does nothing. Lock held.
+func (v *Versions) closeUnused(w *Loaded) {
+	if !w.retired || w.users > 0 {
+		return
+	}
+	v.old = slices.DeleteFunc(v.old, func(o *Loaded) bool { return o == w })
+	_ = w.close() // fails where the device is lost: its samples report that
+	v.options.Metrics.Resident.Dec()
+	signal(v.drained)
+}
+
+// signal sends without waiting: a signal that is there already is enough.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Newest returns the current weights, without pinning them.
+func (v *Versions) Newest() *Loaded {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.current
+}
+
+// Close closes all weights. It is called when no sample is being made any more.
+func (v *Versions) Close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, w := range append(v.old, v.current) {
+		if w != nil {
+			_ = w.close()
+			v.options.Metrics.Resident.Dec()
+		}
+	}
+}
+
+// Move lets a sample go on with the current weights, if may allows them: it pins those and releases from. It returns
+// the weights that the sample goes on with, which are from where nothing changes.
+func (v *Versions) Move(from *Loaded, may func(to *Loaded) bool) *Loaded {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	to := v.current
+	if to == from || !may(to) {
+		return from
+	}
+	from.users--
+	to.users++
+	v.closeUnused(from)
+	return to
+}
+
+// setCurrent makes w the current weights and retires those before them.
+func (v *Versions) setCurrent(w *Loaded) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.options.Metrics.Resident.Inc()
+	v.options.Metrics.Version.Set(float64(w.Version()))
+	if last := v.current; last != nil {
+		last.retired = true
+		v.old = append(v.old, last)
+		defer v.closeUnused(last)
+	}
+	v.current = w
+}
+
+// Want notes that p is the lane's newest policy; Follow loads it.
+func (v *Versions) Want(p *schemas.Policy) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.wanted = p
+	signal(v.news)
+}
+
+// chooseNext returns the policy to load next, nil for none, and marks it as loading for Serving. ready is false while
+// retired weights are still in memory: p must wait for drained. A policy that is current, older, or was refused last
+// is not loaded.
+func (v *Versions) chooseNext() (p *schemas.Policy, ready bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p, v.loading = v.wanted, nil
+	same := func(q *schemas.Policy) bool {
+		return q != nil && p.PolicyVersion == q.PolicyVersion && p.WeightsDigest == q.WeightsDigest
+	}
+	if p == nil || p.PolicyVersion < v.current.Version() || same(v.current.Policy) || same(v.refused) {
+		return nil, true
+	}
+	v.loading = &p.PolicyVersion
+	return p, len(v.old) == 0
+}
+
+// Serving returns the current policy, and the version that is being loaded, nil for none. The presence shows both.
+func (v *Versions) Serving() (p *schemas.Policy, loading *int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.current.Policy, v.loading
+}
+
+// loadPause is the wait before a version is tried again after an error that may pass.
+const loadPause = time.Second
+
+// Follow loads the policies of Want one after the other until ctx ends; then it returns nil. A refused policy is
+// dropped, any other error is logged and the policy is tried again after loadPause.
+func (v *Versions) Follow(ctx context.Context) error {
+	for {
+		p, ready := v.chooseNext()
+		v.options.Changed()
+		var wait <-chan time.Time
+		if p != nil && ready {
+			err := v.update(ctx, p)
+			final := engine.Refused(err)
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case err == nil:
+				v.noteHandled(p, nil)
+				continue
+			case final:
+				v.noteHandled(p, p)
+				continue
+			}
+			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
+			wait = time.After(loadPause)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-v.news:
+		case <-v.drained:
+			v.options.Drained()
+		case <-wait:
+		}
+	}
+}
+
+// noteHandled notes that p needs no more work. refused is p where it was refused, else nil.
+func (v *Versions) noteHandled(p, refused *schemas.Policy) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.refused = refused
+	if v.wanted == p {
+		v.wanted = nil
+	}
+}
+
+// update loads a policy, makes it current and publishes that. A policy that is refused is published as refused, and
+// the error is a *engine.Refusal. Other errors may pass: nothing is published, and the caller tries again.
+func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
+	began := time.Now()
+	w, err := v.load(ctx, p)
+	if err == nil {
+		if err = checkChanges(v.Newest(), w); err != nil {
+			err = errors.Join(err, w.close())
+		}
+	}
+	if err != nil && !engine.Refused(err) {
+		return err
+	}
+	if err == nil {
+		v.setCurrent(w)
+	}
+	return errors.Join(err, v.publishApplied(ctx, p, err, time.Since(began)))
+}
+
+// checkChanges refuses an update whose canary is that of the weights before it, though its digest is another: such an
+// update changes nothing. A rollback may go back to the same weights.
+func checkChanges(last, next *Loaded) error {
+	if next.Policy.Bare() || next.Policy.Rollback != nil {
+		return nil // going back is on purpose
+	}
+	a, b := last.canary, next.canary
+	if a == nil || b == nil || last.Policy.WeightsDigest == next.Policy.WeightsDigest || a.Digest != b.Digest {
+		return nil
+	}
+	return engine.Refuse("canary: what the weights give at a fixed input is that of version %d; must be another: the update changes nothing, such as an adapter whose lora_B is zero", last.Version())
+}
+
+// publishApplied publishes and logs that policy p was taken over, or refused for fault.
+func (v *Versions) publishApplied(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) error {
+	now := v.Newest()
+	a := &schemas.Applied{
+		Lane: p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
+		Serving: now.Version(), WeightsDigest: now.Policy.WeightsDigest, Canary: now.canary, Backend: v.options.Networks[0].Backend(),
+		LoadNS: took.Nanoseconds(), At: time.Now().UnixNano(),
+	}
+	log := zerolog.Ctx(ctx)
+	if fault != nil {
+		a.State, a.Error = schemas.AppliedRefused, fault.Error()
+		log.Error().Err(fault).Int64("policy_version", p.PolicyVersion).Int64("serving", a.Serving).Msg("version refused")
+	} else {
+		log.Info().Int64("policy_version", p.PolicyVersion).Str("weights_digest", a.WeightsDigest).Dur("dur_ms", took).Msg("version taken over")
+		v.options.Metrics.Load.Observe(took.Seconds())
+	}
+	v.options.Metrics.Updates.WithLabelValues(a.State).Inc()
+	v.options.Changed()
+	_, err := v.options.Bus.Publish(ctx, a)
+	return err
+}

@@ -1,0 +1,393 @@
+package weights_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+	"github.com/meander-rl/meander/services/sampler/weights"
+)
+
+// network is the synthetic model, whose weights are their digest alone.
+type network struct {
+	engine.Network
+	digest string
+	script *script
+}
+
+// script says what networks do, and counts those that are open besides the checkpoint.
+type script struct {
+	mu     sync.Mutex
+	with   func() error                    // before a change; nil: nothing
+	canary func(digest string) string      // of weights; nil: their own
+	wrong  func(digest string) (is string) // the digest of loaded weights; nil: what is asked for
+	opened atomic.Int64
+}
+
+func (n *network) Digest() string { return n.digest }
+
+func (n *network) Engine(engine.Options) engine.Engine { return nil }
+
+func (n *network) With(c engine.Change) (engine.Network, error) {
+	if c.Empty() {
+		return n, nil
+	}
+	n.script.mu.Lock()
+	defer n.script.mu.Unlock()
+	if n.script.with != nil {
+		if err := n.script.with(); err != nil {
+			return nil, err
+		}
+	}
+	digest := c.Digest
+	if n.script.wrong != nil {
+		digest = n.script.wrong(digest)
+	}
+	n.script.opened.Add(1)
+	return &network{n.Network, digest, n.script}, nil
+}
+
+func (n *network) Canary(context.Context) (*schemas.Canary, error) {
+	n.script.mu.Lock()
+	defer n.script.mu.Unlock()
+	of := n.digest
+	if n.script.canary != nil {
+		of = n.script.canary(of)
+	}
+	return &schemas.Canary{Digest: of, Norm: 1}, nil
+}
+
+func (n *network) Close() error {
+	n.script.opened.Add(-1)
+	return nil
+}
+
+// set changes the script between two policies.
+func (s *script) set(change func(s *script)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s)
+}
+
+// lane is a lane of an event plane with scripted samplers.
+type lane struct {
+	*bustest.Plane
+	t      *testing.T
+	script *script
+	base   *network
+}
+
+func newLane(t *testing.T) *lane {
+	t.Helper()
+	m, err := families.All().Open("synthetic", model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &images.Network{Model: m}
+	s := &script{}
+	return &lane{Plane: bustest.New(t), t: t, script: s, base: &network{n, n.Digest(), s}}
+}
+
+// sampler has weights of the lane that Begin has not loaded yet.
+type sampler struct {
+	*weights.Versions
+	resident prometheus.Gauge
+	updates  *prometheus.CounterVec
+	drained  atomic.Int64
+}
+
+func (l *lane) sampler(own weights.Own) *sampler {
+	s := &sampler{
+		resident: prometheus.NewGauge(prometheus.GaugeOpts{Name: "resident"}),
+		updates:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "updates"}, []string{"state"}),
+	}
+	s.Versions = weights.New(weights.Options{
+		Bus: l.Bus, Lane: "synthetic", Networks: []engine.Network{l.base}, Own: own, Instance: "s",
+		Metrics: weights.Metrics{
+			Version: prometheus.NewGauge(prometheus.GaugeOpts{Name: "version"}), Resident: s.resident, Updates: s.updates,
+			Load: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "load"}),
+		},
+		Changed: func() {}, Drained: func() { s.drained.Add(1) },
+	})
+	return s
+}
+
+// serve begins, and follows the lane until the test ends.
+func (l *lane) serve(own weights.Own) *sampler {
+	l.t.Helper()
+	s := l.sampler(own)
+	if err := s.Begin(l.t.Context()); err != nil {
+		l.t.Fatal(err)
+	}
+	l.Serve(l.t, func(ctx context.Context, b *bus.Bus) error {
+		follows := make(chan error, 1)
+		go func() { follows <- s.Follow(ctx) }()
+		err := b.FollowPolicy(ctx, "synthetic", s.Want)
+		return errors.Join(err, <-follows)
+	})
+	return s
+}
+
+// push announces the next version with weights of their own, changed.
+func (l *lane) push(change func(p *schemas.Policy)) *schemas.Policy {
+	l.t.Helper()
+	current, err := l.Bus.Policy(l.t.Context(), "synthetic")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	next := *current
+	next.PolicyVersion, next.Parent, next.By = current.PolicyVersion+1, &current.PolicyVersion, "test"
+	ref, err := l.Bus.PutBlob(l.t.Context(), safetensors(float32(next.PolicyVersion)))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	next.Weights, next.WeightsDigest = []schemas.Ref{ref}, lora.FullDigest(current.BaseDigest, ref.Digest)
+	if change != nil {
+		change(&next)
+	}
+	if err := l.Bus.SetPolicy(l.t.Context(), &next, current); err != nil {
+		l.t.Fatal(err)
+	}
+	return &next
+}
+
+// safetensors is a file with one tensor of one element.
+func safetensors(x float32) []byte {
+	header := fmt.Sprintf(`{"v%g":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, x)
+	header += strings.Repeat(" ", -len(header)&7)
+	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	return append(append(file, header...), 0, 0, 128, 63)
+}
+
+// value reads a metric.
+func value(c prometheus.Collector) float64 {
+	r := prometheus.NewRegistry()
+	r.MustRegister(c)
+	families, err := r.Gather()
+	if err != nil || len(families) == 0 {
+		return 0
+	}
+	m := families[0].GetMetric()[0]
+	return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+}
+
+// applied waits for what a sampler says of a version.
+func (l *lane) applied(version int64, state string) (found *schemas.Applied) {
+	l.t.Helper()
+	bustest.Until(l.t, fmt.Sprintf("version %d %s", version, state), func() error {
+		all, err := l.Bus.Applied(l.t.Context(), "synthetic")
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(all, func(a *schemas.Applied) bool { return a.PolicyVersion == version && a.State == state })
+		if i < 0 {
+			return fmt.Errorf("not among %d answers", len(all))
+		}
+		found = all[i]
+		return nil
+	})
+	return found
+}
+
+// A sampler announces its own weights, goes on with what the lane has, and raises the version only where it is told to.
+func TestVersions_Begin(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	for i, want := range []struct{ asks, version int64 }{{2, 2}, {0, 2}, {5, 5}} {
+		s := l.sampler(weights.Own{Model: "m", PolicyVersion: want.asks})
+		if err := s.Begin(t.Context()); err != nil || s.Newest().Version() != want.version {
+			t.Fatalf("sampler %d: version %d, %v; want %d", i, s.Newest().Version(), err, want.version)
+		}
+		s.Close()
+		if n := value(s.resident); n != 0 {
+			t.Errorf("sampler %d: %v versions resident after Close", i, n)
+		}
+	}
+	other := l.sampler(weights.Own{Model: "m", BaseDigest: strings.Repeat("0", 64)}).Begin(t.Context())
+	if e, ok := errors.AsType[*weights.OtherCheckpointError](other); !ok || e.Has != l.base.digest || !strings.Contains(other.Error(), `"m"`) {
+		t.Errorf("another checkpoint: %v", other)
+	}
+	if err := l.sampler(weights.Own{Adapter: "a.safetensors"}).Begin(t.Context()); err == nil || !strings.Contains(err.Error(), "takes none") {
+		t.Errorf("an adapter that the model cannot have: %v", err)
+	}
+}
+
+// A sample keeps its weights until it releases them or moves on; the next version waits for that memory.
+func TestVersions_Follow(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	s := l.serve(weights.Own{})
+	if _, err := s.Pin(1); !errors.Is(err, weights.ErrPolicyPending) {
+		t.Errorf("version 1 before it is there: %v", err)
+	}
+	zero, err := s.Pin(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.push(nil)
+	if a := l.applied(1, schemas.AppliedApplied); a.Serving != 1 || a.Instance != "s" || a.Canary == nil {
+		t.Errorf("%+v", a)
+	}
+	one, err := s.Pin(1)
+	if err != nil || one.Version() != 1 || zero.Version() != 0 {
+		t.Fatalf("%v", err)
+	}
+	l.push(nil)
+	bustest.Until(t, "version 2 to wait", func() error {
+		if p, loading := s.Serving(); p.PolicyVersion != 1 || loading == nil || *loading != 2 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if n := l.script.opened.Load(); n != 1 || value(s.resident) != 2 {
+		t.Errorf("%d opened, %v resident; want 1 and 2: the next waits", n, value(s.resident))
+	}
+	if to := s.Move(zero, func(*weights.Loaded) bool { return false }); to != zero {
+		t.Error("moved where it may not")
+	}
+	if to := s.Move(zero, func(to *weights.Loaded) bool { return to.Version() == 1 }); to != one {
+		t.Error("did not move to version 1")
+	}
+	l.applied(2, schemas.AppliedApplied)
+	if s.drained.Load() == 0 {
+		t.Error("Drained was not called")
+	}
+	s.Release(one)
+	if n := l.script.opened.Load(); n != 2 {
+		t.Errorf("%d opened; version 1 has a user and must be open", n)
+	}
+	s.Release(one)
+	if n := l.script.opened.Load(); n != 1 || s.Newest().Version() != 2 {
+		t.Errorf("%d opened, version %d; want version 2 alone", n, s.Newest().Version())
+	}
+}
+
+// What can never be loaded is refused with the reason, and not loaded by samplers that start; the weights before it stay.
+func TestVersions_Refused(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	s := l.serve(weights.Own{})
+	version := int64(0)
+	refuses := func(why string, change func(p *schemas.Policy)) {
+		t.Helper()
+		version++
+		l.push(change)
+		if a := l.applied(version, schemas.AppliedRefused); !strings.Contains(a.Error, why) || a.Serving != 0 {
+			t.Errorf("version %d: %q, serving %d; want %q, serving 0", version, a.Error, a.Serving, why)
+		}
+	}
+	refuses("weights[0]", func(p *schemas.Policy) { p.Weights[0].Digest = strings.Repeat("2", 64) })
+	refuses("weights: ", func(p *schemas.Policy) {
+		ref, err := l.Bus.PutBlob(t.Context(), []byte("no file of weights"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Weights = []schemas.Ref{ref}
+	})
+	l.script.set(func(s *script) { s.wrong = func(string) string { return "other" } })
+	refuses("weights_digest", nil)
+	l.script.set(func(s *script) { s.wrong, s.canary = nil, func(string) string { return l.base.digest } })
+	refuses("changes nothing", nil)
+	l.script.set(func(s *script) { s.canary = nil })
+	if n := l.script.opened.Load(); n != 0 {
+		t.Errorf("%d networks of refused versions are open", n)
+	}
+	if n := value(s.updates.WithLabelValues(schemas.AppliedRefused)); n != float64(version) {
+		t.Errorf("%v refusals counted; want %d", n, version)
+	}
+	late := l.sampler(weights.Own{})
+	if err := late.Begin(t.Context()); err != nil || late.Newest().Version() != 0 {
+		t.Errorf("a sampler that starts: %v, version %d; want 0, the newest that is not refused", err, late.Newest().Version())
+	}
+}
+
+// An error that may pass is no refusal: the version is tried again.
+func TestVersions_Retried(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	s := l.serve(weights.Own{})
+	var tries atomic.Int64
+	l.script.set(func(s *script) {
+		s.with = func() error {
+			if tries.Add(1) == 1 {
+				return errors.New("no memory now")
+			}
+			return nil
+		}
+	})
+	l.push(nil)
+	l.applied(1, schemas.AppliedApplied)
+	if tries.Load() != 2 || value(s.updates.WithLabelValues(schemas.AppliedRefused)) != 0 {
+		t.Errorf("%d tries; want 2 and no refusal", tries.Load())
+	}
+}
+
+// Apply gives the network of a policy, and the checkpoint itself where the policy changes nothing.
+func TestApply(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	if err := l.sampler(weights.Own{}).Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	bare, err := l.Bus.Policy(t.Context(), "synthetic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := weights.Apply(t.Context(), l.Bus, l.base, bare); err != nil || n != engine.Network(l.base) {
+		t.Errorf("the checkpoint: %v, %v", n, err)
+	}
+	p := l.push(nil)
+	if n, err := weights.Apply(t.Context(), l.Bus, l.base, p); err != nil || n.Digest() != p.WeightsDigest {
+		t.Errorf("a policy: %v, %v", n, err)
+	}
+	p.Weights[0].Digest = strings.Repeat("2", 64)
+	if _, err := weights.Apply(t.Context(), l.Bus, l.base, p); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("a missing file: %v", err)
+	}
+}
+
+// A server that answers late is asked again for a minute, other errors are returned at once.
+func TestRetryLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		_, err := weights.RetryLate(t.Context(), func(context.Context) (int, error) {
+			asked++
+			time.Sleep(25 * time.Second) // on the clock of the bubble
+			return 0, context.DeadlineExceeded
+		})
+		if asked != 3 || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("asked %d times, %v; want 3 times in a minute", asked, err)
+		}
+		asked = 0
+		x, err := weights.RetryLate(t.Context(), func(context.Context) (int, error) {
+			if asked++; asked == 1 {
+				return 0, context.DeadlineExceeded
+			}
+			return 7, nil
+		})
+		if x != 7 || err != nil || asked != 2 {
+			t.Errorf("%d, %v after %d", x, err, asked)
+		}
+		if _, err := weights.RetryLate(t.Context(), func(context.Context) (int, error) { return 0, bus.ErrNotFound }); !errors.Is(err, bus.ErrNotFound) {
+			t.Errorf("%v", err)
+		}
+	})
+}

@@ -1,0 +1,56 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// worker is a device and its queue. One or more schedulers run the attempts of the queue.
+type worker struct {
+	id    string
+	index int // of the device: in weights.Loaded.Engines
+	queue *queue
+	load  atomic.Int64 // attempts that were given to it
+	lost  atomic.Bool  // its device computes no more
+}
+
+// chooseWorker returns the worker with the fewest attempts among those whose device works. The attempt calls the
+// function when it leaves the worker. An error says that no device is left.
+func (s *service) chooseWorker() (*worker, func(), error) {
+	var best *worker
+	for _, c := range s.workers {
+		if !c.lost.Load() && (best == nil || c.load.Load() < best.load.Load()) {
+			best = c
+		}
+	}
+	if best == nil {
+		return nil, nil, fmt.Errorf("no device is left: %w", tensor.ErrDeviceLost)
+	}
+	best.load.Add(1)
+	return best, func() { best.load.Add(-1) }, nil
+}
+
+// onDeviceLost stops using a worker if err says that its device is lost. The service ends with the last one; the
+// samples in flight are put back.
+func (s *service) onDeviceLost(ctx context.Context, c *worker, err error) {
+	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
+		return
+	}
+	s.metrics.lost.Inc()
+	zerolog.Ctx(ctx).Error().Err(err).Str("device", c.id).Msg("device lost; its samples go elsewhere")
+	for _, other := range s.workers {
+		if !other.lost.Load() {
+			return
+		}
+	}
+	select {
+	case s.ended <- fmt.Errorf("no device is left: %w", err):
+	default: // two devices may be the last at once
+	}
+}
