@@ -214,4 +214,9 @@ func (c ConsumerConfig) spent(m *Message) bool {
 	return c.MaxDeliver > 0 && m.Delivered > uint64(c.MaxDeliver)*lostPerTry
 }
 
+// cameOften reports whether a message has had half of its deliveries. The other half is for tries that fail or are lost.
+func (c ConsumerConfig) cameOften(m *Message) bool {
+	return c.MaxDeliver > 0 && m.Delivered >= uint64(c.MaxDeliver)*lostPerTry/2
+}
+
 var errExhausted = errors.New("every delivery ended without a result: the process died, or returned it")

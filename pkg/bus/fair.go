@@ -6,7 +6,8 @@ import (
 )
 
 const (
-	// shortestTurn and longestTurn bound how long a message stays away that was returned in favour of others.
+	// shortestTurn and longestTurn bound how long a message stays away that was returned in favour of others. The
+	// shortest doubles with each of its deliveries: others may work for hours.
 	// leastPace is the least time that a try counts for, with its acknowledgement.
 	shortestTurn = 50 * time.Millisecond
 	longestTurn  = time.Minute
@@ -16,7 +17,8 @@ const (
 // fairness keeps failing messages from taking the slots of the others. A family of messages (ConsumerConfig.Families)
 // is suspect from a failure on until one of its messages succeeds. Of an innermost suspect family, one message is
 // tried at a time, and all suspects together get half of the slots. The others go back to the server, which delivers
-// them again one after the other. The lock of the consumer guards it.
+// them again one after the other. One that has come often is let in all the same: the server stops delivering it at
+// its limit, and without a word. The lock of the consumer guards it.
 type fairness struct {
 	config ConsumerConfig
 	// working are the families of the messages that handlers work on.
@@ -63,8 +65,9 @@ func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 			all++
 		}
 		inner := name == families[len(families)-1]
-		if all >= max(1, f.config.Slots/2) || inner && same > 0 {
-			return f.suspects[name].nextTurn(now, f.pace)
+		if (all >= max(1, f.config.Slots/2) || inner && same > 0) && !f.config.cameOften(m) {
+			shortest := min(shortestTurn<<min(max(m.Delivered, 1)-1, 16), longestTurn)
+			return max(shortest, f.suspects[name].nextTurn(now, f.pace))
 		}
 	}
 	f.working[m] = families
@@ -82,7 +85,7 @@ func (s *suspect) nextTurn(now time.Time, pace time.Duration) time.Duration {
 		s.turn = limit
 	}
 	d := s.turn.Sub(now)
-	return max(shortestTurn, d-rand.N(d/8+1))
+	return d - rand.N(d/8+1)
 }
 
 // leave forgets a message that is no longer worked on.

@@ -122,6 +122,34 @@ func TestBus_Consume_failingFamiliesShareOneHalf(t *testing.T) {
 	}
 }
 
+// A message that gave its turn to others of its family is not lost, however long they work: the server stops delivering
+// what has come too often, without a word.
+func TestBus_Consume_longTurnsLoseNothing(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	publishSamples(t, e.Bus, "r1", "u", 3)
+	var calls atomic.Int64
+	waited := make(chan struct{})
+	c := fair()
+	c.Slots, c.MaxDeliver = 2, 1
+	consume(t, e.Bus, c, func(ctx context.Context, _ *bus.Message) error {
+		switch calls.Add(1) {
+		case 1:
+			return errBad // given up: its family is suspect from now on
+		case 2:
+			select { // works until the other one has been let in
+			case <-waited:
+			case <-ctx.Done():
+			}
+		default:
+			close(waited)
+		}
+		return nil
+	})
+	bustest.Receive(t, "the sample that waited for the other one", waited)
+}
+
 // A success clears a family: its messages run side by side again, and all get done.
 func TestBus_Consume_familyRecovers(t *testing.T) {
 	t.Parallel()
