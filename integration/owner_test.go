@@ -116,7 +116,12 @@ func made(t *testing.T, dir string, run schemas.Run, want int, x *task) (got int
 		defer b.Close()
 		stored, err := b.Subjects(ctx, schemas.StreamTrajectories, string(schemas.Prefix+"trajectory."+run+".>"))
 		if got = len(stored); err == nil && got < want {
-			err = fmt.Errorf("%d", got)
+			steps, err := b.StreamInfo(ctx, schemas.StreamSteps)
+			if err != nil {
+				return err
+			}
+			// Others' steps are something new, too: their samples may come first.
+			return fmt.Errorf("%d; %d steps of all runs", got, steps.State.LastSeq)
 		}
 		return err
 	})
@@ -197,6 +202,9 @@ func TestStore_OwnersKilledInTurn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	long := []string{"-n", "32"} // not over before the others have joined
+	if raceEnabled {
+		long = []string{"-n", "12"} // each takes several times as long
+	}
 	runs := []*task{background(t, dir, longRun("r0", append(slowServices, long...)...)...)}
 	running(t, dir)
 	for i := 1; i < 4; i++ {

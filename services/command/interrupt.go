@@ -22,9 +22,10 @@ import (
 
 const (
 	// choiceTime is how long an interrupted run waits for the user's choice to leave or to
-	// cancel, cancelTime how long it waits for intake's answer to a cancellation.
+	// cancel, cancelTime how long it waits for a cancellation to be in force. Intake of a busy machine needs seconds;
+	// another Ctrl-C ends the command at once.
 	choiceTime = 10 * time.Second
-	cancelTime = 10 * time.Second
+	cancelTime = time.Minute
 	// signalTime is how long after the end of the context its signal may arrive here.
 	signalTime = time.Second
 )
@@ -42,13 +43,15 @@ type interrupt struct {
 	stderr  io.Writer
 	leave   context.CancelCauseFunc
 	signals chan os.Signal // nil without a terminal
+	// inForce is closed once the run is cancelled, by whatever command.
+	inForce chan struct{}
 	// say prints a line; it changes once there is a bar.
 	say atomic.Pointer[func(line string)]
 }
 
 // onInterrupt starts the decision when ctx ends, until done is called. leave ends the waiting for the run.
 func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Writer, leave context.CancelCauseFunc) (i *interrupt, done func()) {
-	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave}
+	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave, inForce: make(chan struct{})}
 	print := func(line string) { fmt.Fprintln(stderr, line) }
 	i.say.Store(&print)
 	if f, ok := r.stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) && boot.IsTerminal(stderr) {
@@ -73,8 +76,20 @@ func (i *interrupt) decide() {
 	(*i.say.Load())(fmt.Sprintf("cancelling run %s", i.run))
 	ctx, stop := context.WithTimeout(context.Background(), cancelTime)
 	defer stop()
+	go func() {
+		select {
+		case <-i.inForce: // intake's answer, with what it has removed, may be late
+			stop()
+		case <-ctx.Done():
+		}
+	}()
 	_, err := client.New(i.conn.Bus).Control(ctx,
 		&schemas.Control{Run: i.run, Action: schemas.ControlCancel, By: currentUser(), Reason: "Ctrl-C"})
+	select {
+	case <-i.inForce:
+		return
+	default:
+	}
 	if _, refused := errors.AsType[*client.RefusedError](err); refused {
 		i.leave(fmt.Errorf("run %s: left before it began", i.run))
 	} else if err != nil {
@@ -122,8 +137,9 @@ func (i *interrupt) wantsCancel() bool {
 	}
 }
 
-// watchControl tells when the run is paused, resumed or cancelled, until ctx ends.
-func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress) {
+// watchControl tells when the run is paused, resumed or cancelled, until ctx ends. It closes inForce when the run is
+// cancelled, which is final.
+func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress, inForce chan<- struct{}) {
 	told := uint64(0)
 	for m, err := range b.Read(ctx, schemas.StreamControlBucket, []string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))}, bus.ReadOptions{Live: true}) {
 		if err != nil {
@@ -138,9 +154,11 @@ func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress)
 		if c.Action == schemas.ControlPause {
 			line += "; continue it with: meander resume " + string(run)
 		}
+		p.note(line)
 		if c.Action == schemas.ControlCancel {
 			p.cancelled()
+			close(inForce)
+			return
 		}
-		p.note(line)
 	}
 }

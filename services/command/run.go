@@ -246,7 +246,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
-	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress) })
+	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress, choice.inForce) })
 	note := progress.note
 	choice.say.Store(&note)
 	inbox := conn.Conn().NewInbox()
