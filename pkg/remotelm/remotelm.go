@@ -71,13 +71,19 @@ type Config struct {
 
 // Parse splits NAME=URL into the kind and the base URL of a server, and checks both.
 func Parse(server string) (name, base string, err error) {
-	name, base, _ = strings.Cut(server, "=")
+	name, base, err = Split(server)
 	if !slices.Contains(Names(), name) {
 		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", server, strings.Join(Names(), ", "))
 	}
+	return name, base, err
+}
+
+// Split splits NAME=URL, and checks that URL is that of a server, over HTTP. base has no slash at its end.
+func Split(server string) (name, base string, err error) {
+	name, base, _ = strings.Cut(server, "=")
 	u, err := url.Parse(base)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return "", "", fmt.Errorf("%q; must be NAME=URL, URL that of a server, such as %s=http://127.0.0.1:8000", server, name)
+		return name, "", fmt.Errorf("%q; must be NAME=URL, URL that of a server, such as %s=http://127.0.0.1:8000", server, name)
 	}
 	return name, strings.TrimRight(base, "/"), nil
 }

@@ -52,7 +52,7 @@ type Changeable interface {
 	Tensors() lora.Shapes
 }
 
-// Watched is a network whose samples another process draws.
+// Watched is a network whose samples another process draws; Health makes it one.
 type Watched interface {
 	// Watch keeps track of whether it can be reached, until ctx ends.
 	Watch(ctx context.Context, log zerolog.Logger)
@@ -61,7 +61,8 @@ type Watched interface {
 // Describer is a network that adds to each trajectory what is known before any step ran.
 type Describer interface{ Describe(t *schemas.Trajectory) }
 
-// Resumable is a network whose samples may go on from a stored state.
+// Resumable is a network whose samples may go on from a stored state. A network that cannot do so must not have the
+// method: one that inherits from images.Network embeds the interface Network, not *images.Network.
 type Resumable interface {
 	// StateShape is [S, C] of images of that size in pixels.
 	StateShape(height, width int64) ([]int64, error)

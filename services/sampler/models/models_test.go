@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/services/sampler/models"
@@ -39,5 +41,24 @@ func TestCompute_Open(t *testing.T) {
 	}
 	if err := opened.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// An address is checked against the kinds of servers that there are.
+func TestServer_Check(t *testing.T) {
+	for address, want := range map[string]string{
+		"vllm=http://127.0.0.1:8000/": "",
+		"sglang=https://host":         "",
+		"foo=http://127.0.0.1:8000":   `"foo=http://127.0.0.1:8000"; must be NAME=URL, NAME one of sglang, vllm`,
+		"vllm":                        "URL that of a server, such as vllm=http://127.0.0.1:8000",
+		"vllm=ftp://host":             "URL that of a server",
+	} {
+		err := models.Server{Address: address}.Check()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", address, err, want)
+		}
+		if _, dialled := (models.Server{Address: address}).Dial(t.Context(), models.Registry{}, "x", zerolog.Nop()); dialled == nil {
+			t.Errorf("%s: a server of no model is dialled", address)
+		}
 	}
 }

@@ -3,6 +3,8 @@ package models
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,55 +29,53 @@ type Server struct {
 	Health func(name string, check func() error)
 }
 
-// serverKind has the functions of one kind of server: check checks its address, dial waits until it can be reached.
-type serverKind struct {
-	check func(address string) error
-	dial  func(ctx context.Context, s Server, r Registry, model string, log zerolog.Logger) (engine.Network, error)
-}
+// serverKind waits until a server of a kind can be reached.
+type serverKind func(ctx context.Context, s Server, r Registry, model string, log zerolog.Logger) (engine.Network, error)
 
 // serverKinds are the kinds of servers by the name in their addresses.
 var serverKinds = map[string]serverKind{
-	schemas.EngineVLLM:   textServer,
-	schemas.EngineSGLang: textServer,
+	schemas.EngineVLLM:   dialText,
+	schemas.EngineSGLang: dialText,
 }
 
-// kind returns the kind of the server. An unknown name gives textServer, whose check lists the known ones.
-func (s Server) kind() serverKind {
-	name, _, _ := strings.Cut(s.Address, "=")
-	if k, ok := serverKinds[name]; ok {
-		return k
+// parse splits the address into the name of a kind and the base URL, and checks both.
+func (s Server) parse() (name, base string, err error) {
+	name, base, err = remotelm.Split(s.Address)
+	if serverKinds[name] == nil {
+		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", s.Address, strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", "))
 	}
-	return textServer
+	return name, base, err
 }
 
 // Check returns what is wrong with the address.
-func (s Server) Check() error { return s.kind().check(s.Address) }
+func (s Server) Check() error {
+	_, _, err := s.parse()
+	return err
+}
 
 // Dial waits until the server can be reached, and returns it as the one device of the model. model is the folder of
-// the language model that the server serves.
+// the model that the server serves.
 func (s Server) Dial(ctx context.Context, r Registry, model string, log zerolog.Logger) (*Devices, error) {
-	n, err := s.kind().dial(ctx, s, r, model, log)
+	name, _, err := s.parse()
+	if err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	n, err := serverKinds[name](ctx, s, r, model, log)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	name, _, _ := strings.Cut(s.Address, "=")
 	return &Devices{All: []Device{{Device: devices.Device{ID: name}, Network: n}}}, nil
 }
 
-var textServer = serverKind{
-	check: func(address string) error {
-		_, _, err := remotelm.Parse(address)
-		return err
-	},
-	dial: func(ctx context.Context, s Server, r Registry, model string, log zerolog.Logger) (engine.Network, error) {
-		l, err := r.Text.Language(model)
-		if err != nil {
-			return nil, fmt.Errorf("%q; --model must be the folder of the language model that it serves: %w", model, err)
-		}
-		c := remotelm.Config{Server: s.Address, Patience: s.Patience, Key: s.Key}
-		return texts.Dial(ctx, c, l, s.Health, log)
-	},
+// dialText waits until a server that draws tokens can be reached. model is the folder of its language model.
+func dialText(ctx context.Context, s Server, r Registry, model string, log zerolog.Logger) (engine.Network, error) {
+	l, err := r.Text.Language(model)
+	if err != nil {
+		return nil, fmt.Errorf("%q; --model must be the folder of the language model that it serves: %w", model, err)
+	}
+	c := remotelm.Config{Server: s.Address, Patience: s.Patience, Key: s.Key}
+	return texts.Dial(ctx, c, l, s.Health, log)
 }

@@ -207,9 +207,19 @@ func (p *flowEpisode) Done() bool { return p.rollout.Done() }
 
 // event returns the event of a step. It copies the step's buffers, which the next step reuses.
 func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
-	r := p.req
+	e := stepEvent(p.req, p.shape(), step, p.rollout.Done())
+	for _, name := range p.req.Debug {
+		e.Debug = append(e.Debug, schemas.NamedTensor{Name: name, Tensor: p.debugTensor(name, step)})
+	}
+	return e
+}
+
+// stepEvent returns the event of a step with those of its states that the request asks for; it copies them. shape is
+// [S, C]. last says that no step comes after it. What the scheduler adds is not in it: see engine.Episode.Take.
+func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *schemas.Step {
+	index := int64(step.Index)
 	e := &schemas.Step{
-		StepIndex: int64(step.Index), NumInferenceSteps: int64(len(r.Transitions)),
+		StepIndex: index, NumInferenceSteps: int64(len(r.Transitions)),
 		Transition: string(step.Transition), NoiseLevel: r.NoiseLevel,
 		Sigma: step.Sigma, SigmaNext: step.SigmaNext, Timestep: step.Timestep,
 		StdDevT: step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
@@ -218,19 +228,21 @@ func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	if step.LogProb != nil {
 		e.LogProb, e.LogProbSum = &step.LogProb.Mean, &step.LogProb.Sum
 	}
-	if slices.Contains(r.ReturnStepIndices, int64(step.Index)) {
-		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index), Tensor: p.tensor(r.LatentsDType, step.X)})
+	if slices.Contains(r.ReturnStepIndices, index) {
+		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index, Tensor: tensorOf(r.LatentsDType, shape, step.X)})
 	}
-	if slices.Contains(r.CheckpointStepIndices, int64(step.Index)) {
-		e.Checkpoint = new(p.tensor(r.LatentsDType, step.X))
+	if slices.Contains(r.CheckpointStepIndices, index) {
+		e.Checkpoint = new(tensorOf(r.LatentsDType, shape, step.X))
 	}
-	if p.rollout.Done() && slices.Contains(r.ReturnStepIndices, int64(step.Index)+1) {
-		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index) + 1, Tensor: p.tensor(r.LatentsDType, step.Next)})
-	}
-	for _, name := range r.Debug {
-		e.Debug = append(e.Debug, schemas.NamedTensor{Name: name, Tensor: p.debugTensor(name, step)})
+	if last && slices.Contains(r.ReturnStepIndices, index+1) {
+		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index + 1, Tensor: tensorOf(r.LatentsDType, shape, step.Next)})
 	}
 	return e
+}
+
+// tensorOf returns x as a tensor of a dtype.
+func tensorOf(dtype string, shape []int64, x []float32) schemas.Tensor {
+	return schemas.Tensor{DType: dtype, Shape: shape, Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
 // debugTensor returns one of the optional tensors of a step; F32 whatever the latents are stored as.
@@ -239,15 +251,15 @@ func (p *flowEpisode) debugTensor(name string, step *flow.Step) schemas.Tensor {
 	switch name {
 	case "noise":
 		if step.Noise == nil { // an ode step draws none
-			return p.tensor(f32, make([]float32, len(step.X)))
+			return tensorOf(f32, p.shape(), make([]float32, len(step.X)))
 		}
-		return p.tensor(f32, step.Noise)
+		return tensorOf(f32, p.shape(), step.Noise)
 	case "mean":
-		return p.tensor(f32, step.Mean)
+		return tensorOf(f32, p.shape(), step.Mean)
 	case "std":
-		return schemas.Tensor{DType: f32, Shape: []int64{1}, Data: tensor.F32.AppendFloats(nil, []float32{float32(step.NoiseStd)})}
+		return tensorOf(f32, []int64{1}, []float32{float32(step.NoiseStd)})
 	default: // model_output, the only other name a valid request has
-		return p.tensor(f32, step.Velocity)
+		return tensorOf(f32, p.shape(), step.Velocity)
 	}
 }
 
@@ -255,10 +267,6 @@ func (p *flowEpisode) debugTensor(name string, step *flow.Step) schemas.Tensor {
 func (p *flowEpisode) shape() []int64 {
 	c := int64(p.e.card.LatentChannels)
 	return []int64{int64(len(p.velocity)) / c, c}
-}
-
-func (p *flowEpisode) tensor(dtype string, x []float32) schemas.Tensor {
-	return schemas.Tensor{DType: dtype, Shape: p.shape(), Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
 // Finish decodes the latents that the rollout ended with, where there is to be an image.

@@ -262,22 +262,16 @@ func (p *rolledEpisode) advance() (*schemas.Step, error) {
 // event returns the event of a step, with the states that were asked for.
 func (p *rolledEpisode) event(step *scheduled.Step, before []float32) *schemas.Step {
 	r, s := p.req, p.req.ScheduledSampling
-	index := s.RollSettings.Timesteps - 1 - int64(step.From)
-	e := &schemas.Step{
-		StepIndex: index, NumInferenceSteps: int64(len(r.Transitions)), Transition: schemas.TransitionODE, NoiseLevel: r.NoiseLevel,
-		Sigma: r.Sigmas[index], SigmaNext: r.Sigmas[index+1], Timestep: flow.Timestep(r.Sigmas[index]), LogProbKind: r.LogProbKind,
-		ElementCount: int64(len(before)), ScheduleDigest: r.ScheduleDigest,
-		ScheduledSampling: &schemas.RolledStep{
-			Base: s.Roll.Base, Source: s.Roll.Source, From: int64(step.From), To: int64(step.To),
-			U: step.Here.U, A: step.Here.A, UNext: step.Next.U, ANext: step.Next.A,
-			Sampler: s.RollSettings.Sampler, Order: int64(step.Order), Compat: s.RollSettings.Compat,
-		},
-	}
-	if slices.Contains(r.ReturnStepIndices, index) {
-		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index, Tensor: p.tensor(before)})
-	}
-	if _, end := r.Segment(); index+1 == end && slices.Contains(r.ReturnStepIndices, end) {
-		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: end, Tensor: p.tensor(p.rolling.Latents)})
+	index := int(s.RollSettings.Timesteps) - 1 - step.From
+	_, end := r.Segment()
+	e := stepEvent(r, p.shape(), &flow.Step{
+		Index: index, Transition: flow.ODE, Sigma: r.Sigmas[index], SigmaNext: r.Sigmas[index+1],
+		Timestep: flow.Timestep(r.Sigmas[index]), X: before, Next: p.rolling.Latents,
+	}, int64(index)+1 == end)
+	e.ScheduledSampling = &schemas.RolledStep{
+		Base: s.Roll.Base, Source: s.Roll.Source, From: int64(step.From), To: int64(step.To),
+		U: step.Here.U, A: step.Here.A, UNext: step.Next.U, ANext: step.Next.A,
+		Sampler: s.RollSettings.Sampler, Order: int64(step.Order), Compat: s.RollSettings.Compat,
 	}
 	return e
 }
@@ -285,11 +279,6 @@ func (p *rolledEpisode) event(step *scheduled.Step, before []float32) *schemas.S
 func (p *rolledEpisode) shape() []int64 {
 	c := int64(p.e.card.LatentChannels)
 	return []int64{int64(len(p.output)) / c, c}
-}
-
-func (p *rolledEpisode) tensor(x []float32) schemas.Tensor {
-	dtype := p.req.LatentsDType
-	return schemas.Tensor{DType: dtype, Shape: p.shape(), Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
 func (p *rolledEpisode) Bucket() string { return bucketOf(p.req) }

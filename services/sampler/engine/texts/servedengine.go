@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -21,11 +20,10 @@ import (
 // Served is a language model whose tokens a server draws. The model's folder gives the tokenizer and the chat
 // template. It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
 type Served struct {
+	engine.Health
 	language lm.Language
 	server   *remotelm.Server
 	config   remotelm.Config
-	// why the server accepts no requests; nil: it does.
-	why atomic.Pointer[error]
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when the server has sent something
@@ -115,8 +113,8 @@ type drawn struct {
 // Start checks the request against the model and the server. The server gets its request with the first Step. ErrAway
 // says that the server cannot be reached; faults of the request are terminal errors.
 func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart) (engine.Episode, error) {
-	if err := e.away(); err != nil {
-		return nil, fmt.Errorf("%w: %w", engine.ErrAway, err)
+	if err := e.Away(); err != nil {
+		return nil, err
 	}
 	ids, err := promptIDs(req, e.language)
 	if err != nil {
@@ -244,7 +242,7 @@ func (p *servedEpisode) addChunk(c drawn) error {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
 		case errors.Is(err, remotelm.ErrRefused):
 			return bus.Terminal(schemas.CodeFailed, err)
-		case p.e.away() != nil:
+		case p.e.Away() != nil:
 			return fmt.Errorf("%w: %w", engine.ErrAway, err)
 		default:
 			return err

@@ -1,0 +1,106 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+const (
+	// pingEvery is the pause between two pings of a server, redialEvery that between two tries to reach it, toldEvery that
+	// between two log lines while the sampler waits for it.
+	pingEvery   = 2 * time.Second
+	redialEvery = time.Second
+	toldEvery   = 10 * time.Second
+)
+
+// Health is whether the server that draws the samples of a network can be reached. A network that embeds it is Watched.
+// Its episodes return Away while the server is away.
+type Health struct {
+	// Dial reaches the server and says why it cannot be used. It is called until it succeeds, and when the server is back:
+	// it then says whether the server still serves what it did. A *Refusal says that waiting does not help.
+	Dial func(ctx context.Context) error
+	// Ping says why a server that was reached does not answer.
+	Ping func(ctx context.Context) error
+
+	why atomic.Pointer[error] // why the server accepts no requests; nil: it does
+}
+
+// Reach waits until the server can be used, and logs that it waits. Readiness gets the condition "engine"; ready may be
+// nil. An error is the end of ctx, or a *Refusal.
+func (h *Health) Reach(ctx context.Context, ready func(name string, check func() error), log zerolog.Logger) error {
+	h.why.Store(new(fmt.Errorf("not reached yet")))
+	if ready != nil {
+		ready("engine", h.fault)
+	}
+	var told time.Time
+	for {
+		err := h.Dial(ctx)
+		switch {
+		case err == nil:
+			h.why.Store(nil)
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case Refused(err):
+			return err
+		}
+		h.why.Store(&err)
+		if time.Since(told) > toldEvery {
+			log.Warn().Err(err).Msg("waiting for the engine")
+			told = time.Now()
+		}
+		select {
+		case <-time.After(redialEvery):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// fault returns why the server accepts no requests; nil: it does.
+func (h *Health) fault() error {
+	if err := h.why.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Away returns an ErrAway that says why the server accepts no requests; nil: it does.
+func (h *Health) Away() error {
+	if err := h.fault(); err != nil {
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
+	return nil
+}
+
+// Watch pings the server until ctx ends. A server that comes back is dialled as at the start.
+func (h *Health) Watch(ctx context.Context, log zerolog.Logger) {
+	for {
+		select {
+		case <-time.After(pingEvery):
+		case <-ctx.Done():
+			return
+		}
+		err, was := h.Ping(ctx), h.fault()
+		if err == nil && was != nil {
+			err = h.Dial(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err == nil && was != nil:
+			h.why.Store(nil)
+			log.Info().Msg("the engine is back")
+		case err != nil:
+			h.why.Store(&err)
+			if was == nil {
+				log.Error().Err(err).Msg("the engine is away; requests wait for it")
+			}
+		}
+	}
+}
