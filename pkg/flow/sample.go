@@ -133,11 +133,8 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	step := &Step{
-		Index: r.index, Transition: k.Transition, Sigma: k.Sigma, SigmaNext: k.SigmaNext,
-		Timestep: Timestep(r.plan.Sigmas[r.index]), StdDevT: k.StdDevT, NoiseStd: k.NoiseStd,
-		X: r.x, Next: r.next, Mean: r.mean, Velocity: v,
-	}
+	step := k.Step(r.index, r.x, r.next)
+	step.Mean, step.Velocity = r.mean, v
 	if k.Transition.Stochastic() {
 		err = r.draw(k, step)
 	} else if !r.integrate(step) {

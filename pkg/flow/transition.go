@@ -68,6 +68,15 @@ type StepTransition struct {
 	NoiseStd float64
 }
 
+// Step returns the step of that index that makes next of x, both [S*C], with all that does not take the model: without
+// a log-prob, mean, noise and velocity.
+func (k StepTransition) Step(index int, x, next []float32) *Step {
+	return &Step{
+		Index: index, Transition: k.Transition, Sigma: k.Sigma, SigmaNext: k.SigmaNext, Timestep: Timestep(k.Sigma),
+		StdDevT: k.StdDevT, NoiseStd: k.NoiseStd, X: x, Next: next,
+	}
+}
+
 // NewStepTransition returns the transition of step index over sigmas [T+1]. If the sigma of an sde step is 1, it
 // uses sigmas[1] instead. Errors name the field, its value and the rule.
 func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index int) (StepTransition, error) {

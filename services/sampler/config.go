@@ -161,7 +161,7 @@ func (c Config) Validate() error {
 
 // server returns the settings of a server that draws the tokens.
 func (c Config) server() models.Server {
-	return models.Server{Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Health: c.Health}
+	return models.Server{Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Ready: c.Health}
 }
 
 // validateEngine joins the faults of the settings of a server that draws the tokens.

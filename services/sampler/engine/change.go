@@ -39,6 +39,14 @@ func Refused(err error) bool {
 	return ok
 }
 
+// Unchanged is the With of a network n whose weights a server has: it refuses all changes.
+func Unchanged(n Network, c Change) (Network, error) {
+	if !c.Empty() {
+		return nil, Refuse("adapter: given, or weights; %s has those that it was started with", n.Backend())
+	}
+	return n, nil
+}
+
 // refused makes an error of weights a *Refusal, unless it says that the device is lost. nil stays nil.
 func refused(err error) error {
 	if err != nil && !errors.Is(err, tensor.ErrDeviceLost) {

@@ -9,6 +9,20 @@ import (
 	"github.com/rs/zerolog"
 )
 
+// Server is a server that draws the samples of a network, and how it is asked.
+type Server struct {
+	// Address is NAME=URL; NAME is its kind.
+	Address string
+	// URL is that of the address, without a slash at its end. Only what dials a server needs it.
+	URL string
+	// Patience is how long the server may send nothing of a sample before it is asked again.
+	Patience time.Duration
+	// Key is sent as a bearer token.
+	Key string
+	// Ready adds a condition of readiness; nil: there is none.
+	Ready func(name string, check func() error)
+}
+
 const (
 	// pingEvery is the pause between two pings of a server, redialEvery that between two tries to reach it, toldEvery that
 	// between two log lines while the sampler waits for it.
@@ -29,12 +43,12 @@ type Health struct {
 	why atomic.Pointer[error] // why the server accepts no requests; nil: it does
 }
 
-// Reach waits until the server can be used, and logs that it waits. Readiness gets the condition "engine"; ready may be
-// nil. An error is the end of ctx, or a *Refusal.
-func (h *Health) Reach(ctx context.Context, ready func(name string, check func() error), log zerolog.Logger) error {
-	h.why.Store(new(fmt.Errorf("not reached yet")))
-	if ready != nil {
-		ready("engine", h.fault)
+// Reach waits until the server can be used, and logs that it waits. Readiness gets the condition "engine". An error is
+// the end of ctx, or a *Refusal.
+func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error {
+	h.why.Store(new(fmt.Errorf("not reached yet: %s", s.Address)))
+	if s.Ready != nil {
+		s.Ready("engine", h.fault)
 	}
 	var told time.Time
 	for {

@@ -29,7 +29,7 @@ func TestHealth(t *testing.T) {
 		down = errors.New("connection refused")
 		go func() {
 			logger := zerolog.New(&log)
-			if err := h.Reach(ctx, func(_ string, check func() error) { ready = check }, logger); err != nil {
+			if err := h.Reach(ctx, engine.Server{Ready: func(_ string, check func() error) { ready = check }}, logger); err != nil {
 				t.Error(err)
 			}
 			h.Watch(ctx, logger)
@@ -70,7 +70,7 @@ func TestHealth(t *testing.T) {
 func TestHealth_Refused(t *testing.T) {
 	t.Parallel()
 	h := &engine.Health{Dial: func(context.Context) error { return engine.Refuse("serves texts") }}
-	if err := h.Reach(t.Context(), nil, zerolog.Nop()); !engine.Refused(err) {
+	if err := h.Reach(t.Context(), engine.Server{}, zerolog.Nop()); !engine.Refused(err) {
 		t.Errorf("reach: %v; want the refusal", err)
 	}
 }

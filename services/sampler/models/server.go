@@ -2,14 +2,16 @@ package models
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -17,31 +19,25 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// Server is the settings of a server that draws the samples of a model.
-type Server struct {
-	// Address is NAME=URL; the names are those of serverKinds.
-	Address string
-	// Patience is how long the server may send nothing of a sample before it is asked again.
-	Patience time.Duration
-	// Key is sent as a bearer token.
-	Key string
-	// Health adds a condition of readiness; nil: there is none.
-	Health func(name string, check func() error)
-}
+// Server is the settings of a server that draws the samples of a model; Dial finds the URL in its address.
+type Server engine.Server
 
-// serverKind waits until a server of a kind can be reached.
-type serverKind func(ctx context.Context, s Server, r Registry, model string, log zerolog.Logger) (engine.Network, error)
+// serverKind dials a server of a kind, which draws texts or images: one of the two is set.
+type serverKind struct {
+	text  func(ctx context.Context, s engine.Server, l lm.Language, log zerolog.Logger) (engine.Network, error)
+	image func(ctx context.Context, s engine.Server, m model.Model, log zerolog.Logger) (engine.Network, error)
+}
 
 // serverKinds are the kinds of servers by the name in their addresses.
 var serverKinds = map[string]serverKind{
-	schemas.EngineVLLM:   dialText,
-	schemas.EngineSGLang: dialText,
+	schemas.EngineVLLM:   {text: texts.Dial},
+	schemas.EngineSGLang: {text: texts.Dial},
 }
 
 // parse splits the address into the name of a kind and the base URL, and checks both.
 func (s Server) parse() (name, base string, err error) {
 	name, base, err = remotelm.Split(s.Address)
-	if serverKinds[name] == nil {
+	if _, ok := serverKinds[name]; !ok {
 		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", s.Address, strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", "))
 	}
 	return name, base, err
@@ -53,29 +49,40 @@ func (s Server) Check() error {
 	return err
 }
 
-// Dial waits until the server can be reached, and returns it as the one device of the model. model is the folder of
-// the model that the server serves.
-func (s Server) Dial(ctx context.Context, r Registry, model string, log zerolog.Logger) (*Devices, error) {
-	name, _, err := s.parse()
+// Dial waits until the server can be reached, and returns it as the one device of the model. name is the folder or the
+// name of the model that the server serves: of a language model its tokenizer is read, of an image model all.
+func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.Logger) (*Devices, error) {
+	kind, base, err := s.parse()
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	n, err := serverKinds[name](ctx, s, r, model, log)
+	s.URL = base
+	n, err := serverKinds[kind].dial(ctx, engine.Server(s), r, name, log)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	return &Devices{All: []Device{{Device: devices.Device{ID: name}, Network: n}}}, nil
+	return &Devices{All: []Device{{Device: devices.Device{ID: kind}, Network: n}}}, nil
 }
 
-// dialText waits until a server that draws tokens can be reached. model is the folder of its language model.
-func dialText(ctx context.Context, s Server, r Registry, model string, log zerolog.Logger) (engine.Network, error) {
-	l, err := r.Text.Language(model)
-	if err != nil {
-		return nil, fmt.Errorf("%q; --model must be the folder of the language model that it serves: %w", model, err)
+// dial opens what is needed of the model, and dials the server.
+func (k serverKind) dial(ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger) (engine.Network, error) {
+	if k.image == nil {
+		l, err := r.Text.Language(name)
+		if err != nil {
+			return nil, fmt.Errorf("%q; --model must be the folder of the language model that it serves: %w", name, err)
+		}
+		return k.text(ctx, s, l, log)
 	}
-	c := remotelm.Config{Server: s.Address, Patience: s.Patience, Key: s.Key}
-	return texts.Dial(ctx, c, l, s.Health, log)
+	m, err := r.Images.Open(name, model.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("%q; --model must be the image model that it serves: %w", name, err)
+	}
+	n, err := k.image(ctx, s, m, log)
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return n, nil
 }

@@ -264,10 +264,8 @@ func (p *rolledEpisode) event(step *scheduled.Step, before []float32) *schemas.S
 	r, s := p.req, p.req.ScheduledSampling
 	index := int(s.RollSettings.Timesteps) - 1 - step.From
 	_, end := r.Segment()
-	e := stepEvent(r, p.shape(), &flow.Step{
-		Index: index, Transition: flow.ODE, Sigma: r.Sigmas[index], SigmaNext: r.Sigmas[index+1],
-		Timestep: flow.Timestep(r.Sigmas[index]), X: before, Next: p.rolling.Latents,
-	}, int64(index)+1 == end)
+	k := flow.StepTransition{Transition: flow.ODE, Sigma: r.Sigmas[index], SigmaNext: r.Sigmas[index+1]}
+	e := stepEvent(r, p.shape(), k.Step(index, before, p.rolling.Latents), int64(index)+1 == end)
 	e.ScheduledSampling = &schemas.RolledStep{
 		Base: s.Roll.Base, Source: s.Roll.Source, From: int64(step.From), To: int64(step.To),
 		U: step.Here.U, A: step.Here.A, UNext: step.Next.U, ANext: step.Next.A,

@@ -15,22 +15,20 @@ import (
 
 // Dial waits until a server that draws the tokens of a model can be reached, see engine.Health. An error is the end of
 // ctx, or the server's refusal: it serves something else.
-func Dial(
-	ctx context.Context, config remotelm.Config, l lm.Language, ready func(name string, check func() error), log zerolog.Logger,
-) (*Served, error) {
+func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logger) (engine.Network, error) {
 	probe, err := l.Prompt([]lm.Message{{Role: schemas.RoleUser, Content: "Hello, who are you?"}})
 	if err != nil {
 		return nil, fmt.Errorf("encode a message to try it with: %w", err)
 	}
-	s := &Served{language: l, config: config, changed: make(chan struct{})}
-	s.config.Vocabulary, s.config.Probe = l.Card().Vocabulary, probe
+	s := &Served{language: l, changed: make(chan struct{})}
+	s.config = remotelm.Config{Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, Probe: probe}
 	s.config.Resumed = func(err error) {
 		if s.Away() == nil { // else that is said already
 			log.Warn().Err(err).Msg("an answer broke off; it is gone on with")
 		}
 	}
 	s.Health.Dial, s.Ping = s.dial, func(ctx context.Context) error { return s.server.Health(ctx) }
-	if err := s.Reach(ctx, ready, log); err != nil {
+	if err := s.Reach(ctx, at, log); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -70,12 +70,7 @@ func (e *Served) Policy() *schemas.Policy {
 func (e *Served) Engine(engine.Options) engine.Engine { return e }
 
 // With refuses changes: the server has the weights that it was started with.
-func (e *Served) With(c engine.Change) (engine.Network, error) {
-	if !c.Empty() {
-		return nil, engine.Refuse("adapter: given, or weights; %s has those that it was started with", e.Backend())
-	}
-	return e, nil
-}
+func (e *Served) With(c engine.Change) (engine.Network, error) { return engine.Unchanged(e, c) }
 
 // Canary is nil: the weights are not here.
 func (e *Served) Canary(context.Context) (*schemas.Canary, error) { return nil, nil }
