@@ -50,11 +50,11 @@ type Weights struct {
 	Loading model.Progress `koanf:"-"`
 }
 
-// EngineServer says which server draws the tokens in place of the sampler.
+// EngineServer says which server draws the samples in place of the sampler.
 type EngineServer struct {
-	// Engine is a server that draws the tokens; empty: the sampler does. Model is then the folder of its language model,
-	// which is read for the tokenizer.
-	Engine string `koanf:"engine" help:"server that draws the tokens of --model, which is read for its tokenizer alone: vllm=URL or sglang=URL; default the sampler itself"`
+	// Engine is a server that draws the samples; empty: the sampler does. Model is then what the server serves: of a
+	// language model the folder, which is read for the tokenizer.
+	Engine string `koanf:"engine" help:"server that draws the samples of --model (of a language model its folder is read for the tokenizer alone), as KIND=URL: vllm=http://127.0.0.1:8000; default the sampler itself"`
 	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
 	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
 	// EngineKey is sent to the server as a bearer token.
