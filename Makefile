@@ -212,6 +212,7 @@ build/python-venv/ok: pkg/client/python/pyproject.toml
 golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts, chat templates and the text reward (Python, pinned requirements)
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json
 	build/golden-venv/bin/python deploy/golden/make_shifts.py pkg/flow/testdata/shifts.json
+	build/golden-venv/bin/python deploy/golden/make_grids.py pkg/flow/testdata/grids.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
 	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 	build/golden-venv/bin/python deploy/golden/make_simpletuner.py pkg/scheduled/testdata/simpletuner.json

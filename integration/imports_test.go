@@ -136,7 +136,7 @@ var layers = map[string][]string{
 	"integration/tools/ptxvm":     {"pkg/tensor/cuda/driver"},                // interprets the CUDA kernels
 	"integration/tools/libcuda":   {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
-		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
+		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
 		"pkg/client", "pkg/lora", "pkg/safetensors", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",

@@ -102,6 +102,18 @@ const (
 	CFGPlain    = "plain"
 )
 
+// The sigmas of a policy's schedule before they are shifted, and how the shift of a dynamic one is found.
+const (
+	GridLinspace  = "linspace"
+	GridScheduler = "scheduler"
+	GridUniFlow   = "uni_flow"
+
+	MuLinear   = "linear"
+	MuNone     = "none"
+	MuFlux2    = "flux2"
+	MuConstant = "constant"
+)
+
 // How scheduled sampling draws offsets, steps, ramps and keeps; what a model predicts; and why
 // a sample does not roll.
 const (
@@ -214,6 +226,8 @@ var (
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules     = []string{CFGRescaled, CFGPlain}
+	Grids        = []string{GridLinspace, GridScheduler, GridUniFlow}
+	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}
 	// ScoreImageFormats are how images travel to reward functions.
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}

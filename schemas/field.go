@@ -101,7 +101,7 @@ var limits = map[string]float64{
 	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
 	"MaxEventBytes": MaxEventBytes, "MaxGroupSize": MaxGroupSize, "MaxHeaderName": MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
-	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxName": MaxName,
+	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu, "MaxName": MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts, "MaxPixelsPerToken": MaxPixelsPerToken,
 	"MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority,
 	"MaxPromptBytes": MaxPromptBytes, "MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards,
@@ -113,7 +113,7 @@ var limits = map[string]float64{
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
 	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ConversationStates": ConversationStates, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
-	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders, "VerifyModes": VerifyModes, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
+	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders, "VerifyModes": VerifyModes, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "Grids": Grids, "MuRules": MuRules, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
 	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,

@@ -94,6 +94,8 @@ const (
 	MaxHeaders     = 128
 	MaxHeaderName  = 256
 	MaxHeaderValue = 16 << 10
+	// MaxMu bounds a policy's mu_constant: e^MaxMu is the largest shift.
+	MaxMu = 50
 	// MaxSchedulerConfig bounds a policy's scheduler_config.json.
 	MaxSchedulerConfig = 64 << 10
 	// MaxAdapterConfig bounds adapter_config.json, MaxAdapterScale the magnitude of an adapter's scale.

@@ -48,6 +48,15 @@ type Policy struct {
 	Text *TextPolicy `msgpack:"text,omitempty"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
 	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
+	// Grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), scheduler (those that
+	// FlowMatchEulerDiscreteScheduler chooses where the pipeline gives it none) or uni_flow (those of
+	// UniPCMultistepScheduler with use_flow_sigmas). Empty: linspace.
+	Grid string `msgpack:"grid,omitempty" enum:"Grids?"`
+	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens,
+	// none (such a scheduler is refused), flux2 (from tokens and steps) or constant (MuConstant). Empty: linear.
+	Mu string `msgpack:"mu,omitempty" enum:"MuRules?"`
+	// MuConstant is the mu of the rule constant.
+	MuConstant float64 `msgpack:"mu_constant,omitempty" range:"-MaxMu..MaxMu"`
 	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
 	LatentChannels int64 `msgpack:"latent_channels" range:"0..MaxLatentChannels"`
 	PixelsPerToken int64 `msgpack:"pixels_per_token" range:"0..MaxPixelsPerToken"`
@@ -188,6 +197,9 @@ func (e *Policy) rules(f *faults) {
 		case e.Text != nil && of.n != 0:
 			f.within(of.field, of.n, 0, 0)
 		}
+	}
+	if e.MuConstant != 0 && e.Mu != MuConstant {
+		f.add("mu_constant", strconv.FormatFloat(e.MuConstant, 'g', -1, 64), "must be 0 unless mu is constant")
 	}
 	if e.Text != nil && e.Text.Engine != nil {
 		f.chosen("text.engine.values", e.Text.Engine.Values, EngineValues)

@@ -279,6 +279,10 @@ func groupSamples(t testing.TB) []sample {
 			Lane: "tiny", Model: "tiny", Family: "other", LatentChannels: 16, PixelsPerToken: 8, Height: 64, Width: 64,
 			NumInferenceSteps: 8, TrueCFGScale: 4, NegativePrompt: "blurry", MaxPixels: 1 << 20,
 		}},
+		{"policy-schedule", &schemas.Policy{
+			Lane: "flux", Model: "flux", Family: "flux2", SchedulerConfig: []byte(`{"use_dynamic_shifting": true}`), Grid: "scheduler", Mu: "constant",
+			MuConstant: 0.485, LatentChannels: 128, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 8, TrueCFGScale: 1, MaxPixels: 1 << 20,
+		}},
 		{"dead-refused", &schemas.Dead{
 			Stage: "intake", Code: "invalid", Reason: "group_size: 0; must be between 1 and 1024", Run: "run-1", UID: "p19",
 			OriginalSubject: "mdr.v1.prompt.run-1", Stream: "MDR_PROMPTS", StreamSeq: 19, Deliveries: 1,

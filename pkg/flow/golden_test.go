@@ -227,6 +227,58 @@ func TestSchedule_DiffusersSolvers(t *testing.T) {
 	}
 }
 
+// Grids of schedulers that choose their own, and the mu of Flux2Pipeline, are those of diffusers in every bit, but for
+// the 1e-6 that UniPC takes off a first sigma of 1. Recorded by deploy/golden/make_grids.py.
+func TestSchedule_DiffusersGrids(t *testing.T) {
+	b, err := os.ReadFile("testdata/grids.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Schedules []struct {
+			Config json.RawMessage
+			Grid   flow.Grid
+			Mu     flow.MuRule
+			Cases  []struct {
+				Steps, Tokens int
+				Mu            *float64
+				Sigmas        bits
+			}
+		}
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		t.Fatal(err)
+	}
+	grids := map[flow.Grid]int{}
+	for _, g := range file.Schedules {
+		s, err := flow.ParseSchedule(g.Config)
+		if err != nil {
+			t.Fatalf("%s: %v", g.Config, err)
+		}
+		s.Grid, s.MuRule = g.Grid, g.Mu
+		for _, c := range g.Cases {
+			grids[g.Grid]++
+			name := fmt.Sprintf("%s of %s, %d steps, %d tokens", g.Grid, g.Config, c.Steps, c.Tokens)
+			if c.Mu != nil && s.Mu(c.Steps, c.Tokens) != *c.Mu {
+				t.Errorf("%s: mu %v, want %v", name, s.Mu(c.Steps, c.Tokens), *c.Mu)
+			}
+			got, err := s.Sigmas(c.Steps, c.Tokens)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got[0] == 1 && g.Grid == flow.GridUniFlow && c.Sigmas[0] == float32(1-1e-6) {
+				c.Sigmas[0] = 1
+			}
+			if !slices.Equal(got, c.Sigmas) {
+				t.Errorf("%s: sigmas %v, want %v", name, got, c.Sigmas)
+			}
+		}
+	}
+	if grids[flow.GridScheduler] < 60 || grids[flow.GridUniFlow] < 20 || grids[flow.GridLinspace] < 30 {
+		t.Errorf("%v cases, want 60 of scheduler, 20 of uni_flow and 30 of linspace", grids)
+	}
+}
+
 // indexForTimestep is FlowMatchEulerDiscreteScheduler.index_for_timestep, with -1 where
 // that raises.
 func indexForTimestep(table []float32, timestep float32) int {

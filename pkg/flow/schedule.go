@@ -19,13 +19,19 @@ const (
 	maxConfigBytes = 1 << 20
 )
 
-// Schedule computes sigmas as diffusers' FlowMatchEulerDiscreteScheduler does for pipelines that pass it their own
-// grid of sigmas. Its fields are the keys of scheduler_config.json.
+// Schedule computes sigmas as a pipeline of diffusers with a FlowMatchEulerDiscreteScheduler does. Its fields are the
+// keys of scheduler_config.json, and Grid and Mu, which the pipeline decides.
 type Schedule struct {
+	// Grid is the T sigmas before the shift; empty is GridLinspace.
+	Grid Grid `json:"-"`
+	// MuRule says how dynamic shifting finds mu; empty is MuLinear. ConstantMu is that of MuConstant.
+	MuRule     MuRule  `json:"-"`
+	ConstantMu float64 `json:"-"`
+
 	NumTrainTimesteps int `json:"num_train_timesteps"`
 	// Shift s maps sigma to s*sigma/(1+(s-1)*sigma) when UseDynamicShifting is off.
 	Shift float64 `json:"shift"`
-	// UseDynamicShifting replaces Shift by one that depends on the image size, see Mu.
+	// UseDynamicShifting replaces Shift by e^mu, or mu itself, see Mu.
 	UseDynamicShifting bool    `json:"use_dynamic_shifting"`
 	BaseShift          float64 `json:"base_shift"`
 	MaxShift           float64 `json:"max_shift"`
@@ -49,7 +55,8 @@ type Schedule struct {
 }
 
 // Classes of schedulers whose sigmas a Schedule computes. The two solvers get the grid of the pipeline too, although
-// DPM-Solver++ in diffusers does not accept one.
+// DPM-Solver++ in diffusers accepts none: its own begins at 0.999, where the noise of an sde step is thirty times that
+// at 1, which has a value of its own.
 const (
 	classEuler = "FlowMatchEulerDiscreteScheduler"
 	classUniPC = "UniPCMultistepScheduler"
@@ -127,8 +134,17 @@ func (s Schedule) Validate() error {
 		}
 	}
 	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
+	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)), "linspace, scheduler or uni_flow")
+	check(s.Grid != GridUniFlow || s.wide, "grid", GridUniFlow,
+		"linspace or scheduler with "+classEuler)
+	check(s.Grid != GridScheduler || !s.wide, "grid", GridScheduler,
+		"linspace or uni_flow with "+classUniPC+" or "+classDPM)
+	check(s.MuRule.valid(), "mu", fmt.Sprintf("%q", string(s.MuRule)), "linear, none, flux2 or constant")
+	check(finite(s.ConstantMu) && (s.ConstantMu == 0 || s.MuRule == MuConstant), "mu_constant", s.ConstantMu,
+		"a finite number with mu constant, else 0")
 	check(positive(s.Shift) || s.wide, "shift", s.Shift, "a finite number above 0") // else flow_shift is checked
 	if s.UseDynamicShifting {
+		check(s.MuRule != MuNone, "mu", MuNone, "linear, flux2 or constant with use_dynamic_shifting")
 		check(finite(s.BaseShift), "base_shift", s.BaseShift, "a finite number")
 		check(finite(s.MaxShift), "max_shift", s.MaxShift, "a finite number")
 		check(s.BaseImageSeqLen > 0, "base_image_seq_len", s.BaseImageSeqLen, "a number above 0")
@@ -155,18 +171,10 @@ func (s Schedule) Validate() error {
 	return errors.Join(faults...)
 }
 
-// Mu returns the dynamic shift of an image of imageSeqLen latent tokens: the value at imageSeqLen of the straight
-// line through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift).
-func (s Schedule) Mu(imageSeqLen int) float64 {
-	slope := (s.MaxShift - s.BaseShift) / float64(s.MaxImageSeqLen-s.BaseImageSeqLen)
-	intercept := s.BaseShift - float64(slope*float64(s.BaseImageSeqLen))
-	return float64(float64(imageSeqLen)*slope) + intercept
-}
-
 // Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of imageSeqLen latent tokens: strictly
-// decreasing from about 1, the last is 0. They have the bits of a diffusers pipeline: T points from 1 to 1/T,
-// shifted and stretched. Under some static shifts, such as 4.03, rounding moves the first sigma above 1; if a
-// terminal stretch moves it beyond MaxSigma, it is set to 1.
+// decreasing from about 1, the last is 0. They have the bits of a diffusers pipeline: T points by Grid, shifted and
+// stretched. Under some static shifts, such as 4.03, rounding moves the first sigma above 1; if a terminal stretch
+// moves it beyond MaxSigma, it is set to 1.
 func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -174,7 +182,7 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	return s.finish(linspace(1, 1/float64(numInferenceSteps), numInferenceSteps), imageSeqLen)
+	return s.finish(s.grid(numInferenceSteps), imageSeqLen)
 }
 
 // Shifted applies the schedule to a caller's own T sigmas, strictly decreasing in (0, 1], and returns the T+1
@@ -191,25 +199,27 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 			return nil, fmt.Errorf("sigmas[%d]: %v; must be below the one before it, %v", i, sigma, sigmas[i-1])
 		}
 	}
+	s.Grid = GridLinspace // the caller's stand in for those of the grid
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	return s.finish(sigmas, imageSeqLen)
+	return s.finish(slices.Clone(sigmas), imageSeqLen)
 }
 
-// finish shifts a grid of sigmas and appends the final 0. As in diffusers, the grid is rounded to float32 before
-// the shift, or after it if the schedule is wide.
+// finish shifts a grid of sigmas, which it may change, and appends the final 0. As in diffusers, a grid that the
+// pipeline gives is rounded to float32 before the shift; one of the scheduler's own is after it.
 func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
-	if s.wide {
-		grid = slices.Clone(grid)
+	var sigmas []float32
+	if s.wide || s.Grid == GridScheduler {
 		if err := shift(s, grid, imageSeqLen); err != nil {
 			return nil, err
 		}
-		return terminate(float32s(grid))
-	}
-	sigmas := float32s(grid)
-	if err := shift(s, sigmas, imageSeqLen); err != nil {
-		return nil, err
+		sigmas = float32s(grid)
+	} else {
+		sigmas = float32s(grid)
+		if err := shift(s, sigmas, imageSeqLen); err != nil {
+			return nil, err
+		}
 	}
 	if sigmas[0] > MaxSigma {
 		sigmas[0] = 1
@@ -222,7 +232,7 @@ func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
 // to F.
 func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 	if s.UseDynamicShifting {
-		factor, err := s.dynamicShift(imageSeqLen)
+		factor, err := s.dynamicShift(len(grid), imageSeqLen)
 		if err != nil {
 			return err
 		}
@@ -230,10 +240,7 @@ func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 			grid[i] = F(factor) / (F(factor) + (1/sigma - 1))
 		}
 	} else {
-		factor, less := F(s.Shift), F(s.Shift-1)
-		for i, sigma := range grid {
-			grid[i] = F(factor*sigma) / (1 + F(less*sigma)) //nolint:unconvert // keeps products from being fused
-		}
+		shiftBy(grid, s.Shift)
 	}
 	// A grid of one sigma that is 1 has nothing to stretch; diffusers divides 0 by 0 there.
 	if last := grid[len(grid)-1]; s.terminal() > 0 && last < 1 {
@@ -243,22 +250,6 @@ func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 		}
 	}
 	return nil
-}
-
-// dynamicShift returns e^mu, or mu itself if the time shift is linear. A mu that is out of range is an error.
-func (s Schedule) dynamicShift(imageSeqLen int) (float64, error) {
-	if imageSeqLen <= 0 {
-		return 0, fmt.Errorf("image_seq_len: %d; must be a number above 0 with use_dynamic_shifting", imageSeqLen)
-	}
-	mu := s.Mu(imageSeqLen)
-	if math.Abs(mu) > 50 || s.TimeShiftType == "linear" && mu <= 0 {
-		return 0, fmt.Errorf("image_seq_len: %d; must have a shift mu in range: its %s one is %v", imageSeqLen,
-			s.TimeShiftType, mu)
-	}
-	if s.TimeShiftType == "linear" {
-		return mu, nil
-	}
-	return exp(mu), nil
 }
 
 // terminal returns the shift_terminal, 0 if there is none.

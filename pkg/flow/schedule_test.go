@@ -64,8 +64,8 @@ func withoutTerminal() flow.Schedule {
 	return s
 }
 
-// Computed in float64 by a plain Python script from the formulas of diffusers'
-// FlowMatchEulerDiscreteScheduler; float32 results agree to 1e-6.
+// Computed in float64 by a plain Python script from the formulas of diffusers' schedulers; float32 results agree to
+// 1e-6.
 func TestSchedule_Sigmas(t *testing.T) {
 	generic := qwenImage()
 	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
@@ -98,6 +98,13 @@ func TestSchedule_Sigmas(t *testing.T) {
 		}},
 		{"qwen, one step has nothing to stretch", qwenImage(), 1, 1024, []float64{1, 0}},
 		{"generic constants are not qwen's", generic, 4, 1024, []float64{1, 0.759777896950464, 0.44629311529926, 0.02, 0}},
+		{
+			"the scheduler's grid, static shift 3", withGrid(staticShift(3), flow.GridScheduler), 6, 0,
+			[]float64{1, 0.923342541436464, 0.818923327895596, 0.668326693227091, 0.432225063938619, 0.00892857142857133, 0},
+		},
+		{"uni_flow, shift 1", uniFlow(t, 1), 4, 0, []float64{1, 0.75025, 0.5005, 0.25075, 0}},
+		{"uni_flow, shift 3", uniFlow(t, 3), 4, 0, []float64{1, 0.900119976004799, 0.750374812593703, 0.500999000999001, 0}},
+		{"mu 1, 2 steps", constantMu(1), 2, 1, []float64{1, 0.731058578630005, 0}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -144,9 +151,79 @@ func TestSchedule_Mu(t *testing.T) {
 		{generic, 4096, 1.15},
 	}
 	for _, c := range cases {
-		if got := c.s.Mu(c.seq); !near(got, c.want, 1e-14) {
+		if got := c.s.Mu(4, c.seq); !near(got, c.want, 1e-14) {
 			t.Errorf("Mu(%d) = %v, want %v", c.seq, got, c.want)
 		}
+	}
+	flux2 := qwenImage()
+	flux2.MuRule = flow.MuFlux2
+	for _, c := range []struct {
+		steps, seq int
+		want       float64
+	}{{10, 4096, 2.2562457110304}, {200, 4096, 1.14999658}, {50, 4096, 2.02335115712926}, {50, 4301, 1.18469693}} {
+		if got := flux2.Mu(c.steps, c.seq); !near(got, c.want, 1e-9) {
+			t.Errorf("flux2: Mu(%d, %d) = %.12f, want %v", c.steps, c.seq, got, c.want)
+		}
+	}
+}
+
+// withGrid returns a schedule with another grid.
+func withGrid(s flow.Schedule, g flow.Grid) flow.Schedule {
+	s.Grid = g
+	return s
+}
+
+// uniFlow is the schedule of a folder with UniPC in flow mode.
+func uniFlow(t *testing.T, shift float64) flow.Schedule {
+	t.Helper()
+	s, err := flow.ParseSchedule(fmt.Appendf(nil, `{"_class_name": "UniPCMultistepScheduler", "use_flow_sigmas": true,
+		"prediction_type": "flow_prediction", "flow_shift": %v}`, shift))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return withGrid(s, flow.GridUniFlow)
+}
+
+// constantMu is a schedule whose mu depends on nothing.
+func constantMu(mu float64) flow.Schedule {
+	s := withoutTerminal()
+	s.MuRule, s.ConstantMu = flow.MuConstant, mu
+	return s
+}
+
+// A grid or a rule that does not fit the scheduler is refused by its name.
+func TestSchedule_RefusesGridAndMu(t *testing.T) {
+	none, unknown, stray := qwenImage(), qwenImage(), qwenImage()
+	none.MuRule, unknown.MuRule, stray.ConstantMu = flow.MuNone, "cubic", 0.5
+	for _, c := range []struct {
+		s    flow.Schedule
+		want string
+	}{
+		{withGrid(qwenImage(), "cosine"), `grid: "cosine"; must be linspace, scheduler or uni_flow`},
+		{withGrid(staticShift(3), flow.GridUniFlow), "grid: uni_flow; must be linspace or scheduler with FlowMatchEuler"},
+		{withGrid(uniFlow(t, 3), flow.GridScheduler), "grid: scheduler; must be linspace or uni_flow with UniPC"},
+		{none, "mu: none; must be linear, flux2 or constant with use_dynamic_shifting"},
+		{unknown, `mu: "cubic"; must be linear, none, flux2 or constant`},
+		{stray, "mu_constant: 0.5; must be a finite number with mu constant, else 0"},
+		{constantMu(math.NaN()), "mu_constant: NaN"},
+	} {
+		_, err := c.s.Sigmas(4, 1024)
+		wantError(t, err, c.want)
+	}
+	static := staticShift(3) // needs no mu
+	static.MuRule = flow.MuNone
+	if _, err := static.Sigmas(4, 1024); err != nil {
+		t.Error(err)
+	}
+}
+
+// Sigmas of the caller stand in for the grid.
+func TestSchedule_ShiftedIgnoresTheGrid(t *testing.T) {
+	given := []float64{1, 0.75, 0.5, 0.25}
+	want, err1 := staticShift(3).Shifted(given, 0)
+	got, err2 := withGrid(staticShift(3), flow.GridScheduler).Shifted(given, 0)
+	if err1 != nil || err2 != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v, %v", got, err2, want, err1)
 	}
 }
 

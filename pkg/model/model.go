@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/lora"
@@ -39,6 +40,12 @@ type Card struct {
 	WeightsDigest string
 	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
 	SchedulerConfig []byte
+	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridScheduler or GridUniFlow.
+	Grid string
+	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2, or
+	// MuConstant with ConstantMu.
+	Mu         string
+	ConstantMu float64
 	// LatentChannels is C, the number of channels of a packed token, such as 64.
 	LatentChannels int
 	// PixelsPerToken is the edge of the square that a token covers, such as 16.
@@ -86,6 +93,18 @@ const (
 	CFGPlain    = "plain"
 )
 
+// Values of Card.Grid and Card.Mu; flow.Grid and flow.MuRule define the same values.
+const (
+	GridLinspace  = "linspace"
+	GridScheduler = "scheduler"
+	GridUniFlow   = "uni_flow"
+
+	MuLinear   = "linear"
+	MuNone     = "none"
+	MuFlux2    = "flux2"
+	MuConstant = "constant"
+)
+
 // Predictions of variance-preserving models.
 const (
 	PredictsEpsilon = "epsilon"
@@ -128,6 +147,12 @@ func (c Card) Validate() error {
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
 	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled,
 		CFGPlain)
+	check(oneOf(c.Grid, "", GridLinspace, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s or %s", c.Grid, GridLinspace,
+		GridScheduler, GridUniFlow)
+	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear, MuNone,
+		MuFlux2, MuConstant)
+	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,
+		"mu_constant: %g; must be finite with mu constant, else 0", c.ConstantMu)
 	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV,
 		"prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
 	check(c.IndependentRows || c.Tolerance > 0, "tolerance: %g; must be more than 0 where rows are not independent",
@@ -140,6 +165,9 @@ func (c Card) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// oneOf reports whether a text is among some.
+func oneOf(text string, among ...string) bool { return slices.Contains(among, text) }
 
 // Row is one evaluation of the network. Latents and result are [S, C].
 type Row struct {

@@ -1,6 +1,7 @@
 package sampling_test
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -8,8 +9,47 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 )
+
+// The contract, the mathematics and the cards of models know the same grids and rules for mu: what a policy may say, a
+// schedule computes.
+func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
+	const (
+		unipc = `{"_class_name": "UniPCMultistepScheduler", "use_flow_sigmas": true,
+			"prediction_type": "flow_prediction"}`
+		dynamic = `{"use_dynamic_shifting": true}`
+	)
+	seen := map[string]string{}
+	for _, grid := range append([]string{""}, schemas.Grids...) {
+		for _, mu := range append([]string{""}, schemas.MuRules...) {
+			p := &schemas.Policy{SchedulerConfig: []byte(dynamic), Grid: grid, Mu: mu}
+			if grid == schemas.GridUniFlow {
+				p.SchedulerConfig = []byte(unipc)
+			}
+			if mu == schemas.MuNone && grid != schemas.GridUniFlow {
+				p.SchedulerConfig = []byte(`{"shift": 3}`)
+			}
+			s, err := sampling.Schedule(p)
+			if err != nil {
+				t.Errorf("grid %q, mu %q: %v", grid, mu, err)
+				continue
+			}
+			sigmas, err := s.Sigmas(6, 4096)
+			if err != nil {
+				t.Errorf("grid %q, mu %q: %v", grid, mu, err)
+			}
+			seen[fmt.Sprint(sigmas)] += fmt.Sprintf("%s/%s ", grid, mu)
+		}
+	}
+	if len(seen) != 9 { // linspace and scheduler have four rules each, and nothing shifts uni_flow here
+		t.Errorf("%d different schedules; want 9: %v", len(seen), seen)
+	}
+	if _, err := sampling.Schedule(&schemas.Policy{SchedulerConfig: []byte(dynamic), Mu: "none"}); err == nil {
+		t.Error("dynamic shifting without a rule for mu is accepted")
+	}
+}
 
 // The contract, the mathematics and the Python client know the same transitions.
 func TestTransitions_AreTheSameEverywhere(t *testing.T) {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +55,7 @@ Exit status: 0 it can, 1 it cannot.`,
 				return usage(err)
 			}
 			if info.SchedulerConfig != nil {
-				if err := imageengine.CheckSchedule(info.SchedulerConfig); err != nil {
+				if err := imageengine.CheckSchedule(info.Card); err != nil {
 					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
 				}
 			}
@@ -110,6 +111,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
+	if info.Grid != "" || info.Mu != "" {
+		fmt.Fprintf(out, "schedule %s, mu %s\n", cmp.Or(info.Grid, model.GridLinspace), cmp.Or(info.Mu, model.MuLinear))
+	}
 	printReward(out, info.Reward)
 }
 
@@ -185,6 +189,7 @@ func infoJSON(info *model.Info) map[string]any {
 		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
 		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
-		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning,
+		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "grid": cmp.Or(info.Grid, model.GridLinspace),
+		"mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
 	}
 }

@@ -253,9 +253,9 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
 		return nil, fmt.Errorf("scheduled_sampling: null; must be there for model %q, which predicts %s: only flow models make images", policy.Model, noise.Prediction)
 	}
-	schedule, err := flow.ParseSchedule(policy.SchedulerConfig)
+	schedule, err := sampling.Schedule(policy)
 	if err != nil {
-		return nil, fmt.Errorf("scheduler config of model %q: %w", policy.Model, err)
+		return nil, fmt.Errorf("schedule of model %q: %w", policy.Model, err)
 	}
 	if p.Sigmas != nil {
 		if t := value(p.NumInferenceSteps, int64(len(p.Sigmas))); t != int64(len(p.Sigmas)) {

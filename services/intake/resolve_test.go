@@ -52,6 +52,30 @@ func TestResolve_Defaults(t *testing.T) {
 	}
 }
 
+// The grid of the lane's policy decides the sigmas, and a prompt's own stand in for it.
+func TestResolve_GridOfThePolicy(t *testing.T) {
+	sigmas := func(grid string, given []float64) []float32 {
+		t.Helper()
+		policy := qwen()
+		policy.SchedulerConfig, policy.Grid = []byte(`{"shift": 3.0}`), grid
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Sigmas: given, NumInferenceSteps: new(int64(4))}}
+		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rs[0].Sigmas
+	}
+	if got := sigmas("", nil); !slices.Equal(got, []float32{1, 0.9, 0.75, 0.5, 0}) {
+		t.Errorf("linspace: %v", got)
+	}
+	if got := sigmas("scheduler", nil); got[0] != 1 || got[3] > 0.00893 || got[3] < 0.00892 {
+		t.Errorf("scheduler: %v; want the last step to begin at 0.008929", got)
+	}
+	if got := sigmas("scheduler", []float64{1, 0.75, 0.5, 0.25}); !slices.Equal(got, []float32{1, 0.9, 0.75, 0.5, 0}) {
+		t.Errorf("the prompt's own: %v", got)
+	}
+}
+
 func TestResolve_Steps(t *testing.T) {
 	for _, c := range []struct {
 		name       string

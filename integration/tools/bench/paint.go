@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
@@ -51,9 +52,9 @@ type painter struct {
 
 func newPainter(m model.Model, b *samplerBench, threads int) (*painter, error) {
 	card := m.Card()
-	schedule, err := flow.ParseSchedule(card.SchedulerConfig)
+	schedule, err := sampling.Schedule(images.PolicyOf(card))
 	if err != nil {
-		return nil, fmt.Errorf("scheduler config: %w", err)
+		return nil, fmt.Errorf("schedule: %w", err)
 	}
 	tokens, err := card.Tokens(card.Size)
 	if err != nil {

@@ -102,6 +102,7 @@ func (s Suite) card(t *testing.T, c model.Card) {
 		i.LatentChannels != c.LatentChannels ||
 		i.ConditioningBytes != c.ConditioningBytes || i.NegativePrompt != c.NegativePrompt ||
 		i.IndependentRows != c.IndependentRows || i.Tolerance != c.Tolerance || i.Guidance != c.Guidance ||
+		i.Grid != c.Grid || i.Mu != c.Mu || i.ConstantMu != c.ConstantMu ||
 		i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
 		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
@@ -26,15 +27,25 @@ var (
 	_ engine.Resumable = (*Network)(nil)
 )
 
-// PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name.
+// PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name. What is the default
+// is left out, so that a card that names it makes the same lane as one that does not.
 func PolicyOf(c model.Card) *schemas.Policy {
 	return &schemas.Policy{
+		Grid: unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
 		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
+}
+
+// unless returns a text; "" if it is the default.
+func unless(text, def string) string {
+	if text == def {
+		return ""
+	}
+	return text
 }
 
 // Name is the model's.
@@ -135,16 +146,15 @@ func (n *Network) StateShape(height, width int64) ([]int64, error) {
 }
 
 // Check says why no request can be made for the model; nil: requests can.
-func (n *Network) Check() error { return CheckSchedule(n.Model.Card().SchedulerConfig) }
+func (n *Network) Check() error { return CheckSchedule(n.Model.Card()) }
 
-// CheckSchedule refuses a scheduler_config.json by which no request can be made, neither a rollout nor scheduled
-// sampling.
-func CheckSchedule(config []byte) error {
-	noise, err := scheduled.ParseNoise(config)
+// CheckSchedule refuses a model by whose schedule no request can be made, neither a rollout nor scheduled sampling.
+func CheckSchedule(c model.Card) error {
+	noise, err := scheduled.ParseNoise(c.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
 		return nil // such a model serves scheduled sampling only
 	}
-	_, fault := flow.ParseSchedule(config)
+	_, fault := sampling.Schedule(PolicyOf(c))
 	if fault == nil {
 		return nil
 	}
