@@ -120,6 +120,16 @@ func (s *stage) close() {
 	<-s.ended
 }
 
+// onStage runs a test on a stage of its own, whose engine is e.
+func onStage(t *testing.T, batch int, test func(t *testing.T, s *stage, e *script)) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, batch)
+		defer s.close()
+		test(t, s, e)
+	})
+}
+
 // cast is an attempt of one evaluation a step, with what it recorded.
 func cast(name, bucket string, steps int) (*attempt, *[]string) {
 	var recorded []string
@@ -149,10 +159,7 @@ func wantCalls(t *testing.T, e *script, want ...string) {
 
 // What waits is taken by priority, and in its order where that is equal.
 func TestScheduler_PriorityOrdersWhatWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 1)
-		defer s.close()
+	onStage(t, 1, func(t *testing.T, s *stage, e *script) {
 		first, _ := cast("first", "a", 1)
 		low, _ := cast("low", "a", 1)
 		second, _ := cast("second", "a", 1)
@@ -203,10 +210,7 @@ func TestWorkers_LostAtOnce(t *testing.T) {
 
 // Samples join and leave at boundaries: none waits for the others to end.
 func TestScheduler_JoinAndLeave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 2)
-		defer s.close()
+	onStage(t, 2, func(t *testing.T, s *stage, e *script) {
 		long, recorded := cast("long", "a", 4)
 		short, _ := cast("short", "a", 2)
 		third, _ := cast("third", "a", 1)
@@ -226,10 +230,7 @@ func TestScheduler_JoinAndLeave(t *testing.T) {
 
 // A step of several evaluations is recorded once, with the time of all of them.
 func TestScheduler_StepsOfSeveralEvaluations(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 1)
-		defer s.close()
+	onStage(t, 1, func(t *testing.T, s *stage, e *script) {
 		a, recorded := cast("heun", "a", 2)
 		a.episode.(*actor).perStep = 2
 		s.enter(a)
@@ -243,10 +244,7 @@ func TestScheduler_StepsOfSeveralEvaluations(t *testing.T) {
 // Buckets take turns, the one that has waited longest first; priority decides among those
 // that have waited equally.
 func TestScheduler_Buckets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 4)
-		defer s.close()
+	onStage(t, 4, func(t *testing.T, s *stage, e *script) {
 		first, _ := cast("first", "a", 1)
 		s.enter(first) // holds the scheduler while the others come
 		a1, _ := cast("a1", "a", 2)
@@ -264,10 +262,7 @@ func TestScheduler_Buckets(t *testing.T) {
 
 // A request that another sampler has now is dropped at the next boundary; the others go on.
 func TestScheduler_LostRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 2)
-		defer s.close()
+	onStage(t, 2, func(t *testing.T, s *stage, e *script) {
 		ctx, lose := context.WithCancel(context.Background())
 		lost, recorded := cast("lost", "a", 3)
 		lost.expired = ctx.Err
@@ -284,10 +279,7 @@ func TestScheduler_LostRequest(t *testing.T) {
 
 // What is wrong with one episode ends that one, what is wrong with a call ends its batch.
 func TestScheduler_Faults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 2)
-		defer s.close()
+	onStage(t, 2, func(t *testing.T, s *stage, e *script) {
 		fault := errors.New("fault")
 		bad, _ := cast("bad", "a", 3)
 		bad.episode.(*actor).fault = fault
@@ -360,13 +352,10 @@ func TestScheduler_End(t *testing.T) {
 	})
 }
 
-// A sample that is told something while others of its step are still recorded rejoins once it has left: it is stepped once at a
-// time.
+// A sample that is told something while others of its step are still recorded rejoins once it has left: it is stepped
+// once at a time.
 func TestScheduler_RejoinsOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &script{}
-		s := newStage(t, e, 4)
-		defer s.close()
+	onStage(t, 4, func(t *testing.T, s *stage, e *script) {
 		talks, _ := cast("talks", "a", 4)
 		talks.engine, talks.episode.(*actor).asksAt = e, 2 // the other is in that step too
 		other, _ := cast("other", "a", 3)

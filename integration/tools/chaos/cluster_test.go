@@ -56,6 +56,17 @@ func newCluster(t *testing.T, more ...string) (url string, servers map[string]*h
 	return "nats://" + strings.Join(clients, ",nats://"), servers
 }
 
+// streamsOnCluster is a cluster with the streams on all of its servers.
+func streamsOnCluster(t *testing.T) (*bus.Bus, map[string]*harness.Process) {
+	t.Helper()
+	url, servers := newCluster(t)
+	b := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
+	if err := b.Setup(t.Context(), bus.Replicas(clusterSize)); err != nil {
+		t.Fatal(err)
+	}
+	return b, servers
+}
+
 // leaderOf is the server that leads a stream.
 func leaderOf(t *testing.T, b *bus.Bus, stream string) (name string) {
 	t.Helper()
@@ -262,11 +273,7 @@ func TestCluster_ReadersGoOn(t *testing.T) {
 		t.Skip("TestCluster_ReadersGoOn: of servers that are not built with -race; it runs without")
 	}
 	t.Parallel()
-	url, servers := newCluster(t)
-	b := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
-	if err := b.Setup(t.Context(), bus.Replicas(clusterSize)); err != nil {
-		t.Fatal(err)
-	}
+	b, servers := streamsOnCluster(t)
 	publish := func(run schemas.Run) {
 		t.Helper()
 		bustest.Until(t, "a prompt is stored", func() error {
@@ -380,11 +387,7 @@ func TestCluster_ReadsWhatIsStored(t *testing.T) {
 		t.Skip("TestCluster_ReadsWhatIsStored: of servers that are not built with -race; it runs without")
 	}
 	t.Parallel()
-	url, _ := newCluster(t)
-	b := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
-	if err := b.Setup(t.Context(), bus.Replicas(clusterSize)); err != nil {
-		t.Fatal(err)
-	}
+	b, _ := streamsOnCluster(t)
 	err := b.SetReplicas(t.Context(), bus.MaxReplicas)
 	if !errors.Is(err, bus.ErrTooFewServers) || !strings.Contains(fmt.Sprint(err), "must be at most the servers of the cluster") {
 		t.Errorf("five replicas on three servers: %v", err)

@@ -61,6 +61,22 @@ type Adaptable[M any] interface {
 	Adapted(adapters ...lora.Weighted) (M, error)
 }
 
+// BaseDigest returns the digest of the checkpoint of model m, or digest, that of its weights, where it cannot be changed.
+func BaseDigest(m any, digest string) string {
+	if a, ok := m.(interface{ BaseDigest() string }); ok {
+		return a.BaseDigest()
+	}
+	return digest
+}
+
+// Modules lists what adapters can change in model m; nil: it accepts none.
+func Modules(m any) lora.Table {
+	if a, ok := m.(interface{ Modules() lora.Table }); ok {
+		return a.Modules()
+	}
+	return nil
+}
+
 // Adapted returns model m of network n with adapters, or m itself where it has them already. A *Refusal says that it
 // cannot have any.
 func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {

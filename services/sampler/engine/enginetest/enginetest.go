@@ -28,6 +28,24 @@ var ErrModel = errors.New("the model cannot compute it")
 // NaN is what a model that Spoils gives.
 var NaN = float32(math.NaN())
 
+// Strike does to a call what a poison says: it panics, returns ErrModel, or puts NaN into the row's output, or into those
+// of all rows. Another word does nothing.
+func Strike(poison string, row []float32, all ...[]float32) error {
+	switch poison {
+	case Panics:
+		panic("index out of range")
+	case Fails:
+		return ErrModel
+	case Spoils:
+		row[3] = NaN
+	case Infects:
+		for _, other := range all {
+			other[0] = NaN
+		}
+	}
+	return nil
+}
+
 // StepAll steps episodes in one batch until none is left, and returns what each came to.
 func StepAll(t *testing.T, e engine.Engine, episodes []engine.Episode) (states []string, faults []error) {
 	t.Helper()

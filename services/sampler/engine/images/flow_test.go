@@ -23,19 +23,12 @@ type poisoned struct{ model.Model }
 
 func (m poisoned) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
 	err := m.Model.Velocity(ctx, rows, size)
+	var outputs [][]float32
 	for _, r := range rows {
-		switch r.Conditioning.Prompt {
-		case enginetest.Panics:
-			panic("index out of range")
-		case enginetest.Fails:
-			return enginetest.ErrModel
-		case enginetest.Spoils:
-			r.Dst[3] = enginetest.NaN
-		case enginetest.Infects:
-			for _, other := range rows {
-				other.Dst[0] = enginetest.NaN
-			}
-		}
+		outputs = append(outputs, r.Dst)
+	}
+	for _, r := range rows {
+		err = errors.Join(err, enginetest.Strike(r.Conditioning.Prompt, r.Dst, outputs...))
 	}
 	return err
 }
@@ -86,8 +79,8 @@ func rolled(t *testing.T, card *model.Card, seed uint64) (*schemas.Request, *sch
 	return r, &schemas.SegmentStart{Latents: &schemas.Tensor{DType: "F32", Shape: shape, Data: data}}
 }
 
-// A poison prompt enginetest.Fails alone. Samples beside it, guided, without guidance and of scheduled sampling, have the bits
-// of a batch without it.
+// A poison prompt fails alone. Samples beside it, guided, without guidance and of scheduled sampling, have the bits of a
+// batch without it.
 func TestFlowEngine_PoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	m, err := families.All().Open("synthetic", model.Options{})

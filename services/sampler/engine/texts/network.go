@@ -61,10 +61,7 @@ func (n *Network) Digest() string { return n.Model.Card().WeightsDigest }
 // Policy returns PolicyOf the model, with the digest of its checkpoint.
 func (n *Network) Policy() *schemas.Policy {
 	p := PolicyOf(n.Model.Card())
-	p.BaseDigest = p.WeightsDigest
-	if m, ok := n.Model.(lm.Adaptable); ok {
-		p.BaseDigest = m.BaseDigest()
-	}
+	p.BaseDigest = engine.BaseDigest(n.Model, p.WeightsDigest)
 	return p
 }
 
@@ -86,12 +83,7 @@ func (n *Network) With(c engine.Change) (engine.Network, error) {
 }
 
 // Modules lists what adapters can change; nil: the model accepts none.
-func (n *Network) Modules() lora.Table {
-	if m, ok := n.Model.(lm.Adaptable); ok {
-		return m.Modules()
-	}
-	return nil
-}
+func (n *Network) Modules() lora.Table { return engine.Modules(n.Model) }
 
 // Tensors is nil: language models accept no full weights.
 func (n *Network) Tensors() lora.Shapes { return nil }

@@ -2,6 +2,7 @@ package texts
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -23,20 +24,13 @@ type poisonedText struct {
 
 func (m poisonedText) Forward(ctx context.Context, rows []lm.Row) error {
 	err := m.Model.Forward(ctx, rows)
+	var outputs [][]float32
+	for _, r := range rows {
+		outputs = append(outputs, r.Logits)
+	}
 	for _, r := range rows {
 		for _, id := range r.IDs {
-			switch m.of[id] {
-			case enginetest.Panics:
-				panic("index out of range")
-			case enginetest.Fails:
-				return enginetest.ErrModel
-			case enginetest.Spoils:
-				r.Logits[5] = enginetest.NaN
-			case enginetest.Infects:
-				for _, r := range rows {
-					r.Logits[0] = enginetest.NaN
-				}
-			}
+			err = errors.Join(err, enginetest.Strike(m.of[id], r.Logits, outputs...))
 		}
 	}
 	return err
@@ -57,7 +51,7 @@ func randomText(t *testing.T) lm.Model {
 	return m
 }
 
-// A sequence that the model cannot compute enginetest.Fails alone; those beside it get the tokens that they get without it.
+// A sequence that the model cannot compute fails alone; those beside it get the tokens that they get without it.
 func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	m := randomText(t)
@@ -109,7 +103,7 @@ func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 	}
 }
 
-// A prompt that the model enginetest.Panics at ends the sample that has it computed, and keeps none of its group waiting.
+// A prompt that the model panics at ends the sample that has it computed, and keeps none of its group waiting.
 func TestPrefixes_Panic(t *testing.T) {
 	t.Parallel()
 	m := randomText(t)
