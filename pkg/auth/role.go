@@ -132,7 +132,7 @@ func serviceGrants() []Grant {
 			Publishes: []string{schemas.KindAdvantage, schemas.KindBatch, schemas.KindPrompt, schemas.KindDead},
 			Reads: []string{
 				schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamTrajectories, schemas.StreamRewards,
-				schemas.StreamAdvantages, schemas.StreamPolicies, schemas.StreamPresenceBucket,
+				schemas.StreamAdvantages, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamPresenceBucket,
 				schemas.StreamControlBucket, schemas.StreamBlobBucket,
 			},
 			Writes:       []string{schemas.PresenceBucket, schemas.BlobBucket},

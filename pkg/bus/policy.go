@@ -176,9 +176,9 @@ func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.
 	return out, ctx.Err()
 }
 
-// PolicyVersionAt returns the version that a lane had at a time of the server's clock; 0 when it had none, or when
-// the history does not reach back so far.
-func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Time) (version int64, err error) {
+// PolicyVersionAt returns the newest version that a lane had at a time of the server's clock, without those that are in
+// refused; 0 when it had none, or when the history does not reach back so far.
+func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Time, refused map[int64]string) (version int64, err error) {
 	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
@@ -186,7 +186,7 @@ func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Ti
 	if err != nil {
 		return 0, fmt.Errorf("policy of lane %q: %w", lane, err)
 	}
-	if p := b.decodePolicy(m); p != nil && !m.Time.After(at) { // the usual case, told by one request
+	if p := b.decodePolicy(m); p != nil && !m.Time.After(at) && refused[p.PolicyVersion] == "" { // told by one request
 		return p.PolicyVersion, nil
 	}
 	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
@@ -196,7 +196,7 @@ func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Ti
 		if m.Time.After(at) {
 			break
 		}
-		if p := b.decodePolicy(m); p != nil {
+		if p := b.decodePolicy(m); p != nil && refused[p.PolicyVersion] == "" {
 			version = p.PolicyVersion
 		}
 	}

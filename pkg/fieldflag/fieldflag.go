@@ -52,10 +52,10 @@ func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 		if f.Flag == "" {
 			continue
 		}
-		codec, own := codecs[f.Name]
+		codec := codecs[f.Name]
 		standard, known := codecOf(f.Type)
 		switch {
-		case !own && !known:
+		case codec.Parse == nil && !known:
 			panic(fmt.Sprintf("fieldflag: %s.%s: %v; must have a codec", t.Name(), f.GoName, f.Type))
 		case codec.Parse == nil:
 			codec.Kind, codec.Parse = standard.Kind, standard.Parse

@@ -165,3 +165,20 @@ func TestSet_Parse(t *testing.T) {
 		t.Errorf("--lit none gives %#v, want an empty list", got)
 	}
 }
+
+// A flag that nothing reads is a fault of the struct, whatever else its codec has.
+func TestNew_NoCodec(t *testing.T) {
+	type odd struct {
+		Odd map[string]int `msgpack:"odd" flag:"odd"`
+	}
+	for name, codecs := range map[string]map[string]fieldflag.Codec{"no codec": nil, "a codec without Parse": {"odd": {Kind: "pairs"}}} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if said, _ := recover().(string); !strings.Contains(said, "odd.Odd: map[string]int; must have a codec") {
+					t.Errorf("panics with %q", said)
+				}
+			}()
+			fieldflag.New(reflect.TypeFor[odd](), []byte("{}"), codecs)
+		})
+	}
+}

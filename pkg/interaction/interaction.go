@@ -36,7 +36,12 @@ type Fault struct {
 	Err   error
 }
 
-func (f *Fault) Error() string { return f.State + ": " + f.Err.Error() }
+func (f *Fault) Error() string {
+	if f.Err == nil {
+		return f.State
+	}
+	return f.State + ": " + f.Err.Error()
+}
 
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }

@@ -59,3 +59,16 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+// A fault says its kind, with or without a cause.
+func TestFault(t *testing.T) {
+	t.Parallel()
+	for want, f := range map[string]*interaction.Fault{
+		"timeout":        {State: schemas.ConversationTimeout},
+		"absent: no one": {State: schemas.ConversationAbsent, Err: errors.New("no one")},
+	} {
+		if got := f.Error(); got != want {
+			t.Errorf("%q; want %q", got, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image/png"
 	"os"
@@ -265,5 +266,35 @@ func TestCollectPass(t *testing.T) {
 	}
 	if data, err := os.ReadFile(filepath.Join(dir, "results.jsonl")); err != nil || strings.Count(string(data), "\n") != 2 {
 		t.Errorf("results.jsonl: %v\n%s", err, data)
+	}
+}
+
+// A store that cannot be read is not one without runs.
+func TestLatestRun(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus
+	if _, err := results.LatestRun(t.Context(), b); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("an empty store: %v", err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := results.LatestRun(ctx, b); !errors.Is(err, context.Canceled) || errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("a read that is stopped: %v; want its end", err)
+	}
+}
+
+// A result whose group has no record is of no group that is counted, and closes no other.
+func TestRuns_Open(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	for _, subject := range []string{
+		schemas.GroupSubject("r", "open"), schemas.GroupSubject("r", "closed"), schemas.AdvantageSubject("r", "closed"),
+		schemas.AdvantageSubject("r", "without-a-record"),
+	} {
+		p.Forge(t, subject, []byte("x"))
+	}
+	runs, err := results.Runs(t.Context(), p.Bus, "r")
+	if err != nil || runs["r"].Groups != 2 || runs["r"].Open != 1 {
+		t.Errorf("%+v, %v; want 2 groups, 1 of them open", runs["r"], err)
 	}
 }

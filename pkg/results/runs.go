@@ -3,6 +3,7 @@ package results
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -35,6 +36,11 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 		mean[s.Name] = s.Bytes / max(1, s.Messages)
 	}
 	runs := map[schemas.Run]*StoredRun{}
+	type group struct {
+		run schemas.Run
+		uid schemas.UID
+	}
+	open, closed := map[group]bool{}, map[group]bool{}
 	for stream, filters := range schemas.RunFilters(run) {
 		for _, filter := range filters {
 			subjects, err := b.Subjects(ctx, stream, filter)
@@ -53,17 +59,22 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 				r.Streams[stream] += n
 				switch a.Kind {
 				case schemas.KindGroup:
-					r.Groups, r.Open = r.Groups+1, r.Open+1
+					r.Groups++
+					open[group{a.Run, a.UID}] = true
 				case schemas.KindAdvantage:
-					r.Open--
+					closed[group{a.Run, a.UID}] = true
 				case schemas.KindTrajectory:
 					r.Samples++
 				}
 			}
 		}
 	}
+	for g := range open {
+		if !closed[g] { // a result without a record is of a group that is not counted
+			runs[g.run].Open++
+		}
+	}
 	for id, r := range runs {
-		r.Open = max(0, r.Open)
 		for _, kind := range []struct{ stream, filter string }{
 			{schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: id}.Filter()},
 			{schemas.StreamTrajectories, schemas.TrajectoryFilter(id, "*")},
@@ -89,6 +100,9 @@ func LatestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 		if err == nil {
 			run, _ := schemas.RunOf(m.Subject)
 			return run, nil
+		}
+		if !errors.Is(err, bus.ErrNotFound) {
+			return "", fmt.Errorf("latest run: %w", err)
 		}
 	}
 	return "", bus.ErrNotFound

@@ -31,6 +31,8 @@ type group struct {
 	// was scored; 0 if the prompt does not limit the lag.
 	lane   schemas.Lane
 	served int64
+	// refusedVersions are the versions of the lane that samplers refused; nil where that makes no difference.
+	refusedVersions map[int64]string
 	// opening is the message of its record; nil while only rewards were delivered.
 	opening *bus.Message
 	// opened is when its record was stored, deadline when it closes at the latest. due is when the deadline was set: at

@@ -123,7 +123,7 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 		a.Status = schemas.StatusMixed
 		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
-	case policy.MaxPolicyLag != nil && g.served-a.PolicyVersionMin > *policy.MaxPolicyLag:
+	case policy.MaxPolicyLag != nil && g.lag(a.PolicyVersionMin) > *policy.MaxPolicyLag:
 		a.Status, a.Error = schemas.StatusStale, g.whyStale(a.PolicyVersionMin, *policy.MaxPolicyLag)
 	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation &&
 		slices.Min(scored) == slices.Max(scored):
@@ -138,7 +138,7 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 // whyStale says how far the oldest policy version of the samples is behind.
 func (g *group) whyStale(oldest, lag int64) string {
 	return fmt.Sprintf("policy version %d is %d behind version %d, which lane %q served by then; max_policy_lag is %d",
-		oldest, g.served-oldest, g.served, g.lane, lag)
+		oldest, g.lag(oldest), g.served, g.lane, lag)
 }
 
 // whyFailed says how many samples failed, and how many never came.

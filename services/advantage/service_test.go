@@ -257,6 +257,44 @@ func TestService_StaleByThen(t *testing.T) {
 	}
 }
 
+// Versions that samplers refused were never served, and do not make a group stale.
+func TestService_RefusedIsNotServed(t *testing.T) {
+	p := newPlane(t)
+	now := p.version(t, 4, nil)
+	for v := int64(5); v <= 7; v++ {
+		now = p.version(t, v, now)
+		answer := &schemas.Applied{Lane: "synthetic", Instance: "s", PolicyVersion: v, State: schemas.AppliedRefused, Error: "does not fit", Serving: 4}
+		if v == 6 {
+			answer.State, answer.Error, answer.Serving = schemas.AppliedApplied, "", v
+		}
+		if _, err := p.Publish(t.Context(), answer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := func(uid schemas.UID, lag, version int64) {
+		for i := range int64(2) {
+			r := made("r", uid, i, 2, float64(i), func(g *schemas.Group) {
+				g.GroupPolicy = &schemas.GroupPolicy{
+					ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(0)), MaxPolicySpan: new(int64(9)), MaxPolicyLag: &lag,
+				}
+			})
+			r.PolicyVersionMin, r.PolicyVersionMax = version, version
+			p.put(t, r)
+		}
+	}
+	put("served", 0, 6) // 7 was refused
+	put("one-behind", 1, 4)
+	put("stale", 0, 4)
+	p.serve(t, testConfig())
+	results := p.results(t, "r", 3)
+	for uid, want := range map[schemas.UID]string{"served": "", "one-behind": "", "stale": "policy version 4 is 1 behind version 6"} {
+		a := advantageOf(t, results, "r", uid)
+		if (a.Error == "") != (want == "") || !strings.Contains(a.Error, want) {
+			t.Errorf("%s: %s %q, want %q", uid, a.Status, a.Error, want)
+		}
+	}
+}
+
 // gdpo asks for two reward functions that are normalised each by itself.
 func gdpo(g *schemas.Group) {
 	g.Advantage = schemas.AdvantageSpec{

@@ -142,7 +142,8 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 	}
 	var out []judgement
 	lines := bufio.NewScanner(in)
-	for n := 1; lines.Scan(); n++ {
+	n := 1
+	for ; lines.Scan(); n++ {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
 		}
@@ -165,7 +166,10 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 		}
 		out = append(out, j)
 	}
-	if err := lines.Err(); err != nil {
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return nil, fmt.Errorf("%s: line %d: more than %d KiB; must be one verdict a line, with texts of at most %d bytes",
+			file, n, bufio.MaxScanTokenSize>>10, schemas.MaxText)
+	} else if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	if len(out) == 0 {

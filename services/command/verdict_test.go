@@ -45,13 +45,16 @@ func TestVerdict(t *testing.T) {
 		{exitFailed, "it waits for human and robot; say which with --name", []string{"p1", "0=1"}},
 		{exitFailed, `name "cat"; it waits for human and robot`, []string{"--name", "cat", "p1", "0=1"}},
 		{exitFailed, "no such sample", []string{"--name", "human", "p1", "3=1"}},
-		{exitFailed, "no such sample", []string{"--name", "human", "nobody", "0=1"}},
+		{exitFailed, "no such sample", []string{"--name", "human", "p2", "0=1"}},
 		{exitUsage, `"0=NaN"; must be SAMPLE=VALUE, such as 0=0.8, and a finite value`, []string{"--name", "human", "p1", "0=NaN"}},
 		{exitUsage, `"1=-Inf"; must be SAMPLE=VALUE`, []string{"--name", "human", "p1", "0=1", "1=-Inf"}},
 		{exitUsage, `"0=good"; must be SAMPLE=VALUE`, []string{"--name", "human", "p1", "0=good"}},
 		{exitUsage, "no values", []string{"p1"}},
 		{exitUsage, "line 2: sample_index is missing", []string{
 			"--file", file(`{"uid":"a","sample_index":0,"value":1}` + "\n" + `{"uid":"a"}`),
+		}},
+		{exitUsage, "line 2: more than 64 KiB", []string{
+			"--file", file(`{"uid":"a","sample_index":0,"value":1}` + "\n" + `{"uid":"a","comment":"` + strings.Repeat("x", 64<<10) + `"}`),
 		}},
 		{exitUsage, "line 1: must be a value, or an error", []string{"--file", file(`{"uid":"a","sample_index":0}`)}},
 		{exitUsage, `line 1: json: unknown field "score"`, []string{"--file", file(`{"uid":"a","score":0}`)}},

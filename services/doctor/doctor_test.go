@@ -421,3 +421,16 @@ func TestRun_NeverHangs(t *testing.T) {
 	has(t, found, "disk", doctor.Fault, "no answer within 2s")
 	has(t, found, "streams", doctor.OK, "as this version expects")
 }
+
+// A server that does not tell the time is one fault, in one sentence.
+func TestRun_NoClock(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	if err := p.JetStream().DeleteStream(t.Context(), schemas.StreamPresenceBucket); err != nil {
+		t.Fatal(err)
+	}
+	found := look(t, doctor.Options{Bus: p.Bus})
+	if clocks := found["clocks"]; len(clocks) != 1 || clocks[0].State == doctor.OK || strings.Contains(clocks[0].Says, "it did not say the time") {
+		t.Errorf("%+v; want the error of the server alone", clocks)
+	}
+}

@@ -46,9 +46,9 @@ type Report struct {
 	Tokens             int        `json:"tokens,omitempty"`
 	Logits             int        `json:"logits,omitempty"`
 	MaxTokenDifference Difference `json:"max_token_difference,omitempty"`
-	// Drawn are tokens that a server drew, DrawnBy: they cannot be drawn again. What it says of them was computed with
-	// the weights of the folder instead, with other code: MaxDrawnDifference is the largest difference, EngineTolerance
-	// what passes.
+	// Drawn are tokens that a server drew: they cannot be drawn again. DrawnBy are the servers of tokens and steps. What
+	// they say was computed with the weights of the folder instead, with other code: MaxDrawnDifference is the largest
+	// difference of a number of a token, or |ratio-1| of a step, EngineTolerance what passes.
 	Drawn              int        `json:"drawn,omitempty"`
 	DrawnBy            []string   `json:"drawn_by,omitempty"`
 	MaxDrawnDifference Difference `json:"max_drawn_difference,omitempty"`
@@ -141,7 +141,7 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 		{"distance of a rolled state", r.MaxRolled, passes, "--tolerance"},
 		{"distance of a prompt embedding or mask", r.MaxConditioning, passes, "--tolerance"},
 		{"difference of a number of a token", r.MaxTokenDifference, Difference(tolerance), "--tolerance"},
-		{"difference of what the server says of a token", r.MaxDrawnDifference, Difference(r.EngineTolerance), "--engine-tolerance"},
+		{"difference of what the server says of a token or a step", r.MaxDrawnDifference, Difference(r.EngineTolerance), "--engine-tolerance"},
 	} {
 		if !(d.value <= d.most) {
 			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most, d.flag))

@@ -37,6 +37,19 @@ func (s *sample) drawnBy() *schemas.Engine {
 	return nil
 }
 
+// drawnAnew returns the server that drew the sample if it cannot give the same bits again: its numbers are held to a
+// tolerance, and its tokens are not drawn again. nil: what is computed again must be what is stored.
+func (s *sample) drawnAnew() *schemas.Engine {
+	by := s.drawnBy()
+	if by == nil || by.VerifyMode() == schemas.VerifyExact {
+		return nil
+	}
+	if !slices.Contains(s.report.DrawnBy, by.String()) {
+		s.report.DrawnBy = append(s.report.DrawnBy, by.String())
+	}
+	return by
+}
+
 // weightsDigest returns the digest of the weights to compute with: those of the sample, or those of the model's folder
 // if a server drew the tokens, as the weights of the server are not known.
 func (s *sample) weightsDigest() string {
@@ -62,9 +75,6 @@ func (s *sample) checkText(ctx context.Context) error {
 	}()
 	if ok, err := x.loadIDs(ctx); !ok || err != nil {
 		return err
-	}
-	if by := x.drawnBy(); by != nil && !slices.Contains(x.report.DrawnBy, by.String()) {
-		x.report.DrawnBy = append(x.report.DrawnBy, by.String())
 	}
 	x.checkPrompt()
 	var content [][32]byte
@@ -223,7 +233,7 @@ func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at
 		x.fault(e.N, "token %d: %v", at, err)
 		return nil
 	}
-	if x.drawnBy() != nil {
+	if x.drawnAnew() != nil {
 		x.report.Drawn++
 	} else {
 		x.report.Tokens++
@@ -255,7 +265,7 @@ func (x *textSample) compare(e, again *schemas.Tokens) {
 	case (e.Logits == nil) != (again.Logits == nil):
 		x.fault(e.N, "logits: not as they were asked for")
 	case e.Logits == nil:
-	case x.drawnBy() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs) || e.Logits.Masked != again.Logits.Masked || e.Logits.Form != again.Logits.Form:
+	case x.drawnAnew() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs) || e.Logits.Masked != again.Logits.Masked || e.Logits.Form != again.Logits.Form:
 		x.fault(e.N, "logits.ids: not those of the %s", again.Logits.Form)
 	default:
 		x.report.Logits += len(e.IDs)
@@ -278,7 +288,7 @@ func floats(t *schemas.Tensor) []float32 {
 // infinities do not differ.
 func (x *textSample) recordDifference(a, b []float32) {
 	most := &x.report.MaxTokenDifference
-	if x.drawnBy() != nil {
+	if x.drawnAnew() != nil {
 		most = &x.report.MaxDrawnDifference
 	}
 	if len(a) != len(b) {

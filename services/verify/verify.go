@@ -257,7 +257,7 @@ func (s *sample) fault(step int64, format string, args ...any) {
 }
 
 // checkLogProb recomputes the log-prob of step i, if it has one and the latents before and after it are stored. It
-// keeps the largest difference in report.MaxRatio.
+// keeps the largest difference in report.MaxRatio, or of what a server drew in report.MaxDrawnDifference.
 func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error {
 	stored, index := s.t.LogProbs[i], int64(i)
 	if stored == nil {
@@ -272,7 +272,8 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 	}
 	with := s.with
 	begin, _ := s.t.Segment()
-	if digest := s.steps[index-begin].WeightsDigest; digest != with.digest { // the sample went on with other weights later
+	digest := s.steps[index-begin].WeightsDigest
+	if s.drawnBy() == nil && digest != with.digest { // the sample went on with other weights later
 		var err error
 		if with, err = s.weights(ctx, digest); err != nil || !s.available(with, index) {
 			return err
@@ -295,7 +296,11 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 	if math.IsNaN(off) {
 		off = math.Inf(1)
 	}
-	s.report.MaxRatio = max(s.report.MaxRatio, Difference(off))
+	most := &s.report.MaxRatio
+	if s.drawnAnew() != nil {
+		most = &s.report.MaxDrawnDifference
+	}
+	*most = max(*most, Difference(off))
 	return nil
 }
 

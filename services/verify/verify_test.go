@@ -53,8 +53,14 @@ func prompt() *schemas.Prompt {
 // sample serves one prompt to its end, with the model that it names, else with synthetic.
 func sample(t *testing.T, plane *bustest.Plane, run schemas.Run, prompt *schemas.Prompt) {
 	t.Helper()
+	sampleWith(t, plane, string(cmp.Or(prompt.Model, "synthetic")), run, prompt)
+}
+
+// sampleWith serves one prompt to its end, with a model.
+func sampleWith(t *testing.T, plane *bustest.Plane, model string, run schemas.Run, prompt *schemas.Prompt) {
+	t.Helper()
 	config := pipeline.DefaultConfig()
-	config.Sampler.Model = string(cmp.Or(prompt.Model, "synthetic"))
+	config.Sampler.Model = model
 	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
 	if _, err := client.New(plane.Bus).Publish(t.Context(), run, prompt); err != nil {
 		t.Fatal(err)
@@ -320,6 +326,95 @@ func TestReport_OK(t *testing.T) {
 	} {
 		if got := c.report.OK(c.tolerance); got != c.want || got != (len(c.report.Faults(c.tolerance)) == 0) {
 			t.Errorf("%s: %v, want %v; it says %q", c.name, got, c.want, c.report.Faults(c.tolerance))
+		}
+	}
+}
+
+// serveAgain stores a sample once more, with its events, in a run of its own, as one that a server drew with weights that
+// it does not name.
+func serveAgain(t *testing.T, b *bus.Bus, run schemas.Run, sample *schemas.Trajectory, by schemas.Engine) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	store(t, b, run, sample, func(e *schemas.Trajectory) {
+		e.Drawn, e.WeightsDigest = &schemas.Drawn{Engine: by}, "served by "+by.Name
+		var content [][32]byte
+		for i, ref := range e.Steps {
+			m, err := b.Get(t.Context(), schemas.StreamSteps, ref.Seq)
+			must(err)
+			var event schemas.StepEvent
+			if e.Text == nil {
+				step, err := b.LoadStep(t.Context(), m)
+				must(err)
+				step.Run, step.WeightsDigest, step.Seal = run, e.WeightsDigest, ""
+				event = step
+			} else {
+				tokens, err := b.LoadTokens(t.Context(), m)
+				must(err)
+				if tokens.Run, tokens.WeightsDigest = run, e.WeightsDigest; tokens.Generated {
+					tokens.Engine = by.String()
+				}
+				event = tokens
+			}
+			data, err := schemas.Encode(event)
+			must(err)
+			payload, err := schemas.PayloadDigest(data)
+			must(err)
+			digest, err := event.ContentDigest()
+			must(err)
+			ack, err := b.Publish(t.Context(), event)
+			must(err)
+			e.Steps[i], content = schemas.StepRef{Seq: ack.Seq, Digest: payload}, append(content, digest)
+		}
+		e.ContentDigest = schemas.StepsDigest(content)
+	})
+}
+
+// Tokens of a server that gives the same bits are drawn again, those of another are not.
+func TestRun_DrawnTokens(t *testing.T) {
+	plane := bustest.New(t)
+	sampleWith(t, plane, "../../deploy/models/sums", "r1", &schemas.Prompt{UID: "p1", Prompt: "2+2=?", GroupSize: new(int64(1))})
+	made, err := client.New(plane.Bus).Trajectory(t.Context(), "r1", "p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for run, mode := range map[schemas.Run]string{"tolerant": schemas.VerifyTolerance, "exact": schemas.VerifyExact} {
+		serveAgain(t, plane.Bus, run, made, schemas.Engine{Name: schemas.EngineSGLang, Values: schemas.EngineLogits, Filters: schemas.FiltersMinPLast, Verify: mode})
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{"../../deploy/models/sums"}})
+		if err != nil || !report.OK(0) || (report.Tokens > 0) != (mode == schemas.VerifyExact) || (report.Drawn > 0) == (report.Tokens > 0) {
+			t.Errorf("%s: %+v, %v", run, report, err)
+		}
+	}
+}
+
+// What a server says of a step is held to a tolerance of its own, with the weights of the model here, unless the server
+// gives the same bits.
+func TestRun_DrawnSteps(t *testing.T) {
+	b := sampled(t)
+	forge(t, b, "served", func(t *schemas.Trajectory) { t.Prompt = "a blue fox" }) // its log-probs are others
+	served, err := client.New(b).Trajectory(t.Context(), "served", "p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveAgain(t, b, "tolerant", served, schemas.Engine{Name: schemas.EngineVLLM, Verify: schemas.VerifyTolerance})
+	serveAgain(t, b, "exact", served, schemas.Engine{Name: schemas.EngineVLLM, Verify: schemas.VerifyExact})
+	for _, c := range []struct {
+		run       schemas.Run
+		tolerance float64
+		fault     string
+	}{{"tolerant", 0, "--engine-tolerance"}, {"tolerant", 1e9, ""}, {"exact", 1e9, "--tolerance"}} {
+		report, err := verify.Run(t.Context(), b, c.run, verify.Options{EngineTolerance: c.tolerance})
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults := strings.Join(report.Faults(0), "; ")
+		if len(report.Mismatches) > 0 || report.Steps != stochastic || (faults == "") != (c.fault == "") || !strings.Contains(faults, c.fault) ||
+			(report.MaxRatio > 0) != (c.run == "exact") || (report.MaxDrawnDifference > 0) != (c.run == "tolerant") {
+			t.Errorf("%s with a tolerance of %g: %+v, faults %q; want %q", c.run, c.tolerance, report, faults, c.fault)
 		}
 	}
 }

@@ -100,7 +100,8 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 	if p.Bare() && fault == nil {
 		return nil // the checkpoint alone is no update to publish
 	}
-	return v.publishApplied(ctx, p, fault, time.Since(began))
+	_, err = v.options.Bus.Publish(ctx, v.applied(ctx, p, fault, time.Since(began)))
+	return err
 }
 
 // loadUnlessRefused returns a function that loads a policy, but refuses those that other samplers have refused and

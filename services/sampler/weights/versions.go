@@ -240,23 +240,31 @@ func (v *Versions) Serving() (p *schemas.Policy, loading *int64) {
 const loadPause = time.Second
 
 // Follow loads the policies of Want one after the other until ctx ends; then it returns nil. A refused policy is
-// dropped, any other error is logged and the policy is tried again after loadPause.
+// dropped, any other error is logged and the policy is tried again after loadPause, as is an answer that is not stored.
 func (v *Versions) Follow(ctx context.Context) error {
+	var answer *schemas.Applied // the last answer, until it is stored
 	for {
-		p, ready := v.chooseNext()
-		v.options.Changed()
 		var wait <-chan time.Time
-		if p != nil && ready {
-			err := v.update(ctx, p)
-			final := engine.Refused(err)
-			switch {
+		if answer != nil {
+			switch _, err := v.options.Bus.Publish(ctx, answer); {
 			case ctx.Err() != nil:
 				return nil
 			case err == nil:
-				v.noteHandled(p, nil)
-				continue
-			case final:
-				v.noteHandled(p, p)
+				answer = nil
+			default:
+				zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", answer.PolicyVersion).Msg("answer to a version not stored, trying again")
+				wait = time.After(loadPause)
+			}
+		}
+		p, ready := v.chooseNext()
+		v.options.Changed()
+		if p != nil && ready {
+			said, err := v.update(ctx, p)
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case said != nil:
+				answer = said
 				continue
 			}
 			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
@@ -283,9 +291,9 @@ func (v *Versions) noteHandled(p, refused *schemas.Policy) {
 	}
 }
 
-// update loads a policy, makes it current and publishes that. A policy that is refused is published as refused, and
-// the error is a *engine.Refusal. Other errors may pass: nothing is published, and the caller tries again.
-func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
+// update loads a policy, makes it current and returns the answer to publish: that it was taken over, or refused. An
+// error may pass: there is no answer, and the caller tries again.
+func (v *Versions) update(ctx context.Context, p *schemas.Policy) (*schemas.Applied, error) {
 	began := time.Now()
 	w, err := v.load(ctx, p)
 	if err == nil {
@@ -293,13 +301,16 @@ func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
 			err = errors.Join(err, w.close())
 		}
 	}
-	if err != nil && !engine.Refused(err) {
-		return err
-	}
-	if err == nil {
+	switch {
+	case err == nil:
 		v.setCurrent(w)
+		v.noteHandled(p, nil)
+	case engine.Refused(err):
+		v.noteHandled(p, p)
+	default:
+		return nil, err
 	}
-	return errors.Join(err, v.publishApplied(ctx, p, err, time.Since(began)))
+	return v.applied(ctx, p, err, time.Since(began)), nil
 }
 
 // checkChanges refuses an update whose canary is that of the weights before it, though its digest is another: such an
@@ -315,8 +326,8 @@ func checkChanges(last, next *Loaded) error {
 	return engine.Refuse("canary: what the weights give at a fixed input is that of version %d; must be another: the update changes nothing, such as an adapter whose lora_B is zero", last.Version())
 }
 
-// publishApplied publishes and logs that policy p was taken over, or refused for fault.
-func (v *Versions) publishApplied(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) error {
+// applied logs, counts and returns that policy p was taken over, or refused for fault.
+func (v *Versions) applied(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) *schemas.Applied {
 	now := v.Newest()
 	a := &schemas.Applied{
 		Lane: p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
@@ -333,6 +344,5 @@ func (v *Versions) publishApplied(ctx context.Context, p *schemas.Policy, fault 
 	}
 	v.options.Metrics.Updates.WithLabelValues(a.State).Inc()
 	v.options.Changed()
-	_, err := v.options.Bus.Publish(ctx, a)
-	return err
+	return a
 }

@@ -391,3 +391,32 @@ func TestRetryLate(t *testing.T) {
 		}
 	})
 }
+
+// An answer that cannot be stored when a version is taken over, or refused, is stored later.
+func TestVersions_AnswersLate(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	s := l.serve(weights.Own{})
+	for version, state := range []string{"", schemas.AppliedApplied, schemas.AppliedRefused} {
+		if version == 0 {
+			continue
+		}
+		if err := l.JetStream().DeleteStream(t.Context(), schemas.StreamApplied); err != nil {
+			t.Fatal(err)
+		}
+		if state == schemas.AppliedRefused {
+			l.script.set(func(s *script) { s.with = func() error { return engine.Refuse("does not fit") } })
+		}
+		l.push(nil)
+		bustest.Until(t, "version "+state, func() error {
+			if n := value(s.updates.WithLabelValues(state)); n != 1 {
+				return fmt.Errorf("%v updates are %s", n, state)
+			}
+			return nil
+		})
+		if err := l.Bus.Setup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.applied(int64(version), state)
+	}
+}
