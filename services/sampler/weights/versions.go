@@ -240,31 +240,18 @@ func (v *Versions) Serving() (p *schemas.Policy, loading *int64) {
 const loadPause = time.Second
 
 // Follow loads the policies of Want one after the other until ctx ends; then it returns nil. A refused policy is
-// dropped, any other error is logged and the policy is tried again after loadPause, as is an answer that is not stored.
+// dropped, any other error is logged and the policy is tried again after loadPause.
 func (v *Versions) Follow(ctx context.Context) error {
-	var answer *schemas.Applied // the last answer, until it is stored
 	for {
 		var wait <-chan time.Time
-		if answer != nil {
-			switch _, err := v.options.Bus.Publish(ctx, answer); {
-			case ctx.Err() != nil:
-				return nil
-			case err == nil:
-				answer = nil
-			default:
-				zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", answer.PolicyVersion).Msg("answer to a version not stored, trying again")
-				wait = time.After(loadPause)
-			}
-		}
 		p, ready := v.chooseNext()
 		v.options.Changed()
 		if p != nil && ready {
-			said, err := v.update(ctx, p)
+			err := v.update(ctx, p)
 			switch {
 			case ctx.Err() != nil:
 				return nil
-			case said != nil:
-				answer = said
+			case err == nil:
 				continue
 			}
 			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
@@ -291,9 +278,9 @@ func (v *Versions) noteHandled(p, refused *schemas.Policy) {
 	}
 }
 
-// update loads a policy, makes it current and returns the answer to publish: that it was taken over, or refused. An
-// error may pass: there is no answer, and the caller tries again.
-func (v *Versions) update(ctx context.Context, p *schemas.Policy) (*schemas.Applied, error) {
+// update loads a policy, makes it current and publishes that, or that it was refused. An error may pass: nothing is
+// published, and the caller tries again. An answer that cannot be stored is logged: the presence has the version, too.
+func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
 	began := time.Now()
 	w, err := v.load(ctx, p)
 	if err == nil {
@@ -308,9 +295,12 @@ func (v *Versions) update(ctx context.Context, p *schemas.Policy) (*schemas.Appl
 	case engine.Refused(err):
 		v.noteHandled(p, p)
 	default:
-		return nil, err
+		return err
 	}
-	return v.applied(ctx, p, err, time.Since(began)), nil
+	if _, err := v.options.Bus.Publish(ctx, v.applied(ctx, p, err, time.Since(began))); err != nil && ctx.Err() == nil {
+		zerolog.Ctx(ctx).Error().Err(err).Int64("policy_version", p.PolicyVersion).Msg("answer to the version not stored")
+	}
+	return nil
 }
 
 // checkChanges refuses an update whose canary is that of the weights before it, though its digest is another: such an
