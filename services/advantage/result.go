@@ -135,12 +135,6 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 	}
 }
 
-// whyStale says how far the oldest policy version of the samples is behind.
-func (g *group) whyStale(oldest, lag int64) string {
-	return fmt.Sprintf("policy version %d is %d behind version %d, which lane %q served by then; max_policy_lag is %d",
-		oldest, g.lag(oldest), g.served, g.lane, lag)
-}
-
 // whyFailed says how many samples failed, and how many never came.
 func (g *group) whyFailed(members []*sample) string {
 	if int64(len(members)) < g.size {
