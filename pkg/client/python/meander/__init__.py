@@ -9,16 +9,42 @@ check a loss.
 Events are plain dicts with the names of the contract (schemas/jsonschema in the repository).
 """
 
-from . import loss, noise, policy, scheduled, transition
-from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
-from .client import Client, Judged, Refused, connect
-from .cursor import CursorError, Taken
-from .events import EventError, Gone, tensor
-from .reader import Batches, Groups, Health
-from .text import Text
-from .textbatch import TextBatch
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import loss, noise, policy, scheduled, transition
+    from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
+    from .client import Client, Judged, Refused, connect
+    from .cursor import CursorError, Taken
+    from .events import EventError, Gone, tensor
+    from .reader import Batches, Groups, Health
+    from .text import Text
+    from .textbatch import TextBatch
 
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "Ratio", "RatioOff", "Refused",
     "Sample", "Taken", "Text", "TextBatch", "connect", "fresh", "loss", "noise", "policy", "scheduled", "tensor", "transition",
 ]
+
+_MODULES = {
+    "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),
+    "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"), "client": ("Client", "Judged", "Refused", "connect"),
+    "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"), "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
+    "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (),
+}  # fmt: skip
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for when it is: a worker of meander.torch has no need of the NATS client."""
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,15 @@
+"""The torch engine: a process that computes the networks of diffusers pipelines for a meander sampler.
+
+    python -m meander.torch --model ./sd35 --socket /run/meander/worker.sock --device cuda:0 --dtype bf16
+
+The sampler keeps schedule, noise, transitions and events; the worker encodes prompts, evaluates velocities and decodes
+latents. Both speak frames over one stream (meander.torch.frames); meander.torch.server lists the calls.
+
+Latents are float32 [S, C]: S tokens, rows first, of C channels in the order (c, pt, ph, pw). A state is
+x = (1 - sigma) x0 + sigma eps, and a velocity is eps - x0, for every family, whatever the network itself returns.
+
+Importing this package imports neither torch nor the NATS client.
+"""
+
+PROTOCOL = 1
+"""Version of the protocol; hello refuses another."""

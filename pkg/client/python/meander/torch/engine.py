@@ -1,0 +1,332 @@
+"""The model of a worker: it loads a folder, and computes one call at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import resource
+import struct
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .families import Family, Prompt, Size
+from .faults import Fault
+from .weights import Weights
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+Tensors = dict[str, np.ndarray]
+Answer = tuple[dict[str, Any], list[tuple[str, np.ndarray]]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time."""
+
+    device: str = "cpu"
+    dtype: str = "f32"
+    encoders: str = ""  # device of the text encoders; empty: the same
+    deterministic: bool = False
+    threads: int = 0  # of torch on the CPU; 0: torch decides
+    max_rows: int = 64
+
+
+class Handles:
+    """Encoded prompts by the digest of their tensors; what was used longest ago goes first."""
+
+    def __init__(self, count: int = 1024, size: int = 1 << 30):
+        self._count, self._size, self._held = count, size, 0
+        self._kept: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
+
+    def put(self, handle: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Keeps the tensors of one prompt, and forgets others where there are too many or too large ones."""
+        if handle in self._kept:
+            self._kept.move_to_end(handle)
+            return
+        self._kept[handle] = tensors
+        self._held += _bytes(tensors)
+        while len(self._kept) > 1 and (len(self._kept) > self._count or self._held > self._size):
+            self._held -= _bytes(self._kept.popitem(last=False)[1])
+
+    def get(self, handle: str) -> dict[str, torch.Tensor]:
+        """Returns the tensors of a handle. Fault of class handle: it is not kept."""
+        if handle not in self._kept:
+            raise Fault("handle", f"handles: {handle:.80}: unknown; put its tensors and repeat the call")
+        self._kept.move_to_end(handle)
+        return self._kept[handle]
+
+
+class Engine:
+    """The networks of one folder. Every call must be under one lock, and leaves no gradients.
+
+    Calls take arguments that were checked for their types, and tensors by name; they return the result and the tensors
+    of the answer, which hold no memory of the model.
+    """
+
+    def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
+        """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
+        self.family, self.settings = family, settings
+        _prepare(settings)
+        device, encoders = _device(settings.device), _device(settings.encoders or settings.device)
+        family.attach(_load(family, DTYPES[settings.dtype], device, encoders, say), encoders)
+        self.device, self.handles = device, Handles()
+        self.weights = Weights(family.transformer)  # its tables are taken before anything is added
+
+    def encode(self, prompts: list[Any], truncate: bool) -> Answer:
+        items: list[dict[str, Any]] = []
+        tensors: list[tuple[str, np.ndarray]] = []
+        for i, texts in enumerate(prompts):
+            if (
+                not isinstance(texts, list)
+                or not 1 <= len(texts) <= self.family.prompts
+                or not all(isinstance(t, str) for t in texts)
+            ):
+                raise Fault("protocol", f"prompts[{i}]: must be a list of 1 to {self.family.prompts} texts")
+        for texts in prompts:
+            encoded, cut = self.family.encode(Prompt(tuple(texts)), truncate)
+            arrays = [(n, _array(encoded[n])) for n in self.family.conditioning]
+            items.append(
+                {"handle": self._keep(arrays), "cut": cut, "tensors": [len(tensors) + k for k in range(len(arrays))]}
+            )
+            tensors += arrays
+        return {"items": items}, tensors
+
+    def put(self, tensors: Tensors) -> Answer:
+        if set(tensors) != set(self.family.conditioning):
+            raise Fault(
+                "protocol", f"tensors: {', '.join(tensors) or 'none'}; must be {', '.join(self.family.conditioning)}"
+            )
+        dims = {"prompt_embeds": 2, "pooled_prompt_embeds": 1}
+        for name, a in tensors.items():
+            if (
+                a.dtype != np.float32
+                or a.ndim != dims[name]
+                or 0 in a.shape
+                or a.nbytes > self.family.card()["conditioning_bytes"]
+            ):
+                raise Fault(
+                    "protocol",
+                    f"{name}: {a.dtype} {list(a.shape)}; must be f32 of {dims[name]} axes, as large as the card allows",
+                )
+        if (width := tensors["prompt_embeds"].shape[1]) != self.family.width():
+            raise Fault("protocol", f"prompt_embeds: {width} channels; must be {self.family.width()}")
+        return {"handle": self._keep([(n, tensors[n]) for n in self.family.conditioning])}, []
+
+    def velocity(
+        self, sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str, tensors: Tensors
+    ) -> Answer:
+        n = len(sigmas)
+        if not 1 <= n <= self.settings.max_rows or len(handles) != n or len(guidance) != n:
+            raise Fault(
+                "protocol",
+                f"rows: {n} sigmas, {len(handles)} handles, {len(guidance)} guidance; must be equal, and 1 to "
+                f"{self.settings.max_rows}",
+            )
+        if not all(_is_number(v) for v in (*sigmas, *guidance)) or not all(isinstance(h, str) for h in handles):
+            raise Fault("protocol", "sigmas and guidance: must be finite numbers; handles: must be text")
+        if any(guidance) and not self.family.takes_guidance():
+            raise Fault("protocol", f"guidance: {guidance[:4]}; must be 0, the network has no such input")
+        x = self._latents(tensors, (n, *self.family.latent_shape(size)))
+        rows = [self.handles.get(h) for h in handles]
+        self.weights.select(weights)
+        t = torch.tensor(sigmas, dtype=torch.float32, device=self.device) * 1000  # float32, as the schedulers make it
+        g = torch.tensor(guidance, dtype=torch.float32, device=self.device)
+        step = 1 if self.settings.deterministic else n
+        v = [
+            self.family.velocity(x[i : i + step], t[i : i + step], rows[i : i + step], size, g[i : i + step]).float()
+            for i in range(0, n, step)
+        ]
+        return {}, [("v", _array(torch.cat(v)))]
+
+    def decode(self, size: Size, tensors: Tensors) -> Answer:
+        x = self._latents(tensors, self.family.latent_shape(size))
+        pixels = self.family.decode(x[None], size).float()
+        if not bool(torch.isfinite(pixels).all()):
+            raise Fault("latents", "x: decodes to pixels that are not finite numbers; must be the latents of an image")
+        media = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)  # as VaeImageProcessor does
+        return {}, [("media", media.permute(0, 2, 3, 1).contiguous().cpu().numpy())]
+
+    def encode_media(self, size: Size, tensors: Tensors) -> Answer:
+        self.family.latent_grid(size)
+        media = self._tensor(tensors, "media", (size.frames, size.height, size.width, 3))
+        return {}, [("x", _array(self.family.encode_media(media.permute(0, 3, 1, 2), size)[0]))]
+
+    def modules(self) -> Answer:
+        return {"linear": self.weights.linear, "tensors": self.weights.tensors}, []
+
+    def load(self, weights: str, kind: str, modules: list[Any], files: list[Any], tensors: Tensors) -> Answer:
+        began = time.monotonic()
+        if not weights:
+            raise Fault("protocol", "weights: empty; must be a digest, the base is always loaded")
+        given = {n: torch.from_numpy(a) for n, a in tensors.items()}
+        if kind == "adapter" and not files:
+            self.weights.load_adapter(weights, modules, given)
+        elif kind == "whole" and not modules and not (files and given):
+            if not self.weights.has(weights):
+                self.weights.load_whole(weights, _read_shards(files) if files else given)
+        else:
+            raise Fault(
+                "protocol",
+                f"kind: {kind!r:.40}; must be adapter with modules and tensors, or whole with files or tensors",
+            )
+        return {"ms": 1e3 * (time.monotonic() - began)}, []
+
+    def unload(self, weights: str) -> Answer:
+        self.weights.unload(weights)
+        return {}, []
+
+    def memory(self) -> Answer:
+        """Bytes: of the weights; on a GPU what torch holds and most held, on a CPU those of the process."""
+        networks = [c for c in self.family.pipe.components.values() if isinstance(c, torch.nn.Module)]
+        weights = sum(p.numel() * p.element_size() for c in networks for p in c.parameters())
+        if self.device.type == "cuda":
+            reserved, peak = torch.cuda.memory_reserved(self.device), torch.cuda.max_memory_reserved(self.device)
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            reserved = _resident() or peak
+        return {"weights_bytes": weights, "reserved_bytes": reserved, "peak_bytes": peak}, []
+
+    def free_cache(self) -> None:
+        """Gives back what torch's allocator keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _keep(self, arrays: list[tuple[str, np.ndarray]]) -> str:
+        """Keeps the tensors of one prompt as the network takes them, and returns their handle."""
+        handle = handle_of(arrays)
+        self.handles.put(handle, {n: torch.from_numpy(a.copy()).to(self.device, self.family.dtype) for n, a in arrays})
+        return handle
+
+    def _latents(self, tensors: Tensors, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._tensor(tensors, "x", shape)
+
+    def _tensor(self, tensors: Tensors, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The one tensor of a call, on the device."""
+        if set(tensors) != {name}:
+            raise Fault("protocol", f"tensors: {', '.join(tensors) or 'none'}; must be {name}")
+        a = tensors[name]
+        if a.dtype != np.float32 or a.shape != shape:
+            raise Fault("latents", f"{name}: {a.dtype} {list(a.shape)}; must be f32 {list(shape)}")
+        return torch.from_numpy(a).to(self.device)
+
+
+def handle_of(arrays: list[tuple[str, np.ndarray]]) -> str:
+    """Returns the SHA-256 in hex of tensors in the card's order: name, 0x00, u32 axes, u32 each, f32 data (all LE)."""
+    h = hashlib.sha256()
+    for name, a in arrays:
+        h.update(name.encode() + b"\0" + struct.pack(f"<{1 + a.ndim}I", a.ndim, *a.shape))
+        h.update(np.ascontiguousarray(a, "<f4").tobytes())
+    return h.hexdigest()
+
+
+def is_out_of_memory(e: BaseException) -> bool:
+    """Whether an error says that memory is full; torch has no type of its own for the CPU's."""
+    return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(e, RuntimeError) and "can't allocate memory" in str(e)
+    )
+
+
+def _prepare(settings: Settings) -> None:
+    """Settings of torch for the whole process."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if not settings.deterministic:
+        return
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    # One kernel of attention for each dtype: flash takes no float32.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(settings.dtype != "f32")
+    torch.backends.cuda.enable_mem_efficient_sdp(settings.dtype == "f32")
+
+
+def _device(name: str) -> torch.device:
+    """The device of a name. Fault of class config: it is not there."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except Exception as e:
+        if is_out_of_memory(e):
+            raise
+        raise Fault(
+            "config", f"device: {name}: {e}; must be a device of this torch {torch.__version__}, such as cpu or cuda:0"
+        ) from e
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def _load(
+    family: Family, dtype: torch.dtype, device: torch.device, encoders: torch.device, say: Callable[[str], None]
+) -> Any:
+    """Loads the parts of a pipeline, each by the class of our table alone, and returns the pipeline."""
+    say("importing diffusers and transformers")
+    libraries = {
+        "diffusers": importlib.import_module("diffusers"),
+        "transformers": importlib.import_module("transformers"),
+    }
+    sizes, done = family.check(), 0
+    parts: dict[str, Any] = {part: None for part in (*family.parts, *family.tokenizers)}
+    for part, size in sizes.items():
+        library, name = family.parts[part]
+        say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
+        kind = "torch_dtype" if library == "diffusers" else "dtype"
+        network = getattr(libraries[library], name).from_pretrained(
+            str(family.folder.path / part), **{kind: dtype}, local_files_only=True, use_safetensors=True
+        )
+        parts[part] = network.eval().requires_grad_(False).to(encoders if part.startswith("text_encoder") else device)
+        done += size
+    for part in family.tokenizers:
+        if name := family.folder.named_class(part):
+            cls = getattr(libraries["transformers"], name, None) or libraries["transformers"].PreTrainedTokenizerFast
+            parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
+    diffusers = libraries["diffusers"]
+    # The host steps; the scheduler of the pipeline is never asked.
+    return getattr(diffusers, family.folder.class_name)(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), **parts)
+
+
+def _read_shards(files: list[Any]) -> dict[str, torch.Tensor]:
+    """The tensors of safetensors files. Fault of class weights: one that cannot be read, or a tensor in two of them."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    out: dict[str, torch.Tensor] = {}
+    for file in files:
+        if not isinstance(file, str) or not os.path.isabs(file) or not os.path.isfile(file):
+            raise Fault("weights", f"files: {file!r:.300}; must be absolute paths of files that the worker can read")
+        try:
+            shard = load_file(file)
+        except (OSError, SafetensorError) as e:
+            raise Fault("weights", f"files: {file}: {e}; must be safetensors files") from e
+        if twice := sorted(out.keys() & shard.keys()):
+            raise Fault("weights", f"files: {twice[0]!r} is in two of them")
+        out |= shard
+    return out
+
+
+def _array(t: torch.Tensor) -> np.ndarray:
+    """A float32 copy on the CPU."""
+    return t.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
+
+
+def _bytes(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _is_number(v: Any) -> bool:
+    return isinstance(v, int | float) and not isinstance(v, bool) and v - v == 0
+
+
+def _resident() -> int:
+    """Bytes of the process in memory; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0

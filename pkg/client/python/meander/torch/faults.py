@@ -1,0 +1,20 @@
+"""The errors that an answer can carry."""
+
+from __future__ import annotations
+
+CLASSES = ("prompt", "latents", "handle", "weights", "memory", "config", "worker", "protocol")
+
+
+class Fault(Exception):
+    """An error of a call, as the host reads it: one of CLASSES and a message.
+
+    prompt: a prompt that the family cannot encode. latents: a size, or latents, that it cannot compute. handle: an
+    unknown conditioning, to put again. weights: a version that does not fit or is not loaded. memory: the device is
+    full. config: the worker is set up wrongly, and a restart does not help. worker: a bug. protocol: a call that is
+    not one.
+    """
+
+    def __init__(self, kind: str, message: str):
+        assert kind in CLASSES, kind
+        super().__init__(message)
+        self.kind = kind

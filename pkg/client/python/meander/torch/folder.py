@@ -1,0 +1,82 @@
+"""A model folder in the layout of diffusers: its configuration, and whether its parts may be loaded.
+
+Nothing here imports torch: a card is known before the weights are read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .faults import Fault
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+
+
+class Folder:
+    """A folder with a model_index.json. Every fault is of class config and names the file."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path).resolve()
+        if not (self.path / "model_index.json").is_file():
+            raise Fault(
+                "config",
+                f"model: no model_index.json in {self.path}; download the model where there is a network "
+                "(`hf download ORG/NAME --local-dir DIR`) and copy it",
+            )
+        self.index = self.read("model_index.json")
+
+    @property
+    def class_name(self) -> str:
+        """The pipeline class that the folder names."""
+        return str(self.index.get("_class_name", ""))
+
+    def read(self, *names: str) -> dict[str, Any]:
+        """Returns a JSON file of the folder."""
+        file = self.path.joinpath(*names)
+        try:
+            out = json.loads(file.read_text("utf-8"))
+        except FileNotFoundError:
+            raise Fault("config", f"model: no {file}; the folder is not whole: copy it again") from None
+        except (OSError, ValueError) as e:
+            raise Fault("config", f"model: {file}: {e}") from e
+        if not isinstance(out, dict):
+            raise Fault("config", f"model: {file}: a {type(out).__name__}; must be an object")
+        return out
+
+    def read_optional(self, *names: str) -> dict[str, Any]:
+        """Returns a JSON file of the folder, {} if it is not there."""
+        return self.read(*names) if self.path.joinpath(*names).is_file() else {}
+
+    def named_class(self, part: str) -> str:
+        """The class of a part by model_index.json; "" where the pipeline goes without."""
+        entry = self.index.get(part)
+        name = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        return name if isinstance(name, str) else ""
+
+    def check_weights(self, part: str, library: str) -> int:
+        """Returns the bytes of the weights of a part, which must be safetensors files that are all there."""
+        folder, stem = self.path / part, _WEIGHTS[library]
+        self.read(part, "config.json")
+        if (folder / f"{stem}.safetensors").is_file():
+            shards = [f"{stem}.safetensors"]
+        elif (folder / f"{stem}.safetensors.index.json").is_file():
+            table = self.read(part, f"{stem}.safetensors.index.json").get("weight_map")
+            shards = sorted(set(table.values())) if isinstance(table, dict) else []
+        else:
+            there = sorted(p.name for p in folder.iterdir() if p.suffix in (*_PICKLES, ".safetensors"))
+            why = (
+                "pickles are never loaded: save the model again with safe_serialization=True"
+                if all(n.endswith(_PICKLES) for n in there) and there
+                else f"must be named so; there is {', '.join(there) or 'nothing'}"
+            )
+            raise Fault("config", f"model: no {stem}.safetensors in {folder}; {why}")
+        size = 0
+        for shard in shards:
+            file = folder / shard
+            if "/" in shard or not file.is_file():
+                raise Fault("config", f"model: no {file}; the folder is not whole: copy it again")
+            size += file.stat().st_size
+        return size

@@ -1,0 +1,195 @@
+"""Versions of the network's weights: adapters beside the base, and whole replacements of it.
+
+A velocity names its version, and the base, named "", gives its bits again after any of them: an adapter is computed
+beside the weights and never merged into them, and a replacement is copied in while the base's own weights are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .faults import Fault
+
+MAX_ADAPTERS = 4
+MAX_WHOLE = 2
+
+
+@dataclass
+class Low:
+    """One low-rank product of a linear layer: y += scale * B (A x), with A f32 [rank, in] and B f32 [out, rank]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+class Weights:
+    """The versions that are resident. Not for two threads at once."""
+
+    def __init__(self, network: torch.nn.Module):
+        self.network = network
+        self.device = next(network.parameters()).device
+        self.layers = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.Linear)}
+        self.linear = {n: list(m.weight.shape) for n, m in self.layers.items()}
+        """[out, in] of each linear layer."""
+        self.tensors = {n: list(t.shape) for n, t in network.state_dict().items()}
+        """Shape of each tensor of the network, by its name in diffusers."""
+        self._adapters: dict[str, dict[str, list[Low]]] = {}
+        self._free: list[
+            dict[str, list[Low]]
+        ] = []  # of an adapter that was unloaded: overwritten by one of equal shapes
+        self._active: dict[str, list[Low]] = {}
+        self._hooked: set[str] = set()
+        self._whole: dict[str, dict[str, torch.Tensor]] = {}
+        self._base: dict[str, torch.Tensor] | None = None  # once a replacement is in the network
+        self._resident: str | None = ""  # the replacement in the network; None: a copy broke off
+
+    def has(self, version: str) -> bool:
+        return version in self._adapters or version in self._whole
+
+    def load_adapter(self, version: str, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Makes an adapter resident: modules [{name, scale, rank}], tensors NAME.A [rank, in] and NAME.B [out, rank].
+
+        The k-th entry of a name, from 0, has the tensors NAME.A.k and NAME.B.k for k > 0, and all are added. scale is
+        what the product is multiplied by: alpha / rank, or alpha / sqrt(rank), is resolved already.
+        Fault of class weights: an unknown layer, a wrong shape, a tensor too many, or too many adapters.
+        """
+        if self.has(version):
+            return
+        self._refuse_more(self._adapters, MAX_ADAPTERS, "adapters")
+        wanted, used = self._parse(modules, tensors), set()
+        for name, products in wanted.items():
+            for k in range(len(products)):
+                used |= {_key(name, "A", k), _key(name, "B", k)}
+        if extra := sorted(set(tensors) - used):
+            raise Fault("weights", f"tensors: {extra[0]!r} and {len(extra) - 1} more belong to no entry of modules")
+        for name in wanted.keys() - self._hooked:
+            self._hook(name)
+        self._adapters[version] = self._place(wanted)
+
+    def load_whole(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Makes a replacement of the network resident: all its parameters by name, in any dtype.
+
+        They are kept in the network's dtype on the CPU and copied in when a velocity names the version. Fault of class
+        weights: a name that is missing or unknown, a wrong shape, too many replacements.
+        """
+        if self.has(version):
+            return
+        self._refuse_more(self._whole, MAX_WHOLE, "whole networks")
+        needed = {n for n, _ in self.network.named_parameters()}
+        if missing := sorted(needed - set(tensors)):
+            raise Fault(
+                "weights",
+                f"tensors: {missing[0]!r} and {len(missing) - 1} more are missing; must be all of the network's",
+            )
+        if unknown := sorted(set(tensors) - set(self.tensors)):
+            raise Fault("weights", f"tensors: {unknown[0]!r} and {len(unknown) - 1} more are unknown to the network")
+        own, staged = self.network.state_dict(), {}
+        for name, tensor in tensors.items():
+            if list(tensor.shape) != self.tensors[name]:
+                raise Fault("weights", f"{name}: shape {list(tensor.shape)}; must be {self.tensors[name]}")
+            staged[name] = torch.empty(tensor.shape, dtype=own[name].dtype).copy_(tensor)
+        self._whole[version] = staged
+
+    def unload(self, version: str) -> None:
+        """Gives the place of a version back; its adapter's memory stays for the next one of equal shapes."""
+        if (adapter := self._adapters.pop(version, None)) is not None:
+            self._free = [adapter]
+            if self._active is adapter:
+                self._active = {}
+        if self._whole.pop(version, None) is not None and self._resident == version:
+            self._resident = None  # the next velocity copies what it needs
+
+    def select(self, version: str) -> None:
+        """Makes the network compute a version, "" for the base. Fault of class weights: it is not resident."""
+        if version and not self.has(version):
+            raise Fault("weights", f"not loaded: weights {version:.80}; load it first")
+        self._active = self._adapters.get(version, {})
+        whole = version if version in self._whole else ""
+        if whole == self._resident:
+            return
+        own = self.network.state_dict()
+        if self._base is None:
+            self._base = {n: t.detach().to("cpu", copy=True) for n, t in own.items()}
+        self._resident = None  # what breaks off in the middle is copied again
+        source = {**self._base, **self._whole.get(whole, {})}
+        for name, tensor in own.items():
+            tensor.copy_(source[name])
+        self._resident = whole
+
+    def _refuse_more(self, resident: Mapping[str, Any], most: int, what: str) -> None:
+        if len(resident) >= most:
+            raise Fault(
+                "weights",
+                f"weights: {most} {what} are resident ({', '.join(v[:12] for v in resident)}); unload one first",
+            )
+
+    def _parse(self, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Low]]:
+        """The products as they came, checked against the network."""
+        out: dict[str, list[Low]] = {}
+        if not modules:
+            raise Fault("weights", "modules: none; an adapter must have at least one")
+        for i, m in enumerate(modules):
+            where = f"modules[{i}]"
+            if not isinstance(m, dict) or set(m) != {"name", "scale", "rank"}:
+                raise Fault("weights", f"{where}: must be a map of name, scale, rank")
+            name, scale, rank = m["name"], m["scale"], m["rank"]
+            if name not in self.linear:
+                raise Fault("weights", f"{where}: name: {name!r:.200}; must be a linear layer of the network")
+            if isinstance(scale, bool) or not isinstance(scale, int | float) or scale - scale != 0:
+                raise Fault("weights", f"{where}: scale: {scale!r:.80}; must be a finite number")
+            if type(rank) is not int or rank < 1:
+                raise Fault("weights", f"{where}: rank: {rank!r:.80}; must be at least 1")
+            (rows, columns), k = self.linear[name], len(out.setdefault(name, []))
+            pair: list[torch.Tensor] = []
+            for letter, shape in (("A", [rank, columns]), ("B", [rows, rank])):
+                tensor = tensors.get(_key(name, letter, k))
+                if tensor is None or list(tensor.shape) != shape or tensor.dtype != torch.float32:
+                    is_ = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                    raise Fault("weights", f"{_key(name, letter, k)}: {is_}; must be f32 {shape}")
+                pair.append(tensor)
+            out[name].append(Low(pair[0], pair[1], float(scale)))
+        return out
+
+    def _place(self, wanted: dict[str, list[Low]]) -> dict[str, list[Low]]:
+        """Puts the products on the device: over those of an unloaded adapter of equal layers and ranks, else anew."""
+
+        def shapes(adapter: dict[str, list[Low]]) -> dict[str, list[torch.Size]]:
+            return {n: [p.a.shape for p in ps] for n, ps in adapter.items()}
+
+        free = next((f for f in self._free if shapes(f) == shapes(wanted)), None)
+        self._free = []
+        if free is None:
+            return {
+                n: [Low(p.a.to(self.device, copy=True), p.b.to(self.device, copy=True), p.scale) for p in ps]
+                for n, ps in wanted.items()
+            }
+        for name, products in wanted.items():
+            for old, new in zip(free[name], products, strict=True):
+                old.a.copy_(new.a)
+                old.b.copy_(new.b)
+                old.scale = new.scale
+        return free
+
+    def _hook(self, name: str) -> None:
+        """Adds the active products of a layer to what it computes; without any its output is left as it is."""
+
+        def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
+            products = self._active.get(name)
+            if not products:
+                return None
+            x, y = inputs[0].float(), output.float()
+            for p in products:
+                y = y + p.scale * torch.nn.functional.linear(torch.nn.functional.linear(x, p.a), p.b)
+            return y.to(output.dtype)
+
+        self.layers[name].register_forward_hook(add)
+        self._hooked.add(name)
+
+
+def _key(name: str, letter: str, k: int) -> str:
+    return f"{name}.{letter}" + (f".{k}" if k else "")

@@ -1,0 +1,179 @@
+"""Each family against the pipeline of diffusers itself: the same first state and sigmas, another loop."""
+
+import numpy as np
+import pytest
+from talk import latents
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+HEIGHT, WIDTH, STEPS = 64, 96, 6  # rectangular: a network with rows and columns swapped must not pass
+PROMPT, OTHER = "a red cat on a mat", "a blue sign that says hello"
+TOLERANCE = 5e-6  # relative L2 of float32 after six steps; the two loops add in another order
+
+# The pipeline's arguments beside a scale of guidance that is meander's 4.5.
+CALLS = {
+    "sd3": {"guidance_scale": 4.5},
+    "flux1": {"guidance_scale": 3.5, "true_cfg_scale": 4.5, "negative_prompt": ""},
+    "z-image": {"guidance_scale": 3.5},
+    "qwen-image": {"true_cfg_scale": 4.5, "negative_prompt": " "},
+    "signs": {"true_cfg_scale": 4.5, "negative_prompt": " "},
+}
+FAMILIES = tuple(CALLS)
+
+
+def relative(a, b):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+def guided(card, positive, negative, scale):
+    """Classifier-free guidance as a host combines it."""
+    v = negative + np.float32(scale) * (positive - negative)
+    if card["cfg_rule"] == "rescaled":
+        v = v * (np.linalg.norm(positive, axis=-1, keepdims=True) / np.linalg.norm(v, axis=-1, keepdims=True))
+    return v
+
+
+def unpack(x, rows, columns):
+    """[1, S, 4c] as [1, c, 2 rows, 2 columns]: channels (c, 2, 2), rows first."""
+    c = x.shape[-1] // 4
+    return x.reshape(1, rows, columns, c, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(1, c, 2 * rows, 2 * columns)
+
+
+def sample(pipe, name, x, output):
+    """What the pipeline makes of the first state x [1, S, C], and the sigmas that it took."""
+    taken = []
+    z = x if name in ("flux1", "qwen-image", "signs") else unpack(x, HEIGHT // 16, WIDTH // 16)
+    made = pipe(
+        prompt=PROMPT,
+        height=HEIGHT,
+        width=WIDTH,
+        num_inference_steps=STEPS,
+        sigmas=list(np.linspace(1, 1 / STEPS, STEPS)),
+        latents=torch.from_numpy(z.copy()),
+        output_type=output,
+        callback_on_step_end=lambda p, i, t, kw: (taken.append(p.scheduler.sigmas.numpy().copy()), kw)[1],
+        return_dict=False,
+        **CALLS[name],
+    )[0]
+    return made, taken[0]
+
+
+def roll(client, card, x, sigmas):
+    """Six Euler steps of the worker's velocities."""
+    (positive, _, _), (negative, _, _) = client.encode(PROMPT, card["negative_prompt"])
+    for sigma, following in zip(sigmas, sigmas[1:], strict=False):
+        both = np.concatenate([x, x])
+        v = client.velocity(both, [sigma] * 2, [positive, negative], HEIGHT, WIDTH, [card["guidance"]] * 2)
+        x = x + np.float32(following - sigma) * guided(card, v[:1], v[1:], 4.5)
+    return x
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_samples_like_the_pipeline(name, dial, pipelines):
+    client = dial(name)
+    card = client.ready()["card"]
+    x = latents(card, 1, HEIGHT, WIDTH, seed=5)
+    final, sigmas = sample(pipelines(name), name, x, "latent")
+    ours = roll(client, card, x, sigmas)
+    theirs = final.numpy()
+    if theirs.ndim == 4:
+        ours_grid = unpack(ours, HEIGHT // 16, WIDTH // 16)
+    else:
+        ours_grid = ours
+    error = relative(ours_grid, theirs)
+    pixels, _ = sample(pipelines(name), name, x, "np")
+    media = client.decode(ours[0], HEIGHT, WIDTH)
+    away = np.abs(media.astype(int) - np.round(pixels * 255).astype(int))
+    print(f"{name}: latents {error:.2g}, {np.count_nonzero(away)} of {away.size} bytes differ, by {away.max()}")
+    assert error <= TOLERANCE
+    assert media.shape == (1, HEIGHT, WIDTH, 3)
+    assert media.std() > 1, "a flat image shows nothing"
+    assert away.max() <= 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_velocity_depends_on_each_input(name, dial):
+    client = dial(name)
+    card = client.ready()["card"]
+    x = latents(card, 1, HEIGHT, WIDTH)
+    (one, _, _), (other, _, _) = client.encode(PROMPT, OTHER)
+    g = [card["guidance"]]
+    v = client.velocity(x, [0.7], [one], HEIGHT, WIDTH, g)
+    assert relative(client.velocity(x, [0.7], [other], HEIGHT, WIDTH, g), v) > 1e-3
+    assert relative(client.velocity(x, [0.6], [one], HEIGHT, WIDTH, g), v) > 1e-2
+    assert relative(client.velocity(x * 1.1, [0.7], [one], HEIGHT, WIDTH, g), v) > 1e-2
+    if card["guidance"]:
+        assert relative(client.velocity(x, [0.7], [one], HEIGHT, WIDTH, [9.0]), v) > 1e-2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pooled_and_token_embeddings_both_count(name, dial):
+    client = dial(name)
+    card = client.ready()["card"]
+    x = latents(card, 1, HEIGHT, WIDTH)
+    (one, tensors, _), (_, others, _) = client.encode(PROMPT, OTHER)
+    v = client.velocity(x, [0.7], [one], HEIGHT, WIDTH, [card["guidance"]])
+    for c in card["conditioning"]:
+        mixed, _ = client("put", {}, {**tensors, c["name"]: others[c["name"]]})
+        assert relative(client.velocity(x, [0.7], [mixed["handle"]], HEIGHT, WIDTH, [card["guidance"]]), v) > 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_of_a_call_are_rows_of_their_own(name, dial):
+    client = dial(name)
+    card = client.ready()["card"]
+    x = latents(card, 3, HEIGHT, WIDTH)
+    # Prompts of unequal length: where a family pads, padding must not reach the other rows.
+    handles = [h for h, _, _ in client.encode("x", PROMPT + ", " + OTHER, "")]
+    sigmas, g = [0.9, 0.5, 0.2], [card["guidance"]] * 3
+    together = client.velocity(x, sigmas, handles, HEIGHT, WIDTH, g)
+    for i in range(3):
+        alone = client.velocity(x[i : i + 1], sigmas[i : i + 1], handles[i : i + 1], HEIGHT, WIDTH, g[:1])
+        assert relative(together[i : i + 1], alone) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_deterministic_rows_have_the_bits_of_a_row_alone(name, dial):
+    client = dial(name, deterministic=True)
+    card = client.ready()["card"]
+    x = latents(card, 3, HEIGHT, WIDTH)
+    handles = [h for h, _, _ in client.encode(PROMPT, OTHER, "")]
+    sigmas, g = [0.9, 0.5, 0.2], [card["guidance"]] * 3
+    together = client.velocity(x, sigmas, handles, HEIGHT, WIDTH, g)
+    for i in range(3):
+        alone = client.velocity(x[i : i + 1], sigmas[i : i + 1], handles[i : i + 1], HEIGHT, WIDTH, g[:1])
+        assert np.array_equal(together[i], alone[0])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
+    client = dial(name)
+    media = np.random.default_rng(0).uniform(-1, 1, (1, HEIGHT, WIDTH, 3)).astype(np.float32)
+    _, out = client("encode_media", {"frames": 1, "height": HEIGHT, "width": WIDTH}, {"media": media})
+    vae = pipelines(name).vae
+    pixels = torch.from_numpy(media).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        if name in ("qwen-image", "signs"):
+            z = vae.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
+            mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+            z = (z - mean) / std
+        else:
+            z = (vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
+    assert relative(unpack(out["x"][None], HEIGHT // 16, WIDTH // 16), z.numpy()) < TOLERANCE
+
+
+def test_z_image_scale_is_one_more_than_the_pipelines_guidance(dial):
+    card = dial("z-image").ready()["card"]
+    assert card["true_cfg_scale"] == 6.0  # the pipeline's guidance_scale is 5 by default
+
+
+def test_texts_of_their_own_reach_their_encoders(dial, pipelines):
+    client = dial("sd3")
+    (_, ours, _), (_, same, _) = client.encode([PROMPT, OTHER, "0123"], [PROMPT])
+    with torch.no_grad():
+        embeds, _, pooled, _ = pipelines("sd3").encode_prompt(PROMPT, OTHER, "0123", do_classifier_free_guidance=False)
+    assert relative(ours["prompt_embeds"], embeds[0]) < TOLERANCE
+    assert relative(ours["pooled_prompt_embeds"], pooled[0]) < TOLERANCE
+    assert relative(ours["prompt_embeds"], same["prompt_embeds"]) > 1e-3

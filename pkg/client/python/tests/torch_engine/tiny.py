@@ -1,0 +1,293 @@
+"""Checkpoints of a few hundred thousand random weights, a folder for each family, from configuration classes alone.
+
+Weights are drawn so that a velocity depends on every input (standard deviation 0.6/sqrt(fan-in), biases 0.1): with the
+default initialisation such networks hardly see their prompt, and a test of it would pass whatever they do.
+
+    python tiny.py FOLDER    writes sd3, flux1, z-image, qwen-image
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+)
+
+TEXTS = [
+    "a red cat on a mat",
+    "a blue sign that says hello",
+    "0123456789",
+    "the quick brown fox jumps over the lazy dog",
+]
+WORDS = 320
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<|im_start|>", "<|im_end|>"]
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tokenizer(kind: str, longest: int) -> PreTrainedTokenizerFast:
+    t = Tokenizer(models.BPE(unk_token="<unk>"))
+    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    t.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=WORDS,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    ends = {"clip": ("<bos> $A <eos>", [("<bos>", 2), ("<eos>", 1)]), "t5": ("$A <eos>", [("<eos>", 1)])}
+    if kind in ends:
+        t.post_processor = processors.TemplateProcessing(single=ends[kind][0], special_tokens=ends[kind][1])
+    out = PreTrainedTokenizerFast(
+        tokenizer_object=t,
+        pad_token="<eos>" if kind == "clip" else "<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        unk_token="<unk>",
+        model_max_length=longest,
+    )
+    if kind == "qwen":
+        out.chat_template = CHAT
+    return out
+
+
+def wide(network: torch.nn.Module) -> torch.nn.Module:
+    """Draws the weights anew."""
+    for name, p in network.named_parameters():
+        if p.ndim >= 2:
+            torch.nn.init.normal_(p, std=0.6 / p[0].numel() ** 0.5)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.1)
+    return network
+
+
+def clip(cls: type, projection: int) -> torch.nn.Module:
+    return cls(
+        CLIPTextConfig(
+            vocab_size=WORDS,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=77,
+            projection_dim=projection,
+            bos_token_id=2,
+            eos_token_id=1,
+            pad_token_id=1,
+            hidden_act="gelu",
+        )
+    )
+
+
+def t5() -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=WORDS, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu"
+        )
+    )
+
+
+def vae() -> torch.nn.Module:
+    return wide(
+        AutoencoderKL(
+            in_channels=3,
+            out_channels=3,
+            down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4,
+            block_out_channels=[16, 16, 32, 32],
+            layers_per_block=1,
+            latent_channels=16,
+            norm_num_groups=4,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            shift_factor=0.0609,
+            scaling_factor=1.5305,
+        )
+    )
+
+
+def dynamic() -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(
+        shift=3.0,
+        use_dynamic_shifting=True,
+        base_shift=0.5,
+        max_shift=1.15,
+        base_image_seq_len=256,
+        max_image_seq_len=4096,
+    )
+
+
+def sd3() -> StableDiffusion3Pipeline:
+    network = SD3Transformer2DModel(
+        sample_size=16,
+        patch_size=2,
+        in_channels=16,
+        num_layers=3,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        caption_projection_dim=64,
+        pooled_projection_dim=64,
+        out_channels=16,
+        pos_embed_max_size=24,
+        dual_attention_layers=(0,),
+        qk_norm="rms_norm",
+    )
+    return StableDiffusion3Pipeline(
+        transformer=wide(network),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae(),
+        text_encoder=clip(CLIPTextModelWithProjection, 32),
+        tokenizer=tokenizer("clip", 77),
+        text_encoder_2=clip(CLIPTextModelWithProjection, 32),
+        tokenizer_2=tokenizer("clip", 77),
+        text_encoder_3=t5(),
+        tokenizer_3=tokenizer("t5", 512),
+    )
+
+
+def flux1() -> FluxPipeline:
+    network = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=64,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 6, 6),
+    )
+    return FluxPipeline(
+        transformer=wide(network),
+        scheduler=dynamic(),
+        vae=vae(),
+        text_encoder=clip(CLIPTextModel, 32),
+        tokenizer=tokenizer("clip", 77),
+        text_encoder_2=t5(),
+        tokenizer_2=tokenizer("t5", 512),
+    )
+
+
+def z_image() -> ZImagePipeline:
+    network = ZImageTransformer2DModel(
+        all_patch_size=(2,),
+        all_f_patch_size=(1,),
+        in_channels=16,
+        dim=64,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=4,
+        n_kv_heads=4,
+        cap_feat_dim=48,
+        axes_dims=[4, 6, 6],
+        axes_lens=[1024, 64, 64],
+    )
+    encoder = Qwen3Model(
+        Qwen3Config(
+            vocab_size=WORDS,
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=12,
+            max_position_embeddings=1024,
+        )
+    )
+    return ZImagePipeline(
+        transformer=wide(network),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae(),
+        text_encoder=encoder,
+        tokenizer=tokenizer("qwen", 1024),
+    )
+
+
+def qwen_image() -> QwenImagePipeline:
+    network = QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=48,
+        axes_dims_rope=(4, 6, 6),
+    )
+    text = {
+        "vocab_size": WORDS,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3], "rope_theta": 10000.0},
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 48,
+        "fullatt_block_indexes": [0],
+    }
+    encoder = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    z = AutoencoderKLQwenImage(
+        base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    )
+    return QwenImagePipeline(
+        transformer=wide(network),
+        scheduler=dynamic(),
+        vae=wide(z),
+        text_encoder=encoder,
+        tokenizer=tokenizer("qwen", 2048),
+    )
+
+
+PIPELINES = {"sd3": sd3, "flux1": flux1, "z-image": z_image, "qwen-image": qwen_image}
+
+
+def write(folder: Path, names: tuple[str, ...] = tuple(PIPELINES)) -> dict[str, Path]:
+    """Writes these checkpoints and returns their folders by name."""
+    out = {}
+    for i, name in enumerate(names):
+        torch.manual_seed(i)
+        pipe = PIPELINES[name]()
+        pipe.save_pretrained(folder / name)
+        out[name] = folder / name
+    return out
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), tuple(sys.argv[2:]) or tuple(PIPELINES))
