@@ -67,7 +67,10 @@ var layers = map[string][]string{
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
 	"pkg/model/qwenimage":               {"pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/model/synthetic":               {"pkg/media", "pkg/model"},
-	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
+	"pkg/model/remote":                  {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
+	"pkg/model/remote/internal/wire":    nil,                                                                 // frames alone, for the client and the worker of tests
+	"pkg/model/remote/remotetest":       {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"}, // a worker for tests
+	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"},         // the one place that names them
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                               // its random words, its exponential and its logarithm
 	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                 // where folders of models are looked for
@@ -148,6 +151,7 @@ var testLayers = map[string][]string{
 	"pkg/model/nn":                   {"pkg/tensor/cpu"},
 	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
 	"pkg/lm/qwen2":                   {"pkg/tensor/reference"},
+	"pkg/model/remote":               {"pkg/model/modeltest", "pkg/model/qwenimage", "pkg/model/remote/remotetest"}, // whose digest is the same
 	"pkg/model/qwenimage":            {"pkg/media", "pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
 	"pkg/model/synthetic":            {"pkg/model/modeltest", "pkg/flow", "pkg/tensor"}, // chains of whole rollouts
@@ -212,7 +216,7 @@ var dependencies = map[string]dependency{
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "integration/tools/bench"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fieldflag", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
-	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/command", "pkg/scorer/..."}, tests: true},
+	"github.com/vmihailenco/msgpack":        {why: "the encoding of events, and of calls to workers", users: []string{"schemas/...", "services/command", "pkg/scorer/...", "pkg/model/remote/..."}, tests: true},
 	"github.com/yalue/onnxruntime_go":       {why: "ONNX Runtime for onnx:NAME, with the tag onnx only", users: []string{"pkg/scorer/onnxscore"}},
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},

@@ -1,0 +1,120 @@
+// Package remote has models whose network another process computes: a worker, in another language, over a stream.
+// Open starts a worker or joins one, and returns a model.Adaptable; schedule, noise and transitions stay here.
+//
+// A worker that is lost costs its calls, not the samples: it is started or joined again and the calls are repeated,
+// because they change nothing. Only when it is lost again and again do calls fail with tensor.ErrDeviceLost. Encoded
+// prompts and adapters are sent again when the worker says that it lacks them.
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Config says which worker computes a model.
+type Config struct {
+	// Address joins a worker that others started: unix:/PATH, HOST:PORT, or tls:HOST:PORT with a certificate that
+	// the system trusts. Empty: a worker is started, and ends with this process.
+	Address string
+	// Token is sent to a worker at HOST:PORT.
+	Token string
+	// Device and DType are those of a worker that is started: cpu, cuda:0, ...; f32, bf16, f16; or auto.
+	Device, DType string
+	// Deterministic has the worker compute row by row, with one algorithm for each operation.
+	Deterministic bool
+	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
+	Threads int
+	// Patience is the least time after which a call without an answer counts as lost; at least MinPatience.
+	Patience time.Duration
+	// Wait bounds how long a worker at Address is waited for; 0: as long as the context lasts.
+	Wait time.Duration
+	// PromptCacheBytes bounds the memory of encoded prompts; 0 is 256 MiB, a negative number disables the cache.
+	PromptCacheBytes int
+	// Log is told what happens to the worker, and what it writes on stderr; nil: nothing is.
+	Log func(Event)
+}
+
+// Event is something to log.
+type Event struct {
+	// Err is why the worker was lost; nil: nothing is wrong.
+	Err error
+	// Text is what happened. Output is a line that the worker wrote on stderr; then Text is empty.
+	Text, Output string
+}
+
+// Install is how a user gets the worker that Open starts.
+const Install = `pip install "meander[torch]"`
+
+// Bounds of waiting. A call is lost after patienceFactor times the slowest call so far, but not before MinPatience.
+const (
+	MinPatience    = 2 * time.Minute
+	patienceFactor = 20
+	helloPatience  = 30 * time.Second // hello answers at once
+	readyPatience  = 5 * time.Minute  // until a started worker listens
+	pollEvery      = 300 * time.Millisecond
+	tellEvery      = 10 * time.Second
+	redialMost     = 5 * time.Second
+)
+
+// maxLosses is how often a worker may be lost within lossWindow before it is given up.
+const (
+	maxLosses  = 3
+	lossWindow = 5 * time.Minute
+)
+
+// Check joins what is wrong with the settings; errors begin with the names of the program's flags.
+func (c Config) Check() error {
+	var errs []error
+	if c.Address != "" {
+		if _, _, _, err := c.dialling(); err != nil {
+			errs = append(errs, err)
+		}
+		for _, beside := range []struct {
+			name  string
+			given bool
+		}{
+			{"device", c.Device != "" && c.Device != "auto"}, {"dtype", c.DType != "" && c.DType != "auto"},
+			{"threads", c.Threads != 0},
+		} {
+			if beside.given {
+				errs = append(errs, fmt.Errorf("%s: set; must be absent beside torch=%s: give it to the worker",
+					beside.name, c.Address))
+			}
+		}
+	}
+	switch c.DType {
+	case "", "auto", "f32", "bf16", "f16":
+	default:
+		errs = append(errs, fmt.Errorf("dtype: %q; must be auto, f32, bf16 or f16", c.DType))
+	}
+	if strings.HasPrefix(c.Device, "-") || strings.ContainsAny(c.Device, " ,\x00") {
+		errs = append(errs, fmt.Errorf("device: %q; must be auto or one device, such as cpu, cuda:0 or mps", c.Device))
+	}
+	return errors.Join(errs...)
+}
+
+// dialling returns what to dial: a network of package net, its address, and whether TLS is spoken.
+func (c Config) dialling() (network, address string, tls bool, err error) {
+	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
+		if !filepath.IsAbs(path) {
+			return "", "", false, fmt.Errorf("engine: torch=%s; the path must be absolute, as in torch=unix:/run/torch.sock",
+				c.Address)
+		}
+		return "unix", path, false, nil
+	}
+	address, tls = strings.CutPrefix(c.Address, "tls:")
+	if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
+		return "", "", false, fmt.Errorf("engine: torch=%s; must be unix:/PATH, HOST:PORT or tls:HOST:PORT", c.Address)
+	}
+	return "tcp", address, tls, nil
+}
+
+func (c Config) log(e Event) {
+	if c.Log != nil {
+		c.Log(e)
+	}
+}

@@ -1,0 +1,268 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
+)
+
+// exitConfig is the exit status of a worker that a restart does not help.
+const exitConfig = 78
+
+// process is a worker that this process started.
+type process struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	dir   string        // of the socket
+	ready chan struct{} // closed when it listens
+	ended chan struct{} // closed when it has ended and err is set
+	err   error
+
+	mu      sync.Mutex
+	address string
+	tail    []string // the last lines on stderr
+}
+
+// Bounds of what is kept and logged of a worker's stderr.
+const (
+	tailLines      = 20
+	lineBytes      = 1000
+	linesPerSecond = 20
+	finishWithin   = 10 * time.Second
+	longestSocket  = 100 // bytes of a path, which Linux bounds at 107
+)
+
+// startProcess starts a worker for the model in a folder and waits until it listens at the address.
+func startProcess(ctx context.Context, model string, cfg Config) (_ *process, address string, err error) {
+	python, err := interpreter()
+	if err != nil {
+		return nil, "", err
+	}
+	dir, err := socketFolder()
+	if err != nil {
+		return nil, "", err
+	}
+	p := &process{dir: dir, ready: make(chan struct{}), ended: make(chan struct{})}
+	args := []string{
+		"-m", "meander.torch", "--model", model, "--socket", filepath.Join(dir, "worker.sock"), "--exit-with-stdin",
+	}
+	for flag, value := range map[string]string{"--device": cfg.Device, "--dtype": cfg.DType} {
+		if value != "" {
+			args = append(args, flag, value)
+		}
+	}
+	if cfg.Deterministic {
+		args = append(args, "--deterministic")
+	}
+	if cfg.Threads > 0 {
+		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
+	}
+	p.cmd = exec.Command(python, args...)
+	p.cmd.Env = append(os.Environ(), "PYTHONUNBUFFERED=1")
+	p.cmd.Stdout = &lines{each: p.takeReady}
+	limit := &limiter{log: cfg.log}
+	p.cmd.Stderr = &lines{each: func(line string) {
+		p.keep(line)
+		limit.line(line)
+	}}
+	p.cmd.WaitDelay = finishWithin // its own children may hold the pipes
+	own(p.cmd)
+	if p.stdin, err = p.cmd.StdinPipe(); err == nil {
+		err = p.launch()
+	}
+	if err != nil {
+		return nil, "", errors.Join(fmt.Errorf("start %s: %w", python, err), os.RemoveAll(dir))
+	}
+	cfg.log(Event{Text: fmt.Sprintf("started a worker, process %d: %s", p.cmd.Process.Pid, python)})
+	select {
+	case <-p.ready:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p, p.address, nil
+	case <-p.ended:
+		return nil, "", p.why()
+	case <-ctx.Done():
+		p.kill()
+		return nil, "", ctx.Err()
+	case <-time.After(readyPatience):
+		p.kill()
+		return nil, "", fmt.Errorf("the worker does not listen after %v; %s", readyPatience, p.lastWords())
+	}
+}
+
+// interpreter returns the Python that has the worker.
+func interpreter() (string, error) {
+	name := os.Getenv("MEANDER_PYTHON")
+	if name == "" {
+		name = "python3"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
+			"no Python called %s; install Python 3.10 or newer and %s, or name a Python that has it with MEANDER_PYTHON",
+			name, Install)}
+	}
+	return path, nil
+}
+
+// socketFolder makes a folder that only this user can enter.
+func socketFolder() (string, error) {
+	at := ""
+	if len(os.TempDir()) > longestSocket-50 {
+		at = "/tmp"
+	}
+	return os.MkdirTemp(at, "meander-torch-")
+}
+
+// launch starts the process in a thread of its own: the system ends a child when the thread that started it ends.
+func (p *process) launch() error {
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		p.err = p.cmd.Wait()
+		_ = os.RemoveAll(p.dir)
+		close(p.ended)
+	}()
+	return <-started
+}
+
+// takeReady reads the line on stdout that says where the worker listens.
+func (p *process) takeReady(line string) {
+	var said struct {
+		Ready   bool   `json:"ready"`
+		Address string `json:"address"`
+	}
+	if json.Unmarshal([]byte(line), &said) != nil || !said.Ready {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.address == "" {
+		p.address = filepath.Join(p.dir, "worker.sock")
+		close(p.ready)
+	}
+}
+
+func (p *process) keep(line string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.tail = append(p.tail, line); len(p.tail) > tailLines {
+		p.tail = p.tail[1:]
+	}
+}
+
+// lastWords returns the last line that the process wrote on stderr; empty: none, or there is no process.
+func (p *process) lastWords() string {
+	if p == nil {
+		return ""
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.tail) == 0 {
+		return ""
+	}
+	return p.tail[len(p.tail)-1]
+}
+
+// why returns why the process ended, and waits for its end. A *wire.Fault of class config says that a restart does not
+// help.
+func (p *process) why() error {
+	<-p.ended
+	said := strings.TrimPrefix(p.lastWords(), "error: ")
+	p.mu.Lock()
+	for _, line := range p.tail {
+		if _, module, ok := strings.Cut(line, "No module named "); ok {
+			p.mu.Unlock()
+			return &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
+				"%s has no module %s; %s, or name a Python that has it with MEANDER_PYTHON", p.cmd.Path, module, Install)}
+		}
+	}
+	p.mu.Unlock()
+	if p.cmd.ProcessState.ExitCode() == exitConfig {
+		return &wire.Fault{Class: wire.ClassConfig, Message: said}
+	}
+	if said == "" {
+		said = "it wrote nothing on stderr"
+	}
+	return &lostError{fmt.Errorf("the worker ended: %v: %s", p.cmd.ProcessState, said)}
+}
+
+// finish has the process end after the call in hand, for a short while.
+func (p *process) finish() {
+	interrupt(p.cmd)
+	_ = p.stdin.Close()
+	select {
+	case <-p.ended:
+	case <-time.After(finishWithin):
+	}
+}
+
+// kill ends the process and its children now, and waits for that.
+func (p *process) kill() {
+	select {
+	case <-p.ended: // its number may be that of another process by now
+	default:
+		killAll(p.cmd)
+		_ = p.stdin.Close()
+		<-p.ended
+	}
+}
+
+// lines is a writer that calls each with every line.
+type lines struct {
+	each func(line string)
+	rest []byte
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	n := len(b)
+	for {
+		line, after, found := bytes.Cut(b, []byte{'\n'})
+		l.rest = append(l.rest, line[:min(len(line), max(0, lineBytes-len(l.rest)))]...)
+		if !found {
+			return n, nil
+		}
+		if text := strings.ToValidUTF8(strings.TrimRight(string(l.rest), "\r "), "?"); text != "" {
+			l.each(text)
+		}
+		l.rest, b = l.rest[:0], after
+	}
+}
+
+// limiter logs at most linesPerSecond lines.
+type limiter struct {
+	log    func(Event)
+	second int64
+	lines  int
+}
+
+func (l *limiter) line(text string) {
+	if now := time.Now().Unix(); now != l.second {
+		if left := l.lines - linesPerSecond; left > 0 {
+			l.log(Event{Text: fmt.Sprintf("%d lines of the worker are not shown", left)})
+		}
+		l.second, l.lines = now, 0
+	}
+	if l.lines++; l.lines <= linesPerSecond {
+		l.log(Event{Output: text})
+	}
+}

@@ -1,0 +1,176 @@
+package remote_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model/remote"
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// interpret makes this test binary the Python of workers that are started, with a fault of remotetest.Main.
+func interpret(t *testing.T, fault string) (temporary string) {
+	t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	temporary, err = os.MkdirTemp("/tmp", "remotetest-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if left, err := os.ReadDir(temporary); err != nil || len(left) > 1 {
+			t.Errorf("%d files are left in %s, %v", len(left), temporary, err)
+		}
+		_ = os.RemoveAll(temporary)
+	})
+	for name, value := range map[string]string{
+		playsWorker: "1", "MEANDER_PYTHON": program, "TMPDIR": temporary, remotetest.FaultVariable: fault,
+		remotetest.FileVariable: filepath.Join(temporary, "died"),
+	} {
+		t.Setenv(name, value)
+	}
+	return temporary
+}
+
+// events collects what is logged.
+type events struct {
+	mu   sync.Mutex
+	list []remote.Event
+}
+
+func (e *events) add(event remote.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, event)
+}
+
+// having returns how many events have a text or an output with says.
+func (e *events) having(says string) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, x := range e.list {
+		if strings.Contains(x.Text+x.Output, says) {
+			n++
+		}
+	}
+	return n
+}
+
+// A worker that is started has the settings, its stderr is in the log, and it ends with the model.
+func TestProcess(t *testing.T) {
+	interpret(t, "")
+	var log events
+	dir := remotetest.Folder(t, class, 1)
+	m, err := remote.Open(t.Context(), dir, remote.Config{DType: "bf16", Deterministic: true, Threads: 1, Log: log.add}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := m.Card(); !strings.Contains(c.Backend, "/bf16/deterministic") || !c.IndependentRows {
+		t.Errorf("backend %s", c.Backend)
+	}
+	velocity(t, m, rowsOf(t, m, 2))
+	if weights, working := m.MemoryBytes(); weights != 1000 || working < 500 {
+		t.Errorf("%d bytes of weights, %d besides", weights, working)
+	}
+	if err := errors.Join(m.Close(), m.Close()); err != nil {
+		t.Error(err)
+	}
+	if log.having("serves "+dir) != 1 || log.having("started a worker") != 1 {
+		t.Errorf("logged %+v", log.list)
+	}
+	if err := m.Velocity(t.Context(), nil, size); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Encode(t.Context(), []string{"another"}); err == nil || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("a closed model: %v", err)
+	}
+	info, err := remote.Inspect(t.Context(), dir, remote.Config{})
+	if err != nil || len(info.Problems) > 0 || len(info.Parts) != 3 || info.Parts[1].Name != "transformer" ||
+		info.Parts[1].Parameters != 256 {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+// A worker that dies in a call is started again, and the call repeated: nothing is lost.
+func TestProcess_DiesOnce(t *testing.T) {
+	interpret(t, remotetest.FaultOnce)
+	var log events
+	dir := remotetest.Folder(t, class, 1)
+	m := opened(t, dir, remote.Config{Deterministic: true, Log: log.add})
+	rows := rowsOf(t, m, 2)
+	want := velocity(t, m, rows)
+	for range 3 {
+		if got := velocity(t, m, rows); !slices.EqualFunc(got, want, slices.Equal) {
+			t.Error("other velocities")
+		}
+	}
+	if log.having("started a worker") != 2 || log.having("the worker is lost") != 1 {
+		t.Errorf("logged %+v; want one loss and two starts", log.list)
+	}
+}
+
+// A worker that dies at each call is started three times more, then the device is lost.
+func TestProcess_DiesAlways(t *testing.T) {
+	interpret(t, remotetest.FaultCrash)
+	var log events
+	m := opened(t, remotetest.Folder(t, class, 1), remote.Config{Log: log.add})
+	err := m.Velocity(t.Context(), rowsOf(t, m, 1), size)
+	if !errors.Is(err, tensor.ErrDeviceLost) || !strings.Contains(err.Error(), "lost 4 times within 5m0s") ||
+		log.having("started a worker") != 4 {
+		t.Errorf("%v; logged %+v", err, log.list)
+	}
+}
+
+// What keeps a worker from starting is said with what to do, at once.
+func TestProcess_DoesNotStart(t *testing.T) {
+	dir := remotetest.Folder(t, class, 1)
+	for fault, says := range map[string][]string{
+		remotetest.FaultNoModule: {"has no module 'torch'", `pip install "meander[torch]"`, "MEANDER_PYTHON"},
+		remotetest.FaultConfig:   {"worker: model: no weights in " + dir},
+		remotetest.FaultMute:     {"the worker ended: exit status 3: Segmentation fault"},
+	} {
+		interpret(t, fault)
+		var log events
+		_, err := remote.Open(t.Context(), dir, remote.Config{Log: log.add}, nil)
+		for _, part := range says {
+			if err == nil || !strings.Contains(err.Error(), part) || log.having("started a worker") != 1 {
+				t.Errorf("%s: %v; want %q after one start", fault, err, part)
+			}
+		}
+	}
+	t.Setenv("MEANDER_PYTHON", "/nowhere/python3")
+	if _, err := remote.Open(t.Context(), dir, remote.Config{}, nil); err == nil ||
+		!strings.Contains(err.Error(), "no Python called /nowhere/python3; install Python 3.10 or newer and pip") {
+		t.Errorf("without Python: %v", err)
+	}
+}
+
+// The worker ends when the process that started it is killed: its stdin ends.
+func TestProcess_EndsWithStdin(t *testing.T) {
+	temporary := interpret(t, "")
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(program, "-m", "meander.torch", "--model", remotetest.Folder(t, class, 1), "--socket",
+		filepath.Join(temporary, "s"), "--exit-with-stdin")
+	in, err := c.StdinPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err == nil {
+		err = errors.Join(in.Close(), c.Wait())
+	}
+	if err != nil {
+		t.Errorf("the worker ended with %v", err)
+	}
+}

@@ -1,0 +1,475 @@
+package remote_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/remote"
+	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+const class = "StableDiffusion3Pipeline"
+
+// playsWorker is set for the processes that are the worker: the test binary, as the interpreter.
+const playsWorker = "MEANDER_TEST_WORKER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(playsWorker) != "" {
+		os.Exit(remotetest.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// join starts a worker in this process and opens its model.
+func join(t *testing.T, o remotetest.Options) (*remotetest.Worker, *remote.Model) {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = remotetest.Folder(t, class, 1)
+	}
+	w, address := remotetest.Start(t, o)
+	return w, opened(t, o.Dir, remote.Config{Address: address})
+}
+
+// opened opens a model for the length of a test.
+func opened(t *testing.T, dir string, cfg remote.Config) *remote.Model {
+	t.Helper()
+	m, err := remote.Open(t.Context(), dir, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+var size = media.ImageSize(32, 48)
+
+// rowsOf returns n rows, with latents of their index.
+func rowsOf(t *testing.T, m model.Model, n int) []model.Row {
+	t.Helper()
+	conds, err := m.Encode(t.Context(), []string{"red", "blue"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := make([]model.Row, n)
+	for i := range rows {
+		x := make([]float32, 6*remotetest.Channels)
+		for j := range x {
+			x[j] = float32((i+1)*(j%7)) / 8
+		}
+		rows[i] = model.Row{
+			X: x, Sigma: 0.5, Conditioning: conds[i%2], Guidance: m.Card().Guidance, Dst: make([]float32, len(x)),
+		}
+	}
+	return rows
+}
+
+// velocity evaluates rows and returns the results.
+func velocity(t *testing.T, m model.Model, rows []model.Row) (v [][]float32) {
+	t.Helper()
+	if err := m.Velocity(t.Context(), rows, size); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		v = append(v, slices.Clone(r.Dst))
+	}
+	return v
+}
+
+func TestModel(t *testing.T) {
+	for name, o := range map[string]remotetest.Options{
+		"deterministic": {Deterministic: true}, "rows together": {}, "bf16": {DType: "bf16"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for class, family := range map[string]string{class: "sd3", "FluxPipeline": "flux1"} {
+				o.Dir = remotetest.Folder(t, class, 1)
+				_, address := remotetest.Start(t, o)
+				cfg := remote.Config{Address: address}
+				modeltest.Run(t, modeltest.Suite{
+					Family: model.Family{
+						Name: family, Class: class,
+						Open: func(dir string, _ model.Options) (model.Model, error) { return remote.Open(t.Context(), dir, cfg, nil) },
+						Inspect: func(dir string) (*model.Info, error) {
+							return remote.Inspect(t.Context(), dir, cfg)
+						},
+					},
+					Dir: o.Dir, Prompts: [3]string{"red", "blue", " "}, Size: size,
+				})
+			}
+		})
+	}
+}
+
+// What a card says of precision follows from the worker's dtype and backend; meander.json of the folder comes first.
+func TestOpen_Card(t *testing.T) {
+	for _, tt := range []struct {
+		o         remotetest.Options
+		tolerance float64
+	}{
+		{remotetest.Options{}, 1e-5},
+		{remotetest.Options{DType: "bf16"}, 5e-2},
+		{remotetest.Options{DType: "f16"}, 5e-2},
+		{remotetest.Options{DType: "bf16", Deterministic: true}, 0},
+	} {
+		_, m := join(t, tt.o)
+		c := m.Card()
+		if c.Tolerance != tt.tolerance || c.IndependentRows != tt.o.Deterministic {
+			t.Errorf("%+v: tolerance %g, independent %v", tt.o, c.Tolerance, c.IndependentRows)
+		}
+		if c.Height != 32 || c.Width != 48 || c.NumInferenceSteps != 4 || c.LatentChannels != 16 || c.PixelsPerToken != 16 ||
+			c.TrueCFGScale != 1.5 || !slices.Equal(c.Reward, []string{"jpeg_compressibility"}) || m.Device() != "cpu" ||
+			!strings.HasPrefix(c.Backend, "torch-") || len(c.SchedulerConfig) == 0 {
+			t.Errorf("card %+v on %s", c, m.Device())
+		}
+	}
+}
+
+// The digest of a folder is the same whoever computes it, so a sample of one can be verified by the other.
+func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
+	signs := "../../../deploy/models/signs"
+	native, err := qwenimage.Family().Open(signs, model.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := native.Card().WeightsDigest
+	if err := native.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := remote.Digest(signs); err != nil || got != want {
+		t.Errorf("digest %s, %v; want %s", got, err, want)
+	}
+	a, b := remotetest.Folder(t, class, 1), remotetest.Folder(t, class, 2)
+	one, err1 := remote.Digest(a)
+	two, err2 := remote.Digest(b)
+	if err := errors.Join(err1, err2); err != nil || one == two {
+		t.Errorf("digests %s and %s of other weights, %v", one, two, err)
+	}
+}
+
+func TestOpen_Refuses(t *testing.T) {
+	dir := remotetest.Folder(t, class, 1)
+	_, flux := remotetest.Start(t, remotetest.Options{Dir: remotetest.Folder(t, "FluxPipeline", 1)})
+	_, address := remotetest.Start(t, remotetest.Options{Dir: dir})
+	w, err := remotetest.New(remotetest.Options{Dir: dir, Token: "secret"})
+	if err == nil {
+		err = w.Listen("tcp", "127.0.0.1:0")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	short, short1 := remotetest.Start(t, remotetest.Options{Dir: dir})
+	short.Play(wire.CallHello, remotetest.Fail(wire.ClassConfig, "model: no weights"))
+	empty := t.TempDir()
+	if err := os.WriteFile(filepath.Join(empty, "model_index.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		dir  string
+		cfg  remote.Config
+		says string
+	}{
+		{dir, remote.Config{Address: flux}, "the worker computes \"FluxPipeline\"; must be StableDiffusion3Pipeline"},
+		{dir, remote.Config{Address: address, Deterministic: true}, "deterministic: the worker is not"},
+		{dir, remote.Config{Address: address, Device: "cuda:0"}, "device: set; must be absent beside torch=unix:"},
+		{dir, remote.Config{Address: "unix:relative"}, "the path must be absolute"},
+		{dir, remote.Config{Address: "gpu-7"}, "must be unix:/PATH, HOST:PORT or tls:HOST:PORT"},
+		{dir, remote.Config{DType: "fp8"}, `dtype: "fp8"; must be auto, f32, bf16 or f16`},
+		{dir, remote.Config{Device: "cuda:0,cuda:1"}, "must be auto or one device"},
+		{dir, remote.Config{Address: w.Address(), Token: "wrong"}, "token: wrong"},
+		{dir, remote.Config{Address: short1}, "worker: model: no weights"},
+		{dir, remote.Config{Address: "unix:/nowhere/at/all", Wait: 1}, "no worker at torch=unix:/nowhere/at/all"},
+		{empty, remote.Config{Address: address}, `_class_name: ""`},
+		{filepath.Join(dir, "none"), remote.Config{Address: address}, "none"},
+	} {
+		m, err := remote.Open(t.Context(), tt.dir, tt.cfg, nil)
+		if err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%+v: %v; want %q", tt.cfg, err, tt.says)
+		}
+		if m != nil {
+			t.Error("a model beside an error")
+		}
+	}
+	opened(t, dir, remote.Config{Address: w.Address(), Token: "secret"})
+}
+
+// Opening waits for a worker that is not there yet, and while it loads.
+func TestOpen_Waits(t *testing.T) {
+	dir := remotetest.Folder(t, class, 1)
+	socket, err := os.MkdirTemp("/tmp", "remotetest-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(socket)
+	w, err := remotetest.New(remotetest.Options{Dir: dir, Polls: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan struct{}, 100)
+	cfg := remote.Config{Address: "unix:" + socket + "/s", Log: func(remote.Event) { waits <- struct{}{} }}
+	ready := make(chan error, 1)
+	go func() {
+		m, err := remote.Open(t.Context(), dir, cfg, nil)
+		if err == nil {
+			err = m.Close()
+		}
+		ready <- err
+	}()
+	<-waits
+	if err := w.Listen("unix", socket+"/s"); err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if err := <-ready; err != nil || w.Calls(wire.CallHello) != 3 {
+		t.Errorf("%v after %d hellos; want 3", err, w.Calls(wire.CallHello))
+	}
+	w.Stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	cfg.Log = func(remote.Event) { cancel() }
+	if _, err := remote.Open(ctx, dir, cfg, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v; want the end of the context", err)
+	}
+}
+
+// Each class of error has the meaning that the rest of the pipeline knows.
+func TestErrors_Classes(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	long := strings.Repeat("x", remotetest.MaxTokens+3)
+	if _, err := m.Encode(t.Context(), []string{"red", long}); !errors.Is(err, model.ErrPrompt) ||
+		!strings.Contains(err.Error(), "67 tokens") {
+		t.Errorf("a long prompt: %v", err)
+	}
+	if c, err := m.EncodeTruncated(t.Context(), []string{long}); err != nil || c[0].Cut != 3 || c[0].Prompt != long {
+		t.Errorf("a prompt that is cut: %+v, %v", c, err)
+	}
+	if _, err := m.Encode(t.Context(), []string{long}); !errors.Is(err, model.ErrPrompt) {
+		t.Errorf("a long prompt that was cut before: %v", err)
+	}
+	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassLatents, "not finite"), remotetest.Fail(wire.ClassWorker, "a bug"),
+		remotetest.Fail(wire.ClassProtocol, "unknown"))
+	x := make([]float32, 6*remotetest.Channels)
+	for _, says := range []string{"latents that are no image: not finite", "worker: a bug", "protocol: unknown"} {
+		_, err := m.Decode(t.Context(), x, size)
+		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, tensor.ErrDeviceLost) ||
+			errors.Is(err, model.ErrLatents) != strings.HasPrefix(says, "latents") {
+			t.Errorf("%v; want %q", err, says)
+		}
+	}
+	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassConfig, "no VAE"))
+	if _, err := m.Decode(t.Context(), x, size); !errors.Is(err, tensor.ErrDeviceLost) || !strings.Contains(err.Error(), "no VAE") {
+		t.Errorf("config: %v; want a lost device", err)
+	}
+}
+
+// A worker that lost an encoded prompt gets it again, also one that was made from stored tensors.
+func TestVelocity_Handles(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	rows := rowsOf(t, m, 4)
+	want := velocity(t, m, rows)
+	w.Forget()
+	for i, r := range rows {
+		stored := *r.Conditioning
+		rows[i].Conditioning = &stored
+	}
+	if got := velocity(t, m, rows); !slices.EqualFunc(got, want, slices.Equal) {
+		t.Error("other velocities after the prompts were lost")
+	}
+	if n := w.Calls(wire.CallPut); n != 2 {
+		t.Errorf("%d prompts were sent; want the two that there are", n)
+	}
+	w.Play(wire.CallVelocity, remotetest.Fail(wire.ClassHandle, "a"), remotetest.Fail(wire.ClassHandle, "b"))
+	if err := m.Velocity(t.Context(), rows, size); err == nil || !strings.Contains(err.Error(), "handle: b") {
+		t.Errorf("a worker that never keeps a prompt: %v", err)
+	}
+}
+
+// Where the memory is too small for all rows, fewer are sent at once, also later.
+func TestVelocity_Memory(t *testing.T) {
+	w, m := join(t, remotetest.Options{Deterministic: true, MaxRows: 3})
+	rows := rowsOf(t, m, 8)
+	got := velocity(t, m, rows)
+	if n := w.Calls(wire.CallVelocity); n != 2+4 { // 8 and 4 fail, then 2, 2, 2, 2
+		t.Errorf("%d calls", n)
+	}
+	for i := range rows {
+		if alone := velocity(t, m, rows[i:i+1]); !slices.Equal(alone[0], got[i]) {
+			t.Errorf("row %d differs", i)
+		}
+	}
+	before := w.Calls(wire.CallVelocity)
+	velocity(t, m, rows)
+	if n := w.Calls(wire.CallVelocity) - before; n != 4 {
+		t.Errorf("%d calls once the bound is known", n)
+	}
+	w.Play(wire.CallVelocity, remotetest.Fail(wire.ClassMemory, "full"))
+	if err := m.Velocity(t.Context(), rows[:1], size); err == nil || !strings.Contains(err.Error(), "memory: full") {
+		t.Errorf("no memory for one row: %v", err)
+	}
+}
+
+// The limits that the worker says hold.
+func TestVelocity_Limits(t *testing.T) {
+	row := 4 * 6 * remotetest.Channels
+	for _, l := range []struct{ rows, bytes, calls int }{{3, 1 << 20, 3}, {16, 1 << 16, 1}, {1, 1 << 16, 8}} {
+		w, m := join(t, remotetest.Options{Limits: wire.Limits{BodyBytes: l.bytes, Rows: l.rows}})
+		velocity(t, m, rowsOf(t, m, 8))
+		if n := w.Calls(wire.CallVelocity); n != l.calls || 8*row > 1<<16 {
+			t.Errorf("%+v: %d calls", l, n)
+		}
+	}
+}
+
+// Calls on many connections, from many goroutines, are answered each by its own result.
+func TestVelocity_SideBySide(t *testing.T) {
+	w, m := join(t, remotetest.Options{Deterministic: true})
+	rows := rowsOf(t, m, 12)
+	want := velocity(t, m, rows)
+	var errs [12]chan error
+	for i := range rows {
+		errs[i] = make(chan error, 1)
+		go func() { errs[i] <- m.Velocity(t.Context(), rows[i:i+1], size) }()
+	}
+	for i := range rows {
+		if err := <-errs[i]; err != nil || !slices.Equal(rows[i].Dst, want[i]) {
+			t.Errorf("row %d: %v", i, err)
+		}
+	}
+	if n := w.Calls(wire.CallEncode); n != 2 {
+		t.Errorf("%d prompts encoded; want each once", n)
+	}
+}
+
+// A call ends with its context while the worker computes.
+func TestCall_Cancelled(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	rows := rowsOf(t, m, 1)
+	begun := make(chan struct{})
+	w.Play(wire.CallVelocity, remotetest.Hang(begun))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-begun
+		cancel()
+	}()
+	if err := m.Velocity(ctx, rows, size); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v; want the end of the context", err)
+	}
+	velocity(t, m, rows)
+	if err := m.Away(); err != nil {
+		t.Errorf("a call that was given up is no loss: %v", err)
+	}
+}
+
+// Whatever a worker answers that is no answer, the call is repeated on a new connection.
+func TestCall_Repeated(t *testing.T) {
+	declared := func(frame []byte) []byte { // a body of 2^63 bytes
+		frame[11] = 0x80
+		return frame
+	}
+	header := func(frame []byte) []byte {
+		frame[3] = 0x7f
+		return frame
+	}
+	for name, play := range map[string]remotetest.Play{
+		"nothing": remotetest.Cut(1 << 30), "cut in the lengths": remotetest.Cut(6 * 16 * 4 * 2),
+		"cut in the body": remotetest.Cut(1), "cut in the header": remotetest.Cut(6*16*4 + 5),
+		"another id": remotetest.OtherID, "a body that is too long": remotetest.Change(declared),
+		"a header that is too long": remotetest.Change(header),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var lost []error
+			dir := remotetest.Folder(t, class, 1)
+			w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
+			m := opened(t, dir, remote.Config{Address: address, Log: func(e remote.Event) { lost = append(lost, e.Err) }})
+			rows := rowsOf(t, m, 1)
+			want := velocity(t, m, rows)
+			w.Play(wire.CallVelocity, play)
+			if got := velocity(t, m, rows); !slices.Equal(got[0], want[0]) {
+				t.Error("another velocity")
+			}
+			if w.Calls(wire.CallVelocity) != 3 || len(lost) != 1 || lost[0] == nil {
+				t.Errorf("%d calls, lost %v; want one lost and repeated", w.Calls(wire.CallVelocity), lost)
+			}
+		})
+	}
+}
+
+// An answer that is a frame, but not what was asked for, is an error of its call alone.
+func TestCall_WrongAnswer(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	rows := rowsOf(t, m, 2)
+	w.Play(wire.CallVelocity, func(_ *remotetest.Worker, c net.Conn, r *wire.Message, answer func() *wire.Message) {
+		a := answer()
+		a.Tensors[0].Shape = []int{1, 12, remotetest.Channels}
+		_ = wire.Write(c, a)
+	})
+	if err := m.Velocity(t.Context(), rows, size); err == nil || !strings.Contains(err.Error(), "must be one v, f32 [2 6 16]") {
+		t.Errorf("%v", err)
+	}
+	velocity(t, m, rows)
+}
+
+// A worker that is killed between two calls costs nothing: the next one serves, and gets the prompts again.
+func TestCall_WorkerComesBack(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	rows := rowsOf(t, m, 2)
+	want := velocity(t, m, rows)
+	address := w.Address()
+	w.Stop()
+	back := make(chan error, 1)
+	go func() { back <- w.Listen("unix", address) }()
+	if got := velocity(t, m, rows); !slices.EqualFunc(got, want, slices.Equal) {
+		t.Error("other velocities")
+	}
+	if err := <-back; err != nil || w.Calls(wire.CallPut) != 2 {
+		t.Errorf("%v, %d prompts sent again", err, w.Calls(wire.CallPut))
+	}
+}
+
+// A worker that is lost again and again is given up; another model at its address, too.
+func TestCall_GivenUp(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	rows := rowsOf(t, m, 1)
+	cut := remotetest.Cut(1)
+	w.Play(wire.CallVelocity, cut, cut, cut, cut, cut, cut)
+	err := m.Velocity(t.Context(), rows, size)
+	if !errors.Is(err, tensor.ErrDeviceLost) || w.Calls(wire.CallVelocity) != 4 {
+		t.Errorf("%v after %d calls; want a lost device after 4", err, w.Calls(wire.CallVelocity))
+	}
+	if again := m.Velocity(t.Context(), rows, size); !errors.Is(again, tensor.ErrDeviceLost) || m.Away() == nil {
+		t.Errorf("%v afterwards", again)
+	}
+
+	w, m = join(t, remotetest.Options{})
+	rows = rowsOf(t, m, 1)
+	address := w.Address()
+	w.Stop()
+	other, err := remotetest.New(remotetest.Options{Dir: remotetest.Folder(t, "FluxPipeline", 1)})
+	if err == nil {
+		err = other.Listen("unix", address)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Stop()
+	if err := m.Velocity(t.Context(), rows, size); !errors.Is(err, tensor.ErrDeviceLost) ||
+		!strings.Contains(err.Error(), "the worker is now FluxPipeline") {
+		t.Errorf("%v; want that the worker has another model", err)
+	}
+}

@@ -1,0 +1,191 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"image"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Velocity has the worker evaluate the network. Rows for which its memory is too small are sent in halves, from then
+// on.
+func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	tokens, err := m.card.CheckRows(rows, size)
+	if err != nil {
+		return err
+	}
+	elements := tokens * m.card.LatentChannels
+	fit := m.limits.BodyBytes / (4 * elements)
+	if fit < 1 {
+		return fmt.Errorf("velocity: a row of %d bytes; must be at most %d, the limit of the worker", 4*elements,
+			m.limits.BodyBytes)
+	}
+	results := make([]float32, 0, len(rows)*elements)
+	for at := 0; at < len(rows); {
+		n := min(len(rows)-at, m.limits.Rows, fit, m.rowsWithin(size))
+		v, err := m.evaluate(ctx, rows[at:at+n], size, tokens)
+		if faultOf(err) == wire.ClassMemory && n > 1 {
+			m.mu.Lock()
+			m.most[size] = n / 2
+			m.mu.Unlock()
+			m.link.cfg.log(Event{Text: fmt.Sprintf("the worker's memory is too small for %d rows of %dx%d; they are sent by %d",
+				n, size.Height, size.Width, n/2), Err: err})
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("velocity: %w", explain(err))
+		}
+		results = append(results, v...)
+		at += n
+	}
+	for i, r := range rows {
+		copy(r.Dst, results[i*elements:])
+	}
+	return nil
+}
+
+// rowsWithin returns for how many rows of a size the worker's memory is enough, as far as is known.
+func (s *shared) rowsWithin(size model.Size) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n, ok := s.most[size]; ok {
+		return n
+	}
+	return s.limits.Rows
+}
+
+// evaluate makes one call for rows [n, S, C]. What the worker says that it lacks is sent, once each, and the call
+// repeated.
+func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size, tokens int) ([]float32, error) {
+	args := wire.VelocityArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
+	if m.change != nil {
+		args.Weights = m.card.WeightsDigest
+	}
+	shape := []int{len(rows), tokens, m.card.LatentChannels}
+	x := make([]byte, 0, 4*len(rows)*tokens*m.card.LatentChannels)
+	for _, r := range rows {
+		args.Sigmas, args.Guidance = append(args.Sigmas, r.Sigma), append(args.Guidance, r.Guidance)
+		args.Handles = append(args.Handles, m.handleOf(r.Conditioning))
+		x = tensor.F32.AppendFloats(x, r.X)
+	}
+	latents := []wire.Tensor{{Name: "x", DType: wire.F32, Shape: shape, Data: x}}
+	sent := map[string]bool{}
+	for {
+		answer, err := m.call(ctx, wire.CallVelocity, args, latents, nil)
+		switch class := faultOf(err); {
+		case class == wire.ClassHandle && !sent[class]:
+			err = m.putAll(ctx, rows)
+			sent[class] = true
+		case class == wire.ClassWeights && m.change != nil && !sent[class]:
+			err = m.load(ctx, m.change)
+			sent[class] = true
+		case err == nil:
+			v, err := only(answer, "v", wire.F32, shape...)
+			return floatsOf(v), err
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// only returns the data of the one tensor that an answer must have.
+func only(answer []wire.Tensor, name, dtype string, shape ...int) ([]byte, error) {
+	if len(answer) != 1 || answer[0].Name != name || answer[0].DType != dtype || !slices.Equal(answer[0].Shape, shape) {
+		return nil, fmt.Errorf("the worker answers with %d tensors; must be one %s, %s %v", len(answer), name, dtype, shape)
+	}
+	return answer[0].Data, nil
+}
+
+// putAll sends the conditionings of rows, each once.
+func (m *Model) putAll(ctx context.Context, rows []model.Row) error {
+	put := map[string]bool{}
+	for _, r := range rows {
+		handle := m.handleOf(r.Conditioning)
+		if put[handle] {
+			continue
+		}
+		put[handle] = true
+		var of wire.PutResult
+		if _, err := m.call(ctx, wire.CallPut, struct{}{}, tensorsOf(r.Conditioning), &of); err != nil {
+			return err
+		}
+		if of.Handle != handle {
+			return fmt.Errorf("put: handle %.16s of the worker; must be %.16s", of.Handle, handle)
+		}
+	}
+	return nil
+}
+
+// sizeArgs returns a size as it is sent.
+func sizeArgs(size model.Size) wire.SizeArgs {
+	return wire.SizeArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
+}
+
+// Decode has the worker turn latents [S, C] into an image.
+func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
+	tokens, err := m.card.Tokens(size)
+	if err != nil {
+		return model.Media{}, err
+	}
+	if len(latents) != tokens*m.card.LatentChannels {
+		return model.Media{}, fmt.Errorf("decode: latents of %d elements; must be %d x %d", len(latents), tokens,
+			m.card.LatentChannels)
+	}
+	x := wire.Tensor{
+		Name: "x", DType: wire.F32, Shape: []int{tokens, m.card.LatentChannels}, Data: tensor.F32.AppendFloats(nil, latents),
+	}
+	answer, err := m.call(ctx, wire.CallDecode, sizeArgs(size), []wire.Tensor{x}, nil)
+	if err != nil {
+		return model.Media{}, fmt.Errorf("decode: %w", explain(err))
+	}
+	pixels, err := only(answer, "media", wire.U8, size.Frames, size.Height, size.Width, 3)
+	if err != nil {
+		return model.Media{}, fmt.Errorf("decode: %w", err)
+	}
+	img := image.NewNRGBA(image.Rect(0, 0, size.Width, size.Height))
+	for i := range size.Height * size.Width {
+		copy(img.Pix[4*i:], pixels[3*i:3*i+3])
+		img.Pix[4*i+3] = 255
+	}
+	return media.Of(img), nil
+}
+
+// EncodeMedia has the worker turn an image into latents [S, C].
+func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32, error) {
+	size := sample.Size()
+	tokens, err := m.card.Tokens(size)
+	if err != nil {
+		return nil, err
+	}
+	img, err := sample.Image()
+	if err != nil {
+		return nil, err
+	}
+	pixels := make([]float32, 0, 3*size.Height*size.Width)
+	for y := range size.Height {
+		for x := range size.Width {
+			px := img.Pix[img.PixOffset(img.Rect.Min.X+x, img.Rect.Min.Y+y):]
+			for _, channel := range px[:3] {
+				pixels = append(pixels, float32(channel)/255*2-1)
+			}
+		}
+	}
+	answer, err := m.call(ctx, wire.CallEncodeM, sizeArgs(size), []wire.Tensor{{
+		Name: "media", DType: wire.F32, Shape: []int{size.Frames, size.Height, size.Width, 3},
+		Data: tensor.F32.AppendFloats(nil, pixels),
+	}}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("encode image: %w", explain(err))
+	}
+	x, err := only(answer, "x", wire.F32, tokens, m.card.LatentChannels)
+	if err != nil {
+		return nil, fmt.Errorf("encode image: %w", err)
+	}
+	return floatsOf(x), nil
+}

@@ -1,0 +1,180 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// change is what a worker loads beside the checkpoint. It is kept as long as its model is open: another worker gets it
+// again.
+type change struct {
+	args    wire.LoadArgs
+	tensors []wire.Tensor
+	dir     string // of the files of a whole network; empty: there are none
+}
+
+// BaseDigest returns the digest of the checkpoint, without adapters.
+func (m *Model) BaseDigest() string { return m.base }
+
+// Modules returns the projections that adapters can change.
+func (m *Model) Modules() lora.Table { return m.modules }
+
+// Tensors returns the shapes of the tensors of the trained network.
+func (m *Model) Tensors() lora.Shapes { return m.tensors }
+
+// Adapted returns a model of the checkpoint plus exactly these adapters. The worker loads them beside the others.
+func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
+	if len(adapters) == 0 {
+		return m.derive(nil, m.base), nil
+	}
+	if err := m.modules.Check(adapters...); err != nil {
+		return nil, err
+	}
+	digest := lora.WeightsDigest(m.base, adapters...)
+	c := &change{args: wire.LoadArgs{Weights: digest, Kind: wire.KindAdapter, Files: []string{}}}
+	times := map[string]int{} // how often a module was named
+	for _, a := range adapters {
+		for _, name := range a.Adapter.Modules() {
+			p, suffix := a.Adapter.Product(name), ""
+			if k := times[name]; k > 0 {
+				suffix = fmt.Sprintf(".%d", k)
+			}
+			times[name]++
+			c.args.Modules = append(c.args.Modules, wire.Scaled{Name: name, Scale: p.Scale * a.Weight, Rank: p.R})
+			c.tensors = append(c.tensors, floats(name+".A"+suffix, p.A, p.R, p.K), floats(name+".B"+suffix, p.B, p.N, p.R))
+		}
+	}
+	return m.loaded(c, digest)
+}
+
+// floats returns values as a tensor that is sent.
+func floats(name string, x []float32, shape ...int) wire.Tensor {
+	return wire.Tensor{Name: name, DType: wire.F32, Shape: shape, Data: tensor.F32.AppendFloats(nil, x)}
+}
+
+// Replaced returns a model of the checkpoint whose trained network is replaced. A worker on this machine reads it from
+// files that are kept in a temporary folder until the model is closed.
+func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err error) {
+	if err := m.tensors.Check(weights); err != nil {
+		return nil, err
+	}
+	c := &change{args: wire.LoadArgs{Weights: digest, Kind: wire.KindWhole, Modules: []wire.Scaled{}, Files: []string{}}}
+	if c.dir, err = os.MkdirTemp("", "meander-torch-weights-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(c.dir))
+		}
+	}()
+	total := 0
+	for i, file := range weights.Files() {
+		name := filepath.Join(c.dir, fmt.Sprintf("weights-%05d.safetensors", i+1))
+		if err := os.WriteFile(name, file, 0o600); err != nil {
+			return nil, err
+		}
+		c.args.Files = append(c.args.Files, name)
+		total += len(file)
+	}
+	if !m.files {
+		for _, name := range weights.Archive().Names() {
+			info, _ := weights.Archive().Info(name)
+			total += 4*info.Elements() - info.Bytes()
+		}
+		if total > m.limits.BodyBytes {
+			return nil, fmt.Errorf("weights: %d bytes in f32; must be at most %d over TCP: join the worker by torch=unix:/PATH",
+				total, m.limits.BodyBytes)
+		}
+	}
+	return m.loaded(c, digest)
+}
+
+// loaded returns a model with a change that the worker has loaded.
+func (m *Model) loaded(c *change, digest string) (model.Model, error) {
+	if err := m.load(m.link.life, c); err != nil {
+		return nil, fmt.Errorf("weights: %w", explain(err))
+	}
+	m.mu.Lock()
+	m.used[digest]++
+	m.mu.Unlock()
+	return m.derive(c, digest), nil
+}
+
+// load sends a change to the worker.
+func (s *shared) load(ctx context.Context, c *change) error {
+	args, tensors := c.args, c.tensors
+	if len(args.Files) > 0 && !s.files {
+		var err error
+		if tensors, err = readTensors(args.Files); err != nil {
+			return err
+		}
+		args.Files = []string{}
+	}
+	_, err := s.call(ctx, wire.CallLoad, args, tensors, nil)
+	return err
+}
+
+// readTensors reads files of weights, to send them.
+func readTensors(files []string) (list []wire.Tensor, err error) {
+	for _, file := range files {
+		a, err := safetensors.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range a.Names() {
+			x, err := a.Floats(name)
+			if err != nil {
+				return nil, errors.Join(err, a.Close())
+			}
+			info, _ := a.Info(name)
+			list = append(list, floats(name, x, info.Shape...))
+		}
+		if err := a.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// derive returns a model that shares everything but the weights.
+func (m *Model) derive(c *change, digest string) *Model {
+	n := &Model{shared: m.shared, card: m.card, change: c}
+	n.card.WeightsDigest = digest
+	m.users.Add(1)
+	return n
+}
+
+// unloadWithin is how long a worker may take to free weights.
+const unloadWithin = 10 * time.Second
+
+// release frees a change, and has the worker free it with the last model that uses it.
+func (s *shared) release(c *change) {
+	if c.dir != "" {
+		_ = os.RemoveAll(c.dir)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	digest := c.args.Weights
+	if s.used[digest]--; s.used[digest] > 0 {
+		return
+	}
+	delete(s.used, digest)
+	s.tasks.Go(func() {
+		ctx, stop := context.WithTimeout(s.link.life, unloadWithin)
+		defer stop()
+		if _, err := s.call(ctx, wire.CallUnload, wire.UnloadArgs{Weights: digest}, nil, nil); err != nil &&
+			s.link.life.Err() == nil {
+			s.link.cfg.log(Event{Text: "weights that are not used any more stay in the worker", Err: err})
+		}
+	})
+}
