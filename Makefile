@@ -12,11 +12,9 @@ STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VER
 # Linters are pinned and built here with the Go that builds the project: one built by
 # an older Go refuses newer code.
 GOFUMPT       := v0.12.0
-STATICCHECK   := v0.8.2
 GOLANGCI_LINT := v2.15.0
 TOOLS         := $(CURDIR)/.tools
 gofumpt       := $(TOOLS)/gofumpt-$(GOFUMPT)
-staticcheck   := $(TOOLS)/staticcheck-$(STATICCHECK)
 golangci_lint := $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 
 BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
@@ -106,8 +104,7 @@ fmt-check: $(gofumpt) ## fail and list the files when some are not formatted
 vet: ## go vet
 	go vet ./...
 
-lint: $(staticcheck) $(golangci_lint) ## staticcheck and golangci-lint
-	$(staticcheck) ./...
+lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its checks
 	$(golangci_lint) run ./...
 
 # As `make build` compiles: what that has made is not made again. `make vet` has more checks than go test would run.
@@ -310,13 +307,10 @@ ci: ## everything CI runs
 clean: ## remove what the other targets made, except the tools
 	rm -rf bin build meander-out/demo meander-out/demo-tokens
 
-tools: $(gofumpt) $(staticcheck) $(golangci_lint) ## build the pinned linters into .tools/
+tools: $(gofumpt) $(golangci_lint) ## build the pinned linters into .tools/
 
 $(gofumpt):
 	.ci/tool mvdan.cc/gofumpt $(GOFUMPT)
-
-$(staticcheck):
-	.ci/tool honnef.co/go/tools/cmd/staticcheck $(STATICCHECK)
 
 $(golangci_lint):
 	.ci/tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint $(GOLANGCI_LINT)
