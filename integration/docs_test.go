@@ -84,6 +84,43 @@ func TestDocs_AreShort(t *testing.T) {
 	}
 }
 
+// A path that the documents for developers name is there: from the root, or the end of one, as of a file whose folder
+// the text has named. <name> in it stands for any name.
+func TestDocs_PathsAreThere(t *testing.T) {
+	sequential(t)
+	named := regexp.MustCompile("`([\\w.*<][^`\\s]*)`")
+	kinds := []string{".go", ".py", ".md", ".cu", ".txt", ".yaml"}
+	var files []string
+	walkFiles(t, func(name string) { files = append(files, name) })
+	isThere := func(file string) bool {
+		pattern := strings.ReplaceAll(file, "<name>", "*")
+		if paths, _ := filepath.Glob(filepath.Join(root, pattern)); len(paths) > 0 {
+			return true
+		}
+		return slices.ContainsFunc(files, func(name string) bool {
+			parts := strings.Split(name, "/")
+			end, _ := path.Match(pattern, strings.Join(parts[max(0, len(parts)-1-strings.Count(pattern, "/")):], "/"))
+			return end && slices.Contains(kinds, path.Ext(pattern))
+		})
+	}
+	for _, name := range []string{"CONTRIBUTING.md", "ARCHITECTURE.md"} {
+		found := 0
+		for _, m := range named.FindAllStringSubmatch(fences.ReplaceAllString(read(t, name), ""), -1) {
+			file := strings.TrimSuffix(m[1], "/")
+			first, _, _ := strings.Cut(file, "/")
+			if _, err := os.Stat(filepath.Join(root, first)); err != nil && !slices.Contains(kinds, path.Ext(file)) {
+				continue // a name of Go, a setting, a subject
+			}
+			if found++; !isThere(file) {
+				t.Errorf("%s names %s, which is not there", name, m[1])
+			}
+		}
+		if found == 0 {
+			t.Errorf("%s names no path", name)
+		}
+	}
+}
+
 func TestDocs_LinksLeadSomewhere(t *testing.T) {
 	sequential(t)
 	link := regexp.MustCompile(`\]\(([^()\s]+)\)`)
