@@ -45,7 +45,31 @@ class NoPolicy(ValueError):
 
 
 async def policy(client: Client, lane: str = "") -> Event:
-    """The current policy of a lane; without a name of the only one that there is, or that samplers serve now."""
+    """What a lane serves now (policy/1): its newest version that its samplers have not refused. Without a name, that of
+    the only lane that there is, or that samplers serve now.
+
+    NoPolicy: no sampler has announced a model, or none on that lane. ValueError: the name is no token, or none is given
+    and several lanes are served.
+    """
+    newest = await _newest(client, lane)
+    if _bare(newest):
+        return newest
+    refused = await _refusals(client, newest["lane"])
+    if newest["policy_version"] not in refused:
+        return newest
+    for p in reversed(await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{newest['lane']}")):
+        if p["policy_version"] not in refused or _bare(p) and p.get("base_digest") == newest.get("base_digest"):
+            return p
+    return newest
+
+
+def _bare(p: Event) -> bool:
+    """Whether a policy is the checkpoint alone, which samplers can always serve."""
+    return not p.get("adapter") and not p.get("weights")
+
+
+async def _newest(client: Client, lane: str) -> Event:
+    """The policy that was pushed last to a lane, whether samplers have taken it over, refused it, or not answered."""
     if not lane:
         try:
             lanes = await keys(client.js, "mdr-policy")
@@ -61,10 +85,10 @@ async def policy(client: Client, lane: str = "") -> Event:
         lane = lanes[0]
     if not TOKEN.fullmatch(lane):
         raise ValueError(f"lane: {lane!r}; must be 1 to 64 of A-Z a-z 0-9 _ -")
-    return (await _current(client, lane))[0]
+    return (await _last(client, lane))[0]
 
 
-async def _current(client: Client, lane: str) -> tuple[Event, int]:
+async def _last(client: Client, lane: str) -> tuple[Event, int]:
     """The newest policy of a lane, and the sequence of its message in the history."""
     try:
         m = await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")
@@ -77,13 +101,20 @@ async def push_policy(
     client: Client, adapter: str | Path | None, lane: str = "", *, scale: float = 1.0, rule: str = "finish", version: int | None = None,
     base: str = "", by: str = "python", note: str = "",
 ) -> Event:
-    """Has a lane serve its checkpoint plus a LoRA in PEFT's form (a folder or a safetensors file; None: the checkpoint
-    alone) from now on, and returns the policy.
+    """Has a lane serve its checkpoint plus a LoRA from now on, and returns the policy (policy/1).
 
-    What can be known of the adapter is checked first: PolicyRefused. rule says what becomes of samples that have begun:
-    finish, switch or restart. version is above the current one; None is the next. base is the digest of the checkpoint
-    that it was trained on, to be compared. Weights that the lane has already are not pushed again: the current policy
-    is returned. Samplers take it over by themselves: see taken.
+    adapter: a folder or a safetensors file in PEFT's form; None: the checkpoint alone.
+    scale: how much of it, at most 1000 either way; 1 is what it was trained at.
+    rule: what becomes of samples that have begun: finish, switch or restart.
+    version: its number, above that of the newest; None: the next.
+    base: the digest of the checkpoint that it was trained on, to be compared; empty: any.
+    by, note: for people.
+
+    Weights that the lane has already are not pushed again: the newest policy is returned. Samplers take it over by
+    themselves: see taken.
+
+    PolicyRefused: the adapter, or another argument, is one that no sampler could use; nothing is stored. NoPolicy,
+    ValueError: as policy.
     """
     file, config = (b"", b"") if adapter is None else _read(Path(adapter))
 
@@ -108,8 +139,11 @@ async def push_weights(
     client: Client, files: str | Path | Sequence[str | Path], lane: str = "", *, rule: str = "finish", version: int | None = None,
     base: str = "", by: str = "python", note: str = "",
 ) -> Event:
-    """push_policy of a whole transformer in place of the checkpoint's: its safetensors file, its shards in their order,
-    or the folder of either."""
+    """push_policy of a whole transformer in place of the checkpoint's.
+
+    files: its safetensors file, its shards in their order, or the folder of either. Its tensors, F32, F16, BF16 or F64,
+    have the names and shapes of those of the checkpoint. The other arguments and errors are those of push_policy.
+    """
     paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(f) for f in files]
     if len(paths) == 1 and paths[0].is_dir():
         inner = paths[0] / "transformer"
@@ -139,17 +173,18 @@ def _onto(now: Event, base: str) -> None:
 async def rollback_policy(
     client: Client, version: int, lane: str = "", *, rule: str = "finish", by: str = "python", note: str = "",
 ) -> Event:
-    """Has a lane serve the weights of an earlier version again, as its next version, and returns the policy.
+    """Has a lane serve the weights of an earlier version again, as its next version, and returns the policy (policy/1).
+    rule, by and note are those of push_policy.
 
-    PolicyRefused: the lane's history has no such version, or its adapter is no longer stored, or it is of another
-    checkpoint.
+    PolicyRefused: the lane's history has no such version, or every sampler refused it, or its weights are no longer
+    stored, or it is of another checkpoint. NoPolicy, ValueError: as policy.
     """
 
     async def following(now: Event) -> Event:
         then = next((p for p in reversed(await policy_history(client, now["lane"])) if p["policy_version"] == version), None)
         if then is None:
             raise PolicyRefused(f"version: {version}; the history of lane {now['lane']!r} has none of that number")
-        if (then.get("adapter") or then.get("weights")) and (why := await _refusal(client, now["lane"], version)):
+        if not _bare(then) and (why := (await _refusals(client, now["lane"])).get(version)):
             raise PolicyRefused(
                 f"version: {version}; was refused by every sampler ({why}); must be one that was taken over")
         if then.get("base_digest") != now.get("base_digest"):
@@ -164,20 +199,19 @@ async def rollback_policy(
     return await _follow(client, lane, following, rule, None, by, note)
 
 
-async def _refusal(client: Client, lane: str, version: int) -> str:
-    """Why samplers have refused a version that none has taken over; empty: one has, or none has answered."""
-    why = ""
-    for answer in await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{lane}.*"):
-        if answer["policy_version"] == version:
-            if answer["state"] == "applied":
-                return ""
-            why = answer["error"]
-    return why
+async def _refusals(client: Client, lane: str) -> dict[int, str]:
+    """The versions that samplers have refused and none has taken over, each with the last reason."""
+    answers = await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{lane}.*")
+    applied = {a["policy_version"] for a in answers if a["state"] == "applied"}
+    return {a["policy_version"]: a.get("error", "") for a in answers if a["policy_version"] not in applied}
 
 
 async def policy_history(client: Client, lane: str = "") -> list[Event]:
-    """What a lane has served, the oldest first."""
-    return await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await policy(client, lane))['lane']}")
+    """All versions that a lane has had (policy/1), the oldest first, also those that its samplers refused.
+
+    NoPolicy, ValueError: as policy.
+    """
+    return await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await _newest(client, lane))['lane']}")
 
 
 async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
@@ -199,7 +233,7 @@ async def _follow(client: Client, lane: str, following: Callable[[Event], Awaita
     if rule not in RULES:
         raise PolicyRefused(f"rule: {rule!r}; must be one of {', '.join(RULES)}")
     while True:
-        now = await policy(client, lane)
+        now = await _newest(client, lane)
         weights = await following(now)
         if weights["weights_digest"] == now["weights_digest"]:
             return now
@@ -218,7 +252,7 @@ async def _follow(client: Client, lane: str, following: Callable[[Event], Awaita
 async def _store(client: Client, push: Event) -> bool:
     """Puts a policy behind its parent in the history, then into the bucket; False where the history has gone on."""
     lane, body = push["lane"], msgpack.packb(push)
-    current, last = await _current(client, lane)
+    current, last = await _last(client, lane)
     if current["policy_version"] != push["parent"]:
         return False
     headers = {"Mdr-Type": "policy/1", "Content-Type": "application/msgpack", "Nats-Expected-Last-Subject-Sequence": str(last)}
@@ -246,9 +280,12 @@ async def _store(client: Client, push: Event) -> bool:
 
 
 async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Event]:
-    """Waits until every sampler of the lane that runs has answered a policy, or serves a later one, and returns those
-    (presence/1), each with its answer (applied/1) under "answer", None where it went on to a later one by itself.
-    TimeoutError where some are late."""
+    """Waits until every running sampler of the lane has answered a policy, or serves a later one, and returns these
+    samplers (presence/1), each with its answer (applied/1) under "answer"; None where it went on to a later one by
+    itself.
+
+    TimeoutError: not all have answered within timeout seconds.
+    """
     end, version = time.monotonic() + timeout, pushed["policy_version"]
     while True:
         samplers, late = [], False
@@ -290,9 +327,14 @@ def _bytes(what: str, path: Path) -> bytes:
 
 
 def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> bytes:
-    """Refuses (PolicyRefused) an adapter that cannot be read, is not finite, changes what the table {projection: [n,
-    k]} does not have, in other shapes or with a rank above the smaller side. Returns the configuration that counts:
-    config, or that in the file's header."""
+    """Checks the bytes of adapter_model.safetensors and adapter_config.json, which may be empty, and returns the
+    configuration that counts: config, or that in the file's header.
+
+    table: of each projection that adapters can change, by its name, the shape [n, k] of its weight. lora_A is [r, k],
+    lora_B [n, r], of F32, F16, BF16 or F64, with r of at most min(n, k).
+
+    PolicyRefused: the file cannot be read, is not finite, changes what the table does not have, or has other shapes.
+    """
     header, data = _header("adapter", file)
     effective = config or (header.get("__metadata__") or {}).get("lora_adapter_metadata", "").encode()
     parts: dict[str, dict[str, Any]] = {}
@@ -329,8 +371,11 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
 
 
 def check_weights(files: Sequence[bytes], table: dict[str, list[int]]) -> None:
-    """Refuses (PolicyRefused) files of a transformer that cannot be read, are not finite, or have not the tensors of
-    the table {name: shape}, each once."""
+    """Checks the bytes of a transformer's safetensors files, of F32, F16, BF16 or F64. table has the shape of each
+    tensor by its name.
+
+    PolicyRefused: a file cannot be read or is not finite, or the files do not have each tensor of the table once.
+    """
     left = dict(table)
     for file in files:
         header, data = _header("weights", file)
@@ -350,7 +395,7 @@ def check_weights(files: Sequence[bytes], table: dict[str, list[int]]) -> None:
 
 
 def _header(what: str, file: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header of a safetensors file, and what is behind it."""
+    """The header of a safetensors file, and the bytes behind it. PolicyRefused: it is none; what is its name."""
     try:
         size = struct.unpack("<Q", file[:8])[0]
         if size > len(file) - 8:
@@ -364,7 +409,8 @@ def _header(what: str, file: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _floats(what: str, name: str, info: Any, data: bytes) -> np.ndarray:
-    """The elements of a tensor, flat."""
+    """The elements of a tensor, flat, in float32 or as stored. data is what is behind the header, info the tensor's
+    entry in it. PolicyRefused: the entry is wrong."""
     if wrong := fault(info, {"dtype": str, "shape": [int], "data_offsets": [int]}):
         raise PolicyRefused(f"{what}: {name}: {wrong}")
     dtype, count = np.dtype(_FLOATS.get(info["dtype"], "<u2")), math.prod(info["shape"])
@@ -380,7 +426,8 @@ def _floats(what: str, name: str, info: Any, data: bytes) -> np.ndarray:
 
 
 def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:
-    """Names the weights of a checkpoint plus an adapter, as samplers do (lora.WeightsDigest)."""
+    """Names the weights of a checkpoint plus an adapter as samplers do (lora.WeightsDigest): 64 hex digits. base is the
+    checkpoint's digest, config what check_adapter returned."""
     d = hashlib.sha256()
     for name, data in ((_FILE, file), (_CONFIG, config)):
         d.update(f"{name} {len(data)}\n".encode() + data)

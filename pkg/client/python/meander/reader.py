@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import nats
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from .batch import Batch, Group, Keep, Ratio
 from .cursor import Cursor, results
 from .events import ADVANTAGE, BATCH, Event, EventError, fitting
 from .textbatch import batch_of, check_kind, lacking
-
-if TYPE_CHECKING:
-    from .client import Client
 
 _log = logging.getLogger("meander")
 
@@ -55,10 +52,24 @@ class Health:
         return "; ".join(parts)
 
 
+class Source(Protocol):
+    """What a reader needs of a Client."""
+
+    nc: nats.NATS
+    mark: str
+
+    async def status(self, run: str, timeout: float = 10) -> dict: ...
+
+    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group: ...
+
+
 class _Reader:
     """What readers of groups and readers of batches share."""
 
-    def __init__(self, client: Client, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str, timeout: float, follow: bool, logits: bool):
+    def __init__(
+        self, client: Source, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str,
+        timeout: float, follow: bool, logits: bool,
+    ):
         if faults not in ("raise", "skip"):
             raise ValueError(f"faults: {faults!r}; must be raise or skip")
         self.client, self.run, self.keep, self.faults, self.timeout, self.follow = client, run, keep, faults, timeout, follow
@@ -151,7 +162,7 @@ class _Reader:
 class Groups(_Reader):
     """Groups as they close. Iterating on, or done(), acknowledges the one before."""
 
-    def __init__(self, client: Client, run: str, name: str, **options: Any):
+    def __init__(self, client: Source, run: str, name: str, **options: Any):
         super().__init__(client, run, name, "advantage", **options)
 
     def __aiter__(self) -> AsyncIterator[Group]:
@@ -175,7 +186,10 @@ class Groups(_Reader):
 class Batches(_Reader):
     """Batches of whole groups. Iterating on, or done(), acknowledges the one before."""
 
-    def __init__(self, client: Client, run: str, name: str, groups: int, log_probs: LogProbs | None, tolerance: float, log_prob_kind: str, **options: Any):
+    def __init__(
+        self, client: Source, run: str, name: str, groups: int, log_probs: LogProbs | None, tolerance: float,
+        log_prob_kind: str, **options: Any,
+    ):
         super().__init__(client, run, name, "advantage" if groups else "batch", **options)
         check_kind(log_prob_kind)
         self.size, self.log_probs, self.tolerance, self.log_prob_kind = groups, log_probs, tolerance, log_prob_kind

@@ -1,9 +1,9 @@
-"""Scheduled sampling with ReflexFlow in plain numpy: who rolls, from where, with which sampler, and the loss of what
-comes out.
+"""Scheduled sampling with ReflexFlow in plain numpy: who rolls, from where, with which sampler, and the loss of the
+result. Arrays are computed in float64; a ValueError names the argument, its value and what it must be.
 
 The Go package pkg/scheduled computes the same, and plans are equal to the bit. With some probability a sample starts a
-few levels noisier than the timestep it is trained at, the model steps it down to there without gradient, and what it
-lands on takes the place of the latent made of data and noise (the teacher-forced one).
+few levels noisier than the timestep it is trained at, the model steps it down to there without gradient, and the
+latent it comes to takes the place of the one made of data and noise (the teacher-forced one).
 
 Levels are x = a*x0 + u*noise: of a flow model u = t/(N-1), a = 1-u; of one that predicts epsilon or v a = sqrt(abar_t),
 u = sqrt(1-abar_t). compat is "exact", or "simpletuner" for what that trainer does with the library it pins (skrample
@@ -64,12 +64,14 @@ def probability(
     step: int, probability: float = 0.0, prob_start: float | None = None, prob_end: float | None = None, ramp_steps: int = 0,
     start_step: int = 0, ramp_shape: str = "linear", compat: str = "exact",
 ) -> float:
-    """The probability that a sample is eligible to roll at a training step, in [0, 1].
+    """The probability that a sample is eligible to roll at training step `step`, in [0, 1].
 
     With ramp_steps > 0 it goes from prob_start to prob_end by q = clip((step - start_step)/ramp_steps, 0, 1), for a
     cosine by (1 - cos(pi q))/2. An end of None is probability, and 0 is a value. In the public trainer's way 0 counts
     as None, which there is 0 for prob_start and 0.5 for prob_end: so a prob_start of 0 and a probability of 1 ramp
     down.
+
+    ValueError: a probability outside [0, 1], a negative number of steps, or another ramp_shape than linear and cosine.
     """
     _one_of("ramp_shape", ramp_shape, ("linear", "cosine"))
     _one_of("compat", compat, COMPAT)
@@ -104,7 +106,7 @@ def _unit(draw: int) -> float:
 
 
 def draw_timestep(seed: int, step: int, index: int, n: int) -> int:
-    """A uniform timestep 0 .. n-1 of a sample that was given none."""
+    """A uniform timestep 0 .. n-1 of sample `index` of a batch, which was given none. seed has 64 bits, step 32."""
     return _draws(seed, step, index, 1)[0] * n >> 64
 
 
@@ -130,10 +132,12 @@ class Planned:
 def plan(
     seed: int, step: int, timesteps: ArrayLike, n: int, max_step_offset: int, strategy: str = "uniform", probability: float = 1.0
 ) -> list[Planned]:
-    """Who of a batch rolls, whose samples were given the timesteps, [B] in [0, n): the mask of all, then the offsets of
-    all.
+    """Which samples of a batch roll, and from where: one Planned for each of the timesteps [B], in [0, n), of which
+    fractions are allowed. seed has 64 bits, step, of training, 32.
 
     Sample i's draws depend on (seed, step, i) alone, so a batch that is planned again is planned the same.
+
+    ValueError: an argument is out of its range; max_step_offset must be below n.
     """
     _one_of("strategy", strategy, STRATEGIES)
     if n < 2:
@@ -167,7 +171,7 @@ def plan(
 
 
 def offset_shares(strategy: str, m: int) -> np.ndarray:
-    """The probabilities of the offsets 0 .. m, [m+1]."""
+    """The probabilities [m+1] of the offsets 0 .. m, float64. ValueError: an unknown strategy."""
     _one_of("strategy", strategy, STRATEGIES)
     if strategy == "uniform" or m == 0:
         return np.full(m + 1, 1 / (m + 1))
@@ -176,14 +180,16 @@ def offset_shares(strategy: str, m: int) -> np.ndarray:
 
 
 def expected_forwards(batch: int, p: float, strategy: str, m: int, reflexflow: bool, evaluations: int = 1) -> float:
-    """Mean evaluations of the model that a batch costs beyond training's, where no base is near the top."""
+    """The mean number of evaluations of the model that a batch of so many samples costs beyond training's, where no
+    base is near the top. p is the probability, m the max_step_offset, evaluations those of a step: 4 of rk4."""
     shares = offset_shares(strategy, m)
     rolled = p * evaluations * (shares * np.arange(m + 1)).sum()
     return float(batch * (rolled + (1 + p * (1 - shares[0]) if reflexflow else 0)))
 
 
 def plan_metrics(planned: Sequence[Planned], probability: float, reflexflow: bool, evaluations: int = 1, drifts: Sequence[float] = ()) -> dict[str, float]:
-    """The numbers to log of a plan; offset_mean and offset_max are of what was drawn."""
+    """The numbers to log of a plan, by the names that the public trainer logs. offset_mean and offset_max are of what
+    was drawn; drifts are those of the samples that rolled, none: not logged."""
     n, rolled, offsets = len(planned), sum(not s.reason for s in planned), [s.offset for s in planned]
     forwards = sum(s.steps for s in planned) * evaluations + (n + rolled if reflexflow else 0)
     m = {
@@ -199,25 +205,27 @@ def plan_metrics(planned: Sequence[Planned], probability: float, reflexflow: boo
 
 
 def linear_alphas_cumprod(n: int = 1000, first: float = 1e-4, last: float = 0.02) -> np.ndarray:
-    """alphas_cumprod [n] of betas that rise linearly (Ho et al. 2020)."""
+    """alphas_cumprod [n], float64, of n betas that rise linearly from first to last (Ho et al. 2020)."""
     return np.cumprod(1 - (first + (last - first) * np.arange(n) / max(n - 1, 1)))
 
 
 def zero_snr(alphas_cumprod: ArrayLike) -> np.ndarray:
-    """alphas_cumprod whose roots are moved evenly so that the last is 0 and the first stays (Lin et al. 2023)."""
+    """alphas_cumprod [N], float64, whose roots are moved evenly so that the last is 0 and the first stays (Lin et al.
+    2023)."""
     root = np.sqrt(np.asarray(alphas_cumprod, np.float64))
     return ((root - root[-1]) * (root[0] / (root[0] - root[-1]))) ** 2
 
 
 class Levels:
-    """The mixes (u, a) of a model's training timesteps 0 .. N-1, noise rising."""
+    """The mixes x = a*x0 + u*noise of a model's training timesteps 0 .. N-1: u and a are [N], float64, u rises.
+    prediction is what the model predicts, one of PREDICTIONS."""
 
     def __init__(self, prediction: str, u: np.ndarray, a: np.ndarray):
         self.prediction, self.u, self.a = prediction, u, a
 
     @classmethod
     def flow(cls, n: int) -> Levels:
-        """u = t/(N-1), a = 1-u."""
+        """u = t/(n-1), a = 1-u. ValueError: n is below 2."""
         if n < 2:
             raise ValueError(f"n: {n}; must be at least 2")
         u = np.arange(n) / (n - 1)
@@ -225,8 +233,10 @@ class Levels:
 
     @classmethod
     def variance_preserving(cls, prediction: str, alphas_cumprod: ArrayLike) -> Levels:
-        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N], strictly decreasing within (0, 1); to 0 with
-        v_prediction."""
+        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N]. prediction is epsilon or v_prediction.
+
+        ValueError: alphas_cumprod do not strictly decrease within (0, 1). With v_prediction the last may be 0.
+        """
         _one_of("prediction", prediction, PREDICTIONS[1:])
         abar = np.asarray(alphas_cumprod, np.float64)
         least = 0 if prediction == "v_prediction" else np.finfo(np.float64).tiny
@@ -238,8 +248,8 @@ class Levels:
         return len(self.u)
 
     def at(self, t: float) -> tuple[float, float]:
-        """(u, a) of timestep t: the true noise level of a latent rolled down to t. In between u, or u/a, runs
-        evenly."""
+        """(u, a) of timestep t, 0 to N-1: the true noise level of a latent rolled down to t. Between two timesteps u of
+        flow models, u/a of others, is interpolated linearly."""
         i = int(t)
         if t == i:
             return float(self.u[i]), float(self.a[i])
@@ -253,25 +263,27 @@ class Levels:
         return s / math.hypot(1, s), 1 / math.hypot(1, s)
 
     def sigma(self, t: int, table: Sequence[float], compat: str = "exact") -> float:
-        """The noise level given with a rolled flow latent: the true one, or the public trainer's mirrored table
-        entry."""
+        """The noise level u that is given to the model with a flow latent rolled down to t: the true one, or with
+        compat simpletuner entry t of that trainer's table of sigmas, which runs the other way."""
         return float(table[t] if compat == "simpletuner" and t < len(table) else self.u[t])
 
 
 def noised(x0: ArrayLike, noise: ArrayLike, level: tuple[float, float]) -> np.ndarray:
-    """a*x0 + u*noise: the teacher-forced latent of a level (u, a)."""
+    """a*x0 + u*noise, float64: the teacher-forced latent of a level (u, a). x0 and noise have one shape."""
     return level[1] * np.asarray(x0, np.float64) + level[0] * np.asarray(noise, np.float64)
 
 
 def drift(rolled: ArrayLike, teacher: ArrayLike) -> float:
-    """|rolled - teacher| / |teacher|."""
+    """|rolled - teacher| / |teacher| of two latents of one shape, with Euclidean norms; nan or inf where teacher is
+    0."""
     teacher = np.asarray(teacher, np.float64)
     return float(np.linalg.norm(np.asarray(rolled) - teacher) / np.linalg.norm(teacher))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a rollout: the latent at timestep to = at - 1, and the level (u, a) it is at."""
+    """One step of a rollout, from timestep at to timestep to = at - 1: latent, in the shape of the first, float64, is
+    at the level (u, a). order is that of the step."""
 
     at: int
     to: int
@@ -280,16 +292,19 @@ class Step:
     latent: np.ndarray
 
 
-Model = Callable[[np.ndarray, float], ArrayLike]
+Model = Callable[[np.ndarray, float], ArrayLike]  # (latent, timestep) -> prediction, in the latent's shape
 
 
 def roll(
     levels: Levels, sampler: str, x: ArrayLike, source: int, target: int, model: Model, order: int = 0, compat: str = "exact"
 ) -> Iterator[Step]:
-    """Steps the latent x from source down to target, 0 <= target <= source < N; model(x, timestep) is its prediction.
+    """Steps the latent x, of any shape, from timestep source down to target, 0 <= target <= source < N, and yields each
+    Step. model(x, timestep) returns the prediction; rk4 asks at halves of timesteps, too.
 
-    order 0 is the sampler's usual one, 2 of dpm, unipc and unip. The latent that the model sees, and that a step has,
-    is the predictor's; unipc goes on from the corrected one.
+    sampler is one of SAMPLERS. order 0 is the sampler's usual one, 2 of dpm, unipc and unip. The latent that the model
+    sees, and that a step has, is the predictor's; unipc goes on from the corrected one.
+
+    ValueError: an unknown sampler, timesteps out of range, or an order that the sampler does not have.
     """
     _one_of("sampler", sampler, list(SAMPLERS))
     _one_of("compat", compat, COMPAT)
@@ -435,7 +450,7 @@ def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target:
 
 
 def _estimate(levels: Levels, x: np.ndarray, prediction: np.ndarray, level: tuple[float, float]) -> np.ndarray:
-    """The data that a prediction made of x points at."""
+    """The clean latent x0 that follows from x at a level (u, a) and the model's prediction there."""
     u, a = level
     if levels.prediction == "flow_prediction":
         return x - u * prediction
@@ -446,12 +461,13 @@ def _estimate(levels: Levels, x: np.ndarray, prediction: np.ndarray, level: tupl
 
 
 def reflexflow_on(switch: bool | None, max_step_offset: int, prediction: str) -> bool:
-    """Whether the loss is ReflexFlow's: None is on for flow models where anything may roll; nothing changes for
-    others."""
+    """Whether the loss is ReflexFlow's. It is for flow models only; there a switch of None is on where samples may
+    roll."""
     return prediction == "flow_prediction" and (max_step_offset > 0 if switch is None else switch)
 
 
 def _samples(**named: ArrayLike | None) -> list[Any]:
+    """The arrays [B, ...] as float64 [B, D]; None stays. ValueError: shapes differ, or a number is not finite."""
     out: list[Any] = [None if v is None else np.asarray(v, np.float64) for v in named.values()]
     for name, a in zip(named, out):
         if a is None:
@@ -464,9 +480,11 @@ def _samples(**named: ArrayLike | None) -> list[Any]:
 
 
 def reflexflow_weights(clean: ArrayLike, biased: ArrayLike, alpha: float = 1.0) -> np.ndarray:
-    """1 + alpha E / max(sum |E| over the sample, 1e-6), E = clean - biased, both [B, ...]: [B, D].
+    """The weights [B, D], float64, of the elements of samples: 1 + alpha E / max(sum |E| over the sample, 1e-6), with
+    E = clean - biased, both [B, ...].
 
-    The mean of |w - 1| is alpha/D. Beyond alpha 1 weights can be negative.
+    The mean of |w - 1| is alpha/D. With an alpha above 1 weights can be negative. ValueError: shapes differ, or a
+    number is not finite.
     """
     a, b = _samples(clean=clean, biased=biased)
     e = a - b
@@ -474,7 +492,9 @@ def reflexflow_weights(clean: ArrayLike, biased: ArrayLike, alpha: float = 1.0) 
 
 
 def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
-    """|pred/|pred| - d/|d||^2 with d = noisy - x0, per sample, [B]: 2 - 2 cos(pred, d). Lengths are at least 1e-6."""
+    """The anti-drift term of each sample, [B], float64: |pred/|pred| - d/|d||^2 with d = noisy - x0, which is 2 - 2
+    cos(pred, d). Arguments are [B, ...]; lengths count as at least 1e-6. ValueError: shapes differ, or a number is not
+    finite."""
     p, n, x = _samples(pred=pred, noisy=noisy, x0=x0)
 
     def unit(v: np.ndarray) -> np.ndarray:
@@ -487,12 +507,15 @@ def reflexflow(
     pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None, biased: ArrayLike | None = None,
     alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None, mask: ArrayLike | None = None,
 ) -> dict:
-    """The loss mean(FC + beta1*ADR) of a batch and its terms; arrays are [B, ...].
+    """The loss mean(FC + beta1*ADR) of a batch, "loss", and its terms, float64: "losses", "fc" and "adr" are [B], of
+    each sample, "weights" [B, D], of each element, and the reflexflow/ ones numbers to log. Arguments are [B, ...].
 
     FC = beta2 * mean(w * losses * mask) per sample, with losses the squared errors unless they are given; ADR is
     anti_drift, which is not masked and applies to every sample. clean and biased are the model's outputs for the
-    teacher-forced latent and for the rolled one, the same where a sample did not roll; without both nothing is
-    weighted. alpha, beta1 and beta2 of None are 0, 0 and 1, as the public trainer reads null.
+    teacher-forced latent and for the rolled one, the same where a sample did not roll; without both, all weights are 1.
+    alpha, beta1 and beta2 of None are 0, 0 and 1, as the public trainer reads null.
+
+    ValueError: only one of clean and biased is given, shapes differ, or a number is not finite.
     """
     alpha, beta1, beta2 = alpha or 0.0, beta1 or 0.0, 1.0 if beta2 is None else beta2
     if not (math.isfinite(alpha) and 0 <= beta1 < math.inf and 0 <= beta2 < math.inf):

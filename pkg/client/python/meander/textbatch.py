@@ -37,8 +37,8 @@ class TextBatch(Batch):
     | processed_log_probs | [B, R] float32 | where all samples have them |
     | entropies, top_log_probs | [B, R] float32 | of the model's distribution, and of its likeliest token; where all samples have them |
     | policy_versions | [B, R] int64 | of each token; -1 outside response_mask |
-    | advantages | [B, R] float64 | 0 outside response_mask |
-    | rewards, temperature | [B] float64 | |
+    | advantages | [B, R] float64 | of each token; 0 outside response_mask |
+    | rewards, temperature | [B] float64 | weighted sums of scores; what tokens were drawn with |
     | uid, prompt, weights_digest | [B] str | |
     | sample_index, policy_version, group_index | [B] int64 | |
     | response_length, num_turns | [B] int64 | tokens of the response; turns, the prompt included |
@@ -48,6 +48,8 @@ class TextBatch(Batch):
     | log_sum_exps, logits_mask | [B, R] float32, bool | of all V logits, of logits_kind: logits - log_sum_exps are log-probs |
 
     `texts` has the last answers, `messages` the conversations.
+
+    ValueError: a sample has no log-probs of log_prob_kind, is an image, or is of another model than the others.
     """
 
     unit = "turn"
@@ -98,9 +100,12 @@ class TextBatch(Batch):
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
+        """[B, R] bool: the tokens that were generated."""
         return self["response_mask"] == 1
 
     def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
+        """How far exp(log_probs - the stored ones) is from 1: the mean of each turn's tokens, and the furthest token.
+        log_probs [B, R] are of log_prob_kind, in nats."""
         off, turns = self._distances(log_probs), self["turn_indices"]
         per_turn = {int(i): float(off[(turns == i) & self.mask].mean()) for i in np.unique(turns[self.mask])}
         return Ratio(max(per_turn.values(), default=0.0), per_turn, tolerance, float(off.max(initial=0)))
@@ -125,10 +130,12 @@ class TextBatch(Batch):
         return next((t.logits.kind for t in self._written if t.logits), "")
 
     def recompute_log_prob(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The log-probs [B, R] under logits [B, R, V], row r those that token r of the response was drawn from; 0
-        outside response_mask.
+        """The log-probs [B, R], float64, in nats, of the responses under logits [B, R, V], of which row r is what token
+        r of the response was drawn from; 0 outside response_mask.
 
-        Of log_prob_kind processed they are divided by the temperature first; ValueError where filters took part, too.
+        Of log_prob_kind processed the logits are divided by the temperature first.
+
+        ValueError: logits of another shape, or processed log-probs of tokens that were drawn with filters or greedily.
         """
         z = np.asarray(logits)
         if z.shape[:2] != self["responses"].shape or z.ndim != 3:
@@ -150,9 +157,9 @@ class TextBatch(Batch):
 
     def dataproto(self) -> dict[str, dict[str, Any]]:
         """The batch under the names that verl's trainers of language models read: {batch, non_tensor_batch, meta_info},
-        in numpy.
+        in numpy. Sequences are int64 as in the table above, numbers [B, R] float32.
 
-        rm_scores and token_level_rewards [B, R] have the reward at the last token that was generated.
+        rm_scores and token_level_rewards have the reward at the last token that was generated.
         """
         scores = np.zeros(self.mask.shape, np.float32)
         last = self.mask.shape[1] - 1 - self.mask[:, ::-1].argmax(axis=1)
@@ -177,12 +184,13 @@ class TextBatch(Batch):
 
 
 def check_kind(log_prob_kind: str) -> None:
+    """ValueError: log_prob_kind is neither raw nor processed."""
     if log_prob_kind not in KINDS:
         raise ValueError(f"log_prob_kind: {log_prob_kind!r}; must be raw or processed")
 
 
 def lacking(text: Text, log_prob_kind: str) -> str:
-    """Why there are no log-probs of that kind; empty: there are."""
+    """Why a text has no log-probs of that kind; "": it has."""
     if KINDS[log_prob_kind] in text.numbers:
         return ""
     other = next((k for k in KINDS if KINDS[k] in text.numbers), "")
@@ -190,7 +198,7 @@ def lacking(text: Text, log_prob_kind: str) -> str:
 
 
 def batch_of(groups: Sequence[Group], name: str, cursor: str, log_prob_kind: str) -> Batch:
-    """The groups as one batch, of images or of texts. EventError: they are some of each."""
+    """The groups as one batch, of images or of texts. EventError: there are images and texts."""
     kinds = {g.kind: g.uid for g in groups}
     if len(kinds) > 1:
         raise EventError(f"batch {name or 'of groups'}: {kinds['image']} is of images, {kinds['text']} of texts; must be one, in runs or batches of their own, or "
@@ -205,7 +213,8 @@ def _text(group: Group, sample: Sample) -> Text:
 
 
 def _right(texts: list[Text], length: int, padding: int, dtype: Any, of: Callable[[Text], Array]) -> Array:
-    """What there is of the tokens behind the prompt, [B, length], padded on the right."""
+    """The values of the tokens behind the prompt, [B, length] of dtype, padded on the right. of(text) has one for each
+    token of the whole sequence."""
     out = np.full((len(texts), length), padding, dtype)
     for i, t in enumerate(texts):
         row = of(t)[t.prompt_length :]
@@ -214,6 +223,8 @@ def _right(texts: list[Text], length: int, padding: int, dtype: Any, of: Callabl
 
 
 def _advantages(rows: list[tuple[Group, Sample, Text]], mask: npt.NDArray[np.bool_]) -> Array:
+    """The advantages [B, R], float64: of each token where the estimator gives them, else the sample's at all; 0 outside
+    mask."""
     out = np.zeros(mask.shape)
     for i, (g, s, t) in enumerate(rows):
         each = s.member.get("step_advantages")
@@ -224,7 +235,7 @@ def _advantages(rows: list[tuple[Group, Sample, Text]], mask: npt.NDArray[np.boo
 
 
 def _logits(texts: list[Text], length: int) -> dict[str, Array]:
-    """What is stored of the logits; empty unless it was read."""
+    """The arrays of the stored logits; none unless they were read. ValueError: texts store different forms."""
     having = [(i, t, t.logits) for i, t in enumerate(texts) if t.logits]
     if not having:
         return {}

@@ -72,6 +72,8 @@ def test_push_and_rollback(run, signs, tmp_path):
         nothing = await policy.push_policy(client, put(tmp_path / "nothing", lora(d=await width(client), fill=1e-30)))
         (sampler,) = await policy.taken(client, nothing)
         assert sampler["answer"]["state"] == "refused"
+        assert (await policy.policy(client))["policy_version"] == again["policy_version"], "what was refused is not served"
+        assert (await policy.policy_history(client))[-1]["policy_version"] == nothing["policy_version"]
         with pytest.raises(policy.PolicyRefused,
             match=f"version: {nothing['policy_version']}; was refused by every sampler .canary"):
             await policy.rollback_policy(client, nothing["policy_version"])
