@@ -55,7 +55,7 @@ type Policy struct {
 	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: linear in the number of latent tokens,
 	// none (such a scheduler is refused), flux2 (from tokens and steps) or constant (MuConstant). Empty: linear.
 	Mu string `msgpack:"mu,omitempty" enum:"MuRules?"`
-	// MuConstant is the mu of the rule constant.
+	// MuConstant is the logarithm of the shift where Mu is constant, whatever the size of the image.
 	MuConstant float64 `msgpack:"mu_constant,omitempty" range:"-MaxMu..MaxMu"`
 	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
 	LatentChannels int64 `msgpack:"latent_channels" range:"0..MaxLatentChannels"`
@@ -66,6 +66,8 @@ type Policy struct {
 	Width             int64   `msgpack:"width" range:"0..MaxSide"`
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
+	// Guidance is the guidance input of the network for prompts that leave it out; 0: the network has none.
+	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale"`
 	// NegativePrompt is what guidance leads away from where a prompt does not say.
 	NegativePrompt string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
 	// ConditioningBytes is the most that the conditioning of one text takes, ConditioningTokenBytes what

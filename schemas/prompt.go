@@ -88,6 +88,9 @@ type ImageSettings struct {
 	NumInferenceSteps *int64 `msgpack:"num_inference_steps,omitempty" range:"1..MaxSteps" absent:"the model's" flag:"steps"`
 	// TrueCFGScale is the classifier-free guidance scale, active above 1.
 	TrueCFGScale *float64 `msgpack:"true_cfg_scale,omitempty" range:"0..MaxCFGScale" absent:"the model's" flag:"true-cfg-scale"`
+	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the
+	// scale of classifier-free guidance, which is TrueCFGScale.
+	Guidance *float64 `msgpack:"guidance,omitempty" range:"(0..MaxCFGScale]" absent:"the model's" flag:"guidance"`
 	// Sigmas are T pre-shift sigmas, strictly decreasing in (0, 1].
 	Sigmas []float64 `msgpack:"sigmas" absent:"the model's schedule" size:"1..MaxSteps" range:"(0..1]" flag:"sigmas"`
 	// Rollout chooses the transition of each step, its noise and the latents that are kept.

@@ -21,7 +21,8 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(t), controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t))
+	return slices.Concat(requestSamples(t), networkSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(t),
+		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {
@@ -278,10 +279,6 @@ func groupSamples(t testing.TB) []sample {
 		{"policy-negative", &schemas.Policy{
 			Lane: "tiny", Model: "tiny", Family: "other", LatentChannels: 16, PixelsPerToken: 8, Height: 64, Width: 64,
 			NumInferenceSteps: 8, TrueCFGScale: 4, NegativePrompt: "blurry", MaxPixels: 1 << 20,
-		}},
-		{"policy-schedule", &schemas.Policy{
-			Lane: "flux", Model: "flux", Family: "flux2", SchedulerConfig: []byte(`{"use_dynamic_shifting": true}`), Grid: "scheduler", Mu: "constant",
-			MuConstant: 0.485, LatentChannels: 128, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 8, TrueCFGScale: 1, MaxPixels: 1 << 20,
 		}},
 		{"dead-refused", &schemas.Dead{
 			Stage: "intake", Code: "invalid", Reason: "group_size: 0; must be between 1 and 1024", Run: "run-1", UID: "p19",

@@ -55,6 +55,8 @@ type Sampling struct {
 	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" for:"image" digest:"schedule"`
 	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image" digest:"schedule"`
 	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
+	// Guidance is the guidance input of the network; 0: it has none.
+	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale" for:"image"`
 }
 
 // Segment returns the steps [begin, end) that the sample runs, or should have run: all T if it has neither start nor

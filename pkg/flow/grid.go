@@ -10,8 +10,7 @@ type Grid string
 
 // Grids of pipelines of diffusers.
 const (
-	// GridLinspace is T points from 1 to 1/T, which pipelines such as FluxPipeline, QwenImagePipeline and
-	// ZImagePipeline pass to their scheduler.
+	// GridLinspace is T points from 1 to 1/T, which FluxPipeline and most others pass to their scheduler.
 	GridLinspace Grid = "linspace"
 	// GridScheduler is that of FlowMatchEulerDiscreteScheduler for pipelines that pass none, such as
 	// StableDiffusion3Pipeline: T points from sigma_max to sigma_min, the first and the last sigma of the training

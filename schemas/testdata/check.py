@@ -173,6 +173,10 @@ def schedule_digest(e):
     d.double(e["true_cfg_scale"])
     for n in (e["height"], e["width"], len(e["transitions"])):
         d.integer(n)
+    for field in ("guidance",):
+        if field in e:
+            d.text(field)
+            d.double(e[field])
     return d.hex()
 
 

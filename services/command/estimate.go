@@ -344,6 +344,9 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	if c.TrueCFGScale > 1 {
 		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
 	}
+	if c.Guidance > 0 {
+		guidance += fmt.Sprintf(" with guidance input %g", c.Guidance)
+	}
 	line("steps", "%s%s in all, %s stochastic; %s%s", each, present.Thousands(c.Steps), present.Thousands(c.Stochastic),
 		evaluations(c.Evaluations, c.FlatEvaluations), guidance)
 	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {

@@ -111,6 +111,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
+	if info.Guidance > 0 {
+		fmt.Fprintf(out, "guidance input %g by default\n", info.Guidance)
+	}
 	if info.Grid != "" || info.Mu != "" {
 		fmt.Fprintf(out, "schedule %s, mu %s\n", cmp.Or(info.Grid, model.GridLinspace), cmp.Or(info.Mu, model.MuLinear))
 	}
@@ -190,6 +193,6 @@ func infoJSON(info *model.Info) map[string]any {
 		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
 		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "grid": cmp.Or(info.Grid, model.GridLinspace),
-		"mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
+		"guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
 	}
 }

@@ -234,6 +234,9 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 		} else {
 			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
 				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+			if t.Guidance > 0 {
+				line("guidance input %g", t.Guidance)
+			}
 		}
 		if ran := segmentLine(t); ran != "" {
 			line("%s", ran)

@@ -32,6 +32,8 @@ type Cost struct {
 	StopStepIndex     int64   `json:"stop_step_index"`
 	SDESteps          int64   `json:"sde_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
+	// Guidance is the guidance input of the network; 0: it has none.
+	Guidance float64 `json:"guidance,omitempty"`
 	// LatentsKept is how many states of one sample are stored, each of LatentsShape and
 	// LatentsDType.
 	LatentsKept int64 `json:"latents_kept"`
@@ -88,7 +90,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	c := &Cost{
 		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width,
 			r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
-		SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
+		SDESteps: sde, TrueCFGScale: r.TrueCFGScale, Guidance: r.Guidance,
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
@@ -173,6 +175,7 @@ func (c *Cost) sum(s *Cost, n int64) {
 	clearIfDifferent(&c.StopStepIndex, s.StopStepIndex)
 	clearIfDifferent(&c.SDESteps, s.SDESteps)
 	clearIfDifferent(&c.TrueCFGScale, s.TrueCFGScale)
+	clearIfDifferent(&c.Guidance, s.Guidance)
 	clearIfDifferent(&c.LatentsKept, s.LatentsKept)
 	clearIfDifferent(&c.Checkpoints, s.Checkpoints)
 	clearIfDifferent(&c.LatentsDType, s.LatentsDType)

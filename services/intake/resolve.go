@@ -110,6 +110,10 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	s := &x.sampling
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
+	if p.Guidance != nil && policy.Guidance == 0 {
+		return nil, fmt.Errorf("guidance: %g; must be absent, the network of model %q has no such input; "+
+			"true_cfg_scale is the scale of classifier-free guidance", *p.Guidance, policy.Model)
+	}
 	tokens, err := Tokens(s.Height, s.Width, policy)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +50,36 @@ func TestResolve_Defaults(t *testing.T) {
 	}
 	if len(seeds) != 8 {
 		t.Errorf("%d distinct seeds, want 8", len(seeds))
+	}
+}
+
+// Guidance is the lane's by default, and refused for a network without such an input.
+func TestResolve_Guidance(t *testing.T) {
+	p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Guidance: new(2.5)}}
+	policy := qwen()
+	resolve := func(p *schemas.Prompt) (*schemas.Request, error) {
+		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if err != nil {
+			return nil, err
+		}
+		return rs[0], nil
+	}
+	const want = `guidance: 2.5; must be absent, the network of model "q" has no such input`
+	if _, err := resolve(p); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
+	}
+	plain, err := resolve(&schemas.Prompt{UID: "u", Prompt: "a"})
+	if err != nil || plain.Guidance != 0 {
+		t.Fatalf("%+v, %v", plain, err)
+	}
+	policy.Guidance = 3.5
+	byDefault, err1 := resolve(&schemas.Prompt{UID: "u", Prompt: "a"})
+	own, err2 := resolve(p)
+	if err1 != nil || err2 != nil || byDefault.Guidance != 3.5 || own.Guidance != 2.5 {
+		t.Fatalf("guidance %+v and %+v, %v, %v; want 3.5 and 2.5", byDefault, own, err1, err2)
+	}
+	if own.ScheduleDigest == byDefault.ScheduleDigest || plain.ScheduleDigest == byDefault.ScheduleDigest {
+		t.Error("another guidance must have another schedule digest")
 	}
 }
 

@@ -198,6 +198,10 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	if !s.latentsFitModel() {
 		return nil
 	}
+	if err := images.CheckGuidance(s.image.Card(), &t.Sampling); err != nil {
+		s.fault(-1, "%v", err)
+		return nil
+	}
 	if s.conds, err = images.Encode(ctx, s.image, &t.Sampling); err != nil {
 		s.fault(-1, "encode prompt: %v", err)
 		return ctx.Err()
@@ -533,13 +537,11 @@ func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*s
 
 // velocity returns the guided output [S, C] of the model with some weights at state x and noise level sigma.
 func (s *sample) velocity(ctx context.Context, with *version, x []float32, sigma float32) ([]float32, error) {
-	row := images.GuidedRow{
-		Row:   model.Row{X: x, Sigma: sigma, Conditioning: s.conds[0], Dst: make([]float32, len(x))},
-		Scale: s.t.TrueCFGScale,
-	}
+	var negative *model.Conditioning
 	if len(s.conds) == 2 {
-		row.Negative = s.conds[1]
+		negative = s.conds[1]
 	}
+	row := images.RowOf(&s.t.Sampling, s.conds[0], negative, x, sigma, make([]float32, len(x)))
 	faults, err := with.velocities.Eval(ctx, []images.GuidedRow{row}, media.ImageSize(s.t.Height, s.t.Width))
 	if err == nil {
 		err = faults[0]

@@ -318,7 +318,9 @@ func evaluation(ctx context.Context, m model.Model, height, width, batch int) (c
 	for i := range rows {
 		n := tokens * card.LatentChannels
 		rows[i] = images.GuidedRow{
-			Row:      model.Row{X: numbers(n), Sigma: 0.5, Conditioning: conds[0], Dst: make([]float32, n)},
+			Row: model.Row{
+				X: numbers(n), Sigma: 0.5, Conditioning: conds[0], Guidance: card.Guidance, Dst: make([]float32, n),
+			},
 			Negative: conds[1], Scale: 4,
 		}
 	}

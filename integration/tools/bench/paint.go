@@ -127,7 +127,8 @@ func (p *painter) denoise(ctx context.Context, n int, cond, negative *model.Cond
 			return nil, err
 		}
 		rows[i] = images.GuidedRow{
-			Row: model.Row{Conditioning: cond, Dst: make([]float32, size)}, Negative: negative, Scale: p.scale,
+			Row:      model.Row{Conditioning: cond, Guidance: card.Guidance, Dst: make([]float32, size)},
+			Negative: negative, Scale: p.scale,
 		}
 	}
 	velocities := images.NewVelocities(p.model)

@@ -92,6 +92,9 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
 	}
+	if err := CheckGuidance(e.card, &req.Sampling); err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
 	if req.ScheduledSampling != nil {
 		return e.startRolled(ctx, req, from, tokens)
 	}
@@ -179,10 +182,7 @@ func (p *flowEpisode) request() *schemas.Request { return p.req }
 // row returns the point where the solver needs the next velocity.
 func (p *flowEpisode) row() GuidedRow {
 	x, sigma := p.rollout.Point()
-	return GuidedRow{
-		Row:      model.Row{X: x, Sigma: sigma, Conditioning: p.cond, Dst: p.velocity},
-		Negative: p.negCond, Scale: p.req.TrueCFGScale,
-	}
+	return RowOf(&p.req.Sampling, p.cond, p.negCond, x, sigma, p.velocity)
 }
 
 // advance gives the velocity to the rollout. It returns nil where the solver needs another evaluation.

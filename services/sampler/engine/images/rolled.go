@@ -244,10 +244,7 @@ func (p *rolledEpisode) request() *schemas.Request { return p.req }
 
 func (p *rolledEpisode) row() GuidedRow {
 	x, sigma := p.rolling.Point()
-	return GuidedRow{
-		Row:      model.Row{X: x, Sigma: sigma, Conditioning: p.cond, Dst: p.output},
-		Negative: p.negCond, Scale: p.req.TrueCFGScale,
-	}
+	return RowOf(&p.req.Sampling, p.cond, p.negCond, x, sigma, p.output)
 }
 
 // advance gives the model's output to the sample. It returns nil where no step is completed.

@@ -22,6 +22,26 @@ type GuidedRow struct {
 	Scale float64
 }
 
+// RowOf returns the row that evaluates a sample at x [S, C] and sigma, with its encoded prompt and, under guidance, its
+// encoded negative prompt, else nil. Eval sets dst. The sampler and verify share it.
+func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, x []float32, sigma float32, dst []float32) GuidedRow {
+	return GuidedRow{
+		Row:      model.Row{X: x, Sigma: sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: dst},
+		Negative: negative, Scale: s.TrueCFGScale,
+	}
+}
+
+// CheckGuidance refuses a sample whose guidance input does not fit the network: it has one or not, as the card says.
+func CheckGuidance(c model.Card, s *schemas.Sampling) error {
+	switch {
+	case s.Guidance != 0 && c.Guidance == 0:
+		return fmt.Errorf("guidance: %g; must be absent, the network of %s has no such input", s.Guidance, c.Name)
+	case s.Guidance == 0 && c.Guidance != 0:
+		return fmt.Errorf("guidance: absent; must be there, the network of %s has such an input", c.Name)
+	}
+	return nil
+}
+
 // Velocities evaluates a model with classifier-free guidance. The sampler, verify and the benches all use it. It
 // reuses its memory, so one goroutine at a time may use it.
 type Velocities struct {
@@ -47,7 +67,6 @@ func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size
 	v.rows = v.rows[:0]
 	guided := 0
 	for _, r := range rows {
-		r.Guidance = v.card.Guidance
 		v.rows = append(v.rows, r.Row)
 		if r.Negative != nil {
 			r.Conditioning, r.Dst = r.Negative, v.scratch(guided, len(r.X))

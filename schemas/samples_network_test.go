@@ -1,0 +1,35 @@
+package schemas_test
+
+import (
+	"testing"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// networkSamples have what only some networks take.
+func networkSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
+		{"policy-guidance", &schemas.Policy{
+			Lane: "flux", Model: "flux", Family: "flux1", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,
+			NumInferenceSteps: 8, TrueCFGScale: 1, Guidance: 3.5, MaxPixels: 1 << 20,
+		}},
+		{"policy-schedule", &schemas.Policy{
+			Lane: "flux", Model: "flux", Family: "flux2", SchedulerConfig: []byte(`{"use_dynamic_shifting": true}`), Grid: "scheduler", Mu: "constant",
+			MuConstant: 0.485, LatentChannels: 128, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 8, TrueCFGScale: 1, MaxPixels: 1 << 20,
+		}},
+		{"prompt-guidance", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Guidance: new(3.5)}}},
+		{"request-guidance", func() *schemas.Request {
+			r := fullRequest(t)
+			r.Guidance = 3.5
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-guidance", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.Guidance = 3.5
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
+	}
+}

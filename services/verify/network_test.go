@@ -1,0 +1,135 @@
+package verify_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// distilled is a network with a guidance input, which is added to its output.
+type distilled struct{ model.Model }
+
+func distilledFamily() model.Registry {
+	_, f, err := families.All().Find("synthetic")
+	if err != nil {
+		panic(err) // it needs no folder
+	}
+	return model.Registry{{
+		Name: "distilled",
+		Open: func(dir string, o model.Options) (model.Model, error) {
+			m, err := f.Open(dir, o)
+			return &distilled{m}, err
+		},
+		Inspect: func(dir string) (*model.Info, error) {
+			info, err := f.Inspect(dir)
+			if err == nil {
+				info.Card = distilledCard(info.Card)
+			}
+			return info, err
+		},
+	}}
+}
+
+func distilledCard(c model.Card) model.Card {
+	c.Name, c.Family, c.WeightsDigest, c.Guidance = "distilled", "distilled", strings.Repeat("d", 64), 3.5
+	return c
+}
+
+func (m *distilled) Card() model.Card { return distilledCard(m.Model.Card()) }
+
+func (m *distilled) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	plain := slices.Clone(rows)
+	for i := range plain {
+		plain[i].Guidance = 0
+	}
+	if err := m.Model.Velocity(ctx, plain, size); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		for i := range r.Dst {
+			r.Dst[i] += r.Guidance / 16
+		}
+	}
+	return nil
+}
+
+// serveDistilled serves prompts with the distilled model until stop is called. publish publishes one and returns the
+// first trajectory of its group.
+func serveDistilled(t *testing.T, plane *bustest.Plane) (
+	publish func(run schemas.Run, p *schemas.Prompt) *schemas.Trajectory, stop func(),
+) {
+	t.Helper()
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model, config.Sampler.Models = "distilled", distilledFamily()
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	c := client.New(plane.Bus)
+	return func(run schemas.Run, p *schemas.Prompt) *schemas.Trajectory {
+		t.Helper()
+		if r, err := c.Publish(t.Context(), run, p); err != nil || r.Error != "" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, p.UID))
+		trajectory, err := c.Trajectory(t.Context(), run, p.UID, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return trajectory
+	}, func() { service.Stop() }
+}
+
+// exact fails t unless verify finds every log-prob of a run again.
+func exact(t *testing.T, b *bus.Bus, run schemas.Run) {
+	t.Helper()
+	report, err := verify.Run(t.Context(), b, run, verify.Options{Models: distilledFamily()})
+	if err != nil || !report.OK(0) || report.MaxRatio != 0 || report.Steps != samples*stochastic {
+		t.Errorf("run %s: %+v, %v", run, report, err)
+	}
+}
+
+// A guidance input is the model's default or the prompt's own. It decides bits, so it is in both digests, and verify
+// computes with it.
+func TestGuidance(t *testing.T) {
+	plane := bustest.New(t)
+	publish, stop := serveDistilled(t, plane)
+	byDefault := publish("default", prompt())
+	own := prompt()
+	own.Guidance = new(7.0)
+	with := publish("own", own)
+	if byDefault.Guidance != 3.5 || with.Guidance != 7 {
+		t.Errorf("guidance %v by default and %v; want 3.5 and 7", byDefault.Guidance, with.Guidance)
+	}
+	if with.ScheduleDigest == byDefault.ScheduleDigest || with.ContentDigest == byDefault.ContentDigest {
+		t.Error("another guidance must have other digests")
+	}
+	if with.Image.Digest == byDefault.Image.Digest {
+		t.Error("another guidance must make another image")
+	}
+	exact(t, plane.Bus, "default")
+	exact(t, plane.Bus, "own")
+	stop() // it would put away what is forged
+	for _, c := range []struct {
+		run      schemas.Run
+		guidance float64
+		want     string
+	}{{"forged", 5, "schedule_digest"}, {"without", 0, "guidance: absent; must be there"}} {
+		store(t, plane.Bus, c.run, with, func(e *schemas.Trajectory) { e.Guidance = c.guidance })
+		report, err := verify.Run(t.Context(), plane.Bus, c.run, verify.Options{Models: distilledFamily()})
+		if err != nil || report.OK(0) || !slices.ContainsFunc(report.Mismatches, func(m verify.Mismatch) bool {
+			return strings.Contains(m.What, c.want)
+		}) {
+			t.Errorf("guidance %v: %+v, %v; want %q", c.guidance, report, err, c.want)
+		}
+	}
+}
