@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy \
-	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test engines-torch up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -244,6 +244,14 @@ learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch:
 
 build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml | learn-needs
 	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv
+
+TORCH_TESTS := pkg/client/python/tests/torch_engine
+engines-torch: build/torch-venv/ok ## tests of the torch engine's worker: each family against the pipeline of diffusers itself (Python; 7 GB, or TORCH=cpu)
+	cd pkg/client/python && $(CURDIR)/build/torch-venv/bin/python -m pytest -q -rs tests/torch_engine
+
+build/torch-venv/ok: $(TORCH_TESTS)/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
+	TORCH='$(TORCH)' deploy/learn/needs.sh build/torch-venv
+	TORCH='$(TORCH)' deploy/learn/install.sh build/torch-venv $(TORCH_TESTS)/requirements.txt
 
 # TORCH=cpu: the CPU build of torch or none; see deploy/learn/install.sh.
 .PHONY: learn-needs

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes the virtual environment of make learn.
+# Makes the virtual environment of make learn, or with other requirements that of make engines-torch.
 #
-#   install.sh VENV
+#   install.sh VENV [REQUIREMENTS]
 #
 # On Linux for x86_64 pip's ordinary index has torch with CUDA only, 7 GB with its libraries, and it does not start
 # without them. The CPU build is called VERSION+cpu; pip finds it where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL names a
@@ -9,7 +9,8 @@
 # pip finds it. TORCH=cpu takes no other.
 set -eu
 venv=$1 here=$(dirname "$0")
-torch=$(sed -n 's/^torch==//p' "$here/requirements.txt")
+requirements=${2-$here/requirements.txt}
+torch=$(sed -n 's/^torch==//p' "$requirements")
 python3 -m venv "$venv"
 pip() { "$venv/bin/python" -m pip install "$@"; }
 
@@ -26,6 +27,6 @@ if [ "${TORCH-}" = cpu ] || [ ! -e /proc/driver/nvidia/version ]; then
 		fi ;;
 	esac
 fi
-pip --requirement "$here/requirements.txt"
+pip --requirement "$requirements"
 pip --no-deps --editable "$here/../../pkg/client/python"
 touch "$venv/ok"

@@ -276,9 +276,8 @@ def _load(
     for part, size in sizes.items():
         library, name = family.parts[part]
         say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
-        kind = "torch_dtype" if library == "diffusers" else "dtype"
         network = getattr(libraries[library], name).from_pretrained(
-            str(family.folder.path / part), **{kind: dtype}, local_files_only=True, use_safetensors=True
+            str(family.folder.path / part), dtype=dtype, local_files_only=True, use_safetensors=True
         )
         parts[part] = network.eval().requires_grad_(False).to(encoders if part.startswith("text_encoder") else device)
         done += size

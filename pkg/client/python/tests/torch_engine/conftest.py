@@ -36,7 +36,7 @@ def pipelines(folders):
 
     def get(name):
         if name not in kept:
-            kept[name] = diffusers.DiffusionPipeline.from_pretrained(folders[name], torch_dtype=torch.float32)
+            kept[name] = diffusers.DiffusionPipeline.from_pretrained(folders[name], dtype=torch.float32)
             kept[name].set_progress_bar_config(disable=True)
         return kept[name]
 

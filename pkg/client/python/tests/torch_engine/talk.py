@@ -129,7 +129,7 @@ def latents(card, n, height, width, seed=0):
     return np.random.default_rng(seed).standard_normal((n, (height // edge) * (width // edge), channels), np.float32)
 
 
-def start(folder, *args, **environment):
+def start(folder, *args, stderr=None, **environment):
     """Starts a worker; its stdin closes with this process."""
     command = [
         sys.executable,
@@ -143,9 +143,7 @@ def start(folder, *args, **environment):
         *map(str, args),
     ]
     env = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True
-    )
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True)
 
 
 def connect(process):

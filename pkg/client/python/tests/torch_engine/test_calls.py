@@ -1,0 +1,328 @@
+"""Calls of a worker: what it refuses, with which class of error, and that it lives on."""
+
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from talk import Refused, handle_of, latents
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from meander.torch import families  # noqa: E402
+from meander.torch.engine import Engine, Handles, Settings  # noqa: E402
+from meander.torch.faults import Fault  # noqa: E402
+from meander.torch.folder import Folder  # noqa: E402
+from meander.torch.server import Worker  # noqa: E402
+
+H, W = 64, 96
+SIZE = {"frames": 1, "height": H, "width": W}
+NAMES = ("sd3", "flux1", "z-image", "qwen-image")
+
+
+def refused(client, kind, *call):
+    """The message of an answer that must be an error of this class."""
+    with pytest.raises(Refused) as e:
+        client(*call)
+    assert e.value.kind == kind, e.value
+    return e.value.message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_is_that_of_the_network(name, dial, pipelines):
+    client = dial(name)
+    hello = client.ready()
+    card = hello["card"]
+    assert card == client("inspect")[0]["card"]
+    assert hello["backend"].startswith("torch-") and hello["backend"].endswith("/nondeterministic")
+    for handle, tensors, cut in client.encode("a red cat", ""):
+        assert list(tensors) == [c["name"] for c in card["conditioning"]]
+        assert sum(a.nbytes for a in tensors.values()) <= card["conditioning_bytes"]
+        assert tensors["prompt_embeds"].shape[1] * 4 == card["conditioning_token_bytes"]
+        assert handle == handle_of(tensors) and cut == 0
+    assert card["latent"]["scale"] == pipelines(name).vae_scale_factor
+    linear = {
+        n: list(m.weight.shape)
+        for n, m in pipelines(name).transformer.named_modules()
+        if isinstance(m, torch.nn.Linear)
+    }
+    modules, _ = client("modules")
+    assert modules["linear"] == linear
+    assert modules["tensors"] == {n: list(t.shape) for n, t in pipelines(name).transformer.state_dict().items()}
+    memory, _ = client("memory")
+    assert 0 < memory["weights_bytes"] < memory["reserved_bytes"] <= 2 * memory["peak_bytes"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_that_are_too_long(name, dial, pipelines):
+    client = dial(name)
+    limit = client.ready()["card"]["max_prompt_tokens"]
+    long = "\0" * 4000
+    message = refused(client, "prompt", "encode", {"prompts": [["short"], [long]], "truncate": False})
+    n = int(message.split()[1])
+    assert n > limit and f"at most {limit}" in message
+    [(_, tensors, cut)] = client.encode(long, truncate=True)
+    assert cut == n - limit
+    assert client.encode("still there")
+
+
+def test_clips_cut_is_silent_where_t5_reads_on(dial):
+    client = dial("sd3")
+    words = "0 " * 50  # more than 77 tokens, fewer than 256
+    [(_, tensors, cut)] = client.encode(words)
+    assert cut == 0 and tensors["prompt_embeds"].shape[0] == 77 + 256
+
+
+def test_sd3_without_t5_has_clips_limit(folders, tmp_path, dial):
+    import json
+
+    import diffusers
+
+    folder = tmp_path / "sd3"
+    shutil.copytree(folders["sd3"], folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    index["text_encoder_3"] = index["tokenizer_3"] = [None, None]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    shutil.rmtree(folder / "text_encoder_3")
+    family = families.find(Folder(folder))
+    worker = Worker(family, "cpu", "f32")
+    worker.load(lambda say: Engine(family, Settings(threads=1), say))
+    client = dial("", worker=worker)
+    assert client.ready()["card"]["max_prompt_tokens"] == 77
+    assert "at most 77" in refused(client, "prompt", "encode", {"prompts": [["0 " * 50]], "truncate": False})
+    [(_, ours, _)] = client.encode("a red cat")
+    pipe = diffusers.StableDiffusion3Pipeline.from_pretrained(
+        folder, dtype=torch.float32, text_encoder_3=None, tokenizer_3=None
+    )
+    with torch.no_grad():
+        theirs, *_ = pipe.encode_prompt("a red cat", None, None, do_classifier_free_guidance=False)
+    assert np.array_equal(ours["prompt_embeds"], theirs[0].numpy())
+
+
+def test_calls_that_are_none(dial):
+    client = dial("sd3")
+    assert "nothing" in refused(client, "protocol", "nothing")
+    assert "args: a list" in refused(client, "protocol", "encode", [1])
+    assert "prompts: missing" in refused(client, "protocol", "encode", {})
+    assert "more: unknown" in refused(client, "protocol", "memory", {"more": 1})
+    assert "prompts: a str" in refused(client, "protocol", "encode", {"prompts": "x"})
+    assert "frames: a bool" in refused(client, "protocol", "decode", {**SIZE, "frames": True})
+    for prompt in ("x", [], ["a"] * 4, [1]):
+        assert "prompts[0]" in refused(client, "protocol", "encode", {"prompts": [prompt]})
+    assert "takes no tensors" in refused(client, "protocol", "memory", {}, {"x": np.zeros(1, np.float32)})
+    assert "protocol: 2" in refused(client, "protocol", "hello", {"protocol": 2, "token": ""})
+    assert client.ready()["state"] == "ready"
+
+
+def test_headers_without_an_id_close_the_connection(dial):
+    for header in (b"\x80", b"\xa1x", b"\x81\xa2id\xff", b"\x81\xa2id\xc3", b"\x00" * 7):
+        client = dial("sd3")
+        client.send_raw(header)
+        with pytest.raises(EOFError):
+            client.receive()
+
+
+@pytest.mark.parametrize(
+    "size", [{"frames": 2}, {"height": 0}, {"width": -16}, {"height": 72}, {"width": 400}, {"height": 1 << 40}]
+)
+def test_sizes_that_are_none(dial, size):
+    client = dial("sd3")
+    x = np.zeros((24, 64), np.float32)
+    message = refused(client, "latents", "decode", {**SIZE, **size}, {"x": x})
+    assert "must be" in message and next(iter(size)) in message
+
+
+def test_latents_that_are_none(dial):
+    client = dial("sd3")
+    for x in (
+        np.zeros((23, 64), np.float32),
+        np.zeros((24, 63), np.float32),
+        np.zeros((24, 64), np.uint8),
+        np.zeros(0, np.float32),
+    ):
+        refused(client, "latents", "decode", SIZE, {"x": x})
+    refused(client, "protocol", "decode", SIZE, {"y": np.zeros((24, 64), np.float32)})
+    refused(client, "protocol", "decode", SIZE)
+    assert "finite" in refused(client, "latents", "decode", SIZE, {"x": np.full((24, 64), np.nan, np.float32)})
+
+
+def test_rows_that_are_none(dial):
+    client = dial("sd3")
+    card = client.ready()["card"]
+    [(handle, _, _)] = client.encode("x")
+    x = latents(card, 1, H, W)
+    good = {"sigmas": [0.5], "handles": [handle], "guidance": [0.0], **SIZE, "weights": ""}
+    client("velocity", good, {"x": x})
+    for change in (
+        {"sigmas": []},
+        {"sigmas": [0.5, 0.5]},
+        {"guidance": []},
+        {"sigmas": ["a"]},
+        {"sigmas": [float("nan")]},
+        {"handles": [1]},
+    ):
+        refused(client, "protocol", "velocity", {**good, **change}, {"x": x})
+    assert "no such input" in refused(client, "protocol", "velocity", {**good, "guidance": [3.5]}, {"x": x})
+    assert "put its tensors" in refused(client, "handle", "velocity", {**good, "handles": ["0" * 64]}, {"x": x})
+    assert refused(client, "weights", "velocity", {**good, "weights": "ab"}, {"x": x}).startswith("not loaded: ")
+    many = {"sigmas": [0.5] * 65, "handles": [handle] * 65, "guidance": [0.0] * 65}
+    assert "64" in refused(client, "protocol", "velocity", {**good, **many}, {"x": latents(card, 65, H, W)})
+
+
+def test_conditionings_are_put_again(dial, folders):
+    client = dial("flux1")
+    card = client.ready()["card"]
+    [(handle, tensors, _)] = client.encode("a red cat on a mat")
+    x = latents(card, 1, H, W)
+    v = client.velocity(x, [0.5], [handle], H, W, [3.5])
+    family = families.find(Folder(folders["flux1"]))
+    fresh = Worker(family, "cpu", "f32")
+    fresh.load(lambda say: Engine(family, Settings(threads=1), say))
+    other = dial("", worker=fresh)  # as after a restart
+    with pytest.raises(Refused) as e:
+        other.velocity(x, [0.5], [handle], H, W, [3.5])
+    assert e.value.kind == "handle"
+    assert other("put", {}, tensors)[0]["handle"] == handle
+    assert np.array_equal(other.velocity(x, [0.5], [handle], H, W, [3.5]), v)
+    refused(other, "protocol", "put", {}, {"prompt_embeds": tensors["prompt_embeds"]})
+    refused(other, "protocol", "put", {}, {**tensors, "prompt_embeds": tensors["prompt_embeds"][:, :-1]})
+    refused(other, "protocol", "put", {}, {**tensors, "prompt_embeds": tensors["prompt_embeds"][None]})
+
+
+def test_handles_are_forgotten_in_the_order_of_their_use():
+    handles = Handles(count=2, size=100)
+    one = {"x": torch.zeros(5)}
+    handles.put("a", one)
+    handles.put("b", one)
+    handles.get("a")
+    handles.put("c", one)
+    handles.get("a")
+    with pytest.raises(Fault, match="b: unknown"):
+        handles.get("b")
+    handles.put("large", {"x": torch.zeros(1000)})  # larger than the bound: kept for the call that follows, alone
+    handles.get("large")
+    with pytest.raises(Fault):
+        handles.get("a")
+
+
+def test_full_memory_is_an_error_of_the_call(dial, workers, monkeypatch):
+    client = dial("sd3")
+    card = client.ready()["card"]
+    [(handle, _, _)] = client.encode("x")
+    x = latents(card, 1, H, W)
+    v = client.velocity(x, [0.5], [handle], H, W)
+    engine, freed = workers("sd3").engine, []
+    monkeypatch.setattr(engine, "free_cache", lambda: freed.append(1))
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+        with monkeypatch.context() as m:
+
+            def full(*args, error=error):
+                raise error
+
+            m.setattr(engine.family, "velocity", full)
+            with pytest.raises(Refused) as e:
+                client.velocity(x, [0.5], [handle], H, W)
+            assert e.value.kind == "memory"
+    assert len(freed) == 3
+    assert np.array_equal(client.velocity(x, [0.5], [handle], H, W), v)
+
+
+def test_a_bug_is_an_error_of_the_call(dial, workers, monkeypatch):
+    client = dial("sd3")
+    with monkeypatch.context() as m:
+
+        def broken(*args):
+            raise KeyError("gone")
+
+        m.setattr(workers("sd3").engine.family, "encode", broken)
+        assert "KeyError" in refused(client, "worker", "encode", {"prompts": [["x"]]})
+    assert client.encode("x")
+
+
+def test_no_call_keeps_gradients(dial, workers, monkeypatch):
+    client, seen = dial("sd3"), []
+    family = workers("sd3").engine.family
+    encode = family.encode
+    monkeypatch.setattr(family, "encode", lambda *a: (seen.append(torch.is_grad_enabled()), encode(*a))[1])
+    client.encode("x")
+    assert seen == [False]
+
+
+def test_a_worker_answers_while_it_loads_and_computes(folders, dial):
+    family = families.find(Folder(folders["sd3"]))
+    worker, go, computing = Worker(family, "cpu", "f32"), threading.Event(), threading.Event()
+
+    def make(say):
+        say("loading transformer: 0.0 of 0.1 GB")
+        go.wait()
+        return Engine(family, Settings(threads=1))
+
+    loading = threading.Thread(target=worker.load, args=(make,))
+    loading.start()
+    one, two = dial("", worker=worker), dial("", worker=worker)
+    assert one("hello", {"protocol": 1, "token": ""})[0]["state"] == "loading"
+    assert one("inspect")[0]["card"]["family"] == "sd3"
+    assert "still loading" in refused(one, "worker", "encode", {"prompts": [["x"]]})
+    go.set()
+    loading.join()
+    assert one.ready()["state"] == "ready"
+    go.clear()
+    encode = worker.engine.family.encode
+
+    def slow(*args):
+        computing.set()
+        go.wait()
+        return encode(*args)
+
+    worker.engine.family.encode = slow
+    thread = threading.Thread(target=one.encode, args=("x",))
+    thread.start()
+    computing.wait()
+    assert two("health")[0]["call"] == "encode"
+    assert two.ready()["state"] == "ready"
+    go.set()
+    thread.join()
+    assert two("health")[0]["call"] == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(OSError("no file"), "config"), (torch.OutOfMemoryError("full"), "memory"), (KeyError("x"), "worker")],
+)
+def test_a_load_that_fails_is_said(folders, dial, error, kind):
+    worker = Worker(families.find(Folder(folders["sd3"])), "cpu", "f32")
+
+    def make(say):
+        raise error
+
+    worker.load(make)
+    client = dial("", worker=worker)
+    hello = client.ready()
+    assert hello["state"] == "failed" and hello["error"]["class"] == kind
+    refused(client, kind, "encode", {"prompts": [["x"]]})
+
+
+def test_a_device_that_is_not_there(folders):
+    family = families.find(Folder(folders["sd3"]))
+    with pytest.raises(Fault, match="device: cuda:9") as e:
+        Engine(family, Settings(device="cuda:9", threads=1))
+    assert e.value.kind == "config"
+
+
+def test_text_encoders_on_a_device_of_their_own(folders, dial):
+    family = families.find(Folder(folders["flux1"]))
+    worker = Worker(family, "cpu", "bf16", encoders="cpu:0")
+    worker.load(lambda say: Engine(family, Settings(dtype="bf16", encoders="cpu", threads=1), say))
+    client = dial("", worker=worker)
+    hello = client.ready()
+    assert "/cpu/bf16/" in hello["backend"] and "/encoders-cpu:0/" in hello["backend"]
+    [(handle, tensors, _)] = client.encode("x")
+    # What a host stores and puts again are the same bits.
+    assert client("put", {}, tensors)[0]["handle"] == handle
+    v = client.velocity(latents(hello["card"], 1, H, W), [0.5], [handle], H, W, [3.5])
+    assert np.isfinite(v).all() and v.std() > 0.01

@@ -1,0 +1,252 @@
+"""Versions of the weights: adapters against peft's own, replacements, and the base's bits after them."""
+
+import numpy as np
+import pytest
+from talk import Refused, latents
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+from meander.torch import families  # noqa: E402
+from meander.torch.engine import Engine, Settings  # noqa: E402
+from meander.torch.folder import Folder  # noqa: E402
+from meander.torch.server import Worker  # noqa: E402
+
+H, W = 64, 96
+ONE, TWO, THREE = "1" * 64, "2" * 64, "3" * 64
+TARGETS = {
+    "sd3": ["transformer_blocks.0.attn.to_q", "transformer_blocks.2.ff.net.2", "transformer_blocks.1.attn.add_k_proj"],
+    "flux1": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.proj_mlp", "x_embedder"],
+    "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2", "context_refiner.0.attention.to_out.0"],
+    "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
+}
+
+
+def relative(a, b):
+    return np.linalg.norm(np.float64(a) - b) / np.linalg.norm(np.float64(b))
+
+
+class Bench:
+    """A worker of its own, whose velocities are of one state."""
+
+    def __init__(self, name, folder, dial):
+        family = families.find(Folder(folder))
+        self.worker = Worker(family, "cpu", "f32")
+        self.worker.load(lambda say: Engine(family, Settings(threads=1), say))
+        self.client = dial("", worker=self.worker)
+        self.card = self.client.ready()["card"]
+        self.x = latents(self.card, 2, H, W)
+        self.handles = [h for h, _, _ in self.client.encode("a red cat", "a blue sign")]
+        self.linear = self.client("modules")[0]["linear"]
+        self.targets = TARGETS.get(name)
+
+    @property
+    def weights(self):
+        return self.worker.engine.weights
+
+    def velocity(self, version=""):
+        return self.client.velocity(self.x, [0.7, 0.3], self.handles, H, W, [self.card["guidance"]] * 2, version)
+
+    def adapter(self, seed, rank=4, targets=None, scale=0.5):
+        """The modules and tensors of a random adapter."""
+        draw, modules, tensors = np.random.default_rng(seed), [], {}
+        for name in targets or self.targets:
+            rows, columns = self.linear[name]
+            modules.append({"name": name, "scale": scale, "rank": rank})
+            tensors[name + ".A"] = draw.standard_normal((rank, columns)).astype(np.float32) / columns**0.5
+            tensors[name + ".B"] = draw.standard_normal((rows, rank)).astype(np.float32)
+        return modules, tensors
+
+    def load(self, version, modules, tensors):
+        return self.client("load", {"weights": version, "kind": "adapter", "modules": modules, "files": []}, tensors)[0]
+
+    def refuses(self, version, modules, tensors):
+        with pytest.raises(Refused) as e:
+            self.load(version, modules, tensors)
+        assert e.value.kind == "weights"
+        return e.value.message
+
+
+@pytest.fixture
+def bench(folders, dial):
+    return lambda name: Bench(name, folders[name], dial)
+
+
+@pytest.mark.parametrize("name", tuple(TARGETS))
+def test_an_adapter_is_pefts(name, bench, folders):
+    import diffusers
+    from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+
+    b = bench(name)
+    modules, tensors = b.adapter(0)
+    base = b.velocity()
+    b.load(ONE, modules, tensors)
+    ours = b.velocity(ONE)
+    # The same by peft: alpha/rank = 2/4 is the scale of 0.5.
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folders[name], dtype=torch.float32)
+    config = LoraConfig(r=4, lora_alpha=2, target_modules=b.targets)
+    inject_adapter_in_model(config, pipe.transformer, adapter_name="x")
+    names = {"A": "lora_A.weight", "B": "lora_B.weight"}
+    state = {f"{k[:-2]}.{names[k[-1]]}": torch.from_numpy(v) for k, v in tensors.items()}
+    assert not set_peft_model_state_dict(pipe.transformer, state, adapter_name="x").unexpected_keys
+    family = families.find(Folder(folders[name]))
+    family.attach(pipe, torch.device("cpu"))
+    rows = [b.worker.engine.handles.get(h) for h in b.handles]
+    t, g = torch.tensor([0.7, 0.3]) * 1000, torch.full((2,), b.card["guidance"])
+    with torch.no_grad():
+        theirs = family.velocity(torch.from_numpy(b.x), t, rows, families.Size(1, H, W), g).numpy()
+    assert relative(theirs, base) > 1e-2, "the adapter does nothing"
+    print(f"{name}: adapter moves {relative(theirs, base):.2g}, ours from peft's {relative(ours, theirs):.2g}")
+    assert relative(ours, theirs) < 5e-6
+    assert np.array_equal(b.velocity(), base), "the base must have its bits again"
+    assert b.client("modules")[0]["linear"] == b.linear, "names of layers must not change"
+
+
+def test_two_versions_beside_the_base(bench):
+    b = bench("flux1")
+    base, first = b.velocity(), b.adapter(1)
+    b.load(ONE, *first)
+    one = b.velocity(ONE)
+    second = b.adapter(2, rank=3)
+    b.load(TWO, *second)
+    two = b.velocity(TWO)
+    assert relative(one, two) > 1e-2
+    for version, v in ((ONE, one), ("", base), (TWO, two), (ONE, one)):
+        assert np.array_equal(b.velocity(version), v)
+    b.load(ONE, *second)  # resident: the version that it names stays
+    assert np.array_equal(b.velocity(ONE), one)
+
+
+def test_products_of_one_layer_are_added(bench):
+    b = bench("sd3")
+    modules, tensors = b.adapter(1)
+    more, others = b.adapter(2, rank=3, scale=-2.0)
+    both = {**tensors, **{k + ".1": v for k, v in others.items()}}
+    b.load(ONE, modules + more, both)
+    # One product of the joined factors is the same sum.
+    joined, factors = [], {}
+    for m in modules:
+        n = m["name"]
+        a = np.concatenate([0.5 * tensors[n + ".A"], -2.0 * others[n + ".A"]])
+        joined.append({"name": n, "scale": 1.0, "rank": 7})
+        factors |= {
+            n + ".A": a.astype(np.float32),
+            n + ".B": np.concatenate([tensors[n + ".B"], others[n + ".B"]], axis=1),
+        }
+    b.load(TWO, joined, factors)
+    assert relative(b.velocity(ONE), b.velocity(TWO)) < 5e-6
+
+
+def test_an_unloaded_adapter_gives_its_place_to_the_next(bench):
+    b = bench("sd3")
+
+    def places():
+        return [t.data_ptr() for a in b.weights._adapters.values() for ps in a.values() for p in ps for t in (p.a, p.b)]
+
+    b.load(ONE, *b.adapter(1))
+    b.velocity(ONE)
+    before = places()
+    b.client("unload", {"weights": ONE})
+    with pytest.raises(Refused, match="not loaded"):
+        b.velocity(ONE)
+    b.load(TWO, *b.adapter(2, scale=0.25))
+    assert places() == before, "equal shapes must be overwritten in place"
+    two = b.velocity(TWO)
+    b.client("unload", {"weights": TWO})
+    b.load(THREE, *b.adapter(2, rank=5, scale=0.25))  # other shapes: anew
+    b.velocity(THREE)
+    fresh = bench("sd3")
+    fresh.load(TWO, *fresh.adapter(2, scale=0.25))
+    assert np.array_equal(fresh.velocity(TWO), two), "nothing of the adapter before may be left"
+    b.client("unload", {"weights": "f" * 64})  # one that is not resident is no error
+
+
+def test_adapters_that_do_not_fit(bench):
+    b = bench("sd3")
+    base = b.velocity()
+    modules, tensors = b.adapter(1)
+    name = modules[0]["name"]
+    assert "at least one" in b.refuses(ONE, [], {})
+    assert "linear layer" in b.refuses(ONE, [{**modules[0], "name": "no.such"}, *modules[1:]], tensors)
+    assert "rank" in b.refuses(ONE, [{**modules[0], "rank": 0}, *modules[1:]], tensors)
+    assert "must be f32 [5," in b.refuses(ONE, [{**modules[0], "rank": 5}, *modules[1:]], tensors)
+    assert "scale" in b.refuses(ONE, [{**modules[0], "scale": float("inf")}, *modules[1:]], tensors)
+    assert "must be a map" in b.refuses(ONE, ["x"], tensors)
+    assert "none; must be f32" in b.refuses(ONE, modules, {k: v for k, v in tensors.items() if k != name + ".B"})
+    assert "belong to no entry" in b.refuses(ONE, modules[1:], tensors)
+    with pytest.raises(Refused, match="not loaded"):
+        b.velocity(ONE)
+    for i in range(4):
+        b.load(str(i) * 64, modules, tensors)
+    assert "unload one first" in b.refuses("5" * 64, modules, tensors)
+    with pytest.raises(Refused, match="kind"):
+        b.client("load", {"weights": "6" * 64, "kind": "some", "modules": modules, "files": []}, tensors)
+    assert np.array_equal(b.velocity(), base)
+
+
+@pytest.mark.parametrize("by", ["files", "tensors"])
+def test_a_whole_network_replaces_the_base(by, bench, tmp_path):
+    from safetensors.torch import save_file
+
+    b = bench("z-image")
+    base = b.velocity()
+    other = bench("z-image")
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for p in other.worker.engine.family.transformer.parameters():
+            p.mul_(1 + 0.1 * torch.randn_like(p))
+    expected = other.velocity()
+    state = {n: t.clone() for n, t in other.worker.engine.family.transformer.state_dict().items()}
+    args = {"weights": ONE, "kind": "whole", "modules": [], "files": []}
+    if by == "files":
+        names = sorted(state)
+        for i in range(2):
+            save_file({n: state[n] for n in names[i::2]}, tmp_path / f"{i}.safetensors")
+        args["files"] = [str(tmp_path / f"{i}.safetensors") for i in range(2)]
+        b.client("load", args)
+        for i in range(2):
+            (tmp_path / f"{i}.safetensors").unlink()  # nothing is read later
+    else:
+        b.client("load", args, {n: t.numpy() for n, t in state.items()})
+    places = [p.data_ptr() for p in b.worker.engine.family.transformer.parameters()]
+    assert relative(expected, base) > 1e-2
+    assert np.array_equal(b.velocity(ONE), expected)
+    assert np.array_equal(b.velocity(), base)
+    b.load(TWO, *b.adapter(1))
+    adapted = b.velocity(TWO)
+    assert np.array_equal(b.velocity(ONE), expected)
+    assert np.array_equal(b.velocity(TWO), adapted), "an adapter is one of the base"
+    assert np.array_equal(b.velocity(ONE), expected)
+    b.client("unload", {"weights": ONE})
+    assert np.array_equal(b.velocity(), base)
+    assert places == [p.data_ptr() for p in b.worker.engine.family.transformer.parameters()]
+
+
+def test_whole_networks_that_do_not_fit(bench, tmp_path):
+    from safetensors.torch import save_file
+
+    b = bench("sd3")
+    base = b.velocity()
+    state = {n: t.clone() for n, t in b.worker.engine.family.transformer.state_dict().items()}
+    name = next(n for n, _ in b.worker.engine.family.transformer.named_parameters())
+
+    def refuses(tensors=None, files=None):
+        if tensors is not None:
+            save_file(tensors, tmp_path / "x.safetensors")
+        with pytest.raises(Refused) as e:
+            files = files or [str(tmp_path / "x.safetensors")]
+            b.client("load", {"weights": ONE, "kind": "whole", "modules": [], "files": files})
+        assert e.value.kind == "weights"
+        return e.value.message
+
+    assert "missing" in refuses({n: t for n, t in state.items() if n != name})
+    assert "unknown" in refuses({**state, "more": torch.zeros(1)})
+    assert "must be [" in refuses({**state, name: state[name][..., :1].contiguous()})
+    (tmp_path / "x.safetensors").write_bytes(b"no safetensors")
+    assert "must be safetensors" in refuses()
+    assert "absolute paths" in refuses(files=["x.safetensors"])
+    assert "absolute paths" in refuses(files=[str(tmp_path / "none")])
+    save_file(state, tmp_path / "x.safetensors")
+    assert "in two of them" in refuses(files=[str(tmp_path / "x.safetensors")] * 2)
+    assert np.array_equal(b.velocity(), base)
