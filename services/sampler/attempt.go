@@ -105,7 +105,7 @@ func (a *attempt) runSteps(work context.Context) error {
 	a.finished, a.done = false, make(chan struct{})
 	joining := a.service.metrics.joining
 	joining.Inc()
-	a.worker.queue.push(a, joining.Dec)
+	a.worker.queue.push(a, a.priority, joining.Dec)
 	select {
 	case <-a.done:
 		return a.err

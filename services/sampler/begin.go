@@ -17,19 +17,16 @@ import (
 // yet.
 func (s *service) startEpisode(ctx context.Context, e engine.Engine, req *schemas.Request, r *recorder.Recorder) (engine.Episode, error) {
 	var parent *schemas.Tensor
-	var err error
 	if start := req.Start; start != nil && start.Branch != nil {
+		var err error
 		if parent, err = s.loadBranch(ctx, req); err != nil {
 			return nil, err
 		}
 	}
-	if err = r.Begin(parent); err != nil {
+	if err := r.Begin(parent); err != nil {
 		return nil, err
 	}
-	var from *schemas.SegmentStart
-	if req.ScheduledSampling == nil { // its rollouts are short, and their samplers need earlier steps
-		from, err = r.Resume(ctx)
-	}
+	from, err := r.Resume(ctx)
 	switch {
 	case err != nil:
 		return nil, err

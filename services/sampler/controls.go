@@ -3,10 +3,7 @@ package sampler
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
-
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -129,26 +126,4 @@ func (c *controls) newestObeyed() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.done
-}
-
-// onControl ends the request of a sample that a control stopped. A request of a cancelled group is acknowledged. A
-// request of a paused run is parked: stored in its own stream until the run is resumed, and then taken off the queue.
-func (s *service) onControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
-	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).Logger()
-	if c.Action == schemas.ControlCancel {
-		log.Info().Msg("let go: " + c.Says())
-		return m.AckAsync() // the cancel may have removed it already: no confirmation would come
-	}
-	same := bus.Against(func(p *schemas.Parked) (fault, err error) { return req.SameSample((*schemas.Request)(p)), nil })
-	_, err := s.bus.Publish(ctx, (*schemas.Parked)(req), same)
-	if errors.Is(err, bus.ErrStreamFull) {
-		// No space: the request waits in the queue instead.
-		log.Warn().Err(err).Msg("not parked: " + c.Says() + "; give the stream more with 'meander streams limit --max-parked-bytes SIZE'")
-		return putBack(ctx, m, err)
-	}
-	if err != nil {
-		return fmt.Errorf("park the request: %w", err)
-	}
-	log.Info().Msg("parked: " + c.Says())
-	return nil
 }

@@ -5,64 +5,64 @@ import (
 	"sync"
 )
 
-// queue has the attempts that wait for a scheduler: the highest priority first; of equal ones, the first that came.
-type queue struct {
+// queue has what waits for a scheduler: the highest priority first; of equal ones, the first that came.
+type queue[T comparable] struct {
 	mu      sync.Mutex
-	waiting []queued
-	ready   chan struct{} // has a signal while attempts wait; buffered, 1
+	waiting []queued[T]
+	ready   chan struct{} // has a signal while something waits; buffered, 1
 }
 
-type queued struct {
-	*attempt
-	left func() // called when it leaves the queue
+type queued[T comparable] struct {
+	item     T
+	priority int64
+	left     func() // called when it leaves the queue
 }
 
-func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
+func newQueue[T comparable]() *queue[T] { return &queue[T]{ready: make(chan struct{}, 1)} }
 
-// push adds an attempt; left is called when it leaves the queue.
-func (q *queue) push(a *attempt, left func()) {
+// push adds an item; left is called when it leaves the queue.
+func (q *queue[T]) push(item T, priority int64, left func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := slices.IndexFunc(q.waiting, func(w queued) bool { return w.priority < a.priority })
+	at := slices.IndexFunc(q.waiting, func(w queued[T]) bool { return w.priority < priority })
 	if at < 0 {
 		at = len(q.waiting)
 	}
-	q.waiting = slices.Insert(q.waiting, at, queued{a, left})
+	q.waiting = slices.Insert(q.waiting, at, queued[T]{item, priority, left})
 	q.signal()
 }
 
-// pop removes and returns the first attempt; nil where none waits.
-func (q *queue) pop() *attempt {
+// pop removes and returns the first item; the zero value where none waits.
+func (q *queue[T]) pop() (first T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) == 0 {
-		return nil
+	if len(q.waiting) > 0 {
+		first = q.waiting[0].item
+		q.delete(0)
 	}
-	a := q.waiting[0].attempt
-	q.delete(0)
-	return a
+	return first
 }
 
-// remove removes an attempt; false: it does not wait any more.
-func (q *queue) remove(a *attempt) bool {
+// remove removes an item; false: it does not wait any more.
+func (q *queue[T]) remove(item T) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := slices.IndexFunc(q.waiting, func(w queued) bool { return w.attempt == a })
+	at := slices.IndexFunc(q.waiting, func(w queued[T]) bool { return w.item == item })
 	if at >= 0 {
 		q.delete(at)
 	}
 	return at >= 0
 }
 
-// delete removes the attempt at an index and calls its left. Lock held.
-func (q *queue) delete(at int) {
+// delete removes the item at an index and calls its left. Lock held.
+func (q *queue[T]) delete(at int) {
 	q.waiting[at].left()
 	q.waiting = slices.Delete(q.waiting, at, at+1)
 	q.signal()
 }
 
-// signal refills ready while attempts wait: several schedulers read it. Lock held.
-func (q *queue) signal() {
+// signal refills ready while something waits: several schedulers read it. Lock held.
+func (q *queue[T]) signal() {
 	if len(q.waiting) == 0 {
 		return
 	}

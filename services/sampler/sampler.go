@@ -21,7 +21,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
@@ -91,7 +90,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	}
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
-		s.workers = append(s.workers, &worker{id: p.ID, index: i, queue: newQueue()})
+		s.workers = append(s.workers, &worker{id: p.ID, index: i, queue: newQueue[*attempt]()})
 	}
 	defer metrics.registerDevices(opened)()
 	if opened.Note != "" {
@@ -213,31 +212,4 @@ func (s *service) run(ctx context.Context, log zerolog.Logger) error {
 func familiesOf(m *bus.Message) []string {
 	a, _ := schemas.ParseSubject(m.Subject)
 	return []string{string(a.Run), string(a.Run) + "." + string(a.UID)}
-}
-
-type service struct {
-	cfg     Config
-	bus     *bus.Bus
-	devices *models.Devices
-	workers []*worker // one for each device
-	// network is the checkpoint, without the changes of policies.
-	network   engine.Network
-	versions  *weights.Versions
-	recorders *recorder.Store
-	metrics   *instruments
-	ended     chan error // gets the error of the last device that was lost
-	controls  *controls
-	// space is this sampler's part of the space for steps.
-	space *bus.StepSpace
-	// stopping reports whether the process is to end; onStop calls f when it is.
-	stopping func() bool
-	onStop   func(f func()) (cancel func() bool)
-	// loading is a lock (lockStates): held while the states that a group starts with are in memory.
-	loading chan struct{}
-	// otherBase notes the requests that wait for a sampler of another checkpoint.
-	otherBase otherBase
-	// token and count make the attempt token: unique per process and delivery, so
-	// that events of two attempts never share a subject.
-	token string
-	count atomic.Uint64
 }

@@ -4,54 +4,18 @@ import (
 	"context"
 	"time"
 
-	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
-	"github.com/meander-rl/meander/services/sampler/recorder"
-	"github.com/meander-rl/meander/services/sampler/weights"
 )
 
 // scheduler steps attempts in micro-batches of at most batch samples. Attempts join and leave at step boundaries. One
 // goroutine runs it. It knows neither the mathematics nor where events go.
 type scheduler struct {
 	batch   int
-	queue   *queue
+	queue   *queue[*attempt]
 	metrics *instruments
 
 	active []*attempt
 	ticks  uint64
-}
-
-// attempt is one try at one sample. The handler makes and finishes it; while it is queued or active the scheduler owns
-// it.
-type attempt struct {
-	service  *service
-	worker   *worker
-	req      *schemas.Request
-	recorder *recorder.Recorder
-	// with has the weights that make the next step.
-	with *weights.Loaded
-	// expired returns an error once the handler has given the request up: the attempt ends at the next boundary.
-	expired func() error
-	// engine makes the episode.
-	engine   engine.Engine
-	episode  engine.Episode
-	priority int64
-	// admitted is called once, before the first step; nil: nothing is called.
-	admitted func()
-	// record gets each event as it is completed; device is this attempt's share of the device's time for it.
-	record func(step schemas.StepEvent, device time.Duration) error
-	// between is called after the events of a Step are recorded, unless the episode is done; nil: nothing is called.
-	between func() error
-
-	tick     uint64        // of the last batch that it was in
-	device   time.Duration // since the last step
-	started  time.Time     // when it was first admitted
-	joined   time.Time     // when it was last admitted
-	denoised time.Duration // time in micro-batches
-
-	finished bool
-	err      error
-	done     chan struct{} // closed when it has left the scheduler
 }
 
 // run steps attempts until ctx ends, and then ends those that are active. It waits only while no attempt is active.

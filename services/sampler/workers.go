@@ -4,21 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 )
-
-// worker is a device and its queue. One or more schedulers run the attempts of the queue.
-type worker struct {
-	id    string
-	index int // of the device: in weights.Loaded.Engines
-	queue *queue
-	load  atomic.Int64 // attempts that were given to it
-	lost  atomic.Bool  // its device computes no more
-}
 
 // chooseWorker returns the worker with the fewest attempts among those whose device works. The attempt calls the
 // function when it leaves the worker. An error says that no device is left.

@@ -64,8 +64,8 @@ type Describer interface{ Describe(t *schemas.Trajectory) }
 // Resumable is a network whose samples may go on from a stored state. A network that cannot do so must not have the
 // method: one that inherits from images.Network embeds the interface Network, not *images.Network.
 type Resumable interface {
-	// StateShape is [S, C] of images of that size in pixels.
-	StateShape(height, width int64) ([]int64, error)
+	// StateShape is [S, C] of the states of a request's samples; nil where they cannot go on.
+	StateShape(r *schemas.Request) ([]int64, error)
 }
 
 // ErrAway says that the server that draws the samples cannot be reached. The request is put back.

@@ -114,6 +114,14 @@ type search struct {
 // search lists the stored steps of the sample; nil where there are none.
 func (r *Recorder) search(ctx context.Context) (*search, error) {
 	q := r.req
+	network, ok := r.store.Network.(engine.Resumable)
+	if !ok {
+		return nil, nil
+	}
+	shape, err := network.StateShape(q)
+	if err != nil || shape == nil {
+		return nil, err // Engine.Start reports the same fault
+	}
 	filter := schemas.Address{Kind: schemas.KindStep, Run: q.Run, UID: q.UID, Sample: strconv.FormatInt(q.SampleIndex, 10)}.Filter()
 	switch _, err := r.store.Steps.Last(ctx, schemas.StreamSteps, filter); {
 	case errors.Is(err, bus.ErrNotFound): // the usual case costs one cheap request
@@ -124,14 +132,6 @@ func (r *Recorder) search(ctx context.Context) (*search, error) {
 	subjects, err := r.store.Steps.Subjects(ctx, schemas.StreamSteps, filter)
 	if err != nil {
 		return nil, fmt.Errorf("look for steps of earlier attempts: %w", err)
-	}
-	network, ok := r.store.Network.(engine.Resumable)
-	if !ok {
-		return nil, nil
-	}
-	shape, err := network.StateShape(q.Height, q.Width)
-	if err != nil {
-		return nil, err // Engine.Start reports the same fault
 	}
 	f := &search{
 		stored: r.store.Steps, sealer: r.sealer, req: q, backend: r.backend, policy: r.policy, counts: map[string]int{}, subjects: map[string]bool{}, looksLeft: len(q.Transitions) + resumeLooks,

@@ -131,10 +131,13 @@ func (n *Network) Close() error { return n.Model.Close() }
 // Describe adds the model's rule of guidance.
 func (n *Network) Describe(t *schemas.Trajectory) { t.CFGRule = n.Model.Card().CFGRule }
 
-// StateShape is [S, C] of images of a size in pixels.
-func (n *Network) StateShape(height, width int64) ([]int64, error) {
+// StateShape is [S, C]; nil of scheduled sampling, whose rollouts are short and need the steps before a state.
+func (n *Network) StateShape(r *schemas.Request) ([]int64, error) {
+	if r.ScheduledSampling != nil {
+		return nil, nil
+	}
 	card := n.Model.Card()
-	tokens, err := card.Tokens(media.ImageSize(height, width))
+	tokens, err := card.Tokens(media.ImageSize(r.Height, r.Width))
 	return []int64{int64(tokens), int64(card.LatentChannels)}, err
 }
 

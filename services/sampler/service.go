@@ -1,0 +1,83 @@
+package sampler
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/models"
+	"github.com/meander-rl/meander/services/sampler/recorder"
+	"github.com/meander-rl/meander/services/sampler/weights"
+)
+
+// service is a sampler that serves a lane.
+type service struct {
+	cfg     Config
+	bus     *bus.Bus
+	devices *models.Devices
+	workers []*worker // one for each device
+	// network is the checkpoint, without the changes of policies.
+	network   engine.Network
+	versions  *weights.Versions
+	recorders *recorder.Store
+	metrics   *instruments
+	ended     chan error // gets the error of the last device that was lost
+	controls  *controls
+	// space is this sampler's part of the space for steps.
+	space *bus.StepSpace
+	// stopping reports whether the process is to end; onStop calls f when it is.
+	stopping func() bool
+	onStop   func(f func()) (cancel func() bool)
+	// loading is a lock (lockStates): held while the states that a group starts with are in memory.
+	loading chan struct{}
+	// otherBase notes the requests that wait for a sampler of another checkpoint.
+	otherBase otherBase
+	// token and count make the attempt token: unique per process and delivery, so
+	// that events of two attempts never share a subject.
+	token string
+	count atomic.Uint64
+}
+
+// worker is a device and its queue. One or more schedulers run the attempts of the queue.
+type worker struct {
+	id    string
+	index int // of the device: in weights.Loaded.Engines
+	queue *queue[*attempt]
+	load  atomic.Int64 // attempts that were given to it
+	lost  atomic.Bool  // its device computes no more
+}
+
+// attempt is one try at one sample. The handler makes and finishes it; while it is queued or active the scheduler owns
+// it.
+type attempt struct {
+	service  *service
+	worker   *worker
+	req      *schemas.Request
+	recorder *recorder.Recorder
+	// with has the weights that make the next step.
+	with *weights.Loaded
+	// expired returns an error once the handler has given the request up: the attempt ends at the next boundary.
+	expired func() error
+	// engine makes the episode.
+	engine   engine.Engine
+	episode  engine.Episode
+	priority int64
+	// admitted is called once, before the first step; nil: nothing is called.
+	admitted func()
+	// record gets each event as it is completed; device is this attempt's share of the device's time for it.
+	record func(step schemas.StepEvent, device time.Duration) error
+	// between is called after the events of a Step are recorded, unless the episode is done; nil: nothing is called.
+	between func() error
+
+	tick     uint64        // of the last batch that it was in
+	device   time.Duration // since the last step
+	started  time.Time     // when it was first admitted
+	joined   time.Time     // when it was last admitted
+	denoised time.Duration // time in micro-batches
+
+	finished bool
+	err      error
+	done     chan struct{} // closed when it has left the scheduler
+}
