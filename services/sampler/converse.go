@@ -47,6 +47,3 @@ func (s *service) converse(ctx context.Context, req *schemas.Request, r *recorde
 	s.metrics.replies.WithLabelValues(replied).Inc()
 	return t.Told(ctx, reply)
 }
-
-// replied is the value of the metric's label state for an interaction that replied.
-const replied = "replied"

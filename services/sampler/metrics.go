@@ -12,6 +12,9 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
+// replied is the value of the metric's label state for an interaction that replied.
+const replied = "replied"
+
 // instruments are the metrics of the service. The samplers of one process share them.
 type instruments struct {
 	set                                      instrument.Set
