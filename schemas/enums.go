@@ -98,8 +98,9 @@ const (
 
 // How the two velocities of classifier-free guidance are combined.
 const (
-	CFGRescaled = "rescaled" // rescaled to the norm of the positive one, per token
-	CFGPlain    = "plain"
+	CFGRescaled     = "rescaled" // rescaled to the norm of the positive one, per token
+	CFGPlain        = "plain"
+	CFGPlainClamped = "plain_clamped" // shortened to the norm of the positive one, of the whole sample
 )
 
 // The sigmas of a policy's schedule before they are shifted, and how the shift of a dynamic one is found.
@@ -225,7 +226,7 @@ var (
 		ConversationTerminated, ConversationMaxTurns, ConversationContext, ConversationTimeout, ConversationAbsent, ConversationError, ConversationGarbage,
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
-	CFGRules     = []string{CFGRescaled, CFGPlain}
+	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped}
 	Grids        = []string{GridLinspace, GridScheduler, GridUniFlow}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}

@@ -88,6 +88,9 @@ type ImageSettings struct {
 	NumInferenceSteps *int64 `msgpack:"num_inference_steps,omitempty" range:"1..MaxSteps" absent:"the model's" flag:"steps"`
 	// TrueCFGScale is the classifier-free guidance scale, active above 1.
 	TrueCFGScale *float64 `msgpack:"true_cfg_scale,omitempty" range:"0..MaxCFGScale" absent:"the model's" flag:"true-cfg-scale"`
+	// CFGUntil is the share of steps with classifier-free guidance, from the first on: step i has it where
+	// (i+1)/T <= CFGUntil, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two.
+	CFGUntil *float64 `msgpack:"cfg_until,omitempty" range:"(0..1]" absent:"all steps have guidance" flag:"cfg-until"`
 	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the
 	// scale of classifier-free guidance, which is TrueCFGScale.
 	Guidance *float64 `msgpack:"guidance,omitempty" range:"(0..MaxCFGScale]" absent:"the model's" flag:"guidance"`

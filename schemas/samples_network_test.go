@@ -19,6 +19,19 @@ func networkSamples(t testing.TB) []sample {
 			MuConstant: 0.485, LatentChannels: 128, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 8, TrueCFGScale: 1, MaxPixels: 1 << 20,
 		}},
 		{"prompt-guidance", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Guidance: new(3.5)}}},
+		{"prompt-cfg-until", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{CFGUntil: new(0.5)}}},
+		{"request-cfg-until", func() *schemas.Request {
+			r := fullRequest(t)
+			r.CFGUntil = 0.75
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-cfg-until", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.CFGUntil, e.CFGRule = 0.75, schemas.CFGPlainClamped
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
 		{"request-guidance", func() *schemas.Request {
 			r := fullRequest(t)
 			r.Guidance = 3.5

@@ -57,6 +57,8 @@ type Sampling struct {
 	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
 	// Guidance is the guidance input of the network; 0: it has none.
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale" for:"image"`
+	// CFGUntil is the share of steps with classifier-free guidance, where not all of them have it (see GuidedSteps).
+	CFGUntil float64 `msgpack:"cfg_until,omitempty" range:"0..1" for:"image"`
 }
 
 // Segment returns the steps [begin, end) that the sample runs, or should have run: all T if it has neither start nor
@@ -81,6 +83,22 @@ func (s *Sampling) askedSegment(steps int64) (begin, end int64) {
 		end = s.Stop.StepIndex
 	}
 	return begin, end
+}
+
+// GuidedSteps returns how many steps have classifier-free guidance: all T, those up to CFGUntil, or none.
+func (s *Sampling) GuidedSteps() int64 {
+	steps := int64(len(s.Transitions))
+	switch {
+	case s.TrueCFGScale <= 1:
+		return 0
+	case s.CFGUntil == 0:
+		return steps
+	}
+	guided := int64(0)
+	for guided < steps && float64(guided+1)/float64(steps) <= s.CFGUntil {
+		guided++
+	}
+	return guided
 }
 
 // StochasticSteps returns the steps of Segment that are not ode, ascending: those with log-probs to train on.

@@ -49,7 +49,7 @@ type Denoised struct {
 	// TruncatedTokens is how many tokens of the prompt in its template were cut off because of truncate_prompt; absent:
 	// none.
 	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty" range:"0.." for:"image"`
-	// CFGRule (rescaled or plain) says how v was combined with TrueCFGScale.
+	// CFGRule (rescaled, plain or plain_clamped) says how v was combined with TrueCFGScale.
 	CFGRule string `msgpack:"cfg_rule" enum:"CFGRules?" for:"image"`
 	// Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran.
 	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma" for:"image"`

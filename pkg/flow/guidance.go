@@ -53,7 +53,33 @@ func GuidePlain(dst, pos, neg []float32, scale float64) error {
 	return nil
 }
 
-// checkGuidance checks what both forms of guidance need: a finite scale and slices of one length.
+// GuideClamped is GuidePlain, and then a result that is longer than pos is shortened to its length. The norms are
+// Euclidean, over the whole sample. It is cfg_normalization of some pipelines of diffusers:
+//
+//	comb = neg + scale*(pos - neg),  dst = comb * min(1, |pos| / |comb|)
+func GuideClamped(dst, pos, neg []float32, scale float64) error {
+	if err := checkGuidance(dst, pos, neg, scale); err != nil {
+		return err
+	}
+	s := float32(scale)
+	var pp, cc float64
+	for i, p := range pos {
+		c := neg[i] + float32(s*(p-neg[i]))
+		dst[i] = c
+		pp += float64(float64(p) * float64(p))
+		cc += float64(float64(c) * float64(c))
+	}
+	if cc <= pp {
+		return nil
+	}
+	f := float32(math.Sqrt(pp) / math.Sqrt(cc))
+	for i := range dst {
+		dst[i] = float32(dst[i] * f)
+	}
+	return nil
+}
+
+// checkGuidance checks what all forms of guidance need: a finite scale and slices of one length.
 func checkGuidance(dst, pos, neg []float32, scale float64) error {
 	if !finite(scale) {
 		return fmt.Errorf("true_cfg_scale: %v; must be a finite number", scale)

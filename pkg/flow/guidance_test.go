@@ -23,6 +23,39 @@ func TestGuide(t *testing.T) {
 	allNear(t, "plain velocity", dst, []float64{0.8, -2.2, 1.5, -0.5}, 1e-6)
 }
 
+// Float64 values of the formula by plain Python. The norm is that of the whole sample, and a result that is shorter
+// than the prompt's velocity stays as it is.
+func TestGuideClamped(t *testing.T) {
+	pos, neg := []float32{0.5, -1, 0.75, 0.1}, []float32{0.4, -0.6, 0.5, 0.3}
+	want := []float64{0.382315855718586, -1.05136860322611, 0.716842229472349, -0.238947409824116}
+	dst := make([]float32, 4)
+	if err := flow.GuideClamped(dst, pos, neg, 4); err != nil {
+		t.Fatal(err)
+	}
+	allNear(t, "longer", dst, want, 1e-6)
+	if err := flow.GuideClamped(dst, []float32{0, 0, 3, 4}, []float32{0, 1, 3, 4}, 2); err != nil {
+		t.Fatal(err)
+	}
+	f := math.Sqrt(25.0 / 26)
+	allNear(t, "one norm for all tokens", dst, []float64{0, -f, 3 * f, 4 * f}, 1e-6)
+	if err := flow.GuideClamped(dst, []float32{1, 1, 1, 1}, []float32{2, 2, 1, 1}, 1.5); err != nil {
+		t.Fatal(err)
+	}
+	allNear(t, "shorter", dst, []float64{0.5, 0.5, 1, 1}, 0)
+	for _, alias := range [][]float32{append([]float32(nil), pos...), append([]float32(nil), neg...)} {
+		p, n := pos, neg
+		if alias[0] == pos[0] {
+			p = alias
+		} else {
+			n = alias
+		}
+		if err := flow.GuideClamped(alias, p, n, 4); err != nil {
+			t.Fatal(err)
+		}
+		allNear(t, "in place", alias, want, 1e-6)
+	}
+}
+
 // Each token keeps its own norm, and may be written over either input.
 func TestGuide_PerToken(t *testing.T) {
 	pos := []float32{3, 4, 0, 0.5, 1, 1}
@@ -72,4 +105,5 @@ func TestGuide_Refuses(t *testing.T) {
 	wantError(t, flow.Guide(four, four, four, 4, 0), "tokens of 0")
 	wantError(t, flow.Guide(four, four, four, math.NaN(), 4), "true_cfg_scale: NaN")
 	wantError(t, flow.GuidePlain(four, four, four, math.Inf(1)), "true_cfg_scale: +Inf")
+	wantError(t, flow.GuideClamped(four, four, three, 4), "4 and 3 elements")
 }

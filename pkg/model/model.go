@@ -70,7 +70,8 @@ type Card struct {
 	MaxPromptTokens int
 	// NegativePrompt is the default negative prompt: guidance leads away from it.
 	NegativePrompt string
-	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled or CFGPlain.
+	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled, CFGPlain or
+	// CFGPlainClamped.
 	CFGRule string
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
@@ -87,10 +88,12 @@ type Card struct {
 }
 
 // Values of Card.CFGRule. CFGRescaled keeps the norm of the prompt's own velocity, token by
-// token (flow.Guide); CFGPlain does not (flow.GuidePlain).
+// token (flow.Guide); CFGPlain does not (flow.GuidePlain); CFGPlainClamped shortens what is longer, of the whole sample
+// (flow.GuideClamped).
 const (
-	CFGRescaled = "rescaled"
-	CFGPlain    = "plain"
+	CFGRescaled     = "rescaled"
+	CFGPlain        = "plain"
+	CFGPlainClamped = "plain_clamped"
 )
 
 // Values of Card.Grid and Card.Mu; flow.Grid and flow.MuRule define the same values.
@@ -145,8 +148,8 @@ func (c Card) Validate() error {
 	check(c.NumInferenceSteps > 0, "num_inference_steps: %d; must be more than 0", c.NumInferenceSteps)
 	check(c.TrueCFGScale > 0, "true_cfg_scale: %g; must be more than 0", c.TrueCFGScale)
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
-	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled,
-		CFGPlain)
+	check(oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped), "cfg_rule: %q; must be %s, %s or %s", c.CFGRule,
+		CFGRescaled, CFGPlain, CFGPlainClamped)
 	check(oneOf(c.Grid, "", GridLinspace, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s or %s", c.Grid, GridLinspace,
 		GridScheduler, GridUniFlow)
 	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear, MuNone,

@@ -173,7 +173,7 @@ def schedule_digest(e):
     d.double(e["true_cfg_scale"])
     for n in (e["height"], e["width"], len(e["transitions"])):
         d.integer(n)
-    for field in ("guidance",):
+    for field in ("guidance", "cfg_until"):
         if field in e:
             d.text(field)
             d.double(e[field])

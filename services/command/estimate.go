@@ -343,6 +343,9 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	guidance := ""
 	if c.TrueCFGScale > 1 {
 		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
+		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
+			guidance = fmt.Sprintf(" (guidance, scale %g, in the first %d steps)", c.TrueCFGScale, n)
+		}
 	}
 	if c.Guidance > 0 {
 		guidance += fmt.Sprintf(" with guidance input %g", c.Guidance)

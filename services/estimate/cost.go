@@ -32,6 +32,8 @@ type Cost struct {
 	StopStepIndex     int64   `json:"stop_step_index"`
 	SDESteps          int64   `json:"sde_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
+	// GuidedSteps is how many of the T steps have classifier-free guidance.
+	GuidedSteps int64 `json:"guided_steps"`
 	// Guidance is the guidance input of the network; 0: it has none.
 	Guidance float64 `json:"guidance,omitempty"`
 	// LatentsKept is how many states of one sample are stored, each of LatentsShape and
@@ -90,21 +92,26 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	c := &Cost{
 		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width,
 			r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
-		SDESteps: sde, TrueCFGScale: r.TrueCFGScale, Guidance: r.Guidance,
+		SDESteps: sde, TrueCFGScale: r.TrueCFGScale, Guidance: r.Guidance, GuidedSteps: r.GuidedSteps(),
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
-	c.Evaluations = flow.Evaluations(flow.Solver(r.Solver), r.Transitions[begin:end])
+	guided := min(end, c.GuidedSteps)
+	evaluations := func(first int64) int64 { // of the steps first to end; those with guidance count twice
+		solver := flow.Solver(r.Solver)
+		return flow.Evaluations(solver, r.Transitions[first:end]) +
+			flow.Evaluations(solver, r.Transitions[min(first, guided):guided])
+	}
+	c.Evaluations = evaluations(begin)
 	if s := r.ScheduledSampling; s != nil {
-		c.Evaluations = rolledEvaluations(s, steps)
+		if c.Evaluations = rolledEvaluations(s, steps); c.TrueCFGScale > 1 {
+			c.Evaluations *= 2
+		}
 	}
 	c.FlatEvaluations = c.Evaluations
 	if r.Group.Tree != nil {
 		c.StartStepIndex = 0 // the leaf has all steps behind it
-		c.FlatEvaluations = flow.Evaluations(flow.Solver(r.Solver), r.Transitions[:end])
-	}
-	if c.TrueCFGScale > 1 {
-		c.Evaluations, c.FlatEvaluations = 2*c.Evaluations, 2*c.FlatEvaluations
+		c.FlatEvaluations = evaluations(0)
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)
@@ -176,6 +183,7 @@ func (c *Cost) sum(s *Cost, n int64) {
 	clearIfDifferent(&c.SDESteps, s.SDESteps)
 	clearIfDifferent(&c.TrueCFGScale, s.TrueCFGScale)
 	clearIfDifferent(&c.Guidance, s.Guidance)
+	clearIfDifferent(&c.GuidedSteps, s.GuidedSteps)
 	clearIfDifferent(&c.LatentsKept, s.LatentsKept)
 	clearIfDifferent(&c.Checkpoints, s.Checkpoints)
 	clearIfDifferent(&c.LatentsDType, s.LatentsDType)

@@ -79,6 +79,38 @@ func TestEstimate_Sum(t *testing.T) {
 	}
 }
 
+// Steps without guidance count once, whatever the solver, and the guidance input of a network is shown.
+func TestEstimate_Guidance(t *testing.T) {
+	lane := policy(t, "m")
+	lane.Guidance = 3.5
+	for _, c := range []struct {
+		settings    schemas.ImageSettings
+		guided      int64
+		evaluations int64
+	}{
+		{schemas.ImageSettings{TrueCFGScale: new(2.0)}, 10, 2 * 20},
+		{schemas.ImageSettings{TrueCFGScale: new(2.0), CFGUntil: new(0.3)}, 3, 2 * 13},
+		{schemas.ImageSettings{
+			TrueCFGScale: new(2.0), CFGUntil: new(0.3), Rollout: schemas.Rollout{SDEType: "ode", Solver: "heun"},
+		}, 3, 2 * 2 * 13},
+		{schemas.ImageSettings{
+			TrueCFGScale: new(2.0), CFGUntil: new(0.3), Stop: &schemas.Stop{StepIndex: new(int64(2))},
+		}, 3, 2 * 4},
+		{schemas.ImageSettings{TrueCFGScale: new(1.0), Guidance: new(7.0)}, 0, 2 * 10},
+	} {
+		p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{lane}})
+		p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(2)), ImageSettings: c.settings}))
+		want := 3.5
+		if c.settings.Guidance != nil {
+			want = *c.settings.Guidance
+		}
+		if p.Cost == nil || p.GuidedSteps != c.guided || p.Evaluations != c.evaluations || p.Guidance != want {
+			t.Errorf("%+v: %s %+v; want %d guided steps, %d evaluations, guidance %v", c.settings, p.Reason, p.Cost,
+				c.guided, c.evaluations, want)
+		}
+	}
+}
+
 // Encoded texts are counted once for all samples of a prompt.
 func TestEstimate_Conditioning(t *testing.T) {
 	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})

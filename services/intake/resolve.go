@@ -110,6 +110,10 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	s := &x.sampling
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
+	if p.CFGUntil != nil && p.ScheduledSampling != nil {
+		return nil, fmt.Errorf("cfg_until: %g; must be absent with scheduled_sampling, whose steps are single timesteps",
+			*p.CFGUntil)
+	}
 	if p.Guidance != nil && policy.Guidance == 0 {
 		return nil, fmt.Errorf("guidance: %g; must be absent, the network of model %q has no such input; "+
 			"true_cfg_scale is the scale of classifier-free guidance", *p.Guidance, policy.Model)
@@ -127,7 +131,14 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 		return nil, err
 	}
 	if s.TrueCFGScale <= 1 {
-		s.NegativePrompt = "" // without guidance it has no effect
+		s.NegativePrompt, s.CFGUntil = "", 0 // without guidance they have no effect
+	}
+	if s.CFGUntil > 0 && s.GuidedSteps() == 0 {
+		return nil, fmt.Errorf("cfg_until: %g; must be at least %g, the share of one of %d steps; true_cfg_scale 1 is "+
+			"without guidance", s.CFGUntil, 1/float64(len(s.Transitions)), len(s.Transitions))
+	}
+	if s.GuidedSteps() == int64(len(s.Transitions)) {
+		s.CFGUntil = 0 // it is what an absent one means
 	}
 	return x, checkStates(p.Start, *p.GroupSize, int64(tokens), policy)
 }

@@ -83,6 +83,43 @@ func TestResolve_Guidance(t *testing.T) {
 	}
 }
 
+// A share of steps with guidance is kept where it says more than an absent one, and refused where it says nothing.
+func TestResolve_CFGUntil(t *testing.T) {
+	for _, c := range []struct {
+		until, scale float64
+		want         float64
+		guided       int64
+		fault        string
+	}{
+		{0.3, 4, 0.3, 3, ""},
+		{0.39, 4, 0.39, 3, ""},
+		{1, 4, 0, 10, ""},
+		{0.5, 1, 0, 0, ""},
+		{0.09, 4, 0, 0, "cfg_until: 0.09; must be at least 0.1, the share of one of 10 steps"},
+	} {
+		p := &schemas.Prompt{UID: "u", Prompt: "a"}
+		p.CFGUntil, p.TrueCFGScale = &c.until, &c.scale
+		rs, err := Resolve("run", p, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if c.fault != "" {
+			if err == nil || !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("%v: %v; want %q", c.until, err, c.fault)
+			}
+			continue
+		}
+		if err != nil || rs[0].CFGUntil != c.want || rs[0].GuidedSteps() != c.guided {
+			t.Errorf("%v at scale %v: %v; want %v and %d steps", c.until, c.scale, err, c.want, c.guided)
+		}
+	}
+	p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
+		CFGUntil: new(0.5), ScheduledSampling: &schemas.ScheduledSampling{},
+	}}
+	const want = "cfg_until: 0.5; must be absent with scheduled_sampling"
+	_, err := Resolve("run", p, qwen(), Origin{Created: time.Unix(1, 0)})
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
+	}
+}
+
 // The grid of the lane's policy decides the sigmas, and a prompt's own stand in for it.
 func TestResolve_GridOfThePolicy(t *testing.T) {
 	sigmas := func(grid string, given []float64) []float32 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -18,8 +19,10 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
-// distilled is a network with a guidance input, which is added to its output.
+// distilled is a network with a guidance input, which is added to its output. It counts the rows that it evaluates.
 type distilled struct{ model.Model }
+
+var evaluated atomic.Int64
 
 func distilledFamily() model.Registry {
 	_, f, err := families.All().Find("synthetic")
@@ -44,12 +47,14 @@ func distilledFamily() model.Registry {
 
 func distilledCard(c model.Card) model.Card {
 	c.Name, c.Family, c.WeightsDigest, c.Guidance = "distilled", "distilled", strings.Repeat("d", 64), 3.5
+	c.CFGRule = model.CFGPlainClamped
 	return c
 }
 
 func (m *distilled) Card() model.Card { return distilledCard(m.Model.Card()) }
 
 func (m *distilled) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	evaluated.Add(int64(len(rows)))
 	plain := slices.Clone(rows)
 	for i := range plain {
 		plain[i].Guidance = 0
@@ -131,5 +136,31 @@ func TestGuidance(t *testing.T) {
 		}) {
 			t.Errorf("guidance %v: %+v, %v; want %q", c.guidance, report, err, c.want)
 		}
+	}
+}
+
+// Guidance up to a share of the steps: the others evaluate the prompt alone, and verify does as the sampler did.
+func TestCFGUntil(t *testing.T) {
+	plane := bustest.New(t)
+	publish, stop := serveDistilled(t, plane)
+	whole := publish("whole", prompt())
+	part := prompt()
+	part.CFGUntil = new(0.5)
+	before := evaluated.Load()
+	until := publish("part", part)
+	if got, want := evaluated.Load()-before, int64(samples*(steps+steps/2)); got != want {
+		t.Errorf("%d evaluations with guidance in half of the steps; want %d", got, want)
+	}
+	if until.CFGUntil != 0.5 || whole.CFGUntil != 0 || until.GuidedSteps() != 2 ||
+		until.CFGRule != schemas.CFGPlainClamped || until.ScheduleDigest == whole.ScheduleDigest || until.Image.Digest == whole.Image.Digest {
+		t.Errorf("%+v, with guidance in all steps %+v", until, whole)
+	}
+	exact(t, plane.Bus, "whole")
+	exact(t, plane.Bus, "part")
+	stop() // it would put away what is forged
+	store(t, plane.Bus, "forged", until, func(e *schemas.Trajectory) { e.CFGUntil = 0.75 })
+	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
+	if err != nil || report.OK(0) || report.MaxRatio == 0 {
+		t.Errorf("another share than the one it was made with: %+v, %v", report, err)
 	}
 }

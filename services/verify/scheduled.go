@@ -50,7 +50,7 @@ func (s *sample) rollAgain(ctx context.Context) error {
 	}
 	for !r.Done() {
 		x, sigma := r.Point()
-		output, err := s.velocity(ctx, s.with, x, sigma)
+		output, err := s.velocity(ctx, s.with, images.Point{X: x, Sigma: sigma})
 		if err != nil {
 			return errors.Join(ctx.Err(), s.rollFault(err))
 		}

@@ -283,7 +283,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 			return err
 		}
 	}
-	velocity, err := s.velocity(ctx, with, x, s.t.Sigmas[i])
+	velocity, err := s.velocity(ctx, with, images.Point{Step: index, X: x, Sigma: s.t.Sigmas[i]})
 	var got flow.LogProb
 	if err == nil {
 		got, err = flow.Score(plan, i, x, velocity, next)
@@ -535,13 +535,14 @@ func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*s
 	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
 }
 
-// velocity returns the guided output [S, C] of the model with some weights at state x and noise level sigma.
-func (s *sample) velocity(ctx context.Context, with *version, x []float32, sigma float32) ([]float32, error) {
+// velocity returns the guided output [S, C] of the model with some weights at a point.
+func (s *sample) velocity(ctx context.Context, with *version, at images.Point) ([]float32, error) {
 	var negative *model.Conditioning
 	if len(s.conds) == 2 {
 		negative = s.conds[1]
 	}
-	row := images.RowOf(&s.t.Sampling, s.conds[0], negative, x, sigma, make([]float32, len(x)))
+	at.Dst = make([]float32, len(at.X))
+	row := images.RowOf(&s.t.Sampling, s.conds[0], negative, at)
 	faults, err := with.velocities.Eval(ctx, []images.GuidedRow{row}, media.ImageSize(s.t.Height, s.t.Width))
 	if err == nil {
 		err = faults[0]

@@ -132,6 +132,7 @@ class Batch(Mapping[str, Any]):
     | mask | [B, W] bool | False where a sample has fewer trained steps than W |
     | advantages | [B, W] float64 | |
     | rewards, true_cfg_scale | [B] float64 | |
+    | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
     | guidance | [B] float64 | the guidance input of the network; 0 where it has none |
     | uid, prompt, negative_prompt, cfg_rule, weights_digest | [B] str | |
     | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
@@ -303,6 +304,7 @@ class Batch(Mapping[str, Any]):
             out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
         if not rows[0][2].text:
             out["guidance"] = np.array([t.get("guidance") or 0 for _, _, _, t in rows], np.float64)
+            out["cfg_until"] = np.array([t.get("cfg_until") or 1 for _, _, _, t in rows], np.float64)
         out["uid"] = np.array([g.uid for _, g, _, _ in rows])
         out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
         out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)

@@ -17,7 +17,7 @@ from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, HACKING, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
-from meander.train.model import Network, digest  # noqa: E402
+from meander.train.model import Network, Texts, digest  # noqa: E402
 from meander.train.objective import Kernel, Loss  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
@@ -113,6 +113,40 @@ def _velocities(net, batch):
             x, _, sigma, texts = batch.step(np.arange(batch.size), j, net.device)
             out[:, j] = net.guided(x, sigma, texts, batch.grid, 1.0, "plain").numpy()
     return out
+
+
+class _Echo:
+    """A network whose velocity is the embeddings."""
+
+    guided = Network.guided
+
+    def velocity(self, x, sigma, embeds, mask, grid):
+        return embeds
+
+
+@pytest.mark.parametrize("rule, want", [
+    ("plain", [[0, -1], [3, 4]]),
+    ("rescaled", [[0, 0], [3, 4]]),
+    ("plain_clamped", [[0, -math.sqrt(25 / 26)], [3 * math.sqrt(25 / 26), 4 * math.sqrt(25 / 26)]]),
+])  # fmt: skip
+def test_guidance_rules_are_those_of_the_sampler(rule, want):
+    positive, negative = torch.tensor([[[0.0, 0], [3, 4]]]), torch.tensor([[[0.0, 1], [3, 4]]])
+    got = _Echo().guided(positive, torch.ones(1), Texts(positive, None, negative, None), (1, 2), 2.0, rule)
+    torch.testing.assert_close(got, torch.tensor([want], dtype=torch.float32))
+    with pytest.raises(ValueError, match="cfg_rule: 'zero_star'"):
+        _Echo().guided(positive, torch.ones(1), Texts(positive, None, negative, None), (1, 2), 2.0, "zero_star")
+
+
+def test_steps_behind_cfg_until_have_no_negative_prompt(folder):
+    net = network(folder)
+    whole = rolled(net)
+    for group in whole.batch.groups:
+        for sample in group.samples:
+            sample.trajectory |= {"true_cfg_scale": 2.0, "cfg_until": 0.4}
+            sample.conditioning |= {f"negative_{name}": value for name, value in sample.conditioning.items()}
+    batch = Rollouts(Batch(whole.batch.groups, "b", "7@1"))
+    guided = [batch.step(np.arange(batch.size), j, net.device)[3].negative_embeds is not None for j in range(2)]
+    assert guided == [True, False]
 
 
 def test_gradient_does_not_depend_on_micro_batches_and_points_at_the_reward(folder):

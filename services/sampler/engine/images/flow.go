@@ -182,7 +182,8 @@ func (p *flowEpisode) request() *schemas.Request { return p.req }
 // row returns the point where the solver needs the next velocity.
 func (p *flowEpisode) row() GuidedRow {
 	x, sigma := p.rollout.Point()
-	return RowOf(&p.req.Sampling, p.cond, p.negCond, x, sigma, p.velocity)
+	at := Point{Step: int64(p.rollout.Index()), X: x, Sigma: sigma, Dst: p.velocity}
+	return RowOf(&p.req.Sampling, p.cond, p.negCond, at)
 }
 
 // advance gives the velocity to the rollout. It returns nil where the solver needs another evaluation.

@@ -244,7 +244,7 @@ func (p *rolledEpisode) request() *schemas.Request { return p.req }
 
 func (p *rolledEpisode) row() GuidedRow {
 	x, sigma := p.rolling.Point()
-	return RowOf(&p.req.Sampling, p.cond, p.negCond, x, sigma, p.output)
+	return RowOf(&p.req.Sampling, p.cond, p.negCond, Point{X: x, Sigma: sigma, Dst: p.output})
 }
 
 // advance gives the model's output to the sample. It returns nil where no step is completed.

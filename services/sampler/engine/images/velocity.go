@@ -22,13 +22,25 @@ type GuidedRow struct {
 	Scale float64
 }
 
-// RowOf returns the row that evaluates a sample at x [S, C] and sigma, with its encoded prompt and, under guidance, its
-// encoded negative prompt, else nil. Eval sets dst. The sampler and verify share it.
-func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, x []float32, sigma float32, dst []float32) GuidedRow {
-	return GuidedRow{
-		Row:      model.Row{X: x, Sigma: sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: dst},
-		Negative: negative, Scale: s.TrueCFGScale,
+// Point is where a sample is evaluated: state X [S, C] at Sigma, for step Step. Eval sets Dst.
+type Point struct {
+	Step  int64
+	X     []float32
+	Sigma float32
+	Dst   []float32
+}
+
+// RowOf returns the row that evaluates a sample at a point, with its encoded prompt and, under guidance, its encoded
+// negative prompt, else nil. The sampler and verify share it.
+func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) GuidedRow {
+	r := GuidedRow{
+		Row:   model.Row{X: at.X, Sigma: at.Sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: at.Dst},
+		Scale: s.TrueCFGScale,
 	}
+	if at.Step < s.GuidedSteps() {
+		r.Negative = negative
+	}
+	return r
 }
 
 // CheckGuidance refuses a sample whose guidance input does not fit the network: it has one or not, as the card says.
@@ -112,6 +124,8 @@ func (v *Velocities) guide(dst, negative []float32, scale float64) error {
 		return flow.Guide(dst, dst, negative, scale, v.card.LatentChannels)
 	case model.CFGPlain:
 		return flow.GuidePlain(dst, dst, negative, scale)
+	case model.CFGPlainClamped:
+		return flow.GuideClamped(dst, dst, negative, scale)
 	}
 	return errors.New("guidance: the model has no rule for it")
 }

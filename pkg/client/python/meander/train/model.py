@@ -69,8 +69,8 @@ class Network:
         return v.float()
 
     def guided(self, x: torch.Tensor, sigma: torch.Tensor, texts: "Texts", grid: tuple[int, int], scale: float, rule: str) -> torch.Tensor:
-        """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, or rescaled
-        to the length of the conditioned v."""
+        """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, rescaled to
+        the length of the conditioned v token by token, or plain_clamped, shortened to that of the sample."""
         v = self.velocity(x, sigma, texts.embeds, texts.mask, grid)
         if scale <= 1 or texts.negative_embeds is None:
             return v
@@ -78,6 +78,10 @@ class Network:
         out = away + scale * (v - away)
         if rule == "rescaled":
             out = out * (v.norm(dim=-1, keepdim=True) / out.norm(dim=-1, keepdim=True))
+        elif rule == "plain_clamped":
+            out = out * (v.flatten(1).norm(dim=-1) / out.flatten(1).norm(dim=-1)).clamp(max=1)[:, None, None]
+        elif rule != "plain":
+            raise ValueError(f"cfg_rule: {rule!r}; must be plain, rescaled or plain_clamped")
         return out
 
     @contextlib.contextmanager

@@ -37,6 +37,10 @@ class Rollouts:
         edge = math.isqrt(first["height"] * first["width"] // first["latents_shape"][0])
         self.grid = (first["height"] // edge, first["width"] // edge)
         self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
+        steps = len(first["transitions"])
+        # whether trained step j has guidance
+        self.guided = [(int(i) + 1) / steps <= batch["cfg_until"][0] for i in batch["step_indices"][0]]
+
     @property
     def used(self) -> list[int]:
         """The rows that have a gradient."""
@@ -55,7 +59,7 @@ class Rollouts:
         """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
         x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in ("latents", "next_latents", "sigmas"))
         texts = [self._texts(rows, "prompt_embeds", device)]
-        if self.guidance > 1:
+        if self.guidance > 1 and self.guided[j]:
             texts.append(self._texts(rows, "negative_prompt_embeds", device))
         return x, after, sigma, Texts(*(t for pair in texts for t in pair))
 
