@@ -178,7 +178,9 @@ func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.
 
 // PolicyVersionAt returns the newest version that a lane had at a time of the server's clock, without those that are in
 // refused; 0 when it had none, or when the history does not reach back so far.
-func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Time, refused map[int64]string) (version int64, err error) {
+func (b *Bus) PolicyVersionAt(
+	ctx context.Context, lane schemas.Lane, at time.Time, refused map[int64]string,
+) (version int64, err error) {
 	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil

@@ -171,7 +171,9 @@ func TestNew_NoCodec(t *testing.T) {
 	type odd struct {
 		Odd map[string]int `msgpack:"odd" flag:"odd"`
 	}
-	for name, codecs := range map[string]map[string]fieldflag.Codec{"no codec": nil, "a codec without Parse": {"odd": {Kind: "pairs"}}} {
+	for name, codecs := range map[string]map[string]fieldflag.Codec{
+		"no codec": nil, "a codec without Parse": {"odd": {Kind: "pairs"}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
 				if said, _ := recover().(string); !strings.Contains(said, "odd.Odd: map[string]int; must have a codec") {

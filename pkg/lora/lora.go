@@ -139,8 +139,8 @@ func Parse(name string, file, config []byte) (*Adapter, error) {
 // Name returns the last element of the path that it was read from, for messages.
 func (a *Adapter) Name() string { return a.name }
 
-// Digest returns the SHA-256 in hex of the weights and of the configuration that counts: Config, or that in the header of
-// the weights where Config is empty.
+// Digest returns the SHA-256 in hex of the weights and of the configuration that counts: Config, or that in the header
+// of the weights where Config is empty.
 func (a *Adapter) Digest() string { return a.digest }
 
 // File returns the file of weights that it was read from. It must not be modified.

@@ -263,7 +263,9 @@ func TestService_RefusedIsNotServed(t *testing.T) {
 	now := p.version(t, 4, nil)
 	for v := int64(5); v <= 7; v++ {
 		now = p.version(t, v, now)
-		answer := &schemas.Applied{Lane: "synthetic", Instance: "s", PolicyVersion: v, State: schemas.AppliedRefused, Error: "does not fit", Serving: 4}
+		answer := &schemas.Applied{
+			Lane: "synthetic", Instance: "s", PolicyVersion: v, State: schemas.AppliedRefused, Error: "does not fit", Serving: 4,
+		}
 		if v == 6 {
 			answer.State, answer.Error, answer.Serving = schemas.AppliedApplied, "", v
 		}
@@ -275,7 +277,8 @@ func TestService_RefusedIsNotServed(t *testing.T) {
 		for i := range int64(2) {
 			r := made("r", uid, i, 2, float64(i), func(g *schemas.Group) {
 				g.GroupPolicy = &schemas.GroupPolicy{
-					ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(0)), MaxPolicySpan: new(int64(9)), MaxPolicyLag: &lag,
+					ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(0)), MaxPolicySpan: new(int64(9)),
+					MaxPolicyLag: &lag,
 				}
 			})
 			r.PolicyVersionMin, r.PolicyVersionMax = version, version
@@ -287,7 +290,9 @@ func TestService_RefusedIsNotServed(t *testing.T) {
 	put("stale", 0, 4)
 	p.serve(t, testConfig())
 	results := p.results(t, "r", 3)
-	for uid, want := range map[schemas.UID]string{"served": "", "one-behind": "", "stale": "policy version 4 is 1 behind version 6"} {
+	for uid, want := range map[schemas.UID]string{
+		"served": "", "one-behind": "", "stale": "policy version 4 is 1 behind version 6",
+	} {
 		a := advantageOf(t, results, "r", uid)
 		if (a.Error == "") != (want == "") || !strings.Contains(a.Error, want) {
 			t.Errorf("%s: %s %q, want %q", uid, a.Status, a.Error, want)

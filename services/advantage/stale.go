@@ -19,7 +19,8 @@ func (w *worker) setServedVersion(ctx context.Context, g *group) (err error) {
 		last, oldest = max(last, g.samples[i].stored), min(oldest, g.samples[i].policyMin)
 	}
 	g.refusedVersions = nil
-	if g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, time.Unix(0, last), nil); err != nil || g.lag(oldest) <= *most {
+	g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, time.Unix(0, last), nil)
+	if err != nil || g.lag(oldest) <= *most {
 		return err
 	}
 	refused, err := w.bus.PolicyRefusals(ctx, g.lane)

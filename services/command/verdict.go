@@ -167,7 +167,7 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 		out = append(out, j)
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return nil, fmt.Errorf("%s: line %d: more than %d KiB; must be one verdict a line, with texts of at most %d bytes",
+		return nil, fmt.Errorf("%s: line %d: more than %d KiB; must be one verdict, with texts of at most %d bytes",
 			file, n, bufio.MaxScanTokenSize>>10, schemas.MaxText)
 	} else if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)

@@ -54,7 +54,8 @@ func TestVerdict(t *testing.T) {
 			"--file", file(`{"uid":"a","sample_index":0,"value":1}` + "\n" + `{"uid":"a"}`),
 		}},
 		{exitUsage, "line 2: more than 64 KiB", []string{
-			"--file", file(`{"uid":"a","sample_index":0,"value":1}` + "\n" + `{"uid":"a","comment":"` + strings.Repeat("x", 64<<10) + `"}`),
+			"--file", file(`{"uid":"a","sample_index":0,"value":1}` + "\n" +
+				`{"uid":"a","comment":"` + strings.Repeat("x", 64<<10) + `"}`),
 		}},
 		{exitUsage, "line 1: must be a value, or an error", []string{"--file", file(`{"uid":"a","sample_index":0}`)}},
 		{exitUsage, `line 1: json: unknown field "score"`, []string{"--file", file(`{"uid":"a","score":0}`)}},

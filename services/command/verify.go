@@ -151,7 +151,8 @@ func printReport(out io.Writer, r *verify.Report) {
 		fmt.Fprintf(out,
 			"\nmax difference of the server's numbers of a token from those of the model folder = %g, of which %g passes", r.MaxDrawnDifference, r.EngineTolerance)
 	case len(r.DrawnBy) > 0:
-		fmt.Fprintf(out, "\nmax |ratio-1| of steps that %s made = %g, of which %g passes", strings.Join(r.DrawnBy, ", "), r.MaxDrawnDifference, r.EngineTolerance)
+		fmt.Fprintf(out, "\nmax |ratio-1| of steps that %s made = %g, of which %g passes",
+			strings.Join(r.DrawnBy, ", "), r.MaxDrawnDifference, r.EngineTolerance)
 	}
 	if r.Drawn > 0 && r.Tokens == 0 {
 		fmt.Fprintln(out)

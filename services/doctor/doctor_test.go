@@ -430,7 +430,8 @@ func TestRun_NoClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := look(t, doctor.Options{Bus: p.Bus})
-	if clocks := found["clocks"]; len(clocks) != 1 || clocks[0].State == doctor.OK || strings.Contains(clocks[0].Says, "it did not say the time") {
+	clocks := found["clocks"]
+	if len(clocks) != 1 || clocks[0].State == doctor.OK || strings.Contains(clocks[0].Says, "it did not say the time") {
 		t.Errorf("%+v; want the error of the server alone", clocks)
 	}
 }

@@ -141,7 +141,10 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 		{"distance of a rolled state", r.MaxRolled, passes, "--tolerance"},
 		{"distance of a prompt embedding or mask", r.MaxConditioning, passes, "--tolerance"},
 		{"difference of a number of a token", r.MaxTokenDifference, Difference(tolerance), "--tolerance"},
-		{"difference of what the server says of a token or a step", r.MaxDrawnDifference, Difference(r.EngineTolerance), "--engine-tolerance"},
+		{
+			"difference of what the server says of a token or a step", r.MaxDrawnDifference, Difference(r.EngineTolerance),
+			"--engine-tolerance",
+		},
 	} {
 		if !(d.value <= d.most) {
 			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most, d.flag))

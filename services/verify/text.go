@@ -265,7 +265,8 @@ func (x *textSample) compare(e, again *schemas.Tokens) {
 	case (e.Logits == nil) != (again.Logits == nil):
 		x.fault(e.N, "logits: not as they were asked for")
 	case e.Logits == nil:
-	case x.drawnAnew() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs) || e.Logits.Masked != again.Logits.Masked || e.Logits.Form != again.Logits.Form:
+	case x.drawnAnew() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs),
+		e.Logits.Masked != again.Logits.Masked, e.Logits.Form != again.Logits.Form:
 		x.fault(e.N, "logits.ids: not those of the %s", again.Logits.Form)
 	default:
 		x.report.Logits += len(e.IDs)

@@ -330,8 +330,8 @@ func TestReport_OK(t *testing.T) {
 	}
 }
 
-// serveAgain stores a sample once more, with its events, in a run of its own, as one that a server drew with weights that
-// it does not name.
+// serveAgain stores a sample once more, with its events, in a run of its own, as one that a server drew with weights
+// that it does not name.
 func serveAgain(t *testing.T, b *bus.Bus, run schemas.Run, sample *schemas.Trajectory, by schemas.Engine) {
 	t.Helper()
 	must := func(err error) {
@@ -377,15 +377,21 @@ func serveAgain(t *testing.T, b *bus.Bus, run schemas.Run, sample *schemas.Traje
 // Tokens of a server that gives the same bits are drawn again, those of another are not.
 func TestRun_DrawnTokens(t *testing.T) {
 	plane := bustest.New(t)
-	sampleWith(t, plane, "../../deploy/models/sums", "r1", &schemas.Prompt{UID: "p1", Prompt: "2+2=?", GroupSize: new(int64(1))})
+	const sums = "../../deploy/models/sums"
+	sampleWith(t, plane, sums, "r1", &schemas.Prompt{UID: "p1", Prompt: "2+2=?", GroupSize: new(int64(1))})
 	made, err := client.New(plane.Bus).Trajectory(t.Context(), "r1", "p1", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for run, mode := range map[schemas.Run]string{"tolerant": schemas.VerifyTolerance, "exact": schemas.VerifyExact} {
-		serveAgain(t, plane.Bus, run, made, schemas.Engine{Name: schemas.EngineSGLang, Values: schemas.EngineLogits, Filters: schemas.FiltersMinPLast, Verify: mode})
-		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{"../../deploy/models/sums"}})
-		if err != nil || !report.OK(0) || (report.Tokens > 0) != (mode == schemas.VerifyExact) || (report.Drawn > 0) == (report.Tokens > 0) {
+		serveAgain(t, plane.Bus, run, made, schemas.Engine{
+			Name: schemas.EngineSGLang, Values: schemas.EngineLogits, Filters: schemas.FiltersMinPLast, Verify: mode,
+		})
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{sums}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if exact := mode == schemas.VerifyExact; !report.OK(0) || (report.Tokens > 0) != exact || (report.Drawn > 0) == exact {
 			t.Errorf("%s: %+v, %v", run, report, err)
 		}
 	}
@@ -412,8 +418,8 @@ func TestRun_DrawnSteps(t *testing.T) {
 			t.Fatal(err)
 		}
 		faults := strings.Join(report.Faults(0), "; ")
-		if len(report.Mismatches) > 0 || report.Steps != stochastic || (faults == "") != (c.fault == "") || !strings.Contains(faults, c.fault) ||
-			(report.MaxRatio > 0) != (c.run == "exact") || (report.MaxDrawnDifference > 0) != (c.run == "tolerant") {
+		if len(report.Mismatches) > 0 || report.Steps != stochastic || (faults == "") != (c.fault == "") ||
+			!strings.Contains(faults, c.fault) || (report.MaxRatio > 0) != (c.run == "exact") || (report.MaxDrawnDifference > 0) != (c.run == "tolerant") {
 			t.Errorf("%s with a tolerance of %g: %+v, faults %q; want %q", c.run, c.tolerance, report, faults, c.fault)
 		}
 	}

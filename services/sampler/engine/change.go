@@ -61,7 +61,8 @@ type Adaptable[M any] interface {
 	Adapted(adapters ...lora.Weighted) (M, error)
 }
 
-// BaseDigest returns the digest of the checkpoint of model m, or digest, that of its weights, where it cannot be changed.
+// BaseDigest returns the digest of the checkpoint of model m; where m cannot be changed it is digest, that of its
+// weights.
 func BaseDigest(m any, digest string) string {
 	if a, ok := m.(interface{ BaseDigest() string }); ok {
 		return a.BaseDigest()

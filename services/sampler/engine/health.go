@@ -24,8 +24,8 @@ type Server struct {
 }
 
 const (
-	// pingEvery is the pause between two pings of a server, redialEvery that between two tries to reach it, toldEvery that
-	// between two log lines while the sampler waits for it.
+	// pingEvery is the pause between two pings of a server, redialEvery that between two tries to reach it, toldEvery
+	// that between two log lines while the sampler waits for it.
 	pingEvery   = 2 * time.Second
 	redialEvery = time.Second
 	toldEvery   = 10 * time.Second
@@ -34,8 +34,8 @@ const (
 // Health is whether the server that draws the samples of a network can be reached. A network that embeds it is Watched.
 // Its episodes return Away while the server is away.
 type Health struct {
-	// Dial reaches the server and says why it cannot be used. It is called until it succeeds, and when the server is back:
-	// it then says whether the server still serves what it did. A *Refusal says that waiting does not help.
+	// Dial reaches the server and says why it cannot be used. It is called until it succeeds, and when the server is
+	// back: it then says whether the server still serves what it did. A *Refusal says that waiting does not help.
 	Dial func(ctx context.Context) error
 	// Ping says why a server that was reached does not answer.
 	Ping func(ctx context.Context) error

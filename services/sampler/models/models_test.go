@@ -57,7 +57,8 @@ func TestServer_Check(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 		}
-		if _, dialled := (models.Server{Address: address}).Dial(t.Context(), models.Registry{}, "x", zerolog.Nop()); dialled == nil {
+		_, dialled := models.Server{Address: address}.Dial(t.Context(), models.Registry{}, "x", zerolog.Nop())
+		if dialled == nil {
 			t.Errorf("%s: a server of no model is dialled", address)
 		}
 	}

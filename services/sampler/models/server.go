@@ -38,7 +38,8 @@ var serverKinds = map[string]serverKind{
 func (s Server) parse() (name, base string, err error) {
 	name, base, err = remotelm.Split(s.Address)
 	if _, ok := serverKinds[name]; !ok {
-		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", s.Address, strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", "))
+		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
+		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", s.Address, names)
 	}
 	return name, base, err
 }
@@ -68,7 +69,9 @@ func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.L
 }
 
 // dial opens what is needed of the model, and dials the server.
-func (k serverKind) dial(ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger) (engine.Network, error) {
+func (k serverKind) dial(
+	ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger,
+) (engine.Network, error) {
 	if k.image == nil {
 		l, err := r.Text.Language(name)
 		if err != nil {

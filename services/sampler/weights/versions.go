@@ -298,7 +298,8 @@ func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
 		return err
 	}
 	if _, err := v.options.Bus.Publish(ctx, v.applied(ctx, p, err, time.Since(began))); err != nil && ctx.Err() == nil {
-		zerolog.Ctx(ctx).Error().Err(err).Int64("policy_version", p.PolicyVersion).Msg("answer to the version not stored")
+		zerolog.Ctx(ctx).Error().Err(err).Int64("policy_version", p.PolicyVersion).
+			Msg("answer to the version not stored")
 	}
 	return nil
 }

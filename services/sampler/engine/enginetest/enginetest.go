@@ -28,8 +28,8 @@ var ErrModel = errors.New("the model cannot compute it")
 // NaN is what a model that Spoils gives.
 var NaN = float32(math.NaN())
 
-// Strike does to a call what a poison says: it panics, returns ErrModel, or puts NaN into the row's output, or into those
-// of all rows. Another word does nothing.
+// Strike does to a call what a poison says: it panics, returns ErrModel, or puts NaN into the row's output, or into
+// those of all rows. Another word does nothing.
 func Strike(poison string, row []float32, all ...[]float32) error {
 	switch poison {
 	case Panics:

@@ -229,14 +229,17 @@ func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *s
 	if step.LogProb != nil {
 		e.LogProb, e.LogProbSum = &step.LogProb.Mean, &step.LogProb.Sum
 	}
-	if slices.Contains(r.ReturnStepIndices, index) {
-		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index, Tensor: tensorOf(r.LatentsDType, shape, step.X)})
+	keep := func(index int64, x []float32) {
+		if slices.Contains(r.ReturnStepIndices, index) {
+			e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index, Tensor: tensorOf(r.LatentsDType, shape, x)})
+		}
 	}
+	keep(index, step.X)
 	if slices.Contains(r.CheckpointStepIndices, index) {
 		e.Checkpoint = new(tensorOf(r.LatentsDType, shape, step.X))
 	}
-	if last && slices.Contains(r.ReturnStepIndices, index+1) {
-		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index + 1, Tensor: tensorOf(r.LatentsDType, shape, step.Next)})
+	if last {
+		keep(index+1, step.Next)
 	}
 	return e
 }

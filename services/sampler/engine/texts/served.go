@@ -21,7 +21,9 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 		return nil, fmt.Errorf("encode a message to try it with: %w", err)
 	}
 	s := &Served{language: l, changed: make(chan struct{})}
-	s.config = remotelm.Config{Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, Probe: probe}
+	s.config = remotelm.Config{
+		Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, Probe: probe,
+	}
 	s.config.Resumed = func(err error) {
 		if s.Away() == nil { // else that is said already
 			log.Warn().Err(err).Msg("an answer broke off; it is gone on with")
