@@ -42,7 +42,7 @@ var replySubjects = map[string]string{
 	"receipt": "_INBOX.asyncapi.receipt", "control_receipt": "_INBOX.asyncapi.control",
 }
 
-// workersAnswers go to the inbox of the service that asked, where nobody else may read.
+// workersAnswers go to the inbox of the service that asked, where no one else may read.
 var workersAnswers = []string{"score_reply", "interact_reply"}
 
 // describedChannels reads the channels of the document, and nothing else of this project.

@@ -62,9 +62,9 @@ func TestBranch(t *testing.T) {
 	}
 
 	for _, s := range pipeline {
-		s.Stop() // what is forged now is displaced by nobody
+		s.Stop() // what is forged now is displaced by no one
 	}
-	// Whoever says of a sample that it had other parents is found out.
+	// A trajectory that names other parents than the sample had is found.
 	forged, err := w.client.Trajectory(t.Context(), "branched", "g", 1)
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Subjects are put together and taken apart in package schemas alone, so that nobody
+// Subjects are put together and taken apart in package schemas alone, so that no one
 // miscounts their tokens.
 func TestContract_SubjectsAreMadeInSchemas(t *testing.T) {
 	sequential(t)

@@ -10,7 +10,7 @@ import (
 )
 
 // meander doctor without a store, on a pipeline that runs, on one that hangs, and on a server of NATS that
-// nobody has set up: no fault only where there is none, and never without an end.
+// no one has set up: no fault only where there is none, and never without an end.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -25,8 +25,8 @@ type extension struct {
 	most int
 }
 
-// extensions is the table that CONTRIBUTING.md shows. Whoever needs one more file for one
-// of these has found a place where something stands twice.
+// extensions is the table that CONTRIBUTING.md shows. If one of these needs one more
+// file, something stands twice.
 var extensions = []extension{
 	{"scorer", "jpeg_compressibility", regexp.MustCompile(`\bJPEGCompressibility\b`), []string{"pkg/scorer/jpeg.go", "pkg/scorer/name.go", "pkg/scorer/scorer.go"}, 3},
 	{"estimator", "gpg", regexp.MustCompile(`\b(?i:gpg)\b`), []string{"pkg/estimator/estimator.go", "pkg/estimator/flowgrpo.go"}, 2},

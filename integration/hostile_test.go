@@ -156,7 +156,7 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 	if b := c.batch(t, "r", "b"); b.Groups != 0 || b.Status == schemas.StatusComplete {
 		t.Errorf("batch %+v", b)
 	}
-	// What nobody has sampled is taken back, or let go by a sampler that comes back: it makes others.
+	// What no one has sampled is taken back, or let go by a sampler that comes back: it makes others.
 	made := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "stopped")))
 	if made == many {
 		t.Error("every sample had ended before the sampler was stopped; make them more")
@@ -173,7 +173,7 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 	if a := closed["after"]; a.Status != schemas.StatusComplete {
 		t.Errorf("after: %+v", a)
 	}
-	harness.Settled(t, c.Bus)
+	harness.AwaitIdle(t, c.Bus)
 	if n := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories,
 		schemas.TrajectoryFilter("r", "stopped"))); n != made {
 		t.Errorf("stopped: %d trajectories, %d when it had closed", n, made)

@@ -202,7 +202,7 @@ type dependency struct {
 }
 
 // dependencies is every module the project imports. A new one needs a line and a
-// reason here; one nobody imports any more must go.
+// reason here; one no one imports any more must go.
 var dependencies = map[string]dependency{
 	"github.com/invopop/jsonschema":         {why: "JSON Schema from the event structs", users: []string{"schemas/document"}},
 	"github.com/knadh/koanf":                {why: "layers of settings: file, environment, flags", users: []string{"services/internal/boot"}},

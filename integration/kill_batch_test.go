@@ -67,7 +67,7 @@ func (*pairTest) open(t *testing.T, c *crew, run schemas.Run) {
 func (x *pairTest) check(t *testing.T, c *crew, run schemas.Run) {
 	t.Helper()
 	b := c.batch(t, run, "pair")
-	harness.Settled(t, c.Bus)
+	harness.AwaitIdle(t, c.Bus)
 	k := harness.ReadBooks(t, c.Bus, run)
 	if len(k.Batches) != 1 || len(k.Advantages) != 2 || len(k.Twice) != 0 {
 		t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.Batches), len(k.Advantages), k.Twice)

@@ -48,7 +48,7 @@ func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages in
 }
 
 // Every program, stopped with SIGTERM while it is busy, ends quickly with status 0 and
-// hands back what it has in hand: another one goes on with it at once. Nobody waits
+// hands back what it has in hand: another one goes on with it at once. No one waits
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	t.Parallel()
@@ -203,7 +203,7 @@ func (d *drainTest) groups(t *testing.T) {
 		t.Errorf("half group: %+v; want complete", a)
 	}
 	delete(d.asked, "h")
-	harness.Settled(t, b)
+	harness.AwaitIdle(t, b)
 	harness.ReadBooks(t, b, "r").Check(t, d.asked, d.steps)
 	harness.NoDead(t, b)
 }

@@ -101,7 +101,7 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 			c.up(t, name)
 		}
 		c.advantages(t, "r", len(asked))
-		harness.Settled(t, c.Bus)
+		harness.AwaitIdle(t, c.Bus)
 		k := harness.ReadBooks(t, c.Bus, "r")
 		k.Check(t, asked, steps)
 		harness.NoDead(t, c.Bus)
@@ -136,7 +136,7 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	}
 	c.advantages(t, "r", 2)
 	c.publish(t, "r", slowPrompt("a", size, steps)) // of a group that has closed
-	harness.Settled(t, c.Bus)
+	harness.AwaitIdle(t, c.Bus)
 	first := harness.ReadBooks(t, c.Bus, "r")
 	first.Check(t, asked, steps)
 
@@ -176,7 +176,7 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Settled(t, c.Bus)
+	harness.AwaitIdle(t, c.Bus)
 	again := harness.ReadBooks(t, c.Bus, "r")
 	again.Check(t, asked, steps)
 	again.Same(t, first)
@@ -218,7 +218,7 @@ func rewardOf(run schemas.Run, uid schemas.UID, i, n int64, value float64) *sche
 	}
 }
 
-// A reader that takes its time gets every step, in order, and holds up nobody.
+// A reader that takes its time gets every step, in order, and holds up no one.
 func TestPipeline_SlowReader(t *testing.T) {
 	t.Parallel()
 	const groups, size, steps = 4, 8, 12
@@ -343,7 +343,7 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	}
 	c.up(t, "sampler")
 	c.advantages(t, "r", groups)
-	harness.Settled(t, c.Bus)
+	harness.AwaitIdle(t, c.Bus)
 	k := harness.ReadBooks(t, c.Bus, "r")
 	k.Check(t, asked, steps)
 	if k.Steps != groups*size*steps {
@@ -419,7 +419,7 @@ func TestPipeline_ResultsFull(t *testing.T) {
 			bustest.Redelivers(t, c.Bus, 5*fewWaits/2)
 			c.resize(t, test.full, -1)
 			c.advantages(t, "r", groups)
-			harness.Settled(t, c.Bus)
+			harness.AwaitIdle(t, c.Bus)
 			harness.ReadBooks(t, c.Bus, "r").Check(t, asked, steps)
 			if n := gathered(t, registry, test.made); n != test.want {
 				t.Errorf("%s is %v, want %v: something was made twice", test.made, n, test.want)
@@ -496,7 +496,7 @@ func TestPipeline_StepsFull(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Settled(t, c.Bus)
+	harness.AwaitIdle(t, c.Bus)
 	k := harness.ReadBooks(t, c.Bus, "r")
 	k.Steps = groups * size * steps // purged on the way
 	k.Check(t, asked, steps)

@@ -227,7 +227,7 @@ func TestMetrics_Programs(t *testing.T) {
 		t.Fatal(err)
 	}
 	littleRun(t, b)
-	harness.Settled(t, b)
+	harness.AwaitIdle(t, b)
 
 	all := map[string]*family{}
 	for service, p := range programs {
@@ -355,7 +355,7 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 	}
 	defer b.Close()
 	littleRun(t, b)
-	harness.Settled(t, b)
+	harness.AwaitIdle(t, b)
 	families := scrape(t, addr)
 	checkLittleRun(t, families)
 	if got := total(families, "meander_sampler_batch_places"); got != 8 {

@@ -239,7 +239,7 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 			run := background(t, dir, "run", "--run", "r", "--model", "synthetic", "-n", "2", "--json", "--out", "-", "rain")
 			up.wait(t)
 			run.wait(t).must(t, 0)
-			// Nobody serves any more. A reader has the store, and gives it to who comes.
+			// No one serves any more. A reader has the store, and gives it to who comes.
 			again := background(t, dir, "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
 			again.says(t, "meander is up")
 			publish.wait(t) // some may not have been answered: they are stored
@@ -359,7 +359,7 @@ func TestStore_FlagsOfWhoJoins(t *testing.T) {
 	}
 }
 
-// With a token, nobody without it may connect.
+// With a token, no one without it may connect.
 func TestUp_Token(t *testing.T) {
 	t.Setenv("MEANDER_NATS_TOKEN", "s3cret")
 	dir := t.TempDir()
@@ -386,7 +386,7 @@ func TestUp_Token(t *testing.T) {
 	}
 }
 
-// Credentials in a URL are shown by nobody.
+// Credentials in a URL are shown by no one.
 func TestURL_CredentialsAreHidden(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

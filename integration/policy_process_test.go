@@ -18,7 +18,7 @@ import (
 const swapSamples, swapSteps = 8, 12
 
 // A sampler that is killed while it takes a version over, with samples in hand: each sample is there once, with the
-// digest that it has where nobody disturbs it. Under finish and restart no sample has steps of two versions; under
+// digest that it has where no one disturbs it. Under finish and restart no sample has steps of two versions; under
 // switch each step says which it has. Who is started again begins on the new version.
 func TestPolicy_KilledInTheSwap(t *testing.T) {
 	if raceEnabled {

@@ -145,7 +145,7 @@ func TestLane_Ghost(t *testing.T) {
 	}
 }
 
-// What nobody comes for is refused at last, with what it waited for.
+// What no one comes for is refused at last, with what it waited for.
 func TestLane_HeldPromptIsRefused(t *testing.T) {
 	t.Parallel()
 	w, _ := plane(t)
@@ -214,7 +214,7 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 		}
 	}
 	w.services(t, schemas.ServiceSampler, 1)
-	// Nobody can say yet whether there is such a function; one that each service has is taken.
+	// No one can say yet whether there is such a function; one that each service has is taken.
 	publish(1, `held      "a sign"  reward[0]: no reward service runs to say whether it has "http:none"; start one; held until`,
 		"--wait", "5s", "--reward", "http:none", "a sign")
 	publish(0, "accepted", "-n", "2", "--reward", "jpeg_compressibility", "a sign")

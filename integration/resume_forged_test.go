@@ -169,7 +169,7 @@ func forgedParts() []forgery {
 }
 
 // What is on the subjects of steps counts only where a sampler sealed it for this request,
-// whoever put it there: the content is that of a calm run, and what is true is still used.
+// whatever put it there: the content is that of a calm run, and what is true is still used.
 func TestResume_Forged(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -24,7 +24,7 @@ type interruption struct {
 
 // Half way through fifty steps the program that makes them is killed, asked to stop with no time
 // to finish, cut off for longer than the server waits for it, or has the run paused under it:
-// whoever gets the sample redoes at most as many steps as a checkpoint is apart, and the digest
+// the sampler that gets the sample redoes at most as many steps as a checkpoint is apart, and the digest
 // is that of a calm run.
 func TestResume_Programs(t *testing.T) {
 	t.Parallel()
@@ -96,7 +96,7 @@ func (c interruption) happens(t *testing.T, side int64, calm map[int64][32]byte)
 	if sum := digest(got); sum != calm[side] {
 		t.Errorf("digest %x; want that of the calm run, %x", sum, calm[side])
 	}
-	if c.name == "cut off" { // which of the two was first, nobody knows
+	if c.name == "cut off" { // which of the two was first, no one knows
 		bustest.Drained(t, w.Bus, schemas.StreamRequests, 1)
 		return true
 	}

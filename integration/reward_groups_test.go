@@ -32,7 +32,7 @@ func scoreServer(t *testing.T, reply func(w http.ResponseWriter, r *http.Request
 			Samples []json.RawMessage `json:"samples"`
 		}
 		if err := json.NewDecoder(r.Body).Decode(&body); errors.Is(err, io.ErrUnexpectedEOF) {
-			return // whoever asks has been killed
+			return // the service that asks has been killed
 		} else if err != nil {
 			t.Errorf("score request: %v", err)
 		}

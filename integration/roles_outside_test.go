@@ -11,7 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
-// Whoever is outside has a role, too: a worker that scores, a trainer in Python, and one of a single
+// Programs outside of the pipeline have roles, too: a worker that scores, a trainer in Python, and one of a single
 // run, who is told at once what is not his.
 func TestRoles_Outside(t *testing.T) {
 	t.Parallel()

@@ -161,7 +161,7 @@ func (u *user) refused(t *testing.T, do func(nc *nats.Conn) error) (refused bool
 	}
 }
 
-// sends is a message, with an answer that nobody waits for.
+// sends is a message, with an answer that no one waits for.
 func sends(subject, data string) func(nc *nats.Conn) error {
 	return func(nc *nats.Conn) error { return nc.PublishRequest(subject, nc.NewInbox(), []byte(data)) }
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
-// Whoever is not let in reads why, and what to do: a wrong authority, a server of another name or
+// A client that is not let in reads why, and what to do: a wrong authority, a server of another name or
 // whose certificate has ended, files that are none of credentials.
 func TestRoles_NotLetIn(t *testing.T) {
 	t.Parallel()

@@ -97,7 +97,7 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 		{sumOf(3, func(x *schemas.Text) {
 			x.Logits, x.TokensPerEvent = &schemas.Logits{Form: schemas.LogitsTopK}, new(int64(2))
 		}), "r7", 3.4},
-		// Nobody knows how long replies are; a context of 512 tokens bounds them.
+		// No one knows how long replies are; a context of 512 tokens bounds them.
 		{sumOf(1, func(x *schemas.Text) { // too short to be right
 			x.Interaction = &schemas.Interaction{Name: "sums", MaxTurns: new(int64(30))}
 		}), "r8", 1.8},

@@ -208,7 +208,7 @@ func TestTerminal_CtrlC(t *testing.T) {
 		x, ended := interrupted(t, t.TempDir(), "256")
 		if i%2 == 0 {
 			x.press(t, "l\n")
-		} // else nobody answers
+		} // else no one answers
 		if err := <-ended; err == nil || !strings.Contains(x.String(), "interrupted; continue with: meander run --run x") {
 			t.Fatalf("after Ctrl-C: %v\n%s", err, x)
 		}

@@ -48,7 +48,7 @@ func TestTurns_EmptyAnswers(t *testing.T) {
 	}
 }
 
-// What becomes of a text is said in the table, with the exit status, to whoever runs it.
+// What becomes of a text is said in the table, with the exit status, to the user.
 func TestText_StatesShown(t *testing.T) {
 	t.Parallel()
 	dir, digits := t.TempDir(), "0,1,2,3,4,5,6,7,8,9,-"

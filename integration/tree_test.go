@@ -178,7 +178,7 @@ func TestTree_FailedParent(t *testing.T) {
 	one.Tree.Leaf = new(int64(0))
 	w.publish(t, "before", one)
 	w.advantages(t, "before", 1)
-	sampler.Stop() // its lane is known, and served by nobody
+	sampler.Stop() // its lane is known, and served by no one
 	w.standIn(t, "synthetic")
 	w.publish(t, "failed", treePrompt())
 	var requests []*bus.Message

@@ -164,7 +164,7 @@ func TestBus_PutBlob_fullSays(t *testing.T) {
 	}
 }
 
-// Whoever stops waiting is let go, wherever the read was.
+// A caller that stops waiting is let go, wherever the read was.
 func TestBus_GetBlob_cancelled(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		ref, err := e.PutBlob(t.Context(), bytes.Repeat([]byte("0123456789"), 400_000))

@@ -147,7 +147,7 @@ func TestBus_Consume_redeliversWhatACrashLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Next(); err != nil { // taken, never settled
+		if _, err := c.Next(); err != nil { // taken, never acknowledged
 			t.Fatal(err)
 		}
 		delivered := make(chan uint64, 1)
@@ -244,7 +244,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 }
 
 // A hook that can never succeed does not keep a message for ever: the letter says that
-// nobody was told.
+// no one was told.
 func TestBus_Consume_hookFailsForGood(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
@@ -372,7 +372,7 @@ func TestBus_Consume_drain(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishRequests(t, e.Bus, 20)
 		c := sampler()
-		c.AckWait = time.Hour // whoever waits for it fails the test
+		c.AckWait = time.Hour // a test that waits for it fails
 		c.Slots, c.DrainTimeout = 6, time.Second
 		started := make(chan struct{}, 6)
 		release := make(chan struct{})
@@ -553,7 +553,7 @@ func TestBus_WatchAdvisories(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- e.WatchAdvisories(ctx) }()
-		// A consumer that is not ours takes the message and never settles it.
+		// A consumer that is not ours takes the message and never acknowledges it.
 		c, err := e.JetStream().CreateOrUpdateConsumer(ctx, schemas.StreamRequests, jetstream.ConsumerConfig{
 			Durable: "sampler-foreign", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 50 * time.Millisecond, MaxDeliver: 1,
 		})

@@ -12,7 +12,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Whoever begins with the controls waits for them, and says so, while the server has no answer.
+// A service that begins with the controls waits for them, and says so, while the server has no answer.
 func TestControls_waits(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		if err := e.JetStream().DeleteStream(t.Context(), schemas.StreamControlBucket); err != nil {

@@ -102,7 +102,7 @@ func TestBus_Consume_failingFamiliesShareOneHalf(t *testing.T) {
 				n := begun.Add(1)
 				running.Add(1)
 				defer running.Add(-1)
-				if n <= 4 { // nobody knows yet that they fail
+				if n <= 4 { // no one knows yet that they fail
 					<-release
 				} else {
 					<-finish

@@ -23,7 +23,7 @@ func TestBus_RedeliverAll(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range 4 { // the second is settled, the others never are
+		for i := range 4 { // the second is acknowledged, the others never are
 			m, err := c.Next()
 			if err == nil && i == 1 {
 				err = m.DoubleAck(t.Context())

@@ -10,7 +10,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// All samplers of an event plane have one secret, whoever of them asked first.
+// All samplers of an event plane have one secret, whichever asked first.
 func TestBus_SealKey(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		keys := make(chan []byte)

@@ -91,7 +91,7 @@ func TestRoom_NeverOvercommits(t *testing.T) {
 }
 
 // Who waits first is served first, however much it needs, and what can never fit keeps
-// nobody out until it can.
+// no one out until it can.
 func TestRoom_InTurn(t *testing.T) {
 	t.Parallel()
 	p := limited(t, 1<<20)

@@ -84,7 +84,7 @@ func fault(t *testing.T, b *bus.Bus, stream string) *bus.Fault {
 	return nil
 }
 
-// A full stream is a fault for whoever looks, until it has room again.
+// A full stream is a fault for each reader, until it has room again.
 func TestBus_Faults_full(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")

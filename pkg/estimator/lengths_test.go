@@ -115,7 +115,7 @@ func TestEstimate_EqualLengths(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				cfg.Columns = 1 // nobody reads it
+				cfg.Columns = 1 // no one reads it
 				got, err := estimator.Estimate(cfg, counted)
 				if err != nil {
 					t.Fatal(err)

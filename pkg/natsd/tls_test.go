@@ -45,7 +45,7 @@ func certified(t *testing.T) *natsd.TLS {
 	return out
 }
 
-// A server with a certificate lets nobody in without TLS: not with the token, not from the same machine. Other
+// A server with a certificate lets no one in without TLS: not with the token, not from the same machine. Other
 // processes on the store come over TLS too, and go on in it when they take the server over.
 func TestMember_TLS(t *testing.T) {
 	dir := t.TempDir()

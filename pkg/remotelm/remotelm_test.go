@@ -226,7 +226,7 @@ func renumbered(tail []byte) []byte {
 	return bytes.Replace(tail, []byte(`"completion_tokens": 4`), []byte(`"completion_tokens": 2`), 1)
 }
 
-// A caller that breaks off, or whose context ends, waits for nobody.
+// A caller that breaks off, or whose context ends, waits for no one.
 func TestServer_BreaksOff(t *testing.T) {
 	t.Parallel()
 	s := remotelmtest.New(t, remotelmtest.LogProbs)

@@ -402,7 +402,7 @@ func TestOpen_HuggingFaceCache(t *testing.T) {
 	}
 }
 
-// A pipe that nobody writes to would hold its reader for ever.
+// A pipe that no one writes to would hold its reader for ever.
 func TestOpen_Pipe(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"m.safetensors", "x.safetensors.index.json"} {

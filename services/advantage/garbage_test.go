@@ -111,7 +111,7 @@ func TestGarbage_Opening(t *testing.T) {
 	forged := openingOf(true0)
 	forged.GroupSize, forged.Group.PromptSeq = 3, 4711
 	p.Forge(t, forged.Subject(), bustest.Encode(t, forged))
-	p.put(t, true0) // the forged record stays where nobody knows better
+	p.put(t, true0) // the forged record stays where no one knows better
 	bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(true0.Subject()))
 	record := (*schemas.GroupRecord)(openingOf(true0))
 	if _, err := p.Publish(t.Context(), record); err != nil {

@@ -103,7 +103,7 @@ func TestOpening_BatchTimeout(t *testing.T) {
 				p.open(t, opening("waits", in))
 				p.put(t, made("r", "a", 0, 2, 1, in), made("r", "a", 1, 2, 3, in))
 			})
-			time.Sleep(cfg.GroupTimeout) // nobody looks; then it is too late
+			time.Sleep(cfg.GroupTimeout) // no one looks; then it is too late
 			p.put(t, made("r", "waits", 0, 2, 5, in), made("r", "waits", 1, 2, 7, in))
 			p.serve(t, cfg)
 			results := p.results(t, "r", 3)

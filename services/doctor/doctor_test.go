@@ -187,7 +187,7 @@ func TestRun_Streams(t *testing.T) {
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "streams", doctor.Fault, "MDR_PARKED is full")
 }
 
-// What waits and nobody takes is said, and not what somebody works on.
+// What waits and no one takes is said, and not what somebody works on.
 func TestRun_Consumers(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
@@ -246,7 +246,7 @@ func TestRun_Backlog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := c.Next(); err != nil { // in hand, and nobody goes on
+	if _, err := c.Next(); err != nil { // in hand, and no one goes on
 		t.Fatal(err)
 	}
 	later := func(d time.Duration) func() time.Time { return func() time.Time { return time.Now().Add(d) } }

@@ -57,7 +57,7 @@ func (p *plane) publish(t testing.TB, run schemas.Run, prompt *schemas.Prompt) *
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = answers.Unsubscribe() }) // a connection waits at its end for what nobody reads
+	t.Cleanup(func() { _ = answers.Unsubscribe() }) // a connection waits at its end for what no one reads
 	data, err := schemas.Encode(prompt)
 	if err != nil {
 		t.Fatal(err)

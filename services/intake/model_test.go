@@ -181,7 +181,7 @@ func TestModel_RefusedVersion(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Note = func(say func() []string) { notes <- say }
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return Run(ctx, cfg, b, zerolog.Nop()) })
-	pushed := based(otherBase, 1) // of a checkpoint that nobody has
+	pushed := based(otherBase, 1) // of a checkpoint that no one has
 	pushed.Adapter = &schemas.PolicyAdapter{Scale: 1, File: schemas.Ref{
 		Bucket: schemas.BlobBucket,
 		Digest: strings.Repeat("a", 64), Size: 1,

@@ -313,8 +313,8 @@ func TestPass_SideBySide(t *testing.T) {
 func TestPass_BatchesAndPrompts(t *testing.T) {
 	p := bustest.New(t)
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		settle := func(context.Context, *bus.Message) error { return nil }
-		return b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable()}, settle)
+		done := func(context.Context, *bus.Message) error { return nil }
+		return b.Consume(ctx, bus.ConsumerConfig{Durable: schemas.PromptsDurable()}, done)
 	})
 	for _, uid := range []schemas.UID{"u1", "u2", "u1", "open", "u1"} {
 		data, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", UID: uid})

@@ -35,7 +35,7 @@ func TestService_HangingScorerDelaysNobody(t *testing.T) {
 	t.Cleanup(func() { close(release) })
 	p := newPlane(t)
 	cfg := testConfig()
-	cfg.ScoreTimeout, cfg.ScorePatience = time.Hour, time.Hour // whoever waits for them fails the test
+	cfg.ScoreTimeout, cfg.ScorePatience = time.Hour, time.Hour // a test that waits for them fails
 	cfg.DrainTimeout = 100 * time.Millisecond
 	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q, timeout: 1h, concurrency: 4}\n", url))
 	registry := prometheus.NewRegistry()

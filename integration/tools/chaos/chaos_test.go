@@ -56,7 +56,7 @@ func TestChaos(t *testing.T) {
 	}
 	f.stop()
 	f.wait(t)
-	redelivered := harness.Settled(t, s.bus)
+	redelivered := harness.AwaitIdle(t, s.bus)
 	hurt := time.Since(began)
 
 	r := report{

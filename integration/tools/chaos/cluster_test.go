@@ -159,7 +159,7 @@ func TestCluster(t *testing.T) {
 	f.more(t, 1)
 	f.stop()
 	f.wait(t)
-	redelivered := harness.Settled(t, b)
+	redelivered := harness.AwaitIdle(t, b)
 	got := harness.ReadBooks(t, b, f.run)
 	stored := harness.ReadSteps(t, b, f.run)
 	wrong, _ := got.StepFaults(stored)

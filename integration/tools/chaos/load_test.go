@@ -199,7 +199,7 @@ func (f *feed) calm(t *testing.T) *harness.Books {
 			break
 		}
 	}
-	harness.Settled(t, p.Bus)
+	harness.AwaitIdle(t, p.Bus)
 	return harness.ReadBooks(t, p.Bus, f.run)
 }
 

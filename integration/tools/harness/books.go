@@ -106,9 +106,9 @@ func NoDead(t testing.TB, b *bus.Bus) {
 	}
 }
 
-// Settled waits until no consumer of the pipeline has anything waiting or in hand, and
+// AwaitIdle waits until no consumer of the pipeline has anything waiting or in hand, and
 // returns how many deliveries were more than one per message.
-func Settled(t testing.TB, b *bus.Bus) (redelivered int) {
+func AwaitIdle(t testing.TB, b *bus.Bus) (redelivered int) {
 	t.Helper()
 	bustest.Until(t, "all consumers done", func() error {
 		redelivered = 0

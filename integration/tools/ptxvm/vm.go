@@ -248,7 +248,7 @@ func (vm *VM) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) (err 
 // Limits of a launch, those of compute capability 8.0.
 const (
 	maxThreads = 1024
-	maxShared  = 48 << 10 // without an attribute of the function that nobody sets here
+	maxShared  = 48 << 10 // without an attribute of the function that no one sets here
 	maxBlocks  = 1<<serialBits - 2
 )
 

@@ -141,7 +141,7 @@ func TestOpen_Card(t *testing.T) {
 	}
 }
 
-// The digest of a folder is the same whoever computes it, so a sample of one can be verified by the other.
+// The digest of a folder is the same, whichever side computes it, so a sample of one can be verified by the other.
 func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
 	signs := "../../../deploy/models/signs"
 	native, err := qwenimage.Family().Open(signs, model.Options{Threads: 1})

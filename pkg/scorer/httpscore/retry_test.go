@@ -94,7 +94,7 @@ func TestScorer_NoConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.Close() // a port nobody listens on
+		l.Close() // a port no one listens on
 		_, err = open(t, config("http://"+l.Addr().String())).Score(t.Context(), flat(color.NRGBA{A: 255}))
 		if err == nil || !errors.Is(err, scorer.ErrUnavailable) ||
 			!strings.Contains(err.Error(), "connection refused (try 3)") {

@@ -19,7 +19,7 @@ import (
 )
 
 // steps takes steps of a model and of the same with a LoRA, in turns, and returns the velocities.
-// With each LoRA that nobody has any more, memory goes back to the device.
+// With each LoRA that no one has any more, memory goes back to the device.
 func steps(t *testing.T, d tensor.Device) (velocities [][]float32) {
 	t.Helper()
 	const height, width = 64, 64

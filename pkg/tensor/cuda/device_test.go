@@ -272,7 +272,7 @@ func TestDevice_FaultGoesBeforeItsConsequences(t *testing.T) {
 	}
 }
 
-// Sessions give their memory back, also when they panic; weights do when nobody has them.
+// Sessions give their memory back, also when they panic; weights do when no one has them.
 func TestDevice_GivesMemoryBack(t *testing.T) {
 	// A weight that is collected in the middle of a pass would leave room for the rest of it.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))

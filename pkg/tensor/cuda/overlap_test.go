@@ -145,7 +145,7 @@ func TestDevice_CopiesOverlapTheNextSession(t *testing.T) {
 		var second []float32
 		inside := false
 		l.before = func() {
-			inside = len(l.queue) > 0 // nobody has waited for the first one's launches
+			inside = len(l.queue) > 0 // no one has waited for the first one's launches
 			// Without a turn of its own it would wait for itself.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

@@ -57,7 +57,7 @@ func TestSet_CopiesAddUp(t *testing.T) {
 	if got, want := values(t, r), []string{"meander_x_a_total{} 2", "meander_x_b_total{} 3", "meander_x_c{} 10"}; !slices.Equal(got, want) {
 		t.Errorf("one copy: %v, want %v", got, want)
 	}
-	instrument.New(nil, "x").Gauge("d", "d").WithLabelValues().Inc() // counts, and nobody sees it
+	instrument.New(nil, "x").Gauge("d", "d").WithLabelValues().Inc() // counts, and no one sees it
 }
 
 // A delivery counts once however often its handler runs; what fails counts as a retry,

@@ -7,7 +7,8 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 )
 
-// Samples of one text have one entry, whoever encoded it; others have others. Entries that nobody asked for in a while go.
+// Samples of one text have one entry, whichever of them encoded it; others have others. Entries that no one asked for
+// in a while go.
 func TestTexts_Of(t *testing.T) {
 	var x texts
 	text := func(prompt string) *model.Conditioning { return &model.Conditioning{Prompt: prompt} }
