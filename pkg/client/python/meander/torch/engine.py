@@ -41,7 +41,7 @@ class Settings:
 class Handles:
     """Encoded prompts by the digest of their tensors; what was used longest ago goes first."""
 
-    def __init__(self, count: int = 1024, size: int = 1 << 30):
+    def __init__(self, count: int = 1024, size: int = 1 << 29):
         self._count, self._size, self._held = count, size, 0
         self._kept: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
 
@@ -186,8 +186,9 @@ class Engine:
         """Bytes: of the weights; on a GPU what torch holds and most held, on a CPU those of the process."""
         networks = [c for c in self.family.pipe.components.values() if isinstance(c, torch.nn.Module)]
         weights = sum(p.numel() * p.element_size() for c in networks for p in c.parameters())
-        if self.device.type == "cuda":
-            reserved, peak = torch.cuda.memory_reserved(self.device), torch.cuda.max_memory_reserved(self.device)
+        module: Any = getattr(torch, self.device.type, None)
+        if hasattr(module, "max_memory_reserved"):  # cuda, xpu
+            reserved, peak = module.memory_reserved(self.device), module.max_memory_reserved(self.device)
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             reserved = _resident() or peak
@@ -195,8 +196,9 @@ class Engine:
 
     def free_cache(self) -> None:
         """Gives back what torch's allocator keeps for later."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        module: Any = getattr(torch, self.device.type, None)
+        if hasattr(module, "empty_cache"):  # cuda, xpu, mps
+            module.empty_cache()
 
     def _keep(self, arrays: list[tuple[str, np.ndarray]]) -> str:
         """Keeps the tensors of one prompt as the network takes them, and returns their handle."""

@@ -343,8 +343,8 @@ class QwenImage(Family):
 class StableDiffusion3(Family):
     """Stable Diffusion 3 and 3.5 (arXiv 2403.03206). A prompt is [77 + 256, 4096], of CLIP and T5, and pooled [2048].
 
-    The encoders attend to their padding, so there are no masks. A folder without text_encoder_3 has zeros for T5, and CLIP's 77
-    tokens are then the limit.
+    The encoders attend to their padding, so there are no masks. A folder without text_encoder_3 has zeros for T5, and
+    CLIP's 77 tokens are then the limit.
     """
 
     slug, steps, true_cfg_scale, max_tokens, prompts, grid = "sd3", 28, 7.0, 256, 3, "scheduler"

@@ -58,6 +58,7 @@ _ALWAYS = ("hello", "inspect", "health")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "ftfy")
 _CONNECTIONS = 64
 _LOGIN_SECONDS = 30.0
+_ACCEPT_AGAIN_SECONDS = 0.1
 
 
 class Worker:
@@ -253,12 +254,15 @@ class Server:
 
     def run(self) -> None:
         """Returns when the listening socket is closed."""
-        while True:
+        while self.listener.fileno() >= 0:
             self._room.acquire()
             try:
                 stream, _ = self.listener.accept()
-            except OSError:
-                return
+            except OSError as e:  # a peer that left again, or no file descriptor is free
+                self._room.release()
+                _log.warning("accept: %s", e)
+                time.sleep(_ACCEPT_AGAIN_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream: socket.socket) -> None:

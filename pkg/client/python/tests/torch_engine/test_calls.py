@@ -74,6 +74,23 @@ def test_clips_cut_is_silent_where_t5_reads_on(dial):
     assert cut == 0 and tensors["prompt_embeds"].shape[0] == 77 + 256
 
 
+@pytest.mark.parametrize("name", ["z-image", "qwen-image"])
+def test_tokens_are_counted_with_the_template(dial, workers, name):
+    [(_, tensors, _)] = dial(name).encode("a red cat")
+    count, _ = workers(name).engine.family.count(families.Prompt(("a red cat",)))
+    assert count == len(tensors["prompt_embeds"])
+
+
+@pytest.mark.parametrize(("name", "place"), [("sd3", 2), ("flux1", 1)])
+def test_the_text_of_t5_is_counted(dial, name, place):
+    client = dial(name)
+    long, texts = "0 " * 600, ["x"] * (place + 1)
+    texts[place] = long
+    assert "at most" in refused(client, "prompt", "encode", {"prompts": [texts], "truncate": False})
+    texts = [long] * place + ["x"]  # read by CLIP alone, which cuts
+    assert client.encode(texts)
+
+
 def test_sd3_without_t5_has_clips_limit(folders, tmp_path, dial):
     import json
 

@@ -6,7 +6,9 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import stat
+import struct
 import subprocess
 
 import numpy as np
@@ -151,6 +153,28 @@ def test_tcp_needs_the_token(launch, folders, tmp_path):
         stranger.receive()
     assert client.ready("0123456789abcdef")["state"] == "ready"
     assert client("health")[0]["state"] == "ready"
+
+
+def test_tls(launch, folders, tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make = "req -x509 -newkey rsa:2048 -nodes -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(["openssl", *make.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    at = ("--listen", "127.0.0.1:0", "--token-file", tmp_path / "token", "--tls-key", key)
+    assert "--tls-cert" in fails(folders["sd3"], *at, "--tls-cert", tmp_path / "token")
+    plain, _ = connect(launch(folders["sd3"], *at, "--tls-cert", cert))
+    port = plain.stream.getpeername()[1]
+    plain.stream.sendall(b"no TLS at all")
+    with pytest.raises((EOFError, OSError, struct.error)):
+        while True:
+            plain.receive()
+    trust = ssl.create_default_context(cafile=cert)
+    with trust.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1") as stream:
+        client = Client(stream)
+        hello, _ = client("hello", {"protocol": 1, "token": "0123456789abcdef"})
+        assert hello["card"]["family"] == "sd3"
 
 
 def test_rubbish_does_not_stop_a_worker(launch, folders):
