@@ -68,9 +68,9 @@ var layers = map[string][]string{
 	"pkg/model/qwenimage":               {"pkg/media", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/model/synthetic":               {"pkg/media", "pkg/model"},
 	"pkg/model/remote":                  {"pkg/lora", "pkg/media", "pkg/model", "pkg/model/nn", "pkg/model/remote/internal/wire", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor"},
-	"pkg/model/remote/internal/wire":    nil,                                                                 // frames alone, for the client and the worker of tests
-	"pkg/model/remote/remotetest":       {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"}, // a worker for tests
-	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"},         // the one place that names them
+	"pkg/model/remote/internal/wire":    nil,                                                                             // frames alone, for the client and the worker of tests
+	"pkg/model/remote/remotetest":       {"pkg/model/remote/internal/wire", "pkg/safetensors", "pkg/tensor"},             // a worker for tests
+	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/remote", "pkg/model/synthetic"}, // the one place that names them
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                               // its random words, its exponential and its logarithm
 	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                 // where folders of models are looked for
@@ -108,7 +108,7 @@ var layers = map[string][]string{
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/images":     {"pkg/bus", "pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/sampling", "pkg/scheduled", "pkg/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/decoding", "pkg/lm", "pkg/lora", "pkg/remotelm", "pkg/tensor", "schemas", "services/sampler/engine"},
-	"services/sampler/models":            {"pkg/lm", "pkg/model", "pkg/remotelm", "pkg/tensor", "pkg/tensor/devices", "schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts"},
+	"services/sampler/models":            {"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotelm", "pkg/tensor", "pkg/tensor/devices", "schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts"},
 
 	// A thin main is one service and what all mains share.
 	"services/cmd/meander-intake":    {"pkg/bus", "services/intake", "services/janitor", "services/internal/boot"}, // who sets the streams up frees them
@@ -123,9 +123,9 @@ var layers = map[string][]string{
 	},
 	"services/verify": {"pkg/media", "schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights"},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/internal/boot"},
+	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
-	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler/models"},
+	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline"},
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	"services/command": {
@@ -133,11 +133,12 @@ var layers = map[string][]string{
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 	},
 	// Tools of the project and of its tests: no program and no client links them.
-	"integration/tools/harness":   {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
-	"integration/tools/chaos":     nil,                                       // faults; its tests start the pipeline
-	"integration/tools/kernelgen": nil,                                       // writes the assembly of pkg/tensor/cpu
-	"integration/tools/ptxvm":     {"pkg/tensor/cuda/driver"},                // interprets the CUDA kernels
-	"integration/tools/libcuda":   {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
+	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
+	"integration/tools/chaos":       nil,                                       // faults; its tests start the pipeline
+	"integration/tools/torchworker": {"pkg/model/remote/remotetest"},           // a worker for --engine torch without Python
+	"integration/tools/kernelgen":   nil,                                       // writes the assembly of pkg/tensor/cpu
+	"integration/tools/ptxvm":       {"pkg/tensor/cuda/driver"},                // interprets the CUDA kernels
+	"integration/tools/libcuda":     {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
 		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights

@@ -54,6 +54,7 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 	f.StringVar(&o.Model, "model", "",
 		"model to check; default the one of the pipeline on the store, or of 'meander up'")
 	f.StringVar(&o.Device, "device", "", "device to check; default as for --model")
+	engineFlag(f, &o.Engine, "default as for --model")
 	f.StringVar(&o.Scorers, "scorers", "", "YAML file of reward functions to check; default as for --model")
 	f.DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "time limit of each check")
 	return c
@@ -68,9 +69,11 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 		running, _ := natsd.Pipeline(a.store)
 		o.Model = cmp.Or(o.Model, running.Settings["model"], own.Sampler.Model)
 		o.Device = cmp.Or(o.Device, running.Settings["device"], own.Sampler.Device)
+		o.Engine = cmp.Or(o.Engine, running.Settings["engine"])
 		o.Scorers = cmp.Or(o.Scorers, running.Settings["scorers"])
 		o.DiskFree = func() (int64, error) { return natsd.DiskFree(existingFolder(a.store)) }
 	}
+	o.EngineKey = engineKey(o.Engine)
 	if _, err := os.Stat(filepath.Join(a.store, "jetstream")); a.natsURL == "" && errors.Is(err, os.ErrNotExist) {
 		o.Empty, o.NoServer = true, fmt.Errorf("store %q has nothing in it yet", a.store)
 	} else {

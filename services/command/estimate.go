@@ -63,7 +63,7 @@ func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Fact
 	f := estimate.Unknown()
 	if s != nil {
 		var err error
-		if f, err = estimate.Of(s.Config); err != nil {
+		if f, err = estimate.Of(ctx, s.Config); err != nil {
 			return nil, usage(err)
 		}
 	}

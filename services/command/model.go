@@ -2,12 +2,14 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,44 +28,69 @@ func modelCommand(a *app) *cobra.Command {
 		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(&cobra.Command{
+	var engine string
+	info := &cobra.Command{
 		Use:   "info DIR",
 		Short: "show family, parameters, dtypes and memory of a model, and what meander cannot run",
 		Long: `info reads the configuration files and tensor headers of a folder in the diffusers layout, or of a
 language model in the transformers layout. It does not read the weights. It says whether meander can
 run the model.
 
+With --engine torch it asks a worker, which knows more classes.
+
 Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info signs --json`,
 		Args: args(cobra.ExactArgs(1)),
-		RunE: func(c *cobra.Command, given []string) error {
-			dir, family, err := families.All().Find(given[0])
-			if errors.Is(err, model.ErrUnknown) {
-				dir, family, found := languages.All().Find(given[0])
-				if found == nil {
-					return languageInfo(c, dir, family, a.json)
-				}
-				err = models.Unknown(err, found)
-			}
-			if err != nil {
-				return usage(err)
-			}
-			info, err := family.Inspect(dir)
-			if err != nil {
-				return usage(err)
-			}
-			if info.SchedulerConfig != nil {
-				if err := imageengine.CheckSchedule(info.Card); err != nil {
-					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
-				}
-			}
-			return showInfo(c, a.json, info.Problems, infoJSON(info), func() { printInfo(c.OutOrStdout(), dir, info) })
-		},
-	})
+		RunE: func(c *cobra.Command, given []string) error { return a.modelInfo(c, given[0], engine) },
+	}
+	engineFlag(info.Flags(), &engine, "default this program")
+	c.AddCommand(info)
 	return c
 }
+
+// modelInfo prints the description of a model by folder or name, as this program or a worker sees it.
+func (a *app) modelInfo(c *cobra.Command, name, engine string) error {
+	dir, info, err := "", (*model.Info)(nil), error(nil)
+	if engine != "" {
+		dir, info, err = inspectByEngine(c.Context(), name, engine)
+	} else {
+		var family model.Family
+		dir, family, err = families.All().Find(name)
+		if errors.Is(err, model.ErrUnknown) {
+			dir, family, found := languages.All().Find(name)
+			if found == nil {
+				return languageInfo(c, dir, family, a.json)
+			}
+			err = models.Unknown(err, found)
+		}
+		if err == nil {
+			info, err = family.Inspect(dir)
+		}
+	}
+	if err != nil {
+		return usage(err)
+	}
+	if info.SchedulerConfig != nil {
+		if err := imageengine.CheckSchedule(info.Card); err != nil {
+			info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
+		}
+	}
+	return showInfo(c, a.json, info.Problems, infoJSON(info), func() { printInfo(c.OutOrStdout(), dir, info) })
+}
+
+// inspectByEngine asks a worker what it says of a model.
+func inspectByEngine(ctx context.Context, name, engine string) (string, *model.Info, error) {
+	if !models.IsTorch(engine) {
+		return "", nil, fmt.Errorf("--engine: %q; must be torch or torch=ADDRESS", engine)
+	}
+	t := models.Torch{Address: engine, Key: engineKey(engine), Wait: joinWithin}
+	return t.Inspect(ctx, name)
+}
+
+// joinWithin is how long a worker that is joined may take to be there.
+const joinWithin = 10 * time.Second
 
 // showInfo prints a model's description and its problems. A model with problems does not load: exit status 1.
 func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[string]any, print func()) error {

@@ -126,6 +126,7 @@ func (s *services) refuse(why string) error {
 
 // validate checks the settings; its errors name the flags.
 func (s *services) validate() error {
+	s.Sampler.EngineKey = engineKey(s.Sampler.Engine)
 	err := errors.Join(s.limits.Validate(), s.Validate())
 	if s.metricsAddr != "" {
 		if _, _, bad := net.SplitHostPort(s.metricsAddr); bad != nil {
@@ -139,6 +140,22 @@ func (s *services) validate() error {
 		}
 	}
 	return settingError(err)
+}
+
+// engineKeyVariable has the key of the server of --engine, or the token of its worker; meander-sampler reads it, too.
+const engineKeyVariable = "MEANDER_SAMPLER_ENGINE_KEY"
+
+// engineKey returns the key for an engine at an address; empty for one that is started here.
+func engineKey(engine string) string {
+	if !strings.Contains(engine, "=") {
+		return ""
+	}
+	return os.Getenv(engineKeyVariable)
+}
+
+// engineFlag adds --engine to a command that looks at one model. otherwise says what its default is.
+func engineFlag(f *pflag.FlagSet, engine *string, otherwise string) {
+	f.StringVar(engine, "engine", "", "torch or torch=ADDRESS where a worker computes the model; "+otherwise)
 }
 
 // settingKey matches the key of a setting at the beginning of an error.

@@ -13,6 +13,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/sampler/models"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -57,7 +58,12 @@ right. Otherwise the last lines say why not.`,
 					fmt.Fprintf(out, "verified %d trajectories\n", n)
 				}
 			}
-			if err := options.Compute.Validate(); err != nil {
+			check := options.Compute.Validate
+			options.EngineKey = engineKey(options.Engine)
+			if models.IsTorch(options.Engine) {
+				check = models.Torch{Address: options.Engine, Compute: options.Compute, Key: options.EngineKey}.Check
+			}
+			if err := check(); err != nil {
 				return settingError(err)
 			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
@@ -80,6 +86,7 @@ right. Otherwise the last lines say why not.`,
 	nameFlag(c.Flags(), &options.UID, "uid", "", "only trajectories of this group")
 	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
 	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
+	engineFlag(c.Flags(), &options.Engine, "default what the backend of the samples names")
 	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto,
 		"device: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
 	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))

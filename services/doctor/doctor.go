@@ -54,6 +54,8 @@ type Options struct {
 	DiskFree func() (int64, error)
 	// Model and Device of the samplers on this machine, and the file of its reward functions; empty: not checked.
 	Model, Device, Scorers string
+	// Engine is torch or torch=ADDRESS where workers compute the model, with EngineKey as the token; else empty.
+	Engine, EngineKey string
 	// Version is the version of this program.
 	Version string
 	// Timeout bounds each check; default DefaultTimeout.

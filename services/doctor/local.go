@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/reward"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
 // mostOpened, in bytes: of a larger folder only the headers are read, not the weights.
@@ -27,6 +28,10 @@ const mostOpened = 1 << 30
 func modelFolder(ctx context.Context, o *Options, say *notes) {
 	if o.Model == "" {
 		say.add(Unchecked, "name a folder with --model", "the model of samplers elsewhere cannot be seen from here")
+		return
+	}
+	if models.IsTorch(o.Engine) {
+		workerModel(ctx, o, say)
 		return
 	}
 	dir, family, err := families.All().Find(o.Model)
@@ -49,18 +54,8 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 		say.add(Fault, "see 'meander model info "+o.Model+"'", "%v", err)
 		return
 	}
-	for i, p := range info.Problems {
-		if i == 3 {
-			say.add(Fault, "see 'meander model info "+o.Model+"'", "and %d more problems", len(info.Problems)-i)
-			break
-		}
-		say.add(Fault, "copy the folder again, with all its files", "%s: %s", dir, p)
-	}
-	bytes := 0
-	for _, p := range info.Parts {
-		bytes += p.FileBytes
-	}
-	if len(info.Problems) > 0 {
+	bytes, complete := modelFiles(o, say, dir, info)
+	if !complete {
 		return
 	}
 	if bytes > mostOpened {
@@ -78,6 +73,37 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 	sameWeights(ctx, o, say, info.Name, m.Card().WeightsDigest)
 	if err := m.Close(); err != nil {
 		say.failed("close the model", err)
+	}
+}
+
+// modelFiles reports the problems of a model's folder; complete says that there are none. bytes is the size of its
+// weights.
+func modelFiles(o *Options, say *notes, dir string, info *model.Info) (bytes int, complete bool) {
+	for i, p := range info.Problems {
+		if i == 3 {
+			say.add(Fault, "see 'meander model info "+o.Model+"'", "and %d more problems", len(info.Problems)-i)
+			break
+		}
+		say.add(Fault, "copy the folder again, with all its files", "%s: %s", dir, p)
+	}
+	for _, p := range info.Parts {
+		bytes += p.FileBytes
+	}
+	return bytes, len(info.Problems) == 0
+}
+
+// workerModel is modelFolder for a model that a worker computes: a worker must be there, and know its class.
+func workerModel(ctx context.Context, o *Options, say *notes) {
+	t := models.Torch{Address: o.Engine, Key: o.EngineKey, Wait: o.Timeout / 2}
+	dir, info, err := t.Inspect(ctx, o.Model)
+	if err != nil {
+		say.add(Fault, "do what the message says, and see 'meander model info --engine "+o.Engine+" "+o.Model+"'", "%v", err)
+		return
+	}
+	if bytes, complete := modelFiles(o, say, dir, info); complete {
+		say.ok("%s in %s is complete: %s, and a worker knows it: %s", info.Name, dir, boot.Bytes(bytes).Rough(), info.Backend)
+		say.add(Unchecked, "samplers read and hash all of it when they start",
+			"weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
 	}
 }
 
@@ -118,6 +144,10 @@ func sameWeights(ctx context.Context, o *Options, say *notes, name, digest strin
 func device(_ context.Context, o *Options, say *notes) {
 	if o.Device == "" {
 		say.add(Unchecked, "name one with --device", "the devices of samplers elsewhere cannot be seen from here")
+		return
+	}
+	if models.IsTorch(o.Engine) {
+		say.add(Unchecked, "see the log of the sampler", "device %s is one of the worker (--engine %s)", o.Device, o.Engine)
 		return
 	}
 	kernels := cpu.AvailableKernels()

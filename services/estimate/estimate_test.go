@@ -1,6 +1,7 @@
 package estimate_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -14,7 +15,7 @@ import (
 func Example() {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	facts, err := estimate.Of(config)
+	facts, err := estimate.Of(context.Background(), config)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -51,7 +52,7 @@ func policy(t *testing.T, lane schemas.Lane) *schemas.Policy {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	facts, err := estimate.Of(config)
+	facts, err := estimate.Of(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

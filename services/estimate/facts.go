@@ -10,7 +10,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/pipeline"
-	"github.com/meander-rl/meander/services/sampler/models"
 )
 
 // Facts is what a pipeline knows and prompts do not say: its lanes, default rewards and streams.
@@ -42,9 +41,9 @@ func Unknown() *Facts {
 }
 
 // Of returns the facts of a pipeline that does not run yet. It reads the model's configuration, not its weights.
-func Of(c pipeline.Config) (*Facts, error) {
+func Of(ctx context.Context, c pipeline.Config) (*Facts, error) {
 	f := Unknown()
-	policy, problems, err := models.Registry{Images: c.Sampler.Models, Text: c.Sampler.Languages}.PolicyOf(c.Sampler.Model)
+	policy, problems, err := c.Sampler.PolicyOf(ctx)
 	if err != nil {
 		return nil, err
 	}

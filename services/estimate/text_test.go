@@ -1,6 +1,7 @@
 package estimate_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/meander-rl/meander/schemas"
@@ -12,7 +13,7 @@ import (
 func TestEstimate_Large(t *testing.T) {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "../../deploy/models/sums"
-	facts, err := estimate.Of(config)
+	facts, err := estimate.Of(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,13 +52,14 @@ type Weights struct {
 
 // EngineServer says which server draws the samples in place of the sampler.
 type EngineServer struct {
-	// Engine is a server that draws the samples; empty: the sampler does. Model is then what the server serves: of a
-	// language model the folder, which is read for the tokenizer.
-	Engine string `koanf:"engine" help:"server that draws the samples of --model (of a language model its folder is read for the tokenizer alone), as KIND=URL: vllm=http://127.0.0.1:8000; default the sampler itself"`
+	// Engine is what computes or draws the samples; empty: the sampler. torch computes the network of an image model in a
+	// worker, which torch=ADDRESS joins. Of a server that draws, Model is what it serves: of a language model the
+	// folder, which is read for the tokenizer.
+	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the server that draws its samples, as KIND=URL: vllm=http://127.0.0.1:8000; default the sampler itself"`
 	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
 	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
-	// EngineKey is sent to the server as a bearer token.
-	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one"`
+	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
+	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
 }
 
 // Requests say which requests the sampler serves, under which name, and how often and how long it tries.
@@ -131,7 +132,7 @@ func (c Config) Validate() error {
 	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
 		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
 	}
-	errs = append(errs, c.Compute.Validate(), c.validateEngine())
+	errs = append(errs, c.validateEngine())
 	if c.Lane != "" {
 		errs = append(errs, schemas.CheckToken("lane", c.Lane))
 	}
@@ -159,25 +160,36 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// torch returns the settings of workers that compute the network of an image model.
+func (c Config) torch() models.Torch {
+	return models.Torch{
+		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.Health,
+	}
+}
+
 // server returns the settings of a server that draws the tokens.
 func (c Config) server() models.Server {
 	return models.Server{Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Ready: c.Health}
 }
 
-// validateEngine joins the faults of the settings of a server that draws the tokens.
+// validateEngine joins the faults of the settings of what computes: devices, workers, or a server that draws.
 func (c Config) validateEngine() error {
+	var errs []error
 	if c.Engine == "" {
 		if c.EngineKey != "" {
-			return errors.New("engine_key: set; must be absent without engine")
+			errs = append(errs, errors.New("engine_key: set; must be absent without engine"))
 		}
-		return nil
-	}
-	var errs []error
-	if err := c.server().Check(); err != nil {
-		errs = append(errs, fmt.Errorf("engine: %w", err))
+		return errors.Join(append(errs, c.Compute.Validate())...)
 	}
 	if c.EnginePatience < time.Second {
 		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
+	}
+	if models.IsTorch(c.Engine) {
+		return errors.Join(append(errs, c.torch().Check())...)
+	}
+	errs = append(errs, c.Compute.Validate())
+	if err := c.server().Check(); err != nil {
+		errs = append(errs, fmt.Errorf("engine: %w", err))
 	}
 	for _, beside := range []struct {
 		name  string
@@ -195,14 +207,32 @@ func (c Config) validateEngine() error {
 	return errors.Join(errs...)
 }
 
-// open opens the model on the sampler's devices, or connects to the server that draws the tokens.
+// open opens the model on the sampler's devices or by workers, or connects to the server that draws the tokens.
 func (c Config) open(ctx context.Context, log zerolog.Logger) (*models.Devices, error) {
 	known := models.Registry{Images: c.Models, Text: c.Languages}
-	if c.Engine != "" {
+	progress := logProgress(c.Loading, log)
+	switch {
+	case models.IsTorch(c.Engine):
+		return c.torch().Open(ctx, c.Model, progress, log)
+	case c.Engine != "":
 		return c.server().Dial(ctx, known, c.Model, log)
 	}
-	return c.Compute.Open(known, c.Model, model.Options{Progress: logProgress(c.Loading, log)}, false)
+	return c.Compute.Open(known, c.Model, model.Options{Progress: progress}, false)
 }
+
+// PolicyOf returns the policy that the sampler would announce, without loading the model's weights. problems say why
+// the model could not be opened.
+func (c Config) PolicyOf(ctx context.Context) (p *schemas.Policy, problems []string, err error) {
+	if models.IsTorch(c.Engine) {
+		t := c.torch()
+		t.Wait = askWithin
+		return t.PolicyOf(ctx, c.Model)
+	}
+	return models.Registry{Images: c.Models, Text: c.Languages}.PolicyOf(c.Model)
+}
+
+// askWithin is how long a worker that is joined may take to be there, where only a description is wanted.
+const askWithin = 10 * time.Second
 
 // logProgress returns a function that logs how much of a model is read, every five seconds, and calls other, if there
 // is one.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
@@ -28,16 +30,14 @@ func (o *opened) close() {
 	_ = o.devices.Close()
 }
 
-// open opens a model by folder or name and adds it to v.models. A failure is a ModelError.
-func (v *verifier) open(name string) (*opened, error) {
-	c := v.options.Compute
-	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
+// open opens a model by folder or name and adds it to v.models. backend is that of the sample which needs it. A
+// failure is a ModelError.
+func (v *verifier) open(ctx context.Context, name, backend string) (*opened, error) {
 	if v.options.Open.Adapter != "" && len(v.models) > 0 {
 		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose one with a lane",
 			v.options.Open.Adapter, v.models[0].network.Name(), name)}
 	}
-	known := models.Registry{Images: v.options.Models, Text: v.options.Languages}
-	on, err := c.Open(known, name, v.options.Open, true)
+	on, err := v.compute(ctx, name, backend)
 	if err != nil {
 		return nil, &ModelError{err}
 	}
@@ -46,6 +46,31 @@ func (v *verifier) open(name string) (*opened, error) {
 	v.models = append(v.models, o)
 	return o, nil
 }
+
+// compute opens a model on the devices of the options, or by the worker that the options or else the backend name.
+func (v *verifier) compute(ctx context.Context, name, backend string) (*models.Devices, error) {
+	c := v.options.Compute
+	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
+	t, worker := models.TorchOf(backend, c)
+	if at := v.options.Engine; at != "" {
+		if !models.IsTorch(at) {
+			return nil, fmt.Errorf(
+				"engine: %q; must be torch or torch=ADDRESS: other servers draw samples, and compute none again", at)
+		}
+		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker { // a worker that is joined has its own settings
+			t.Compute = c
+		}
+		t.Address, t.Key, worker = at, v.options.EngineKey, true
+	}
+	if worker {
+		t.Wait, t.Adapter, t.AdapterScale = joinWithin, v.options.Open.Adapter, v.options.Open.AdapterScale
+		return t.Open(ctx, name, v.options.Open.Progress, v.options.Log)
+	}
+	return c.Open(models.Registry{Images: v.options.Models, Text: v.options.Languages}, name, v.options.Open, true)
+}
+
+// joinWithin is how long a worker that is joined may take to be there.
+const joinWithin = 10 * time.Second
 
 // modelOf returns the open model that made a sample. It is the one with the sample's weights; otherwise the one with
 // the checkpoint that a policy of its lane names for these weights; otherwise the one of that name. If the options name
@@ -72,7 +97,7 @@ func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	}
 	missing := slices.IndexFunc(v.report.Missing, func(m Missing) bool { return m.Lane == t.Lane && m.Model == name })
 	if missing < 0 && len(v.options.Model) == 0 {
-		if o, err := v.open(name); !errors.Is(err, model.ErrUnknown) {
+		if o, err := v.open(ctx, name, t.Backend); !errors.Is(err, model.ErrUnknown) {
 			return o, err
 		}
 	}

@@ -21,6 +21,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/lm"
@@ -48,6 +50,11 @@ type Options struct {
 	UID  schemas.UID
 	// Compute chooses the device to compute on; the zero value is auto.
 	Compute models.Compute
+	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; empty: what the backend of
+	// the first sample names.
+	Engine, EngineKey string
+	// Log is told what happens to a worker.
+	Log zerolog.Logger
 	// Models are the known families of image models; empty: those of this project.
 	Models model.Registry
 	// Languages are the known families of language models; empty: those of this project.
@@ -95,8 +102,9 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 type verifier struct {
 	bus     *bus.Bus
 	options Options
-	// models are those of the options, or those that trajectories have named so far.
+	// models are those of the options, or those that trajectories have named so far. named: the options' are open.
 	models []*opened
+	named  bool
 	// history caches the policies that lanes have served.
 	history map[schemas.Lane][]*schemas.Policy
 	report  Report
@@ -111,13 +119,9 @@ func (v *verifier) close() {
 	}
 }
 
-// run opens the models of the options and checks all trajectories of the chosen lane and group.
+// run opens the models of the options, by what computed the first sample, and checks all trajectories of the chosen
+// lane and group.
 func (v *verifier) run(ctx context.Context) error {
-	for _, name := range v.options.Model {
-		if _, err := v.open(name); err != nil {
-			return err
-		}
-	}
 	lanes := map[schemas.Lane]bool{}
 	filter := schemas.TrajectoryFilter(v.report.Run, cmp.Or(v.options.UID, "*"))
 	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
@@ -138,6 +142,9 @@ func (v *verifier) run(ctx context.Context) error {
 			v.report.Failed++
 			continue
 		}
+		if err := v.openNamed(ctx, t.Backend); err != nil {
+			return err
+		}
 		if err := v.trajectory(ctx, t); err != nil {
 			return fmt.Errorf("%s sample %d: %w", t.UID, t.SampleIndex, err)
 		}
@@ -146,6 +153,20 @@ func (v *verifier) run(ctx context.Context) error {
 		}
 	}
 	return v.errNoneFound(slices.Sorted(maps.Keys(lanes)))
+}
+
+// openNamed opens the models of the options, once. backend is that of the first sample.
+func (v *verifier) openNamed(ctx context.Context, backend string) error {
+	if v.named {
+		return nil
+	}
+	v.named = true
+	for _, name := range v.options.Model {
+		if _, err := v.open(ctx, name, backend); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errNoneFound returns an error if the run has none of the trajectories asked for, and nil if it has some. lanes are

@@ -32,6 +32,12 @@ var builtServer = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "nats-server"), err
 })
 
+// builtWorker has the worker of tests beside them.
+var builtWorker = sync.OnceValues(func() (string, error) {
+	dir, err := build("github.com/meander-rl/meander/integration/tools/torchworker")
+	return filepath.Join(dir, "torchworker"), err
+})
+
 // build has packages built into a folder of the module. One builds at a time.
 func build(packages string) (dir string, err error) {
 	module, err := exec.Command("go", "env", "GOMOD").Output()
@@ -87,6 +93,16 @@ func ServerProgram(t testing.TB) string {
 	path, err := builtServer()
 	if err != nil {
 		t.Fatalf("build nats-server: %v", err)
+	}
+	return path
+}
+
+// WorkerProgram is the path of a worker for --engine torch that needs no Python.
+func WorkerProgram(t testing.TB) string {
+	t.Helper()
+	path, err := builtWorker()
+	if err != nil {
+		t.Fatalf("build the worker: %v", err)
 	}
 	return path
 }

@@ -3,15 +3,19 @@
 package families
 
 import (
+	"slices"
+
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/remote"
 	"github.com/meander-rl/meander/pkg/model/synthetic"
 )
 
-// All returns every family of this project, one per line. A program with more families appends them.
+// All returns every family of this project, one per line; the last ones only a worker computes, which their Open says.
+// A program with more families appends them.
 func All() model.Registry {
-	return append(model.Registry{
+	return slices.Concat(model.Registry{
 		qwenimage.Family(),
 		synthetic.Family(),
-	}, synthetic.VarianceFamilies()...)
+	}, synthetic.VarianceFamilies(), remote.Families())
 }

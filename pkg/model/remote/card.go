@@ -58,10 +58,10 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 		return card, err
 	}
 	card = model.Card{
-		Name: model.NameOf(dir), Family: c.Family, SchedulerConfig: scheduler,
+		Name: model.NameOf(dir), Family: c.Family, SchedulerConfig: scheduler, Grid: c.Grid, Mu: c.Mu,
 		LatentChannels: c.Latent.Channels * p[1] * p[2], PixelsPerToken: c.Latent.Scale * p[1],
 		Size: media.ImageSize(d.Height, d.Width), NumInferenceSteps: d.NumInferenceSteps, TrueCFGScale: d.TrueCFGScale,
-		Reward: d.Reward, Guidance: c.Guidance, MaxPixels: max(c.MaxPixels, d.Height*d.Width),
+		Reward: d.Reward, Guidance: float32(c.Guidance), MaxPixels: max(c.MaxPixels, d.Height*d.Width),
 		MaxPromptTokens: c.MaxPromptTokens, NegativePrompt: c.NegativePrompt, CFGRule: c.CFGRule,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}

@@ -32,6 +32,9 @@ type Config struct {
 	Patience time.Duration
 	// Wait bounds how long a worker at Address is waited for; 0: as long as the context lasts.
 	Wait time.Duration
+	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale multiplies its changes, default 1.
+	Adapter      string
+	AdapterScale float64
 	// PromptCacheBytes bounds the memory of encoded prompts; 0 is 256 MiB, a negative number disables the cache.
 	PromptCacheBytes int
 	// Log is told what happens to the worker, and what it writes on stderr; nil: nothing is.
@@ -47,7 +50,7 @@ type Event struct {
 }
 
 // Install is how a user gets the worker that Open starts.
-const Install = `pip install "meander[torch]"`
+const Install = `pip install "meander-client[torch]"`
 
 // Bounds of waiting. A call is lost after patienceFactor times the slowest call so far, but not before MinPatience.
 const (

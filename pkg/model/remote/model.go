@@ -83,7 +83,7 @@ func Open(ctx context.Context, dir string, cfg Config, progress model.Progress) 
 		return nil, fmt.Errorf("open model %q: %w", dir, err)
 	}
 	m.base, m.card.WeightsDigest = h.digest, h.digest
-	return m, nil
+	return nn.Adapted(m, cfg.Adapter, cfg.AdapterScale, m.adapted)
 }
 
 // open checks the settings and opens a folder, which must be of some class.
@@ -316,7 +316,8 @@ func (m *Model) encodeOne(ctx context.Context, args wire.EncodeArgs) (*model.Con
 		})
 	}
 	if handle := m.handleOf(c); handle != item.Handle {
-		return nil, fmt.Errorf("prompt %.80q: handle %.16s of the worker; its tensors give %.16s", prompt, item.Handle, handle)
+		return nil, fmt.Errorf("prompt %.80q: handle %.16s of the worker; its tensors give %.16s", prompt, item.Handle,
+			handle)
 	}
 	m.prompts.Put(sha256.Sum256([]byte(prompt)), c, bytes)
 	return c, nil

@@ -241,7 +241,8 @@ func (l *lines) Write(b []byte) (int, error) {
 		if !found {
 			return n, nil
 		}
-		if text := strings.ToValidUTF8(strings.TrimRight(string(l.rest), "\r "), "?"); text != "" {
+		text := strings.ToValidUTF8(strings.TrimRight(string(l.rest), "\r "), "?")
+		if text = text[strings.LastIndexByte(text, '\r')+1:]; text != "" { // the last state of a progress bar
 			l.each(text)
 		}
 		l.rest, b = l.rest[:0], after

@@ -70,7 +70,8 @@ func TestProcess(t *testing.T) {
 	interpret(t, "")
 	var log events
 	dir := remotetest.Folder(t, class, 1)
-	m, err := remote.Open(t.Context(), dir, remote.Config{DType: "bf16", Deterministic: true, Threads: 1, Log: log.add}, nil)
+	cfg := remote.Config{DType: "bf16", Deterministic: true, Threads: 1, Log: log.add}
+	m, err := remote.Open(t.Context(), dir, cfg, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +135,7 @@ func TestProcess_DiesAlways(t *testing.T) {
 func TestProcess_DoesNotStart(t *testing.T) {
 	dir := remotetest.Folder(t, class, 1)
 	for fault, says := range map[string][]string{
-		remotetest.FaultNoModule: {"has no module 'torch'", `pip install "meander[torch]"`, "MEANDER_PYTHON"},
+		remotetest.FaultNoModule: {"has no module 'torch'", `pip install "meander-client[torch]"`, "MEANDER_PYTHON"},
 		remotetest.FaultConfig:   {"worker: model: no weights in " + dir},
 		remotetest.FaultMute:     {"the worker ended: exit status 3: Segmentation fault"},
 	} {

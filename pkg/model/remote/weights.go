@@ -34,6 +34,14 @@ func (m *Model) Tensors() lora.Shapes { return m.tensors }
 
 // Adapted returns a model of the checkpoint plus exactly these adapters. The worker loads them beside the others.
 func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
+	n, err := m.adapted(adapters...)
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+func (m *Model) adapted(adapters ...lora.Weighted) (*Model, error) {
 	if len(adapters) == 0 {
 		return m.derive(nil, m.base), nil
 	}
@@ -96,11 +104,15 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 				total, m.limits.BodyBytes)
 		}
 	}
-	return m.loaded(c, digest)
+	n, err := m.loaded(c, digest)
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
 }
 
 // loaded returns a model with a change that the worker has loaded.
-func (m *Model) loaded(c *change, digest string) (model.Model, error) {
+func (m *Model) loaded(c *change, digest string) (*Model, error) {
 	if err := m.load(m.link.life, c); err != nil {
 		return nil, fmt.Errorf("weights: %w", explain(err))
 	}

@@ -1,5 +1,5 @@
-// Package models opens the model that a sampler serves: on local devices (Compute.Open), or at a server that draws its
-// samples (Server.Dial). Both return Devices. A Registry lists the model families that a program knows.
+// Package models opens the model that a sampler serves: on local devices (Compute.Open), by workers that compute its
+// network (Torch.Open), or at a server that draws its samples (Server.Dial). All return Devices. A Registry lists the model families that a program knows.
 package models
 
 import (
@@ -20,10 +20,10 @@ import (
 
 // Compute is the settings of the devices that compute a model.
 type Compute struct {
-	// Device is auto, cpu, or GPUs as cuda:0,cuda:1.
-	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1"`
-	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto.
-	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more)"`
+	// Device is auto, cpu, or GPUs as cuda:0,cuda:1; of workers any device that they have.
+	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
+	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto; of workers that of the network.
+	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
 	// Deterministic has a GPU compute products in bf16 in one order, whatever the batch.
 	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
 	// Threads is how many threads the CPU has; 0: all cores.
@@ -34,6 +34,7 @@ type Compute struct {
 const (
 	dtypeF32  = "f32"
 	dtypeBF16 = "bf16"
+	dtypeF16  = "f16" // of workers only
 )
 
 // largeModel is the number of parameters from which on dtype auto is bf16.
@@ -51,10 +52,14 @@ func (c Compute) Validate() error {
 	default:
 		err = errors.Join(err, fmt.Errorf("dtype: %q; must be auto, f32 or bf16", c.DType))
 	}
+	return errors.Join(err, c.validateThreads())
+}
+
+func (c Compute) validateThreads() error {
 	if c.Threads < 0 || c.Threads > 1024 {
-		err = errors.Join(err, fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads))
+		return fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads)
 	}
-	return err
+	return nil
 }
 
 // Registry lists the model families that a program knows: of images, and of text.

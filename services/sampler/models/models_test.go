@@ -49,7 +49,7 @@ func TestServer_Check(t *testing.T) {
 	for address, want := range map[string]string{
 		"vllm=http://127.0.0.1:8000/": "",
 		"sglang=https://host":         "",
-		"foo=http://127.0.0.1:8000":   `"foo=http://127.0.0.1:8000"; must be NAME=URL, NAME one of sglang, vllm`,
+		"foo=http://127.0.0.1:8000":   `"foo=http://127.0.0.1:8000"; must be torch, torch=ADDRESS, or NAME=URL, NAME one of sglang, vllm`,
 		"vllm":                        "URL that of a server, such as vllm=http://127.0.0.1:8000",
 		"vllm=ftp://host":             "URL that of a server",
 	} {

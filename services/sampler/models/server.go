@@ -39,7 +39,7 @@ func (s Server) parse() (name, base string, err error) {
 	name, base, err = remotelm.Split(s.Address)
 	if _, ok := serverKinds[name]; !ok {
 		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
-		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", s.Address, names)
+		return "", "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL, NAME one of %s", s.Address, names)
 	}
 	return name, base, err
 }

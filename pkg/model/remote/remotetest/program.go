@@ -14,7 +14,7 @@ import (
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
 )
 
-// Faults of Main, in the variable FaultVariable. Once are those of the first process that makes the file FaultFile.
+// Faults of Main, in the variable FaultVariable. FileVariable names the file of FaultOnce.
 const (
 	FaultVariable = "MEANDER_REMOTETEST"
 	FileVariable  = "MEANDER_REMOTETEST_FILE"
@@ -102,10 +102,13 @@ func (w *Worker) plan(fault string) {
 	case FaultCrash:
 		w.Play(wire.CallVelocity, die)
 	case FaultOnce:
-		f, err := os.OpenFile(os.Getenv(FileVariable), os.O_CREATE|os.O_EXCL, 0o600)
-		if err == nil {
-			_ = f.Close()
-			w.Play(wire.CallVelocity, pass, pass, die)
-		}
+		w.Play(wire.CallVelocity, pass, pass, func(w *Worker, c net.Conn, m *wire.Message, answer func() *wire.Message) {
+			f, err := os.OpenFile(os.Getenv(FileVariable), os.O_CREATE|os.O_EXCL, 0o600)
+			if err == nil {
+				_ = f.Close()
+				die(w, c, m, answer)
+			}
+			pass(w, c, m, answer)
+		})
 	}
 }

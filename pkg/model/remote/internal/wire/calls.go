@@ -46,7 +46,7 @@ type Card struct {
 	} `msgpack:"size"`
 	Steps          int     `msgpack:"steps"`
 	TrueCFGScale   float64 `msgpack:"true_cfg_scale"`
-	Guidance       float32 `msgpack:"guidance"`
+	Guidance       float64 `msgpack:"guidance"`
 	CFGRule        string  `msgpack:"cfg_rule"`
 	NegativePrompt string  `msgpack:"negative_prompt"`
 	Conditioning   []Named `msgpack:"conditioning"`

@@ -1,0 +1,201 @@
+package integration_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// torchRun are the arguments of a run of eight samples in three sizes of micro-batches.
+var torchRun = []string{
+	"--json", "--seed", "5", "-n", "8", "--sde-steps", "1,2", "--run", "r", "a red fox", "a blue fox",
+}
+
+// byWorker runs the program with the worker of tests in place of Python, and with variables.
+func byWorker(t *testing.T, dir string, variables []string, args ...string) (out output) {
+	t.Helper()
+	c := exec.Command(program(t, "meander"), args...)
+	var stdout, stderr strings.Builder
+	c.Dir, c.Stdout, c.Stderr = dir, &stdout, &stderr
+	c.Env = append(append(os.Environ(), "MEANDER_PYTHON="+harness.WorkerProgram(t)), variables...)
+	err := c.Run()
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		t.Fatal(err)
+	}
+	return output{stdout: stdout.String(), stderr: stderr.String(), code: c.ProcessState.ExitCode()}
+}
+
+// provenRun is the report of a run that verify found right.
+func provenRun(t *testing.T, out output) (r verify.Report) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(out.must(t, 0).stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// joinWorker starts a worker at a socket, or at a port with a token, and returns its address.
+func joinWorker(t *testing.T, args ...string) (address string) {
+	t.Helper()
+	c := exec.Command(harness.WorkerProgram(t), append([]string{"-m", "meander.torch", "--exit-with-stdin"}, args...)...)
+	stdin, err1 := c.StdinPipe()
+	stdout, err2 := c.StdoutPipe()
+	if err := errors.Join(err1, err2, c.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = c.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadBytes('\n')
+	var ready struct{ Address string }
+	if err = errors.Join(err, json.Unmarshal(line, &ready)); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	return ready.Address
+}
+
+// A class that this program does not compute goes the whole way by a worker that runs already: its samples are
+// verified within the tolerance of its card, and exactly where it is deterministic.
+func TestTorch_Joined(t *testing.T) {
+	t.Parallel()
+	folder := remotetest.Folder(t, "FluxPipeline", 1)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sockets, err := os.MkdirTemp("/tmp", "meander-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(sockets) })
+	for name, worker := range map[string][]string{
+		"unix": {"--socket", filepath.Join(sockets, "s")}, "tcp": {"--listen", "127.0.0.1:0", "--token-file", token},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address := joinWorker(t, append(worker, "--model", folder)...)
+			if name == "unix" {
+				address = "unix:" + address
+			}
+			engine, dir := "torch="+address, t.TempDir()
+			key := []string{"MEANDER_SAMPLER_ENGINE_KEY="}
+			if name == "tcp" {
+				key[0] += "secret"
+				wrong := byWorker(t, dir, nil, append([]string{"run", "--model", folder, "--engine", engine}, torchRun...)...)
+				if wrong.code == 0 || !strings.Contains(wrong.stderr, "token: wrong") {
+					t.Errorf("exit %d, %s; want the token refused", wrong.code, wrong.stderr)
+				}
+			}
+			groups, sum := byWorker(t, dir, key, append([]string{"run", "--model", folder, "--engine", engine}, torchRun...)...).
+				must(t, 0).parse(t)
+			if len(groups) != 2 || sum.Complete != 2 || sum.Trajectories != 16 {
+				t.Fatalf("%d groups, %+v", len(groups), sum)
+			}
+			r := provenRun(t, byWorker(t, dir, key, "verify", "--json", "--model", folder, "--engine", engine))
+			if r.Steps != 32 || r.Tolerance != 1e-5 || r.MaxRatio == 0 || r.MaxRatio > 1e-5 {
+				t.Errorf("%d steps, tolerance %g, ratio %g; want a small difference within 1e-5", r.Steps, r.Tolerance, r.MaxRatio)
+			}
+			folder := remotetest.Folder(t, "FluxPipeline", 2)
+			other := byWorker(t, dir, key, "verify", "--json", "--model", folder, "--engine", engine)
+			if other.code != 1 {
+				t.Errorf("exit %d with other weights\n%s", other.code, other.stdout)
+			}
+		})
+	}
+}
+
+// A worker that is started gets device, dtype and deterministic; the digest of a run does not depend on micro-batches
+// then, nor on a worker that dies, and verify starts the same kind of worker by itself.
+func TestTorch_Started(t *testing.T) {
+	t.Parallel()
+	folder := remotetest.Folder(t, "StableDiffusion3Pipeline", 3)
+	var digests []string
+	for _, x := range []struct {
+		variables, args []string
+		lost            bool
+	}{
+		{nil, []string{"--batch", "8"}, false},
+		{nil, []string{"--batch", "3"}, false},
+		{
+			[]string{
+				remotetest.FaultVariable + "=" + remotetest.FaultOnce,
+				remotetest.FileVariable + "=" + filepath.Join(t.TempDir(), "died"),
+			},
+			[]string{"--batch", "4"}, true,
+		},
+	} {
+		dir := t.TempDir()
+		args := append([]string{
+			"run", "--model", folder, "--engine", "torch", "--deterministic", "--dtype", "bf16", "--log-level", "warn",
+		}, x.args...)
+		out := byWorker(t, dir, x.variables, append(args, torchRun...)...).must(t, 0)
+		_, sum := out.parse(t)
+		digests = append(digests, sum.Digest)
+		if sum.Complete != 2 || strings.Contains(out.stderr, "the worker is lost") != x.lost {
+			t.Errorf("%v: %+v\n%s", x.args, sum, out.stderr)
+		}
+		r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder))
+		if r.Steps != 32 || r.Tolerance != 0 || r.MaxRatio != 0 {
+			t.Errorf("%d steps, tolerance %g, ratio %g; want all exact", r.Steps, r.Tolerance, r.MaxRatio)
+		}
+	}
+	if digests[0] == "" || digests[0] != digests[1] || digests[0] != digests[2] {
+		t.Errorf("digests %q; want them equal", digests)
+	}
+}
+
+// Every command that looks at a model says how such a class is computed, and takes the engine.
+func TestTorch_Commands(t *testing.T) {
+	t.Parallel()
+	folder, dir := remotetest.Folder(t, "FluxPipeline", 1), t.TempDir()
+	const fix = `FluxPipeline is computed by the torch engine: --engine torch; pip install "meander-client[torch]"`
+	for _, c := range []struct {
+		args      []string
+		variables []string
+		code      int
+		says      []string
+	}{
+		{[]string{"run", "--model", folder, "x"}, nil, 2, []string{fix}},
+		{[]string{"run", "--dry-run", "--model", folder, "x"}, nil, 2, []string{fix}},
+		{[]string{"model", "info", folder}, nil, 2, []string{fix}},
+		{[]string{"doctor", "--model", folder, "--device", "cpu"}, nil, 1, []string{fix}},
+		{[]string{"run", "--dry-run", "--engine", "torch", "--model", folder, "x"}, nil, 0, []string{"1 prompt"}},
+		{[]string{"model", "info", "--engine", "torch", folder}, nil, 0, []string{"flux1", "transformer", "loads: yes"}},
+		{[]string{"doctor", "--engine", "torch", "--model", folder}, nil, -1, []string{"a worker knows it: torch-"}},
+		{[]string{"run", "--engine", "torch", "--model", "synthetic", "x"}, nil, 2, []string{"synthetic", "no such model"}},
+		{
+			[]string{"run", "--engine", "torch=nowhere", "--model", folder, "x"}, nil, 2,
+			[]string{"--engine: torch=nowhere; must be unix:/PATH"},
+		},
+		{
+			[]string{"run", "--engine", "torch=unix:/s", "--device", "mps", "--model", folder, "x"}, nil, 2,
+			[]string{"--device: set; must be absent beside torch=unix:/s"},
+		},
+		{
+			[]string{"run", "--engine", "torch", "--model", folder, "x"},
+			[]string{remotetest.FaultVariable + "=" + remotetest.FaultNoModule}, 2,
+			[]string{"has no module 'torch'", "pip install"},
+		},
+		{[]string{"verify", "--engine", "vllm=http://x", "--model", folder}, nil, 2, nil},
+	} {
+		out := byWorker(t, dir, c.variables, c.args...)
+		if c.code >= 0 && out.code != c.code {
+			t.Errorf("%v: exit %d, want %d\n%s%s", c.args, out.code, c.code, out.stdout, out.stderr)
+		}
+		for _, says := range c.says {
+			if !strings.Contains(strings.Join(strings.Fields(out.stdout+out.stderr), " "), says) {
+				t.Errorf("%v: want %q\n%s%s", c.args, says, out.stdout, out.stderr)
+			}
+		}
+	}
+}

@@ -1,0 +1,26 @@
+package remote
+
+import (
+	"fmt"
+
+	"github.com/meander-rl/meander/pkg/model"
+)
+
+// Families returns the classes that only workers compute, so that a program which finds a folder of one can say so:
+// their Open and Inspect are errors with what to do. Open and Inspect of this package take folders of any class.
+func Families() (list model.Registry) {
+	for _, is := range [][2]string{
+		{"flux1", "FluxPipeline"}, {"sd3", "StableDiffusion3Pipeline"}, {"z-image", "ZImagePipeline"},
+	} {
+		name, class := is[0], is[1]
+		refuse := func(dir string) error {
+			return fmt.Errorf("model %q: %s is computed by the torch engine: --engine torch; %s", dir, class, Install)
+		}
+		list = append(list, model.Family{
+			Name: name, Class: class,
+			Open:    func(dir string, _ model.Options) (model.Model, error) { return nil, refuse(dir) },
+			Inspect: func(dir string) (*model.Info, error) { return nil, refuse(dir) },
+		})
+	}
+	return list
+}
