@@ -183,7 +183,7 @@ def _read_token(file: str) -> str:
     if len(token) < _MIN_TOKEN:
         raise Fault(
             "config",
-            f"--token-file: {file}: {len(token)} characters; must be at least {_MIN_TOKEN}, as openssl rand -hex 32 makes",
+            f"--token-file: {file}: {len(token)} characters; must be at least {_MIN_TOKEN}: openssl rand -hex 32",
         )
     return token
 

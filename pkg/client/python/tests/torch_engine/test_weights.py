@@ -220,6 +220,12 @@ def test_a_whole_network_replaces_the_base(by, bench, tmp_path):
     assert np.array_equal(b.velocity(ONE), expected)
     b.client("unload", {"weights": ONE})
     assert np.array_equal(b.velocity(), base)
+    if by == "tensors":  # the same name for others: what was resident under it is gone
+        b.client("load", args, {n: t.numpy() for n, t in state.items()})
+        assert np.array_equal(b.velocity(ONE), expected)
+        b.client("unload", {"weights": ONE})
+        b.client("load", args, {n: t.numpy() * np.float32(1.1) for n, t in state.items()})
+        assert relative(b.velocity(ONE), expected) > 1e-3
     assert places == [p.data_ptr() for p in b.worker.engine.family.transformer.parameters()]
 
 
