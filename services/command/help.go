@@ -139,7 +139,7 @@ var flagNames = map[string]string{
 	"plan": "dry-run",
 
 	"num-inference-steps": "steps", "inference-steps": "steps", "num-steps": "steps", "sampling-steps": "steps",
-	"sample-steps": "steps", "guidance-scale": "true-cfg-scale", "guidance": "true-cfg-scale",
+	"sample-steps": "steps", "guidance-scale": "true-cfg-scale",
 	"cfg-scale": "true-cfg-scale", "cfg": "true-cfg-scale", "negative": "negative-prompt",
 	"image-height": "height", "image-width": "width", "resolution": "height", "size": "height",
 	"num-images-per-prompt": "group-size", "num-generations": "group-size", "num-return-sequences": "group-size",
