@@ -33,9 +33,9 @@ that samples started with, and the facts in each trajectory.
 For texts it draws every token again from the logits of the model, and compares log-probs,
 log-sum-exps, entropies and stored logits. All differences must be exactly 0.
 
-A server (--engine) draws tokens with its own random generator, so verify cannot draw them again. It
-compares the server's numbers with those of the model folder, which other code computes.
---engine-tolerance is the largest difference that passes: 0.001 for servers that compute in float32.
+A server (--engine) draws tokens with its own random generator: they cannot be drawn again. Its numbers,
+of tokens and steps, are compared with those of the model here. --engine-tolerance is the largest
+difference that passes: 0.001 for float32. A server that says exact must give the same bits.
 
 Each trajectory is recomputed with its own model: the one with its weights, else the one of its lane.
 Name models that are not shipped with --model, once for each model of the run.
