@@ -70,6 +70,8 @@ type Policy struct {
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale"`
 	// NegativePrompt is what guidance leads away from where a prompt does not say.
 	NegativePrompt string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
+	// Prompts is how many texts a prompt may have: prompt, prompt_2 and prompt_3. 0: one.
+	Prompts int64 `msgpack:"prompts,omitempty" range:"0..3"`
 	// ConditioningBytes is the most that the conditioning of one text takes, ConditioningTokenBytes what
 	// one of its tokens does.
 	ConditioningBytes      int64 `msgpack:"conditioning_bytes,omitempty" range:"0..MaxBlobBytes"`

@@ -76,6 +76,10 @@ type Routing struct {
 type ImageSettings struct {
 	// NegativePrompt is what guidance leads away from, where TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the model's own, which its policy says" flag:"negative-prompt"`
+	// Prompt2 is the text for the second text encoder of a network that has several; others are refused with it.
+	Prompt2 string `msgpack:"prompt_2,omitempty" size:"0..MaxPromptBytes" absent:"the prompt" flag:"prompt-2"`
+	// Prompt3 is the text for the third text encoder.
+	Prompt3 string `msgpack:"prompt_3,omitempty" size:"0..MaxPromptBytes" absent:"the prompt" flag:"prompt-3"`
 	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes, as
 	// diffusers does, instead of refusing what is too long.
 	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" default:"false" flag:"truncate-prompt"`
@@ -263,13 +267,13 @@ type Substitute struct {
 }
 
 // Substitute replaces text, metadata and ground truth of the prompt by those for the fresh group of a round, from 1; it
-// does nothing if the prompt names no substitute for that round.
+// does nothing if the prompt names no substitute for that round. All text encoders get the new text.
 func (p *Prompt) Substitute(round int64) {
 	if round < 1 || round > int64(len(p.Substitutes)) {
 		return
 	}
 	s := p.Substitutes[round-1]
-	p.Prompt, p.Metadata = s.Prompt, s.Metadata
+	p.Prompt, p.Prompt2, p.Prompt3, p.Metadata = s.Prompt, "", "", s.Metadata
 	if s.NegativePrompt != nil {
 		p.NegativePrompt = s.NegativePrompt
 	}

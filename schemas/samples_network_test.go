@@ -18,6 +18,25 @@ func networkSamples(t testing.TB) []sample {
 			Lane: "flux", Model: "flux", Family: "flux2", SchedulerConfig: []byte(`{"use_dynamic_shifting": true}`), Grid: "scheduler", Mu: "constant",
 			MuConstant: 0.485, LatentChannels: 128, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 8, TrueCFGScale: 1, MaxPixels: 1 << 20,
 		}},
+		{"prompt-texts", &schemas.Prompt{
+			Prompt: "a fox", ImageSettings: schemas.ImageSettings{Prompt2: "a red fox in the snow", Prompt3: "a red fox, oil on canvas"},
+		}},
+		{"policy-texts", &schemas.Policy{
+			Lane: "sd35", Model: "sd35", Family: "sd3", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,
+			NumInferenceSteps: 28, TrueCFGScale: 7, Grid: "scheduler", Prompts: 3, MaxPixels: 1 << 20,
+		}},
+		{"request-texts", func() *schemas.Request {
+			r := fullRequest(t)
+			r.Prompt2, r.Prompt3 = "a red fox in the snow", "a red fox, oil on canvas"
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-texts", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.Prompt3 = "a red fox, oil on canvas"
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
 		{"prompt-guidance", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Guidance: new(3.5)}}},
 		{"prompt-cfg-until", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{CFGUntil: new(0.5)}}},
 		{"request-cfg-until", func() *schemas.Request {

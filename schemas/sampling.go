@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"reflect"
@@ -55,6 +56,10 @@ type Sampling struct {
 	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" for:"image" digest:"schedule"`
 	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image" digest:"schedule"`
 	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
+	// Prompt2 is the text for the second text encoder; empty: the prompt (see Texts).
+	Prompt2 string `msgpack:"prompt_2,omitempty" size:"0..MaxPromptBytes" for:"image"`
+	// Prompt3 is the text for the third text encoder; empty: the prompt.
+	Prompt3 string `msgpack:"prompt_3,omitempty" size:"0..MaxPromptBytes" for:"image"`
 	// Guidance is the guidance input of the network; 0: it has none.
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale" for:"image"`
 	// CFGUntil is the share of steps with classifier-free guidance, where not all of them have it (see GuidedSteps).
@@ -83,6 +88,18 @@ func (s *Sampling) askedSegment(steps int64) (begin, end int64) {
 		end = s.Stop.StepIndex
 	}
 	return begin, end
+}
+
+// Texts returns the texts for the text encoders of a network, the prompt first. A network with more encoders gives the
+// prompt to the others.
+func (s *Sampling) Texts() []string {
+	switch {
+	case s.Prompt3 != "":
+		return []string{s.Prompt, cmp.Or(s.Prompt2, s.Prompt), s.Prompt3}
+	case s.Prompt2 != "":
+		return []string{s.Prompt, s.Prompt2}
+	}
+	return []string{s.Prompt}
 }
 
 // GuidedSteps returns how many steps have classifier-free guidance: all T, those up to CFGUntil, or none.

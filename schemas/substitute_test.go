@@ -10,13 +10,17 @@ import (
 func TestPrompt_Substitute(t *testing.T) {
 	p := schemas.Prompt{
 		Prompt:        "a",
-		ImageSettings: schemas.ImageSettings{NegativePrompt: new("n")},
+		ImageSettings: schemas.ImageSettings{NegativePrompt: new("n"), Prompt2: "a2", Prompt3: "a3"},
 		Reward:        []schemas.RewardSpec{{Name: "ocr", GroundTruth: "A"}, {Name: "diversity"}},
 		GroupPolicy:   &schemas.GroupPolicy{ZeroStd: schemas.GroupRefill},
 		Substitutes:   []schemas.Substitute{{Prompt: "b", GroundTruth: "B"}, {Prompt: "c", NegativePrompt: new("m")}},
 	}
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
+	}
+	q := p
+	if q.Substitute(1); q.Prompt2+q.Prompt3 != "" {
+		t.Errorf("further texts of the prompt that is gone: %q and %q", q.Prompt2, q.Prompt3)
 	}
 	before := p.Reward
 	for round, want := range []string{"a n A", "b n B", "c m ", "a n A"} {

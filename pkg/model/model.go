@@ -68,6 +68,8 @@ type Card struct {
 	MaxPixels int
 	// MaxPromptTokens bounds the tokens of a prompt, as the family counts them.
 	MaxPromptTokens int
+	// Prompts is how many texts a prompt may have, for as many text encoders: 1 (also 0) to MaxTexts.
+	Prompts int
 	// NegativePrompt is the default negative prompt: guidance leads away from it.
 	NegativePrompt string
 	// CFGRule says how the velocities of a prompt and of its negative prompt are combined: CFGRescaled, CFGPlain or
@@ -156,6 +158,7 @@ func (c Card) Validate() error {
 		MuFlux2, MuConstant)
 	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,
 		"mu_constant: %g; must be finite with mu constant, else 0", c.ConstantMu)
+	check(c.Prompts >= 0 && c.Prompts <= MaxTexts, "prompts: %d; must be 1 to %d", c.Prompts, MaxTexts)
 	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV,
 		"prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
 	check(c.IndependentRows || c.Tolerance > 0, "tolerance: %g; must be more than 0 where rows are not independent",

@@ -173,6 +173,10 @@ def schedule_digest(e):
     d.double(e["true_cfg_scale"])
     for n in (e["height"], e["width"], len(e["transitions"])):
         d.integer(n)
+    for field in ("prompt_2", "prompt_3"):
+        if field in e:
+            d.text(field)
+            d.text(e[field])
     for field in ("guidance", "cfg_until"):
         if field in e:
             d.text(field)

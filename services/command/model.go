@@ -138,6 +138,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
+	if info.Prompts > 1 {
+		fmt.Fprintf(out, "up to %d texts a prompt\n", info.Prompts)
+	}
 	if info.Guidance > 0 {
 		fmt.Fprintf(out, "guidance input %g by default\n", info.Guidance)
 	}
@@ -220,6 +223,6 @@ func infoJSON(info *model.Info) map[string]any {
 		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
 		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "grid": cmp.Or(info.Grid, model.GridLinspace),
-		"guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
+		"prompts": max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
 	}
 }

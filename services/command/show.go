@@ -227,6 +227,9 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 	if len(trajectories) > 0 {
 		t := trajectories[0]
 		line("prompt %q", t.Prompt)
+		for i, text := range t.Texts()[1:] {
+			line("prompt_%d %q", i+2, text)
+		}
 		if t.Text != nil {
 			for _, s := range describeText(t) {
 				line("%s", s)

@@ -134,10 +134,13 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	case r.Stop == nil || r.Stop.Decode:
 		c.ImageBytes = 3 * r.Height * r.Width
 	}
-	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt))
+	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt)+len(r.Prompt2)+len(r.Prompt3))
 	c.BytesOfSample = c.StepBytes + c.ImageBytes
 	if r.ReturnConditioning {
-		if c.ConditioningBytes = conditioningBytes(r.Prompt, policy); c.TrueCFGScale > 1 {
+		for _, text := range r.Texts() { // the longest decides
+			c.ConditioningBytes = max(c.ConditioningBytes, conditioningBytes(text, policy))
+		}
+		if c.TrueCFGScale > 1 {
 			c.ConditioningBytes += conditioningBytes(r.NegativePrompt, policy)
 		}
 		c.ConditioningOfSample = (c.ConditioningBytes + r.GroupSize - 1) / r.GroupSize

@@ -109,7 +109,7 @@ func footprints(requests []*schemas.Request, policy *schemas.Policy, request int
 		},
 		{
 			schemas.StreamTrajectories, "trajectories", "max-trajectories-bytes", smaller,
-			n * (messageBytes + int64(len(first.Prompt))),
+			n * (messageBytes + int64(len(first.Prompt)+len(first.Prompt2)+len(first.Prompt3))),
 		},
 		{
 			schemas.StreamRewards, "rewards", "max-rewards-bytes", "shorten the metadata, or " + smaller,

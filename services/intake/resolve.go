@@ -110,6 +110,9 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	s := &x.sampling
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
+	if err := resolveTexts(s, policy); err != nil {
+		return nil, err
+	}
 	if p.CFGUntil != nil && p.ScheduledSampling != nil {
 		return nil, fmt.Errorf("cfg_until: %g; must be absent with scheduled_sampling, whose steps are single timesteps",
 			*p.CFGUntil)
@@ -141,6 +144,22 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 		s.CFGUntil = 0 // it is what an absent one means
 	}
 	return x, checkStates(p.Start, *p.GroupSize, int64(tokens), policy)
+}
+
+// resolveTexts refuses texts for encoders that the model does not have, and drops those that say what an absent one
+// means: the prompt.
+func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
+	most := max(policy.Prompts, 1)
+	for i, text := range []*string{&s.Prompt2, &s.Prompt3} {
+		if n := int64(i + 2); *text != "" && n > most {
+			return fmt.Errorf("prompt_%d: given; must be absent, model %q takes %d of the texts prompt, prompt_2 and prompt_3",
+				n, policy.Model, most)
+		}
+		if *text == s.Prompt {
+			*text = ""
+		}
+	}
+	return nil
 }
 
 // scheduleDenoising decides the schedule, the transition of each step, the segment that the samples run, and which

@@ -120,6 +120,37 @@ func TestResolve_CFGUntil(t *testing.T) {
 	}
 }
 
+// Further texts are for models with as many text encoders.
+func TestResolve_Texts(t *testing.T) {
+	for _, c := range []struct {
+		prompts       int64
+		second, third string
+		want          []string
+		fault         string
+	}{
+		{0, "", "", []string{"a"}, ""},
+		{0, "b", "", nil, `prompt_2: given; must be absent, model "q" takes 1 of the texts`},
+		{2, "b", "", []string{"a", "b"}, ""},
+		{2, "", "c", nil, `prompt_3: given; must be absent, model "q" takes 2 of the texts`},
+		{3, "", "c", []string{"a", "a", "c"}, ""},
+		{3, "b", "a", []string{"a", "b"}, ""},
+		{3, "a", "a", []string{"a"}, ""},
+	} {
+		policy := qwen()
+		policy.Prompts = c.prompts
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Prompt2: c.second, Prompt3: c.third}}
+		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		switch {
+		case c.fault != "":
+			if err == nil || !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("%v; want %q", err, c.fault)
+			}
+		case err != nil || !slices.Equal(rs[0].Texts(), c.want):
+			t.Errorf("%q and %q: %v; want %q", c.second, c.third, err, c.want)
+		}
+	}
+}
+
 // The grid of the lane's policy decides the sigmas, and a prompt's own stand in for it.
 func TestResolve_GridOfThePolicy(t *testing.T) {
 	sigmas := func(grid string, given []float64) []float32 {

@@ -47,11 +47,28 @@ func distilledFamily() model.Registry {
 
 func distilledCard(c model.Card) model.Card {
 	c.Name, c.Family, c.WeightsDigest, c.Guidance = "distilled", "distilled", strings.Repeat("d", 64), 3.5
-	c.CFGRule = model.CFGPlainClamped
+	c.CFGRule, c.Prompts = model.CFGPlainClamped, 3
 	return c
 }
 
 func (m *distilled) Card() model.Card { return distilledCard(m.Model.Card()) }
+
+// EncodeTexts encodes texts that differ as one text of its own.
+func (m *distilled) EncodeTexts(ctx context.Context, prompts []model.Texts, _ bool) ([]*model.Conditioning, error) {
+	out := make([]*model.Conditioning, len(prompts))
+	for i, p := range prompts {
+		text := p[0]
+		if slices.ContainsFunc(p, func(s string) bool { return s != p[0] }) {
+			text = strings.Join(p, "|")
+		}
+		conds, err := m.Encode(ctx, []string{text})
+		if err != nil {
+			return nil, err
+		}
+		out[i] = &model.Conditioning{Prompt: p[0], Tensors: conds[0].Tensors}
+	}
+	return out, nil
+}
 
 func (m *distilled) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
 	evaluated.Add(int64(len(rows)))
@@ -162,5 +179,46 @@ func TestCFGUntil(t *testing.T) {
 	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
 	if err != nil || report.OK(0) || report.MaxRatio == 0 {
 		t.Errorf("another share than the one it was made with: %+v, %v", report, err)
+	}
+}
+
+// Further texts reach the text encoders of the network; they are in both digests, and what is stored of the encoded
+// texts is that of all of them.
+func TestTexts(t *testing.T) {
+	plane := bustest.New(t)
+	publish, stop := serveDistilled(t, plane)
+	keep := func(second, third string) *schemas.Prompt {
+		p := prompt()
+		p.Prompt2, p.Prompt3, p.Rollout.ReturnConditioning = second, third, true
+		return p
+	}
+	one := publish("one", keep("", ""))
+	same := publish("same", keep(one.Prompt, one.Prompt))
+	third := publish("third", keep("", "oil on canvas"))
+	second := publish("second", keep("oil on canvas", ""))
+	if same.Prompt2 != "" || same.Prompt3 != "" || same.ScheduleDigest != one.ScheduleDigest ||
+		same.Image.Digest != one.Image.Digest {
+		t.Errorf("the prompt itself for all encoders: %+v", same)
+	}
+	if third.Prompt3 != "oil on canvas" || !slices.Equal(third.Texts(), []string{third.Prompt, third.Prompt, third.Prompt3}) {
+		t.Errorf("texts %q", third.Texts())
+	}
+	seen := map[string]bool{}
+	for _, x := range []*schemas.Trajectory{one, second, third} {
+		for _, digest := range []string{x.ScheduleDigest, x.ContentDigest, x.Image.Digest, x.Conditioning[0].Tensor.Ref.Digest} {
+			if seen[digest] {
+				t.Errorf("%q: another sample has its %.16s", x.Texts(), digest)
+			}
+			seen[digest] = true
+		}
+	}
+	for _, run := range []schemas.Run{"one", "same", "second", "third"} {
+		exact(t, plane.Bus, run)
+	}
+	stop() // it would put away what is forged
+	store(t, plane.Bus, "forged", third, func(e *schemas.Trajectory) { e.Prompt3 = "a photo" })
+	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
+	if err != nil || report.OK(0) || report.MaxConditioning == 0 {
+		t.Errorf("another text than the one it was made with: %+v, %v", report, err)
 	}
 }

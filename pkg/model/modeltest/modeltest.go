@@ -109,7 +109,7 @@ func (s Suite) card(t *testing.T, c model.Card) {
 		i.LatentChannels != c.LatentChannels ||
 		i.ConditioningBytes != c.ConditioningBytes || i.NegativePrompt != c.NegativePrompt ||
 		i.IndependentRows != c.IndependentRows || i.Tolerance != c.Tolerance || i.Guidance != c.Guidance ||
-		i.Grid != c.Grid || i.Mu != c.Mu || i.ConstantMu != c.ConstantMu ||
+		i.Grid != c.Grid || i.Mu != c.Mu || i.Prompts != c.Prompts || i.ConstantMu != c.ConstantMu ||
 		i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
 		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
 	}
@@ -143,6 +143,15 @@ func (s Suite) conditionings(t *testing.T, m model.Model) {
 	}
 	if !same(conds[0], conds[2]) || same(conds[0], conds[1]) {
 		t.Error("equal prompts must give equal conditionings, others not")
+	}
+	if several := m.Card().Prompts; several > 1 {
+		texts := func(last string) model.Texts {
+			return append(slices.Repeat(model.Texts{s.Prompts[0]}, several-1), last)
+		}
+		more, err := model.Encode(t.Context(), m, []model.Texts{texts(s.Prompts[0]), texts(s.Prompts[1])}, false)
+		if err != nil || len(more) != 2 || !same(more[0], conds[1]) || same(more[1], conds[1]) || same(more[1], conds[0]) {
+			t.Errorf("several texts, %v: equal ones must give what one gives, others not", err)
+		}
 	}
 	cut, err := m.EncodeTruncated(t.Context(), prompts)
 	if err != nil {

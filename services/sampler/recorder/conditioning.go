@@ -25,13 +25,14 @@ type texts struct {
 // change the text encoder.
 type textPair struct {
 	prompt, negative string
+	further          [2]string // texts for further text encoders
 	cut, negativeCut int
 	guided           bool
 }
 
-// pairOf returns the key of the encoded prompt and negative prompt; negative is nil without guidance.
-func pairOf(cond, negative *model.Conditioning) textPair {
-	p := textPair{prompt: cond.Prompt, cut: cond.Cut}
+// pairOf returns the key of a sample's encoded prompt and negative prompt; negative is nil without guidance.
+func pairOf(s *schemas.Sampling, cond, negative *model.Conditioning) textPair {
+	p := textPair{prompt: cond.Prompt, cut: cond.Cut, further: [2]string{s.Prompt2, s.Prompt3}}
 	if negative != nil {
 		p.negative, p.negativeCut, p.guided = negative.Prompt, negative.Cut, true
 	}
@@ -76,7 +77,7 @@ func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.
 		return nil, nil
 	}
 	cond, negative := t.Texts()
-	s := r.store.texts.entry(pairOf(cond, negative))
+	s := r.store.texts.entry(pairOf(&r.req.Sampling, cond, negative))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fresh() {

@@ -135,6 +135,7 @@ class Batch(Mapping[str, Any]):
     | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
     | guidance | [B] float64 | the guidance input of the network; 0 where it has none |
     | uid, prompt, negative_prompt, cfg_rule, weights_digest | [B] str | |
+    | prompt_2, prompt_3 | [B] str | the texts of further text encoders: the prompt, where it has no other |
     | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
     | sample_seed, noise_seed | [B] uint64 | |
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where they were kept (return_conditioning), zero padded |
@@ -303,6 +304,8 @@ class Batch(Mapping[str, Any]):
         for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
             out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
         if not rows[0][2].text:
+            for name in ("prompt_2", "prompt_3"):
+                out[name] = np.array([t.get(name) or t["prompt"] for _, _, _, t in rows])
             out["guidance"] = np.array([t.get("guidance") or 0 for _, _, _, t in rows], np.float64)
             out["cfg_until"] = np.array([t.get("cfg_until") or 1 for _, _, _, t in rows], np.float64)
         out["uid"] = np.array([g.uid for _, g, _, _ in rows])

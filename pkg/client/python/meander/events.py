@@ -113,7 +113,7 @@ _SAMPLE: Event = {
     "policy_version_min": int, "policy_version_max": int,
 }
 _IMAGE: Event = _SAMPLE | {
-    "negative_prompt": str, "height": int, "width": int, "true_cfg_scale": NUMBER, "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str, "sigmas": [NUMBER], "timesteps": [NUMBER],
+    "prompt_2": Maybe(str), "prompt_3": Maybe(str), "negative_prompt": str, "height": int, "width": int, "true_cfg_scale": NUMBER, "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str, "sigmas": [NUMBER], "timesteps": [NUMBER],
     "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER, "latent_step_indices": [int], "latents_shape": [int],
     "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
 }

@@ -55,12 +55,9 @@ func namedTensors(c *model.Conditioning, negative bool) (list []schemas.NamedTen
 // Encode makes the conditioning of a sample's prompt and, with guidance, of its negative prompt. The sampler and verify
 // share it.
 func Encode(ctx context.Context, m model.Model, s *schemas.Sampling) ([]*model.Conditioning, error) {
-	prompts := []string{s.Prompt}
+	prompts := []model.Texts{s.Texts()}
 	if s.TrueCFGScale > 1 {
-		prompts = append(prompts, s.NegativePrompt)
+		prompts = append(prompts, model.Texts{s.NegativePrompt})
 	}
-	if s.TruncatePrompt {
-		return m.EncodeTruncated(ctx, prompts)
-	}
-	return m.Encode(ctx, prompts)
+	return model.Encode(ctx, m, prompts, s.TruncatePrompt)
 }

@@ -36,9 +36,17 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
-		Guidance:          float64(c.Guidance),
+		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts),
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
+}
+
+// severalTexts returns how many texts a prompt may have; 0 if it is one.
+func severalTexts(n int) int64 {
+	if n < 2 {
+		return 0
+	}
+	return int64(n)
 }
 
 // unless returns a text; "" if it is the default.
