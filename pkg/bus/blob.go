@@ -199,7 +199,8 @@ func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 	return nil
 }
 
-// checkRef returns the sha-256 that a reference names, or an error when the reference is not valid.
+// checkRef returns the sha-256 that a reference names, or an error when the reference is not valid. It does not ask
+// the server. All that read a blob call it first, as references come from events of other programs.
 func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 	if ref.Bucket != schemas.BlobBucket {
 		return sum, fmt.Errorf("bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
@@ -209,7 +210,8 @@ func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 		return sum, fmt.Errorf("digest %q; must be 64 lower-case hex digits", ref.Digest)
 	}
 	if ref.Size < 0 || ref.Size > schemas.MaxBlobBytes {
-		return sum, fmt.Errorf("%d bytes in %s; must be at most %d", ref.Size, ref.Digest, int64(schemas.MaxBlobBytes))
+		return sum, fmt.Errorf("size: %d; must be 0 to %d bytes, in the reference to %s", ref.Size,
+			int64(schemas.MaxBlobBytes), ref.Digest)
 	}
 	return [sha256.Size]byte(raw), nil
 }

@@ -97,6 +97,10 @@ func TestBus_GetBlob_refuses(t *testing.T) {
 			t.Errorf("%s: got %q, %v; want %v", name, data, err, test.want)
 		}
 	}
+	negative := schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: -1}
+	if _, err := e.GetBlob(ctx, negative); err == nil || !strings.Contains(err.Error(), "size: -1; must be 0 to") {
+		t.Errorf("a negative size: got %v; want the sizes that are allowed", err)
+	}
 }
 
 // sizes notes what is written at a time.

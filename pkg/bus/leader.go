@@ -83,7 +83,8 @@ func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 }
 
 // leaderHas reports whether the leader has a message that matches the filters (none: all) between two sequences. If
-// so, a reader that found none has read from a server that lags. It returns false without a cluster.
+// so, a reader that found none has read from a server that lags. It returns false where this connection does not ask
+// leaders.
 func (b *Bus) leaderHas(ctx context.Context, stream string, filters []string, from, to uint64) (bool, error) {
 	if !b.asksLeaders() || from > to {
 		return false, nil
@@ -104,8 +105,8 @@ func (b *Bus) leaderHas(ctx context.Context, stream string, filters []string, fr
 	return false, nil
 }
 
-// leaderSeq returns, in a cluster, the last sequence that the leader of a stream has; a complete read must reach it.
-// Otherwise it returns 0: a single server does not lag.
+// leaderSeq returns the last sequence that the leader of a stream has; a complete read must reach it. It returns 0
+// where this connection does not ask leaders: a single server does not lag, and a guest may not ask.
 func (b *Bus) leaderSeq(ctx context.Context, stream string) (uint64, error) {
 	if !b.asksLeaders() {
 		return 0, nil

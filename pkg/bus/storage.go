@@ -116,20 +116,21 @@ func formatAge(d time.Duration) string {
 	return d.String()
 }
 
-// state returns how full a stream is: one of the State constants. refuses means that the stream refuses messages when
-// it is full.
+// state returns how full a stream is, one of the State constants, by the limit that is nearer: bytes or messages.
+// refuses means that the full stream refuses messages; otherwise it drops its oldest.
 func (s *StreamStats) state(refuses bool) string {
 	mean := max(1, s.Bytes/max(1, s.Messages))
-	full := func(share uint64) bool {
-		return s.MaxBytes > 0 && s.Bytes+max(mean, share*uint64(s.MaxBytes)/100) > uint64(s.MaxBytes) ||
-			s.MaxMessages > 0 && s.Messages+max(1, share*uint64(s.MaxMessages)/100) > uint64(s.MaxMessages)
+	// lessFree reports whether less than so many percent of a limit is free, or less than a message of mean size needs.
+	lessFree := func(percent uint64) bool {
+		return s.MaxBytes > 0 && s.Bytes+max(mean, percent*uint64(s.MaxBytes)/100) > uint64(s.MaxBytes) ||
+			s.MaxMessages > 0 && s.Messages+max(1, percent*uint64(s.MaxMessages)/100) > uint64(s.MaxMessages)
 	}
 	switch {
-	case s.Messages == 0 || !full(20):
+	case s.Messages == 0 || !lessFree(20):
 		return StateOK
 	case !refuses:
 		return StateRolling
-	case full(0):
+	case lessFree(0):
 		return StateFull
 	}
 	return StateNearlyFull

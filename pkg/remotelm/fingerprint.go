@@ -19,16 +19,16 @@ const fewTop = 2
 // temperature have the same gap between the two largest at both temperatures. Exponentials of log-probs sum to at
 // most 1, those of logits may exceed it.
 func (s *Server) fingerprint(ctx context.Context) error {
-	var plain probe
+	var plain topTwo
 	var err error
 	for _, s.facts.Route = range s.dialect.routes() {
-		if plain, err = s.probe(ctx, 1, fewTop); !routeClosed(err) {
+		if plain, err = s.measureTopTwo(ctx, 1, fewTop); !routeClosed(err) {
 			break
 		}
 	}
-	var hot probe
+	var hot topTwo
 	if err == nil {
-		hot, err = s.probe(ctx, 0.5, fewTop)
+		hot, err = s.measureTopTwo(ctx, 0.5, fewTop)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for a token with its log-probs: %w", err)
@@ -39,7 +39,7 @@ func (s *Server) fingerprint(ctx context.Context) error {
 	case logits && !before:
 		return fmt.Errorf("%w: it gives processed logits; start it with --logprobs-mode raw_logits, of which all else follows, or raw_logprobs", ErrRefused)
 	case logits:
-		switch _, err := s.probe(ctx, 1, -1); {
+		switch _, err := s.measureTopTwo(ctx, 1, -1); {
 		case errors.Is(err, ErrGarbage): // of another vocabulary
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		case err != nil:
@@ -60,13 +60,15 @@ func routeClosed(err error) bool {
 	return ok && (r.status == http.StatusNotFound || r.status == http.StatusForbidden || r.status == http.StatusMethodNotAllowed)
 }
 
-// probe is what fingerprint measures of a token: the gap between its two largest numbers, and the sum of their
-// exponentials.
-type probe struct{ gap, mass float64 }
+// topTwo is what fingerprint concludes the kind of numbers from: the gap between the two largest numbers that come
+// with a token, and the sum of their exponentials (mass).
+type topTwo struct{ gap, mass float64 }
 
-// probe draws one of the two likeliest tokens and measures its numbers.
-func (s *Server) probe(ctx context.Context, temperature float64, top int) (p probe, err error) {
-	r := Request{ID: "meander-probe", IDs: s.config.Probe, MaxTokens: 1, Temperature: temperature, TopP: 1, TopK: 2, Seed: 1}
+// measureTopTwo has the server draw one token after ProbeIDs, from the two likeliest, and measures the numbers that
+// come with it. top is how many numbers to ask for; -1: all. It fails as generate does, and wraps ErrRefused if there
+// are fewer than two numbers.
+func (s *Server) measureTopTwo(ctx context.Context, temperature float64, top int) (p topTwo, err error) {
+	r := Request{ID: "meander-probe", IDs: s.config.ProbeIDs, MaxTokens: 1, Temperature: temperature, TopP: 1, TopK: 2, Seed: 1}
 	err = s.generate(ctx, r, top, func(e event) bool {
 		for _, t := range e.tokens {
 			of := map[int32]float64{t.id: t.value}
@@ -78,12 +80,12 @@ func (s *Server) probe(ctx context.Context, temperature float64, top int) (p pro
 				values = append(values, v)
 			}
 			if slices.SortFunc(values, func(a, b float64) int { return cmp.Compare(b, a) }); len(values) > 1 {
-				p = probe{gap: values[0] - values[1], mass: math.Exp(values[0]) + math.Exp(values[1])}
+				p = topTwo{gap: values[0] - values[1], mass: math.Exp(values[0]) + math.Exp(values[1])}
 			}
 		}
 		return true
 	})
-	if err == nil && p == (probe{}) {
+	if err == nil && p == (topTwo{}) {
 		err = fmt.Errorf("%w: no numbers of the two likeliest tokens", ErrRefused)
 	}
 	return p, err

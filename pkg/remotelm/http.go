@@ -206,8 +206,11 @@ func (s *Server) eventLimit(tokens, top int) int {
 	return min(maxEvent, eventBytes+tokens*(tokenBytes+(top+1)*entryBytes))
 }
 
-// nextEvent returns the data of the next server-sent event, which must be in one line, as the supported servers
-// send it. The end of the stream is io.EOF or errCut.
+// nextEvent returns the data of the next server-sent event. It takes one line of data for a whole event, as the
+// supported servers send it. Errors: io.EOF at the end of the stream; errCut at "[DONE]", as generate reads no further
+// than the event with the finish reason; ErrGarbage for an event of more than limit bytes, and for a JSON object
+// instead of events, with the reason that it gives; else what r returns. A last line without a line break is dropped,
+// unless it is such an object.
 func nextEvent(r *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {
@@ -221,14 +224,14 @@ func nextEvent(r *bufio.Reader, limit int) ([]byte, error) {
 		data, found := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data:"))
 		data = bytes.TrimSpace(data)
 		switch {
-		case err != nil: // a part of a line is dropped
+		case bytes.HasPrefix(line, []byte("{")) && (err == nil || errors.Is(err, io.EOF)): // an error, not a stream
+			return nil, fmt.Errorf("%w: %s", ErrGarbage, reason(line))
+		case err != nil:
 			return nil, err
 		case found && string(data) == "[DONE]":
 			return nil, errCut
 		case found:
 			return data, nil
-		case len(bytes.TrimSpace(line)) > 0 && line[0] == '{': // an error instead of a stream
-			return nil, fmt.Errorf("%w: %s", ErrGarbage, reason(line))
 		}
 		line = line[:0]
 	}

@@ -55,9 +55,9 @@ type Config struct {
 	Server string
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary int
-	// Probe are token ids of a short prompt. Dial asks the server to continue it, to find out which numbers it
-	// gives.
-	Probe []int32
+	// ProbeIDs are token ids of a short prompt. Dial asks the server to continue it, and concludes from the numbers
+	// that come with the token which kind they are (Facts.Values).
+	ProbeIDs []int32
 	// Patience is how long the server may send nothing for a request before the request is sent again; 0: a minute.
 	Patience time.Duration
 	// Pause is the wait before a stream that broke off is asked for again. It doubles with each failure without a

@@ -19,7 +19,7 @@ var recordedIDs = []int32{18, 15, 20, 306}
 
 func dial(t *testing.T, s *remotelmtest.Server, patience time.Duration) *remotelm.Server {
 	t.Helper()
-	got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, Probe: []int32{1, 2}, Patience: patience, Pause: time.Millisecond})
+	got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Patience: patience, Pause: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,6 +178,7 @@ func TestServer_GivesUp(t *testing.T) {
 		"full":       {remotelmtest.Fail(429, "later"), 5, nil, "429"},
 		"html":       {remotelmtest.Whole([]byte("<html>\n")), 5, nil, "breaks off"},
 		"large":      {remotelmtest.Whole(append([]byte("data: "), bytes.Repeat([]byte("x"), 4<<20)...)), 5, remotelm.ErrGarbage, "bytes"},
+		"no stream":  {remotelmtest.Whole([]byte(`{"object":"error","message":"out of memory"}`)), 5, remotelm.ErrGarbage, "out of memory"},
 		"no finish":  {remotelmtest.Whole([]byte("data: [DONE]\n\n")), 5, nil, "breaks off"},
 		"a new word": {remotelmtest.Whole([]byte(`data: {"choices":[{"index":0,"token_ids":[],"finish_reason":"repetition","logprobs":{"content":[]}}]}` + "\n\n")), 5, remotelm.ErrGarbage, "repetition"},
 	} {
@@ -266,11 +267,11 @@ func TestDial_Refuses(t *testing.T) {
 		}
 	}
 	s := remotelmtest.New(t, remotelmtest.Logits)
-	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 321, Probe: []int32{1}}); !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "321") {
+	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 321, ProbeIDs: []int32{1}}); !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "321") {
 		t.Errorf("another vocabulary: %v", err)
 	}
 	s.Down(true)
-	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, Probe: []int32{1}}); err == nil || errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "the engine is dead") {
+	if _, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1}}); err == nil || errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "the engine is dead") {
 		t.Errorf("a server that is down: %v; must not be refused for good", err)
 	}
 }

@@ -134,7 +134,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	id := fmt.Sprint(body["request_id"], body["rid"])
 	if strings.Contains(id, "meander-probe") {
-		s.probe(w, body)
+		s.answerProbe(w, body)
 		return
 	}
 	s.mu.Lock()
@@ -144,8 +144,8 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 	answer(w, body)
 }
 
-// probe answers the requests by which a client finds out what the numbers are.
-func (s *Server) probe(w http.ResponseWriter, body map[string]any) {
+// answerProbe answers the requests by which Dial finds out what the numbers are.
+func (s *Server) answerProbe(w http.ResponseWriter, body map[string]any) {
 	sampling := body
 	for _, name := range []string{"sampling_params"} {
 		if in, ok := body[name].(map[string]any); ok {

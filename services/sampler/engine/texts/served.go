@@ -22,7 +22,7 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	}
 	s := &Served{language: l, changed: make(chan struct{})}
 	s.config = remotelm.Config{
-		Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, Probe: probe,
+		Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, ProbeIDs: probe,
 	}
 	s.config.Resumed = func(err error) {
 		if s.Away() == nil { // else that is said already
