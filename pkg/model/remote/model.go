@@ -156,10 +156,11 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	defer func() { err = errors.Join(err, folder.Close()) }()
 	l := newLink(dir, cfg, true)
 	defer l.close(true)
-	var c wire.Card
-	if _, err := l.call(ctx, wire.CallInspect, struct{}{}, nil, &c); err != nil {
+	var of wire.InspectResult
+	if _, err := l.call(ctx, wire.CallInspect, struct{}{}, nil, &of); err != nil {
 		return nil, fmt.Errorf("inspect model %q: %w", dir, explain(err))
 	}
+	c := of.Card
 	info := &model.Info{}
 	class, err := classOf(dir)
 	info.Problem(err)

@@ -60,7 +60,7 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, ad
 		"-m", "meander.torch", "--model", model, "--socket", filepath.Join(dir, "worker.sock"), "--exit-with-stdin",
 	}
 	for flag, value := range map[string]string{"--device": cfg.Device, "--dtype": cfg.DType} {
-		if value != "" {
+		if value != "" && value != "auto" { // the worker chooses
 			args = append(args, flag, value)
 		}
 	}

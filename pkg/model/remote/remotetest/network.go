@@ -78,7 +78,7 @@ func (w *Worker) answer(m *wire.Message, greeted bool) *wire.Message {
 	defer w.compute.Unlock()
 	switch m.Call {
 	case wire.CallInspect:
-		return result(w.card)
+		return result(wire.InspectResult{Card: w.card})
 	case wire.CallEncode:
 		return w.encode(m)
 	case wire.CallPut:

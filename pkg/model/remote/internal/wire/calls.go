@@ -67,6 +67,11 @@ type Named struct {
 	Mask string `msgpack:"mask"`
 }
 
+// InspectResult is the result of CallInspect.
+type InspectResult struct {
+	Card Card `msgpack:"card"`
+}
+
 // HelloArgs are the arguments of CallHello.
 type HelloArgs struct {
 	Protocol int    `msgpack:"protocol"`
