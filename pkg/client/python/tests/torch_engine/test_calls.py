@@ -273,16 +273,20 @@ def test_no_call_keeps_gradients(dial, workers, monkeypatch):
 def test_a_worker_answers_while_it_loads_and_computes(folders, dial):
     family = families.find(Folder(folders["sd3"]))
     worker, go, computing = Worker(family, "cpu", "f32"), threading.Event(), threading.Event()
+    loads = threading.Event()
 
     def make(say):
         say("loading transformer: 0.0 of 0.1 GB")
+        loads.set()
         go.wait()
         return Engine(family, Settings(threads=1))
 
     loading = threading.Thread(target=worker.load, args=(make,))
     loading.start()
     one, two = dial("", worker=worker), dial("", worker=worker)
-    assert one("hello", {"protocol": 1, "token": ""})[0]["state"] == "loading"
+    loads.wait()
+    hello, _ = one("hello", {"protocol": 1, "token": ""})
+    assert hello["state"] == "loading" and hello["detail"] == "loading transformer: 0.0 of 0.1 GB"
     assert one("inspect")[0]["card"]["family"] == "sd3"
     assert "still loading" in refused(one, "worker", "encode", {"prompts": [["x"]]})
     go.set()
@@ -305,6 +309,27 @@ def test_a_worker_answers_while_it_loads_and_computes(folders, dial):
     go.set()
     thread.join()
     assert two("health")[0]["call"] == ""
+
+
+def test_connections_side_by_side(dial):
+    """Calls of several connections are computed one after the other, each with its own inputs."""
+    clients = [dial("flux1") for _ in range(4)]
+    card = clients[0].ready()["card"]
+    handles = [h for h, _, _ in clients[0].encode("one", "two", "three", "four")]
+    x, wrong = latents(card, 4, H, W), []
+    alone = [clients[0].velocity(x[i : i + 1], [0.2 * i], handles[i : i + 1], H, W, [3.5]) for i in range(4)]
+
+    def run(i):
+        for _ in range(5):
+            v = clients[i].velocity(x[i : i + 1], [0.2 * i], handles[i : i + 1], H, W, [3.5])
+            wrong.append(not np.array_equal(v, alone[i]))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == [False] * 20
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -41,6 +44,21 @@ def frame(header, body=b""):
 
 def described(**changes):
     return {"name": "x", "dtype": "f32", "shape": [2, 3], "at": 0, "bytes": 24, **changes}
+
+
+def test_a_worker_needs_neither_torch_nor_the_nats_client_to_start():
+    code = "import sys, meander.torch.families, meander.torch.server; print({'torch', 'nats'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert out.stdout == "set()\n", out.stderr
+
+
+def test_what_libraries_print_does_not_reach_stdout():
+    code = (
+        "import os; from meander.torch.__main__ import _claim_stdout; out = _claim_stdout()\n"
+        "print('noise', flush=True); os.system('echo more noise'); print('ready', file=out, flush=True)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert out.stdout == "ready\n" and out.stderr == "noise\nmore noise\n"
 
 
 def test_a_frame_comes_back():
