@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -78,6 +79,9 @@ type Card struct {
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
 	Conditioning []string
+	// Masks names the mask of each tensor of Conditioning, by the tensor's name; a tensor that it leaves out has none.
+	// Events get a mask of ones where a named one is no tensor itself. nil: the mask of X_embeds [L, D] is X_embeds_mask.
+	Masks map[string]string
 	// ConditioningBytes bounds the size of these tensors for one prompt, at four bytes per element;
 	// ConditioningTokenBytes is the size for one token.
 	ConditioningBytes, ConditioningTokenBytes int64
@@ -163,6 +167,10 @@ func (c Card) Validate() error {
 		"prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
 	check(c.IndependentRows || c.Tolerance > 0, "tolerance: %g; must be more than 0 where rows are not independent",
 		c.Tolerance)
+	for _, name := range slices.Sorted(maps.Keys(c.Masks)) {
+		check(slices.Contains(c.Conditioning, name) && c.Masks[name] != name, "masks: %q: %q; must be a tensor of %s and its mask",
+			name, c.Masks[name], strings.Join(c.Conditioning, ", "))
+	}
 	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
 	check(c.ConditioningTokenBytes > 0, "conditioning_token_bytes: %d; must be more than 0", c.ConditioningTokenBytes)
 	check(c.ConditioningBytes > 0, "conditioning_bytes: %d; must be more than 0", c.ConditioningBytes)
@@ -170,6 +178,17 @@ func (c Card) Validate() error {
 		errs = append(errs, fmt.Errorf("default %w", err))
 	}
 	return errors.Join(errs...)
+}
+
+// MaskOf returns the name of the mask of a tensor of an encoded prompt; "" if it has none.
+func (c Card) MaskOf(t Tensor) string {
+	if c.Masks != nil {
+		return c.Masks[t.Name]
+	}
+	if strings.HasSuffix(t.Name, "_embeds") && len(t.Shape) == 2 {
+		return t.Name + "_mask"
+	}
+	return ""
 }
 
 // oneOf reports whether a text is among some.

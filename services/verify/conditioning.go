@@ -26,7 +26,7 @@ func (s *sample) checkConditioning(ctx context.Context) error {
 	if len(s.conds) == 2 {
 		negative = s.conds[1]
 	}
-	made := images.Conditioning(s.conds[0], negative)
+	made := images.Conditioning(s.image.Card(), s.conds[0], negative)
 	if len(made) != len(s.t.Conditioning) {
 		s.fault(-1, "conditioning: %d tensors; the model makes %d of the texts", len(s.t.Conditioning), len(made))
 		return nil

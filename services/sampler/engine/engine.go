@@ -132,8 +132,9 @@ func Asks(e Episode) *schemas.InteractRequest {
 
 // Texter is an episode whose encoded texts can be stored.
 type Texter interface {
-	// Texts returns the encoded prompt and the encoded negative prompt; the latter is nil without guidance.
-	Texts() (cond, negative *model.Conditioning)
+	// Texts returns the card of the model, the encoded prompt and the encoded negative prompt; the latter is nil without
+	// guidance.
+	Texts() (card model.Card, cond, negative *model.Conditioning)
 }
 
 // Images are the images of a trajectory: of the end state and, under scheduled sampling, of the noised and the

@@ -76,14 +76,14 @@ func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.
 	if !ok || !r.req.ReturnConditioning {
 		return nil, nil
 	}
-	cond, negative := t.Texts()
+	card, cond, negative := t.Texts()
 	s := r.store.texts.entry(pairOf(&r.req.Sampling, cond, negative))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fresh() {
 		return s.list, nil
 	}
-	list, began := images.Conditioning(cond, negative), time.Now()
+	list, began := images.Conditioning(card, cond, negative), time.Now()
 	for i := range list {
 		x := &list[i].Tensor
 		ref, err := r.store.Bus.PutBlob(ctx, x.Data)

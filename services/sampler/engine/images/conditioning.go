@@ -3,7 +3,6 @@ package images
 import (
 	"bytes"
 	"context"
-	"strings"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -22,17 +21,18 @@ func ConditioningName(name string, negative bool) string {
 }
 
 // Conditioning returns encoded texts as events have them: the tensors of the prompt in F32 and, unless negative is
-// nil, those of the negative prompt. Embeddings of a family without padding get a mask [tokens] of ones in U8.
-func Conditioning(cond, negative *model.Conditioning) []schemas.NamedTensor {
-	list := namedTensors(cond, false)
+// nil, those of the negative prompt. Where the card names a mask that is no tensor of the family, it is [tokens] of ones
+// in U8.
+func Conditioning(card model.Card, cond, negative *model.Conditioning) []schemas.NamedTensor {
+	list := namedTensors(card, cond, false)
 	if negative != nil {
-		list = append(list, namedTensors(negative, true)...)
+		list = append(list, namedTensors(card, negative, true)...)
 	}
 	return list
 }
 
 // namedTensors returns the tensors of one encoded text, with masks of ones where the family gives none.
-func namedTensors(c *model.Conditioning, negative bool) (list []schemas.NamedTensor) {
+func namedTensors(card model.Card, c *model.Conditioning, negative bool) (list []schemas.NamedTensor) {
 	has := map[string]bool{}
 	for _, t := range c.Tensors {
 		has[t.Name] = true
@@ -43,7 +43,8 @@ func namedTensors(c *model.Conditioning, negative bool) (list []schemas.NamedTen
 			x.Shape = append(x.Shape, int64(n))
 		}
 		list = append(list, schemas.NamedTensor{Name: ConditioningName(t.Name, negative), Tensor: x})
-		if mask := t.Name + "_mask"; strings.HasSuffix(t.Name, "_embeds") && len(t.Shape) == 2 && !has[mask] {
+		if mask := card.MaskOf(t); mask != "" && !has[mask] && len(t.Shape) > 0 {
+			has[mask] = true // several tensors may share one
 			list = append(list, schemas.NamedTensor{Name: ConditioningName(mask, negative), Tensor: schemas.Tensor{
 				DType: "U8", Shape: []int64{int64(t.Shape[0])}, Data: bytes.Repeat([]byte{1}, t.Shape[0]),
 			}})

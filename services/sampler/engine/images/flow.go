@@ -196,7 +196,9 @@ func (p *flowEpisode) advance() (*schemas.Step, error) {
 }
 
 // Texts are what the velocity depends on besides the state.
-func (p *flowEpisode) Texts() (cond, negative *model.Conditioning) { return p.cond, p.negCond }
+func (p *flowEpisode) Texts() (card model.Card, cond, negative *model.Conditioning) {
+	return p.e.card, p.cond, p.negCond
+}
 
 // Bucket is the size: images of one size are rows of one call.
 func (p *flowEpisode) Bucket() string { return bucketOf(p.req) }

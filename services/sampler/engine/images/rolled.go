@@ -279,7 +279,9 @@ func (p *rolledEpisode) shape() []int64 {
 func (p *rolledEpisode) Bucket() string { return bucketOf(p.req) }
 
 // Texts are what the output depends on besides the state.
-func (p *rolledEpisode) Texts() (cond, negative *model.Conditioning) { return p.cond, p.negCond }
+func (p *rolledEpisode) Texts() (card model.Card, cond, negative *model.Conditioning) {
+	return p.e.card, p.cond, p.negCond
+}
 
 func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 
