@@ -20,6 +20,7 @@ EX_CONFIG = 78
 """Exit status for what a restart does not help."""
 
 _DTYPES = {
+    "auto": "auto",
     "f32": "f32",
     "fp32": "f32",
     "float32": "f32",
@@ -60,7 +61,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     p.add_argument("--tls-cert", metavar="FILE", help="PEM certificate of --listen, with --tls-key")
     p.add_argument("--tls-key", metavar="FILE", help="PEM key of --tls-cert")
-    p.add_argument("--device", default="cpu", help="device of torch: cpu, cuda:0, mps, xpu (default %(default)s)")
+    p.add_argument(
+        "--device", default="auto", help="device of torch: cpu, cuda:0, mps, xpu (default: the first GPU, else the CPU)"
+    )
     p.add_argument(
         "--text-encoder-device",
         default="",
@@ -69,10 +72,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     p.add_argument(
         "--dtype",
-        default="f32",
+        default="auto",
         choices=sorted(_DTYPES),
         metavar="DTYPE",
-        help="dtype of the networks: f32, bf16, f16 (default %(default)s)",
+        help="dtype of the networks: f32, bf16, f16 (default: f32 on a CPU, bf16 elsewhere)",
     )
     p.add_argument(
         "--deterministic",

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ Answer = tuple[dict[str, Any], list[tuple[str, np.ndarray]]]
 class Settings:
     """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time."""
 
-    device: str = "cpu"
-    dtype: str = "f32"
+    device: str = "cpu"  # auto: the first GPU that torch sees, else the CPU
+    dtype: str = "f32"  # auto: f32 on a CPU, bf16 elsewhere
     encoders: str = ""  # device of the text encoders; empty: the same
     deterministic: bool = False
     threads: int = 0  # of torch on the CPU; 0: torch decides
@@ -72,7 +72,8 @@ class Engine:
 
     def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
         """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
-        self.family, self.settings = family, settings
+        self.family, self.settings = family, _resolve(settings)
+        settings = self.settings
         _prepare(settings)
         device, encoders = _device(settings.device), _device(settings.encoders or settings.device)
         family.attach(_load(family, DTYPES[settings.dtype], device, encoders, say), encoders)
@@ -248,6 +249,17 @@ def _prepare(settings: Settings) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cuda.enable_flash_sdp(settings.dtype != "f32")
     torch.backends.cuda.enable_mem_efficient_sdp(settings.dtype == "f32")
+
+
+def _resolve(settings: Settings) -> Settings:
+    """Settings with the device and the dtype that auto stands for."""
+    device, dtype = settings.device, settings.dtype
+    if device == "auto":
+        gpus = {"cuda:0": torch.cuda, "xpu:0": torch.xpu, "mps": torch.backends.mps}
+        device = next((name for name, backend in gpus.items() if backend.is_available()), "cpu")
+    if dtype == "auto":
+        dtype = "f32" if device == "cpu" else "bf16"
+    return replace(settings, device=device, dtype=dtype)
 
 
 def _device(name: str) -> torch.device:
