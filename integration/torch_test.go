@@ -186,7 +186,13 @@ func TestTorch_Commands(t *testing.T) {
 			[]string{remotetest.FaultVariable + "=" + remotetest.FaultNoModule}, 2,
 			[]string{"has no module 'torch'", "pip install"},
 		},
-		{[]string{"verify", "--engine", "vllm=http://x", "--model", folder}, nil, 2, nil},
+		{[]string{"run", "--engine", "torch", "--model", folder, "--run", "r", "-n", "2", "--sde-steps", "1", "x"}, nil, 0, nil},
+		{[]string{"verify", "--model", folder}, nil, 0, []string{"verified"}},
+		{[]string{"verify", "--engine", "none", "--model", folder}, nil, 2, []string{fix}},
+		{
+			[]string{"verify", "--engine", "vllm=http://x", "--model", folder}, nil, 2,
+			[]string{`"vllm=http://x"; must be none, torch or torch=ADDRESS`},
+		},
 	} {
 		out := byWorker(t, dir, c.variables, c.args...)
 		if c.code >= 0 && out.code != c.code {

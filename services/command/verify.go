@@ -86,7 +86,7 @@ right. Otherwise the last lines say why not.`,
 	nameFlag(c.Flags(), &options.UID, "uid", "", "only trajectories of this group")
 	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
 	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
-	engineFlag(c.Flags(), &options.Engine, "default what the backend of the samples names")
+	engineFlag(c.Flags(), &options.Engine, "none: this program does; default what the backend of the samples names")
 	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto,
 		"device: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
 	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))

@@ -52,10 +52,14 @@ func (v *verifier) compute(ctx context.Context, name, backend string) (*models.D
 	c := v.options.Compute
 	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
 	t, worker := models.TorchOf(backend, c)
-	if at := v.options.Engine; at != "" {
+	switch at := v.options.Engine; at {
+	case "":
+	case EngineNone:
+		worker = false
+	default:
 		if !models.IsTorch(at) {
 			return nil, fmt.Errorf(
-				"engine: %q; must be torch or torch=ADDRESS: other servers draw samples, and compute none again", at)
+				"engine: %q; must be none, torch or torch=ADDRESS: other servers draw samples, and compute none again", at)
 		}
 		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker { // a worker that is joined has its own settings
 			t.Compute = c

@@ -50,8 +50,8 @@ type Options struct {
 	UID  schemas.UID
 	// Compute chooses the device to compute on; the zero value is auto.
 	Compute models.Compute
-	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; empty: what the backend of
-	// the first sample names.
+	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; EngineNone: this program
+	// does; empty: what the backend of the first sample names.
 	Engine, EngineKey string
 	// Log is told what happens to a worker.
 	Log zerolog.Logger
@@ -65,6 +65,9 @@ type Options struct {
 	// Progress is called after each trajectory with how many are done; it may be nil.
 	Progress func(trajectories int)
 }
+
+// EngineNone has this program compute what a worker made.
+const EngineNone = "none"
 
 // DefaultEngineTolerance is for servers that compute in float32.
 const DefaultEngineTolerance = 1e-3
