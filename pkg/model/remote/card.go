@@ -54,6 +54,7 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	f.Within("patch", p[1], 1, 64)
 	f.Within("scale", c.Latent.Scale, 1, 1<<10)
 	f.Check(c.Prompts >= 1 && c.Prompts <= 3, "prompts: %d; must be 1 to 3", c.Prompts)
+	f.Check(c.Mu != model.MuConstant, "mu: %q; must be linear, none or flux2: a worker does not say which constant", c.Mu)
 	if err := f.Of("card of the worker"); err != nil {
 		return card, err
 	}
@@ -63,10 +64,14 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 		Size: media.ImageSize(d.Height, d.Width), NumInferenceSteps: d.NumInferenceSteps, TrueCFGScale: d.TrueCFGScale,
 		Reward: d.Reward, Guidance: float32(c.Guidance), MaxPixels: max(c.MaxPixels, d.Height*d.Width),
 		MaxPromptTokens: c.MaxPromptTokens, NegativePrompt: c.NegativePrompt, CFGRule: c.CFGRule,
-		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
+		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes, Prompts: c.Prompts,
+		Masks: map[string]string{},
 	}
 	for _, t := range c.Conditioning {
 		card.Conditioning = append(card.Conditioning, t.Name)
+		if t.Mask != "" {
+			card.Masks[t.Name] = t.Mask
+		}
 	}
 	return card, nil
 }

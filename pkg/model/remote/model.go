@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -52,7 +51,10 @@ type shared struct {
 // promptKey is a prompt in the cache.
 type promptKey [sha256.Size]byte
 
-var _ model.Adaptable = (*Model)(nil)
+var (
+	_ model.Adaptable    = (*Model)(nil)
+	_ model.TextsEncoder = (*Model)(nil)
+)
 
 // defaultPromptCache is Config.PromptCacheBytes where that is 0.
 const defaultPromptCache = 256 << 20
@@ -244,55 +246,71 @@ func (m *Model) Device() string {
 
 // Encode turns each prompt into a conditioning, alone: its bits do not depend on the prompts beside it.
 func (m *Model) Encode(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
-	return m.encode(ctx, prompts, false)
+	return m.EncodeTexts(ctx, single(prompts), false)
 }
 
 // EncodeTruncated is Encode, but a prompt that is too long is cut.
 func (m *Model) EncodeTruncated(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
-	return m.encode(ctx, prompts, true)
+	return m.EncodeTexts(ctx, single(prompts), true)
 }
 
-func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]*model.Conditioning, error) {
+// single returns prompts of one text each.
+func single(prompts []string) []model.Texts {
+	texts := make([]model.Texts, len(prompts))
+	for i, p := range prompts {
+		texts[i] = model.Texts{p}
+	}
+	return texts
+}
+
+// keyOf returns the key of a prompt. A last text that is the first says nothing: the worker gives the first to encoders
+// without one.
+func keyOf(texts model.Texts) (key promptKey, shortest model.Texts) {
+	for len(texts) > 1 && texts[len(texts)-1] == texts[0] {
+		texts = texts[:len(texts)-1]
+	}
+	h := sha256.New()
+	for _, text := range texts {
+		fmt.Fprintf(h, "%d %s", len(text), text)
+	}
+	return promptKey(h.Sum(nil)), texts
+}
+
+// EncodeTexts is Encode, or EncodeTruncated, for prompts with a text for each text encoder.
+func (m *Model) EncodeTexts(ctx context.Context, prompts []model.Texts, truncate bool) ([]*model.Conditioning, error) {
 	select {
 	case m.encoding <- struct{}{}:
 		defer func() { <-m.encoding }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	made := map[string]*model.Conditioning{}
-	args := wire.EncodeArgs{Truncate: truncate}
-	for _, prompt := range prompts {
-		if _, ok := made[prompt]; ok {
-			continue
-		}
-		c, ok := m.prompts.Get(sha256.Sum256([]byte(prompt)))
-		if ok && c.Cut > 0 && !truncate {
-			return nil, fmt.Errorf("prompt %.80q: %w: %d tokens too long; must be at most %d", prompt, model.ErrPrompt,
-				c.Cut, m.card.MaxPromptTokens)
-		}
-		if made[prompt] = c; !ok {
-			args.Prompts = append(args.Prompts, []string{prompt})
-		}
-	}
-	for one := range slices.Chunk(args.Prompts, 1) { // a refusal names its prompt
-		c, err := m.encodeOne(ctx, wire.EncodeArgs{Prompts: one, Truncate: truncate})
-		if err != nil {
+	out, made := make([]*model.Conditioning, len(prompts)), map[promptKey]*model.Conditioning{}
+	for i, prompt := range prompts {
+		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		made[c.Prompt] = c
-	}
-	out := make([]*model.Conditioning, len(prompts))
-	for i, prompt := range prompts {
-		out[i] = made[prompt]
+		key, texts := keyOf(prompt)
+		c := made[key]
+		if c == nil {
+			c, _ = m.prompts.Get(key)
+		}
+		if c == nil {
+			var err error
+			if c, err = m.encodeOne(ctx, key, wire.EncodeArgs{Prompts: [][]string{texts}, Truncate: truncate}); err != nil {
+				return nil, err // it names the prompt
+			}
+		}
+		if c.Cut > 0 && !truncate {
+			return nil, fmt.Errorf("prompt %.80q: %w: %d tokens too long; must be at most %d", texts[0], model.ErrPrompt,
+				c.Cut, m.card.MaxPromptTokens)
+		}
+		made[key], out[i] = c, c
 	}
 	return out, nil
 }
 
-// encodeOne has the worker encode one prompt, and adds it to the cache.
-func (m *Model) encodeOne(ctx context.Context, args wire.EncodeArgs) (*model.Conditioning, error) {
+// encodeOne has the worker encode one prompt, and adds it to the cache under its key.
+func (m *Model) encodeOne(ctx context.Context, key promptKey, args wire.EncodeArgs) (*model.Conditioning, error) {
 	prompt := args.Prompts[0][0]
 	var of wire.EncodeResult
 	tensors, err := m.call(ctx, wire.CallEncode, args, nil, &of)
@@ -305,7 +323,10 @@ func (m *Model) encodeOne(ctx context.Context, args wire.EncodeArgs) (*model.Con
 	}
 	item := of.Items[0]
 	c := &model.Conditioning{Prompt: prompt, Cut: item.Cut}
-	bytes := len(prompt)
+	bytes := 0
+	for _, text := range args.Prompts[0] {
+		bytes += len(text)
+	}
 	for k, i := range item.Tensors {
 		if i < 0 || i >= len(tensors) || tensors[i].DType != wire.F32 || tensors[i].Name != m.card.Conditioning[k] {
 			return nil, fmt.Errorf("prompt %.80q: tensor %d of the worker; must be %s in %s", prompt, i,
@@ -320,7 +341,7 @@ func (m *Model) encodeOne(ctx context.Context, args wire.EncodeArgs) (*model.Con
 		return nil, fmt.Errorf("prompt %.80q: handle %.16s of the worker; its tensors give %.16s", prompt, item.Handle,
 			handle)
 	}
-	m.prompts.Put(sha256.Sum256([]byte(prompt)), c, bytes)
+	m.prompts.Put(key, c, bytes)
 	return c, nil
 }
 

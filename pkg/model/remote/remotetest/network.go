@@ -47,8 +47,8 @@ func cardOf(class string) (c wire.Card) {
 	if class == "FluxPipeline" {
 		c.Guidance, c.TrueCFGScale = 3.5, 1
 	}
-	c.Conditioning = []wire.Named{{Name: "prompt_embeds"}, {Name: "pooled_prompt_embeds"}}
-	c.MaxPromptTokens, c.Prompts, c.MaxPixels = MaxTokens, 1, 512*512
+	c.Conditioning = []wire.Named{{Name: "prompt_embeds", Mask: "prompt_embeds_mask"}, {Name: "pooled_prompt_embeds"}}
+	c.MaxPromptTokens, c.Prompts, c.MaxPixels = MaxTokens, 2, 512*512
 	c.ConditioningTokenBytes, c.ConditioningBytes = 4, 4*(MaxTokens+Channels)
 	c.Grid, c.Mu, c.FramesRule = "linspace", "none", 1
 	return c
@@ -144,7 +144,8 @@ func (w *Worker) keep(handle string, tensors []wire.Tensor) {
 	w.handles[handle] = tensors
 }
 
-// encode gives a prompt its bytes as embeddings [L, 1], and values of its digest as the pooled one [Channels].
+// encode gives a prompt its bytes as embeddings [L, 1], and values of the digest of its second text, or else of the
+// first, as the pooled one [Channels].
 func (w *Worker) encode(m *wire.Message) *wire.Message {
 	args, bad := decode[wire.EncodeArgs](m)
 	if bad != nil {
@@ -162,7 +163,11 @@ func (w *Worker) encode(m *wire.Message) *wire.Message {
 		for i := range text {
 			embeds[i] = float32(text[i]) / 256
 		}
-		for i, d := range []byte(digest([]byte(text)))[:Channels] {
+		pools := text
+		if len(texts) > 1 {
+			pools = texts[1]
+		}
+		for i, d := range []byte(digest([]byte(pools)))[:Channels] {
 			pooled[i] = float32(d) / 256
 		}
 		mine := []wire.Tensor{floats("prompt_embeds", embeds, len(text), 1), floats("pooled_prompt_embeds", pooled, Channels)}

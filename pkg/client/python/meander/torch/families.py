@@ -79,6 +79,7 @@ class Family:
     tokenizers: tuple[str, ...] = ("tokenizer",)
     optional: tuple[str, ...] = ()  # parts that a folder may go without
     conditioning: tuple[str, ...] = ("prompt_embeds",)
+    unpadded = False  # prompt_embeds is as long as the prompt: readers that pad it need a mask
     patch = (1, 2, 2)
     temporal = 1
     steps, true_cfg_scale, guidance = 50, 1.0, 0.0  # defaults of the pipeline's call
@@ -133,7 +134,7 @@ class Family:
             "guidance": float(s.get("guidance_scale", self.guidance)) if self.takes_guidance() else 0.0,
             "cfg_rule": self.cfg_rule,
             "negative_prompt": self.negative_prompt,
-            "conditioning": [{"name": name, "mask": ""} for name in self.conditioning],
+            "conditioning": [{"name": name, "mask": self.mask_of(name)} for name in self.conditioning],
             "max_prompt_tokens": self.max_tokens,
             "prompts": self.prompts,
             "max_pixels": self.max_pixels(),
@@ -143,6 +144,10 @@ class Family:
             "mu": "linear" if self.scheduler_config.get("use_dynamic_shifting") else "none",
             "frames_rule": self.temporal,
         }
+
+    def mask_of(self, name: str) -> str:
+        """The name of the mask of a tensor, empty where every position counts."""
+        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else ""
 
     def takes_guidance(self) -> bool:
         """Whether the guidance scale is an input of the network."""
@@ -273,6 +278,7 @@ class QwenImage(Family):
     """Qwen-Image (arXiv 2508.02324). A prompt is [L, 3584], without the template's first 34 tokens."""
 
     slug, cfg_rule, negative_prompt, true_cfg_scale, packed_by_network = "qwen-image", "rescaled", " ", 4.0, 4
+    unpadded = True
     parts = {
         "transformer": ("diffusers", "QwenImageTransformer2DModel"),
         "vae": ("diffusers", "AutoencoderKLQwenImage"),
@@ -453,7 +459,7 @@ class ZImage(Family):
     pipeline's guidance is pos + g (pos - neg): the true_cfg_scale of the card is 1 + g, 6 for its default of 5.
     """
 
-    slug, true_cfg_scale = "z-image", 1 + 5.0
+    slug, true_cfg_scale, unpadded = "z-image", 1 + 5.0, True
     parts = {
         "transformer": ("diffusers", "ZImageTransformer2DModel"),
         "vae": ("diffusers", "AutoencoderKL"),
