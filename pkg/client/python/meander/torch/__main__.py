@@ -62,7 +62,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--tls-cert", metavar="FILE", help="PEM certificate of --listen, with --tls-key")
     p.add_argument("--tls-key", metavar="FILE", help="PEM key of --tls-cert")
     p.add_argument(
-        "--device", default="auto", help="device of torch: cpu, cuda:0, mps, xpu (default: the first GPU, else the CPU)"
+        "--device",
+        default="auto",
+        help="device of torch: cpu, cuda:0, mps, xpu; auto: an accelerator or the CPU (default)",
     )
     p.add_argument(
         "--text-encoder-device",
@@ -75,7 +77,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         choices=sorted(_DTYPES),
         metavar="DTYPE",
-        help="dtype of the networks: f32, bf16, f16 (default: f32 on a CPU, bf16 elsewhere)",
+        help="dtype of the networks: f32, bf16, f16; auto: bf16, or f32 on a CPU (default)",
     )
     p.add_argument(
         "--deterministic",

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,13 @@ Answer = tuple[dict[str, Any], list[tuple[str, np.ndarray]]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time."""
+    """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time.
 
-    device: str = "cpu"  # auto: the first GPU that torch sees, else the CPU
-    dtype: str = "f32"  # auto: f32 on a CPU, bf16 elsewhere
+    auto is an accelerator where torch has one, else the CPU; of a dtype bf16 on an accelerator, else f32.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
     encoders: str = ""  # device of the text encoders; empty: the same
     deterministic: bool = False
     threads: int = 0  # of torch on the CPU; 0: torch decides
@@ -72,11 +75,12 @@ class Engine:
 
     def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
         """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
-        self.family, self.settings = family, _resolve(settings)
-        settings = self.settings
-        _prepare(settings)
-        device, encoders = _device(settings.device), _device(settings.encoders or settings.device)
-        family.attach(_load(family, DTYPES[settings.dtype], device, encoders, say), encoders)
+        self.family, self.settings = family, settings
+        device = _device(settings.device)
+        encoders = _device(settings.encoders) if settings.encoders else device
+        self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
+        _prepare(settings, self.dtype)
+        family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
         self.device, self.handles = device, Handles()
         self.weights = Weights(family.transformer)  # its tables are taken before anything is added
 
@@ -236,7 +240,7 @@ def is_out_of_memory(e: BaseException) -> bool:
     )
 
 
-def _prepare(settings: Settings) -> None:
+def _prepare(settings: Settings, dtype: str) -> None:
     """Settings of torch for the whole process."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -247,23 +251,15 @@ def _prepare(settings: Settings) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     # One kernel of attention for each dtype: flash takes no float32.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cuda.enable_flash_sdp(settings.dtype != "f32")
-    torch.backends.cuda.enable_mem_efficient_sdp(settings.dtype == "f32")
-
-
-def _resolve(settings: Settings) -> Settings:
-    """Settings with the device and the dtype that auto stands for."""
-    device, dtype = settings.device, settings.dtype
-    if device == "auto":
-        gpus = {"cuda:0": torch.cuda, "xpu:0": torch.xpu, "mps": torch.backends.mps}
-        device = next((name for name, backend in gpus.items() if backend.is_available()), "cpu")
-    if dtype == "auto":
-        dtype = "f32" if device == "cpu" else "bf16"
-    return replace(settings, device=device, dtype=dtype)
+    torch.backends.cuda.enable_flash_sdp(dtype != "f32")
+    torch.backends.cuda.enable_mem_efficient_sdp(dtype == "f32")
 
 
 def _device(name: str) -> torch.device:
-    """The device of a name. Fault of class config: it is not there."""
+    """The device of a name, auto for any. Fault of class config: it is not there."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        name = found.type if found else "cpu"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -112,7 +112,7 @@ class Worker:
             self.load_s = time.monotonic() - began - self.import_s
             if engine.device.type == "cuda":
                 self._gpu = "/" + torch.cuda.get_device_name(engine.device).replace(" ", "-").replace("/", "-")
-            self.device, self.dtype = str(engine.device), engine.settings.dtype
+            self.device, self.dtype = str(engine.device), engine.dtype  # until now perhaps auto
             self._say("ready")
             self.engine = engine
         except Fault as e:

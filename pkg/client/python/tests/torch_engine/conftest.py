@@ -58,7 +58,7 @@ def workers(folders):
             family = families.find(Folder(folders[name]))
             family.check()
             worker = kept[name, deterministic] = Worker(family, "cpu", "f32", deterministic)
-            worker.load(lambda say: Engine(family, Settings(deterministic=deterministic, threads=1), say))
+            worker.load(lambda say: Engine(family, Settings("cpu", "f32", deterministic=deterministic, threads=1), say))
             assert worker.error is None, worker.error
         return kept[name, deterministic]
 

@@ -131,17 +131,8 @@ def latents(card, n, height, width, seed=0):
 
 def start(folder, *args, stderr=None, **environment):
     """Starts a worker; its stdin closes with this process."""
-    command = [
-        sys.executable,
-        "-m",
-        "meander.torch",
-        "--model",
-        str(folder),
-        "--threads",
-        "1",
-        "--exit-with-stdin",
-        *map(str, args),
-    ]
+    command = [sys.executable, "-m", "meander.torch", "--model", str(folder), "--exit-with-stdin"]
+    command += ["--device", "cpu", "--dtype", "f32", "--threads", "1", *map(str, args)]
     env = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True)
 

@@ -104,7 +104,7 @@ def test_sd3_without_t5_has_clips_limit(folders, tmp_path, dial):
     shutil.rmtree(folder / "text_encoder_3")
     family = families.find(Folder(folder))
     worker = Worker(family, "cpu", "f32")
-    worker.load(lambda say: Engine(family, Settings(threads=1), say))
+    worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
     client = dial("", worker=worker)
     assert client.ready()["card"]["max_prompt_tokens"] == 77
     assert "at most 77" in refused(client, "prompt", "encode", {"prompts": [["0 " * 50]], "truncate": False})
@@ -195,7 +195,7 @@ def test_conditionings_are_put_again(dial, folders):
     v = client.velocity(x, [0.5], [handle], H, W, [3.5])
     family = families.find(Folder(folders["flux1"]))
     fresh = Worker(family, "cpu", "f32")
-    fresh.load(lambda say: Engine(family, Settings(threads=1), say))
+    fresh.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
     other = dial("", worker=fresh)  # as after a restart
     with pytest.raises(Refused) as e:
         other.velocity(x, [0.5], [handle], H, W, [3.5])
@@ -279,7 +279,7 @@ def test_a_worker_answers_while_it_loads_and_computes(folders, dial):
         say("loading transformer: 0.0 of 0.1 GB")
         loads.set()
         go.wait()
-        return Engine(family, Settings(threads=1))
+        return Engine(family, Settings("cpu", "f32", threads=1))
 
     loading = threading.Thread(target=worker.load, args=(make,))
     loading.start()
@@ -352,14 +352,30 @@ def test_a_load_that_fails_is_said(folders, dial, error, kind):
 def test_a_device_that_is_not_there(folders):
     family = families.find(Folder(folders["sd3"]))
     with pytest.raises(Fault, match="device: cuda:9") as e:
-        Engine(family, Settings(device="cuda:9", threads=1))
+        Engine(family, Settings("cuda:9", threads=1))
     assert e.value.kind == "config"
+
+
+def test_device_and_dtype_are_chosen(folders, dial, monkeypatch):
+    family = families.find(Folder(folders["sd3"]))
+    with monkeypatch.context() as m:
+        m.setattr(torch.accelerator, "is_available", lambda: False)
+        worker = Worker(family, "auto", "auto")
+        worker.load(lambda say: Engine(family, Settings(threads=1), say))
+    hello = dial("", worker=worker).ready()
+    assert (hello["device"], hello["dtype"]) == ("cpu", "f32") and "/cpu/f32/" in hello["backend"]
+    with monkeypatch.context() as m:
+        m.setattr(torch.accelerator, "is_available", lambda: True)
+        m.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+        engine = Engine(family, Settings(threads=1))
+        assert (engine.device.type, engine.dtype) == ("meta", "bf16")
+        assert Engine(family, Settings(dtype="f32", threads=1)).dtype == "f32"
 
 
 def test_text_encoders_on_a_device_of_their_own(folders, dial):
     family = families.find(Folder(folders["flux1"]))
     worker = Worker(family, "cpu", "bf16", encoders="cpu:0")
-    worker.load(lambda say: Engine(family, Settings(dtype="bf16", encoders="cpu", threads=1), say))
+    worker.load(lambda say: Engine(family, Settings("cpu", "bf16", encoders="cpu", threads=1), say))
     client = dial("", worker=worker)
     hello = client.ready()
     assert "/cpu/bf16/" in hello["backend"] and "/encoders-cpu:0/" in hello["backend"]

@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, name, folder, dial):
         family = families.find(Folder(folder))
         self.worker = Worker(family, "cpu", "f32")
-        self.worker.load(lambda say: Engine(family, Settings(threads=1), say))
+        self.worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
         self.client = dial("", worker=self.worker)
         self.card = self.client.ready()["card"]
         self.x = latents(self.card, 2, H, W)
