@@ -1,7 +1,7 @@
 // Package advantage groups rewards by uid and closes each group exactly once: when all its samples are scored or
 // failed, or at its deadline with the rewards that it has. To close a group means to compute the advantages of its
-// samples and to publish them as its result, one Advantage event. An explicit batch is several groups that a prompt
-// names as one; it closes after its groups, with a Batch event.
+// samples and to publish them as its result, one Advantage event. An explicit batch is the groups of a run whose
+// prompts name the same batch id; it closes after its groups, with a Batch event.
 //
 // Intake's record of a group opens it: a copy of the record comes in the same stream as the rewards. The stream has
 // several partitions by batch. In each partition one worker of all processes is active, and the others stand by.
@@ -524,7 +524,7 @@ func oldestFirst[K comparable](groups map[K]*group) []*group {
 
 // closeReady closes a group that is ready to close, or decides it if it is in an explicit batch.
 func (w *worker) closeReady(ctx context.Context, g *group) error {
-	if b := w.batchOf(g); b != nil {
+	if b := w.joinBatch(g); b != nil {
 		return w.decide(ctx, b, g, false)
 	}
 	return w.close(ctx, g)

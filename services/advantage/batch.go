@@ -21,9 +21,9 @@ import (
 type batch struct {
 	run      schemas.Run
 	id       string
-	expected int64
-	groups   map[schemas.UID]*group // by uid
-	roots    map[schemas.UID]bool   // the places they fill, see group.root
+	expected int64                  // how many places there are: the prompts say it
+	groups   map[schemas.UID]*group // by uid; more than expected where some replace others
+	roots    map[schemas.UID]bool   // the places that the groups fill, by group.root
 	// earliest is the earliest deadline of its groups, zero while none has one. What was stored before it is in time
 	// whatever the batch's deadline will be.
 	earliest time.Time
@@ -33,8 +33,9 @@ type batch struct {
 	epoch   *int64
 }
 
-// batchOf returns the explicit batch of a group, and adds the group to it; nil if the group is in none.
-func (w *worker) batchOf(g *group) *batch {
+// joinBatch adds a group to the explicit batch that its prompt names, which it creates for the first group, and returns
+// the batch; nil if the prompt names none. Called again for a group it changes nothing.
+func (w *worker) joinBatch(g *group) *batch {
 	if g.spec.BatchGroups == 0 {
 		return nil
 	}

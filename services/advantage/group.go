@@ -57,7 +57,7 @@ type sample struct {
 	pruned               string // why it ended early; empty: it did not
 	reward               float64
 	scores               []float64
-	reads, exact         uint64 // bit i: scores[i] is of a reader; it read the target exactly
+	reads, exact         uint64 // see textMatches
 	trainedSteps         int64
 	tokens               *int64 // that a text generated; nil of an image
 	schedule             string
@@ -132,7 +132,7 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	}
 	if s.scored {
 		s.reward, s.scores = *r.Reward, scoresOf(r, g.spec.Reward)
-		s.reads, s.exact = readingsOf(r, g.spec.Reward)
+		s.reads, s.exact = textMatches(r, g.spec.Reward)
 	}
 	for i := range r.Scores {
 		s.scoreNS += r.Scores[i].DurationNS
@@ -166,9 +166,9 @@ func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 	return out
 }
 
-// readingsOf returns two sets of bits, bit i for specs[i]: which scores are of functions that read text, and which of
-// these read the target exactly.
-func readingsOf(r *schemas.Reward, specs []schemas.RewardSpec) (reads, exact uint64) {
+// textMatches returns two sets of bits, bit i for specs[i], at most schemas.MaxRewards of them: which reward functions
+// recognize the text drawn in the image (their scores have Exact set), and which of these found exactly the target.
+func textMatches(r *schemas.Reward, specs []schemas.RewardSpec) (reads, exact uint64) {
 	for i := range specs {
 		for k := range r.Scores {
 			if s := &r.Scores[k]; s.Name == specs[i].Name && s.Exact != nil {
@@ -182,8 +182,8 @@ func readingsOf(r *schemas.Reward, specs []schemas.RewardSpec) (reads, exact uin
 	return reads, exact
 }
 
-// readings returns a metric for each score of a function that reads text: whether it read the target exactly.
-func (s *sample) readings(specs []schemas.RewardSpec) (list []estimator.Metric) {
+// exactMetrics returns a metric for each reward function that recognizes text: whether it found exactly the target.
+func (s *sample) exactMetrics(specs []schemas.RewardSpec) (list []estimator.Metric) {
 	for k := range specs {
 		if s.reads>>k&1 == 1 {
 			list = append(list, estimator.ExactMetric(specs[k].Name, s.exact>>k&1 == 1))

@@ -151,7 +151,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 				x.Scores = append(x.Scores, estimator.Metric{Name: g.spec.Reward[k].Name, Value: v})
 			}
 		}
-		x.Scores = append(x.Scores, s.readings(g.spec.Reward)...)
+		x.Scores = append(x.Scores, s.exactMetrics(g.spec.Reward)...)
 		out = append(out, x)
 	}
 	return out
@@ -173,7 +173,7 @@ func validationOf(g *group) estimator.ValidationGroup {
 				v.Variables[k+1].Values = append(v.Variables[k+1].Values, score)
 			}
 		}
-		for _, m := range s.readings(g.spec.Reward) {
+		for _, m := range s.exactMetrics(g.spec.Reward) {
 			v.Add(m.Name, m.Value)
 		}
 	}

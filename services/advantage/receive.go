@@ -130,7 +130,7 @@ func (g *group) matches(r *schemas.Opening) bool {
 func (w *worker) dropGroup(g *group) {
 	w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).
 		Msg("open group dropped: its record was not the true one")
-	if b := w.batchOf(g); b != nil {
+	if b := w.joinBatch(g); b != nil {
 		b.remove(g)
 	}
 	w.removeGroup(g)
@@ -200,7 +200,7 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 
 // progress closes a group if it is complete, and then its batch if that is complete.
 func (w *worker) progress(ctx context.Context, g *group) error {
-	b := w.batchOf(g)
+	b := w.joinBatch(g)
 	switch {
 	case !g.complete():
 		return nil

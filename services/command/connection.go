@@ -64,7 +64,7 @@ func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logge
 // settings.
 func (a *app) joins(s *services) (bool, error) {
 	if a.natsURL != "" {
-		return true, s.refuse(fmt.Sprintf("the services at %s have their own settings; leave out this flag or --nats",
+		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or --nats",
 			bus.RedactURL(a.natsURL)))
 	}
 	running, serving := natsd.Pipeline(a.store)

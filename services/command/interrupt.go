@@ -43,17 +43,20 @@ type interrupt struct {
 	stderr  io.Writer
 	leave   context.CancelCauseFunc
 	signals chan os.Signal // nil without a terminal
-	// inForce is closed once the run is cancelled, by whatever command.
-	inForce chan struct{}
-	// say prints a line; it changes once there is a bar.
-	say atomic.Pointer[func(line string)]
+	// cancelled is closed once the run is cancelled, by whatever command.
+	cancelled chan struct{}
+	// printLine prints a line on stderr. Once there is a progress bar, it is replaced by a function that keeps the bar
+	// whole.
+	printLine atomic.Pointer[func(line string)]
 }
 
-// onInterrupt starts the decision when ctx ends, until done is called. leave ends the waiting for the run.
+// onInterrupt makes ready for an interruption, which ends ctx: the user is then asked, in a goroutine of its own,
+// whether to leave the run running or to cancel it. leave is called with the reason why the command no longer waits
+// for the run. done ends all that: a later end of ctx asks nothing, and a signal has its usual effect again.
 func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Writer, leave context.CancelCauseFunc) (i *interrupt, done func()) {
-	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave, inForce: make(chan struct{})}
-	print := func(line string) { fmt.Fprintln(stderr, line) }
-	i.say.Store(&print)
+	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave, cancelled: make(chan struct{})}
+	printLine := func(line string) { fmt.Fprintln(stderr, line) }
+	i.printLine.Store(&printLine)
 	if f, ok := r.stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) && boot.IsTerminal(stderr) {
 		i.signals = make(chan os.Signal, 3)
 		signal.Notify(i.signals, boot.EndSignals()...)
@@ -67,18 +70,19 @@ func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Wr
 	}
 }
 
-// decide leaves the run, or cancels it; the groups of a cancelled run then end by themselves.
+// decide asks the user, and leaves the run or publishes its cancellation; the groups of a cancelled run then end by
+// themselves. It calls leave if it does not cancel the run, or fails to.
 func (i *interrupt) decide() {
 	if !i.wantsCancel() {
 		i.leave(errLeft)
 		return
 	}
-	(*i.say.Load())(fmt.Sprintf("cancelling run %s", i.run))
+	(*i.printLine.Load())(fmt.Sprintf("cancelling run %s", i.run))
 	ctx, stop := context.WithTimeout(context.Background(), cancelTime)
 	defer stop()
 	go func() {
 		select {
-		case <-i.inForce: // intake's answer, with what it has removed, may be late
+		case <-i.cancelled: // intake's answer, with what it has removed, may be late
 			stop()
 		case <-ctx.Done():
 		}
@@ -86,7 +90,7 @@ func (i *interrupt) decide() {
 	_, err := client.New(i.conn.Bus).Control(ctx,
 		&schemas.Control{Run: i.run, Action: schemas.ControlCancel, By: currentUser(), Reason: "Ctrl-C"})
 	select {
-	case <-i.inForce:
+	case <-i.cancelled:
 		return
 	default:
 	}
@@ -111,15 +115,15 @@ func (i *interrupt) wantsCancel() bool {
 	case <-time.After(signalTime): // there was no signal, or it came too early
 		return false
 	}
-	say := *i.say.Load()
+	printLine := *i.printLine.Load()
 	later := fmt.Sprintf("resume it later with 'meander run --run %s' and the same prompts", i.run)
 	if !i.conn.serves() {
 		later = fmt.Sprintf("it continues at %s; come back with 'meander run --run %s' and the same prompts",
 			i.conn.where, i.run)
 	}
-	say(fmt.Sprintf("Ctrl-C: leave run %s, or cancel it?", i.run))
-	say("  l, or no answer for " + choiceTime.String() + ": leave; " + later)
-	say("  c, or Ctrl-C again: cancel; groups without a result are cancelled for ever")
+	printLine(fmt.Sprintf("Ctrl-C: leave run %s, or cancel it?", i.run))
+	printLine("  l, or no answer for " + choiceTime.String() + ": leave; " + later)
+	printLine("  c, or Ctrl-C again: cancel; groups without a result are cancelled for ever")
 	lines := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(i.stdin).ReadString('\n')
@@ -137,9 +141,9 @@ func (i *interrupt) wantsCancel() bool {
 	}
 }
 
-// watchControl tells when the run is paused, resumed or cancelled, until ctx ends. It closes inForce when the run is
-// cancelled, which is final.
-func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress, inForce chan<- struct{}) {
+// watchControl tells when the run is paused, resumed or cancelled, until ctx ends. It closes cancelled when the run
+// is cancelled, which is final.
+func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress, cancelled chan<- struct{}) {
 	told := uint64(0)
 	for m, err := range b.Read(ctx, schemas.StreamControlBucket, []string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))}, bus.ReadOptions{Live: true}) {
 		if err != nil {
@@ -157,7 +161,7 @@ func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress,
 		p.note(line)
 		if c.Action == schemas.ControlCancel {
 			p.cancelled()
-			close(inForce)
+			close(cancelled)
 			return
 		}
 	}

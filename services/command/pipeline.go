@@ -80,7 +80,8 @@ func setting(f *pflag.Flag) string {
 }
 
 // adopt sets the flags that were not given to the settings of a running pipeline. Given flags that differ are
-// refused: only the serving process can obey them. Once adopted, only pipelines with the same settings are accepted.
+// refused: only the process that runs the pipeline can obey them. Once adopted, only pipelines with the same settings
+// are accepted.
 func (s *services) adopt(running map[string]string, where string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
@@ -109,9 +110,9 @@ func (s *services) adopt(running map[string]string, where string) error {
 	return nil
 }
 
-// refuse returns a usage error for all given flags, with the reason why only the serving process can obey them; nil
-// if none was given.
-func (s *services) refuse(why string) error {
+// refuseFlags returns a usage error that names each service flag that the user set, with the reason why (why) this
+// command cannot obey it; nil if the user set none. It is called where another process runs the pipeline.
+func (s *services) refuseFlags(why string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
 		if f.Changed {

@@ -13,7 +13,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// publishCommand is 'meander publish'.
+// publishCommand returns the command 'meander publish'. It reads the prompts, estimates what they need, and refuses
+// them if none would be accepted or if they cannot fit into the streams. Then it prints the estimate on stderr, writes
+// the model's name into prompts without one, publishes them one by one and prints intake's answers. --dry-run ends
+// after the estimate and prints it on stdout.
 func publishCommand(a *app) *cobra.Command {
 	var p promptFlags
 	var run schemas.Run
@@ -53,7 +56,7 @@ samples in the background; 'meander watch' shows them.`,
 		},
 	}
 	nameFlag(c.Flags(), &run, "run", "default", "run of the prompts")
-	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer")
+	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer to each prompt")
 	p.register(c.Flags())
 	return c
 }

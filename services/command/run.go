@@ -132,8 +132,8 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	began := time.Now()
 	// The services end with the run, or when it fails; a service that fails ends the run.
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
-	choice, decided := r.onInterrupt(ctx, conn, stderr, stop)
-	defer decided()
+	choice, done := r.onInterrupt(ctx, conn, stderr, stop)
+	defer done()
 	served := make(chan error, 1)
 	go func() {
 		err := conn.serve(work, func(ctx context.Context) error { return r.services.run(ctx, conn, log) })
@@ -246,9 +246,9 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
-	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress, choice.inForce) })
+	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress, choice.cancelled) })
 	note := progress.note
-	choice.say.Store(&note)
+	choice.printLine.Store(&note)
 	inbox := conn.Conn().NewInbox()
 	receipts, err := conn.Conn().Subscribe(inbox, progress.receipts())
 	if err != nil {

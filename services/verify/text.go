@@ -37,9 +37,10 @@ func (s *sample) drawnBy() *schemas.Engine {
 	return nil
 }
 
-// drawnAnew returns the server that drew the sample if it cannot give the same bits again: its numbers are held to a
-// tolerance, and its tokens are not drawn again. nil: what is computed again must be what is stored.
-func (s *sample) drawnAnew() *schemas.Engine {
+// inexactServer returns the server that drew the sample if it cannot give the same bits again, and notes it in the
+// report: the numbers of the sample are then held to a tolerance (MaxDrawnDifference), and its tokens are not drawn
+// again. nil: what is computed again must be what is stored.
+func (s *sample) inexactServer() *schemas.Engine {
 	by := s.drawnBy()
 	if by == nil || by.VerifyMode() == schemas.VerifyExact {
 		return nil
@@ -233,7 +234,7 @@ func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at
 		x.fault(e.N, "token %d: %v", at, err)
 		return nil
 	}
-	if x.drawnAnew() != nil {
+	if x.inexactServer() != nil {
 		x.report.Drawn++
 	} else {
 		x.report.Tokens++
@@ -265,7 +266,7 @@ func (x *textSample) compare(e, again *schemas.Tokens) {
 	case (e.Logits == nil) != (again.Logits == nil):
 		x.fault(e.N, "logits: not as they were asked for")
 	case e.Logits == nil:
-	case x.drawnAnew() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs),
+	case x.inexactServer() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs),
 		e.Logits.Masked != again.Logits.Masked, e.Logits.Form != again.Logits.Form:
 		x.fault(e.N, "logits.ids: not those of the %s", again.Logits.Form)
 	default:
@@ -285,22 +286,23 @@ func floats(t *schemas.Tensor) []float32 {
 	return out
 }
 
-// recordDifference adds the largest difference of two lists to the report; +Inf if their lengths differ. Equal
-// infinities do not differ.
-func (x *textSample) recordDifference(a, b []float32) {
+// recordDifference raises the report's largest difference of a number of a token to that of two lists: the stored
+// numbers, and the same computed again. NaN, and lists of different lengths, count as +Inf; equal infinities do not
+// differ. The largest difference is MaxDrawnDifference if an inexact server drew the tokens, else MaxTokenDifference.
+func (x *textSample) recordDifference(stored, computed []float32) {
 	most := &x.report.MaxTokenDifference
-	if x.drawnAnew() != nil {
+	if x.inexactServer() != nil {
 		most = &x.report.MaxDrawnDifference
 	}
-	if len(a) != len(b) {
+	if len(stored) != len(computed) {
 		*most = Difference(math.Inf(1))
 		return
 	}
-	for i := range a {
-		if a[i] == b[i] {
+	for i := range stored {
+		if stored[i] == computed[i] {
 			continue
 		}
-		d := math.Abs(float64(a[i]) - float64(b[i]))
+		d := math.Abs(float64(stored[i]) - float64(computed[i]))
 		if math.IsNaN(d) {
 			d = math.Inf(1)
 		}

@@ -325,7 +325,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		off = math.Inf(1)
 	}
 	most := &s.report.MaxRatio
-	if s.drawnAnew() != nil {
+	if s.inexactServer() != nil {
 		most = &s.report.MaxDrawnDifference
 	}
 	*most = max(*most, Difference(off))

@@ -227,8 +227,9 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 	return t
 }
 
-// storeRolled puts the result of scheduled sampling into the object store: its tensors and its images. nil does
-// nothing.
+// storeRolled uploads what scheduled sampling made of a sample: the latents to train on, the predictions that the
+// prompt asked for, and the images of the latents. In x it sets the images, of which an absent one stays nil, and
+// replaces the data of each tensor by a reference. It does nothing if x is nil: the sample is of another kind.
 func (r *Recorder) storeRolled(ctx context.Context, x *schemas.Rolled, images engine.Images) (err error) {
 	if x == nil {
 		return nil
@@ -239,19 +240,30 @@ func (r *Recorder) storeRolled(ctx context.Context, x *schemas.Rolled, images en
 	if x.Teacher, err = r.storeImage(ctx, images.Teacher); err != nil {
 		return err
 	}
-	tensors := []*schemas.Tensor{&x.Latents}
-	for _, p := range []*schemas.Prediction{x.Clean, x.Biased} {
-		if p != nil && p.Tensor != nil {
-			tensors = append(tensors, p.Tensor)
+	if err := r.storeTensor(ctx, "rolled.latents", &x.Latents); err != nil {
+		return err
+	}
+	for _, field := range []struct {
+		name string
+		of   *schemas.Prediction
+	}{{"rolled.clean", x.Clean}, {"rolled.biased", x.Biased}} {
+		if field.of == nil || field.of.Tensor == nil {
+			continue
+		}
+		if err := r.storeTensor(ctx, field.name, field.of.Tensor); err != nil {
+			return err
 		}
 	}
-	for _, t := range tensors {
-		ref, err := r.store.Bus.PutBlob(ctx, t.Data)
-		if err != nil {
-			return fmt.Errorf("store the rolled latents: %w", err)
-		}
-		t.Ref, t.Data = &ref, nil
+	return nil
+}
+
+// storeTensor uploads the data of a tensor and replaces it by a reference. name is its field, for errors.
+func (r *Recorder) storeTensor(ctx context.Context, name string, t *schemas.Tensor) error {
+	ref, err := r.store.Bus.PutBlob(ctx, t.Data)
+	if err != nil {
+		return fmt.Errorf("store %s: %w", name, err)
 	}
+	t.Ref, t.Data = &ref, nil
 	return nil
 }
 
@@ -282,21 +294,26 @@ func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Imag
 // inlineText is the size in bytes from which on a tensor of a text goes to the object store.
 const inlineText = 16 << 10
 
-// storeText puts the large tensors of a text into the object store; the others stay in the trajectory. nil does
-// nothing.
+// storeText uploads the large tensors of a text, and in x replaces their data by references; small ones stay in the
+// trajectory. It does nothing if x is nil: the sample is of another kind.
 func (r *Recorder) storeText(ctx context.Context, x *schemas.TextResult) error {
 	if x == nil {
 		return nil
 	}
-	for _, t := range []*schemas.Tensor{x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs, x.Entropies, x.TopLogProbs} {
-		if t == nil || len(t.Data) < inlineText {
+	for _, field := range []struct {
+		name string
+		of   *schemas.Tensor
+	}{
+		{"text.ids", x.IDs}, {"text.mask", x.Mask}, {"text.log_probs", x.LogProbs},
+		{"text.processed_log_probs", x.ProcessedLogProbs}, {"text.entropies", x.Entropies},
+		{"text.top_log_probs", x.TopLogProbs},
+	} {
+		if field.of == nil || len(field.of.Data) < inlineText {
 			continue
 		}
-		ref, err := r.store.Bus.PutBlob(ctx, t.Data)
-		if err != nil {
-			return fmt.Errorf("store the text: %w", err)
+		if err := r.storeTensor(ctx, field.name, field.of); err != nil {
+			return err
 		}
-		t.Ref, t.Data = &ref, nil
 	}
 	return nil
 }

@@ -1,10 +1,11 @@
 // Package texts makes samples of language models. Either the sampler draws the tokens (Network, tokens.go), or a
-// server does (Served, served.go and servedengine.go).
+// server does (Served, served.go and servedengine.go). An episode is one sample while it is made (engine.Episode).
 //
 // A transcript is a sample's text so far: prompt and answers as one sequence of tokens, divided into turns. A turn is
 // given (the prompt, a reply of the interaction) or generated (an answer of the model). Both kinds of episodes have
-// one. In a conversation an interaction, a worker outside of the sampler, replies to each answer (turns.go). Prefixes
-// are prompts whose evaluation the samples of a group share (prefixes.go).
+// one. In a conversation an interaction, a worker outside of the sampler, replies to each answer (turns.go); an
+// episode that waits for the reply is resting. The model's cache has the keys and values of the tokens that it has
+// evaluated. Prefixes are prompts whose part of the cache the episodes of a group share (prefixes.go).
 package texts
 
 import (

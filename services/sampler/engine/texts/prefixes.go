@@ -13,11 +13,11 @@ import (
 // keptPrefixes is how many prompts stay in the cache of a model for later samples.
 const keptPrefixes = 4
 
-// prefixes are the prompts that a model has evaluated last. The samples of a group share one, which is evaluated once.
-// Bits do not depend on it.
+// prefixes are the prompts that a model has evaluated last; they stay in its cache. The episodes of a group share one,
+// which is evaluated once. Bits do not depend on it.
 type prefixes struct {
 	model lm.Model
-	// freeCache frees memory of the model's cache; false: there is none to free.
+	// freeCache frees memory of the model's cache, and reports whether there was any to free.
 	freeCache func() bool
 
 	mu   sync.Mutex
@@ -36,8 +36,9 @@ type prefix struct {
 	dropped  bool // not kept any more: the last user closes it
 }
 
-// fork returns a new sequence that begins with ids, and sets logits to those after them. It evaluates ids only if no
-// other sample has. It fails with lm.ErrFull when no cache can be freed.
+// fork returns a new sequence of the model that begins with ids, and copies the logits [V] after them to logits. The
+// first episode that asks for ids evaluates them; others wait for it and copy its part of the cache. It fails with the
+// error of ctx, with that of the evaluation, and with lm.ErrFull when the cache is full and nothing in it can be freed.
 func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.Sequence, error) {
 	for {
 		p, own := x.findOrCreate(ids)
@@ -51,17 +52,17 @@ func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.
 		select {
 		case <-p.ready:
 		case <-ctx.Done():
-			x.release(p, false)
+			x.release(p)
 			return nil, ctx.Err()
 		}
 		if p.err == nil {
 			s := p.sequence.Fork()
 			copy(logits, p.logits)
-			x.release(p, false)
+			x.release(p)
 			return s, nil
 		}
 		err := p.err
-		x.release(p, true)
+		x.discard(p)
 		switch {
 		case own && errors.Is(err, lm.ErrFull) && x.freeCache():
 		case own || ctx.Err() != nil:
@@ -70,7 +71,8 @@ func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.
 	}
 }
 
-// findOrCreate returns the prefix of ids. own says that it is new: the caller evaluates it. The caller releases it.
+// findOrCreate returns the prefix of ids, which the caller releases or discards. own says that it is new: the caller
+// evaluates it.
 func (x *prefixes) findOrCreate(ids []int32) (p *prefix, own bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -89,17 +91,23 @@ func (x *prefixes) findOrCreate(ids []int32) (p *prefix, own bool) {
 	return p, own
 }
 
-// release ends the use of a prefix. faulty: a prefix with an error is not kept.
-func (x *prefixes) release(p *prefix, faulty bool) {
+// release ends the use of a prefix, which stays for later episodes.
+func (x *prefixes) release(p *prefix) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if p.users--; faulty && !p.dropped && p.err != nil {
-		x.forget(p)
-	}
+	p.users--
 	p.close()
 }
 
-// forgetAll stops keeping prefixes, to free cache; false: there were none.
+// discard ends the use of a prefix whose evaluation failed; the next episode that asks for it evaluates it anew.
+func (x *prefixes) discard(p *prefix) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p.users--
+	x.forget(p)
+}
+
+// forgetAll stops keeping prefixes, to free cache, and reports whether there were any.
 func (x *prefixes) forgetAll() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -33,21 +33,22 @@ func (x *resting) remove(p *tokenEpisode) {
 	x.list = slices.DeleteFunc(x.list, func(o *tokenEpisode) bool { return o == p })
 }
 
-// dropCaches frees the cache of all resting episodes; false: there was none.
-func (x *resting) dropCaches() (some bool) {
+// dropCaches frees the cache that resting episodes hold, and reports whether any held some. Each computes it again when
+// its reply comes.
+func (x *resting) dropCaches() (dropped bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, p := range x.list {
-		if p.sequence != nil {
-			p.sequence.Close()
-			p.sequence, some = nil, true
+	for _, episode := range x.list {
+		if episode.sequence != nil {
+			episode.sequence.Close()
+			episode.sequence, dropped = nil, true
 		}
 	}
-	return some
+	return dropped
 }
 
-// freeCache frees cache that can be computed again: kept prefixes first, then that of resting episodes; false: there
-// is none.
+// freeCache frees cache that can be computed again: that of kept prefixes, or if there is none that of resting
+// episodes. It reports whether there was any. It is called when the model's cache is full (lm.ErrFull).
 func (e *tokenEngine) freeCache() bool { return e.prefixes.forgetAll() || e.resting.dropCaches() }
 
 // conversing is the part of a transcript that belongs to the answer being generated, for its interaction.
