@@ -203,7 +203,7 @@ func (s *state) format(text string, values any) any {
 		if s.made(len(before)); !found {
 			break
 		}
-		flags, end, width, precision := directive(rest)
+		flagsEnd, end, width, precision := parseConversion(rest)
 		if end == len(rest) {
 			s.fail("%%: the format ends early")
 		}
@@ -251,8 +251,8 @@ func (s *state) format(text string, values any) any {
 		default:
 			s.unsupported("%%%c", verb)
 		}
-		minus := strings.Contains(rest[:flags], "-")
-		piece = s.pad(piece, width, !minus && verb != 's' && strings.Contains(rest[:flags], "0"), minus)
+		minus := strings.Contains(rest[:flagsEnd], "-")
+		piece = s.pad(piece, width, !minus && verb != 's' && strings.Contains(rest[:flagsEnd], "0"), minus)
 		s.made(len(piece))
 		b.WriteString(piece)
 	}
@@ -262,10 +262,11 @@ func (s *state) format(text string, values any) any {
 	return b.String()
 }
 
-// directive reads the flags, the width and the precision of a % directive; end is the position of its letter.
-// precision is -1 if there is none.
-func directive(text string) (flags, end int, width, precision int64) {
-	flags = len(text) - len(strings.TrimLeft(text, "-0"))
+// parseConversion reads a printf-style conversion, such as %-5.2f, up to its letter. text begins after the %. The flags
+// are text[:flagsEnd], the letter is text[end]; end is len(text) if there is no letter. width is 0 and precision -1 if
+// absent.
+func parseConversion(text string) (flagsEnd, end int, width, precision int64) {
+	flagsEnd = len(text) - len(strings.TrimLeft(text, "-0"))
 	number := func(from int) int64 {
 		for end = from; end < len(text) && text[end] >= '0' && text[end] <= '9'; {
 			end++
@@ -273,11 +274,11 @@ func directive(text string) (flags, end int, width, precision int64) {
 		n, _ := strconv.ParseInt("0"+text[from:end], 10, 32) // too many digits: the largest number
 		return n
 	}
-	width, precision = number(flags), -1
+	width, precision = number(flagsEnd), -1
 	if end < len(text) && text[end] == '.' {
 		precision = number(end + 1)
 	}
-	return flags, end, width, precision
+	return flagsEnd, end, width, precision
 }
 
 // formatBraces is str.format with {}, {0} and {name}.

@@ -148,26 +148,27 @@ func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[in
 	return images, nil
 }
 
-// WriteLatents writes every kept state of the run to a safetensors file. For each group and index there is an F32
-// tensor "<uid>.latents.<index>" of shape [n, S, C], for the group's n completed samples, and an I64 tensor
-// "<uid>.sample_index" [n] with their indices. Other samples are left out; it returns how many.
-func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (left int, err error) {
+// WriteLatents writes every kept state of the run to a safetensors file. For each group and step there is an F32
+// tensor "<uid>.latents.<step>" of shape [n, S, C], the states before that step of the group's n completed samples; the
+// number of steps stands for the final state. An I64 tensor "<uid>.sample_index" [n] says which samples these are.
+// leftOut is how many samples did not complete and are not in the file.
+func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (leftOut int, err error) {
 	var out []safetensors.Tensor
 	for _, g := range r.Groups {
 		tensors, n, err := groupLatents(ctx, b, g)
 		if err != nil {
 			return 0, fmt.Errorf("save latents of %s: %w", g.UID, err)
 		}
-		out, left = append(out, tensors...), left+n
+		out, leftOut = append(out, tensors...), leftOut+n
 	}
 	if err := safetensors.WriteFile(path, out, map[string]string{"run": string(r.Summary.Run), "format": "packed [n, S, C], index i is before step i"}); err != nil {
 		return 0, fmt.Errorf("save latents: %w", err)
 	}
-	return left, nil
+	return leftOut, nil
 }
 
 // groupLatents returns the tensors of one group, and how many of its samples are left out.
-func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.Tensor, left int, err error) {
+func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.Tensor, leftOut int, err error) {
 	byIndex := map[int64][]float32{}
 	var order, shape []int64
 	var samples []byte
@@ -175,7 +176,7 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.
 	for i := range g.Members {
 		t := g.Members[i].trajectory
 		if t == nil || t.StopReason != schemas.StopCompleted {
-			left++
+			leftOut++
 			continue
 		}
 		shape, order = t.LatentsShape, t.LatentStepIndices
@@ -189,7 +190,7 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.
 		n, samples = n+1, binary.LittleEndian.AppendUint64(samples, uint64(t.SampleIndex))
 	}
 	if n == 0 {
-		return nil, left, nil
+		return nil, leftOut, nil
 	}
 	for _, index := range order {
 		t, err := safetensors.FloatTensor(fmt.Sprintf("%s.latents.%d", g.UID, index), tensor.F32,
@@ -201,5 +202,5 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.
 	}
 	return append(out,
 			safetensors.Tensor{Name: string(g.UID) + ".sample_index", DType: tensor.I64, Shape: []int{n}, Data: samples}),
-		left, nil
+		leftOut, nil
 }

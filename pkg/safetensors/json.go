@@ -45,7 +45,9 @@ func (p *parser) unexpected(want string) error {
 	return fmt.Errorf("%s; must be %s", p.nextWord(), want)
 }
 
-// nextWord returns the next text without moving on, for messages and numbers.
+// nextWord returns the text up to the next white space, comma or closing bracket, without moving on: a number, or what
+// an error shows. Text that begins with one of these has no word; the error shows it with what follows. Of more than
+// 24 bytes it returns the first, and "...".
 func (p *parser) nextWord() string {
 	const most = 24
 	rest := p.text[p.at:]

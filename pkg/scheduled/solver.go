@@ -17,22 +17,22 @@ type weights struct {
 type interval struct {
 	here, next Level
 	h          float64 // |lambda' - lambda|
-	shrink     float64 // e^-h
+	expNegH    float64 // e^-h
 }
 
 // newInterval returns the step from here to next. Where noise rises, which only the public trainer's way lets happen,
 // the multistep samplers use the size of the step as if noise fell; Euler (directed) does not.
 func newInterval(here, next Level, directed bool) interval {
-	shrink := float64(here.A*next.U) / float64(next.A*here.U)
-	if shrink > 1 && !directed {
-		shrink = 1 / shrink
+	expNegH := float64(here.A*next.U) / float64(next.A*here.U)
+	if expNegH > 1 && !directed {
+		expNegH = 1 / expNegH
 	}
-	return interval{here: here, next: next, h: math.Abs(next.lambda() - here.lambda()), shrink: shrink}
+	return interval{here: here, next: next, h: math.Abs(next.lambda() - here.lambda()), expNegH: expNegH}
 }
 
 // weights returns the weights of the first order, which is Euler's and DDIM's (Song et al. 2021).
 func (v interval) weights() weights {
-	return weights{ratio: v.next.U / v.here.U, c: float64(v.next.A * (1 - v.shrink))}
+	return weights{ratio: v.next.U / v.here.U, c: float64(v.next.A * (1 - v.expNegH))}
 }
 
 // reach returns (lambda of past - lambda)/h, negative for a past that is noisier.
@@ -56,12 +56,13 @@ func (v interval) moments(count int) []float64 {
 	return b
 }
 
-// phis returns phi_1(-h) .. phi_count(-h).
+// phis returns phi_1(-h) .. phi_count(-h), of phi_k(z) = sum_j z^j/(j+k)!.
 func (v interval) phis(count int) []float64 {
 	g := -v.h
 	phi := make([]float64, count)
 	if g > -2 {
-		// The series; 32 terms leave nothing below 2^-52 of it.
+		// Close to 0 the recursion below would cancel. The terms of the series after the first 32 are together less
+		// than 2^-52 of the sum.
 		for k := range phi {
 			term := 1.0
 			for j := 2; j <= k+1; j++ {
@@ -74,7 +75,8 @@ func (v interval) phis(count int) []float64 {
 		}
 		return phi
 	}
-	phi[0] = (v.shrink - 1) / g
+	// phi_1(g) = (e^g - 1)/g, and phi_{k+1}(g) = (phi_k(g) - 1/k!)/g.
+	phi[0] = (v.expNegH - 1) / g
 	factorial := 1.0
 	for k := 1; k < count; k++ {
 		factorial = float64(factorial * float64(k))

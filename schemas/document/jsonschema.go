@@ -160,7 +160,7 @@ func limit(p *jsonschema.Schema, f *schemas.Field) error {
 			each.Enum = append(each.Enum, v)
 		}
 	}
-	form(each, f)
+	setForm(each, f)
 	if f.Unit != "" {
 		p.Extras = map[string]any{"x-unit": f.Unit}
 	}
@@ -172,8 +172,8 @@ func limit(p *jsonschema.Schema, f *schemas.Field) error {
 	return err
 }
 
-// form adds the pattern of a text's form.
-func form(p *jsonschema.Schema, f *schemas.Field) {
+// setForm sets the pattern that Field.Form means for a text, such as a digest; without a form nothing.
+func setForm(p *jsonschema.Schema, f *schemas.Field) {
 	least := 1
 	if f.Empty {
 		least = 0

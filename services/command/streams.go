@@ -149,7 +149,7 @@ func spaceLeft(stats []bus.StreamStats) string {
 
 // watchFaults tells which streams refuse events or are nearly full, what to do about it, and when they accept events
 // again, until ctx ends.
-func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
+func watchFaults(ctx context.Context, b *bus.Bus, printLine func(line string)) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	told, scarce := map[string]bool{}, map[string]bool{}
@@ -166,12 +166,12 @@ func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 		now := map[string]bool{}
 		for _, f := range faults {
 			if now[f.Name] = true; !told[f.Name] {
-				say(boot.Advice(f))
+				printLine(boot.Advice(f))
 			}
 		}
 		for name := range told {
 			if !now[name] {
-				say(name + " accepts events again")
+				printLine(name + " accepts events again")
 			}
 		}
 		told = now
@@ -183,7 +183,7 @@ func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 			s := &all[i].StreamStats
 			what, fix := boot.Scarce(s)
 			if what != "" && !scarce[s.Name] {
-				say(what + "; " + fix)
+				printLine(what + "; " + fix)
 			}
 			scarce[s.Name] = what != "" || s.State == bus.StateFull
 		}

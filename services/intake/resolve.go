@@ -255,8 +255,9 @@ func requestPerSample(of schemas.Request, base string, shared bool) []*schemas.R
 	return requests
 }
 
-// Tokens returns S, the number of latent tokens of an image of height x width pixels. It refuses a side that is not a
-// multiple of the pixels that one token covers (diffusers would round it down), and more pixels than the model serves.
+// Tokens returns S, the number of latent tokens of an image of height x width pixels. A token covers a square, of which
+// policy.PixelsPerToken is the side in pixels. It refuses a height or width that is not a multiple of that (diffusers
+// would round it down), and more pixels than the model serves.
 func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	edge := policy.PixelsPerToken
 	var errs []error

@@ -1,7 +1,7 @@
 // Package janitor frees stored events that are not needed any more. A pass frees whole groups that are closed, oldest
-// first, by the rules of Config, with their batches and prompts. It also frees blobs that no stored event names: a
-// sweep makes an index of the named ones. It never frees an open group, a group of an open batch, or what a durable
-// consumer of another program has not read yet.
+// first, by the rules of Config, with their batches and prompts; a group is due when a rule would free it. A pass also
+// frees blobs that no stored event names: a sweep makes an index of the named ones. It never frees an open group, a
+// group of an open batch, or what a durable consumer of another program has not read yet.
 package janitor
 
 import (

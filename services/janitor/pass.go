@@ -170,7 +170,8 @@ func (p *pass) countDue(ctx context.Context) error {
 	return nil
 }
 
-// freeDue reads the results in the order in which they were stored, and frees them in chunks until one is not due.
+// freeDue reads the results of groups and batches, the oldest first, until one is not due, and frees in chunks all
+// that is stored of these groups and batches.
 func (p *pass) freeDue(ctx context.Context) error {
 	var chunk []*bus.Message
 	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.resultFilters(), bus.ReadOptions{}) {

@@ -24,16 +24,18 @@ func Open[M any](dir string, open func(*safetensors.Folder) (M, error)) (m M, er
 	return opened, nil
 }
 
-// Adapted returns a model plus the LoRA called name, and closes base: adapt makes the new model, and what both
-// share stays open. scale 0 means 1; without a name it returns base itself.
-func Adapted[M io.Closer](base M, name string, scale float64, adapt func(...lora.Weighted) (M, error)) (m M,
+// Adapted adds the LoRA in a file or folder, path, to base: adapt makes the new model, with the LoRA times scale; 0
+// means 1. An empty path returns base itself. Otherwise base is closed, also after an error; what the new model shares
+// with it stays open until that is closed, too. It is called by families that open a model with an adapter. It fails
+// when the LoRA cannot be read, and as adapt does.
+func Adapted[M io.Closer](base M, path string, scale float64, adapt func(...lora.Weighted) (M, error)) (m M,
 	err error,
 ) {
-	if name == "" {
+	if path == "" {
 		return base, nil
 	}
 	defer func() { _ = base.Close() }()
-	adapter, err := lora.Open(name)
+	adapter, err := lora.Open(path)
 	if err != nil {
 		return m, err
 	}

@@ -37,7 +37,8 @@ type Loader struct {
 	Narrow bool
 	// Prefix is put before every name: the result is the name in the files.
 	Prefix string
-	// Ignored reports which unused names are no error; nil: none.
+	// Ignored reports whether a tensor of that name in the files may stay unused; for all others Finish fails.
+	// nil: none may.
 	Ignored func(name string) bool
 }
 

@@ -76,7 +76,7 @@ func loadMMDiT(l *nn.Loader, c *transformerConfig) *mmdit {
 	return m
 }
 
-// linears calls f for every projection.
+// linears calls f for every matrix of weights of the transformer, each with its bias.
 func (m *mmdit) linears(f func(*nn.Linear)) {
 	for _, l := range []*nn.Linear{&m.imgIn, &m.textIn, &m.time1, &m.time2, &m.modOut, &m.out} {
 		f(l)
@@ -100,12 +100,13 @@ func (m *mmdit) bytes() int {
 	return n
 }
 
-// modulationSize returns the number of columns of a modulation row: image and text of every
-// block, then the output.
+// modulationSize returns the number of columns of a modulation: six vectors (shift, scale and gate
+// of attention and of the MLP) for image and for text in every block, then two for the output.
 func (m *mmdit) modulationSize() int { return (12*len(m.blocks) + 2) * m.config.width() }
 
-// modulation writes the values that depend only on the timestep to dst
-// [1, modulationSize].
+// modulation evaluates the modulation of a sigma, the shifts, scales and gates by which the
+// timestep acts on all blocks, and writes it to dst [1, modulationSize]. It depends on sigma alone,
+// so that Model.modulation keeps it.
 func (m *mmdit) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
 	d := m.config.width()
 	// The pipeline passes t = 1000*sigma, divides it by 1000 and multiplies again, in

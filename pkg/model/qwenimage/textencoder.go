@@ -23,8 +23,9 @@ const (
 // textPrefixes are the prefixes of the language model in checkpoints of different versions.
 var textPrefixes = []string{"model.language_model.", "language_model.model.", "model."}
 
-// loadTextEncoder reads the language model of Qwen2.5-VL, for text only: it does not load the
-// vision tower.
+// loadTextEncoder reads the layers of the language model of Qwen2.5-VL, which encode prompts. It
+// leaves out the vision tower and the output head. What is missing, unexpected or unreadable is
+// an error of l.Finish.
 func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 	for _, l.Prefix = range textPrefixes {
 		if l.Has("embed_tokens.weight") {
@@ -32,10 +33,10 @@ func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 		}
 	}
 	l.Ignored = func(name string) bool {
-		// Prompts need neither the vision tower nor the output head.
 		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
 			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
 	}
+	// The model sees the fixed beginning, too, although its hidden states are dropped.
 	return l.Decoder(c, promptTokensLimit+promptTokensDropped)
 }
 

@@ -69,11 +69,12 @@ const (
 	lossWindow = 5 * time.Minute
 )
 
-// Check joins what is wrong with the settings; errors begin with the names of the program's flags.
+// Check joins what is wrong with the settings; each error begins with the name of the setting on the command line, such
+// as engine or dtype.
 func (c Config) Check() error {
 	var errs []error
 	if c.Address != "" {
-		if _, _, _, err := c.dialling(); err != nil {
+		if _, _, _, err := c.parseAddress(); err != nil {
 			errs = append(errs, err)
 		}
 		for _, beside := range []struct {
@@ -100,8 +101,9 @@ func (c Config) Check() error {
 	return errors.Join(errs...)
 }
 
-// dialling returns what to dial: a network of package net, its address, and whether TLS is spoken.
-func (c Config) dialling() (network, address string, tls bool, err error) {
+// parseAddress splits Address into what to dial: a network of package net, its address, and whether TLS is spoken. It
+// refuses any other form, and a relative path.
+func (c Config) parseAddress() (network, address string, tls bool, err error) {
 	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
 		if !filepath.IsAbs(path) {
 			return "", "", false, fmt.Errorf("engine: torch=%s; the path must be absolute, as in torch=unix:/run/torch.sock",

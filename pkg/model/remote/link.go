@@ -133,7 +133,7 @@ func (l *link) greet(ctx context.Context, p *peer) (*conn, *wire.Hello, error) {
 // hello asks what the worker is, and takes over its bound of bodies.
 func (l *link) hello(ctx context.Context, c *conn) (*wire.Hello, error) {
 	token := l.cfg.Token
-	if network, _, _, _ := l.cfg.dialling(); network == "unix" || l.cfg.Address == "" {
+	if network, _, _, _ := l.cfg.parseAddress(); network == "unix" || l.cfg.Address == "" {
 		token = ""
 	}
 	h := &wire.Hello{}

@@ -44,7 +44,7 @@ func (l *link) start() (*peer, error) {
 func (l *link) join() (*peer, error) {
 	p := &peer{}
 	var err error
-	if p.network, p.address, p.secure, err = l.cfg.dialling(); err != nil {
+	if p.network, p.address, p.secure, err = l.cfg.parseAddress(); err != nil {
 		return nil, &wire.Fault{Class: wire.ClassConfig, Message: err.Error()}
 	}
 	ctx := l.life

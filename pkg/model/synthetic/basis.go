@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// The synthetic latent space. A token's image is a window of 32x32 pixels around its
-// own 16x16: per colour axis a cosine series of 21 terms, faded out towards the
-// window's edge so that neighbours blend without seams.
+// The synthetic latent space. What a token adds to the image is in its window,
+// 32x32 pixels around its own 16x16: per colour axis a cosine series of 21 terms, faded out
+// towards the window's edge so that neighbours blend without seams.
 const (
 	tokenEdge     = 16 // pixels per token
 	tokenChannels = 64 // 3 axes x 21 terms, and one that no image shows
@@ -49,8 +49,9 @@ func cosines(n int) [orders][]float64 {
 	return phi
 }
 
-// fade returns the weights of a window along one direction: sin^2, so that the weights of
-// overlapping windows sum to 1. At an edge without a neighbour (first, last) the weight is 1.
+// fade returns the weights of a token's window along one direction: sin^2, so that the weights of
+// overlapping windows sum to 1. The first and the last token of the direction have no neighbour
+// on one side; in that half their weight is 1.
 func fade(first, last bool) [windowEdge]float32 {
 	var w [windowEdge]float32
 	for t := range w {

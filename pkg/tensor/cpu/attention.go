@@ -231,7 +231,8 @@ func (t *attentionTask) pack(sl *slot, s *sequence, head int) {
 	}
 }
 
-// block computes queries i0.. of one head.
+// block writes the attention outputs of queries i0 to i0+rows-1 of one head to dst, rows being the rows of a block or
+// what is left of the sequence. Scores, sums and the copied queries are in memory of the slot.
 func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
 	kern := t.c.k
 	rows := min(s.rows, s.nq-i0)
@@ -249,11 +250,11 @@ func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
 	for i := range rows {
 		copy(q[i*t.d:(i+1)*t.d], t.q.Data[at(i)*t.q.Stride+head*t.d:][:t.d])
 	}
-	seen := s.nk
+	visible := s.nk // the most keys that a query of the block sees: those of the last one
 	if s.seen != nil {
-		seen = int(s.seen[i0+rows-1])
+		visible = int(s.seen[i0+rows-1])
 	}
-	if seen == 0 {
+	if visible == 0 {
 		for i := range rows {
 			clear(t.dst.Data[at(i)*t.dst.Stride+head*t.dv:][:t.dv])
 		}
@@ -262,13 +263,13 @@ func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
 	kv := head * t.kvHeads / t.heads
 	keys := t.data[s.packed+kv*t.keySize(s):]
 	values := t.data[s.packed+t.kvHeads*t.keySize(s)+kv*t.valueSize(s):]
-	sl.panels(kern, scores, width, q, t.d, keys, t.d, panels(seen), t.d, rows)
+	sl.multiplyPanels(kern, scores, width, q, t.d, keys, t.d, panels(visible), t.d, rows)
 	for i := range rows {
-		n := seen
+		n := visible
 		if s.seen != nil {
 			n = int(s.seen[i0+i])
 		}
-		p := scores[i*width : i*width+seen]
+		p := scores[i*width : i*width+visible]
 		clear(p[n:])
 		if n == 0 {
 			continue
@@ -276,7 +277,7 @@ func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
 		sum := kern.expSum(p[:n], kern.maxOf(p[:n]), t.scale)
 		q[i] = 1 / sum // the queries are used up
 	}
-	sl.panels(kern, out, outWidth, scores, width, values, s.nk, panels(t.dv), seen, rows)
+	sl.multiplyPanels(kern, out, outWidth, scores, width, values, s.nk, panels(t.dv), visible, rows)
 	for i := range rows {
 		dst := t.dst.Data[at(i)*t.dst.Stride+head*t.dv:][:t.dv]
 		if s.seen != nil && s.seen[i0+i] == 0 {
@@ -287,8 +288,11 @@ func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
 	}
 }
 
-// panels multiplies a [rows, k] by n whole panels of b, each bk rows long, into c.
-func (s *slot) panels(kern *kernelSet, c []float32, ldc int, a []float32, lda int, b []float32, bk, n, k, rows int) {
+// multiplyPanels writes the product of a [rows, k] and n whole panels of b to c; a panel of b has bk rows, of which the
+// first k are used. lda and ldc are the lengths of the rows of a and c.
+func (s *slot) multiplyPanels(
+	kern *kernelSet, c []float32, ldc int, a []float32, lda int, b []float32, bk, n, k, rows int,
+) {
 	t := &s.tile
 	t.lda, t.ldc, t.k, t.bstride, t.init = lda, ldc, k, bk*panelCols, tileZero
 	for j := 0; j < n; j += t.panels {

@@ -4,7 +4,8 @@
 // A Recording digests, seals and publishes steps. A Recorder is the Recording of one attempt; the Store makes
 // recorders and has what they share. A Sealer makes seals: codes that only samplers of this event plane can make, each
 // over the seal of the step before. Recorder.Resume takes over the steps of an earlier attempt whose seals are right
-// (resume.go).
+// (resume.go). Rolled, of a latent or a sample, means made by scheduled sampling: the model stepped a noised latent down
+// to the timestep of training.
 package recorder
 
 import (

@@ -109,7 +109,7 @@ func Patience(ctx context.Context, timeout time.Duration) time.Duration {
 	return timeout
 }
 
-// CheckName refuses the name of an instance that no prompt could use.
+// CheckName refuses a name of a scorer that no prompt could name: it must be 1 to 64 ASCII letters, digits, _ or -.
 func CheckName(name string) error {
 	ok := name != "" && len(name) <= 64
 	for i := range len(name) {

@@ -184,7 +184,8 @@ func (e *Served) notify() {
 	e.changed = make(chan struct{})
 }
 
-// poll takes the next part of the answer, and asks the server for the answer if it has not; false: nothing new.
+// poll takes the next part of the answer without waiting, and asks the server for the answer if it has not. It reports
+// whether Take has something new, or the episode needs no more of the server now.
 func (p *servedEpisode) poll() bool {
 	if p.idle() || p.err != nil {
 		return true

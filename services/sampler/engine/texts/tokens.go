@@ -311,8 +311,8 @@ func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 
 // RecordToken appends token id, and the numbers that d gives for it, to the lists of e, and returns these numbers; best
 // is the log-prob of the likeliest token. d is the distribution of logits [V]. Where the request asks for processed
-// logits, it overwrites logits with them, those after temperature and filters: KeepLogits then stores them. It publishes
-// nothing. It is called for each token that is drawn, by the sampler and again by verify.
+// logits, it overwrites logits with those after temperature and filters, for KeepLogits to store. It publishes nothing.
+// It is called for each token that is drawn, by the sampler and again by verify.
 func RecordToken(e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribution, id int32, logits []float32) (c decoding.Choice, best float32) {
 	c, best = d.At(id), d.At(decoding.Top(logits, 1)[0]).LogProb
 	lse := c.LSE
