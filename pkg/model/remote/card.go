@@ -76,8 +76,9 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	return card, nil
 }
 
-// setPrecision sets the fields of a card that depend on what computes.
-func setPrecision(card *model.Card, backend, dtype string) error {
+// setPrecision sets the fields of a card that depend on what computes. While the worker is loading, an element type
+// that it chooses itself is not known, and the tolerance is the largest.
+func setPrecision(card *model.Card, backend, dtype string, loading bool) error {
 	card.Backend = backend
 	card.IndependentRows = strings.HasSuffix(backend, deterministic) || strings.Contains(backend, deterministic+"/")
 	switch {
@@ -87,7 +88,7 @@ func setPrecision(card *model.Card, backend, dtype string) error {
 		card.Tolerance = 0
 	case dtype == "f32":
 		card.Tolerance = toleranceF32
-	case dtype == "f16" || dtype == "bf16":
+	case dtype == "f16" || dtype == "bf16" || loading: // it may not have chosen yet
 		card.Tolerance = toleranceF16
 	default:
 		return fmt.Errorf("dtype of the worker: %.40q; must be f32, f16 or bf16", dtype)

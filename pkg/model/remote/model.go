@@ -116,7 +116,7 @@ func connect(ctx context.Context, l *link, folder *safetensors.Folder, dir strin
 	}
 	card, err := cardOf(folder, dir, h.Card)
 	if err == nil {
-		err = setPrecision(&card, h.Backend, h.DType)
+		err = setPrecision(&card, h.Backend, h.DType, false)
 	}
 	if err == nil {
 		err = card.Validate()
@@ -176,7 +176,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 	l.mu.Lock()
 	h := *l.first
 	l.mu.Unlock()
-	info.Problem(setPrecision(&info.Card, h.Backend, h.DType))
+	info.Problem(setPrecision(&info.Card, h.Backend, h.DType, h.State == wire.Loading))
 	info.Problem(info.Card.Validate())
 	in, err := partsOf(folder)
 	info.Problem(err)

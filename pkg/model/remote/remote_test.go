@@ -135,6 +135,7 @@ func TestOpen_Card(t *testing.T) {
 		}
 		if c.Height != 32 || c.Width != 48 || c.NumInferenceSteps != 4 || c.LatentChannels != 16 || c.PixelsPerToken != 16 ||
 			c.TrueCFGScale != 1.5 || !slices.Equal(c.Reward, []string{"jpeg_compressibility"}) || m.Device() != "cpu" ||
+			c.MaskOf(model.Tensor{Name: "prompt_embeds"}) != "prompt_embeds_mask" || len(c.Masks) != 1 ||
 			!strings.HasPrefix(c.Backend, "torch-") || len(c.SchedulerConfig) == 0 {
 			t.Errorf("card %+v on %s", c, m.Device())
 		}
@@ -208,6 +209,19 @@ func TestOpen_Refuses(t *testing.T) {
 		}
 	}
 	opened(t, dir, remote.Config{Address: w.Address(), Token: "secret"})
+}
+
+// A model can be inspected while the worker loads it, and has not chosen an element type yet.
+func TestInspect_Loading(t *testing.T) {
+	dir := remotetest.Folder(t, class, 1)
+	w, address := remotetest.Start(t, remotetest.Options{Dir: dir, Polls: 100})
+	info, err := remote.Inspect(t.Context(), dir, remote.Config{Address: address})
+	if err != nil || len(info.Problems) > 0 || info.Family != "sd3" || info.Tolerance != 5e-2 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if w.Calls(wire.CallHello) != 1 {
+		t.Errorf("%d hellos; want one", w.Calls(wire.CallHello))
+	}
 }
 
 // Opening waits for a worker that is not there yet, and while it loads.

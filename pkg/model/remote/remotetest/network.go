@@ -133,7 +133,7 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	defer w.mu.Unlock()
 	if w.o.Polls > 0 {
 		w.o.Polls--
-		h.State, h.Detail = wire.Loading, "loading transformer"
+		h.State, h.Detail, h.DType = wire.Loading, "loading transformer", "auto"
 	}
 	return result(h)
 }
