@@ -18,6 +18,13 @@ from meander.torch.server import Worker  # noqa: E402
 
 H, W = 64, 96
 SIZE = {"frames": 1, "height": H, "width": W}
+# Prompts of one length have no masks: their networks attend to the padding.
+MASKS = {
+    "sd3": ["", ""],
+    "flux1": ["", ""],
+    "z-image": ["prompt_embeds_mask"],
+    "qwen-image": ["prompt_embeds_mask"],
+}
 NAMES = ("sd3", "flux1", "z-image", "qwen-image")
 
 
@@ -41,6 +48,7 @@ def test_the_card_is_that_of_the_network(name, dial, pipelines):
         assert sum(a.nbytes for a in tensors.values()) <= card["conditioning_bytes"]
         assert tensors["prompt_embeds"].shape[1] * 4 == card["conditioning_token_bytes"]
         assert handle == handle_of(tensors) and cut == 0
+    assert [c["mask"] for c in card["conditioning"]] == MASKS[name]
     assert card["latent"]["scale"] == pipelines(name).vae_scale_factor
     linear = {
         n: list(m.weight.shape)
