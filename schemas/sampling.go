@@ -56,13 +56,13 @@ type Sampling struct {
 	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale" for:"image" digest:"schedule"`
 	Height       int64   `msgpack:"height" range:"0..MaxSide" for:"image" digest:"schedule"`
 	Width        int64   `msgpack:"width" range:"0..MaxSide" for:"image" digest:"schedule"`
-	// Prompt2 is the text for the second text encoder; empty: the prompt (see Texts).
+	// Prompt2 is the text for the second text encoder; empty: the prompt.
 	Prompt2 string `msgpack:"prompt_2,omitempty" size:"0..MaxPromptBytes" for:"image"`
 	// Prompt3 is the text for the third text encoder; empty: the prompt.
 	Prompt3 string `msgpack:"prompt_3,omitempty" size:"0..MaxPromptBytes" for:"image"`
 	// Guidance is the guidance input of the network; 0: it has none.
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale" for:"image"`
-	// CFGUntil is the share of steps with classifier-free guidance, where not all of them have it (see GuidedSteps).
+	// CFGUntil is the share of steps with classifier-free guidance, from the first on, where not all of them have it.
 	CFGUntil float64 `msgpack:"cfg_until,omitempty" range:"0..1" for:"image"`
 }
 

@@ -68,7 +68,7 @@ func (c *Comments) fields(typeName string, st *ast.StructType) {
 	}
 }
 
-var identifier = regexp.MustCompile(`\b[A-Z][A-Za-z]*\b`)
+var identifier = regexp.MustCompile(`\b[A-Z][A-Za-z0-9]*\b`)
 
 // constants that comments name.
 var constants = map[string]string{

@@ -98,6 +98,20 @@ func TestJSONSchemas_compile(t *testing.T) {
 	}
 }
 
+// Descriptions name fields as they are on the wire, also those whose Go names have digits.
+func TestJSONSchemas_wireNames(t *testing.T) {
+	named := regexp.MustCompile(`"([A-Z][A-Za-z]*[0-9][A-Za-z0-9]*) is [^"]*"`)
+	for _, event := range schemas.Events() {
+		data, ok := schemas.JSONSchema(event.Type())
+		if !ok {
+			t.Fatalf("no schema of %s", event.Type())
+		}
+		if found := named.FindSubmatch(data); found != nil {
+			t.Errorf("%s: a description begins with the Go name %s", event.Type(), found[1])
+		}
+	}
+}
+
 // A description of a field says more than the field's name does.
 func TestJSONSchemas_describe(t *testing.T) {
 	empty := map[string]bool{}
