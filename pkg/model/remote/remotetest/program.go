@@ -79,10 +79,11 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ready, _ := json.Marshal(map[string]any{
 		"ready": true, "protocol": wire.Protocol, "address": w.Address(), "pid": os.Getpid(),
 	})
-	fmt.Fprintf(stdout, "%s\n", ready)
-	fmt.Fprintln(stderr, "serves", o.Dir)
+	// First: who reads that it is ready may end it at once.
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, os.Interrupt)
+	fmt.Fprintln(stderr, "serves", o.Dir)
+	fmt.Fprintf(stdout, "%s\n", ready)
 	if *exit {
 		go func() {
 			_, _ = io.Copy(io.Discard, stdin)
