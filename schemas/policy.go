@@ -57,7 +57,8 @@ type Policy struct {
 	Mu string `msgpack:"mu,omitempty" enum:"MuRules?"`
 	// MuConstant is the logarithm of the shift where Mu is constant, whatever the size of the image.
 	MuConstant float64 `msgpack:"mu_constant,omitempty" range:"-MaxMu..MaxMu"`
-	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
+	// LatentChannels is C of the packed latents [S, C]; a token covers a square, of which
+	// PixelsPerToken is the side in pixels.
 	LatentChannels int64 `msgpack:"latent_channels" range:"0..MaxLatentChannels"`
 	PixelsPerToken int64 `msgpack:"pixels_per_token" range:"0..MaxPixelsPerToken"`
 	// Height and Width in pixels, NumInferenceSteps and TrueCFGScale are for prompts that leave

@@ -47,8 +47,8 @@ type Score struct {
 	DurationNS int64 `msgpack:"duration_ns" range:"0.."`
 	// Detail is what the function saw, for people: the text that was read.
 	Detail string `msgpack:"detail,omitempty" size:"0..MaxDetail"`
-	// Exact says of a reader whether what it read is the target and nothing else, white space and case
-	// aside; absent: the function reads no text, or failed.
+	// Exact says of a function that recognizes the text in images whether it found the target and
+	// nothing else, white space and case aside; absent: another function, or it failed.
 	Exact *bool `msgpack:"exact,omitempty"`
 }
 
