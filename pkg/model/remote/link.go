@@ -30,6 +30,7 @@ type link struct {
 	why     error // of the last loss
 	final   error // why no other worker is looked for
 	slowest time.Duration
+	least   time.Duration // of patience
 }
 
 // peer is one life of a worker.
@@ -44,7 +45,7 @@ type peer struct {
 }
 
 func newLink(dir string, cfg Config, early bool) *link {
-	l := &link{cfg: cfg, dir: dir, early: early}
+	l := &link{cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience)}
 	l.life, l.end = context.WithCancel(context.Background())
 	return l
 }
@@ -93,7 +94,7 @@ func (l *link) try(ctx context.Context, p *peer, call string, args any, tensors 
 func (l *link) patience() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return max(MinPatience, l.cfg.Patience, patienceFactor*l.slowest)
+	return max(l.least, patienceFactor*l.slowest)
 }
 
 // take returns a connection to a worker that no call uses.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -421,6 +422,34 @@ func TestCall_Repeated(t *testing.T) {
 				t.Errorf("%d calls, lost %v; want one lost and repeated", w.Calls(wire.CallVelocity), lost)
 			}
 		})
+	}
+}
+
+// A call without an answer is lost after the patience, and repeated; one that is only slow is waited for.
+func TestCall_Hangs(t *testing.T) {
+	lost := make(chan error, 8)
+	dir := remotetest.Folder(t, class, 1)
+	w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
+	m := opened(t, dir, remote.Config{Address: address, Log: func(e remote.Event) { lost <- e.Err }})
+	rows := rowsOf(t, m, 1)
+	want := velocity(t, m, rows)
+	w.Play(wire.CallVelocity, remotetest.Hang(make(chan struct{})))
+	remote.SetPatience(m, time.Second)
+	got := velocity(t, m, rows)
+	if err := <-lost; !slices.Equal(got[0], want[0]) || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("lost by %v; want the deadline, and the same velocity", err)
+	}
+	slow := make(chan struct{})
+	remote.SetPatience(m, time.Minute)
+	w.Play(wire.CallVelocity, remotetest.Slow(slow))
+	done := make(chan error, 1)
+	go func() { done <- m.Velocity(t.Context(), rows, size) }()
+	if _, err := m.Encode(t.Context(), []string{"green"}); err != nil { // on another connection meanwhile
+		t.Error(err)
+	}
+	close(slow)
+	if err := <-done; err != nil || m.Away() != nil {
+		t.Errorf("%v, %v", err, m.Away())
 	}
 }
 

@@ -259,6 +259,14 @@ func Then(f func()) Play {
 	}
 }
 
+// Slow answers once until is closed.
+func Slow(until <-chan struct{}) Play {
+	return func(_ *Worker, c net.Conn, _ *wire.Message, answer func() *wire.Message) {
+		<-until
+		_ = wire.Write(c, answer())
+	}
+}
+
 // Hang answers nothing until the worker stops, and closes begun once it was called.
 func Hang(begun chan<- struct{}) Play {
 	return func(w *Worker, _ net.Conn, _ *wire.Message, _ func() *wire.Message) {
