@@ -11,7 +11,10 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -151,6 +154,59 @@ func TestTorch_Started(t *testing.T) {
 	}
 	if digests[0] == "" || digests[0] != digests[1] || digests[0] != digests[2] {
 		t.Errorf("digests %q; want them equal", digests)
+	}
+}
+
+// New weights reach a worker as they reach this program: a LoRA and a whole network, one after the other, each with
+// samples of its own that verify computes with the version it fetches.
+func TestTorch_Policy(t *testing.T) {
+	t.Parallel()
+	dir := remotetest.Folder(t, "StableDiffusion3Pipeline", 1)
+	_, address := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
+	engine := "torch=" + address
+	w := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = dir, engine })
+	full, err := lora.OpenFull(remotetest.Folder(t, "StableDiffusion3Pipeline", 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	digests := map[string]bool{}
+	for _, run := range []schemas.Run{"base", "lora", "whole"} {
+		var p *schemas.Policy
+		switch n := remotetest.Channels; run {
+		case "lora":
+			p, err = w.client.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, "proj", n, n, 4, 7, 0)), client.Push{})
+		case "whole":
+			p, err = w.client.PushWeights(t.Context(), full, client.Push{})
+		}
+		if err == nil && p != nil {
+			_, err = w.client.AwaitPolicy(limited(t), p)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", run, err)
+		}
+		prompt := &schemas.Prompt{
+			UID: "u", Prompt: "red", GroupSize: new(int64(2)),
+			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{SDEStepIndices: []int64{1}}},
+		}
+		if r, err := w.client.Publish(t.Context(), run, prompt); err != nil || !r.Accepted {
+			t.Fatalf("%s: receipt %+v, %v", run, r, err)
+		}
+		if a := w.advantages(t, run, 1)["u"]; a == nil || a.Status != schemas.StatusComplete {
+			t.Fatalf("%s: advantage %+v", run, a)
+		}
+		tr, err := w.client.Trajectory(t.Context(), run, "u", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests[tr.WeightsDigest] = true
+		report, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{dir}, Engine: engine})
+		if err != nil || !report.OK(0) || report.MaxRatio != 0 {
+			t.Errorf("%s: %+v, %v", run, report, err)
+		}
+	}
+	if len(digests) != 3 {
+		t.Errorf("weights %v; want those of three versions", digests)
 	}
 }
 
