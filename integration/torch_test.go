@@ -242,7 +242,9 @@ func TestTorch_Commands(t *testing.T) {
 			[]string{remotetest.FaultVariable + "=" + remotetest.FaultNoModule}, 2,
 			[]string{"has no module 'torch'", "pip install"},
 		},
-		{[]string{"run", "--engine", "torch", "--model", folder, "--run", "r", "-n", "2", "--sde-steps", "1", "x"}, nil, 0, nil},
+		{
+			[]string{"run", "--engine", "torch", "--model", folder, "--run", "r", "-n", "2", "--sde-steps", "1", "x"}, nil, 0, nil,
+		},
 		{[]string{"verify", "--model", folder}, nil, 0, []string{"verified"}},
 		{[]string{"verify", "--engine", "none", "--model", folder}, nil, 2, []string{fix}},
 		{
