@@ -12,6 +12,7 @@ pytest.importorskip("peft")
 
 import meander.loss as reference  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
+from meander.torch.families import Size  # noqa: E402
 from meander.train import prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, HACKING, RATIO, Alarms  # noqa: E402
@@ -22,6 +23,7 @@ from meander.train.objective import Kernel, Loss  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 S, C, L, D = 8, 16, 5, 24
+FRAME = Size(1, 32, 64)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,11 @@ def folder(tmp_path_factory):
                                         joint_attention_dim=D, axes_dims_rope=(4, 6, 6))
     path = tmp_path_factory.mktemp("model")
     model.save_pretrained(path / "transformer")
+    index = {"_class_name": "QwenImagePipeline", "transformer": ["diffusers", "QwenImageTransformer2DModel"]}
+    write = {"model_index.json": index, "vae/config.json": {}, "scheduler/scheduler_config.json": {}}
+    for name, content in write.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(json.dumps(content))
     return path
 
 
@@ -60,7 +67,9 @@ def rolled(net, groups=2, size=4, seed=0):
             x = rng.standard_normal((S, C)).astype(np.float32)
             for k in range(2):
                 kernel = sample.kernel(k)
-                v = net.velocity(torch.tensor(x)[None], torch.tensor([sigmas[k]]), torch.tensor(text)[None], None, (2, 4))[0].detach().numpy()
+                rows = [{"prompt_embeds": torch.tensor(text)}]
+                v = net.velocity(torch.tensor(x)[None], torch.tensor([sigmas[k]]), rows, FRAME, torch.zeros(1))
+                v = v[0].detach().numpy()
                 after = (kernel.mean(x, v) + kernel.noise_std * rng.standard_normal((S, C))).astype(np.float32)
                 sample.steps.append({
                     "step_index": k, "sigma": sigmas[k], "sigma_next": sigmas[k + 1], "timestep": 1000 * sigmas[k], "noise_std": kernel.noise_std,
@@ -111,7 +120,7 @@ def _velocities(net, batch):
     with torch.no_grad():
         for j in range(out.shape[1]):
             x, _, sigma, texts = batch.step(np.arange(batch.size), j, net.device)
-            out[:, j] = net.guided(x, sigma, texts, batch.grid, 1.0, "plain").numpy()
+            out[:, j] = net.guided(x, sigma, texts, batch.frame, 1.0, "plain").numpy()
     return out
 
 
@@ -120,8 +129,8 @@ class _Echo:
 
     guided = Network.guided
 
-    def velocity(self, x, sigma, embeds, mask, grid):
-        return embeds
+    def velocity(self, x, sigma, rows, size, guidance):
+        return torch.stack([row["prompt_embeds"] for row in rows])
 
 
 @pytest.mark.parametrize("rule, want", [
@@ -131,10 +140,11 @@ class _Echo:
 ])  # fmt: skip
 def test_guidance_rules_are_those_of_the_sampler(rule, want):
     positive, negative = torch.tensor([[[0.0, 0], [3, 4]]]), torch.tensor([[[0.0, 1], [3, 4]]])
-    got = _Echo().guided(positive, torch.ones(1), Texts(positive, None, negative, None), (1, 2), 2.0, rule)
+    texts = Texts([{"prompt_embeds": positive[0]}], torch.zeros(1), [{"prompt_embeds": negative[0]}])
+    got = _Echo().guided(positive, torch.ones(1), texts, FRAME, 2.0, rule)
     torch.testing.assert_close(got, torch.tensor([want], dtype=torch.float32))
     with pytest.raises(ValueError, match="cfg_rule: 'zero_star'"):
-        _Echo().guided(positive, torch.ones(1), Texts(positive, None, negative, None), (1, 2), 2.0, "zero_star")
+        _Echo().guided(positive, torch.ones(1), texts, FRAME, 2.0, "zero_star")
 
 
 def test_steps_behind_cfg_until_have_no_negative_prompt(folder):
@@ -145,8 +155,16 @@ def test_steps_behind_cfg_until_have_no_negative_prompt(folder):
             sample.trajectory |= {"true_cfg_scale": 2.0, "cfg_until": 0.4}
             sample.conditioning |= {f"negative_{name}": value for name, value in sample.conditioning.items()}
     batch = Rollouts(Batch(whole.batch.groups, "b", "7@1"))
-    guided = [batch.step(np.arange(batch.size), j, net.device)[3].negative_embeds is not None for j in range(2)]
+    guided = [batch.step(np.arange(batch.size), j, net.device)[3].negative != [] for j in range(2)]
     assert guided == [True, False]
+
+
+@pytest.mark.parametrize("field, value", [("true_cfg_scale", 2.0), ("height", 64)])
+def test_samples_of_several_sizes_or_scales_are_refused(folder, field, value):
+    batch = rolled(network(folder)).batch
+    batch.samples[-1].trajectory[field] = value
+    with pytest.raises(ValueError, match=f"differ in {field}; must be equal"):
+        Rollouts(batch)
 
 
 def test_gradient_does_not_depend_on_micro_batches_and_points_at_the_reward(folder):

@@ -284,12 +284,8 @@ def _load(
     sizes, done = family.check(), 0
     parts: dict[str, Any] = {part: None for part in (*family.parts, *family.tokenizers)}
     for part, size in sizes.items():
-        library, name = family.parts[part]
         say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
-        network = getattr(libraries[library], name).from_pretrained(
-            str(family.folder.path / part), dtype=dtype, local_files_only=True, use_safetensors=True
-        )
-        parts[part] = network.eval().requires_grad_(False).to(encoders if part.startswith("text_encoder") else device)
+        parts[part] = family.load_part(part, dtype).to(encoders if part.startswith("text_encoder") else device)
         done += size
     for part in family.tokenizers:
         if name := family.folder.named_class(part):

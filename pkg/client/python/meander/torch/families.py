@@ -9,6 +9,7 @@ the pipeline itself. A wrong sign or a swapped height and width still makes smoo
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,17 @@ TOKENIZERS = frozenset(
 )
 """Tokenizers of transformers that a folder may name."""
 
+# Linear layers of blocks in which image and text attend to each other.
+_JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
 _FLOW_SOLVERS = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 
 
@@ -87,6 +99,7 @@ class Family:
     max_tokens, prompts = 512, 1
     packed_by_network = 1  # tokens of the latent grid in a token of the network
     edge_limit: int | None = None  # tokens of a side at most
+    lora_targets: tuple[str, ...] = ()  # linear layers that a trainer adapts: ends of their names
 
     def __init__(self, folder: Folder):
         self.folder = folder
@@ -164,17 +177,8 @@ class Family:
 
     def check(self) -> dict[str, int]:
         """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
-        sizes = {}
-        for part, (library, name) in self.parts.items():
-            named = self.folder.named_class(part)
-            if not named and part in self.optional:
-                continue
-            if named != name:
-                raise Fault(
-                    "config",
-                    f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}",
-                )
-            sizes[part] = self.folder.check_weights(part, library)
+        there = [p for p in self.parts if self.folder.named_class(p) or p not in self.optional]
+        sizes = {part: self.check_part(part) for part in there}
         for part in self.tokenizers:
             named = self.folder.named_class(part)
             if not (named in TOKENIZERS or (not named and part in self.optional)):
@@ -184,12 +188,34 @@ class Family:
                 )
         return sizes
 
+    def check_part(self, part: str) -> int:
+        """Returns the bytes of the weights of a network. Fault of class config: it may not be loaded."""
+        library, name = self.parts[part]
+        if (named := self.folder.named_class(part)) != name:
+            raise Fault(
+                "config", f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}"
+            )
+        return self.folder.check_weights(part, library)
+
+    def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
+        """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone."""
+        library, name = self.parts[part]
+        network = getattr(importlib.import_module(library), name).from_pretrained(
+            str(self.folder.path / part), dtype=dtype, local_files_only=True, use_safetensors=True
+        )
+        return network.eval().requires_grad_(False)
+
     # What the loaded pipeline computes.
 
     def attach(self, pipe: Any, encoders: torch.device) -> None:
         """Takes the pipeline, whose text encoders are on the device encoders."""
-        self.pipe, self.transformer, self.vae, self.encoders = pipe, pipe.transformer, pipe.vae, encoders
-        parameter = next(self.transformer.parameters())
+        self.pipe, self.vae, self.encoders = pipe, pipe.vae, encoders
+        self.attach_transformer(pipe.transformer)
+
+    def attach_transformer(self, transformer: torch.nn.Module) -> None:
+        """Takes the transformer where it is, which is all that velocity needs; before a trainer adapts it."""
+        self.transformer = transformer
+        parameter = next(transformer.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
 
     def latent_grid(self, size: Size) -> tuple[int, int, int]:
@@ -279,6 +305,7 @@ class QwenImage(Family):
 
     slug, cfg_rule, negative_prompt, true_cfg_scale, packed_by_network = "qwen-image", "rescaled", " ", 4.0, 4
     unpadded = True
+    lora_targets = (*_JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
     parts = {
         "transformer": ("diffusers", "QwenImageTransformer2DModel"),
         "vae": ("diffusers", "AutoencoderKLQwenImage"),
@@ -363,6 +390,7 @@ class StableDiffusion3(Family):
         "text_encoder_3": ("transformers", "T5EncoderModel"),
     }
     tokenizers, optional = ("tokenizer", "tokenizer_2", "tokenizer_3"), ("text_encoder_3", "tokenizer_3")
+    lora_targets = _JOINT_ATTENTION
     clip_tokens = 77
 
     def __init__(self, folder: Folder):
@@ -421,6 +449,7 @@ class Flux(Family):
         "text_encoder_2": ("transformers", "T5EncoderModel"),
     }
     tokenizers = ("tokenizer", "tokenizer_2")
+    lora_targets = (*_JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
     def takes_guidance(self) -> bool:
         return bool(self.config.get("guidance_embeds", False))
@@ -438,6 +467,8 @@ class Flux(Family):
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
+        from diffusers import FluxPipeline
+
         embeds = self.stack(rows, "prompt_embeds")
         _, h, w = self.latent_grid(size)
         return self.transformer(
@@ -447,7 +478,7 @@ class Flux(Family):
             pooled_projections=self.stack(rows, "pooled_prompt_embeds"),
             encoder_hidden_states=embeds,
             txt_ids=embeds.new_zeros(embeds.shape[1], 3),
-            img_ids=self.pipe._prepare_latent_image_ids(len(rows), h // 2, w // 2, self.device, self.dtype),
+            img_ids=FluxPipeline._prepare_latent_image_ids(len(rows), h // 2, w // 2, self.device, self.dtype),
             return_dict=False,
         )[0]
 
@@ -460,6 +491,7 @@ class ZImage(Family):
     """
 
     slug, true_cfg_scale, unpadded = "z-image", 1 + 5.0, True
+    lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
     parts = {
         "transformer": ("diffusers", "ZImageTransformer2DModel"),
         "vae": ("diffusers", "AutoencoderKL"),

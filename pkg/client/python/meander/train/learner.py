@@ -105,7 +105,8 @@ class Learner:
     def _mean(self, batch: Rollouts, rows: np.ndarray, j: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean of trained step j of some samples under the network, and the state after it."""
         x, after, sigma, texts = batch.step(rows, j, self.network.device)
-        return batch.kernels[j].mean(x, self.network.guided(x, sigma, texts, batch.grid, batch.guidance, batch.rule)), after
+        v = self.network.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule)
+        return batch.kernels[j].mean(x, v), after
 
     @torch.no_grad()
     def score(self, batch: Rollouts, rows: list[int]) -> tuple[np.ndarray, torch.Tensor]:

@@ -160,7 +160,7 @@ class Trainer:
             elif behind > self.config.ahead and not self.config.follow:
                 left_out = self.alarms.stale(found.name, behind)
             else:
-                whole = Rollouts(found)
+                whole = Rollouts(found, self.network.family.conditioning)
             task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out)
         task = await self._share(task)
         assert task is not None, "the first process has one"
@@ -174,7 +174,8 @@ class Trainer:
             return None, None, task.behind
         mine = whole
         if mine is None or distributed.world() > 1:
-            mine = Rollouts(await self.stream.mine(task, whole.batch if whole else None))
+            share = await self.stream.mine(task, whole.batch if whole else None)
+            mine = Rollouts(share, self.network.family.conditioning)
         clock.lap("read")
         return whole, mine, task.behind
 

@@ -1,10 +1,11 @@
-"""The network that is trained: a transformer in the diffusers layout, frozen, with a LoRA (arXiv 2106.09685) on its
-blocks."""
+"""The network that is trained: the transformer of a family of meander.torch, frozen, with a LoRA (arXiv 2106.09685) on
+its blocks."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -13,38 +14,51 @@ from pathlib import Path
 import torch
 from safetensors import torch as safetensors
 
-# The projections of a QwenImageTransformer2DModel block: 8 of attention and 4 of the feed-forward networks.
-TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
-)  # fmt: skip
-FAMILY = "QwenImageTransformer2DModel"
+from ..torch import families
+from ..torch.families import Family, Size
+from ..torch.faults import Fault
+from ..torch.folder import Folder
+
 _ADAPTER = "adapter"
+
+
+Row = dict[str, torch.Tensor]
+"""The tensors of one encoded prompt, float32, named as in Family.conditioning: prompt_embeds [L, D], pooled [D]."""
+
+
+@dataclasses.dataclass
+class Texts:
+    """Encoded prompts of n samples, with the guidance input float32 [n], and where samples are guided their negative
+    prompts."""
+
+    rows: list[Row]
+    guidance: torch.Tensor
+    negative: list[Row] = dataclasses.field(default_factory=list)
 
 
 class Network:
     """velocity(x, sigma, ...) of a checkpoint with an adapter; the adapter's parameters alone have gradients.
 
     The base is kept in dtype, the adapter in float32 as optimizers want it; states, velocities and all that is computed
-    of them are float32. checkpointing recomputes each block in the backward pass, for networks whose activations do not
-    fit.
+    of them are float32. The network is called by its family, as a worker of the torch engine calls it, and an adapter
+    is computed as there: in float32, beside layers of dtype. targets: ends of the names of linear layers; none: those
+    of the family. checkpointing recomputes each block in the backward pass, for networks whose activations do not fit.
     """
 
-    def __init__(self, folder: str | Path, rank: int = 16, alpha: int = 16, targets: tuple[str, ...] = TARGETS, seed: int = 0, device: str = "cpu",
-                 dtype: torch.dtype = torch.float32, checkpointing: bool = False):  # fmt: skip
-        from diffusers import QwenImageTransformer2DModel
+    def __init__(
+        self, folder: str | Path, rank: int = 16, alpha: int = 16, targets: tuple[str, ...] = (), seed: int = 0,
+        device: str = "cpu", dtype: torch.dtype = torch.float32, checkpointing: bool = False,
+    ):  # fmt: skip
+        """ValueError: the folder is none of a family, or not whole, with what is wrong."""
         from peft import LoraConfig
 
-        self.folder, self.device = Path(folder), torch.device(device)
-        config = self.folder / "transformer" / "config.json"
-        if not config.is_file():
-            raise ValueError(f"model: {folder}; must be a folder in the diffusers layout, with transformer/config.json")
-        if (name := json.loads(config.read_text()).get("_class_name")) != FAMILY:
-            raise ValueError(f"model: {folder} has a {name}; must have a {FAMILY}")
-        self.transformer = QwenImageTransformer2DModel.from_pretrained(self.folder, subfolder="transformer", torch_dtype=dtype)
-        self.transformer.requires_grad_(False)
+        self.device = torch.device(device)
+        self.family = _family(folder)
+        self.transformer = self.family.load_part("transformer", dtype).to(self.device)
+        self.family.attach_transformer(self.transformer)
         torch.manual_seed(seed)  # of the adapter's first matrices; the second ones begin at 0
-        self.config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=list(targets))
+        modules = list(targets or self.family.lora_targets)
+        self.config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
         self.transformer.add_adapter(self.config, adapter_name=_ADAPTER)
         if checkpointing:
             self.transformer.enable_gradient_checkpointing()
@@ -56,25 +70,24 @@ class Network:
     def parameters(self) -> list[torch.nn.Parameter]:
         return [p for n, p in sorted(self.transformer.named_parameters()) if f".{_ADAPTER}." in n]
 
-    def velocity(self, x: torch.Tensor, sigma: torch.Tensor, embeds: torch.Tensor, mask: torch.Tensor | None, grid: tuple[int, int]) -> torch.Tensor:
-        """v of states x [B, S, C] at sigma [B], for embeddings [B, L, D] and their mask [B, L] (1: a token); grid is S
-        in rows and columns."""
-        dtype = self.transformer.dtype
-        if mask is not None and bool(mask.all()):
-            mask = None
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            v = self.transformer(
-                hidden_states=x.to(dtype), timestep=sigma.to(dtype), encoder_hidden_states=embeds.to(dtype), encoder_hidden_states_mask=mask,
-                img_shapes=[[(1, *grid)]] * len(x), return_dict=False)[0]  # fmt: skip
-        return v.float()
+    def velocity(
+        self, x: torch.Tensor, sigma: torch.Tensor, rows: list[Row], size: Size, guidance: torch.Tensor
+    ) -> torch.Tensor:
+        """v float32 [n, S, C] of states x float32 [n, S, C] at sigma float32 [n], for the prompts of n rows.
 
-    def guided(self, x: torch.Tensor, sigma: torch.Tensor, texts: "Texts", grid: tuple[int, int], scale: float, rule: str) -> torch.Tensor:
+        guidance float32 [n] is the input of a network that takes it; others leave it.
+        """
+        return self.family.velocity(x, sigma * 1000, rows, size, guidance).float()
+
+    def guided(
+        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, scale: float, rule: str
+    ) -> torch.Tensor:
         """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, rescaled to
         the length of the conditioned v token by token, or plain_clamped, shortened to that of the sample."""
-        v = self.velocity(x, sigma, texts.embeds, texts.mask, grid)
-        if scale <= 1 or texts.negative_embeds is None:
+        v = self.velocity(x, sigma, texts.rows, size, texts.guidance)
+        if scale <= 1 or not texts.negative:
             return v
-        away = self.velocity(x, sigma, texts.negative_embeds, texts.negative_mask, grid)
+        away = self.velocity(x, sigma, texts.negative, size, texts.guidance)
         out = away + scale * (v - away)
         if rule == "rescaled":
             out = out * (v.norm(dim=-1, keepdim=True) / out.norm(dim=-1, keepdim=True))
@@ -136,12 +149,14 @@ class Network:
         return json.dumps({**plain, "base_model_name_or_path": None}, indent=2, sort_keys=True, default=str) + "\n"
 
 
-class Texts:
-    """Encoded prompts of B samples: embeds [B, L, D] with mask [B, L], and where samples are guided those of their
-    negative prompts."""
-
-    def __init__(self, embeds: torch.Tensor, mask: torch.Tensor, negative_embeds: torch.Tensor | None = None, negative_mask: torch.Tensor | None = None):
-        self.embeds, self.mask, self.negative_embeds, self.negative_mask = embeds, mask, negative_embeds, negative_mask
+def _family(folder: str | Path) -> Family:
+    """The family of a folder whose transformer may be loaded. ValueError: what is wrong with it."""
+    try:
+        family = families.find(Folder(folder))
+        family.check_part("transformer")
+    except Fault as e:
+        raise ValueError(f"--model: {folder}: {e}") from e
+    return family
 
 
 def encoded(state: dict[str, torch.Tensor]) -> bytes:

@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,17 +12,19 @@ import torch
 from ..batch import Batch
 from ..events import EventError
 from ..textbatch import TextBatch
-from .model import Texts
+from ..torch.families import Size
+from .model import Row, Texts
 from .objective import Kernel
 
 
 class Rollouts:
     """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
 
-    log_probs and advantages are [B, W] float64; kernels [W] are the trained steps.
+    log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. conditioning names the tensors of a
+    prompt that the network takes, as Family.conditioning does.
     """
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",)):
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if isinstance(batch, TextBatch):
@@ -29,14 +32,21 @@ class Rollouts:
         first = batch.samples[0].trajectory or {}
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (batch["noise_std"] != batch["noise_std"][0]).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
-        if "prompt_embeds" not in batch.conditioning:
-            raise EventError(f"batch {batch.name}: no prompt embeddings are stored; prompts to train on must have rollout.return_conditioning")
+        alike = ("height", "width", "true_cfg_scale", "cfg_rule")
+        if several := {name for name in alike for s in batch.samples if (s.trajectory or {})[name] != first[name]}:
+            raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
+        self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
+        prefixes = ("", "negative_") if self.guidance > 1 else ("",)
+        if missing := [p + n for p in prefixes for n in conditioning if p + n not in batch.conditioning]:
+            raise EventError(
+                f"batch {batch.name}: no {missing[0]} are stored; "
+                "prompts to train on must have rollout.return_conditioning, and be for the model of --model"
+            )
         self.batch, self.name, self.size = batch, batch.name, batch.size
         self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
         self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
-        edge = math.isqrt(first["height"] * first["width"] // first["latents_shape"][0])
-        self.grid = (first["height"] // edge, first["width"] // edge)
-        self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
+        self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
+        self.frame = Size(1, first["height"], first["width"])
         steps = len(first["transitions"])
         # whether trained step j has guidance
         self.guided = [(int(i) + 1) / steps <= batch["cfg_until"][0] for i in batch["step_indices"][0]]
@@ -57,19 +67,24 @@ class Rollouts:
 
     def step(self, rows: np.ndarray, j: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
         """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
-        x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in ("latents", "next_latents", "sigmas"))
-        texts = [self._texts(rows, "prompt_embeds", device)]
-        if self.guidance > 1 and self.guided[j]:
-            texts.append(self._texts(rows, "negative_prompt_embeds", device))
-        return x, after, sigma, Texts(*(t for pair in texts for t in pair))
+        names = ("latents", "next_latents", "sigmas")
+        x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in names)
+        guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
+        groups = self.batch["group_index"][rows].tolist()
+        guided = groups if self.guidance > 1 and self.guided[j] else []
+        there, away = ([self._prompt(g, p, device) for g in gs] for p, gs in (("", groups), ("negative_", guided)))
+        return x, after, sigma, Texts(there, guidance, away)
 
-    def _texts(self, rows: np.ndarray, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings [n, L, D] and mask [n, L], as long as the longest of these rows."""
-        groups = self.batch["group_index"][rows]
-        mask = self.batch.conditioning[f"{name}_mask"][groups]
-        longest = int(mask.sum(axis=1).max())
-        embeds = self.batch.conditioning[name][groups, :longest]
-        return torch.as_tensor(embeds, device=device), torch.as_tensor(mask[:, :longest], device=device)
+    def _prompt(self, group: int, prefix: str, device: torch.device) -> Row:
+        """The tensors of a group's prompt, without padding; prefix is that of the negative prompt's names."""
+        key = (group, prefix, device)
+        if key not in self.prompts:
+            stored, out = self.batch.conditioning, {}
+            for name in self.conditioning:
+                value, mask = stored[prefix + name][group], stored.get(f"{prefix}{name}_mask")
+                out[name] = torch.as_tensor(value if mask is None else value[: int(mask[group].sum())], device=device)
+            self.prompts[key] = out
+        return self.prompts[key]
 
     def by_group(self, values: np.ndarray) -> list[np.ndarray]:
         return [values[self.batch["group_index"] == k] for k in range(len(self.batch.groups))]
