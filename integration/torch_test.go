@@ -76,7 +76,7 @@ func TestTorch_Joined(t *testing.T) {
 	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sockets, err := os.MkdirTemp("/tmp", "meander-test-")
+	sockets, err := os.MkdirTemp("/tmp", "meander-test-") //nolint:usetesting // a socket needs a short path
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,8 @@ func TestTorch_Started(t *testing.T) {
 				remotetest.FaultVariable + "=" + remotetest.FaultOnce,
 				remotetest.FileVariable + "=" + filepath.Join(t.TempDir(), "died"),
 			},
-			[]string{"--batch", "4"}, true,
+			[]string{"--batch", "4"},
+			true,
 		},
 	} {
 		dir := t.TempDir()
@@ -230,16 +231,19 @@ func TestTorch_Commands(t *testing.T) {
 		{[]string{"doctor", "--engine", "torch", "--model", folder}, nil, -1, []string{"a worker knows it: torch-"}},
 		{[]string{"run", "--engine", "torch", "--model", "synthetic", "x"}, nil, 2, []string{"synthetic", "no such model"}},
 		{
-			[]string{"run", "--engine", "torch=nowhere", "--model", folder, "x"}, nil, 2,
+			[]string{"run", "--engine", "torch=nowhere", "--model", folder, "x"},
+			nil, 2,
 			[]string{"--engine: torch=nowhere; must be unix:/PATH"},
 		},
 		{
-			[]string{"run", "--engine", "torch=unix:/s", "--device", "mps", "--model", folder, "x"}, nil, 2,
+			[]string{"run", "--engine", "torch=unix:/s", "--device", "mps", "--model", folder, "x"},
+			nil, 2,
 			[]string{"--device: set; must be absent beside torch=unix:/s"},
 		},
 		{
 			[]string{"run", "--engine", "torch", "--model", folder, "x"},
-			[]string{remotetest.FaultVariable + "=" + remotetest.FaultNoModule}, 2,
+			[]string{remotetest.FaultVariable + "=" + remotetest.FaultNoModule},
+			2,
 			[]string{"has no module 'torch'", "pip install"},
 		},
 		{
@@ -248,7 +252,8 @@ func TestTorch_Commands(t *testing.T) {
 		{[]string{"verify", "--model", folder}, nil, 0, []string{"verified"}},
 		{[]string{"verify", "--engine", "none", "--model", folder}, nil, 2, []string{fix}},
 		{
-			[]string{"verify", "--engine", "vllm=http://x", "--model", folder}, nil, 2,
+			[]string{"verify", "--engine", "vllm=http://x", "--model", folder},
+			nil, 2,
 			[]string{`"vllm=http://x"; must be none, torch or torch=ADDRESS`},
 		},
 	} {

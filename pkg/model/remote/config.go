@@ -81,7 +81,8 @@ func (c Config) Check() error {
 			name  string
 			given bool
 		}{
-			{"device", c.Device != "" && c.Device != "auto"}, {"dtype", c.DType != "" && c.DType != "auto"},
+			{"device", c.Device != "" && c.Device != "auto"},
+			{"dtype", c.DType != "" && c.DType != "auto"},
 			{"threads", c.Threads != 0},
 		} {
 			if beside.given {

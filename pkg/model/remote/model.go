@@ -198,6 +198,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 // explain makes an error of a call one for people: those of settings without their class.
 func explain(err error) error {
 	f, ok := errors.AsType[*wire.Fault](err)
+	alone := errors.Unwrap(err) == nil // nothing says more than the fault
 	switch {
 	case !ok:
 		return err
@@ -205,9 +206,9 @@ func explain(err error) error {
 		return fmt.Errorf("%w: %s", model.ErrPrompt, f.Message)
 	case f.Class == wire.ClassLatents:
 		return fmt.Errorf("%w: %s", model.ErrLatents, f.Message)
-	case f.Class == wire.ClassConfig && err == error(f):
+	case f.Class == wire.ClassConfig && alone:
 		return fmt.Errorf("worker: %s", f.Message)
-	case err == error(f):
+	case alone:
 		return fmt.Errorf("worker: %w", f)
 	}
 	return err

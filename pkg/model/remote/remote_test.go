@@ -228,7 +228,7 @@ func TestInspect_Loading(t *testing.T) {
 // Opening waits for a worker that is not there yet, and while it loads.
 func TestOpen_Waits(t *testing.T) {
 	dir := remotetest.Folder(t, class, 1)
-	socket, err := os.MkdirTemp("/tmp", "remotetest-")
+	socket, err := os.MkdirTemp("/tmp", "remotetest-") //nolint:usetesting // a socket needs a short path
 	if err != nil {
 		t.Fatal(err)
 	}

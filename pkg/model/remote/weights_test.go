@@ -147,8 +147,8 @@ func TestAdapted_Refuses(t *testing.T) {
 func TestReplaced(t *testing.T) {
 	dir, other := remotetest.Folder(t, class, 1), remotetest.Folder(t, class, 2)
 	file := filepath.Join(other, "transformer", "diffusion_pytorch_model.safetensors")
-	bare, theirs := opened(t, other, joined(t, other)), [][]float32{}
-	theirs = velocity(t, bare, rowsOf(t, bare, 2))
+	bare := opened(t, other, joined(t, other))
+	theirs := velocity(t, bare, rowsOf(t, bare, 2))
 	for name, cfg := range map[string]remote.Config{"files": joined(t, dir), "tensors": overTCP(t, dir)} {
 		t.Run(name, func(t *testing.T) {
 			temporary := t.TempDir()

@@ -304,8 +304,11 @@ func (r *Recorder) storeText(ctx context.Context, x *schemas.TextResult) error {
 		name string
 		of   *schemas.Tensor
 	}{
-		{"text.ids", x.IDs}, {"text.mask", x.Mask}, {"text.log_probs", x.LogProbs},
-		{"text.processed_log_probs", x.ProcessedLogProbs}, {"text.entropies", x.Entropies},
+		{"text.ids", x.IDs},
+		{"text.mask", x.Mask},
+		{"text.log_probs", x.LogProbs},
+		{"text.processed_log_probs", x.ProcessedLogProbs},
+		{"text.entropies", x.Entropies},
 		{"text.top_log_probs", x.TopLogProbs},
 	} {
 		if field.of == nil || len(field.of.Data) < inlineText {

@@ -90,7 +90,7 @@ func New(o Options) (*Worker, error) {
 // has it.
 func Start(t testing.TB, o Options) (w *Worker, address string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "remotetest-") // a path short enough for a socket
+	dir, err := os.MkdirTemp("/tmp", "remotetest-") //nolint:usetesting // a socket needs a short path
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,17 +21,22 @@ func TestConditioning_Masks(t *testing.T) {
 		want    []string
 	}{
 		{
-			"by default", nil, []model.Tensor{embeds, pooled},
+			"by default", nil,
+			[]model.Tensor{embeds, pooled},
 			[]string{"prompt_embeds", "prompt_embeds_mask", "pooled_prompt_embeds"},
 		},
 		{"none", map[string]string{}, []model.Tensor{embeds, pooled}, []string{"prompt_embeds", "pooled_prompt_embeds"}},
 		{
-			"another name", map[string]string{"prompt_embeds": "prompt_attention_mask"}, []model.Tensor{embeds, own},
+			"another name",
+			map[string]string{"prompt_embeds": "prompt_attention_mask"},
+			[]model.Tensor{embeds, own},
 			[]string{"prompt_embeds", "prompt_attention_mask"},
 		},
 		{
-			"one that the family lacks", map[string]string{"prompt_embeds": "mask", "pooled_prompt_embeds": "mask"},
-			[]model.Tensor{embeds, pooled}, []string{"prompt_embeds", "mask", "pooled_prompt_embeds"},
+			"one that the family lacks",
+			map[string]string{"prompt_embeds": "mask", "pooled_prompt_embeds": "mask"},
+			[]model.Tensor{embeds, pooled},
+			[]string{"prompt_embeds", "mask", "pooled_prompt_embeds"},
 		},
 	} {
 		cond := &model.Conditioning{Tensors: c.tensors}
