@@ -198,7 +198,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 // explain makes an error of a call one for people: those of settings without their class.
 func explain(err error) error {
 	f, ok := errors.AsType[*wire.Fault](err)
-	alone := errors.Unwrap(err) == nil // nothing says more than the fault
+	alone := err == error(f) //nolint:errorlint // a fault that nothing wraps, and so nothing explains
 	switch {
 	case !ok:
 		return err
