@@ -226,9 +226,11 @@ build/golden-venv/ok: deploy/golden/requirements.txt
 	touch $@
 
 # The recipe's numbers are in deploy/bench/learn; flags of meander-train follow in LEARN, as LEARN="--updates 20 --stop".
+# ENGINE=torch: a worker in the same environment computes the sampler's network; its runs are meander-out/learn/torch-SEED.
 SEEDS ?= 2
-learn: learn-needs build build/learn-venv/ok ## train an adapter of signs on the stream: starts a pipeline, ends with a curve and contact sheets (Python; SEEDS="2 3 4")
-	build/learn-venv/bin/python deploy/learn/learn.py --seeds $(SEEDS) -- $(LEARN)
+ENGINE ?=
+learn: learn-needs build build/learn-venv/ok ## train an adapter of signs on the stream: starts a pipeline, ends with a curve and contact sheets (Python; SEEDS="2 3 4"; ENGINE=torch)
+	build/learn-venv/bin/python deploy/learn/learn.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE) --name $(ENGINE)) -- $(LEARN)
 
 learn-hacked: learn-needs build build/learn-venv/ok ## the same without what holds diversity, until the reader is gamed: to see the alarms
 	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --hold-diversity 0 $(LEARN)
@@ -257,7 +259,7 @@ build/torch-venv/ok: $(TORCH_TESTS)/requirements.txt deploy/learn/install.sh pkg
 .PHONY: learn-needs
 learn learn-hacked: GOLD = gold -- $(LEARN)
 learn-needs: ## what make learn needs of this machine: fail and say all that is not there
-	@TORCH='$(TORCH)' deploy/learn/needs.sh build/learn-venv $(GOLD)
+	@TORCH='$(TORCH)' ENGINE='$(ENGINE)' deploy/learn/needs.sh build/learn-venv $(GOLD)
 
 up: compose-plugin build/compose.env compose-check $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; APART=1: between one and three; settings: docker-compose.yml
 	VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans

@@ -58,6 +58,8 @@ func TestLearn_Needs(t *testing.T) {
 			"", nil,
 			[]string{"apt-get install python3-venv"},
 		},
+		"torch engine":   {nil, "ENGINE=torch", gold, nil},
+		"another engine": {nil, "ENGINE=onnx", gold, []string{"ENGINE must be torch, or empty"}},
 		"disk":           {map[string]string{"df": df(7)}, "", nil, []string{"8 " + disk, "TORCH=cpu"}},
 		"disk for a CPU": {map[string]string{"df": df(7)}, "TORCH=cpu", nil, nil},
 		"less for a CPU": {map[string]string{"df": df(2)}, "TORCH=cpu", nil, []string{"3 " + disk}},

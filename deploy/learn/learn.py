@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Starts a pipeline, trains on its stream, and stops it: one run a seed, each in a store of its own.
 
-    learn.py [--seeds 2 3 4] [--out FOLDER] [--name NAME] [--meander bin/meander] [-- flags of meander-train]
+    learn.py [--seeds 2 3 4] [--out FOLDER] [--name NAME] [--meander bin/meander] [--engine torch]
+             [-- flags of meander-train]
 
 A run that was interrupted goes on when it is started again. Ends with the curve and the contact sheets before and after.
 """
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn"))
     parser.add_argument("--name", default="seed", help="of the runs' folders, NAME-SEED")
     parser.add_argument("--meander", default="bin/meander")
+    parser.add_argument("--engine", default="", help="torch: a worker with this Python computes the sampler's network")
     args = parser.parse_args(own)
     # A run that is stopped takes its pipeline and its trainer with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again to go on"))
@@ -40,22 +42,25 @@ def main() -> None:
         out = args.out / f"{args.name}-{seed}"
         out.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        with pipeline(args.meander, out) as url:
+        with pipeline(args.meander, out, engine=args.engine) as url:
             train(url, seed, out, theirs)
         note(out, time.monotonic() - began)
         print(f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}")
 
 
 @contextlib.contextmanager
-def pipeline(meander: str, out: Path, model: str = "signs") -> Iterator[str]:
+def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") -> Iterator[str]:
     """meander up with a store in the folder and one of our models; it ends with the run."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
     command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models" / model), "--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
+    if engine:
+        command += ["--engine", engine]
+    env = os.environ | {"MEANDER_PYTHON": sys.executable}  # a worker has the packages that the trainer has
     with open(out / "up.log", "a") as log:
-        up = subprocess.Popen(command, stdout=log, stderr=log)
+        up = subprocess.Popen(command, stdout=log, stderr=log, env=env)
     try:
         while True:
             if up.poll() is not None:

@@ -5,12 +5,18 @@
 #
 # gold: the training reads its samples with --gold too, which is tesseract unless the flags say otherwise.
 # TORCH=cpu: torch comes as its CPU build, which is a sixth of the other.
+# ENGINE=torch: the sampler's network is computed by a worker, which has the packages of VENV, too.
 set -eu
 venv=$1
 shift
 lacks=
 lack() { lacks="$lacks
   $1"; }
+
+case ${ENGINE-} in
+'' | torch) ;;
+*) lack "an engine called $ENGINE: ENGINE must be torch, or empty for meander's own Qwen-Image" ;;
+esac
 
 if [ "${1-}" = gold ]; then
 	gold=ocr reward=glyph name=
