@@ -467,10 +467,7 @@ class Flux(Family):
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
-        from diffusers import FluxPipeline
-
         embeds = self.stack(rows, "prompt_embeds")
-        _, h, w = self.latent_grid(size)
         return self.transformer(
             hidden_states=x.to(self.dtype),
             timestep=t.to(self.dtype) / 1000,
@@ -478,9 +475,19 @@ class Flux(Family):
             pooled_projections=self.stack(rows, "pooled_prompt_embeds"),
             encoder_hidden_states=embeds,
             txt_ids=embeds.new_zeros(embeds.shape[1], 3),
-            img_ids=FluxPipeline._prepare_latent_image_ids(len(rows), h // 2, w // 2, self.device, self.dtype),
+            img_ids=self.image_ids(size),
             return_dict=False,
         )[0]
+
+    def image_ids(self, size: Size) -> torch.Tensor:
+        """Returns (0, row, column) of each token, [S, 3], in the network's dtype."""
+        import torch
+
+        _, h, w = self.latent_grid(size)
+        ids = torch.zeros(h // 2, w // 2, 3, device=self.device)
+        ids[..., 1] += torch.arange(h // 2, device=self.device)[:, None]
+        ids[..., 2] += torch.arange(w // 2, device=self.device)
+        return ids.reshape(-1, 3).to(self.dtype)
 
 
 class ZImage(Family):

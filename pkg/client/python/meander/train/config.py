@@ -37,7 +37,7 @@ class Config:
     sde_type: str = _setting("sde", "their transition: sde, cps or dance_sde", _ROLL)
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
-    guidance: float = _setting(1.0, "true_cfg_scale; 1 for none", _ROLL)
+    guidance: float = _setting(1.0, "true_cfg_scale; 1 for none (the guidance input of FLUX.1 is a field of a prompt)", _ROLL)
     reward: str = _setting("glyph", "reward functions to train on, as glyph or glyph=1,diversity=0.2", _ROLL)
     hold_diversity: float = _setting(0.9, "diversity is rewarded, too, while an evaluation finds less than this share of the start's: 20 times what is missing; 0: never", _ROLL)
     estimator: str = _setting("flow_grpo", "what turns rewards into advantages", _ROLL)
