@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy \
+.PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test engines-torch up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -165,6 +165,11 @@ bench-swarm: build/bench ## 16, 128 and 1024 virtual samplers of the synthetic m
 
 bench-policy: build/bench ## from a push of weights to the first sample that is made with them, under load
 	build/bench policy
+
+# TORCH_FLAGS: --device cuda:0 --model FOLDER and the like. Without a Python of yours, that of make engines-torch.
+bench-torch: build/bench ## workers of PyTorch: what a call costs, the network beside our own, deterministic beside batched (Python)
+	PYTHONPATH=pkg/client/python OMP_NUM_THREADS=1 build/bench torch \
+		--python '$(or $(MEANDER_PYTHON),$(wildcard build/torch-venv/bin/python),python3)' $(TORCH_FLAGS)
 
 # Go knows what has changed.
 .PHONY: build/bench

@@ -140,7 +140,7 @@ var layers = map[string][]string{
 	"integration/tools/ptxvm":       {"pkg/tensor/cuda/driver"},                // interprets the CUDA kernels
 	"integration/tools/libcuda":     {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
-		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
+		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/model/remote", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
 		"pkg/client", "pkg/lora", "pkg/safetensors", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
@@ -171,7 +171,7 @@ var testLayers = map[string][]string{
 	"pkg/scorer/onnxscore":         {"pkg/media"},
 	"pkg/scorer/natsscore":         {"pkg/media", "pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest", "pkg/model", "pkg/model/synthetic"},
-	"integration/tools/bench":      {"pkg/model/qwenimage/checkpoint"},
+	"integration/tools/bench":      {"pkg/model/qwenimage/checkpoint", "pkg/model/remote/remotetest", "integration/tools/harness"},
 	"services/sampler/recorder":    {"pkg/bus/bustest", "pkg/model/families", "services/intake"},
 	"services/sampler/weights":     {"pkg/bus/bustest", "pkg/model", "pkg/model/families", "services/sampler/engine/images"},
 	"services/reward":              {"pkg/bus/bustest"},

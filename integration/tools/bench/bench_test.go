@@ -5,19 +5,24 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime/pprof"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
 )
 
 // tinyBench measures next to nothing, with a model of the given name.
@@ -166,6 +171,59 @@ func TestBenchEvents(t *testing.T) {
 	}
 }
 
+// The worker of tests stands for those of Python.
+func TestBenchTorch(t *testing.T) {
+	b := torchBench{
+		model: remotetest.Folder(t, "FluxPipeline", 1), python: harness.WorkerProgram(t), echo: "-m meander.torch",
+		device: "cpu", dtype: "f32", prompt: "a", batches: []int{1, 3}, runs: 2, steps: 2, rounds: 2, calls: 3,
+		bodies: []torchBody{{16, 1}, {32, 2}},
+	}
+	var out, stderr bytes.Buffer
+	if err := b.run(t.Context(), &out, &stderr); err != nil {
+		t.Fatalf("%v\n%s", err, &stderr)
+	}
+	for _, want := range []string{
+		" B | 1 | ", " B | 2 | ", "without our own engine: ", "computed by the torch engine", "\n- worker: ",
+		"\n| 1 | worker | ", "\n| 3 | worker | ", "\n| 3 | worker, deterministic | ", "\n| worker | ",
+		"\n| worker, deterministic | ",
+	} {
+		if strings.Count(out.String(), want) != 1 {
+			t.Errorf("%q is not once in the report:\n%s", want, &out)
+		}
+	}
+	b.python = "/does/not/exist"
+	if err := b.run(t.Context(), &out, &stderr); exitCode(err) != exitUsage {
+		t.Errorf("%v without a Python, want a usage error", err)
+	}
+}
+
+// Ratios are those to the first engine, scaling that to the first size of the same.
+func TestBenchTorch_beside(t *testing.T) {
+	m, err := families.All().Open(checkpoint.Dir(t, checkpoint.Config{}), model.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := 0.0
+	cpu := func(each float64) func() float64 {
+		return func() float64 { used += each; return used }
+	}
+	engines := []torchEngine{{"ours", m, cpu(1)}, {"theirs", m, cpu(3)}}
+	b := torchBench{device: "cpu", prompt: "a", batches: []int{1, 2}, runs: 2, steps: 2, rounds: 1}
+	var out bytes.Buffer
+	if err := errors.Join(b.velocities(t.Context(), &out, engines), b.samples(t.Context(), &out, engines), m.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`\n\| 1 \| ours \| [0-9.]+ \| \|  \|  \| 1.00 \|`,
+		`\n\| 2 \| theirs \| [0-9.]+ \| \*\*[0-9.]+\*\* \([^|]+ \| [0-9.]+ \|  \| [0-9.]+ \|`,
+		`\n\| ours \| [0-9.]+ \| [0-9.]+ \| [0-9]+ \| \|  \|`, `\n\| theirs \| [0-9.]+ \| [0-9.]+ \| [0-9]+ \| \*\*`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("no %s in the report:\n%s", want, &out)
+		}
+	}
+}
+
 func TestBenchSwarm(t *testing.T) {
 	b := swarmBench{samplers: []int{1, 3}, groups: 2, n: 2, steps: 2, transport: loopback}
 	var out bytes.Buffer
@@ -196,6 +254,8 @@ func TestBenchUsage(t *testing.T) {
 		{"events", "--latency", "-1s"},
 		{"events", "--grow", "10,5"},
 		{"swarm", "--samplers", "0"},
+		{"torch", "--model", "synthetic"},
+		{"torch", "--batch", "0"},
 	} {
 		if got := exitCode(execute(t.Context(), line)); got != exitUsage {
 			t.Errorf("%q: exit status %d, want %d", line, got, exitUsage)

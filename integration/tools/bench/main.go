@@ -1,7 +1,7 @@
 // Command bench measures the sampler, language models, matrix products, the advantage service, the event
-// plane and updates of weights on this machine: it serves make bench-sampler, bench-tokens, bench-gemm,
-// bench-advantage, bench-events, bench-swarm and bench-policy. It also writes model folders of the published size to
-// measure with.
+// plane, updates of weights and workers of PyTorch on this machine: it serves make bench-sampler, bench-tokens,
+// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy and bench-torch. It also writes model folders of
+// the published size to measure with.
 package main
 
 import (
@@ -44,7 +44,8 @@ func execute(ctx context.Context, args []string) error {
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
-		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchFolderCommand(), benchGPUCommand())
+		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchTorchCommand(), benchFolderCommand(),
+		benchGPUCommand())
 	c.SetArgs(args)
 	return c.ExecuteContext(ctx)
 }

@@ -117,6 +117,9 @@ func (p *painter) denoise(ctx context.Context, n int, cond, negative *model.Cond
 	if err != nil {
 		return nil, err
 	}
+	if p.scale <= 1 {
+		negative = nil // no guidance
+	}
 	size := tokens * card.LatentChannels
 	rollouts, rows := make([]*flow.Rollout, n), make([]images.GuidedRow, n)
 	for i := range rollouts {

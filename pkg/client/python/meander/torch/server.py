@@ -213,6 +213,7 @@ class Worker:
             raise Fault(
                 "protocol", f"protocol: {args['protocol']}; must be {PROTOCOL}, install the same version of both sides"
             )
+        state = self.state  # before the rest, which loading changes first
         out = {
             "protocol": PROTOCOL,
             "class": self.family.folder.class_name,
@@ -222,7 +223,7 @@ class Worker:
             "backend": self.backend(),
             "versions": self.versions(),
             "limits": {"body_bytes": MAX_BODY, "rows": self.rows},
-            "state": self.state,
+            "state": state,
             "import_s": self.import_s,
             "load_s": self.load_s,
             "detail": self.detail,

@@ -392,3 +392,20 @@ def test_text_encoders_on_a_device_of_their_own(folders, dial):
     assert client("put", {}, tensors)[0]["handle"] == handle
     v = client.velocity(latents(hello["card"], 1, H, W), [0.5], [handle], H, W, [3.5])
     assert np.isfinite(v).all() and v.std() > 0.01
+
+
+def test_hello_says_ready_with_what_loading_decided(folders, dial, monkeypatch):
+    family = families.find(Folder(folders["sd3"]))
+    worker, versions = Worker(family, "auto", "auto"), Worker.versions
+
+    def load_first(self):
+        if self.state == "loading":  # loading ends in the middle of a hello
+            self.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
+        return versions(self)
+
+    monkeypatch.setattr(Worker, "versions", load_first)
+    client = dial("", worker=worker)
+    hello, _ = client("hello", {"protocol": 1, "token": ""})
+    assert (hello["state"], hello["device"], hello["dtype"]) in [("loading", "auto", "auto"), ("ready", "cpu", "f32")]
+    hello, _ = client("hello", {"protocol": 1, "token": ""})
+    assert (hello["state"], hello["device"], hello["dtype"]) == ("ready", "cpu", "f32")
