@@ -210,7 +210,8 @@ func TestBenchTorch_beside(t *testing.T) {
 	engines := []torchEngine{{"ours", m, cpu(1)}, {"theirs", m, cpu(3)}}
 	b := torchBench{device: "cpu", prompt: "a", batches: []int{1, 2}, runs: 2, steps: 2, rounds: 1}
 	var out bytes.Buffer
-	if err := errors.Join(b.velocities(t.Context(), &out, engines), b.samples(t.Context(), &out, engines), m.Close()); err != nil {
+	err = errors.Join(b.velocities(t.Context(), &out, engines), b.samples(t.Context(), &out, engines), m.Close())
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{

@@ -63,8 +63,10 @@ on another device our own engine is left out. The report is Markdown.`,
 	}
 	f := c.Flags()
 	f.StringVar(&b.model, "model", "signs", "folder in the diffusers layout, or the name of a shipped model")
-	f.StringVar(&b.python, "python", cmp.Or(os.Getenv("MEANDER_PYTHON"), "python3"), "Python that has the worker's packages")
-	f.StringVar(&b.echo, "echo", "deploy/bench/torch_echo.py", "arguments of Python for the worker that gives latents back")
+	f.StringVar(&b.python, "python", cmp.Or(os.Getenv("MEANDER_PYTHON"), "python3"),
+		"Python that has the worker's packages")
+	f.StringVar(&b.echo, "echo", "deploy/bench/torch_echo.py",
+		"arguments of Python for the worker that gives latents back")
 	f.StringVar(&b.device, "device", "cpu", "device of the workers, such as cuda:0")
 	f.StringVar(&b.dtype, "dtype", "auto", "element type of the workers")
 	f.StringVar(&b.prompt, "prompt", `a blue sign that says "4071"`, "prompt of all samples")
