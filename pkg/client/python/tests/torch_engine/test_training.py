@@ -171,6 +171,18 @@ def test_bf16_learns_too(name, folders, rollout):
     assert report.grad_norm > 0 and not torch.equal(velocities(network, batch), before)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointing_changes_no_gradient(name, folders, rollout):
+    states = []
+    for checkpointing in (False, True):
+        network = Network(folders[name], rank=2, seed=1, checkpointing=checkpointing)
+        assert network.transformer.is_gradient_checkpointing == checkpointing
+        batch = Rollouts(Batch(rollout(name), "b"), network.family.conditioning)
+        Learner(network, Loss(), lr=1e-2).update(batch)
+        states.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    assert 0 <= float((states[1] - states[0]).norm()) < 1e-4 * float(states[0].norm())
+
+
 def test_a_folder_without_a_family_is_refused(folders, tmp_path):
     with pytest.raises(ValueError, match="no model_index.json"):
         Network(tmp_path)
