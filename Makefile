@@ -26,7 +26,7 @@ FORMS    := secure cluster
 profiles := $(subst $(comma), ,$(PROFILE))
 forms    := $(strip $(foreach f,$(FORMS),$(filter $f,$(profiles))))
 # Every profile of docker-compose.yml: what any of them started is stopped.
-PROFILES := all-in-one gpu metrics
+PROFILES := all-in-one gpu metrics torch
 # Compose takes a name that it does not know, and starts what has none.
 ifneq ($(filter up down logs compose-check,$(MAKECMDGOALS)),)
 unknown  := $(filter-out $(FORMS) $(PROFILES),$(profiles))
@@ -35,6 +35,9 @@ $(if $(unknown),$(error PROFILE=$(PROFILE): there is no $(unknown); \
 misplaced := $(filter $(FORMS),$(subst $(comma), ,$(COMPOSE_PROFILES)))
 $(if $(misplaced),$(error COMPOSE_PROFILES=$(COMPOSE_PROFILES): $(misplaced) must be in PROFILE))
 endif
+# The token between sampler and worker of the profile torch.
+torch    := $(filter torch,$(profiles) $(subst $(comma), ,$(COMPOSE_PROFILES)))
+torch_token := $(or $(MEANDER_TORCH_TOKEN_FILE),build/torch/token)
 # Once a file is named Compose does not look for the override by itself.
 COMPOSE  := docker compose --env-file build/compose.env \
 	$(if $(forms),--file docker-compose.yml $(patsubst %,--file deploy/compose.%.yml,$(forms) $(if $(word 2,$(forms)),secure-cluster)) $(addprefix --file ,$(wildcard docker-compose.override.yml))) \
@@ -266,8 +269,8 @@ learn learn-hacked: GOLD = gold -- $(LEARN)
 learn-needs: ## what make learn needs of this machine: fail and say all that is not there
 	@TORCH='$(TORCH)' ENGINE='$(ENGINE)' deploy/learn/needs.sh build/learn-venv $(GOLD)
 
-up: compose-plugin build/compose.env compose-check $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; APART=1: between one and three; settings: docker-compose.yml
-	VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans
+up: compose-plugin build/compose.env compose-check $(if $(filter secure,$(forms)),credentials) $(if $(torch),$(torch_token)) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; APART=1: between one and three; settings: docker-compose.yml
+	$(if $(torch),MEANDER_TORCH_TOKEN=$$(cat '$(torch_token)')) VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans
 	@$(token); umask 077 && \
 	echo "unset MEANDER_NATS_TOKEN; $(strip $(access)); export MEANDER_NATS_URL=$(servers)" > build/client.env
 	@echo 'To reach it: . build/client.env'
@@ -309,6 +312,11 @@ compose-plugin: ## fail and say what is needed when containers cannot be run her
 build/compose.env:
 	mkdir -p build
 	umask 077 && echo "MEANDER_NATS_TOKEN=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')" > $@
+
+# For the worker's user to read: only the owner of the folder gets past it.
+build/torch/token:
+	mkdir -p build && install -d -m 700 build/torch
+	umask 333 && od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > $@
 
 demo: build ## build, then 4 prompts x 8 samples: a table of rewards and advantages, and contact sheets
 	bin/meander run --group-size 8 --seed 5 --reward glyph --prompts deploy/demo/prompts.txt --out meander-out/demo

@@ -165,14 +165,15 @@ func docker(t *testing.T, env []string, args ...string) output {
 	return output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// buildImages makes the images of all services but those for GPUs, by service.
+// buildImages makes the images of all services but those for GPUs and PyTorch, by service.
 func buildImages(t *testing.T) map[string]string {
 	t.Helper()
 	images, made := map[string]string{}, map[string]string{}
 	for _, file := range composeFiles {
 		for name, s := range readCompose(t, file).Services {
 			program := s.Build.Args["PROGRAM"]
-			if s.Build.Context == "" || slices.Contains(s.Profiles, "gpu") {
+			if s.Build.Context == "" || slices.Contains(s.Profiles, "gpu") ||
+				slices.Contains(s.Profiles, "torch") {
 				continue
 			}
 			if made[program] == "" {

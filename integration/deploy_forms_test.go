@@ -65,7 +65,7 @@ func TestDeploy_Forms(t *testing.T) {
 					t.Errorf("%s: %s: volume %s is not declared", file, name, v.Source)
 				}
 				_, role, isKeys := strings.Cut(v.Source, "/containers/")
-				of := map[string]string{"sampler-gpu": "sampler", "streams": "admin"}[name]
+				of := map[string]string{"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin"}[name]
 				if isKeys && (!v.ReadOnly || role != name && role != of) {
 					t.Errorf("%s: %s has the keys of %s", file, name, role)
 				}
@@ -168,12 +168,15 @@ func TestDeploy_FormsRefused(t *testing.T) {
 		settings, says string
 		here           engine
 	}{
-		{"PROFILE=sekure", "there is no sekure; must be of secure cluster all-in-one gpu metrics", one},
+		{"PROFILE=sekure", "there is no sekure; must be of secure cluster all-in-one gpu metrics torch", one},
 		{"PROFILE=secure,claster", "there is no claster", one},
 		{"COMPOSE_PROFILES=metrics,secure", "secure must be in PROFILE", one},
 		{"PROFILE=gpu", `no runtime "nvidia"`, one},
 		{"COMPOSE_PROFILES=metrics,gpu", `no runtime "nvidia"`, one},
 		{"PROFILE=gpu", "", engine{runtimes: "runc nvidia"}},
+		{"PROFILE=torch MEANDER_TORCH_RUNTIME=nvidia", `MEANDER_TORCH_RUNTIME: docker has no runtime "nvidia"`, one},
+		{"PROFILE=torch MEANDER_TORCH_RUNTIME=nvidia", "", engine{runtimes: "runc nvidia"}},
+		{"COMPOSE_PROFILES=torch", "", one},
 		{"PROFILE=cluster", "from one server to three servers", one},
 		{"PROFILE=cluster", "stay in the volume events", engine{volumes: "events"}},
 		{"PROFILE=cluster APART=1", "", one},

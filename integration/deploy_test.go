@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,12 +45,14 @@ type compose struct {
 		Volumes     []volume
 		Networks    []string
 		Environment map[string]string
-		StopGrace   string                    `yaml:"stop_grace_period"`
-		Healthcheck struct{ Test []string }   `yaml:"healthcheck"`
+		StopGrace   string                  `yaml:"stop_grace_period"`
+		Healthcheck struct{ Test []string } `yaml:"healthcheck"`
+		Secrets     []string
 		DependsOn   map[string]map[string]any `yaml:"depends_on"`
 	}
 	Networks map[string]any
 	Volumes  map[string]any
+	Secrets  map[string]struct{ File string }
 }
 
 func readCompose(t *testing.T, file string) compose {
@@ -125,6 +128,11 @@ func TestDeploy_Compose(t *testing.T) {
 				}
 				if pinned := regexp.MustCompile(`:v?\d+\.\d+\.\d+`); !pinned.MatchString(s.Image) {
 					t.Errorf("image %s is not pinned", s.Image)
+				}
+			} else if name == "torch" { // a worker, which knows nothing of the server
+				if slices.Contains(s.Networks, "events") || strings.Contains(strings.Join(slices.Collect(maps.Values(s.Environment)),
+					" "), "TOKEN") {
+					t.Errorf("networks %v, environment %v; want neither the server nor its token", s.Networks, s.Environment)
 				}
 			} else if has := s.Environment; !strings.Contains(has["MEANDER_NATS_TOKEN"]+has["MEANDER_NATS_URL"],
 				"${MEANDER_NATS_TOKEN:?") {
@@ -222,8 +230,8 @@ func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
 			t.Errorf("%s is not scraped where it serves its metrics: %v:%s\n%s", name, targets.Names, targets.Port, out)
 		}
 	}
-	if programs != 6 || len(targets.Names) != 6 {
-		t.Errorf("%d programs and %v scraped, want 6 of each", programs, targets.Names)
+	if programs != 7 || len(targets.Names) != 7 {
+		t.Errorf("%d programs and %v scraped, want 7 of each", programs, targets.Names)
 	}
 }
 

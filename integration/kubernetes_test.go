@@ -18,10 +18,14 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	yaml "go.yaml.in/yaml/v3"
 
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
 	"github.com/meander-rl/meander/schemas"
 )
 
 const manifests = "deploy/kubernetes"
+
+// torchManifests are applied beside them.
+const torchManifests = manifests + "/torch"
 
 // manifest is what these tests read of a Kubernetes object beyond its schema.
 type manifest struct {
@@ -38,6 +42,14 @@ type manifest struct {
 				Security struct {
 					RunAsNonRoot bool `yaml:"runAsNonRoot"`
 				} `yaml:"securityContext"`
+				Init []struct {
+					Image    string
+					Restart  string `yaml:"restartPolicy"`
+					Args     []string
+					Security struct {
+						ReadOnly bool `yaml:"readOnlyRootFilesystem"`
+					} `yaml:"securityContext"`
+				} `yaml:"initContainers"`
 				Containers []struct {
 					Image string
 					Env   []struct {
@@ -71,15 +83,20 @@ type probe struct {
 	HTTPGet struct{ Path, Port string } `yaml:"httpGet"`
 }
 
-// readManifests reads what the kustomization names.
-func readManifests(t *testing.T) (out []manifest) {
+// readManifests reads what the kustomizations name.
+func readManifests(t *testing.T) []manifest {
+	t.Helper()
+	return append(manifestsIn(t, manifests), manifestsIn(t, torchManifests)...)
+}
+
+func manifestsIn(t *testing.T, folder string) (out []manifest) {
 	t.Helper()
 	var k struct{ Resources []string }
-	if err := yaml.Unmarshal([]byte(read(t, manifests+"/kustomization.yaml")), &k); err != nil {
+	if err := yaml.Unmarshal([]byte(read(t, folder+"/kustomization.yaml")), &k); err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range k.Resources {
-		text := []byte(read(t, filepath.Join(manifests, file)))
+		text := []byte(read(t, filepath.Join(folder, file)))
 		typed, raw := yaml.NewDecoder(bytes.NewReader(text)), yaml.NewDecoder(bytes.NewReader(text))
 		for {
 			m := manifest{file: file}
@@ -129,8 +146,9 @@ func TestKubernetes_Schemas(t *testing.T) {
 		return kinds[kind].Validate(value)
 	}
 	found := readManifests(t)
-	if len(found) != 12 {
-		t.Errorf("%d manifests; the namespace, the network, and of four services a Deployment and a PodDisruptionBudget each, two of them scaled", len(found))
+	if len(found) != 14 {
+		t.Errorf("%d manifests; the namespace, the network, and of four services and a sampler with PyTorch a Deployment "+
+			"and a PodDisruptionBudget each, two of them scaled", len(found))
 	}
 	files, err := filepath.Glob(filepath.Join(root, manifests, "*.yaml"))
 	if err != nil {
@@ -242,16 +260,49 @@ func deployed(t *testing.T, m manifest) {
 	}
 }
 
+// The worker is a sidecar that outlives the sampler's drain, with the same model and at the socket that the sampler
+// joins; the worker of tests takes its arguments.
+func TestKubernetes_Torch(t *testing.T) {
+	t.Parallel()
+	pod := manifestsIn(t, torchManifests)[0].Spec.Template.Spec
+	if len(pod.Init) != 1 || pod.Init[0].Restart != "Always" || pod.Init[0].Image != "meander-torch" ||
+		!pod.Init[0].Security.ReadOnly {
+		t.Fatalf("%+v; want one sidecar that is hardened", pod.Init)
+	}
+	env := map[string]string{}
+	for _, v := range pod.Containers[0].Env {
+		env[v.Name] = v.Value
+	}
+	socket := strings.TrimPrefix(env["MEANDER_SAMPLER_ENGINE"], "torch=unix:")
+	if args := pod.Init[0].Args; !slices.Contains(args, "--socket="+socket) ||
+		!slices.Contains(args, "--model="+env["MEANDER_SAMPLER_MODEL"]) {
+		t.Errorf("the worker has %v, the sampler %v; want one socket and one model", args, env)
+	}
+	dir, err := os.MkdirTemp("/tmp", "meander-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	var args []string
+	for _, a := range pod.Init[0].Args {
+		args = append(args, strings.NewReplacer(env["MEANDER_SAMPLER_MODEL"], remotetest.Folder(t, "FluxPipeline", 1), socket,
+			filepath.Join(dir, "s")).Replace(a))
+	}
+	joinWorker(t, args...)
+}
+
 // kubectl, where there is one, puts the manifests together.
 func TestKubernetes_Kustomization(t *testing.T) {
 	if _, err := exec.LookPath("kubectl"); err != nil {
 		t.Skip("the kustomization is not built: there is no kubectl here")
 	}
-	cmd := exec.Command("kubectl", "kustomize", filepath.Join(root, manifests))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil || bytes.Count(out, []byte("\nkind: ")) != 12 {
-		t.Errorf("%v\n%s", err, out)
+	for folder, kinds := range map[string]int{manifests: 12, torchManifests: 2} {
+		cmd := exec.Command("kubectl", "kustomize", filepath.Join(root, folder))
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil || bytes.Count(append([]byte("\n"), out...), []byte("\nkind: ")) != kinds {
+			t.Errorf("%s: %v\n%s", folder, err, out)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 """Calls of a worker: what it refuses, with which class of error, and that it lives on."""
 
 import shutil
+import socket
 import threading
 
 import numpy as np
@@ -409,3 +410,35 @@ def test_hello_says_ready_with_what_loading_decided(folders, dial, monkeypatch):
     assert (hello["state"], hello["device"], hello["dtype"]) in [("loading", "auto", "auto"), ("ready", "cpu", "f32")]
     hello, _ = client("hello", {"protocol": 1, "token": ""})
     assert (hello["state"], hello["device"], hello["dtype"]) == ("ready", "cpu", "f32")
+
+
+def test_health_is_that_of_hello(folders, workers, tmp_path, monkeypatch):
+    from meander.torch import health
+    from meander.torch.server import Server
+
+    loading = Worker(families.find(Folder(folders["sd3"])), "cpu", "f32", token="a token of the test")
+    failed = Worker(loading.family, "cpu", "f32")
+    failed.error = Fault("config", "device: gone")
+    for worker, token, want, says in [
+        (workers("sd3"), "", "ready", "ready"),
+        (loading, "a token of the test", "loading", "starting"),
+        (loading, "another", "refused", "token: wrong"),
+        (failed, "", "failed", "device: gone"),
+    ]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=Server(worker, listener).run, daemon=True).start()
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            state, detail = health.ask(address, token)
+            assert state == want and says in detail
+            (tmp_path / "token").write_text(token)
+            for alive in [[], ["--alive"]]:
+                monkeypatch.setattr("sys.argv", ["health", *alive, address, str(tmp_path / "token")])
+                with pytest.raises(SystemExit) as e:
+                    health.main()
+                assert e.value.code == (0 if alive or want == "ready" else 1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        threading.Thread(target=Server(workers("sd3"), listener).run, daemon=True).start()
+        assert health.ask(str(tmp_path / "s"))[0] == "ready"
+    assert health.ask(str(tmp_path / "none")) == ("", f"{tmp_path}/none: [Errno 2] No such file or directory")
