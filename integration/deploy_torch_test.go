@@ -30,7 +30,8 @@ func TestDeploy_Torch(t *testing.T) {
 		t.Fatal(err)
 	}
 	const inside = "/run/secrets/torch-token"
-	if len(worker.Secrets) != 1 || inside != "/run/secrets/"+worker.Secrets[0] || c.Secrets[worker.Secrets[0]].File == "" ||
+	if len(worker.Secrets) != 1 || inside != "/run/secrets/"+worker.Secrets[0] ||
+		c.Secrets[worker.Secrets[0]].File == "" ||
 		!slices.Contains(worker.Healthcheck.Test, inside) {
 		t.Errorf("secrets %v of %v, health check %v", worker.Secrets, c.Secrets, worker.Healthcheck.Test)
 	}

@@ -17,7 +17,7 @@ _SECONDS = 5.0
 
 
 def ask(address: str, token: str = "") -> tuple[str, str]:
-    """The state of the worker at an address, and what it does: loading, ready, failed; refused, or "" without answer."""
+    """The state of the worker at an address (loading, ready, failed, refused; "" without answer), and what it does."""
     try:
         with _connect(address) as stream:
             args = {"protocol": PROTOCOL, "token": token}
