@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,7 +25,7 @@ const exitConfig = 78
 type process struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
-	dir   string        // of the socket
+	dir   *scratch      // of the socket
 	ready chan struct{} // closed when it listens
 	ended chan struct{} // closed when it has ended and err is set
 	err   error
@@ -57,7 +56,7 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, ad
 	}
 	p := &process{dir: dir, ready: make(chan struct{}), ended: make(chan struct{})}
 	args := []string{
-		"-m", "meander.torch", "--model", model, "--socket", filepath.Join(dir, "worker.sock"), "--exit-with-stdin",
+		"-m", "meander.torch", "--model", model, "--socket", p.socket(), "--exit-with-stdin",
 	}
 	for flag, value := range map[string]string{"--device": cfg.Device, "--dtype": cfg.DType} {
 		if value != "" && value != "auto" { // the worker chooses
@@ -84,7 +83,8 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, ad
 		err = p.launch()
 	}
 	if err != nil {
-		return nil, "", errors.Join(fmt.Errorf("start %s: %w", python, err), os.RemoveAll(dir))
+		dir.remove()
+		return nil, "", fmt.Errorf("start %s: %w", python, err)
 	}
 	cfg.log(Event{Text: fmt.Sprintf("started a worker, process %d: %s", p.cmd.Process.Pid, python)})
 	select {
@@ -119,13 +119,16 @@ func interpreter() (string, error) {
 }
 
 // socketFolder makes a folder that only this user can enter.
-func socketFolder() (string, error) {
-	at := ""
-	if len(os.TempDir()) > longestSocket-50 {
+func socketFolder() (*scratch, error) {
+	at := os.TempDir()
+	if len(at) > longestSocket-50 {
 		at = "/tmp"
 	}
-	return os.MkdirTemp(at, "meander-torch-")
+	return makeScratch(at)
 }
+
+// socket returns the path at which the process listens.
+func (p *process) socket() string { return filepath.Join(p.dir.path, "worker.sock") }
 
 // launch starts the process in a thread of its own: the system ends a child when the thread that started it ends.
 func (p *process) launch() error {
@@ -139,7 +142,7 @@ func (p *process) launch() error {
 			return
 		}
 		p.err = p.cmd.Wait()
-		_ = os.RemoveAll(p.dir)
+		p.dir.remove()
 		close(p.ended)
 	}()
 	return <-started
@@ -157,7 +160,7 @@ func (p *process) takeReady(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.address == "" {
-		p.address = filepath.Join(p.dir, "worker.sock")
+		p.address = p.socket()
 		close(p.ready)
 	}
 }

@@ -175,3 +175,28 @@ func TestProcess_EndsWithStdin(t *testing.T) {
 		t.Errorf("the worker ended with %v", err)
 	}
 }
+
+// A process that was killed leaves its folder behind, which the next one removes; that of a process that runs stays.
+func TestProcess_LeftFolders(t *testing.T) {
+	temporary := interpret(t, "")
+	left := filepath.Join(temporary, "meander-worker-left")
+	if err := os.MkdirAll(filepath.Join(left, "deeper"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(left, "weights-00001.safetensors"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := remotetest.Folder(t, class, 1)
+	first := opened(t, dir, remote.Config{})
+	second := opened(t, dir, remote.Config{})
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a killed process left is there: %v", err)
+	}
+	folders, err := filepath.Glob(filepath.Join(temporary, "meander-worker-*", "worker.sock"))
+	if err != nil || len(folders) != 2 {
+		t.Errorf("sockets %q, %v; want those of both workers", folders, err)
+	}
+	for _, m := range []*remote.Model{first, second} {
+		velocity(t, m, rowsOf(t, m, 1))
+	}
+}

@@ -20,7 +20,7 @@ import (
 type change struct {
 	args    wire.LoadArgs
 	tensors []wire.Tensor
-	dir     string // of the files of a whole network; empty: there are none
+	dir     *scratch // of the files of a whole network; nil: there are none
 }
 
 // BaseDigest returns the digest of the checkpoint, without adapters.
@@ -77,17 +77,17 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 		return nil, err
 	}
 	c := &change{args: wire.LoadArgs{Weights: digest, Kind: wire.KindWhole, Modules: []wire.Scaled{}, Files: []string{}}}
-	if c.dir, err = os.MkdirTemp("", "meander-torch-weights-"); err != nil {
+	if c.dir, err = makeScratch(os.TempDir()); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(c.dir))
+			c.dir.remove()
 		}
 	}()
 	total := 0
 	for i, file := range weights.Files() {
-		name := filepath.Join(c.dir, fmt.Sprintf("weights-%05d.safetensors", i+1))
+		name := filepath.Join(c.dir.path, fmt.Sprintf("weights-%05d.safetensors", i+1))
 		if err := os.WriteFile(name, file, 0o600); err != nil {
 			return nil, err
 		}
@@ -171,8 +171,8 @@ const unloadWithin = 10 * time.Second
 
 // release frees a change, and has the worker free it with the last model that uses it.
 func (s *shared) release(c *change) {
-	if c.dir != "" {
-		_ = os.RemoveAll(c.dir)
+	if c.dir != nil {
+		c.dir.remove()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -186,6 +186,8 @@ class Family:
                     "config",
                     f"model_index.json: {part}: {named or 'none'}; must be one of {', '.join(sorted(TOKENIZERS))}",
                 )
+            if named:
+                self.folder.check_tokenizer(part)
         return sizes
 
     def check_part(self, part: str) -> int:

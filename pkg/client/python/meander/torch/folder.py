@@ -12,6 +12,7 @@ from typing import Any
 from .faults import Fault
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_TOKENIZER = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 
 
@@ -80,3 +81,12 @@ class Folder:
                 raise Fault("config", f"model: no {file}; the folder is not whole: copy it again")
             size += file.stat().st_size
         return size
+
+    def check_tokenizer(self, part: str) -> None:
+        """Checks that a tokenizer has a file that it can be read from."""
+        folder = self.path / part
+        if not any((folder / name).is_file() for name in _TOKENIZER):
+            raise Fault(
+                "config",
+                f"model: none of {', '.join(_TOKENIZER)} in {folder}; the folder is not whole: copy it again",
+            )

@@ -1,0 +1,72 @@
+package remote
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// scratch is a temporary folder of this process. It is locked while it is in use: a lock ends with its process, so the
+// next one knows which folders were left behind.
+type scratch struct {
+	path string
+	lock *os.File
+	once sync.Once
+}
+
+// scratchPrefix begins the names of scratch folders.
+const scratchPrefix = "meander-worker-"
+
+// makeScratch makes a folder in dir that only this user can enter, and removes those of processes that were killed.
+func makeScratch(dir string) (*scratch, error) {
+	left, _ := filepath.Glob(filepath.Join(dir, scratchPrefix+"*"))
+	for _, path := range left {
+		if s, err := lockScratch(path); err == nil {
+			s.remove()
+		}
+	}
+	for {
+		path, err := os.MkdirTemp(dir, scratchPrefix)
+		if err != nil {
+			return nil, err
+		}
+		s, err := lockScratch(path)
+		if err == nil {
+			return s, nil
+		}
+		// Another process that cleans up may have had it first.
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
+			return nil, errors.Join(err, os.Remove(path))
+		}
+	}
+}
+
+// lockScratch locks a folder that no process uses.
+func lockScratch(path string) (*scratch, error) {
+	f, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.EINTR
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err == nil {
+		_, err = os.Lstat(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &scratch{path: path, lock: f}, nil
+}
+
+// remove removes the folder with all that is in it, once.
+func (s *scratch) remove() {
+	s.once.Do(func() {
+		_ = os.RemoveAll(s.path)
+		_ = s.lock.Close()
+	})
+}
