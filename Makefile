@@ -256,8 +256,9 @@ build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/c
 	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv
 
 TORCH_TESTS := pkg/client/python/tests/torch_engine
-engines-torch: build/torch-venv/ok ## tests of the torch engine's worker: each family against the pipeline of diffusers itself (Python; 7 GB, or TORCH=cpu)
+engines-torch: build/torch-venv/ok ## tests of the torch engine's worker: each family against the pipeline of diffusers itself, and the whole way (Python; 7 GB, or TORCH=cpu)
 	cd pkg/client/python && $(CURDIR)/build/torch-venv/bin/python -m pytest -q -rs tests/torch_engine
+	MEANDER_PYTHON=$(CURDIR)/build/torch-venv/bin/python go test $(TEST_LIMIT) -run 'TestTorch_Python' ./integration/
 
 build/torch-venv/ok: $(TORCH_TESTS)/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
 	TORCH='$(TORCH)' deploy/learn/needs.sh build/torch-venv

@@ -115,7 +115,8 @@ func TestTorch_PythonResumed(t *testing.T) {
 	arguments := []string{
 		"run", "--json", "--model", absolute(t, signsFolder), "--engine", "torch", "--device", "cpu", "--dtype", "f32",
 		"--threads", "1", "--deterministic", "--batch", "2", "--workers", "1", "--seed", "5", "--run", "r", "-n", "6",
-		"--steps", "12", "--sde-steps", "1,2", "--checkpoint-every", "2", "--log-level", "info", `a red sign that says "EXIT"`,
+		"--steps", "12", "--sde-steps", "1,2", "--checkpoint-every", "2", "--log-level", "info",
+		`a red sign that says "EXIT"`,
 	}
 	calm := background(t, t.TempDir(), arguments...).wait(t).must(t, 0)
 	_, want := calm.parse(t)

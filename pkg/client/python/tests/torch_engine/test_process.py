@@ -226,6 +226,8 @@ def test_folders_that_are_none(folders, tmp_path):
         sd3, tmp_path, lambda f: (f / weights).rename(f / "transformer/diffusion_pytorch_model.fp16.safetensors")
     )
     assert "must be named so" in fails(bad, *at)
+    bad = damaged(sd3, tmp_path, lambda f: shutil.rmtree(f / "tokenizer_2"))
+    assert "tokenizer_2; the folder is not whole" in fails(bad, *at)
     bad = damaged(
         folders["qwen-image"], tmp_path, lambda f: rewrite(f / "transformer/config.json", guidance_embeds=True)
     )
