@@ -120,7 +120,7 @@ func stepsOnce(t *testing.T, w *world, run schemas.Run) {
 func TestTorch_PythonKilled(t *testing.T) {
 	needTorch(t)
 	w, log := torchSigns(t)
-	base := served(t, w, 1, 0)
+	served(t, w, 1, 0)
 	swapGroup(t, w, "calm")
 	calm := swapped(t, w, "calm")
 	provenNatively(t, w, "calm", swapSamples)
@@ -161,6 +161,19 @@ func TestTorch_PythonKilled(t *testing.T) {
 		t.Errorf("scheduled sampling: %+v, %v", r, err)
 	}
 
+	pushEachRule(t, w, log, calm)
+	exact, err := verify.Run(t.Context(), w.Bus, "swap-"+schemas.SwapSwitch, verify.Options{
+		Model: []string{signsFolder}, Engine: "torch", Compute: exactWorker,
+	})
+	if err != nil || !exact.OK(0) || exact.Steps != swapSamples*swapSteps || exact.MaxRatio != 0 {
+		t.Errorf("by a worker: %+v, %v; want all exact", exact, err)
+	}
+}
+
+// pushEachRule pushes weights while samples are made, by each rule, and kills the worker while it takes them over.
+func pushEachRule(t *testing.T, w *world, log *logbook, calm map[int64]content) {
+	t.Helper()
+	base := served(t, w, 1, 0)
 	adapter := func(version int) []byte {
 		if version > 1 {
 			d := widthOfSigns(t, w.Bus, base)
@@ -207,12 +220,6 @@ func TestTorch_PythonKilled(t *testing.T) {
 		stepsOnce(t, w, run)
 		provenNatively(t, w, run, swapSamples)
 		before = after
-	}
-	exact, err := verify.Run(t.Context(), w.Bus, "swap-"+schemas.SwapSwitch, verify.Options{
-		Model: []string{signsFolder}, Engine: "torch", Compute: exactWorker,
-	})
-	if err != nil || !exact.OK(0) || exact.Steps != swapSamples*swapSteps || exact.MaxRatio != 0 {
-		t.Errorf("by a worker: %+v, %v; want all exact", exact, err)
 	}
 }
 

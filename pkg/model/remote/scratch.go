@@ -5,8 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // scratch is a temporary folder of this process. It is locked while it is in use: a lock ends with its process, so the
@@ -38,7 +37,7 @@ func makeScratch(dir string) (*scratch, error) {
 			return s, nil
 		}
 		// Another process that cleans up may have had it first.
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
 			return nil, errors.Join(err, os.Remove(path))
 		}
 	}
@@ -46,13 +45,13 @@ func makeScratch(dir string) (*scratch, error) {
 
 // lockScratch locks a folder that no process uses.
 func lockScratch(path string) (*scratch, error) {
-	f, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.EINTR
-	for errors.Is(err, unix.EINTR) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = syscall.EINTR
+	for errors.Is(err, syscall.EINTR) {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
 	if err == nil {
 		_, err = os.Lstat(path)
