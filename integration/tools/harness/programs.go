@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -107,15 +108,20 @@ func WorkerProgram(t testing.TB) string {
 	return path
 }
 
-// FreeAddress is an address on loopback that is not in use.
+// FreeAddress is an address on loopback that is not in use, with a port below those that systems give to connections
+// and to listeners that name none: another test's server must not take it before the caller's.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	const first, last = 10_000, 32_767
+	for range 1000 {
+		address := fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(last-first+1))
+		if l, err := net.Listen("tcp", address); err == nil {
+			_ = l.Close()
+			return address
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatalf("no free port from %d to %d", first, last)
+	return ""
 }
 
 // Server is the server that go.mod names, as a process with its store in a folder: on a port and
