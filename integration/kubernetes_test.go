@@ -278,7 +278,7 @@ func TestKubernetes_Torch(t *testing.T) {
 		!slices.Contains(args, "--model="+env["MEANDER_SAMPLER_MODEL"]) {
 		t.Errorf("the worker has %v, the sampler %v; want one socket and one model", args, env)
 	}
-	dir, err := os.MkdirTemp("/tmp", "meander-test-")
+	dir, err := os.MkdirTemp("/tmp", "meander-test-") //nolint:usetesting // a socket needs a short path
 	if err != nil {
 		t.Fatal(err)
 	}

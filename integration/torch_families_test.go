@@ -32,7 +32,7 @@ func tinyFamilies(t *testing.T) (folder string) {
 // the test.
 func joinPython(t *testing.T, folder string, more ...string) (engine string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "meander-test-") // paths of sockets are short
+	dir, err := os.MkdirTemp("/tmp", "meander-test-") //nolint:usetesting // a socket needs a short path
 	if err != nil {
 		t.Fatal(err)
 	}
