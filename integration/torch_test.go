@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
@@ -266,5 +268,39 @@ func TestTorch_Commands(t *testing.T) {
 				t.Errorf("%v: want %q\n%s%s", c.args, says, out.stdout, out.stderr)
 			}
 		}
+	}
+}
+
+// A worker that hangs in a call holds up no stop: the command ends by itself once the time to drain is over, and the
+// samples stay for the next one.
+func TestTorch_HangsAtStop(t *testing.T) {
+	t.Parallel()
+	folder, dir := remotetest.Folder(t, "FluxPipeline", 1), t.TempDir()
+	asked := filepath.Join(dir, "asked")
+	c := exec.Command(program(t, "meander"), append([]string{"run", "--model", folder, "--engine", "torch"}, torchRun...)...)
+	var stdout bytes.Buffer
+	x := &task{cmd: c, ended: make(chan struct{})}
+	c.Dir, c.Stdout, c.Stderr = dir, &stdout, &x.stderr
+	c.Env = append(os.Environ(), "MEANDER_PYTHON="+harness.WorkerProgram(t),
+		remotetest.FaultVariable+"="+remotetest.FaultHang, remotetest.FileVariable+"="+asked)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(x.ended)
+		_ = c.Wait() // the status is looked at below
+	}()
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		<-x.ended
+	})
+	bustest.Until(t, "the worker is in a call", func() error {
+		_, err := os.Stat(asked)
+		return err
+	})
+	x.signal(t, os.Interrupt)
+	if out := x.wait(t); out.code != 1 || !strings.Contains(out.stderr, "interrupted; continue with") ||
+		strings.Contains(out.stderr, "not stopped after") {
+		t.Errorf("exit %d; want it to end by itself\n%s", out.code, out.stderr)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
@@ -165,6 +166,9 @@ func (s *service) reclaimMemory() {
 	}
 }
 
+// lastStep is how long the step in hand may go on when the time to drain is over.
+const lastStep = 5 * time.Second
+
 // run serves the lane until ctx ends and the samples in flight are finished or put back.
 func (s *service) run(ctx context.Context, log zerolog.Logger) error {
 	cfg, metrics := s.cfg, s.metrics
@@ -193,6 +197,15 @@ func (s *service) run(ctx context.Context, log zerolog.Logger) error {
 	g.Go(func() error {
 		defer stop() // nothing is in flight any more
 		return s.bus.Consume(serving, consumer, handle)
+	})
+	g.Go(func() error { // handlers wait for a step, and a device that hangs never ends it
+		<-serving.Done()
+		select {
+		case <-work.Done():
+		case <-time.After(cfg.DrainTimeout + lastStep):
+			stop()
+		}
+		return nil
 	})
 	g.Go(func() error {
 		select {

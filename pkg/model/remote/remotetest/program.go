@@ -24,6 +24,7 @@ const (
 	FaultCrash    = "crash"    // ends at each call of velocity
 	FaultOnce     = "once"     // ends at the third call of velocity, if the file does not exist yet
 	FaultMute     = "mute"     // ends before it is ready
+	FaultHang     = "hang"     // makes the file at the third call of velocity, and answers no more
 )
 
 // Main is the worker as a program: python -m meander.torch with these arguments. It returns the exit status.
@@ -102,6 +103,11 @@ func (w *Worker) plan(fault string) {
 	switch fault {
 	case FaultCrash:
 		w.Play(wire.CallVelocity, die)
+	case FaultHang:
+		w.Play(wire.CallVelocity, pass, pass, func(*Worker, net.Conn, *wire.Message, func() *wire.Message) {
+			_ = os.WriteFile(os.Getenv(FileVariable), nil, 0o600)
+			select {}
+		})
 	case FaultOnce:
 		w.Play(wire.CallVelocity, pass, pass, func(w *Worker, c net.Conn, m *wire.Message, answer func() *wire.Message) {
 			f, err := os.OpenFile(os.Getenv(FileVariable), os.O_CREATE|os.O_EXCL, 0o600)
