@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,15 +19,22 @@ import (
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var down, changed error
+		var down, changed atomic.Value // texts; the goroutine below reads them
+		down.Store("connection refused")
+		changed.Store("")
+		fault := func(v *atomic.Value) error {
+			if why := v.Load().(string); why != "" {
+				return errors.New(why)
+			}
+			return nil
+		}
 		var ready func() error
 		h := &engine.Health{
-			Ping: func(context.Context) error { return down },
-			Dial: func(context.Context) error { return errors.Join(down, changed) },
+			Ping: func(context.Context) error { return fault(&down) },
+			Dial: func(context.Context) error { return errors.Join(fault(&down), fault(&changed)) },
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		var log bytes.Buffer
-		down = errors.New("connection refused")
 		go func() {
 			logger := zerolog.New(&log)
 			at := engine.Server{Ready: func(_ string, check func() error) { ready = check }}
@@ -50,13 +58,14 @@ func TestHealth(t *testing.T) {
 			}
 		}
 		is("connection refused")
-		down = nil
+		down.Store("")
 		is("")
-		down = errors.New("out of memory")
+		down.Store("out of memory")
 		is("out of memory")
-		down, changed = nil, errors.New("serves another model")
+		down.Store("")
+		changed.Store("serves another model")
 		is("serves another model")
-		changed = nil
+		changed.Store("")
 		is("")
 		stop()
 		synctest.Wait()
