@@ -13,6 +13,9 @@ import (
 	"strings"
 )
 
+// errNoSamples says that the profiled work got too little time of a processor.
+var errNoSamples = errors.New("the profile has no samples; make it longer")
+
 // printShares sorts the samples of a CPU profile by stage and operation.
 func printShares(out io.Writer, profile []byte, batch int) error {
 	stacks, err := readProfile(profile)
@@ -30,7 +33,7 @@ func printShares(out io.Writer, profile []byte, batch int) error {
 		all += s.count
 	}
 	if all == 0 {
-		return errors.New("the profile has no samples")
+		return errNoSamples
 	}
 	fmt.Fprintf(out, "Batch %d, one thread, %d samples:\n\n| stage | operation | share |\n| --- | --- | --- |\n",
 		batch, all)
