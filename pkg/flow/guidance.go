@@ -19,22 +19,12 @@ func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 	if channels < 1 || len(pos)%channels != 0 {
 		return fmt.Errorf("guide %d elements by tokens of %d channels; must be whole tokens", len(pos), channels)
 	}
-	s := float32(scale)
 	for i := 0; i < len(pos); i += channels {
-		d, p, n := dst[i:i+channels], pos[i:i+channels], neg[i:i+channels]
-		var pp, cc float64
-		for j, pj := range p {
-			c := n[j] + float32(s*(pj-n[j]))
-			d[j] = c
-			pp += float64(float64(pj) * float64(pj))
-			cc += float64(float64(c) * float64(c))
-		}
-		if cc == 0 {
-			continue
-		}
-		f := float32(math.Sqrt(pp) / math.Sqrt(cc))
-		for j := range d {
-			d[j] = float32(d[j] * f)
+		d, p := dst[i:i+channels], pos[i:i+channels]
+		pp := sumSquares(p)
+		combine(d, p, neg[i:i+channels], scale)
+		if cc := sumSquares(d); cc != 0 {
+			resize(d, pp, cc)
 		}
 	}
 	return nil
@@ -46,10 +36,7 @@ func GuidePlain(dst, pos, neg []float32, scale float64) error {
 	if err := checkGuidance(dst, pos, neg, scale); err != nil {
 		return err
 	}
-	s := float32(scale)
-	for i, p := range pos {
-		dst[i] = neg[i] + float32(s*(p-neg[i]))
-	}
+	combine(dst, pos, neg, scale)
 	return nil
 }
 
@@ -61,22 +48,36 @@ func GuideClamped(dst, pos, neg []float32, scale float64) error {
 	if err := checkGuidance(dst, pos, neg, scale); err != nil {
 		return err
 	}
-	s := float32(scale)
-	var pp, cc float64
-	for i, p := range pos {
-		c := neg[i] + float32(s*(p-neg[i]))
-		dst[i] = c
-		pp += float64(float64(p) * float64(p))
-		cc += float64(float64(c) * float64(c))
-	}
-	if cc <= pp {
-		return nil
-	}
-	f := float32(math.Sqrt(pp) / math.Sqrt(cc))
-	for i := range dst {
-		dst[i] = float32(dst[i] * f)
+	pp := sumSquares(pos)
+	combine(dst, pos, neg, scale)
+	if cc := sumSquares(dst); !(cc <= pp) { // or not a number: then all of it is
+		resize(dst, pp, cc)
 	}
 	return nil
+}
+
+// combine sets dst to neg + scale*(pos - neg). dst may alias pos or neg.
+func combine(dst, pos, neg []float32, scale float64) {
+	s := float32(scale)
+	for i, p := range pos {
+		dst[i] = neg[i] + float32(s*(p-neg[i]))
+	}
+}
+
+// sumSquares returns |x|^2.
+func sumSquares(x []float32) (sum float64) {
+	for _, v := range x {
+		sum += float64(float64(v) * float64(v))
+	}
+	return sum
+}
+
+// resize multiplies x, whose squares sum to from, so that they sum to to.
+func resize(x []float32, to, from float64) {
+	f := float32(math.Sqrt(to) / math.Sqrt(from))
+	for i := range x {
+		x[i] = float32(x[i] * f)
+	}
 }
 
 // checkGuidance checks what all forms of guidance need: a finite scale and slices of one length.
