@@ -1,8 +1,6 @@
 package integration_test
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -38,29 +36,9 @@ func joinPython(t *testing.T, folder string, more ...string) (engine string) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	c := exec.Command(os.Getenv("MEANDER_PYTHON"), append([]string{
-		"-m", "meander.torch", "--exit-with-stdin", "--model", folder, "--socket", socket, "--device", "cpu",
-		"--dtype", "f32", "--threads", "1",
+	startTorch(t, os.Getenv("MEANDER_PYTHON"), append([]string{
+		"--model", folder, "--socket", socket, "--device", "cpu", "--dtype", "f32", "--threads", "1",
 	}, more...)...)
-	var log logbook
-	c.Stderr = &log
-	stdin, err1 := c.StdinPipe()
-	stdout, err2 := c.StdoutPipe()
-	if err := errors.Join(err1, err2, c.Start()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = c.Wait()
-		if t.Failed() {
-			t.Logf("the worker's log:\n%s", &log)
-		}
-	})
-	line, err := bufio.NewReader(stdout).ReadBytes('\n')
-	var ready struct{ Ready bool }
-	if err = errors.Join(err, json.Unmarshal(line, &ready)); err != nil || !ready.Ready {
-		t.Fatalf("%q: %v\n%s", line, err, &log)
-	}
 	return "torch=unix:" + socket
 }
 

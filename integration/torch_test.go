@@ -48,10 +48,18 @@ func provenRun(t *testing.T, out output) (r verify.Report) {
 	return r
 }
 
-// joinWorker starts a worker at a socket, or at a port with a token, and returns its address.
+// joinWorker starts the worker in Go at a socket, or at a port with a token, and returns its address.
 func joinWorker(t *testing.T, args ...string) (address string) {
 	t.Helper()
-	c := exec.Command(harness.WorkerProgram(t), append([]string{"-m", "meander.torch", "--exit-with-stdin"}, args...)...)
+	return startTorch(t, harness.WorkerProgram(t), args...)
+}
+
+// startTorch starts a worker by its interpreter, and returns its address once it listens. It ends with the test.
+func startTorch(t *testing.T, interpreter string, args ...string) (address string) {
+	t.Helper()
+	c := exec.Command(interpreter, append([]string{"-m", "meander.torch", "--exit-with-stdin"}, args...)...)
+	var log logbook
+	c.Stderr = &log
 	stdin, err1 := c.StdinPipe()
 	stdout, err2 := c.StdoutPipe()
 	if err := errors.Join(err1, err2, c.Start()); err != nil {
@@ -60,11 +68,17 @@ func joinWorker(t *testing.T, args ...string) (address string) {
 	t.Cleanup(func() {
 		_ = stdin.Close()
 		_ = c.Wait()
+		if t.Failed() {
+			t.Logf("the worker's log:\n%s", &log)
+		}
 	})
 	line, err := bufio.NewReader(stdout).ReadBytes('\n')
-	var ready struct{ Address string }
-	if err = errors.Join(err, json.Unmarshal(line, &ready)); err != nil {
-		t.Fatalf("%q: %v", line, err)
+	var ready struct {
+		Ready   bool
+		Address string
+	}
+	if err = errors.Join(err, json.Unmarshal(line, &ready)); err != nil || !ready.Ready {
+		t.Fatalf("%q: %v\n%s", line, err, &log)
 	}
 	return ready.Address
 }
