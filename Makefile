@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
-	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -218,6 +218,7 @@ golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollou
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json
 	build/golden-venv/bin/python deploy/golden/make_shifts.py pkg/flow/testdata/shifts.json
 	build/golden-venv/bin/python deploy/golden/make_grids.py pkg/flow/testdata/grids.json
+	build/golden-venv/bin/python deploy/golden/make_torch_random.py pkg/torchrandom/testdata/randn.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
 	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 	build/golden-venv/bin/python deploy/golden/make_simpletuner.py pkg/scheduled/testdata/simpletuner.json
@@ -248,6 +249,16 @@ learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meande
 
 learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2")
 	build/learn-venv/bin/python deploy/learn/sums.py --seeds $(SEEDS)
+
+learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
+	build/trl-venv/bin/python deploy/learn/sums.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
+
+trainers-test: build build/trl-venv/ok ## tests of the plugs for the trainers that people use: DataLoader, TRL, accelerate
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/trl-venv/bin/python -m pytest -q -rs tests/test_sync.py tests/test_dataset.py tests/test_trl.py tests/test_accelerate.py
+
+build/trl-venv/ok: deploy/learn/requirements-trl.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
+	TORCH='$(TORCH)' deploy/learn/needs.sh build/trl-venv
+	TORCH='$(TORCH)' deploy/learn/install.sh build/trl-venv deploy/learn/requirements-trl.txt
 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_texts.py

@@ -126,7 +126,7 @@ func TestBranch_Refused(t *testing.T) {
 		},
 		{
 			"another size", func(p *schemas.Prompt, _ *schemas.Branch) { p.Height = new(int64(32)) },
-			"start.branch: a state of 64 x 64 pixels; must be of the prompt's size, 64 x 32",
+			"start.branch: a state of 64x64 pixels; must be of the prompt's size, 64x32 pixels",
 		},
 		{
 			"another schedule", func(p *schemas.Prompt, _ *schemas.Branch) { p.NumInferenceSteps = new(int64(5)) },

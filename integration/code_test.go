@@ -15,6 +15,7 @@ const (
 	longestFunction = 80  // lines
 	longestFile     = 600 // lines
 	mostRepeated    = 5   // lines that say the same thing in two places, outside tests
+	bareFunction    = 8   // lines of the longest function of the product without a comment
 )
 
 // source is one parsed file that was written by hand.
@@ -69,6 +70,35 @@ func TestCode_Lengths(t *testing.T) {
 				t.Errorf("%s: %s has %d lines; must be at most %d", s.name, f.Name.Name, n, longestFunction)
 			}
 		}
+	}
+}
+
+// A reader of one function knows what it is for, and what its errors mean, from the comment above it.
+func TestCode_FunctionsSayWhatTheyAreFor(t *testing.T) {
+	sequential(t)
+	t.Parallel()
+	checked := 0
+	for _, s := range readSources(t) {
+		if strings.HasSuffix(s.name, "_test.go") || strings.HasPrefix(s.name, "integration/") {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Name.Name == "main" { // the comment of its package says what it is for
+				continue
+			}
+			n := s.line(f.End()) - s.line(f.Pos()) + 1
+			if n <= bareFunction {
+				continue
+			}
+			if checked++; strings.TrimSpace(f.Doc.Text()) == "" {
+				t.Errorf("%s:%d: %s has %d lines and no comment; must say what it does, when, and what a failure means",
+					s.name, s.line(f.Pos()), f.Name.Name, n)
+			}
+		}
+	}
+	if checked < 1000 {
+		t.Fatalf("checked %d functions; the walk is broken", checked)
 	}
 }
 

@@ -34,7 +34,7 @@ var extensions = []extension{
 	{"solver", "heun", regexp.MustCompile(`(?i)\bheun`), []string{"pkg/flow/solver.go", "pkg/flow/solver_heun.go", "schemas/enums.go"}, 3},
 	{"field of a prompt that reaches the sampler", "noise_scale", regexp.MustCompile(`NoiseScale|noise_scale`), nil, 0}, // TestExtend_SettingIsVerified adds it
 	{"engine", "flow", regexp.MustCompile(`(?i)flowEngine`), []string{"services/sampler/"}, 1},
-	{"server that draws tokens", "sglang", regexp.MustCompile(`(?i)sglang`), []string{"pkg/remotelm/", "schemas/enums.go", "schemas/drawn.go", "services/sampler/"}, 4},
+	{"server that draws tokens", "sglang", regexp.MustCompile(`(?i)sglang([^-d]|$)`), []string{"pkg/remotelm/", "schemas/enums.go", "schemas/drawn.go", "services/sampler/"}, 4},
 	{"device", "cuda", regexp.MustCompile(`pkg/tensor/cuda`), []string{"pkg/tensor/cuda/", "pkg/tensor/devices/devices.go"}, 2},
 	{"model family", "qwenimage", regexp.MustCompile(`(?i)qwen.?image`), []string{"pkg/model/families/families.go", "pkg/model/qwenimage/"}, 2},
 }

@@ -33,6 +33,16 @@ var layers = map[string][]string{
 	"pkg/estimator": nil,
 	"pkg/dataset":   nil,
 	"pkg/jinja":     nil,
+
+	// Clients of servers that draw samples: protocols alone, and torch's generator. Their tests have servers of recorded
+	// bytes.
+	"pkg/torchrandom":                 nil,
+	"pkg/remotehttp":                  nil,
+	"pkg/remotelm":                    {"pkg/remotehttp"},
+	"pkg/remotelm/remotelmtest":       nil,
+	"pkg/remoteimage":                 {"pkg/remotehttp", "pkg/safetensors", "pkg/torchrandom"},
+	"pkg/remoteimage/remoteimagetest": nil,
+
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
@@ -59,9 +69,8 @@ var layers = map[string][]string{
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
-	"pkg/sampling":                      {"schemas", "pkg/flow", "pkg/tensor"}, // what the settings of a sample mean
-	"pkg/scheduled":                     {"pkg/flow"},                          // its random words and its logarithm
-	"pkg/media":                         nil,                                   // pixels, their digest and their file
+	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
+	"pkg/media":                         nil,          // pixels, their digest and their file
 	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/media"},
 	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
@@ -75,8 +84,6 @@ var layers = map[string][]string{
 	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                               // its random words, its exponential and its logarithm
 	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                 // where folders of models are looked for
 	"pkg/lm/qwen2":                      {"pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
-	"pkg/remotelm":                      nil,                                                                                                                                                        // protocols alone: net/http and what a token is
-	"pkg/remotelm/remotelmtest":         nil,                                                                                                                                                        // servers for tests, of recorded bytes
 	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                 // the one place that names them
 	"pkg/model/modeltest":               {"pkg/media", "pkg/model"},
 	"pkg/auth":                          {"schemas"}, // who may do what, as data: no connection
@@ -91,8 +98,14 @@ var layers = map[string][]string{
 	"pkg/sheet":   {"pkg/media"},
 	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
+	// What the settings of a sample mean.
+	"pkg/sampling": {"schemas", "pkg/flow", "pkg/media", "pkg/tensor"},
+
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
-	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "services/internal/instrument"},
+	"services/intake": {
+		"schemas", "pkg/bus", "pkg/flow", "pkg/media", "pkg/sampling", "pkg/interaction", "pkg/scheduled",
+		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
+	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
 	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "schemas", "services/sampler/engine"},
 	"services/reward":              {"pkg/media", "schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
@@ -103,12 +116,21 @@ var layers = map[string][]string{
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
 
 	// The service has requests, turns and devices. Engines make samples and know nothing of these; models opens all kinds.
-	"services/sampler":                   {"pkg/bus", "pkg/interaction", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "schemas", "services/internal/instrument", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/models", "services/sampler/recorder", "services/sampler/weights"},
+	"services/sampler": {
+		"pkg/bus", "pkg/interaction", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/sampling",
+		"pkg/tensor", "pkg/tensor/devices", "schemas", "services/internal/instrument", "services/sampler/engine",
+		"services/sampler/engine/images", "services/sampler/models", "services/sampler/recorder",
+		"services/sampler/weights",
+	},
 	"services/sampler/engine":            {"pkg/bus", "pkg/lm", "pkg/lora", "pkg/media", "pkg/model", "pkg/tensor", "schemas"},
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
 	"services/sampler/engine/images":     {"pkg/bus", "pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/sampling", "pkg/scheduled", "pkg/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/decoding", "pkg/lm", "pkg/lora", "pkg/remotelm", "pkg/tensor", "schemas", "services/sampler/engine"},
-	"services/sampler/models":            {"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotelm", "pkg/tensor", "pkg/tensor/devices", "schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts"},
+
+	"services/sampler/models": {
+		"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotehttp", "pkg/tensor", "pkg/tensor/devices",
+		"schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
+	},
 
 	// A thin main is one service and what all mains share.
 	"services/cmd/meander-intake":    {"pkg/bus", "services/intake", "services/janitor", "services/internal/boot"}, // who sets the streams up frees them
@@ -121,11 +143,19 @@ var layers = map[string][]string{
 	"services/pipeline": {
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
-	"services/verify": {"pkg/media", "schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights"},
+	"services/verify": {
+		"schemas", "pkg/bus", "pkg/flow", "pkg/sampling", "pkg/interaction", "pkg/scheduled", "pkg/model",
+		"pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices",
+		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
+		"services/sampler/models", "services/sampler/weights",
+	},
 	// Looks everything over: what runs, and what is on this machine.
 	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
-	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline"},
+	"services/estimate": {
+		"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/sampling", "pkg/scheduled", "services/intake",
+		"services/pipeline",
+	},
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	"services/command": {
@@ -158,6 +188,7 @@ var testLayers = map[string][]string{
 	"pkg/model/synthetic":            {"pkg/model/modeltest", "pkg/flow", "pkg/tensor"}, // chains of whole rollouts
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
+	"pkg/remoteimage":              {"pkg/remoteimage/remoteimagetest"},
 	"pkg/remotelm":                 {"pkg/remotelm/remotelmtest"},
 	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},

@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -43,18 +45,33 @@ func joinPython(t *testing.T, folder string, more ...string) (engine string) {
 }
 
 // Each family goes the whole way: a run with the worker's own batches is verified within the tolerance of its card; row
-// by row the digest does not depend on micro-batches, and verify finds no difference at all.
+// by row the digest does not depend on micro-batches, and verify finds no difference at all. Videos become files with
+// all of their frames.
 func TestTorch_PythonFamilies(t *testing.T) {
 	needTorch(t)
 	folders := tinyFamilies(t)
-	for _, family := range []string{"sd3", "flux1", "z-image", "qwen-image"} {
+	for family, size := range map[string]media.Size{
+		"sd3": media.ImageSize(32, 48), "flux1": media.ImageSize(32, 48), "z-image": media.ImageSize(32, 48),
+		"qwen-image": media.ImageSize(32, 48), "flux2": media.ImageSize(32, 48),
+		"wan": {Frames: 9, Height: 32, Width: 48}, "wan-5b": {Frames: 5, Height: 32, Width: 64},
+	} {
 		t.Run(family, func(t *testing.T) {
 			folder := filepath.Join(folders, family)
 			run := func(engine, batch string) (string, summary) {
 				dir := t.TempDir()
 				_, sum := meander(t, dir, "run", "--json", "--model", folder, "--engine", engine, "--batch", batch, "--seed", "5",
-					"--run", "r", "-n", "4", "--steps", "4", "--sde-steps", "1,2", "--height", "32", "--width", "48", "a red cat").
-					must(t, 0).parse(t)
+					"--run", "r", "-n", "4", "--steps", "4", "--sde-steps", "1,2", "--frames", strconv.Itoa(size.Frames), "--height",
+					strconv.Itoa(size.Height), "--width", strconv.Itoa(size.Width), "--out", "out", "a red cat").must(t, 0).parse(t)
+				videos, err := filepath.Glob(filepath.Join(dir, "out", "*.apng"))
+				if want := map[bool]int{true: 4, false: 0}[size.Frames > 1]; err != nil || len(videos) != want {
+					t.Errorf("videos %q, %v; want %d", videos, err, want)
+				}
+				for _, name := range videos {
+					file, err := os.ReadFile(name)
+					if is, bad := media.ReadSize(file); err != nil || bad != nil || is != size {
+						t.Errorf("%s: %v, %v, %v; want %v", name, is, err, bad, size)
+					}
+				}
 				if sum.Complete != 1 || sum.StepsStored != 16 {
 					t.Errorf("%+v", sum)
 				}

@@ -156,13 +156,21 @@ func TestTorch_Started(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		args := append([]string{
-			"run", "--model", folder, "--engine", "torch", "--deterministic", "--dtype", "bf16", "--log-level", "warn",
+			"run", "--model", folder, "--engine", "torch", "--deterministic", "--dtype", "bf16", "--log-level", "info",
 		}, x.args...)
 		out := byWorker(t, dir, x.variables, append(args, torchRun...)...).must(t, 0)
 		_, sum := out.parse(t)
 		digests = append(digests, sum.Digest)
 		if sum.Complete != 2 || strings.Contains(out.stderr, "the worker is lost") != x.lost {
 			t.Errorf("%v: %+v\n%s", x.args, sum, out.stderr)
+		}
+		again := 0
+		if x.lost {
+			again = 1
+		}
+		if n := strings.Count(out.stderr, "started a worker"); n != again ||
+			!strings.Contains(out.stderr, "took the worker of the inspection") {
+			t.Errorf("%v: %d workers were started after the estimate, want %d\n%s", x.args, n, again, out.stderr)
 		}
 		r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder))
 		if r.Steps != 32 || r.Tolerance != 0 || r.MaxRatio != 0 {
@@ -171,6 +179,29 @@ func TestTorch_Started(t *testing.T) {
 	}
 	if digests[0] == "" || digests[0] != digests[1] || digests[0] != digests[2] {
 		t.Errorf("digests %q; want them equal", digests)
+	}
+}
+
+// A run that waits for Python says so before it has anything else to show.
+func TestTorch_RunSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	c := exec.Command(program(t, "meander"), append([]string{
+		"run", "--model", remotetest.Folder(t, "FluxPipeline", 1), "--engine", "torch",
+	}, torchRun...)...)
+	c.Dir = t.TempDir()
+	c.Env = append(os.Environ(), "MEANDER_PYTHON="+harness.WorkerProgram(t),
+		remotetest.FaultVariable+"="+remotetest.FaultImport)
+	stderr, err := c.StderrPipe()
+	if err = errors.Join(err, c.Start()); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stderr)
+	if !lines.Scan() || !strings.Contains(lines.Text(), "waiting for the torch worker since ") ||
+		!strings.Contains(lines.Text(), ": Python starts; it") {
+		t.Errorf("the first line is %q, %v", lines.Text(), lines.Err())
+	}
+	if err := errors.Join(c.Process.Signal(os.Interrupt), c.Wait()); err == nil {
+		t.Error("the run ended well")
 	}
 }
 

@@ -68,7 +68,7 @@ func torchSigns(t *testing.T) (*world, *logbook) {
 	return w, log
 }
 
-var startedWorker = regexp.MustCompile(`started a worker, process (\d+)`)
+var startedWorker = regexp.MustCompile(`(?:started a worker|took the worker of the inspection), process (\d+)`)
 
 // workers returns the numbers of the workers' processes that a log names.
 func workers(t *testing.T, log string) (list []int) {

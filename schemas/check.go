@@ -266,7 +266,7 @@ func Fill(to any, from ...any) {
 // field is not set.
 func fieldValue(v reflect.Value, of Field) (reflect.Value, bool) {
 	f, ok := fieldNamed(v.Type(), of.Name)
-	if !ok || !f.given(f.In(v)) {
+	if !ok || !f.isSet(f.In(v)) {
 		return reflect.Value{}, false
 	}
 	given := f.In(v)

@@ -10,8 +10,8 @@ import (
 // Data is what the samples of a prompt are made of before noise is added to it: images, which
 // the model's autoencoder encodes, or latents; exactly one of them.
 type Data struct {
-	// Images are PNGs, one per sample or one for all. Their size is that of the samples, also where
-	// the prompt names none.
+	// Images are PNGs, one per sample or one for all; animated ones for videos. Their size is that of the samples, also
+	// where the prompt names none.
 	Images []DataImage `msgpack:"images,omitempty" size:"0..MaxGroupSize" flag:"start-image"`
 	// Latents are encoded images, F32, F16 or BF16: [n, S, C], or [1, S, C], one for all.
 	Latents *Tensor `msgpack:"latents,omitempty"`
@@ -86,7 +86,8 @@ func (e *Data) check(f *faults, groupSize int64) {
 	}
 }
 
-// check checks that exactly one of image and latents is given.
+// check checks start.data of a prompt, the images or latents that a rollout begins from: exactly
+// one of the two, with valid digests. Each violation goes to f.
 func (e *SegmentData) check(f *faults, groupSize int64) {
 	switch {
 	case (e.Image == nil) == (e.Latents == nil):

@@ -195,6 +195,7 @@ type (
 	metadataPlan  struct{}
 )
 
+// decode sets a field of type bool. Anything but true and false is an error.
 func (boolPlan) decode(r *reader, v reflect.Value) error {
 	switch r.peek() {
 	case codeTrue, codeFalse:
@@ -205,6 +206,7 @@ func (boolPlan) decode(r *reader, v reflect.Value) error {
 	return r.mismatch("true or false")
 }
 
+// decode sets a field of a signed type. Anything but an integer, and one beyond int64, is an error.
 func (intPlan) decode(r *reader, v reflect.Value) error {
 	n, negative, ok := r.integer()
 	switch {
@@ -217,7 +219,8 @@ func (intPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// A version of 0 is for events in memory, which have none until they are encoded.
+// decode sets the version of an event. A 0 is an error: it is for events in memory, which have none
+// until they are encoded.
 func (p versionPlan) decode(r *reader, v reflect.Value) error {
 	if err := p.intPlan.decode(r, v); err != nil {
 		return err
@@ -228,6 +231,8 @@ func (p versionPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field of an unsigned type. Anything but an integer, and a negative one, is an
+// error.
 func (uintPlan) decode(r *reader, v reflect.Value) error {
 	n, negative, ok := r.integer()
 	switch {
@@ -240,6 +245,8 @@ func (uintPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field of type float32 or float64; integers count as numbers. A number that does not
+// fit is an error.
 func (floatPlan) decode(r *reader, v reflect.Value) error {
 	f, ok := r.float()
 	if !ok {
@@ -252,6 +259,8 @@ func (floatPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field of type string. Anything but a text is an error. Texts that recur share their
+// memory.
 func (stringPlan) decode(r *reader, v reflect.Value) error {
 	if !r.isText() {
 		return r.mismatch("a string")
@@ -260,6 +269,8 @@ func (stringPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field of bytes, which then are part of the message; null leaves it empty. Anything
+// else is an error.
 func (bytesPlan) decode(r *reader, v reflect.Value) error {
 	if r.null() {
 		return nil
@@ -272,6 +283,8 @@ func (bytesPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field that may be absent: null leaves it nil, else elem decodes its value. Errors
+// are those of elem.
 func (p pointerPlan) decode(r *reader, v reflect.Value) error {
 	if r.null() {
 		return nil
@@ -284,6 +297,8 @@ func (p pointerPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field that is a list, each element by elem; null leaves it nil. An error names the
+// index of its element.
 func (p slicePlan) decode(r *reader, v reflect.Value) error {
 	if r.null() {
 		return nil
@@ -301,6 +316,8 @@ func (p slicePlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+// decode sets a field that is a map of texts; null leaves it nil. A value that is no text is an
+// error that names its key.
 func (stringMapPlan) decode(r *reader, v reflect.Value) error {
 	if r.null() {
 		return nil
@@ -324,6 +341,8 @@ func (stringMapPlan) decode(r *reader, v reflect.Value) error {
 // groupPlan decodes a Group, or copies the one that was decoded from the same bytes before (see GroupDecoder).
 type groupPlan struct{ plan *structPlan }
 
+// decode sets a field that is a Group. Bytes that were decoded before are not decoded again: the
+// steps of one group repeat it. Errors are those of the Group's fields.
 func (p groupPlan) decode(r *reader, v reflect.Value) error {
 	start := r.pos
 	if g := r.seen.group(r.data[start:]); g != nil {

@@ -281,7 +281,8 @@ func StepsDigest(steps [][32]byte) string {
 // step_index, or the text "data" and the tensor or the image's digest, the text "stop" with step_index
 // and decode (1 or 0), what ScheduledSample and Rolled say, the text "step_seeds" with a list of step_index
 // and seed, the text "truncated_tokens" with the
-// number of tokens that were cut off, what TextResult says or, of an image that a server drew, the text "drawn",
+// number of tokens that were cut off, the text "video" with the video's format, frames, height, width, fps (float64)
+// and pixel digest, what TextResult says or, of an image that a server drew, the text "drawn",
 // the server's name and its values; and of each further setting its name and value (see Sampling).
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
@@ -347,6 +348,9 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	if e.TruncatedTokens > 0 {
 		d.text("truncated_tokens")
 		d.integer(e.TruncatedTokens)
+	}
+	if err := e.Video.digest(d); err != nil {
+		return [32]byte{}, err
 	}
 	if e.Text == nil {
 		e.Drawn.digest(d)
@@ -452,6 +456,20 @@ func (im *Image) digest(d *digester) error {
 	d.integer(im.Width)
 	d.integer(im.Height)
 	return d.hex("image.digest", im.Digest)
+}
+
+// digest covers what contentDigest says of a video; nothing if there is none.
+func (v *Video) digest(d *digester) error {
+	if v == nil {
+		return nil
+	}
+	d.text("video")
+	d.text(v.Format)
+	d.integer(v.Frames)
+	d.integer(v.Height)
+	d.integer(v.Width)
+	d.float(v.FPS)
+	return d.hex("video.digest", v.Digest)
 }
 
 // seeds adds the seeds of steps; nothing if there are none.

@@ -83,6 +83,7 @@ func TestContentDigest_fields(t *testing.T) {
 	})
 	t.Run("trajectory", func(t *testing.T) {
 		e := completedTrajectory(t)
+		e.Frames, e.Video = 5, video(e, 5)
 		e.Start, e.Stop = segment(1, 3)
 		e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
 		checkFields(t, e, others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })

@@ -171,8 +171,11 @@ const (
 	ConversationGarbage    = "garbage"    // its answer is none
 )
 
-// ImagePNG is the format of images.
-const ImagePNG = "png"
+// Formats of images and videos.
+const (
+	ImagePNG  = "png"
+	VideoAPNG = "apng" // animated PNG
+)
 
 // Classes of reasons in a dead letter or a refused receipt.
 const (
@@ -230,6 +233,7 @@ var (
 	Grids        = []string{GridLinspace, GridScheduler, GridUniFlow}
 	MuRules      = []string{MuLinear, MuNone, MuFlux2, MuConstant}
 	ImageFormats = []string{ImagePNG}
+	VideoFormats = []string{VideoAPNG}
 	// ScoreImageFormats are how images travel to reward functions.
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
 	RewardStatuses    = []string{StatusScored, StatusFailed, StatusPruned}

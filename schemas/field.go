@@ -99,7 +99,8 @@ var limits = map[string]float64{
 	"MaxTokens": MaxTokens, "MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxTurns": MaxTurns, "MaxVocabulary": MaxVocabulary,
 	"MaxAdapterConfig": MaxAdapterConfig, "MaxAdapterScale": MaxAdapterScale, "MaxAdvClip": MaxAdvClip, "MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes, "MaxCFGScale": MaxCFGScale,
 	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
-	"MaxEventBytes": MaxEventBytes, "MaxGroupSize": MaxGroupSize, "MaxHeaderName": MaxHeaderName,
+	"MaxEventBytes": MaxEventBytes, "MaxFPS": MaxFPS, "MaxFrames": MaxFrames, "MaxGroupSize": MaxGroupSize,
+	"MaxHeaderName":  MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
 	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu, "MaxName": MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts, "MaxPixelsPerToken": MaxPixelsPerToken,
@@ -119,7 +120,8 @@ var enums = map[string][]string{
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,
 	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
 	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages, "StdBases": StdBases,
-	"StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules, "UnknownPolicies": UnknownPolicies, "WindowStrategies": WindowStrategies,
+	"StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules, "UnknownPolicies": UnknownPolicies,
+	"VideoFormats": VideoFormats, "WindowStrategies": WindowStrategies,
 	"ZeroStdPolicies": ZeroStdPolicies,
 }
 

@@ -35,6 +35,11 @@ const (
 	// MaxSide bounds height and width in pixels. Which sizes a lane makes, its policy says:
 	// multiples of pixels_per_token.
 	MaxSide = 8192
+	// MaxFrames is the number of frames of a video, MaxFPS how many are shown in a second, MaxVideoPixels the product of
+	// frames, height and width. Which counts a lane makes, its policy says: see frames_per_token.
+	MaxFrames      = 1024
+	MaxFPS         = 240
+	MaxVideoPixels = 1 << 30
 	// MaxCFGScale bounds true_cfg_scale, MaxNoiseLevel noise_level, MaxEpsilon epsilon.
 	MaxCFGScale   = 100
 	MaxNoiseLevel = 10

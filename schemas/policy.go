@@ -67,6 +67,15 @@ type Policy struct {
 	Width             int64   `msgpack:"width" range:"0..MaxSide"`
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
+	// Frames is the number of frames of a video for prompts that leave it out, MaxFrames the most that the lane makes;
+	// 0: it makes images.
+	Frames    int64 `msgpack:"frames,omitempty" range:"0..MaxFrames"`
+	MaxFrames int64 `msgpack:"max_frames,omitempty" range:"0..MaxFrames"`
+	// FramesPerToken is how many frames a token covers, after the first, which covers one: a video of F frames has
+	// 1 + (F-1) / FramesPerToken tokens for each square of PixelsPerToken. 0: 1.
+	FramesPerToken int64 `msgpack:"frames_per_token,omitempty" range:"0..MaxFrames"`
+	// FPS is how many frames of a video are shown in a second.
+	FPS float64 `msgpack:"fps,omitempty" range:"0..MaxFPS"`
 	// Guidance is the guidance input of the network for prompts that leave it out; 0: the network has none.
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale"`
 	// NegativePrompt is what guidance leads away from where a prompt does not say.
@@ -77,7 +86,7 @@ type Policy struct {
 	// one of its tokens does.
 	ConditioningBytes      int64 `msgpack:"conditioning_bytes,omitempty" range:"0..MaxBlobBytes"`
 	ConditioningTokenBytes int64 `msgpack:"conditioning_token_bytes,omitempty" range:"0..MaxBlobBytes"`
-	// MaxPixels is the largest product of height and width that the lane makes.
+	// MaxPixels is the largest product of height and width that the lane makes, of each frame of a video.
 	MaxPixels int64 `msgpack:"max_pixels" range:"0..MaxSide*MaxSide"`
 	// Announced is when it was published, Unix nanoseconds.
 	Announced int64 `msgpack:"announced" range:"0.." of:"version"`
@@ -115,10 +124,11 @@ func (e *Policy) Checkpoint() string {
 	return e.BaseDigest
 }
 
-// StateElements returns the number of elements of a state, S x C, for images of that size in pixels.
-func (e *Policy) StateElements(height, width int64) int64 {
-	edge := max(1, e.PixelsPerToken)
-	return height / edge * (width / edge) * e.LatentChannels
+// StateElements returns the number of elements of a state, S x C, for samples of that size in pixels; frames is 0 or 1
+// for images.
+func (e *Policy) StateElements(frames, height, width int64) int64 {
+	edge, covered := max(1, e.PixelsPerToken), max(1, e.FramesPerToken)
+	return (1 + (max(1, frames)-1)/covered) * (height / edge) * (width / edge) * e.LatentChannels
 }
 
 // PolicyAdapter is a LoRA (low-rank adaptation) in PEFT's form.
@@ -202,6 +212,12 @@ func (e *Policy) rules(f *faults) {
 		case e.Text != nil && of.n != 0:
 			f.within(of.field, of.n, 0, 0)
 		}
+	}
+	if (e.MaxFrames > 1) != (e.FPS > 0) {
+		f.add("fps", strconv.FormatFloat(e.FPS, 'g', -1, 64), "must be above 0 where max_frames is above 1, else 0")
+	}
+	if e.MaxFrames <= 1 && e.Frames > 1 || e.MaxFrames > 1 && e.Frames > e.MaxFrames {
+		f.within("frames", e.Frames, 0, max(e.MaxFrames, 1))
 	}
 	if e.MuConstant != 0 && e.Mu != MuConstant {
 		f.add("mu_constant", strconv.FormatFloat(e.MuConstant, 'g', -1, 64), "must be 0 unless mu is constant")

@@ -88,6 +88,9 @@ type ImageSettings struct {
 	Height *int64 `msgpack:"height,omitempty" range:"1..MaxSide" unit:"pixels" absent:"the model's" flag:"height"`
 	// Width is the width of the image, a multiple of the pixels_per_token of the lane.
 	Width *int64 `msgpack:"width,omitempty" range:"1..MaxSide" unit:"pixels" absent:"the model's" flag:"width"`
+	// Frames is the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the
+	// lane, and at most its max_frames.
+	Frames *int64 `msgpack:"frames,omitempty" range:"1..MaxFrames" absent:"the model's" flag:"frames"`
 	// NumInferenceSteps is T, the number of denoising steps.
 	NumInferenceSteps *int64 `msgpack:"num_inference_steps,omitempty" range:"1..MaxSteps" absent:"the model's" flag:"steps"`
 	// TrueCFGScale is the classifier-free guidance scale, active above 1.

@@ -17,7 +17,7 @@ func (e *Request) StepBytes(p *Policy) int64 {
 	if e.Text != nil {
 		return e.textBytes(p)
 	}
-	elements := p.StateElements(e.Height, e.Width)
+	elements := p.StateElements(e.Frames, e.Height, e.Width)
 	begin, end := e.Segment()
 	item, _ := DTypeSize(e.LatentsDType)
 	names := int64(idCopies * (len(e.Run) + len(e.UID)))

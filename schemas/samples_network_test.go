@@ -51,6 +51,27 @@ func networkSamples(t testing.TB) []sample {
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},
+		{"prompt-frames", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Frames: new(int64(33))}}},
+		{"policy-frames", &schemas.Policy{
+			Lane: "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
+			NumInferenceSteps: 20, TrueCFGScale: 5, MaxPixels: 1 << 20, Frames: 81, MaxFrames: 129, FramesPerToken: 4, FPS: 16,
+		}},
+		{"request-frames", func() *schemas.Request {
+			r := fullRequest(t)
+			r.Frames = 33
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-video", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.Frames = 33
+			e.Video = &schemas.Video{
+				Format: schemas.VideoAPNG, Frames: 33, Height: e.Height, Width: e.Width, FPS: 16, Digest: digestOf("frames"),
+				Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("file"), Size: 4096},
+			}
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
 		{"request-guidance", func() *schemas.Request {
 			r := fullRequest(t)
 			r.Guidance = 3.5

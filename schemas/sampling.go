@@ -62,6 +62,8 @@ type Sampling struct {
 	Prompt3 string `msgpack:"prompt_3,omitempty" size:"0..MaxPromptBytes" for:"image"`
 	// Guidance is the guidance input of the network; 0: it has none.
 	Guidance float64 `msgpack:"guidance,omitempty" range:"0..MaxCFGScale" for:"image"`
+	// Frames is the number of frames of a video; 0: the sample is an image.
+	Frames int64 `msgpack:"frames,omitempty" range:"0..MaxFrames" for:"image"`
 	// CFGUntil is the share of steps with classifier-free guidance, from the first on, where not all of them have it.
 	CFGUntil float64 `msgpack:"cfg_until,omitempty" range:"0..1" for:"image"`
 }
@@ -156,7 +158,7 @@ func (d *digester) laterSettings(s *Sampling) {
 	v := reflect.ValueOf(s).Elem()
 	fields := Fields(v.Type())
 	for i := range fields {
-		if f := &fields[i]; f.Digest == "" && f.given(f.In(v)) {
+		if f := &fields[i]; f.Digest == "" && f.isSet(f.In(v)) {
 			d.text(f.Name)
 			d.value(f.In(v))
 		}
@@ -230,11 +232,11 @@ func imageFields(e any) (paths []string) {
 	for i := range fields {
 		f := &fields[i]
 		switch value := f.In(v); {
-		case f.For != ForImage || !f.given(value):
+		case f.For != ForImage || !f.isSet(value):
 		case value.Kind() == reflect.Struct:
 			inside := Fields(value.Type())
 			for k := range inside {
-				if inside[k].given(inside[k].In(value)) {
+				if inside[k].isSet(inside[k].In(value)) {
 					paths = append(paths, f.Name+"."+inside[k].Name)
 				}
 			}
@@ -245,15 +247,17 @@ func imageFields(e any) (paths []string) {
 	return paths
 }
 
-// given reports whether a field is set. An empty list counts as set if an absent one means something else.
-func (f *Field) given(v reflect.Value) bool {
+// isSet reports whether the field, of value v, is set: digests and checks of dependent fields leave
+// out those that are not. An empty list counts as set if an absent one means something else; a
+// struct if one of its fields is.
+func (f *Field) isSet(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice:
 		return v.Len() > 0 || f.Absent != "" && !v.IsNil()
 	case reflect.Struct:
 		fields := Fields(v.Type())
 		for i := range fields {
-			if fields[i].given(fields[i].In(v)) {
+			if fields[i].isSet(fields[i].In(v)) {
 				return true
 			}
 		}

@@ -15,6 +15,9 @@ type ScoreRequest struct {
 	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel. Of a text both are empty.
 	Image       []byte `msgpack:"image"`
 	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats?"`
+	// Frames are files of ImageFormat, in order: those of a video that the function's settings ask for, where they are
+	// several. Image is the one in the middle.
+	Frames [][]byte `msgpack:"frames,omitempty" size:"0..MaxFrames"`
 	// Text is an answer of a language model, Messages the conversation that it is to. Of an image both are absent.
 	Text     *string   `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
 	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages"`

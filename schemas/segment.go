@@ -108,7 +108,8 @@ func (e *Trajectory) Decoded() bool {
 	return e.Stop == nil || e.Stop.Decode
 }
 
-// segment checks Start and Stop against each other, against the number of steps and against the group size.
+// segment checks the fields start and stop of a prompt against each other, against the number of
+// steps and against the group size. Prompt.rules calls it; each violation goes to f.
 func (p *Prompt) segment(f *faults) {
 	first := int64(0)
 	if p.Start != nil {

@@ -19,9 +19,11 @@ type Trajectory struct {
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
 	// for equal rollouts, whichever process sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
-	// Image is the decoded image; absent unless completed, and where the sample stops with noise
-	// in it unless Stop asks for one.
-	Image          *Image `msgpack:"image,omitempty" for:"image"`
+	// Image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the
+	// sample stops with noise in it unless Stop asks for one.
+	Image *Image `msgpack:"image,omitempty" for:"image"`
+	// Video is the decoded video, where Frames are more than 1; absent where Image is.
+	Video          *Video `msgpack:"video,omitempty" for:"image"`
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
 	Provenance
 	Group Group `msgpack:"group"`
@@ -131,6 +133,21 @@ type Image struct {
 	Digest string `msgpack:"digest" form:"digest"`
 	Data   []byte `msgpack:"data,omitempty" size:"1..MaxInlineImage"`
 	Ref    *Ref   `msgpack:"ref,omitempty"`
+}
+
+// Video is an encoded video, in the object store: it is too large for an event.
+type Video struct {
+	// Format of the bytes: always apng, an animated PNG, whose frames lose nothing.
+	Format string `msgpack:"format" enum:"VideoFormats"`
+	// Frames, Height and Width are those of the sample.
+	Frames int64 `msgpack:"frames" range:"2..MaxFrames"`
+	Height int64 `msgpack:"height" range:"1..MaxSide" unit:"pixels"`
+	Width  int64 `msgpack:"width" range:"1..MaxSide" unit:"pixels"`
+	// FPS is how many frames are shown in a second.
+	FPS float64 `msgpack:"fps" range:"(0..MaxFPS]"`
+	// Digest is the sha-256 of the pixels: frame by frame, RGB, 8 bits, row-major, in lower-case hex.
+	Digest string `msgpack:"digest" form:"digest"`
+	Ref    Ref    `msgpack:"ref"`
 }
 
 // SampleTimings are wall-clock moments, Unix nanoseconds, and durations in nanoseconds.

@@ -162,6 +162,7 @@ func (f *faults) digested(field, s string) {
 	}
 }
 
+// isDigest reports whether s is a SHA-256 in lower-case hex, as all digests of events are.
 func isDigest(s string) bool {
 	if len(s) != 64 {
 		return false

@@ -21,6 +21,7 @@ func (e *Request) rules(f *faults) {
 	}
 	f.positive("height", e.Height)
 	f.positive("width", e.Width)
+	f.frames(e.Frames)
 	f.chosen("log_prob_kind", e.LogProbKind, LogProbKinds)
 	f.chosen("solver", e.Solver, Solvers)
 	f.chosen("latents_dtype", e.LatentsDType, LatentsDTypes)
@@ -177,6 +178,9 @@ func (e *Trajectory) rules(f *faults) {
 		if e.Image != nil {
 			f.add("image", "present", "must be absent unless completed")
 		}
+		if e.Video != nil {
+			f.add("video", "present", "must be absent unless completed")
+		}
 	}
 	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
 	e.Group.across(f.in("group"), e.UID, e.GroupSize)
@@ -246,6 +250,27 @@ func (e *Trajectory) completed(f *faults, begin, end int64) {
 		f.add("image", "present", fmt.Sprintf("must be absent: the sample stops at step %d with noise in it, and stop.decode is false", end))
 	case e.Image == nil && e.Decoded():
 		f.add("image", "null", "must be present when completed")
+	}
+	f.frames(e.Frames)
+	e.video(f)
+}
+
+// video checks that there is a video of the sample's size exactly where the sample has several frames and is decoded.
+func (e *Trajectory) video(f *faults) {
+	if asked := e.Frames > 1 && e.Decoded(); asked != (e.Video != nil) {
+		f.add("video", map[bool]string{true: "null", false: "present"}[asked],
+			"must be there for a sample of several frames that is decoded, and absent else")
+	}
+	if v := e.Video; v != nil && e.Frames > 1 && (v.Frames != e.Frames || v.Height != e.Height || v.Width != e.Width) {
+		f.add("video.frames", fmt.Sprintf("%d of %d x %d pixels", v.Frames, v.Height, v.Width),
+			fmt.Sprintf("must be %d of %d x %d, the sample's", e.Frames, e.Height, e.Width))
+	}
+}
+
+// frames refuses 1 frame, which says the same as no frames at all, and would give another digest.
+func (f *faults) frames(n int64) {
+	if n == 1 {
+		f.add("frames", "1", "must be absent for an image, or more than 1")
 	}
 }
 

@@ -343,6 +343,27 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"step sequence", func(e *T) { e.Steps[2].Seq = 0 }, "steps[2].seq: 0; must be positive"},
 		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be a sha-256 of 64 lower-case hex digits`},
 		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be a sha-256 of 64 lower-case hex digits`},
+		{"one frame", func(e *T) { e.Frames = 1 }, `frames: 1; must be absent for an image, or more than 1`},
+		{
+			"frames without a video", func(e *T) { e.Frames = 5 },
+			`video: null; must be there for a sample of several frames that is decoded, and absent else`,
+		},
+		{
+			"a video of an image", func(e *T) { e.Video = video(e, 5) },
+			`video: present; must be there for a sample of several frames that is decoded, and absent else`,
+		},
+		{
+			"another video", func(e *T) { e.Frames, e.Video = 9, video(e, 5) },
+			`video.frames: 5 of 64 x 128 pixels; must be 9 of 64 x 128, the sample's`,
+		},
+		{
+			"video format", func(e *T) { e.Frames, e.Video = 5, video(e, 5); e.Video.Format = "gif" },
+			`video.format: "gif"; must be one of apng`,
+		},
+		{
+			"a still video", func(e *T) { e.Frames, e.Video = 5, video(e, 5); e.Video.FPS = 0 },
+			`video.fps: 0; must be above 0 and at most 240`,
+		},
 		{"image format", func(e *T) { e.Image.Format = "jpeg" }, `image.format: "jpeg"; must be one of png`},
 		{"image in two places", func(e *T) { e.Image.Data = []byte{1} }, "image.data: both; must be exactly one of data and ref"},
 		{"image nowhere", func(e *T) { e.Image.Ref = nil }, "image.data: none; must be exactly one of data and ref"},
@@ -517,4 +538,12 @@ func TestVerdict_Validate(t *testing.T) {
 		{"name", func(v *V) { v.Name = "external:human" }, `name: "external:human"; ` + tokenRule},
 		{"sample", func(v *V) { v.SampleIndex = -1 }, "sample_index: -1; must be between 0 and 1023"},
 	})
+}
+
+// video returns a video of that many frames, in the size of a trajectory.
+func video(e *schemas.Trajectory, frames int64) *schemas.Video {
+	return &schemas.Video{
+		Format: schemas.VideoAPNG, Frames: frames, Height: e.Height, Width: e.Width, FPS: 8, Digest: e.Image.Digest,
+		Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: e.Image.Digest, Size: 9},
+	}
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs examples/grpo_sums.py of the Python client on a pipeline of its own, once a seed, and draws what it learned.
+"""Runs an example of the Python client that trains sums on a pipeline of its own, once a seed, and draws what it
+learned.
 
-    sums.py [--seeds 0 1 2] [--out FOLDER] [--meander bin/meander] [-- flags of grpo_sums.py]
+    sums.py [--example grpo_sums.py] [--seeds 0 1 2] [--out FOLDER] [--meander bin/meander] [-- flags of the example]
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ SMOOTH = 5  # updates: a batch has other problems each time
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--example", choices=["grpo_sums.py", "trl_sums.py"], default="grpo_sums.py")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
     parser.add_argument("--meander", default="bin/meander")
-    parser.add_argument("flags", nargs="*", help="of grpo_sums.py, behind --")
+    parser.add_argument("flags", nargs="*", help="of the example, behind --")
     args = parser.parse_args()
     for seed in args.seeds:
         out = args.out / f"seed-{seed}"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         with pipeline(args.meander, out, "sums") as url:
-            command = [sys.executable, str(ROOT / "pkg/client/python/examples/grpo_sums.py"), "--url", url, "--seed", str(seed), "--out", str(out),
+            example = ROOT / "pkg/client/python/examples" / args.example
+            command = [sys.executable, str(example), "--url", url, "--seed", str(seed), "--out", str(out),
                        "--model", str(ROOT / "deploy/models/sums"), *args.flags]  # fmt: skip
-            env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
             if code := subprocess.run(command, env=env).returncode:
                 sys.exit(code)
     report(args.out, args.seeds)
@@ -51,8 +54,9 @@ def report(out: Path, seeds: list[int]) -> None:
         folder = out / f"seed-{seed}"
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         s = json.loads((folder / "summary.json").read_text())
-        worst = [max(r[k] for r in log) for k in ("ratio_off", "furthest_token")]
-        print(f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | {worst[0]:.1e} | {worst[1]:.1e} | {s['seconds']:.0f} |")
+        # TRL has no ratio of the first pass to show.
+        worst = [f"{max(r[k] for r in log):.1e}" if k in log[0] else "" for k in ("ratio_off", "furthest_token")]
+        print(f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | {worst[0]} | {worst[1]} | {s['seconds']:.0f} |")
         for ax, key in zip(axes, ("reward", "entropy"), strict=True):
             values = [r[key] for r in log]
             mean = [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]

@@ -9,6 +9,10 @@
 // The number is the event's sequence in the stream, the time of the file is when the event was stored. The last file
 // has the SHA-256 of all others, as sha256sum writes and checks it. [Write] writes an archive, [Read] reads and
 // checks it, [Import] stores its run on a server.
+//
+// 'meander runs export' calls Write and then Read to check the file, 'meander runs import' calls Import. A check
+// keeps the digests of the files that Read has yielded; an importer is the state of one Import. Errors call the
+// archive by its name on the command line, the export.
 package archive
 
 import (
@@ -66,47 +70,51 @@ var exportOrder = []string{
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamControl,
 }
 
-// Write writes all stored events of a run, and their blobs. The run may be at work: an event that is stored meanwhile
-// is either in the archive together with the events that it names, or left out.
+// Write writes all stored events of a run, and their blobs, as a tar. Services may work on the run meanwhile: an
+// event that is stored during Write is either in the archive together with the events that it names, or left out.
+// Blobs that are gone are counted in Summary.Missing. An error leaves an archive without its list of digests, which
+// Read refuses.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
-	t, s, sums := tar.NewWriter(w), &Summary{Events: map[string]int{}}, strings.Builder{}
-	put := func(name string, at time.Time, data []byte) error {
-		s.Bytes += int64(len(data))
+	files, summary, sums := tar.NewWriter(w), &Summary{Events: map[string]int{}}, strings.Builder{}
+	addFile := func(name string, at time.Time, data []byte) error {
+		summary.Bytes += int64(len(data))
 		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(data), name)
-		err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data)), ModTime: at, Format: tar.FormatPAX})
+		err := files.WriteHeader(&tar.Header{
+			Name: name, Mode: 0o644, Size: int64(len(data)), ModTime: at, Format: tar.FormatPAX,
+		})
 		if err == nil {
-			_, err = t.Write(data)
+			_, err = files.Write(data)
 		}
 		return err
 	}
-	refs, filters, last := map[schemas.Ref]bool{}, schemas.RunFilters(run), map[string]uint64{}
+	refs, filters, limits := map[schemas.Ref]bool{}, schemas.RunFilters(run), map[string]uint64{}
 	for _, stream := range exportOrder {
-		if !isWorkQueue(stream) && len(last) == 0 {
+		if !isWorkQueue(stream) && len(limits) == 0 {
 			// Events are written up to these sequences. Those of later streams are read first: then each event that
 			// they name has a sequence within the limit of its own stream.
 			for _, of := range slices.Backward(exportOrder) {
 				info, err := b.StreamInfo(ctx, of)
 				if err != nil {
-					return s, fmt.Errorf("export %s: %w", run, err)
+					return summary, fmt.Errorf("export %s: %w", run, err)
 				}
-				last[of] = info.State.LastSeq
+				limits[of] = info.State.LastSeq
 			}
 		}
 		for m, err := range storedEvents(ctx, b, stream, run, filters[stream]) {
 			if err != nil {
-				return s, fmt.Errorf("export %s: %w", run, err)
+				return summary, fmt.Errorf("export %s: %w", run, err)
 			}
-			if len(last) > 0 && m.Seq > last[stream] {
+			if len(limits) > 0 && m.Seq > limits[stream] {
 				break
 			}
 			name := fmt.Sprintf("%s/%010d-%s%s", stream, m.Seq, m.Subject, eventEnd)
-			if err := put(name, m.Time, m.Data); err != nil {
-				return s, fmt.Errorf("export %s: %w", run, err)
+			if err := addFile(name, m.Time, m.Data); err != nil {
+				return summary, fmt.Errorf("export %s: %w", run, err)
 			}
-			s.Events[stream]++
+			summary.Events[stream]++
 			for _, ref := range refsOf(m.Subject, m.Data) {
 				refs[ref] = true
 			}
@@ -116,24 +124,24 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 		func(a, b schemas.Ref) int { return cmp.Compare(a.Digest, b.Digest) }) {
 		data, err := b.GetBlob(ctx, ref)
 		if errors.Is(err, bus.ErrNotFound) {
-			s.Missing++
+			summary.Missing++
 			continue
 		}
 		if err == nil {
-			err = put(path.Join(blobFolder, ref.Digest), time.Now(), data)
+			err = addFile(path.Join(blobFolder, ref.Digest), time.Now(), data)
 		}
 		if err != nil {
-			return s, fmt.Errorf("export %s: %w", run, err)
+			return summary, fmt.Errorf("export %s: %w", run, err)
 		}
-		s.Blobs++
+		summary.Blobs++
 	}
 	if err := ctx.Err(); err != nil {
-		return s, err
+		return summary, err
 	}
-	if err := put(sumsFile, time.Now(), []byte(sums.String())); err != nil {
-		return s, fmt.Errorf("export %s: %w", run, err)
+	if err := addFile(sumsFile, time.Now(), []byte(sums.String())); err != nil {
+		return summary, fmt.Errorf("export %s: %w", run, err)
 	}
-	return s, t.Close()
+	return summary, files.Close()
 }
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.
@@ -142,8 +150,9 @@ func isWorkQueue(stream string) bool {
 	return slices.ContainsFunc(schemas.Streams(), named)
 }
 
-// storedEvents yields the events of a run in a stream. It reads the whole of a work queue, because a reader with
-// filters would take its messages away.
+// storedEvents yields the events of a run in a stream, for Write and for Import, which compares them with an archive.
+// It reads the whole of a work queue and skips other runs, because a reader with filters would take its messages
+// away. After an error it yields no more.
 func storedEvents(
 	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string,
 ) iter.Seq2[*bus.Message, error] {
@@ -153,7 +162,7 @@ func storedEvents(
 	return func(yield func(*bus.Message, error) bool) {
 		for m, err := range b.Queued(ctx, stream) {
 			if err == nil {
-				if of, ok := schemas.RunOf(m.Subject); !ok || of != run {
+				if eventRun, ok := schemas.RunOf(m.Subject); !ok || eventRun != run {
 					continue
 				}
 			}
@@ -175,15 +184,16 @@ func (e *Entry) Refs() []schemas.Ref {
 // refsOf returns the blobs that an event names; nil for what is not an event.
 func refsOf(subject string, data []byte) []schemas.Ref {
 	a, _ := schemas.ParseSubject(subject)
-	e := eventOf(a.Kind)
+	e := newEvent(a.Kind)
 	if e == nil || schemas.Decode(data, e) != nil {
 		return nil
 	}
 	return refsIn(reflect.ValueOf(e))
 }
 
-// eventOf returns an empty event of a kind; nil for parts.
-func eventOf(kind string) schemas.Event {
+// newEvent returns an empty event of a kind, to decode stored bytes into; nil for kinds that are no events of their
+// own: the parts of large steps.
+func newEvent(kind string) schemas.Event {
 	switch kind {
 	case schemas.KindPrompt:
 		return &schemas.Prompt{}
@@ -217,7 +227,7 @@ func eventOf(kind string) schemas.Event {
 	return nil
 }
 
-// refsIn returns all references in a value, at any depth.
+// refsIn returns all references to blobs in a decoded event, at any depth, so that Write can add these blobs.
 func refsIn(v reflect.Value) (refs []schemas.Ref) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -247,21 +257,21 @@ func refsIn(v reflect.Value) (refs []schemas.Ref) {
 // event nor blob, or an archive that ends too early.
 func Read(r io.Reader) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
-		t, c := tar.NewReader(r), newCheck()
+		files, checks := tar.NewReader(r), newCheck()
 		for {
-			h, err := t.Next()
+			header, err := files.Next()
 			if errors.Is(err, io.EOF) {
-				if !c.complete {
+				if !checks.complete {
 					yield(nil, fmt.Errorf("read export: it ends without %s: it was cut off", sumsFile))
 				}
 				return
 			}
 			var e *Entry
 			if err == nil {
-				e, err = readEntry(h, t)
+				e, err = readEntry(header, files)
 			}
 			if err == nil {
-				err = c.add(h.Name, e)
+				err = checks.addFile(header.Name, e)
 			}
 			if errors.Is(err, io.ErrUnexpectedEOF) {
 				err = fmt.Errorf("%w: it was cut off", err)
@@ -270,7 +280,7 @@ func Read(r io.Reader) iter.Seq2[*Entry, error] {
 				yield(nil, fmt.Errorf("read export: %w", err))
 				return
 			}
-			if h.Name != sumsFile && !yield(e, nil) {
+			if header.Name != sumsFile && !yield(e, nil) {
 				return
 			}
 		}
@@ -278,32 +288,32 @@ func Read(r io.Reader) iter.Seq2[*Entry, error] {
 }
 
 // readEntry reads one file of an archive. It checks the digest of a blob, and takes stream, sequence and subject of
-// an event from the file's name.
-func readEntry(h *tar.Header, r io.Reader) (*Entry, error) {
-	if h.Typeflag != tar.TypeReg || h.Size > maxEntry {
-		return nil, fmt.Errorf("%q: %d bytes of type %q; must be a file of at most %d", h.Name, h.Size, h.Typeflag,
-			maxEntry)
+// an event from the file's name. Read ends with its error, which names the file.
+func readEntry(header *tar.Header, r io.Reader) (*Entry, error) {
+	if header.Typeflag != tar.TypeReg || header.Size > maxEntry {
+		return nil, fmt.Errorf("%q: %d bytes of type %q; must be a file of at most %d", header.Name, header.Size,
+			header.Typeflag, maxEntry)
 	}
 	data, err := io.ReadAll(r)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", h.Name, err)
+		return nil, fmt.Errorf("%q: %w", header.Name, err)
 	}
-	e := &Entry{Time: h.ModTime, Data: data}
-	if h.Name == sumsFile {
+	e := &Entry{Time: header.ModTime, Data: data}
+	if header.Name == sumsFile {
 		return e, nil
 	}
-	folder, name := path.Split(h.Name)
+	folder, name := path.Split(header.Name)
 	if folder == blobFolder+"/" {
 		sum := sha256.Sum256(data)
 		if e.Blob = hex.EncodeToString(sum[:]); e.Blob != name {
-			return nil, fmt.Errorf("%q: %w", h.Name, bus.ErrCorrupt)
+			return nil, fmt.Errorf("%q: %w", header.Name, bus.ErrCorrupt)
 		}
 		return e, nil
 	}
 	e.Stream = strings.TrimSuffix(folder, "/")
 	seq, subject, ok := strings.Cut(strings.TrimSuffix(name, eventEnd), "-")
 	if e.Seq, err = strconv.ParseUint(seq, 10, 64); err != nil || !ok {
-		return nil, fmt.Errorf("%q: no event; must be STREAM/NUMBER-SUBJECT%s", h.Name, eventEnd)
+		return nil, fmt.Errorf("%q: no event; must be STREAM/NUMBER-SUBJECT%s", header.Name, eventEnd)
 	}
 	e.Subject = subject
 	return e, nil

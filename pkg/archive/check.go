@@ -16,11 +16,11 @@ import (
 type check struct {
 	sums map[string]string // by file
 	// steps are the payload digests of steps and the files they are in, by subject. parts are parts whose step is not
-	// complete yet, waiting the steps that lack parts.
-	steps    map[string]step
-	parts    map[string][]byte
-	waiting  map[string]schemas.StepEvent
-	complete bool
+	// complete yet, incomplete the steps that lack parts.
+	steps      map[string]step
+	parts      map[string][]byte
+	incomplete map[string]schemas.StepEvent
+	complete   bool
 }
 
 type step struct{ file, digest string }
@@ -28,18 +28,19 @@ type step struct{ file, digest string }
 func newCheck() *check {
 	return &check{
 		sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
-		waiting: map[string]schemas.StepEvent{},
+		incomplete: map[string]schemas.StepEvent{},
 	}
 }
 
-// add checks the next file.
-func (c *check) add(name string, e *Entry) error {
+// addFile checks the next file that Read has read, against the files before it; the file of digests must come last
+// and is compared with all. An error says what was changed, and ends Read.
+func (c *check) addFile(name string, e *Entry) error {
 	if c.complete {
 		return fmt.Errorf("%q: behind %s, which must be the last", name, sumsFile)
 	}
 	if name == sumsFile {
 		c.complete = true
-		return c.compare(string(e.Data))
+		return c.compareSums(string(e.Data))
 	}
 	sum := sha256.Sum256(e.Data)
 	if c.sums[name] != "" {
@@ -53,8 +54,9 @@ func (c *check) add(name string, e *Entry) error {
 	return nil
 }
 
-// compare checks that the list of digests names the files that came, and no others.
-func (c *check) compare(list string) error {
+// compareSums checks that the archive's list of digests names exactly the files that came. An error names the file
+// that was added, taken out or changed. addFile calls it.
+func (c *check) compareSums(list string) error {
 	listed := 0
 	for line := range strings.Lines(list) {
 		digest, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
@@ -72,7 +74,9 @@ func (c *check) compare(list string) error {
 	return nil
 }
 
-// checkEvent notes a step or a part, and checks it and each trajectory against the events before.
+// checkEvent checks an event against those before it: a trajectory against its steps, a step against its parts. Of
+// steps and parts it keeps what later events are checked with. An error means that the archive is not as it was
+// written.
 func (c *check) checkEvent(file string, e *Entry) error {
 	if e.Blob != "" {
 		return nil
@@ -99,7 +103,7 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	case schemas.KindPart, schemas.KindTokensPart:
 		c.parts[e.Subject] = e.Data
 		whole := strings.TrimSuffix(e.Subject, "."+a.Part)
-		if event := c.waiting[whole]; event != nil {
+		if event := c.incomplete[whole]; event != nil {
 			return c.checkParts(whole, event)
 		}
 	case schemas.KindTrajectory:
@@ -108,7 +112,8 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	return nil
 }
 
-// checkParts checks the parts of a step once all have come; until then the step waits.
+// checkParts joins the parts of a large step and checks them against the step, as soon as all have come. Until then
+// it keeps the step in incomplete and returns nil: checkEvent calls it again for each part.
 func (c *check) checkParts(subject string, e schemas.StepEvent) error {
 	last := int64(-1)
 	for _, t := range e.Tensors() {
@@ -118,19 +123,20 @@ func (c *check) checkParts(subject string, e schemas.StepEvent) error {
 	}
 	for k := range last + 1 {
 		if c.parts[schemas.PartSubject(subject, k)] == nil {
-			c.waiting[subject] = e
+			c.incomplete[subject] = e
 			return nil
 		}
 	}
 	err := bus.JoinParts(e, func(k int64) ([]byte, error) { return c.parts[schemas.PartSubject(subject, k)], nil })
-	delete(c.waiting, subject)
+	delete(c.incomplete, subject)
 	for k := range last + 1 {
 		delete(c.parts, schemas.PartSubject(subject, k))
 	}
 	return err
 }
 
-// checkTrajectory compares the steps of a completed sample with the digests that its trajectory names.
+// checkTrajectory compares the steps that came before a completed trajectory with the digests that it names. It fails
+// on a step that is missing, incomplete or different.
 func (c *check) checkTrajectory(e *Entry) error {
 	t := &schemas.Trajectory{}
 	if err := schemas.Decode(e.Data, t); err != nil || t.StopReason != schemas.StopCompleted {
@@ -140,7 +146,7 @@ func (c *check) checkTrajectory(e *Entry) error {
 		switch s, ok := c.steps[t.StepSubject(i)]; {
 		case !ok:
 			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))
-		case c.waiting[t.StepSubject(i)] != nil:
+		case c.incomplete[t.StepSubject(i)] != nil:
 			return fmt.Errorf("steps[%d]: %q lacks parts", i, s.file)
 		case s.digest != t.Steps[i].Digest:
 			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s",

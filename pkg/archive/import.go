@@ -25,10 +25,10 @@ var importOrder = []string{
 // Imported counts what Import did.
 type Imported struct {
 	Run schemas.Run `json:"run"`
-	// Stored counts the events that were stored, There those that were there before.
-	Stored int `json:"stored"`
-	There  int `json:"there"`
-	Blobs  int `json:"blobs"`
+	// Stored counts the events that were stored, AlreadyStored those that were there before.
+	Stored        int `json:"stored"`
+	AlreadyStored int `json:"there"`
+	Blobs         int `json:"blobs"`
 }
 
 // Import stores the run of an archive; it reads the archive several times. First it checks the archive, and compares
@@ -37,34 +37,34 @@ type Imported struct {
 // keep their bytes, except the sequences by which they name others: these get the values of this store. Content
 // digests stay. No service may work on the server: it would treat half a run as a new one.
 func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error) {
-	m := &importer{b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{}, seqs: map[string]map[uint64]uint64{}}
+	m := &importer{b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{}, newSeqs: map[string]map[uint64]uint64{}}
 	for _, stream := range importOrder {
-		m.seqs[stream] = map[uint64]uint64{}
+		m.newSeqs[stream] = map[uint64]uint64{}
 	}
 	if err := m.readArchive(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.compareStored(ctx); err != nil {
-		return nil, fmt.Errorf("import run %s: %w", m.done.Run, err)
+		return nil, fmt.Errorf("import run %s: %w", m.result.Run, err)
 	}
 	for _, stream := range append([]string{""}, importOrder...) {
 		if err := m.storeStream(ctx, stream); err != nil {
-			return &m.done, fmt.Errorf("import run %s: %w", m.done.Run, err)
+			return &m.result, fmt.Errorf("import run %s: %w", m.result.Run, err)
 		}
 	}
-	return &m.done, ctx.Err()
+	return &m.result, ctx.Err()
 }
 
 // importer is the state of one Import.
 type importer struct {
-	b    *bus.Bus
-	r    io.ReadSeeker
-	done Imported
+	b      *bus.Bus
+	r      io.ReadSeeker
+	result Imported
 	// archived are the events of the archive, stored the events on the server with their sequences.
 	archived map[key]bool
 	stored   map[key]uint64
-	// seqs maps a sequence of the archive to that of the server, by stream.
-	seqs map[string]map[uint64]uint64
+	// newSeqs maps a sequence of the archive to that of the server, by stream.
+	newSeqs map[string]map[uint64]uint64
 }
 
 // key identifies an event in every store: its subject, and the digest of its content without sequences.
@@ -73,8 +73,9 @@ type key struct {
 	digest  [sha256.Size]byte
 }
 
-// entries calls each with all entries of the archive, from its beginning.
-func (m *importer) entries(each func(e *Entry) error) error {
+// eachEntry reads the archive from its beginning and calls each with every entry. It stops at the first error, of the
+// archive or of each.
+func (m *importer) eachEntry(each func(e *Entry) error) error {
 	if _, err := m.r.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
@@ -89,9 +90,10 @@ func (m *importer) entries(each func(e *Entry) error) error {
 	return nil
 }
 
-// readArchive checks the archive and notes its run and events.
+// readArchive is the first pass of Import: it checks the archive, and notes the run's name and the keys of its
+// events. It fails if the archive is damaged or has events of several runs.
 func (m *importer) readArchive(ctx context.Context) error {
-	return m.entries(func(e *Entry) error {
+	return m.eachEntry(func(e *Entry) error {
 		if e.Blob != "" || ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -99,21 +101,22 @@ func (m *importer) readArchive(ctx context.Context) error {
 			return fmt.Errorf("read export: %s: no stream of a run", e.Stream)
 		}
 		run, ok := schemas.RunOf(e.Subject)
-		if !ok || m.done.Run != "" && run != m.done.Run {
-			return fmt.Errorf("read export: %q is no event of run %q", e.Subject, m.done.Run)
+		if !ok || m.result.Run != "" && run != m.result.Run {
+			return fmt.Errorf("read export: %q is no event of run %q", e.Subject, m.result.Run)
 		}
-		m.done.Run = run
+		m.result.Run = run
 		k, err := m.keyOf(e.Subject, e.Seq, e.Data)
 		m.archived[k] = true
 		return err
 	})
 }
 
-// compareStored notes what is stored of the run, and returns ErrOther when the archive does not have all of that.
+// compareStored is the second step of Import: it notes which events of the run the server has already. It returns
+// ErrOther for one that the archive does not have; nothing is written then.
 func (m *importer) compareStored(ctx context.Context) error {
-	filters := schemas.RunFilters(m.done.Run)
+	filters := schemas.RunFilters(m.result.Run)
 	for _, stream := range importOrder {
-		for e, err := range storedEvents(ctx, m.b, stream, m.done.Run, filters[stream]) {
+		for e, err := range storedEvents(ctx, m.b, stream, m.result.Run, filters[stream]) {
 			if err != nil {
 				return err
 			}
@@ -124,7 +127,7 @@ func (m *importer) compareStored(ctx context.Context) error {
 			if !m.archived[k] {
 				return fmt.Errorf("%w: %s has %q (sequence %d), which the export does not have, or otherwise; "+
 					"import it into another store, or remove the run first with 'meander runs rm %s'",
-					ErrOther, stream, e.Subject, e.Seq, m.done.Run)
+					ErrOther, stream, e.Subject, e.Seq, m.result.Run)
 			}
 			m.stored[k] = e.Seq
 		}
@@ -134,20 +137,21 @@ func (m *importer) compareStored(ctx context.Context) error {
 
 // keyOf returns the key of an event.
 func (m *importer) keyOf(subject string, seq uint64, data []byte) (key, error) {
-	data, err := m.renumbered(subject, seq, data, func(string, uint64) (uint64, error) { return 1, nil })
+	data, err := m.renumberEvent(subject, seq, data, func(string, uint64) (uint64, error) { return 1, nil })
 	return key{subject, sha256.Sum256(data)}, err
 }
 
-// storeStream stores the archive's events of a stream; with stream "", its blobs.
+// storeStream stores the archive's events of one stream, or with stream "" its blobs. It skips events that the server
+// has already. It notes the new sequence of each event, for the events of later streams that name it.
 func (m *importer) storeStream(ctx context.Context, stream string) error {
-	return m.entries(func(e *Entry) error {
+	return m.eachEntry(func(e *Entry) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case e.Stream != stream:
 			return nil
 		case e.Blob != "":
-			m.done.Blobs++
+			m.result.Blobs++
 			_, err := m.b.PutBlob(ctx, e.Data)
 			return err
 		}
@@ -157,19 +161,21 @@ func (m *importer) storeStream(ctx context.Context, stream string) error {
 		}
 		seq, there := m.stored[k]
 		if there {
-			m.done.There++
-		} else if seq, err = m.store(ctx, e); err != nil {
+			m.result.AlreadyStored++
+		} else if seq, err = m.storeEvent(ctx, e); err != nil {
 			return fmt.Errorf("%q: %w", e.Subject, err)
 		}
-		m.seqs[stream][e.Seq], m.stored[k] = seq, seq
+		m.newSeqs[stream][e.Seq], m.stored[k] = seq, seq
 		return nil
 	})
 }
 
-// store publishes an event with the sequences of this store, and returns its own sequence.
-func (m *importer) store(ctx context.Context, e *Entry) (uint64, error) {
-	data, err := m.renumbered(e.Subject, e.Seq, e.Data, func(stream string, old uint64) (uint64, error) {
-		seq, ok := m.seqs[stream][old]
+// storeEvent publishes an event of the archive, with the sequences of this server in place of the archive's, and
+// returns its own new sequence. It fails if the event names one that the archive does not have, or if another client
+// stored a different event under the subject meanwhile (ErrOther).
+func (m *importer) storeEvent(ctx context.Context, e *Entry) (uint64, error) {
+	data, err := m.renumberEvent(e.Subject, e.Seq, e.Data, func(stream string, old uint64) (uint64, error) {
+		seq, ok := m.newSeqs[stream][old]
 		if !ok && stream != schemas.StreamPrompts { // prompts may be removed while their groups stay
 			return 0, fmt.Errorf("it names sequence %d of %s, which the export does not have", old, stream)
 		}
@@ -178,14 +184,14 @@ func (m *importer) store(ctx context.Context, e *Entry) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	m.done.Stored++
+	m.result.Stored++
 	if e.Stream == schemas.StreamPrompts {
-		ack, err := m.b.PublishPrompt(ctx, m.done.Run, data, nil)
+		ack, err := m.b.PublishPrompt(ctx, m.result.Run, data, nil)
 		return ack.Seq, err
 	}
 	a, _ := schemas.ParseSubject(e.Subject)
 	h := map[string][]string{schemas.HeaderContentType: {schemas.ContentType}}
-	if event := eventOf(a.Kind); event != nil {
+	if event := newEvent(a.Kind); event != nil {
 		h[schemas.HeaderType] = []string{event.Type()}
 	}
 	ack, err := m.b.PublishRaw(ctx, schemas.PublishedSubject(e.Subject), data, h, "")
@@ -195,13 +201,14 @@ func (m *importer) store(ctx context.Context, e *Entry) (uint64, error) {
 	return ack.Seq, err
 }
 
-// renumbered returns the bytes of an event with other sequences, which of returns for those in the event. A prompt
-// without a uid gets the uid that it had by its sequence.
-func (m *importer) renumbered(
-	subject string, seq uint64, data []byte, of func(stream string, old uint64) (uint64, error),
+// renumberEvent returns the bytes of an event in which newSeq has replaced the sequences that name other events. A
+// prompt without a uid gets the uid that it had by its old sequence. Events that name no others, and bytes that do
+// not decode, are returned as they are. The error is that of newSeq.
+func (m *importer) renumberEvent(
+	subject string, seq uint64, data []byte, newSeq func(stream string, old uint64) (uint64, error),
 ) ([]byte, error) {
 	a, _ := schemas.ParseSubject(subject)
-	e := eventOf(a.Kind)
+	e := newEvent(a.Kind)
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens, schemas.KindVerdict, schemas.KindControl:
 		return data, nil
@@ -214,22 +221,23 @@ func (m *importer) renumbered(
 			return data, nil
 		}
 		p.UID = p.GroupUID(seq)
-	} else if err := renumber(reflect.ValueOf(e), of); err != nil {
+	} else if err := renumberValue(reflect.ValueOf(e), newSeq); err != nil {
 		return nil, err
 	}
 	return schemas.Encode(e)
 }
 
-// renumber replaces the sequences in a value, at any depth.
-func renumber(v reflect.Value, of func(stream string, old uint64) (uint64, error)) (err error) {
+// renumberValue replaces the sequences in a decoded event, at any depth: newSeq gets the stream and the old sequence,
+// and its error ends the replacement. renumberEvent calls it.
+func renumberValue(v reflect.Value, newSeq func(stream string, old uint64) (uint64, error)) (err error) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			err = renumber(v.Elem(), of)
+			err = renumberValue(v.Elem(), newSeq)
 		}
 	case reflect.Slice:
 		for i := 0; i < v.Len() && err == nil && v.Type().Elem().Kind() != reflect.Uint8; i++ {
-			err = renumber(v.Index(i), of)
+			err = renumberValue(v.Index(i), newSeq)
 		}
 	case reflect.Struct:
 		for i := 0; i < v.NumField() && err == nil; i++ {
@@ -239,12 +247,12 @@ func renumber(v reflect.Value, of func(stream string, old uint64) (uint64, error
 			}
 			f := v.Field(i)
 			if stream == "" || f.Kind() != reflect.Uint64 {
-				err = renumber(f, of)
+				err = renumberValue(f, newSeq)
 				continue
 			}
 			if f.Uint() > 0 {
 				var seq uint64
-				seq, err = of(stream, f.Uint())
+				seq, err = newSeq(stream, f.Uint())
 				f.SetUint(seq)
 			}
 		}

@@ -81,7 +81,7 @@ func TestImport_GoesOn(t *testing.T) {
 		if errors.Is(err, errBroken) {
 			continue
 		}
-		if err != nil || done.Stored+done.There != 6 || seeks < 5 {
+		if err != nil || done.Stored+done.AlreadyStored != 6 || seeks < 5 {
 			t.Fatalf("after %d reads: %+v, %v", seeks, done, err)
 		}
 		break

@@ -53,10 +53,12 @@ func (f *Folder) createAuthority() error {
 		Subject: pkix.Name{CommonName: "meander authority"}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, NotAfter: time.Now().AddDate(caYears, 0, 0),
 	}
-	return f.sign(template, nil, caCert, caKey)
+	return f.createSigned(template, nil, caCert, caKey)
 }
 
-// createCertificate makes the server's certificate for localHosts and hosts, with a new key.
+// createCertificate makes the server's certificate with a new key, signed by the folder's authority, for localHosts
+// and the given names and addresses. Create makes the first one, Update a new one. An error is about the authority's
+// or the certificate's files.
 func (f *Folder) createCertificate(hosts []string) error {
 	ca, err := tls.LoadX509KeyPair(f.path(caCert), f.path(caKey))
 	if err != nil {
@@ -75,11 +77,12 @@ func (f *Folder) createCertificate(hosts []string) error {
 			template.DNSNames = append(template.DNSNames, host)
 		}
 	}
-	return f.sign(template, &ca, serverCert, serverKey)
+	return f.createSigned(template, &ca, serverCert, serverKey)
 }
 
-// sign makes a key and writes it with its certificate. ca signs the certificate; nil: it signs itself.
-func (f *Folder) sign(template *x509.Certificate, ca *tls.Certificate, certFile, keyFile string) error {
+// createSigned makes a key and a certificate from the template, and writes both files. The authority ca signs the
+// certificate; with nil it signs itself, as the authority's own does.
+func (f *Folder) createSigned(template *x509.Certificate, ca *tls.Certificate, certFile, keyFile string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -106,7 +109,8 @@ func (f *Folder) sign(template *x509.Certificate, ca *tls.Certificate, certFile,
 	)
 }
 
-// Certificate returns the server's certificate; nil: there is none.
+// Certificate returns the server's certificate; nil without an error if the folder has none, because it was made
+// without TLS. It fails if the file cannot be read or has no certificate.
 func (f *Folder) Certificate() (*x509.Certificate, error) {
 	if !f.HasTLS() {
 		return nil, nil

@@ -44,14 +44,17 @@ type InvalidError struct{ error }
 // Unwrap returns the mistake.
 func (e *InvalidError) Unwrap() error { return e.error }
 
-func invalid(format string, args ...any) error { return &InvalidError{fmt.Errorf(format, args...)} }
+func invalidError(format string, args ...any) error {
+	return &InvalidError{fmt.Errorf(format, args...)}
+}
 
-// Create makes a folder with one user for each role, and the configuration of a NATS server that listens on an
-// address. If hosts is not nil (it may be empty), it also makes an authority and a certificate of the server for
-// these hosts.
+// Create makes a new folder of credentials, for 'meander auth init': one user for each role, and the configuration of
+// a NATS server that listens on an address. If hosts is not nil (it may be empty), it also makes an authority and a
+// certificate of the server for these hosts. It fails with *InvalidError if dir has files in it.
 func Create(dir, listen string, hosts []string) (*Folder, error) {
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
-		return nil, invalid("%q: not empty; must be a new folder. One of credentials is changed with: meander auth add, rm, update", dir)
+		return nil, invalidError("%q: not empty; must be a new folder. "+
+			"One of credentials is changed with: meander auth add, rm, update", dir)
 	}
 	dir, err := filepath.Abs(dir)
 	if err == nil {
@@ -71,16 +74,17 @@ func Create(dir, listen string, hosts []string) (*Folder, error) {
 			return nil, err
 		}
 	}
-	return f, errors.Join(f.write(), os.WriteFile(f.path(ServerFile), []byte(f.serverConfig(listen)), 0o644))
+	return f, errors.Join(f.save(), os.WriteFile(f.path(ServerFile), []byte(f.serverConfig(listen)), 0o644))
 }
 
-// Open reads a folder and checks its users.
+// Open reads a folder of credentials and checks the rights and the key of each user. It fails with *InvalidError if
+// there is no such folder, with another error if users.json is damaged.
 func Open(dir string) (*Folder, error) {
 	f := &Folder{dir: dir}
 	file := f.path(usersFile)
 	data, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, invalid("%q: no folder of credentials; make one with: meander auth init %s", dir, dir)
+		return nil, invalidError("%q: no folder of credentials; make one with: meander auth init %s", dir, dir)
 	}
 	if err == nil {
 		err = json.Unmarshal(data, f)
@@ -142,25 +146,27 @@ func (f *Folder) Add(u User) (newAccount bool, err error) {
 		return false, err
 	}
 	newAccount = f.prepareGuests()
-	return newAccount, f.write()
+	return newAccount, f.save()
 }
 
-// Remove removes a user with its file of credentials, and returns the user.
+// Remove removes a user from the folder, deletes the file of credentials and returns the user. A running server keeps
+// the user until it reads its configuration again. An unknown name is an *InvalidError.
 func (f *Folder) Remove(name string) (User, error) {
 	u := f.User(name)
 	if u == nil {
-		return User{}, invalid("%q: no such user; there are %s", name, strings.Join(f.Names(), ", "))
+		return User{}, invalidError("%q: no such user; there are %s", name, strings.Join(f.Names(), ", "))
 	}
-	gone := *u
+	removed := *u
 	f.Users = slices.DeleteFunc(f.Users, func(u User) bool { return u.Name == name })
 	if err := os.Remove(f.Credentials(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return gone, err
+		return removed, err
 	}
-	return gone, f.write()
+	return removed, f.save()
 }
 
-// Update writes the rights as this release defines them. If the folder has a certificate, or hosts are given, it
-// makes a new certificate of the server, for the old hosts and these. See Add for newAccount.
+// Update writes the rights of all users as this release of meander defines them. If the folder has a certificate, or
+// hosts are given, it makes a new certificate of the server, for the old hosts and these. newAccount reports that the
+// folder of an older release got an account for guests (see Add). An error is about the files.
 func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 	cert, err := f.Certificate()
 	switch {
@@ -172,30 +178,30 @@ func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 		err = errors.Join(f.createAuthority(), f.createCertificate(hosts))
 	}
 	newAccount = f.prepareGuests()
-	return newAccount, errors.Join(err, f.write())
+	return newAccount, errors.Join(err, f.save())
 }
 
-// addUser checks a user, makes its key and writes its file of credentials. The caller writes the folder. A mistake of
-// the caller is an *InvalidError.
+// addUser checks a user, makes its key and writes its file of credentials. The caller saves the folder. A name, role
+// or limit that may not be is an *InvalidError; other errors are about the file.
 func (f *Folder) addUser(u User) error {
 	if err := schemas.CheckToken("name", u.Name); err != nil {
 		return &InvalidError{err}
 	}
 	if f.User(u.Name) != nil {
-		return invalid("name: %q; there is such a user, choose another name or remove that one", u.Name)
+		return invalidError("name: %q; there is such a user, choose another name or remove that one", u.Name)
 	}
 	for _, run := range u.Runs {
 		if err := schemas.CheckToken("--run", run); err != nil {
-			return invalid("%w; the server knows whole names, not patterns", err)
+			return invalidError("%w; the server knows whole names, not patterns", err)
 		}
 	}
 	switch {
 	case u.Blobs && !u.IsGuest():
-		return invalid("--blobs: without --run; a user of all runs may read them anyway")
+		return invalidError("--blobs: without --run; a user of all runs may read them anyway")
 	case u.CopyBytes != 0 && !u.IsGuest():
-		return invalid("--copy-bytes: without --run; a user of all runs has no copies")
+		return invalidError("--copy-bytes: without --run; a user of all runs has no copies")
 	case u.CopyBytes != 0 && u.CopyBytes < MinCopyBytes:
-		return invalid("--copy-bytes: %d; must be at least %d (64MiB)", u.CopyBytes, MinCopyBytes)
+		return invalidError("--copy-bytes: %d; must be at least %d (64MiB)", u.CopyBytes, MinCopyBytes)
 	}
 	pair, err := nkeys.CreateUser()
 	if err != nil {
@@ -220,8 +226,8 @@ func (f *Folder) addUser(u User) error {
 	return nil
 }
 
-// prepareGuests gives each guest a mark, and a folder of an older release the account that guests need; newAccount
-// reports the latter.
+// prepareGuests gives each guest the random mark that makes the names of its copies hard to guess, if it has none. In
+// a folder of an older release it also sets the account that guests need, and then returns true.
 func (f *Folder) prepareGuests() (newAccount bool) {
 	for i := range f.Users {
 		u := &f.Users[i]
@@ -238,8 +244,9 @@ func (f *Folder) prepareGuests() (newAccount bool) {
 	return newAccount
 }
 
-// write writes users.json and the rights in the server's configuration.
-func (f *Folder) write() error {
+// save writes users.json and the file of rights that the server's configuration includes. Each file is replaced
+// whole; after an error one of them may be the old one.
+func (f *Folder) save() error {
 	data, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
 		return err
@@ -264,7 +271,8 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 	return errors.Join(err, file.Close())
 }
 
-// replaceFile replaces the whole file at once, so that no reader sees half of it.
+// replaceFile writes a file beside the given path and renames it to it, so that no reader sees half of it. After an
+// error the old file is still there.
 func replaceFile(path string, data []byte, mode os.FileMode) error {
 	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {

@@ -27,7 +27,8 @@ type Identity struct {
 // rolePattern matches the comments beside the key, such as "# role: reward".
 var rolePattern = regexp.MustCompile(`(?m)^# (role|runs): (\S+)$`)
 
-// ReadIdentity reads a file of credentials in one of NATS's two forms: a JWT with its key, or the seed of an NKey.
+// ReadIdentity reads a client's file of credentials in one of NATS's two forms: a JWT with its key, or the seed of an
+// NKey, for which comments in the file may name role and runs. An error names the file and what it must have.
 func ReadIdentity(file string) (Identity, error) {
 	id := Identity{file: file}
 	info, err := os.Stat(file)
@@ -108,20 +109,20 @@ func (id Identity) ListsConsumers(stream string) bool {
 	return !known || g.Unlimited || g.ListsConsumers || id.IsGuest() || isWorkQueue(stream)
 }
 
-// Reads returns false for a guest whose copy of a stream cannot hold anything that the filters match, because it
-// belongs to other runs.
-func (id Identity) Reads(stream string, filters ...string) bool {
+// MayFind reports whether a stream, as this user sees it, can hold messages that the filters match. It is false for a
+// guest whose copy of the stream has other runs only: a reader then need not ask the server.
+func (id Identity) MayFind(stream string, filters ...string) bool {
 	if !id.IsGuest() || len(filters) == 0 {
 		return true
 	}
-	own := filtersOf(stream, id.user.Runs)
+	own := runFilters(stream, id.user.Runs)
 	return len(own) == 0 || slices.ContainsFunc(filters, func(f string) bool {
 		return slices.ContainsFunc(own, func(o string) bool { return schemas.Overlap(o, f) })
 	})
 }
 
-// MissingRight returns the end of an error about a refused publish: it names the roles that may publish on the
-// subject.
+// MissingRight returns the end of an error about a publish that the server refused: it names the roles that may
+// publish on the subject, and the runs if the user is limited to some.
 func (id Identity) MissingRight(subject string) string {
 	var may []string
 	limited := false // the role may publish there, but not for these runs

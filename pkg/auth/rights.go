@@ -23,9 +23,9 @@ type Rights struct {
 // answerWithin is how long a worker may take to answer. No client waits longer.
 const answerWithin = time.Hour
 
-// rights returns the permissions that the grant gives a user. A guest writes events of its own runs only, and reads
-// copies in its own account. The names of blobs do not tell their run: with Blobs a guest may read and write those of
-// all runs.
+// rights turns a grant into the permissions on NATS subjects of one of its users. A guest writes events of its own
+// runs only, and reads copies in its own account. The names of blobs do not tell their run: with User.Blobs a guest
+// may read and write those of all runs. It fails for a guest of a role that cannot be limited to runs.
 func (g Grant) rights(u *User) (Rights, error) {
 	r := Rights{Unlimited: g.Unlimited}
 	guest := u.IsGuest()
@@ -101,8 +101,8 @@ func (r *Rights) mayPublish(subject string) bool {
 	return r.Unlimited || slices.ContainsFunc(r.Publish, fits) && !slices.ContainsFunc(r.Deny, fits)
 }
 
-// allowWrites allows the events that a grant publishes, and the entries of its buckets; a guest only those of its
-// runs.
+// allowWrites adds the permissions to publish the events of a grant and to write to its buckets; for a guest, those
+// of its runs only.
 func (r *Rights) allowWrites(g Grant, u *User) {
 	runs := u.Runs
 	if !u.IsGuest() {
@@ -133,7 +133,8 @@ func (r *Rights) allowWrites(g Grant, u *User) {
 	}
 }
 
-// publishFilters returns the subjects on which events of a kind and run are published, as filters.
+// publishFilters returns the subjects on which a user publishes events of a kind, of a run or of all ("*"), as
+// filters for permissions; none for events that belong to no run, if a run is given.
 func publishFilters(kind string, run schemas.Run) []string {
 	filter := schemas.Address{Kind: kind, Run: run}.Filter()
 	switch kind {
@@ -201,8 +202,8 @@ func (r *Rights) allowReads(stream string, g Grant, guest bool) {
 	}
 }
 
-// filtersOf returns filters for the messages of some runs in a stream; none: its messages belong to no run.
-func filtersOf(stream string, runs []schemas.Run) (filters []string) {
+// runFilters returns filters for the messages of some runs in a stream; none if its messages belong to no run.
+func runFilters(stream string, runs []schemas.Run) (filters []string) {
 	for _, run := range runs {
 		switch stream {
 		case schemas.StreamRunBucket:

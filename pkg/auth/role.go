@@ -3,6 +3,10 @@
 // NATS server's configuration. A guest is a [User] who is limited to some runs, in an account with copies of the
 // streams. An [Identity] is a user as its own file of credentials describes it, for a client. The package opens no
 // connection.
+//
+// The commands 'meander auth init, add, rm, update' change a folder; pkg/natsd and nats-server take users and
+// certificates from it; each program calls [ReadIdentity] before it connects. A copy is a stream of a guest's account
+// into which the server copies the events of the guest's runs; a crossing is a request that may leave that account.
 package auth
 
 import (
@@ -75,7 +79,8 @@ func resultStreams() []string {
 	}
 }
 
-// serviceGrants returns the grants of the four services.
+// serviceGrants returns the grants of the four services: what each of their programs publishes, reads, writes and
+// deletes. Grants joins them with those of clients.
 func serviceGrants() []Grant {
 	return []Grant{
 		{
@@ -142,7 +147,8 @@ func serviceGrants() []Grant {
 	}
 }
 
-// clientGrants returns the grants of programs and persons who use a pipeline.
+// clientGrants returns the grants of the trainers, viewers and scorers who use a pipeline from outside. Grants joins
+// them with those of the services.
 func clientGrants() []Grant {
 	return []Grant{
 		{
@@ -176,7 +182,7 @@ func clientGrants() []Grant {
 	}
 }
 
-// Describe returns what the grant allows, one line for each kind of right.
+// Describe returns what the grant allows in words, one line for each kind of right, for 'meander auth roles'.
 func (g Grant) Describe() (lines []string) {
 	if g.Unlimited {
 		return []string{"may do everything"}
@@ -229,8 +235,8 @@ func RoleNames() (names []string) {
 	return names
 }
 
-// durables returns the durables that the role works on. The sampler works on every durable of the requests, since
-// lanes name these.
+// durables returns the durable consumers from which the role's service takes its work; none for clients. The sampler
+// works on every durable of the requests, since lanes name these.
 func (g Grant) durables() (own []schemas.Durable) {
 	for _, d := range append(schemas.Durables(),
 		schemas.Durable{Stream: schemas.StreamRequests, Name: "*", Service: schemas.ServiceSampler}) {

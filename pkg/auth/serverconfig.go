@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// serverConfig returns the whole configuration of a separate NATS server.
+// serverConfig returns the text of nats-server's configuration, for a server outside of meander that listens on an
+// address. It includes the file of rights, which changes more often. Create writes it once.
 func (f *Folder) serverConfig(listen string) string {
 	text := fmt.Sprintf(`# Written by meander auth init: a NATS server for meander, with roles.
 #   nats-server --config %s
@@ -38,13 +39,14 @@ tls {
 	return text + fmt.Sprintf("\ninclude %q\n", rightsFile)
 }
 
-// rightsConfig returns the users with their rights in the form of a NATS server's configuration. It has no secrets.
+// rightsConfig returns all users with their rights in the syntax of nats-server's configuration, with an account for
+// each guest. It has public keys only, no secrets. It fails for a user whose role has no such rights.
 func (f *Folder) rightsConfig() (string, error) {
 	c := &configWriter{}
 	c.line("# Written by meander auth: who may do what, by public keys. Changed with: meander auth add, rm, update.")
 	if f.Account == "" {
 		c.line("authorization {")
-		c.users(f.Users)
+		c.writeUsers(f.Users)
 		c.line("}")
 		return c.text.String(), c.err
 	}
@@ -55,7 +57,7 @@ func (f *Folder) rightsConfig() (string, error) {
 		}
 	}
 	c.line("accounts {\n  %s {\n    jetstream: enabled", f.Account)
-	c.users(others)
+	c.writeUsers(others)
 	guests := f.Guests()
 	askedBy := map[string][]string{} // accounts by subject
 	c.line("    exports: [")
@@ -78,7 +80,7 @@ func (f *Folder) rightsConfig() (string, error) {
 	}
 	c.line("    ]\n  }")
 	for _, u := range guests {
-		c.guest(u, f.Account)
+		c.writeGuest(u, f.Account)
 	}
 	c.line("}")
 	return c.text.String(), c.err
@@ -101,10 +103,11 @@ func (c *configWriter) crossings(u User) []Crossing {
 	return out
 }
 
-// guest writes the account of a guest. Only the subjects named here lead out of it.
-func (c *configWriter) guest(u User, pipeline string) {
+// writeGuest writes the account of a guest, and what connects it with the pipeline's account. Only the subjects named
+// here lead out of it. rightsConfig calls it.
+func (c *configWriter) writeGuest(u User, pipeline string) {
 	c.line("  %s {\n    jetstream: {max_mem: 0, max_file: %d}", u.Account(), u.CopySpace())
-	c.users([]User{u})
+	c.writeUsers([]User{u})
 	c.line("    exports: [\n      {service: %q, accounts: [%s]}\n    ]\n    imports: [", u.API().To, pipeline)
 	for _, subject := range u.Hears() {
 		c.line("      {stream: {account: %s, subject: %q}}", pipeline, subject)
@@ -115,8 +118,9 @@ func (c *configWriter) guest(u User, pipeline string) {
 	c.line("    ]\n  }")
 }
 
-// users writes the users of an account, each with its key and rights.
-func (c *configWriter) users(users []User) {
+// writeUsers writes the list of users of one account, each with its public key and its permissions. The first error
+// about a user's rights stays in c.err.
+func (c *configWriter) writeUsers(users []User) {
 	c.line("    users: [")
 	for _, u := range users {
 		r, err := u.Rights()
@@ -126,10 +130,10 @@ func (c *configWriter) users(users []User) {
 		c.line("      # %s: %s, runs %s\n      {\n        nkey: %s", u.Name, u.Role, u.RunNames(), u.Key)
 		if !r.Unlimited {
 			c.line("        permissions: {\n          publish: {")
-			c.subjects("allow", r.Publish)
-			c.subjects("deny", r.Deny)
+			c.writeSubjects("allow", r.Publish)
+			c.writeSubjects("deny", r.Deny)
 			c.line("          }\n          subscribe: {")
-			c.subjects("allow", r.Subscribe)
+			c.writeSubjects("allow", r.Subscribe)
 			c.line("          }")
 			if r.Answers > 0 {
 				c.line("          allow_responses: {max: %d, expires: %q}", r.Answers, r.AnswerWithin)
@@ -141,8 +145,9 @@ func (c *configWriter) users(users []User) {
 	c.line("    ]")
 }
 
-// subjects writes a list of subjects under a name, unless it is empty.
-func (c *configWriter) subjects(name string, list []string) {
+// writeSubjects writes a list of subjects under a name of the configuration; an empty list is left out. writeUsers
+// calls it.
+func (c *configWriter) writeSubjects(name string, list []string) {
 	if len(list) == 0 {
 		return
 	}

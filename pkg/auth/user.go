@@ -60,7 +60,7 @@ func (u *User) IsGuest() bool { return len(u.Runs) > 0 }
 // RunNames returns the runs that the user is limited to, separated by commas; * for all.
 func (u *User) RunNames() string { return formatRuns(u.Runs) }
 
-// formatRuns joins runs with commas; none: all runs.
+// formatRuns joins the names of runs with commas, as files of credentials and errors show them; no runs mean all.
 func formatRuns(runs []schemas.Run) string {
 	if len(runs) == 0 {
 		return allRuns
@@ -116,8 +116,9 @@ func (u *User) API() Crossing {
 	return Crossing{From: "guest." + u.Name + ".API.>", To: "$JS.API.>"}
 }
 
-// Crossings returns all requests that may leave a guest's account: events of its runs, and for each copy two requests
-// with which the server controls the delivery.
+// Crossings returns all requests that the server lets out of a guest's account into the pipeline's: events of the
+// guest's runs, and for each copied stream two requests with which the server controls the delivery. It fails for a
+// user who is no guest.
 func (u *User) Crossings() (out []Crossing, err error) {
 	grant, ok := GrantOf(u.Role)
 	if !ok || !grant.MayBeGuest || !u.IsGuest() {
@@ -138,12 +139,13 @@ func (u *User) Crossings() (out []Crossing, err error) {
 	return out, nil
 }
 
-// Copies returns the streams that a guest has copies of, each with the filters of what it holds; no filters: all.
+// Copies returns the streams that a guest has copies of, by name, each with the filters of the messages in the copy;
+// no filters mean all messages.
 func (u *User) Copies() map[string][]string {
 	grant, _ := GrantOf(u.Role)
 	out := map[string][]string{}
 	for _, stream := range grant.Reads {
-		filters := filtersOf(stream, u.Runs)
+		filters := runFilters(stream, u.Runs)
 		switch {
 		case isWorkQueue(stream): // a consumer would take the work away
 		case len(filters) > 0, stream != schemas.StreamBlobBucket, u.Blobs:

@@ -31,8 +31,8 @@ const (
 	blobAtOnce = 4 << 20
 )
 
-// blobStore is the state of this process about the object store.
-type blobStore struct {
+// blobSweepTimes is the state of this process about the object store.
+type blobSweepTimes struct {
 	mu sync.Mutex
 	// unfinished is when this process last looked for chunks of blobs that were never finished.
 	unfinished time.Time
@@ -51,7 +51,7 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	}
 	info, err := b.objectInfo(ctx, ref)
 	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
-		if time.Since(info.ModTime) < blobFresh || b.refresh(ctx, info, ref) {
+		if time.Since(info.ModTime) < blobFresh || b.touchBlob(ctx, info, ref) {
 			return ref, nil
 		}
 	}
@@ -68,20 +68,20 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 		err = b.storeBlob(ctx, ref, sum, data)
 	}
 	if errors.Is(err, ErrStreamFull) { // one chunk may fit where the whole blob does not
-		b.faultLog.failed(schemas.StreamBlobBucket, len(data), began, err)
+		b.faultLog.noteFailure(schemas.StreamBlobBucket, len(data), began, err)
 	}
 	if err != nil {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
-	b.faultLog.stored(schemas.StreamBlobBucket, len(data))
+	b.faultLog.noteStored(schemas.StreamBlobBucket, len(data))
 	if info != nil { // the blob that was replaced was not what its name says
-		b.dropChunks(ctx, ref.Bucket, info.NUID)
+		b.removeChunks(ctx, ref.Bucket, info.NUID)
 	}
 	return ref, nil
 }
 
-// objectInfo returns the entry of a blob, with the time at which the entry was stored. The error is ErrNotFound when
-// there is none or it was deleted, and ErrCorrupt when it cannot be read.
+// objectInfo returns the entry of a blob in the object store, with the time at which the entry was stored. The error
+// is ErrNotFound when there is none or it was deleted, and ErrCorrupt when it cannot be read.
 func (b *Bus) objectInfo(ctx context.Context, ref schemas.Ref) (*jetstream.ObjectInfo, error) {
 	m, err := b.Last(ctx, "OBJ_"+ref.Bucket, blobEntry(ref.Bucket, ref.Digest))
 	if err != nil {
@@ -116,7 +116,7 @@ func (b *Bus) storeBlob(ctx context.Context, ref schemas.Ref, sum [32]byte, data
 	for chunk := range slices.Chunk(data, size) {
 		if err := put(chunksOf(ref.Bucket, info.NUID), fmt.Sprintf("blob.%s.%d", info.NUID, info.Chunks),
 			nats.Header{}, chunk); err != nil {
-			b.dropChunks(ctx, ref.Bucket, info.NUID)
+			b.removeChunks(ctx, ref.Bucket, info.NUID)
 			return err
 		}
 		info.Chunks++
@@ -129,7 +129,8 @@ func (b *Bus) storeBlob(ctx context.Context, ref schemas.Ref, sum [32]byte, data
 		nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
 }
 
-// checkBlobSpace returns ErrStreamFull when size bytes do not fit into the object store.
+// checkBlobSpace returns ErrStreamFull when size bytes do not fit into the object store, before PutBlob writes any of
+// them.
 func (b *Bus) checkBlobSpace(ctx context.Context, size int) error {
 	info, err := b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {
@@ -143,9 +144,9 @@ func (b *Bus) checkBlobSpace(ctx context.Context, size int) error {
 		ErrStreamFull, have, most, size)
 }
 
-// refresh stores the entry of a blob again, so that its time is now and SweepBlobs keeps the blob. It returns false
+// touchBlob stores the entry of a blob again, so that its time is now and a sweep keeps the blob. It returns false
 // when the blob is gone or replaced, or the store did not answer; then the caller writes the blob again.
-func (b *Bus) refresh(ctx context.Context, info *jetstream.ObjectInfo, ref schemas.Ref) bool {
+func (b *Bus) touchBlob(ctx context.Context, info *jetstream.ObjectInfo, ref schemas.Ref) bool {
 	subject := blobEntry(ref.Bucket, ref.Digest)
 	entry, err := b.Last(ctx, "OBJ_"+ref.Bucket, subject)
 	if err != nil || !bytes.Contains(entry.Data, []byte(info.NUID)) {
@@ -157,9 +158,9 @@ func (b *Bus) refresh(ctx context.Context, info *jetstream.ObjectInfo, ref schem
 	return err == nil
 }
 
-// dropChunks removes the chunks of an object that was not finished or was replaced. A failure is only logged: a later
+// removeChunks removes the chunks of an object that was not finished or was replaced. A failure is only logged: a later
 // sweep removes them.
-func (b *Bus) dropChunks(ctx context.Context, bucket, nuid string) {
+func (b *Bus) removeChunks(ctx context.Context, bucket, nuid string) {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 	defer stop()
 	s, err := b.js.Stream(ctx, "OBJ_"+bucket)
@@ -243,15 +244,15 @@ func (b *Bus) CopyBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error 
 	if _, err := checkRef(ref); err != nil {
 		return fmt.Errorf("get blob: %w", err)
 	}
-	if err := b.fetchBlob(ctx, ref, w); err != nil {
+	if err := b.copyChunks(ctx, ref, w); err != nil {
 		return fmt.Errorf("get blob %s: %w", ref.Digest, err)
 	}
 	return nil
 }
 
-// fetchBlob copies the chunks of a blob to w and checks them. It does not use the library's reader, which always
-// stops after 5 s, and does not stop earlier when ctx ends.
-func (b *Bus) fetchBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error {
+// copyChunks copies the chunks of a blob to w and checks them; CopyBlob calls it, with its errors. It does not use
+// the library's reader, which always stops after 5 s, and does not stop earlier when ctx ends.
+func (b *Bus) copyChunks(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	info, err := b.objectInfo(ctx, ref)
 	if err != nil {
 		return err

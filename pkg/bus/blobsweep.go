@@ -56,14 +56,14 @@ type BlobIndex struct {
 	mu   sync.Mutex
 	old  map[string]oldBlob // by digest
 	uses map[string]int
-	// last is the last sequence that was read, by stream.
-	last map[string]uint64
+	// countedUpTo is the last sequence that was read, by stream.
+	countedUpTo map[string]uint64
 	// weights are the blobs of a policy version, by the digest of its weights; versions are the policy versions of
 	// each lane, oldest first.
 	weights  map[string][]string
-	versions map[schemas.Lane][]version
-	// free are the digests in old that no event names.
-	free []string
+	versions map[schemas.Lane][]policyBlobs
+	// unused are the digests in old that no event names.
+	unused []string
 }
 
 // oldBlob is the entry of a blob: its sequence in the store, the size of the blob, and the name of its chunks.
@@ -72,12 +72,13 @@ type oldBlob struct {
 	nuid      string
 }
 
-// IndexBlobs counts which of the blobs that were last stored or used longer than grace ago are named by stored
-// events.
+// IndexBlobs reads all events and counts which of the blobs that were last stored or used longer than grace ago are
+// named by one. A janitor keeps the index and sweeps with it.
 func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, error) {
 	x := &BlobIndex{
-		b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{}, last: map[string]uint64{},
-		weights: map[string][]string{}, versions: map[schemas.Lane][]version{},
+		b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{},
+		countedUpTo: map[string]uint64{},
+		weights:     map[string][]string{}, versions: map[schemas.Lane][]policyBlobs{},
 	}
 	for e, err := range b.blobEntries(ctx) {
 		if err != nil {
@@ -95,18 +96,19 @@ func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, 
 	}
 	for digest := range x.old {
 		if x.uses[digest] == 0 {
-			x.free = append(x.free, digest)
+			x.unused = append(x.unused, digest)
 		}
 	}
 	return x, ctx.Err()
 }
 
-// Forget tells the index that events were removed. The next Sweep removes the blobs that only they named.
+// Forget tells the index that events were removed. The next Sweep removes the blobs that only they named. Events that
+// came after the index was made do not count.
 func (x *BlobIndex) Forget(events ...*Message) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range events {
-		if m.Seq > x.last[m.Stream] {
+		if m.Seq > x.countedUpTo[m.Stream] {
 			continue // it was not counted
 		}
 		for digest := range x.neededBlobs(m) {
@@ -115,19 +117,19 @@ func (x *BlobIndex) Forget(events ...*Message) {
 			}
 			x.uses[digest]--
 			if _, ok := x.old[digest]; ok && x.uses[digest] == 0 {
-				x.free = append(x.free, digest)
+				x.unused = append(x.unused, digest)
 			}
 		}
 	}
 }
 
-// Sweep removes the blobs that no event names any more. It returns their number and bytes; with dry it only counts
-// them.
+// Sweep removes the blobs that no event names any more. It returns their number and bytes, also beside an error; with
+// dry it only counts them.
 func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for len(x.free) > 0 {
-		digest := x.free[0]
+	for len(x.unused) > 0 {
+		digest := x.unused[0]
 		if blob := x.old[digest]; dry {
 			n, size = n+1, size+blob.size
 		} else if gone, err := x.b.removeBlob(ctx, digest, blob); err != nil {
@@ -135,7 +137,7 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 		} else if gone {
 			n, size = n+1, size+blob.size
 		}
-		x.free = x.free[1:]
+		x.unused = x.unused[1:]
 	}
 	if dry || !x.b.blobs.lookForUnfinished() {
 		return n, size, nil
@@ -143,7 +145,7 @@ func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, er
 	return n, size, x.b.sweepChunks(ctx, x.before)
 }
 
-// removeBlob removes a blob. It returns false when the blob was used again meanwhile, and keeps it then.
+// removeBlob removes a blob for a sweep. It returns false when the blob was used again meanwhile, and keeps it then.
 func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone bool, err error) {
 	if err := b.Delete(ctx, schemas.StreamBlobBucket, blob.seq); err != nil {
 		return false, err
@@ -157,8 +159,9 @@ func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone
 	return err == nil, err
 }
 
-// lookForUnfinished reports whether it is time to look for unfinished blobs, and notes the time if so.
-func (s *blobStore) lookForUnfinished() bool {
+// lookForUnfinished reports whether it is time to look for unfinished blobs, and notes the time if so. Sweep calls
+// it.
+func (s *blobSweepTimes) lookForUnfinished() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.unfinished) < unfinishedEvery {
@@ -175,7 +178,8 @@ type entryOfBlob struct {
 	at  time.Time
 }
 
-// blobEntries yields the entries of all blobs, in the order in which they were last stored or used.
+// blobEntries yields the entries of all blobs, in the order in which they were last stored or used. After an error it
+// yields no more.
 func (b *Bus) blobEntries(ctx context.Context) iter.Seq2[entryOfBlob, error] {
 	return func(yield func(entryOfBlob, error) bool) {
 		for m, err := range b.Read(ctx, schemas.StreamBlobBucket, []string{"$O." + schemas.BlobBucket + ".M.>"},
@@ -224,7 +228,7 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 	return nil
 }
 
-// countUses counts, for each blob, the stored events that contain its digest anywhere.
+// countUses counts, for each blob, the stored events that contain its digest anywhere. IndexBlobs calls it.
 func (x *BlobIndex) countUses(ctx context.Context) error {
 	if err := x.countPolicies(ctx); err != nil {
 		return err
@@ -241,7 +245,7 @@ func (x *BlobIndex) countUses(ctx context.Context) error {
 			for digest := range x.neededBlobs(m) {
 				x.uses[digest]++
 			}
-			x.last[stream] = m.Seq
+			x.countedUpTo[stream] = m.Seq
 		}
 	}
 	return nil
@@ -284,14 +288,15 @@ const (
 	keptShare                   = 25
 )
 
-// version is a policy version of a lane, with the blobs that it names and the bytes of its weights.
-type version struct {
+// policyBlobs is a policy version of a lane, with the blobs that it names and the bytes of its weights.
+type policyBlobs struct {
 	number int64
 	size   int64
 	blobs  []string
 }
 
-// countPolicies notes the blobs of each lane's policy versions, and counts those of the kept versions as used.
+// countPolicies notes the blobs of each lane's policy versions, and counts those of the kept versions (the newest, as
+// long as they do not take too much of the store) as used.
 func (x *BlobIndex) countPolicies(ctx context.Context) error {
 	info, err := x.b.StreamInfo(ctx, schemas.StreamBlobBucket)
 	if err != nil {
@@ -309,7 +314,7 @@ func (x *BlobIndex) countPolicies(ctx context.Context) error {
 			}
 			continue
 		}
-		v := version{number: p.PolicyVersion, blobs: blobs}
+		v := policyBlobs{number: p.PolicyVersion, blobs: blobs}
 		if p.Adapter != nil {
 			v.size = p.Adapter.File.Size
 		}

@@ -47,7 +47,7 @@ type Config struct {
 	NoWait bool
 }
 
-// Validate returns all faults of the settings, each with the name of its field.
+// Validate checks the settings of a connection. It returns all faults, each with the name of its field.
 func (c Config) Validate() error {
 	var errs []error
 	if (c.URL == "") == (c.InProcess == nil) {
@@ -87,17 +87,17 @@ type Bus struct {
 	// link ends, and is replaced, when the connection is lost: no answer can come any more for requests that were
 	// sent on it.
 	link atomic.Pointer[link]
-	// stands is set once all streams have been seen. If one does not answer after that, the server is recovering it.
-	stands atomic.Bool
+	// setUp is set once all streams have been seen. If one does not answer after that, the server is recovering it.
+	setUp atomic.Bool
 
 	user       auth.Identity
 	denials    denials
 	slow       atomic.Uint64
 	reconnects atomic.Uint64
 	waitLog    limiter
-	blobs      blobStore
+	blobs      blobSweepTimes
 	faultLog   faultLog
-	changed    changed
+	changed    changedDurables
 }
 
 // link is the life of one connection to the server. Its context ends when the connection is lost, and so ends all
@@ -116,8 +116,9 @@ func newLink() *link {
 // errLinkLost is the error of a request whose connection was lost before the answer came.
 var errLinkLost = errors.New("connection lost before the answer")
 
-// Connect returns when the connection is up, or an error when it is not up within Config.ConnectTimeout. After that,
-// the bus replaces a lost connection for as long as it takes, and calls that need the connection wait for it.
+// Connect connects to a server. It returns when the connection is up, or an error when it is not up within
+// Config.ConnectTimeout or the server refuses the user. After that, the bus replaces a lost connection for as long as
+// it takes, and calls that need the connection wait for it.
 func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -175,6 +176,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 }
 
 // retryable reports whether another try to connect makes sense: a mistake in a file or an address does not go away.
+// Connect calls it.
 func retryable(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	switch {
@@ -198,7 +200,8 @@ func unreachable(err error) bool {
 	return errors.Is(err, nats.ErrNoServers) || ok && dial.Op == "dial"
 }
 
-// options returns the client library's options for cfg, with callbacks that end the link, log, and count.
+// options returns the client library's options for cfg, with callbacks that note when the connection is lost, log,
+// and count.
 func (b *Bus) options(cfg Config) []nats.Option {
 	var lost limiter
 	opts := []nats.Option{
@@ -219,7 +222,7 @@ func (b *Bus) options(cfg Config) []nats.Option {
 			b.log.Info().Str("server", nc.ConnectedServerName()).Msg("connected again")
 		}),
 		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
-		nats.ErrorHandler(b.asyncError),
+		nats.ErrorHandler(b.handleAsyncError),
 	}
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))
@@ -245,12 +248,13 @@ func (b *Bus) options(cfg Config) []nats.Option {
 	return opts
 }
 
-// asyncError handles errors that the server sends outside of any reply. For the caller, a refused publish looks like
-// a timeout: only this callback gets the reason, and gives it to callers that wait (deny).
-func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
+// handleAsyncError handles errors that the server sends outside of any reply; the client library calls it. For the
+// caller, a refused publish looks like a timeout: only this callback gets the reason, and gives it to callers that
+// wait (noteDenial).
+func (b *Bus) handleAsyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
-		denied, met := b.deny(err)
+		denied, met := b.noteDenial(err)
 		level := zerolog.ErrorLevel
 		if met {
 			level = zerolog.DebugLevel // the caller returns it
@@ -269,7 +273,7 @@ func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 }
 
 // Close drains the connection and waits until all messages are delivered and it is closed, for up to 10 s, or until
-// the server is gone. Close publishers and consumers first.
+// the server is gone. Close publishers and consumers first. An error means that messages may be lost.
 func (b *Bus) Close() error {
 	l := b.link.Load()
 	err := b.nc.Drain()
@@ -301,7 +305,7 @@ func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 func (b *Bus) MaxInline() int { return max(0, int(b.nc.MaxPayload())-headroom) }
 
 // request sends one request to the server and returns the reply. It fails at once when the connection is lost
-// (errLinkLost) or the server does not allow the request (ErrPermission).
+// (errLinkLost) or the server does not allow the request (ErrPermission); retryWhileAway repeats it.
 func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	l := b.link.Load()
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
@@ -351,7 +355,7 @@ func (b *Bus) retryWhileAway(ctx context.Context, f func(ctx context.Context) er
 			// While a cluster has no leader, none of its servers may answer.
 			err = fmt.Errorf("%w (%w)", ErrNoLeader, err)
 		}
-		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !b.isAway(err) || b.nc.IsClosed() ||
+		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !b.mayAnswerLater(err) || b.nc.IsClosed() ||
 			time.Now().After(end) {
 			return err
 		}
@@ -371,10 +375,10 @@ type withoutDeadline struct{ context.Context }
 
 func (withoutDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// isAway reports whether an error means that the server may answer later: the connection was lost, the stream has no
-// leader, or the server has not recovered the stream yet.
-func (b *Bus) isAway(err error) bool {
-	if errors.Is(err, jetstream.ErrNoStreamResponse) && b.stands.Load() {
+// mayAnswerLater reports whether an error means that the server may answer later: the connection was lost, the stream
+// has no leader, or the server has not recovered the stream yet.
+func (b *Bus) mayAnswerLater(err error) bool {
+	if errors.Is(err, jetstream.ErrNoStreamResponse) && b.setUp.Load() {
 		return true
 	}
 	for _, away := range []error{errLinkLost, ErrNoLeader, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, nats.ErrDisconnected} {

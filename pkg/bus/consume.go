@@ -40,13 +40,13 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 		return err
 	}
 	d := &durable{bus: b, config: c}
-	if err := d.bindWhenReady(ctx); err != nil {
+	if err := d.createWhenReady(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	p, err := b.newPuller(c, d.bindWhenReady)
+	p, err := b.newPuller(c, d.createWhenReady)
 	if err != nil {
 		return fmt.Errorf("consume %q of %s: %w", c.Name, c.Stream, closedError(err))
 	}
@@ -71,8 +71,8 @@ type consumer struct {
 	mu sync.Mutex
 	// busy is how many handlers occupy a slot.
 	busy int
-	// aside is how many handlers have left their slots for now (LeaveSlot).
-	aside int
+	// outOfSlot is how many handlers have left their slots for now (LeaveSlot).
+	outOfSlot int
 	// failed counts the failures of messages in this process, by stream sequence.
 	failed map[uint64]int
 	fair   *fairness
@@ -82,8 +82,8 @@ type consumer struct {
 // of it.
 const maxFailed = 10_000
 
-// run starts handlers until ctx ends or the connection is closed. Then it stops pulling and waits for the handlers,
-// whose context it ends after DrainTimeout. It returns ErrClosed when the connection was closed, else nil.
+// run starts handlers for Consume until ctx ends or the connection is closed. Then it stops pulling and waits for the
+// handlers, whose context it ends after DrainTimeout. It returns ErrClosed when the connection was closed, else nil.
 func (w *consumer) run(ctx context.Context) error {
 	// Handlers and their heartbeats outlive ctx while they drain.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -92,8 +92,8 @@ func (w *consumer) run(ctx context.Context) error {
 	watch, stopWatch := context.WithCancel(ctx)
 	var helpers, handlers sync.WaitGroup
 	helpers.Go(func() { w.heartbeats.run(live, w.config.AckWait) })
-	helpers.Go(func() { w.puller.watch(watch) })
-	helpers.Go(func() { w.durable.watch(watch) })
+	helpers.Go(func() { w.puller.repair(watch) })
+	helpers.Go(func() { w.durable.checkRegularly(watch) })
 	defer helpers.Wait()
 	defer stopLive()
 	defer stopWatch()
@@ -114,7 +114,7 @@ func (w *consumer) run(ctx context.Context) error {
 			return fmt.Errorf("consume %q of %s: %w", w.config.Name, w.config.Stream, ErrClosed)
 		case <-w.puller.ready:
 			w.returnAfterLostPin()
-			w.startAll(work, ctx, &handlers)
+			w.startHandlers(work, ctx, &handlers)
 		}
 	}
 	stopWatch()
@@ -144,9 +144,9 @@ func (w *consumer) returnAfterLostPin() {
 	}
 }
 
-// startAll takes messages from the queue while slots are free, and runs a handler for each in its own goroutine.
-// Messages that fairness does not admit go back to the server.
-func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitGroup) {
+// startHandlers takes messages from the queue while slots are free, and runs a handler for each in its own goroutine.
+// Messages that fairness does not admit, because those like it fail, go back to the server.
+func (w *consumer) startHandlers(work, shutdown context.Context, handlers *sync.WaitGroup) {
 	for w.freeSlots() > 0 {
 		m := w.puller.pop()
 		if m == nil {
@@ -154,13 +154,13 @@ func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitG
 		}
 		if away := w.admit(m); away > 0 {
 			w.nak(m, away)
-			w.addBusy(0) // ask for another message in its place
+			w.addBusyHandlers(0) // ask for another message in its place
 			continue
 		}
-		w.addBusy(1)
+		w.addBusyHandlers(1)
 		handlers.Go(func() {
-			defer w.addBusy(-1)
-			w.process(w.contextOf(work, shutdown, m), shutdown, m)
+			defer w.addBusyHandlers(-1)
+			w.handleMessage(w.contextOf(work, shutdown, m), shutdown, m)
 		})
 	}
 }
@@ -172,8 +172,8 @@ func (w *consumer) freeSlots() int {
 	return w.config.Slots - w.busy
 }
 
-// addBusy adds n to the busy handlers, and has the puller ask for as many messages as slots are free.
-func (w *consumer) addBusy(n int) {
+// addBusyHandlers adds n to the busy handlers, and has the puller ask for as many messages as slots are free.
+func (w *consumer) addBusyHandlers(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.busy += n
@@ -222,28 +222,28 @@ func LeaveSlot(ctx context.Context) (back func()) {
 	if !ok || !w.countAside(1) {
 		return func() {}
 	}
-	w.addBusy(-1)
+	w.addBusyHandlers(-1)
 	return sync.OnceFunc(func() {
 		w.countAside(-1)
-		w.addBusy(1)
+		w.addBusyHandlers(1)
 	})
 }
 
-// countAside adds n to the handlers that have left their slots. It returns false, and adds nothing, when there are
-// too many.
+// countAside adds n to the handlers that have left their slots (LeaveSlot). It returns false, and adds nothing, when
+// there are too many.
 func (w *consumer) countAside(n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n > 0 && w.aside >= asidePerSlot*w.config.Slots {
+	if n > 0 && w.outOfSlot >= asidePerSlot*w.config.Slots {
 		return false
 	}
-	w.aside += n
+	w.outOfSlot += n
 	return true
 }
 
-// process runs the handler until its result decides about the message, and acknowledges the message accordingly.
-// While the next stream is full it runs the handler again. shutdown ends before ctx does.
-func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
+// handleMessage runs the handler until its result decides about the message, and acknowledges the message
+// accordingly. While the next stream is full it runs the handler again. shutdown ends before ctx does.
+func (w *consumer) handleMessage(ctx, shutdown context.Context, m *Message) {
 	defer w.heartbeats.release(m)
 	defer w.leave(m)
 	log := zerolog.Ctx(ctx)
@@ -274,13 +274,13 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		full := errors.Is(err, ErrStreamFull)
 		failures, hopeless := 0, false
 		if !full {
-			failures, hopeless = w.countFailure(m, time.Since(began), w.bus.outage(err, connection))
+			failures, hopeless = w.countFailure(m, time.Since(began), w.bus.wasOutage(err, connection))
 		}
 		switch {
 		case terminal || hopeless || w.config.MaxDeliver > 0 && failures >= w.config.MaxDeliver:
 			w.forget(m)
 			w.leave(m) // the work that failed is over
-			w.giveUp(ctx, shutdown, m, err)
+			w.deadLetter(ctx, shutdown, m, err)
 			return
 		case !full:
 			d := w.config.backoff(failures)
@@ -314,8 +314,9 @@ func (w *consumer) leave(m *Message) {
 	w.fair.leave(m)
 }
 
-// countFailure counts one more failure of a message in this process, after a try that lasted took. hopeless means
-// that the whole family fails. An outage says nothing about the family.
+// countFailure counts one more failure of a message in this process, after a try that lasted took, and returns how
+// many there were. hopeless means that all messages of its family fail. An outage of the server says nothing about
+// the family.
 func (w *consumer) countFailure(m *Message, took time.Duration, outage bool) (n int, hopeless bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -323,7 +324,7 @@ func (w *consumer) countFailure(m *Message, took time.Duration, outage bool) (n 
 		clear(w.failed) // a few more tries are better than memory that grows without end
 	}
 	w.failed[m.Seq]++
-	return w.failed[m.Seq], !outage && w.fair.failed(m, took, time.Now())
+	return w.failed[m.Seq], !outage && w.fair.noteFailure(m, took, time.Now())
 }
 
 // succeeded forgets the failures of a message and clears its families.
@@ -350,10 +351,10 @@ func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 	return w.handler(ctx, m)
 }
 
-// giveUp calls OnGiveUp, writes the dead letter, and takes the message off the stream, in this order, so that after a
-// crash all of it happens again and nothing is lost. It repeats a part that fails for as long as the process runs,
-// since a redelivery would not know the cause.
-func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error) {
+// deadLetter calls OnGiveUp, writes the dead letter, and takes the message off the stream, in this order, so that
+// after a crash all of it happens again and nothing is lost. It repeats a part that fails for as long as the process
+// runs, since a redelivery would not know the cause.
+func (w *consumer) deadLetter(ctx, shutdown context.Context, m *Message, cause error) {
 	log := zerolog.Ctx(ctx)
 	log.Error().Err(cause).Str("code", Code(cause)).Msg("given up")
 	terminal, _ := errors.AsType[*TerminalError](cause)
@@ -362,7 +363,7 @@ func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error
 	for try := 1; ; try++ {
 		var err error
 		if !garbage {
-			err = w.onGiveUp(ctx, m, cause)
+			err = w.callGiveUpHook(ctx, m, cause)
 		}
 		if failed, ok := errors.AsType[*TerminalError](err); ok {
 			// It would fail each time; so only the letter says it.
@@ -389,9 +390,9 @@ func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error
 	}
 }
 
-// onGiveUp calls the hook OnGiveUp, if there is one. A panic of the hook is logged and is no error: the dead letter
-// must not depend on it.
-func (w *consumer) onGiveUp(ctx context.Context, m *Message, cause error) (err error) {
+// callGiveUpHook calls OnGiveUp of the configuration, if there is one, before the dead letter. A panic of the hook is
+// logged and is no error: the dead letter must not depend on it.
+func (w *consumer) callGiveUpHook(ctx context.Context, m *Message, cause error) (err error) {
 	if w.config.OnGiveUp == nil {
 		return nil
 	}

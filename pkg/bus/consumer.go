@@ -85,7 +85,7 @@ type ConsumerConfig struct {
 	Look time.Duration
 }
 
-// withDefaults returns the settings with their defaults filled in, or all their faults.
+// withDefaults returns the settings of a consumer with their defaults filled in, or all their faults, joined.
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	var errs []error
 	if c.Stream == "" {
@@ -145,8 +145,8 @@ func stageOf(durable string) string {
 	return stage
 }
 
-// native returns the settings in the form of the client library.
-func (c ConsumerConfig) native() jetstream.ConsumerConfig {
+// natsConfig returns the settings of a consumer in the form of the client library. tryCreateOrUpdate calls it.
+func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, MaxWaiting: maxWaiting, FilterSubjects: c.Filters,
@@ -175,7 +175,7 @@ func (b *Bus) retryUntilReady(ctx context.Context, stream, lacking string, f fun
 			return err
 		}
 		if b.nc.IsConnected() {
-			b.faultLog.failed(stream, 0, began, err) // so that Faults reports it
+			b.faultLog.noteFailure(stream, 0, began, err) // so that Faults reports it
 		}
 		if b.waitLog.allow() {
 			b.log.Warn().Err(err).Msg(lacking + ", trying again")
@@ -214,7 +214,8 @@ func (c ConsumerConfig) spent(m *Message) bool {
 	return c.MaxDeliver > 0 && m.Delivered > uint64(c.MaxDeliver)*lostPerTry
 }
 
-// cameOften reports whether a message has had half of its deliveries. The other half is for tries that fail or are lost.
+// cameOften reports whether a message has had half of its deliveries. The other half is for tries that fail or are
+// lost.
 func (c ConsumerConfig) cameOften(m *Message) bool {
 	return c.MaxDeliver > 0 && m.Delivered >= uint64(c.MaxDeliver)*lostPerTry/2
 }

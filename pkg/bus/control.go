@@ -14,12 +14,12 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Held are the newest controls (pause, resume, cancel) of a group and of its run that intake accepted. Each is nil
+// InForce are the newest controls (pause, resume, cancel) of a group and of its run that intake accepted. Each is nil
 // when there is none.
-type Held struct{ Run, Group *schemas.Control }
+type InForce struct{ Run, Group *schemas.Control }
 
 // Cancelled returns the control that ended the group, or nil.
-func (h Held) Cancelled() *schemas.Control {
+func (h InForce) Cancelled() *schemas.Control {
 	for _, c := range []*schemas.Control{h.Run, h.Group} {
 		if c != nil && c.Action == schemas.ControlCancel {
 			return c
@@ -29,16 +29,17 @@ func (h Held) Cancelled() *schemas.Control {
 }
 
 // Paused returns the control that pauses the run, or nil.
-func (h Held) Paused() *schemas.Control {
+func (h InForce) Paused() *schemas.Control {
 	if h.Run != nil && h.Run.Action == schemas.ControlPause {
 		return h.Run
 	}
 	return nil
 }
 
-// Held asks the server for the controls of a run and of one of its groups; with no uid, of the run alone.
-func (b *Bus) Held(ctx context.Context, run schemas.Run, uid schemas.UID) (Held, error) {
-	var h Held
+// ControlsOf asks the server for the controls in force of a run and of one of its groups; with no uid, of the run
+// alone.
+func (b *Bus) ControlsOf(ctx context.Context, run schemas.Run, uid schemas.UID) (InForce, error) {
+	var h InForce
 	ask := func(uid schemas.UID) (*schemas.Control, error) {
 		m, err := b.Last(ctx, schemas.StreamControlBucket,
 			schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, uid)))
@@ -94,9 +95,10 @@ func (b *Bus) decodeControl(m *Message) *schemas.Control {
 	return c
 }
 
-// Hold stores c as the current control of its run or group. It does not replace a newer control, or a cancel, which
-// is final. It returns the control that is current afterwards, and whether that is c.
-func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Control, mine bool, err error) {
+// PutControl stores c as the control in force of its run or group; intake calls it for a control that it accepts. It
+// does not replace a newer control, or a cancel, which is final. It returns the control that is in force afterwards,
+// and whether that is c.
+func (b *Bus) PutControl(ctx context.Context, c *schemas.Control) (holds *schemas.Control, mine bool, err error) {
 	data, err := schemas.Encode(c)
 	if err != nil {
 		return nil, false, err
@@ -140,7 +142,7 @@ func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Cont
 	}
 }
 
-// deleteControls removes all controls of a run, of its groups and of its samples.
+// deleteControls removes all controls of a run, of its groups and of its samples, when the run is purged.
 func (b *Bus) deleteControls(ctx context.Context, run schemas.Run) error {
 	for _, filter := range []string{schemas.ControlKey(run, ""), string(run) + ".>"} {
 		if _, err := b.PurgeSubject(ctx, schemas.StreamControlBucket,
@@ -157,15 +159,16 @@ type Controls struct {
 	bus *Bus
 
 	mu      sync.Mutex
-	held    map[string]*schemas.Control // by ControlKey
+	inForce map[string]*schemas.Control // by ControlKey
 	seq     uint64
 	changes int
 	changed chan struct{}
 }
 
-// Controls returns the current controls once the server has told them. Follow keeps them up to date.
+// Controls returns the controls in force once the server has told them; a service keeps it. Its Follow keeps them up
+// to date.
 func (b *Bus) Controls(ctx context.Context) (*Controls, error) {
-	c := &Controls{bus: b, held: map[string]*schemas.Control{}, changed: make(chan struct{})}
+	c := &Controls{bus: b, inForce: map[string]*schemas.Control{}, changed: make(chan struct{})}
 	var stored []*Message
 	err := b.retryUntilReady(ctx, schemas.StreamControlBucket, "controls not known",
 		func(ctx context.Context) (err error) {
@@ -177,27 +180,28 @@ func (b *Bus) Controls(ctx context.Context) (*Controls, error) {
 		return nil, fmt.Errorf("controls: %w", err)
 	}
 	for _, m := range stored {
-		c.apply(m)
+		c.applyEntry(m)
 	}
 	return c, nil
 }
 
 // Follow keeps the controls up to date until ctx ends.
 func (c *Controls) Follow(ctx context.Context) error {
-	c.bus.followBucket(ctx, schemas.StreamControlBucket, schemas.BucketSubject(schemas.ControlBucket, ">"), c.apply)
+	c.bus.followEntries(ctx, schemas.StreamControlBucket, schemas.BucketSubject(schemas.ControlBucket, ">"), c.applyEntry)
 	return nil
 }
 
-// apply stores or removes the control of one entry of the bucket, and wakes those who wait for a change.
-func (c *Controls) apply(m *Message) {
+// applyEntry stores or removes the control of one entry of the bucket of controls, and wakes those who wait for a
+// change.
+func (c *Controls) applyEntry(m *Message) {
 	key := strings.TrimPrefix(m.Subject, schemas.BucketSubject(schemas.ControlBucket, ""))
 	control := c.bus.decodeControl(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if control == nil {
-		delete(c.held, key)
+		delete(c.inForce, key)
 	} else {
-		c.held[key] = control
+		c.inForce[key] = control
 		c.seq = max(c.seq, control.Seq)
 	}
 	c.changes++
@@ -206,17 +210,17 @@ func (c *Controls) apply(m *Message) {
 }
 
 // Of returns the controls of a run and of one of its groups.
-func (c *Controls) Of(run schemas.Run, uid schemas.UID) Held {
+func (c *Controls) Of(run schemas.Run, uid schemas.UID) InForce {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return Held{c.held[schemas.ControlKey(run, "")], c.held[schemas.ControlKey(run, uid)]}
+	return InForce{c.inForce[schemas.ControlKey(run, "")], c.inForce[schemas.ControlKey(run, uid)]}
 }
 
 // Pruned returns the control that ends a sample, or nil.
 func (c *Controls) Pruned(run schemas.Run, uid schemas.UID, sample int64) *schemas.Control {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held[schemas.PruneKey(run, uid, sample)]
+	return c.inForce[schemas.PruneKey(run, uid, sample)]
 }
 
 // Newest returns the sequence of the newest control, in MDR_CONTROL.
@@ -277,7 +281,7 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 		return nil, fmt.Errorf("status of run %s: %w", run, err)
 	}
 	s.Cancelled = int64(len(keys))
-	h, err := b.Held(ctx, run, "")
+	h, err := b.ControlsOf(ctx, run, "")
 	if err != nil {
 		return nil, err
 	}
@@ -302,7 +306,7 @@ func (b *Bus) RunStatus(ctx context.Context, run schemas.Run) (*schemas.RunStatu
 	return s, nil
 }
 
-// openBatches returns how many batches of a run have groups but no result yet.
+// openBatches returns how many batches of a run have groups but no result yet. RunStatus calls it.
 func (b *Bus) openBatches(ctx context.Context, run schemas.Run) (int64, error) {
 	openings, err := b.Subjects(ctx, schemas.StreamRewards,
 		schemas.Address{Kind: schemas.KindOpening, Run: run}.Filter())

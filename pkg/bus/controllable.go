@@ -13,8 +13,8 @@ import (
 // maxNamed is how many runs or uids an error lists.
 const maxNamed = 12
 
-// Controllable returns nil when the run, group or sample that a control names exists. Otherwise it returns an error
-// that is ErrNotFound and lists what exists.
+// Controllable returns nil when the run, group or sample that a control names exists; clients and intake ask before
+// they accept a control. Otherwise it returns an error that is ErrNotFound and lists what exists.
 func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 	status, err := b.RunStatus(ctx, c.Run)
 	if errors.Is(err, ErrNotFound) {
@@ -46,7 +46,8 @@ func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
 	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, listNames(uids))
 }
 
-// isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet.
+// isPrompted reports whether the run has a prompt with this uid that intake has not accepted yet. Controllable calls
+// it.
 func (b *Bus) isPrompted(ctx context.Context, run schemas.Run, uid schemas.UID) (bool, error) {
 	for m, err := range b.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)}, ReadOptions{}) {
 		if err != nil {
@@ -60,7 +61,8 @@ func (b *Bus) isPrompted(ctx context.Context, run schemas.Run, uid schemas.UID) 
 	return false, ctx.Err()
 }
 
-// noSuchRun returns the error for a run that does not exist, with the names of those that do.
+// noSuchRun returns the error for a run that does not exist (ErrNotFound), with the names of those that do.
+// Controllable calls it.
 func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
 	names, err := b.Subjects(ctx, schemas.StreamPrompts, schemas.PromptSubject("*"))
 	if err != nil {

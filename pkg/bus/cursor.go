@@ -22,9 +22,10 @@ func (m *Message) Cursor() Cursor {
 	return Cursor(strconv.FormatUint(m.Seq, 10) + "@" + strconv.FormatInt(m.made, 10))
 }
 
-// next returns the first sequence after a cursor in its stream; 1 for an empty cursor. It returns ErrCursor when the
-// cursor is not valid or belongs to another stream, and ErrEvicted when messages behind it are gone.
-func (c Cursor) next(s *jetstream.StreamInfo) (uint64, error) {
+// nextSequence returns the first sequence after a cursor in its stream, where a reader goes on; 1 for an empty
+// cursor. It returns ErrCursor when the cursor is not valid or belongs to another stream, and ErrEvicted when
+// messages behind it are gone.
+func (c Cursor) nextSequence(s *jetstream.StreamInfo) (uint64, error) {
 	if c == "" {
 		return 1, nil
 	}

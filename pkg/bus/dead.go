@@ -56,7 +56,8 @@ func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) 
 	return nil
 }
 
-// DeadData returns the original bytes of a dead letter, inside it or in the object store.
+// DeadData returns the original bytes of a dead letter, inside it or in the object store. It fails when the reference
+// is not valid or the bytes are gone.
 func (b *Bus) DeadData(ctx context.Context, d *schemas.Dead) ([]byte, error) {
 	if len(d.Headers) == 0 || d.Headers[0].Name != HeaderRef || len(d.Data) > 0 {
 		return d.Data, nil
@@ -73,7 +74,7 @@ func (b *Bus) DeadData(ctx context.Context, d *schemas.Dead) ([]byte, error) {
 	return b.GetBlob(ctx, schemas.Ref{Bucket: parts[0], Digest: parts[1], Size: size})
 }
 
-// headersOf returns the headers sorted by name, so that equal letters have equal bytes.
+// headersOf returns the headers of a message sorted by name, so that equal dead letters have equal bytes.
 func headersOf(m *Message) []schemas.Header {
 	out := []schemas.Header{}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
@@ -93,7 +94,7 @@ func headerSize(headers []schemas.Header) int {
 	return n
 }
 
-// runAndUID returns the run and the uid of an event, each "" when it cannot be read.
+// runAndUID returns the run and the uid of an event for its dead letter, each "" when it cannot be read.
 func runAndUID(m *Message) (run schemas.Run, uid schemas.UID) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	run, uid = a.Run, a.UID
@@ -123,8 +124,8 @@ func (b *Bus) WatchAdvisories(ctx context.Context) error {
 	}, b.deadLetterAdvisory)
 }
 
-// deadLetterAdvisory is the handler of one advisory: it writes the dead letter of the message that the server gave
-// up.
+// deadLetterAdvisory handles one advisory of the server, that it gave a message up after too many deliveries: it
+// writes the message's dead letter. After an error the advisory is delivered again.
 func (b *Bus) deadLetterAdvisory(ctx context.Context, m *Message) error {
 	var a advisory
 	if err := json.Unmarshal(m.Data, &a); err != nil {

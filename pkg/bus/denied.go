@@ -51,9 +51,9 @@ func (e *deniedError) Unwrap() error { return ErrPermission }
 // notes matches the text of the server's note.
 var notes = regexp.MustCompile(`(?i)permissions violation for (publish|subscription) to "([^"]*)"`)
 
-// deny gives a note to all callers that wait for an answer on its subject. It returns the note as an error, and in
-// met whether some caller was waiting.
-func (b *Bus) deny(note error) (denied error, met bool) {
+// noteDenial gives a denial of the server to all callers that wait for an answer on its subject, and keeps it for
+// Denied. It returns the denial as an error, and in met whether some caller was waiting.
+func (b *Bus) noteDenial(note error) (denied error, met bool) {
 	m := notes.FindStringSubmatch(note.Error())
 	if m == nil {
 		return note, false
@@ -91,7 +91,7 @@ func (b *Bus) deny(note error) (denied error, met bool) {
 	return err, met
 }
 
-// listen calls told for each note about a subject (empty: any) until stop is called.
+// listen calls told for each denial about a subject (empty: any) until stop is called.
 func (d *denials) listen(subject string, told func(subject string, err error)) (stop func()) {
 	w := &waiter{subject, told}
 	d.mu.Lock()
@@ -107,7 +107,8 @@ func (d *denials) listen(subject string, told func(subject string, err error)) (
 	}
 }
 
-// Denied returns what the server did not allow in the last minute, or nil. Work that needs it stands still.
+// Denied returns what the server did not allow in the last minute, joined, or nil; services show it in their health.
+// Work that needs it stands still.
 func (b *Bus) Denied() error {
 	d := &b.denials
 	d.mu.Lock()

@@ -37,19 +37,20 @@ var settings = []string{
 	"ack_wait", "max_deliver", "max_ack_pending", "priority_policy", "priority_groups", "priority_timeout",
 }
 
-// bindWhenReady calls bind again while the server is away or the stream is not there yet.
-func (d *durable) bindWhenReady(ctx context.Context) error {
-	return d.bus.retryUntilReady(ctx, d.config.Stream, "consumer not ready", d.bind)
+// createWhenReady calls createOrUpdate again while the server is away or the stream is not there yet.
+func (d *durable) createWhenReady(ctx context.Context) error {
+	return d.bus.retryUntilReady(ctx, d.config.Stream, "consumer not ready", d.createOrUpdate)
 }
 
-// bind creates the durable, or brings it up to date. It leaves a durable alone that is as it should be, so that a
-// service without the permission to create one can use it.
-func (d *durable) bind(ctx context.Context) error {
+// createOrUpdate creates the durable on the server, or brings it up to date; services call it at the start, and again
+// when they do not hear from it. It leaves a durable alone that is as it should be, so that a service without the
+// permission to create one can use it.
+func (d *durable) createOrUpdate(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.ensure(ctx)
+	err := d.tryCreateOrUpdate(ctx)
 	if _, refused := errors.AsType[*jetstream.APIError](err); refused {
-		err = d.ensure(ctx) // another replica may have just created it, with another start position
+		err = d.tryCreateOrUpdate(ctx) // another replica may have just created it, with another start position
 	}
 	if err != nil {
 		return fmt.Errorf("bind consumer %q of %s: %w", d.config.Name, d.config.Stream, closedError(err))
@@ -57,9 +58,9 @@ func (d *durable) bind(ctx context.Context) error {
 	return nil
 }
 
-// ensure is one try of bind. The caller holds the lock.
-func (d *durable) ensure(ctx context.Context) error {
-	js, want := d.bus.js, d.config.native()
+// tryCreateOrUpdate is one try of createOrUpdate. The caller holds the lock.
+func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
+	js, want := d.bus.js, d.config.natsConfig()
 	have, err := js.Consumer(ctx, d.config.Stream, d.config.Name)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
@@ -73,7 +74,7 @@ func (d *durable) ensure(ctx context.Context) error {
 		return err
 	}
 	info := have.CachedInfo()
-	set, other := differences(info.Config, want)
+	set, other := configDifferences(info.Config, want)
 	switch {
 	case len(other) > 0:
 		return d.recreate(ctx, want, info.Created, strings.Join(slices.Concat(other, set), "; "))
@@ -87,7 +88,7 @@ func (d *durable) ensure(ctx context.Context) error {
 		return d.noteCreated(js.UpdateConsumer(ctx, d.config.Stream, want))
 	}
 	d.made, d.floor = info.Created, info.AckFloor.Stream
-	d.bus.changed.set(d.key(), nil)
+	d.bus.changed.setChanged(d.key(), nil)
 	return nil
 }
 
@@ -119,26 +120,27 @@ func (d *durable) noteCreated(c jetstream.Consumer, err error) error {
 func (d *durable) reportChange(what string) {
 	const way = "it is created again, and what it passed over comes again"
 	name, stream := d.config.Name, d.config.Stream
-	d.bus.changed.set(d.key(), fmt.Errorf("consumer %q of %s was changed: %s; %s", name, stream, what, way))
+	d.bus.changed.setChanged(d.key(), fmt.Errorf("consumer %q of %s was changed: %s; %s", name, stream, what, way))
 	d.bus.log.Error().Str("consumer", name).Str("stream", stream).Str("changed", what).
 		Msg("a consumer was changed; " + way)
 }
 
 func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
-// watch checks the durable every Look, and repairs it, until ctx ends.
-func (d *durable) watch(ctx context.Context) {
-	defer d.bus.changed.set(d.key(), nil)
+// checkRegularly checks the durable every Look, and repairs it, until ctx ends.
+func (d *durable) checkRegularly(ctx context.Context) {
+	defer d.bus.changed.setChanged(d.key(), nil)
 	for pause(ctx, d.config.Look) == nil {
-		if err := d.bus.retryWhileAway(ctx, d.bind); err != nil && ctx.Err() == nil && d.bus.waitLog.allow() {
+		if err := d.bus.retryWhileAway(ctx, d.createOrUpdate); err != nil && ctx.Err() == nil && d.bus.waitLog.allow() {
 			d.bus.log.Warn().Err(err).Msg("the consumer is not as it should be, trying again")
 		}
 	}
 }
 
-// differences returns the fields in which a durable is not as wanted: those of settings in set, the rest in other.
-func differences(have, want jetstream.ConsumerConfig) (set, other []string) {
-	is, must := fieldsOf(have), fieldsOf(want)
+// configDifferences returns the fields in which a durable is not as wanted: those that an update can change in set,
+// the rest in other, for which it must be created again.
+func configDifferences(have, want jetstream.ConsumerConfig) (set, other []string) {
+	is, must := configFields(have), configFields(want)
 	names := slices.AppendSeq(slices.Collect(maps.Keys(is)), maps.Keys(must))
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
@@ -155,8 +157,9 @@ func differences(have, want jetstream.ConsumerConfig) (set, other []string) {
 	return set, other
 }
 
-// fieldsOf returns the fields of a consumer by the server's names, without those that do not affect what it delivers.
-func fieldsOf(c jetstream.ConsumerConfig) map[string]string {
+// configFields returns the fields of a consumer's configuration by the server's names, without those that do not
+// affect what it delivers. configDifferences calls it.
+func configFields(c jetstream.ConsumerConfig) map[string]string {
 	if c.FilterSubject != "" {
 		c.FilterSubjects, c.FilterSubject = []string{c.FilterSubject}, ""
 	}
@@ -179,14 +182,14 @@ func fieldsOf(c jetstream.ConsumerConfig) map[string]string {
 	return out
 }
 
-// changed has the durables that others have changed, with what was changed.
-type changed struct {
+// changedDurables has the durables that others have changed, with what was changed.
+type changedDurables struct {
 	mu sync.Mutex
 	by map[string]error
 }
 
-// set notes that a durable is not as it should be; nil: it is.
-func (c *changed) set(key string, err error) {
+// setChanged notes that a durable is not as it should be; nil: it is.
+func (c *changedDurables) setChanged(key string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.by == nil {

@@ -87,7 +87,7 @@ const (
 	codeMemoryExceeded     = 10028
 	codeStorageExceeded    = 10047
 	codeMessageExceeds     = 10054
-	codeStoreFailed        = 10077 // one code for three limits; see classify
+	codeStoreFailed        = 10077 // one code for three limits; see classOf
 	codeStreamWrongLastSeq = 10071
 	codeDuplicateInFlight  = 10158
 )
@@ -102,8 +102,9 @@ const (
 	classFatal                     // no try will succeed
 )
 
-// classify says what the error of a publish, or of a change of a stream, means for the caller.
-func classify(err error) errorClass {
+// classOf says what the error of a publish, or of a change of a stream, means for the caller: try again, wait for
+// space, a refusal, or never again.
+func classOf(err error) errorClass {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		switch api.ErrorCode {
 		case codeStoreFailed:
@@ -144,9 +145,9 @@ func classify(err error) errorClass {
 	return classRetry
 }
 
-// outage reports whether a try failed because the server was away or not ready, which is no fault of the message.
+// wasOutage reports whether a try failed because the server was away or not ready, which is no fault of the message.
 // reconnects is the number of reconnects before the try.
-func (b *Bus) outage(err error, reconnects uint64) bool {
+func (b *Bus) wasOutage(err error, reconnects uint64) bool {
 	if !b.nc.IsConnected() || b.nc.Stats().Reconnects != reconnects {
 		return true
 	}
@@ -158,7 +159,7 @@ func (b *Bus) outage(err error, reconnects uint64) bool {
 		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrConnectionReconnecting)
 }
 
-// publishError adds the subject to an error, and the error value that a caller can test for.
+// publishError adds to the error of a publish the subject, and the error value that a caller can test for.
 func publishError(subject string, err error) error {
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	switch {

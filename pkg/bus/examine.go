@@ -35,7 +35,7 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 		}
 		for _, k := range allStores() {
 			e, err := b.examine(ctx, k, withConsumers)
-			if ctx.Err() != nil || b.isAway(err) {
+			if ctx.Err() != nil || b.mayAnswerLater(err) {
 				return errors.Join(err, ctx.Err())
 			}
 			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses
@@ -67,9 +67,9 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 	return out, nil
 }
 
-// examine is Examine of one stream.
+// examine is Examine of one stream. A stream that does not exist is no error.
 func (b *Bus) examine(ctx context.Context, k storedIn, withConsumers bool) (e Examined, err error) {
-	stats, s, err := b.statsOf(ctx, k)
+	stats, s, err := b.streamStats(ctx, k)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		e.Missing = true
 		return e, nil

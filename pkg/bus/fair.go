@@ -47,7 +47,8 @@ func (f *fairness) innermostSuspect(families []string) string {
 	return ""
 }
 
-// admit lets a message in and returns 0, or returns for how long the message must go back to the server.
+// admit lets a message in and returns 0, or returns for how long the message must go back to the server: messages of
+// its family have failed, and those that are at work fill the slots for suspects.
 func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 	if f.config.Families == nil {
 		return 0
@@ -74,8 +75,8 @@ func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 	return 0
 }
 
-// nextTurn returns for how long a message of the family goes away: each one returned comes a pace after the one
-// before.
+// nextTurn returns for how long a message of the suspect family goes back to the server: each one comes a pace after
+// the one before.
 func (s *suspect) nextTurn(now time.Time, pace time.Duration) time.Duration {
 	if s.turn.Before(now) {
 		s.turn = now
@@ -98,10 +99,10 @@ func (f *fairness) succeeded(m *Message) {
 	}
 }
 
-// failed makes the families of a message suspect. hopeless means that the innermost family has failed for as long as
-// all tries of one message take. Then the first failure of each of its messages is the last; otherwise a family of a
-// thousand messages would be tried thousands of times.
-func (f *fairness) failed(m *Message, took time.Duration, now time.Time) (hopeless bool) {
+// noteFailure makes the families of a message suspect, after a try that lasted took. hopeless means that the
+// innermost family has failed for as long as all tries of one message take. Then the first failure of each of its
+// messages is the last; otherwise a family of a thousand messages would be tried thousands of times.
+func (f *fairness) noteFailure(m *Message, took time.Duration, now time.Time) (hopeless bool) {
 	families := f.working[m]
 	if len(families) == 0 {
 		return false

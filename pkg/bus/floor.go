@@ -22,8 +22,8 @@ type ConsumerFloor struct {
 // ownStages are the stages of the pipeline's own services.
 var ownStages = []string{"intake", "sampler", "reward", "advantage"}
 
-// Floors returns the durables of a stream. Those that are not Own belong to trainers and other readers who want the
-// stream to keep messages until they have read them.
+// Floors returns how far each durable of a stream has acknowledged it, for the janitor. Those that are not Own belong
+// to trainers and other readers who want the stream to keep messages until they have read them.
 func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		out = nil

@@ -120,7 +120,7 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 			answered = !errors.Is(err, jetstream.ErrNoStreamResponse) && !errors.Is(err, ErrNoLeader)
 			return err
 		})
-		if answered || classify(err) == classFatal {
+		if answered || classOf(err) == classFatal {
 			return m, err
 		}
 		if pauseErr := pause(ctx, wait); pauseErr != nil {
@@ -131,7 +131,8 @@ func (b *Bus) getMessage(ctx context.Context, stream, subject string, req direct
 	return nil, err
 }
 
-// directError returns the error in the answer to a direct get; nil for a message.
+// directError returns the error in the server's answer to a direct get: ErrNotFound, no server, or another; nil for a
+// message.
 func directError(m *nats.Msg) error {
 	switch status := m.Header.Get(headerStatus); {
 	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
@@ -165,7 +166,7 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 	}
 	var out []*Message
 	for {
-		page, upTo, pending, err := b.readFresh(ctx, stream, req, reached)
+		page, upTo, pending, err := b.readUpToDate(ctx, stream, req, reached)
 		if errors.Is(err, errTooMany) || errors.Is(err, ErrPermission) || err == nil && pending > 0 && reached > 0 {
 			// A guest must name its runs in the subject of a consumer. A direct get has at most 1,024 subjects, a
 			// reader any number. In a cluster, each page may come from another server.
@@ -195,7 +196,7 @@ func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, err
 			var page []*Message
 			var pending uint64
 			if err == nil {
-				page, _, pending, err = b.readFresh(ctx, stream, req, 0)
+				page, _, pending, err = b.readUpToDate(ctx, stream, req, 0)
 			}
 			if err != nil {
 				if ctx.Err() == nil {
@@ -280,7 +281,8 @@ func (b *Bus) readPage(
 	}
 }
 
-// lastPerSubject is LastMany with readers, one for each filter, sorted by sequence and without duplicates.
+// lastPerSubject is LastMany by readers, one for each filter, where one request is not enough; the result is sorted
+// by sequence and without duplicates.
 func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string) ([]*Message, error) {
 	var out []*Message
 	for _, filter := range filters {
@@ -295,7 +297,8 @@ func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []strin
 	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
 }
 
-// Subjects returns the stored subjects that match filter, each with its number of messages.
+// Subjects returns the stored subjects of a stream that match filter, each with its number of messages; without any
+// the map is empty.
 func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
 	state, err := b.streamState(ctx, stream, filter)
 	if err != nil {
@@ -459,17 +462,17 @@ type ConsumerStats struct {
 // then of the streams behind the buckets.
 func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		out, err = b.stats(ctx)
+		out, err = b.allStats(ctx)
 		return err
 	})
 	return out, err
 }
 
-// stats is one try of Stats.
-func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
+// allStats is one try of Stats: the state of all streams with their consumers.
+func (b *Bus) allStats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
 	for _, k := range allStores() {
-		stats, s, err := b.statsOf(ctx, k)
+		stats, s, err := b.streamStats(ctx, k)
 		if err != nil {
 			return nil, err
 		}
@@ -533,7 +536,7 @@ func (b *Bus) consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetst
 }
 
 // countReplicas lowers Current to the number of servers that have all of a stream or consumer, and notes the others
-// in Lacking. Without a cluster that is one server.
+// in Lacking. c is what the server says of its cluster; without one it is one server.
 func (stats *StreamStats) countReplicas(c *jetstream.ClusterInfo) {
 	n := 1
 	if c != nil {
@@ -549,8 +552,8 @@ func (stats *StreamStats) countReplicas(c *jetstream.ClusterInfo) {
 	stats.Current = min(stats.Current, n)
 }
 
-// statsOf returns the state of one stream, without its consumers.
-func (b *Bus) statsOf(ctx context.Context, k storedIn) (*StreamStats, jetstream.Stream, error) {
+// streamStats returns the state of one stream, without its consumers, and the stream.
+func (b *Bus) streamStats(ctx context.Context, k storedIn) (*StreamStats, jetstream.Stream, error) {
 	s, err := b.js.Stream(ctx, k.name)
 	if err != nil {
 		return nil, nil, fmt.Errorf("stats of %s: %w", k.name, noLeader(err))
@@ -561,7 +564,7 @@ func (b *Bus) statsOf(ctx context.Context, k storedIn) (*StreamStats, jetstream.
 		Replicas: config.Replicas, Current: config.Replicas, Consumers: []ConsumerStats{},
 	}
 	stats.countReplicas(s.CachedInfo().Cluster)
-	stats.State = stats.state(k.refuses)
+	stats.State = stats.fullness(k.refuses)
 	if state.Msgs > 0 {
 		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
 	}

@@ -30,7 +30,8 @@ func Against[E schemas.Keyed](check func(stored E) (fault, err error)) PublishOp
 	}
 }
 
-// checkEvents sets the check of the message that is already stored on the subject of e.
+// checkEvents sets the check that a publish of e makes of a message that is already stored on the subject: whether
+// that message may stay. options calls it.
 func (o *publishOptions) checkEvents(e schemas.Keyed) {
 	against := o.against
 	o.check = func(m *Message) (fault, err error) {
@@ -43,7 +44,7 @@ func (o *publishOptions) checkEvents(e schemas.Keyed) {
 }
 
 // Fits decodes a stored message into e. It returns what is wrong with the message: it must be a valid event, stored
-// on its own subject.
+// on its own subject. Readers skip what does not fit, handlers make it a dead letter.
 func Fits(m *Message, e schemas.Keyed) error {
 	if err := schemas.DecodeValid(m.Data, e); err != nil {
 		return err
@@ -130,7 +131,8 @@ func (b *Bus) StoredEvent(
 	return m, nil
 }
 
-// writerOf returns the stage that writes the events of a subject, or that accepts them from outside.
+// writerOf returns the service (stage) that writes the events of a subject, or that accepts them from outside, for
+// dead letters. Displace calls it.
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {
@@ -175,9 +177,9 @@ func (b *Bus) Result(
 	return a, nil
 }
 
-// CheckSteps returns what is wrong with the steps of a completed trajectory: each must be stored on the subject of
-// its attempt, unless the stream has dropped it for its age. It does not read the steps; a reader compares their
-// digests. err means that it could not tell.
+// CheckSteps returns in fault what is wrong with the steps of a completed trajectory: each must be stored on the
+// subject of its attempt, unless the stream has dropped it for its age. It does not read the steps; a reader compares
+// their digests. err means that it could not tell.
 func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
 	if t.StopReason != schemas.StopCompleted {
 		return nil, nil

@@ -22,7 +22,7 @@ func (b *Bus) User() auth.Identity { return b.user }
 // readable returns ErrPermission when a guest wants to read what its copy of a stream cannot have. Otherwise the
 // stream would just look empty.
 func (b *Bus) readable(stream string, filters ...string) error {
-	if b.user.Reads(stream, filters...) {
+	if b.user.MayFind(stream, filters...) {
 		return nil
 	}
 	return fmt.Errorf("%w: %s is limited to the runs %s, and has no copy of %q", ErrPermission, b.user, b.user.Runs(),
@@ -34,7 +34,7 @@ func (b *Bus) readable(stream string, filters ...string) error {
 func (b *Bus) SetupGuests(ctx context.Context, guests []auth.User) error {
 	for _, step := range []func(context.Context, *auth.User) error{b.setupCopies, b.checkDelivery} {
 		for i := range guests {
-			if err := b.inAccount(ctx, &guests[i], step); err != nil {
+			if err := b.retryUntilKnown(ctx, &guests[i], step); err != nil {
 				return err
 			}
 		}
@@ -42,9 +42,9 @@ func (b *Bus) SetupGuests(ctx context.Context, guests []auth.User) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.removeFormerGuests(ctx, guests) })
 }
 
-// inAccount runs a step of SetupGuests in a guest's account. When the server does not know the account yet, it tries
-// again for guestPatience.
-func (b *Bus) inAccount(ctx context.Context, u *auth.User, step func(context.Context, *auth.User) error) error {
+// retryUntilKnown runs a step of SetupGuests in a guest's account. When the server does not know the account yet, it
+// tries again for guestPatience; the error then says how to tell the server.
+func (b *Bus) retryUntilKnown(ctx context.Context, u *auth.User, step func(context.Context, *auth.User) error) error {
 	for end := time.Now().Add(guestPatience); ; {
 		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return step(ctx, u) })
 		unknown := errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errNotDelivered)
@@ -67,7 +67,7 @@ const guestPatience = 15 * time.Second
 // errNotDelivered means that the server does not deliver to a guest's copy yet.
 var errNotDelivered = errors.New("the server delivers nothing to it")
 
-// setupCopies creates or updates all streams of a guest's account.
+// setupCopies creates or updates all streams of a guest's account, a step of SetupGuests.
 func (b *Bus) setupCopies(ctx context.Context, u *auth.User) error {
 	own, err := b.guestStreams(u)
 	if err != nil {
@@ -101,7 +101,7 @@ func (b *Bus) setupCopies(ctx context.Context, u *auth.User) error {
 	return nil
 }
 
-// streamInfos returns the state of all streams of the pipeline, by name.
+// streamInfos returns the state and settings of all streams of the pipeline, by name. setupCopies calls it.
 func (b *Bus) streamInfos(ctx context.Context) (map[string]*jetstream.StreamInfo, error) {
 	infos := map[string]*jetstream.StreamInfo{}
 	for _, name := range schemas.StreamNames() {
@@ -116,7 +116,7 @@ func (b *Bus) streamInfos(ctx context.Context) (map[string]*jetstream.StreamInfo
 
 // wantedCopies returns the streams that a guest's account should have: copies, and empty streams for what the guest
 // may not read. Each stream gets the least size; the copies share the rest of the guest's space in proportion to the
-// originals.
+// originals. It fails when the guest has less space than the least sizes.
 func wantedCopies(u *auth.User, origins map[string]*jetstream.StreamInfo) (map[string]jetstream.StreamConfig, error) {
 	copies, total, least := u.Copies(), int64(0), int64(0)
 	for name, origin := range origins {
@@ -138,7 +138,7 @@ func wantedCopies(u *auth.User, origins map[string]*jetstream.StreamInfo) (map[s
 		}
 		if _, copied := copies[name]; copied {
 			share := float64(max(minStreamBytes, origin.Config.MaxBytes)) / float64(total)
-			want = copyOf(origin.Config, u)
+			want = copyConfig(origin.Config, u)
 			want.MaxBytes += int64(share*float64(space)) / int64(want.Replicas) // the server counts each replica
 		}
 		wants[name] = want
@@ -149,7 +149,8 @@ func wantedCopies(u *auth.User, origins map[string]*jetstream.StreamInfo) (map[s
 // reservedBytes returns what a stream may take of its account's storage, on all servers together.
 func reservedBytes(c jetstream.StreamConfig) int64 { return c.MaxBytes * int64(c.Replicas) }
 
-// checkDelivery returns errNotDelivered while a copy of a guest is not connected to its original.
+// checkDelivery returns errNotDelivered while a copy of a guest is not connected to its original, a step of
+// SetupGuests.
 func (b *Bus) checkDelivery(ctx context.Context, u *auth.User) error {
 	own, err := b.guestStreams(u)
 	if err != nil {
@@ -172,8 +173,8 @@ func (b *Bus) guestStreams(u *auth.User) (jetstream.JetStream, error) {
 	return jetstream.NewWithAPIPrefix(b.nc, strings.TrimSuffix(u.API().From, ".>"))
 }
 
-// copyOf returns the settings of a guest's copy of a stream, at its least size.
-func copyOf(origin jetstream.StreamConfig, u *auth.User) jetstream.StreamConfig {
+// copyConfig returns the settings of a guest's copy of a stream, at its least size. wantedCopies calls it.
+func copyConfig(origin jetstream.StreamConfig, u *auth.User) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: origin.Name, Description: "what the pipeline has of the runs of the guest " + u.Name, Storage: jetstream.FileStorage,
 		Replicas: origin.Replicas, MaxBytes: minStreamBytes, MaxMsgsPerSubject: origin.MaxMsgsPerSubject,
@@ -257,7 +258,7 @@ func filtersOf(c jetstream.ConsumerConfig) []string {
 	return c.FilterSubjects
 }
 
-// removeFormerGuests removes the durables of former guests: the janitor would wait for them.
+// removeFormerGuests removes the durables of former guests: the janitor would wait for them. SetupGuests calls it.
 func (b *Bus) removeFormerGuests(ctx context.Context, guests []auth.User) error {
 	for _, name := range schemas.StreamNames() {
 		s, err := b.js.Stream(ctx, name)

@@ -9,21 +9,22 @@ import (
 // heartbeats tell the server that messages are still worked on: one goroutine for all
 // messages in flight, every third of AckWait.
 type heartbeats struct {
-	mu   sync.Mutex
-	held map[uint64]*Message // by stream sequence
+	mu       sync.Mutex
+	messages map[uint64]*Message // by stream sequence
 }
 
-func newHeartbeats() *heartbeats { return &heartbeats{held: map[uint64]*Message{}} }
+func newHeartbeats() *heartbeats { return &heartbeats{messages: map[uint64]*Message{}} }
 
-// hold adds a message and returns true. It returns false when a delivery of the message is held already (it came
-// again because heartbeats were lost): the first handler goes on, and the server accepts an ack of any delivery.
-func (h *heartbeats) hold(m *Message) bool {
+// add adds a message to those that get heartbeats, and returns true. It returns false when a delivery of the message
+// is there already (it came again because heartbeats were lost): the first handler goes on, and the server accepts an
+// ack of any delivery.
+func (h *heartbeats) add(m *Message) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, ok := h.held[m.Seq]; ok {
+	if _, ok := h.messages[m.Seq]; ok {
 		return false
 	}
-	h.held[m.Seq] = m
+	h.messages[m.Seq] = m
 	m.heartbeats = h
 	return true
 }
@@ -32,17 +33,17 @@ func (h *heartbeats) hold(m *Message) bool {
 func (h *heartbeats) release(m *Message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held[m.Seq] == m {
-		delete(h.held, m.Seq)
+	if h.messages[m.Seq] == m {
+		delete(h.messages, m.Seq)
 	}
 }
 
-// all returns the messages that are held.
+// all returns the messages that get heartbeats: those that were delivered and are not acknowledged.
 func (h *heartbeats) all() []*Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := make([]*Message, 0, len(h.held))
-	for _, m := range h.held {
+	out := make([]*Message, 0, len(h.messages))
+	for _, m := range h.messages {
 		out = append(out, m)
 	}
 	return out
@@ -55,7 +56,7 @@ func (h *heartbeats) returnAll() {
 	}
 }
 
-// run sends heartbeats until ctx ends.
+// run sends heartbeats for all messages, every third of ackWait, until ctx ends.
 func (h *heartbeats) run(ctx context.Context, ackWait time.Duration) {
 	tick := time.NewTicker(max(ackWait/3, time.Millisecond))
 	defer tick.Stop()

@@ -30,9 +30,10 @@ func isLostUpdate(err error) bool {
 		api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
 }
 
-// followBucket calls each with the newest entry of every key that the subject matches, and with each later entry,
-// until ctx ends or the bus is closed. stream is the one behind the bucket. After an error it reads again.
-func (b *Bus) followBucket(ctx context.Context, stream, subject string, each func(*Message)) {
+// followEntries calls each with the newest entry of every key of a bucket that the subject matches, and with each
+// later entry, until ctx ends or the bus is closed. stream is the one behind the bucket. After an error it reads
+// again.
+func (b *Bus) followEntries(ctx context.Context, stream, subject string, each func(*Message)) {
 	for ctx.Err() == nil && !b.nc.IsClosed() {
 		for m, err := range b.Read(ctx, stream, []string{subject}, ReadOptions{Live: true, lastPerSubject: true}) {
 			if err != nil {
@@ -47,7 +48,8 @@ func (b *Bus) followBucket(ctx context.Context, stream, subject string, each fun
 	}
 }
 
-// CreateRun stores the spec of a run if there is none. It returns the stored spec, and whether this call stored it.
+// CreateRun stores the spec of a run, what it was started with, if there is none. It returns the stored spec, and
+// whether this call stored it.
 func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stored []byte, created bool, err error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, false, fmt.Errorf("create run: %w", err)
@@ -66,7 +68,7 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	return stored, false, err
 }
 
-// createKey stores the value of a key if there is none, and reports whether it did.
+// createKey stores the value of a key of a bucket if there is none, and reports whether it did.
 func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
 		kv, err := b.bucket(ctx, bucket)
@@ -81,7 +83,7 @@ func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (
 	return err == nil, err
 }
 
-// getKey returns the value of a key, or ErrNotFound.
+// getKey returns the value of a key of a bucket, or ErrNotFound.
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
 	if err == nil && m.Header.Get(headerKVOperation) != "" { // the marker of a removed key
@@ -119,7 +121,7 @@ func (b *Bus) SealKey(ctx context.Context) ([]byte, error) {
 	return key, nil
 }
 
-// Run returns the spec of a run, or ErrNotFound.
+// Run returns the spec of a run, what it was started with, or ErrNotFound.
 func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, fmt.Errorf("run: %w", err)
@@ -131,7 +133,7 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	return spec, nil
 }
 
-// deleteRun removes the spec of a run, in the copies of guests too, and its controls.
+// deleteRun removes the spec of a run, in the copies of guests too, and its controls; Purge ends with it.
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {

@@ -43,7 +43,8 @@ func (b *Bus) asksLeaders() bool { return b.clustered() && !b.user.IsGuest() }
 // leaderSubject returns the subject on which the leader of a stream answers requests for one message.
 func leaderSubject(stream string) string { return "$JS.API.STREAM.MSG.GET." + stream }
 
-// parseLeaderGet decodes the answer of a stream's leader: a message, ErrNotFound, or another error.
+// parseLeaderGet decodes the answer of a stream's leader to a get: a message, ErrNotFound, or another error.
+// getMessage calls it.
 func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 	var a struct {
 		Error   *jetstream.APIError `json:"error"`
@@ -118,8 +119,9 @@ func (b *Bus) leaderSeq(ctx context.Context, stream string) (uint64, error) {
 	return info.State.LastSeq, nil
 }
 
-// readFresh is readPage, repeated until a server answers that has everything up to the sequence reached.
-func (b *Bus) readFresh(
+// readUpToDate is readPage, repeated until a server answers that has everything up to the sequence reached: servers
+// of a cluster may lag.
+func (b *Bus) readUpToDate(
 	ctx context.Context, stream string, req directRequest, reached uint64,
 ) (page []*Message, upTo, pending uint64, err error) {
 	for {

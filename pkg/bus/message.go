@@ -60,12 +60,12 @@ func (m *Message) Ack(ctx context.Context) error {
 
 // AckAsync acknowledges the message as done without waiting. When the ack is lost, the
 // message comes again.
-func (m *Message) AckAsync() error { return m.send("ack", ackAck) }
+func (m *Message) AckAsync() error { return m.sendAck("ack", ackAck) }
 
 // NakWithDelay returns the message; the server delivers it again after d, to the client that asks first. d should not
 // be 0: a failing message would spin.
 func (m *Message) NakWithDelay(d time.Duration) error {
-	return m.send("nak", ackNak+` {"delay":`+strconv.FormatInt(max(0, d).Nanoseconds(), 10)+"}")
+	return m.sendAck("nak", ackNak+` {"delay":`+strconv.FormatInt(max(0, d).Nanoseconds(), 10)+"}")
 }
 
 // Withdrawal returns a function that takes a message back from the server after NakWithDelay: the message counts as
@@ -84,7 +84,7 @@ func (m *Message) Term(reason string) error {
 		}
 		return r
 	}, reason)
-	return m.send("terminate", ackTerm+" "+reason[:min(len(reason), 512)])
+	return m.sendAck("terminate", ackTerm+" "+reason[:min(len(reason), 512)])
 }
 
 // InProgress tells the server that a handler still works on the message: AckWait starts again. Consume and
@@ -99,8 +99,9 @@ func (m *Message) InProgress() error {
 // Acknowledged reports whether this process has acked, nakked or terminated the message.
 func (m *Message) Acknowledged() bool { return m.acknowledged.Load() }
 
-// send publishes an acknowledgement without waiting. It fails with ErrAcknowledged when there was one before.
-func (m *Message) send(verb, payload string) error {
+// sendAck publishes an acknowledgement of a consumed message without waiting; verb names it in errors. It fails with
+// ErrAcknowledged when there was one before.
+func (m *Message) sendAck(verb, payload string) error {
 	if err := m.markAcknowledged(); err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func (m *Message) send(verb, payload string) error {
 }
 
 // markAcknowledged notes that the message is acknowledged, and ends its heartbeats. It returns ErrAcknowledged when
-// it was acknowledged before.
+// it was acknowledged before, and another error for a message that was read, not consumed.
 func (m *Message) markAcknowledged() error {
 	if m.reply == "" {
 		return errors.New("message was read, not consumed; it cannot be acknowledged")
@@ -163,7 +164,7 @@ func parseDelivery(nc *nats.Conn, m *nats.Msg) (*Message, error) {
 	}, nil
 }
 
-// parseDirectGet makes a Message of the answer to a direct get.
+// parseDirectGet makes a Message of the server's answer to a direct get. It fails when the answer lacks a header.
 func parseDirectGet(m *nats.Msg) (*Message, error) {
 	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {

@@ -37,10 +37,11 @@ func inlineSize(e schemas.StepEvent) int {
 	return n
 }
 
-// SplitParts moves tensors out of an event, largest first, until it encodes to at most limit bytes. It returns the
-// moved bytes in the order of the part numbers; an event that fits has no parts. Each part has at most
-// schemas.MaxPartBytes (and at most limit) bytes and aliases its tensor. SplitParts replaces the tensors of e (see
-// schemas.StepEvent.Detached) and does not modify their elements. sums are the digests of the tensors of e.
+// SplitParts moves tensors out of an event that is too large for one message, largest first, until it encodes to at
+// most limit bytes; PublishStep publishes the parts as messages of their own. It returns the moved bytes in the order
+// of the part numbers; an event that fits has no parts. Each part has at most schemas.MaxPartBytes (and at most
+// limit) bytes and aliases its tensor. SplitParts replaces the tensors of e (see schemas.StepEvent.Detached) and does
+// not modify their elements. sums are the digests of the tensors of e.
 func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byte {
 	size := inlineSize(e)
 	if size <= limit-overhead(e) {
@@ -70,8 +71,8 @@ func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byt
 	return parts
 }
 
-// JoinParts puts the parts back into the tensors of an event. part returns the bytes of a part by its number. A wrong
-// size or digest is ErrCorrupt.
+// JoinParts puts the parts of a large event back into its tensors; part returns the bytes of a part by its number. A
+// wrong size or digest is ErrCorrupt; other errors are those of part.
 func JoinParts(e schemas.StepEvent, part func(k int64) ([]byte, error)) error {
 	for _, t := range e.Tensors() {
 		p := t.Parts
@@ -121,7 +122,9 @@ func (b *Bus) LoadTokens(ctx context.Context, m *Message) (*schemas.Tokens, erro
 	return e, err
 }
 
-// loadEvent decodes the message into e and joins and fetches its tensors.
+// loadEvent decodes the message of a step or of tokens into e, joins its parts and fetches its tensors from the
+// object store; LoadStep and LoadTokens are made of it. ErrNotFound: a part or tensor is gone. ErrCorrupt: one has
+// other bytes.
 func loadEvent[E schemas.StepEvent](ctx context.Context, b *Bus, m *Message, e E) (none E, _ error) {
 	if schemas.IsPart(m.Subject) {
 		return none, fmt.Errorf("load step %q: it is a part of one", m.Subject)
@@ -145,7 +148,8 @@ func loadEvent[E schemas.StepEvent](ctx context.Context, b *Bus, m *Message, e E
 	return e, nil
 }
 
-// LoadTensors fetches those of the tensors that are in the object store.
+// LoadTensors fetches the bytes of those of the tensors that are in the object store, and puts them in. ErrNotFound:
+// one is gone. ErrCorrupt: one has other bytes.
 func (b *Bus) LoadTensors(ctx context.Context, tensors ...*schemas.Tensor) error {
 	for _, t := range tensors {
 		if t.Ref == nil {

@@ -32,7 +32,7 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	return nil
 }
 
-// setPolicy is SetPolicy for a valid policy, with the plain error.
+// setPolicy is SetPolicy for a policy that is valid, with its errors.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	current, last, err := b.currentPolicy(ctx, p.Lane)
 	if err != nil {
@@ -142,7 +142,7 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 		if isLostUpdate(err) {
 			continue // another writer was first
 		}
-		if classify(err) == classFull {
+		if classOf(err) == classFull {
 			err = fmt.Errorf("%w: %w", ErrStreamFull, err)
 		}
 		return err
@@ -206,10 +206,10 @@ func (b *Bus) PolicyVersionAt(
 }
 
 // FollowPolicy calls each with the current policy of a lane, and again with each later one, in order, until ctx ends.
-// When several come at once, it may skip all but the last.
+// When several come at once, it may skip all but the last. It returns nil.
 func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
 	subject := schemas.BucketSubject(schemas.PolicyBucket, string(lane))
-	b.followBucket(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
+	b.followEntries(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
 		if p := b.decodePolicy(m); p != nil {
 			each(p)
 		}
@@ -217,7 +217,8 @@ func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*sc
 	return nil
 }
 
-// Policies returns the current policy of every lane, sorted by lane.
+// Policies returns the current policy of every lane, sorted by lane. Entries that cannot be read are logged and left
+// out.
 func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 	stored, err := b.LastMany(ctx, schemas.StreamPolicyBucket,
 		[]string{schemas.BucketSubject(schemas.PolicyBucket, ">")})
@@ -309,7 +310,7 @@ func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]
 	return refused, err
 }
 
-// Applied returns the samplers' answers to the policies of a lane, oldest first.
+// Applied returns the samplers' answers to the policies of a lane (applied or refused), oldest first.
 func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied
 	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject(lane, "*")}, ReadOptions{}) {

@@ -64,12 +64,12 @@ func (b *Bus) Announce(ctx context.Context, state func() *schemas.Presence, chan
 	return b.Announcement(state, changed).Run(ctx)
 }
 
-// Run keeps the entry renewed until ctx ends, and removes it then. The entry of a process that died expires. Run logs
-// failures and tries again; it returns an error only for an invalid entry, and for a bucket that never forgets its
-// entries (ErrIncompatible).
+// Run keeps the entry of a process in the bucket of presence renewed until ctx ends, and removes it then. The entry
+// of a process that died expires. Run logs failures and tries again; it returns an error only for an invalid entry,
+// and for a bucket that never forgets its entries (ErrIncompatible).
 func (a *Announcement) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		beat, err := a.renew(ctx)
+		beat, err := a.storeEntry(ctx)
 		if err != nil {
 			if _, terminal := errors.AsType[*TerminalError](err); terminal || errors.Is(err, ErrIncompatible) {
 				return err
@@ -105,8 +105,8 @@ func (a *Announcement) Run(ctx context.Context) error {
 	return nil
 }
 
-// renew stores the entry and returns the pause until the next renewal.
-func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error) {
+// storeEntry stores the entry of presence with its newest state, and returns the pause until the next renewal.
+func (a *Announcement) storeEntry(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
 	a.mu.Lock()
@@ -140,7 +140,8 @@ func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error
 	return a.ttl / renewalsPerTTL, nil
 }
 
-// openBucket opens the bucket, but not at each renewal: samplers renew their entry for every other sample.
+// openBucket opens the bucket of presence, but not at each renewal: samplers renew their entry for every other
+// sample.
 func (a *Announcement) openBucket(ctx context.Context) error {
 	if time.Since(a.opened) < schemas.PresenceTTL/renewalsPerTTL/2 {
 		return nil
@@ -163,7 +164,8 @@ func (b *Bus) Present(ctx context.Context) ([]*schemas.Presence, error) {
 	return out, err
 }
 
-// present is Present, with the revision of each entry.
+// present is Present, the entries of the services that run, with the revision of each. Entries that cannot be read
+// are logged and left out.
 func (b *Bus) present(ctx context.Context) (out []*schemas.Presence, revisions []uint64, err error) {
 	stored, err := b.LastMany(ctx, schemas.StreamPresenceBucket, []string{schemas.PresenceSubject(">")})
 	if err != nil {

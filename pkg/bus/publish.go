@@ -80,7 +80,8 @@ func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOptio
 	return b.publish(ctx, m, o)
 }
 
-// options combines the options of a publish with the check for e; e is nil for a message that is no event.
+// options combines the options of a publish with the check of what is stored already for e; e is nil for a message
+// that is no event.
 func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 	var o publishOptions
 	for _, opt := range opts {
@@ -173,7 +174,8 @@ func setTrace(ctx context.Context, h nats.Header) {
 	}
 }
 
-// publish sends m until it is stored, refused, or ctx ends. It displaces a wrong message on the subject.
+// publish sends m until it is stored, refused, or ctx ends; all publishes end here. It displaces a wrong message on
+// the subject. Its errors are those of Publish.
 func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, error) {
 	began := time.Now()
 	wait := retryMin
@@ -204,7 +206,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 				return Ack{}, publishError(m.Subject, err)
 			}
 			rest = pauseForSpace
-		case classify(err) == classFatal:
+		case classOf(err) == classFatal:
 			return Ack{}, publishError(m.Subject, err)
 		}
 		if ctx.Err() != nil || b.nc.IsClosed() {
@@ -221,19 +223,20 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 	}
 }
 
-// recordPublish notes for Faults whether a stream stored the message.
+// recordPublish notes for Faults whether a stream stored the message: a stream that refuses, or does not answer, is a
+// fault. publish calls it.
 func (b *Bus) recordPublish(m *nats.Msg, ack Ack, err error, began time.Time) {
 	switch {
 	case err == nil && !ack.Duplicate:
-		b.faultLog.stored(ack.Stream, m.Size())
-	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), classify(err) == classFatal,
+		b.faultLog.noteStored(ack.Stream, m.Size())
+	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), classOf(err) == classFatal,
 		errors.Is(err, context.Canceled):
 	default:
-		b.faultLog.failed(streamStoring(m.Subject), m.Size(), began, err)
+		b.faultLog.noteFailure(streamStoring(m.Subject), m.Size(), began, err)
 	}
 }
 
-// publishOnce is one try. It returns a duplicate, and no error, when the subject is taken.
+// publishOnce is one try of publish. It returns a duplicate, and no error, when the subject is taken.
 func (b *Bus) publishOnce(ctx context.Context, m *nats.Msg) (Ack, error) {
 	resp, err := b.request(ctx, m)
 	if err != nil {
@@ -254,7 +257,8 @@ type pubAck struct {
 	Duplicate bool                `json:"duplicate"`
 }
 
-// readAck decodes the server's answer to a publish.
+// readAck decodes the server's answer to a publish. An error is the server's refusal, or means that the answer cannot
+// be read.
 func readAck(resp *nats.Msg) (Ack, error) {
 	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoServer {
 		return Ack{}, jetstream.ErrNoStreamResponse
@@ -276,7 +280,7 @@ func readAck(resp *nats.Msg) (Ack, error) {
 // so resolveRefusal reads the stream: when the subject has a message, it returns a duplicate, else ErrStreamFull.
 // Other errors it returns as they are.
 func (b *Bus) resolveRefusal(ctx context.Context, m *nats.Msg, cause error) (Ack, error) {
-	v := classify(cause)
+	v := classOf(cause)
 	if v == classFull {
 		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
 	}

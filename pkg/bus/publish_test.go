@@ -47,7 +47,7 @@ func TestBus_Publish_guardIsPermanent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, err = e.PublishRaw(ctx, second.Subject(), data, nil, "an id nobody has seen")
+			again, err = e.PublishRaw(ctx, second.Subject(), data, nil, "an id that is new")
 			if err != nil || !again.Duplicate || again.Seq != ack.Seq {
 				t.Errorf("%s beyond the window: got %+v, %v; want duplicate of %d", second.Subject(), again, err, ack.Seq)
 			}

@@ -61,8 +61,8 @@ type PublisherStats struct {
 	Duplicates uint64
 }
 
-// NewPublisher returns a Publisher whose window holds that many messages and bytes (at least one of each). Close it
-// before its bus.
+// NewPublisher returns a Publisher whose window, the messages that are not confirmed yet, holds that many messages
+// and bytes (at least one of each). Close it before its bus.
 func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 	p := &Publisher{
 		b: b, window: newWindow(window, bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan *Future, max(1, window)),
@@ -71,14 +71,14 @@ func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 	ctx, cancel := context.WithCancel(context.Background()) // messages outlive the calls that publish them
 	p.cancel, p.ended = cancel, ctx.Done()
 	// If this fails, sub stays nil, and every message takes the confirmed path, which reports the failure.
-	if sub, err := b.nc.Subscribe(p.inbox+"*", p.ack); err == nil {
+	if sub, err := b.nc.Subscribe(p.inbox+"*", p.handleAck); err == nil {
 		_ = sub.SetPendingLimits(-1, -1) // the window bounds the acks
 		p.sub = sub
 	}
 	for range retriers {
-		p.work.Go(func() { p.retrier(ctx) })
+		p.work.Go(func() { p.runRetries(ctx) })
 	}
-	p.work.Go(p.expire)
+	p.work.Go(p.resendLate)
 	return p
 }
 
@@ -99,8 +99,8 @@ type Future struct {
 // Done is closed when the outcome is known.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
-// Wait returns the outcome, or the error of ctx when that ends first. Ack.Digest is the payload digest of a step; it
-// is empty when another payload was stored on the subject before.
+// Wait returns the outcome of a message that a Publisher sent, or the error of ctx when that ends first. Ack.Digest
+// is the payload digest of a step; it is empty when another payload was stored on the subject before.
 func (f *Future) Wait(ctx context.Context) (Ack, error) {
 	select {
 	case <-f.done:
@@ -129,7 +129,8 @@ func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed, opts ...Publis
 // garbage collector.
 var payloads = sync.Pool{New: func() any { return new([]byte) }}
 
-// encodeFuture encodes an event into memory of payloads and returns its future, which is not in the window yet.
+// encodeFuture encodes an event into memory that is used again, and returns its future, which is not in the window
+// yet. An event that cannot be encoded is a terminal error.
 func encodeFuture(
 	ctx context.Context, e schemas.Keyed, o publishOptions, how func(dst []byte, e schemas.Event) ([]byte, error),
 ) (*Future, error) {
@@ -182,8 +183,8 @@ func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums schemas.Ten
 // oneWriter displaces any other payload on the subject.
 var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return errOther, nil }}
 
-// publishParts sends the parts of a step, and in the background the step itself once all parts are stored. When a
-// part fails, the step's future gets that error.
+// publishParts sends the parts of a large step, and in the background the step itself once all parts are stored. When
+// a part fails, the step's future gets that error.
 func (p *Publisher) publishParts(
 	ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums, limit int,
 ) (*Future, error) {
@@ -205,7 +206,7 @@ func (p *Publisher) publishParts(
 			return nil, err
 		}
 	}
-	if err := p.admit(ctx, f); err != nil {
+	if err := p.waitForWindow(ctx, f); err != nil {
 		return nil, err
 	}
 	p.work.Go(func() {
@@ -213,11 +214,11 @@ func (p *Publisher) publishParts(
 			select {
 			case <-part.done:
 			case <-p.ended:
-				p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+				p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 				return
 			}
 			if part.err != nil {
-				p.resolve(f, Ack{}, fmt.Errorf("part %d: %w", i, part.err))
+				p.setOutcome(f, Ack{}, fmt.Errorf("part %d: %w", i, part.err))
 				return
 			}
 		}
@@ -228,15 +229,16 @@ func (p *Publisher) publishParts(
 
 // start waits for space in the window and sends the message.
 func (p *Publisher) start(ctx context.Context, f *Future) (*Future, error) {
-	if err := p.admit(ctx, f); err != nil {
+	if err := p.waitForWindow(ctx, f); err != nil {
 		return nil, err
 	}
 	p.send(f)
 	return f, nil
 }
 
-// admit waits for space in the window. It refuses a message that is larger than the server allows.
-func (p *Publisher) admit(ctx context.Context, f *Future) error {
+// waitForWindow waits for space in the window of unconfirmed messages, and takes it. It refuses a message that is
+// larger than the server allows, and fails when the publisher is closed or ctx ends.
+func (p *Publisher) waitForWindow(ctx context.Context, f *Future) error {
 	m := f.msg
 	if p.closed.Load() {
 		return publishError(m.Subject, ErrClosed)
@@ -247,7 +249,7 @@ func (p *Publisher) admit(ctx context.Context, f *Future) error {
 	}
 	f.o.wait, f.size, f.done = true, int64(len(m.Data)), make(chan struct{})
 	began := time.Now()
-	waited, err := p.window.enter(ctx, f.size)
+	waited, err := p.window.reserve(ctx, f.size)
 	if waited {
 		p.stalled.Add(int64(time.Since(began)))
 	}
@@ -257,7 +259,8 @@ func (p *Publisher) admit(ctx context.Context, f *Future) error {
 	return nil
 }
 
-// send publishes a message once, with its own reply subject. When that fails, the confirmed path sends it again.
+// send publishes a message once, with its own reply subject, on which handleAck gets the answer. When that fails, the
+// confirmed path sends it again.
 func (p *Publisher) send(f *Future) {
 	id := p.next.Add(1)
 	f.sent = time.Now()
@@ -268,7 +271,7 @@ func (p *Publisher) send(f *Future) {
 	}
 	p.mu.Unlock()
 	if !open {
-		p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+		p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 		return
 	}
 	err := ErrClosed
@@ -291,8 +294,9 @@ func (p *Publisher) removeWaiting(id uint64) *Future {
 	return f
 }
 
-// ack handles the server's answers, one after another.
-func (p *Publisher) ack(m *nats.Msg) {
+// handleAck handles the server's answers to messages of the window, one after another: the future gets its outcome,
+// or the message takes the confirmed path.
+func (p *Publisher) handleAck(m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 36, 64)
 	if err != nil {
 		return
@@ -301,7 +305,7 @@ func (p *Publisher) ack(m *nats.Msg) {
 	if f == nil {
 		return // a late answer to what was sent again
 	}
-	ack, ok := plainAck(m.Data)
+	ack, ok := parsePlainAck(m.Data)
 	if !ok {
 		if ack, err = readAck(m); err != nil || ack.Duplicate {
 			p.retryConfirmed(f) // the confirmed path finds out what it means
@@ -309,13 +313,13 @@ func (p *Publisher) ack(m *nats.Msg) {
 		}
 	}
 	ack.Digest = f.digest
-	p.b.faultLog.stored(ack.Stream, f.msg.Size())
-	p.resolve(f, ack, nil)
+	p.b.faultLog.noteStored(ack.Stream, f.msg.Size())
+	p.setOutcome(f, ack, nil)
 }
 
-// plainAck decodes the usual ack, {"stream":"<name>","seq":<n>}, without the cost of a JSON decoder; false for any
-// other answer.
-func plainAck(data []byte) (Ack, bool) {
+// parsePlainAck decodes the usual ack, {"stream":"<name>","seq":<n>}, without the cost of a JSON decoder; false for
+// any other answer. handleAck calls it.
+func parsePlainAck(data []byte) (Ack, bool) {
 	s := string(data)
 	s, ok1 := strings.CutPrefix(s, `{"stream":"`)
 	stream, s, ok2 := strings.Cut(s, `"`)
@@ -326,8 +330,8 @@ func plainAck(data []byte) (Ack, bool) {
 	return Ack{Stream: stream, Seq: seq}, ok1 && ok2 && ok3 && ok4 && err == nil && stream != ""
 }
 
-// retryConfirmed sends a message again on the confirmed path, Bus.publish. The channel is as long as the window, so
-// this does not block.
+// retryConfirmed has a message sent again on the confirmed path, Bus.publish, which finds out what became of it. The
+// channel is as long as the window, so this does not block.
 func (p *Publisher) retryConfirmed(f *Future) {
 	p.retried.Add(1)
 	p.mu.Lock()
@@ -337,25 +341,26 @@ func (p *Publisher) retryConfirmed(f *Future) {
 	}
 	p.mu.Unlock()
 	if !open {
-		p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+		p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 	}
 }
 
-// retrier publishes messages of the retry channel on the confirmed path until ctx ends.
-func (p *Publisher) retrier(ctx context.Context) {
+// runRetries publishes messages of the retry channel on the confirmed path until ctx ends, in the background.
+func (p *Publisher) runRetries(ctx context.Context) {
 	for {
 		select {
 		case f := <-p.retry:
-			ack, err := p.confirm(ctx, f)
-			p.resolve(f, ack, err)
+			ack, err := p.publishConfirmed(ctx, f)
+			p.setOutcome(f, ack, err)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// confirm publishes one message until it is stored, or a duplicate of it is.
-func (p *Publisher) confirm(ctx context.Context, f *Future) (Ack, error) {
+// publishConfirmed publishes one message until it is stored, or a duplicate of it is. Its errors are those of
+// Publish.
+func (p *Publisher) publishConfirmed(ctx context.Context, f *Future) (Ack, error) {
 	ack, err := p.b.publish(ctx, f.msg, f.o)
 	if err != nil {
 		return Ack{}, err
@@ -369,9 +374,9 @@ func (p *Publisher) confirm(ctx context.Context, f *Future) (Ack, error) {
 	return ack, nil
 }
 
-// expire sends messages again that the server has not answered: after ackTimeout, or at once when the connection was
-// replaced, because answers on the old one are lost.
-func (p *Publisher) expire() {
+// resendLate sends messages again that the server has not answered, in the background: after ackTimeout, or at once
+// when the connection was replaced, because answers on the old one are lost.
+func (p *Publisher) resendLate() {
 	tick := time.NewTicker(ackTimeout / 4)
 	defer tick.Stop()
 	lost := p.b.nc.StatusChanged(nats.CONNECTED)
@@ -400,18 +405,18 @@ func (p *Publisher) expire() {
 	}
 }
 
-// resolve gives a future its outcome, and frees its memory and its space in the window.
-func (p *Publisher) resolve(f *Future, ack Ack, err error) {
+// setOutcome gives a future its outcome, and frees its memory and its space in the window.
+func (p *Publisher) setOutcome(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
 	if f.lent != nil && cap(*f.lent) <= maxLent {
 		payloads.Put(f.lent) // no later try reads it
 	}
 	f.msg, f.lent = nil, nil
-	p.window.leave(f.size)
+	p.window.release(f.size)
 	close(f.done)
 }
 
-// Flush waits until everything published so far is resolved.
+// Flush waits until everything published so far has an outcome, which may be an error. Its own error is that of ctx.
 func (p *Publisher) Flush(ctx context.Context) error {
 	for {
 		if msgs, _ := p.window.load(); msgs == 0 {
@@ -448,12 +453,12 @@ func (p *Publisher) Close() {
 	p.waiting = nil
 	p.mu.Unlock()
 	for _, f := range rest {
-		p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+		p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 	}
 	for {
 		select {
 		case f := <-p.retry:
-			p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+			p.setOutcome(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
 		default:
 			return
 		}

@@ -45,7 +45,7 @@ type puller struct {
 
 	// ready has space for one token; it is there when the queue may have become non-empty.
 	ready chan struct{}
-	// fault has space for one token; it is there when watch has something to repair.
+	// fault has space for one token; it is there when something is to be repaired.
 	fault chan struct{}
 
 	mu        sync.Mutex
@@ -60,7 +60,7 @@ type puller struct {
 	queue          []*Message
 	pin            string
 	pinLost        bool
-	broken         bool // no pulls until the watch has repaired it
+	broken         bool // no pulls until it is repaired
 	stopped        bool
 	heard          time.Time // last sign of the server
 }
@@ -81,7 +81,8 @@ type pullRequest struct {
 	PinID     string        `json:"id,omitempty"`
 }
 
-// newPuller returns a puller that listens for messages; setWanted makes it ask for them. stop ends it.
+// newPuller returns a puller, which asks the server for messages of a durable and queues them; setWanted makes it
+// ask. rebind repairs the durable. stop ends it. It fails when the connection is closed.
 func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*puller, error) {
 	p := &puller{
 		nc: b.nc, log: b.log.With().Str("consumer", c.Name).Logger(),
@@ -117,12 +118,12 @@ func (p *puller) setWanted(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.wanted = n
-	p.refill()
+	p.requestMore()
 }
 
-// refill requests the messages that are missing, once there are enough of them for a request. The caller holds the
-// lock.
-func (p *puller) refill() {
+// requestMore requests the messages that are missing, once there are enough of them for a request. The caller holds
+// the lock.
+func (p *puller) requestMore() {
 	need := p.wanted - p.requested - len(p.queue)
 	if p.requested == 0 {
 		p.requestedBytes = 0 // the server does not say when a request has been filled
@@ -155,7 +156,7 @@ func (p *puller) refill() {
 	p.heard = now
 }
 
-// suspend stops pulling until watch has repaired the durable. The caller holds the lock.
+// suspend stops pulling until repair has mended the durable. The caller holds the lock.
 func (p *puller) suspend() {
 	p.broken, p.requested = true, 0
 	clear(p.requests)
@@ -173,14 +174,15 @@ func notify(c chan struct{}) {
 // receive handles all that comes on the subscription, messages and statuses, in order.
 func (p *puller) receive(m *nats.Msg) {
 	if strings.HasPrefix(m.Reply, "$JS.ACK.") {
-		p.onMessage(m)
+		p.queueMessage(m)
 		return
 	}
-	p.onStatus(m)
+	p.handleStatus(m)
 }
 
-// onMessage adds a message to the queue, unless another delivery of it is held, and asks for more.
-func (p *puller) onMessage(m *nats.Msg) {
+// queueMessage adds a delivered message to the queue, unless another delivery of it is at work, and asks for more.
+// receive calls it.
+func (p *puller) queueMessage(m *nats.Msg) {
 	out, err := parseDelivery(p.nc, m)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,14 +190,14 @@ func (p *puller) onMessage(m *nats.Msg) {
 	p.requested = max(0, p.requested-1)
 	p.requestedBytes = max(0, p.requestedBytes-m.Size())
 	if p.requested == 0 || p.requestedBytes+p.maxBytes <= pullBytesTotal {
-		defer p.refill() // requests that waited for free bytes
+		defer p.requestMore() // requests that waited for free bytes
 	}
 	if err != nil {
 		p.log.Error().Err(err).Msg("message without metadata skipped")
 		return
 	}
 	if out.Delivered == 1 && len(m.Data) == 0 && m.Header.Get(nats.MsgSize) != "" {
-		// The durable may have been set to send headers only, and a handler would refuse the message. watch repairs the
+		// The durable may have been set to send headers only, and a handler would refuse the message. repair mends the
 		// durable, and the message comes again; if it really is stored empty, it comes after AckWait.
 		p.suspend()
 		return
@@ -203,16 +205,16 @@ func (p *puller) onMessage(m *nats.Msg) {
 	if pin := m.Header.Get("Nats-Pin-Id"); pin != "" {
 		p.pin = pin
 	}
-	if !p.heartbeats.hold(out) {
+	if !p.heartbeats.add(out) {
 		return // the handler of the first delivery goes on
 	}
 	p.queue = append(p.queue, out)
 	notify(p.ready)
 }
 
-// onStatus handles the server's status for a pull request: the request has ended, so what it still had open is
-// subtracted, and more is requested. A status that means trouble suspends the puller.
-func (p *puller) onStatus(m *nats.Msg) {
+// handleStatus handles the server's status for a pull request: the request has ended, so what it still had open is
+// subtracted, and more is requested. A status that means trouble suspends the puller until repair has asked again.
+func (p *puller) handleStatus(m *nats.Msg) {
 	code, description := m.Header.Get(headerStatus), m.Header.Get(headerDescription)
 	id, _ := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 10, 64)
 	p.mu.Lock()
@@ -263,12 +265,12 @@ func (p *puller) onStatus(m *nats.Msg) {
 		p.suspend()
 		return
 	}
-	p.refill()
+	p.requestMore()
 }
 
-// watch repairs what receive cannot: a durable that is gone, a server that was restarted or does not answer. It ends
-// with ctx.
-func (p *puller) watch(ctx context.Context) {
+// repair repairs, in the background until ctx ends, what receiving messages cannot: a durable that is gone, a server
+// that was restarted or does not answer.
+func (p *puller) repair(ctx context.Context) {
 	connected := p.nc.StatusChanged(nats.CONNECTED)
 	defer p.nc.RemoveStatusListener(connected)
 	tick := time.NewTicker(p.beat)
@@ -295,7 +297,7 @@ func (p *puller) watch(ctx context.Context) {
 			p.mu.Lock()
 			if err == nil {
 				p.broken = false
-				p.refill()
+				p.requestMore()
 			} else {
 				notify(p.fault)
 			}
@@ -338,8 +340,8 @@ func (p *puller) hasPin(pin string) bool {
 	return p.pin == pin
 }
 
-// stop ends the pulls and returns the messages that no handler has got. It waits up to a second for messages that the
-// server has sent already.
+// stop ends the pulls and returns the messages that no handler has got to the server. It waits up to a second for
+// messages that the server has sent already.
 func (p *puller) stop() {
 	p.mu.Lock()
 	p.stopped = true

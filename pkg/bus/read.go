@@ -59,7 +59,8 @@ func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadO
 	}
 }
 
-// read is Read with a callback. It makes another reader when the server of the first one is gone.
+// read is Read with a callback. It makes another reader when the server of the first one is gone. It ends with the
+// error of a reader, or when yield returns false.
 func (b *Bus) read(
 	ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool,
 ) error {
@@ -76,7 +77,7 @@ func (b *Bus) read(
 	}
 	last, made := s.CachedInfo().State.LastSeq, s.CachedInfo().Created.UnixNano()
 	if o.After != "" {
-		if o.FromSeq, err = o.After.next(s.CachedInfo()); err != nil {
+		if o.FromSeq, err = o.After.nextSequence(s.CachedInfo()); err != nil {
 			return err
 		}
 	}
@@ -85,7 +86,7 @@ func (b *Bus) read(
 	}
 	r := &reader{bus: b, stream: s, name: stream, filters: filters, last: last, made: made}
 	for {
-		if err = r.follow(ctx, o, yield); !errors.Is(err, errStalled) {
+		if err = r.readWithConsumer(ctx, o, yield); !errors.Is(err, errStalled) {
 			return err
 		}
 		b.log.Warn().Str("stream", stream).Msg("the server that had our reader does not answer, making another")
@@ -112,12 +113,12 @@ type reader struct {
 	waits, stalled atomic.Bool
 }
 
-// follow reads with one consumer of the server, until the read or the consumer ends. It returns nil at the end of the
-// read, and errStalled when the consumer's server is gone.
-func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message, error) bool) error {
+// readWithConsumer reads with one consumer of the server, until the read or the consumer ends. It returns nil at the
+// end of the read, and errStalled when the consumer's server is gone.
+func (r *reader) readWithConsumer(ctx context.Context, o ReadOptions, yield func(*Message, error) bool) error {
 	var c jetstream.Consumer
 	err := r.bus.retryWhileAway(ctx, func(ctx context.Context) (err error) {
-		c, err = r.stream.OrderedConsumer(ctx, o.native(r.filters))
+		c, err = r.stream.OrderedConsumer(ctx, o.natsConfig(r.filters))
 		return err
 	})
 	if err != nil {
@@ -157,7 +158,7 @@ func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message,
 	reading, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(reading, it.Stop)()
-	watcher.Go(func() { r.watch(reading, stop) })
+	watcher.Go(func() { r.detectStall(reading, stop) })
 	for {
 		r.waits.Store(true)
 		m, err := r.bus.nextMessage(reading, it, c, o.Live)
@@ -186,10 +187,10 @@ func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message,
 	}
 }
 
-// watch calls end when the stream's leader has a message for the reader that does not come for a while. A cluster may
-// put a reader on a server that goes away, and does not say so; the library asks for the same server until that is
-// back.
-func (r *reader) watch(ctx context.Context, end func()) {
+// detectStall calls end, beside a read, when the stream's leader has a message for the reader that does not come for
+// a while. A cluster may put a reader on a server that goes away, and does not say so; the library asks for the same
+// server until that is back.
+func (r *reader) detectStall(ctx context.Context, end func()) {
 	for before, misses := uint64(0), 0; pause(ctx, readLook) == nil; {
 		next := r.next.Load()
 		if next != before || !r.waits.Load() {
@@ -209,8 +210,8 @@ func (r *reader) watch(ctx context.Context, end func()) {
 	}
 }
 
-// nextMessage waits for the next message. It returns nil, without an error, when nothing is left: the messages that
-// were pending at the start have been deleted meanwhile.
+// nextMessage waits for the next message of a read. It returns nil, without an error, when nothing is left: the
+// messages that were pending at the start have been deleted meanwhile.
 func (b *Bus) nextMessage(
 	ctx context.Context, it jetstream.MessagesContext, c jetstream.Consumer, live bool,
 ) (*Message, error) {
@@ -249,8 +250,8 @@ func (b *Bus) nextMessage(
 	}
 }
 
-// endWhenIdle calls end when the consumer has nothing left in two checks, readIdle apart: after the first, messages
-// may still be on their way.
+// endWhenIdle calls end, for a read that is not live, when the consumer has nothing left in two checks, readIdle
+// apart: after the first, messages may still be on their way.
 func endWhenIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	for nothing := 0; nothing < 2; {
 		if pause(ctx, readIdle) != nil {
@@ -265,8 +266,8 @@ func endWhenIdle(ctx context.Context, c jetstream.Consumer, end func()) {
 	end()
 }
 
-// native returns the options in the form of the client library.
-func (o ReadOptions) native(filters []string) jetstream.OrderedConsumerConfig {
+// natsConfig returns the options of a read in the form of the client library. readWithConsumer calls it.
+func (o ReadOptions) natsConfig(filters []string) jetstream.OrderedConsumerConfig {
 	c := jetstream.OrderedConsumerConfig{
 		FilterSubjects: filters, HeadersOnly: o.HeadersOnly,
 		DeliverPolicy: jetstream.DeliverAllPolicy,

@@ -48,8 +48,8 @@ func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
 	return ack, subject, nil
 }
 
-// storeOriginal publishes the original on its subject. When the subject keeps one event, it deletes the refused one
-// first.
+// storeOriginal publishes the original of a dead letter on its subject, for Replay. When the subject keeps one event,
+// it deletes the refused one first. It fails when the subject holds another event by now.
 func (b *Bus) storeOriginal(
 	ctx context.Context, spec schemas.StreamSpec, subject string, d *schemas.Dead, data []byte, id string,
 ) (Ack, error) {

@@ -41,7 +41,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	}
 	for end := time.Now().Add(readyTimeout); ; {
 		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setupOnce(ctx, o) })
-		b.stands.Store(b.stands.Load() || err == nil)
+		b.setUp.Store(b.setUp.Load() || err == nil)
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
@@ -75,7 +75,7 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 		if err == nil {
 			break
 		}
-		if classify(err) != classFull || scale > 1<<16 {
+		if classOf(err) != classFull || scale > 1<<16 {
 			return replicasError(o.replicas, err)
 		}
 		if scale == 1 {
@@ -85,7 +85,8 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 	return b.setReplicas(ctx, o.replicas)
 }
 
-// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale.
+// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale. An
+// error may be that the server has no space for the limits.
 func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int) error {
 	for _, c := range missing {
 		if c.MaxBytes > 0 {
@@ -111,7 +112,7 @@ func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfi
 			return fmt.Errorf("set up bucket %s: %w", c.Bucket, err)
 		}
 	}
-	if err := b.keepRuns(ctx); err != nil {
+	if err := b.forbidRunRollups(ctx); err != nil {
 		return fmt.Errorf("set up bucket %s: %w", schemas.RunBucket, err)
 	}
 	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
@@ -124,9 +125,9 @@ func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfi
 	return nil
 }
 
-// createBlobs creates the object store. Weights of large models are gigabytes a version, so the store gets more than
-// its least size if the server can reserve twice as much: the other half stays free for streams whose limits are
-// raised.
+// createBlobs creates the object store, with its least size divided by scale. Weights of large models are gigabytes a
+// version, so the store gets more than its least size if the server can reserve twice as much: the other half stays
+// free for streams whose limits are raised.
 func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error {
 	config := jetstream.ObjectStoreConfig{
 		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
@@ -140,7 +141,7 @@ func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error 
 			_, err = b.js.UpdateObjectStore(ctx, config)
 			return err
 		}
-		if classify(err) != classFull {
+		if classOf(err) != classFull {
 			return err
 		}
 	}
@@ -149,9 +150,9 @@ func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error 
 	return err
 }
 
-// keepRuns forbids roll-ups in the bucket of runs: a user who may write the spec of one run could remove the specs of
-// all runs with such a header.
-func (b *Bus) keepRuns(ctx context.Context) error {
+// forbidRunRollups forbids roll-ups in the bucket of runs: a user who may write the spec of one run could remove the
+// specs of all runs with such a header. createMissing calls it.
+func (b *Bus) forbidRunRollups(ctx context.Context) error {
 	s, err := b.js.Stream(ctx, schemas.StreamRunBucket)
 	if err != nil || !s.CachedInfo().Config.AllowRollup {
 		return err
@@ -162,7 +163,7 @@ func (b *Bus) keepRuns(ctx context.Context) error {
 	return err
 }
 
-// streamConfig returns the settings of a stream of the contract.
+// streamConfig returns the settings of a stream of the contract in the form of the client library.
 func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	c := jetstream.StreamConfig{
 		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage,
@@ -185,7 +186,8 @@ func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	return c
 }
 
-// incompatibilities returns the settings of a stream that break the contract and cannot be changed.
+// incompatibilities returns the settings of a stream that break the contract and cannot be changed; none: it can be
+// used.
 func incompatibilities(have, want jetstream.StreamConfig) (faults []string) {
 	differ := func(setting string, have, want any) {
 		if have != want {
@@ -220,7 +222,7 @@ func withContract(have, want jetstream.StreamConfig) (next jetstream.StreamConfi
 	return next, changes
 }
 
-// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible.
+// updateStream gives an existing stream what the contract needs, or returns ErrIncompatible. setupOnce calls it.
 func (b *Bus) updateStream(ctx context.Context, have, want jetstream.StreamConfig) error {
 	if faults := incompatibilities(have, want); len(faults) > 0 {
 		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible,
@@ -255,7 +257,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 			return err
 		})
 		if err == nil && missing == "" {
-			b.stands.Store(true)
+			b.setUp.Store(true)
 			return nil
 		}
 		if errors.Is(err, ErrPermission) {
@@ -274,6 +276,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 }
 
 // firstMissing returns the name of the first stream that does not exist; "": all exist. Buckets are streams, too.
+// Ready calls it.
 func (b *Bus) firstMissing(ctx context.Context) (string, error) {
 	for _, name := range schemas.StreamNames() {
 		_, err := b.js.Stream(ctx, name)

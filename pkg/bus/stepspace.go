@@ -98,7 +98,8 @@ func (b *Bus) NewStepSpace(
 	return r
 }
 
-// presence returns the sampler's entry with its current space, and notes that it is being stored.
+// presence returns the sampler's entry of presence with what it holds and waits for, and notes that it is being
+// stored.
 func (r *StepSpace) presence() *schemas.Presence {
 	p := r.base()
 	r.mu.Lock()
@@ -124,7 +125,8 @@ func (r *StepSpace) noteAnnounced(revision uint64) {
 	}
 }
 
-// Run announces the sampler and grants space until ctx ends.
+// Run announces the sampler and grants space to its samples until ctx ends. Faults of the server are logged and tried
+// again; an error is of the announcement.
 func (r *StepSpace) Run(ctx context.Context) error {
 	announced := make(chan error, 1)
 	go func() { announced <- r.entry.Run(ctx) }()
@@ -143,7 +145,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return <-announced
 		}
-		waiting, err := r.serve(ctx, giveBack)
+		waiting, err := r.grantWaiting(ctx, giveBack)
 		if err != nil && ctx.Err() == nil && r.b.waitLog.allow() {
 			r.b.log.Warn().Err(err).Msg("space for steps cannot be asked for, trying again")
 		}
@@ -159,7 +161,7 @@ func (r *StepSpace) Run(ctx context.Context) error {
 	}
 }
 
-// logWaiting logs, now and then, that samples wait for space.
+// logWaiting logs, now and then, that samples wait for space in the stream of steps. Run calls it.
 func (r *StepSpace) logWaiting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -186,7 +188,8 @@ func (r *StepSpace) Stats() StepSpaceStats {
 	return StepSpaceStats{Held: r.held, Waiting: len(r.queue), Waited: r.waited}
 }
 
-// Reserve waits for space for a sample whose steps take that many bytes. It fails only when ctx ends first.
+// Reserve waits for space for a sample whose steps take that many bytes; Release gives it back. It fails only when
+// ctx ends first.
 func (r *StepSpace) Reserve(ctx context.Context, bytes int64) (*Reservation, error) {
 	c := &Reservation{r: r, bytes: bytes, since: time.Now(), ready: make(chan struct{})}
 	r.mu.Lock()
@@ -202,8 +205,8 @@ func (r *StepSpace) Reserve(ctx context.Context, bytes int64) (*Reservation, err
 	}
 }
 
-// Release gives the space back: what the sample stored counts as stored, and the rest is free. Later calls do
-// nothing.
+// Release gives the space of a sample back: what the sample stored counts as stored, and the rest is free. Later
+// calls do nothing.
 func (c *Reservation) Release() {
 	r := c.r
 	r.mu.Lock()
@@ -226,9 +229,9 @@ func (c *Reservation) Release() {
 // removed the steps of its sample as those of a dead attempt.
 func (c *Reservation) Lapsed() bool { return c.lapses != c.r.entry.lapsed() }
 
-// serve grants what fits, in the order of the calls of Reserve, and reports whether samples wait. With giveBack it
-// also announces that bytes are free again which no sample holds.
-func (r *StepSpace) serve(ctx context.Context, giveBack bool) (waiting bool, err error) {
+// grantWaiting grants space to the waiting samples that fit, in the order of the calls of Reserve, and reports
+// whether samples still wait. With giveBack it also announces that bytes are free again which no sample holds.
+func (r *StepSpace) grantWaiting(ctx context.Context, giveBack bool) (waiting bool, err error) {
 	r.mu.Lock()
 	n, stale := len(r.queue), r.announced != r.held
 	if n == 0 {
@@ -237,7 +240,7 @@ func (r *StepSpace) serve(ctx context.Context, giveBack bool) (waiting bool, err
 	r.mu.Unlock()
 	if n == 0 {
 		if stale && giveBack {
-			_, err = r.entry.renew(ctx)
+			_, err = r.entry.storeEntry(ctx)
 		}
 		return false, err
 	}
@@ -246,9 +249,9 @@ func (r *StepSpace) serve(ctx context.Context, giveBack bool) (waiting bool, err
 	switch {
 	case err != nil:
 	case ample:
-		err = r.serveAll(ctx)
+		err = r.grantAll(ctx)
 	default:
-		others, err = r.serveInTurn(ctx)
+		others, err = r.grantInTurn(ctx)
 	}
 	if err != nil {
 		return true, err
@@ -263,18 +266,18 @@ func (r *StepSpace) serve(ctx context.Context, giveBack bool) (waiting bool, err
 	return waiting, err
 }
 
-// serveAll grants all that can ever fit: space is ample. It stores the entry first, unless that holds enough already.
-func (r *StepSpace) serveAll(ctx context.Context) error {
+// grantAll grants all that can ever fit: space is ample. It stores the entry first, unless that holds enough already.
+func (r *StepSpace) grantAll(ctx context.Context) error {
 	r.mu.Lock()
 	r.wants = r.placeable()
 	known := r.pending.Wants == 0 && r.held+r.wants <= r.announced && r.entry.age() < schemas.PresenceTTL/2
 	r.mu.Unlock()
-	return r.start(ctx, r.grant(math.MaxInt64, false), known)
+	return r.announceAndStart(ctx, r.takeGrantable(math.MaxInt64, false), known)
 }
 
-// serveInTurn announces what waits, and grants what fits beside what others hold and what others asked for earlier.
-// It returns the bytes that others hold.
-func (r *StepSpace) serveInTurn(ctx context.Context) (others int64, err error) {
+// grantInTurn announces to the other samplers what waits, and grants what fits beside what they hold and what they
+// asked for earlier. It returns the bytes that others hold.
+func (r *StepSpace) grantInTurn(ctx context.Context) (others int64, err error) {
 	r.mu.Lock()
 	if r.turn == 0 {
 		r.wants = r.placeable()
@@ -283,23 +286,23 @@ func (r *StepSpace) serveInTurn(ctx context.Context) (others int64, err error) {
 		r.entry.age() < schemas.PresenceTTL/2
 	r.mu.Unlock()
 	if !spare {
-		if _, err := r.entry.renew(ctx); err != nil {
+		if _, err := r.entry.storeEntry(ctx); err != nil {
 			return 0, err
 		}
 	}
-	free, others, err := r.grantable(ctx, spare)
+	free, others, err := r.grantableBytes(ctx, spare)
 	if err != nil {
 		return 0, err
 	}
-	return others, r.start(ctx, r.grant(free, spare), spare)
+	return others, r.announceAndStart(ctx, r.takeGrantable(free, spare), spare)
 }
 
-// start lets granted samples begin, after it has announced them; known means that they are announced already. When
-// that fails, they wait again.
-func (r *StepSpace) start(ctx context.Context, granted []*Reservation, known bool) error {
+// announceAndStart lets granted samples begin, after it has announced what they take; known means that others know
+// already. When that fails, they wait again.
+func (r *StepSpace) announceAndStart(ctx context.Context, granted []*Reservation, known bool) error {
 	if len(granted) > 0 && !known {
-		if _, err := r.entry.renew(ctx); err != nil {
-			r.revoke(granted)
+		if _, err := r.entry.storeEntry(ctx); err != nil {
+			r.putBack(granted)
 			return err
 		}
 	}
@@ -335,7 +338,8 @@ func (r *StepSpace) shouldSweepDead(idle bool) bool {
 	return false
 }
 
-// isAmple reports whether what the sampler holds and waits for is so little that it need not ask the others.
+// isAmple reports whether what the sampler holds and waits for is so little, of what is free, that it need not ask
+// the other samplers. grantWaiting calls it.
 func (r *StepSpace) isAmple(ctx context.Context) (bool, error) {
 	r.mu.Lock()
 	seen, counted := time.Since(r.seen) < spaceLook, time.Since(r.counted) < spaceCount
@@ -359,7 +363,7 @@ func (r *StepSpace) isAmple(ctx context.Context) (bool, error) {
 	return r.unused >= spaceAmple && r.held+r.placeable() <= r.unused/spaceShare/(r.samplers+spaceNewcomers), nil
 }
 
-// readUnused returns how many bytes of the stream are free, or of the disk if that has less, and notes them.
+// readUnused returns how many bytes of the stream of steps are free, or of the disk if that has less, and notes them.
 func (r *StepSpace) readUnused(ctx context.Context) (unused int64, err error) {
 	info, err := r.b.StreamInfo(ctx, schemas.StreamSteps)
 	if err != nil {
@@ -389,9 +393,9 @@ func (r *StepSpace) readUnused(ctx context.Context) (unused int64, err error) {
 	return unused, nil
 }
 
-// grantable returns how many bytes may be granted now, and in others how many the other samplers hold. With spare,
-// the space comes from what the entry holds already, and everyone who waits goes first.
-func (r *StepSpace) grantable(ctx context.Context, spare bool) (free, others int64, err error) {
+// grantableBytes returns how many bytes may be granted now, and in others how many the other samplers hold. With
+// spare, the space comes from what this sampler's entry holds already, and everyone who waits goes first.
+func (r *StepSpace) grantableBytes(ctx context.Context, spare bool) (free, others int64, err error) {
 	r.mu.Lock()
 	held, turn := r.held, r.turn
 	if spare {
@@ -433,9 +437,9 @@ func (r *StepSpace) grantable(ctx context.Context, spare bool) (free, others int
 	return space - ahead, others, nil
 }
 
-// grant removes from the queue the samples that fit in free bytes, in order, and returns them. With spare, it uses
-// what the entry holds already; a negative free then means that others wait for it.
-func (r *StepSpace) grant(free int64, spare bool) (granted []*Reservation) {
+// takeGrantable removes from the queue the samples that fit in free bytes, in order, and returns them. With spare, it
+// uses what the entry holds already; a negative free then means that others wait for it.
+func (r *StepSpace) takeGrantable(free int64, spare bool) (granted []*Reservation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if spare {
@@ -469,8 +473,8 @@ func (r *StepSpace) grant(free int64, spare bool) (granted []*Reservation) {
 	return granted
 }
 
-// revoke puts granted samples back to the front of the queue when they could not be announced.
-func (r *StepSpace) revoke(granted []*Reservation) {
+// putBack puts granted samples back to the front of the queue when they could not be announced.
+func (r *StepSpace) putBack(granted []*Reservation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var back []*Reservation
@@ -485,8 +489,8 @@ func (r *StepSpace) revoke(granted []*Reservation) {
 	r.queue = append(back, r.queue...)
 }
 
-// addWaitingSamples adds to the stats of MDR_STEPS what the entries of samplers say. The stream counts as full when
-// samples have waited for spaceAlarm for space that is not there.
+// addWaitingSamples adds to the stats of MDR_STEPS what samplers hold and wait for, by their entries of presence. The
+// stream counts as full when samples have waited for spaceAlarm for space that is not there.
 func (b *Bus) addWaitingSamples(ctx context.Context, s *StreamStats) error {
 	present, _, err := b.present(ctx)
 	if err != nil {

@@ -42,7 +42,7 @@ func limited(t *testing.T, bytes int64) *bustest.Plane {
 }
 
 // Whatever samplers take and store at once, what is stored and what may be stored yet fit
-// together; no publish is refused, and everybody who takes gets room in the end.
+// together; no publish is refused, and every sample gets space in the end.
 func TestRoom_NeverOvercommits(t *testing.T) {
 	t.Parallel()
 	const limit, samplers, takers, samples, steps = 256 << 10, 3, 6, 6, 4

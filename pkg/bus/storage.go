@@ -47,7 +47,8 @@ func (b *Bus) SetLimits(ctx context.Context, limits ...StreamLimit) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setLimits(ctx, limits) })
 }
 
-// setLimits is one try of SetLimits.
+// setLimits is one try of SetLimits: it changes the limits of streams that are given. The error names the limit and
+// what it must be.
 func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	ages := map[string]time.Duration{}
 	for _, name := range []string{schemas.StreamSteps, schemas.StreamTrajectories} {
@@ -97,7 +98,7 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	for _, n := range next {
 		c := n.config
 		if _, err := b.js.UpdateStream(ctx, c); err != nil {
-			if classify(err) == classFull {
+			if classOf(err) == classFull {
 				err = fmt.Errorf("max_bytes: %d; must be what the server's storage (max_file_store) can hold beside the other streams, of which one can be given less in the same call: %w", c.MaxBytes, err)
 			}
 			return fmt.Errorf("set limits of %s: %w", c.Name, err)
@@ -116,9 +117,9 @@ func formatAge(d time.Duration) string {
 	return d.String()
 }
 
-// state returns how full a stream is, one of the State constants, by the limit that is nearer: bytes or messages.
+// fullness returns how full a stream is, one of the State constants, by the limit that is nearer: bytes or messages.
 // refuses means that the full stream refuses messages; otherwise it drops its oldest.
-func (s *StreamStats) state(refuses bool) string {
+func (s *StreamStats) fullness(refuses bool) string {
 	mean := max(1, s.Bytes/max(1, s.Messages))
 	// lessFree reports whether less than so many percent of a limit is free, or less than a message of mean size needs.
 	lessFree := func(percent uint64) bool {
@@ -157,7 +158,7 @@ func (f Fault) Full() bool { return f.State == StateFull }
 func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
 	var out []Fault
 	for _, k := range allStores() {
-		stats, _, err := b.statsOf(ctx, k)
+		stats, _, err := b.streamStats(ctx, k)
 		if err != nil {
 			return nil, err
 		}
@@ -187,7 +188,8 @@ type storedIn struct {
 	refuses, queue bool
 }
 
-// allStores returns the contract's streams in the order in which data flows, then those behind the buckets.
+// allStores returns the contract's streams in the order in which data flows, then those behind the buckets, for stats
+// and faults.
 func allStores() []storedIn {
 	var out []storedIn
 	for _, s := range schemas.Streams() {
@@ -232,8 +234,8 @@ type publishFault struct {
 // faultAge is how long a failed publish counts: a caller that waits for space or an answer tries again sooner.
 const faultAge = apiTimeout + 5*retryMax
 
-// failed notes a failed publish of size bytes that began at since.
-func (t *faultLog) failed(stream string, size int, since time.Time, err error) {
+// noteFailure notes, for Faults, a failed publish of size bytes that began at since.
+func (t *faultLog) noteFailure(stream string, size int, since time.Time, err error) {
 	if stream == "" {
 		return
 	}
@@ -250,13 +252,14 @@ func (t *faultLog) failed(stream string, size int, since time.Time, err error) {
 	}
 	t.by[stream] = publishFault{
 		since: old.since, last: now, err: err, size: max(old.size, uint64(size)),
-		full: full, server: full && classify(err) == classFull,
+		full: full, server: full && classOf(err) == classFull,
 	}
 	t.n.Store(int64(len(t.by)))
 }
 
-// stored notes that a stream has stored a message of that size, which ends its fault unless a larger one was refused.
-func (t *faultLog) stored(stream string, size int) {
+// noteStored notes, for Faults, that a stream has stored a message of that size, which ends its fault unless a larger
+// one was refused.
+func (t *faultLog) noteStored(stream string, size int) {
 	if t.n.Load() == 0 {
 		return
 	}

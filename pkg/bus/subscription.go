@@ -30,17 +30,18 @@ type Subscription struct {
 // infoLag is how old the server's numbers of a consumer may be.
 const infoLag = 100 * time.Millisecond
 
-// Subscription creates the durable, or uses the one that is there. Close it before the bus.
+// Subscription creates the durable, or uses the one that is there, and returns a subscription that takes its
+// messages. Close it before the bus. It fails when the durable cannot be made.
 func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	d := &durable{bus: b, config: c}
-	if err := d.bindWhenReady(ctx); err != nil {
+	if err := d.createWhenReady(ctx); err != nil {
 		return nil, err
 	}
-	p, err := b.newPuller(c, d.bindWhenReady)
+	p, err := b.newPuller(c, d.createWhenReady)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Name, c.Stream, err)
 	}
@@ -51,8 +52,8 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 	}
 	s.once = sync.OnceValue(s.close)
 	s.helpers.Go(func() { s.heartbeats.run(live, c.AckWait) })
-	s.helpers.Go(func() { p.watch(live) })
-	s.helpers.Go(func() { d.watch(live) })
+	s.helpers.Go(func() { p.repair(live) })
+	s.helpers.Go(func() { d.checkRegularly(live) })
 	p.setWanted(c.Slots)
 	return s, nil
 }
@@ -86,7 +87,7 @@ func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 func (s *Subscription) Held() int {
 	s.heartbeats.mu.Lock()
 	defer s.heartbeats.mu.Unlock()
-	return len(s.heartbeats.held)
+	return len(s.heartbeats.messages)
 }
 
 // CaughtUp returns a time of the server's clock up to which the caller holds every stored message that is not
@@ -110,7 +111,7 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 // once. Later calls do nothing.
 func (s *Subscription) Close() error { return s.once() }
 
-// close stops pulling, returns all messages, and gives the pin to another client.
+// close stops pulling, returns all messages to the server, and gives the pin to another client; Close calls it once.
 func (s *Subscription) close() error {
 	pin := s.serverPin() // read it before we stop listening for our pulls
 	s.puller.stop()

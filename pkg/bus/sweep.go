@@ -11,7 +11,7 @@ import (
 )
 
 // SweepSample removes the stored steps of a sample that its trajectory t does not name: those of superseded attempts.
-// It returns the number of messages removed.
+// It returns the number of messages removed, also beside an error.
 func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, error) {
 	subjects, err := b.Subjects(ctx, schemas.StreamSteps,
 		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
@@ -57,8 +57,8 @@ func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, e
 	return removed, nil
 }
 
-// SweepDead removes the steps of attempts that no trajectory names. Call it only when no sampler works on any sample:
-// a sample without a trajectory is then made again from its first step.
+// SweepDead removes the steps of attempts that no trajectory names, to make space. Call it only when no sampler works
+// on any sample: a sample without a trajectory is then made again from its first step.
 func (b *Bus) SweepDead(ctx context.Context) error {
 	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter("*", "*", "*"))
 	if err != nil {
@@ -83,7 +83,8 @@ func (b *Bus) SweepDead(ctx context.Context) error {
 	return nil
 }
 
-// sweepDeadSample removes the dead steps of one sample: all of them when it has no valid trajectory.
+// sweepDeadSample removes the steps of dead attempts at one sample: all of its steps when it has no valid trajectory.
+// trajectory is the subject of that, a the address of a step.
 func (b *Bus) sweepDeadSample(ctx context.Context, trajectory string, a schemas.Address) (uint64, error) {
 	var t schemas.Trajectory
 	m, err := b.Last(ctx, schemas.StreamTrajectories, trajectory)

@@ -26,8 +26,8 @@ func Traceparent(ctx context.Context) string {
 	return s
 }
 
-// traceparentOf returns the header in any spelling: clients in other languages write it in lower case, as the
-// standard recommends, and Go's canonical form differs.
+// traceparentOf returns the trace header of a message in any spelling: clients in other languages write it in lower
+// case, as the standard recommends, and Go's canonical form differs.
 func traceparentOf(h nats.Header) string {
 	if v := h[schemas.HeaderTraceparent]; len(v) > 0 {
 		return v[0]

@@ -21,9 +21,9 @@ func newWindow(msgs, bytes int) *window {
 	return &window{maxMsgs: int64(max(1, msgs)), maxBytes: int64(max(1, bytes)), open: make(chan struct{})}
 }
 
-// enter reserves space for a message of n bytes, and reports whether it had to wait. A message larger than the window
-// enters when the window is empty.
-func (w *window) enter(ctx context.Context, n int64) (waited bool, err error) {
+// reserve takes space for a message of n bytes in a publisher's window, and reports whether it had to wait. A message
+// larger than the window enters when the window is empty. The error is that of ctx.
+func (w *window) reserve(ctx context.Context, n int64) (waited bool, err error) {
 	for {
 		w.mu.Lock()
 		if w.msgs < w.maxMsgs && (w.bytes+n <= w.maxBytes || w.msgs == 0) {
@@ -50,8 +50,8 @@ func (w *window) enter(ctx context.Context, n int64) (waited bool, err error) {
 	}
 }
 
-// leave gives the space back.
-func (w *window) leave(n int64) {
+// release gives the space of a message in the window back, and wakes publishers that wait. setOutcome calls it.
+func (w *window) release(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.msgs--

@@ -3,6 +3,12 @@
 // PushPolicy), reads results as they come (Groups, FreshGroups, Trajectories) and loads what they name (Steps,
 // Latents, Image). Use errors.Is with the Err values of this package, and errors.As with its two error types,
 // RefusedError and HeldError.
+//
+// Methods that wait do so until their ctx ends. Errors that only the server or the network can cause are returned as
+// they are.
+//
+// The methods that a trainer calls are those of Client; connectError, readLive, publishNext and resolveLane are their
+// common parts.
 package client
 
 import (
@@ -71,7 +77,8 @@ func Connect(ctx context.Context, url string, options ...Option) (*Client, error
 	return &Client{bus: b, own: true}, nil
 }
 
-// connectError adds the Err value for the cause to an error of the server or the network.
+// connectError joins an error of Connect with the Err value that names its cause, as far as it knows the cause, so
+// that callers can use errors.Is.
 func connectError(err error) error {
 	var untrusted *tls.CertificateVerificationError
 	var network *net.OpError

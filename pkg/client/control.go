@@ -14,7 +14,7 @@ import (
 // Control asks intake to cancel, pause, resume or prune a run, a group or a sample, and waits until ctx ends for the
 // answer. An accepted control holds from then on, across restarts; samplers stop at their next step boundary (see
 // AwaitControl). A refusal is a *RefusedError; a control of something that does not exist is refused without being
-// stored. Without an answer in time the error is ErrNoAnswer, and the control is stored and will still be answered.
+// stored. Without an answer in time the error is ErrNoAnswer: the control is stored and will still be answered.
 func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.ControlReceipt, error) {
 	control := *ask
 	if control.At == 0 {
@@ -48,8 +48,9 @@ func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.Co
 	return r, nil
 }
 
-// AwaitControl waits until no running sampler works on what the control stopped; no steps are stored after that. seq
-// is from the control's receipt. It returns the number of samplers, and an error if ctx ends before.
+// AwaitControl waits, after a cancel or a pause was accepted, until no running sampler works on what the control
+// stopped; no steps are stored after that. seq is from the control's receipt. It returns the number of samplers. If
+// ctx ends before, the error names the samplers that have not stopped.
 func (c *Client) AwaitControl(ctx context.Context, seq uint64) (samplers int, err error) {
 	for {
 		present, err := c.bus.Present(ctx)

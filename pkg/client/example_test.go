@@ -11,7 +11,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// serve is a pipeline at a URL, for who has the token; empty: for everybody.
+// serve is a pipeline at a URL, for clients with the token; empty: for all clients.
 func serve(token string) (url string, stop func()) {
 	s, err := startPipeline(token)
 	if err != nil {

@@ -23,7 +23,8 @@ type Fresh struct {
 	WeightsDigest string
 }
 
-// OffPolicy says why a group must not be trained on; "" if it may be.
+// OffPolicy says why a trainer with these demands on freshness must not train on a group; "" if it may. Only for a
+// demand on weights it fetches trajectories; an error means that one could not be read.
 func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why string, err error) {
 	span, age := g.PolicyVersionMax-g.PolicyVersionMin+1, time.Since(time.Unix(0, g.Closed))
 	switch {

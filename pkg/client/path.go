@@ -20,7 +20,7 @@ const maxParents = 1000
 
 // Path returns every step that led to a sample's end, in order: first those of its parents, then its own.
 // Trajectories of trees and branches name their parent; the first one began with noise or with given states.
-// ErrNotFound: a parent, or a step, is no longer stored.
+// ErrNotFound: a parent, or a step, is no longer stored. Any other mismatch of parent and child is an error too.
 func (c *Client) Path(ctx context.Context, t *schemas.Trajectory) ([]PathStep, error) {
 	var path []PathStep
 	_, end := t.Segment()

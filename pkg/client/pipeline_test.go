@@ -23,7 +23,7 @@ type streams struct {
 	stop func() error
 }
 
-// startStreams lets in who has the token; empty: everybody.
+// startStreams lets in clients with the token; empty: all clients.
 func startStreams(token string) (*streams, error) {
 	dir, err := os.MkdirTemp("", "client")
 	if err != nil {

@@ -32,9 +32,9 @@ type Push struct {
 }
 
 // PushPolicy makes the checkpoint plus an adapter (nil: the checkpoint alone) the next version of a lane, and returns
-// the policy. It checks the adapter before it stores anything; a bad one is a *RefusedError. Weights that the lane
-// already serves are not pushed again: it then returns the current policy. Samplers change to the policy by
-// themselves; see AwaitPolicy.
+// the policy; a trainer calls it after an update. It checks the adapter before it stores anything; a bad one is a
+// *RefusedError. Weights that the lane already serves are not pushed again: it then returns the current policy.
+// Samplers change to the policy by themselves; see AwaitPolicy.
 func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Push) (*schemas.Policy, error) {
 	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
 		next := *current
@@ -67,8 +67,9 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 	})
 }
 
-// PushWeights is PushPolicy for a whole transformer, in place of the checkpoint's. While samples end on the old
-// weights, samplers need memory for both, and for the files until they are loaded.
+// PushWeights is PushPolicy for a whole transformer, in place of the checkpoint's. Weights whose names or shapes do
+// not fit the checkpoint are a *RefusedError. While samples end on the old weights, samplers need memory for both,
+// and for the files until they are loaded.
 func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push) (*schemas.Policy, error) {
 	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
 		if err := push.checkBase(current); err != nil {
@@ -112,8 +113,9 @@ func (p Push) checkBase(current *schemas.Policy) error {
 	return nil
 }
 
-// RollbackPolicy makes the weights of an earlier version the lane's next version; ErrNotFound if the lane has no such
-// version.
+// RollbackPolicy makes the weights of an earlier version the lane's next version. ErrNotFound: the lane has no such
+// version. *RefusedError: every sampler refused that version, it is of another checkpoint, or its files are no longer
+// stored.
 func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (*schemas.Policy, error) {
 	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
 		history, err := c.bus.PolicyHistory(ctx, current.Lane)
@@ -153,7 +155,8 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 	})
 }
 
-// Versions lists the versions of a history, the newest first; of many it lists the first and counts the rest.
+// Versions lists the version numbers of a lane's history for an error or a help text, the newest first; of many it
+// lists the first and counts the rest.
 func Versions(history []*schemas.Policy) string {
 	const most = 16
 	var names []string
@@ -172,8 +175,9 @@ func refusedPolicy(format string, args ...any) error {
 	return &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "policy"}
 }
 
-// publishNext stores the policy that next makes of the lane's current one, and tries again if another client was
-// faster. If the weights are the same and not refused, it stores nothing and returns the current policy.
+// publishNext stores the policy that next makes of the lane's current one; the three methods that change a policy
+// share it. It tries again if another client was faster. If the weights are the same and not refused, it stores
+// nothing and returns the current policy. A fault of push is a *RefusedError; an error of next is returned.
 func (c *Client) publishNext(ctx context.Context, push Push, next func(current *schemas.Policy) (*schemas.Policy, error)) (*schemas.Policy, error) {
 	if push.Rule != "" && !slices.Contains(schemas.SwapRules, push.Rule) {
 		return nil, refusedPolicy("rule: %q; must be one of %v", push.Rule, schemas.SwapRules)
@@ -238,8 +242,8 @@ func (c *Client) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int
 	return c.bus.PolicyRefusals(ctx, lane)
 }
 
-// resolveLane returns the given lane if it exists. Without one it returns the only lane, or the only one that
-// samplers serve now; anything else is an error that lists the lanes.
+// resolveLane returns the lane that a policy is for: the given one if it exists, else the only lane, or the only one
+// that samplers serve now. Anything else is an error that lists the lanes.
 func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.Lane, error) {
 	if lane != "" {
 		if err := schemas.CheckToken("lane", lane); err != nil {
@@ -298,7 +302,8 @@ type Replica struct {
 	Answer *schemas.Applied
 }
 
-// Replicas returns the running samplers of a policy's lane, sorted by name, with their answers to it.
+// Replicas returns the running samplers of a policy's lane, sorted by name, each with its answer to that policy; the
+// answer is nil while the sampler has none.
 func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
 	present, err := c.bus.Present(ctx)
 	if err != nil {
@@ -329,7 +334,8 @@ func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, er
 const pollEvery = 20 * time.Millisecond
 
 // AwaitPolicy waits until every running sampler of the lane has answered a pushed policy, or serves a later one, and
-// returns the samplers; with ctx's error if ctx ends before.
+// returns the samplers with their answers, which may be refusals. If ctx ends before, it returns them as they are,
+// with ctx's error.
 func (c *Client) AwaitPolicy(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
 	for {
 		replicas, err := c.Replicas(ctx, p)

@@ -23,7 +23,9 @@ func (c *Client) Publish(ctx context.Context, run schemas.Run, p *schemas.Prompt
 	return c.PublishEncoded(ctx, run, data)
 }
 
-// PublishEncoded is Publish for a prompt that is msgpack already.
+// PublishEncoded is Publish for a prompt that is msgpack already: it publishes and waits until ctx ends for intake's
+// receipt. *RefusedError: intake refused it. *HeldError: it is stored and waits for room. ErrNoAnswer: no receipt
+// came in time; the prompt is stored and will still be handled.
 func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []byte) (*schemas.Receipt, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err

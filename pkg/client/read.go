@@ -58,8 +58,9 @@ type positioned[T any] struct {
 	cursor Cursor
 }
 
-// readLive yields the stored and the new events of a run. It skips messages that are not valid events of their
-// subject: services remove these, and the true event comes later.
+// readLive yields the stored and then the new events of a run, of one type, until ctx ends; Groups and Trajectories
+// are made of it. It skips messages that are not valid events of their subject: services remove these, and the true
+// event comes later. After an error it ends.
 func readLive[T any, E interface {
 	*T
 	schemas.Keyed
@@ -127,7 +128,7 @@ func (c *Client) Tokens(ctx context.Context, t *schemas.Trajectory) iter.Seq2[*s
 
 // Latents returns the kept states of a trajectory by index, packed [S, C] in row-major order: index 0 is x_T, k the
 // state before step k, and the number of steps the final state. F16 and BF16 are widened to float32 exactly. Errors
-// are those of Steps.
+// are those of Steps: ErrCorrupt and ErrNotFound.
 func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64][]float32, error) {
 	steps, err := c.Steps(ctx, t)
 	if err != nil {
@@ -147,7 +148,21 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 	return out, nil
 }
 
-// Image returns the PNG bytes of a trajectory's image, or ErrNoImage.
+// Video returns the file of a trajectory's video, an animated PNG (media.Decode reads it), or ErrNoImage: the sample
+// has one frame, which Image returns, or none.
+func (c *Client) Video(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
+	if t.Video == nil {
+		why := "has one frame"
+		if t.Image == nil {
+			why = "has no frames"
+		}
+		return nil, fmt.Errorf("trajectory %s %d: no video: %w: it %s", t.UID, t.SampleIndex, ErrNoImage, why)
+	}
+	return c.bus.GetBlob(ctx, t.Video.Ref)
+}
+
+// Image returns the PNG bytes of a trajectory's image, of a video those of the frame in the middle. ErrNoImage: the
+// sample did not complete, or ends with noise in it. ErrNotFound: the image is no longer stored.
 func (c *Client) Image(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
 	switch {
 	case t.Image == nil:

@@ -34,21 +34,22 @@ type Choice struct {
 	Shard, Shards int
 }
 
-// Validate joins all faults; each names its field.
+// Validate joins all faults of a choice; each names its option and the rule. Choose calls it before
+// it reads a record.
 func (c Choice) Validate() error {
 	var faults []error
-	least := func(field string, n, low int) {
+	checkLeast := func(field string, n, low int) {
 		if n < low {
 			faults = append(faults, fault(field, n, fmt.Sprintf("must be at least %d", low)))
 		}
 	}
-	least("min chars", c.MinChars, 0)
-	least("max chars", c.MaxChars, 0)
-	least("offset", c.Offset, 0)
-	least("limit", c.Limit, 0)
-	least("batch size", c.BatchSize, 0)
-	least("batches", c.Batches, 0)
-	least("spares", c.Spares, 0)
+	checkLeast("min chars", c.MinChars, 0)
+	checkLeast("max chars", c.MaxChars, 0)
+	checkLeast("offset", c.Offset, 0)
+	checkLeast("limit", c.Limit, 0)
+	checkLeast("batch size", c.BatchSize, 0)
+	checkLeast("batches", c.Batches, 0)
+	checkLeast("spares", c.Spares, 0)
 	if c.Batches > 0 && c.BatchSize == 0 {
 		faults = append(faults, fault("batches", c.Batches, "must be 0 without a batch size"))
 	}
@@ -85,14 +86,16 @@ type Report struct {
 	Chosen, Batches int
 }
 
-// Choose applies a choice and returns the batches of its shard. Without records there are no batches.
+// Choose applies a choice to the records of a file and returns the batches of its shard, and a
+// report of what was left out; publishing from a file goes through it. Without records there are no
+// batches. An invalid choice, and spares for a single record, are errors.
 func Choose(records []Record, c Choice) ([]Batch, Report, error) {
 	report := Report{Records: len(records), Dropped: c.Dedup}
 	if err := c.Validate(); err != nil {
 		return nil, report, err
 	}
 	seen := make(map[[sha256.Size]byte]bool, len(records))
-	var left []Record
+	var kept []Record
 	for _, r := range records {
 		prompt, ok := r.Prompt()
 		if n := utf8.RuneCountInString(prompt); ok && n < c.MinChars {
@@ -111,26 +114,27 @@ func Choose(records []Record, c Choice) ([]Batch, Report, error) {
 			}
 			seen[id] = true
 		}
-		left = append(left, r)
+		kept = append(kept, r)
 	}
 	if c.Shuffle != nil {
-		shuffle(left, *c.Shuffle)
+		shuffle(kept, *c.Shuffle)
 	}
-	left = left[min(c.Offset, len(left)):]
+	kept = kept[min(c.Offset, len(kept)):]
 	if c.Limit > 0 {
-		left = left[:min(c.Limit, len(left))]
+		kept = kept[:min(c.Limit, len(kept))]
 	}
-	left, err := c.repeat(left)
+	kept, err := c.repeat(kept)
 	if err != nil {
 		return nil, report, err
 	}
-	report.Chosen = len(left)
-	batches := c.split(left, &report)
+	report.Chosen = len(kept)
+	batches := c.split(kept, &report)
 	return batches, report, nil
 }
 
-// repeat returns as many records as the batches need, pass by pass, and gives each its spares. Repeated records are
-// copies.
+// repeat returns as many records as the batches need, pass by pass over the file, each pass
+// shuffled anew, and gives each its spares: other records, to replace it if it fails. Repeated
+// records are copies. Spares for a single record are an error.
 func (c Choice) repeat(records []Record) ([]Record, error) {
 	n := len(records)
 	if c.Batches > 0 {
@@ -167,7 +171,8 @@ func (c Choice) repeat(records []Record) ([]Record, error) {
 	return out, nil
 }
 
-// cloneValue copies a value of a record with all maps and lists in it.
+// cloneValue copies a JSON value of a record with all maps and lists in it, so that a change of a
+// repeated record leaves the others.
 func cloneValue(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -186,7 +191,8 @@ func cloneValue(v any) any {
 	return v
 }
 
-// split returns the batches of this shard and counts all batches in report.
+// split cuts the chosen records into batches and returns those of this shard; report gets the
+// number of all. Without a batch size a shard is one batch of every Shards-th record.
 func (c Choice) split(records []Record, report *Report) []Batch {
 	shards := max(c.Shards, 1)
 	if c.BatchSize == 0 {
@@ -210,7 +216,8 @@ func (c Choice) split(records []Record, report *Report) []Batch {
 	return out
 }
 
-// shuffle sorts records by the SHA-256 of seed and index, each as 8 bytes, little-endian.
+// shuffle sorts records by the SHA-256 of seed and index, each as 8 bytes, little-endian: the same
+// order on every machine.
 func shuffle(records []Record, seed int64) {
 	keys := make(map[int][sha256.Size]byte, len(records))
 	for _, r := range records {
@@ -225,7 +232,8 @@ func shuffle(records []Record, seed int64) {
 	})
 }
 
-// identity is a hash of what makes two records duplicates: prompt, negative prompt, ground truths and messages.
+// identity returns a hash of what makes two records duplicates: prompt, negative prompt, ground
+// truths and messages. Choose counts or drops records with equal ones.
 func (r *Record) identity(prompt string) [sha256.Size]byte {
 	h := sha256.New()
 	write := func(there bool, s string) {

@@ -20,8 +20,8 @@ func texts(prompts ...string) []dataset.Record {
 	return out
 }
 
-// places lists the indices of each batch.
-func places(batches []dataset.Batch) [][]int {
+// lineCounter lists the indices of each batch.
+func lineCounter(batches []dataset.Batch) [][]int {
 	var out [][]int
 	for _, b := range batches {
 		var list []int
@@ -58,7 +58,7 @@ func TestChoose(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := places(batches); !reflect.DeepEqual(got, tt.want) || report != tt.report {
+			if got := lineCounter(batches); !reflect.DeepEqual(got, tt.want) || report != tt.report {
 				t.Errorf("%v %+v\nwant %v %+v", got, report, tt.want, tt.report)
 			}
 		})
@@ -84,8 +84,8 @@ func TestChoose_Duplicates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := [][]int{{0, 1, 2, 3, 4, 5, 6}}; !reflect.DeepEqual(places(batches), want) || report.Duplicates != 3 {
-		t.Errorf("%v, %d duplicates; want %v, 3", places(batches), report.Duplicates, want)
+	if want := [][]int{{0, 1, 2, 3, 4, 5, 6}}; !reflect.DeepEqual(lineCounter(batches), want) || report.Duplicates != 3 {
+		t.Errorf("%v, %d duplicates; want %v, 3", lineCounter(batches), report.Duplicates, want)
 	}
 }
 
@@ -114,8 +114,8 @@ func TestChoose_ShuffleIsPinned(t *testing.T) {
 		t.Fatal(err)
 	}
 	// sorted(range(8), key=lambda i: hashlib.sha256(struct.pack("<qq", 42, i)).digest())
-	if want := [][]int{{3, 7, 5, 4, 2, 6, 0, 1}}; !reflect.DeepEqual(places(batches), want) {
-		t.Errorf("order %v, want %v", places(batches), want)
+	if want := [][]int{{3, 7, 5, 4, 2, 6, 0, 1}}; !reflect.DeepEqual(lineCounter(batches), want) {
+		t.Errorf("order %v, want %v", lineCounter(batches), want)
 	}
 }
 
@@ -164,7 +164,8 @@ func TestChoose_Laws(t *testing.T) {
 		count := 0
 		for _, b := range whole {
 			count += len(b.Records)
-			if c.BatchSize > 0 && !reflect.DeepEqual(places([]dataset.Batch{b}), places([]dataset.Batch{{Records: byNumber[b.Number]}})) {
+			if c.BatchSize > 0 && !reflect.DeepEqual(lineCounter([]dataset.Batch{b}),
+				lineCounter([]dataset.Batch{{Records: byNumber[b.Number]}})) {
 				t.Fatalf("batch %d differs in its shard", b.Number)
 			}
 			for _, r := range b.Records {

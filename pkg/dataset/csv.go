@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// readCSV reads a table with a header. An empty cell is a missing value.
+// readCSV reads a table with a header into d.set, row by row. An empty cell is a missing value. A
+// header without prompt ends it, as does a bad row, unless Options.SkipBad notes it.
 func (d *reader) readCSV() error {
-	in := &windowed{r: d.in}
+	in := &limitedReader{r: d.in}
 	table := csv.NewReader(in)
 	table.FieldsPerRecord = -1 // checked here, so that the error has the same form as others
 	header, err := table.Read()
@@ -28,7 +29,7 @@ func (d *reader) readCSV() error {
 		}
 	}
 	if err != nil {
-		return d.at(1, err)
+		return d.faultAt(1, err)
 	}
 	for {
 		in.reset()
@@ -47,14 +48,14 @@ func (d *reader) readCSV() error {
 			line, _ = table.FieldPos(0)
 			r, err = parseRow(columns, cells)
 		}
-		if err := d.accept(line, r, err); err != nil {
+		if err := d.addRecord(line, r, err); err != nil {
 			return err
 		}
 	}
 }
 
-// at adds file and line to an error of the file as a whole, which SkipBad does not skip.
-func (d *reader) at(line int, err error) error {
+// faultAt adds file and line to an error of the file as a whole, which SkipBad does not skip.
+func (d *reader) faultAt(line int, err error) error {
 	if bad, ok := errors.AsType[*RecordError](err); ok {
 		placed := *bad
 		placed.File, placed.Line = d.name, line
@@ -91,7 +92,8 @@ func parseHeader(header []string) ([]string, error) {
 	return columns, nil
 }
 
-// parseRow makes a record of one line of the table. Columns with names of no other meaning become metadata.
+// parseRow makes a record of one row of the table. Columns with names of no other meaning become
+// metadata. A row of another length, an empty prompt and a seed that is no number are errors.
 func parseRow(columns, cells []string) (*Record, error) {
 	if len(cells) != len(columns) {
 		return nil, fault("", bare(fmt.Sprintf("%d cells", len(cells))),
@@ -135,16 +137,16 @@ func parseRow(columns, cells []string) (*Record, error) {
 	return r, nil
 }
 
-// windowed limits how much is read for one record: a quote that is never closed would otherwise read the rest of
+// limitedReader limits how much is read for one record: a quote that is never closed would otherwise read the rest of
 // the file. Call reset before each record.
-type windowed struct {
+type limitedReader struct {
 	r io.Reader
 	n int
 }
 
-func (w *windowed) reset() { w.n = 0 }
+func (w *limitedReader) reset() { w.n = 0 }
 
-func (w *windowed) Read(p []byte) (int, error) {
+func (w *limitedReader) Read(p []byte) (int, error) {
 	n, err := w.r.Read(p)
 	// Buffered readers read ahead, up to twice a record.
 	if w.n += n; w.n > 4*MaxRecordBytes {

@@ -93,7 +93,8 @@ type RecordError struct {
 	Value, Rule string
 }
 
-// Error returns "FILE line N: FIELD: VALUE; RULE", without the parts that are empty.
+// Error returns "FILE line N: FIELD: VALUE; RULE", without the parts that are empty, for the author
+// of the file.
 func (e *RecordError) Error() string {
 	var b strings.Builder
 	if e.Line > 0 {
@@ -118,7 +119,8 @@ func fault(field string, value any, rule string) *RecordError {
 	return &RecordError{Field: field, Value: display(value), Rule: rule}
 }
 
-// display formats a value for an error: short, on one line. A value that is missing is "".
+// display formats a value that breaks a rule for an error: short, on one line. A value that is
+// missing is "".
 func display(v any) string {
 	const most = 60
 	var s string
@@ -221,8 +223,8 @@ func Read(r io.Reader, name string, o Options) (*Dataset, error) {
 	return d.set, nil
 }
 
-// detectFormat returns the format: the requested one, else by the extension, else by the first characters of the
-// file. Parquet is an error that says how to convert it.
+// detectFormat returns the format of a file: the one that was asked for, else by the extension,
+// else by start, its first characters. Parquet is an error that says how to convert it.
 func detectFormat(name, start string, asked Format) (Format, error) {
 	extension := strings.ToLower(filepath.Ext(name))
 	if extension == ".parquet" || start == "PAR1" && asked == Auto && extension != ".txt" {
@@ -245,7 +247,7 @@ func detectFormat(name, start string, asked Format) (Format, error) {
 	return Text, nil
 }
 
-// quote quotes a file name for a shell, if it needs that.
+// quote quotes a file name for a shell, if it needs that, for commands in messages.
 func quote(s string) string {
 	plain := func(r rune) bool {
 		return strings.ContainsRune("/._-+", r) || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z'
@@ -256,8 +258,8 @@ func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// firstCharacters returns the first four bytes that are not white space, without consuming them; fewer if the file
-// or the buffer has no more.
+// firstCharacters returns the first four bytes that are not white space, without consuming them,
+// for detectFormat; fewer if the file or the buffer has no more. The error is that of reading.
 func firstCharacters(in *bufio.Reader) (string, error) {
 	for n := 64; ; n = min(2*n, in.Size()) {
 		head, err := in.Peek(n)
@@ -298,9 +300,10 @@ type reader struct {
 	set     *Dataset
 }
 
-// accept adds the record r that begins at line. If err or Prepare refuses it, accept notes why, or returns that as
-// an error unless SkipBad. Too many records are an error, too.
-func (d *reader) accept(line int, r *Record, err error) error {
+// addRecord adds the record r that begins at line to the set. If err, the reader's, or
+// Options.Prepare refuses it, addRecord returns that as an error, or notes it and goes on with
+// SkipBad. Too many records are an error, too.
+func (d *reader) addRecord(line int, r *Record, err error) error {
 	index := d.set.Total
 	if d.set.Total++; d.set.Total > MaxRecords {
 		return fmt.Errorf("read %s: more than %d records", d.name, MaxRecords)

@@ -9,10 +9,11 @@ import (
 	"math"
 )
 
-// readArray reads the elements of one JSON array. A syntax error ends it, since the next element cannot be found.
+// readArray reads the elements of one JSON array into d.set. A syntax error ends it even with
+// SkipBad, since the next element cannot be found; it names the line.
 func (d *reader) readArray() error {
-	in := &windowed{r: d.in}
-	places := &places{r: in, line: 1}
+	in := &limitedReader{r: d.in}
+	places := &lineCounter{r: in, line: 1}
 	dec := json.NewDecoder(places)
 	broken := func(err error) error {
 		offset := dec.InputOffset()
@@ -22,7 +23,7 @@ func (d *reader) readArray() error {
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			offset = max(offset, syntax.Offset)
 		}
-		return d.at(places.at(offset), fmt.Errorf("not JSON: %w", err))
+		return d.faultAt(places.at(offset), fmt.Errorf("not JSON: %w", err))
 	}
 	if _, err := dec.Token(); err != nil {
 		return broken(err)
@@ -35,7 +36,7 @@ func (d *reader) readArray() error {
 		}
 		line := places.at(dec.InputOffset() - int64(len(element)))
 		r, err := d.parseElement(element)
-		if err := d.accept(line, r, err); err != nil {
+		if err := d.addRecord(line, r, err); err != nil {
 			return err
 		}
 	}
@@ -43,12 +44,13 @@ func (d *reader) readArray() error {
 		return broken(err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return d.at(places.at(dec.InputOffset()), errors.New("more after the end of the array"))
+		return d.faultAt(places.at(dec.InputOffset()), errors.New("more after the end of the array"))
 	}
 	return nil
 }
 
-// parseElement makes a record of one element of an array. An array needs the checks that readLines makes of a line.
+// parseElement makes a record of one element of an array, with the checks that readLines makes of a
+// line: length and UTF-8. Errors name the field.
 func (d *reader) parseElement(text []byte) (*Record, error) {
 	if len(text) > MaxRecordBytes {
 		return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
@@ -59,7 +61,8 @@ func (d *reader) parseElement(text []byte) (*Record, error) {
 	return d.parseObject(text)
 }
 
-// parseObject makes a record of the text of one JSON object.
+// parseObject makes a record of the text of one JSON object: a line, or an element of an array.
+// What is no object, or not one of the format, is an error that names the field.
 func (d *reader) parseObject(text []byte) (*Record, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
@@ -77,8 +80,9 @@ func (d *reader) parseObject(text []byte) (*Record, error) {
 	return d.newRecord(fields)
 }
 
-// readValue reads one JSON value at a path and depth. Unlike the standard library it refuses names that repeat, and
-// values beyond the limits. Whole numbers are int64, others float64.
+// readValue reads one JSON value of a record; path names it in errors, depth counts the lists and
+// objects around it. Unlike the standard library it refuses names that repeat, and values beyond
+// the limits. Whole numbers are int64, others float64.
 func readValue(dec *json.Decoder, path string, depth int) (any, error) {
 	t, err := dec.Token()
 	if err != nil {
@@ -157,8 +161,8 @@ func shortPath(path string) string {
 	return path
 }
 
-// toNumber returns an int64 for a whole number, else a float64. A number beyond float64 becomes infinite; the check
-// of the field refuses it by name.
+// toNumber returns an int64 for a whole number, else a float64. A number beyond float64 becomes
+// infinite; the check of the field refuses it by name later.
 func toNumber(n json.Number) any {
 	if i, err := n.Int64(); err == nil {
 		return i
@@ -170,16 +174,18 @@ func toNumber(n json.Number) any {
 	return f
 }
 
-// places turns byte offsets into line numbers. It keeps the line ends between the last offset asked for and the end
+// lineCounter turns byte offsets into line numbers. It keeps the line ends between the last offset asked for and the
+// end
 // of what was read.
-type places struct {
+type lineCounter struct {
 	r      io.Reader
 	offset int64
 	ends   []int64
 	line   int
 }
 
-func (p *places) Read(b []byte) (int, error) {
+// Read implements io.Reader: it reads on and notes where lines end.
+func (p *lineCounter) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
 	for i, c := range b[:n] {
 		if c == '\n' {
@@ -190,8 +196,9 @@ func (p *places) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// at returns the line of an offset, which must not be before that of the last call.
-func (p *places) at(offset int64) int {
+// at returns the line of an offset, for errors. Offsets must not go back: line ends before the last
+// one are forgotten.
+func (p *lineCounter) at(offset int64) int {
 	i := 0
 	for i < len(p.ends) && p.ends[i] < offset {
 		i++

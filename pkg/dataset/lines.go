@@ -17,7 +17,8 @@ func (d *reader) readText() error {
 	})
 }
 
-// readLines calls parse for each line that is not blank and accepts its record.
+// readLines calls parse for each line that is not blank and adds its record to the set. A line that
+// is too long or no UTF-8 is a bad record; an error of reading ends it.
 func (d *reader) readLines(parse func([]byte) (*Record, error)) error {
 	for n := 1; ; n++ {
 		line, err := nextLine(d.in)
@@ -36,7 +37,7 @@ func (d *reader) readLines(parse func([]byte) (*Record, error)) error {
 		} else if err = checkText("", string(line)); err == nil {
 			r, err = parse(line)
 		}
-		if err := d.accept(n, r, err); err != nil {
+		if err := d.addRecord(n, r, err); err != nil {
 			return err
 		}
 	}
@@ -45,8 +46,9 @@ func (d *reader) readLines(parse func([]byte) (*Record, error)) error {
 // errLong is the error for a line that is too long and was skipped.
 var errLong = errors.New("line too long")
 
-// nextLine returns the next line without its end; it is valid until the next call. A line of more than
-// MaxRecordBytes is skipped: errLong.
+// nextLine returns the next line without its end; it is valid until the next call. A line of more
+// than MaxRecordBytes is skipped: errLong, and the next call goes on behind it. io.EOF ends the
+// file.
 func nextLine(in *bufio.Reader) ([]byte, error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
@@ -72,7 +74,8 @@ func nextLine(in *bufio.Reader) ([]byte, error) {
 	return bytes.TrimSuffix(line, []byte("\n")), err
 }
 
-// checkText refuses texts that no prompt may have: bytes that are not UTF-8, and zero bytes.
+// checkText returns an error that names the field for texts that no prompt may have: bytes that are
+// not UTF-8, and zero bytes.
 func checkText(field, s string) error {
 	switch {
 	case !utf8.ValidString(s):

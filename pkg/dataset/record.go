@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// newRecord makes a record of an object, by the format or by what the object looks like.
+// newRecord makes a record of a JSON object, by the format of the file or, if that says only JSON,
+// by what the object looks like. Errors name the field.
 func (d *reader) newRecord(object map[string]any) (*Record, error) {
 	switch {
 	case d.set.Format == Meander:
@@ -33,8 +34,9 @@ func looksVerl(object map[string]any) bool {
 	return ok && message["role"] != nil
 }
 
-// mixedRecord makes a record of a prompt of this project; unknown fields become metadata. It does not check known
-// fields: the reader of the prompt event does.
+// mixedRecord makes a record of a prompt of this project; unknown fields become metadata,
+// ground_truth the record's. It does not check known fields: the reader of the prompt event does. A
+// misspelt field and one that metadata has too are errors.
 func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 	r := &Record{Fields: object}
 	var rest []string
@@ -81,7 +83,8 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 	return r, nil
 }
 
-// checkName refuses a name that was probably meant for a field of a prompt (Options.Misspelt).
+// checkName returns an error with the name that was probably meant if name is no field of a prompt
+// but looks like one (Options.Misspelt): else a typing error would become metadata.
 func (d *reader) checkName(name string, v any) error {
 	if d.options.Misspelt == nil {
 		return nil
@@ -93,7 +96,8 @@ func (d *reader) checkName(name string, v any) error {
 	return nil
 }
 
-// metadataRecord makes a record of an object with a prompt; all other fields become metadata.
+// metadataRecord makes a record of an object with a prompt, as Flow-GRPO's geneval files have; all
+// other fields become metadata. A prompt that is missing or no text is an error.
 func metadataRecord(object map[string]any) (*Record, error) {
 	prompt, ok := object["prompt"].(string)
 	if !ok || strings.TrimSpace(prompt) == "" {
@@ -115,9 +119,10 @@ func metadataRecord(object map[string]any) (*Record, error) {
 // System prefixes prompt and negative_prompt in the metadata: the name of the system message of each.
 const System = "system_"
 
-// verlRecord makes a record of the columns of verl's sets: prompt and negative_prompt as messages, the ground truth
-// in reward_model, and metadata in the other columns. A conversation of several turns becomes the field messages
-// instead of a prompt.
+// verlRecord makes a record of the columns of verl's sets: prompt and negative_prompt as messages,
+// the ground truth in reward_model, and metadata in the other columns. A conversation of several
+// turns becomes the field messages instead of a prompt. A column of another form, and a name that
+// comes twice with different values, are errors.
 func verlRecord(object map[string]any) (*Record, error) {
 	r := &Record{Fields: map[string]any{}}
 	metadata := map[string]any{}
@@ -181,7 +186,8 @@ func verlRecord(object map[string]any) (*Record, error) {
 	return r, nil
 }
 
-// verlAnswer sets the ground truth from reward_model.ground_truth. With style "rule" it must be there.
+// verlAnswer sets the ground truth of r from reward_model.ground_truth of a verl record, if there
+// is one. With style "rule" it must be there; a value that is no text is an error.
 func verlAnswer(r *Record, object map[string]any) error {
 	if object["reward_model"] == nil {
 		return nil
@@ -203,17 +209,18 @@ func verlAnswer(r *Record, object map[string]any) error {
 	return err
 }
 
-// talk is the content of a field of messages.
-type talk struct {
+// messageTexts is the content of a field of messages.
+type messageTexts struct {
 	user, system string // the texts, if there is one message of the user and at most one of the system
 	all          []any  // all messages, if there is more than one; a conversation of several turns sets only this
 }
 
-// messages reads the value v of a field: a text, or a list of messages with these roles. there is false if the
-// object has no such field.
-func messages(field string, v any, there bool, roles ...string) (t talk, err error) {
+// messages reads the prompt or negative prompt of a verl record, value v of the field: a text, or a
+// list of messages with these roles, whose last must be the user's. there is false if the object
+// has no such field. Any other form is an error that names the place.
+func messages(field string, v any, there bool, roles ...string) (t messageTexts, err error) {
 	if s, plain := v.(string); plain {
-		return talk{user: s}, nil
+		return messageTexts{user: s}, nil
 	}
 	list, ok := v.([]any)
 	if !ok || len(list) == 0 {
@@ -260,7 +267,8 @@ func messages(field string, v any, there bool, roles ...string) (t talk, err err
 	return t, nil
 }
 
-// groundTruth returns v as text. Whole numbers count as texts, null is "".
+// groundTruth returns the value of a ground truth as text: whole numbers count as texts, null is
+// "". Anything else is an error that names the field.
 func groundTruth(field string, v any) (string, error) {
 	switch v := v.(type) {
 	case nil:

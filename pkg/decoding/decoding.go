@@ -32,7 +32,7 @@ type Distribution struct {
 	totalLn     float64
 	count       int // how many are kept
 
-	memory     []bool // of kept
+	keptMemory []bool // of kept
 	list       []int32
 	candidates candidates
 }
@@ -51,8 +51,9 @@ type Choice struct {
 	ProcessedLSE float32
 }
 
-// Reset computes the distribution for logits, which must not change while it is in use, and valid parameters.
-// Errors are those of Check.
+// Reset computes the distribution of the next token for logits, which must not change while it is
+// in use, and valid parameters. The text engine and verify call it for each token; a Distribution
+// is used again to save memory. Errors are those of Check.
 func (d *Distribution) Reset(logits []float32, p Params) error {
 	masked, err := Check(logits)
 	if err != nil {
@@ -76,11 +77,12 @@ func (d *Distribution) Reset(logits []float32, p Params) error {
 		}
 	}
 	d.entropy = flow.Ln(sum) - mean/sum
-	d.process(sum)
+	d.applyParams(sum)
 	return nil
 }
 
-// fillWeights sets the weights at a temperature and returns their sum.
+// fillWeights sets the weight of each token, exp((logit - largest)/t), at temperature t and returns
+// their sum. Weights that are too small for float64 are 0.
 func (d *Distribution) fillWeights(t float64) float64 {
 	sum := 0.0
 	for i, z := range d.logits {
@@ -94,8 +96,9 @@ func (d *Distribution) fillWeights(t float64) float64 {
 	return sum
 }
 
-// process applies temperature and filters; sum is the sum of the weights at temperature 1.
-func (d *Distribution) process(sum float64) {
+// applyParams applies temperature and filters to the weights for Reset; sum is their sum at
+// temperature 1. With temperature 0 only the likeliest token is left.
+func (d *Distribution) applyParams(sum float64) {
 	p := d.params
 	d.kept, d.total, d.count, d.temperature = nil, sum, len(d.logits)-d.masked, 1
 	switch {
@@ -107,7 +110,7 @@ func (d *Distribution) process(sum float64) {
 		d.total = d.fillWeights(p.Temperature)
 	}
 	if p.filters() {
-		d.filter()
+		d.applyFilters()
 	}
 	d.totalLn = flow.Ln(d.total)
 }
@@ -115,12 +118,12 @@ func (d *Distribution) process(sum float64) {
 // keepOnly leaves out all tokens but ids, and adds up the weights of ids in ascending order, so that the sum has
 // the same bits in every order of ids.
 func (d *Distribution) keepOnly(ids ...int32) {
-	d.memory = slices.Grow(d.memory[:0], len(d.logits))[:len(d.logits)]
-	clear(d.memory)
+	d.keptMemory = slices.Grow(d.keptMemory[:0], len(d.logits))[:len(d.logits)]
+	clear(d.keptMemory)
 	for _, id := range ids {
-		d.memory[id] = true
+		d.keptMemory[id] = true
 	}
-	d.kept, d.total, d.count = d.memory, 0, len(ids)
+	d.kept, d.total, d.count = d.keptMemory, 0, len(ids)
 	for i, w := range d.weight {
 		if d.kept[i] {
 			d.total += w
@@ -129,9 +132,10 @@ func (d *Distribution) keepOnly(ids ...int32) {
 	d.totalLn = flow.Ln(d.total)
 }
 
-// filter applies top-k, top-p and min-p, in this order, or with MinPFirst min-p, top-k, top-p. Tokens are sorted by
-// logit, the largest first, equal ones by id; a filter keeps the first tokens of this list.
-func (d *Distribution) filter() {
+// applyFilters applies top-k, top-p and min-p, in this order, or with MinPFirst min-p, top-k,
+// top-p, as the engine has it that the parameters come from. Tokens are sorted by logit, the
+// largest first, equal ones by id; a filter keeps the first tokens of this list.
+func (d *Distribution) applyFilters() {
 	p := d.params
 	h := &d.candidates
 	h.logits, h.ids = d.logits, h.ids[:0]
@@ -212,8 +216,9 @@ func (h *candidates) Pop() any {
 	return id
 }
 
-// Draw returns the token at a position of the sequence, counted from the first token of the prompt. It inverts the
-// cumulative probability of the kept tokens, in the order of their ids. Equal arguments give the same token.
+// Draw returns the token at a position of the sequence, counted from the first token of the prompt,
+// after Reset. It inverts the cumulative probability of the kept tokens, in the order of their ids.
+// Equal arguments give the same token, so that verify draws it again.
 func (d *Distribution) Draw(seed uint64, position uint32) int32 {
 	if d.params.Greedy() {
 		return d.best
@@ -235,7 +240,8 @@ func (d *Distribution) Draw(seed uint64, position uint32) int32 {
 	return last // rounding: u is almost 1
 }
 
-// At returns the numbers of a token, drawn or given; id must be in [0, vocabulary).
+// At returns the numbers that are recorded of a token, drawn or given, after Reset; id must be in
+// [0, vocabulary).
 func (d *Distribution) At(id int32) Choice {
 	z := float64(d.logits[id])
 	c := Choice{
@@ -255,8 +261,8 @@ func (d *Distribution) Masked() int { return d.masked }
 // Kept returns how many tokens the filters keep.
 func (d *Distribution) Kept() int { return d.count }
 
-// Process writes the processed logits to dst: divided by the temperature, -Inf for a token that is left out. dst
-// may alias the logits.
+// Process writes the processed logits to dst, for events that carry them: divided by the
+// temperature, -Inf for a token that is left out. dst may alias the logits.
 func (d *Distribution) Process(dst []float32) {
 	for i, z := range d.logits {
 		if d.kept != nil && !d.kept[i] {
@@ -267,8 +273,9 @@ func (d *Distribution) Process(dst []float32) {
 	}
 }
 
-// Top returns the k likeliest tokens of logits, the likeliest first, equal ones by id. Masked tokens are among them
-// only if there are too few others.
+// Top returns the k likeliest tokens of logits, the likeliest first, equal ones by id, for events
+// that carry a few logits of each token. Masked tokens are among them only if there are too few
+// others.
 func Top(logits []float32, k int) []int32 {
 	k = min(k, len(logits))
 	if k <= 0 {

@@ -34,7 +34,8 @@ type Params struct {
 // MaxTemperature bounds temperatures: beyond it all tokens are as likely, to a rounding.
 const MaxTemperature = 1000
 
-// Validate joins all faults; each names its field.
+// Validate joins all faults of the parameters; each names its field. Readers of a model's defaults
+// call it; schemas checks those of prompts.
 func (p Params) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -59,8 +60,9 @@ func (p Params) filters() bool { return p.TopK > 0 || p.TopP > 0 && p.TopP < 1 |
 // ErrLogits is wrapped by the error for values that cannot be logits.
 var ErrLogits = errors.New("no logits")
 
-// Check counts the logits that are -Inf: tokens that a mask leaves out. It returns an ErrLogits for NaN, for +Inf,
-// if all logits are masked and if all are 0.
+// Check counts the logits that are -Inf: tokens that a mask leaves out. It returns an ErrLogits for
+// NaN, for +Inf, if all logits are masked and if all are 0: a broken model, from whose output no
+// token must be drawn.
 func Check(logits []float32) (masked int, err error) {
 	zeros := 0
 	for i, z := range logits {

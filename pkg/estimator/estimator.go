@@ -226,7 +226,7 @@ var methods = map[string]method{
 	ReinforcePlusPlus: {
 		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
 		stds: whitened, bases: whitenedBases, epsilon: true, gamma: true, batch: true, whitens: true,
-		estimate: reinforce,
+		estimate: reinforcePlusPlus,
 	},
 	ReinforcePlusPlusBaseline: {
 		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
@@ -239,7 +239,7 @@ var methods = map[string]method{
 	},
 	GRPOPassK: {
 		def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true,
-		estimate: passK,
+		estimate: grpoPassK,
 	},
 	GDPO: {
 		def:  Config{Std: StdGroup, StdBasis: BasisExpanded, Epsilon: 1e-6},
@@ -267,8 +267,8 @@ func Names() []string { return slices.Sorted(maps.Keys(methods)) }
 // Modes returns the modes of an estimator; nil if it has none or is unknown.
 func Modes(name string) []string { return slices.Clone(methods[name].modes) }
 
-// Default returns the config of an estimator with its own defaults and one trained step. An unknown name is an
-// error that lists the names.
+// Default returns the config of an estimator with its own defaults and one trained step. Intake
+// starts from it and sets what the prompt says. An unknown name is an error that lists the names.
 func Default(name string) (Config, error) {
 	m, ok := methods[name]
 	if !ok {
@@ -312,7 +312,9 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Validate joins all faults. Each names the field as in the event contract, its value and the rule.
+// Validate joins all faults: an option out of range, and one that the estimator does not have. Each
+// names the field as in the event contract, its value and the rule, for the author of a prompt.
+// Estimate calls it too.
 func (c Config) Validate() error {
 	m, ok := methods[c.Name]
 	if !ok {
@@ -369,7 +371,8 @@ func (c Config) Validate() error {
 	return errors.Join(append(faults, c.checkWeights())...)
 }
 
-// checkWeights checks the weights of GDPO: finite numbers with a total above 0. Other estimators must have none.
+// checkWeights returns an error unless the weights of GDPO are finite numbers with a total above 0.
+// Other estimators must have none.
 func (c Config) checkWeights() error {
 	if c.Name != GDPO {
 		if len(c.Weights) > 0 {
@@ -417,7 +420,7 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	}
 	count := 0
 	for g, group := range groups {
-		if err := group.check(cfg); err != nil {
+		if err := group.validate(cfg); err != nil {
 			return nil, fmt.Errorf("group %d: %w", g, err)
 		}
 		if (group.Lengths == nil) != (groups[0].Lengths == nil) {
@@ -435,16 +438,17 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	}
 	for g := range out {
 		out[g].Scale, out[g].StdBasis = cfg.Std, cfg.StdBasis
-		if err := out[g].finish(cfg); err != nil {
+		if err := out[g].clamp(cfg); err != nil {
 			return nil, fmt.Errorf("group %d: rewards too large: %w", g, err)
 		}
 	}
 	return out, nil
 }
 
-// check checks the rewards of one group: finite values, one list of scores per sample for GDPO, and positive
-// lengths.
-func (r Rewards) check(cfg Config) error {
+// validate returns an error that names the sample unless the rewards of one group are fit for cfg:
+// finite values, one list of scores per sample for GDPO, and positive lengths. Estimate calls it
+// for each group.
+func (r Rewards) validate(cfg Config) error {
 	if len(r.Values) == 0 {
 		return errors.New("no rewards")
 	}
@@ -483,8 +487,10 @@ func (r Rewards) check(cfg Config) error {
 	return nil
 }
 
-// finish clamps the advantages and checks that all numbers are finite.
-func (g *Group) finish(cfg Config) error {
+// clamp limits the advantages of a group that an estimator computed to +-AdvClipMax, if there is
+// one; DiffusionNFT has done so. With step advantages the advantage of a sample becomes their mean.
+// A number that is NaN or infinite is an error: the rewards were too large.
+func (g *Group) clamp(cfg Config) error {
 	if !finite(g.Mean) || !finite(g.Std) {
 		return fmt.Errorf("mean %v, std %v", g.Mean, g.Std)
 	}

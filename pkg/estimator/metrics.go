@@ -58,9 +58,10 @@ func ExactMetric(name string, exact bool) Metric {
 	return m
 }
 
-// Metrics returns the metrics of verl's diffusion trainer that a rollout can know, sorted by name. As there, a
-// metric without its input is left out. Metrics of advantages are over all B*T elements. timing_s/reward is the sum
-// of all scorings, which may have run in parallel.
+// Metrics returns the metrics of verl's diffusion trainer that a rollout can know, sorted by name;
+// a batch event carries them, and meander results prints them. As there, a metric without its input
+// is left out; without samples there are none. Metrics of advantages are over all B*T elements.
+// timing_s/reward is the sum of all scorings, which may have run in parallel.
 func Metrics(b BatchStats) []Metric {
 	m := metrics{}
 	if len(b.Samples) == 0 {
@@ -144,7 +145,8 @@ func (w *stepValues) add(values []float64, steps int) {
 	}
 }
 
-// newColumns collects the values of all samples of b. Unknown times and, without a step, staleness are left out.
+// newColumns collects the values of all samples of b, one list for each metric of Metrics. Unknown
+// times (negative) and, without a step, staleness are left out, so these lists can be shorter.
 func newColumns(b BatchStats) columns {
 	c := columns{scores: map[string][]float64{}, groups: map[string][]float64{}}
 	for _, s := range b.Samples {
@@ -191,7 +193,8 @@ func (m *metrics) addSpread(prefix string, values []float64) {
 	m.add(prefix+"min", slices.Min(values))
 }
 
-// addWeighted is addSpread with a mean in which each value counts as often as it has steps.
+// addWeighted adds mean, max and min of values under prefix, as addSpread does, but with a mean in
+// which each value counts as often as its sample has steps.
 func (m *metrics) addWeighted(prefix string, w stepValues) {
 	m.addSpread(prefix, w.values)
 	sum, total := 0.0, 0.0

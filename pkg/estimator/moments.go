@@ -4,31 +4,32 @@ import "math"
 
 // moments are the statistics of a set of values.
 type moments struct {
-	count    int
-	elements float64 // trained steps of all values together, if samples differ in them; 0: Config.Columns each
-	mean     float64
-	squares  float64 // sum of squared distances from mean; over all elements, if they are counted
-	constant bool    // all values are equal
-	alone    bool    // a group of one with SingletonReward
+	count       int
+	elements    float64 // trained steps of all values together, if samples differ in them; 0: Config.Columns each
+	mean        float64
+	squares     float64 // sum of squared distances from mean; over all elements, if they are counted
+	constant    bool    // all values are equal
+	keepsReward bool    // a group of one with SingletonReward
 }
 
 // groupMoments returns the moments of the rewards of one group.
 func groupMoments(cfg Config, rewards []float64) moments {
 	m := momentsOf(rewards)
-	m.alone = m.count == 1 && cfg.Singleton == SingletonReward
+	m.keepsReward = m.count == 1 && cfg.Singleton == SingletonReward
 	return m
 }
 
 // centre returns the number that is subtracted from the rewards of the group.
 func (m moments) centre() float64 {
-	if m.alone {
+	if m.keepsReward {
 		return 0
 	}
 	return m.mean
 }
 
-// momentsOf returns the moments of all values together. It needs at least one value. It takes two passes: the
-// one-pass formula loses all precision when the mean is large.
+// momentsOf returns the count, mean and spread of all values together. It needs at least one value
+// and panics without. It takes two passes: the one-pass formula loses all precision when the mean
+// is large.
 func momentsOf(groups ...[]float64) moments {
 	m := moments{constant: true}
 	first := groups[0][0]
@@ -53,8 +54,9 @@ func momentsOf(groups ...[]float64) moments {
 	return m
 }
 
-// moments returns the moments of rows of values, one row for each group of rewards. In the expanded basis each
-// value counts as often as its sample has steps, if samples differ in them.
+// moments returns the moments of rows of values, one row for each group of rewards: those that an
+// estimator divides by. In the expanded basis each value counts as often as its sample has steps,
+// if samples differ in them.
 func (cfg Config) moments(rows [][]float64, groups []Rewards) moments {
 	m := momentsOf(rows...)
 	if cfg.StdBasis != BasisExpanded || groups[0].Lengths == nil {
@@ -81,8 +83,9 @@ func (cfg Config) moments(rows [][]float64, groups []Rewards) moments {
 	return m
 }
 
-// variance returns the variance in the basis of cfg. It is 0 for equal values, also for a single value, whose
-// unbiased variance is not defined.
+// variance returns the variance of the values in the basis of cfg: over samples, over steps, or of
+// a population. It is 0 for equal values, also for a single value, whose unbiased variance is not
+// defined.
 func (m moments) variance(cfg Config) float64 {
 	if m.constant {
 		return 0
@@ -105,7 +108,7 @@ func (m moments) variance(cfg Config) float64 {
 // std returns the standard deviation in the basis of cfg; 1 for a group of one with SingletonReward that is divided
 // by its own.
 func (m moments) std(cfg Config) float64 {
-	if m.alone && cfg.Std == StdGroup {
+	if m.keepsReward && cfg.Std == StdGroup {
 		return 1
 	}
 	return math.Sqrt(m.variance(cfg))
@@ -119,11 +122,11 @@ func (cfg Config) scale(std float64) float64 {
 	return std + cfg.Epsilon
 }
 
-// group returns the result of the group with moments m. Equal rewards get exactly 0; else advantage(i) is called
-// for each sample.
-func (m moments) group(std float64, advantage func(i int) float64) Group {
+// advantages makes the Group with moments m that an estimator returns. Equal rewards get exactly 0;
+// else advantage(i) is called for each sample. std is the spread to report.
+func (m moments) advantages(std float64, advantage func(i int) float64) Group {
 	g := Group{Advantages: make([]float64, m.count), Mean: m.mean, Std: std}
-	if m.constant && !m.alone {
+	if m.constant && !m.keepsReward {
 		return g
 	}
 	for i := range g.Advantages {

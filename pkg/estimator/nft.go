@@ -1,8 +1,9 @@
 package estimator
 
-// diffusionNFT turns the advantage A of flowGRPO, clamped to +-c and changed by the mode, into the probability p =
-// A/(2c) + 1/2 that a sample is optimal (DiffusionNFT, Zheng et al. 2025). A group of equal rewards and a group of
-// one have p = 1/2.
+// diffusionNFT is the estimator diffusion_nft: it turns the advantage A of flowGRPO, clamped to +-c
+// (AdvClipMax) and changed by the mode, into the probability p = A/(2c) + 1/2 that a sample is
+// optimal (DiffusionNFT, Zheng et al. 2025). A group of equal rewards and a group of one have p =
+// 1/2. A that is not finite stays, so that Estimate refuses it.
 func diffusionNFT(cfg Config, groups []Rewards) ([]Group, error) {
 	out, err := flowGRPO(cfg, groups)
 	if err != nil {
@@ -19,7 +20,8 @@ func diffusionNFT(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// applyMode changes an advantage as the mode of DiffusionNFT says.
+// applyMode changes an advantage as the mode of DiffusionNFT says: only its positive or negative
+// part, only whether it is positive, or only its sign. Without a mode it stays.
 func (cfg Config) applyMode(a float64) float64 {
 	switch cfg.Mode {
 	case ModePositiveOnly:

@@ -1,8 +1,10 @@
 package estimator
 
-// perPrompt is the PerPromptStatTracker of DDPO's and Flow-GRPO's code for one epoch (it is cleared after each). In
-// the modes grpo and dpo a group of one has advantage 0. But if every group has one sample and the scale is global,
-// mode grpo uses no tracker: the mean is over all rewards.
+// perPrompt is the estimator per_prompt: the PerPromptStatTracker of DDPO's and Flow-GRPO's code
+// for one epoch (it is cleared after each), in one of its modes. In the modes grpo and dpo a group
+// of one has advantage 0. But if every group has one sample and the scale is global, mode grpo uses
+// no tracker: the mean is over all rewards. Estimate calls it with checked arguments; it never
+// fails.
 func perPrompt(cfg Config, groups []Rewards) ([]Group, error) {
 	if cfg.Mode == ModeGRPO {
 		singles := len(groups) > 1 && cfg.Std == StdGlobal
@@ -50,7 +52,8 @@ func perPrompt(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// withoutTracker sets A = (r - mean) / (std + epsilon) over all rewards, for groups of one.
+// withoutTracker sets A = (r - mean) / (std + epsilon) over all rewards, for perPrompt where each
+// group has one sample. Equal rewards get 0. It never fails.
 func withoutTracker(cfg Config, groups []Rewards) ([]Group, error) {
 	all := momentsOf(values(groups)...)
 	std := all.std(cfg)

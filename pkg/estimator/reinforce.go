@@ -2,8 +2,9 @@ package estimator
 
 import "math"
 
-// whiten sets x = (x - mean) / sqrt(variance + epsilon) over all rows in place, with the variance in the basis of
-// cfg. It returns the standard deviation.
+// whiten sets x = (x - mean) / sqrt(variance + epsilon) over all rows in place, with the variance
+// in the basis of cfg; each row belongs to one of groups. It returns the standard deviation. The
+// estimators that normalise a batch end with it.
 func whiten(cfg Config, rows [][]float64, groups []Rewards) float64 {
 	m := cfg.moments(rows, groups)
 	variance := m.variance(cfg)
@@ -16,8 +17,9 @@ func whiten(cfg Config, rows [][]float64, groups []Rewards) float64 {
 	return math.Sqrt(variance)
 }
 
-// Returns returns the returns of one sample at its trained steps for ReinforcePlusPlus; nil for other estimators,
-// whose returns are the advantages. The reward comes with the last step: step t of T has gamma^(T-1-t) * reward.
+// Returns returns the returns of one sample at its trained steps for ReinforcePlusPlus; nil for
+// other estimators, whose returns are the advantages. The advantage service reports them in
+// metrics. The reward comes with the last step: step t of T has gamma^(T-1-t) * reward.
 func (c Config) Returns(reward float64, steps int) []float64 {
 	if c.Name != ReinforcePlusPlus {
 		return nil
@@ -30,8 +32,9 @@ func (c Config) Returns(reward float64, steps int) []float64 {
 	return row
 }
 
-// reinforce whitens the returns of all samples and ignores groups.
-func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
+// reinforcePlusPlus is the estimator reinforce_plus_plus: it whitens the returns of all samples and
+// ignores groups. Estimate calls it with checked arguments; it never fails.
+func reinforcePlusPlus(cfg Config, groups []Rewards) ([]Group, error) {
 	if cfg.Gamma != 1 {
 		return reinforceDiscounted(cfg, groups)
 	}
@@ -47,7 +50,8 @@ func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// reinforceDiscounted is reinforce with gamma below 1: every trained step has its own return and advantage.
+// reinforceDiscounted is reinforcePlusPlus with gamma below 1: every trained step has its own
+// return and advantage, in StepAdvantages. It never fails.
 func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	var rows [][]float64
 	for _, rewards := range groups {
@@ -69,24 +73,28 @@ func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	return out, nil
 }
 
-// reinforceBaseline whitens r - mean_g over all samples.
+// reinforceBaseline is the estimator reinforce_plus_plus_baseline: it whitens the distances r -
+// mean_g of the rewards from the mean of their group over all samples. Estimate calls it with
+// checked arguments; it never fails.
 func reinforceBaseline(cfg Config, groups []Rewards) ([]Group, error) {
 	centred := make([][]float64, len(groups))
 	equal := make([]bool, len(groups))
-	alone := false
+	keepsReward := false
 	for g, rewards := range groups {
 		m := groupMoments(cfg, rewards.Values)
-		equal[g], alone = m.constant, alone || m.alone
-		centred[g] = m.group(0, func(i int) float64 { return rewards.Values[i] - m.centre() }).Advantages
+		equal[g], keepsReward = m.constant, keepsReward || m.keepsReward
+		centred[g] = m.advantages(0, func(i int) float64 { return rewards.Values[i] - m.centre() }).Advantages
 	}
-	return whitenGroups(cfg, groups, centred, equal, alone), nil
+	return whitenGroups(cfg, groups, centred, equal, keepsReward), nil
 }
 
-// gdpo normalises each single reward within its group, as grpo does, and whitens the weighted sum over all samples.
+// gdpo is the estimator gdpo: it normalises each single score within its group, as grpo does, and
+// whitens the sum, weighted by cfg.Weights, over all samples. Estimate calls it with checked
+// arguments; it never fails.
 func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	sums := make([][]float64, len(groups))
 	equal := make([]bool, len(groups))
-	alone := false
+	keepsReward := false
 	single := cfg
 	single.StdBasis = BasisSample // the other basis is that of the whitening
 	for g, rewards := range groups {
@@ -97,23 +105,24 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 				scores[i] = rewards.Scores[i][k]
 			}
 			m := groupMoments(single, scores)
-			equal[g], alone = equal[g] && m.constant, alone || m.alone
+			equal[g], keepsReward = equal[g] && m.constant, keepsReward || m.keepsReward
 			scale := single.scale(m.std(single))
-			for i, a := range m.group(0, func(i int) float64 { return (scores[i] - m.centre()) / scale }).Advantages {
+			for i, a := range m.advantages(0, func(i int) float64 { return (scores[i] - m.centre()) / scale }).Advantages {
 				sums[g][i] += float64(weight * a)
 			}
 		}
 	}
 	cfg.Epsilon = whitenEpsilon
-	return whitenGroups(cfg, groups, sums, equal, alone), nil
+	return whitenGroups(cfg, groups, sums, equal, keepsReward), nil
 }
 
-// whitenGroups whitens all rows, one per group, together. Rows are centred, so their mean is 0 up to rounding, and
-// a group of equal rewards (equal) is set to exactly 0. Not if the mean of all can move: when a group of one keeps
-// its reward (alone), or samples count as often as they have steps.
-func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, alone bool) []Group {
+// whitenGroups whitens all rows, one per group, together and makes the groups of them. Rows are
+// centred, so their mean is 0 up to rounding, and a group of equal rewards (equal) is set to
+// exactly 0. Not if the mean of all can move: when a group of one keeps its reward (keepsReward),
+// or samples count as often as they have steps.
+func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, keepsReward bool) []Group {
 	std := whiten(cfg, rows, groups)
-	moved := alone || cfg.StdBasis == BasisExpanded && groups[0].Lengths != nil
+	moved := keepsReward || cfg.StdBasis == BasisExpanded && groups[0].Lengths != nil
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		if equal[g] && !moved {

@@ -114,8 +114,10 @@ func subsets(n int) []int {
 	return append(out, n)
 }
 
-// bootstrap draws n of the values with replacement, bootstrapDraws times, and returns the moments of the best
-// ("best"), the worst ("worst") and, with answers, of the sample that the majority chose ("maj").
+// bootstrap draws n of the values with replacement, bootstrapDraws times, for Validation. It
+// returns the moments of the best ("best"), the worst ("worst") and, with answers (one for each
+// value; nil: none), of the sample that the majority chose ("maj"). The seed is fixed: equal values
+// give equal numbers.
 func bootstrap(values []float64, answers []string, n int) map[string]moments {
 	rng := rand.New(rand.NewPCG(bootstrapSeed, 0))
 	best, worst, majority := make([]float64, bootstrapDraws), make([]float64, bootstrapDraws), make([]float64,
@@ -138,8 +140,9 @@ func bootstrap(values []float64, answers []string, n int) map[string]moments {
 	return out
 }
 
-// majoritySample returns the first drawn sample whose answer has the most votes. Of answers with equally many votes
-// it chooses the one that was drawn first.
+// majoritySample returns the index of the first drawn sample whose answer has the most votes among
+// drawn, which are indices of answers, for bootstrap. Of answers with equally many votes it chooses
+// the one that was drawn first.
 func majoritySample(answers []string, drawn []int) int {
 	votes := map[string]int{}
 	for _, i := range drawn {

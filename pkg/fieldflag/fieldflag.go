@@ -29,17 +29,17 @@ type Codec struct {
 
 // Set is the flags of the fields of one struct, with the values that were given.
 type Set struct {
-	flags []*value
+	flags []*flagValue
 }
 
-// value is one flag; it implements pflag.Value.
-type value struct {
+// flagValue is one flag; it implements pflag.Value.
+type flagValue struct {
 	field schemas.Field
 	codec Codec
 	list  bool // repeated values are joined
 	added bool
 	text  string
-	v     any // nil: not set
+	given any // nil: not set
 }
 
 // New makes the flags of a struct. The help comes from a JSON Schema that has the struct at its root, or by its name
@@ -47,7 +47,7 @@ type value struct {
 // flag but nothing reads it: then the struct is wrong.
 func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 	s := &Set{}
-	described := descriptions(t, schema)
+	described := fieldDescriptions(t, schema)
 	for _, f := range schemas.Fields(t) {
 		if f.Flag == "" {
 			continue
@@ -63,8 +63,8 @@ func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
 		if codec.Hint == "" {
 			codec.Hint = standard.Hint
 		}
-		v := &value{field: f, codec: codec, text: f.Default, list: f.Type == reflect.TypeFor[[]string]()}
-		v.codec.Hint = help(f, described[f.Name], codec.Hint)
+		v := &flagValue{field: f, codec: codec, text: f.Default, list: f.Type == reflect.TypeFor[[]string]()}
+		v.codec.Hint = helpText(f, described[f.Name], codec.Hint)
 		s.flags = append(s.flags, v)
 	}
 	return s
@@ -86,8 +86,10 @@ type document struct {
 // documents caches parsed schemas by their text: a command has flags of many structs of one schema.
 var documents sync.Map
 
-// descriptions returns the descriptions of the fields of t, by wire name.
-func descriptions(t reflect.Type, schema []byte) map[string]string {
+// fieldDescriptions returns the descriptions of the fields of t, by wire name, from a JSON Schema
+// of the contract, for the help of flags. A schema that does not parse panics: it is the program's
+// own.
+func fieldDescriptions(t reflect.Type, schema []byte) map[string]string {
 	parsed, ok := documents.Load(string(schema))
 	if !ok {
 		doc := &document{}
@@ -108,8 +110,10 @@ func descriptions(t reflect.Type, schema []byte) map[string]string {
 	return out
 }
 
-// help returns the first sentence of a field's description, and what its tags say.
-func help(f schemas.Field, description, hint string) string {
+// helpText returns the help of a flag: the first sentence of its field's description, and what the
+// field's tags say of unit, values, range and default. hint, unless empty, shows the form of the
+// value.
+func helpText(f schemas.Field, description, hint string) string {
 	text, _, _ := strings.Cut(f.Phrase(description), ". ")
 	text = strings.TrimSuffix(text, ".")
 	if f.Unit != "" && hint == "" {
@@ -130,7 +134,8 @@ func help(f schemas.Field, description, hint string) string {
 	return text
 }
 
-// Register adds the flags of the named fields; without names, all that were not added yet.
+// Register adds the flags of the named fields to the flags f of a command; without names, all that
+// were not added yet. Commands call it with the groups of their help.
 func (s *Set) Register(f *pflag.FlagSet, names ...string) {
 	for _, v := range s.flags {
 		if v.added || len(names) > 0 && !slices.Contains(names, v.field.Name) {
@@ -144,22 +149,24 @@ func (s *Set) Register(f *pflag.FlagSet, names ...string) {
 	}
 }
 
-// Values returns the given values by wire name.
-func (s *Set) Values() map[string]any {
+// GivenValues returns the values of the flags that were given, by wire name: as an overlay over a
+// prompt. It is empty before f is parsed.
+func (s *Set) GivenValues() map[string]any {
 	out := map[string]any{}
 	for _, v := range s.flags {
-		if v.v != nil {
-			out[v.field.Name] = v.v
+		if v.given != nil {
+			out[v.field.Name] = v.given
 		}
 	}
 	return out
 }
 
-// Flags returns the names of the flags that were given, by prefix and wire name, such as "rollout.solver".
-func (s *Set) Flags(prefix string) map[string]string {
+// GivenFlags returns the names of the flags that were given, by prefix and wire name, such as
+// "rollout.solver", so that an error about a field can name the flag that set it.
+func (s *Set) GivenFlags(prefix string) map[string]string {
 	out := map[string]string{}
 	for _, v := range s.flags {
-		if v.v != nil {
+		if v.given != nil {
 			out[prefix+v.field.Name] = v.field.Flag
 		}
 	}
@@ -175,15 +182,16 @@ func (s *Set) All(prefix string) map[string]string {
 	return out
 }
 
-// Fill sets the fields of a struct, given by its pointer, whose flags were given as a number, a word or a list of
-// them. Other fields are left out.
+// Fill sets the fields of a struct, given by its pointer, whose flags were given as a number, a
+// word or a list of them. Fields with a form of their own (see Codec) are left out: GivenValues has
+// them.
 func (s *Set) Fill(e any) {
 	to := reflect.ValueOf(e).Elem()
 	for _, v := range s.flags {
-		if v.v == nil {
+		if v.given == nil {
 			continue
 		}
-		field, given := v.field.In(to), reflect.ValueOf(v.v)
+		field, given := v.field.In(to), reflect.ValueOf(v.given)
 		switch {
 		case given.Type() == field.Type():
 			field.Set(given)
@@ -196,47 +204,49 @@ func (s *Set) Fill(e any) {
 
 // Is reports whether a flag belongs to a Set.
 func Is(f *pflag.Flag) bool {
-	_, ok := f.Value.(*value)
+	_, ok := f.Value.(*flagValue)
 	return ok
 }
 
 // Choices returns the legal values of a flag whose field has a list of them; nil for all other flags.
 func Choices(f *pflag.Flag) []string {
-	if v, ok := f.Value.(*value); ok {
+	if v, ok := f.Value.(*flagValue); ok {
 		return v.field.Enum
 	}
 	return nil
 }
 
 // String returns the text that was given, or the default.
-func (v *value) String() string { return v.text }
+func (v *flagValue) String() string { return v.text }
 
 // Type returns the word for the value in the help.
-func (v *value) Type() string { return v.codec.Kind }
+func (v *flagValue) Type() string { return v.codec.Kind }
 
-// Set reads a text that was given; a list grows when its flag is repeated.
-func (v *value) Set(text string) error {
-	if v.list && v.v != nil {
+// Set implements pflag.Value: it reads a text that was given; a list grows when its flag is
+// repeated. An error, which pflag prints with the flag's name, says what the text must be.
+func (v *flagValue) Set(text string) error {
+	if v.list && v.given != nil {
 		text = v.text + "," + text
 	}
 	parsed, err := v.codec.Parse(text)
 	if err != nil {
 		return err
 	}
-	v.text, v.v = text, parsed
+	v.text, v.given = text, parsed
 	return nil
 }
 
-// codecOf returns the standard codec of a type; false if there is none.
+// codecOf returns the standard codec of a field's type: numbers, words, switches and lists of them;
+// false if there is none, then New needs one of its caller.
 func codecOf(t reflect.Type) (Codec, bool) {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	switch t.Kind() {
 	case reflect.Int64:
-		return Codec{Kind: "int", Parse: func(s string) (any, error) { return integer(s) }}, true
+		return Codec{Kind: "int", Parse: func(s string) (any, error) { return parseInteger(s) }}, true
 	case reflect.Float64:
-		return Codec{Kind: "float", Parse: func(s string) (any, error) { return number(s) }}, true
+		return Codec{Kind: "float", Parse: func(s string) (any, error) { return parseNumber(s) }}, true
 	case reflect.Bool:
 		return Codec{Kind: "bool", Parse: func(s string) (any, error) {
 			b, err := strconv.ParseBool(s)
@@ -252,15 +262,15 @@ func codecOf(t reflect.Type) (Codec, bool) {
 		case reflect.String:
 			return Codec{Kind: "strings", Parse: func(s string) (any, error) { return strings.Split(s, ","), nil }}, true
 		case reflect.Int64:
-			return Codec{Kind: "indices", Hint: "e.g. 2,3 or 0-4, or none", Parse: indices}, true
+			return Codec{Kind: "indices", Hint: "e.g. 2,3 or 0-4, or none", Parse: parseIndices}, true
 		case reflect.Float64:
-			return Codec{Kind: "floats", Hint: "e.g. 1,0.75,0.5,0.25", Parse: floats}, true
+			return Codec{Kind: "floats", Hint: "e.g. 1,0.75,0.5,0.25", Parse: parseFloats}, true
 		}
 	}
 	return Codec{}, false
 }
 
-func integer(s string) (int64, error) {
+func parseInteger(s string) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 0, 64)
 	if err != nil {
 		return 0, fmt.Errorf("%q; must be an integer", s)
@@ -268,7 +278,7 @@ func integer(s string) (int64, error) {
 	return n, nil
 }
 
-func number(s string) (float64, error) {
+func parseNumber(s string) (float64, error) {
 	x, err := strconv.ParseFloat(strings.TrimSpace(s), 64)
 	if err != nil {
 		return 0, fmt.Errorf("%q; must be a number", s)
@@ -276,8 +286,9 @@ func number(s string) (float64, error) {
 	return x, nil
 }
 
-// indices reads "2,3", "0-4" or "none".
-func indices(s string) (any, error) {
+// parseIndices reads step numbers as "2,3", "0-4" or "none" into []int64. Anything else is an error
+// with these forms.
+func parseIndices(s string) (any, error) {
 	out := []int64{}
 	if s == "none" || s == "" {
 		return out, nil
@@ -300,11 +311,12 @@ func indices(s string) (any, error) {
 	return out, nil
 }
 
-// floats reads numbers separated by commas.
-func floats(s string) (any, error) {
+// parseFloats reads numbers separated by commas into []float64. What is no number is an error that
+// names it.
+func parseFloats(s string) (any, error) {
 	var out []float64
 	for part := range strings.SplitSeq(s, ",") {
-		x, err := number(part)
+		x, err := parseNumber(part)
 		if err != nil {
 			return nil, err
 		}

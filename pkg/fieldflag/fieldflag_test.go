@@ -130,14 +130,18 @@ func testFlags(t *testing.T, l lamp) {
 	if err := f.Parse([]string{"-w", "2.5", "--lit", "1-2"}); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := set.Values(), map[string]any{"warmth": 2.5, "steps": []int64{1, 2}}; !reflect.DeepEqual(got, want) {
+	if got, want := set.GivenValues(), map[string]any{"warmth": 2.5, "steps": []int64{1, 2}}; !reflect.DeepEqual(got,
+		want) {
 		t.Errorf("Values = %v, want %v", got, want)
 	}
 	set.Fill(&l)
 	if *l.Warmth != 2.5 || !reflect.DeepEqual(l.Steps, []int64{1, 2}) {
 		t.Errorf("Fill gives %+v", l)
 	}
-	if got, want := set.Flags("lamp."), map[string]string{"lamp.warmth": "warmth", "lamp.steps": "lit"}; !reflect.DeepEqual(got, want) {
+	if got, want := set.GivenFlags("lamp."), map[string]string{
+		"lamp.warmth": "warmth",
+		"lamp.steps":  "lit",
+	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Flags = %v, want %v", got, want)
 	}
 }
@@ -161,7 +165,7 @@ func TestSet_Parse(t *testing.T) {
 	if err := f.Parse([]string{"--lit", "none"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := set.Values()["steps"]; !reflect.DeepEqual(got, []int64{}) {
+	if got := set.GivenValues()["steps"]; !reflect.DeepEqual(got, []int64{}) {
 		t.Errorf("--lit none gives %#v, want an empty list", got)
 	}
 }

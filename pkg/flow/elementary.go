@@ -16,7 +16,9 @@ const (
 	halfLn2Pi = 0x1.d67f1c864beb4p-1  // ln(2 pi) / 2
 )
 
-// ln is the natural logarithm of a positive normal x.
+// ln is the natural logarithm of a positive normal x, in operations that round alike on every
+// machine; math.Log may differ between them. Noise and log-probs use it. Other x (0, negative, NaN)
+// give a number without meaning: callers rule them out.
 //
 //	x = 2^e * m, sqrt(1/2) <= m < sqrt(2);  s = (m-1)/(m+1)
 //	ln x = e*ln 2 + 2*s*(1 + s^2/3 + s^4/5 + ... + s^20/21)
@@ -45,7 +47,9 @@ func ln(x float64) float64 {
 	return float64(float64(e)*ln2) + (t + float64(t*float64(z*p)))
 }
 
-// sincos returns sine and cosine of x, |x| <= pi/4.
+// sincos returns sine and cosine of x, |x| <= pi/4, by their Taylor series, in operations that
+// round alike on every machine. Callers reduce larger angles first; beyond pi/4 the results lose
+// precision.
 func sincos(x float64) (sin, cos float64) {
 	z := float64(x * x)
 	p := -0x1.ae7f3e733b81fp-41
@@ -76,7 +80,8 @@ func sincosQuarter(a float64) (sin, cos float64) {
 	return sincos(float64(a * halfPi))
 }
 
-// exp is e^x for |x| < 700.
+// exp is e^x for |x| < 700, in operations that round alike on every machine. The dynamic shift of a
+// schedule and the draw of tokens use it. Beyond 700 the result has no meaning: callers bound x.
 //
 //	x = k*ln 2 + r, |r| <= ln(2)/2;  e^x = 2^k * (1 + r + r^2/2! + ... + r^14/14!)
 func exp(x float64) float64 {

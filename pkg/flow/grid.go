@@ -45,7 +45,9 @@ func (r MuRule) valid() bool {
 	return r == "" || r == MuLinear || r == MuNone || r == MuFlux2 || r == MuConstant
 }
 
-// grid returns the T sigmas of the schedule before the shift, float64.
+// grid returns the sigmas of a rollout of T = steps steps before they are shifted: T values,
+// falling from about 1, without the final 0. The points are those of the diffusers pipeline or
+// scheduler that s.Grid names. Sigmas calls it on a valid schedule.
 func (s Schedule) grid(steps int) []float64 {
 	switch s.Grid {
 	case GridScheduler:
@@ -75,28 +77,32 @@ func shiftBy[F float32 | float64](sigmas []F, s float64) {
 	}
 }
 
-// Mu returns the dynamic shift of numInferenceSteps = T steps for an image of imageSeqLen latent tokens, by MuRule. The
-// line of MuLinear goes through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift).
+// Mu returns the parameter mu of the dynamic shift of numInferenceSteps = T steps, for an image of
+// imageSeqLen latent tokens: larger images need more noise. s.MuRule chooses the formula.
+// MuConstant gives ConstantMu; MuFlux2 is compute_empirical_mu of diffusers' Flux2Pipeline;
+// MuLinear is the line through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift).
 func (s Schedule) Mu(numInferenceSteps, imageSeqLen int) float64 {
 	tokens := float64(imageSeqLen)
-	line := func(slope, intercept float64) float64 { return float64(tokens*slope) + intercept }
+	atTokens := func(slope, intercept float64) float64 { return float64(tokens*slope) + intercept }
 	switch s.MuRule {
 	case MuConstant:
 		return s.ConstantMu
 	case MuFlux2:
-		at200 := line(0.00016927, 0.45666666)
+		at200 := atTokens(0.00016927, 0.45666666)
 		if imageSeqLen > 4300 {
 			return at200
 		}
-		slope := (at200 - line(8.73809524e-05, 1.89833333)) / 190
+		slope := (at200 - atTokens(8.73809524e-05, 1.89833333)) / 190
 		intercept := at200 - float64(200*slope)
 		return float64(slope*float64(numInferenceSteps)) + intercept
 	}
 	slope := (s.MaxShift - s.BaseShift) / float64(s.MaxImageSeqLen-s.BaseImageSeqLen)
-	return line(slope, s.BaseShift-float64(slope*float64(s.BaseImageSeqLen)))
+	return atTokens(slope, s.BaseShift-float64(slope*float64(s.BaseImageSeqLen)))
 }
 
-// dynamicShift returns e^mu, or mu itself if the time shift is linear. A mu that is out of range is an error.
+// dynamicShift returns the factor by which applyShift shifts sigmas for an image of imageSeqLen
+// latent tokens: e^mu, or mu itself if the time shift is linear. It is an error if imageSeqLen is
+// not positive or if mu is so large that the sigmas would not be distinct.
 func (s Schedule) dynamicShift(steps, imageSeqLen int) (float64, error) {
 	if imageSeqLen <= 0 {
 		return 0, fmt.Errorf("image_seq_len: %d; must be a number above 0 with use_dynamic_shifting", imageSeqLen)

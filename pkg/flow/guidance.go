@@ -5,13 +5,16 @@ import (
 	"math"
 )
 
-// Guide is classifier-free guidance by a negative prompt ("true CFG") that keeps the norm of the prompt's own
-// velocity. For each token of channels elements:
+// Guide is classifier-free guidance by a negative prompt ("true CFG") that keeps the norm of the
+// prompt's own velocity. The image engine calls it at each evaluation of a guided rollout, for
+// families whose rule it is. pos is the velocity with the prompt, neg that with the negative
+// prompt. For each token of channels elements:
 //
 //	comb = neg + scale*(pos - neg),  dst = comb * |pos| / |comb|
 //
-// The norm is Euclidean, over the token: guidance turns the velocity but does not lengthen it. A token whose comb
-// is 0 stays 0. All slices are [S*channels]; dst may alias pos or neg.
+// The norm is Euclidean, over the token: guidance turns the velocity but does not lengthen it. A
+// token whose comb is 0 stays 0. All slices are [S*channels]; dst may alias pos or neg. Unequal
+// lengths and a scale that is not finite are errors; dst is then unchanged.
 func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 	if err := checkGuidance(dst, pos, neg, scale); err != nil {
 		return err
@@ -24,7 +27,7 @@ func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 		pp := sumSquares(p)
 		combine(d, p, neg[i:i+channels], scale)
 		if cc := sumSquares(d); cc != 0 {
-			resize(d, pp, cc)
+			rescale(d, pp, cc)
 		}
 	}
 	return nil
@@ -40,8 +43,10 @@ func GuidePlain(dst, pos, neg []float32, scale float64) error {
 	return nil
 }
 
-// GuideClamped is GuidePlain, and then a result that is longer than pos is shortened to its length. The norms are
-// Euclidean, over the whole sample. It is cfg_normalization of some pipelines of diffusers:
+// GuideClamped is GuidePlain, and then a result that is longer than pos is shortened to its length.
+// The norms are Euclidean, over the whole sample. It is cfg_normalization of some pipelines of
+// diffusers; the image engine calls it at each evaluation for families that have it. Errors are
+// those of Guide.
 //
 //	comb = neg + scale*(pos - neg),  dst = comb * min(1, |pos| / |comb|)
 func GuideClamped(dst, pos, neg []float32, scale float64) error {
@@ -51,7 +56,7 @@ func GuideClamped(dst, pos, neg []float32, scale float64) error {
 	pp := sumSquares(pos)
 	combine(dst, pos, neg, scale)
 	if cc := sumSquares(dst); !(cc <= pp) { // or not a number: then all of it is
-		resize(dst, pp, cc)
+		rescale(dst, pp, cc)
 	}
 	return nil
 }
@@ -72,15 +77,16 @@ func sumSquares(x []float32) (sum float64) {
 	return sum
 }
 
-// resize multiplies x, whose squares sum to from, so that they sum to to.
-func resize(x []float32, to, from float64) {
+// rescale multiplies x, whose squares sum to from, so that they sum to to.
+func rescale(x []float32, to, from float64) {
 	f := float32(math.Sqrt(to) / math.Sqrt(from))
 	for i := range x {
 		x[i] = float32(x[i] * f)
 	}
 }
 
-// checkGuidance checks what all forms of guidance need: a finite scale and slices of one length.
+// checkGuidance refuses what no form of guidance can use: a scale that is NaN or infinite, and
+// slices of different lengths. Guide, GuidePlain and GuideClamped call it before they write.
 func checkGuidance(dst, pos, neg []float32, scale float64) error {
 	if !finite(scale) {
 		return fmt.Errorf("true_cfg_scale: %v; must be a finite number", scale)

@@ -35,8 +35,10 @@ type LogProb struct {
 
 var errNonFinite = errors.New("log_prob is not finite: the latents or the velocity hold NaN, Inf or huge values")
 
-// LogProb scores observed latents: it returns the log-prob that this transition draws next from latents x with
-// velocity v, all [S*C]. Equal arguments give equal bits.
+// LogProb scores observed latents: it returns the log-prob that this transition draws next from
+// latents x with velocity v, all [S*C]. A rollout calls it on what it drew, an audit on what is
+// stored. Equal arguments give equal bits. Errors: slices of different lengths, a kind that this
+// transition does not have (see checkKind), and a result that is not finite.
 func (k StepTransition) LogProb(kind LogProbKind, x, v, next []float32) (LogProb, error) {
 	if err := sameLength(x, v, next); err != nil {
 		return LogProb{}, err
@@ -58,8 +60,10 @@ func (k StepTransition) LogProb(kind LogProbKind, x, v, next []float32) (LogProb
 	return LogProb{Sum: sum, Count: count, Mean: sum / float64(count)}, nil
 }
 
-// squaredResidual is sum_i (next[i] - mean[i])^2 in float64, over four interleaved
-// partial sums i mod 4 added as (0+1)+(2+3).
+// squaredResidual is sum_i (next[i] - mean[i])^2 with the transition's mean = A*x + B*v: the
+// exponent of LogProb without its factor. It adds in float64, in one fixed order, so that a stored
+// step is scored with the same bits everywhere: four interleaved partial sums i mod 4, added as
+// (0+1)+(2+3). The slices have equal lengths.
 func (k StepTransition) squaredResidual(x, v, next []float32) float64 {
 	a, b := k.A, k.B
 	n := len(x)
@@ -85,8 +89,9 @@ func (k StepTransition) squaredResidual(x, v, next []float32) float64 {
 	return (s0 + s1) + (s2 + s3)
 }
 
-// checkKind checks that steps of this transition have a log-prob of that kind: an ode step has none, and without
-// noise only squared is defined.
+// checkKind returns an error if steps of this transition have no log-prob of that kind: an ode step
+// has none, and where the step draws no noise only squared is defined. Plan.Validate calls it for
+// each stochastic step, so that a prompt is refused before it is sampled.
 func (k StepTransition) checkKind(kind LogProbKind) error {
 	if !kind.Valid() {
 		return fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(kind))
@@ -102,7 +107,8 @@ func (k StepTransition) checkKind(kind LogProbKind) error {
 	return nil
 }
 
-// sameLength checks that all slices of latents are equally long and not empty.
+// sameLength returns an error unless all slices of latents are as long as x and not empty. Draw and
+// LogProb call it before they index.
 func sameLength(x []float32, others ...[]float32) error {
 	for _, y := range others {
 		if len(y) != len(x) {

@@ -10,8 +10,10 @@ const (
 	StreamWindow  = 1 // draws of Window.Indices
 )
 
-// Philox4x32 returns the four words of Philox4x32-10 for a counter and a key
-// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Philox4x32 returns the four words of Philox4x32-10 for a counter and a key (Salmon et al.,
+// "Parallel random numbers: as easy as 1, 2, 3", SC 2011). All random numbers of a sample come from
+// it: noise, windows, tokens and scheduled sampling. A counter can be reached without drawing those
+// before it.
 func Philox4x32(counter [4]uint32, key [2]uint32) [4]uint32 {
 	c0, c1, c2, c3 := counter[0], counter[1], counter[2], counter[3]
 	k0, k1 := key[0], key[1]
@@ -25,9 +27,10 @@ func Philox4x32(counter [4]uint32, key [2]uint32) [4]uint32 {
 	return [4]uint32{c0, c1, c2, c3}
 }
 
-// Normal fills dst with standard normal numbers. Each number depends only on (seed, step, stream) and its position,
-// so a longer dst starts with the numbers of a shorter one. It takes at most 2^34 elements. schemas/noise.md
-// specifies every bit.
+// Normal fills dst with standard normal numbers. Each number depends only on (seed, step, stream)
+// and its position, so a longer dst starts with the numbers of a shorter one. InitialNoise and
+// StepNoise call it for latents, with a stream for each use. dst has at most 2^34 elements: then
+// the counter wraps. schemas/noise.md specifies every bit.
 func Normal(dst []float32, seed uint64, step, stream uint32) {
 	key := [2]uint32{uint32(seed), uint32(seed >> 32)}
 	counter := [4]uint32{0, step, stream, 0}

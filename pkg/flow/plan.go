@@ -29,7 +29,7 @@ type Plan struct {
 	// uses them: its first steps have the noise of the samples that it branched from.
 	Seeds []StepSeed
 	// Begin and End select a segment: only the steps Begin .. End-1 run, from the state before step Begin to the
-	// state before step End. Schedule, noise and bits are those of the whole rollout (see Enter). End 0 stands for
+	// state before step End. Schedule, noise and bits are those of the whole rollout (see CheckStart). End 0 stands for
 	// T.
 	Begin, End int
 }
@@ -40,7 +40,8 @@ type StepSeed struct {
 	Seed uint64
 }
 
-// seed returns the seed of the noise of step index.
+// seed returns the seed of the noise of the step with this index: Seed, or the last of Seeds that
+// begins at or before it, for a sample that branched from another.
 func (p Plan) seed(index int) uint64 {
 	seed := p.Seed
 	for _, s := range p.Seeds {
@@ -62,11 +63,12 @@ func (p Plan) Segment() (begin, end int) {
 	return p.Begin, p.End
 }
 
-// Enter returns nil if a rollout that starts with the stored state before step index has the same bits as one that
-// computed this state itself; else it says why not. A multistep solver uses the ode steps before, which a stored
-// state does not hold. So a rollout can start only at the first of a run of its ode steps: step 0, or a step after
-// a stochastic one.
-func (p Plan) Enter(index int) error {
+// CheckStart returns nil if a rollout that starts with the stored state before step index has the
+// same bits as one that computed this state itself; else the error says why not. The sampler asks
+// before it resumes a sample, and intake before it plans checkpoints or a segment. A multistep
+// solver uses the ode steps before, which a stored state does not hold. So a rollout can start only
+// at the first of a run of its ode steps: step 0, or a step after a stochastic one.
+func (p Plan) CheckStart(index int) error {
 	if index <= 0 || index >= p.Steps() || !p.Solver.Multistep() ||
 		p.Transitions[index].Stochastic() || p.Transitions[index-1].Stochastic() {
 		return nil
@@ -80,7 +82,8 @@ func (p Plan) Enter(index int) error {
 		index, first, string(p.Solver), first, index-1)
 }
 
-// checkSegment checks Begin and End of a plan of at least one step.
+// checkSegment returns an error if Begin .. End is not a part of the steps of p, or if no rollout
+// can start at Begin (see CheckStart). Validate calls it on a plan of at least one step.
 func (p Plan) checkSegment() error {
 	begin, end := p.Segment()
 	switch {
@@ -89,10 +92,12 @@ func (p Plan) checkSegment() error {
 	case end <= begin || end > p.Steps():
 		return fmt.Errorf("stop.step_index: %d; must be %d to %d, after the start", end, begin+1, p.Steps())
 	}
-	return p.Enter(begin)
+	return p.CheckStart(begin)
 }
 
-// Validate joins all faults of p. Each names the field as in the event contract, its value and the rule.
+// Validate joins all faults of p: sigmas, transitions, log-prob kind, solver, storage type, noise
+// level and segment. Each names the field as in the event contract, its value and the rule, because
+// intake shows them to the author of a prompt. NewRollout and Score call it too.
 func (p Plan) Validate() error {
 	var faults []error
 	add := func(err error) {
@@ -112,7 +117,7 @@ func (p Plan) Validate() error {
 		add(solverFault(p.Solver))
 	}
 	add(checkStorage(p.Storage))
-	add(p.checkNoise())
+	add(p.checkTransitions())
 	if len(faults) == 0 {
 		add(p.checkSegment())
 		for i := range p.Transitions {
@@ -125,8 +130,10 @@ func (p Plan) Validate() error {
 	return errors.Join(faults...)
 }
 
-// checkNoise joins the faults of the transitions and of the noise level. Steps with the same fault report it once.
-func (p Plan) checkNoise() error {
+// checkTransitions joins the faults of the transitions and of the noise level that they share.
+// Steps with the same fault report it once. A plan without transitions has its noise level checked
+// nevertheless.
+func (p Plan) checkTransitions() error {
 	var faults []error
 	seen := map[string]bool{}
 	transitions := p.Transitions
@@ -149,7 +156,9 @@ func checkStorage(d tensor.DType) error {
 	return nil
 }
 
-// stepTransition returns the transition of step index. All of p but its transitions must be valid.
+// stepTransition returns the transition of the step with this index. All of p but its transitions
+// must be valid. It is an error if the noise level is too large at the step's sigma, or if the step
+// cannot have a log-prob of the plan's kind.
 func (p Plan) stepTransition(index int) (StepTransition, error) {
 	k, err := newStepTransition(p.Transitions[index], p.NoiseLevel, p.Sigmas, index)
 	if err != nil {
@@ -161,9 +170,10 @@ func (p Plan) stepTransition(index int) (StepTransition, error) {
 	return k, err
 }
 
-// Score recomputes the log-prob of step index from the latents before it, the velocity there and the latents after
-// it, each [S*C], as a trainer or an audit does. With the stored values of a rollout it returns the bits of that
-// rollout.
+// Score recomputes the log-prob of step index from the latents before it, the velocity there and
+// the latents after it, each [S*C], as a trainer or an audit (meander verify) does. With the stored
+// values of a rollout it returns the bits of that rollout. Errors: an invalid plan, an index
+// outside it, and those of StepTransition.LogProb, such as for an ode step.
 func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
 	if err := p.Validate(); err != nil {
 		return LogProb{}, err

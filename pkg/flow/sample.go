@@ -57,11 +57,13 @@ type Rollout struct {
 	point      []float32  // where an ode step wants its next velocity
 	pointSigma float32
 	velocity   []float32 // the first of an ode step of several evaluations
-	middle     bool      // inside such a step
+	midStep    bool      // inside such a step
 }
 
-// NewRollout starts a rollout of p at x [S*C]: the initial noise, or the state before step Begin. It copies x and
-// rounds the copy to the storage type. The slices of the plan must not change until the rollout ends.
+// NewRollout starts a rollout of p at x [S*C]: the initial noise, or the state before step Begin.
+// The image engine calls it when it takes a sample. It copies x and rounds the copy to the storage
+// type. The slices of the plan must not change until the rollout ends. Errors: an invalid plan, no
+// or too many latents, latents that are not finite.
 func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -93,14 +95,16 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 // valid until the next call of Advance and must not be changed. Solvers with several evaluations per step ask for
 // sigma 0 on the last step.
 func (r *Rollout) Point() (x []float32, sigma float32) {
-	if r.middle {
+	if r.midStep {
 		return r.point, r.pointSigma
 	}
 	return r.x, r.plan.Sigmas[r.index]
 }
 
-// Advance accepts the velocity [S*C] at Point. It returns the completed step, or nil if the step needs another
-// evaluation. An error names the step and ends the rollout: NaN or Inf in the velocity or the latents is an error.
+// Advance accepts the velocity [S*C] at Point; the caller has evaluated the model there. It returns
+// the completed step, or nil if the step needs another evaluation. Its slices are valid until the
+// next Advance. An error names the step and ends the rollout, and every later call repeats it: a
+// velocity of another length, NaN or Inf in the velocity or the latents, a call after the end.
 func (r *Rollout) Advance(v []float32) (*Step, error) {
 	if r.err != nil {
 		return nil, r.err
@@ -120,8 +124,10 @@ func (r *Rollout) Advance(v []float32) (*Step, error) {
 	return step, nil
 }
 
-// advance is Advance without the bookkeeping of rollouts that failed or are done: it checks v, computes the step
-// and, if the step is stochastic, its log-prob. nil: the step needs another velocity.
+// advance is Advance without the bookkeeping of rollouts that failed or are done: it checks v,
+// computes the step into r.next and, if the step is stochastic, its log-prob. It returns nil and no
+// error if the step needs another velocity. Errors are those of Advance; the caller adds the step's
+// index and keeps them.
 func (r *Rollout) advance(v []float32) (*Step, error) {
 	if len(v) != len(r.x) {
 		return nil, fmt.Errorf("velocity of %d elements for latents of %d", len(v), len(r.x))
@@ -136,8 +142,8 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 	step := k.Step(r.index, r.x, r.next)
 	step.Mean, step.Velocity = r.mean, v
 	if k.Transition.Stochastic() {
-		err = r.draw(k, step)
-	} else if !r.integrate(step) {
+		err = r.stochasticStep(k, step)
+	} else if !r.odeStep(step) {
 		return nil, nil
 	}
 	if err != nil {
@@ -157,8 +163,10 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 	return step, nil
 }
 
-// draw computes a stochastic step: it draws the noise and sets r.next and r.mean.
-func (r *Rollout) draw(k StepTransition, step *Step) error {
+// stochasticStep computes step with transition k: it draws the noise of the step and sets r.next
+// and r.mean. The integrator forgets the ode steps before, which are not on the path that goes on
+// from here. An error (slices that do not fit) is a defect of the caller.
+func (r *Rollout) stochasticStep(k StepTransition, step *Step) error {
 	if r.noise == nil {
 		r.noise = make([]float32, len(r.x))
 	}
@@ -170,21 +178,23 @@ func (r *Rollout) draw(k StepTransition, step *Step) error {
 	return k.Draw(r.next, r.mean, r.x, step.Velocity, r.noise, r.plan.Storage)
 }
 
-// integrate does one evaluation of an ode step and reports whether the step is complete. Then it has set r.next.
-func (r *Rollout) integrate(step *Step) bool {
+// odeStep gives the velocity of step, which advance has just received, to the integrator. It
+// reports whether the step is complete; then it has set r.next and r.mean, and step.Velocity is the
+// one at the step's start. Else the integrator has set r.point, where it wants the next velocity.
+func (r *Rollout) odeStep(step *Step) bool {
 	in := interval{x: r.x, sigma: step.Sigma, next: step.SigmaNext, stepsLeft: r.plan.Steps() - r.index}
 	sigma, done := r.ode.advance(in, step.Velocity, r.point, r.mean)
 	if !done {
-		if !r.middle {
+		if !r.midStep {
 			copy(r.velocity, step.Velocity)
 		}
-		r.middle, r.pointSigma = true, sigma
+		r.midStep, r.pointSigma = true, sigma
 		return false
 	}
-	if r.middle {
+	if r.midStep {
 		step.Velocity = r.velocity
 	}
-	r.middle = false
+	r.midStep = false
 	copy(r.next, r.mean)
 	r.plan.Storage.Round(r.next)
 	return true
@@ -204,9 +214,10 @@ func (r *Rollout) Latents() []float32 { return r.x }
 // It must not keep or change x.
 type Velocity func(ctx context.Context, dst, x []float32, sigma float32) error
 
-// Sample runs a rollout of p to its end and returns the final latents. x [S*C] is the initial noise, or the state
-// before step Begin. onStep, unless nil, is called after every step; its error ends the run. A done ctx ends it
-// between evaluations.
+// Sample runs a rollout of p to its end and returns the final latents [S*C]. It is the loop over
+// NewRollout and Advance for programs that evaluate one sample at a time. x [S*C] is the initial
+// noise, or the state before step Begin. onStep, unless nil, is called after every step; its error
+// ends the run. A done ctx ends it between evaluations. Errors name the step.
 func Sample(ctx context.Context, p Plan, x []float32, v Velocity, onStep func(*Step) error) ([]float32, error) {
 	r, err := NewRollout(p, x)
 	if err != nil {
@@ -234,7 +245,8 @@ func Sample(ctx context.Context, p Plan, x []float32, v Velocity, onStep func(*S
 	return r.Latents(), nil
 }
 
-// firstNonFinite returns the index of the first NaN or Inf, or -1.
+// firstNonFinite returns the index of the first NaN or Inf in x, or -1. A rollout checks each
+// velocity and its own latents with it.
 func firstNonFinite(x []float32) int {
 	const exponent = 0x7f800000
 	for i, xi := range x {

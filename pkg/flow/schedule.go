@@ -51,7 +51,7 @@ type Schedule struct {
 	StochasticSampling   bool `json:"stochastic_sampling"`
 
 	// wide: the shift is computed in float64, as the solvers of diffusers do, instead of float32.
-	wide bool
+	float64Shift bool
 }
 
 // Classes of schedulers whose sigmas a Schedule computes. The two solvers get the grid of the pipeline too, although
@@ -74,10 +74,11 @@ type solverConfig struct {
 	UseLuLambdas  bool    `json:"use_lu_lambdas"`
 }
 
-// ParseSchedule reads a scheduler_config.json. Missing keys have the defaults of diffusers, unknown keys are
-// ignored, and a setting that is not supported is an error that names the key. For UniPC and DPM-Solver++ with
-// use_flow_sigmas the shift is flow_shift. Their first sigma of 1 stays 1 here; diffusers subtracts 1e-6 so that
-// its logarithms are finite.
+// ParseSchedule reads a scheduler_config.json of diffusers, which a model's folder or a prompt
+// brings. Missing keys have the defaults of diffusers, unknown keys are ignored. For UniPC and
+// DPM-Solver++ with use_flow_sigmas the shift is flow_shift. Their first sigma of 1 stays 1 here;
+// diffusers subtracts 1e-6 so that its logarithms are finite. Errors: more than maxConfigBytes, no
+// JSON, and settings that are not supported, each with its key.
 func ParseSchedule(config []byte) (Schedule, error) {
 	s := Schedule{
 		NumTrainTimesteps: trainTimesteps, Shift: 1, BaseShift: 0.5, MaxShift: 1.15,
@@ -90,14 +91,16 @@ func ParseSchedule(config []byte) (Schedule, error) {
 	if err := errors.Join(json.Unmarshal(config, &s), json.Unmarshal(config, &c)); err != nil {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
 	}
-	if err := errors.Join(c.apply(&s), s.Validate()); err != nil {
+	if err := errors.Join(c.applyTo(&s), s.Validate()); err != nil {
 		return Schedule{}, fmt.Errorf("scheduler config: %w", err)
 	}
 	return s, nil
 }
 
-// apply sets in s what the class of the scheduler decides, and joins the settings that are not supported.
-func (c solverConfig) apply(s *Schedule) error {
+// applyTo sets in s what the class of the scheduler decides. It returns one joined error for all
+// settings that this class has in diffusers and that are not supported here. Each names the key.
+// ParseSchedule calls it on the JSON that it read.
+func (c solverConfig) applyTo(s *Schedule) error {
 	var faults []error
 	check := func(ok bool, key string, value any, rule string) {
 		if !ok {
@@ -108,7 +111,7 @@ func (c solverConfig) apply(s *Schedule) error {
 	case "", classEuler:
 		check(c.Prediction == "" || c.Prediction == flowPrediction, "prediction_type", c.Prediction, flowPrediction)
 	case classUniPC, classDPM:
-		s.Shift, s.wide = c.FlowShift, true
+		s.Shift, s.float64Shift = c.FlowShift, true
 		check(c.UseFlowSigmas, "use_flow_sigmas", c.UseFlowSigmas, "true for "+c.Class)
 		check(c.Prediction == flowPrediction, "prediction_type", c.Prediction, flowPrediction)
 		check(positive(c.FlowShift), "flow_shift", c.FlowShift, "a finite number above 0")
@@ -125,7 +128,8 @@ func (c solverConfig) apply(s *Schedule) error {
 // flowPrediction is the prediction_type of a flow model.
 const flowPrediction = "flow_prediction"
 
-// Validate joins all faults of s. Each names the key, the value and the rule.
+// Validate joins all faults of s. Each names the key of scheduler_config.json, the value and the
+// rule. All that computes sigmas calls it first; so must a caller that changed a parsed schedule.
 func (s Schedule) Validate() error {
 	var faults []error
 	check := func(ok bool, key string, value any, rule string) {
@@ -135,14 +139,14 @@ func (s Schedule) Validate() error {
 	}
 	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
 	check(s.Grid.valid(), "grid", fmt.Sprintf("%q", string(s.Grid)), "linspace, scheduler or uni_flow")
-	check(s.Grid != GridUniFlow || s.wide, "grid", GridUniFlow,
+	check(s.Grid != GridUniFlow || s.float64Shift, "grid", GridUniFlow,
 		"linspace or scheduler with "+classEuler)
-	check(s.Grid != GridScheduler || !s.wide, "grid", GridScheduler,
+	check(s.Grid != GridScheduler || !s.float64Shift, "grid", GridScheduler,
 		"linspace or uni_flow with "+classUniPC+" or "+classDPM)
 	check(s.MuRule.valid(), "mu", fmt.Sprintf("%q", string(s.MuRule)), "linear, none, flux2 or constant")
 	check(finite(s.ConstantMu) && (s.ConstantMu == 0 || s.MuRule == MuConstant), "mu_constant", s.ConstantMu,
 		"a finite number with mu constant, else 0")
-	check(positive(s.Shift) || s.wide, "shift", s.Shift, "a finite number above 0") // else flow_shift is checked
+	check(positive(s.Shift) || s.float64Shift, "shift", s.Shift, "a finite number above 0") // else flow_shift is checked
 	if s.UseDynamicShifting {
 		check(s.MuRule != MuNone, "mu", MuNone, "linear, flux2 or constant with use_dynamic_shifting")
 		check(finite(s.BaseShift), "base_shift", s.BaseShift, "a finite number")
@@ -171,10 +175,12 @@ func (s Schedule) Validate() error {
 	return errors.Join(faults...)
 }
 
-// Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of imageSeqLen latent tokens: strictly
-// decreasing from about 1, the last is 0. They have the bits of a diffusers pipeline: T points by Grid, shifted and
-// stretched. Under some static shifts, such as 4.03, rounding moves the first sigma above 1; if a terminal stretch
-// moves it beyond MaxSigma, it is set to 1.
+// Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of imageSeqLen latent
+// tokens: strictly decreasing from about 1, the last is 0. They have the bits of a diffusers
+// pipeline: T points by Grid, shifted and stretched. Under some static shifts, such as 4.03,
+// rounding moves the first sigma above 1; if a terminal stretch moves it beyond MaxSigma, it is set
+// to 1. Errors: a number of steps that is out of range, an invalid s, a mu out of range, and a
+// shift so strong that neighbours round to one sigma.
 func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -182,11 +188,13 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	return s.finish(s.grid(numInferenceSteps), imageSeqLen)
+	return s.finishGrid(s.grid(numInferenceSteps), imageSeqLen)
 }
 
-// Shifted applies the schedule to a caller's own T sigmas, strictly decreasing in (0, 1], and returns the T+1
-// sigmas of a rollout: shifted, stretched to the terminal, with a final 0.
+// Shifted applies the schedule to a caller's own T sigmas, strictly decreasing in (0, 1], and
+// returns the T+1 sigmas of a rollout: shifted, stretched to the terminal, with a final 0. Intake
+// calls it for a prompt that lists its sigmas. Errors are those of Sigmas, and sigmas out of range
+// or order.
 func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(len(sigmas)); err != nil {
 		return nil, fmt.Errorf("sigmas: %w", err)
@@ -203,21 +211,23 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	return s.finish(slices.Clone(sigmas), imageSeqLen)
+	return s.finishGrid(slices.Clone(sigmas), imageSeqLen)
 }
 
-// finish shifts a grid of sigmas, which it may change, and appends the final 0. As in diffusers, a grid that the
-// pipeline gives is rounded to float32 before the shift; one of the scheduler's own is after it.
-func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
+// finishGrid makes the T+1 sigmas of a rollout of a grid of T sigmas [float64], which it may
+// change: it shifts them, rounds to float32 and appends the final 0. As in diffusers, a grid that
+// the pipeline gives is rounded before the shift; one of the scheduler's own is after it. Errors: a
+// dynamic shift out of range, and sigmas that are no longer distinct.
+func (s Schedule) finishGrid(grid []float64, imageSeqLen int) ([]float32, error) {
 	var sigmas []float32
-	if s.wide || s.Grid == GridScheduler {
-		if err := shift(s, grid, imageSeqLen); err != nil {
+	if s.float64Shift || s.Grid == GridScheduler {
+		if err := applyShift(s, grid, imageSeqLen); err != nil {
 			return nil, err
 		}
 		sigmas = float32s(grid)
 	} else {
 		sigmas = float32s(grid)
-		if err := shift(s, sigmas, imageSeqLen); err != nil {
+		if err := applyShift(s, sigmas, imageSeqLen); err != nil {
 			return nil, err
 		}
 	}
@@ -227,10 +237,11 @@ func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
 	return terminate(sigmas)
 }
 
-// shift applies the shift and the terminal stretch to grid in place, with the same order of operations as
-// diffusers. As in NumPy 2, arithmetic is in the type of the array: constants are computed in float64, then rounded
-// to F.
-func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
+// applyShift applies the static or dynamic shift and then the terminal stretch of s to grid in
+// place, with the same order of operations as diffusers. As in NumPy 2, arithmetic is in the type
+// of the array: constants are computed in float64, then rounded to F. It fails where dynamicShift
+// does; grid is then unchanged.
+func applyShift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 	if s.UseDynamicShifting {
 		factor, err := s.dynamicShift(len(grid), imageSeqLen)
 		if err != nil {
@@ -284,8 +295,8 @@ func terminate(sigmas []float32) ([]float32, error) {
 // define the same value.
 const MaxSigma = 1 + 1.0/(1<<19)
 
-// checkSigmas checks the sigmas of a rollout: 2 to MaxSteps+1 values, strictly decreasing, at most MaxSigma, the
-// last 0.
+// checkSigmas returns an error unless these can be the sigmas of a rollout: 2 to MaxSteps+1 values,
+// strictly decreasing, at most MaxSigma, the last 0. It names the first that breaks a rule.
 func checkSigmas(sigmas []float32) error {
 	n := len(sigmas)
 	if n < 2 || n > MaxSteps+1 {
@@ -312,7 +323,8 @@ func checkSteps(n int) error {
 	return nil
 }
 
-// linspace returns n points from first to last, both included; n = 1 gives first.
+// linspace returns n points from first to last, both included, with the bits of numpy.linspace; n =
+// 1 gives first.
 func linspace(first, last float64, n int) []float64 {
 	grid := make([]float64, n)
 	for i := range grid {

@@ -30,7 +30,9 @@ func SeedBase(seed int64) string { return "seed:" + strconv.FormatInt(seed, 10) 
 // RunBase is the base of a prompt without a seed: "run:" and the run's name.
 func RunBase(run string) string { return "run:" + run }
 
-// deriveSeed is the formula of SampleSeed for any index, groupIndex included.
+// deriveSeed is the formula of SampleSeed and GroupSeed: the first 8 bytes, little-endian, of the
+// SHA-256 of base, uid and index, with the lengths of both strings, so that no two triples have the
+// same bytes. index is that of the sample, or groupIndex for the group.
 func deriveSeed(base, uid string, index uint64) uint64 {
 	b := make([]byte, 0, 24+len(base)+len(uid))
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(base)))

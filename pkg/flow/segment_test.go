@@ -23,7 +23,7 @@ func segment(p flow.Plan, begin, end int) flow.Plan {
 func entries(p flow.Plan) []int {
 	var all []int
 	for i := range p.Steps() {
-		if p.Enter(i) == nil {
+		if p.CheckStart(i) == nil {
 			all = append(all, i)
 		}
 	}

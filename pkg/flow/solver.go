@@ -18,8 +18,8 @@ const (
 // Valid reports whether s is one of the solvers.
 func (s Solver) Valid() bool { return s.Evaluations() > 0 }
 
-// Evaluations returns how many velocities an ode step needs, or 0 for an unknown solver. A stochastic step always
-// needs one.
+// Evaluations returns how many velocities one ode step needs with this solver, which is its cost in
+// forward passes, or 0 for an unknown solver. A stochastic step always needs one.
 func (s Solver) Evaluations() int {
 	switch s {
 	case Euler, DPM, UniPC:
@@ -32,7 +32,9 @@ func (s Solver) Evaluations() int {
 	return 0
 }
 
-// Evaluations returns how many velocities a rollout with these transitions needs, with s for its ode steps.
+// Evaluations returns how many velocities a rollout with these transitions needs, with s for its
+// ode steps. Estimates of the cost of prompts multiply by it. Unknown transitions count as ode
+// steps.
 func Evaluations[T ~string](s Solver, transitions []T) (n int64) {
 	for _, t := range transitions {
 		if Transition(t).Stochastic() {
@@ -67,7 +69,8 @@ type integrator interface {
 	reset()
 }
 
-// newIntegrator returns the integrator of solver s for latents of so many elements. An unknown solver is an error.
+// newIntegrator returns an integrator of solver s that has seen no step, for latents of so many
+// elements. NewRollout makes one for each rollout with an ode step. An unknown solver is an error.
 func newIntegrator(s Solver, elements int) (integrator, error) {
 	switch s {
 	case Euler:

@@ -17,7 +17,9 @@ type dpm struct {
 	history  bool
 }
 
-// advance implements integrator: every step needs one velocity, so it always completes the step.
+// advance implements integrator by DPM-Solver++ 2M: it extrapolates the data estimate of this step
+// from that of the step before, if there is one. Every step needs one velocity, so it always writes
+// dst and returns true.
 func (s *dpm) advance(in interval, v, _, dst []float32) (float32, bool) {
 	sigma, next := float64(in.sigma), float64(in.next)
 	dataEstimate(s.m0, in.x, v, in.sigma)

@@ -7,7 +7,9 @@ type heun struct {
 	half bool // k1 is known
 }
 
-// advance implements integrator: the first velocity of a step is k1, the second completes the step.
+// advance implements integrator by Heun's method, of order 2. The first velocity of a step is k1;
+// it then asks for one at the Euler step's end (point). The second completes the step with the mean
+// of both.
 func (h *heun) advance(in interval, v, point, dst []float32) (float32, bool) {
 	d := float64(in.next) - float64(in.sigma)
 	if !h.half {

@@ -8,7 +8,9 @@ type rk4 struct {
 	stage int
 }
 
-// advance implements integrator: the four velocities of a step are k1 to k4, the last completes the step.
+// advance implements integrator by the classical Runge-Kutta method, of order 4. The four
+// velocities of a step are k1 to k4; the first three ask for another at point, the last completes
+// the step in dst.
 func (r *rk4) advance(in interval, v, point, dst []float32) (float32, bool) {
 	d := float64(in.next) - float64(in.sigma)
 	middle := float32((float64(in.sigma) + float64(in.next)) / 2)

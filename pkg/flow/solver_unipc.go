@@ -17,12 +17,12 @@ import "math"
 // The predictor's state is what the network sees and what a step reports; the
 // corrected one stays inside and is not rounded to the storage type.
 type unipc struct {
-	m, m0, m1 []float32 // data estimates: this step, the previous, the one before
-	x         []float32 // corrected state at the previous step
-	l0, l1    float64   // lambda of m0 and m1
-	sigma0    float64   // sigma of m0
-	known     int       // how many of m0, m1 are there
-	order     int       // of the predictor that led here
+	m, m0, m1        []float32 // data estimates: this step, the previous, the one before
+	x                []float32 // corrected state at the previous step
+	lambda0, lambda1 float64   // lambda of m0 and m1
+	sigma0           float64   // sigma of m0
+	known            int       // how many of m0, m1 are there
+	order            int       // of the predictor that led here
 }
 
 // newUniPC returns a unipc without history. Its buffers share one allocation.
@@ -32,8 +32,9 @@ func newUniPC(elements int) *unipc {
 	return &unipc{m: at(0), m0: at(1), m1: at(2), x: at(3)}
 }
 
-// advance implements integrator: it corrects the state at in.sigma, then predicts the state at in.next. One
-// velocity completes a step.
+// advance implements integrator: with the velocity at in.sigma it first corrects the state there,
+// then predicts the state at in.next into dst. One velocity completes a step, so it always returns
+// true. The formulas are at unipc.
 func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 	sigma, next := float64(in.sigma), float64(in.next)
 	dataEstimate(s.m, in.x, v, in.sigma)
@@ -43,7 +44,7 @@ func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 		s.correct(sigma)
 	}
 	s.m, s.m0, s.m1 = s.m1, s.m, s.m0
-	s.l1, s.l0, s.sigma0 = s.l0, lambda(sigma), sigma
+	s.lambda1, s.lambda0, s.sigma0 = s.lambda0, lambda(sigma), sigma
 	s.known = min(s.known+1, 2)
 
 	// The last step is of order 1: lambda is infinite at its end.
@@ -51,19 +52,20 @@ func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 	step := alphaQ(sigma, next)
 	linear2(dst, next/sigma, s.x, -step, s.m0)
 	if s.order == 2 {
-		if r := (s.l1 - s.l0) / (lambda(next) - s.l0); !math.IsInf(r, 0) {
+		if r := (s.lambda1 - s.lambda0) / (lambda(next) - s.lambda0); !math.IsInf(r, 0) {
 			addDifference(dst, -step/float64(2*r), s.m1, s.m0)
 		}
 	}
 	return 0, true
 }
 
-// correct moves s.x from sigma0 to sigma with the data estimate m at sigma.
+// correct moves s.x, the corrected state at sigma0, to sigma, now that the data estimate m at sigma
+// is known. advance calls it at every step but the first. The formula is at unipc.
 func (s *unipc) correct(sigma float64) {
 	step := alphaQ(s.sigma0, sigma)
 	rho1, rho2 := 0.0, 0.5
 	if s.order == 2 {
-		rho1, rho2 = s.rho(sigma)
+		rho1, rho2 = s.correctorWeights(sigma)
 	}
 	linear2(s.x, sigma/s.sigma0, s.x, -step, s.m0)
 	if rho1 != 0 {
@@ -72,15 +74,16 @@ func (s *unipc) correct(sigma float64) {
 	addDifference(s.x, -float64(step*rho2), s.m, s.m0)
 }
 
-// rho solves the order conditions for the weights of correct; rho1 includes the factor 1/r. If m1 was made at sigma
-// = 1, r is infinite and rho1 is 0.
-func (s *unipc) rho(sigma float64) (rho1, rho2 float64) {
-	h := lambda(sigma) - s.l0
+// correctorWeights returns the rho of unipc's formula at order 2: it solves the order conditions
+// for the weights of correct. rho1 includes the factor 1/r. If m1 was made at sigma = 1, r is
+// infinite and rho1 is 0.
+func (s *unipc) correctorWeights(sigma float64) (rho1, rho2 float64) {
+	h := lambda(sigma) - s.lambda0
 	q := (sigma - s.sigma0) / float64(s.sigma0*(1-sigma))
 	u := -q/h - 1
 	b1 := u / q
 	b2 := float64(2*(-u/h-0.5)) / q
-	r := (s.l1 - s.l0) / h
+	r := (s.lambda1 - s.lambda0) / h
 	if math.IsInf(r, 0) {
 		return 0, b1
 	}

@@ -77,8 +77,10 @@ func (k StepTransition) Step(index int, x, next []float32) *Step {
 	}
 }
 
-// NewStepTransition returns the transition of step index over sigmas [T+1]. If the sigma of an sde step is 1, it
-// uses sigmas[1] instead. Errors name the field, its value and the rule.
+// NewStepTransition returns the transition of step index over the sigmas [T+1] of a rollout. It is
+// for callers without a Plan, such as trainers and results. If the sigma of an sde step is 1, its
+// noise is that of sigmas[1], because the formula divides by 1 - sigma. Errors name the field, its
+// value and the rule.
 func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index int) (StepTransition, error) {
 	if err := checkSigmas(sigmas); err != nil {
 		return StepTransition{}, err
@@ -92,7 +94,8 @@ func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index
 	return newStepTransition(t, noiseLevel, sigmas, index)
 }
 
-// checkNoise checks a transition against its noise level.
+// checkNoise returns an error if t is not a transition, or if its noise level a is negative, not
+// finite, or above 1 for cps, where it is a share of the noise.
 func checkNoise(t Transition, a float64) error {
 	switch {
 	case !t.Valid():
@@ -105,7 +108,10 @@ func checkNoise(t Transition, a float64) error {
 	return nil
 }
 
-// newStepTransition is NewStepTransition for checked arguments.
+// newStepTransition is NewStepTransition for checked arguments: it computes the coefficients A and
+// B of the mean and the noise of the step by the formulas at Transition. a is the noise level. It
+// is an error if a is so large at this sigma that a coefficient overflows, or if sigmas[1] is too
+// close to 1 for an sde step.
 func newStepTransition(t Transition, a float64, sigmas []float32, index int) (StepTransition, error) {
 	k := StepTransition{Transition: t, NoiseLevel: a, Sigma: sigmas[index], SigmaNext: sigmas[index+1]}
 	s, p := float64(k.Sigma), float64(k.SigmaNext)
@@ -145,9 +151,11 @@ func newStepTransition(t Transition, a float64, sigmas []float32, index int) (St
 	return k, nil
 }
 
-// Draw computes the step: mean[i] = A*x[i] + B*v[i], next[i] = mean[i] + NoiseStd*eps[i], then it rounds next to
-// the storage type. eps is standard normal, or nil for an ode step. All slices are [S*C]. next may alias mean;
-// neither may alias x or v.
+// Draw computes the step: mean[i] = A*x[i] + B*v[i], next[i] = mean[i] + NoiseStd*eps[i], then it
+// rounds next to the storage type. A rollout calls it at each stochastic step. eps is standard
+// normal, or nil for an ode step. All slices are [S*C]. next may alias mean; neither may alias x or
+// v. Slices that do not fit and a storage type that is no float are errors; nothing is written
+// then.
 func (k StepTransition) Draw(next, mean, x, v, eps []float32, storage tensor.DType) error {
 	if err := sameLength(x, v, next, mean); err != nil {
 		return err

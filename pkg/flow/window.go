@@ -37,7 +37,8 @@ type Window struct {
 	ItersPerGroup int
 }
 
-// Validate joins all faults of w for a rollout of numInferenceSteps. Each names the field, the value and the rule.
+// Validate joins all faults of w for a rollout of numInferenceSteps. Each names the field of the
+// prompt, the value and the rule, for intake's reply to its author.
 func (w Window) Validate(numInferenceSteps int) error {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return err
@@ -63,9 +64,11 @@ func (w Window) Validate(numInferenceSteps int) error {
 	return errors.Join(faults...)
 }
 
-// Indices returns the chosen steps, ascending. seed is the GroupSeed of the batch: groups that are trained together
-// must use the same. Draw j is the 64-bit number of the first two words (low, high) of Philox with key seed and
-// counter (j, Iteration, StreamWindow, 0). The choice among n is the upper half of the draw's product with n.
+// Indices returns the stochastic steps that the window chooses, ascending; intake calls it once for
+// a group. seed is the GroupSeed of the batch: groups that are trained together must use the same.
+// Draw j is the 64-bit number of the first two words (low, high) of Philox with key seed and
+// counter (j, Iteration, StreamWindow, 0). The choice among n is the upper half of the draw's
+// product with n. Errors are those of Validate.
 func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {
 	if err := w.Validate(numInferenceSteps); err != nil {
 		return nil, err
@@ -88,13 +91,14 @@ func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {
 			start = w.Hi - w.Size
 		}
 	case NoncontiguousWindow:
-		return w.subset(choose), nil
+		return w.chooseScattered(choose), nil
 	}
 	return sequence(start, w.Size), nil
 }
 
-// subset returns the first Size elements of a Fisher-Yates shuffle of Lo .. Hi-1, sorted.
-func (w Window) subset(choose func(draw, n int) int) []int {
+// chooseScattered returns the steps of a noncontiguous window, ascending: the first Size elements
+// of a Fisher-Yates shuffle of Lo .. Hi-1. choose(j, n) is draw j of a number below n.
+func (w Window) chooseScattered(choose func(draw, n int) int) []int {
 	steps := sequence(w.Lo, w.Hi-w.Lo)
 	for i := range w.Size {
 		j := i + choose(i, len(steps)-i)
@@ -105,8 +109,9 @@ func (w Window) subset(choose func(draw, n int) int) []int {
 	return steps
 }
 
-// StepIndices checks a list of sde_step_indices, 0 .. T-1 without repeats, and returns it ascending. nil stands for
-// all steps, an empty list for no step.
+// StepIndices checks the sde_step_indices of a prompt, 0 .. T-1 without repeats, and returns them
+// ascending. nil stands for all steps, an empty list for no step. An error names the field and the
+// index.
 func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -117,9 +122,10 @@ func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
 	return checkIndices("sde_step_indices", indices, numInferenceSteps-1)
 }
 
-// ReturnIndices checks a list of return_step_indices, 0 .. T without repeats, and returns it ascending. Index i
-// means the latents before step i, T the final latents. nil stands for the latents before and after each step in
-// sde: what a trainer of these steps needs.
+// ReturnIndices checks the return_step_indices of a prompt, 0 .. T without repeats, and returns
+// them ascending: the states that are stored. Index i means the latents before step i, T the final
+// latents. nil stands for the latents before and after each step in sde: what a trainer of these
+// steps needs. An error names the field and the index.
 func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -135,8 +141,8 @@ func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
 	return slices.Compact(both), nil
 }
 
-// Transitions returns the transition of each of T steps: t at the indices, ode elsewhere. It ignores indices out of
-// range; StepIndices refuses them.
+// Transitions returns the transition of each of T = numInferenceSteps steps: t at the indices, ode
+// elsewhere. It ignores indices out of range; StepIndices refuses them before.
 func Transitions(t Transition, indices []int, numInferenceSteps int) []Transition {
 	all := make([]Transition, max(numInferenceSteps, 0))
 	for i := range all {
@@ -148,8 +154,8 @@ func Transitions(t Transition, indices []int, numInferenceSteps int) []Transitio
 	return all
 }
 
-// checkIndices returns a sorted copy of indices. An index outside 0 .. last and one that repeats are errors that
-// name the field.
+// checkIndices returns a sorted copy of indices. An index outside 0 .. last, or one that comes
+// twice, is an error that names field, the prompt's field that they come from.
 func checkIndices(field string, indices []int, last int) ([]int, error) {
 	sorted := slices.Clone(indices)
 	slices.Sort(sorted)

@@ -61,7 +61,7 @@ func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout
 		return sumsReply(r)
 	}
 	subject := schemas.InteractSubject(r.Name)
-	data, err := encode(nc, r)
+	data, err := encodeRequest(nc, r)
 	if err != nil {
 		return nil, &Fault{schemas.ConversationError, err}
 	}
@@ -112,8 +112,10 @@ func faultOf(f *Fault) error {
 	return f
 }
 
-// encode encodes a request. If it is too large for a message, it leaves out the logits, which events have too.
-func encode(nc *nats.Conn, r *schemas.InteractRequest) ([]byte, error) {
+// encodeRequest encodes a request to workers. If it is too large for a message of the server, it
+// leaves out the logits, which events have too. A request that is too large even so is an error
+// with the setting to raise.
+func encodeRequest(nc *nats.Conn, r *schemas.InteractRequest) ([]byte, error) {
 	data, err := schemas.Encode(r)
 	if limit := nc.MaxPayload(); err == nil && limit > 0 && int64(len(data)) > limit && r.Logits != nil {
 		bare := *r

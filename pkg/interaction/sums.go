@@ -22,8 +22,9 @@ const NotANumber = "not a number"
 // Builtin reports whether the interaction of a name is built in.
 func Builtin(name string) bool { return name == Sums }
 
-// Check returns an error if the interaction is built in and could not check the answers to a prompt: it has params, or
-// the messages ask no sum and there is no ground truth.
+// Check returns an error if the interaction is built in and could not check the answers to a
+// prompt: it has params, or the messages ask no sum and there is no ground truth. Intake refuses
+// such a prompt with it. Workers check themselves.
 func Check(name string, params map[string]string, messages []schemas.Message, groundTruth string) error {
 	if !Builtin(name) {
 		return nil
@@ -31,7 +32,7 @@ func Check(name string, params map[string]string, messages []schemas.Message, gr
 	if len(params) > 0 {
 		return fmt.Errorf("params: %d; must be none: %s has no options", len(params), name)
 	}
-	_, err := target(messages, groundTruth)
+	_, err := expectedSum(messages, groundTruth)
 	return err
 }
 
@@ -41,15 +42,15 @@ func sumsReply(r *schemas.InteractRequest) (*schemas.InteractReply, error) {
 		return nil, &Fault{schemas.ConversationError, errors.New("messages: none; must end with the answer")}
 	}
 	last := len(r.Messages) - 1
-	want, err := target(r.Messages[:last], r.GroundTruth)
+	want, err := expectedSum(r.Messages[:last], r.GroundTruth)
 	if err != nil {
 		return nil, &Fault{schemas.ConversationError, err}
 	}
 	return compareSum(r.Messages[last].Content, r.FinishReason, want), nil
 }
 
-// target returns the right number: the ground truth, or the result of the sum that the user asks.
-func target(messages []schemas.Message, groundTruth string) (float64, error) {
+// expectedSum returns the right number: the ground truth, or the result of the sum that the user asks.
+func expectedSum(messages []schemas.Message, groundTruth string) (float64, error) {
 	list := make([]scorer.Message, len(messages))
 	for i, m := range messages {
 		list[i] = scorer.Message(m)
@@ -60,7 +61,9 @@ func target(messages []schemas.Message, groundTruth string) (float64, error) {
 // canonical matches whole numbers in their usual form, without leading zeros or a plus.
 var canonical = regexp.MustCompile(`^(0|-?[1-9][0-9]*)$`)
 
-// compareSum returns the reply to an answer, given how it finished and the right number.
+// compareSum returns the reply of Sums to an answer: text is the answer, finish how it ended
+// (schemas.FinishStop, ...), want the right number. A right answer ends the conversation with score
+// 1; else the reply says too low, too high or that it is no number, with score 0.
 func compareSum(text, finish string, want float64) *schemas.InteractReply {
 	got, err := strconv.ParseFloat(text, 64)
 	reply := &schemas.InteractReply{Score: new(0.0)}

@@ -9,7 +9,7 @@ import (
 
 // eval returns the value of an expression.
 func (s *state) eval(e expression) any {
-	s.step(0)
+	s.countSteps(0)
 	switch n := e.(type) {
 	case constNode:
 		return n.value
@@ -46,7 +46,7 @@ func (s *state) eval(e expression) any {
 	case signNode:
 		return s.sign(s.eval(n.of), n.minus)
 	case compareNode:
-		return s.chain(n)
+		return s.compareChain(n)
 	case concatNode:
 		return s.concat(n)
 	case binaryNode:
@@ -81,17 +81,17 @@ func (s *state) eval(e expression) any {
 // list evaluates a list or a tuple.
 func (s *state) list(n listNode) *list {
 	l := &list{make([]any, len(n.items)), n.tuple}
-	s.made(16 * len(n.items))
+	s.countMemory(16 * len(n.items))
 	for i, item := range n.items {
 		l.items[i] = s.eval(item)
 	}
 	return l
 }
 
-// dict evaluates a dict; keys must be hashable.
+// dict evaluates the literal of a dict. A key that Python could not hash fails the rendering.
 func (s *state) dict(n dictNode) *dict {
 	d := newDict()
-	s.made(64 * len(n.keys))
+	s.countMemory(64 * len(n.keys))
 	for i := range n.keys {
 		k := s.eval(n.keys[i])
 		if !d.put(k, s.eval(n.values[i])) {
@@ -101,8 +101,8 @@ func (s *state) dict(n dictNode) *dict {
 	return d
 }
 
-// chain evaluates a comparison such as a < b < c.
-func (s *state) chain(n compareNode) bool {
+// compareChain evaluates a comparison such as a < b < c.
+func (s *state) compareChain(n compareNode) bool {
 	left := s.eval(n.first)
 	for i, op := range n.ops {
 		right := s.eval(n.rest[i])
@@ -119,7 +119,7 @@ func (s *state) concat(n concatNode) string {
 	var b strings.Builder
 	for _, item := range n.items {
 		text := s.string(s.eval(item))
-		s.made(len(text))
+		s.countMemory(len(text))
 		b.WriteString(text)
 	}
 	return b.String()
@@ -163,7 +163,7 @@ func (s *state) item(of, index any) any {
 		}
 	} else if i, ok := integer(index); ok {
 		if text, ok := of.(string); ok {
-			s.step(len(text))
+			s.countSteps(len(text))
 			of = &list{items: s.iterate(text)}
 		}
 		switch v := of.(type) {
@@ -189,7 +189,8 @@ func (s *state) item(of, index any) any {
 	return undefined{typeName(of) + " has no element " + s.text(index)}
 }
 
-// slice evaluates x[begin:end:step] of a string or a list.
+// slice evaluates x[begin:end:step] of a string or a list. Bounds that are no integers, and other
+// values, fail the rendering; a slice of a range is unsupported.
 func (s *state) slice(of any, n sliceNode) any {
 	var bounds [3]*int64
 	for i, e := range []expression{n.begin, n.end, n.step} {
@@ -210,14 +211,14 @@ func (s *state) slice(of any, n sliceNode) any {
 	s.mustBeDefined(of)
 	switch v := of.(type) {
 	case string:
-		s.made(len(v))
+		s.countMemory(len(v))
 		if !slices.ContainsFunc([]byte(v), func(b byte) bool { return b >= utf8.RuneSelf }) && bounds[2] == nil {
 			begin, end, _ := s.bounds(bounds, len(v))
 			return v[begin:max(begin, end)]
 		}
 		return string(sliceOf(s, []rune(v), bounds))
 	case *list:
-		s.made(16 * len(v.items))
+		s.countMemory(16 * len(v.items))
 		return &list{sliceOf(s, v.items, bounds), v.tuple}
 	case span:
 		s.unsupported("a slice of a range")
@@ -226,7 +227,8 @@ func (s *state) slice(of any, n sliceNode) any {
 	return nil
 }
 
-// bounds returns the bounds of a slice of n items, clipped as in Python.
+// bounds returns the bounds of a slice of n items, clipped as in Python; nil is a bound that is not
+// given. A step of 0 fails the rendering.
 func (s *state) bounds(of [3]*int64, n int) (begin, end, step int) {
 	step = 1
 	if of[2] != nil {

@@ -49,12 +49,12 @@ func (s *state) apply(v any, c *call) any {
 	if f == nil {
 		s.unsupported("the filter %q", c.name)
 	}
-	s.step(0)
+	s.countSteps(0)
 	return f(s, v, c)
 }
 
 func filterDefault(s *state, v any, c *call) any {
-	a := s.bind(c, 0, "default_value", "boolean")
+	a := s.bindArguments(c, 0, "default_value", "boolean")
 	if _, ok := v.(undefined); ok || truth(argument(a[1], false)) && !truth(v) {
 		return argument(a[0], "")
 	}
@@ -63,18 +63,20 @@ func filterDefault(s *state, v any, c *call) any {
 
 var escapes = strings.NewReplacer("&", "&amp;", ">", "&gt;", "<", "&lt;", "'", "&#39;", `"`, "&#34;")
 
+// filterEscape is the filter escape: it returns v as text in which the characters of HTML are
+// replaced. Text that is escaped already stays. Arguments are an error of the template.
 func filterEscape(s *state, v any, c *call) any {
-	s.bind(c, 0)
+	s.bindArguments(c, 0)
 	if m, ok := v.(markup); ok {
 		return m
 	}
 	text := escapes.Replace(s.text(v))
-	s.made(len(text))
+	s.countMemory(len(text))
 	return markup(text)
 }
 
 func filterLength(s *state, v any, c *call) any {
-	s.bind(c, 0)
+	s.bindArguments(c, 0)
 	n, ok := s.length(v)
 	if !ok {
 		s.fail("%s has no length", typeName(v))
@@ -84,7 +86,7 @@ func filterLength(s *state, v any, c *call) any {
 
 // filterIndent is the filter indent: it indents the lines after the first by width spaces, or by a text.
 func filterIndent(s *state, v any, c *call) any {
-	a := s.bind(c, 0, "width", "first", "blank")
+	a := s.bindArguments(c, 0, "width", "first", "blank")
 	s.mustBeDefined(v)
 	text, ok := v.(string)
 	if !ok {
@@ -95,7 +97,7 @@ func filterIndent(s *state, v any, c *call) any {
 	case string:
 		by = width
 	case int64:
-		s.madeCopies(1, width)
+		s.countCopies(1, width)
 		by = strings.Repeat(" ", int(max(0, width)))
 	default:
 		s.fail("indent by %s", typeName(width))
@@ -108,21 +110,22 @@ func filterIndent(s *state, v any, c *call) any {
 		if i > 0 {
 			b.WriteByte('\n')
 			if line != "" || truth(argument(a[2], false)) {
-				s.made(len(by))
+				s.countMemory(len(by))
 				b.WriteString(by)
 			}
 		}
-		s.made(len(line))
+		s.countMemory(len(line))
 		b.WriteString(line)
 	}
 	return b.String()
 }
 
-// filterMap is the filter map: it applies a filter to each item, or reads an attribute of each.
+// filterMap is the filter map: it applies a filter to each item of v, or reads an attribute of
+// each. Arguments of another form fail the rendering.
 func filterMap(s *state, v any, c *call) any {
 	var each func(any) any
 	if len(c.args) == 0 && slices.Contains(c.names, "attribute") {
-		a := s.bind(&call{c.name, nil, c.names, c.named}, 0, "attribute", "default")
+		a := s.bindArguments(&call{c.name, nil, c.names, c.named}, 0, "attribute", "default")
 		each = s.attributeOf(a[0], argument(a[1], nil))
 	} else {
 		if len(c.args) == 0 {
@@ -137,16 +140,17 @@ func filterMap(s *state, v any, c *call) any {
 	var out []any
 	if truth(v) {
 		for _, item := range s.iterate(v) {
-			s.made(16)
+			s.countMemory(16)
 			out = append(out, each(item))
 		}
 	}
 	return &generator{out}
 }
 
-// filterRound is the filter round, with the rounding of Python.
+// filterRound is the filter round, with the rounding of Python. What Python rounds in a way that is
+// not built here is unsupported; another method than common, ceil or floor fails the rendering.
 func filterRound(s *state, v any, c *call) any {
-	a := s.bind(c, 0, "precision", "method")
+	a := s.bindArguments(c, 0, "precision", "method")
 	s.mustBeDefined(v)
 	precision, whole := integer(argument(a[0], int64(0)))
 	f, ok := float(v)
@@ -177,9 +181,10 @@ func filterRound(s *state, v any, c *call) any {
 	return nil
 }
 
-// filterJSON is the filter tojson of transformers: json.dumps without HTML escapes.
+// filterJSON is the filter tojson of transformers: json.dumps without HTML escapes. Options that
+// json.dumps would refuse fail the rendering.
 func filterJSON(s *state, v any, c *call) any {
-	a := s.bind(c, 0, "ensure_ascii", "indent", "separators", "sort_keys")
+	a := s.bindArguments(c, 0, "ensure_ascii", "indent", "separators", "sort_keys")
 	f := jsonForm{ascii: truth(argument(a[0], false)), sorted: truth(argument(a[3], false)), item: ", ", key: ": "}
 	switch by := argument(a[1], nil).(type) {
 	case nil:
@@ -244,7 +249,8 @@ func (s *state) sortKey(v any, exact bool) any {
 	return v
 }
 
-// sort sorts items in place by the keys that by returns; it is stable.
+// sort sorts items in place by the keys that by returns, for the filters sort and dictsort; it is
+// stable. Keys that Python cannot compare fail the rendering.
 func (s *state) sort(items []any, by func(any) any, reverse bool) {
 	keys := make(map[int]any, len(items))
 	order := make([]int, len(items))
@@ -267,9 +273,10 @@ func (s *state) sort(items []any, by func(any) any, reverse bool) {
 	copy(items, sorted)
 }
 
-// extremum is the filters max (most) and min: the first of the largest or smallest items.
-func (s *state) extremum(v any, c *call, most bool) any {
-	a := s.bind(c, 0, "case_sensitive", "attribute")
+// filterExtremum is the filters max (most) and min: it returns the first of the largest or smallest
+// items of v, undefined for none. Items that Python cannot compare fail the rendering.
+func (s *state) filterExtremum(v any, c *call, most bool) any {
+	a := s.bindArguments(c, 0, "case_sensitive", "attribute")
 	attribute, exact := s.attributeOf(argument(a[1], nil), nil), truth(argument(a[0], false))
 	var best any = undefined{"the largest or smallest item of none"}
 	for i, item := range s.iterate(v) {
@@ -289,8 +296,10 @@ func (s *state) extremum(v any, c *call, most bool) any {
 	return best
 }
 
-// choose is the filters select, reject (wanted is false), selectattr and rejectattr (attribute).
-func (s *state) choose(v any, c *call, attribute, wanted bool) any {
+// filterSelect is the filters select, reject (wanted is false), selectattr and rejectattr
+// (attribute): it keeps the items of v for which a test holds, or does not. Arguments of another
+// form fail the rendering.
+func (s *state) filterSelect(v any, c *call, attribute, wanted bool) any {
 	if !truth(v) {
 		return &generator{}
 	}
@@ -312,7 +321,7 @@ func (s *state) choose(v any, c *call, attribute, wanted bool) any {
 	var out []any
 	for _, item := range s.iterate(v) {
 		if holds(read(item)) == wanted {
-			s.made(16)
+			s.countMemory(16)
 			out = append(out, item)
 		}
 	}
@@ -325,7 +334,7 @@ func (s *state) numeral(text string) string {
 	if strings.IndexFunc(text, foreign) >= 0 {
 		s.unsupported("%.40q as a number", text)
 	}
-	s.step(len(text))
+	s.countSteps(len(text))
 	return strings.ToLower(strings.TrimFunc(text, isSpace))
 }
 
@@ -338,6 +347,8 @@ func (s *state) parseInt(text string) (int64, bool) {
 	return i, err == nil
 }
 
+// parseFloat returns v as a float, as Python's float() reads it; false if it is no number.
+// Hexadecimal numbers are none.
 func (s *state) parseFloat(v any) (float64, bool) {
 	text, ok := v.(string)
 	if !ok {

@@ -8,7 +8,7 @@ const maxRange = 100000
 // globals are the functions that a template can call.
 var globals = map[string]*function{
 	"range": {"range", func(s *state, c *call) any {
-		a := s.bind(c, 1, "start", "stop", "step")
+		a := s.bindArguments(c, 1, "start", "stop", "step")
 		var n [3]int64
 		for i, v := range a {
 			if v == (absent{}) {
@@ -45,7 +45,7 @@ var globals = map[string]*function{
 			if !ok || len(c.args) > 1 {
 				s.unsupported("dict of %s", typeName(of))
 			}
-			s.made(64 * len(more.keys))
+			s.countMemory(64 * len(more.keys))
 			for i := range more.keys {
 				d.put(more.keys[i], more.values[i])
 			}
@@ -72,7 +72,7 @@ var globals = map[string]*function{
 		return &namespace{d}
 	}},
 	"raise_exception": {"raise_exception", func(s *state, c *call) any {
-		panic(failure{&Raised{s.text(s.bind(c, 1, "message")[0])}})
+		panic(failure{&Raised{s.text(s.bindArguments(c, 1, "message")[0])}})
 	}},
 	"strftime_now": {"strftime_now", func(s *state, _ *call) any {
 		s.unsupported("strftime_now: a text with today's date is another one tomorrow")

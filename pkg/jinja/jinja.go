@@ -9,7 +9,9 @@
 // namespaces. Its time and memory are bounded. Whatever Jinja has and this package has not is refused by name: by
 // Parse if the text shows it, else by Render. So a template is never rendered wrongly.
 //
-// Inside the package errors are panics of type failure, which Parse and Render recover.
+// Inside the package errors are panics of type failure, which Parse and Render recover. state.fail and
+// state.unsupported raise them; countSteps and countMemory do, with ErrLimit, when a rendering takes too much time or
+// memory. So functions that evaluate return no error: what they cannot do ends the rendering.
 package jinja
 
 import (
@@ -55,7 +57,8 @@ type Pair struct {
 // Template is a parsed template. It is safe for concurrent use.
 type Template struct{ body []statement }
 
-// Parse parses a template. Features that Render would always refuse are errors here.
+// Parse parses the text of a template, once for many renderings. Faults of syntax and features that
+// Render would always refuse are errors; the latter wrap ErrUnsupported.
 func Parse(source string) (*Template, error) {
 	if len(source) > MaxSource {
 		return nil, fmt.Errorf("%d bytes; must be at most %d", len(source), MaxSource)
@@ -71,8 +74,10 @@ func Parse(source string) (*Template, error) {
 	return &Template{body}, nil
 }
 
-// Render runs the template with variables and returns its output. Values are nil, bool, int, int64, float64,
-// string, and []any and Dict of such values. Missing variables are undefined, as in Jinja.
+// Render runs the template with variables and returns its output. Values are nil, bool, int, int64,
+// float64, string, and []any and Dict of such values. Missing variables are undefined, as in Jinja.
+// An error says what the template did wrong or refused (raise_exception), wraps ErrUnsupported for
+// a feature that is not built here, or ErrLimit for too much time or memory.
 func (t *Template) Render(variables map[string]any) (text string, err error) {
 	s := &state{frame: &frame{vars: map[string]any{}}, steps: MaxSteps, bytes: MaxBytes}
 	defer recoverFailure(&err)
@@ -94,7 +99,8 @@ func (t *Template) Render(variables map[string]any) (text string, err error) {
 // failure is the panic that carries an error up to Parse and Render.
 type failure struct{ err error }
 
-// recoverFailure sets err to the error of a failure; other panics go on.
+// recoverFailure ends Parse and Render, deferred: it sets err to the error of a failure that the
+// template caused; other panics, which are faults of this package, go on.
 func recoverFailure(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -140,16 +146,16 @@ func (s *state) unsupported(format string, args ...any) {
 	s.fail("%s: %w", fmt.Sprintf(format, args...), ErrUnsupported)
 }
 
-// step counts one step of work, and n bytes that are read.
-func (s *state) step(n int) {
+// countSteps counts one step of work, and n bytes that are read.
+func (s *state) countSteps(n int) {
 	if s.steps -= 1 + n/256; s.steps < 0 {
 		s.fail("%w: more than %d steps", ErrLimit, MaxSteps)
 	}
 }
 
-// made counts n bytes of a new value. It is called before large values are made.
-func (s *state) made(n int) {
-	s.step(n)
+// countMemory counts n bytes of a new value. It is called before large values are made.
+func (s *state) countMemory(n int) {
+	s.countSteps(n)
 	if s.bytes -= n; s.bytes < 0 || n < 0 {
 		s.fail("%w: values of more than %d bytes", ErrLimit, MaxBytes)
 	}
@@ -157,7 +163,7 @@ func (s *state) made(n int) {
 
 // write adds text to the output, or to the block that is captured.
 func (s *state) write(text string) {
-	s.made(len(text))
+	s.countMemory(len(text))
 	s.out.WriteString(text)
 }
 
@@ -173,7 +179,7 @@ func (s *state) capture(body func()) string {
 
 // scope runs body in a new scope inside parent.
 func (s *state) scope(parent *frame, body func()) {
-	s.step(8 * 256)
+	s.countSteps(8 * 256)
 	saved := s.frame
 	s.frame = &frame{vars: map[string]any{}, parent: parent}
 	body()

@@ -42,7 +42,9 @@ var methods = func() map[string]bool {
 	return all
 }()
 
-// method calls a method of a value; false: it has no method of that name.
+// method calls the method of a value that a template names, such as text.strip(); false: it has
+// none of that name, and the caller looks for an attribute. Arguments that Python would refuse fail
+// the rendering.
 func (s *state) method(of any, name string, c *call) (any, bool) {
 	switch v := of.(type) {
 	case undefined, markup:
@@ -50,7 +52,7 @@ func (s *state) method(of any, name string, c *call) (any, bool) {
 	case *loop:
 		switch name {
 		case "cycle":
-			s.bind(&call{name: name, names: c.names, named: c.named}, 0)
+			s.bindArguments(&call{name: name, names: c.names, named: c.named}, 0)
 			if len(c.args) == 0 {
 				s.fail("loop.cycle of nothing")
 			}
@@ -81,12 +83,13 @@ func (s *state) method(of any, name string, c *call) (any, bool) {
 	return nil, true
 }
 
-// dictMethod calls a method of a dict. Methods that change it are errors.
+// dictMethod calls a method of a dict. Methods that change it, and unknown ones, fail the
+// rendering.
 func (s *state) dictMethod(d *dict, name string, c *call) any {
-	s.step(16 * len(d.keys))
+	s.countSteps(16 * len(d.keys))
 	switch name {
 	case "get":
-		a := s.bind(c, 1, "key", "default")
+		a := s.bindArguments(c, 1, "key", "default")
 		if _, ok := key(a[0]); !ok {
 			s.fail("%s as a key of a dict", typeName(a[0]))
 		}
@@ -95,31 +98,32 @@ func (s *state) dictMethod(d *dict, name string, c *call) any {
 		}
 		return argument(a[1], nil)
 	case "items":
-		s.bind(c, 0)
-		s.made(64 * len(d.keys))
+		s.bindArguments(c, 0)
+		s.countMemory(64 * len(d.keys))
 		return &view{"dict_items", d.pairs()}
 	case "keys":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return &view{"dict_keys", d.keys}
 	case "values":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return &view{"dict_values", d.values}
 	case "copy":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return d // nothing changes it
 	}
 	s.fail("dict.%s(): a template cannot change a dict", name)
 	return nil
 }
 
-// listMethod calls a method of a list or a tuple. Methods that change it are errors.
+// listMethod calls a method of a list or a tuple. Methods that change it, and unknown ones, fail
+// the rendering.
 func (s *state) listMethod(l *list, name string, c *call) any {
 	switch name {
 	case "copy":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return l
 	case "count", "index":
-		v, n := s.bind(c, 1, "value")[0], int64(0)
+		v, n := s.bindArguments(c, 1, "value")[0], int64(0)
 		for i, item := range l.items {
 			if s.equal(item, v, 0) {
 				if n++; name == "index" {
@@ -136,7 +140,8 @@ func (s *state) listMethod(l *list, name string, c *call) any {
 	return nil
 }
 
-// stringsOf returns values as strings; another type is an error that names the method.
+// stringsOf returns the arguments of a call as strings; a value of another type fails the rendering
+// with the method's name.
 func (s *state) stringsOf(c *call, values ...any) []string {
 	out := make([]string, len(values))
 	for i, v := range values {
@@ -150,20 +155,21 @@ func (s *state) stringsOf(c *call, values ...any) []string {
 	return out
 }
 
-// stringMethod calls a method of a string.
+// stringMethod calls a method of a string, with the results of Python. Arguments that Python would
+// refuse fail the rendering.
 func (s *state) stringMethod(v, name string, c *call) any {
-	s.made(len(v))
+	s.countMemory(len(v))
 	switch name {
 	case "strip", "lstrip", "rstrip":
-		return s.strip(v, argument(s.bind(c, 0, "chars")[0], nil), name != "rstrip", name != "lstrip")
+		return s.strip(v, argument(s.bindArguments(c, 0, "chars")[0], nil), name != "rstrip", name != "lstrip")
 	case "split", "rsplit":
-		a := s.bind(c, 0, "sep", "maxsplit")
+		a := s.bindArguments(c, 0, "sep", "maxsplit")
 		return s.split(v, argument(a[0], nil), argument(a[1], int64(-1)), name == "rsplit")
 	case "splitlines":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return stringList(s, s.lines(v))
 	case "startswith", "endswith":
-		of := s.bind(c, 1, "prefix")[0]
+		of := s.bindArguments(c, 1, "prefix")[0]
 		any := []any{of}
 		if l, ok := of.(*list); ok && l.tuple {
 			any = l.items
@@ -175,7 +181,7 @@ func (s *state) stringMethod(v, name string, c *call) any {
 		}
 		return false
 	case "replace":
-		a := s.bind(c, 2, "old", "new", "count")
+		a := s.bindArguments(c, 2, "old", "new", "count")
 		n, ok := integer(argument(a[2], int64(-1)))
 		if !ok {
 			s.fail("replace: count must be an integer")
@@ -183,32 +189,32 @@ func (s *state) stringMethod(v, name string, c *call) any {
 		t := s.stringsOf(c, a[0], a[1])
 		return s.replace(v, t[0], t[1], n)
 	case "lower":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return s.lower(v)
 	case "upper":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return s.upper(v)
 	case "title":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return s.title(v)
 	case "capitalize":
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return s.capitalize(v)
 	case "join":
-		items := s.iterate(s.bind(c, 1, "iterable")[0])
+		items := s.iterate(s.bindArguments(c, 1, "iterable")[0])
 		parts := s.stringsOf(c, items...)
 		for _, part := range parts {
-			s.made(len(part) + len(v))
+			s.countMemory(len(part) + len(v))
 		}
 		return strings.Join(parts, v)
 	case "format":
 		return s.formatBraces(v, c)
 	case "removeprefix":
-		return strings.TrimPrefix(v, s.stringsOf(c, s.bind(c, 1, "prefix")[0])[0])
+		return strings.TrimPrefix(v, s.stringsOf(c, s.bindArguments(c, 1, "prefix")[0])[0])
 	case "removesuffix":
-		return strings.TrimSuffix(v, s.stringsOf(c, s.bind(c, 1, "suffix")[0])[0])
+		return strings.TrimSuffix(v, s.stringsOf(c, s.bindArguments(c, 1, "suffix")[0])[0])
 	case "zfill":
-		n, ok := integer(s.bind(c, 1, "width")[0])
+		n, ok := integer(s.bindArguments(c, 1, "width")[0])
 		if !ok {
 			s.fail("zfill: width must be an integer")
 		}
@@ -231,7 +237,7 @@ func (s *state) ascii(r rune) bool {
 // stringList makes a list of texts.
 func stringList(s *state, texts []string) *list {
 	l := &list{items: make([]any, len(texts))}
-	s.made(16 * len(texts))
+	s.countMemory(16 * len(texts))
 	for i, t := range texts {
 		l.items[i] = t
 	}
@@ -241,7 +247,7 @@ func stringList(s *state, texts []string) *list {
 // testCharacters calls a method such as isdigit, which tests the characters of a string.
 func (s *state) testCharacters(v, name string, c *call) any {
 	all := func(holds func(rune) bool) bool {
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return v != "" && strings.IndexFunc(v, func(r rune) bool { return !holds(r) }) < 0
 	}
 	switch name {
@@ -266,7 +272,7 @@ func (s *state) testCharacters(v, name string, c *call) any {
 func (s *state) search(v, name string, c *call) any {
 	switch name {
 	case "find", "rfind", "index":
-		part := s.stringsOf(c, s.bind(c, 1, "sub")[0])[0]
+		part := s.stringsOf(c, s.bindArguments(c, 1, "sub")[0])[0]
 		at := strings.Index(v, part)
 		if name == "rfind" {
 			at = strings.LastIndex(v, part)
@@ -278,10 +284,10 @@ func (s *state) search(v, name string, c *call) any {
 		}
 		return int64(at)
 	case "count":
-		part := s.stringsOf(c, s.bind(c, 1, "sub")[0])[0]
+		part := s.stringsOf(c, s.bindArguments(c, 1, "sub")[0])[0]
 		return int64(strings.Count(v, part))
 	case "partition", "rpartition":
-		part := s.stringsOf(c, s.bind(c, 1, "sep")[0])[0]
+		part := s.stringsOf(c, s.bindArguments(c, 1, "sep")[0])[0]
 		if part == "" {
 			s.fail("%s by an empty text", name)
 		}

@@ -92,13 +92,13 @@ func (s *state) binary(op string, a, b any) any {
 	case "+":
 		if x, ok := a.(string); ok {
 			if y, ok := b.(string); ok {
-				s.made(len(x) + len(y))
+				s.countMemory(len(x) + len(y))
 				return x + y
 			}
 		}
 		if x, ok := a.(*list); ok {
 			if y, ok := b.(*list); ok && x.tuple == y.tuple {
-				s.made(16 * (len(x.items) + len(y.items)))
+				s.countMemory(16 * (len(x.items) + len(y.items)))
 				return &list{slices.Concat(x.items, y.items), x.tuple}
 			}
 		}
@@ -109,10 +109,10 @@ func (s *state) binary(op string, a, b any) any {
 		if isJ {
 			switch x := a.(type) {
 			case string:
-				s.madeCopies(len(x), j)
+				s.countCopies(len(x), j)
 				return strings.Repeat(x, int(max(0, j)))
 			case *list:
-				s.madeCopies(16*len(x.items), j)
+				s.countCopies(16*len(x.items), j)
 				return &list{slices.Repeat(x.items, int(max(0, j))), x.tuple}
 			}
 		}
@@ -121,10 +121,10 @@ func (s *state) binary(op string, a, b any) any {
 	return nil
 }
 
-// madeCopies counts the bytes of times copies of size bytes.
-func (s *state) madeCopies(size int, times int64) {
+// countCopies counts the bytes of times copies of size bytes.
+func (s *state) countCopies(size int, times int64) {
 	if times > 0 && size > 0 {
-		s.made(int(min(times, MaxBytes+1)) * min(size, MaxBytes+1))
+		s.countMemory(int(min(times, MaxBytes+1)) * min(size, MaxBytes+1))
 	}
 }
 
@@ -173,7 +173,7 @@ func (s *state) integers(op string, a, b int64) any {
 	}
 	out := int64(1)
 	for range b {
-		s.step(0)
+		s.countSteps(0)
 		if out = s.multiply(out, a); a == 1 || a == 0 {
 			break
 		}

@@ -228,6 +228,8 @@ func (p *parser) binary(operand func() expression, ops ...string) expression {
 
 func (p *parser) sum() expression { return p.binary(p.concat, "+", "-") }
 
+// concat parses an expression of operands that ~ joins to text; one operand alone is itself. A
+// fault of syntax ends the parse.
 func (p *parser) concat() expression {
 	items := []expression{p.product()}
 	for p.skip(operator, "~") {

@@ -23,7 +23,7 @@ func (s *state) run(body []statement) signal {
 
 // statement runs one statement.
 func (s *state) statement(n statement) signal {
-	s.step(0)
+	s.countSteps(0)
 	switch n := n.(type) {
 	case dataNode:
 		s.write(n.text)
@@ -136,12 +136,12 @@ func (s *state) loop(n *forNode, over any, depth int64) {
 				}
 			})
 		}
-		s.made(16 * len(kept))
+		s.countMemory(16 * len(kept))
 		l.items = kept
 	}
 	none := true
 	for l.at = range l.items {
-		s.step(0)
+		s.countSteps(0)
 		var sig signal
 		s.scope(l.frame, func() {
 			s.frame.vars["loop"] = l
@@ -200,7 +200,7 @@ func (s *state) call(of any, c *call) any {
 	case *macro:
 		return s.macro(f, c)
 	case *loop:
-		over := s.bind(c, 1, "iterable")[0]
+		over := s.bindArguments(c, 1, "iterable")[0]
 		if !f.node.recursive {
 			s.fail("loop is called, but is not recursive")
 		}
@@ -280,9 +280,10 @@ func (s *state) macro(m *macro, c *call) any {
 	})
 }
 
-// bind returns the arguments of a call in the order of names; the first must of them are required. An argument that
+// bindArguments returns the arguments of a call in the order of names; the first must of them are required. An
+// argument that
 // is not given is absent{}; nil is the value None.
-func (s *state) bind(c *call, must int, names ...string) []any {
+func (s *state) bindArguments(c *call, must int, names ...string) []any {
 	out := make([]any, len(names))
 	for i := range out {
 		out[i] = absent{}

@@ -12,7 +12,7 @@ import (
 
 // strip removes the given characters from the ends; nil stands for white space.
 func (s *state) strip(v string, chars any, left, right bool) string {
-	s.made(len(v))
+	s.countMemory(len(v))
 	drop := isSpace
 	if chars != nil {
 		s.mustBeDefined(chars)
@@ -20,7 +20,7 @@ func (s *state) strip(v string, chars any, left, right bool) string {
 		if !ok {
 			s.fail("strip of %s; must be str", typeName(chars))
 		}
-		if s.step(len(set)); len(set) > 256 {
+		if s.countSteps(len(set)); len(set) > 256 {
 			s.fail("%w: strip of %d characters", ErrLimit, len(set))
 		}
 		drop = func(r rune) bool { return strings.ContainsRune(set, r) }
@@ -51,7 +51,7 @@ func (s *state) split(v string, by, most any, fromRight bool) any {
 	if !ok || sep == "" {
 		s.fail("split by %s; must be a text that is not empty", typeName(by))
 	}
-	s.made(16 * (1 + strings.Count(v, sep)))
+	s.countMemory(16 * (1 + strings.Count(v, sep)))
 	if n < 0 || n > int64(len(v)) {
 		n = int64(len(v))
 	}
@@ -64,7 +64,7 @@ func (s *state) split(v string, by, most any, fromRight bool) any {
 		if at < 0 {
 			break
 		}
-		s.step(len(v) - at)
+		s.countSteps(len(v) - at)
 		parts = append(parts, v[at+len(sep):])
 		v = v[:at]
 	}
@@ -75,17 +75,17 @@ func (s *state) split(v string, by, most any, fromRight bool) any {
 
 // lines is str.splitlines.
 func (s *state) lines(v string) []string {
-	s.made(len(v))
+	s.countMemory(len(v))
 	var out []string
 	for v != "" {
 		at := strings.IndexFunc(v, func(r rune) bool {
 			return r >= '\n' && r <= '\r' || r >= 0x1c && r <= 0x1e || r == 0x85 || r == 0x2028 || r == 0x2029
 		})
 		if at < 0 {
-			s.made(16)
+			s.countMemory(16)
 			return append(out, v)
 		}
-		s.made(16)
+		s.countMemory(16)
 		out = append(out, v[:at])
 		r, n := utf8.DecodeRuneInString(v[at:])
 		if r == '\r' && strings.HasPrefix(v[at+1:], "\n") {
@@ -102,9 +102,9 @@ func (s *state) replace(v, old, with string, count int64) string {
 	if count >= 0 {
 		n = min(n, count)
 	}
-	s.made(len(v))
+	s.countMemory(len(v))
 	if grow := int64(len(with) - len(old)); grow > 0 {
-		s.madeCopies(int(grow), n)
+		s.countCopies(int(grow), n)
 	}
 	return strings.Replace(v, old, with, int(n))
 }
@@ -114,7 +114,7 @@ func cased(r rune) bool { return unicode.IsUpper(r) || unicode.IsLower(r) || uni
 // checkCase refuses characters whose case Python changes in another way than Go, mostly to several characters. It
 // returns v.
 func (s *state) checkCase(v string) string {
-	s.made(len(v))
+	s.countMemory(len(v))
 	for _, r := range v {
 		if r < utf8.RuneSelf || !unicode.IsLetter(r) && !unicode.IsMark(r) {
 			continue
@@ -176,7 +176,7 @@ func (s *state) pad(v string, width int64, zeros, left bool) string {
 	if missing <= 0 {
 		return v
 	}
-	s.madeCopies(1, missing)
+	s.countCopies(1, missing)
 	switch {
 	case left:
 		return v + strings.Repeat(" ", int(missing))
@@ -200,7 +200,7 @@ func (s *state) format(text string, values any) any {
 	for {
 		before, rest, found := strings.Cut(text, "%")
 		b.WriteString(before)
-		if s.made(len(before)); !found {
+		if s.countMemory(len(before)); !found {
 			break
 		}
 		flagsEnd, end, width, precision := parseConversion(rest)
@@ -253,7 +253,7 @@ func (s *state) format(text string, values any) any {
 		}
 		minus := strings.Contains(rest[:flagsEnd], "-")
 		piece = s.pad(piece, width, !minus && verb != 's' && strings.Contains(rest[:flagsEnd], "0"), minus)
-		s.made(len(piece))
+		s.countMemory(len(piece))
 		b.WriteString(piece)
 	}
 	if l, ok := values.(*list); len(args) > 0 && (!ok || l.tuple) { // Python allows it for a list
@@ -330,7 +330,7 @@ func (s *state) formatBraces(text string, c *call) any {
 			v = c.named[at]
 		}
 		piece := s.string(v)
-		s.made(len(piece))
+		s.countMemory(len(piece))
 		b.WriteString(piece)
 	}
 	return b.String()

@@ -12,14 +12,14 @@ func (s *state) test(name string, v any, c *call) bool {
 	if f == nil {
 		s.unsupported("the test %q", name)
 	}
-	s.step(0)
+	s.countSteps(0)
 	return f(s, v, c)
 }
 
 // plainTest returns a test that has no arguments.
 func plainTest(f func(s *state, v any) bool) func(*state, any, *call) bool {
 	return func(s *state, v any, c *call) bool {
-		s.bind(c, 0)
+		s.bindArguments(c, 0)
 		return f(s, v)
 	}
 }
@@ -66,7 +66,7 @@ func init() {
 // compareTests adds the tests that compare with another value, and those of numbers and of the case of texts.
 func compareTests() {
 	with := func(f func(s *state, v, other any) bool) func(*state, any, *call) bool {
-		return func(s *state, v any, c *call) bool { return f(s, v, s.bind(c, 1, "other")[0]) }
+		return func(s *state, v any, c *call) bool { return f(s, v, s.bindArguments(c, 1, "other")[0]) }
 	}
 	compare := func(op string) func(*state, any, *call) bool {
 		return with(func(s *state, v, other any) bool { return s.compare(op, v, other) })
@@ -101,14 +101,14 @@ func compareTests() {
 		"odd":  plainTest(func(s *state, v any) bool { return whole(s, v)%2 != 0 }),
 		"even": plainTest(func(s *state, v any) bool { return whole(s, v)%2 == 0 }),
 		"divisibleby": func(s *state, v any, c *call) bool {
-			by := whole(s, s.bind(c, 1, "num")[0])
+			by := whole(s, s.bindArguments(c, 1, "num")[0])
 			if by == 0 {
 				s.fail("division by zero")
 			}
 			return whole(s, v)%by == 0
 		},
 		"upper": withCase((*state).upper), "lower": withCase((*state).lower),
-		"in": func(s *state, v any, c *call) bool { return s.contains(s.bind(c, 1, "seq")[0], v) },
+		"in": func(s *state, v any, c *call) bool { return s.contains(s.bindArguments(c, 1, "seq")[0], v) },
 	})
 	for op, names := range map[string][]string{
 		"==": {"eq", "equalto", "=="}, "!=": {"ne", "!="}, "<": {"lt", "lessthan", "<"},

@@ -84,7 +84,7 @@ func (s *state) represent(b *strings.Builder, v any, depth int) {
 	default:
 		s.unsupported("a %s as a text", typeName(v))
 	}
-	s.made(b.Len() - before)
+	s.countMemory(b.Len() - before)
 }
 
 // represent writes repr() of a string.
@@ -225,7 +225,7 @@ func (s *state) json(b *strings.Builder, v any, f jsonForm, depth int) {
 	default:
 		s.fail("a %s cannot be written as JSON", typeName(v))
 	}
-	s.made(b.Len() - before)
+	s.countMemory(b.Len() - before)
 }
 
 // jsonFloat returns a float as json.dumps writes it, with NaN and Infinity.

@@ -54,7 +54,7 @@ func (s *state) value(v any, depth int) any {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
 	}
-	s.step(0)
+	s.countSteps(0)
 	switch v := v.(type) {
 	case nil, bool, int64, float64:
 		return v
@@ -134,6 +134,8 @@ func (d *dict) pairs() []any {
 	return out
 }
 
+// len returns how many numbers the range has, as Python's len(range(...)); 0 if the step leads away
+// from the end.
 func (r span) len() int64 {
 	switch {
 	case r.step > 0 && r.begin < r.end:
@@ -252,14 +254,14 @@ func (s *state) items(v any) ([]any, bool) {
 	case *view:
 		return v.items, true
 	case span:
-		s.made(16 * int(v.len()))
+		s.countMemory(16 * int(v.len()))
 		return v.items(), true
 	case *generator:
 		items := v.items
 		v.items = nil
 		return items, true
 	case string:
-		s.made(16 * len(v))
+		s.countMemory(16 * len(v))
 		var out []any
 		for _, r := range v {
 			out = append(out, string(r))
@@ -279,7 +281,7 @@ func (s *state) length(v any) (int, bool) {
 	case undefined:
 		return 0, true
 	case string:
-		s.step(len(v))
+		s.countSteps(len(v))
 		return utf8.RuneCountInString(v), true
 	case markup:
 		return utf8.RuneCountInString(string(v)), true
@@ -362,7 +364,7 @@ func (s *state) equal(a, b any, depth int) bool {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
 	}
-	s.step(0)
+	s.countSteps(0)
 	if isNumber(a) && isNumber(b) {
 		order, ok := compareNumbers(a, b)
 		return ok && order == 0
@@ -371,7 +373,7 @@ func (s *state) equal(a, b any, depth int) bool {
 	case nil:
 		return b == nil
 	case string:
-		s.step(len(a))
+		s.countSteps(len(a))
 		if m, ok := b.(markup); ok {
 			return a == string(m)
 		}
@@ -420,7 +422,7 @@ func (s *state) less(a, b any, depth int) bool {
 	if depth > MaxNesting {
 		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
 	}
-	s.step(0)
+	s.countSteps(0)
 	s.mustBeDefined(a, b)
 	if isNumber(a) && isNumber(b) {
 		order, ok := compareNumbers(a, b)
@@ -428,7 +430,7 @@ func (s *state) less(a, b any, depth int) bool {
 	}
 	if x, ok := a.(string); ok {
 		if y, ok := b.(string); ok {
-			s.step(len(x))
+			s.countSteps(len(x))
 			return x < y // bytes of UTF-8 have the order of code points
 		}
 	}
@@ -450,7 +452,7 @@ func (s *state) less(a, b any, depth int) bool {
 func (s *state) contains(container, item any) bool {
 	switch c := container.(type) {
 	case string:
-		s.step(len(c))
+		s.countSteps(len(c))
 		part, ok := item.(string)
 		if !ok {
 			s.fail("%s in str; must be str", typeName(item))

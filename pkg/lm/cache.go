@@ -47,9 +47,9 @@ func (p *Pages) InUse() int {
 
 // Span is the rows of one sequence. It is for one goroutine at a time.
 type Span struct {
-	pages *Pages
-	rows  []int32
-	held  []int32 // its pages
+	pages    *Pages
+	rows     []int32
+	pageList []int32 // its pages
 }
 
 // NewSpan returns an empty span.
@@ -61,7 +61,8 @@ func (s *Span) Rows() []int32 { return s.rows }
 // Len returns the number of tokens.
 func (s *Span) Len() int { return len(s.rows) }
 
-// Grow appends n rows. If the cache has too few, it appends none and fails with ErrFull.
+// Grow appends n rows of the cache to the span, one for each token that Forward adds. If the cache
+// has too few, it appends none and fails with ErrFull.
 func (s *Span) Grow(n int) error {
 	p := s.pages
 	p.mu.Lock()
@@ -80,7 +81,7 @@ func (s *Span) Grow(n int) error {
 			page = s.rows[len(s.rows)-1] / pageTokens
 		} else {
 			page = p.allocate()
-			s.held = append(s.held, page)
+			s.pageList = append(s.pageList, page)
 		}
 		s.rows = append(s.rows, page*pageTokens+int32(p.next[page]))
 		p.next[page]++
@@ -96,7 +97,8 @@ func (s *Span) ownsNext() bool {
 	return at < pageTokens && s.pages.next[last/pageTokens] == at
 }
 
-// allocate returns a free page for one span. The caller has checked that there is one.
+// allocate returns a free page for one span, a new one if none was given back. The caller has
+// locked p and checked that there is one.
 func (p *Pages) allocate() int32 {
 	var page int32
 	if n := len(p.free); n > 0 {
@@ -109,7 +111,8 @@ func (p *Pages) allocate() int32 {
 	return page
 }
 
-// Cut frees the rows after the first n.
+// Cut frees the rows after the first n: Forward calls it when it fails. Rows that a fork shares
+// stay in use there.
 func (s *Span) Cut(n int) {
 	p := s.pages
 	p.mu.Lock()
@@ -122,13 +125,13 @@ func (s *Span) Cut(n int) {
 			p.next[page]--
 		}
 		if len(s.rows) == 0 || s.rows[len(s.rows)-1]/pageTokens != page {
-			s.held = s.held[:len(s.held)-1]
+			s.pageList = s.pageList[:len(s.pageList)-1]
 			p.release(page)
 		}
 	}
 }
 
-// release ends the use of a page by one span.
+// release ends the use of a page by one span; the last one makes it free. The caller has locked p.
 func (p *Pages) release(page int32) {
 	if p.users[page]--; p.users[page] < 2 {
 		delete(p.shared, page)
@@ -140,28 +143,29 @@ func (p *Pages) release(page int32) {
 	}
 }
 
-// Fork returns another span with the same rows. Both keep the rows in use.
+// Fork returns another span with the same rows, so that samples of one prompt compute it once. Both
+// keep the rows in use, and what either appends is its own.
 func (s *Span) Fork() *Span {
 	p := s.pages
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, page := range s.held {
+	for _, page := range s.pageList {
 		p.users[page]++
 	}
 	for _, row := range s.rows {
 		page := row / pageTokens
 		p.shared[page] = max(p.shared[page], int(row%pageTokens)+1)
 	}
-	return &Span{pages: p, rows: append([]int32(nil), s.rows...), held: append([]int32(nil), s.held...)}
+	return &Span{pages: p, rows: append([]int32(nil), s.rows...), pageList: append([]int32(nil), s.pageList...)}
 }
 
-// Close frees all rows. A second call does nothing.
+// Close frees all rows that no fork uses, when its sequence ends. A second call does nothing.
 func (s *Span) Close() {
 	p := s.pages
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, page := range s.held {
+	for _, page := range s.pageList {
 		p.release(page)
 	}
-	s.rows, s.held = nil, nil
+	s.rows, s.pageList = nil, nil
 }

@@ -121,8 +121,8 @@ type Adaptable interface {
 	Adapted(adapters ...lora.Weighted) (Model, error)
 }
 
-// Text returns the text of ids, as transformers does with skip_special_tokens: U+FFFD stands for bytes
-// that are not UTF-8.
+// Text returns the text of the ids of an answer, as transformers does with skip_special_tokens:
+// U+FFFD stands for bytes that are not UTF-8.
 func Text(m Language, ids []int32) string {
 	var d Decoder
 	var b strings.Builder
@@ -133,7 +133,8 @@ func Text(m Language, ids []int32) string {
 	return b.String()
 }
 
-// CheckMessages checks what all templates need of a conversation: at least one message, and known roles.
+// CheckMessages returns an ErrPrompt unless a conversation has what all templates need: at least
+// one message, and known roles.
 func CheckMessages(messages []Message) error {
 	if len(messages) == 0 {
 		return fmt.Errorf("%w: no messages; must be at least one", ErrPrompt)

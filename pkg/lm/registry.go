@@ -47,8 +47,9 @@ type Options struct {
 // Registry lists the families that a program can open.
 type Registry []Family
 
-// Find returns the folder of the model called name, and its family. It looks in the folders that model.Registry
-// looks in. The error for a missing folder or an unknown family wraps model.ErrUnknown.
+// Find returns the folder of the model called name, a path or a name in a cache, and its family. It
+// looks in the folders that model.Registry looks in. The error for a missing folder or an unknown
+// family wraps model.ErrUnknown.
 func (r Registry) Find(name string) (dir string, f Family, err error) {
 	dir, tried := model.FindFolder(name, ConfigFile)
 	if dir == "" {

@@ -9,8 +9,9 @@ import (
 // The zero value is ready.
 type Decoder struct{ held []byte }
 
-// Push adds the bytes of a token and returns the complete characters so far. U+FFFD replaces bytes that are not
-// UTF-8, one for each longest part of a character, as in transformers.
+// Push adds the bytes of a token and returns the characters that are complete so far; the rest
+// waits for the next token, or for Flush. U+FFFD replaces bytes that are not UTF-8, one for each
+// longest part of a character, as in transformers.
 func (d *Decoder) Push(piece string) string {
 	if len(d.held) == 0 && utf8.ValidString(piece) {
 		return piece
@@ -42,7 +43,8 @@ func (d *Decoder) Flush() string {
 	return string(utf8.RuneError)
 }
 
-// characterLength returns the length in bytes of a character that begins with b; 1 if none does.
+// characterLength returns the length in bytes of a UTF-8 character that begins with b; 1 if none
+// does.
 func characterLength(b byte) int {
 	switch {
 	case b >= 0xC2 && b < 0xE0:
@@ -55,8 +57,8 @@ func characterLength(b byte) int {
 	return 1
 }
 
-// prefixLength returns how many of the first bytes of b could begin a character, at least 1. b does not begin with
-// a complete one.
+// prefixLength returns how many of the first bytes of b could begin one UTF-8 character, at least
+// 1: Push replaces so many by one U+FFFD. b does not begin with a complete one.
 func prefixLength(b []byte) int {
 	n := 1
 	for n < len(b) && n < characterLength(b[0]) {

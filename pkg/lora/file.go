@@ -54,7 +54,9 @@ type pattern struct {
 // unsupportedPattern matches forms of Python's regular expressions that Go does not have, or reads in another way.
 var unsupportedPattern = regexp.MustCompile(`\{,|\[\[?:|\(\?[^:]|\\[^dDwWsSbB.\-_/\\|()\[\]{}^$*+?]`)
 
-// parsePatterns reads an object of numbers whose keys are regular expressions; the order of the keys is kept.
+// parsePatterns reads rank_pattern or alpha_pattern of an adapter: an object of numbers whose keys
+// are Python regular expressions for names of modules. The order of the keys is kept, because the
+// first that matches counts. A form of Python's that Go has not is an error.
 func parsePatterns(data json.RawMessage) (list []pattern, err error) {
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
@@ -100,8 +102,9 @@ func patternValue(list []pattern, module string, otherwise float64) float64 {
 // scaling returns the scale of a module of rank r.
 type scaling func(module string, r int) (float64, error)
 
-// parseConfig returns the scaling that a configuration defines; nil if the file is empty. Every setting that
-// changes results and is not supported is an error that names it.
+// parseConfig returns the scaling that adapter_config.json defines; nil if the file is empty, then
+// Parse takes alpha tensors or 1. Every setting that changes results and is not supported is an
+// error that names it.
 func parseConfig(file []byte) (scaling, error) {
 	if len(file) == 0 {
 		return nil, nil
@@ -168,9 +171,10 @@ var loraSuffixes = []struct{ suffix, kind string }{
 	{".alpha", "alpha"},
 }
 
-// readProducts reads the products of all modules, by the name of the module without the prefixes of PEFT and
-// diffusers. A tensor that is not part of a LoRA, and shapes that do not fit, are errors.
-func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Product, error) {
+// readModules reads the two factors of all modules of an adapter, by the name of the module without
+// the prefixes of PEFT and diffusers. scale may be nil. A tensor that is not part of a LoRA, a
+// factor without its other, shapes that do not fit and numbers that are not finite are errors.
+func readModules(archive *safetensors.Archive, scale scaling) (map[string]*Product, error) {
 	type parts struct{ a, b, alpha string }
 	found := map[string]*parts{}
 	var unexpected []string
@@ -243,7 +247,7 @@ func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Prod
 				return nil, err
 			}
 		}
-		if !finiteAll(low.A, low.B) || !finite(low.Scale) {
+		if !allFinite(low.A, low.B) || !finite(low.Scale) {
 			return nil, fmt.Errorf("module %s: not finite; all numbers of lora_A and lora_B must be", module)
 		}
 		modules[module] = low
@@ -251,8 +255,8 @@ func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Prod
 	return modules, nil
 }
 
-// finiteAll reports whether all values are finite.
-func finiteAll(lists ...[]float32) bool {
+// allFinite reports whether all values are finite.
+func allFinite(lists ...[]float32) bool {
 	for _, x := range lists {
 		for _, v := range x {
 			if !finite(float64(v)) {

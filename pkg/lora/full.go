@@ -18,8 +18,10 @@ type Full struct {
 	files   [][]byte
 }
 
-// OpenFull opens a safetensors file, or a folder with the file or the shards of a transformer. In the folder of a
-// model it opens the subfolder transformer. The caller closes it: the files are in use until then.
+// OpenFull opens whole weights to push: a safetensors file, or a folder with the file or the shards
+// of a transformer. In the folder of a model it opens the subfolder transformer. The caller closes
+// it: the files are in use until then. What is not there or no safetensors is an error with its
+// name.
 func OpenFull(name string) (*Full, error) {
 	open := safetensors.Open
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
@@ -42,7 +44,8 @@ func OpenFull(name string) (*Full, error) {
 	return newFull(a), nil
 }
 
-// ParseFull is OpenFull for files in memory, in the order of Files. They are not copied and must not be modified.
+// ParseFull is OpenFull for files in memory, in the order of Files: samplers call it on what they
+// fetched. They are not copied and must not be modified. What is no safetensors is an error.
 func ParseFull(files ...[]byte) (*Full, error) {
 	contents := make([]safetensors.Contents, len(files))
 	for i, f := range files {
@@ -99,7 +102,9 @@ func ParseShapes(data []byte) (Shapes, error) {
 // Encode returns the shapes as JSON; equal shapes give equal bytes.
 func (s Shapes) Encode() ([]byte, error) { return json.Marshal(s) }
 
-// Check returns an error that names the tensors of f that are missing, unexpected, of another shape, or not finite.
+// Check returns an error that names the tensors of f that are missing, unexpected, of another
+// shape, or not finite: these weights do not fit the model. Clients call it before a push, samplers
+// before they load.
 func (s Shapes) Check(f *Full) error {
 	var missing, unexpected, shapes, values []string
 	for name, shape := range s {
@@ -114,7 +119,7 @@ func (s Shapes) Check(f *Full) error {
 			if err != nil {
 				return err
 			}
-			if !finiteAll(x) {
+			if !allFinite(x) {
 				values = append(values, name)
 			}
 		}

@@ -78,7 +78,8 @@ func nameOf(name string) string {
 	return strings.TrimSuffix(filepath.Base(filepath.Clean(name)), ".safetensors")
 }
 
-// readFiles returns the bytes of weights and configuration; config is nil if there is no configuration.
+// readFiles returns the bytes of the weights and of adapter_config.json of the adapter at name, a
+// file or a folder. config is nil if there is none. Files that are missing or too large are errors.
 func readFiles(name string) (weights, config []byte, err error) {
 	dir, file := filepath.Split(filepath.Clean(name))
 	if dir == "" {
@@ -111,8 +112,9 @@ func readFiles(name string) (weights, config []byte, err error) {
 	return weights, config, err
 }
 
-// Parse is Open for files in memory: adapter_model.safetensors, and adapter_config.json, which may be empty. Both
-// are not copied and must not be modified. name is for messages.
+// Parse is Open for files in memory: adapter_model.safetensors, and adapter_config.json, which may
+// be empty. Samplers call it on what they fetched. Both are not copied and must not be modified.
+// name is for messages. Errors are those of Open.
 func Parse(name string, file, config []byte) (*Adapter, error) {
 	archive, err := safetensors.Parse(peftWeights, file)
 	if err != nil {
@@ -126,7 +128,7 @@ func Parse(name string, file, config []byte) (*Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.modules, err = readProducts(archive, scale); err != nil {
+	if a.modules, err = readModules(archive, scale); err != nil {
 		return nil, err
 	}
 	d := safetensors.NewDigest()
@@ -155,9 +157,9 @@ func (a *Adapter) Modules() []string { return slices.Sorted(maps.Keys(a.modules)
 // Product returns the change of a projection, nil if there is none.
 func (a *Adapter) Product(module string) *Product { return a.modules[module] }
 
-// WeightsDigest returns the digest of the weights with digest base after the adapters: the SHA-256 in hex over
-// base, a newline and, for each adapter, its digest, a space, the bits of its weight in hex and a newline. Without
-// adapters it is base.
+// WeightsDigest returns the digest of the weights with digest base after the adapters, which
+// samples are stored with: the SHA-256 in hex over base, a newline and, for each adapter, its
+// digest, a space, the bits of its weight in hex and a newline. Without adapters it is base.
 func WeightsDigest(base string, adapters ...Weighted) string {
 	if len(adapters) == 0 {
 		return base
@@ -174,7 +176,8 @@ func WeightsDigest(base string, adapters ...Weighted) string {
 // checkpoint.
 type Table map[string][2]int
 
-// ParseTable reads a table that Encode has written.
+// ParseTable reads a table that Encode has written: samplers publish theirs, and clients check an
+// adapter against it. An entry without name or shape is an error.
 func ParseTable(data []byte) (Table, error) {
 	var t Table
 	if err := json.Unmarshal(data, &t); err != nil {
@@ -191,8 +194,9 @@ func ParseTable(data []byte) (Table, error) {
 // Encode returns the table as JSON; equal tables give equal bytes.
 func (t Table) Encode() ([]byte, error) { return json.Marshal(t) }
 
-// Check returns an error if the model does not have a module of an adapter, or has it in another shape, or if an
-// adapter changes nothing.
+// Check returns an error, with the names, if the model does not have a module of an adapter, or has
+// it in another shape, or if an adapter changes nothing. Clients call it before a push, samplers
+// before they load.
 func (t Table) Check(adapters ...Weighted) error {
 	var errs []error
 	for i, a := range adapters {
@@ -228,7 +232,7 @@ func (t Table) Check(adapters ...Weighted) error {
 	return errors.Join(errs...)
 }
 
-// changesNothing reports whether all products are 0.
+// changesNothing reports whether all products of the adapter are 0: pushing it is a mistake.
 func (a Weighted) changesNothing() bool {
 	zeros := func(x []float32) bool { return !slices.ContainsFunc(x, func(v float32) bool { return v != 0 }) }
 	for _, p := range a.Adapter.modules {

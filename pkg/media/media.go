@@ -1,5 +1,6 @@
 // Package media holds what models of images and videos make. Media are frames of pixels with their
-// Size and a digest; EncodePNG and DecodePNG write and read the file of an image.
+// Size and a digest. EncodePNG and EncodeVideo write the file of an image and of a video, an animated PNG; Decode reads
+// both.
 package media
 
 import (
@@ -9,12 +10,20 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	"image/draw"
 	"image/png"
 )
 
 // Size is the size of a sample: Frames of Height x Width pixels. An image has one frame.
 type Size struct{ Frames, Height, Width int }
+
+// String says what a size is, for errors: "64x48 pixels", or "9 frames of 64x48 pixels"; width comes first.
+func (s Size) String() string {
+	image := fmt.Sprintf("%dx%d pixels", s.Width, s.Height)
+	if s.Frames == 1 {
+		return image
+	}
+	return fmt.Sprintf("%d frames of %s", s.Frames, image)
+}
 
 // ImageSize returns the size of an image of height x width pixels.
 func ImageSize[T int | int64](height, width T) Size {
@@ -56,6 +65,51 @@ func (m Media) Image() (*image.NRGBA, error) {
 	return m.Frames[0], nil
 }
 
+// Middle returns the frame at the index frames / 2, which stands for a video where an image is wanted; all of an image.
+func (m Media) Middle() Media {
+	if m.Empty() {
+		return m
+	}
+	return Media{Frames: m.Frames[len(m.Frames)/2:][:1]}
+}
+
+// Spaced returns n frames at even distances: the first, the last and those between; the middle one if n is 1, all of
+// media that have no more than n.
+func (m Media) Spaced(n int) Media {
+	most := len(m.Frames)
+	switch {
+	case n >= most:
+		return m
+	case n <= 1:
+		return m.Middle()
+	}
+	spaced := Media{Frames: make([]*image.NRGBA, n)}
+	for i := range n {
+		spaced.Frames[i] = m.Frames[(2*i*(most-1)+n-1)/(2*(n-1))] // rounded to the nearest
+	}
+	return spaced
+}
+
+// CheckFrames refuses a number of frames that a model does not make: it must be 1 more than a multiple of perToken, and
+// at most most. The error names the nearest numbers that fit. 0 for perToken or most means 1.
+func CheckFrames(frames, perToken, most int) error {
+	perToken, most = max(perToken, 1), max(most, 1)
+	largest := (most-1)/perToken*perToken + 1
+	below := min((max(frames, 1)-1)/perToken*perToken+1, largest)
+	switch {
+	case frames == below:
+		return nil
+	case most == 1:
+		return fmt.Errorf("frames: %d; must be 1, the model makes images", frames)
+	case below == largest:
+		return fmt.Errorf("frames: %d; must be at most %d", frames, largest)
+	case frames < 1:
+		return fmt.Errorf("frames: %d; must be 1 for an image, %d or more for a video", frames, perToken+1)
+	}
+	return fmt.Errorf("frames: %d; must be 1 more than a multiple of %d, such as %d or %d", frames, perToken, below,
+		below+perToken)
+}
+
 // Digest returns the SHA-256 in hex of red, green and blue of every pixel, frame by frame, row by row. It depends
 // neither on a file format nor on alpha.
 func (m Media) Digest() string {
@@ -83,31 +137,4 @@ func EncodePNG(img *image.NRGBA) ([]byte, error) {
 		return nil, fmt.Errorf("encode png: %w", err)
 	}
 	return file.Bytes(), nil
-}
-
-// DecodePNG reads a PNG file. An image of another size than want is an error before any pixel is read;
-// a zero want accepts every size.
-func DecodePNG(file []byte, want Size) (*image.NRGBA, error) {
-	c, err := png.DecodeConfig(bytes.NewReader(file))
-	if err != nil {
-		return nil, err
-	}
-	if want != (Size{}) && (c.Height != want.Height || c.Width != want.Width) {
-		return nil, fmt.Errorf("%dx%d pixels; must be %dx%d", c.Width, c.Height, want.Width, want.Height)
-	}
-	decoded, err := png.Decode(bytes.NewReader(file))
-	if err != nil {
-		return nil, err
-	}
-	switch d := decoded.(type) {
-	case *image.NRGBA:
-		return d, nil
-	case *image.RGBA:
-		if d.Opaque() { // then both layouts have the same bytes
-			return &image.NRGBA{Pix: d.Pix, Stride: d.Stride, Rect: d.Rect}, nil
-		}
-	}
-	img := image.NewNRGBA(decoded.Bounds())
-	draw.Draw(img, img.Rect, decoded, decoded.Bounds().Min, draw.Src)
-	return img, nil
 }

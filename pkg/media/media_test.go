@@ -74,10 +74,11 @@ func TestPNG(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, size := range []media.Size{{}, media.ImageSize(3, 4)} {
-			got, err := media.DecodePNG(file, size)
+			decoded, err := media.Decode(file, size)
 			if err != nil {
 				t.Fatal(err)
 			}
+			got := decoded.Frames[0]
 			for i := range 12 {
 				at, from := got.NRGBAAt(i%4, i/4), img.Rect.Min
 				if want := img.NRGBAAt(from.X+i%4, from.Y+i/4); at != want && (color.NRGBA{}) != want {
@@ -85,11 +86,11 @@ func TestPNG(t *testing.T) {
 				}
 			}
 		}
-		if _, err := media.DecodePNG(file, media.ImageSize(4, 3)); err == nil ||
+		if _, err := media.Decode(file, media.ImageSize(4, 3)); err == nil ||
 			!strings.Contains(err.Error(), "4x3 pixels; must be 3x4") {
 			t.Errorf("another size: %v", err)
 		}
-		if _, err := media.DecodePNG(file[:40], media.Size{}); err == nil {
+		if _, err := media.Decode(file[:40], media.Size{}); err == nil {
 			t.Error("half a file is an image")
 		}
 	}

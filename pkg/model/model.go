@@ -10,7 +10,8 @@
 //
 // Conventions, the same for every family: latents are packed tokens [S, C] in row-major
 // order, for an image S = (height/P)*(width/P) with P the edge of a token in pixels, C the
-// channels of a token. The forward process is x = (1-sigma)*x0 + sigma*eps, and the velocity
+// channels of a token. A video of F frames has (1 + (F-1)/T) times as many, frame by frame, with T the frames that a
+// token covers after the first, which covers one. The forward process is x = (1-sigma)*x0 + sigma*eps, and the velocity
 // estimates eps - x0.
 package model
 
@@ -51,6 +52,10 @@ type Card struct {
 	LatentChannels int
 	// PixelsPerToken is the edge of the square that a token covers, such as 16.
 	PixelsPerToken int
+	// FramesPerToken is how many frames of a video a token covers, such as 4; the first token of a square covers one.
+	// MaxFrames bounds the frames; 0 or 1: the model makes images. FPS is how many are shown in a second.
+	FramesPerToken, MaxFrames int
+	FPS                       float64
 	// Size and NumInferenceSteps are defaults for prompts that name none.
 	Size
 	NumInferenceSteps int
@@ -65,7 +70,7 @@ type Card struct {
 	// Tolerance is how far a sample that is computed again may differ from the stored one: |ratio-1| of a
 	// log-prob, relative distance of latents. 0: the same build, model and backend give the same bits.
 	Tolerance float64
-	// MaxPixels bounds height*width.
+	// MaxPixels bounds height*width, of each frame.
 	MaxPixels int
 	// MaxPromptTokens bounds the tokens of a prompt, as the family counts them.
 	MaxPromptTokens int
@@ -120,15 +125,14 @@ const (
 	PredictsV       = "v_prediction"
 )
 
-// Tokens returns S, the packed tokens of a sample of that size. It must be an image whose height and width are
-// positive multiples of PixelsPerToken, with at most MaxPixels pixels; other sizes are errors.
+// Tokens returns S, the packed tokens of a sample of that size. Its height and width must be positive multiples of
+// PixelsPerToken, with at most MaxPixels pixels, and its frames those that media.CheckFrames accepts; other sizes are
+// errors.
 func (c Card) Tokens(size Size) (int, error) {
 	edge, height, width := c.PixelsPerToken, size.Height, size.Width
 	switch {
 	case edge <= 0:
 		return 0, fmt.Errorf("pixels_per_token: %d; must be more than 0", edge)
-	case size.Frames != 1:
-		return 0, fmt.Errorf("frames: %d; must be 1, the model makes images", size.Frames)
 	case height <= 0 || width <= 0:
 		return 0, fmt.Errorf("height x width: %d x %d; must be positive", height, width)
 	case height%edge != 0 || width%edge != 0:
@@ -136,7 +140,10 @@ func (c Card) Tokens(size Size) (int, error) {
 	case height > c.MaxPixels/width: // height*width may not fit an int
 		return 0, fmt.Errorf("height x width: %d x %d; must be at most %d pixels", height, width, c.MaxPixels)
 	}
-	return (height / edge) * (width / edge), nil
+	if err := media.CheckFrames(size.Frames, c.FramesPerToken, c.MaxFrames); err != nil {
+		return 0, err
+	}
+	return (1 + (size.Frames-1)/max(c.FramesPerToken, 1)) * (height / edge) * (width / edge), nil
 }
 
 // Validate joins all faults of a card; each names its field. It does not check digest and backend, which are known
@@ -162,6 +169,8 @@ func (c Card) Validate() error {
 		MuFlux2, MuConstant)
 	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,
 		"mu_constant: %g; must be finite with mu constant, else 0", c.ConstantMu)
+	check(c.FramesPerToken >= 0, "frames_per_token: %d; must be 0 or more", c.FramesPerToken)
+	check((c.MaxFrames > 1) == (c.FPS > 0), "fps: %g; must be above 0 where max_frames is above 1, else 0", c.FPS)
 	check(c.Prompts >= 0 && c.Prompts <= MaxTexts, "prompts: %d; must be 1 to %d", c.Prompts, MaxTexts)
 	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV,
 		"prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)

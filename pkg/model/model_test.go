@@ -49,6 +49,15 @@ func TestCard_Tokens(t *testing.T) {
 		!strings.Contains(err.Error(), "frames: 2") {
 		t.Errorf("Tokens of a video: %v", err)
 	}
+	card.MaxFrames, card.FramesPerToken, card.FPS = 81, 4, 16
+	if n, err := card.Tokens(model.Size{Frames: 81, Height: 64, Width: 128}); n != 21*32 || err != nil {
+		t.Errorf("Tokens of 81 frames: %d, %v", n, err)
+	}
+	for _, frames := range []int{-4, 0, 2, 82, 85} {
+		if _, err := card.Tokens(model.Size{Frames: frames, Height: 64, Width: 128}); err == nil {
+			t.Errorf("Tokens of %d frames: no error", frames)
+		}
+	}
 }
 
 func TestCard_Validate(t *testing.T) {

@@ -33,9 +33,9 @@ type User struct {
 	Account string
 }
 
-// gate decides which clients may connect: those with the token, users who prove that they have their key, and every
-// connection from within the process.
-type gate struct {
+// authenticator decides which clients may connect: those with the token, users who prove that they have their key,
+// and every connection from within the process.
+type authenticator struct {
 	token string
 	users map[string]*server.User // by public key
 	// guests are the accounts of users who have their own, by public key. server is set once these accounts exist;
@@ -44,9 +44,10 @@ type gate struct {
 	server *atomic.Pointer[server.Server]
 }
 
-// gate returns the gate for the token and the users of the options.
-func (o Options) gate() gate {
-	g := gate{
+// newAuthenticator returns the check that the server makes of each client that connects: by the token and the users
+// of the options. Guests are refused until setupGuestAccounts has made their accounts.
+func (o Options) newAuthenticator() authenticator {
+	auth := authenticator{
 		token: o.Token, users: map[string]*server.User{}, guests: map[string]string{},
 		server: &atomic.Pointer[server.Server]{},
 	}
@@ -61,30 +62,31 @@ func (o Options) gate() gate {
 				user.Permissions.Response = &server.ResponsePermission{MaxMsgs: u.Answers, Expires: u.AnswerWithin}
 			}
 		}
-		g.users[u.Key] = user
+		auth.users[u.Key] = user
 		if u.Account != "" {
-			g.guests[u.Key] = u.Account
+			auth.guests[u.Key] = u.Account
 		}
 	}
-	return g
+	return auth
 }
 
-// Check reports whether a client may connect, and gives it the rights of its user. The server calls it.
-func (g gate) Check(c server.ClientAuthentication) bool {
+// Check reports whether a client may connect, and gives it the rights of its user. The server calls it for each new
+// connection; connections inside the process need no credentials.
+func (auth authenticator) Check(c server.ClientAuthentication) bool {
 	addr := c.RemoteAddress()
 	if addr != nil && addr.Network() == "pipe" {
 		return true
 	}
 	opts := c.GetOpts()
 	if opts.Nkey == "" {
-		return g.token != "" && sameToken(opts.Token, g.token)
+		return auth.token != "" && sameToken(opts.Token, auth.token)
 	}
-	user := g.users[opts.Nkey]
+	user := auth.users[opts.Nkey]
 	if user == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
 		return false
 	}
-	if name, guest := g.guests[opts.Nkey]; guest {
-		ns := g.server.Load()
+	if name, guest := auth.guests[opts.Nkey]; guest {
+		ns := auth.server.Load()
 		if ns == nil {
 			return false // the account does not exist yet
 		}
@@ -92,8 +94,8 @@ func (g gate) Check(c server.ClientAuthentication) bool {
 		if err != nil {
 			return false
 		}
-		in := *user
-		in.Account, user = account, &in
+		inAccount := *user
+		inAccount.Account, user = account, &inAccount
 	}
 	c.RegisterUser(user)
 	return true

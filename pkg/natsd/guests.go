@@ -23,11 +23,12 @@ type Guest struct {
 // Service connects a subject of one account to a subject of another: requests on From arrive on To.
 type Service struct{ From, To string }
 
-// setupGuestAccounts creates the accounts of guests and their connections with the host account. Then the gate lets
-// guests in.
-func setupGuestAccounts(ns *server.Server, guests []Guest, g gate) error {
+// setupGuestAccounts makes an account for each guest, and connects it with the host account, where the pipeline's
+// streams are, by the subjects that the guest may use. It runs once, after the server has started; then guests may
+// connect. It fails if the server refuses an account or a subject.
+func setupGuestAccounts(ns *server.Server, guests []Guest, auth authenticator) error {
 	host := ns.GlobalAccount()
-	askedBy := map[string][]*server.Account{}
+	accountsOf := map[string][]*server.Account{}
 	accounts := map[string]*server.Account{}
 	for _, guest := range guests {
 		account, err := ns.RegisterAccount(guest.Account)
@@ -36,10 +37,10 @@ func setupGuestAccounts(ns *server.Server, guests []Guest, g gate) error {
 		}
 		accounts[guest.Account] = account
 		for _, s := range guest.Services {
-			askedBy[s.To] = append(askedBy[s.To], account)
+			accountsOf[s.To] = append(accountsOf[s.To], account)
 		}
 	}
-	for subject, by := range askedBy {
+	for subject, by := range accountsOf {
 		if err := host.AddServiceExport(subject, by); err != nil {
 			return fmt.Errorf("%s for guests: %w", subject, err)
 		}
@@ -67,6 +68,6 @@ func setupGuestAccounts(ns *server.Server, guests []Guest, g gate) error {
 			return fmt.Errorf("account %s: %w", guest.Account, err)
 		}
 	}
-	g.server.Store(ns)
+	auth.server.Store(ns)
 	return nil
 }

@@ -35,7 +35,7 @@ func (s *Server) Fault() error {
 
 // InProcessConn connects to the server without a socket.
 func (s *Server) InProcessConn() (net.Conn, error) {
-	ns := s.current()
+	ns := s.runningServer()
 	if ns == nil {
 		return nil, errors.New("the embedded server is starting again")
 	}
@@ -43,7 +43,7 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 }
 
 // current returns the server; nil while it is restarted.
-func (s *Server) current() *server.Server {
+func (s *Server) runningServer() *server.Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ns
@@ -56,9 +56,10 @@ func (s *Server) setState(ns *server.Server, fault error) {
 	s.ns, s.fault = ns, fault
 }
 
-// heal checks the server until ctx ends. When its disk has refused a write, heal notes the fault, waits until the
-// disk takes writes, and restarts the server.
-func (s *Server) heal(ctx context.Context) {
+// restartAfterFullDisk checks the server until ctx ends; Start runs it in the background. When the disk has refused a
+// write, it sets Fault, waits until the disk takes writes again, and restarts the server. A restart that fails is
+// tried again at the next check.
+func (s *Server) restartAfterFullDisk(ctx context.Context) {
 	tick := time.NewTicker(healEvery)
 	defer tick.Stop()
 	for {
@@ -67,7 +68,7 @@ func (s *Server) heal(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		ns := s.current()
+		ns := s.runningServer()
 		if ns != nil {
 			cause := diskFault(ns)
 			if cause == nil {
@@ -85,26 +86,26 @@ func (s *Server) heal(ctx context.Context) {
 			s.setState(nil, s.Fault())
 			stopServer(ns)
 		}
-		again, err := s.restart(ctx)
+		restarted, err := s.restart(ctx)
 		if err != nil {
 			s.setState(nil, fmt.Errorf("start again on %q: %w", s.opts.StoreDir, err))
 			continue
 		}
 		s.opts.Log.Warn().Str("store", s.opts.StoreDir).Msg("the disk takes writes, the server has started again")
-		s.setState(again, diskFault(again))
+		s.setState(restarted, diskFault(restarted))
 	}
 }
 
 // restart starts a new server on the same store and address.
 func (s *Server) restart(ctx context.Context) (*server.Server, error) {
-	native, err := s.opts.native()
+	native, err := s.opts.serverOptions()
 	if err != nil {
 		return nil, err
 	}
-	return run(ctx, native, s.opts, true)
+	return startServer(ctx, native, s.opts, true)
 }
 
-// diskFault returns why the server has stopped writing to its disk; nil when it has not.
+// diskFault returns why the server has stopped writing to its disk; nil if it has not. restartAfterFullDisk calls it.
 func diskFault(ns *server.Server) error {
 	if !ns.JetStreamEnabled() {
 		return errors.New("storage is switched off")
@@ -129,7 +130,8 @@ func DiskFree(dir string) (int64, error) {
 	return int64(s.Bavail * uint64(s.Bsize)), nil
 }
 
-// probeDisk writes a file to the disk and removes it. An error means that the disk takes no writes.
+// probeDisk writes a file to the disk and removes it. An error means that the disk still takes no writes.
+// restartAfterFullDisk calls it.
 func probeDisk(dir string) error {
 	f, err := os.CreateTemp(dir, probeFile)
 	if err != nil {

@@ -26,11 +26,11 @@ const (
 type MemberOptions struct {
 	// Options of the server when this process has it. Listen must be set: others join.
 	Options
-	// Serves means that this process serves the store's pipeline when no other process does.
-	Serves bool
-	// Agree is called with the settings of a running pipeline before this process joins it, and when another process
-	// takes the pipeline over. An error keeps this process from joining; later it is only logged.
-	Agree func(running Info) error
+	// ServesPipeline means that this process serves the store's pipeline when no other process does.
+	ServesPipeline bool
+	// CheckSettings is called with the settings of a running pipeline before this process joins it, and when another
+	// process takes the pipeline over. An error keeps this process from joining; later it is only logged.
+	CheckSettings func(running Info) error
 	// Settings returns the settings of the pipeline that this process would serve, for others to see.
 	Settings func() map[string]string
 }
@@ -44,7 +44,7 @@ type MemberOptions struct {
 type Member struct {
 	opts   MemberOptions
 	cancel context.CancelFunc
-	done   chan struct{} // closed when takeTurns has returned
+	done   chan struct{} // closed when watchClaims has returned
 	failed chan struct{} // closed when this process could not take its turn
 
 	mu       sync.Mutex
@@ -59,16 +59,17 @@ type Member struct {
 // tenure is a period in which this process has the server.
 type tenure struct {
 	server *Server
-	// ending is closed before the server is given up. users are the calls of Serve that must return first.
+	// ending is closed before the server is given up. calls are those of Serve that must return first.
 	ending chan struct{}
-	users  sync.WaitGroup
+	calls  sync.WaitGroup
 }
 
-// Join makes this process a member of a store, and creates the store when there is none. It returns when this process
-// has the server or can reach the one that has it. The error is *InUseError when the process that has the store
-// cannot be joined. ctx bounds the wait only.
+// Join makes this process a member of a store, and creates the store if there is none. It returns when this process
+// has the server or can reach the process that has it. It tries again while another process starts or ends. The error
+// is *InUseError if that process cannot be joined; other errors are about the options, the folder or the server. ctx
+// bounds the wait only.
 func Join(ctx context.Context, opts MemberOptions) (*Member, error) {
-	if _, err := opts.native(); err != nil {
+	if _, err := opts.serverOptions(); err != nil {
 		return nil, fmt.Errorf("join store: %w", err)
 	}
 	if opts.Listen == "" {
@@ -80,7 +81,7 @@ func Join(ctx context.Context, opts MemberOptions) (*Member, error) {
 	m := &Member{opts: opts, done: make(chan struct{}), failed: make(chan struct{}), changed: make(chan struct{})}
 	began := time.Now()
 	for {
-		joined, err := m.join(ctx)
+		joined, err := m.tryJoin(ctx)
 		if err == nil && joined {
 			break
 		}
@@ -97,16 +98,16 @@ func Join(ctx context.Context, opts MemberOptions) (*Member, error) {
 		}
 		return nil, errors.Join(err, m.releaseAll())
 	}
-	keep, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	m.cancel = cancel
-	go m.takeTurns(keep)
+	go m.watchClaims(watching)
 	return m, nil
 }
 
-// join is one try of Join: it starts the server, or finds the process that has it within reach. false means: try
-// again; so does *InUseError, for a while.
-func (m *Member) join(ctx context.Context) (bool, error) {
-	if err := m.acquireServer(ctx); err != nil {
+// tryJoin is one try of Join: it starts the server, or finds the process that has it within reach. On *InUseError
+// Join tries again for a while; any other error ends Join.
+func (m *Member) tryJoin(ctx context.Context) (bool, error) {
+	if err := m.tryStartServer(ctx); err != nil {
 		inUse, ok := errors.AsType[*InUseError](err)
 		if !ok {
 			return false, err
@@ -117,14 +118,14 @@ func (m *Member) join(ctx context.Context) (bool, error) {
 			return false, &InUseError{StoreDir: m.opts.StoreDir, Holder: holder}
 		}
 		inUse.Holder = holder
-		if dialHolder(holder) != nil {
+		if checkAnswers(holder) != nil {
 			return false, inUse // that process is ending
 		}
-		if by, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving && m.opts.Agree != nil {
-			if by.PID == 0 {
+		if holderOfPipeline, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving && m.opts.CheckSettings != nil {
+			if holderOfPipeline.PID == 0 {
 				return false, inUse
 			}
-			if err := m.opts.Agree(by); err != nil {
+			if err := m.opts.CheckSettings(holderOfPipeline); err != nil {
 				return false, err
 			}
 		}
@@ -132,11 +133,12 @@ func (m *Member) join(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// acquireServer starts the server if it is the turn of this process, and begins a tenure. Otherwise it returns
-// *InUseError. A process that serves first claims the pipeline.
-func (m *Member) acquireServer(ctx context.Context) error {
-	if m.opts.Serves && m.pipeline == nil {
-		claim, err := acquire(ctx, m.opts.StoreDir, pipelineClaim)
+// tryStartServer starts the server if no other process has it, and begins a tenure; otherwise it returns *InUseError.
+// A process that serves the pipeline first claims that; one that only reads lets such a process go first. Join calls
+// it, and watchClaims when the process with the server may have ended.
+func (m *Member) tryStartServer(ctx context.Context) error {
+	if m.opts.ServesPipeline && m.pipeline == nil {
+		claim, err := acquireClaim(ctx, m.opts.StoreDir, pipelineClaim)
 		if err != nil {
 			return err
 		}
@@ -144,16 +146,16 @@ func (m *Member) acquireServer(ctx context.Context) error {
 		if m.opts.Settings != nil {
 			info.Settings = m.opts.Settings()
 		}
-		if err := claim.describe(info); err != nil {
+		if err := claim.writeInfo(info); err != nil {
 			return errors.Join(err, claim.release())
 		}
 		m.mu.Lock()
 		m.pipeline = claim
 		m.mu.Unlock()
 	}
-	if !m.opts.Serves {
-		if by, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving {
-			return &InUseError{StoreDir: m.opts.StoreDir, Holder: by}
+	if !m.opts.ServesPipeline {
+		if holder, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving {
+			return &InUseError{StoreDir: m.opts.StoreDir, Holder: holder}
 		}
 	}
 	server, err := Start(ctx, m.opts.Options)
@@ -164,34 +166,35 @@ func (m *Member) acquireServer(ctx context.Context) error {
 	return nil
 }
 
-// takeTurns takes the server over when it is the turn of this process, and gives it up when another process comes to
-// serve, until ctx ends.
-func (m *Member) takeTurns(ctx context.Context) {
+// watchClaims runs in the background of a member until ctx ends. It starts the server here when the process that had
+// it is gone, and gives it up when another process comes to serve the pipeline. What goes wrong for good is set as
+// the member's error (Err).
+func (m *Member) watchClaims(ctx context.Context) {
 	defer close(m.done)
-	var waiting time.Time // until when another process may keep the server although it is our turn
+	var giveUpAt time.Time // until when another process may keep the server although it is our turn
 	for pause(ctx, memberPause) == nil {
-		by, serving := readClaim(m.opts.StoreDir, pipelineClaim)
+		holder, serving := readClaim(m.opts.StoreDir, pipelineClaim)
 		switch {
-		case m.Owns() && m.opts.Serves: // until Close
+		case m.Owns() && m.opts.ServesPipeline: // until Close
 		case m.Owns():
 			if serving {
-				m.opts.Log.Info().Int("pid", by.PID).Msg("giving the store to the process that serves")
+				m.opts.Log.Info().Int("pid", holder.PID).Msg("giving the store to the process that serves")
 				m.setFailed(m.giveServerUp())
 			}
-		case !m.opts.Serves && serving: // the process that serves takes the server
+		case !m.opts.ServesPipeline && serving: // the process that serves takes the server
 		default:
 			if serving && m.pipeline == nil {
-				m.warnIfDifferent(by)
+				m.warnIfDifferent(holder)
 			}
-			err := m.acquireServer(ctx)
+			err := m.tryStartServer(ctx)
 			switch {
 			case err == nil:
-				waiting = time.Time{}
+				giveUpAt = time.Time{}
 				m.opts.Log.Info().Str("store", m.opts.StoreDir).Msg("took the store over")
 			case errors.As(err, new(*InUseError)):
-				if m.pipeline != nil && waiting.IsZero() {
-					waiting = time.Now().Add(joinTimeout)
-				} else if m.pipeline != nil && time.Now().After(waiting) {
+				if m.pipeline != nil && giveUpAt.IsZero() {
+					giveUpAt = time.Now().Add(joinTimeout)
+				} else if m.pipeline != nil && time.Now().After(giveUpAt) {
 					m.setFailed(fmt.Errorf("take the store over: %w, and that process does not give it up", err))
 				}
 			case ctx.Err() == nil:
@@ -201,14 +204,14 @@ func (m *Member) takeTurns(ctx context.Context) {
 	}
 }
 
-// warnIfDifferent logs once when the pipeline that another process now serves has settings that this process does not
-// accept.
+// warnIfDifferent logs once when the pipeline that another process now serves has settings that CheckSettings
+// refuses. This process then waits for the other to end.
 func (m *Member) warnIfDifferent(by Info) {
-	if m.opts.Agree == nil || by.PID == 0 || by.PID == m.warned {
+	if m.opts.CheckSettings == nil || by.PID == 0 || by.PID == m.warned {
 		return
 	}
 	m.warned = by.PID
-	if err := m.opts.Agree(by); err != nil {
+	if err := m.opts.CheckSettings(by); err != nil {
 		m.opts.Log.Warn().Err(err).Msg("waiting for another process, which serves something else, to end")
 	}
 }
@@ -232,7 +235,9 @@ func (m *Member) setTenure(t *tenure) {
 	m.changed = make(chan struct{})
 }
 
-// giveServerUp stops the server, if this process has it, after all calls of Serve have returned.
+// giveServerUp ends the tenure of this process: it cancels the calls of Serve, waits until they have returned, and
+// stops the server, so that another process can start it. Without a tenure it does nothing. The error is of the
+// server's stop.
 func (m *Member) giveServerUp() error {
 	m.mu.Lock()
 	t := m.tenure
@@ -242,7 +247,7 @@ func (m *Member) giveServerUp() error {
 	}
 	m.setTenure(nil)
 	close(t.ending)
-	t.users.Wait()
+	t.calls.Wait()
 	return t.server.Close()
 }
 
@@ -287,26 +292,26 @@ func (m *Member) Err() error {
 func (m *Member) Unfinished() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.pipeline != nil && m.pipeline.stale
+	return m.pipeline != nil && m.pipeline.leftByKilled
 }
 
 // Serve calls f each time this process gets the server, and at once if it has it. The context of f ends when ctx
-// does, or before the server is given up, which waits for f. Serve returns nil when ctx has ended and f has returned,
-// or else the error of f or of the member.
+// does, or before the server is given up, which waits for f. Serve returns nil when ctx has ended and f has returned;
+// otherwise the error of f, or that of a member that cannot take the server over.
 func (m *Member) Serve(ctx context.Context, f func(context.Context) error) error {
 	var last *tenure
 	for {
 		m.mu.Lock()
 		t, changed := m.tenure, m.changed
 		if t != nil && t != last {
-			t.users.Add(1)
+			t.calls.Add(1)
 		} else {
 			t = nil
 		}
 		m.mu.Unlock()
 		if t != nil {
 			last = t
-			err := t.runUser(ctx, f)
+			err := t.runCall(ctx, f)
 			if err != nil {
 				return err
 			}
@@ -322,9 +327,10 @@ func (m *Member) Serve(ctx context.Context, f func(context.Context) error) error
 	}
 }
 
-// runUser calls f with a context that also ends when the tenure does.
-func (t *tenure) runUser(ctx context.Context, f func(context.Context) error) error {
-	defer t.users.Done()
+// runCall calls f of Serve with a context that also ends when the server is to be given up, and returns the error of
+// f.
+func (t *tenure) runCall(ctx context.Context, f func(context.Context) error) error {
+	defer t.calls.Done()
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	ctx, stop := context.WithCancel(ctx)
@@ -339,7 +345,9 @@ func (t *tenure) runUser(ctx context.Context, f func(context.Context) error) err
 	return f(ctx)
 }
 
-// InProcessConn connects to the server: directly in this process, or through the socket of the process that has it.
+// InProcessConn connects to the store's server: directly in this process, or through the socket of the process that
+// has it. The NATS client calls it for each connection and reconnection. It fails while no process has the server;
+// the client then tries again.
 func (m *Member) InProcessConn() (net.Conn, error) {
 	m.mu.Lock()
 	t := m.tenure
@@ -378,9 +386,9 @@ func dial(holder Info) (net.Conn, error) {
 	return net.DialTimeout("tcp", u.Host, dialTimeout)
 }
 
-// dialHolder returns nil when the server of a process answers. It reads the greeting, because the socket of a process
-// that was just killed still accepts connections.
-func dialHolder(holder Info) error {
+// checkAnswers returns nil if the server of another process answers. It reads the greeting, because the socket of a
+// process that was just killed still accepts connections. An error means that the process is ending.
+func checkAnswers(holder Info) error {
 	conn, err := dial(holder)
 	if err != nil {
 		return err
@@ -425,8 +433,8 @@ func (m *Member) ClientURL() string {
 	return m.tenure.server.ClientURL()
 }
 
-// Fault returns why the server of this process stores nothing (Server.Fault); nil while another process has the
-// server.
+// Fault returns why the server of this process stores nothing (Server.Fault); nil while it stores, and while another
+// process has the server.
 func (m *Member) Fault() error {
 	m.mu.Lock()
 	t := m.tenure

@@ -19,7 +19,9 @@ import (
 // member joins dir, serving or reading, and leaves it at the end of the test.
 func member(t *testing.T, dir string, serves bool, change ...func(*natsd.MemberOptions)) *natsd.Member {
 	t.Helper()
-	opts := natsd.MemberOptions{Options: natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0", Token: fmt.Sprintf("token-%d", time.Now().UnixNano())}, Serves: serves}
+	opts := natsd.MemberOptions{ServesPipeline: serves, Options: natsd.Options{
+		StoreDir: dir, Listen: "127.0.0.1:0", Token: fmt.Sprintf("token-%d", time.Now().UnixNano()),
+	}}
 	for _, f := range change {
 		f(&opts)
 	}
@@ -145,8 +147,8 @@ func TestMember_agrees(t *testing.T) {
 	})
 	other := errors.New("another model")
 	_, err := natsd.Join(t.Context(), natsd.MemberOptions{
-		Options: natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0"}, Serves: true,
-		Agree: func(running natsd.Info) error {
+		Options: natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0"}, ServesPipeline: true,
+		CheckSettings: func(running natsd.Info) error {
 			if running.PID != os.Getpid() || running.Settings["model"] != "a" {
 				t.Errorf("runs: %+v", running)
 			}
@@ -178,7 +180,9 @@ func TestJoin_staleInfo(t *testing.T) {
 	}
 	joined := make(chan *natsd.Member, 1)
 	go func() {
-		m, err := natsd.Join(t.Context(), natsd.MemberOptions{Options: natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0"}, Serves: true})
+		m, err := natsd.Join(t.Context(), natsd.MemberOptions{
+			Options: natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0"}, ServesPipeline: true,
+		})
 		if err != nil {
 			t.Error(err)
 		}

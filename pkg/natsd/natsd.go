@@ -1,11 +1,15 @@
-// Package natsd embeds a NATS server with JetStream in the process: for the all-in-one command, for tests, and for
-// other programs that want the event plane without operating a server. No other package imports the server's code.
+// Package natsd embeds a NATS server with JetStream in the process: for the program meander, for tests, and for other
+// programs that want meander's streams without operating a server. No other package imports the server's code.
 //
 // A [Server] stores to files, installs no signal handlers, and opens a socket only when asked. A store (a folder)
-// belongs to one server at a time. A claim guards it: a lock file, with a file beside it that says which process
-// holds the lock and how to join it. A [Member] shares a store with other processes; its tenure is the time in which
-// it has the server. A guest is a user in an account with its own streams. When the disk was full, the server
-// restarts by itself.
+// belongs to one server at a time. A claim guards it: a lock file, with an info file beside it that says which
+// process holds the lock and how clients reach it. The server's claim is for the process with the server, the
+// pipeline's for the process whose services work on the store.
+//
+// A [Member] is a process that shares a store with others, as every meander command does: the first to [Join] has the
+// server, the others are its clients, and one of them takes the server over when the first ends. A tenure is the time
+// in which a member has the server. A guest is a user in an account with its own streams. When the disk was full, the
+// server restarts by itself.
 package natsd
 
 import (
@@ -80,22 +84,22 @@ type Server struct {
 	fault error
 }
 
-// Start locks the store, starts the server and returns when it is ready. The error is *InUseError when another
-// process has the store; otherwise it is about the folder, the address, or from the server itself. ctx bounds the
-// start only.
+// Start locks the store, starts the server and returns when it is ready. The error is *InUseError if another process
+// has the store; otherwise it is about the options, the folder, the address, or from the server itself. ctx bounds
+// the start only; Close stops the server.
 func Start(ctx context.Context, opts Options) (*Server, error) {
-	native, err := opts.native()
+	native, err := opts.serverOptions()
 	if err != nil {
 		return nil, fmt.Errorf("start embedded server: %w", err)
 	}
 	if err := os.MkdirAll(opts.StoreDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make store: %w", err)
 	}
-	claim, err := acquire(ctx, opts.StoreDir, serverClaim)
+	claim, err := acquireClaim(ctx, opts.StoreDir, serverClaim)
 	if err != nil {
 		return nil, err
 	}
-	ns, err := run(ctx, native, opts, claim.stale)
+	ns, err := startServer(ctx, native, opts, claim.leftByKilled)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start embedded server on %q: %w", opts.StoreDir, err), claim.release())
 	}
@@ -105,11 +109,11 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	}
 	var heal context.Context
 	heal, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	s.healer.Go(func() { s.heal(heal) })
+	s.healer.Go(func() { s.restartAfterFullDisk(heal) })
 	s.close = sync.OnceValue(s.shutdown)
 	certificate, err := opts.certificatePEM()
 	if err == nil {
-		err = claim.describe(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Certificate: certificate})
+		err = claim.writeInfo(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Certificate: certificate})
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -117,8 +121,9 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	return s, nil
 }
 
-// native checks the options and returns them in the form of the server's library.
-func (o Options) native() (*server.Options, error) {
+// serverOptions checks the options and returns them in the form of the NATS server's library. An error names the
+// option and what it must be.
+func (o Options) serverOptions() (*server.Options, error) {
 	if o.StoreDir == "" {
 		return nil, errors.New("store_dir: empty; must be a folder")
 	}
@@ -159,7 +164,7 @@ func (o Options) native() (*server.Options, error) {
 			n.Port = server.RANDOM_PORT
 		}
 		if o.Token != "" || len(o.Users) > 0 {
-			n.CustomClientAuthentication, n.AlwaysEnableNonce = o.gate(), true
+			n.CustomClientAuthentication, n.AlwaysEnableNonce = o.newAuthenticator(), true
 		}
 		if o.TLS != nil {
 			if n.TLSConfig, err = o.TLS.config(); err != nil {
@@ -171,18 +176,22 @@ func (o Options) native() (*server.Options, error) {
 	return n, nil
 }
 
-// run starts the server with enough space for what it has promised, and lets guests in. killed means that the process
-// before was killed: then its socket may exist a moment longer than its lock, and run waits for it.
-func run(ctx context.Context, native *server.Options, opts Options, killed bool) (*server.Server, error) {
+// startServer starts a NATS server with enough space for what its streams were promised, and lets guests in. With
+// holderWasKilled, the process that had the store before was killed: its socket may exist a moment longer than its
+// lock, so it tries the address for a second. An error is about the address or from the server; the server is stopped
+// then.
+func startServer(
+	ctx context.Context, native *server.Options, opts Options, holderWasKilled bool,
+) (*server.Server, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if !native.DontListen {
 		// The server would only log that it cannot listen, and wait.
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
-		for tries := 0; killed && tries < 20 && errors.Is(err, syscall.EADDRINUSE) &&
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
+		for tries := 0; holderWasKilled && tries < 20 && errors.Is(err, syscall.EADDRINUSE) &&
 			pause(ctx, 50*time.Millisecond) == nil; tries++ {
-			l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
+			listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
 		}
 		if errors.Is(err, syscall.EADDRINUSE) {
 			err = fmt.Errorf("%w; must be an address that nothing listens on, or one with port 0 for any that is free", err)
@@ -190,19 +199,19 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 		if err != nil {
 			return nil, err
 		}
-		if err := l.Close(); err != nil {
+		if err := listener.Close(); err != nil {
 			return nil, err
 		}
 	}
-	ns, err := launch(ctx, native, opts.Log)
+	ns, err := startAndWait(ctx, native, opts.Log)
 	if err == nil {
-		ns, err = withPromisedSpace(ctx, ns, native, opts)
+		ns, err = restartWithPromisedSpace(ctx, ns, native, opts)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if g, ok := native.CustomClientAuthentication.(gate); ok {
-		if err := setupGuestAccounts(ns, opts.Guests, g); err != nil {
+	if auth, ok := native.CustomClientAuthentication.(authenticator); ok {
+		if err := setupGuestAccounts(ns, opts.Guests, auth); err != nil {
 			stopServer(ns)
 			return nil, err
 		}
@@ -214,10 +223,11 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 // streams.
 const spareStore = 256 << 20
 
-// withPromisedSpace returns the server, restarted with a larger store limit when its streams and guests were promised
-// more than the limit, which is computed from the free disk space at the start. Without that, the server would refuse
-// guests, and every change of a limit, even to a lower one. A write that the disk cannot take is refused later.
-func withPromisedSpace(
+// restartWithPromisedSpace returns the running server ns, or one restarted with a larger store limit, when its
+// streams and guests were promised more than the limit, which the server computes from the free disk space at its
+// start. Without that, the server would refuse guests, and every change of a limit, even to a lower one. A write that
+// the disk cannot take is refused later. After an error no server runs.
+func restartWithPromisedSpace(
 	ctx context.Context, ns *server.Server, native *server.Options, opts Options,
 ) (*server.Server, error) {
 	info, err := ns.Jsz(nil)
@@ -225,20 +235,20 @@ func withPromisedSpace(
 		stopServer(ns)
 		return nil, err
 	}
-	promised, room := int64(info.ReservedStore), info.Config.MaxStore
+	promised, limit := int64(info.ReservedStore), info.Config.MaxStore
 	for _, g := range opts.Guests {
 		promised += g.MaxStore
 	}
-	if info.Disabled || promised <= room {
+	if info.Disabled || promised <= limit {
 		return ns, nil
 	}
-	opts.Log.Warn().Str("store", opts.StoreDir).Int64("room", room).Int64("promised", promised).
+	opts.Log.Warn().Str("store", opts.StoreDir).Int64("room", limit).Int64("promised", promised).
 		Msg("the store has less room than its streams and guests were promised; make room on its disk, " +
 			"or lower limits (meander streams limit)")
 	stopServer(ns)
-	larger := native.Clone() // it shares the gate, which setupGuestAccounts opens for guests
+	larger := native.Clone() // it shares the authenticator, which setupGuestAccounts opens for guests
 	larger.JetStreamMaxStore = promised + spareStore
-	return launch(ctx, larger, opts.Log)
+	return startAndWait(ctx, larger, opts.Log)
 }
 
 // stopServer stops a server and waits until its store is written.
@@ -247,8 +257,9 @@ func stopServer(ns *server.Server) {
 	ns.WaitForShutdown()
 }
 
-// launch starts the server and waits until it accepts connections.
-func launch(ctx context.Context, native *server.Options, log zerolog.Logger) (*server.Server, error) {
+// startAndWait starts a NATS server and waits until it accepts connections. It fails if the server does, if ctx ends
+// or after two minutes; the server is stopped then.
+func startAndWait(ctx context.Context, native *server.Options, log zerolog.Logger) (*server.Server, error) {
 	ns, err := server.NewServer(native)
 	if err != nil {
 		return nil, err
@@ -282,7 +293,7 @@ func (s *Server) ClientURL() string { return s.url }
 
 // SlowConsumers returns how many clients the server has disconnected because they read too slowly. It should stay 0.
 func (s *Server) SlowConsumers() int64 {
-	ns := s.current()
+	ns := s.runningServer()
 	if ns == nil {
 		return 0
 	}
@@ -297,7 +308,7 @@ func (s *Server) Close() error { return s.close() }
 func (s *Server) shutdown() error {
 	s.cancel()
 	s.healer.Wait()
-	if ns := s.current(); ns != nil {
+	if ns := s.runningServer(); ns != nil {
 		stopServer(ns)
 	}
 	return s.claim.release()

@@ -49,6 +49,7 @@ type InUseError struct {
 	Holder Info
 }
 
+// Error says which process has the store, as far as it is known.
 func (e *InUseError) Error() string {
 	switch {
 	case e.Holder.PID == 0:
@@ -59,8 +60,8 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("store %q is in use by process %d at %s", e.StoreDir, e.Holder.PID, e.Holder.URL)
 }
 
-// Running returns which process has the store open, and how to join it; false: none. It ignores the file of a process
-// that was killed.
+// Running returns which process has the server of a store, and how to reach it; false: none. Commands call it that
+// must not join a store. It ignores the info file of a process that was killed.
 func Running(storeDir string) (Info, bool) {
 	// A server that starts has the lock before it can say where it listens.
 	for range 100 {
@@ -73,8 +74,9 @@ func Running(storeDir string) (Info, bool) {
 	return Info{}, true
 }
 
-// readClaim returns which process holds a claim, and whether one does. Info is zero when the process has not said who
-// it is yet. For a moment after a holder was killed and another one came, Info may name the dead one.
+// readClaim returns which process holds a claim, and whether one does. Info is zero if that process has not written
+// its info file yet. For a moment after a holder was killed and another one came, Info may name the dead one. A store
+// that cannot be read has no holder.
 func readClaim(dir, claim string) (Info, bool) {
 	f, err := os.Open(filepath.Join(dir, claim+".lock"))
 	if err != nil {
@@ -95,13 +97,13 @@ func readClaim(dir, claim string) (Info, bool) {
 type heldClaim struct {
 	dir, claim string
 	lock       *os.File
-	// stale means that the process before ended without a release.
-	stale bool
+	// leftByKilled means that the process before ended without a release.
+	leftByKilled bool
 }
 
-// acquire takes a claim, or returns *InUseError at once when another process holds it. It waits for a process that
-// only reads the claim, which locks it for a moment.
-func acquire(ctx context.Context, dir, claim string) (*heldClaim, error) {
+// acquireClaim takes a claim, or returns *InUseError at once if another process holds it. It waits for a process that
+// only reads the claim, which locks it for a moment. Other errors are about the files of the store.
+func acquireClaim(ctx context.Context, dir, claim string) (*heldClaim, error) {
 	f, err := os.OpenFile(filepath.Join(dir, claim+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -120,7 +122,7 @@ func acquire(ctx context.Context, dir, claim string) (*heldClaim, error) {
 	if err == nil {
 		// A file that is there was left by a process that was killed.
 		err = os.Remove(h.infoFile())
-		h.stale = err == nil
+		h.leftByKilled = err == nil
 		if err == nil || errors.Is(err, os.ErrNotExist) {
 			return h, nil
 		}
@@ -139,7 +141,8 @@ func acquire(ctx context.Context, dir, claim string) (*heldClaim, error) {
 
 func (h *heldClaim) infoFile() string { return filepath.Join(h.dir, h.claim+".json") }
 
-// release removes the info file and unlocks the claim.
+// release removes the info file and unlocks the claim, so that another process can take it. An error is about the
+// files; the lock ends with the process anyway.
 func (h *heldClaim) release() error {
 	err := os.Remove(h.infoFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -161,9 +164,9 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// describe writes the info file. It replaces the whole file, so that a reader never sees half of it. Only the owner
-// may read it: it has the token.
-func (h *heldClaim) describe(info Info) error {
+// writeInfo writes the claim's info file: which process holds it, and how to reach it. It replaces the whole file, so
+// that a reader never sees half of it. Only the owner of the store may read it: it has the token.
+func (h *heldClaim) writeInfo(info Info) error {
 	data, err := json.Marshal(info)
 	if err != nil {
 		return fmt.Errorf("describe %s: %w", h.claim, err)
@@ -182,7 +185,7 @@ func (h *heldClaim) describe(info Info) error {
 	return nil
 }
 
-// readInfo reads the info file of a claim.
+// readInfo reads the info file of a claim. It fails if there is none, or if it is damaged.
 func readInfo(dir, claim string) (Info, error) {
 	f, err := os.Open(filepath.Join(dir, claim+".json"))
 	if err != nil {

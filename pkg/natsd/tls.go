@@ -39,9 +39,10 @@ func (o Options) certificatePEM() (string, error) {
 	return string(text), err
 }
 
-// startTLS turns a connection to a server that the store's folder names into one over TLS. The certificate must be
-// the one in that folder, which only the store's owner can write; no authority and no clock is needed. Nothing is
-// sent before that is checked.
+// startTLS secures a connection to the server that the store's info file names, before another process of the machine
+// uses it. The server's certificate must be the one in the info file, which only the store's owner can write; no
+// authority and no clock is needed. Nothing is sent before that is checked. It fails if the server has another
+// certificate or speaks no TLS.
 func (i Info) startTLS(conn net.Conn) (net.Conn, error) {
 	block, _ := pem.Decode([]byte(i.Certificate))
 	if block == nil {

@@ -50,7 +50,9 @@ func certified(t *testing.T) *natsd.TLS {
 func TestMember_TLS(t *testing.T) {
 	dir := t.TempDir()
 	secure := func(o *natsd.MemberOptions) { o.TLS = certified(t) }
-	serving, err := natsd.Join(t.Context(), natsd.MemberOptions{Options: natsd.Options{StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret", TLS: certified(t)}, Serves: true})
+	serving, err := natsd.Join(t.Context(), natsd.MemberOptions{ServesPipeline: true, Options: natsd.Options{
+		StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret", TLS: certified(t),
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

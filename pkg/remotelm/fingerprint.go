@@ -8,6 +8,8 @@ import (
 	"math"
 	"net/http"
 	"slices"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
 // fewTop is how many numbers to ask for with each token, if not all: that of the drawn token, which vLLM always
@@ -56,8 +58,8 @@ func (s *Server) fingerprint(ctx context.Context) error {
 
 // routeClosed reports whether err says that a route does not exist or is not open.
 func routeClosed(err error) bool {
-	r, ok := errors.AsType[*refusal](err)
-	return ok && (r.status == http.StatusNotFound || r.status == http.StatusForbidden || r.status == http.StatusMethodNotAllowed)
+	r, ok := errors.AsType[*remotehttp.StatusError](err)
+	return ok && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden || r.Status == http.StatusMethodNotAllowed)
 }
 
 // topTwo is what fingerprint concludes the kind of numbers from: the gap between the two largest numbers that come

@@ -10,15 +10,12 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"strings"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
 const (
-	// maxAnswer bounds an answer that is not a stream, in bytes.
-	maxAnswer = 4 << 20
-	// askTimeout bounds a request that needs no computation.
-	askTimeout = 10 * time.Second
 	// Upper bounds of sizes in JSON: entryBytes of one number of a token, tokenBytes of the rest of a token, eventBytes
 	// of the rest of an event.
 	entryBytes = 128
@@ -30,101 +27,8 @@ const (
 
 // Health returns nil if the server accepts requests, else why not.
 func (s *Server) Health(ctx context.Context) error {
-	err := s.ask(ctx, http.MethodGet, "/health", nil, nil)
-	if err != nil {
+	if err := s.http.Health(ctx); err != nil {
 		return fmt.Errorf("%s: %w", s, err)
-	}
-	return nil
-}
-
-// request sends a request with a JSON body, unless body is nil, and returns a response with status 200. Another
-// status is an error with the reason that the server gives; it wraps ErrRefused if a retry cannot help.
-func (s *Server) request(ctx context.Context, method, path string, body any) (*http.Response, error) {
-	var data io.Reader
-	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
-			return nil, fmt.Errorf("encode the request: %w", err)
-		}
-		data = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, s.base+path, data)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	if s.config.Key != "" {
-		req.Header.Set("Authorization", "Bearer "+s.config.Key)
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode == http.StatusOK {
-		return resp, nil
-	}
-	defer resp.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	err = fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, reason(said))
-	if permanent(resp.StatusCode) {
-		return nil, &refusal{resp.StatusCode, err}
-	}
-	return nil, err
-}
-
-// refusal is an answer that says that the request is wrong. It wraps ErrRefused.
-type refusal struct {
-	status int
-	err    error
-}
-
-func (e *refusal) Error() string        { return e.err.Error() }
-func (e *refusal) Is(target error) bool { return target == ErrRefused }
-
-// reason returns what a server says about an error, in one line of at most 400 characters.
-func reason(body []byte) string {
-	var e struct {
-		Error   json.RawMessage `json:"error"`
-		Message string          `json:"message"`
-		Detail  json.RawMessage `json:"detail"`
-	}
-	said := string(body)
-	if json.Unmarshal(body, &e) == nil {
-		var in struct {
-			Message string `json:"message"`
-		}
-		switch {
-		case json.Unmarshal(e.Error, &in) == nil && in.Message != "":
-			said = in.Message
-		case e.Message != "":
-			said = e.Message
-		case len(e.Detail) > 0:
-			said = string(e.Detail)
-		}
-	}
-	if said = strings.Join(strings.Fields(strings.ToValidUTF8(said, "?")), " "); said == "" {
-		return "no reason given"
-	}
-	return fmt.Sprintf("%.400s", said)
-}
-
-// ask sends a request with a JSON answer and decodes the answer into v, unless v is nil.
-func (s *Server) ask(ctx context.Context, method, path string, body, v any) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	resp, err := s.request(ctx, method, path, body)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err == nil && v != nil {
-		if err = json.Unmarshal(data, v); err != nil {
-			err = fmt.Errorf("%w: %w", ErrGarbage, err)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
 	}
 	return nil
 }
@@ -148,7 +52,7 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 		}
 		return fmt.Errorf("%s: %w", s, err)
 	}
-	resp, err := s.request(ctx, http.MethodPost, s.facts.Route, s.dialect.requestBody(s.facts, &r, top))
+	resp, err := s.http.Do(ctx, http.MethodPost, s.facts.Route, s.dialect.requestBody(s.facts, &r, top))
 	if err != nil {
 		return named(err)
 	}
@@ -225,7 +129,7 @@ func nextEvent(r *bufio.Reader, limit int) ([]byte, error) {
 		data = bytes.TrimSpace(data)
 		switch {
 		case bytes.HasPrefix(line, []byte("{")) && (err == nil || errors.Is(err, io.EOF)): // an error, not a stream
-			return nil, fmt.Errorf("%w: %s", ErrGarbage, reason(line))
+			return nil, fmt.Errorf("%w: %s", ErrGarbage, remotehttp.Reason(line))
 		case err != nil:
 			return nil, err
 		case found && string(data) == "[DONE]":
@@ -278,14 +182,9 @@ func serverError(data []byte, raw json.RawMessage) error {
 	var in struct {
 		Code int `json:"code"`
 	}
-	err := fmt.Errorf("%w: %s", ErrGarbage, reason(data))
-	if json.Unmarshal(raw, &in) == nil && permanent(in.Code) {
-		return &refusal{in.Code, err}
+	err := fmt.Errorf("%w: %s", ErrGarbage, remotehttp.Reason(data))
+	if json.Unmarshal(raw, &in) == nil {
+		return &remotehttp.StatusError{Status: in.Code, Err: err}
 	}
 	return err
-}
-
-// permanent reports whether a status says that the request is wrong: a retry gives the same answer.
-func permanent(status int) bool {
-	return status >= 400 && status < 500 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout && status != http.StatusConflict
 }

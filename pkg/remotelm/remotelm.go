@@ -15,11 +15,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
 // Names of the supported kinds of server.
@@ -42,9 +42,9 @@ const (
 // Errors of a server, besides those of a connection. ErrRefused is terminal: the request, or the way the server was
 // started, must change. A retry may help against ErrSilent, ErrGarbage and ErrAborted.
 var (
-	ErrRefused = errors.New("refused by the server")
-	ErrSilent  = errors.New("the server says nothing")
-	ErrGarbage = errors.New("not an answer")
+	ErrRefused = remotehttp.ErrRefused
+	ErrSilent  = remotehttp.ErrSilent
+	ErrGarbage = remotehttp.ErrGarbage
 	ErrAborted = errors.New("aborted by the server")
 	errCut     = errors.New("the answer breaks off")
 )
@@ -71,21 +71,11 @@ type Config struct {
 
 // Parse splits NAME=URL into the kind and the base URL of a server, and checks both.
 func Parse(server string) (name, base string, err error) {
-	name, base, err = Split(server)
+	name, base, err = remotehttp.Split(server)
 	if !slices.Contains(Names(), name) {
 		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", server, strings.Join(Names(), ", "))
 	}
 	return name, base, err
-}
-
-// Split splits NAME=URL, and checks that URL is that of a server, over HTTP. base has no slash at its end.
-func Split(server string) (name, base string, err error) {
-	name, base, _ = strings.Cut(server, "=")
-	u, err := url.Parse(base)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return name, "", fmt.Errorf("%q; must be NAME=URL, URL that of a server, such as %s=http://127.0.0.1:8000", server, name)
-	}
-	return name, strings.TrimRight(base, "/"), nil
 }
 
 // Facts are what Dial found out about a server.
@@ -155,8 +145,7 @@ type Server struct {
 	config  Config
 	dialect dialect
 	facts   Facts
-	client  *http.Client
-	base    string
+	http    *remotehttp.Client
 }
 
 // dialect is what differs between the kinds of server.
@@ -204,9 +193,7 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 	if c.Pause <= 0 {
 		c.Pause = 200 * time.Millisecond
 	}
-	s := &Server{config: c, base: base, facts: Facts{Name: name}, client: &http.Client{Transport: &http.Transport{
-		Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: c.Patience,
-	}}}
+	s := &Server{config: c, facts: Facts{Name: name}, http: remotehttp.New(base, c.Key, c.Patience)}
 	s.dialect = vllm{}
 	if name == SGLang {
 		s.dialect = sglang{}
@@ -221,13 +208,13 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 }
 
 // String returns the kind and the address of the server.
-func (s *Server) String() string { return s.facts.Name + " at " + s.base }
+func (s *Server) String() string { return s.facts.Name + " at " + s.http.Base }
 
 // Facts returns what Dial found out.
 func (s *Server) Facts() Facts { return s.facts }
 
 // Close closes idle connections.
-func (s *Server) Close() { s.client.CloseIdleConnections() }
+func (s *Server) Close() { s.http.Close() }
 
 // maxFailures is how often in a row an answer may break off without a new token before Stream gives up.
 const maxFailures = 4

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
 // sglang is the dialect of SGLang 0.4 and newer: /generate. An event has all tokens so far or, if the server was
@@ -26,7 +28,7 @@ func (sglang) release(s *Server, id string) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		_ = s.ask(ctx, http.MethodPost, "/abort_request", map[string]any{"rid": id}, nil)
+		_ = s.http.Ask(ctx, http.MethodPost, "/abort_request", map[string]any{"rid": id}, nil)
 	}()
 }
 
@@ -54,9 +56,9 @@ func (sglang) discover(ctx context.Context, s *Server, f *Facts) error {
 
 // askEither asks at the current path, or at an older one if the server refuses that.
 func (s *Server) askEither(ctx context.Context, v any, now, before string) error {
-	err := s.ask(ctx, http.MethodGet, now, nil, v)
+	err := s.http.Ask(ctx, http.MethodGet, now, nil, v)
 	if errors.Is(err, ErrRefused) {
-		err = s.ask(ctx, http.MethodGet, before, nil, v)
+		err = s.http.Ask(ctx, http.MethodGet, before, nil, v)
 	}
 	return err
 }
@@ -133,7 +135,7 @@ func (sglang) parseEvent(_ Facts, data []byte, done []int32) (e event, err error
 	}
 	if f := m.Finish; f != nil {
 		if e.finish = f.Type; f.Type == aborted && f.Status >= 400 && f.Status < 500 {
-			return e, &refusal{f.Status, fmt.Errorf("%w: %.400s", ErrAborted, f.Message)}
+			return e, &remotehttp.StatusError{Status: f.Status, Err: fmt.Errorf("%w: %.400s", ErrAborted, f.Message)}
 		}
 	}
 	fresh := *m.Tokens - len(done)

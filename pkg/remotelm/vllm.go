@@ -30,7 +30,7 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	var version struct {
 		Version string `json:"version"`
 	}
-	if err := s.ask(ctx, http.MethodGet, "/version", nil, &version); err != nil {
+	if err := s.http.Ask(ctx, http.MethodGet, "/version", nil, &version); err != nil {
 		return err
 	}
 	var models struct {
@@ -40,7 +40,7 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 			Tokens int     `json:"max_model_len"`
 		} `json:"data"`
 	}
-	if err := s.ask(ctx, http.MethodGet, "/v1/models", nil, &models); err != nil {
+	if err := s.http.Ask(ctx, http.MethodGet, "/v1/models", nil, &models); err != nil {
 		return err
 	}
 	for _, m := range models.Data {

@@ -5,16 +5,16 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// measures gathers the metrics of a run over all of its groups, as Batch events have them for each batch.
-type measures struct {
-	stats           estimator.BatchStats
-	began, finished int64
-	evaluation      []estimator.ValidationGroup
+// metricSums gathers the metrics of a run over all of its groups, as Batch events have them for each batch.
+type metricSums struct {
+	stats                      estimator.BatchStats
+	firstStarted, lastFinished int64
+	evaluation                 []estimator.ValidationGroup
 }
 
-// addSample adds a scored sample to the metrics. Samples of evaluations, and of groups without advantages, do not
-// count here.
-func (x *measures) addSample(a *schemas.Advantage, m *schemas.Member, r *schemas.Reward) {
+// addSample adds a scored sample to the sums of the run's training metrics. Samples of validation, and of groups
+// without advantages, do not count. fillGroup calls it.
+func (x *metricSums) addSample(a *schemas.Advantage, m *schemas.Member, r *schemas.Reward) {
 	if r.Reward == nil || a.Validation || a.Status != schemas.StatusComplete && a.Status != schemas.StatusPartial {
 		return
 	}
@@ -32,16 +32,17 @@ func (x *measures) addSample(a *schemas.Advantage, m *schemas.Member, r *schemas
 	}
 	if r.SampleFinished > 0 {
 		s.GenerateSeconds = float64(r.SampleFinished-r.SampleStarted) / 1e9
-		if x.began == 0 || r.SampleStarted < x.began {
-			x.began = r.SampleStarted
+		if x.firstStarted == 0 || r.SampleStarted < x.firstStarted {
+			x.firstStarted = r.SampleStarted
 		}
-		x.finished = max(x.finished, r.SampleFinished)
+		x.lastFinished = max(x.lastFinished, r.SampleFinished)
 	}
 	x.stats.Samples = append(x.stats.Samples, s)
 }
 
-// addEvaluation adds a group of an evaluation (validation); other groups are left out.
-func (x *measures) addEvaluation(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
+// addValidation adds a validation group to the sums of the run's validation metrics; groups to train on do nothing.
+// fillGroup calls it.
+func (x *metricSums) addValidation(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
 	if !a.Validation {
 		return
 	}
@@ -82,10 +83,10 @@ func (x *measures) addEvaluation(a *schemas.Advantage, rewards map[Sample]*schem
 	x.evaluation = append(x.evaluation, g)
 }
 
-// metrics returns all metrics by name.
-func (x *measures) metrics() map[string]float64 {
-	if x.finished > 0 {
-		x.stats.GenerateSeconds = float64(x.finished-x.began) / 1e9
+// metrics returns all metrics by name, once every sample and group is added. Collect calls it.
+func (x *metricSums) metrics() map[string]float64 {
+	if x.lastFinished > 0 {
+		x.stats.GenerateSeconds = float64(x.lastFinished-x.firstStarted) / 1e9
 	}
 	out := map[string]float64{}
 	for _, m := range append(estimator.Metrics(x.stats), estimator.Validation(x.evaluation)...) {

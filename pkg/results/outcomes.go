@@ -24,7 +24,8 @@ type Outcomes struct {
 	open       map[schemas.UID]bool
 }
 
-// NewOutcomes returns Outcomes in which every prompt is open. The uids must differ.
+// NewOutcomes returns Outcomes in which every prompt is still open, that is, without a result. The uids of the
+// prompts must differ.
 func NewOutcomes(prompts []Prompt) *Outcomes {
 	o := &Outcomes{
 		prompts: prompts, advantages: map[schemas.UID]*schemas.Advantage{}, refused: map[schemas.UID]string{},
@@ -36,7 +37,8 @@ func NewOutcomes(prompts []Prompt) *Outcomes {
 	return o
 }
 
-// Read adds every stored advantage of the run.
+// Read adds every stored advantage of the run, before new ones are followed with Add. It fails if the server cannot
+// be read.
 func (o *Outcomes) Read(ctx context.Context, b *bus.Bus, run schemas.Run) error {
 	stored, err := b.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")})
 	if err != nil {
@@ -48,7 +50,8 @@ func (o *Outcomes) Read(ctx context.Context, b *bus.Bus, run schemas.Run) error 
 	return nil
 }
 
-// Add notes an advantage event. An event that is not valid, not of these prompts, or not new changes nothing.
+// Add notes an advantage event, which closes the group of a prompt, or says that a fresh group replaces it. An event
+// that is not valid, not of these prompts, or not new changes nothing.
 func (o *Outcomes) Add(m *bus.Message) {
 	var a schemas.Advantage
 	if bus.Fits(m, &a) != nil {

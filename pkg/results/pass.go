@@ -46,16 +46,17 @@ type PassSummary struct {
 	Out      string      `json:"out,omitempty"`
 }
 
-// Scored is a group before and after a pass.
-type Scored struct {
+// ScoredAgain is a group before and after a pass.
+type ScoredAgain struct {
 	UID    schemas.UID
 	Prompt string
 	// Before is the result in the run, nil if there is none; After is the result in the pass.
 	Before, After *schemas.Advantage
 }
 
-// CollectPass reads what a pass over a run stored for the groups.
-func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups []Scored) (*Pass, error) {
+// CollectPass reads the rewards that a pass stored for the groups of a run, and joins them with the results of the
+// groups before and after the pass. It fails if the server cannot be read.
+func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups []ScoredAgain) (*Pass, error) {
 	rewards, err := Rewards(ctx, b, pass, "*")
 	if err != nil {
 		return nil, err
@@ -82,8 +83,8 @@ func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups 
 	return out, nil
 }
 
-// compare joins the results of a group before and after the pass, sample by sample.
-func (s *Scored) compare(rewards map[Sample]*schemas.Reward) *PassGroup {
+// compare joins the results of a group before and after the pass, sample by sample. rewards are those of the pass.
+func (s *ScoredAgain) compare(rewards map[Sample]*schemas.Reward) *PassGroup {
 	a := s.After
 	g := &PassGroup{GroupResult: groupResult(a, s.UID, s.Prompt), Members: []PassMember{}}
 	before := map[int64]schemas.Member{}

@@ -1,6 +1,13 @@
-// Package results assembles what a run has stored: groups with their samples, rewards and advantages, the metrics, a
-// digest of it all, and files of them. Read or Collect makes a Run; CollectPass makes a Pass, which is the same run
-// scored again. Outcomes follows the prompts while the run goes on.
+// Package results assembles what a run has stored, for commands that show it (meander run, show, rescore) and for Go
+// programs: groups with their samples, rewards and advantages, the metrics, a digest of it all, and files of them.
+//
+// Outcomes follows the prompts while the run goes on. When all have an outcome, Collect makes a [Run] of it; Read
+// makes one of whatever is stored so far. A pass is the same run scored again (meander rescore): CollectPass makes a
+// [Pass]. A roll is what scheduled sampling did to a sample. A reading is the text that a reward function saw in an
+// image. Messages that are not valid events are skipped: services remove them.
+//
+// Collect calls fillGroup for each group; Write draws sheets of what Collect has made. Unless a comment says more, an
+// error is of the server.
 package results
 
 import (
@@ -77,7 +84,9 @@ type Member struct {
 	Digest      string     `json:"content_digest"`
 	// Rollout is what a log-prob is recomputed with; nil without a trajectory.
 	Rollout *Rollout `json:"rollout,omitempty"`
-	Image   string   `json:"image,omitempty"`
+	// Image is the file that Write made, of a video the frame in the middle; Video is that with all frames.
+	Image string `json:"image,omitempty"`
+	Video string `json:"video,omitempty"`
 	// Text is set if the sample is a text.
 	Text *Text `json:"text,omitempty"`
 	// Roll is set if the sample is one of scheduled sampling.
@@ -103,7 +112,8 @@ type Rollout struct {
 	PolicyVersionMax int64     `json:"policy_version_max"`
 }
 
-// setRollout fills m.Rollout from the trajectory. It fails for a transition that does not exist.
+// setRollout fills m.Rollout, what a trainer recomputes log-probs with, from the trajectory. It fails for a
+// transition that this version does not know. fillGroup calls it.
 func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale, ScheduleDigest: t.ScheduleDigest,
@@ -157,7 +167,8 @@ type Summary struct {
 // StatusOpen is a group without a result.
 const StatusOpen = "open"
 
-// Read returns the outcome of a run so far: all prompts that were accepted, or refused with a uid, sorted by uid.
+// Read returns the outcome of a run so far: all prompts that were accepted, or refused with a uid, sorted by uid;
+// those without a result are open. It fails if the server cannot be read.
 func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	var prompts []Prompt
 	records, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.GroupSubject(run, "*")})
@@ -178,9 +189,9 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	return Collect(ctx, b, run, o)
 }
 
-// Collect reads what the run stored for the prompts of o. The digest covers the content of all trajectories and
-// advantages in key order: equal seeds and prompts give an equal digest, however the work was packed, timed or
-// repeated.
+// Collect reads what the run stored for the prompts of o, and computes metrics and digest. The digest covers the
+// content of all trajectories and advantages in key order: equal seeds and prompts give an equal digest, however the
+// work was packed, timed or repeated. It fails if the server cannot be read.
 func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Run, error) {
 	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}}
 	for t, err := range Trajectories(ctx, b, run, "*") {
@@ -208,7 +219,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 	for _, p := range o.prompts {
 		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: StatusOpen}, Members: []Member{}}
 		if a := o.Advantage(p.UID); a != nil {
-			if err := c.fill(g, a); err != nil {
+			if err := c.fillGroup(g, a); err != nil {
 				return nil, err
 			}
 		} else if reason, refused := o.Refused(p.UID); refused {
@@ -220,17 +231,17 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 			r.Summary.Complete++
 		}
 	}
-	r.Summary.Metrics = c.measured.metrics()
-	if c.rolling.samples > 0 {
+	r.Summary.Metrics = c.metricSums.metrics()
+	if c.rolls.samples > 0 {
 		plans, err := Plans(ctx, b, run)
 		if err != nil {
 			return nil, err
 		}
 		for _, p := range plans {
-			c.rolling.probability, c.rolling.plans = c.rolling.probability+p.Probability, c.rolling.plans+1
+			c.rolls.probability, c.rolls.plans = c.rolls.probability+p.Probability, c.rolls.plans+1
 		}
 	}
-	c.rolling.metrics(r.Summary.Metrics)
+	c.rolls.metrics(r.Summary.Metrics)
 	r.Summary.Evaluations, r.Summary.FlatEvaluations = c.evaluations, c.flatEvaluations
 	r.Summary.Digest = c.digest.String()
 	return r, nil
@@ -240,15 +251,17 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 type collection struct {
 	trajectories map[Sample]*schemas.Trajectory
 	rewards      map[Sample]*schemas.Reward
-	measured     measures
-	rolling      rolling
+	metricSums   metricSums
+	rolls        rollSums
 	digest       digest
 	// evaluations are as in the Summary.
 	evaluations, flatEvaluations int64
 }
 
-// fill sets the result of a group, with its members, and adds them to digest and metrics.
-func (c *collection) fill(g *Group, a *schemas.Advantage) error {
+// fillGroup sets the result of a group and its members from the group's advantage event, and adds them to digest and
+// metrics; Collect calls it for each group that has one. A member whose trajectory cannot be read as a rollout has an
+// error; fillGroup itself fails only if a content has no digest.
+func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	if err := c.digest.add("advantage."+string(a.UID), a); err != nil {
 		return err
 	}
@@ -264,7 +277,7 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 		member := Member{SampleResult: sampleResult(&m)}
 		if reward := c.rewards[sample]; reward != nil {
 			member.Error, member.Scores = reward.Error, scoresOf(reward)
-			c.measured.addSample(a, &m, reward)
+			c.metricSums.addSample(a, &m, reward)
 		}
 		if t := c.trajectories[sample]; t != nil {
 			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
@@ -279,17 +292,17 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 				member.Error = cmp.Or(member.Error, err.Error())
 			}
 			member.Roll = rollOf(t)
-			c.rolling.add(member.Roll)
+			c.rolls.add(member.Roll)
 			member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
 		}
 		g.Members = append(g.Members, member)
 	}
-	c.measured.addEvaluation(a, c.rewards)
+	c.metricSums.addValidation(a, c.rewards)
 	return nil
 }
 
-// countEvaluations counts the model's evaluations for a sample, and for one like it that shares no steps. Only
-// completed samples count.
+// countEvaluations adds a completed sample to the two counts of model evaluations: those that it took, and those that
+// it would have taken if samples of a tree shared no steps.
 func (c *collection) countEvaluations(t *schemas.Trajectory) {
 	if t.StopReason != schemas.StopCompleted {
 		return
@@ -326,13 +339,13 @@ func sampleResult(m *schemas.Member) SampleResult {
 func (g *Group) Best() []Member {
 	members := slices.Clone(g.Members)
 	slices.SortStableFunc(members, func(a, b Member) int {
-		return cmp.Or(compareDown(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
+		return cmp.Or(compareDescending(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
 	})
 	return members
 }
 
-// compareDown puts larger values first and missing ones last.
-func compareDown(a, b *float64) int {
+// compareDescending orders rewards for Best: larger values first, missing ones last.
+func compareDescending(a, b *float64) int {
 	switch {
 	case a == nil && b == nil:
 		return 0
@@ -344,30 +357,31 @@ func compareDown(a, b *float64) int {
 	return cmp.Compare(*b, *a)
 }
 
-// mostRead is how many characters of a reading fit into a column or a caption.
-const mostRead = 14
+// maxReading is how many characters of a reading fit into a column or a caption.
+const maxReading = 14
 
 // Read returns what a reward function read in the image, quoted and cut to a caption's length; "" if none read
 // anything.
-func (m *Member) Read() string { return firstReading(m.Scores) }
+func (m *Member) Read() string { return shortReading(m.Scores) }
 
 // ReadBy returns what the reward function of that name read, in the form of Read.
 func (m *Member) ReadBy(name string) string {
 	for i, s := range m.Scores {
 		if s.Name == name {
-			return firstReading(m.Scores[i : i+1])
+			return shortReading(m.Scores[i : i+1])
 		}
 	}
 	return ""
 }
 
-// firstReading returns the first reading among the scores, quoted and cut; "" if there is none.
-func firstReading(scores []Score) string {
+// shortReading returns the first reading among the scores, quoted and cut to the width of a caption; "" if there is
+// none.
+func shortReading(scores []Score) string {
 	for _, s := range scores {
 		if s.Detail != "" {
 			text := s.Detail
-			if utf8.RuneCountInString(text) > mostRead {
-				text = string([]rune(text)[:mostRead-1]) + "…"
+			if utf8.RuneCountInString(text) > maxReading {
+				text = string([]rune(text)[:maxReading-1]) + "…"
 			}
 			return fmt.Sprintf("%q", text)
 		}
@@ -375,7 +389,7 @@ func firstReading(scores []Score) string {
 	return ""
 }
 
-// scoresOf returns the outcomes of the reward functions, in the order of the reward event.
+// scoresOf returns the outcomes of the reward functions of a sample, in the order of the reward event.
 func scoresOf(r *schemas.Reward) (scores []Score) {
 	for _, s := range r.Scores {
 		scores = append(scores, Score{

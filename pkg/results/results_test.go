@@ -248,7 +248,9 @@ func TestCollectPass(t *testing.T) {
 	after := o.Advantage("a")
 	before := *after
 	before.Members = []schemas.Member{{SampleIndex: 1, Status: schemas.StatusScored, Reward: new(9.0)}}
-	pass, err := results.CollectPass(t.Context(), b, "r1", "r0", []results.Scored{{UID: "a", Prompt: "a fox", Before: &before, After: after}})
+	pass, err := results.CollectPass(t.Context(), b, "r1", "r0", []results.ScoredAgain{
+		{UID: "a", Prompt: "a fox", Before: &before, After: after},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

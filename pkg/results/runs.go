@@ -25,7 +25,8 @@ type StoredRun struct {
 	Streams map[string]uint64 `json:"-"`
 }
 
-// Runs counts what is stored of a run; with "*" of every run.
+// Runs counts what is stored of a run; with "*" of every run, for 'meander runs ls'. Bytes are an estimate from the
+// mean size of an event. It fails if the server cannot be read.
 func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*StoredRun, error) {
 	stats, err := b.Stats(ctx)
 	if err != nil {
@@ -40,7 +41,7 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 		run schemas.Run
 		uid schemas.UID
 	}
-	open, closed := map[group]bool{}, map[group]bool{}
+	accepted, closed := map[group]bool{}, map[group]bool{}
 	for stream, filters := range schemas.RunFilters(run) {
 		for _, filter := range filters {
 			subjects, err := b.Subjects(ctx, stream, filter)
@@ -60,7 +61,7 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 				switch a.Kind {
 				case schemas.KindGroup:
 					r.Groups++
-					open[group{a.Run, a.UID}] = true
+					accepted[group{a.Run, a.UID}] = true
 				case schemas.KindAdvantage:
 					closed[group{a.Run, a.UID}] = true
 				case schemas.KindTrajectory:
@@ -69,7 +70,7 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 			}
 		}
 	}
-	for g := range open {
+	for g := range accepted {
 		if !closed[g] { // a result without a record is of a group that is not counted
 			runs[g.run].Open++
 		}
@@ -92,8 +93,8 @@ func Runs(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run]*St
 	return runs, nil
 }
 
-// LatestRun returns the run of the newest trajectory, else of the newest prompt; bus.ErrNotFound if neither is
-// stored.
+// LatestRun returns the run of the newest trajectory, else of the newest prompt: the one that commands mean when none
+// is given. bus.ErrNotFound: neither is stored.
 func LatestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 	for _, stream := range []string{schemas.StreamTrajectories, schemas.StreamPrompts} {
 		m, err := b.Newest(ctx, stream)

@@ -32,7 +32,8 @@ type Roll struct {
 // Steps returns how many steps the sample took.
 func (r *Roll) Steps() int64 { return max(0, r.Source-int64(r.Timestep)) }
 
-// rollOf returns the roll of a sample; nil for an ordinary sample, and for one that did not complete.
+// rollOf returns the roll of a sample; nil for an ordinary sample, and for one that did not complete. fillGroup calls
+// it.
 func rollOf(t *schemas.Trajectory) *Roll {
 	if t.Rolled == nil || t.ScheduledSampling == nil {
 		return nil
@@ -44,16 +45,17 @@ func rollOf(t *schemas.Trajectory) *Roll {
 	}
 }
 
-// rolling gathers the metrics of scheduled sampling over a run.
-type rolling struct {
+// rollSums gathers the metrics of scheduled sampling over a run.
+type rollSums struct {
 	samples, rolled, drifts, terms float64
 	sums                           map[string]float64
 	weights                        [2]float64
 	probability, plans             float64
 }
 
-// add adds a sample's roll to the sums; nil adds nothing.
-func (x *rolling) add(r *Roll) {
+// add adds a sample's roll to the sums of the run; nil, for a sample that is not of scheduled sampling, adds nothing.
+// fillGroup calls it.
+func (x *rollSums) add(r *Roll) {
 	if r == nil {
 		return
 	}
@@ -82,8 +84,9 @@ func (x *rolling) add(r *Roll) {
 	}
 }
 
-// metrics adds the metrics of scheduled sampling to m, as far as samples have them.
-func (x *rolling) metrics(m map[string]float64) {
+// metrics adds the metrics of scheduled sampling to m, as far as samples have them; without such samples it adds
+// none. Collect calls it.
+func (x *rollSums) metrics(m map[string]float64) {
 	if x.samples == 0 {
 		return
 	}
@@ -104,7 +107,8 @@ func (x *rolling) metrics(m map[string]float64) {
 	}
 }
 
-// Plans returns the plans of a run's groups of scheduled sampling, by uid.
+// Plans returns the stored plans of a run's groups of scheduled sampling, by uid. It fails if the server cannot be
+// read.
 func Plans(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.UID]*schemas.Plan, error) {
 	stored, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.PlanSubject(run, "*")})
 	if err != nil {
@@ -120,8 +124,9 @@ func Plans(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.UID]*s
 	return plans, nil
 }
 
-// rolledSheet draws what scheduled sampling did to a group; nil if no sample has images.
-func (g *Group) rolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error) {
+// drawRolledSheet draws a PNG of what scheduled sampling did to each sample of a group: its images beside each other,
+// and their difference. nil: no sample has images. It fails if an image cannot be read.
+func (g *Group) drawRolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error) {
 	var strips []sheet.Strip
 	var pairs [][2]media.Media
 	for _, m := range g.Members {
@@ -129,14 +134,14 @@ func (g *Group) rolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error) {
 		if m.Roll == nil || t.Image == nil {
 			continue
 		}
-		strip := sheet.Strip{Lines: m.Roll.lines(m.SampleIndex), Media: make([]media.Media, 5)}
+		strip := sheet.Strip{Lines: m.Roll.sheetLines(m.SampleIndex), Media: make([]media.Media, 5)}
 		original := (*schemas.Image)(nil)
 		if t.Start != nil && t.Start.Data != nil && t.Start.Data.Image != nil {
 			original = &schemas.Image{Ref: t.Start.Data.Image}
 		}
 		for k, im := range []*schemas.Image{original, t.Rolled.Noised, t.Image, t.Rolled.Teacher} {
 			var err error
-			if strip.Media[k], err = loadImage(ctx, b, im); err != nil {
+			if strip.Media[k], err = fetchImage(ctx, b, im); err != nil {
 				return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
 			}
 		}
@@ -155,8 +160,8 @@ func (g *Group) rolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error) {
 		[]string{"original", "noised", "rolled", "teacher-forced", fmt.Sprintf("difference x %d", gain)}, strips)
 }
 
-// lines returns what a sheet says about a sample.
-func (r *Roll) lines(index int64) []string {
+// sheetLines returns the lines of text that drawRolledSheet writes beside a sample.
+func (r *Roll) sheetLines(index int64) []string {
 	if r.Reason != "" {
 		return []string{fmt.Sprintf("#%d  timestep %g", index, r.Timestep), "did not roll: " + r.Reason}
 	}
@@ -167,8 +172,9 @@ func (r *Roll) lines(index int64) []string {
 	}
 }
 
-// loadImage decodes an image. It is empty if im is nil, or is no longer stored.
-func loadImage(ctx context.Context, b *bus.Bus, im *schemas.Image) (m media.Media, err error) {
+// fetchImage fetches and decodes an image of a trajectory. It is empty, without an error, if im is nil or the image
+// is no longer stored. drawRolledSheet calls it.
+func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Image) (m media.Media, err error) {
 	if im == nil {
 		return m, nil
 	}
@@ -182,6 +188,5 @@ func loadImage(ctx context.Context, b *bus.Bus, im *schemas.Image) (m media.Medi
 			return m, err
 		}
 	}
-	img, err := media.DecodePNG(data, media.Size{})
-	return media.Of(img), err
+	return media.Decode(data, media.Size{})
 }

@@ -28,7 +28,8 @@ type Trajectory struct {
 	Seq uint64
 }
 
-// Trajectories yields the stored trajectories of a run, or of one group of it (uid "*": all).
+// Trajectories yields the stored trajectories of a run, or of one group of it (uid "*": all). After an error, of the
+// server, it yields no more.
 func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) iter.Seq2[Trajectory, error] {
 	return func(yield func(Trajectory, error) bool) {
 		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)}, bus.ReadOptions{}) {
@@ -47,7 +48,8 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 	}
 }
 
-// Rewards returns the stored rewards of a run, or of one group of it (uid "*": all).
+// Rewards returns the stored rewards of a run, or of one group of it (uid "*": all). It fails if the server cannot be
+// read.
 func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Sample]*schemas.Reward, error) {
 	out := map[Sample]*schemas.Reward{}
 	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
@@ -66,7 +68,8 @@ func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) 
 // digest covers the content of events, in the order of their keys.
 type digest struct{ contents map[string][32]byte }
 
-// add adds an event's content under a key that orders it.
+// add adds an event's content to the digest of a run, under a key that gives it its place. It fails if the event has
+// no digest.
 func (d *digest) add(key string, e schemas.Event) (err error) {
 	if d.contents == nil {
 		d.contents = map[string][32]byte{}
@@ -77,7 +80,7 @@ func (d *digest) add(key string, e schemas.Event) (err error) {
 	return nil
 }
 
-// String returns the digest in hex.
+// String returns the SHA-256 of all added contents in key order, in hex.
 func (d *digest) String() string {
 	h := sha256.New()
 	for _, key := range slices.Sorted(maps.Keys(d.contents)) {

@@ -46,7 +46,7 @@ type Text struct {
 	PolicyVersionMax int64  `json:"policy_version_max"`
 }
 
-// MarshalJSON writes messages, turns and drawn with the names of the contract.
+// MarshalJSON writes messages, turns and drawn with the names of the contract, for --json.
 func (x *Text) MarshalJSON() ([]byte, error) {
 	type rest Text
 	out := struct {
@@ -77,7 +77,8 @@ func TextOf(t *schemas.Trajectory) *Text {
 	return x
 }
 
-// Load reads those tensors of the run's texts that are in the object store.
+// Load fetches those tensors of the run's texts that are in the object store; Collect leaves them there because they
+// are large. It fails if one cannot be fetched, for example because it was removed.
 func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 	for _, g := range r.Groups {
 		for i := range g.Members {
@@ -101,7 +102,8 @@ func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 	return nil
 }
 
-// setTensors decodes the tensors that t holds; without the ids it does nothing.
+// setTensors decodes the tensors whose bytes t has, into slices of x; without the ids, which are in the object store
+// until Load, it does nothing.
 func (x *Text) setTensors(t *schemas.TextResult) {
 	if t.IDs == nil || t.IDs.Ref != nil {
 		return
@@ -115,7 +117,7 @@ func (x *Text) setTensors(t *schemas.TextResult) {
 	x.LogProbs, x.ProcessedLogProbs, x.Entropies = floats(t.LogProbs), floats(t.ProcessedLogProbs), floats(t.Entropies)
 }
 
-// floats decodes an F32 tensor; nil if there is none, or if its data are elsewhere.
+// floats decodes an F32 tensor; nil if there is none, or if its data are in the object store. setTensors calls it.
 func floats(t *schemas.Tensor) []float32 {
 	if t == nil {
 		return nil

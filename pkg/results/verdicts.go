@@ -26,7 +26,7 @@ type Waiting struct {
 	Trajectory *schemas.Trajectory `json:"-"`
 }
 
-// VerdictNames returns the names of the verdicts that the samples of a group need.
+// VerdictNames returns the names of the verdicts, rewards from outside, that the samples of a group need.
 func VerdictNames(g *schemas.Group) []string {
 	var names []string
 	for _, r := range g.Reward {
@@ -37,7 +37,8 @@ func VerdictNames(g *schemas.Group) []string {
 	return names
 }
 
-// WaitingForVerdicts returns the verdicts that finished samples of a run wait for, sorted by uid, sample and name.
+// WaitingForVerdicts returns the verdicts that finished samples of a run still wait for, sorted by uid, sample and
+// name. It fails if the server cannot be read.
 func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run) ([]Waiting, error) {
 	rewards, err := Rewards(ctx, b, run, "*")
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 // WriteJSON writes one JSON object per line: each group, then the summary as the value of summary.
 func (r *Run) WriteJSON(w io.Writer) error { return writeLines(w, r.Groups, r.Summary) }
 
-// writeLines writes one JSON object per line: each group, then {"summary": ...}.
+// writeLines writes one JSON object per line: each group, then {"summary": ...}. The results of a run and of a pass
+// share it. It fails if the writer does. WriteJSON calls it.
 func writeLines[G any](w io.Writer, groups []G, summary any) error {
 	enc := json.NewEncoder(w)
 	for _, g := range groups {
@@ -32,7 +33,8 @@ func writeLines[G any](w io.Writer, groups []G, summary any) error {
 	return enc.Encode(map[string]any{"summary": summary})
 }
 
-// writeFile makes the file dir/results.jsonl.
+// writeFile makes the file results.jsonl in a folder, with what write writes. The error is about the file, or of
+// write. Write calls it.
 func writeFile(dir string, write func(io.Writer) error) error {
 	f, err := os.Create(filepath.Join(dir, "results.jsonl"))
 	if err != nil {
@@ -52,8 +54,9 @@ func makeFolder(dir string) error {
 	return nil
 }
 
-// Write makes the folder dir with the images as PNG, a contact sheet for each group with images, and results.jsonl.
-// It notes their paths in r.
+// Write makes the folder dir with the images as PNG, the videos as animated PNG, a contact sheet for each group with
+// images, and results.jsonl; 'meander run --out' calls it. It notes their paths in r. It fails if an image cannot be
+// read or a file not be written; files that are written by then stay.
 func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	if err := makeFolder(dir); err != nil {
 		return err
@@ -67,7 +70,7 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		if err != nil {
 			return err
 		}
-		drawn, err := g.sheet(ctx, b, images)
+		drawn, err := g.drawSheet(ctx, b, images)
 		if err != nil {
 			return err
 		}
@@ -85,19 +88,16 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 	return writeFile(dir, r.WriteJSON)
 }
 
-// sheet draws the contact sheet of a group from its images, by sample index; nil if it has none.
-func (g *Group) sheet(ctx context.Context, b *bus.Bus, images map[int64][]byte) ([]byte, error) {
+// drawSheet draws the contact sheet of a group as PNG, the best sample first, from its images or frames by sample
+// index; nil if it has none. Write calls it.
+func (g *Group) drawSheet(ctx context.Context, b *bus.Bus, images map[int64]media.Media) ([]byte, error) {
 	var tiles []sheet.Tile
 	for _, m := range g.Best() {
 		if m.Roll != nil {
-			return g.rolledSheet(ctx, b)
+			return g.drawRolledSheet(ctx, b)
 		}
-		if data := images[m.SampleIndex]; data != nil {
-			img, err := media.DecodePNG(data, media.Size{})
-			if err != nil {
-				return nil, fmt.Errorf("contact sheet: image of sample %d: %w", m.SampleIndex, err)
-			}
-			tiles = append(tiles, m.tile(media.Of(img)))
+		if sample, ok := images[m.SampleIndex]; ok {
+			tiles = append(tiles, m.tile(sample))
 		}
 	}
 	if len(tiles) == 0 {
@@ -106,7 +106,7 @@ func (g *Group) sheet(ctx context.Context, b *bus.Bus, images map[int64][]byte) 
 	return sheet.Draw(g.Prompt, tiles)
 }
 
-// tile returns the member as a tile of a contact sheet.
+// tile returns the sample with its reward, reading and advantage as a tile of a contact sheet. drawSheet calls it.
 func (m *Member) tile(sample media.Media) sheet.Tile {
 	t := sheet.Tile{
 		Media:   sample,
@@ -127,25 +127,39 @@ func Number(v *float64, format string) string {
 	return fmt.Sprintf(format, *v)
 }
 
-// writeImages writes and returns the group's images, by sample index.
-func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[int64][]byte, error) {
-	images := map[int64][]byte{}
+// writeImages writes the images and videos of a group's samples as files into dir, notes their paths in the members and
+// returns by sample index what a contact sheet shows of them. It fails if one cannot be read, decoded or written.
+func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[int64]media.Media, error) {
+	shown := map[int64]media.Media{}
 	for i := range g.Members {
 		m := &g.Members[i]
-		if m.trajectory == nil || m.trajectory.Image == nil {
+		t := m.trajectory
+		if t == nil || t.Image == nil {
 			continue
 		}
-		data, err := client.New(b).Image(ctx, m.trajectory)
+		file, size := filepath.Join(dir, fmt.Sprintf("%s-%03d", g.UID, m.SampleIndex)), media.ImageSize(t.Image.Height,
+			t.Image.Width)
+		data, err := client.New(b).Image(ctx, t)
+		m.Image = file + ".png"
+		if err == nil {
+			err = os.WriteFile(m.Image, data, 0o644)
+		}
+		if err == nil && t.Video != nil {
+			m.Video, size.Frames = file+".apng", int(t.Video.Frames)
+			if data, err = client.New(b).Video(ctx, t); err == nil {
+				err = os.WriteFile(m.Video, data, 0o644)
+			}
+		}
+		var sample media.Media
+		if err == nil {
+			sample, err = media.Decode(data, size)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
 		}
-		m.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", g.UID, m.SampleIndex))
-		if err := os.WriteFile(m.Image, data, 0o644); err != nil {
-			return nil, fmt.Errorf("write image: %w", err)
-		}
-		images[m.SampleIndex] = data
+		shown[m.SampleIndex] = sample.Spaced(sheet.StripFrames)
 	}
-	return images, nil
+	return shown, nil
 }
 
 // WriteLatents writes every kept state of the run to a safetensors file. For each group and step there is an F32
@@ -167,7 +181,7 @@ func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (leftOu
 	return leftOut, nil
 }
 
-// groupLatents returns the tensors of one group, and how many of its samples are left out.
+// groupLatents returns the tensors of one group, and how many of its samples are left out. WriteLatents calls it.
 func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.Tensor, leftOut int, err error) {
 	byIndex := map[int64][]float32{}
 	var order, shape []int64

@@ -55,9 +55,10 @@ func Open(name string) (*Archive, error) {
 	return openFiles(folder, []string{filepath.Base(name)}, nil)
 }
 
-// Archive opens the checkpoint in the folder dir below f, "." for f itself: the shards of its
-// only *.safetensors.index.json, or else its only *.safetensors file. Links must stay inside
-// f (see Folder).
+// Archive opens the checkpoint in the folder dir below f, "." for f itself: the shards of its only
+// *.safetensors.index.json, or else its only *.safetensors file. Links must stay inside f (see
+// Folder). The caller closes it. No checkpoint (fs.ErrNotExist), several that none of them joins,
+// and files that are not valid are errors.
 func (f *Folder) Archive(dir string) (*Archive, error) {
 	names, err := f.listNames(dir)
 	if err != nil {
@@ -79,11 +80,12 @@ func (f *Folder) Archive(dir string) (*Archive, error) {
 	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, f.where(dir), whole)
 }
 
-// openFiles maps the files and reads their headers. index, unless nil, gives the file of every tensor.
+// openFiles maps files of a folder and reads their headers. index, unless nil, gives the file of
+// every tensor, and must be complete. On an error, which names the file, all are closed.
 func openFiles(folder *Folder, names []string, index map[string]string) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for _, name := range names {
-		if err := a.add(folder, name); err != nil {
+		if err := a.addFile(folder, name); err != nil {
 			return nil, errors.Join(fmt.Errorf("open %q: %w", folder.where(name), err), a.Close())
 		}
 	}
@@ -100,8 +102,9 @@ func openFiles(folder *Folder, names []string, index map[string]string) (*Archiv
 	return a, nil
 }
 
-// add maps a file and reads its header.
-func (a *Archive) add(folder *Folder, name string) error {
+// addFile maps a file of the folder and adds its tensors. On an error the caller closes the
+// archive.
+func (a *Archive) addFile(folder *Folder, name string) error {
 	f, err := folder.Open(name)
 	if err != nil {
 		return err
@@ -111,11 +114,12 @@ func (a *Archive) add(folder *Folder, name string) error {
 		return err
 	}
 	a.files = append(a.files, file{name: name, bytes: b, unmap: unmap})
-	return a.parse(len(a.files) - 1)
+	return a.addTensors(len(a.files) - 1)
 }
 
-// parse reads the header of file i and adds its tensors.
-func (a *Archive) parse(i int) error {
+// addTensors reads the header of file i and adds its tensors and metadata. A header that is not
+// valid, a tensor that another file has, and too many tensors are errors.
+func (a *Archive) addTensors(i int) error {
 	f := &a.files[i]
 	h, err := parseHeader(f.bytes)
 	if err != nil {
@@ -140,7 +144,8 @@ func (a *Archive) parse(i int) error {
 	return nil
 }
 
-// checkIndex checks that every tensor is in the file that the index gives, and that there are no other tensors.
+// checkIndex returns an error that lists all faults unless every tensor is in the file that the
+// index gives, and there are no others. openFiles calls it when all files are read.
 func (a *Archive) checkIndex(index map[string]string) error {
 	var faults []string
 	for name, f := range index {
@@ -170,12 +175,13 @@ func (a *Archive) checkIndex(index map[string]string) error {
 // Parse reads a file in memory; name is for messages. Slices that Bytes returns share b.
 func Parse(name string, b []byte) (*Archive, error) { return ParseAll(Contents{name, b}) }
 
-// ParseAll is Parse for several shards without an index.
+// ParseAll is Parse for several shards in memory, without an index; each has the name that errors
+// show. Errors are those of Parse, and a tensor that is in two of them.
 func ParseAll(files ...Contents) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for i, f := range files {
 		a.files = append(a.files, file{name: f.Name, bytes: f.Bytes})
-		if err := a.parse(i); err != nil {
+		if err := a.addTensors(i); err != nil {
 			return nil, fmt.Errorf("parse %q: %w", f.Name, err)
 		}
 	}
@@ -186,8 +192,8 @@ func ParseAll(files ...Contents) (*Archive, error) {
 	return a, nil
 }
 
-// Close unmaps the files. Slices from Bytes and Files must not be used afterwards:
-// the process would crash.
+// Close unmaps the files. Slices from Bytes and Files must not be used afterwards: the process
+// would crash. A second call does nothing.
 func (a *Archive) Close() error {
 	var err error
 	for i := range a.files {
@@ -265,7 +271,9 @@ func (a *Archive) Floats(name string) ([]float32, error) {
 	return dst, a.ReadFloats(dst, name)
 }
 
-// ReadFloats is Floats into dst, which must have exactly the tensor's elements.
+// ReadFloats is Floats into dst, for callers that use one buffer for many tensors. dst must have
+// exactly the tensor's elements, else it is an error, as is a tensor that does not exist or holds
+// numbers that float32 cannot.
 func (a *Archive) ReadFloats(dst []float32, name string) error {
 	b, err := a.Bytes(name)
 	if err != nil {
@@ -275,7 +283,7 @@ func (a *Archive) ReadFloats(dst []float32, name string) error {
 	if n := t.Elements(); n != len(dst) {
 		return fmt.Errorf("%s: tensor %q: %d elements (%v); must be %d", t.File, name, n, t.Shape, len(dst))
 	}
-	if err := decode(dst, t.DType, b); err != nil {
+	if err := decodeFloats(dst, t.DType, b); err != nil {
 		return fmt.Errorf("%s: tensor %q: %w", t.File, name, err)
 	}
 	return nil

@@ -8,8 +8,9 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// decode converts the elements in b to float32; b has the size of dst.
-func decode(dst []float32, d tensor.DType, b []byte) error {
+// decodeFloats converts the elements in b, of type d, to float32; b has the size of dst. Floats are
+// rounded; an integer that float32 cannot hold exactly is an error.
+func decodeFloats(dst []float32, d tensor.DType, b []byte) error {
 	switch d {
 	case tensor.F8E4M3:
 		for i, v := range b {
@@ -27,7 +28,7 @@ func decode(dst []float32, d tensor.DType, b []byte) error {
 	}
 	size := d.Size()
 	for i := range dst {
-		v, err := integer(d, b[i*size:(i+1)*size])
+		v, err := integerFloat(d, b[i*size:(i+1)*size])
 		if err != nil {
 			return fmt.Errorf("element %d: %w", i, err)
 		}
@@ -36,8 +37,8 @@ func decode(dst []float32, d tensor.DType, b []byte) error {
 	return nil
 }
 
-// integer converts one integer or boolean to float32; one that float32 cannot hold exactly is an error.
-func integer(d tensor.DType, b []byte) (float32, error) {
+// integerFloat converts one integer or boolean to float32; one that float32 cannot hold exactly is an error.
+func integerFloat(d tensor.DType, b []byte) (float32, error) {
 	var u uint64
 	for i, v := range b {
 		u |= uint64(v) << (8 * i)
@@ -63,8 +64,8 @@ func integer(d tensor.DType, b []byte) (float32, error) {
 	return f, nil
 }
 
-// e4m3 converts an 8 bit float with 4 exponent bits (bias 7) and 3 fraction bits;
-// it has no infinities, and only all ones is NaN.
+// e4m3 converts a byte of type F8_E4M3, an 8 bit float with 4 exponent bits (bias 7) and 3 fraction
+// bits; it has no infinities, and only all ones is NaN.
 func e4m3(v byte) float32 {
 	sign, exp, frac := v>>7, int(v>>3&15), float64(v&7)
 	f := math.Ldexp(8+frac, exp-7-3)

@@ -27,7 +27,9 @@ func (d *Digest) File(name string, b []byte) {
 	d.h.Write(b)
 }
 
-// Files adds the files with these names that exist in the folder, each of at most limit bytes.
+// Files adds the files with these names, such as configurations of a model, that exist in the
+// folder, each of at most limit bytes; missing ones count as empty. A file that is longer or cannot
+// be read is an error.
 func (d *Digest) Files(folder *Folder, limit int64, names ...string) error {
 	for _, name := range names {
 		b, err := folder.Read(name, limit)
@@ -42,8 +44,8 @@ func (d *Digest) Files(folder *Folder, limit int64, names ...string) error {
 	return nil
 }
 
-// Archive adds the files of a checkpoint, headers included. read, unless nil, is called with
-// the number of bytes of each piece.
+// Archive adds the files of a checkpoint, headers included, under the name part of the model. read,
+// unless nil, is called with the number of bytes of each piece, to report progress.
 func (d *Digest) Archive(part string, a *Archive, read func(bytes int)) {
 	for _, f := range a.Files() {
 		fmt.Fprintf(d.h, "%s %d\n", path.Join(part, f.Name), len(f.Bytes))

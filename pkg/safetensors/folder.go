@@ -21,7 +21,8 @@ type Folder struct {
 	dir  string // below root
 }
 
-// OpenFolder opens a folder. The caller closes it.
+// OpenFolder opens a folder for files of a model; paths and links cannot leave it, except to the
+// blobs of a Hugging Face cache. The caller closes it. A folder that is not there is an error.
 func OpenFolder(dir string) (*Folder, error) {
 	top, below, ok := SplitSnapshot(dir)
 	if !ok {
@@ -34,8 +35,9 @@ func OpenFolder(dir string) (*Folder, error) {
 	return &Folder{root, filepath.ToSlash(below)}, nil
 }
 
-// SplitSnapshot splits the path of a folder in a Hugging Face cache into the folder of its repository and the rest,
-// such as snapshots/<revision>. It follows links. ok is false for any other folder.
+// SplitSnapshot splits the path of a folder in a Hugging Face cache into the folder of its
+// repository and the rest, such as snapshots/<revision>: files there are links to blobs beside it.
+// It follows links. ok is false for any other folder.
 func SplitSnapshot(dir string) (repository, rest string, ok bool) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err == nil {
@@ -64,8 +66,8 @@ func SplitSnapshot(dir string) (repository, rest string, ok bool) {
 // Close closes the folder; archives that were opened from it stay usable.
 func (f *Folder) Close() error { return f.root.Close() }
 
-// Open opens a regular file. It refuses anything else before opening it: a pipe without a
-// writer would block its reader for ever.
+// Open opens a regular file of the folder; the caller closes it. It refuses anything else before
+// opening it: a pipe without a writer would block its reader for ever.
 func (f *Folder) Open(name string) (*os.File, error) {
 	info, err := f.Stat(name)
 	if err != nil {
@@ -82,7 +84,8 @@ func (f *Folder) Stat(name string) (fs.FileInfo, error) {
 	return f.root.Stat(path.Join(f.dir, filepath.ToSlash(name)))
 }
 
-// Read returns the contents of a regular file of at most limit bytes.
+// Read returns the contents of a regular file of at most limit bytes. A file that is missing
+// (fs.ErrNotExist) or longer is an error that names it.
 func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 	file, err := f.Open(name)
 	if err != nil {
@@ -98,7 +101,8 @@ func (f *Folder) Read(name string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// listNames returns the names in the folder dir, in no order.
+// listNames returns the names in the folder dir below f, in no order. A folder that cannot be read
+// is an error.
 func (f *Folder) listNames(dir string) ([]string, error) {
 	d, err := f.root.Open(path.Join(f.dir, filepath.ToSlash(dir)))
 	if err != nil {

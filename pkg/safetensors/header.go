@@ -59,7 +59,8 @@ type header struct {
 	data     int // where the data starts
 }
 
-// parseHeader reads and checks the header of a file with contents b:
+// parseHeader reads and checks the header of a file with contents b. What breaks the format or a
+// limit is an error:
 //
 //	8 bytes   n, little-endian
 //	n bytes   JSON object: name -> {dtype, shape, data_offsets [begin, end]}
@@ -91,11 +92,12 @@ func parseHeader(b []byte) (header, error) {
 	if p.peek(); p.at < len(text) {
 		return h, errors.New("header: text after the JSON object")
 	}
-	return h, h.layout(len(b) - h.data)
+	return h, h.checkLayout(len(b) - h.data)
 }
 
-// layout sorts the tensors by their data and checks that they fill size bytes without gap or overlap.
-func (h *header) layout(size int) error {
+// checkLayout sorts the tensors by their data and returns an error, which names the tensor, unless
+// they fill size bytes without gap or overlap.
+func (h *header) checkLayout(size int) error {
 	sort.SliceStable(h.tensors, func(i, j int) bool {
 		a, b := &h.tensors[i], &h.tensors[j]
 		if a.begin != b.begin {
@@ -121,7 +123,8 @@ func (h *header) layout(size int) error {
 	return nil
 }
 
-// readHeader reads the JSON object of a header into h.
+// readHeader reads the JSON object of a header into h: the metadata and an entry for each tensor.
+// Faults of JSON, and too many of either, are errors.
 func (p *parser) readHeader(h *header) error {
 	return p.readObject(func(name string) error {
 		if name == metadataKey {
@@ -151,7 +154,8 @@ func (p *parser) readHeader(h *header) error {
 	})
 }
 
-// readTensor reads the entry of a tensor and checks that its data has the size of its dtype and shape.
+// readTensor reads the entry of a tensor in a header. An unknown field or dtype, a missing field,
+// and data of another size than dtype and shape give are errors.
 func (p *parser) readTensor(name string) (Info, error) {
 	t := Info{Name: name}
 	var dtype, shape, offsets bool
@@ -200,7 +204,8 @@ func (p *parser) readTensor(name string) (Info, error) {
 	return t, nil
 }
 
-// byteSize returns the size of a tensor in bytes; one that overflows an int is an error.
+// byteSize returns the size of a tensor in bytes; one that overflows an int is an error. d is a
+// valid type.
 func byteSize(d tensor.DType, shape []int) (int, error) {
 	for _, n := range shape {
 		if n == 0 {

@@ -13,8 +13,9 @@ import (
 // maxShards bounds how many files an index may map.
 const maxShards = 4096
 
-// openIndex opens the shards of an index, a JSON object whose weight_map gives the
-// file of every tensor. Shards are in the folder of the index.
+// openIndex opens the shards of an index, a JSON object whose weight_map gives the file of every
+// tensor. Shards are in the folder of the index. An index that is not valid, too many shards, and
+// shards that do not match are errors.
 func openIndex(folder *Folder, name string) (*Archive, error) {
 	where := folder.where(name)
 	text, err := folder.Read(name, MaxHeader)
@@ -44,7 +45,8 @@ func openIndex(folder *Folder, name string) (*Archive, error) {
 	return a, nil
 }
 
-// parseIndex returns the weight_map of an index: the file of every tensor.
+// parseIndex returns the weight_map of an index: the file of every tensor. A name that could lead
+// out of the folder, no weight_map and faults of JSON are errors.
 func parseIndex(text []byte) (map[string]string, error) {
 	if len(text) > MaxHeader {
 		return nil, fmt.Errorf("more than %d bytes", MaxHeader)

@@ -60,7 +60,8 @@ func (p *parser) nextWord() string {
 	return string(rest)
 }
 
-// readList calls item, which reads one element, for each element between begin and end.
+// readList reads a list or an object between begin and end: it calls item, which reads one element,
+// for each. Errors are those of item and of syntax.
 func (p *parser) readList(begin, end byte, item func() error) error {
 	if err := p.expect(begin); err != nil {
 		return err
@@ -79,7 +80,8 @@ func (p *parser) readList(begin, end byte, item func() error) error {
 	}
 }
 
-// readObject calls field, which reads the value, after each key of an object; a repeated key is an error.
+// readObject reads an object: it calls field, which reads the value, after each key. A repeated key
+// is an error, unlike in encoding/json, as two readers could take different ones.
 func (p *parser) readObject(field func(key string) error) error {
 	var few [4]string // enough for the entry of a tensor, the most frequent object
 	var seen map[string]bool
@@ -116,7 +118,8 @@ func (p *parser) readObject(field func(key string) error) error {
 	})
 }
 
-// readString reads a string.
+// readString reads a string. Anything else, a control character in it, and the end of the text are
+// errors.
 func (p *parser) readString() (string, error) {
 	if p.peek() != '"' {
 		return "", p.unexpected("a string")
@@ -136,7 +139,8 @@ func (p *parser) readString() (string, error) {
 	return "", io.ErrUnexpectedEOF
 }
 
-// escapedString is readString for a string with escapes.
+// escapedString is readString for a string with escapes, which are rare in headers. Escapes that
+// are not valid are errors.
 func (p *parser) escapedString() (s string, err error) {
 	for i := p.at + 1; i < len(p.text); i++ {
 		switch p.text[i] {
@@ -151,7 +155,8 @@ func (p *parser) escapedString() (s string, err error) {
 	return "", io.ErrUnexpectedEOF
 }
 
-// readNumbers reads a list of at most most sizes.
+// readNumbers reads a list of at most most sizes: whole numbers of at least 0 that fit an int.
+// Anything else is an error that names the field.
 func (p *parser) readNumbers(field string, most int) ([]int, error) {
 	ns := make([]int, 0, 4)
 	err := p.readList('[', ']', func() error {
@@ -176,7 +181,8 @@ func (p *parser) readNumbers(field string, most int) ([]int, error) {
 	return ns, nil
 }
 
-// skip steps over any value.
+// skip steps over any value, of a key of an index that has no meaning here. What is no JSON is an
+// error.
 func (p *parser) skip() error {
 	dec := json.NewDecoder(bytes.NewReader(p.text[p.at:]))
 	var value json.RawMessage

@@ -8,7 +8,8 @@ import (
 	"os"
 )
 
-// mapFile reads f on systems without mappings.
+// mapFile reads f whole on systems without mappings; there is nothing to unmap. What is no regular
+// file is an error.
 func mapFile(f *os.File) ([]byte, func() error, error) {
 	st, err := f.Stat()
 	if err != nil {

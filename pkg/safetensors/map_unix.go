@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapFile maps f read-only. If a file shrinks while it is mapped, its readers crash:
-// replace checkpoints by renaming, never in place.
+// mapFile maps f read-only and returns its bytes and what unmaps them; both are nil for an empty
+// file. If a file shrinks while it is mapped, its readers crash: replace checkpoints by renaming,
+// never in place. What is no regular file, or cannot be mapped, is an error.
 func mapFile(f *os.File) ([]byte, func() error, error) {
 	st, err := f.Stat()
 	if err != nil {

@@ -37,9 +37,9 @@ func FloatTensor(name string, dtype tensor.DType, shape []int, x []float32) (Ten
 	return Tensor{Name: name, DType: dtype, Shape: shape, Data: dtype.AppendFloats(nil, x)}, nil
 }
 
-// Write writes a file. Its bytes do not depend on the order of tensors: data is ordered
-// by element size, largest first, then by name, and starts at a multiple of 8, as in the
-// reference implementation.
+// Write writes a safetensors file to w. Its bytes do not depend on the order of tensors: data is
+// ordered by element size, largest first, then by name, and starts at a multiple of 8, as in the
+// reference implementation. Tensors that are not valid, and errors of w or of a Source, end it.
 func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 	tensors = slices.Clone(tensors)
 	sort.SliceStable(tensors, func(i, j int) bool {
@@ -73,7 +73,9 @@ func (t Tensor) write(w io.Writer) error {
 	return t.Source(w)
 }
 
-// appendHeader appends the header to b, whose first 8 bytes get its length. tensors are in the order of their data.
+// appendHeader appends the header of a file to b, whose first 8 bytes get its length. tensors are
+// in the order of their data. Names that repeat or are no UTF-8, tensors whose data does not fit,
+// and a header beyond MaxHeader are errors.
 func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byte, error) {
 	b = append(b, '{')
 	if len(metadata) > 0 {
@@ -95,7 +97,7 @@ func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byt
 			return nil, fmt.Errorf("tensor %q: name is reserved, repeated or not UTF-8", t.Name)
 		}
 		seen[t.Name] = true
-		if err := t.check(); err != nil {
+		if err := t.validate(); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 		name, err := marshal(t.Name)
@@ -128,8 +130,9 @@ func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byt
 	return b, nil
 }
 
-// check checks dtype and shape, and the length of Data unless Source writes it.
-func (t Tensor) check() error {
+// validate returns an error unless dtype and shape are valid and Data, unless Source writes it, has
+// their length.
+func (t Tensor) validate() error {
 	if !t.DType.Valid() {
 		return fmt.Errorf("unknown dtype %q", string(t.DType))
 	}
@@ -160,8 +163,8 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte{'\n'}), err
 }
 
-// WriteFile writes a temporary file in the same folder and renames it to name, so that
-// readers of an older file keep their mapping.
+// WriteFile writes a safetensors file: a temporary one in the same folder, which it renames to
+// name, so that readers of an older file keep their mapping. On an error nothing of it stays.
 func WriteFile(name string, tensors []Tensor, metadata map[string]string) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".tmp-*")
 	if err != nil {

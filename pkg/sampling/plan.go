@@ -4,11 +4,18 @@ package sampling
 
 import (
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Plan returns the plan of a sample's rollout. The settings may be faulty: flow.Plan.Validate says in what.
+// SizeOf returns the size of the media that a sample is decoded to.
+func SizeOf(s *schemas.Sampling) media.Size {
+	return media.Size{Frames: int(max(1, s.Frames)), Height: int(s.Height), Width: int(s.Width)}
+}
+
+// Plan returns the plan of a sample's rollout, as its resolved settings say. The settings may be
+// faulty: flow.Plan.Validate says in what; intake calls it, so stored settings are valid.
 func Plan(s *schemas.Sampling) flow.Plan {
 	p := flow.Plan{
 		Sigmas: s.Sigmas, NoiseLevel: s.NoiseLevel, LogProb: flow.LogProbKind(s.LogProbKind), Solver: flow.Solver(s.Solver),

@@ -50,9 +50,10 @@ var classes = map[string]class{
 	"TCDScheduler":                    {0.00085, 0.012, "scaled_linear", true},
 }
 
-// ParseNoise reads a scheduler_config.json. Keys left out have the defaults of the class in diffusers; a
-// class whose name begins with FlowMatch, or none, is that of a flow model, as is any with use_flow_sigmas. What
-// is not supported is an error that names the key.
+// ParseNoise reads the scheduler_config.json of the model that scheduled sampling trains; intake
+// calls it to plan, the image engine to roll. Keys left out have the defaults of the class in
+// diffusers; a class whose name begins with FlowMatch, or none, is that of a flow model, as is any
+// with use_flow_sigmas. What is no JSON or is not supported is an error that names the key.
 func ParseNoise(config []byte) (Noise, error) {
 	n := Noise{Timesteps: 1000}
 	if err := json.Unmarshal(config, &n); err != nil {
@@ -91,8 +92,9 @@ func ParseNoise(config []byte) (Noise, error) {
 	return n, nil
 }
 
-// Levels returns the levels of the model's timesteps. A flow model can have any number of them, the others only the
-// number that they were trained with; 0 is that number.
+// Levels returns the noise levels of the model's timesteps, which Roller steps through. A flow
+// model can have any number of timesteps, the others only the number that they were trained with; 0
+// is that number. Another number is an error.
 func (n Noise) Levels(timesteps int) (*Levels, error) {
 	if timesteps == 0 {
 		timesteps = n.Timesteps
@@ -104,14 +106,14 @@ func (n Noise) Levels(timesteps int) (*Levels, error) {
 	if timesteps != n.Timesteps {
 		return nil, fmt.Errorf("timesteps: %d; must be %d, those of a model that predicts %s", timesteps, n.Timesteps, p)
 	}
-	abar := LinearAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
+	alphasCumprod := LinearAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
 	if n.BetaSchedule == "scaled_linear" {
-		abar = scaledAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
+		alphasCumprod = scaledAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
 	}
 	if n.ZeroSNR {
-		zeroSNR(abar)
+		zeroSNR(alphasCumprod)
 	}
-	return VarianceLevels(p, abar)
+	return VarianceLevels(p, alphasCumprod)
 }
 
 // zeroSNR moves the roots of alphas_cumprod evenly so that the last is 0 and the first stays (Lin et al. 2023, algorithm
@@ -125,21 +127,23 @@ func zeroSNR(abar []float64) {
 	}
 }
 
-// scaledAlphasCumprod returns alphas_cumprod [n] of betas whose square roots rise linearly (Rombach et al. 2022).
+// scaledAlphasCumprod returns alphas_cumprod [n] of betas whose square roots rise linearly from
+// that of first to that of last: the schedule scaled_linear (Rombach et al. 2022).
 func scaledAlphasCumprod(n int, first, last float64) []float64 {
 	a, b := math.Sqrt(first), math.Sqrt(last)
-	abar := make([]float64, n)
+	alphasCumprod := make([]float64, n)
 	product := 1.0
-	for t := range abar {
+	for t := range alphasCumprod {
 		root := a + float64((b-a)*float64(t))/float64(max(n-1, 1))
 		product = float64(product * (1 - float64(root*root)))
-		abar[t] = product
+		alphasCumprod[t] = product
 	}
-	return abar
+	return alphasCumprod
 }
 
-// Sigmas are the levels of the timesteps N-1 to 0 as a schedule that falls to 0, in U: of a flow
-// model N, of the others N+1, the last a 0 that no timestep has. Step N-1-t leads from t to t-1.
+// Sigmas returns the levels of the timesteps N-1 to 0 as a schedule that falls to 0, in U: intake
+// stores it with a sample as the sigmas of its steps. It has N values for a flow model, N+1 for the
+// others, the last a 0 that no timestep has. Step N-1-t leads from t to t-1.
 func (l *Levels) Sigmas() []float32 {
 	var out []float32
 	for t := len(l.levels) - 1; t >= 0; t-- {

@@ -11,7 +11,8 @@ import (
 // Level is the mix of a noisy latent, x = A*x0 + U*noise.
 type Level struct{ U, A float64 }
 
-// lambda is ln(A/U), half the log signal-to-noise ratio: infinite at either end.
+// lambda is ln(A/U), half the log signal-to-noise ratio, which multistep samplers count as time. It
+// is infinite at either end.
 func (l Level) lambda() float64 {
 	switch {
 	case l.U == 0:
@@ -28,7 +29,8 @@ type Levels struct {
 	levels     []Level
 }
 
-// FlowLevels returns the levels of a flow model with n timesteps: U = t/(N-1), A = 1-U. n is 2 to 2^20.
+// FlowLevels returns the levels of a flow model with n timesteps: U = t/(N-1), A = 1-U. An n
+// outside 2 to 2^20 is an error.
 func FlowLevels(n int) (*Levels, error) {
 	if n < 2 || n > maxTimesteps {
 		return nil, fmt.Errorf("timesteps: %d; must be 2 to %d", n, maxTimesteps)
@@ -41,9 +43,10 @@ func FlowLevels(n int) (*Levels, error) {
 	return l, nil
 }
 
-// VarianceLevels returns the levels of a variance-preserving model that predicts epsilon or v:
-// A = sqrt(abar_t), U = sqrt(1 - abar_t), with abar the schedule's alphas_cumprod [N],
-// strictly decreasing within (0, 1). The last may be 0, of a model that predicts v: a latent without data.
+// VarianceLevels returns the levels of a variance-preserving model that predicts epsilon or v: A =
+// sqrt(abar_t), U = sqrt(1 - abar_t), with abar the schedule's alphas_cumprod [N], strictly
+// decreasing within (0, 1). The last may be 0, of a model that predicts v: a latent without data.
+// Any other abar is an error.
 func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
 	if p != Epsilon && p != V {
 		return nil, fmt.Errorf("prediction: %q; must be epsilon or v_prediction", string(p))
@@ -63,21 +66,22 @@ func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
 	return l, nil
 }
 
-// LinearAlphasCumprod returns alphas_cumprod [n] of betas that rise linearly (Ho et al. 2020: 1e-4 to 0.02 over 1000).
+// LinearAlphasCumprod returns alphas_cumprod [n] of betas that rise linearly from first to last:
+// the schedule linear (Ho et al. 2020: 1e-4 to 0.02 over 1000).
 func LinearAlphasCumprod(n int, first, last float64) []float64 {
-	abar := make([]float64, n)
+	alphasCumprod := make([]float64, n)
 	product := 1.0
-	for t := range abar {
+	for t := range alphasCumprod {
 		beta := first + float64((last-first)*float64(t))/float64(max(n-1, 1))
 		product = float64(product * (1 - beta))
-		abar[t] = product
+		alphasCumprod[t] = product
 	}
-	return abar
+	return alphasCumprod
 }
 
-// Takes returns an error for a sampler that cannot begin at a level without data: rk4, whose clock U/A is infinite
-// there.
-func (l *Levels) Takes(s Sampler) error {
+// CheckSampler returns an error for a sampler that cannot begin at a level without data: rk4, whose clock
+// U/A is infinite there.
+func (l *Levels) CheckSampler(s Sampler) error {
 	if s == RK4 && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
 		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: " +
 			"the last timestep has no data")
@@ -91,27 +95,27 @@ func (l *Levels) Timesteps() int { return len(l.levels) }
 // Prediction returns what a model of these levels predicts.
 func (l *Levels) Prediction() Prediction { return l.prediction }
 
-// At is the mix of timestep t, 0 <= t <= N-1: the true noise level of a latent that was
-// rolled down to t. Between two timesteps the clock of a rollout runs evenly: U of a
-// flow model, U/A of the others.
+// At is the level of timestep t, 0 <= t <= N-1, whole or not: the true noise level of a latent that
+// was rolled down to t. Between two timesteps the clock of a rollout runs evenly: U of a flow
+// model, U/A of the others. A t out of range panics.
 func (l *Levels) At(t float64) Level {
 	i := int(t)
-	f := t - float64(i)
-	if f == 0 || i == len(l.levels)-1 { // there is nothing noisier
+	share := t - float64(i)
+	if share == 0 || i == len(l.levels)-1 { // there is nothing noisier
 		return l.levels[i]
 	}
 	low, high := l.levels[i], l.levels[i+1]
 	if l.prediction == Flow {
-		u := low.U + float64(f*(high.U-low.U))
+		u := low.U + float64(share*(high.U-low.U))
 		return Level{U: u, A: 1 - u}
 	}
 	if high.A == 0 {
 		return high // at any share of the way, on a clock that has no end
 	}
-	s := low.U / low.A
-	s += float64(f * (high.U/high.A - s))
-	n := math.Sqrt(1 + float64(s*s))
-	return Level{U: s / n, A: 1 / n}
+	clock := low.U / low.A
+	clock += float64(share * (high.U/high.A - clock))
+	length := math.Sqrt(1 + float64(clock*clock))
+	return Level{U: clock / length, A: 1 / length}
 }
 
 // Sigma is the noise level that a trainer is given with a flow latent rolled down to t. It is
@@ -134,14 +138,15 @@ func Noised[T Float](dst, x0, noise []T, l Level) {
 	}
 }
 
-// Drift is how far a rolled latent lies from the teacher-forced one, in its lengths:
-// |rolled - teacher| / |teacher|, which is no finite number where that is all 0.
+// Drift is how far a rolled latent lies from the teacher-forced one of the same sample, relative to
+// its length: |rolled - teacher| / |teacher|. It is logged with each sample that rolls. Both have
+// equal lengths. The result is not finite where teacher is all 0.
 func Drift[T Float](rolled, teacher []T) float64 {
-	var far, length float64
+	var distance, length float64
 	for i, y := range teacher[:len(rolled)] {
 		d := float64(rolled[i]) - float64(y)
-		far += float64(d * d)
+		distance += float64(d * d)
 		length += float64(float64(y) * float64(y))
 	}
-	return math.Sqrt(far) / math.Sqrt(length)
+	return math.Sqrt(distance) / math.Sqrt(length)
 }

@@ -1,26 +1,27 @@
 package scheduled
 
-// Forwards is how many evaluations of the model a plan costs beyond those of training: those
-// of the rollouts and, with ReflexFlow, a clean prediction of every sample and a biased one of
-// each that rolls.
+// Forwards is how many evaluations of the model a plan costs beyond those of training: those of the
+// rollouts and, with ReflexFlow, a clean prediction of every sample and a biased one of each that
+// rolls. The metrics of a plan have it.
 func (p Plan) Forwards() int {
 	sampler, _ := p.Settings.Steps()
 	n := 0
 	if p.Settings.ReflexOn() {
 		n = len(p.Samples)
 	}
-	for _, s := range p.Samples {
-		n += s.Steps() * sampler.Evaluations()
-		if s.Rolls() && p.Settings.ReflexOn() {
+	for _, sample := range p.Samples {
+		n += sample.Steps() * sampler.Evaluations()
+		if sample.Rolls() && p.Settings.ReflexOn() {
 			n++
 		}
 	}
 	return n
 }
 
-// ExpectedForwards is the mean of Forwards over plans of a batch of that many samples at
-// probability p, where no base is near the top. With uniform offsets and one evaluation per step
-// it is B p M/2, and with ReflexFlow B + B p M/2 + B p M/(M+1).
+// ExpectedForwards is the mean of Plan.Forwards over plans of a batch of that many samples at
+// probability p, provided that no sample starts near the noisiest level. It tells a trainer what
+// the settings will cost. With uniform offsets up to M, one evaluation per step and batch size B it
+// is B p M/2, and with ReflexFlow B + B p M/2 + B p M/(M+1).
 func (s Settings) ExpectedForwards(batch int, p float64) float64 {
 	sampler, _ := s.Steps()
 	offsets := s.Strategy.Offsets(s.MaxStepOffset)
@@ -41,33 +42,35 @@ func (s Settings) RolledShare(p float64) float64 {
 	return float64(p * (1 - s.Strategy.Offsets(s.MaxStepOffset)[0]))
 }
 
-// Metrics are the numbers to log of a plan and of the drifts of its rolled samples, as far as
-// they are known; offset_mean and offset_max are of what was drawn.
+// Metrics returns the numbers to log of a plan, by name, and of the drifts (see Drift) of its
+// rolled samples, as far as they are known; with none there is no drift_l2. offset_mean and
+// offset_max are of what was drawn, before an offset is cut at the noisiest level.
 func (p Plan) Metrics(drifts []float64) map[string]float64 {
-	var rolled, offsets, most int
+	var rolled, offsets, largest int
 	for _, s := range p.Samples {
 		if s.Rolls() {
 			rolled++
 		}
 		offsets += s.Offset
-		most = max(most, s.Offset)
+		largest = max(largest, s.Offset)
 	}
 	n := float64(max(len(p.Samples), 1))
 	m := map[string]float64{
 		"scheduled_sampling/probability":     p.Probability,
 		"scheduled_sampling/rolled_fraction": float64(rolled) / n,
 		"scheduled_sampling/offset_mean":     float64(offsets) / n,
-		"scheduled_sampling/offset_max":      float64(most),
+		"scheduled_sampling/offset_max":      float64(largest),
 		"scheduled_sampling/extra_forwards":  float64(p.Forwards()),
 	}
-	for _, d := range drifts {
-		m["scheduled_sampling/drift_l2"] += d / float64(len(drifts))
+	for _, drift := range drifts {
+		m["scheduled_sampling/drift_l2"] += drift / float64(len(drifts))
 	}
 	return m
 }
 
-// Metrics are the numbers to log of a loss: means over the batch, and the least and the
-// greatest weight. adr_loss is without beta1.
+// Metrics returns the numbers of a loss that a trainer logs, by name: means over the batch, and the
+// least and the greatest weight. adr_loss is without the factor beta1. A loss without samples has
+// no metrics.
 func (l Loss) Metrics() map[string]float64 {
 	m := map[string]float64{}
 	n := float64(len(l.Samples))

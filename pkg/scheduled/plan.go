@@ -47,9 +47,11 @@ type Plan struct {
 	Samples     []Sample
 }
 
-// Draw makes the plan of a batch whose samples have been given the timesteps, [B], each in
-// [0, N): the mask of all, then the offsets of all. Sample i's draws depend on (seed, step,
-// i) alone, by schemas/noise.md, so a batch that is planned again is planned the same.
+// Draw makes the plan of a batch at a training step: which samples roll, and from where. Intake
+// calls it when it plans, verify when it checks a stored plan. timesteps [B] are those that the
+// samples are trained at, each in [0, N). Sample i's draws depend on (seed, step, i) alone, by
+// schemas/noise.md, so a batch that is planned again is planned the same. Invalid settings, a step
+// or a timestep out of range are errors, all joined.
 func (s Settings) Draw(seed uint64, step int, timesteps []float64) (Plan, error) {
 	err := s.Validate()
 	if step < 0 || int64(step) > math.MaxUint32 {
@@ -70,7 +72,8 @@ func (s Settings) Draw(seed uint64, step int, timesteps []float64) (Plan, error)
 	return p, nil
 }
 
-// planSample decides whether one sample rolls, and from where, or why it does not.
+// planSample decides for Draw whether the sample with this index rolls, and from where (Source);
+// Reason says why it does not. timestep is the one that it is trained at.
 func (s Settings) planSample(p Plan, index int, timestep float64) Sample {
 	base := int(timestep)
 	out := Sample{Index: index, Timestep: timestep, Base: base, Source: base}
@@ -95,7 +98,8 @@ func (s Settings) planSample(p Plan, index int, timestep float64) Sample {
 	return out
 }
 
-// drawOffset maps 64 random bits to an offset 0 .. M by the strategy.
+// drawOffset maps 64 random bits to an offset 0 .. MaxStepOffset, the number of steps that a sample
+// rolls, distributed as Strategy says. Offsets has the probabilities.
 func (s Settings) drawOffset(draw uint64) int {
 	m := float64(s.MaxStepOffset)
 	u := unit(draw)
@@ -132,7 +136,8 @@ func choose(draw uint64, n int) int {
 	return int(hi)
 }
 
-// Offsets returns the probabilities of the offsets 0 .. m, [m+1].
+// Offsets returns the probabilities of the offsets 0 .. m, [m+1], as drawOffset draws them.
+// Expected costs and shares are computed from it.
 func (s Strategy) Offsets(m int) []float64 {
 	p := make([]float64, m+1)
 	// Of round(u^2 m) = k: u^2 lies between (k-1/2)/m and (k+1/2)/m.

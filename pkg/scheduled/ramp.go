@@ -25,14 +25,14 @@ type Ramp struct {
 	Start, End *float64
 }
 
-// At is the probability at a training step, in [0, 1]. With
-// q = clip((step - StartStep)/RampSteps, 0, 1), and for a cosine q = (1 - cos(pi q))/2,
+// At is the probability that a sample rolls at a training step, in [0, 1]. With q = clip((step -
+// StartStep)/RampSteps, 0, 1), and for a cosine q = (1 - cos(pi q))/2,
 //
 //	p = Start + (End - Start) q
 //
-// In the public trainer's way an end of 0 counts as nil, which there is 0 for Start and
-// 0.5 for End: so a Start of 0 and a probability of 1 ramp down. The bits of a cosine are
-// sin^2(q pi/2) by schemas/noise.md.
+// With compat simpletuner an end of 0 counts as nil, which there is 0 for Start and 0.5 for End: so
+// a Start of 0 and a probability of 1 ramp down. The bits of a cosine are sin^2(q pi/2) by
+// schemas/noise.md.
 func (r Ramp) At(step int, c Compat) float64 {
 	if r.RampSteps <= 0 {
 		return r.Probability
@@ -61,7 +61,9 @@ func (r Ramp) At(step int, c Compat) float64 {
 	return min(max(start+float64((end-start)*q), 0), 1)
 }
 
-func (r Ramp) validate() []error {
+// faults returns one error for each field that is out of range, by its name in prompts.
+// Settings.Validate joins them with its own.
+func (r Ramp) faults() []error {
 	var faults []error
 	probability := func(field string, p *float64) {
 		if p != nil && !(*p >= 0 && *p <= 1) {

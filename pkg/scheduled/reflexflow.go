@@ -19,7 +19,7 @@ type ReflexFlow struct {
 // plain loss.
 func DefaultReflexFlow() ReflexFlow { return ReflexFlow{Alpha: 1, Beta1: 10, Beta2: 1} }
 
-// Validate joins every fault by field name.
+// Validate joins every fault by field name: weights that are not finite, and negative betas.
 func (r ReflexFlow) Validate() error {
 	var faults []error
 	if !finite(r.Alpha) {
@@ -82,10 +82,11 @@ func exposure(clean, biased []float64) float64 {
 	return total
 }
 
-// Drifted is the anti-drift term of one sample, |pred/|pred| - d/|d||^2 with d = noisy - x0,
-// which is 2 - 2 cos(pred, d). It pulls the prediction towards the line from the data to the
-// latent, and applies to every sample, rolled or not. Lengths are at least 1e-6.
-func Drifted(pred, noisy, x0 []float64) float64 {
+// AntiDriftLoss is the anti-drift term of one sample in ReflexFlow (arXiv 2512.04904), |pred/|pred|
+// - d/|d||^2 with d = noisy - x0, which is 2 - 2 cos(pred, d). It pulls the prediction towards the
+// line from the data to the latent, and applies to every sample, rolled or not. Lengths are at
+// least 1e-6, so that a zero vector divides by no zero. All slices have the length of pred.
+func AntiDriftLoss(pred, noisy, x0 []float64) float64 {
 	var ofPred, ofLine float64
 	for i, p := range pred {
 		d := noisy[i] - x0[i]
@@ -101,12 +102,15 @@ func Drifted(pred, noisy, x0 []float64) float64 {
 	return sum
 }
 
-// Terms are the two parts of one sample's loss, which is FC + Beta1*ADR.
+// Terms returns the two parts of one sample's loss, which is FC + Beta1*ADR: the
+// frequency-compensated error of the prediction (weighted where p has a clean and a biased
+// prediction) and the anti-drift term. The image engine stores them for samples that are scored
+// only. It fails where the slices of p do not fit (see validate).
 func (r ReflexFlow) Terms(p Predictions) (Terms, error) {
-	if err := p.check(); err != nil {
+	if err := p.validate(); err != nil {
 		return Terms{}, err
 	}
-	t := Terms{ADR: Drifted(p.Pred, p.Noisy, p.X0), WeightMin: 1, WeightMax: 1}
+	t := Terms{ADR: AntiDriftLoss(p.Pred, p.Noisy, p.X0), WeightMin: 1, WeightMax: 1}
 	var weights []float64
 	if p.Clean != nil {
 		weights = r.Weights(p.Clean, p.Biased)
@@ -133,7 +137,10 @@ func (r ReflexFlow) Terms(p Predictions) (Terms, error) {
 	return t, nil
 }
 
-func (p Predictions) check() error {
+// validate returns an error that names the slice unless all slices of p that are there have the
+// length of Pred and finite values. Clean and Biased are both there or neither. Terms calls it
+// first.
+func (p Predictions) validate() error {
 	n := len(p.Pred)
 	if n == 0 {
 		return errors.New("pred: no elements; must have at least one")
@@ -176,7 +183,9 @@ type Loss struct {
 	Samples []Terms
 }
 
-// Loss is the mean over a batch, of at least one sample.
+// Loss returns the loss of a batch of at least one sample: the mean of FC + Beta1*ADR, with the
+// terms of each sample. Invalid settings, an empty batch and a sample that Terms refuses are
+// errors.
 func (r ReflexFlow) Loss(batch []Predictions) (Loss, error) {
 	if err := r.Validate(); err != nil {
 		return Loss{}, err

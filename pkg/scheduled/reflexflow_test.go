@@ -62,7 +62,7 @@ func TestReflexFlow_WorkedNumbers(t *testing.T) {
 			near(t, "mean |w - 1|", change, s.MeanChange, 1e-12)
 		}
 	}
-	adr := scheduled.Drifted(s.Pred, s.Noisy, s.X0)
+	adr := scheduled.AntiDriftLoss(s.Pred, s.Noisy, s.X0)
 	near(t, "adr", adr, s.ADR, 6e-10)
 	near(t, "10 adr", 10*adr, s.ADRBeta1, 6e-10)
 	for _, c := range s.Cases {
@@ -139,7 +139,7 @@ func TestReflexFlow_Laws(t *testing.T) {
 			t.Fatalf("mean |w - 1| = %v, want alpha/D = %v", change, alpha/float64(n))
 		}
 		pred, noisy, x0 := vector("pred"), vector("noisy"), vector("x0")
-		adr := scheduled.Drifted(pred, noisy, x0)
+		adr := scheduled.AntiDriftLoss(pred, noisy, x0)
 		if !(adr >= 0 && adr <= 4+1e-9) {
 			t.Fatalf("adr %v", adr)
 		}
@@ -162,8 +162,8 @@ func TestReflexFlow_Laws(t *testing.T) {
 		change += math.Abs(v-1) / float64(len(clean))
 	}
 	near(t, "mean |w - 1|", change, 1.52587890625e-05, 1e-14)
-	near(t, "opposite directions", scheduled.Drifted([]float64{1, 0}, []float64{0, 0}, []float64{2, 0}), 4, 1e-12)
-	near(t, "no prediction", scheduled.Drifted([]float64{0, 0}, []float64{0, 3}, []float64{0, 0}), 1, 1e-12)
+	near(t, "opposite directions", scheduled.AntiDriftLoss([]float64{1, 0}, []float64{0, 0}, []float64{2, 0}), 4, 1e-12)
+	near(t, "no prediction", scheduled.AntiDriftLoss([]float64{0, 0}, []float64{0, 3}, []float64{0, 0}), 1, 1e-12)
 }
 
 func TestReflexFlow_Refuses(t *testing.T) {

@@ -56,10 +56,12 @@ type estimate[T Float] struct {
 	x []T // the latent, corrected
 }
 
-// NewRoller returns a Roller that starts at x, the latent at the source, which it copies.
+// NewRoller returns a Roller that starts at x, the latent at the source timestep, which it copies.
+// The image engine makes one for each sample that rolls. A sampler that cannot run with these
+// levels, and a source or target out of range, are errors.
 func NewRoller[T Float](r Rollout, x []T) (*Roller[T], error) {
 	err := checkSampler(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
-	if err = errors.Join(err, r.Levels.Takes(r.Sampler)); err != nil {
+	if err = errors.Join(err, r.Levels.CheckSampler(r.Sampler)); err != nil {
 		return nil, err
 	}
 	if n := r.Levels.Timesteps(); r.Source < 0 || r.Source >= n {
@@ -88,9 +90,9 @@ func (r *Roller[T]) Input() (x []T, timestep float64) {
 	return r.x, float64(r.t)
 }
 
-// Advance takes the model's output at Input. It returns the step that this completes, or
-// false where the step needs another evaluation. It fails after the end, and on a prediction
-// of another length than the latent.
+// Advance takes the model's output at Input and moves on. It returns the step that this completes,
+// or false where the step needs another evaluation, of an rk4 step. It is an error to call it after
+// the end, or with a prediction of another length than the latent.
 func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error) {
 	if r.Done() {
 		return Step{}, false, fmt.Errorf("rollout: at its target %d; must not go on", r.r.Target)
@@ -117,7 +119,9 @@ func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error
 	return step, true, nil
 }
 
-// multistep makes a step of euler, dpm, unip or unipc and returns its order.
+// multistep makes one step of euler, dpm, unip or unipc with the model's output for the latent, and
+// returns the order that it used: lower at the start, where there are no earlier estimates, and at
+// the end, where lambda is infinite. unipc first corrects the latent (see uniWeights).
 func (r *Roller[T]) multistep(prediction []T) int {
 	now := r.newEstimate()
 	here := r.levelAhead(0)
@@ -126,9 +130,9 @@ func (r *Roller[T]) multistep(prediction []T) int {
 	if r.r.Sampler == UniPC && len(r.past) > 0 {
 		// UniC: the step that led here once more, now that its end is known.
 		past := r.levelsPast(2, r.orderAt(-1, len(r.past)-1)-1)
-		w := uniWeights(newInterval(r.levelAhead(-1), here, false), past, true)
+		weights := uniWeights(newInterval(r.levelAhead(-1), here, false), past, true)
 		last := r.past[0]
-		combine(now.x, last.x, last.m, w, r.estimates(r.past[1:], len(past), now.m))
+		combine(now.x, last.x, last.m, weights, r.estimateList(r.past[1:], len(past), now.m))
 	}
 	order := r.orderAt(0, len(r.past))
 	next := r.levelAhead(1)
@@ -137,15 +141,15 @@ func (r *Roller[T]) multistep(prediction []T) int {
 		past = nil // lambda is infinite there; the latent is the estimate itself
 	}
 	v := newInterval(here, next, r.r.Sampler == Euler)
-	w := v.weights()
+	weights := v.weights()
 	switch r.r.Sampler {
 	case DPM:
-		w = dpmWeights(v, past)
+		weights = dpmWeights(v, past)
 	case UniP, UniPC:
-		w = uniWeights(v, past, false)
+		weights = uniWeights(v, past, false)
 	}
-	combine(r.x, now.x, now.m, w, r.estimates(r.past, len(past), nil))
-	r.remember(now)
+	combine(r.x, now.x, now.m, weights, r.estimateList(r.past, len(past), nil))
+	r.keepEstimate(now)
 	return 1 + len(past)
 }
 
@@ -165,8 +169,9 @@ func (r *Roller[T]) tableIndex(ahead int) int {
 	return r.t - ahead
 }
 
-// levelAhead returns the level that is ahead steps after the current one. Past the end of a table that rises there is
-// no noise; its index -1 is its last.
+// levelAhead returns the level that is ahead steps after the current one; negative means before.
+// Past the end of a table that rises, which only compat simpletuner has, there is no noise; its
+// index -1 is its last.
 func (r *Roller[T]) levelAhead(ahead int) Level {
 	levels := r.r.Levels.levels
 	i := r.tableIndex(ahead)
@@ -189,7 +194,8 @@ func (r *Roller[T]) orderAt(ahead, known int) int {
 	return max(1, min(r.order, known+1, r.tableIndex(ahead)+1))
 }
 
-// levelsPast returns up to count levels before the current one, beginning first steps before. It stops at a level
+// levelsPast returns up to count levels before the current one, newest first, beginning first steps
+// before: where the estimates were made that multistep extrapolates from. It stops at a level
 // without data, where lambda is infinite.
 func (r *Roller[T]) levelsPast(first, count int) []Level {
 	past := make([]Level, 0, max(count, 0))
@@ -203,8 +209,9 @@ func (r *Roller[T]) levelsPast(first, count int) []Level {
 	return past
 }
 
-// estimates returns the newest count of past, and then last unless it is nil.
-func (r *Roller[T]) estimates(past []estimate[T], count int, last []T) [][]T {
+// estimateList returns the data estimates of the newest count of past, and then last unless it is
+// nil, in the order of the weights that combine takes.
+func (r *Roller[T]) estimateList(past []estimate[T], count int, last []T) [][]T {
 	out := make([][]T, 0, count+1)
 	for _, p := range past[:count] {
 		out = append(out, p.m)
@@ -225,9 +232,10 @@ func (r *Roller[T]) newEstimate() estimate[T] {
 	return estimate[T]{m: make([]T, len(r.x)), x: make([]T, len(r.x))}
 }
 
-// remember puts an estimate before the others, and drops those that no later step needs: a corrector needs one more
-// than a predictor.
-func (r *Roller[T]) remember(e estimate[T]) {
+// keepEstimate puts an estimate before the others after each multistep step, and drops those that
+// no later step needs: a corrector needs one more than a predictor. The memory of dropped ones is
+// used again.
+func (r *Roller[T]) keepEstimate(e estimate[T]) {
 	r.past = slices.Insert(r.past, 0, e)
 	keep := r.order - 1
 	if r.r.Sampler == UniPC {
@@ -239,7 +247,9 @@ func (r *Roller[T]) remember(e estimate[T]) {
 	}
 }
 
-// combine sets dst from x, m and the history's estimates by their weights. dst may alias x.
+// combine makes one multistep update, whose formula is at weights: it sets dst from the latent x,
+// its data estimate m and the earlier estimates (history, newest first). All have one length; dst
+// may alias x.
 func combine[T Float](dst, x, m []T, w weights, history [][]T) {
 	ratio, c := T(w.ratio), T(w.c)
 	for i := range dst {
@@ -253,27 +263,31 @@ func combine[T Float](dst, x, m []T, w weights, history [][]T) {
 	}
 }
 
-// dataEstimate sets dst to the data that a prediction made of x points at.
+// dataEstimate sets dst to the data that the model's prediction for latent x at level l points at.
+// p says what the model predicts: velocity, epsilon or v. For epsilon a level without data (A = 0)
+// gives no finite number.
 func dataEstimate[T Float](dst, x, prediction []T, l Level, p Prediction) {
-	a, u := T(l.A), T(l.U)
+	signal, noise := T(l.A), T(l.U)
 	switch p {
 	case Flow:
 		for i, v := range prediction {
-			dst[i] = x[i] - T(u*v)
+			dst[i] = x[i] - T(noise*v)
 		}
 	case Epsilon:
 		for i, e := range prediction {
-			dst[i] = (x[i] - T(u*e)) / a
+			dst[i] = (x[i] - T(noise*e)) / signal
 		}
 	case V:
 		for i, v := range prediction {
-			dst[i] = T(a*x[i]) - T(u*v)
+			dst[i] = T(signal*x[i]) - T(noise*v)
 		}
 	}
 }
 
-// Roll takes a rollout to its end. predict sets dst to the model's output for x at a
-// timestep; each, unless it is nil, sees every step, while Latent is its result.
+// Roll takes a rollout to its end: the loop over Input and Advance for programs that evaluate one
+// sample at a time. predict sets dst to the model's output for x at a timestep. each, unless it is
+// nil, sees every step; r.Latent is the result. It ends with the first error of predict, each or
+// ctx.
 func Roll[T Float](ctx context.Context, r *Roller[T], predict func(ctx context.Context, dst, x []T, timestep float64) error, each func(Step) error) error {
 	prediction := make([]T, len(r.x))
 	for !r.Done() {

@@ -9,39 +9,41 @@ type runge[T Float] struct {
 	sum   []T // k1 + 2 k2 + ..
 }
 
-// rungeKutta adds one evaluation of the classical Runge-Kutta method and reports whether it was the last of its step.
-// A flow model is integrated as dx/du = v; the others as dy/ds = e with y = x/a and s = u/a (the probability flow of
-// Song et al. 2021 in the variables of Karras et al. 2022), which loses digits where a is close to 0. The evaluations
-// are at t, twice where u or s is half way, which is the timestep t - 1/2, and at t - 1.
+// rungeKutta adds one evaluation of the classical Runge-Kutta method and reports whether it was the
+// last, the fourth, of its step; Advance calls it for sampler rk4. A flow model is integrated as
+// dx/du = v; the others as dy/ds = e with y = x/a and s = u/a (the probability flow of Song et al.
+// 2021 in the variables of Karras et al. 2022), which loses digits where a is close to 0. The
+// evaluations are at t, twice where u or s is half way, which is the timestep t - 1/2, and at t -
+// 1.
 func (r *Roller[T]) rungeKutta(prediction []T) bool {
-	k, levels := &r.runge, r.r.Levels
-	if k.sum == nil {
-		k.point, k.slope, k.sum = make([]T, len(r.x)), make([]T, len(r.x)), make([]T, len(r.x))
+	state, levels := &r.runge, r.r.Levels
+	if state.sum == nil {
+		state.point, state.slope, state.sum = make([]T, len(r.x)), make([]T, len(r.x)), make([]T, len(r.x))
 	}
 	x, timestep := r.Input()
-	writeSlopes(k.slope, x, prediction, levels.At(timestep), levels.prediction)
-	share := T([...]float64{1, 2, 2, 1}[k.done])
-	for i, v := range k.slope {
-		k.sum[i] += T(share * v)
+	writeSlopes(state.slope, x, prediction, levels.At(timestep), levels.prediction)
+	share := T([...]float64{1, 2, 2, 1}[state.done])
+	for i, v := range state.slope {
+		state.sum[i] += T(share * v)
 	}
 	here, next := r.levelAhead(0), r.levelAhead(1)
 	_, from := levels.clock(here)
 	_, to := levels.clock(next)
-	d := to - from
-	k.done++
-	switch k.done {
+	step := to - from
+	state.done++
+	switch state.done {
 	case 1, 2:
-		k.time = float64(r.t) - 0.5
-		moveAlong(k.point, r.x, k.slope, levels, here, levels.At(k.time), d/2)
+		state.time = float64(r.t) - 0.5
+		moveAlong(state.point, r.x, state.slope, levels, here, levels.At(state.time), step/2)
 	case 3:
-		k.time = float64(r.t - 1)
-		moveAlong(k.point, r.x, k.slope, levels, here, next, d)
+		state.time = float64(r.t - 1)
+		moveAlong(state.point, r.x, state.slope, levels, here, next, step)
 	case 4:
-		moveAlong(r.x, r.x, k.sum, levels, here, next, d/6)
-		k.done = 0
-		clear(k.sum)
+		moveAlong(r.x, r.x, state.sum, levels, here, next, step/6)
+		state.done = 0
+		clear(state.sum)
 	}
-	return k.done == 0
+	return state.done == 0
 }
 
 // clock returns the integration variable s at a level, called the clock of a rollout: u of a flow model, u/a of the
@@ -53,8 +55,9 @@ func (l *Levels) clock(at Level) (scale, s float64) {
 	return at.A, at.U / at.A
 }
 
-// writeSlopes sets dst to the derivative of the integrated variable by the clock, from the model's output for x at a
-// level.
+// writeSlopes sets dst to the slope that rungeKutta integrates, the derivative of x (flow) or x/a
+// (others) by the clock, from the model's output (prediction) for x at a level. p says what the
+// model predicts.
 func writeSlopes[T Float](dst, x, prediction []T, at Level, p Prediction) {
 	if p != V {
 		copy(dst, prediction)

@@ -108,7 +108,8 @@ func DefaultSettings() Settings {
 	}
 }
 
-// Validate joins every fault by field name.
+// Validate joins every fault by the field's name in prompts. Draw calls it, and intake before it
+// accepts a prompt with scheduled sampling.
 func (s Settings) Validate() error {
 	var faults []error
 	fault := func(field string, value any, must string) {
@@ -125,7 +126,7 @@ func (s Settings) Validate() error {
 	default:
 		fault("strategy", quoted(s.Strategy), "uniform, biased_early or biased_late")
 	}
-	faults = append(faults, s.Ramp.validate()...)
+	faults = append(faults, s.Ramp.faults()...)
 	switch s.Prediction {
 	case Flow, Epsilon, V:
 	default:
@@ -151,30 +152,32 @@ func quoted[S ~string](s S) string { return fmt.Sprintf("%q", string(s)) }
 // within 1e-10 up to here; unipc 6 is 2e-3 away, unipc 7 has no digit left.
 var exactOrders = map[Sampler]int{UniPC: 3, UniP: 6}
 
-// checkSampler says why a sampler cannot run with an order, a prediction and a compat; nil: it can.
-func checkSampler(s Sampler, order int, p Prediction, c Compat) error {
-	most := s.maxOrder()
+// checkSampler returns an error, for the author of a prompt, if the sampler cannot run with this
+// order, prediction and compat; nil if it can. Order 0 is the sampler's own.
+func checkSampler(s Sampler, order int, p Prediction, compat Compat) error {
+	highest := s.maxOrder()
 	switch {
-	case most == 0:
+	case highest == 0:
 		return fmt.Errorf("sampler: %q; must be euler, dpm, unipc, unip or rk4", string(s))
-	case c == SimpleTuner && s == RK4:
+	case compat == SimpleTuner && s == RK4:
 		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with compat simpletuner, which has no rk4")
 	case order < 0 || order > 9:
 		return fmt.Errorf("order: %d; must be 1 to 9, or 0 for the sampler's own", order)
-	case c == SimpleTuner && p != Flow && exactOrders[s] > 0 && order > exactOrders[s]:
+	case compat == SimpleTuner && p != Flow && exactOrders[s] > 0 && order > exactOrders[s]:
 		return fmt.Errorf("order: %d; must be at most %d with %s and compat simpletuner: the library of that trainer "+
 			"loses the digits of higher ones", order, exactOrders[s], s)
-	case c == SimpleTuner || order == 0:
+	case compat == SimpleTuner || order == 0:
 		return nil
-	case s == RK4 && order != most:
+	case s == RK4 && order != highest:
 		return fmt.Errorf("order: %d; must be 4 with rk4", order)
-	case order > most:
-		return fmt.Errorf("order: %d; must be at most %d with %s", order, most, s)
+	case order > highest:
+		return fmt.Errorf("order: %d; must be at most %d with %s", order, highest, s)
 	}
 	return nil
 }
 
-// Warnings returns what valid settings do that their author hardly means; nil: nothing.
+// Warnings returns notes on valid settings that do what their author hardly means; nil: none.
+// Intake returns them to the author with the prompt.
 func (s Settings) Warnings() []string {
 	var w []string
 	if s.ReflexOn() && s.ReflexFlow.Alpha > 1 {
@@ -202,17 +205,18 @@ func (s Settings) Steps() (Sampler, int) {
 	return effectiveSampler(s.Sampler, s.Order, s.Prediction, s.Compat)
 }
 
-// effectiveSampler returns the sampler and the order that run: those of the settings, or what compat or order 0 makes
-// of them.
-func effectiveSampler(s Sampler, order int, p Prediction, c Compat) (Sampler, int) {
-	if c == SimpleTuner && p == Flow {
-		s = Euler
+// effectiveSampler returns the sampler and the order that run, where settings that checkSampler
+// accepts say another: with compat simpletuner a flow model always steps by euler, order 0 is the
+// usual one, and an order is at most the sampler's highest.
+func effectiveSampler(sampler Sampler, order int, p Prediction, compat Compat) (Sampler, int) {
+	if compat == SimpleTuner && p == Flow {
+		sampler = Euler
 	}
-	usual := min(2, s.maxOrder())
-	if s == RK4 {
+	usual := min(2, sampler.maxOrder())
+	if sampler == RK4 {
 		usual = 4
 	}
-	return s, min(cmp.Or(order, usual), s.maxOrder())
+	return sampler, min(cmp.Or(order, usual), sampler.maxOrder())
 }
 
 // ReflexOn reports whether the loss of these settings is ReflexFlow's.

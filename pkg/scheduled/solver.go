@@ -35,12 +35,13 @@ func (v interval) weights() weights {
 	return weights{ratio: v.next.U / v.here.U, c: float64(v.next.A * (1 - v.expNegH))}
 }
 
-// reach returns (lambda of past - lambda)/h, negative for a past that is noisier.
-func (v interval) reach(past Level) float64 { return (past.lambda() - v.here.lambda()) / v.h }
+// lambdaRatio returns (lambda of past - lambda)/h, negative for a past that is noisier.
+func (v interval) lambdaRatio(past Level) float64 { return (past.lambda() - v.here.lambda()) / v.h }
 
-// moments are b_n = n! phi_{n+1}(-h)/phi_1(-h), n = 1 .. count, with
-// phi_k(g) = sum_j g^j/(j+k)!: the order conditions of UniPC (Zhao et al. 2023, eq. 5 and
-// appendix A) for B(h) = e^-h - 1.
+// moments are b_n = n! phi_{n+1}(-h)/phi_1(-h), n = 1 .. count, with phi_k(g) = sum_j g^j/(j+k)!:
+// the order conditions of UniPC (Zhao et al. 2023, eq. 5 and appendix A) for B(h) = e^-h - 1.
+// dpmWeights and uniWeights need them. For an infinite step, the first from pure noise, it is only
+// b_1.
 func (v interval) moments(count int) []float64 {
 	b := make([]float64, count)
 	if math.IsInf(v.h, 1) {
@@ -56,7 +57,8 @@ func (v interval) moments(count int) []float64 {
 	return b
 }
 
-// phis returns phi_1(-h) .. phi_count(-h), of phi_k(z) = sum_j z^j/(j+k)!.
+// phis returns phi_1(-h) .. phi_count(-h), of phi_k(z) = sum_j z^j/(j+k)!, for moments: by the
+// series where h is small, else by recursion. h is finite.
 func (v interval) phis(count int) []float64 {
 	g := -v.h
 	phi := make([]float64, count)
@@ -85,58 +87,61 @@ func (v interval) phis(count int) []float64 {
 	return phi
 }
 
-// dpmWeights are those of DPM-Solver++ multistep (Lu et al. 2022), orders 1 to 3, with
-// past [order-1] newest first. With D1 = (m - m1)/r, D1b = (m1 - m2)/r2 and
-// F = D1 - D1b:
+// dpmWeights returns the weights of a step of DPM-Solver++ multistep (Lu et al. 2022), of order 1 +
+// len(past), at most 3. past are the levels of the earlier estimates, newest first. With D1 = (m -
+// m1)/r, D1b = (m1 - m2)/r2 and F = D1 - D1b:
 //
 //	order 2   c/2 D1
 //	order 3   c b1 (D1 + r/(r+r2) F) + c b2/2 F/(r+r2)
 //
 // where b are moments: (E/g - 1)/E = b1 and ((E-g)/g^2 - 1/2)/E = b2/2.
 func dpmWeights(v interval, past []Level) weights {
-	w := v.weights()
-	w.history = make([]float64, len(past))
+	weights := v.weights()
+	weights.history = make([]float64, len(past))
 	if len(past) == 0 {
-		return w
+		return weights
 	}
-	r := -v.reach(past[0])
+	r := -v.lambdaRatio(past[0])
 	if len(past) == 1 {
-		w.history[0] = -w.c / float64(2*r)
-		return w
+		weights.history[0] = -weights.c / float64(2*r)
+		return weights
 	}
-	r2 := v.reach(past[0]) - v.reach(past[1])
-	b := v.moments(2)
+	r2 := v.lambdaRatio(past[0]) - v.lambdaRatio(past[1])
+	moments := v.moments(2)
 	// D1 = -(m1-m)/r and F = -(1/r + 1/r2)(m1-m) + (m2-m)/r2.
-	ofF := float64(w.c * (float64(b[0]*r) + b[1]/2) / (r + r2))
-	w.history[0] = -float64(w.c*b[0]/r) - float64(ofF*(1/r+1/r2))
-	w.history[1] = ofF / r2
-	return w
+	factorOfF := float64(weights.c * (float64(moments[0]*r) + moments[1]/2) / (r + r2))
+	weights.history[0] = -float64(weights.c*moments[0]/r) - float64(factorOfF*(1/r+1/r2))
+	weights.history[1] = factorOfF / r2
+	return weights
 }
 
-// uniWeights are those of UniP, and of UniC where the last of ahead is the new estimate:
-// reaches r_k and the rho of the Vandermonde system sum_k rho_k r_k^(n-1) = b_n, which is
-// solved with one unknown, too.
+// uniWeights returns the weights of a step of UniP, the predictor of UniPC (Zhao et al. 2023), from
+// the levels of the earlier estimates, newest first. With corrects it returns those of UniC, the
+// corrector, whose last estimate is the one at the end of the step. The rho solve the Vandermonde
+// system sum_k rho_k r_k^(n-1) = b_n, with r_k the lambdaRatio of a level and b the moments; the
+// system is solved with one unknown, too.
 func uniWeights(v interval, past []Level, corrects bool) weights {
-	w := v.weights()
-	reaches := make([]float64, 0, len(past)+1)
+	weights := v.weights()
+	ratios := make([]float64, 0, len(past)+1)
 	for _, l := range past {
-		reaches = append(reaches, v.reach(l))
+		ratios = append(ratios, v.lambdaRatio(l))
 	}
 	if corrects {
-		reaches = append(reaches, 1)
+		ratios = append(ratios, 1)
 	}
-	if len(reaches) == 0 {
-		return w
+	if len(ratios) == 0 {
+		return weights
 	}
-	w.history = vandermonde(reaches, v.moments(len(reaches)))
-	for k, r := range reaches {
-		w.history[k] = float64(w.c * w.history[k] / r)
+	weights.history = vandermonde(ratios, v.moments(len(ratios)))
+	for k, r := range ratios {
+		weights.history[k] = float64(weights.c * weights.history[k] / r)
 	}
-	return w
+	return weights
 }
 
-// vandermonde solves sum_k rho_k r_k^(n-1) = b_n for distinct r (Golub and Van Loan,
-// algorithm 4.6.2). It returns rho in b.
+// vandermonde solves sum_k rho_k r_k^(n-1) = b_n, n = 1 .. len(b), for the weights of uniWeights
+// (Golub and Van Loan, algorithm 4.6.2). It returns rho in b. The r must be distinct, else it
+// divides by 0; those of levels are.
 func vandermonde(r, b []float64) []float64 {
 	n := len(b)
 	for k := range n - 1 {

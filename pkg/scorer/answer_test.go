@@ -134,8 +134,9 @@ func TestTexts_Matches(t *testing.T) {
 		"a truth without a number":     scorer.Check(scorer.NumericMatch, "1+1=?", "two", nil),
 		"params of another":            scorer.Check(scorer.Confidence, "x", "", map[string]string{"k": "3"}),
 		"a scale that is none":         scorer.Check(scorer.NumericMatch, "1+1=?", "", map[string]string{"scale": "-1"}),
-		"an image's function of texts": scorer.CheckMedium(scorer.Glyph, true),
-		"a text's function of images":  scorer.CheckMedium(scorer.ExactMatch, false),
+		"an image's function of texts": scorer.CheckMedium(scorer.Glyph, scorer.MediumText),
+		"a video's function of images": scorer.CheckMedium(scorer.Motion, scorer.MediumImage),
+		"a text's function of images":  scorer.CheckMedium(scorer.ExactMatch, scorer.MediumVideo),
 	} {
 		if fault == nil {
 			t.Errorf("%s: taken", name)

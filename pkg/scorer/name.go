@@ -28,6 +28,7 @@ type kind struct {
 	free     bool     // any params: they are passed on unchecked
 	text     bool     // it rates texts
 	any      bool     // it rates images and texts
+	video    bool     // it rates videos alone
 }
 
 var kinds = []kind{
@@ -41,6 +42,7 @@ var kinds = []kind{
 	{name: JPEGCompressibility, builtin: true, params: jpegParams},
 	{name: JPEGIncompressibility, builtin: true, params: jpegParams},
 	{name: MaxProbMean, builtin: true, text: true},
+	{name: Motion, builtin: true, video: true},
 	{name: NATS, instance: "NAME", free: true, any: true},
 	{name: NumericMatch, builtin: true, text: true, params: numericParams},
 	{name: OCR, builtin: true, compares: true, params: ocrParams},
@@ -105,16 +107,31 @@ func OfTexts() []string {
 	return names
 }
 
-// CheckMedium refuses a function that cannot rate the output of a model: texts (text is true) or images.
-func CheckMedium(name string, text bool) error {
+// Medium is what a sample is, for CheckMedium.
+type Medium string
+
+// Media of samples.
+const (
+	MediumImage Medium = "images"
+	MediumVideo Medium = "videos"
+	MediumText  Medium = "texts"
+)
+
+// CheckMedium refuses a function that cannot rate a kind of samples. Functions of images rate videos, too: by the frame
+// in the middle, unless they are told to see more.
+func CheckMedium(name string, medium Medium) error {
 	k, _, err := findKind(name)
 	switch {
-	case err != nil || k.any || k.text == text:
+	case err != nil || k.any:
 		return nil // Check reports an unknown name
-	case text:
+	case medium == MediumText && !k.text:
 		return fmt.Errorf("name: %q; rates images: must be one of %s", name, strings.Join(OfTexts(), ", "))
+	case medium != MediumText && k.text:
+		return fmt.Errorf("name: %q; rates texts, and the model makes %s", name, medium)
+	case medium == MediumImage && k.video:
+		return fmt.Errorf("name: %q; rates videos, and the samples are images (frames is 1)", name)
 	}
-	return fmt.Errorf("name: %q; rates texts, and the model makes images", name)
+	return nil
 }
 
 // SplitName splits KIND:INSTANCE. An unknown kind, a missing instance, and an instance that the kind does not have

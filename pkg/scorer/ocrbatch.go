@@ -123,6 +123,8 @@ func (t *Tesseract) readTogether(ctx context.Context, pages []page, which []int)
 // encoder does not compress: the files are read immediately on this machine.
 var encoder = png.Encoder{CompressionLevel: png.NoCompression}
 
+// writePNG writes the image of one page to a new file for tesseract, uncompressed. A file that
+// cannot be written is an error.
 func writePNG(path string, p page) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 
 // Input is a sample with all that a scorer may use.
 type Input struct {
-	// Media is the decoded sample; empty for a text. Transparent pixels count as blended over black.
+	// Media is the decoded sample, of a video the frames that the scorer asks for (FrameScorer); empty for a text.
+	// Transparent pixels count as blended over black.
 	Media media.Media
 	// Text is the sample of a language model; nil for media.
 	Text *Text
@@ -54,6 +55,21 @@ type Scorer interface {
 	Version() string
 	// Score rates a sample. Higher is better; it is never NaN or infinite.
 	Score(ctx context.Context, in Input) (float64, error)
+}
+
+// FrameScorer is a Scorer that sees several frames of a video. All others see the frame in the middle.
+type FrameScorer interface {
+	Scorer
+	// Frames returns the most frames of a video that it sees, as media.Media.Spaced chooses them; 0 or 1: the middle one.
+	Frames() int
+}
+
+// FramesOf returns the most frames of a video that a scorer sees.
+func FramesOf(s Scorer) int {
+	if f, ok := s.(FrameScorer); ok {
+		return f.Frames()
+	}
+	return 1
 }
 
 // Detailer is a Scorer that also returns what it saw (Result.Detail).
@@ -95,6 +111,8 @@ func New(name string) (Scorer, error) {
 		return jpegSize{name: name, sign: -1}, nil
 	case JPEGIncompressibility:
 		return jpegSize{name: name, sign: 1}, nil
+	case Motion:
+		return motion{}, nil
 	case OCR:
 		return NewOCR(OCRConfig{})
 	case Synthetic:

@@ -161,8 +161,15 @@ func TestScorers_ArePure(t *testing.T) {
 		img := noise(128, 64)
 		before := slices.Clone(img.Pix)
 		s := open(t, name)
-		if a, b := score(t, s, img), score(t, s, img); a != b {
-			t.Errorf("%s: %v, then %v", name, a, b)
+		in := scorer.Input{GroundTruth: "4071", Media: media.Media{Frames: []*image.NRGBA{gradient(128, 64), img, flat(128,
+			64, color.White)}}}
+		if scorer.FramesOf(s) <= 1 {
+			in.Media = in.Media.Middle()
+		}
+		a, err1 := s.Score(t.Context(), in)
+		b, err2 := s.Score(t.Context(), in)
+		if err := errors.Join(err1, err2); err != nil || a != b {
+			t.Errorf("%s: %v, then %v; %v", name, a, b, err)
 		}
 		if !bytes.Equal(before, img.Pix) {
 			t.Errorf("%s changed the image", name)
@@ -297,4 +304,39 @@ func noise(width, height int) *image.NRGBA {
 		}
 	}
 	return img
+}
+
+// Change that goes on counts; what stands, flickers or changes once does not.
+func TestMotion(t *testing.T) {
+	s := open(t, scorer.Motion)
+	if n := scorer.FramesOf(s); n < 1024 {
+		t.Errorf("it sees %d frames; want all", n)
+	}
+	of := func(frames int, level func(frame int) uint8) scorer.Input {
+		var in scorer.Input
+		for f := range frames {
+			in.Media.Frames = append(in.Media.Frames, flat(6, 4, color.Gray{Y: level(f)}))
+		}
+		return in
+	}
+	for _, c := range []struct {
+		name  string
+		level func(frame int) uint8
+		want  float64
+	}{
+		{"fades in", func(f int) uint8 { return uint8(51 * f) }, 0.4},
+		{"fades out", func(f int) uint8 { return uint8(255 - 51*f) }, 0.4},
+		{"stands", func(int) uint8 { return 90 }, 0},
+		{"flickers", func(f int) uint8 { return uint8(255 * (f % 2)) }, 0},
+		{"changes once", func(f int) uint8 { return uint8(255 * (f / 3)) }, 0},
+		{"goes on slower", func(f int) uint8 { return []uint8{0, 51, 51 + 17, 68, 68, 68}[f] }, 2 * 17. / 255 / 4},
+	} {
+		got, err := s.Score(t.Context(), of(6, c.level))
+		if err != nil || math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("%s: %v, %v; want %v", c.name, got, err, c.want)
+		}
+	}
+	if _, err := s.Score(t.Context(), of(2, func(int) uint8 { return 0 })); err == nil || !strings.Contains(err.Error(), "2 frames; must be 3 or more") {
+		t.Errorf("two frames: %v", err)
+	}
 }

@@ -24,13 +24,16 @@ import (
 
 // Tile is one image of a contact sheet with two lines of text below it. Lines are cut to the width of the image.
 type Tile struct {
-	// Media is the image; of a video, the first frame is drawn.
+	// Media is the image or the video.
 	Media   media.Media
 	Caption string
 	// Note is the second line: green where Tone is above 0, red where it is below.
 	Note string
 	Tone float64
 }
+
+// StripFrames is the most frames of a video that a contact sheet shows.
+const StripFrames = 6
 
 // Geometry in pixels.
 const (
@@ -40,6 +43,8 @@ const (
 	captionHeight = 40
 	leastSide     = 160 // least length of a tile's longer side: small images are enlarged by whole factors
 	mostColumns   = 8
+	frameGap      = 3   // between the frames of a filmstrip
+	mostFrameSide = 256 // of a filmstrip
 )
 
 var (
@@ -51,7 +56,8 @@ var (
 )
 
 // Draw returns the contact sheet of one group as a PNG: at least one tile, in order, below the title. All images
-// have the size of the first; small ones are enlarged by a whole factor.
+// have the size of the first; small ones are enlarged by a whole factor. A video is a filmstrip: some of its frames in
+// a row, reduced where they are large.
 func Draw(title string, tiles []Tile) ([]byte, error) {
 	if len(tiles) == 0 {
 		return nil, errors.New("contact sheet: no images; needs one at least")
@@ -64,10 +70,15 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 		}
 		side = max(side, size.Width, size.Height)
 	}
-	scale := max(1, int(math.Ceil(float64(leastSide)/float64(side))))
+	scale := max(1, math.Ceil(float64(leastSide)/float64(side)))
 	first := tiles[0].Media.Size()
-	w, h := first.Width*scale, first.Height*scale
-	columns, rows := layout(len(tiles), w)
+	frames := min(first.Frames, StripFrames)
+	if frames > 1 {
+		scale = min(scale, mostFrameSide/float64(side))
+	}
+	wide, h := int(float64(first.Width)*scale), int(float64(first.Height)*scale)
+	w := frames*(wide+frameGap) - frameGap
+	columns, rows := layout(len(tiles), w, 3-min(frames, 2)) // videos may be alone in a row, images are not
 	cell := image.Pt(w+gap, h+captionHeight+gap)
 	sheet, regular, err := newSheet(title, max(2*margin+columns*cell.X-gap, 420), margin+titleHeight+rows*cell.Y+margin-gap)
 	if err != nil {
@@ -75,8 +86,14 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 	}
 	for i, t := range tiles {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
-		draw.NearestNeighbor.Scale(sheet, image.Rect(x, y, x+w, y+h), t.Media.Frames[0], t.Media.Frames[0].Rect, draw.Src,
-			nil)
+		for k, img := range t.Media.Spaced(frames).Frames {
+			left := x + k*(wide+frameGap)
+			var how draw.Scaler = draw.NearestNeighbor
+			if scale < 1 {
+				how = draw.CatmullRom
+			}
+			how.Scale(sheet, image.Rect(left, y, left+wide, y+h), img, img.Rect, draw.Src, nil)
+		}
 		drawText(sheet, regular, quiet, x, y+h+17, fitText(regular, t.Caption, w))
 		drawText(sheet, regular, toneColour(t.Tone), x, y+h+34, fitText(regular, t.Note, w))
 	}
@@ -104,13 +121,16 @@ func encodePNG(sheet image.Image) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// layout returns how many columns and rows n tiles of that width get; rows are of equal length if possible.
-func layout(n, width int) (columns, rows int) {
-	columns = min(mostColumns, n, max(2, 1600/(width+gap)))
+// layout returns how many columns and rows n tiles of that width get, at least so many columns; rows are of equal
+// length if possible.
+func layout(n, width, least int) (columns, rows int) {
+	columns = min(mostColumns, n, max(least, 1600/(width+gap)))
 	rows = (n + columns - 1) / columns
 	return (n + rows - 1) / rows, rows
 }
 
+// toneColour returns the colour of a note by its tone, such as an advantage: good above 0, bad
+// below, else a quiet one.
 func toneColour(tone float64) color.Color {
 	switch {
 	case tone > 0:

@@ -99,3 +99,29 @@ func TestDraw_Errors(t *testing.T) {
 		t.Errorf("no image: %v; want it named", err)
 	}
 }
+
+// A video is a row of its frames at even distances, the first and the last among them; large ones are reduced.
+func TestDraw_Filmstrip(t *testing.T) {
+	for side, shown := range map[int]int{32: 160, 512: 256} {
+		var video media.Media
+		for f := range 11 {
+			video.Frames = append(video.Frames, square(side, color.NRGBA{uint8(20 * f), 0, 200, 255}).Frames...)
+		}
+		data, err := sheet.Draw("title", []sheet.Tile{{Media: video}, {Media: video}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		im, err := png.Decode(bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for row := range 2 {
+			for k := range sheet.StripFrames {
+				x, y := 20+k*(shown+3)+shown/2, 64+row*(shown+54)+shown/2
+				if r, _, b, _ := im.At(x, y).RGBA(); r>>8 != uint32(40*k) || b>>8 != 200 {
+					t.Errorf("side %d, row %d, frame %d: red %d, want %d", side, row, k, r>>8, 40*k)
+				}
+			}
+		}
+	}
+}

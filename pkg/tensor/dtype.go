@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"unsafe"
 )
 
 // DType is an element type, spelled as in a safetensors header.
@@ -29,7 +30,8 @@ const (
 	Bool   DType = "BOOL"
 )
 
-// Size returns the bytes of one element, or 0 for an unknown type.
+// Size returns the bytes of one element, or 0 for an unknown type: readers of files reject a type
+// by it.
 func (d DType) Size() int {
 	switch d {
 	case F64, I64, U64:
@@ -50,10 +52,10 @@ func (d DType) Valid() bool { return d.Size() > 0 }
 // Float reports whether Round, AppendFloats and DecodeFloats accept d.
 func (d DType) Float() bool { return d == F64 || d == F32 || d == F16 || d == BF16 }
 
-// Round replaces every x[i] by the nearest value that d can hold, ties to even.
-// Values beyond the largest finite one become infinite, values below the smallest
-// normal one round to subnormals or a signed zero, a NaN stays a (quiet) NaN. F32
-// and F64 leave x as it is. Round panics when d is not a Float type.
+// Round replaces every x[i] by the nearest value that d can hold, ties to even. Rollouts round
+// latents to the type that they are stored in. Values beyond the largest finite one become
+// infinite, values below the smallest normal one round to subnormals or a signed zero, a NaN stays
+// a (quiet) NaN. F32 and F64 leave x as it is. Round panics when d is not a Float type.
 func (d DType) Round(x []float32) {
 	switch d {
 	case F32, F64:
@@ -66,11 +68,30 @@ func (d DType) Round(x []float32) {
 	}
 }
 
+// littleEndian says that this machine has floats in memory as they are stored.
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+// viewF32 returns the memory of x. It is x in F32 where the machine is little-endian.
+func viewF32(x []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+}
+
+// F32Bytes returns x in F32, little-endian. The bytes may share the memory of x: they hold as long as x is not changed.
+func F32Bytes(x []float32) []byte {
+	if littleEndian {
+		return viewF32(x)
+	}
+	return F32.AppendFloats(nil, x)
+}
+
 // AppendFloats appends x, rounded to d and little-endian, to dst and returns the
 // extended slice. It panics when d is not a Float type.
 func (d DType) AppendFloats(dst []byte, x []float32) []byte {
 	if !d.Float() {
 		panic(notFloat(d))
+	}
+	if d == F32 && littleEndian {
+		return append(dst, viewF32(x)...)
 	}
 	n, size := len(dst), len(x)*d.Size()
 	dst = append(dst, make([]byte, size)...) // the compiler extends in place, without a temporary
@@ -105,6 +126,10 @@ func (d DType) DecodeFloats(dst []float32, b []byte) error {
 	}
 	if want := len(dst) * d.Size(); len(b) != want {
 		return fmt.Errorf("decode %d %s elements: have %d bytes; must be %d", len(dst), string(d), len(b), want)
+	}
+	if d == F32 && littleEndian {
+		copy(viewF32(dst), b)
+		return nil
 	}
 	switch d {
 	case F64:
@@ -143,9 +168,10 @@ const (
 	f16Rebias = (127 - 15) << 23
 )
 
-// roundF16 keeps the value in binary32 throughout. Adding 0.5 to a number below
-// 2^-14 makes the adder round it to a multiple of 2^-24, the binary16 subnormal
-// spacing, with ties to even.
+// roundF16 is DType.Round for F16: it rounds each x[i] in place to a value of binary16, half to
+// even, and keeps it as binary32 throughout. Adding 0.5 to a number below 2^-14 makes the adder
+// round it to a multiple of 2^-24, the binary16 subnormal spacing, with ties to even. Too large
+// values become infinite; a NaN becomes a quiet one.
 func roundF16(x []float32) {
 	for i, v := range x {
 		u := math.Float32bits(v)
@@ -172,7 +198,8 @@ func roundBF16(x []float32) {
 	}
 }
 
-// toF16 rounds to binary16, half to even. Values beyond its range become infinite; NaN stays NaN.
+// toF16 returns the bits of v rounded to binary16, half to even. AppendFloats writes them. Values
+// beyond its range become infinite; NaN stays NaN.
 func toF16(v float32) uint16 {
 	u := math.Float32bits(v)
 	sign := uint16(u >> 16 & 0x8000)
@@ -191,7 +218,8 @@ func toF16(v float32) uint16 {
 	}
 }
 
-// fromF16 converts binary16 exactly.
+// fromF16 returns the value of binary16 bits. DecodeFloats reads them; every value is exact in
+// float32.
 func fromF16(h uint16) float32 {
 	sign := uint32(h&0x8000) << 16
 	u := uint32(h&0x7fff) << 13

@@ -243,3 +243,25 @@ func BenchmarkDType(b *testing.B) {
 		})
 	}
 }
+
+// F32 is the bits of each value, little-endian, whatever the machine has in memory.
+func TestF32_Bytes(t *testing.T) {
+	x := []float32{0, float32(math.Copysign(0, -1)), 1, -2.5, float32(math.Inf(1)), math.SmallestNonzeroFloat32}
+	var want []byte
+	for _, v := range x {
+		want = binary.LittleEndian.AppendUint32(want, math.Float32bits(v))
+	}
+	back := make([]float32, len(x))
+	if err := tensor.F32.DecodeFloats(back, want); err != nil {
+		t.Fatal(err)
+	}
+	if b := tensor.F32Bytes(x); !bytes.Equal(b, want) || !bytes.Equal(tensor.F32Bytes(back), want) {
+		t.Errorf("%x, and %v read back; want %x", b, back, want)
+	}
+	if b := tensor.F32.AppendFloats([]byte{7}, x); !bytes.Equal(b, append([]byte{7}, want...)) {
+		t.Errorf("appended %x", b)
+	}
+	if b := tensor.F32Bytes(nil); len(b) != 0 {
+		t.Errorf("%d bytes of nothing", len(b))
+	}
+}

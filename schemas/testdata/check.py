@@ -177,10 +177,10 @@ def schedule_digest(e):
         if field in e:
             d.text(field)
             d.text(e[field])
-    for field in ("guidance", "cfg_until"):
+    for field, put in (("guidance", d.double), ("frames", d.integer), ("cfg_until", d.double)):
         if field in e:
             d.text(field)
-            d.double(e[field])
+            put(e[field])
     return d.hex()
 
 

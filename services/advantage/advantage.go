@@ -10,6 +10,16 @@
 // crash the stream delivers every open group again. A worker does not wait until a result is stored before it handles
 // the next reward: it publishes the result, and the server refuses a second one of the same group. Only for groups that
 // another worker may have closed, and that would stay open here, it looks for a stored result itself.
+//
+// A group is sent while its result is being stored, confirmed when it was compared with intake's record, and decided
+// when it has an outcome that its batch waits for. A sweep is what a worker does from time to time without a message:
+// deadlines, controls, and what failed before. To displace a message means to move it to the dead letters, because it
+// is not the true event of its subject. A refill is a new group in place of one that does not count. An outline is a
+// result without advantages; a scale is what groups share that are normalised together.
+//
+// A worker's run calls handleMessage for each message, which calls handleOpening or handleReward, and these
+// closeIfComplete; and it calls sweep and collectResults. Unless a comment says more, an error is of the server, and
+// the message is delivered again, or the next sweep tries again.
 package advantage
 
 import (
@@ -55,7 +65,7 @@ func DefaultConfig() Config {
 // minHeld is the number of messages of the largest group and its record: with less, that group could never be complete.
 const minHeld = schemas.MaxGroupSize + 1
 
-// Validate returns all faults joined, each with its field name.
+// Validate checks the settings of the service. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	if c.GroupTimeout < time.Second {
@@ -71,8 +81,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run closes groups until ctx ends. It leaves open groups to the next worker: their rewards
-// are not acknowledged.
+// Run closes groups until ctx ends, with one worker for each partition. It leaves open groups to the next worker:
+// their rewards are not acknowledged. It fails if the settings are not valid or the server cannot be used.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("advantage config: %w", err)
@@ -156,7 +166,8 @@ const (
 )
 
 // run handles the messages of a partition until ctx ends, and sweeps every sweepEvery. While another worker has the
-// partition it gets no messages. When ctx ends it waits up to lastMoment for results that are being published.
+// partition it gets no messages. When ctx ends it waits up to lastMoment for results that are being published. An
+// error is of the subscription; errors about a message are retried.
 func (w *worker) run(ctx context.Context, partition int) error {
 	consumer := w.cfg.consumer(partition)
 	w.deliveries = w.metrics.set.Deliveries(consumer.Stream)
@@ -177,10 +188,10 @@ func (w *worker) run(ctx context.Context, partition int) error {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastMoment, stop) })()
 	nextSweep := time.Now().Add(sweepEvery)
 	for {
-		m, err := w.next(ctx, nextSweep)
+		m, err := w.nextMessage(ctx, nextSweep)
 		switch {
 		case ctx.Err() != nil:
-			w.collect(work, work)
+			w.collectResults(work, work)
 			return nil
 		case err != nil:
 			return err
@@ -190,11 +201,11 @@ func (w *worker) run(ctx context.Context, partition int) error {
 			}
 			for len(w.received) > 0 {
 				m, w.received = w.received[0], w.received[1:]
-				w.receive(work, m)
-				w.collect(work, noWait)
+				w.handleMessage(work, m)
+				w.collectResults(work, noWait)
 			}
 		}
-		w.collect(work, noWait)
+		w.collectResults(work, noWait)
 		if now := time.Now(); now.After(nextSweep) {
 			w.sweep(work)
 			nextSweep = now.Add(sweepEvery)
@@ -209,9 +220,9 @@ var noWait = func() context.Context {
 	return ctx
 }()
 
-// next waits for the next message. It returns nil when it is time to sweep (until), or when the oldest result that is
-// being published is stored.
-func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error) {
+// nextMessage waits for the next message. It returns nil when it is time to sweep (until), or when the oldest result
+// that is being published is stored. The error is that of the subscription, or of ctx.
+func (w *worker) nextMessage(ctx context.Context, until time.Time) (*bus.Message, error) {
 	if m, err := w.sub.Next(noWait); !errors.Is(err, context.Canceled) {
 		return m, err
 	}
@@ -240,7 +251,7 @@ func (c Config) consumer(partition int) bus.ConsumerConfig {
 	}
 }
 
-// dropAll drops all groups: another worker has the partition now.
+// dropAll forgets all groups without acknowledging anything: another worker has the partition now, or this one ends.
 func (w *worker) dropAll() {
 	if len(w.groups) > 0 {
 		w.log.Info().Int("groups", len(w.groups)).Msg("open groups left to the next worker")
@@ -264,7 +275,7 @@ func (w *worker) removeGroup(g *group) {
 }
 
 // deadLetter writes a dead letter for a message that is not a valid event of its subject, and deletes the message, so
-// that the true event can be stored.
+// that the true event can be stored. After an error the server delivers the message again.
 func (w *worker) deadLetter(ctx context.Context, m *bus.Message, code, reason string) error {
 	w.deliveries.Dead(code)
 	if err := w.bus.Dead(ctx, "advantage", code, reason, m); err != nil {
@@ -298,13 +309,14 @@ func keepFirst(a *schemas.Advantage) bus.PublishOption {
 	return bus.Against(func(first *schemas.Advantage) (fault, err error) { return first.Of(a.GroupSize, a.Batch), nil })
 }
 
-// close computes and publishes the result of a group that is in no explicit batch.
-func (w *worker) close(ctx context.Context, g *group) error {
+// closeGroup computes and publishes the result of a group that is in no explicit batch, once it is complete or
+// overdue. A group that is not the one of intake's record is dropped. After an error a sweep tries again.
+func (w *worker) closeGroup(ctx context.Context, g *group) error {
 	if g.sent {
 		return nil
 	}
 	if g.needsConfirmation() {
-		if err := w.confirm(ctx, []*group{g}); err != nil || !g.confirmed {
+		if err := w.confirmGroups(ctx, []*group{g}); err != nil || !g.confirmed {
 			return err
 		}
 	}
@@ -316,7 +328,7 @@ func (w *worker) close(ctx context.Context, g *group) error {
 		w.estimate([]*group{g}, []*schemas.Advantage{a})
 	}
 	if counts(a) {
-		return w.send(ctx, g, a)
+		return w.publishResult(ctx, g, a)
 	}
 	return w.publishUncounted(ctx, g, a, g.overdue())
 }
@@ -332,12 +344,13 @@ func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 	w.metrics.estimate.Observe(time.Since(began).Seconds())
 }
 
-// send publishes a group's result without waiting; collect handles the outcome. If the result cannot be stored, send
-// publishes a failed one instead; if that cannot be stored either, the group's messages become dead letters.
-func (w *worker) send(ctx context.Context, g *group, a *schemas.Advantage) error {
+// publishResult publishes a group's result without waiting; collectResults handles the outcome. If the result cannot
+// be stored, it publishes a failed one instead; if that cannot be stored either, the group's messages become dead
+// letters. The error is a temporary one.
+func (w *worker) publishResult(ctx context.Context, g *group, a *schemas.Advantage) error {
 	f, err := w.publisher.Publish(ctx, a, keepFirst(a))
 	if permanent(err) {
-		a = failure(a, err)
+		a = failedResult(a, err)
 		f, err = w.publisher.Publish(ctx, a, keepFirst(a))
 	}
 	if permanent(err) {
@@ -359,6 +372,7 @@ func permanent(err error) bool {
 }
 
 // deadLetterGroup writes dead letters for all messages of a group whose result cannot be stored, and ends the group.
+// After an error, of the server, the caller tries again.
 func (w *worker) deadLetterGroup(ctx context.Context, g *group, a *schemas.Advantage, cause error) error {
 	reason := "the group's result cannot be stored: " + cause.Error()
 	held := make([]*bus.Message, 0, len(g.samples)+1)
@@ -385,12 +399,12 @@ func (w *worker) deadLetterGroup(ctx context.Context, g *group, a *schemas.Advan
 	w.log.Error().Err(cause).Str("run", string(g.run)).Str("uid", string(g.uid)).
 		Msg("the group's result cannot be stored; its rewards are dead letters")
 	g.samples, g.opening = nil, nil
-	w.setResult(ctx, g, failure(a, cause))
+	w.setResult(ctx, g, failedResult(a, cause))
 	return nil
 }
 
-// failure returns a copy of a result with the status failed and without advantages.
-func failure(a *schemas.Advantage, cause error) *schemas.Advantage {
+// failedResult returns a copy of a result with the status failed, the cause and no advantages.
+func failedResult(a *schemas.Advantage, cause error) *schemas.Advantage {
 	out := *a
 	out.Status, out.Error, out.Mean, out.Std, out.BatchSamples = schemas.StatusFailed, cause.Error(), nil, nil, 0
 	out.Members = nil
@@ -401,9 +415,10 @@ func failure(a *schemas.Advantage, cause error) *schemas.Advantage {
 	return &out
 }
 
-// collect handles the outcomes of publishing, oldest first. Until wait ends it waits for results that are not stored
-// yet. If another worker had stored a result first, that one counts.
-func (w *worker) collect(ctx, wait context.Context) {
+// collectResults handles the outcomes of results that were published, oldest first. Until wait ends it waits for
+// those that are not stored yet. If another worker had stored a result first, that one counts. Groups whose result
+// failed are tried again.
+func (w *worker) collectResults(ctx, wait context.Context) {
 	for len(w.publishing) > 0 && !w.bus.Conn().IsClosed() {
 		g := w.publishing[0].group
 		select {
@@ -428,13 +443,13 @@ func (w *worker) collect(ctx, wait context.Context) {
 		} else if err == nil {
 			w.setResult(ctx, g, a)
 		}
-		w.retryLater(string(g.uid), err)
+		w.retryOnError(string(g.uid), err)
 	}
 }
 
-// publish stores a group's result and waits for it. It returns the result that is stored: that of another worker if it
-// was first.
-func (w *worker) publish(ctx context.Context, a *schemas.Advantage) (*schemas.Advantage, error) {
+// publishAndWait stores a group's result and waits for that. It returns the result that is stored: that of another
+// worker if it was first.
+func (w *worker) publishAndWait(ctx context.Context, a *schemas.Advantage) (*schemas.Advantage, error) {
 	ack, err := w.bus.Publish(ctx, a, keepFirst(a))
 	if err != nil {
 		return nil, fmt.Errorf("publish advantage of %s: %w", a.UID, err)
@@ -465,9 +480,10 @@ func (w *worker) setResult(ctx context.Context, g *group, a *schemas.Advantage) 
 	}
 }
 
-// sweep does what needs no message: it applies controls, retries what failed to close, confirms groups, and looks for
-// stored results of open groups. It also closes groups and batches whose deadline has passed, as soon as everything
-// that was stored before the deadline has been received.
+// sweep does what needs no message, every sweepEvery: it applies controls, retries what failed to close, confirms
+// groups, and looks for stored results of open groups. It also closes groups and batches whose deadline has passed,
+// as soon as everything that was stored before the deadline has been received. What fails is tried again at the next
+// sweep.
 func (w *worker) sweep(ctx context.Context) {
 	if n := w.controls.Changes(); n != w.appliedControls {
 		w.appliedControls = n
@@ -491,7 +507,7 @@ func (w *worker) sweep(ctx context.Context) {
 		w.retryClosing = false
 		for _, g := range oldestFirst(w.groups) {
 			if g.readyToClose(caughtUp) && w.groups[g.key()] == g {
-				w.retryLater(string(g.uid), w.closeReady(ctx, g))
+				w.retryOnError(string(g.uid), w.closeReady(ctx, g))
 			}
 		}
 	}
@@ -506,12 +522,12 @@ func (w *worker) sweep(ctx context.Context) {
 		lookups++
 		if err := w.closeIfStored(ctx, g); err != nil {
 			w.lookUps = append(w.lookUps, g)
-			w.retryLater(string(g.uid), err)
+			w.retryOnError(string(g.uid), err)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(w.batches)) {
 		b := w.batches[key]
-		w.retryLater(b.id, w.advance(ctx, b, caughtUp))
+		w.retryOnError(b.id, w.closeBatchIfReady(ctx, b, caughtUp))
 	}
 }
 
@@ -524,22 +540,22 @@ func oldestFirst[K comparable](groups map[K]*group) []*group {
 
 // closeReady closes a group that is ready to close, or decides it if it is in an explicit batch.
 func (w *worker) closeReady(ctx context.Context, g *group) error {
-	if b := w.joinBatch(g); b != nil {
-		return w.decide(ctx, b, g, false)
+	if b := w.batchOf(g); b != nil {
+		return w.decideOutcome(ctx, b, g, false)
 	}
-	return w.close(ctx, g)
+	return w.closeGroup(ctx, g)
 }
 
-// retryLater makes the next sweep close what failed to close now; err nil: nothing failed.
-func (w *worker) retryLater(name string, err error) {
+// retryOnError makes the next sweep close what failed to close now; err nil: nothing failed.
+func (w *worker) retryOnError(name string, err error) {
 	if err != nil {
 		w.retryClosing = true
 		w.log.Warn().Err(err).Str("name", name).Msg("group or batch not closed, will try again")
 	}
 }
 
-// acknowledge acknowledges the record and the rewards of a group whose result is stored. A reward
-// that the result does not count came too late: it becomes a dead letter.
+// acknowledge acknowledges the record and the rewards of a group whose result is stored. A reward that the result
+// does not count came too late: it becomes a dead letter.
 func (w *worker) acknowledge(ctx context.Context, g *group) {
 	if g.opening != nil {
 		w.logAck(g.opening.AckAsync())

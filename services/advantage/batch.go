@@ -33,9 +33,9 @@ type batch struct {
 	epoch   *int64
 }
 
-// joinBatch adds a group to the explicit batch that its prompt names, which it creates for the first group, and returns
-// the batch; nil if the prompt names none. Called again for a group it changes nothing.
-func (w *worker) joinBatch(g *group) *batch {
+// batchOf returns the explicit batch that a group's prompt names, with the group in it; nil if the prompt names none.
+// It creates the batch for the first group. Called again for a group it changes nothing.
+func (w *worker) batchOf(g *group) *batch {
 	if g.spec.BatchGroups == 0 {
 		return nil
 	}
@@ -88,8 +88,8 @@ func (g *group) deadlineSetBefore(deadline time.Time) bool {
 	return !g.deadline.IsZero() && (deadline.IsZero() || !g.due.After(deadline))
 }
 
-// remove removes a group from its batch.
-func (b *batch) remove(g *group) {
+// removeGroup removes a group from its batch, because the group is dropped. dropGroup calls it.
+func (b *batch) removeGroup(g *group) {
 	delete(b.groups, g.uid)
 	if g.decided {
 		b.decided--
@@ -100,10 +100,10 @@ func (b *batch) remove(g *group) {
 	}
 }
 
-// filled reports whether the batch is complete: each place has a group, no group is open, and for every refill both the
-// replaced and the new group are here. The latter is checked because messages that a killed worker left may be
+// isFilled reports whether a batch is complete: each place has a group, no group is open, and for every refill both
+// the replaced and the new group are here. The latter is checked because messages that a killed worker left may be
 // delivered after later ones.
-func (b *batch) filled(groups []*group) bool {
+func (b *batch) isFilled(groups []*group) bool {
 	places := map[schemas.UID]bool{}
 	for _, g := range groups {
 		if g.outcome == nil || g.outcome.RefilledBy != "" && b.groups[g.outcome.RefilledBy] == nil {
@@ -117,10 +117,11 @@ func (b *batch) filled(groups []*group) bool {
 	return int64(len(places)) == b.expected
 }
 
-// decide sets the outcome of a group of a batch that is ready to close. It publishes the outcome at once, unless the
-// group counts and its advantages depend on the rest of the batch. A group that may not belong to the batch is left
-// until the batch closes. last: the batch closes now, so that a new group in its place would come too late.
-func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) error {
+// decideOutcome sets the outcome of a group of a batch that is complete or overdue. It publishes the outcome at once,
+// unless the group counts and its advantages depend on the rest of the batch. A group that may not belong to the
+// batch is left until the batch closes. last: the batch closes now, so that a new group in its place would come too
+// late. After an error the caller tries again.
+func (w *worker) decideOutcome(ctx context.Context, b *batch, g *group, last bool) error {
 	if g.result != nil || g.sent {
 		return nil
 	}
@@ -145,7 +146,7 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	case !counts(a):
 		err = w.publishUncounted(ctx, g, a, last || g.overdue())
 	case !g.batchWide():
-		err = w.send(ctx, g, a)
+		err = w.publishResult(ctx, g, a)
 	}
 	if err != nil {
 		return err
@@ -160,16 +161,16 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	return nil
 }
 
-// advance closes the batch if every place is filled, or if its deadline has passed and everything stored before it has
-// been received. Everything stored before caughtUp has been; zero: not known. A batch of a cancelled run closes with
-// the groups that it has.
-func (w *worker) advance(ctx context.Context, b *batch, caughtUp time.Time) error {
+// closeBatchIfReady closes the batch if every place is filled, or if its deadline has passed and everything stored
+// before it has been received. Everything stored before caughtUp has been received; zero: not known. A batch of a
+// cancelled run closes with the groups that it has.
+func (w *worker) closeBatchIfReady(ctx context.Context, b *batch, caughtUp time.Time) error {
 	ended := w.cancelledAndDecided(b)
 	if caughtUp.IsZero() && b.decided < b.expected && !ended {
 		return nil
 	}
 	groups, deadline := b.groupsInTime()
-	filled := b.filled(groups)
+	filled := b.isFilled(groups)
 	if !filled && !ended {
 		if deadline.IsZero() || !caughtUp.After(deadline) {
 			return nil
@@ -183,13 +184,13 @@ func (w *worker) advance(ctx context.Context, b *batch, caughtUp time.Time) erro
 	return w.closeBatch(ctx, b, groups, !filled)
 }
 
-// publishUncounted stores the result of a group that does not count. If the group's rules ask for another group in its
-// place, and tooLate is false, it requests that one.
+// publishUncounted stores the result of a group that does not count. If the group's rules ask for another group in
+// its place, and tooLate is false, it requests that one. After an error, a temporary one, the caller tries again.
 func (w *worker) publishUncounted(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
-	if err := w.refill(ctx, g, a, tooLate); err != nil {
+	if err := w.planRefill(ctx, g, a, tooLate); err != nil {
 		return err
 	}
-	stored, err := w.publish(ctx, a)
+	stored, err := w.publishAndWait(ctx, a)
 	if permanent(err) {
 		return w.deadLetterGroup(ctx, g, a, err)
 	}
@@ -213,7 +214,7 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	var wide []*group
 	var outlines []*schemas.Advantage
 	for _, g := range groups {
-		if err := w.decide(ctx, b, g, true); err != nil {
+		if err := w.decideOutcome(ctx, b, g, true); err != nil {
 			return err
 		}
 		if g.result == nil && !g.sent {
@@ -224,11 +225,11 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	w.estimate(wide, outlines)
 	seconds := time.Since(began).Seconds()
 	for i, g := range wide {
-		if err := w.send(ctx, g, outlines[i]); err != nil {
+		if err := w.publishResult(ctx, g, outlines[i]); err != nil {
 			return err
 		}
 	}
-	w.collect(ctx, ctx)
+	w.collectResults(ctx, ctx)
 	for _, g := range groups {
 		if g.result == nil {
 			return fmt.Errorf("advantage of %s is not stored yet", g.uid)
@@ -255,7 +256,7 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	}
 	for _, g := range oldestFirst(b.groups) {
 		if g.result == nil {
-			if err := w.endLate(ctx, g); err != nil {
+			if err := w.storeLateResult(ctx, g); err != nil {
 				return err
 			}
 		}
@@ -268,10 +269,10 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	return nil
 }
 
-// endLate stores the result of a group that came after its batch had closed.
-func (w *worker) endLate(ctx context.Context, g *group) error {
-	late := g.tooLate()
-	a, err := w.publish(ctx, late)
+// storeLateResult stores the result of a group that came after its batch had closed.
+func (w *worker) storeLateResult(ctx context.Context, g *group) error {
+	late := g.lateResult()
+	a, err := w.publishAndWait(ctx, late)
 	switch {
 	case permanent(err):
 		return w.deadLetterGroup(ctx, g, late, err)
@@ -281,8 +282,9 @@ func (w *worker) endLate(ctx context.Context, g *group) error {
 	return err
 }
 
-// tooLate returns the result of a group that came after its batch had closed. Clients wait for a result of it too.
-func (g *group) tooLate() *schemas.Advantage {
+// lateResult returns the result of a group that came after its batch had closed: failed, or cancelled. Clients wait
+// for a result of it too.
+func (g *group) lateResult() *schemas.Advantage {
 	a := g.outline()
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: a.Members[i].SampleIndex, Status: schemas.StatusMissing}
@@ -296,7 +298,8 @@ func (g *group) tooLate() *schemas.Advantage {
 	return a
 }
 
-// batchClosed reports whether the batch of a record has closed, which is when its Batch event is stored.
+// batchClosed reports whether the batch that a group's record names has closed, which is when its Batch event is
+// stored.
 func (w *worker) batchClosed(ctx context.Context, r *schemas.Opening) (bool, error) {
 	_, err := w.bus.StoredEvent(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch),
 		&schemas.Batch{}, nil)

@@ -21,23 +21,24 @@ import (
 // the tree (arXiv 2512.08153), again with equal weights. A scale over the batch is one over all
 // segments of that depth in its trees.
 
-// comparison holds the segments of one depth in sets. The estimator sees each set as a group: the children of one
+// branchComparison holds the segments of one depth in sets. The estimator sees each set as a group: the children of one
 // branch point, or all segments of a tree.
-type comparison struct {
+type branchComparison struct {
 	sets     []estimator.Rewards
 	children [][]*schemas.BranchChild // of each set
 	points   [][]*schemas.BranchGroup // of each set
 }
 
-// estimateBranches returns, for each of the groups at the given indices, its branch points with the advantages of their
-// children; nil for a group that is no tree. The groups have the same scale. rewards and results are what the estimator
-// got for their samples and what it returned.
+// estimateBranches returns, for each of the groups at the given indices, its branch points with the advantages of
+// their children; nil for a group that is no tree. estimateAlike calls it for groups of the same scale. rewards and
+// results are what the estimator got for their samples and what it returned. The error is the estimator's: the groups
+// fail.
 func estimateBranches(
 	cfg estimator.Config, groups []*group, at []int, rewards []estimator.Rewards, results []estimator.Group,
 ) ([][]schemas.BranchGroup, error) {
 	out := make([][]schemas.BranchGroup, len(at))
 	for depth := range schemas.MaxBranches {
-		var c comparison
+		var c branchComparison
 		points := make([][]schemas.BranchGroup, len(at))
 		for k, i := range at {
 			g := groups[i]
@@ -46,10 +47,10 @@ func estimateBranches(
 			}
 			segments := g.segments(depth, rewards[k], results[k])
 			points[k] = g.branchPoints(depth, segments)
-			c.add(g.spec.Advantage.BranchScope, points[k], segments)
+			c.addBranchPoints(g.spec.Advantage.BranchScope, points[k], segments)
 		}
 		if len(c.sets) > 0 {
-			if err := c.estimate(cfg); err != nil {
+			if err := c.estimateAdvantages(cfg); err != nil {
 				return nil, fmt.Errorf("branch points of depth %d: %w", depth+1, err)
 			}
 		}
@@ -67,7 +68,8 @@ type segment struct {
 	scores            []float64
 }
 
-// segments returns the segments of the children of all branch points of one depth, in order of their samples.
+// segments returns the segments of the children of all branch points of one depth, in order of their samples: each
+// with the means over the leaves below it. rewards and result are what the estimator got and returned for the group.
 func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.Group) []segment {
 	behind := g.spec.Tree.Stride(depth + 1)
 	segments := make([]segment, g.size/behind)
@@ -99,7 +101,8 @@ func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.
 	return segments
 }
 
-// branchPoints returns the branch points of one depth, with the rewards of their children.
+// branchPoints returns the branch points of one depth of a tree, with the rewards of their children; segments are
+// those of the children. estimateBranches calls it.
 func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGroup {
 	behind, b := g.spec.Tree.Stride(depth+1), g.spec.Tree.Branches[depth]
 	points := make([]schemas.BranchGroup, int64(len(segments))/b.Width)
@@ -121,7 +124,7 @@ func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGrou
 	return points
 }
 
-// meanOf returns the mean of the rewards of those children that have one; nil if none has.
+// meanOf returns the mean of the rewards of those children that have one; nil if none has. branchPoints calls it.
 func meanOf(children []schemas.BranchChild) *float64 {
 	sum, n := 0.0, 0
 	for _, c := range children {
@@ -135,9 +138,9 @@ func meanOf(children []schemas.BranchChild) *float64 {
 	return new(sum / float64(n))
 }
 
-// add adds the segments of a tree's branch points to the sets: one set for each branch point, or one for all if scope
-// is depth. With the scope leaves segments have their advantages already, and it adds nothing.
-func (c *comparison) add(scope string, points []schemas.BranchGroup, segments []segment) {
+// addBranchPoints adds the segments of a tree's branch points to the sets: one set for each branch point, or one for
+// all if scope is depth. With the scope leaves segments have their advantages already, and it adds nothing.
+func (c *branchComparison) addBranchPoints(scope string, points []schemas.BranchGroup, segments []segment) {
 	if scope == schemas.BranchLeaves {
 		return
 	}
@@ -165,8 +168,9 @@ func (c *comparison) add(scope string, points []schemas.BranchGroup, segments []
 	}
 }
 
-// estimate computes the advantages of the segments of all sets, and writes them into the branch points.
-func (c *comparison) estimate(cfg estimator.Config) error {
+// estimateAdvantages computes the advantages of the segments of all sets, and writes them into the branch points. The
+// error is the estimator's. estimateBranches calls it.
+func (c *branchComparison) estimateAdvantages(cfg estimator.Config) error {
 	var sets []estimator.Rewards
 	var at []int
 	for i, set := range c.sets {

@@ -24,8 +24,8 @@ const confirmAfter = 2 * time.Second
 
 var errForeign = errors.New("group: not that of the group's record")
 
-// loadRecords reads intake's records of several groups with one request and keeps them for record. If that fails,
-// record reads them one by one.
+// loadRecords reads intake's records of several groups with one request and keeps them for the method record. If that
+// fails, record reads them one by one.
 func (w *worker) loadRecords(ctx context.Context, subjects []string) {
 	clear(w.records)
 	if len(subjects) < 2 {
@@ -49,8 +49,8 @@ func (w *worker) record(ctx context.Context, run schemas.Run, uid schemas.UID) (
 	return w.bus.Group(ctx, run, uid)
 }
 
-// storedOpening returns the record that opens the group of a reward, and when it was stored: the copy in the stream of
-// rewards, or intake's own record if there is no copy. The error is bus.ErrNotFound if there is neither.
+// storedOpening returns the record that opens the group of a reward, and when it was stored: the copy in the stream
+// of rewards, or intake's own record if there is no copy. The error is bus.ErrNotFound if there is neither.
 func (w *worker) storedOpening(ctx context.Context, r *schemas.Reward) (*schemas.Opening, time.Time, error) {
 	o := &schemas.Opening{}
 	m, err := w.bus.StoredEvent(ctx, schemas.StreamRewards,
@@ -65,9 +65,10 @@ func (w *worker) storedOpening(ctx context.Context, r *schemas.Reward) (*schemas
 	return o, m.Time, nil
 }
 
-// confirm compares groups with intake's records. A group without a record counts as confirmed. A group that differs
-// from its record is dropped, and the false copy that opened it is displaced; then g.confirmed stays false.
-func (w *worker) confirm(ctx context.Context, groups []*group) error {
+// confirmGroups compares groups with intake's records. A group without a record counts as confirmed. A group that
+// differs from its record is dropped, and the false copy that opened it is displaced; then g.confirmed stays false.
+// An error is of the server.
+func (w *worker) confirmGroups(ctx context.Context, groups []*group) error {
 	subjects := make([]string, len(groups))
 	for i, g := range groups {
 		subjects[i] = schemas.GroupSubject(g.run, g.uid)
@@ -89,8 +90,8 @@ func (w *worker) confirm(ctx context.Context, groups []*group) error {
 	return nil
 }
 
-// rejectGroup drops a group that differs from intake's record, and displaces the false copy: moves it from its subject
-// to the dead letters.
+// rejectGroup drops a group that differs from intake's record, and displaces the false copy: moves it from its
+// subject to the dead letters. confirmGroups calls it.
 func (w *worker) rejectGroup(ctx context.Context, g *group) error {
 	var o schemas.Opening
 	subject := schemas.StoredSubject(schemas.OpeningSubject(g.run, g.spec.Batch, g.uid))
@@ -105,8 +106,8 @@ func (w *worker) rejectGroup(ctx context.Context, g *group) error {
 	return nil
 }
 
-// confirmOpen confirms groups that have been open for longer than confirmAfter. Without that, a group that a false copy
-// opened again under another batch, after its result, would stay open for ever.
+// confirmOpen confirms groups that have been open for longer than confirmAfter; a sweep calls it. Without that, a
+// group that a false copy opened again under another batch, after its result, would stay open for ever.
 func (w *worker) confirmOpen(ctx context.Context, now time.Time) {
 	var groups []*group
 	n := 0
@@ -116,7 +117,7 @@ func (w *worker) confirmOpen(ctx context.Context, now time.Time) {
 		}
 		n++
 	}
-	if err := w.confirm(ctx, groups); err != nil {
+	if err := w.confirmGroups(ctx, groups); err != nil {
 		w.log.Debug().Err(err).Msg("open groups are compared with their records later")
 		return
 	}

@@ -7,8 +7,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// applyControl applies the controls in force to a group. A cancelled group closes with the rewards that it has, unless
-// it has its outcome already. While the run is paused, a group whose prompt has no deadline does not close by time.
+// applyControl applies the controls in force to a group, when it opens and when controls change. A cancelled group
+// closes with the rewards that it has, unless it has its outcome already. While the run is paused, a group whose
+// prompt has no deadline does not close by time.
 func (w *worker) applyControl(g *group) {
 	h := w.controls.Of(g.run, g.uid)
 	if c := h.Cancelled(); c != nil && g.cancelled == nil && g.outcome == nil && g.result == nil {
@@ -37,7 +38,7 @@ func (g *group) setDeadline(timeout time.Duration) {
 }
 
 // cancelledAndDecided reports whether the batch can close because its run was cancelled: each of its groups has an
-// outcome, and no more will come.
+// outcome, and no more will come. closeBatchIfReady calls it.
 func (w *worker) cancelledAndDecided(b *batch) bool {
 	if c := w.controls.Of(b.run, "").Run; c == nil || c.Action != schemas.ControlCancel {
 		return false

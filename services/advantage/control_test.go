@@ -13,7 +13,7 @@ import (
 func (p *plane) hold(t *testing.T, run schemas.Run, uid schemas.UID, action string, seq uint64) {
 	t.Helper()
 	c := &schemas.Control{Run: run, UID: uid, Action: action, By: "ada", Seq: seq, At: 1, Stored: time.Now().UnixNano()}
-	if _, mine, err := p.Hold(t.Context(), c); err != nil || !mine {
+	if _, mine, err := p.PutControl(t.Context(), c); err != nil || !mine {
 		t.Fatalf("%s: %v", action, err)
 	}
 }

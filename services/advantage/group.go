@@ -69,7 +69,8 @@ type sample struct {
 	message              *bus.Message
 }
 
-// newGroup returns an open group without rewards, for a record that was stored at the given time.
+// newGroup returns an open group without rewards, for a record that was stored at the given time. A deadline in the
+// record's past is moved to that time.
 func newGroup(r *schemas.Opening, opened time.Time) *group {
 	spec := r.Group
 	g := &group{
@@ -104,10 +105,10 @@ func (g *group) checkReward(r *schemas.Reward) error {
 	return nil
 }
 
-// add adds a reward and its message. If the reward was delivered before, only the message is new. Of two rewards for
-// one sample the one that was stored last counts. timeout is how long a group without a deadline stays open after its
-// first reward, or after its run was resumed.
-func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
+// addReward adds a reward and its message to an open group. If the reward was delivered before, only the message is
+// new. Of two rewards for one sample the one that was stored last counts. timeout is how long a group without a
+// deadline stays open after its first reward, or after its run was resumed.
+func (g *group) addReward(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	if m != nil && g.spec.Deadline == 0 && (g.due.IsZero() || m.Time.Before(g.due)) {
 		g.due = m.Time
 		g.setDeadline(timeout)
@@ -152,7 +153,7 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 // dropBytes frees what is not needed to acknowledge a message: a worker may hold many.
 func dropBytes(m *bus.Message) { m.Subject, m.Data, m.Header = "", nil, nil }
 
-// scoresOf returns the scores of a reward in the order of specs, NaN for those that are missing.
+// scoresOf returns the scores of a reward in the order of specs, NaN for those that are missing. addReward calls it.
 func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 	out := make([]float64, len(specs))
 	for i := range specs {

@@ -46,7 +46,7 @@ func openingOf(r *schemas.Reward) *schemas.Opening {
 func closeGroup(t interface{ Fatal(...any) }, rewards []*schemas.Reward) *schemas.Advantage {
 	g := newGroup(openingOf(rewards[0]), time.Time{})
 	for _, r := range rewards {
-		g.add(r, nil, time.Hour)
+		g.addReward(r, nil, time.Hour)
 	}
 	a := []*schemas.Advantage{g.outline()}
 	estimate([]*group{g}, a)
@@ -167,7 +167,7 @@ func TestEstimate_PoisonFailsAlone(t *testing.T) {
 				if g == nil {
 					g = newGroup(openingOf(r), time.Time{})
 				}
-				g.add(r, nil, time.Hour)
+				g.addReward(r, nil, time.Hour)
 			}
 			groups, out = append(groups, g), append(out, g.outline())
 		}

@@ -23,7 +23,7 @@ type instruments struct {
 	batchMetric       *prometheus.GaugeVec
 }
 
-// newInstruments registers the metrics of the advantage service with r; nil: nowhere.
+// newInstruments registers the metrics of the advantage service with r; nil: nowhere. Run calls it.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "advantage")
 	return &instruments{
@@ -92,7 +92,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 			continue
 		}
 		stats.Columns = max(stats.Columns, int(a.TrainedSteps))
-		stats.Samples = append(stats.Samples, g.stats(a)...)
+		stats.Samples = append(stats.Samples, g.sampleStats(a)...)
 		for _, s := range g.samples {
 			if s.finished > 0 {
 				began, finished = min(began, s.started), max(finished, s.finished)
@@ -123,8 +123,9 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 	return e
 }
 
-// stats returns what the metrics need of each scored member of a group.
-func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
+// sampleStats returns what the batch's metrics need of each scored member of a group, whose result is a. summary
+// calls it.
+func (g *group) sampleStats(a *schemas.Advantage) []estimator.SampleStats {
 	var out []estimator.SampleStats
 	cfg := g.config()
 	for i := range a.Members {
@@ -180,7 +181,8 @@ func validationOf(g *group) estimator.ValidationGroup {
 	return v
 }
 
-// sourceOf returns the dataset that a prompt is from: data_source of its metadata, as in verl; "unknown" without it.
+// sourceOf returns the dataset that a prompt is from, by which validation metrics are kept apart: data_source of its
+// metadata, as in verl; "unknown" without it. validationOf calls it.
 func sourceOf(m schemas.Metadata) string {
 	fields, err := m.Map()
 	if err != nil {
@@ -192,7 +194,7 @@ func sourceOf(m schemas.Metadata) string {
 	return "unknown"
 }
 
-// moments returns the mean and population standard deviation of x, which is not empty.
+// moments returns the mean and population standard deviation of x, which is not empty. summary calls it.
 func moments(x []float64) (mean, std float64) {
 	for _, v := range x {
 		mean += v

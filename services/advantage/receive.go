@@ -10,20 +10,20 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// receive handles one message, a record or a reward. It makes a message that is not valid a dead letter. After other
-// errors the server delivers the message again.
-func (w *worker) receive(ctx context.Context, m *bus.Message) {
+// handleMessage handles one message, a record or a reward. It makes a message that is not valid a dead letter. After
+// other errors the server delivers the message again.
+func (w *worker) handleMessage(ctx context.Context, m *bus.Message) {
 	w.deliveries.Received(m)
 	var err error
 	if schemas.IsOpening(m.Subject) {
-		err = w.open(ctx, m)
+		err = w.handleOpening(ctx, m)
 	} else if err = w.decoder.Reward(m.Data, &w.reward); err != nil {
 		err = w.deadLetter(ctx, m, schemas.CodeDecode, err.Error())
 	} else if !w.reward.StoredUnder(m.Subject) {
 		err = w.deadLetter(ctx, m, schemas.CodeInvalid,
 			fmt.Sprintf("a reward of %q, stored on another subject", w.reward.Subject()))
 	} else {
-		err = w.add(ctx, m, &w.reward)
+		err = w.handleReward(ctx, m, &w.reward)
 	}
 	if permanent(err) {
 		err = w.deadLetter(ctx, m, bus.Code(err), err.Error())
@@ -33,8 +33,9 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	}
 }
 
-// readAhead puts first into received. If first opens a group, it adds all messages that are there by now, and loads the
-// records of the groups that they open with one request.
+// readAhead puts first into received. If first opens a group, it adds all messages that are there by now, and loads
+// the records of the groups that they open with one request instead of one each. The error is that of the
+// subscription.
 func (w *worker) readAhead(ctx context.Context, first *bus.Message) error {
 	w.received = append(w.received[:0], first)
 	if !schemas.IsOpening(first.Subject) {
@@ -61,10 +62,10 @@ func (w *worker) readAhead(ctx context.Context, first *bus.Message) error {
 	return err
 }
 
-// open handles the record of a group: it opens the group. The record is compared with intake's at once if it names an
-// explicit batch or contradicts an open group. Others are compared before the group closes, if needed (see
-// needsConfirmation).
-func (w *worker) open(ctx context.Context, m *bus.Message) error {
+// handleOpening handles the record of a group: it opens the group. The record is compared with intake's at once if it
+// names an explicit batch or contradicts an open group. Others are compared before the group closes, if needed (see
+// needsConfirmation). After an error the record is delivered again.
+func (w *worker) handleOpening(ctx context.Context, m *bus.Message) error {
 	r := &w.opening
 	if err := w.decoder.Opening(m.Data, r); err != nil {
 		return w.deadLetter(ctx, m, schemas.CodeInvalid, err.Error())
@@ -118,7 +119,7 @@ func (w *worker) open(ctx context.Context, m *bus.Message) error {
 	}
 	g.opening = m
 	dropBytes(m)
-	return w.progress(ctx, g)
+	return w.closeIfComplete(ctx, g)
 }
 
 // matches reports whether a record describes this group.
@@ -126,12 +127,13 @@ func (g *group) matches(r *schemas.Opening) bool {
 	return g.refused == r.Error && g.size == r.GroupSize && g.spec.Same(&r.Group)
 }
 
-// dropGroup drops an open group whose record was not the true one. The server delivers its rewards again.
+// dropGroup forgets an open group whose record was not the true one. The server delivers its rewards again, to the
+// true group.
 func (w *worker) dropGroup(g *group) {
 	w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).
 		Msg("open group dropped: its record was not the true one")
-	if b := w.joinBatch(g); b != nil {
-		b.remove(g)
+	if b := w.batchOf(g); b != nil {
+		b.removeGroup(g)
 	}
 	w.removeGroup(g)
 	if g.opening != nil {
@@ -142,7 +144,8 @@ func (w *worker) dropGroup(g *group) {
 	}
 }
 
-// openGroup opens the group of a record. It returns nil if the group's batch has closed.
+// openGroup opens the group of a record. It returns nil if the group's batch has closed. An error means that this
+// could not be looked up.
 func (w *worker) openGroup(ctx context.Context, r *schemas.Opening, opened time.Time) (*group, error) {
 	if r.Group.BatchGroups > 0 && w.batches[string(r.Run)+"."+r.Group.Batch] == nil {
 		closed, err := w.batchClosed(ctx, r)
@@ -158,9 +161,10 @@ func (w *worker) openGroup(ctx context.Context, r *schemas.Opening, opened time.
 	return g, nil
 }
 
-// add handles one reward: it opens the group if its record was not delivered here yet, adds the reward, and closes the
-// group if that is complete. A reward that no group asked for is a dead letter.
-func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
+// handleReward handles one reward: it opens the group if its record was not delivered here yet, adds the reward, and
+// closes the group if that is complete. A reward that no group asked for is a dead letter. After an error the reward
+// is delivered again.
+func (w *worker) handleReward(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
 	g := w.groups[key(r.Run, r.UID)]
 	if g == nil {
 		// Its record was stored before, but messages that another worker left are delivered in any order.
@@ -182,35 +186,36 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 	}
 	if fault := g.checkReward(r); fault != nil {
 		if !g.confirmed { // perhaps the group is wrong and the reward is not
-			if err := w.confirm(ctx, []*group{g}); err != nil {
+			if err := w.confirmGroups(ctx, []*group{g}); err != nil {
 				return err
 			}
 			if !g.confirmed {
-				return w.add(ctx, m, r)
+				return w.handleReward(ctx, m, r)
 			}
 		}
 		return w.deadLetter(ctx, m, schemas.CodeInvalid, fault.Error())
 	}
 	g.contradicted = g.contradicted || w.decoder.Group() != g.spec && !g.spec.Same(&r.Group)
 	before := len(g.samples)
-	g.add(r, m, w.cfg.GroupTimeout)
+	g.addReward(r, m, w.cfg.GroupTimeout)
 	w.metrics.held.Add(float64(len(g.samples) - before))
-	return w.progress(ctx, g)
+	return w.closeIfComplete(ctx, g)
 }
 
-// progress closes a group if it is complete, and then its batch if that is complete.
-func (w *worker) progress(ctx context.Context, g *group) error {
-	b := w.joinBatch(g)
+// closeIfComplete closes a group if it is complete, and then its batch if that is complete; it runs after each record
+// and reward. After an error the message is delivered again.
+func (w *worker) closeIfComplete(ctx context.Context, g *group) error {
+	b := w.batchOf(g)
 	switch {
 	case !g.complete():
 		return nil
 	case b == nil:
-		return w.close(ctx, g)
+		return w.closeGroup(ctx, g)
 	}
-	if err := w.decide(ctx, b, g, false); err != nil {
+	if err := w.decideOutcome(ctx, b, g, false); err != nil {
 		return err
 	}
-	return w.advance(ctx, b, time.Time{})
+	return w.closeBatchIfReady(ctx, b, time.Time{})
 }
 
 // key returns the key of the group in worker.groups.
@@ -227,7 +232,7 @@ func (g *group) held() int {
 }
 
 // afterBatch acknowledges a reward whose batch has closed. If its group's result does not count it, it is a dead
-// letter.
+// letter. handleReward calls it.
 func (w *worker) afterBatch(
 	ctx context.Context, m *bus.Message, r *schemas.Reward, o *schemas.Opening, opened time.Time,
 ) error {
@@ -251,7 +256,7 @@ func (w *worker) resultOf(ctx context.Context, r *schemas.Opening, opened time.T
 	if errors.Is(err, bus.ErrNotFound) {
 		g := newGroup(r, opened)
 		w.applyControl(g)
-		return w.publish(ctx, g.tooLate())
+		return w.publishAndWait(ctx, g.lateResult())
 	}
 	return a, err
 }
@@ -263,8 +268,8 @@ func (w *worker) lookUpLater(g *group) {
 	}
 }
 
-// closeIfStored ends a group that is open here and has a stored result: another worker closed it, or its rewards
-// came too late.
+// closeIfStored ends a group that is open here and has a stored result: another worker closed it, or its rewards came
+// too late. sweep calls it.
 func (w *worker) closeIfStored(ctx context.Context, g *group) error {
 	a, err := w.bus.Result(ctx, g.run, g.uid, g.size, g.spec.Batch)
 	if errors.Is(err, bus.ErrNotFound) {

@@ -16,10 +16,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// refill sets a.RefilledBy, the uid of a new group that replaces g, if g's rules ask for that; a is the result of g,
-// which does not count. It gives up if no rounds are left, if the prompt is no longer stored, or if tooLate: a new
+// planRefill sets a.RefilledBy, the uid of a new group that replaces g, if g's rules ask for that; a is the result of
+// g, which does not count. It gives up if no rounds are left, if the prompt is no longer stored, or if tooLate: a new
 // group would miss the deadline. requestRefill asks for the new group after a is stored.
-func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
+func (w *worker) planRefill(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
 	policy := policyOf(g.spec)
 	wanted := a.Status == schemas.StatusFiltered && policy.ZeroStd == schemas.GroupRefill ||
 		slices.Contains([]string{schemas.StatusFailed, schemas.StatusMixed, schemas.StatusStale}, a.Status) &&
@@ -72,7 +72,8 @@ func refillUID(root schemas.UID, round int64) schemas.UID {
 }
 
 // requestRefill publishes the prompt of the group that replaces the one of result a, with the uid a.RefilledBy. To do
-// so twice is harmless: the message id is the same, and intake recognises the uid.
+// so twice is harmless: the message id is the same, and intake recognises the uid. A prompt that is no longer stored,
+// or cannot be stored again, is no error: its place in the batch stays empty.
 func (w *worker) requestRefill(ctx context.Context, run schemas.Run, promptSeq uint64, a *schemas.Advantage) error {
 	m, err := w.bus.Get(ctx, schemas.StreamPrompts, promptSeq)
 	if errors.Is(err, bus.ErrNotFound) {

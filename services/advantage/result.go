@@ -12,7 +12,7 @@ import (
 // missing stands for a score that a sample does not have.
 var missing = math.NaN()
 
-// config returns the settings of the group's estimator. Columns is T, the number of trained steps.
+// config returns the settings of the group's estimator. Its Columns is T, the number of trained steps.
 func (g *group) config() estimator.Config {
 	a := g.spec.Advantage
 	c := estimator.Config{
@@ -167,7 +167,7 @@ type scale struct {
 	weights                           string
 }
 
-// scaleOf returns the scale of an estimator; text: the samples are texts.
+// scaleOf returns the scale of an estimator; text: the samples are texts. estimate calls it.
 func scaleOf(c estimator.Config, text bool) scale {
 	s := scale{
 		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,
@@ -204,9 +204,9 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 	}
 }
 
-// estimateAlike is estimate for the groups at the given indices, which have the same scale. If the estimator returns an
-// error, the groups that cause it get the status failed, and the others are estimated without them. If no single group
-// causes it, all fail: another try with the same rewards would fail too.
+// estimateAlike is estimate for the groups at the given indices, which have the same scale. If the estimator returns
+// an error, the groups that cause it get the status failed, and the others are estimated without them. If no single
+// group causes it, all fail: another try with the same rewards would fail too.
 func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	rewards := make([]estimator.Rewards, len(at))
 	samples := 0
@@ -217,19 +217,19 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	cfg := groups[at[0]].config()
 	results, err := estimator.Estimate(cfg, rewards)
 	if err != nil {
-		fit := slices.Clone(at)
+		rest := slices.Clone(at)
 		for k, i := range at { // each group alone, but twice, as some estimators need more than one reward
 			if _, alone := estimator.Estimate(cfg, []estimator.Rewards{rewards[k], rewards[k]}); alone != nil &&
 				len(at) > 1 {
 				outlines[i].Status, outlines[i].Error = schemas.StatusFailed, alone.Error()
-				fit = slices.DeleteFunc(fit, func(j int) bool { return j == i })
+				rest = slices.DeleteFunc(rest, func(j int) bool { return j == i })
 			}
 		}
-		if len(fit) < len(at) && len(fit) > 0 {
-			estimateAlike(groups, outlines, fit)
+		if len(rest) < len(at) && len(rest) > 0 {
+			estimateAlike(groups, outlines, rest)
 			return
 		}
-		for _, i := range fit {
+		for _, i := range rest {
 			outlines[i].Status, outlines[i].Error = schemas.StatusFailed, err.Error()
 		}
 		return
@@ -264,6 +264,7 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 }
 
 // rewards returns what the estimator needs of the members that were scored, by index: reward, scores and length.
+// estimateAlike calls it.
 func (g *group) rewards() estimator.Rewards {
 	var r estimator.Rewards
 	for _, s := range g.members() {

@@ -32,8 +32,9 @@ func (w *worker) setServedVersion(ctx context.Context, g *group) (err error) {
 	return err
 }
 
-// lag returns how many versions the lane served after a version, up to the one that it served when the group's last
-// sample was scored. A version that was left out counts: versions say how far weights have moved.
+// lag returns by how many versions a version is behind the one that the group's lane served when its last sample was
+// scored. A version that was left out counts: versions say how far weights have moved. One that samplers refused does
+// not.
 func (g *group) lag(version int64) int64 {
 	n := g.served - version
 	for refused := range g.refusedVersions {

@@ -18,7 +18,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// authCommand is 'meander auth', with its subcommands.
+// authCommand makes the command 'meander auth' with its subcommands, which manage a folder of credentials.
 func authCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "auth", Short: "make users, roles, credentials and certificates for the server",
@@ -36,7 +36,7 @@ the certificates. 'meander up --auth' uses the folder; so can any NATS server.`,
 	return c
 }
 
-// authInitCommand is 'meander auth init'.
+// authInitCommand makes the command 'meander auth init'.
 func authInitCommand(*app) *cobra.Command {
 	var hosts []string
 	withTLS, listen := false, "127.0.0.1:4222"
@@ -84,7 +84,8 @@ func openAuth(dir string) (*auth.Folder, error) {
 	return f, authError(err)
 }
 
-// printNextSteps says what to do with a new credentials folder.
+// printNextSteps says what to do with a new credentials folder; 'meander auth init' ends with it. authInitCommand
+// calls it.
 func printNextSteps(w io.Writer, f *auth.Folder, listen string) error {
 	host, port, _ := net.SplitHostPort(listen)
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
@@ -116,8 +117,8 @@ What each role may do: meander auth show. One more user: meander auth add %s NAM
 	return err
 }
 
-// printChange says that a credentials folder was changed, and how a server gets to know it. guests: the change
-// concerns guests; newAccount: it moved all other users to an account of their own.
+// printChange says that a credentials folder was changed, and how a server gets to know it; what is the change.
+// guests: the change concerns guests; newAccount: it moved all other users to an account of their own.
 func printChange(w io.Writer, f *auth.Folder, what string, guests, newAccount bool) error {
 	text := what + "; a NATS server reads it with: nats-server --signal reload; meander up at its next start\n"
 	if guests {
@@ -133,7 +134,7 @@ func printChange(w io.Writer, f *auth.Folder, what string, guests, newAccount bo
 	return err
 }
 
-// authAddCommand is 'meander auth add'.
+// authAddCommand makes the command 'meander auth add', which adds a user to a folder of credentials.
 func authAddCommand(*app) *cobra.Command {
 	var u auth.User
 	var role string
@@ -172,7 +173,7 @@ func authAddCommand(*app) *cobra.Command {
 	return c
 }
 
-// authRemoveCommand is 'meander auth rm'.
+// authRemoveCommand makes the command 'meander auth rm', which removes a user and its credentials.
 func authRemoveCommand(*app) *cobra.Command {
 	return &cobra.Command{
 		Use: "rm DIR NAME", Short: "remove a user and its credentials",
@@ -191,7 +192,7 @@ func authRemoveCommand(*app) *cobra.Command {
 	}
 }
 
-// authListCommand is 'meander auth ls'.
+// authListCommand makes the command 'meander auth ls', which lists the users of a folder.
 func authListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls DIR", Short: "list the users",
@@ -225,7 +226,7 @@ func authListCommand(a *app) *cobra.Command {
 	}
 }
 
-// authUpdateCommand is 'meander auth update'.
+// authUpdateCommand makes the command 'meander auth update'.
 func authUpdateCommand(*app) *cobra.Command {
 	var hosts []string
 	c := &cobra.Command{
@@ -249,7 +250,7 @@ makes a new server certificate, for the hosts of the old one and --tls-host. Cre
 	return c
 }
 
-// authShowCommand is 'meander auth show'.
+// authShowCommand makes the command 'meander auth show', which lists roles and what they may do.
 func authShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show [ROLE]", Short: "show what each role may do; with ROLE, every subject",

@@ -1,7 +1,21 @@
 // Package command is the command line meander: the whole pipeline in one process with an embedded NATS server, and
 // commands for services that run elsewhere. There is one file for each command: its flags, and what it prints. The
-// work is in other packages, for Go programs too. All commands share an app, the global flags; a connection is an
-// app's way to the pipeline, and services is the pipeline of a command that runs one itself.
+// work is in other packages, for Go programs too.
+//
+// A function xCommand makes the command 'meander x'; newRoot calls it. Execute runs one command line, prints the
+// error that the command returns and sets the exit status: usage makes an error one of wrong usage (status 2), an
+// exitError has a status of its own (without an error of its own nothing more is printed), all others are failures
+// (status 1). Functions that print return the error of the writer, or of what they read.
+//
+// All commands share an app, the global flags. A connection is an app's way to the pipeline; where this process
+// serves the pipeline itself, services has its settings. promptFlags and datasetFlags are the flags of prompts, which
+// load turns into prompts. A runner is 'meander run', an estimated the estimate that it prints first; a pusher is
+// 'meander policy push', a controller a command such as 'meander cancel', a watcher 'meander watch', a rescorer
+// 'meander rescore'.
+//
+// 'meander run' calls, in this order: load (the prompts), estimateOwn, connectServing, checkAndEstimate,
+// publishAndWait (claimRun, publishOpen, awaitOutcomes), report. Functions printX, xLine and xLines make what a
+// command prints of its results.
 package command
 
 import (
@@ -111,7 +125,8 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	return exit.status
 }
 
-// output is stdout. It keeps the first write error: a command fails if any of its output was lost. Commands need not check their writes, except in endless loops.
+// output is stdout. It keeps the first write error: a command fails if any of its output was lost. Commands need not
+// check their writes, except in endless loops.
 type output struct {
 	io.Writer
 	err error
@@ -144,7 +159,7 @@ type app struct {
 	stderr io.Writer
 }
 
-// newRoot returns the command meander with the global flags and all subcommands.
+// newRoot makes the command meander with the global flags and all subcommands, for Execute.
 func newRoot() *cobra.Command {
 	a := &app{stderr: os.Stderr}
 	root := &cobra.Command{
@@ -214,8 +229,8 @@ with an embedded NATS server.`,
 	return root
 }
 
-// fromEnvironment reads settings that were not given as flags. They are no defaults of the flags, because --help would
-// print the secrets.
+// fromEnvironment sets the global settings that were not given as flags from the environment, before a command runs.
+// They are no defaults of the flags, because --help would print the secrets.
 func (a *app) fromEnvironment(f *pflag.FlagSet) {
 	for flag, value := range map[string]*string{
 		"nats": &a.natsURL, "nats-token": &a.token, "nats-creds": &a.creds,
@@ -231,7 +246,7 @@ func (a *app) fromEnvironment(f *pflag.FlagSet) {
 	}
 }
 
-// args makes a wrong number of arguments a usage error.
+// args turns the error of a wrong number of arguments into a usage error that says how the command is called.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, given []string) error {
 		err := check(c, given)
@@ -249,7 +264,7 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// logger returns a logger to stderr: lines for people, or JSON with --json.
+// logger returns a logger to stderr: lines for people, or JSON with --json. A wrong --log-level is a usage error.
 func (a *app) logger() (zerolog.Logger, error) {
 	level, err := zerolog.ParseLevel(a.logLevel)
 	if err != nil || level == zerolog.NoLevel {

@@ -44,25 +44,26 @@ type connection struct {
 // connect opens the pipeline for a command that does not serve: the server of --nats, or the store's. If no process
 // has the store open, this one opens it.
 func (a *app) connect(ctx context.Context, log zerolog.Logger) (*connection, error) {
-	return a.open(ctx, natsd.MemberOptions{Options: localOnly()}, log)
+	return a.openConnection(ctx, natsd.MemberOptions{Options: localOnly()}, log)
 }
 
-// connectServing is connect for a command that serves the store if no other process does. Otherwise it adopts the
-// settings of that process, so that it can take over later; flags that differ are refused.
+// connectServing connects to the pipeline for a command that serves it if no other process does. Otherwise it adopts
+// the settings of that process, so that it can take over later; flags that differ are usage errors.
 func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logger) (*connection, error) {
 	if a.natsURL != "" {
-		if _, err := a.joins(s); err != nil {
+		if _, err := a.joinsPipeline(s); err != nil {
 			return nil, err
 		}
 	}
-	return a.open(ctx, natsd.MemberOptions{Options: localOnly(), Serves: true, Settings: s.settings, Agree: func(running natsd.Info) error {
-		return a.adoptFrom(s, running)
-	}}, log)
+	return a.openConnection(ctx, natsd.MemberOptions{
+		Options: localOnly(), ServesPipeline: true, Settings: s.settings,
+		CheckSettings: func(running natsd.Info) error { return a.adoptFrom(s, running) },
+	}, log)
 }
 
-// joins reports whether a pipeline runs that a command with these services would join. If so the services adopt its
-// settings.
-func (a *app) joins(s *services) (bool, error) {
+// joinsPipeline reports whether a pipeline runs that a command with these services would join. If so the services
+// adopt its settings; flags that differ are usage errors.
+func (a *app) joinsPipeline(s *services) (bool, error) {
 	if a.natsURL != "" {
 		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or --nats",
 			bus.RedactURL(a.natsURL)))
@@ -76,7 +77,7 @@ func (a *app) joins(s *services) (bool, error) {
 
 // adoptFrom adopts the settings of the pipeline that runs on the store.
 func (a *app) adoptFrom(s *services, running natsd.Info) error {
-	return s.adopt(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
+	return s.adoptSettings(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
 }
 
 // server returns the connection settings for the server of --nats.
@@ -84,7 +85,8 @@ func (a *app) server() bus.Config {
 	return bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA, CertFile: a.tlsCert, KeyFile: a.tlsKey}
 }
 
-// checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://.
+// checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://. openConnection
+// calls it.
 func (a *app) checkServer() error {
 	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
 		if _, err := url.Parse(server); err != nil || !strings.Contains(server, "://") {
@@ -97,9 +99,12 @@ func (a *app) checkServer() error {
 	return nil
 }
 
-// open opens the pipeline. With set-up options it also sets up the streams on the server of --nats; without them
-// another process must.
-func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption) (*connection, error) {
+// openConnection connects to the pipeline: to the server of --nats, or as a member of the store, whose server it may
+// start (part says how). With set-up options it also sets up the streams on the server of --nats; without them
+// another process must. The caller closes the connection.
+func (a *app) openConnection(
+	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
+) (*connection, error) {
 	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
 	cfg := a.server()
 	if err := a.checkServer(); err != nil {
@@ -128,7 +133,7 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	cfg.NoWait = len(setup) == 0
 	b, err := bus.Connect(ctx, cfg, log)
 	if err != nil {
-		return nil, errors.Join(a.explain(err), c.leave())
+		return nil, errors.Join(a.explainConnectError(err), c.leave())
 	}
 	c.Bus = b
 	if c.member != nil {
@@ -137,14 +142,15 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	if a.asItIs {
 		return c, nil
 	}
-	if err := c.prepare(ctx, setup); err != nil {
+	if err := c.awaitStreams(ctx, setup); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-// explain adds the network's error for each server, which the client library hides, and advice to a connection error.
-func (a *app) explain(err error) error {
+// explainConnectError adds to an error of connecting what the client library hides, the network's error for each
+// server, and advice.
+func (a *app) explainConnectError(err error) error {
 	if !errors.Is(err, nats.ErrNoServers) {
 		return err
 	}
@@ -183,9 +189,9 @@ func (c *connection) closeOnFailure() {
 // tellAfter is how long a command waits without a message.
 const tellAfter = 2 * time.Second
 
-// prepare waits until the streams exist. The process with the server sets them up; meanwhile this process may become
-// that one.
-func (c *connection) prepare(ctx context.Context, setup []bus.SetupOption) error {
+// awaitStreams waits until the streams exist. The process with the store's server sets them up; meanwhile this
+// process may become that one. An error is of the server, or of ctx.
+func (c *connection) awaitStreams(ctx context.Context, setup []bus.SetupOption) error {
 	if c.member == nil && len(setup) == 0 {
 		told := time.AfterFunc(tellAfter, func() {
 			c.log.Warn().Msgf("waiting for the streams at %s: meander-intake or 'meander streams setup' creates them",
@@ -208,9 +214,9 @@ func (c *connection) prepare(ctx context.Context, setup []bus.SetupOption) error
 	return err
 }
 
-// serve waits until this process has the server of the store, then runs f. It returns when ctx ends, or with the
-// error of f. Before f it makes the deliveries available again that a killed process had in flight.
-func (c *connection) serve(ctx context.Context, f func(context.Context) error) error {
+// serveWhenOwner waits until this process has the server of the store, then runs f. It returns when ctx ends, or with
+// the error of f. Before f it makes the deliveries available again that a killed process had in flight.
+func (c *connection) serveWhenOwner(ctx context.Context, f func(context.Context) error) error {
 	if c.member == nil {
 		<-ctx.Done()
 		return nil
@@ -248,11 +254,12 @@ func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection
 
 // withBus returns the RunE of a command that reads stored events: it opens the pipeline, calls f, and closes it.
 func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
-	return a.with(a.openExisting, f)
+	return a.withConnection(a.openExisting, f)
 }
 
-// with returns a RunE that opens the pipeline by open, calls f, and closes it.
-func (a *app) with(
+// withConnection returns the RunE of a command that works on a connection: it connects by open, calls f, and closes
+// the connection.
+func (a *app) withConnection(
 	open func(context.Context, zerolog.Logger) (*connection, error),
 	f func(c *cobra.Command, conn *connection, given []string) error,
 ) func(*cobra.Command, []string) error {
@@ -270,7 +277,8 @@ func (a *app) with(
 	}
 }
 
-// withRun is withBus for a command about one run; without a name it sets run to the latest.
+// withRun returns the RunE of a command about one run: it connects, sets run to the latest if none is given, and
+// calls f.
 func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
 	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 		if *run == "" {
@@ -286,7 +294,8 @@ func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connectio
 	})
 }
 
-// runArgument reads the argument RUN of a command that also has the flag --run.
+// runArgument reads the argument RUN of a command that also has the flag --run. Both, and different, are a usage
+// error. verifyCommand calls it.
 func runArgument(run *schemas.Run, given []string) error {
 	if len(given) == 0 {
 		return nil

@@ -26,7 +26,7 @@ type controller struct {
 	wait time.Duration
 }
 
-// cancelCommand is 'meander cancel'.
+// cancelCommand makes the command 'meander cancel'.
 func cancelCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "cancel RUN [UID]",
@@ -44,7 +44,7 @@ a while, use 'meander pause'.`,
 	}, schemas.ControlCancel)
 }
 
-// pauseCommand is 'meander pause'.
+// pauseCommand makes the command 'meander pause'.
 func pauseCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "pause RUN",
@@ -64,7 +64,7 @@ passes during the pause closes with the samples that it has.`,
 	}, schemas.ControlPause)
 }
 
-// resumeCommand is 'meander resume'.
+// resumeCommand makes the command 'meander resume'.
 func resumeCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "resume RUN",
@@ -76,7 +76,7 @@ same bits as without the pause.`,
 	}, schemas.ControlResume)
 }
 
-// pruneCommand is 'meander prune'.
+// pruneCommand makes the command 'meander prune'.
 func pruneCommand(a *app) *cobra.Command {
 	return a.controlCommand(&cobra.Command{
 		Use:   "prune RUN UID SAMPLE",
@@ -93,7 +93,7 @@ A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 	}, schemas.ControlPrune)
 }
 
-// statusCommand is 'meander status'.
+// statusCommand makes the command 'meander status'.
 func statusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [RUN]",
@@ -128,7 +128,8 @@ why, and how much of it is done.`,
 	}
 }
 
-// controlCommand completes a command that sends the action to intake and prints the outcome.
+// controlCommand gives a command that controls a run its flags, and a RunE that sends the action to intake and prints
+// the outcome. Cancel, pause, resume and prune are such commands.
 func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 	k := &controller{app: a, Control: schemas.Control{Action: action}}
 	c.Flags().StringVar(&k.Reason, "reason", "", "reason; others see it")
@@ -154,7 +155,7 @@ func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 		if err := k.Validate(); err != nil {
 			return usage(err)
 		}
-		return k.ask(c.Context(), conn, c.OutOrStdout())
+		return k.sendControl(c.Context(), conn, c.OutOrStdout())
 	})
 	return c
 }
@@ -169,8 +170,9 @@ func currentUser() string {
 	return name + "@" + host
 }
 
-// ask publishes the control, waits for intake's answer and until samplers have stopped, and prints both.
-func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) error {
+// sendControl publishes the control, waits for intake's answer and until samplers have stopped, and prints both. A
+// refusal is a usage error; no answer in time, or a sampler that does not stop, is a failure.
+func (k *controller) sendControl(ctx context.Context, conn *connection, out io.Writer) error {
 	wait := k.wait
 	if conn.serves() {
 		wait = min(wait, time.Second) // this process runs no intake
@@ -186,7 +188,7 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
 		return fmt.Errorf("%s of run %s: no intake answered in %v; the request is stored, and the next intake that runs answers it", k.Action, k.Control.Run, wait)
 	case err != nil:
-		return advise(ctx, conn.Bus, err)
+		return withAdvice(ctx, conn.Bus, err)
 	}
 	samplers, late := 0, error(nil)
 	if r.Unchanged == "" && (k.Action == schemas.ControlPause || k.Action == schemas.ControlCancel) {
@@ -195,7 +197,7 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 	if k.json {
 		err = json.NewEncoder(out).Encode(schemas.JSON(r))
 	} else {
-		err = k.print(out, r, samplers)
+		err = k.printOutcome(out, r, samplers)
 	}
 	if late != nil && ctx.Err() == nil {
 		late = fmt.Errorf("%s of run %s is accepted, but %w; see 'meander status %s'", k.Action, k.Control.Run, late,
@@ -204,8 +206,8 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 	return errors.Join(err, late)
 }
 
-// print says what an accepted control did.
-func (k *controller) print(out io.Writer, r *schemas.ControlReceipt, samplers int) error {
+// printOutcome says what an accepted control did. samplers is how many run. sendControl calls it.
+func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samplers int) error {
 	what := "run " + string(r.Run)
 	if r.UID != "" {
 		what = "group " + string(r.UID)
@@ -235,13 +237,13 @@ func (k *controller) print(out io.Writer, r *schemas.ControlReceipt, samplers in
 	return nil
 }
 
-// printStatus prints the state of a run.
+// printStatus prints the state of a run that the receipt has. statusCommand calls it.
 func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(schemas.JSON(r))
 	}
 	s := r.Status
-	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+byWhom(s))
+	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+controlledBy(s))
 	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
 	if s.OpenBatches > 0 {
 		groups += ", " + present.Count(s.OpenBatches, "batch") + " open"
@@ -262,8 +264,9 @@ func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
 	return nil
 }
 
-// byWhom says who paused or cancelled a run, when and why; "" for a run that goes on or is done.
-func byWhom(s *schemas.RunStatus) string {
+// controlledBy returns text to follow a run's state: who paused or cancelled the run, when and why; "" for a run that
+// goes on or is done.
+func controlledBy(s *schemas.RunStatus) string {
 	text := ""
 	if s.By != "" {
 		text += " by " + s.By
@@ -277,7 +280,7 @@ func byWhom(s *schemas.RunStatus) string {
 	return text
 }
 
-// describeControl describes a control in one line.
+// describeControl describes a control in one line, for 'meander watch'.
 func describeControl(c *schemas.Control) string {
 	text := c.Action + " of run " + string(c.Run)
 	if c.UID != "" {

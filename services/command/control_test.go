@@ -49,7 +49,7 @@ func TestControl(t *testing.T) {
 }
 
 // A control without an answer is stored, and the command says so.
-func TestControl_NobodyAnswers(t *testing.T) {
+func TestControl_NoAnswer(t *testing.T) {
 	inStore(t)
 	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; the request is stored, and the next intake that runs answers it", "pause", "r1")
 	expect(t, exitOK, "run r1: done\n", "status", "r1")

@@ -61,8 +61,8 @@ type loaded struct {
 	batches []int
 }
 
-// register adds the flags to f.
-func (d *datasetFlags) register(f *pflag.FlagSet) {
+// addFlags adds the flags of data sets to f.
+func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "prompts", "f", "",
 		"file of prompts, - for stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) or geneval (metadata)")
 	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
@@ -94,7 +94,9 @@ func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]promp
 	return prompts, nil
 }
 
-// loadPrompts is load without the usage error.
+// loadPrompts makes the prompts that the flags and arguments ask for, with everything that the flags set; load calls
+// it, and makes its errors usage errors. texts are the prompts of the command line. With named, prompts without a uid
+// get a readable one.
 func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
 	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(p.format)) {
 		return nil, oneOf("prompts-format", p.format, wordsOf(formats))
@@ -107,17 +109,17 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 	if err != nil {
 		return nil, err
 	}
-	defaults, err := p.defaults()
+	defaults, err := p.fieldsOfFlags()
 	if err != nil {
 		return nil, err
 	}
 	defer p.states.close()
 	specs, _ := defaults["reward"].([]any)
-	adv, err := p.config(specs)
+	adv, err := p.estimatorConfig(specs)
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.check(defaults), p.unusedTruth(specs, defaults)); err != nil {
+	if err := errors.Join(p.checkFlags(defaults), p.checkTruthUsed(specs, defaults)); err != nil {
 		return nil, err
 	}
 	batches, err := p.selectRecords(texts, stdin, specs, choice)
@@ -134,7 +136,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 				q.truth = p.groundTruth
 			}
 			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
-			merge(q.body, defaults)
+			mergeMissing(q.body, defaults)
 			q.text, _ = r.Prompt()
 			if conversation != nil {
 				q.body["messages"], q.body["prompt"] = conversation, ""
@@ -165,7 +167,7 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 			}
 			out = append(out, q)
 		}
-		if err := p.joinBatch(out[begin:], batch, p.loaded.Report, adv.NeedsBatch()); err != nil {
+		if err := p.joinToBatch(out[begin:], batch, p.loaded.Report, adv.NeedsBatch()); err != nil {
 			return nil, err
 		}
 	}
@@ -181,7 +183,8 @@ func wordsOf[S ~string](list []S) []string {
 	return out
 }
 
-// selectRecords reads the records and selects some, in batches. It counts the others in p.loaded.
+// selectRecords reads the records of prompts and selects those that the flags choose, in batches. It counts the
+// others in p.loaded. No prompt at all is an error. loadPrompts calls it.
 func (p *promptFlags) selectRecords(texts []string, stdin io.Reader, specs []any, choice dataset.Choice) ([]dataset.Batch, error) {
 	records, err := p.records(texts, stdin, specs)
 	if err != nil {
@@ -199,7 +202,7 @@ func (p *promptFlags) selectRecords(texts []string, stdin io.Reader, specs []any
 	}
 	batches, report, err := dataset.Choose(records, choice)
 	if err != nil {
-		return nil, errors.New(choiceFlags.blame(err.Error()))
+		return nil, errors.New(choiceFlags.nameFlags(err.Error()))
 	}
 	p.loaded.Report = report
 	if len(batches) == 0 {
@@ -214,14 +217,15 @@ var choiceFlags = fieldFlags{set: map[string]string{
 	"batch size": "batch-size", "batches": "batches", "shard": "shard", "spares": "refill-rounds",
 }}
 
-// choiceOf returns the selection that the flags ask for.
+// choiceOf returns which records the flags choose: filters, order, part and batches. An error names the flag.
+// loadPrompts calls it.
 func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	c := p.choice
 	if p.set("shuffle") {
 		c.Shuffle = &p.shuffle
 	}
 	var err error
-	if c.Spares, err = p.spares(); err != nil {
+	if c.Spares, err = p.spareCount(); err != nil {
 		return c, err
 	}
 	if p.shard == "" {
@@ -238,7 +242,7 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 }
 
 // records returns the prompts of the command line, then those of the file. The template is applied, and each is
-// checked against the rewards of the flags.
+// checked against the rewards of the flags. An error names the prompt, the file or the flag.
 func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]dataset.Record, error) {
 	prepare := func(r *dataset.Record) error {
 		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
@@ -288,7 +292,7 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		in, name = f, p.file
 	}
 	o := dataset.Options{Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}), Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad}
-	if p.top.Values()["unknown_fields"] == schemas.UnknownWarn {
+	if p.top.GivenValues()["unknown_fields"] == schemas.UnknownWarn {
 		o.Misspelt = nil
 	}
 	set, err := dataset.Read(in, name, o)
@@ -303,7 +307,8 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 	return out, nil
 }
 
-// openInput opens an input file. Opening a pipe that no program writes to would wait for ever: it is refused.
+// openInput opens an input file; done closes it. Opening a pipe that no program writes to would wait for ever: it is
+// refused.
 func openInput(name string) (in io.Reader, done func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -329,12 +334,13 @@ func misspelt(name string) string {
 	return schemas.NearestWithin(min(2, len(name)/3), name, fields)
 }
 
-// joinBatch joins prompts to a batch if the flags or the estimator (needed) ask for one. The batch's name depends on
-// its prompts: the same selection gives the same batches, another one gives others.
-func (p *promptFlags) joinBatch(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
+// joinToBatch joins prompts to a batch if the flags or the estimator (needed) ask for one. The batch's name depends
+// on its prompts: the same selection gives the same batches, another one gives others. An error says which flags do
+// not fit together.
+func (p *promptFlags) joinToBatch(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
 	single := p.choice.BatchSize == 0
 	if single && p.batch == "" && !needed {
-		if len(p.place.Values()) > 0 {
+		if len(p.place.GivenValues()) > 0 {
 			return errors.New("--step, --epoch: are for batches; join the prompts with --batch-size or --batch-id")
 		}
 		return nil
@@ -359,7 +365,7 @@ func (p *promptFlags) joinBatch(prompts []prompt, batch dataset.Batch, report da
 		return fmt.Errorf("--batch-size: %d prompts in one batch; must be at most %d", len(prompts),
 			schemas.MaxBatchGroups)
 	}
-	spec := p.place.Values()
+	spec := p.place.GivenValues()
 	spec["id"], spec["groups"] = id, int64(len(prompts))
 	if first, ok := spec["step"].(int64); ok {
 		spec["step"] = first + int64(batch.Number)
@@ -368,13 +374,14 @@ func (p *promptFlags) joinBatch(prompts []prompt, batch dataset.Batch, report da
 		spec["epoch"] = first + int64(batch.Records[0].Epoch)
 	}
 	for _, q := range prompts {
-		merge(q.body, map[string]any{"batch": spec})
+		mergeMissing(q.body, map[string]any{"batch": spec})
 	}
 	p.loaded.batches = append(p.loaded.batches, len(prompts))
 	return nil
 }
 
-// encode returns the msgpack bytes of the prompt. Map keys are sorted, so equal prompts have equal bytes.
+// encode returns the msgpack bytes of the prompt, as intake gets it. Map keys are sorted, so equal prompts have equal
+// bytes.
 func (p prompt) encode() ([]byte, error) {
 	var buf bytes.Buffer
 	enc := msgpack.NewEncoder(&buf)
@@ -386,7 +393,7 @@ func (p prompt) encode() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// slug returns the first words of a prompt in the alphabet of tokens, for a readable uid.
+// slug returns the first words of a prompt in the alphabet of tokens, for a readable uid. loadPrompts calls it.
 func slug(text string) string {
 	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9')

@@ -28,7 +28,7 @@ const examples = "../../pkg/dataset/testdata/"
 func loadPrompts(args ...string) ([]prompt, *promptFlags, error) {
 	p := &promptFlags{}
 	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
-	p.register(f)
+	p.addFlags(f)
 	if err := f.Parse(args); err != nil {
 		return nil, p, usage(boot.FlagError(err, f, flagNames))
 	}
@@ -421,7 +421,7 @@ func TestClaim_ManyPrompts(t *testing.T) {
 	for range 2 {
 		with, _, err := r.startedWith(t.Context(), conn, prompts, plan)
 		if err == nil {
-			err = r.claim(t.Context(), conn, with, nil, nil)
+			err = r.claimRun(t.Context(), conn, with, nil, nil)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -25,8 +25,8 @@ type rewardFlags struct {
 	groundTruth string
 }
 
-// register adds the flags to f.
-func (r *rewardFlags) register(f *pflag.FlagSet) {
+// addFlags adds the flags of rewards to f.
+func (r *rewardFlags) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.reward, "reward", nil,
 		"reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default those of the model")
 	f.StringSliceVar(&r.optional, "optional-reward", nil,
@@ -36,9 +36,9 @@ func (r *rewardFlags) register(f *pflag.FlagSet) {
 		"expected text or answer, for reward functions and interactions; default the text in double quotes in the prompt, or the result of the sum in it")
 }
 
-// rewards returns the reward specs of a prompt; nil if no flag names one. Misspelt names are refused here, before
-// anything starts.
-func (r *rewardFlags) rewards() ([]any, error) {
+// rewardSpecs returns the reward functions that the flags name, as the field reward of a prompt; nil if no flag names
+// one. Misspelt names are refused here, before anything starts.
+func (r *rewardFlags) rewardSpecs() ([]any, error) {
 	var specs []any
 	var errs []error
 	byName := map[string]map[string]any{}
@@ -120,8 +120,9 @@ func (p *prompt) setGroundTruth(truth string) {
 	p.body["reward"] = out
 }
 
-// unusedTruth refuses --ground-truth if no named reward function uses it.
-func (p *promptFlags) unusedTruth(specs []any, defaults map[string]any) error {
+// checkTruthUsed refuses --ground-truth if no reward function of the flags uses it. specs are those functions.
+// loadPrompts calls it.
+func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error {
 	text, _ := defaults["text"].(map[string]any)
 	if p.groundTruth == "" || specs == nil || p.file != "" || text["interaction"] != nil {
 		return nil
@@ -138,11 +139,12 @@ func (p *promptFlags) unusedTruth(specs []any, defaults map[string]any) error {
 		strings.Join(names, ", "))
 }
 
-// checkAnswers returns what the rewards of the flags refuse about one prompt.
+// checkAnswers returns what the reward functions of the flags refuse about one prompt, such as a missing ground
+// truth. records calls it.
 func checkAnswers(specs []any, text, truth string) error {
 	var errs []error
 	for _, v := range specs {
-		spec := v.(map[string]any) // as rewards makes them
+		spec := v.(map[string]any) // as rewardSpecs makes them
 		name, params := spec["name"].(string), map[string]string{}
 		if given, ok := spec["params"].(map[string]any); ok {
 			for k, v := range given {
@@ -157,17 +159,17 @@ func checkAnswers(specs []any, text, truth string) error {
 // advantageFlags select an estimator.
 type advantageFlags struct{ advantage *fieldflag.Set }
 
-// register adds the flags to f.
-func (a *advantageFlags) register(f *pflag.FlagSet) {
+// addFlags adds the flags to f.
+func (a *advantageFlags) addFlags(f *pflag.FlagSet) {
 	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fieldflag.Codec{
 		"estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
-		"mode":      {Hint: modes()},
+		"mode":      {Hint: estimatorModes()},
 	})
 	a.advantage.Register(f)
 }
 
-// modes lists the variants of the estimators that have some.
-func modes() string {
+// estimatorModes lists the modes of the estimators that have some, for the help of a flag.
+func estimatorModes() string {
 	var parts []string
 	for _, name := range estimator.Names() {
 		if list := estimator.Modes(name); len(list) > 0 {
@@ -177,9 +179,9 @@ func modes() string {
 	return strings.Join(parts, "; ")
 }
 
-// config returns the estimator that the flags select. A misspelt name, or an option that the estimator does not have,
-// is refused before anything starts.
-func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
+// estimatorConfig returns the settings of the estimator that the flags select. A misspelt name, or an option that the
+// estimator does not have, is refused before anything starts. rewards are those of the flags.
+func (a *advantageFlags) estimatorConfig(rewards []any) (estimator.Config, error) {
 	var spec schemas.AdvantageSpec
 	a.advantage.Fill(&spec)
 	c, err := intake.Estimator(&spec)
@@ -200,13 +202,13 @@ func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
 		}
 	}
 	if err := c.Validate(); err != nil {
-		return c, errors.New(fieldFlags{set: a.advantage.Flags("")}.blame(err.Error()))
+		return c, errors.New(fieldFlags{set: a.advantage.GivenFlags("")}.nameFlags(err.Error()))
 	}
 	return c, nil
 }
 
-// rewardNames returns the reward functions that prompts name, sorted. It leaves out malformed names: intake refuses
-// their prompts.
+// rewardNames returns the reward functions that prompts name, sorted, to check them before a run. It leaves out
+// malformed names: intake refuses their prompts.
 func rewardNames(prompts []prompt) []string {
 	names := map[string]bool{}
 	for _, p := range prompts {

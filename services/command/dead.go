@@ -14,7 +14,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// deadCommand is 'meander dead', with its subcommands.
+// deadCommand makes the command 'meander dead' with its subcommands.
 func deadCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dead",
@@ -32,7 +32,7 @@ the reason. dead lists these letters, and publishes or removes them.`,
 	return c
 }
 
-// deadListCommand is 'meander dead ls'.
+// deadListCommand makes the command 'meander dead ls'.
 func (a *app) deadListCommand() *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
@@ -46,7 +46,7 @@ func (a *app) deadListCommand() *cobra.Command {
 	return c
 }
 
-// deadShowCommand is 'meander dead show'.
+// deadShowCommand makes the command 'meander dead show'.
 func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "show one dead letter with its original", Args: args(cobra.ExactArgs(1)),
@@ -61,7 +61,7 @@ func (a *app) deadShowCommand() *cobra.Command {
 	}
 }
 
-// deadReplayCommand is 'meander dead replay'.
+// deadReplayCommand makes the command 'meander dead replay'.
 func (a *app) deadReplayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "replay ID ...", Short: "publish originals again on their subjects", Args: args(cobra.MinimumNArgs(1)),
@@ -87,7 +87,7 @@ the dead letter stay.`,
 	}
 }
 
-// deadDropCommand is 'meander dead drop'.
+// deadDropCommand makes the command 'meander dead drop'.
 func (a *app) deadDropCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "drop ID ...", Short: "remove dead letters for ever", Args: args(cobra.MinimumNArgs(1)),
@@ -108,7 +108,8 @@ func (a *app) deadDropCommand() *cobra.Command {
 	}
 }
 
-// listDead prints a line for each dead letter of a run ("*": of all runs).
+// listDead prints a line for each dead letter of a run ("*": of all runs). Letters that cannot be read are listed,
+// too. deadListCommand calls it.
 func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
 	t := present.New("ID", "WHEN", "STAGE", "CODE", "RUN", "UID", "REASON")
 	n := 0
@@ -148,7 +149,8 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 	return nil
 }
 
-// showDead prints a dead letter with its original message, wherever that is stored.
+// showDead prints a dead letter, whose message is m, with the original message, wherever that is stored.
+// deadShowCommand calls it.
 func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error {
 	d, err := readDead(m)
 	var data []byte
@@ -190,7 +192,8 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	return err
 }
 
-// deadLetter returns the message of a dead letter, which may be unreadable.
+// deadLetter returns the message of a dead letter, which may be unreadable, by the id that 'meander dead ls' shows.
+// No such letter is a usage error.
 func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, error) {
 	seq, err := letterNumber(id)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// doctorCommand is 'meander doctor'.
+// doctorCommand makes the command 'meander doctor'.
 func doctorCommand(a *app) *cobra.Command {
 	o := doctor.Options{}
 	c := &cobra.Command{
@@ -60,7 +60,8 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 	return c
 }
 
-// doctor connects, if it can, runs all checks and prints their findings. A fault gives exit status 1.
+// doctor connects, if it can, runs all checks and prints their findings. A fault gives exit status 1; no server is a
+// finding, not an error. doctorCommand calls it.
 func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error {
 	log := zerolog.Nop() // errors become findings
 	o.Version = boot.Version()
@@ -92,12 +93,12 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 			o.Bus, o.Where, o.Own, o.Servers = conn.Bus, conn.where, conn.serves(), a.addresses()
 		}
 	}
-	p := &chart{out: out, json: a.json, counts: map[doctor.State]int{}}
-	doctor.Run(ctx, o, p.finding)
+	p := &findingPrinter{out: out, json: a.json, counts: map[doctor.State]int{}}
+	doctor.Run(ctx, o, p.printFinding)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	p.summary()
+	p.printSummary()
 	if p.counts[doctor.Fault] > 0 {
 		return &exitError{status: exitFailed}
 	}
@@ -115,7 +116,7 @@ func (a *app) addresses() (out []string) {
 	return out
 }
 
-// existingFolder returns the folder, or the nearest folder above it that exists.
+// existingFolder returns the folder, or the nearest folder above it that exists, to measure a disk. doctor calls it.
 func existingFolder(dir string) string {
 	for {
 		_, err := os.Stat(dir)
@@ -127,8 +128,8 @@ func existingFolder(dir string) string {
 	}
 }
 
-// chart prints findings: for people by area, else a line of JSON for each.
-type chart struct {
+// findingPrinter prints findings: for people by area, else a line of JSON for each.
+type findingPrinter struct {
 	out    io.Writer
 	json   bool
 	area   string
@@ -141,8 +142,8 @@ var (
 	findingGap    = strings.Repeat(" ", len(findingIndent)+len(doctor.Unchecked)+2)
 )
 
-// finding prints one finding, with its fix.
-func (p *chart) finding(f doctor.Finding) {
+// printFinding prints one finding of the doctor, with its fix, and counts it.
+func (p *findingPrinter) printFinding(f doctor.Finding) {
 	p.counts[f.State]++
 	if p.json {
 		_ = json.NewEncoder(p.out).Encode(f) // output keeps the error
@@ -163,8 +164,8 @@ func (p *chart) finding(f doctor.Finding) {
 	}
 }
 
-// summary prints how many findings there are of each state; with --json nothing.
-func (p *chart) summary() {
+// printSummary prints how many findings there were of each state; with --json nothing. doctor calls it.
+func (p *findingPrinter) printSummary() {
 	if p.json {
 		return
 	}

@@ -26,14 +26,14 @@ type estimated struct {
 	facts *estimate.Facts
 }
 
-// refusal returns a usage error if no prompt would be accepted, else nil. names maps fields to flags.
-func (p *estimated) refusal(names fieldFlags) error {
+// refusalError returns a usage error if no prompt would be accepted, else nil. names maps fields of prompts to flags.
+func (p *estimated) refusalError(names fieldFlags) error {
 	if p.Groups > 0 {
 		return nil
 	}
 	var errs []error
 	for _, r := range p.Refusals {
-		errs = append(errs, fmt.Errorf("%s refused: %s", present.Count(r.Prompts, "prompt"), names.blame(r.Reason)))
+		errs = append(errs, fmt.Errorf("%s refused: %s", present.Count(r.Prompts, "prompt"), names.nameFlags(r.Reason)))
 	}
 	return usage(errors.Join(errs...))
 }
@@ -54,16 +54,16 @@ type recordCounts struct {
 	Metadata []string `json:"metadata,omitempty"`
 }
 
-// factsOf returns what is known of a pipeline: of the running one behind conn if s is nil, else of the one that this
-// process would run with s. Both may be nil.
+// factsOf returns what is known of a pipeline, for an estimate: of the running one behind conn if s is nil, else of
+// the one that this process would run with s. Both may be nil. An unknown model is a usage error.
 func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Facts, error) {
 	if s == nil && conn != nil {
-		return estimate.Ask(ctx, conn.Bus)
+		return estimate.FromServer(ctx, conn.Bus)
 	}
 	f := estimate.Unknown()
 	if s != nil {
 		var err error
-		if f, err = estimate.Of(ctx, s.Config); err != nil {
+		if f, err = estimate.FromConfig(ctx, s.Config); err != nil {
 			return nil, usage(err)
 		}
 	}
@@ -90,7 +90,8 @@ func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *servic
 }
 
 // addPrompts completes the prompts with what only the pipeline knows (conversations of language models, which reward
-// function gets the ground truth), and adds up what they need.
+// function gets the ground truth), and estimates what they need. What cannot be completed is a usage error; a prompt
+// that intake would refuse is counted.
 func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimated, error) {
 	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.counts(), Estimate: estimate.New(f), facts: f}
 	if p.Batches == nil {
@@ -126,12 +127,12 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 	}
 	p.Data.Metadata = metadataOf(prompts)
 	if text, err := strconv.QuotedPrefix(p.Reason); err == nil { // it begins with the quoted prompt
-		p.Reason = text + ": " + d.names.blame(strings.TrimPrefix(p.Reason[len(text):], ": "))
+		p.Reason = text + ": " + d.names.nameFlags(strings.TrimPrefix(p.Reason[len(text):], ": "))
 	}
 	return p, nil
 }
 
-// metadataOf returns the names of the prompts' metadata, sorted.
+// metadataOf returns the names of the prompts' metadata, sorted, for the estimate.
 func metadataOf(prompts []prompt) []string {
 	names := map[string]bool{}
 	for _, p := range prompts {
@@ -143,7 +144,8 @@ func metadataOf(prompts []prompt) []string {
 	return sortedKeys(names)
 }
 
-// counts returns what happened to the records.
+// counts returns what happened to the records of the data set: how many were bad, left out or chosen. addPrompts
+// calls it.
 func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
@@ -156,10 +158,12 @@ func (d *datasetFlags) counts() *recordCounts {
 	return out
 }
 
-// show prints the estimate of a run that is about to start. A run that cannot fit into the streams is refused, unless
-// overfill is set or the run is resumed.
-func (p *estimated) show(ctx context.Context, conn *connection, run schemas.Run, overfill bool, out io.Writer) error {
-	if err := p.print(out); err != nil || overfill {
+// printAndCheck prints the estimate of a run that is about to start. A run that cannot fit into the streams is a
+// usage error, unless overfill is set or the run is resumed.
+func (p *estimated) printAndCheck(
+	ctx context.Context, conn *connection, run schemas.Run, overfill bool, out io.Writer,
+) error {
+	if err := p.printEstimate(out); err != nil || overfill {
 		return err
 	}
 	if _, err := conn.Run(ctx, run); err == nil {
@@ -169,6 +173,7 @@ func (p *estimated) show(ctx context.Context, conn *connection, run schemas.Run,
 }
 
 // mustFit returns a usage error with the streams that the samples will certainly overfill; nil if there are none.
+// printAndCheck calls it.
 func (p *estimated) mustFit() error {
 	var errs []error
 	for _, s := range p.Overfull() {
@@ -182,11 +187,11 @@ func (p *estimated) mustFit() error {
 }
 
 // dryRun prints the estimate and does nothing else. It asks a running pipeline, else the one that this process would
-// run with s (nil: none). It starts no server.
+// run with s (nil: none). It starts no server. A usage error: every prompt would be refused.
 func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts []prompt, out io.Writer) error {
 	var conn *connection
 	if s != nil {
-		joins, err := a.joins(s)
+		joins, err := a.joinsPipeline(s)
 		if err != nil {
 			return err
 		}
@@ -211,7 +216,7 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 	if a.json {
 		err = json.NewEncoder(out).Encode(map[string]any{"estimate": p})
 	} else {
-		err = p.print(out)
+		err = p.printEstimate(out)
 	}
 	if p.Groups == 0 {
 		err = errors.Join(err, &exitError{status: exitUsage, err: errors.New("every prompt would be refused")})
@@ -219,8 +224,8 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 	return err
 }
 
-// print writes the estimate for people, with a line for each subject that has something to say.
-func (p *estimated) print(out io.Writer) error {
+// printEstimate writes the estimate for people, with a line for each subject that has something to say.
+func (p *estimated) printEstimate(out io.Writer) error {
 	const label = 11 // the longest is advantage
 	columns := max(present.LineWidth(out), 3*label)
 	var err error
@@ -260,10 +265,13 @@ func (p *estimated) print(out io.Writer) error {
 	return err
 }
 
-// printPrompts says how many samples are made, and from which prompts.
+// printPrompts writes with line how many samples are made, and from which prompts. printEstimate calls it.
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", present.Count(p.Groups, "group"), present.Count(p.Samples, "sample"))
 	made := "image"
+	if p.Cost != nil && p.Frames > 1 {
+		made = "video"
+	}
 	if p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
 		made = "sample"
 	}
@@ -272,6 +280,9 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 			present.Count(p.Samples, made))
 	}
 	if p.Cost != nil && p.ImageSize != "" {
+		if p.Frames > 1 {
+			what += " of " + present.Count(p.Frames, "frame")
+		}
 		what += " of " + p.ImageSize
 	}
 	if p.Model != "" {
@@ -329,7 +340,7 @@ func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	}
 }
 
-// printCost writes the lines about steps and latents.
+// printCost writes with line what images cost: steps and latents. printEstimate calls it.
 func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	each := ""
 	switch n := c.StopStepIndex - c.StartStepIndex; {
@@ -366,7 +377,7 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	}
 }
 
-// printTextCost writes the lines about tokens and logits.
+// printTextCost writes with line what texts cost: tokens and logits. printEstimate calls it.
 func printTextCost(p *estimate.Estimate, line func(name, format string, args ...any)) {
 	c := p.Cost
 	line("tokens", "at most %s generated a sample, %s in all", present.Thousands(c.Tokens),

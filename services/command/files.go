@@ -18,8 +18,8 @@ func outFolder(given string, run schemas.Run) string {
 	return cmp.Or(given, filepath.Join("meander-out", string(run)))
 }
 
-// tryFolder makes a folder that a flag names, and checks that files can be written to it, before the work is done
-// whose results go there.
+// tryFolder makes the folder that a flag names, and checks that files can be written to it, before the work is done
+// whose results go there. The error names the flag; an empty name is none.
 func tryFolder(flag, dir string) error {
 	if dir == "" {
 		return nil
@@ -34,7 +34,8 @@ func tryFolder(flag, dir string) error {
 	return nil
 }
 
-// tryFile checks that a file that a flag names can be written.
+// tryFile checks that the file that a flag names can be written, before the work is done whose result goes there. The
+// error names the flag; an empty name is none.
 func tryFile(flag, name string) error {
 	if name == "" {
 		return nil

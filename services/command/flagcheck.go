@@ -17,9 +17,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// check refuses flags that no model could obey, in the words of the flags, before anything starts.
-func (p *promptFlags) check(defaults map[string]any) error {
-	body := maps.Clone(defaults)
+// checkFlags refuses flags that no model could obey, in the words of the flags, before anything starts. fields is
+// what the flags set.
+func (p *promptFlags) checkFlags(fields map[string]any) error {
+	body := maps.Clone(fields)
 	body["prompt"] = "-"
 	body["batch"] = map[string]any{"id": "-", "groups": int64(1)} // joined later, where one is needed
 	data, err := prompt{body: body}.encode()
@@ -35,7 +36,7 @@ func (p *promptFlags) check(defaults map[string]any) error {
 	}
 	names := p.names
 	names.alone = true
-	return errors.New(names.blame(err.Error()))
+	return errors.New(names.nameFlags(err.Error()))
 }
 
 // fieldFlags are the flags of a prompt's fields, by the path of the field: those that were given, and all.
@@ -45,9 +46,9 @@ type fieldFlags struct {
 	alone bool
 }
 
-// blame replaces the name of a field, in each line of an error of intake or the contract, by the flag that was given
-// or is missing.
-func (f fieldFlags) blame(reason string) string {
+// nameFlags replaces the name of a prompt's field, in each line of an error of intake or the contract, by the flag
+// that was given or is missing.
+func (f fieldFlags) nameFlags(reason string) string {
 	lines := strings.Split(reason, "\n")
 	for i, line := range lines {
 		path, rest, ok := strings.Cut(line, ": ")
@@ -73,7 +74,7 @@ func (f fieldFlags) blame(reason string) string {
 				lines[i] = "--" + flag + ": not given; " + rule
 				break
 			}
-			if below := f.below(path); below != "" && strings.HasPrefix(said, "given") {
+			if below := f.flagsBelow(path); below != "" && strings.HasPrefix(said, "given") {
 				lines[i] = below + ": given; " + rule + instead[path]
 				break
 			}
@@ -83,8 +84,8 @@ func (f fieldFlags) blame(reason string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// below lists the flags that were given for fields of a part of a prompt.
-func (f fieldFlags) below(path string) string {
+// flagsBelow lists the flags that were given for fields of one part of a prompt, such as start. nameFlags calls it.
+func (f fieldFlags) flagsBelow(path string) string {
 	var flags []string
 	for _, field := range sortedKeys(f.set) {
 		if strings.HasPrefix(field, path+".") {
@@ -156,7 +157,7 @@ var completions = map[string][]string{
 	"reward":          scorer.Kinds(),
 }
 
-// completeNames lets the shell complete the values of flags, for c and all commands below it.
+// completeNames lets the shell complete the values of flags, for c and all commands below it. newRoot calls it.
 func completeNames(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		names := fieldflag.Choices(f)

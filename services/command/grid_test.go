@@ -24,7 +24,7 @@ func TestSpoken(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	got := failures([]results.Member{
+	got := failureLines([]results.Member{
 		{SampleResult: results.SampleResult{SampleIndex: 0, Status: "scored"}},
 		{SampleResult: results.SampleResult{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"}},
 		{SampleResult: results.SampleResult{SampleIndex: 2, Status: "missing"}},

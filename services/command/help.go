@@ -33,8 +33,8 @@ const (
 // sectionKey annotates a flag with its heading.
 const sectionKey = "meander_section"
 
-// section puts the flags that register adds under a heading of --help.
-func section(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
+// addSection adds the flags that register makes to f, under a heading of --help.
+func addSection(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
 	own := pflag.NewFlagSet(title, pflag.ContinueOnError)
 	own.SortFlags = false
 	register(own)
@@ -48,7 +48,7 @@ func section(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
 	f.SortFlags = false
 }
 
-// flagHelp lists a command's own flags under their headings, in that many columns.
+// flagHelp lists a command's own flags under their headings, in that many columns, for --help.
 func flagHelp(c *cobra.Command, columns int) string {
 	sections := map[string]*pflag.FlagSet{}
 	var titles []string
@@ -90,7 +90,7 @@ See '{{.CommandPath}} COMMAND --help' for a command.
 {{end}}`
 
 // setHelp gives a command, and all commands below it, help with headings, and errors that suggest the nearest flag or
-// command.
+// command. newRoot calls it.
 func setHelp(root *cobra.Command) {
 	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, present.Width(os.Stdout)) })
 	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
@@ -113,14 +113,15 @@ func setHelp(root *cobra.Command) {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		said := boot.FlagError(err, c.Flags(), flagNames)
 		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && errors.Is(err, said) {
-			said = fmt.Errorf("%w%s", err, elsewhere(c, unknown.GetSpecifiedName()))
+			said = fmt.Errorf("%w%s", err, commandsWithFlag(c, unknown.GetSpecifiedName()))
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", said, c.CommandPath()))
 	})
 }
 
-// elsewhere names the commands that have a flag which this one lacks; "" if none has it.
-func elsewhere(of *cobra.Command, flag string) string {
+// commandsWithFlag names, for an error about an unknown flag, the commands that have it; "" if none has it. setHelp
+// calls it.
+func commandsWithFlag(of *cobra.Command, flag string) string {
 	var names []string
 	for _, c := range of.Root().Commands() {
 		if f := c.Flags().Lookup(flag); f != nil && !f.Hidden {
@@ -185,7 +186,7 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
 }
 
-// flagLines lists flags as pflag does, broken between words.
+// flagLines lists flags as pflag does for --help, but breaks lines between words.
 func flagLines(f *pflag.FlagSet, columns int) string {
 	var list [][2]string
 	f.VisitAll(func(flag *pflag.Flag) {

@@ -1,16 +1,15 @@
 package command
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"image/png"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -18,14 +17,15 @@ import (
 type images struct {
 	flag  string
 	files []string
-	// groups are the files of each prompt; nil: forPrompt distributes files.
+	// groups are the files of each prompt; nil: filesOf distributes files.
 	groups [][]string
 }
 
 // noImages stands for the images while the flags are checked; each prompt gets its own later.
 var noImages = map[string]any{"images": []any{map[string]any{"data": []byte{0}}}}
 
-// imageFiles returns the PNGs that a path names; of a folder in the order of their names, without contact sheets.
+// imageFiles returns the PNGs that a path names; of a folder in the order of their names, without contact sheets. It
+// fails if there are none.
 func imageFiles(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -51,8 +51,9 @@ func imageFiles(path string) ([]string, error) {
 	return files, nil
 }
 
-// forPrompt returns the files of prompt k of n.
-func (x *images) forPrompt(k, n int) ([]string, error) {
+// filesOf returns the image files of prompt k of n. Numbers of images and prompts that do not fit together are an
+// error. setStart calls it.
+func (x *images) filesOf(k, n int) ([]string, error) {
 	switch {
 	case x.groups != nil:
 		return x.groups[k], nil
@@ -64,13 +65,13 @@ func (x *images) forPrompt(k, n int) ([]string, error) {
 	return nil, fmt.Errorf("%s: %d images for %d prompts; must be one image, one for each prompt, or with one prompt one for each sample", x.flag, len(x.files), n)
 }
 
-// setStart gives prompt k of n its images, unless the prompt has a start of its own. The images also set its size and
-// group size if it does not say them.
+// setStart gives prompt k of n its images to start from, unless the prompt has a start of its own. The images also
+// set its size and group size if it does not say them. It fails if a file is no PNG, or has another size.
 func (x *images) setStart(p prompt, own bool, k, n int) error {
 	if x == nil || own {
 		return nil
 	}
-	files, err := x.forPrompt(k, n)
+	files, err := x.filesOf(k, n)
 	if err != nil {
 		return err
 	}
@@ -80,11 +81,14 @@ func (x *images) setStart(p prompt, own bool, k, n int) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.flag, err)
 		}
-		c, err := png.DecodeConfig(bytes.NewReader(data))
+		size, err := media.ReadSize(data)
 		if err != nil {
 			return fmt.Errorf("%s: %s: %w; must be a PNG", x.flag, name, err)
 		}
-		for field, side := range map[string]int{"width": c.Width, "height": c.Height} {
+		for field, side := range map[string]int{"frames": size.Frames, "width": size.Width, "height": size.Height} {
+			if field == "frames" && side == 1 && p.body[field] == nil {
+				continue // an image, which a prompt need not say
+			}
 			if p.body[field] == nil {
 				p.body[field] = int64(side)
 			}
@@ -105,6 +109,7 @@ func (x *images) setStart(p prompt, own bool, k, n int) error {
 }
 
 // inlineImages returns the images that a prompt carries itself, as maps of an event, and their size in bytes.
+// moveToObjectStore calls it.
 func inlineImages(body map[string]any) (list []map[string]any, size int) {
 	data, _ := startOf(body)["data"].(map[string]any)
 	items, _ := data["images"].([]any)
@@ -117,8 +122,9 @@ func inlineImages(body map[string]any) (list []map[string]any, size int) {
 	return list, size
 }
 
-// groupByCaption groups images by their caption: the text of NAME.txt beside NAME.png, else text. The captions are in
-// the order of the images.
+// groupByCaption groups images by their caption, as the samples of one prompt: the caption is the text of NAME.txt
+// beside NAME.png, else text. The captions are in the order of the images. It fails if a text cannot be read, or a
+// group is too large.
 func groupByCaption(files []string, text string) (captions []string, groups [][]string, err error) {
 	for _, name := range files {
 		caption := text

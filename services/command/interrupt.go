@@ -61,7 +61,7 @@ func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Wr
 		i.signals = make(chan os.Signal, 3)
 		signal.Notify(i.signals, boot.EndSignals()...)
 	}
-	stop := context.AfterFunc(ctx, i.decide)
+	stop := context.AfterFunc(ctx, i.askAndAct)
 	return i, func() {
 		stop()
 		if i.signals != nil {
@@ -70,9 +70,9 @@ func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Wr
 	}
 }
 
-// decide asks the user, and leaves the run or publishes its cancellation; the groups of a cancelled run then end by
-// themselves. It calls leave if it does not cancel the run, or fails to.
-func (i *interrupt) decide() {
+// askAndAct asks the user, after an interruption, and leaves the run or publishes its cancellation; the groups of a
+// cancelled run then end by themselves. It calls leave if it does not cancel the run, or fails to.
+func (i *interrupt) askAndAct() {
 	if !i.wantsCancel() {
 		i.leave(errLeft)
 		return
@@ -101,7 +101,8 @@ func (i *interrupt) decide() {
 	}
 }
 
-// wantsCancel asks on the terminal, and reports whether to cancel the run.
+// wantsCancel asks on the terminal, and reports whether to cancel the run. Without a terminal or an answer the run is
+// left. askAndAct calls it.
 func (i *interrupt) wantsCancel() bool {
 	if i.signals == nil {
 		return false
@@ -141,13 +142,13 @@ func (i *interrupt) wantsCancel() bool {
 	}
 }
 
-// watchControl tells when the run is paused, resumed or cancelled, until ctx ends. It closes cancelled when the run
-// is cancelled, which is final.
+// watchControl prints beside the progress when the run is paused, resumed or cancelled, until ctx ends. It closes
+// cancelled when the run is cancelled, which is final.
 func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress, cancelled chan<- struct{}) {
 	told := uint64(0)
 	for m, err := range b.Read(ctx, schemas.StreamControlBucket, []string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))}, bus.ReadOptions{Live: true}) {
 		if err != nil {
-			return // await reads too, and reports the error
+			return // awaitOutcomes reads too, and reports the error
 		}
 		c := &schemas.Control{}
 		if len(m.Data) == 0 || schemas.DecodeValid(m.Data, c) != nil || c.Seq <= told {

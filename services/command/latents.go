@@ -41,10 +41,10 @@ func (s *states) close() {
 	}
 }
 
-// forGroup returns the states of group uid before a step (-1: unknown). It looks for the tensors
-// "<uid>.latents.<step>" and "latents.<step>", as --save-latents writes them, then "latents", then for the only
-// tensor of the file or of its only group.
-func (s *states) forGroup(uid schemas.UID, step int64) (map[string]any, error) {
+// latentsOf returns the latents that group uid starts with, of the file of --start-latents, before a step (-1:
+// unknown). It looks for the tensors "<uid>.latents.<step>" and "latents.<step>", as --save-latents writes them, then
+// "latents", then for the only tensor of the file or of its only group. It fails if there is none of these.
+func (s *states) latentsOf(uid schemas.UID, step int64) (map[string]any, error) {
 	names := s.archive.Names()
 	var wanted []string
 	if step >= 0 {
@@ -53,20 +53,20 @@ func (s *states) forGroup(uid schemas.UID, step int64) (map[string]any, error) {
 	wanted = append(wanted, "latents")
 	for _, name := range wanted {
 		if slices.Contains(names, name) {
-			return s.tensor(name)
+			return s.readTensor(name)
 		}
 	}
 	if len(names) == 1 {
-		return s.tensor(names[0])
+		return s.readTensor(names[0])
 	}
 	if theirs := onlyLatents(names, step); theirs != "" {
-		return s.tensor(theirs)
+		return s.readTensor(theirs)
 	}
 	return nil, fmt.Errorf("--start-latents: %s has %s, among them %q; must have %s, or one tensor alone",
 		s.path, present.Count(len(names), "tensor"), names[:min(len(names), 8)], strings.Join(wanted, " or "))
 }
 
-// onlyLatents returns the tensor before a step (-1: any) if the file has exactly one; else "".
+// onlyLatents returns the name of the tensor of latents before a step (-1: any) if the file has exactly one; else "".
 func onlyLatents(names []string, step int64) string {
 	var found []string
 	for _, name := range names {
@@ -80,8 +80,9 @@ func onlyLatents(names []string, step int64) string {
 	return found[0]
 }
 
-// tensor reads a tensor as [n, S, C]; [S, C] becomes [1, S, C], one state for all samples.
-func (s *states) tensor(name string) (map[string]any, error) {
+// readTensor reads a tensor of the file as [n, S, C]; [S, C] becomes [1, S, C], one state for all samples. latentsOf
+// calls it.
+func (s *states) readTensor(name string) (map[string]any, error) {
 	if t := s.read[name]; t != nil {
 		return t, nil
 	}
@@ -108,7 +109,8 @@ func startOf(body map[string]any) map[string]any {
 	return start
 }
 
-// setStart gives a prompt the states of the file, unless the prompt has a start of its own.
+// setStart gives a prompt its latents of the file, unless the prompt has a start of its own. It fails if the file has
+// none for it. loadPrompts calls it.
 func (s *states) setStart(p prompt, own bool) error {
 	if s == nil || own {
 		return nil
@@ -121,7 +123,7 @@ func (s *states) setStart(p prompt, own bool) error {
 		step = n
 	}
 	var err error
-	start["latents"], err = s.forGroup(p.uid, step)
+	start["latents"], err = s.latentsOf(p.uid, step)
 	p.body["start"] = start
 	return err
 }
@@ -129,8 +131,9 @@ func (s *states) setStart(p prompt, own bool) error {
 // maxInlineLatents is the most bytes of states or images that a prompt carries itself.
 const maxInlineLatents = 64 << 10
 
-// offload moves large states or images that a prompt starts with to the object store.
-func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
+// moveToObjectStore moves large latents or images that a prompt starts with to the object store, because a message is
+// limited in size. An error is of the server.
+func (p prompt) moveToObjectStore(ctx context.Context, b *bus.Bus) error {
 	if images, size := inlineImages(p.body); size > maxInlineLatents {
 		for _, m := range images {
 			if err := moveToBlob(ctx, b, m, "images"); err != nil {
@@ -149,7 +152,8 @@ func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
 	return moveToBlob(ctx, b, t, "states")
 }
 
-// moveToBlob stores the data of a map in the object store, and puts a reference in their place.
+// moveToBlob stores the data of a map in the object store, and puts a reference in their place. moveToObjectStore
+// calls it.
 func moveToBlob(ctx context.Context, b *bus.Bus, t map[string]any, what string) error {
 	ref, err := b.PutBlob(ctx, t["data"].([]byte))
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// modelCommand is 'meander model', with its subcommand info.
+// modelCommand makes the command 'meander model', with its subcommand info.
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
@@ -50,11 +50,12 @@ Exit status: 0 it can, 1 it cannot.`,
 	return c
 }
 
-// modelInfo prints the description of a model by folder or name, as this program or a worker sees it.
+// modelInfo prints the description of a model by folder or name, as this program or a worker sees it. An unknown
+// model is a usage error; one that cannot be run gives exit status 1.
 func (a *app) modelInfo(c *cobra.Command, name, engine string) error {
 	dir, info, err := "", (*model.Info)(nil), error(nil)
 	if engine != "" {
-		dir, info, err = inspectByEngine(c.Context(), name, engine)
+		dir, info, err = inspectByEngine(c.Context(), name, engine, c.ErrOrStderr())
 	} else {
 		var family model.Family
 		dir, family, err = families.All().Find(name)
@@ -80,19 +81,23 @@ func (a *app) modelInfo(c *cobra.Command, name, engine string) error {
 	return showInfo(c, a.json, info.Problems, infoJSON(info), func() { printInfo(c.OutOrStdout(), dir, info) })
 }
 
-// inspectByEngine asks a worker what it says of a model.
-func inspectByEngine(ctx context.Context, name, engine string) (string, *model.Info, error) {
+// inspectByEngine asks a worker what it says of a model, and writes what it is waited for to stderr. modelInfo calls
+// it.
+func inspectByEngine(ctx context.Context, name, engine string, stderr io.Writer) (string, *model.Info, error) {
 	if !models.IsTorch(engine) {
 		return "", nil, fmt.Errorf("--engine: %q; must be torch or torch=ADDRESS", engine)
 	}
-	t := models.Torch{Address: engine, Key: engineKey(engine), Wait: joinWithin}
+	says := &loading{}
+	says.lines.Store(&stderr)
+	t := models.Torch{Address: engine, Key: engineKey(engine), Wait: joinWithin, Waiting: says.wait}
 	return t.Inspect(ctx, name)
 }
 
 // joinWithin is how long a worker that is joined may take to be there.
 const joinWithin = 10 * time.Second
 
-// showInfo prints a model's description and its problems. A model with problems does not load: exit status 1.
+// showInfo prints a model's description, with print or as the JSON fields, and its problems. A model with problems
+// does not load: exit status 1.
 func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[string]any, print func()) error {
 	out := c.OutOrStdout()
 	if asJSON {
@@ -131,13 +136,22 @@ func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo)
 	t.Print(out)
 }
 
-// printInfo prints the description of an image model.
+// printInfo prints the description of an image model. modelInfo calls it.
 func printInfo(out io.Writer, dir string, info *model.Info) {
 	printParts(out, info.Name, info.Family, dir, info.Parts)
 	printGPUMemory(out, info)
-	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
-		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
-	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
+	fmt.Fprintln(out)
+	if info.Vocabulary > 0 {
+		fmt.Fprintf(out, "vocabulary %d, ", info.Vocabulary)
+	}
+	fmt.Fprintf(out, "%d latent channels per token of %dx%d pixels, at most %s pixels and %s tokens of text\n"+
+		"defaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
+		info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, present.Thousands(info.MaxPixels),
+		present.Thousands(info.MaxPromptTokens), info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale,
+		info.NegativePrompt)
+	fmt.Fprintf(out, "guidance %s, conditioning %s of at most %s a prompt, %s a token\n", info.CFGRule,
+		strings.Join(conditioningOf(info.Card), ", "), present.Size(int(info.ConditioningBytes)),
+		present.Size(int(info.ConditioningTokenBytes)))
 	if info.Prompts > 1 {
 		fmt.Fprintf(out, "up to %d texts a prompt\n", info.Prompts)
 	}
@@ -145,9 +159,39 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 		fmt.Fprintf(out, "guidance input %g by default\n", info.Guidance)
 	}
 	if info.Grid != "" || info.Mu != "" {
-		fmt.Fprintf(out, "schedule %s, mu %s\n", cmp.Or(info.Grid, model.GridLinspace), cmp.Or(info.Mu, model.MuLinear))
+		fmt.Fprintf(out, "schedule %s, mu %s", cmp.Or(info.Grid, model.GridLinspace), cmp.Or(info.Mu, model.MuLinear))
+		if info.Mu == model.MuConstant {
+			fmt.Fprintf(out, " %g", info.ConstantMu)
+		}
+		fmt.Fprintln(out)
+	}
+	if info.Prediction != "" {
+		fmt.Fprintf(out, "predicts %s\n", info.Prediction)
+	}
+	rows := "together: the bits of one depend on those beside it"
+	if info.IndependentRows {
+		rows = "each by itself"
+	}
+	fmt.Fprintf(out, "computed by %s, samples %s; one that is computed again may differ by %g\n",
+		cmp.Or(info.Backend, "this program"), rows,
+		info.Tolerance)
+	if info.MaxFrames > 1 {
+		fmt.Fprintf(out, "videos of %d frames by default, at most %d, 1 more than a multiple of %d; %g a second\n",
+			info.Frames,
+			info.MaxFrames, max(info.FramesPerToken, 1), info.FPS)
 	}
 	printReward(out, info.Reward)
+}
+
+// conditioningOf returns the names of a conditioning's tensors, each with that of its mask. printInfo calls it.
+func conditioningOf(card model.Card) (names []string) {
+	for _, name := range card.Conditioning {
+		if mask := card.Masks[name]; mask != "" {
+			name += " (mask " + mask + ")"
+		}
+		names = append(names, name)
+	}
+	return names
 }
 
 // printReward prints a model's default reward functions, if it has some.
@@ -157,8 +201,8 @@ func printReward(out io.Writer, names []string) {
 	}
 }
 
-// printGPUMemory says how much memory a GPU must have: weights as bf16 or float32, and the most that a pass with
-// guidance adds, for images of some sizes.
+// printGPUMemory says how much memory a GPU must have for a model: weights as bf16 or float32, and the most that a
+// pass with guidance adds, for images of some sizes. printInfo calls it.
 func printGPUMemory(out io.Writer, info *model.Info) {
 	if info.Pass == nil {
 		return
@@ -216,6 +260,14 @@ func partsJSON(list []model.PartInfo) []map[string]any {
 	return parts
 }
 
+// schedulerOf returns a model's scheduler_config.json; nil where it is none.
+func schedulerOf(info *model.Info) json.RawMessage {
+	if !json.Valid(info.SchedulerConfig) {
+		return nil
+	}
+	return info.SchedulerConfig
+}
+
 // infoJSON returns the description of an image model for --json.
 func infoJSON(info *model.Info) map[string]any {
 	return map[string]any{
@@ -224,5 +276,10 @@ func infoJSON(info *model.Info) map[string]any {
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
 		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "grid": cmp.Or(info.Grid, model.GridLinspace),
 		"prompts": max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
+		"frames": info.Frames, "max_frames": max(info.MaxFrames, 1), "frames_per_token": max(info.FramesPerToken, 1),
+		"fps": info.FPS, "max_pixels": info.MaxPixels, "max_prompt_tokens": info.MaxPromptTokens, "masks": info.Masks,
+		"conditioning_bytes": info.ConditioningBytes, "conditioning_token_bytes": info.ConditioningTokenBytes,
+		"prediction": info.Prediction, "backend": info.Backend, "independent_rows": info.IndependentRows,
+		"tolerance": info.Tolerance, "reward": info.Reward, "scheduler_config": schedulerOf(info),
 	}
 }

@@ -54,19 +54,19 @@ func defaultServices() services {
 // ofProcess are flags of one process; a process that takes over uses its own.
 var ofProcess = []string{"metrics-addr"}
 
-// settings returns the values of the flags in a form that another process can use.
+// settings returns the values of the service flags by name, in a form that another process on the store can adopt.
 func (s *services) settings() map[string]string {
 	out := map[string]string{}
 	s.flags.VisitAll(func(f *pflag.Flag) {
 		if !slices.Contains(ofProcess, f.Name) {
-			out[f.Name] = setting(f)
+			out[f.Name] = flagSetting(f)
 		}
 	})
 	return out
 }
 
-// setting returns the value of a flag; a file with its absolute path.
-func setting(f *pflag.Flag) string {
+// flagSetting returns the value of a flag as another process can use it; a file with its absolute path.
+func flagSetting(f *pflag.Flag) string {
 	value := f.Value.String()
 	if f.Value.Type() != "string" || value == "" {
 		return value
@@ -79,10 +79,10 @@ func setting(f *pflag.Flag) string {
 	return value
 }
 
-// adopt sets the flags that were not given to the settings of a running pipeline. Given flags that differ are
-// refused: only the process that runs the pipeline can obey them. Once adopted, only pipelines with the same settings
-// are accepted.
-func (s *services) adopt(running map[string]string, where string) error {
+// adoptSettings sets the flags that were not given to the settings of a running pipeline. Given flags that differ are
+// usage errors: only the process that runs the pipeline can obey them. Once adopted, only pipelines with the same
+// settings are accepted.
+func (s *services) adoptSettings(running map[string]string, where string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
 		value, known := running[f.Name]
@@ -92,7 +92,7 @@ func (s *services) adopt(running map[string]string, where string) error {
 				errs = append(errs, fmt.Errorf("--%s: %q; %s has its own; leave this flag out", f.Name, f.Value, where))
 			}
 		case !known:
-		case s.adopted != nil && s.adopted[f.Name] != value, s.adopted == nil && f.Changed && setting(f) != value:
+		case s.adopted != nil && s.adopted[f.Name] != value, s.adopted == nil && f.Changed && flagSetting(f) != value:
 			errs = append(errs, fmt.Errorf("--%s: %q; %s runs with %q; leave this flag out, or use another --store",
 				f.Name, f.Value, where, value))
 		case s.adopted == nil && !f.Changed:
@@ -110,8 +110,8 @@ func (s *services) adopt(running map[string]string, where string) error {
 	return nil
 }
 
-// refuseFlags returns a usage error that names each service flag that the user set, with the reason why (why) this
-// command cannot obey it; nil if the user set none. It is called where another process runs the pipeline.
+// refuseFlags returns a usage error that names each service flag that the user set, with the reason why this command
+// cannot obey it: another process runs the pipeline. nil: the user set none.
 func (s *services) refuseFlags(why string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
@@ -125,7 +125,7 @@ func (s *services) refuseFlags(why string) error {
 	return nil
 }
 
-// validate checks the settings; its errors name the flags.
+// validate checks the settings of the services, before they start; the usage error names the flags.
 func (s *services) validate() error {
 	s.Sampler.EngineKey = engineKey(s.Sampler.Engine)
 	err := errors.Join(s.limits.Validate(), s.Validate())
@@ -172,8 +172,9 @@ func settingError(err error) error {
 	})))
 }
 
-// run serves the pipeline, its metrics and its health until ctx ends and everything is drained.
-func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger) error {
+// serve runs the services of the pipeline, its metrics and its health until ctx ends and everything is drained. An
+// unknown model or device is a usage error.
+func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logger) error {
 	health := boot.NewHealth("meander", boot.NewInstance())
 	_, stop, err := health.Serve("--metrics-addr", s.metricsAddr, log)
 	if err != nil {

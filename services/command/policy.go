@@ -28,7 +28,7 @@ type pusher struct {
 	wait time.Duration
 }
 
-// policyCommand is 'meander policy', with its subcommands.
+// policyCommand makes the command 'meander policy' with its subcommands.
 func policyCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
@@ -48,8 +48,8 @@ sampler. Samplers then keep the version before.`,
 	return c
 }
 
-// flags adds the flags of push and rollback to f.
-func (k *pusher) flags(f *pflag.FlagSet) {
+// addFlags adds the flags of push and rollback to f.
+func (k *pusher) addFlags(f *pflag.FlagSet) {
 	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only lane, or the only one that samplers serve now")
 	f.StringVar(&k.Rule, "rule", schemas.SwapFinish,
 		"for samples that have begun: finish (keep the old weights to the end), switch (use the new weights from the next step on) or restart")
@@ -60,7 +60,7 @@ func (k *pusher) flags(f *pflag.FlagSet) {
 		"how long to wait for the answers of running samplers; 0: do not wait")
 }
 
-// policyPushCommand is 'meander policy push'.
+// policyPushCommand makes the command 'meander policy push'.
 func policyPushCommand(a *app) *cobra.Command {
 	k, full := &pusher{app: a}, false
 	c := &cobra.Command{
@@ -96,7 +96,7 @@ pushed.`,
 			})
 		}),
 	}
-	k.flags(c.Flags())
+	k.addFlags(c.Flags())
 	c.Flags().BoolVar(&full, "full", false, "push the weights of a whole transformer, not an adapter")
 	c.Flags().Float64Var(&k.Scale, "scale", 1, "scale of the adapter; 1 is the scale of its training")
 	c.MarkFlagsMutuallyExclusive("full", "scale")
@@ -105,7 +105,7 @@ pushed.`,
 	return c
 }
 
-// pushFull pushes the weights of a whole transformer.
+// pushFull pushes the weights of a whole transformer, for --full; name is their file or folder.
 func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error {
 	weights, err := lora.OpenFull(name)
 	if err != nil {
@@ -117,7 +117,7 @@ func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error
 	return errors.Join(err, weights.Close())
 }
 
-// policyRollbackCommand is 'meander policy rollback'.
+// policyRollbackCommand makes the command 'meander policy rollback'.
 func policyRollbackCommand(a *app) *cobra.Command {
 	k := &pusher{app: a}
 	c := &cobra.Command{
@@ -138,7 +138,7 @@ up, so samples that were made in between keep their version.`,
 			})
 		}),
 	}
-	k.flags(c.Flags())
+	k.addFlags(c.Flags())
 	return c
 }
 
@@ -151,8 +151,8 @@ func versionOf(text string) (int64, error) {
 	return n, nil
 }
 
-// push stores a new version, waits for the samplers' answers, and prints them. A version that some sampler refused
-// gives exit status 1.
+// push stores a new version with store, waits for the samplers' answers, and prints them. A refused push is a usage
+// error; a version that some sampler refused or did not answer gives exit status 1.
 func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Context, *client.Client) (*schemas.Policy, error)) error {
 	ctx, out, peer := c.Context(), c.OutOrStdout(), client.New(conn.Bus)
 	k.By = cmp.Or(k.By, currentUser())
@@ -166,7 +166,7 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 		return usage(err)
 	}
 	if err != nil {
-		return advise(ctx, conn.Bus, err)
+		return withAdvice(ctx, conn.Bus, err)
 	}
 	news := p.PolicyVersion != before.PolicyVersion
 	if !k.json {
@@ -221,7 +221,7 @@ func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
 	return line
 }
 
-// printAnswers says which samplers use a version, and which refused it.
+// printAnswers says how many samplers use a pushed version, and which refused it. push calls it.
 func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, took time.Duration) {
 	if len(replicas) == 0 {
 		fmt.Fprintln(out, "no sampler runs; the next one starts on it")
@@ -241,7 +241,7 @@ func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, t
 		took.Milliseconds())
 }
 
-// policyListCommand is 'meander policy ls'.
+// policyListCommand makes the command 'meander policy ls'.
 func policyListCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
@@ -277,7 +277,8 @@ func policyListCommand(a *app) *cobra.Command {
 	return c
 }
 
-// listPolicies prints the versions of a lane, and the one that each sampler uses.
+// listPolicies prints the versions of a lane under a title, and the one that each sampler uses. An unknown lane is a
+// usage error. policyListCommand calls it.
 func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane, title string) error {
 	peer, out := client.New(conn.Bus), c.OutOrStdout()
 	current, err := peer.Policy(c.Context(), lane)
@@ -324,7 +325,8 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 	return nil
 }
 
-// printPolicies prints the versions of a lane, the current one with a mark, and the state of each sampler.
+// printPolicies prints the table of a lane's versions, the current one with a mark, and the state of each sampler.
+// refused has the reasons by version. listPolicies calls it.
 func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*schemas.Policy,
 	refused map[int64]string, replicas []client.Replica,
 ) {
@@ -345,7 +347,7 @@ func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*sc
 			note = strings.TrimSuffix("refused; "+note, "; ")
 		}
 		when := time.Unix(0, p.Announced).UTC().Format(time.RFC3339)
-		t.Row(fmt.Sprintf("%d%s", p.PolicyVersion, mark), fmt.Sprintf("%.12s", p.WeightsDigest), whatOf(p),
+		t.Row(fmt.Sprintf("%d%s", p.PolicyVersion, mark), fmt.Sprintf("%.12s", p.WeightsDigest), weightsLine(p),
 			serving[p.PolicyVersion], when, present.OrDash(p.By), note)
 	}
 	t.Print(out)
@@ -356,7 +358,7 @@ func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*sc
 		if r.PolicyVersion != nil {
 			uses = strconv.FormatInt(*r.PolicyVersion, 10)
 		}
-		t.Row(r.Instance, uses, stateOf(newest, r))
+		t.Row(r.Instance, uses, replicaLine(newest, r))
 	}
 	t.Print(out)
 	if len(replicas) == 0 {
@@ -364,8 +366,8 @@ func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*sc
 	}
 }
 
-// whatOf says in a few words what the weights of a policy are.
-func whatOf(p *schemas.Policy) string {
+// weightsLine says in a few words what the weights of a policy are.
+func weightsLine(p *schemas.Policy) string {
 	text := "checkpoint"
 	if len(p.Weights) > 0 {
 		text = "weights " + p.Weights[0].Digest[:8]
@@ -382,8 +384,8 @@ func whatOf(p *schemas.Policy) string {
 	return text
 }
 
-// stateOf says what a sampler does about the lane's newest version.
-func stateOf(newest *schemas.Policy, r client.Replica) string {
+// replicaLine says what a sampler does about the lane's newest version. printPolicies calls it.
+func replicaLine(newest *schemas.Policy, r client.Replica) string {
 	switch {
 	case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
 		return fmt.Sprintf("refused version %d: %s", newest.PolicyVersion, present.FirstLine(r.Answer.Error))
@@ -397,7 +399,7 @@ func stateOf(newest *schemas.Policy, r client.Replica) string {
 	return fmt.Sprintf("behind version %d", newest.PolicyVersion)
 }
 
-// policyShowCommand is 'meander policy show'.
+// policyShowCommand makes the command 'meander policy show'.
 func policyShowCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
@@ -443,7 +445,7 @@ func policyShowCommand(a *app) *cobra.Command {
 	return c
 }
 
-// printPolicy prints a version and the samplers' answers to it.
+// printPolicy prints a version and the samplers' answers to it. policyShowCommand calls it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(schemas.JSON(p))
@@ -455,7 +457,7 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 	line("model", "%s (%s)", p.Model, p.Family)
 	line("weights", "%s", p.WeightsDigest)
 	line("base", "%s", present.OrDash(p.BaseDigest))
-	line("made of", "%s", whatOf(p))
+	line("made of", "%s", weightsLine(p))
 	if p.Adapter != nil {
 		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, present.Size(p.Adapter.File.Size), p.Adapter.Scale)
 	}

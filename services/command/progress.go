@@ -47,14 +47,15 @@ type progress struct {
 	cut     bool // the run was cancelled: not all of its steps will come
 }
 
-// newProgress shows the progress of a run until close. machine: there is no bar, even on a terminal. m is the model
-// that this process loads.
+// newProgress shows the progress of a run on out until close: a bar on a terminal, else a line from time to time.
+// machine: there is no bar, even on a terminal. m is the model that this process loads.
 func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading) *progress {
 	p := &progress{out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
 	for _, prompt := range prompts {
 		p.uids[prompt.UID] = o.Open(prompt.UID)
 	}
-	p.redraw()
+	m.lines.Store(nil)
+	p.update()
 	if boot.IsTerminal(out) && !machine {
 		name := string(run) + " "
 		if present.Width(out) < 80 {
@@ -68,7 +69,7 @@ func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results
 				decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
 			))
 	} else {
-		go p.lines()
+		go p.printRegularly()
 	}
 	return p
 }
@@ -88,12 +89,12 @@ func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
 	bars.Wait()
 }
 
-// watch counts stored and new steps and rewards, until ctx ends.
-func (p *progress) watch(ctx context.Context, b *bus.Bus) {
+// countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
+func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
 	follow := func(stream, filter string, count func(subject string)) {
 		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, HeadersOnly: true}) {
 			if err != nil {
-				return // await reads too, and reports the error
+				return // awaitOutcomes reads too, and reports the error
 			}
 			count(m.Subject)
 		}
@@ -103,9 +104,9 @@ func (p *progress) watch(ctx context.Context, b *bus.Bus) {
 	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.countReward)
 }
 
-// receipts returns a handler of intake's answers: it adds up the steps to come, and prints warnings and why prompts
-// wait, each reason once.
-func (p *progress) receipts() nats.MsgHandler {
+// receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints
+// warnings and why prompts wait, each reason once. publishAndWait calls it.
+func (p *progress) receiptHandler() nats.MsgHandler {
 	told := map[string]bool{}
 	return func(m *nats.Msg) {
 		var r schemas.Receipt
@@ -130,10 +131,10 @@ func (p *progress) expect(steps int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.steps += steps
-	p.redraw()
+	p.update()
 }
 
-// countStep counts a step, once for all its attempts.
+// countStep counts a step of the run's samples, once for all attempts at a sample.
 func (p *progress) countStep(subject string) {
 	a, _ := schemas.ParseSubject(subject)
 	if !p.uids[a.UID] {
@@ -142,10 +143,10 @@ func (p *progress) countStep(subject string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen[string(a.UID)+"."+a.Sample+"."+a.Step] = true
-	p.redraw()
+	p.update()
 }
 
-// countReward counts a reward.
+// countReward counts a reward of the run.
 func (p *progress) countReward(subject string) {
 	if a, _ := schemas.ParseSubject(subject); !p.uids[a.UID] {
 		return
@@ -153,7 +154,7 @@ func (p *progress) countReward(subject string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.scored++
-	p.redraw()
+	p.update()
 }
 
 // note prints a line that stays, above the bar.
@@ -170,7 +171,7 @@ func (p *progress) cancelled() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cut = true
-	p.redraw()
+	p.update()
 }
 
 // groups sets how many groups have an outcome, and how many refills there were.
@@ -178,11 +179,11 @@ func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done, p.refills = done, refills
-	p.redraw()
+	p.update()
 }
 
-// redraw shows the current counts. p.mu is held, except in newProgress.
-func (p *progress) redraw() {
+// update shows the current counts. The caller holds p.mu, except newProgress.
+func (p *progress) update() {
 	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
 	if p.cut {
 		s += "  cancelled"
@@ -208,8 +209,8 @@ func (p *progress) counts() (steps, total int) {
 	return steps, total
 }
 
-// lines prints a line every few seconds, until close.
-func (p *progress) lines() {
+// printRegularly prints a line of progress every few seconds, until close.
+func (p *progress) printRegularly() {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
 	for {
@@ -230,7 +231,7 @@ func (p *progress) print() {
 	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
-// close ends the bar, or prints a last line.
+// close ends the bar, or prints a last line of progress. publishAndWait calls it.
 func (p *progress) close() {
 	p.closed.Do(func() {
 		close(p.ended)

@@ -37,19 +37,19 @@ type promptFlags struct {
 	set func(name string) bool
 }
 
-// register adds all flags of prompts to f, under their headings.
-func (p *promptFlags) register(f *pflag.FlagSet) {
+// addFlags adds all flags of prompts to f, under their headings. Most are made of the fields of the prompt's types.
+func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	p.set = f.Changed
 	p.top = fieldsOf[schemas.Prompt](map[string]fieldflag.Codec{
 		"deadline": {Kind: "duration", Hint: "as a time from now, e.g. 10m", Parse: deadline},
 	})
 	p.rollout = fieldsOf[schemas.Rollout](map[string]fieldflag.Codec{
 		"sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " + strings.Join(schemas.WindowStrategies, ", ") +
-			"; the same for all groups of a batch, SEED default --seed or the run", Parse: window},
+			"; the same for all groups of a batch, SEED default --seed or the run", Parse: parseWindow},
 	})
 	p.start = fieldsOf[schemas.Start](map[string]fieldflag.Codec{
 		"latents": {Kind: "file", Hint: "a safetensors file: from --save-latents, or one packed tensor", Parse: verbatim},
-		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: branch},
+		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: parseBranch},
 	})
 	p.data = fieldsOf[schemas.Data](map[string]fieldflag.Codec{
 		"images": {Kind: "path", Hint: "a PNG for all samples, or a folder: one PNG for each sample of the prompt, or for each of several prompts", Parse: verbatim},
@@ -65,17 +65,20 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		"params":     {Kind: "params", Hint: "NAME=VALUE,NAME=VALUE,...", Parse: parseParams},
 	})
 	p.tree = fieldsOf[schemas.Tree](map[string]fieldflag.Codec{
-		"branches": {Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: two paths from step 2, four from step 5", Parse: branches},
+		"branches": {
+			Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: two paths from step 2, four from step 5",
+			Parse: parseBranches,
+		},
 	})
 	p.prune = fieldsOf[schemas.Prune](nil)
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
 	p.place = fieldsOf[schemas.BatchSpec](map[string]fieldflag.Codec{
 		"step": {Hint: "of the first batch; each further batch has one more"},
 	})
-	section(f, promptSection, p.datasetFlags.register)
+	addSection(f, promptSection, p.datasetFlags.addFlags)
 	var deadline pflag.FlagSet
 	p.top.Register(&deadline, "deadline") // listed with the flags of groups
-	section(f, samplingSection, func(f *pflag.FlagSet) {
+	addSection(f, samplingSection, func(f *pflag.FlagSet) {
 		p.top.Register(f, "group_size", "seed", "num_inference_steps")
 		p.top.Register(f)
 		p.rollout.Register(f)
@@ -85,26 +88,26 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		p.tree.Register(f)
 		p.prune.Register(f)
 	})
-	section(f, textSection, func(f *pflag.FlagSet) {
+	addSection(f, textSection, func(f *pflag.FlagSet) {
 		f.StringVar(&p.messages, "messages", "",
 			"JSON file of a conversation to answer, instead of prompts: [{\"role\": \"user\", \"content\": \"...\"}, ...]")
 		p.text.Register(f)
 		p.interaction.Register(f)
 	})
-	section(f, scheduledSection, func(f *pflag.FlagSet) {
+	addSection(f, scheduledSection, func(f *pflag.FlagSet) {
 		p.scheduled.Register(f)
 		p.ramp.Register(f)
 		p.reflexflow.Register(f)
 	})
-	section(f, rewardSection, p.rewardFlags.register)
-	section(f, advantageSection, p.advantageFlags.register)
-	section(f, groupSection, func(f *pflag.FlagSet) {
+	addSection(f, rewardSection, p.rewardFlags.addFlags)
+	addSection(f, advantageSection, p.advantageFlags.addFlags)
+	addSection(f, groupSection, func(f *pflag.FlagSet) {
 		p.registerGroups(f)
 		f.AddFlagSet(&deadline)
 	})
 }
 
-// registerGroups adds the flags of groups and batches to f.
+// registerGroups adds the flags of groups and batches to f. addFlags calls it.
 func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
 	f.IntVar(&p.choice.BatchSize, "batch-size", 0,
 		"join this many prompts to a batch, in order; the last batch may be smaller")
@@ -136,8 +139,9 @@ func deadline(s string) (any, error) {
 	return time.Now().Add(d).UnixNano(), nil
 }
 
-// branch reads [RUN/]UID/SAMPLE@STEP.
-func branch(s string) (any, error) {
+// parseBranch reads the value of --start-branch, [RUN/]UID/SAMPLE@STEP, as the field of a prompt. The error shows the
+// form.
+func parseBranch(s string) (any, error) {
 	path, step, at := strings.Cut(s, "@")
 	parts := strings.Split(path, "/")
 	n := len(parts)
@@ -153,8 +157,9 @@ func branch(s string) (any, error) {
 	return b, nil
 }
 
-// branches reads WIDTH@STEP,...
-func branches(s string) (any, error) {
+// parseBranches reads the branch points of a tree, WIDTH@STEP,..., as the field of a prompt. The error shows the
+// form.
+func parseBranches(s string) (any, error) {
 	var list []any
 	for part := range strings.SplitSeq(s, ",") {
 		width, step, at := strings.Cut(strings.TrimSpace(part), "@")
@@ -168,12 +173,12 @@ func branches(s string) (any, error) {
 	return list, nil
 }
 
-// defaults returns the fields of all flags that were given, except those of the batch, and opens the files that they
-// name. It also sets p.names.
-func (p *promptFlags) defaults() (map[string]any, error) {
-	d := p.top.Values()
+// fieldsOfFlags returns the fields of a prompt that the flags set, except those of the batch, and opens the files
+// that they name. It also sets p.names. An error names the flag.
+func (p *promptFlags) fieldsOfFlags() (map[string]any, error) {
+	d := p.top.GivenValues()
 	d["v"] = int64(schemas.Version)
-	p.names = fieldFlags{set: p.top.Flags(""), all: p.top.All("")}
+	p.names = fieldFlags{set: p.top.GivenFlags(""), all: p.top.All("")}
 	for _, part := range []struct {
 		name string
 		*fieldflag.Set
@@ -192,7 +197,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		{"advantage", p.advantage},
 		{"group_policy", p.policy},
 	} {
-		values := part.Values()
+		values := part.GivenValues()
 		maps.Copy(p.names.all, part.All(part.name+"."))
 		if len(values) == 0 {
 			continue
@@ -205,7 +210,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 			in, name = d[outer].(map[string]any), inner
 		}
 		in[name] = values
-		maps.Copy(p.names.set, part.Flags(part.name+"."))
+		maps.Copy(p.names.set, part.GivenFlags(part.name+"."))
 	}
 	if rollout, _ := d["rollout"].(map[string]any); rollout != nil {
 		w, drawn := rollout["sde_window"].(map[string]any)
@@ -219,7 +224,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		start["latents"] = noStates
 	}
 	if data, _ := startOf(d)["data"].(map[string]any); data != nil {
-		errs = append(errs, p.openImages(data["images"].(string)))
+		errs = append(errs, p.findImages(data["images"].(string)))
 	}
 	if p.images != nil {
 		if d["start"] == nil {
@@ -227,7 +232,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		}
 		startOf(d)["data"] = noImages
 	}
-	specs, err := p.rewards()
+	specs, err := p.rewardSpecs()
 	errs = append(errs, err)
 	if specs != nil {
 		d["reward"] = specs
@@ -235,8 +240,8 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	return d, errors.Join(errs...)
 }
 
-// openImages finds the files of --start-image.
-func (p *promptFlags) openImages(path string) error {
+// findImages finds the files of --start-image, a PNG or a folder. fieldsOfFlags calls it.
+func (p *promptFlags) findImages(path string) error {
 	if p.images != nil {
 		return errors.New("--start-image: given; must be absent where the arguments are images")
 	}
@@ -248,8 +253,8 @@ func (p *promptFlags) openImages(path string) error {
 	return nil
 }
 
-// merge sets the fields that body does not have, and does the same in maps that both have.
-func merge(body, defaults map[string]any) {
+// mergeMissing sets the fields that body does not have from defaults, and does the same in maps that both have.
+func mergeMissing(body, defaults map[string]any) {
 	for k, v := range defaults {
 		have, ok := body[k]
 		if !ok {
@@ -259,13 +264,14 @@ func merge(body, defaults map[string]any) {
 		inner, a := have.(map[string]any)
 		more, b := v.(map[string]any)
 		if a && b {
-			merge(inner, more)
+			mergeMissing(inner, more)
 		}
 	}
 }
 
-// window reads SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]; parts in the middle may be empty.
-func window(s string) (any, error) {
+// parseWindow reads the value of --sde-window, SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]; parts in the middle may be empty.
+// The error shows the form.
+func parseWindow(s string) (any, error) {
 	bad := fmt.Errorf("%q; must be SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], e.g. 2:0-5:random:7", s)
 	parts := strings.Split(s, ":")
 	size, err := strconv.ParseInt(parts[0], 10, 64)

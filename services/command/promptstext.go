@@ -16,7 +16,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// parseLogits reads FORM[:K or IDS][:DTYPE][:KIND].
+// parseLogits reads the value of --logits, FORM[:K or IDS][:DTYPE][:KIND], as the field of a prompt. The error shows
+// the form.
 func parseLogits(s string) (any, error) {
 	bad := fmt.Errorf("%q; must be none, topk, topk:20, ids:3,7 or full, and may end with :F16 or another dtype, :processed and :answers=0,2", s)
 	parts := strings.Split(s, ":")
@@ -33,7 +34,7 @@ func parseLogits(s string) (any, error) {
 		case slices.Contains(schemas.LogitsKinds, part):
 			out["kind"] = part
 		case strings.HasPrefix(part, "answers="):
-			answers, err := integers(strings.TrimPrefix(part, "answers="))
+			answers, err := parseIntegers(strings.TrimPrefix(part, "answers="))
 			if err != nil {
 				return nil, bad
 			}
@@ -45,7 +46,7 @@ func parseLogits(s string) (any, error) {
 			}
 			out["k"] = k
 		case i == 0 && parts[0] == schemas.LogitsIDs:
-			ids, err := integers(part)
+			ids, err := parseIntegers(part)
 			if err != nil {
 				return nil, bad
 			}
@@ -57,8 +58,8 @@ func parseLogits(s string) (any, error) {
 	return out, nil
 }
 
-// integers reads integers separated by commas.
-func integers(s string) (list []int64, err error) {
+// parseIntegers reads integers separated by commas. parseLogits calls it.
+func parseIntegers(s string) (list []int64, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
 		if err != nil {
@@ -78,7 +79,7 @@ func milliseconds(s string) (any, error) {
 	return d.Milliseconds(), nil
 }
 
-// parseParams reads NAME=VALUE,...
+// parseParams reads parameters of an interaction, NAME=VALUE,..., each name once. The error shows the form.
 func parseParams(s string) (any, error) {
 	out := map[string]any{}
 	for part := range strings.SplitSeq(s, ",") {
@@ -92,7 +93,7 @@ func parseParams(s string) (any, error) {
 }
 
 // conversation returns the messages of --messages (nil without the flag), and the texts of the prompts: with a
-// conversation its last message.
+// conversation its last message. Prompts beside --messages are an error.
 func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
 	if p.messages == "" {
 		return nil, texts, nil
@@ -108,7 +109,8 @@ func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
 	return list, []string{last}, nil
 }
 
-// setTextOfMessages makes the last message the text of a prompt that has messages of its own.
+// setTextOfMessages makes the last message the text of a prompt that has messages of its own; the text names the
+// prompt in tables. loadPrompts calls it.
 func (q *prompt) setTextOfMessages() {
 	list, ok := q.body["messages"].([]any)
 	if !ok || len(list) == 0 {
@@ -122,7 +124,8 @@ func (q *prompt) setTextOfMessages() {
 	}
 }
 
-// useMessages sends the whole conversation of a record to a language model, with the system's message.
+// useMessages has the whole conversation of a record sent to a language model, with the system's message, not its
+// last message alone. It fails for prompts with substitutes, which have no messages.
 func (q *prompt) useMessages() error {
 	if q.messages == nil {
 		return nil
@@ -147,7 +150,8 @@ func (q *prompt) useMessages() error {
 // maxMessages bounds the file of a conversation, in bytes.
 const maxMessages = 4 << 20
 
-// readMessages reads the file of --messages: a list of messages, or an object with one under "messages".
+// readMessages reads the file of --messages: a list of messages, or an object with one under "messages". An error
+// names the message and what it must be. conversation calls it.
 func readMessages(path string) ([]any, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxMessages {
@@ -196,7 +200,8 @@ func readMessages(path string) ([]any, error) {
 	return out, nil
 }
 
-// invalidUTF8 returns the index of the first byte that is not part of valid UTF-8; -1 if there is none.
+// invalidUTF8 returns the index of the first byte that is not part of valid UTF-8; -1 if there is none. readMessages
+// calls it.
 func invalidUTF8(data []byte) int {
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])

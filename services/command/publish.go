@@ -39,13 +39,13 @@ samples in the background; 'meander watch' shows them.`,
 			if p.dryRun {
 				return a.dryRun(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
-			return a.with(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
+			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				plan, err := p.estimate(c.Context(), conn, nil, prompts)
 				if err == nil {
-					err = plan.refusal(p.names)
+					err = plan.refusalError(p.names)
 				}
 				if err == nil {
-					err = plan.show(c.Context(), conn, run, p.overfill, c.ErrOrStderr())
+					err = plan.printAndCheck(c.Context(), conn, run, p.overfill, c.ErrOrStderr())
 				}
 				if err != nil {
 					return err
@@ -57,18 +57,18 @@ samples in the background; 'meander watch' shows them.`,
 	}
 	nameFlag(c.Flags(), &run, "run", "default", "run of the prompts")
 	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer to each prompt")
-	p.register(c.Flags())
+	p.addFlags(c.Flags())
 	return c
 }
 
 // publishAll publishes the prompts one by one, and prints intake's answer to each. A refused or held prompt gives
-// exit status 1.
+// exit status 1. Other errors end it; what is published stays.
 func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration) error {
 	refused := 0
 	for _, prompt := range prompts {
 		receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
 		if err != nil {
-			return advise(c.Context(), conn.Bus, err)
+			return withAdvice(c.Context(), conn.Bus, err)
 		}
 		if a.json {
 			if err := json.NewEncoder(c.OutOrStdout()).Encode(schemas.JSON(receipt)); err != nil {
@@ -97,7 +97,8 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, pr
 	return nil
 }
 
-// notAccepted says in one word what happened to a prompt that was not accepted: held, stored or refused.
+// notAccepted says in one word what happened to a prompt that was not accepted: held, stored or refused. publishAll
+// calls it.
 func notAccepted(r *schemas.Receipt) string {
 	switch {
 	case r.Waiting != "":
@@ -108,10 +109,10 @@ func notAccepted(r *schemas.Receipt) string {
 	return "refused"
 }
 
-// publishOne stores one prompt and waits for the receipt. Without an answer in time the receipt says that the prompt
-// is stored.
+// publishOne stores one prompt and waits for intake's receipt. A refusal is in the receipt. Without an answer in time
+// the receipt says that the prompt is stored. An error is of the server.
 func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt, wait time.Duration) (*schemas.Receipt, error) {
-	if err := p.offload(ctx, conn.Bus); err != nil {
+	if err := p.moveToObjectStore(ctx, conn.Bus); err != nil {
 		return nil, err
 	}
 	data, err := p.encode()

@@ -25,7 +25,7 @@ import (
 	"github.com/meander-rl/meander/services/reward"
 )
 
-// rescoreCommand is 'meander rescore'.
+// rescoreCommand makes the command 'meander rescore'.
 func rescoreCommand(a *app) *cobra.Command {
 	r := &rescorer{app: a, services: defaultServices()}
 	c := &cobra.Command{
@@ -56,8 +56,8 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage.`,
 	f := c.Flags()
 	f.StringVar((*string)(&r.run), "run", "", "run whose images are scored; default the latest")
 	f.StringVar((*string)(&r.pass), "pass", "", "run for the new rewards; default <run>--<rewards>")
-	section(f, rewardSection, r.rewards.register)
-	section(f, advantageSection, r.advantage.register)
+	addSection(f, rewardSection, r.rewards.addFlags)
+	addSection(f, advantageSection, r.advantage.addFlags)
 	f.StringVar(&r.services.Reward.Scorers, "scorers", "",
 		"YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
 	f.DurationVar(&r.services.Reward.ScorePatience, "score-patience", r.services.Reward.ScorePatience,
@@ -78,12 +78,13 @@ type rescorer struct {
 }
 
 // rescore makes the pass: it checks the request, scores the samples, waits for the advantages and prints the results.
+// The same command continues a pass that was interrupted.
 func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error {
 	log, err := r.logger()
 	if err != nil {
 		return err
 	}
-	change, err := r.change()
+	change, err := r.changeOf()
 	if err != nil {
 		return usage(err)
 	}
@@ -96,7 +97,7 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	defer conn.Close()
 	began := time.Now()
-	if err := r.name(ctx, conn, change); err != nil {
+	if err := r.namePass(ctx, conn, change); err != nil {
 		return err
 	}
 	source, err := rescore.Read(ctx, conn.Bus, r.run)
@@ -118,7 +119,7 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	if source.Refills {
 		fmt.Fprintln(stderr, "a pass does not refill groups; groups that the run would refill are kept")
 	}
-	advantages, err := r.serve(ctx, conn, source, stderr, log)
+	advantages, err := r.scoreAndWait(ctx, conn, source, stderr, log)
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return errors.New("interrupted; the same command continues where it stopped")
@@ -128,18 +129,18 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	return r.report(context.WithoutCancel(ctx), conn, source, advantages, time.Since(began), stdout, stderr)
 }
 
-// change returns how the pass differs from the run, by the flags.
-func (r *rescorer) change() (rescore.Change, error) {
+// changeOf returns how the pass differs from the run, by the flags; without any it is an error. rescore calls it.
+func (r *rescorer) changeOf() (rescore.Change, error) {
 	c := rescore.Change{GroundTruth: r.rewards.groundTruth}
-	specs, err := r.rewards.rewards()
+	specs, err := r.rewards.rewardSpecs()
 	if err != nil {
 		return c, err
 	}
-	if c.Rewards, err = rewardSpecs(specs); err != nil {
+	if c.Rewards, err = resolvedSpecs(specs); err != nil {
 		return c, err
 	}
-	if given := r.advantage.advantage.Values(); len(given) > 0 {
-		config, err := r.advantage.config(specs)
+	if given := r.advantage.advantage.GivenValues(); len(given) > 0 {
+		config, err := r.advantage.estimatorConfig(specs)
 		if err != nil {
 			return c, err
 		}
@@ -151,8 +152,9 @@ func (r *rescorer) change() (rescore.Change, error) {
 	return c, nil
 }
 
-// name finds the run and names the pass, if they were not given. The pass is named by its rewards, or its estimator.
-func (r *rescorer) name(ctx context.Context, conn *connection, c rescore.Change) (err error) {
+// namePass sets the run to the latest and makes a name of the pass, if they were not given. The pass is named by its
+// rewards, or its estimator. Names that cannot be are usage errors.
+func (r *rescorer) namePass(ctx context.Context, conn *connection, c rescore.Change) (err error) {
 	if r.run == "" {
 		if r.run, err = latestRun(ctx, conn.Bus); err != nil {
 			return err
@@ -181,10 +183,12 @@ func (r *rescorer) name(ctx context.Context, conn *connection, c rescore.Change)
 	return nil
 }
 
-// serve scores the samples without a reward, and waits until every group has a result. If no other process closes the
-// groups, this one does.
-func (r *rescorer) serve(ctx context.Context, conn *connection, source *rescore.Source, stderr io.Writer, log zerolog.Logger) (map[schemas.UID]*schemas.Advantage, error) {
-	if err := source.Open(ctx, conn.Bus, r.pass); err != nil {
+// scoreAndWait scores the samples without a reward, and waits until every group of the pass has a result. If no other
+// process closes the groups, this one does. An error is of a reward function's service, the server or ctx.
+func (r *rescorer) scoreAndWait(
+	ctx context.Context, conn *connection, source *rescore.Source, stderr io.Writer, log zerolog.Logger,
+) (map[schemas.UID]*schemas.Advantage, error) {
+	if err := source.OpenGroups(ctx, conn.Bus, r.pass); err != nil {
 		return nil, err
 	}
 	have, err := conn.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter(r.pass, "*", "*"))
@@ -202,7 +206,7 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *rescore.
 	defer stop(nil)
 	var service errgroup.Group
 	service.Go(func() error {
-		err := conn.serve(work,
+		err := conn.serveWhenOwner(work,
 			func(ctx context.Context) error { return advantage.Run(ctx, r.services.Advantage, conn.Bus, log) })
 		if err != nil {
 			stop(err)
@@ -210,7 +214,7 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *rescore.
 		return err
 	})
 	err = reward.Rescore(work, r.services.Reward, conn.Bus, log, reward.Pass{
-		Samples: todo, Done: progress.add,
+		Samples: todo, Done: progress.countSample,
 		Change: func(t *schemas.Trajectory) { source.Join(t, r.pass) },
 	})
 	var advantages map[schemas.UID]*schemas.Advantage
@@ -227,7 +231,8 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *rescore.
 	return advantages, err
 }
 
-// report writes and prints the results. It returns the error of groups that are not complete.
+// report writes the results of the pass to its folder and prints them. Groups that are not complete give exit status
+// 1. rescore calls it.
 func (r *rescorer) report(ctx context.Context, conn *connection, source *rescore.Source, advantages map[schemas.UID]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
 	p, err := results.CollectPass(ctx, conn.Bus, r.pass, r.run, source.Groups(advantages))
 	if err != nil {
@@ -262,12 +267,12 @@ func asUsage(err error) error {
 	return err
 }
 
-// rewardSpecs converts the rewards of the flags, with all defaults set. Too many rewards, or weights that sum up to
-// 0, are an error.
-func rewardSpecs(list []any) ([]schemas.RewardSpec, error) {
+// resolvedSpecs converts the reward functions of the flags into specs with all defaults set. Too many rewards, or
+// weights that sum up to 0, are an error. changeOf calls it.
+func resolvedSpecs(list []any) ([]schemas.RewardSpec, error) {
 	var out []schemas.RewardSpec
 	for _, v := range list {
-		spec := v.(map[string]any) // as rewards makes them
+		spec := v.(map[string]any) // as rewardSpecs makes them
 		s := schemas.RewardSpec{Name: spec["name"].(string), Weight: new(1.0), Required: new(true)}
 		if w, ok := spec["weight"].(float64); ok {
 			s.Weight = &w
@@ -307,7 +312,8 @@ type rescoreProgress struct {
 	shown time.Time
 }
 
-// newRescoreProgress shows the progress of a pass until close. machine: there is no bar, even on a terminal.
+// newRescoreProgress shows the progress of a pass until close: a bar on a terminal, else a line from time to time.
+// machine: there is no bar, even on a terminal.
 func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int) *rescoreProgress {
 	p := &rescoreProgress{out: out, pass: pass, total: total, shown: time.Now()}
 	if boot.IsTerminal(out) && !machine {
@@ -318,8 +324,8 @@ func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int
 	return p
 }
 
-// add counts one scored sample.
-func (p *rescoreProgress) add() {
+// countSample counts one scored sample and shows that.
+func (p *rescoreProgress) countSample() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done++

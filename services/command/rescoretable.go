@@ -12,7 +12,8 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// printPass prints a table for people: each value of the run, and beside it that of the pass.
+// printPass prints the table of a pass for people: each value of the run, and beside it that of the pass. report
+// calls it.
 func printPass(w io.Writer, p *results.Pass) {
 	var t *present.Table
 	if len(p.Groups) <= fewGroups {
@@ -56,7 +57,7 @@ func readText(scores []results.Score) string {
 	return ""
 }
 
-// faultsOf says why samples failed, each reason once.
+// faultsOf says why samples of a pass failed, each reason once with its number. printPass calls it.
 func faultsOf(p *results.Pass) []string {
 	counts := map[string]int{}
 	for _, g := range p.Groups {

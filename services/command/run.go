@@ -22,9 +22,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/reward"
+	"github.com/meander-rl/meander/services/sampler/models"
 )
 
-// runCommand is 'meander run'.
+// runCommand makes the command 'meander run'.
 func runCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	c := &cobra.Command{
@@ -64,14 +65,14 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
-	section(c.Flags(), outputSection, func(f *pflag.FlagSet) {
+	addSection(c.Flags(), outputSection, func(f *pflag.FlagSet) {
 		r.output(f)
 		f.StringVar(&r.saveLatents, "save-latents", "",
 			"write all kept states to this safetensors file, packed [n, S, C], F32")
 	})
-	r.prompts.register(c.Flags())
-	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
-	section(c.Flags(), limitSection, r.services.limits.Flags)
+	r.prompts.addFlags(c.Flags())
+	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
+	addSection(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
 }
 
@@ -102,16 +103,20 @@ func (r *runner) check() error {
 	if r.id == "" {
 		r.id = newRunID()
 	}
+	r.services.loading.lines.Store(&r.stderr)
+	r.services.Sampler.Waiting = r.services.loading.wait
 	return r.services.validate()
 }
 
 // run publishes the prompts, waits for their groups, and prints the results. It serves the pipeline itself if none
-// runs.
+// runs. A run that is interrupted can be continued by the same command, which the error says.
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
 	log, err := r.logger()
 	if err != nil {
 		return err
 	}
+	r.services.Sampler.Spare = &models.Spare{}
+	defer r.services.Sampler.Spare.Close()
 	plan, err := r.estimateOwn(ctx, prompts)
 	if err != nil {
 		return err
@@ -121,7 +126,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	defer conn.Close()
-	own, with, err := r.prepare(ctx, conn, plan, prompts, stderr)
+	own, with, err := r.checkAndEstimate(ctx, conn, plan, prompts, stderr)
 	if err != nil {
 		return err
 	}
@@ -136,13 +141,13 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	defer done()
 	served := make(chan error, 1)
 	go func() {
-		err := conn.serve(work, func(ctx context.Context) error { return r.services.run(ctx, conn, log) })
+		err := conn.serveWhenOwner(work, func(ctx context.Context) error { return r.services.serve(ctx, conn, log) })
 		if err != nil {
 			stop(err)
 		}
 		served <- err
 	}()
-	outcomes, err := r.follow(work, conn, own, with, prompts, choice, stderr, log)
+	outcomes, err := r.publishAndWait(work, conn, own, with, prompts, choice, stderr, log)
 	stop(nil)
 	serveErr := <-served
 	switch {
@@ -159,23 +164,24 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	return r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
 }
 
-// estimateOwn returns the estimate if this process will serve the pipeline, and nil if another one does. A refusal is
-// known before anything starts.
+// estimateOwn returns the estimate if this process will serve the pipeline, and nil if another one does. So a refusal
+// of all prompts, a usage error, is known before anything starts.
 func (r *runner) estimateOwn(ctx context.Context, prompts []prompt) (*estimated, error) {
-	joins, err := r.joins(&r.services)
+	joins, err := r.joinsPipeline(&r.services)
 	if err != nil || joins {
 		return nil, err
 	}
 	plan, err := r.prompts.estimate(ctx, nil, &r.services, prompts)
 	if err == nil {
-		err = plan.refusal(r.prompts.names)
+		err = plan.refusalError(r.prompts.names)
 	}
 	return plan, err
 }
 
-// prepare prints the estimate, and refuses what cannot run. own are the services of this process, nil if another
-// process serves; with is what the run is started with.
-func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated, prompts []prompt,
+// checkAndEstimate prints the estimate, and refuses what cannot run, before prompts are published. own are the
+// services of this process, nil if another process serves; with is what the run is started with. A refusal is a usage
+// error.
+func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *estimated, prompts []prompt,
 	stderr io.Writer,
 ) (own *services, with *started, err error) {
 	if err := r.services.limits.Apply(ctx, conn.Bus); err != nil {
@@ -198,10 +204,10 @@ func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated,
 	if plan != nil && own != nil {
 		err = plan.AskCapacity(ctx, conn.Bus)
 	} else if plan, err = r.prompts.estimate(ctx, conn, own, prompts); err == nil {
-		err = plan.refusal(r.prompts.names)
+		err = plan.refusalError(r.prompts.names)
 	}
 	if err == nil {
-		err = plan.show(ctx, conn, r.id, r.prompts.overfill, stderr)
+		err = plan.printAndCheck(ctx, conn, r.id, r.prompts.overfill, stderr)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -220,9 +226,10 @@ func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated,
 	return own, with, err
 }
 
-// follow publishes the prompts without an outcome and waits until every group has one. own are the services of this
-// process, nil if another process serves.
-func (r *runner) follow(ctx context.Context, conn *connection, own *services, with *started, prompts []prompt,
+// publishAndWait publishes the prompts without an outcome and waits until every group has one, while it shows the
+// progress. own are the services of this process, nil if another process serves. An error is of the server, of a run
+// that was started with something else, or the cause of ctx.
+func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *services, with *started, prompts []prompt,
 	choice *interrupt, stderr io.Writer, log zerolog.Logger,
 ) (*results.Outcomes, error) {
 	wanted := make([]results.Prompt, len(prompts))
@@ -241,7 +248,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	defer cancel()
 	progress := newProgress(stderr, r.json, r.id, wanted, o, r.services.loading)
 	defer progress.close()
-	progress.watch(ctx, conn.Bus)
+	progress.countEvents(ctx, conn.Bus)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
@@ -250,7 +257,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	note := progress.note
 	choice.printLine.Store(&note)
 	inbox := conn.Conn().NewInbox()
-	receipts, err := conn.Conn().Subscribe(inbox, progress.receipts())
+	receipts, err := conn.Conn().Subscribe(inbox, progress.receiptHandler())
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to receipts: %w", err)
 	}
@@ -263,30 +270,35 @@ func (r *runner) follow(ctx context.Context, conn *connection, own *services, wi
 	if with.Model != "" {
 		nameLane(prompts, with.Model, with.BaseDigest)
 	}
-	if err := r.claim(ctx, conn, with, prompts, o); err != nil {
+	if err := r.claimRun(ctx, conn, with, prompts, o); err != nil {
 		return nil, err
 	}
-	bySeq, err := r.publish(ctx, conn, prompts, o, inbox)
+	bySeq, err := r.publishOpen(ctx, conn, prompts, o, inbox)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.await(ctx, conn, o, bySeq, func() { progress.groups(len(prompts)-o.Left(), o.Refills()) }); err != nil {
+	if err := r.awaitOutcomes(ctx, conn, o, bySeq, func() {
+		progress.groups(len(prompts)-o.Left(),
+			o.Refills())
+	}); err != nil {
 		return nil, err
 	}
 	log.Debug().Str("run", string(r.id)).Msg("all groups have closed")
 	return o, nil
 }
 
-// publish sends the prompts without an outcome; their receipts go to inbox. It returns the uids by stream sequence:
-// the dead letter of a refused prompt names its sequence.
-func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string) (map[uint64]schemas.UID, error) {
+// publishOpen publishes the prompts without an outcome; their receipts go to inbox. It returns the uids by stream
+// sequence: the dead letter of a refused prompt names its sequence.
+func (r *runner) publishOpen(
+	ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string,
+) (map[uint64]schemas.UID, error) {
 	bySeq := map[uint64]schemas.UID{}
 	for _, p := range prompts {
 		if !o.Open(p.uid) {
 			continue
 		}
-		if err := p.offload(ctx, conn.Bus); err != nil {
-			return nil, advise(ctx, conn.Bus, err)
+		if err := p.moveToObjectStore(ctx, conn.Bus); err != nil {
+			return nil, withAdvice(ctx, conn.Bus, err)
 		}
 		data, err := p.encode()
 		if err != nil {
@@ -301,8 +313,11 @@ func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt
 	return bySeq, nil
 }
 
-// await reads advantages and refusals until every prompt has an outcome. It calls changed after each.
-func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]schemas.UID, changed func()) error {
+// awaitOutcomes reads advantages and refusals until every prompt has an outcome. It calls changed after each. uids by
+// stream sequence are bySeq. The error is of the server, or the cause of ctx.
+func (r *runner) awaitOutcomes(
+	ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]schemas.UID, changed func(),
+) error {
 	type item struct {
 		m   *bus.Message
 		err error
@@ -344,7 +359,8 @@ func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcome
 	return nil
 }
 
-// report writes and prints the results. It returns the error of groups that are not complete.
+// report writes the results to the folder of the run and prints them. Groups that are not complete give exit status
+// 1; if all prompts were refused, it is that of wrong usage.
 func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, took time.Duration, stdout, stderr io.Writer) error {
 	run, err := results.Collect(ctx, conn.Bus, r.id, o)
 	if err != nil {
@@ -385,7 +401,7 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 	return notComplete(statuses)
 }
 
-// reportRefused prints each reason of refusal once, with its prompts.
+// reportRefused prints each reason of refusal once, with its prompts. report calls it.
 func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.Writer) {
 	uids := map[string][]string{}
 	var reasons []string
@@ -394,7 +410,7 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 		if !refused {
 			continue
 		}
-		reason = r.prompts.names.blame(reason)
+		reason = r.prompts.names.nameFlags(reason)
 		if uids[reason] == nil {
 			reasons = append(reasons, reason)
 		}

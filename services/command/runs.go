@@ -21,7 +21,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// runsCommand is 'meander runs', with its subcommands.
+// runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "runs", Short: "list, show, export, import and remove stored runs", Args: args(noSuchCommand),
@@ -36,7 +36,7 @@ func runsCommand(a *app) *cobra.Command {
 	return c
 }
 
-// runsLsCommand is 'meander runs ls'.
+// runsLsCommand makes the command 'meander runs ls'.
 func runsLsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "list the stored runs, the newest first", Args: args(cobra.NoArgs),
@@ -53,7 +53,7 @@ func runsLsCommand(a *app) *cobra.Command {
 	}
 }
 
-// printRuns prints a line for each run.
+// printRuns prints a line for each stored run.
 func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
 	if a.json {
 		for _, r := range list {
@@ -75,7 +75,7 @@ func (a *app) printRuns(out io.Writer, list []*results.StoredRun) error {
 	return nil
 }
 
-// storedRun returns what is stored of a run; it is an error if nothing is.
+// storedRun returns what is stored of a run; nothing is a usage error.
 func storedRun(ctx context.Context, b *bus.Bus, name string) (*results.StoredRun, error) {
 	if err := schemas.CheckToken("RUN", name); err != nil {
 		return nil, usage(err)
@@ -95,7 +95,7 @@ func nothingStored(run string) error {
 	return fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", run)
 }
 
-// runsShowCommand is 'meander runs show'.
+// runsShowCommand makes the command 'meander runs show'.
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)), Example: "  meander runs show night",
@@ -122,7 +122,7 @@ func runsShowCommand(a *app) *cobra.Command {
 	}
 }
 
-// runsRmCommand is 'meander runs rm'.
+// runsRmCommand makes the command 'meander runs rm'.
 func runsRmCommand(a *app) *cobra.Command {
 	force := false
 	c := &cobra.Command{
@@ -161,7 +161,7 @@ that are older than two minutes. Dead letters stay. A run with open groups is re
 	return c
 }
 
-// runsExportCommand is 'meander runs export'.
+// runsExportCommand makes the command 'meander runs export'.
 func runsExportCommand(a *app) *cobra.Command {
 	out := ""
 	c := &cobra.Command{
@@ -196,7 +196,7 @@ any msgpack library can read it too, and pkg/archive in Go.`,
 	return c
 }
 
-// runsReadCommand is 'meander runs read'.
+// runsReadCommand makes the command 'meander runs read'.
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE", Short: "check an exported run and count its events; needs no server", Args: args(cobra.ExactArgs(1)),
@@ -246,7 +246,7 @@ exit status is 1.`,
 	}
 }
 
-// runsImportCommand is 'meander runs import'.
+// runsImportCommand makes the command 'meander runs import'.
 func runsImportCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "import FILE", Short: "store an exported run again", Args: args(cobra.ExactArgs(1)),
@@ -264,14 +264,15 @@ groups.`,
 				return err
 			}
 			defer func() { _ = f.Close() }() // read-only
-			return a.with(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
+			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
 				return a.importRun(c, conn, f)
 			})(c, given)
 		},
 	}
 }
 
-// importRun stores an exported run. It refuses while a service runs: that would work on a part of the run.
+// importRun stores an exported run. It refuses while a service runs, which would work on a part of the run, and if
+// the store has other events of the run. runsImportCommand calls it.
 func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) error {
 	running, err := conn.Present(c.Context())
 	if err != nil {
@@ -284,17 +285,18 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 	}
 	done, err := archive.Import(c.Context(), conn.Bus, f)
 	if err != nil {
-		return advise(c.Context(), conn.Bus, err)
+		return withAdvice(c.Context(), conn.Bus, err)
 	}
 	if a.json {
 		return json.NewEncoder(c.OutOrStdout()).Encode(done)
 	}
 	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
-		done.Run, present.Count(done.Stored, "event"), present.Count(done.There, "event"), present.Count(done.Blobs, "blob"))
+		done.Run, present.Count(done.Stored, "event"), present.Count(done.AlreadyStored, "event"),
+		present.Count(done.Blobs, "blob"))
 	return nil
 }
 
-// printArchive prints how many events and blobs an export has.
+// printArchive prints how many events and blobs an export has; name is its file.
 func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error {
 	if a.json {
 		return json.NewEncoder(out).Encode(s)

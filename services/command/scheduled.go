@@ -16,7 +16,8 @@ import (
 // mostRolls is the most samples of a group that the table shows.
 const mostRolls = 32
 
-// scheduledCommand is 'meander scheduled'. It is a run command whose prompts are the captions of images.
+// scheduledCommand makes the command 'meander scheduled'. It is a run command whose prompts are the captions of
+// images.
 func scheduledCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	var caption string
@@ -77,8 +78,8 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
-	section(c.Flags(), outputSection, r.output)
-	r.prompts.register(c.Flags())
+	addSection(c.Flags(), outputSection, r.output)
+	r.prompts.addFlags(c.Flags())
 	// The prompts are the images, and no sample gets a reward: hide the flags of prompts and rewards.
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		switch title := f.Annotations[sectionKey][0]; {
@@ -88,16 +89,16 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			f.Hidden = true
 		}
 	})
-	section(c.Flags(), scheduledSection, func(f *pflag.FlagSet) {
+	addSection(c.Flags(), scheduledSection, func(f *pflag.FlagSet) {
 		f.StringVar(&caption, "prompt", "", "caption of images without a text file beside them")
 	})
-	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
-	section(c.Flags(), limitSection, r.services.limits.Flags)
+	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
+	addSection(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
 }
 
 // printRolls shows the samples of a group of scheduled sampling. It returns false, and prints nothing, for another
-// group.
+// group. printGroups calls it.
 func printRolls(w io.Writer, g *results.Group) bool {
 	shown, all := 0, 0
 	t := present.Samples()
@@ -127,12 +128,12 @@ func printRolls(w io.Writer, g *results.Group) bool {
 		return false
 	}
 	t.Print(w)
-	printNotes(w, all-shown, failures(g.Members))
+	printNotes(w, all-shown, failureLines(g.Members))
 	return true
 }
 
-// rollMeasures returns the lines of the summary about scheduled sampling.
-func rollMeasures(m map[string]float64) []string {
+// rollSummary returns the lines about scheduled sampling of a run's summary, from its metrics. summaryLines calls it.
+func rollSummary(m map[string]float64) []string {
 	lines := []string{fmt.Sprintf("scheduled sampling: probability %.3g, %.0f %% rolled, offset %.3g (at most %.0f), %.0f evaluations of the model, drift %.4g",
 		m["scheduled_sampling/probability"], 100*m["scheduled_sampling/rolled_fraction"], m["scheduled_sampling/offset_mean"], m["scheduled_sampling/offset_max"],
 		m["scheduled_sampling/extra_forwards"], m["scheduled_sampling/drift_l2"])}

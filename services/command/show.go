@@ -18,7 +18,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// showCommand is 'meander show'.
+// showCommand makes the command 'meander show'.
 func showCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	c := &cobra.Command{
@@ -42,7 +42,8 @@ func showCommand(a *app) *cobra.Command {
 	return c
 }
 
-// showRun prints a line for each group of a run that has a result.
+// showRun prints a line for each group of a run that has a result. A run without any is an error. showCommand calls
+// it.
 func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
 	state, err := pausedOrCancelled(ctx, b, run)
 	if err != nil {
@@ -77,7 +78,8 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 	return nil
 }
 
-// showGroup prints a group: its result and its trajectories. Either may be missing, but not both.
+// showGroup prints a group: its result and its trajectories. Either may be missing; without both it is an error.
+// showCommand calls it.
 func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
 	var adv *schemas.Advantage
 	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
@@ -117,7 +119,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 		v["trajectories"] = list
 		return json.NewEncoder(out).Encode(v)
 	}
-	why, err := failuresOf(ctx, b, run, uid, adv, trajectories)
+	why, err := groupFailures(ctx, b, run, uid, adv, trajectories)
 	if err != nil {
 		return err
 	}
@@ -133,9 +135,9 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 }
 
 // pausedOrCancelled returns text to follow a run's name: that the run is paused or cancelled, and by whom; "" for
-// other runs.
+// other runs. An error is of the server.
 func pausedOrCancelled(ctx context.Context, b *bus.Bus, run schemas.Run) (string, error) {
-	h, err := b.Held(ctx, run, "")
+	h, err := b.ControlsOf(ctx, run, "")
 	if err != nil || h.Paused() == nil && h.Cancelled() == nil {
 		return "", err
 	}
@@ -143,11 +145,15 @@ func pausedOrCancelled(ctx context.Context, b *bus.Bus, run schemas.Run) (string
 	if h.Cancelled() != nil {
 		verb = schemas.RunCancelled
 	}
-	return ": " + verb + byWhom(&schemas.RunStatus{By: h.Run.By, Reason: h.Run.Reason, Since: h.Run.Stored}), nil
+	return ": " + verb + controlledBy(&schemas.RunStatus{By: h.Run.By, Reason: h.Run.Reason, Since: h.Run.Stored}), nil
 }
 
-// failuresOf says why samples of a group have no reward, each reason once.
-func failuresOf(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory) ([]string, error) {
+// groupFailures says why samples of a group have no reward, each reason once with its samples. adv is nil while the
+// group is open. An error is of the server. showGroup calls it.
+func groupFailures(
+	ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, adv *schemas.Advantage,
+	trajectories []*schemas.Trajectory,
+) ([]string, error) {
 	if adv == nil {
 		adv = &schemas.Advantage{}
 		for _, t := range trajectories {
@@ -174,10 +180,10 @@ func failuresOf(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UI
 		}
 		members = append(members, r)
 	}
-	return failures(members), nil
+	return failureLines(members), nil
 }
 
-// segmentLine says which part of the steps ran; "" if all did.
+// segmentLine says which part of the schedule a sample ran; "" if it ran all. printGroup calls it.
 func segmentLine(t *schemas.Trajectory) string {
 	if t.Start == nil && t.Stop == nil {
 		return ""
@@ -197,7 +203,8 @@ func segmentLine(t *schemas.Trajectory) string {
 	return s
 }
 
-// attemptsLine says which attempts made the steps of a sample; "" if one attempt made all.
+// attemptsLine says which attempts made the steps of a sample, if it was continued; "" if one attempt made all.
+// printGroup calls it.
 func attemptsLine(t *schemas.Trajectory) string {
 	attempts := t.Attempts()
 	if len(attempts) < 2 {
@@ -218,6 +225,7 @@ func attemptsLine(t *schemas.Trajectory) string {
 }
 
 // printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
+// showGroup calls it.
 func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) {
 	line := func(format string, args ...any) { present.Linef(out, format, args...) }
 	line("group %s of run %s", uid, run)
@@ -291,11 +299,11 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 	printLogProbs(out, trajectories)
 }
 
-// printLogProbs shows the log-probs of all samples, with a row for each step.
+// printLogProbs shows the log-probs of all samples, with a row for each step. printGroup calls it.
 func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nlog-probs by step")
 	steps := present.Samples()
-	steps.Row(heads("step   sigma  runs", trajectories)...)
+	steps.Row(sampleHeads("step   sigma  runs", trajectories)...)
 	begin, end := trajectories[0].Segment()
 	for i := begin; i < min(end, int64(len(trajectories[0].Sigmas))); i++ { // a failed sample may have none
 		cells := []any{fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i])}
@@ -311,8 +319,8 @@ func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	steps.Print(out)
 }
 
-// heads returns the first row of a table with a column for each sample.
-func heads(name string, trajectories []*schemas.Trajectory) []any {
+// sampleHeads returns the first row of a table with a column for each sample.
+func sampleHeads(name string, trajectories []*schemas.Trajectory) []any {
 	cells := []any{name}
 	for _, t := range trajectories {
 		cells = append(cells, fmt.Sprintf("#%d", t.SampleIndex))

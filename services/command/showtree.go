@@ -12,8 +12,9 @@ import (
 // wideEdge and narrowEdge are the columns of an edge of a tree, with its advantage and without.
 const wideEdge, narrowEdge = 10, 3
 
-// drawTree draws the tree of a group with one line per leaf: where the paths part, the advantage of each segment
-// after the branch point, and the leaf with its reward and advantage. adv is nil while the group is open.
+// drawTree draws the tree of a group in that many columns with one line per leaf: where the paths part, the advantage
+// of each segment after the branch point, and the leaf with its reward and advantage. adv is nil while the group is
+// open.
 func drawTree(tree *schemas.Tree, adv *schemas.Advantage, columns int) []string {
 	if adv == nil {
 		adv = &schemas.Advantage{}

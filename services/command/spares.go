@@ -9,12 +9,13 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// spares returns how many other prompts each prompt gets for its refills.
-func (p *promptFlags) spares() (int, error) {
+// spareCount returns how many other prompts each prompt gets for its refills, for --refill-fresh; 0 without the flag.
+// It is an error if no group would be refilled.
+func (p *promptFlags) spareCount() (int, error) {
 	if !p.refillFresh {
 		return 0, nil
 	}
-	policy := p.policy.Values()
+	policy := p.policy.GivenValues()
 	if policy["zero_std"] != schemas.GroupRefill && policy["failed"] != schemas.GroupRefill {
 		return 0, errors.New("--refill-fresh: given; must be with --zero-std refill or --failed-groups refill, else no group is refilled")
 	}
@@ -27,7 +28,8 @@ func (p *promptFlags) spares() (int, error) {
 	return int(rounds), nil
 }
 
-// setSubstitutes puts the spare prompts of a record into its prompt.
+// setSubstitutes puts the spare prompts of a record into its prompt, for --refill-fresh. A spare without a text, or
+// with a ground truth that no reward function uses, is an error.
 func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 	var list []any
 	for _, spare := range r.Spares {

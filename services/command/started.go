@@ -34,7 +34,7 @@ type started struct {
 }
 
 // startedWith returns what this command starts, and what the run was started with before (nil: the run is new). It
-// refuses a run that was started with other prompts or another model.
+// refuses a run that was started with other prompts or another model (a usage error).
 func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []prompt,
 	plan *estimated,
 ) (mine, before *started, err error) {
@@ -76,8 +76,8 @@ func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []pr
 	return mine, before, err
 }
 
-// checkResume refuses to resume a run that was started with something else. At a pipeline elsewhere a run without a
-// named model keeps its lane.
+// checkResume refuses to resume a run that was started with something else (a usage error). At a pipeline elsewhere a
+// run without a named model keeps its lane.
 func (r *runner) checkResume(before, mine *started, elsewhere bool) error {
 	const other = "; use that again, or choose another --run"
 	switch {
@@ -116,7 +116,8 @@ func adapterName(digest string) string {
 	return fmt.Sprintf("%.16s", digest)
 }
 
-// adapterDigest returns a digest of the adapter that the flags add to the checkpoint; "" without one.
+// adapterDigest returns a digest of the adapter that the flags add to the checkpoint; "" without one. It fails if the
+// adapter cannot be read. startedWith calls it.
 func (s *services) adapterDigest() (string, error) {
 	if s.Sampler.Adapter == "" {
 		return "", nil
@@ -128,7 +129,8 @@ func (s *services) adapterDigest() (string, error) {
 	return lora.WeightsDigest("", lora.Weighted{Adapter: a, Weight: s.Sampler.AdapterScale}), nil
 }
 
-// awaitModel waits until the sampler of this process has announced its model, and returns its checkpoint.
+// awaitModel waits until the sampler of this process has announced its model, and returns the digest of its
+// checkpoint. The error is the cause of ctx, or of the server.
 func (s *services) awaitModel(ctx context.Context, b *bus.Bus) (string, error) {
 	select {
 	case <-s.ready:
@@ -151,9 +153,10 @@ func (r *runner) pipelineError(err error) error {
 	return fmt.Errorf("pipeline: %w", err)
 }
 
-// claim stores what the run was started with, at its first start. Groups that the run has already, from prompts that
-// were published otherwise, must be of the same model.
-func (r *runner) claim(ctx context.Context, conn *connection, mine *started, prompts []prompt,
+// claimRun stores what the run was started with, at its first start. Groups that the run has already, from prompts
+// that were published otherwise, must be of the same model. If another process has claimed the run for something
+// else, it is a usage error.
+func (r *runner) claimRun(ctx context.Context, conn *connection, mine *started, prompts []prompt,
 	o *results.Outcomes,
 ) error {
 	for _, p := range prompts {

@@ -20,7 +20,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// streamsCommand is 'meander streams', with its subcommands.
+// streamsCommand makes the command 'meander streams' with its subcommands.
 func streamsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "streams", Short: "show how full the streams are and how far consumers are behind",
@@ -58,7 +58,7 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 			for _, p := range paused {
 				fmt.Fprintf(c.ErrOrStderr(), "%s; continue it with: meander resume %s\n", p.Says(), p.Run)
 			}
-			for _, server := range lackingServers(stats) {
+			for _, server := range laggingServers(stats) {
 				line := fmt.Sprintf("server %s is down or behind; see 'meander doctor'", server)
 				fmt.Fprintln(c.ErrOrStderr(), present.Paint(c.ErrOrStderr(), present.Red, line))
 			}
@@ -107,8 +107,8 @@ func printStreams(out io.Writer, stats []bus.StreamStats) {
 	t.Print(out)
 }
 
-// lackingServers returns the servers that lack streams which they should keep, sorted.
-func lackingServers(stats []bus.StreamStats) (servers []string) {
+// laggingServers returns the servers that lack streams which they should keep, sorted.
+func laggingServers(stats []bus.StreamStats) (servers []string) {
 	for _, s := range stats {
 		servers = append(servers, s.Lacking...)
 	}
@@ -116,7 +116,8 @@ func lackingServers(stats []bus.StreamStats) (servers []string) {
 	return slices.Compact(servers)
 }
 
-// spaceLeft says how many more groups of the mean stored size have space, and which stream is full then.
+// spaceLeft says how many more groups of the mean stored size have space, and which stream is full then; 'meander
+// streams limit' ends with it. limitCommand calls it.
 func spaceLeft(stats []bus.StreamStats) string {
 	byName := map[string]*bus.StreamStats{}
 	for i := range stats {
@@ -147,8 +148,8 @@ func spaceLeft(stats []bus.StreamStats) string {
 	return fmt.Sprintf(says, math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
 }
 
-// watchFaults tells which streams refuse events or are nearly full, what to do about it, and when they accept events
-// again, until ctx ends.
+// watchFaults tells with printLine which streams refuse events or are nearly full, what to do about it, and when they
+// accept events again, until ctx ends. 'meander up' and 'meander run' run it beside their services.
 func watchFaults(ctx context.Context, b *bus.Bus, printLine func(line string)) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -190,8 +191,8 @@ func watchFaults(ctx context.Context, b *bus.Bus, printLine func(line string)) {
 	}
 }
 
-// advise adds what to do to the error of a full stream.
-func advise(ctx context.Context, b *bus.Bus, err error) error {
+// withAdvice adds to the error of a full stream what to do; other errors are returned as they are.
+func withAdvice(ctx context.Context, b *bus.Bus, err error) error {
 	if !errors.Is(err, bus.ErrStreamFull) {
 		return err
 	}
@@ -202,7 +203,7 @@ func advise(ctx context.Context, b *bus.Bus, err error) error {
 	return err
 }
 
-// setupCommand is 'meander streams setup'.
+// setupCommand makes the command 'meander streams setup'.
 func setupCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	var credentials string
@@ -236,7 +237,7 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 			server.NoWait = true
 			b, err := bus.Connect(c.Context(), server, log)
 			if err != nil {
-				return a.explain(err)
+				return a.explainConnectError(err)
 			}
 			if err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas))); err == nil {
 				err = limits.Apply(c.Context(), b)
@@ -259,7 +260,7 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 	return c
 }
 
-// limitCommand is 'meander streams limit'.
+// limitCommand makes the command 'meander streams limit'.
 func limitCommand(a *app) *cobra.Command {
 	var limits boot.Limits
 	c := &cobra.Command{
@@ -296,7 +297,7 @@ once.`,
 	return c
 }
 
-// purgeCommand is 'meander streams purge'.
+// purgeCommand makes the command 'meander streams purge'.
 func purgeCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "purge RUN ...", Short: "remove all events of runs for ever", Args: args(cobra.MinimumNArgs(1)),

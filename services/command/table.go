@@ -22,7 +22,8 @@ const (
 	fewSamples = 8
 )
 
-// printRun prints the results of a run for people.
+// printRun prints the results of a run for people: every sample of a few groups, or a line for each of many, and a
+// summary. report calls it.
 func printRun(w io.Writer, r *results.Run) {
 	if len(r.Groups) <= fewGroups {
 		printGroups(w, r)
@@ -52,8 +53,8 @@ func printRun(w io.Writer, r *results.Run) {
 	}
 }
 
-// printGroups shows every sample, the best first: its reward, the single scores if there are several, what was read,
-// and the advantage. Then it says why samples failed.
+// printGroups shows every sample of the groups of a small run, the best first: its reward, the single scores if there
+// are several, what was read, and the advantage. Then it says why samples failed.
 func printGroups(w io.Writer, r *results.Run) {
 	for i, g := range r.Groups {
 		if i > 0 {
@@ -112,7 +113,7 @@ func printGroups(w io.Writer, r *results.Run) {
 		}
 		if len(names) > 1 {
 			for _, name := range names {
-				row(name, func(m *results.Member) string { return score(m, name) })
+				row(name, func(m *results.Member) string { return scoreCell(m, name) })
 			}
 		}
 		row("reward", func(m *results.Member) string {
@@ -123,7 +124,7 @@ func printGroups(w io.Writer, r *results.Run) {
 		})
 		row("advantage", func(m *results.Member) string { return results.Number(m.Advantage, "%+.3f") })
 		table.Print(w)
-		printNotes(w, more, append(details(members), failures(g.Members)...))
+		printNotes(w, more, append(detailLines(members), failureLines(g.Members)...))
 	}
 }
 
@@ -165,8 +166,8 @@ func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, mo
 	return members, gap, all - len(members)
 }
 
-// details returns what reward functions said about samples, except texts that they read.
-func details(members []results.Member) []string {
+// detailLines returns what reward functions said about samples, except texts that they read.
+func detailLines(members []results.Member) []string {
 	var lines []string
 	for i := range members {
 		for _, s := range members[i].Scores {
@@ -179,8 +180,8 @@ func details(members []results.Member) []string {
 	return lines
 }
 
-// failures says why samples have no reward, each reason once with its samples.
-func failures(members []results.Member) []string {
+// failureLines says why samples have no reward, each reason once with its samples.
+func failureLines(members []results.Member) []string {
 	var reasons []string
 	samples := map[string][]string{}
 	for _, m := range members {
@@ -206,7 +207,7 @@ func failures(members []results.Member) []string {
 	return reasons
 }
 
-// printLines prints a line for each group, then why samples failed.
+// printLines prints a line for each group of a large run, then why samples failed. printRun calls it.
 func printLines(w io.Writer, r *results.Run) {
 	columns := present.Width(w)
 	widest, replaced := 0, 0 // a column names the groups that replaced others, if there are any
@@ -271,7 +272,8 @@ var lacks = map[string]string{
 		"and no fresh group replaced them",
 }
 
-// notComplete returns the error of a run whose groups are not all complete, by their statuses; nil if they are.
+// notComplete returns an error with exit status 1 if the groups of a run, by their statuses, are not all complete;
+// nil if they are. report calls it.
 func notComplete(statuses []string) error {
 	counts, left := map[string]int{}, 0
 	for _, s := range statuses {
@@ -292,7 +294,7 @@ func notComplete(statuses []string) error {
 	return &exitError{status: exitFailed, err: err}
 }
 
-// membersCell returns the samples of a group for one cell of a table, at most that many.
+// membersCell returns the samples of a group for one cell of a table, at most that many. printLines calls it.
 func membersCell(g *results.Group, most int) string {
 	if g.Status == "refused" {
 		return present.FirstLine(g.Error)
@@ -316,7 +318,7 @@ func membersCell(g *results.Group, most int) string {
 	return strings.Join(cells, "  ")
 }
 
-// scoreNames returns the reward functions of a group, in their order.
+// scoreNames returns the reward functions of a group's samples, in their order.
 func scoreNames(members []results.Member) []string {
 	for _, m := range members {
 		if len(m.Scores) > 0 {
@@ -330,8 +332,8 @@ func scoreNames(members []results.Member) []string {
 	return nil
 }
 
-// score returns a single score for a table; "-" if there is none.
-func score(m *results.Member, name string) string {
+// scoreCell returns a sample's score of one reward function for a table; "-" if there is none.
+func scoreCell(m *results.Member, name string) string {
 	for _, s := range m.Scores {
 		if s.Name == name {
 			if s.Value == nil {
@@ -343,12 +345,13 @@ func score(m *results.Member, name string) string {
 	return "-"
 }
 
-// summaryLines returns the lines of the summary about rewards and evaluations.
+// summaryLines returns the lines of a run's summary about rewards and evaluations, from its metrics. printRun calls
+// it.
 func summaryLines(s *results.Summary) []string {
 	var lines []string
 	m := s.Metrics
 	if _, ok := m["scheduled_sampling/rolled_fraction"]; ok {
-		lines = append(lines, rollMeasures(m)...)
+		lines = append(lines, rollSummary(m)...)
 	} else if _, ok := m["critic/rewards/mean"]; ok {
 		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f (population), %.0f %% of groups without variance",
 			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])

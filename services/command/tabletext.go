@@ -33,7 +33,7 @@ func printTexts(w io.Writer, g *results.Group) bool {
 		table = textTable(w, members, gap, nil)
 	}
 	table.Print(w)
-	printNotes(w, more, append(details(members), failures(g.Members)...))
+	printNotes(w, more, append(detailLines(members), failureLines(g.Members)...))
 	return true
 }
 
@@ -70,7 +70,7 @@ func textTable(w io.Writer, members []results.Member, gap int, names []string) *
 		}
 		scores := make([]string, len(names))
 		for k, name := range names {
-			scores[k] = score(m, name)
+			scores[k] = scoreCell(m, name)
 		}
 		reward := m.Status
 		if m.Status == schemas.StatusScored {
@@ -144,7 +144,7 @@ func confidenceStrip(w io.Writer, list []float64, columns int) string {
 	return s.String() + strings.Repeat(" ", columns-n)
 }
 
-// tokensLine describes an event of tokens in one line.
+// tokensLine describes an event of tokens in one line, for 'meander watch'.
 func tokensLine(e *schemas.Tokens) string {
 	what := fmt.Sprintf("%s #%d turn %d at %d  ", e.UID, e.SampleIndex, e.Turn, e.Position)
 	if !e.Generated {
@@ -166,7 +166,7 @@ func tokensLine(e *schemas.Tokens) string {
 	return strings.TrimSpace(what)
 }
 
-// describeText says how a group of texts was requested.
+// describeText says in a few lines with which settings a group of texts was requested. printGroup calls it.
 func describeText(t *schemas.Trajectory) []string {
 	s := t.Text.Settings
 	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, logits %s", s.MaxNewTokens, s.Temperature, s.TopK, s.TopP, s.MinP, s.Vocabulary, logitsLine(&s))}
@@ -194,7 +194,7 @@ var engineGives = map[string]string{
 	schemas.EngineLogits:    "all logits",
 }
 
-// logitsLine says which logits are stored.
+// logitsLine says which logits a text request stores. describeText calls it.
 func logitsLine(s *schemas.TextRequest) string {
 	if s.Logits == nil {
 		return "none"
@@ -206,7 +206,7 @@ func logitsLine(s *schemas.TextRequest) string {
 	return line
 }
 
-// printTokens shows the answers of the samples, and the tokens with their log-probs by position.
+// printTokens shows the answers of the samples, and the tokens with their log-probs by position. printGroup calls it.
 func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nanswers")
 	longest := 0
@@ -232,7 +232,7 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	}
 	present.Linef(out, "\n%s", title)
 	table := present.Samples()
-	table.Row(heads("token", trajectories)...)
+	table.Row(sampleHeads("token", trajectories)...)
 	for at := range min(longest, mostTokens) {
 		cells := []any{at}
 		for _, x := range texts {
@@ -255,6 +255,7 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 }
 
 // printConversation shows what a model and its interaction said to each other, with the score of each answer.
+// printTokens calls it.
 func printConversation(out io.Writer, x *schemas.TextResult) {
 	with := x.Settings.Interaction
 	if with == nil {
@@ -284,7 +285,7 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 // mostTokens is how many tokens of an answer show lists.
 const mostTokens = 64
 
-// nthGenerated returns the position of the n-th generated token; -1 if there is none.
+// nthGenerated returns the position of the n-th generated token in a text; -1 if there is none. printTokens calls it.
 func nthGenerated(x *results.Text, n int) int {
 	for i, one := range x.Mask {
 		if one == 1 {

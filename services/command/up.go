@@ -18,7 +18,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler"
 )
 
-// upCommand is 'meander up'.
+// upCommand makes the command 'meander up'.
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
 	listen, credentials := "127.0.0.1:4222", ""
@@ -57,9 +57,9 @@ process at once. Stored events are there at the next start.`,
 					return err
 				}
 			}
-			conn, err := a.open(c.Context(), natsd.MemberOptions{
-				Options: server, Serves: true, Settings: s.settings,
-				Agree: func(running natsd.Info) error {
+			conn, err := a.openConnection(c.Context(), natsd.MemberOptions{
+				Options: server, ServesPipeline: true, Settings: s.settings,
+				CheckSettings: func(running natsd.Info) error {
 					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
 				},
 			}, log, bus.Replicas(int(s.limits.StreamReplicas)))
@@ -74,24 +74,24 @@ process at once. Stored events are there at the next start.`,
 				watch, stop := context.WithCancel(ctx)
 				defer stop()
 				go watchFaults(watch, conn.Bus, func(line string) { log.Warn().Msg(line) })
-				return s.run(ctx, conn, log)
+				return s.serve(ctx, conn, log)
 			}
 			if conn.member == nil {
 				return serve(c.Context())
 			}
 			fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
 				conn.member.ClientURL(), a.store)
-			return conn.serve(c.Context(), serve)
+			return conn.serveWhenOwner(c.Context(), serve)
 		},
 	}
-	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
+	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
 		f.StringVar(&listen, "listen", listen, "address for clients")
 		f.StringVar(&credentials, "auth", "",
 			"credentials folder (meander auth init): clients need its credentials, and TLS if it has certificates")
 		pipelineFlags(f, &s)
 	})
-	section(c.Flags(), limitSection, s.limits.Flags)
-	section(c.Flags(), gcSection, func(f *pflag.FlagSet) {
+	addSection(c.Flags(), limitSection, s.limits.Flags)
+	addSection(c.Flags(), gcSection, func(f *pflag.FlagSet) {
 		gcFlags(f, &s.Janitor)
 		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "how often the janitor checks")
 	})
@@ -107,7 +107,8 @@ func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool
 	return err
 }
 
-// useCredentials makes the server accept only the users of a credentials folder, and returns its guests.
+// useCredentials makes the embedded server accept only the users of a credentials folder, and returns its guests. It
+// is a usage error beside --nats or a token. upCommand calls it.
 func (a *app) useCredentials(o *natsd.Options, dir string, log zerolog.Logger) ([]auth.User, error) {
 	switch {
 	case a.natsURL != "":
@@ -134,7 +135,8 @@ func (a *app) useCredentials(o *natsd.Options, dir string, log zerolog.Logger) (
 // renewBefore is how long before the end of a certificate there is a warning.
 const renewBefore = 30 * 24 * time.Hour
 
-// addUsers gives the embedded server the users, guests and certificate of a credentials folder.
+// addUsers gives the embedded server the users, guests and certificate of a credentials folder. It fails for a user
+// whose role has no such rights. useCredentials calls it.
 func addUsers(o *natsd.Options, f *auth.Folder) error {
 	for i := range f.Users {
 		u := &f.Users[i]
@@ -166,7 +168,7 @@ func addUsers(o *natsd.Options, f *auth.Folder) error {
 	return nil
 }
 
-// pipelineFlags adds the flags of the services that run in this process.
+// pipelineFlags adds the flags of the services that run in this process, and keeps them in s.flags.
 func pipelineFlags(to *pflag.FlagSet, s *services) {
 	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
 	f.SortFlags = false

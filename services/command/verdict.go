@@ -25,8 +25,8 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// judgement is a verdict as users write it: a line of a file, or UID SAMPLE=VALUE.
-type judgement struct {
+// verdictLine is a verdict as users write it: a line of a file, or UID SAMPLE=VALUE.
+type verdictLine struct {
 	UID         schemas.UID `json:"uid"`
 	SampleIndex *int64      `json:"sample_index"`
 	Value       *float64    `json:"value"`
@@ -36,7 +36,7 @@ type judgement struct {
 	Author      string      `json:"author"`
 }
 
-// verdictCommand is 'meander verdict'.
+// verdictCommand makes the command 'meander verdict'.
 func verdictCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var name, file, dir, author string
@@ -56,15 +56,15 @@ there will be no value. The first verdict of a sample counts.`,
   meander verdict --run demo p1 0=0.8 1=0.25    # p1 is the uid that it lists
   meander verdict --run demo --file verdicts.jsonl`,
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, given []string) error {
-			var list []judgement
+			var list []verdictLine
 			var err error
 			switch {
 			case file != "" && len(given) > 0:
 				return usage(errors.New("give verdicts as arguments or in --file, not both"))
 			case file != "":
-				list, err = readJudgements(file, c.InOrStdin())
+				list, err = readVerdicts(file, c.InOrStdin())
 			case len(given) > 0:
-				list, err = parseJudgements(given)
+				list, err = parseVerdicts(given)
 			default:
 				return a.showWaiting(c.Context(), conn.Bus, run, dir, c.OutOrStdout(), c.ErrOrStderr())
 			}
@@ -91,10 +91,11 @@ there will be no value. The first verdict of a sample counts.`,
 	return c
 }
 
-// publishVerdicts publishes the verdicts in their order, and stops at the first error.
-func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []judgement) error {
+// publishVerdicts publishes the verdicts in their order, and stops at the first error, which says how many are given.
+// verdictCommand calls it.
+func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []verdictLine) error {
 	for i, j := range list {
-		v, err := j.verdict(ctx, b, run)
+		v, err := j.toEvent(ctx, b, run)
 		if err == nil {
 			err = client.New(b).Verdict(ctx, v)
 		}
@@ -105,15 +106,16 @@ func publishVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, list []ju
 	return nil
 }
 
-// parseJudgements reads UID SAMPLE=VALUE ...
-func parseJudgements(given []string) ([]judgement, error) {
+// parseVerdicts reads verdicts from the arguments UID SAMPLE=VALUE .... The error shows the form. verdictCommand
+// calls it.
+func parseVerdicts(given []string) ([]verdictLine, error) {
 	if err := schemas.CheckToken("uid", given[0]); err != nil {
 		return nil, err
 	}
 	if len(given) == 1 {
 		return nil, fmt.Errorf("no values for %s; must be SAMPLE=VALUE, such as 0=0.8", given[0])
 	}
-	var out []judgement
+	var out []verdictLine
 	for _, s := range given[1:] {
 		left, right, _ := strings.Cut(s, "=")
 		sample, err1 := strconv.ParseInt(left, 10, 64)
@@ -121,7 +123,7 @@ func parseJudgements(given []string) ([]judgement, error) {
 		if err := errors.Join(err1, err2); err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
 			return nil, fmt.Errorf("%q; must be SAMPLE=VALUE, such as 0=0.8, and a finite value", s)
 		}
-		out = append(out, judgement{UID: schemas.UID(given[0]), SampleIndex: &sample, Value: &value})
+		out = append(out, verdictLine{UID: schemas.UID(given[0]), SampleIndex: &sample, Value: &value})
 	}
 	return out, nil
 }
@@ -129,8 +131,9 @@ func parseJudgements(given []string) ([]judgement, error) {
 // maxJudgements bounds a file of verdicts, in lines.
 const maxJudgements = 1 << 20
 
-// readJudgements reads a file of JSON lines, or stdin for "-".
-func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
+// readVerdicts reads a file of verdicts as JSON lines, or stdin for "-". The error names the line and what it must
+// be. verdictCommand calls it.
+func readVerdicts(file string, stdin io.Reader) ([]verdictLine, error) {
 	in := stdin
 	if file != "-" {
 		f, done, err := openInput(file)
@@ -140,14 +143,14 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 		defer done()
 		in = f
 	}
-	var out []judgement
+	var out []verdictLine
 	lines := bufio.NewScanner(in)
 	n := 1
 	for ; lines.Scan(); n++ {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
 		}
-		var j judgement
+		var j verdictLine
 		d := json.NewDecoder(bytes.NewReader(lines.Bytes()))
 		d.DisallowUnknownFields()
 		err := d.Decode(&j)
@@ -179,8 +182,9 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 	return out, nil
 }
 
-// verdict checks that the sample exists and needs this verdict, and returns it as an event.
-func (j judgement) verdict(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
+// toEvent checks that the sample exists and needs this verdict, and returns it as an event. The error says what the
+// sample waits for. publishVerdicts calls it.
+func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
 	t, err := client.New(b).Trajectory(ctx, run, j.UID, *j.SampleIndex)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, fmt.Errorf("run %q has no such sample, or it is not finished; 'meander verdict --run %s' lists what waits", run, run)
@@ -208,7 +212,8 @@ func (j judgement) verdict(ctx context.Context, b *bus.Bus, run schemas.Run) (*s
 	return nil, fmt.Errorf("name %q; it waits for %s", j.Name, strings.Join(names, " and "))
 }
 
-// showWaiting lists the samples that wait for a verdict; with dir it also writes their images.
+// showWaiting lists the samples of a run that wait for a verdict; with dir it also writes their images there.
+// verdictCommand calls it.
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir string, out, stderr io.Writer) error {
 	waiting, err := results.WaitingForVerdicts(ctx, b, run)
 	if err == nil && dir != "" {
@@ -243,7 +248,8 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 	return nil
 }
 
-// writeWaiting writes the images of samples that wait for a verdict into a folder, and notes their paths.
+// writeWaiting writes the images of samples that wait for a verdict into a folder, and notes their paths in the list.
+// showWaiting calls it.
 func writeWaiting(ctx context.Context, b *bus.Bus, waiting []results.Waiting, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return usage(fmt.Errorf("--out: %w", err))

@@ -17,7 +17,7 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
-// verifyCommand is 'meander verify'.
+// verifyCommand makes the command 'meander verify'.
 func verifyCommand(a *app) *cobra.Command {
 	var run schemas.Run
 	var options verify.Options
@@ -99,7 +99,8 @@ right. Otherwise the last lines say why not.`,
 	return c
 }
 
-// printVerify prints the report. A run that is not verified gives exit status 1.
+// printVerify prints the report of 'meander verify'. A run that is not verified gives exit status 1. verifyCommand
+// calls it.
 func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) error {
 	faults := r.Faults(tolerance)
 	if a.json {
@@ -130,7 +131,7 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 	return nil
 }
 
-// printReport prints the report for people.
+// printReport prints the numbers of a report, and the first mismatches, for people. printVerify calls it.
 func printReport(out io.Writer, r *verify.Report) {
 	fmt.Fprintf(out, "run %s: %d trajectories, ", r.Run, r.Trajectories)
 	switch {

@@ -42,7 +42,7 @@ type watcher struct {
 	printed int
 }
 
-// watchCommand is 'meander watch'.
+// watchCommand makes the command 'meander watch'.
 func watchCommand(a *app) *cobra.Command {
 	w := &watcher{app: a}
 	var since time.Duration
@@ -127,7 +127,8 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 	return err
 }
 
-// printStored prints the stored events of all kinds, in the order in which they were stored.
+// printStored prints the stored events of all sources, in the order in which they were stored. The error is
+// errEnough, or of the server. watch calls it.
 func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
 	type head struct {
 		*watching
@@ -169,7 +170,7 @@ func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*
 	return nil
 }
 
-// printLive prints new events as they come.
+// printLive prints new events of all sources as they come, until ctx ends. The error is errEnough, or of the server.
 func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -208,7 +209,7 @@ func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*wa
 
 // print prints an event in one line, unless it is not asked for. It returns errEnough after --count events.
 func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
-	line, owner, err := describe(kind, m)
+	line, owner, err := eventLine(kind, m)
 	if err != nil {
 		line = "unreadable: " + err.Error()
 	}
@@ -231,8 +232,9 @@ func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
 	return nil
 }
 
-// describe returns an event as one line, with the uid that it belongs to. Parts of a step have no line.
-func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err error) {
+// eventLine returns an event as one line, with the uid that it belongs to. Parts of a step have no line. An error
+// means that the bytes do not decode. print calls it.
+func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err error) {
 	switch kind {
 	case "prompt":
 		var e schemas.Prompt

@@ -2,6 +2,11 @@
 // devices, reward functions, and the services that run. It changes nothing. Run makes one check for each area; a
 // check reports findings, and a check that could not be made is Unchecked, which is not ok. Each check ends within
 // its timeout.
+//
+// An area is what one check is about. A check gets notes, to which it adds its findings: what it saw, and what to do
+// about it. A question to the server that fails is a finding too.
+//
+// Checks report errors as findings; only askAll and examine return them.
 package doctor
 
 import (
@@ -76,21 +81,22 @@ type area struct {
 }
 
 var areas = []area{
-	{"server", true, server},
-	{"streams", true, streams},
-	{"consumers", true, consumers},
-	{"permissions", true, permissions},
-	{"limits", true, limits},
-	{"clocks", true, clocks},
-	{"services", true, services},
-	{"policies", true, policies},
-	{"disk", false, disk},
-	{"model", false, modelFolder},
-	{"device", false, device},
-	{"rewards", false, rewards},
+	{"server", true, checkServer},
+	{"streams", true, checkStreams},
+	{"consumers", true, checkConsumersTwice},
+	{"permissions", true, checkPermissions},
+	{"limits", true, checkLimits},
+	{"clocks", true, checkClocks},
+	{"services", true, checkServices},
+	{"policies", true, checkPolicies},
+	{"disk", false, checkDisk},
+	{"model", false, checkModelFolder},
+	{"device", false, checkDevice},
+	{"rewards", false, checkRewards},
 }
 
-// Run makes all checks side by side, and reports their findings in the order of the areas.
+// Run makes all checks side by side, and calls report with their findings in the order of the areas; 'meander doctor'
+// prints them. Without a server only the checks of this machine run.
 func Run(ctx context.Context, o Options, report func(Finding)) {
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
@@ -100,7 +106,7 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 	todo := areas
 	if o.Bus == nil {
-		todo = append([]area{{"server", false, noServer}, {serverAreas(), false, unchecked}}, localAreas()...)
+		todo = append([]area{{"server", false, reportNoServer}, {serverAreas(), false, reportUnchecked}}, localAreas()...)
 	}
 	found := make([]chan []Finding, len(todo))
 	for i, a := range todo {
@@ -114,8 +120,8 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 }
 
-// checkInTime makes one check and gives up when it takes too long: a disk or a peer that hangs must not hang the
-// program.
+// checkInTime makes the check of one area and gives up when it takes too long, which is a fault: a disk or a peer
+// that hangs must not hang the program.
 func checkInTime(ctx context.Context, o *Options, a area) []Finding {
 	say := &notes{area: a.name}
 	ctx, stop := context.WithTimeout(ctx, o.Timeout)
@@ -137,8 +143,8 @@ func checkInTime(ctx context.Context, o *Options, a area) []Finding {
 	}
 }
 
-// noServer says why there is no server.
-func noServer(_ context.Context, o *Options, say *notes) {
+// reportNoServer says why there is no server, and what to do; it stands for the check of the server then.
+func reportNoServer(_ context.Context, o *Options, say *notes) {
 	switch {
 	case o.Empty:
 		say.add(Unchecked, "start one with 'meander up', or name one with --nats", "%v", o.NoServer)
@@ -161,7 +167,7 @@ func serverAreas() string {
 	return strings.Join(names, ", ")
 }
 
-func unchecked(_ context.Context, _ *Options, say *notes) {
+func reportUnchecked(_ context.Context, _ *Options, say *notes) {
 	say.add(Unchecked, "", "there is no server to ask")
 }
 
@@ -187,9 +193,9 @@ func (n *notes) add(s State, fix, format string, args ...any) {
 
 func (n *notes) ok(format string, args ...any) { n.add(OK, "", format, args...) }
 
-// failed notes that a question to the server failed. A server that cannot be reached is a fault; what this credential
-// may not ask stays unchecked.
-func (n *notes) failed(what string, err error) {
+// addFailure adds the finding that a question to the server, what, has failed. A server that cannot be reached is a
+// fault; what this credential may not ask stays unchecked.
+func (n *notes) addFailure(what string, err error) {
 	const codeNotAvailable = 10008 // of a server whose cluster has no leader
 	api, _ := errors.AsType[*jetstream.APIError](err)
 	switch {

@@ -16,7 +16,8 @@ const (
 	idleBacklog, busyBacklog = time.Minute, 30 * time.Minute
 )
 
-// expectedDurables returns the durables that the running services and the samplers of these lanes should have.
+// expectedDurables returns the durable consumers that the running services and the samplers of these lanes should
+// have. running counts the programs of each service. compareDurables calls it.
 func expectedDurables(running map[string]int, lanes []schemas.Lane) []schemas.Durable {
 	all := slices.DeleteFunc(schemas.Durables(), func(d schemas.Durable) bool {
 		// The server's advisories are a safety net: a missing reader of them is not urgent.
@@ -28,9 +29,10 @@ func expectedDurables(running map[string]int, lanes []schemas.Lane) []schemas.Du
 	return all
 }
 
-// consumers checks how far the consumers of the streams are, and whether they are set up as the services do it. A
-// problem is checked again after a while: starting services make their consumers, and new messages get read.
-func consumers(ctx context.Context, o *Options, say *notes) {
+// checkConsumersTwice checks how far the consumers of the streams are, and whether they are set up as the services do
+// it. A problem is checked again after a while, and counts only then: starting services make their consumers, and new
+// messages get read.
+func checkConsumersTwice(ctx context.Context, o *Options, say *notes) {
 	checkConsumers(ctx, o, say)
 	if !slices.ContainsFunc(say.found, func(f Finding) bool { return f.State == Warning || f.State == Fault }) {
 		return
@@ -43,18 +45,19 @@ func consumers(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// checkConsumers checks all consumers once.
+// checkConsumers checks all consumers once: what waits at each, and whether those of running services are as they
+// must be.
 func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	all, err := o.Bus.Examine(ctx, true)
 	if err != nil {
-		say.failed("consumers", err)
+		say.addFailure("consumers", err)
 		return
 	}
 	n := 0
 	for _, s := range all {
 		for _, c := range s.Consumers {
 			n++
-			backlog(o, &s, &c, say)
+			checkBacklog(o, &s, &c, say)
 		}
 	}
 	compareDurables(ctx, o, all, say)
@@ -67,8 +70,9 @@ func checkConsumers(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// backlog warns about messages that wait at a durable and do not move.
-func backlog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
+// checkBacklog warns about messages of a stream that wait at a durable consumer and do not move. checkConsumers calls
+// it.
+func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	still := o.Now().Sub(c.Delivered).Round(time.Second)
 	which := c.Name + " of " + s.Name
 	logs := "see the logs of " + c.Stage
@@ -86,7 +90,8 @@ func backlog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	}
 }
 
-// compareDurables reports durables that running services need and that are missing or changed.
+// compareDurables reports durable consumers that running services need and that are missing or changed. all has the
+// streams with their consumers. checkConsumers calls it.
 func compareDurables(ctx context.Context, o *Options, all []bus.Examined, say *notes) {
 	found, err := discover(ctx, o.Bus.Conn())
 	present, lanesErr := o.Bus.Present(ctx)
@@ -120,7 +125,7 @@ func compareDurables(ctx context.Context, o *Options, all []bus.Examined, say *n
 	}
 }
 
-// whatItTakes describes which messages a durable takes.
+// whatItTakes describes which messages a durable consumer takes, for a finding. compareDurables calls it.
 func whatItTakes(c bus.ConsumerStats) string {
 	what := "everything"
 	if len(c.Filters) > 0 {

@@ -23,21 +23,21 @@ import (
 // mostOpened, in bytes: of a larger folder only the headers are read, not the weights.
 const mostOpened = 1 << 30
 
-// modelFolder checks the model of samplers on this machine: its files, its weights, and that lanes serve the same
-// ones.
-func modelFolder(ctx context.Context, o *Options, say *notes) {
+// checkModelFolder checks the model of samplers on this machine: its files, its weights, and that lanes serve the
+// same ones.
+func checkModelFolder(ctx context.Context, o *Options, say *notes) {
 	if o.Model == "" {
 		say.add(Unchecked, "name a folder with --model", "the model of samplers elsewhere cannot be seen from here")
 		return
 	}
 	if models.IsTorch(o.Engine) {
-		workerModel(ctx, o, say)
+		checkWorkerModel(ctx, o, say)
 		return
 	}
 	dir, family, err := families.All().Find(o.Model)
 	if errors.Is(err, model.ErrUnknown) {
 		if _, _, found := languages.All().Find(o.Model); found == nil {
-			languageFolder(ctx, o, say)
+			checkLanguageFolder(ctx, o, say)
 			return
 		}
 	}
@@ -54,7 +54,7 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 		say.add(Fault, "see 'meander model info "+o.Model+"'", "%v", err)
 		return
 	}
-	bytes, complete := modelFiles(o, say, dir, info)
+	bytes, complete := checkModelFiles(o, say, dir, info)
 	if !complete {
 		return
 	}
@@ -70,15 +70,15 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	say.ok("%s in %s loads, weights %.12s", info.Name, dir, m.Card().WeightsDigest)
-	sameWeights(ctx, o, say, info.Name, m.Card().WeightsDigest)
+	checkSameWeights(ctx, o, say, info.Name, m.Card().WeightsDigest)
 	if err := m.Close(); err != nil {
-		say.failed("close the model", err)
+		say.addFailure("close the model", err)
 	}
 }
 
-// modelFiles reports the problems of a model's folder; complete says that there are none. bytes is the size of its
-// weights.
-func modelFiles(o *Options, say *notes, dir string, info *model.Info) (bytes int, complete bool) {
+// checkModelFiles reports the problems of a model's folder; complete says that there are none. bytes is the size of
+// its weights.
+func checkModelFiles(o *Options, say *notes, dir string, info *model.Info) (bytes int, complete bool) {
 	for i, p := range info.Problems {
 		if i == 3 {
 			say.add(Fault, "see 'meander model info "+o.Model+"'", "and %d more problems", len(info.Problems)-i)
@@ -92,23 +92,24 @@ func modelFiles(o *Options, say *notes, dir string, info *model.Info) (bytes int
 	return bytes, len(info.Problems) == 0
 }
 
-// workerModel is modelFolder for a model that a worker computes: a worker must be there, and know its class.
-func workerModel(ctx context.Context, o *Options, say *notes) {
+// checkWorkerModel is checkModelFolder for a model that a worker in Python computes: a worker must be there, and know
+// the model's class.
+func checkWorkerModel(ctx context.Context, o *Options, say *notes) {
 	t := models.Torch{Address: o.Engine, Key: o.EngineKey, Wait: o.Timeout / 2}
 	dir, info, err := t.Inspect(ctx, o.Model)
 	if err != nil {
 		say.add(Fault, "do what the message says, and see 'meander model info --engine "+o.Engine+" "+o.Model+"'", "%v", err)
 		return
 	}
-	if bytes, complete := modelFiles(o, say, dir, info); complete {
+	if bytes, complete := checkModelFiles(o, say, dir, info); complete {
 		say.ok("%s in %s is complete: %s, and a worker knows it: %s", info.Name, dir, boot.Bytes(bytes).Rough(), info.Backend)
 		say.add(Unchecked, "samplers read and hash all of it when they start",
 			"weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
 	}
 }
 
-// languageFolder is modelFolder for a language model.
-func languageFolder(ctx context.Context, o *Options, say *notes) {
+// checkLanguageFolder is checkModelFolder for a language model.
+func checkLanguageFolder(ctx context.Context, o *Options, say *notes) {
 	m, err := languages.All().Open(o.Model, lm.Options{})
 	if err != nil {
 		say.add(Fault, "copy the folder again, with all its files", "%v", err)
@@ -116,20 +117,20 @@ func languageFolder(ctx context.Context, o *Options, say *notes) {
 	}
 	card := m.Card()
 	say.ok("%s, a language model of %d tokens, loads, weights %.12s", card.Name, card.Vocabulary, card.WeightsDigest)
-	sameWeights(ctx, o, say, card.Name, card.WeightsDigest)
+	checkSameWeights(ctx, o, say, card.Name, card.WeightsDigest)
 	if err := m.Close(); err != nil {
-		say.failed("close the model", err)
+		say.addFailure("close the model", err)
 	}
 }
 
-// sameWeights warns of lanes that serve the model with other weights.
-func sameWeights(ctx context.Context, o *Options, say *notes, name, digest string) {
+// checkSameWeights warns of lanes that serve the model of that name with other weights than digest.
+func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest string) {
 	if o.Bus == nil {
 		return
 	}
 	policies, err := o.Bus.Policies(ctx)
 	if err != nil {
-		say.failed("what samplers serve", err)
+		say.addFailure("what samplers serve", err)
 		return
 	}
 	for _, p := range policies {
@@ -140,8 +141,8 @@ func sameWeights(ctx context.Context, o *Options, say *notes, name, digest strin
 	}
 }
 
-// device checks what computes on this machine: CPU kernels and GPUs.
-func device(_ context.Context, o *Options, say *notes) {
+// checkDevice checks what computes on this machine: CPU kernels and GPUs.
+func checkDevice(_ context.Context, o *Options, say *notes) {
 	if o.Device == "" {
 		say.add(Unchecked, "name one with --device", "the devices of samplers elsewhere cannot be seen from here")
 		return
@@ -172,8 +173,8 @@ func device(_ context.Context, o *Options, say *notes) {
 	}
 }
 
-// rewards checks the reward functions of this machine: each must score a small image.
-func rewards(ctx context.Context, o *Options, say *notes) {
+// checkRewards checks the reward functions of this machine: each must score a small image, video or text.
+func checkRewards(ctx context.Context, o *Options, say *notes) {
 	if o.Scorers == "" && o.Model == "" {
 		say.add(Unchecked, "name their file with --scorers", "the reward functions of services elsewhere cannot be seen from here")
 		return
@@ -195,9 +196,9 @@ func rewards(ctx context.Context, o *Options, say *notes) {
 		case p.Err == nil:
 			good = append(good, p.Name)
 		case p.Configured:
-			say.add(Fault, fix(p.Name), "%s gives no score: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
+			say.add(Fault, rewardFix(p.Name), "%s gives no score: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
 		default:
-			say.add(Warning, fix(p.Name), "%s: %v", p.Name, p.Err)
+			say.add(Warning, rewardFix(p.Name), "%s: %v", p.Name, p.Err)
 		}
 	}
 	if len(good) > 0 {
@@ -205,8 +206,8 @@ func rewards(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// fix says what to do about a reward function that gives no score.
-func fix(name string) string {
+// rewardFix says what to do about a reward function that gives no score. checkRewards calls it.
+func rewardFix(name string) string {
 	kind, instance, _ := strings.Cut(name, ":")
 	switch kind {
 	case "http":

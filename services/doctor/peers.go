@@ -29,8 +29,8 @@ const (
 // stages are the services without which no prompt gets its result.
 var stages = []string{"intake", "sampler", "reward", "advantage"}
 
-// permissions reports what this credential may do, and warns of a server that lets everybody do everything.
-func permissions(ctx context.Context, o *Options, say *notes) {
+// checkPermissions reports what this credential may do, and warns of a server that lets every client do everything.
+func checkPermissions(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	m, err := nc.RequestWithContext(ctx, "$SYS.REQ.USER.INFO", nil)
 	if err != nil {
@@ -48,7 +48,7 @@ func permissions(ctx context.Context, o *Options, say *notes) {
 		} `json:"data"`
 	}
 	if err := json.Unmarshal(m.Data, &info); err != nil {
-		say.failed("permissions", err)
+		say.addFailure("permissions", err)
 		return
 	}
 	p := info.Data.Permissions
@@ -107,7 +107,8 @@ type grants struct {
 	Deny  []string `json:"deny"`
 }
 
-// allow reports whether a subject may be published on. Without an allow list every subject may, unless it is denied.
+// allow reports whether a subject may be published on, by the lists that the server gave. Without an allow list every
+// subject may, unless it is denied. checkPermissions calls it.
 func (g *grants) allow(subject string) bool {
 	if g == nil {
 		return true
@@ -118,7 +119,8 @@ func (g *grants) allow(subject string) bool {
 	return (len(g.Allow) == 0 || in(g.Allow)) && !in(g.Deny)
 }
 
-// matches reports whether a pattern, with or without wildcards, covers a subject without wildcards.
+// matches reports whether a pattern of subjects, with or without wildcards, covers a subject without wildcards. allow
+// calls it.
 func matches(pattern, subject string) bool {
 	p, s := strings.Split(pattern, "."), strings.Split(subject, ".")
 	for i, token := range p {
@@ -132,23 +134,23 @@ func matches(pattern, subject string) bool {
 	return len(p) == len(s)
 }
 
-// clocks checks how far the clocks of this machine and of the services are from the server's.
-func clocks(ctx context.Context, o *Options, say *notes) {
+// checkClocks checks how far the clocks of this machine and of the services are from the server's.
+func checkClocks(ctx context.Context, o *Options, say *notes) {
 	began := o.Now()
 	info, err := o.Bus.StreamInfo(ctx, schemas.StreamPresenceBucket)
 	if err == nil && info.TimeStamp.IsZero() {
 		err = errors.New("it did not say the time")
 	}
 	if err != nil {
-		say.failed("the server's clock", err)
+		say.addFailure("the server's clock", err)
 		return
 	}
 	took := o.Now().Sub(began)
 	behind := info.TimeStamp.Sub(began.Add(took / 2))
-	clockDifference("this machine", behind, say)
+	reportClock("this machine", behind, say)
 	entries, err := o.Bus.LastMany(ctx, schemas.StreamPresenceBucket, []string{schemas.PresenceSubject(">")})
 	if err != nil {
-		say.failed("the clocks of services", err)
+		say.addFailure("the clocks of services", err)
 		return
 	}
 	var told []string
@@ -158,7 +160,7 @@ func clocks(ctx context.Context, o *Options, say *notes) {
 			continue
 		}
 		told = append(told, p.Service)
-		clockDifference(p.Instance, m.Time.Sub(time.Unix(0, p.At)), say)
+		reportClock(p.Instance, m.Time.Sub(time.Unix(0, p.At)), say)
 	}
 	// Services without a presence entry are asked directly.
 	began = o.Now()
@@ -166,16 +168,17 @@ func clocks(ctx context.Context, o *Options, say *notes) {
 		var c boot.Clock
 		if json.Unmarshal(m.Data, &c) == nil && c.At > 0 && !slices.Contains(told, c.Service) {
 			half := o.Now().Sub(began) / 2
-			clockDifference(c.Service+" "+c.Instance, behind+began.Add(half).Sub(time.Unix(0, c.At)), say)
+			reportClock(c.Service+" "+c.Instance, behind+began.Add(half).Sub(time.Unix(0, c.At)), say)
 		}
 	})
 	if err != nil {
-		say.failed("the clocks of services", err)
+		say.addFailure("the clocks of services", err)
 	}
 }
 
-// clockDifference reports how far the clock of whose is behind (or, negative, ahead of) the server's.
-func clockDifference(whose string, behind time.Duration, say *notes) {
+// reportClock reports how far a clock, that of whose, is behind (or, negative, ahead of) the server's: a fault or a
+// warning if that is far. checkClocks calls it.
+func reportClock(whose string, behind time.Duration, say *notes) {
 	way := "behind"
 	if behind < 0 {
 		way = "ahead of"
@@ -194,11 +197,12 @@ func clockDifference(whose string, behind time.Duration, say *notes) {
 		behind.Abs().Round(100*time.Millisecond), way)
 }
 
-// services checks which programs run, by the server's service discovery, and whether their versions match.
-func services(ctx context.Context, o *Options, say *notes) {
+// checkServices checks which programs run, by the server's service discovery, whether their versions match, and
+// whether requests wait for a sampler that is not there.
+func checkServices(ctx context.Context, o *Options, say *notes) {
 	found, err := discover(ctx, o.Bus.Conn())
 	if err != nil {
-		say.failed("services", err)
+		say.addFailure("services", err)
 		return
 	}
 	versions, counts := map[string][]string{}, map[string]int{}
@@ -208,7 +212,7 @@ func services(ctx context.Context, o *Options, say *notes) {
 		versions[s.Metadata["version"]] = append(versions[s.Metadata["version"]], name+" "+s.Metadata["instance"])
 	}
 	if denied := o.Bus.Denied(); len(found) == 0 && denied != nil && strings.Contains(denied.Error(), "$SRV") {
-		say.failed("which services run", denied)
+		say.addFailure("which services run", denied)
 		return
 	}
 	var run, lack []string
@@ -240,7 +244,7 @@ func services(ctx context.Context, o *Options, say *notes) {
 	}
 	present, err := o.Bus.Present(ctx)
 	if err != nil {
-		say.failed("lanes", err)
+		say.addFailure("lanes", err)
 		return
 	}
 	served := map[schemas.Lane]bool{}
@@ -252,7 +256,7 @@ func services(ctx context.Context, o *Options, say *notes) {
 	}
 	policies, err := o.Bus.Policies(ctx)
 	if err != nil {
-		say.failed("lanes", err)
+		say.addFailure("lanes", err)
 		return
 	}
 	for _, p := range policies {
@@ -277,7 +281,8 @@ func discover(ctx context.Context, nc *nats.Conn) (out []micro.Info, err error) 
 	return out, err
 }
 
-// askAll sends a question to all subscribers of the subject, and calls answer for each answer that comes in time.
+// askAll sends a question to all subscribers of the subject, and calls answer for each answer that comes in time;
+// none is no error. An error is of the connection or of ctx.
 func askAll(ctx context.Context, nc *nats.Conn, subject string, answer func(*nats.Msg)) error {
 	inbox := nc.NewInbox()
 	answers, err := nc.SubscribeSync(inbox)

@@ -26,11 +26,12 @@ const (
 	nearlyFull = 80
 )
 
-// server checks the connected server, and whether the other servers of its cluster are reached.
-func server(ctx context.Context, o *Options, say *notes) {
+// checkServer checks the connected server: its answer times, whether the connection is encrypted, and whether the
+// other servers of its cluster are reached.
+func checkServer(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	if len(o.Servers) > 1 {
-		for _, err := range unreached(ctx, o.Servers) {
+		for _, err := range unreachable(ctx, o.Servers) {
 			const fix = "start it, or name with --nats the servers that there are; a cluster without a majority takes nothing"
 			say.add(Fault, fix, "%v", err)
 		}
@@ -39,7 +40,7 @@ func server(ctx context.Context, o *Options, say *notes) {
 	for range 3 { // the best: this machine may be busy
 		took, err := nc.RTT()
 		if err != nil {
-			say.failed("round trip", err)
+			say.addFailure("round trip", err)
 			return
 		}
 		rtt = min(rtt, took)
@@ -55,8 +56,9 @@ func server(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// unreached dials the servers and returns an error for each that does not answer.
-func unreached(ctx context.Context, servers []string) (out []error) {
+// unreachable dials the servers of a cluster and returns an error for each that does not answer. checkServer calls
+// it.
+func unreachable(ctx context.Context, servers []string) (out []error) {
 	tried := make([]error, len(servers))
 	var all sync.WaitGroup
 	for i, address := range servers {
@@ -79,15 +81,15 @@ func remote(o *Options) bool {
 	return ip != nil && !ip.IsLoopback()
 }
 
-// streams checks the streams of the contract: present, as this build expects them, with space left, and replicated
-// where the server is a cluster.
-func streams(ctx context.Context, o *Options, say *notes) {
+// checkStreams checks the streams of the contract: present, as this build expects them, with space left, and
+// replicated where the server is a cluster.
+func checkStreams(ctx context.Context, o *Options, say *notes) {
 	all, err := examine(ctx, o)
 	if err != nil {
-		say.failed("streams", err)
+		say.addFailure("streams", err)
 		return
 	}
-	lackingServers(all, say)
+	reportLackingServers(all, say)
 	good, missing := 0, []string{}
 	alone := []string{}
 	for _, s := range all {
@@ -97,7 +99,7 @@ func streams(ctx context.Context, o *Options, say *notes) {
 			missing = append(missing, s.Name)
 			continue
 		case s.Err != nil:
-			say.failed(s.Name, s.Err)
+			say.addFailure(s.Name, s.Err)
 			continue
 		case len(s.Wrong) > 0:
 			say.add(Fault, "remove the stream, or use another account or store", "%s is not the stream of this contract: %s",
@@ -109,7 +111,7 @@ func streams(ctx context.Context, o *Options, say *notes) {
 		if s.Peers > 1 && s.Replicas < 3 {
 			alone = append(alone, s.Name)
 		}
-		fullness(&s, say)
+		reportFullness(&s, say)
 		if len(say.found) == before && s.Current == s.Replicas {
 			good++
 		}
@@ -127,7 +129,8 @@ func streams(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// examine reads the states of the streams. While some servers lag it asks again for a moment: they catch up.
+// examine reads the states of the streams. While some servers of a cluster lag it asks again for a moment: they catch
+// up. checkStreams calls it.
 func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	for end := time.Now().Add(min(lagPatience, o.Timeout/2)); ; {
 		all, err = o.Bus.Examine(ctx, false)
@@ -143,8 +146,9 @@ func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	}
 }
 
-// lackingServers reports servers that should keep streams and do not have them.
-func lackingServers(all []bus.Examined, say *notes) {
+// reportLackingServers reports servers of a cluster that should keep streams and do not have them. checkStreams calls
+// it.
+func reportLackingServers(all []bus.Examined, say *notes) {
 	lack, unknown := map[string]int{}, 0
 	for _, s := range all {
 		for _, server := range s.Lacking {
@@ -164,8 +168,8 @@ func lackingServers(all []bus.Examined, say *notes) {
 	}
 }
 
-// fullness warns about a stream whose limits are nearly reached.
-func fullness(s *bus.Examined, say *notes) {
+// reportFullness adds a fault or a warning about a stream whose limits are reached, or nearly. checkStreams calls it.
+func reportFullness(s *bus.Examined, say *notes) {
 	switch {
 	case s.Rolls:
 	case s.State == bus.StateFull:
@@ -178,8 +182,8 @@ func fullness(s *bus.Examined, say *notes) {
 	}
 }
 
-// limits checks the limits of the server and of the account.
-func limits(ctx context.Context, o *Options, say *notes) {
+// checkLimits checks the limits of the server and of the account: the size of messages, and the space used.
+func checkLimits(ctx context.Context, o *Options, say *notes) {
 	switch most := o.Bus.Conn().MaxPayload(); {
 	case most < leastPayload:
 		say.add(Fault, "raise max_payload of the server to 8MB", "the server takes messages of at most %s",
@@ -189,7 +193,7 @@ func limits(ctx context.Context, o *Options, say *notes) {
 	}
 	account, err := o.Bus.JetStream().AccountInfo(ctx)
 	if err != nil {
-		say.failed("account", err)
+		say.addFailure("account", err)
 		return
 	}
 	for _, of := range []struct {
@@ -212,15 +216,15 @@ func limits(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// disk checks the free space for the server's files.
-func disk(ctx context.Context, o *Options, say *notes) {
+// checkDisk checks the free space for the server's files, where this process can see that disk.
+func checkDisk(ctx context.Context, o *Options, say *notes) {
 	if o.DiskFree == nil {
 		say.add(Unchecked, "watch it there", "the disk of the server cannot be seen from here")
 		return
 	}
 	free, err := o.DiskFree()
 	if err != nil {
-		say.failed("disk", err)
+		say.addFailure("disk", err)
 		return
 	}
 	const least = 256 << 20
@@ -228,7 +232,7 @@ func disk(ctx context.Context, o *Options, say *notes) {
 	if o.Bus != nil {
 		all, err := o.Bus.Examine(ctx, false)
 		if err != nil {
-			say.failed("space that the streams may still take", err)
+			say.addFailure("space that the streams may still take", err)
 		}
 		for _, s := range all {
 			growth += max(0, s.MaxBytes-int64(s.Bytes))

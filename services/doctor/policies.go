@@ -9,34 +9,35 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// policies checks the weights of each lane, and whether the running samplers use them. A lane is the request queue of
-// a model.
-func policies(ctx context.Context, o *Options, say *notes) {
+// checkPolicies checks the weights of each lane, and whether the running samplers use them. A lane is the request
+// queue of a model.
+func checkPolicies(ctx context.Context, o *Options, say *notes) {
 	lanes, err := o.Bus.Policies(ctx)
 	if err != nil {
-		say.failed("policies", err)
+		say.addFailure("policies", err)
 		return
 	}
 	present, err := o.Bus.Present(ctx)
 	if err != nil {
-		say.failed("samplers", err)
+		say.addFailure("samplers", err)
 		return
 	}
 	for _, p := range lanes {
 		answers, err := o.Bus.Applied(ctx, p.Lane)
 		if err != nil {
-			say.failed(fmt.Sprintf("answers to policies of lane %s", p.Lane), err)
+			say.addFailure(fmt.Sprintf("answers to policies of lane %s", p.Lane), err)
 			continue
 		}
-		lane(p, present, answers, say)
+		checkLane(p, present, answers, say)
 	}
 	if len(lanes) == 0 {
 		say.add(Unchecked, "", "there are none yet: samplers announce their weights when they start")
 	}
 }
 
-// lane reports which samplers of a lane use its current policy.
-func lane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.Applied, say *notes) {
+// checkLane reports which samplers of a lane use its current policy p. present are all running services, answers what
+// the samplers said to policies. checkPolicies calls it.
+func checkLane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.Applied, say *notes) {
 	slices.Reverse(answers) // the newest first
 	samplers, current := 0, 0
 	for _, s := range present {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
@@ -24,7 +25,8 @@ const (
 
 // Cost is what samples need. In the sum of an estimate, a value that differs between groups is 0 or empty.
 type Cost struct {
-	ImageSize string `json:"image_size"` // width x height in pixels
+	ImageSize string `json:"image_size"`       // width x height in pixels
+	Frames    int64  `json:"frames,omitempty"` // of a video
 	// NumInferenceSteps is T. Steps StartStepIndex to StopStepIndex, exclusive, run; SDESteps of
 	// one sample are stochastic.
 	NumInferenceSteps int64   `json:"num_inference_steps"`
@@ -72,12 +74,13 @@ type Cost struct {
 	counted bool // the sum has a group already
 }
 
-// costOf returns the cost of one sample of a group, from the request as intake resolves it.
+// costOf returns the cost of one sample of a group, from its request as intake resolves it: evaluations of the model
+// and bytes. It fails if the size of the image does not fit the model.
 func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	if r.Text != nil {
 		return textCost(r, policy), nil
 	}
-	tokens, err := intake.Tokens(r.Height, r.Width, policy)
+	tokens, err := intake.Tokens(sampling.SizeOf(&r.Sampling), policy)
 	if err != nil {
 		return nil, err
 	}
@@ -90,8 +93,8 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	steps := end - begin
 	c := &Cost{
-		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width,
-			r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
+		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), Frames: r.Frames,
+		NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
 		SDESteps: sde, TrueCFGScale: r.TrueCFGScale, Guidance: r.Guidance, GuidedSteps: r.GuidedSteps(),
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
@@ -129,10 +132,10 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 			c.ImageBytes += 2 * 4 * elements
 		}
 		if s.RollSettings.Decode {
-			c.ImageBytes += 3 * 3 * r.Height * r.Width
+			c.ImageBytes += 3 * (3 + r.Frames) * r.Height * r.Width
 		}
 	case r.Stop == nil || r.Stop.Decode:
-		c.ImageBytes = 3 * r.Height * r.Width
+		c.ImageBytes = 3 * (1 + r.Frames) * r.Height * r.Width // of a video all frames besides the middle one
 	}
 	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt)+len(r.Prompt2)+len(r.Prompt3))
 	c.BytesOfSample = c.StepBytes + c.ImageBytes
@@ -162,7 +165,8 @@ func conditioningBytes(text string, policy *schemas.Policy) int64 {
 	return tokens * (policy.ConditioningTokenBytes + 1)
 }
 
-// rolledEvaluations returns how often a sample of scheduled sampling evaluates the model.
+// rolledEvaluations returns how often a sample of scheduled sampling evaluates the model, when its roll takes that
+// many steps.
 func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	n := steps * int64(scheduled.Sampler(s.RollSettings.Sampler).Evaluations())
 	if s.RollSettings.ReflexFlow != nil {
@@ -173,13 +177,15 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	return n
 }
 
-// sum adds n samples with the cost s, all of one group.
-func (c *Cost) sum(s *Cost, n int64) {
+// addSamplesOf adds n samples that each cost s, all of one group. Numbers that differ between samples are cleared,
+// totals are summed. addSamples calls it.
+func (c *Cost) addSamplesOf(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
 		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.ConditioningStored, c.counted = 0, 0, 0, 0, 0, 0, 0, 0, true
 	}
 	clearIfDifferent(&c.ImageSize, s.ImageSize)
+	clearIfDifferent(&c.Frames, s.Frames)
 	clearIfDifferent(&c.NumInferenceSteps, s.NumInferenceSteps)
 	clearIfDifferent(&c.StartStepIndex, s.StartStepIndex)
 	clearIfDifferent(&c.StopStepIndex, s.StopStepIndex)
@@ -217,7 +223,8 @@ func clearIfDifferent[T comparable](v *T, other T) {
 	}
 }
 
-// rewardLine describes the reward functions of a prompt, and why they are not the model's own.
+// rewardLine describes the reward functions of a prompt in one line, and why they are not the model's own. resolve
+// calls it.
 func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) string {
 	var parts []string
 	for _, r := range e.Reward {
@@ -245,7 +252,8 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 	return "the pipeline's default"
 }
 
-// advantageLine describes the estimator of a group with its options, and the group rules.
+// advantageLine describes the estimator of a group with its options, and the group rules, in one line. resolve calls
+// it.
 func advantageLine(a *schemas.AdvantageSpec, g *schemas.GroupPolicy) string {
 	c, err := intake.Estimator(a)
 	if err != nil {

@@ -1,6 +1,12 @@
 // Package estimate says what prompts need before anything runs: samples, steps, evaluations of the model, bytes in
 // each stream. Facts is what is known of the pipeline: its lanes, its default rewards and the space in its streams.
 // An Estimate of these facts resolves each prompt by intake's rules and sums up the Cost of its samples.
+//
+// 'meander publish --dry-run' and 'meander run --dry-run' print an Estimate. Intake resolves a prompt: it makes the
+// requests of its samples, with every setting filled in.
+//
+// Add is called for each prompt: it resolves the prompt and adds the cost of its samples. An error is intake's
+// refusal of the prompt, and is counted.
 package estimate
 
 import (
@@ -67,11 +73,11 @@ func (s Stream) Fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Limit }
 // New returns the estimate of no prompts yet.
 func New(f *Facts) *Estimate {
 	p := &Estimate{facts: f}
-	p.fill()
+	p.setStreams()
 	return p
 }
 
-// Add adds one prompt, encoded as a client publishes it. An invalid prompt counts as refused.
+// Add adds one prompt, encoded as a client publishes it. An invalid prompt counts as refused, with the reason.
 func (p *Estimate) Add(prompt []byte) {
 	p.promptBytes += int64(len(prompt))
 	var e schemas.Prompt
@@ -93,17 +99,17 @@ func (p *Estimate) Add(prompt []byte) {
 	}
 	if err != nil {
 		if p.Refused++; p.Refused == 1 {
-			p.Reason = brief(text, err)
+			p.Reason = refusalLine(text, err)
 		}
 		p.refuse(err.Error())
 	}
-	p.fill()
+	p.setStreams()
 }
 
-// refuse counts a refused prompt under its reason; beyond a few reasons new ones are not noted.
+// refuse counts a refused prompt under its reason; beyond a few reasons new ones are not noted. Add calls it.
 func (p *Estimate) refuse(reason string) {
 	i := slices.IndexFunc(p.Refusals, func(r Refusal) bool { return r.Reason == reason })
-	if i < 0 && len(p.Refusals) == few {
+	if i < 0 && len(p.Refusals) == maxShown {
 		return
 	}
 	if i < 0 {
@@ -115,13 +121,13 @@ func (p *Estimate) refuse(reason string) {
 // AskCapacity asks a server how full the streams are that the prompts will go to.
 func (p *Estimate) AskCapacity(ctx context.Context, b *bus.Bus) error {
 	err := p.facts.AskCapacity(ctx, b)
-	p.fill()
+	p.setStreams()
 	return err
 }
 
 // resolve adds what intake would make of a valid prompt. If the policy of its lane is not known, it adds only what
 // does not depend on it. A random window of steps depends on the run: the number of kept states may then be off by a
-// few.
+// few. The error is intake's refusal.
 func (p *Estimate) resolve(e *schemas.Prompt) error {
 	policy := p.facts.Policy(e.Model)
 	if policy == nil && p.facts.Whole {
@@ -171,8 +177,8 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 	return nil
 }
 
-// addSamples adds the cost of a group's samples. Samples of scheduled sampling and of trees differ from each other;
-// all others cost the same.
+// addSamples adds the cost of a group's samples, given their requests. Samples of scheduled sampling and of trees
+// differ from each other; all others cost the same. resolve calls it.
 func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Policy) error {
 	n := int64(len(requests))
 	if requests[0].ScheduledSampling == nil && requests[0].Group.Tree == nil {
@@ -185,13 +191,13 @@ func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Polic
 		if err != nil {
 			return err
 		}
-		p.Cost.sum(cost, n)
+		p.Cost.addSamplesOf(cost, n)
 	}
 	return nil
 }
 
-// fill sets how many bytes go to which stream.
-func (p *Estimate) fill() {
+// setStreams sets how many bytes go to which stream; Add calls it when the sums have changed.
+func (p *Estimate) setStreams() {
 	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.Cost != nil {
 		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
@@ -217,18 +223,18 @@ func (p *Estimate) Overfull() []Stream {
 	return slices.DeleteFunc(slices.Clone(p.Streams), func(s Stream) bool { return s.Fits() || s.AtMost })
 }
 
-// few is how many different values, or reasons, are shown.
-const few = 4
+// maxShown is how many different values, or reasons, are shown.
+const maxShown = 4
 
-// addNew appends v unless it is in the list already, or the list has its few values.
+// addNew appends v unless it is in the list already, or the list has maxShown values.
 func addNew[T comparable](list *[]T, v T) {
-	if len(*list) < few && !slices.Contains(*list, v) {
+	if len(*list) < maxShown && !slices.Contains(*list, v) {
 		*list = append(*list, v)
 	}
 }
 
-// brief says in one line why a prompt is refused.
-func brief(prompt string, err error) string {
+// refusalLine says in one short line which prompt is refused, and why. Add calls it.
+func refusalLine(prompt string, err error) string {
 	const most = 40
 	if r := []rune(prompt); len(r) > most {
 		prompt = string(r[:most]) + "..."

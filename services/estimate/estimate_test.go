@@ -15,7 +15,7 @@ import (
 func Example() {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	facts, err := estimate.Of(context.Background(), config)
+	facts, err := estimate.FromConfig(context.Background(), config)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -52,7 +52,7 @@ func policy(t *testing.T, lane schemas.Lane) *schemas.Policy {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	facts, err := estimate.Of(context.Background(), config)
+	facts, err := estimate.FromConfig(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func TestAsk(t *testing.T) {
 	if err := b.SetPolicy(t.Context(), policy(t, "a"), nil); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := estimate.Ask(t.Context(), b)
+	facts, err := estimate.FromServer(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}

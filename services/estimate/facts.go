@@ -40,8 +40,9 @@ func Unknown() *Facts {
 	return f
 }
 
-// Of returns the facts of a pipeline that does not run yet. It reads the model's configuration, not its weights.
-func Of(ctx context.Context, c pipeline.Config) (*Facts, error) {
+// FromConfig returns the facts of a pipeline that does not run yet, from its settings. It reads the model's
+// configuration, not its weights. It fails if there is no such model.
+func FromConfig(ctx context.Context, c pipeline.Config) (*Facts, error) {
 	f := Unknown()
 	policy, problems, err := c.Sampler.PolicyOf(ctx)
 	if err != nil {
@@ -55,9 +56,9 @@ func Of(ctx context.Context, c pipeline.Config) (*Facts, error) {
 	return f, nil
 }
 
-// Ask returns the facts of a running pipeline. Reward stays empty: a pipeline does not tell its intake's default
-// rewards.
-func Ask(ctx context.Context, b *bus.Bus) (*Facts, error) {
+// FromServer returns the facts of a running pipeline. Reward stays empty: a pipeline does not tell its intake's
+// default rewards. An error is of the server.
+func FromServer(ctx context.Context, b *bus.Bus) (*Facts, error) {
 	f := Unknown()
 	var err error
 	if f.Policies, err = b.Policies(ctx); err != nil {
@@ -80,7 +81,7 @@ func Ask(ctx context.Context, b *bus.Bus) (*Facts, error) {
 	return f, f.AskCapacity(ctx, b)
 }
 
-// AskCapacity asks a server how full the streams are.
+// AskCapacity asks a server how full the streams are, and sets Capacity.
 func (f *Facts) AskCapacity(ctx context.Context, b *bus.Bus) error {
 	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamBlobBucket} {
 		info, err := b.StreamInfo(ctx, name)

@@ -13,7 +13,7 @@ import (
 func TestEstimate_Large(t *testing.T) {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "../../deploy/models/sums"
-	facts, err := estimate.Of(context.Background(), config)
+	facts, err := estimate.FromConfig(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

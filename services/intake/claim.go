@@ -13,8 +13,8 @@ import (
 
 // claim reserves the uid for this prompt before any sample is requested, and returns the requests that have no result
 // yet. It stores the group's record on a subject that keeps one message only, so the first prompt of a uid wins,
-// however many intakes run. Another prompt with the same uid is refused with the differences. The same prompt,
-// delivered again, goes on where the first delivery stopped, with the group as it was recorded.
+// however many intakes run. Another prompt with the same uid is refused with the differences (a terminal error). The
+// same prompt, delivered again, goes on where the first delivery stopped, with the group as it was recorded.
 func (s *service) claim(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
 	record, err := requests[0].Record()
 	if err != nil {
@@ -110,7 +110,8 @@ func checkSameGroup(first, mine *schemas.GroupRecord) error {
 }
 
 // requestsWithoutResult returns the requests of a claimed group whose samples are not made yet; none if the group has
-// its result. A stored trajectory that does not match its request counts as missing: the sampler will replace it.
+// its result. claim calls it for a prompt that is delivered again. A stored trajectory that does not match its
+// request counts as missing: the sampler will replace it.
 func (s *service) requestsWithoutResult(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
 	first := requests[0]
 	switch _, err := s.bus.Result(ctx, first.Run, first.UID, first.GroupSize, first.Group.Batch); {

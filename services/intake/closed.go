@@ -21,8 +21,9 @@ import (
 // followAgain is the pause before intake follows results once more after an error.
 const followAgain = time.Second
 
-// followClosed removes the requests of groups that have their result, until ctx ends.
-func (s *service) followClosed(ctx context.Context) error {
+// removeClosedRequests removes, until ctx ends, the requests of groups that have their result, so that no sampler
+// makes samples that do not count. A read that fails begins again.
+func (s *service) removeClosedRequests(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := s.followResults(ctx); err != nil && ctx.Err() == nil {
 			zerolog.Ctx(ctx).Debug().Err(err).Msg("results not followed, trying again")
@@ -35,8 +36,8 @@ func (s *service) followClosed(ctx context.Context) error {
 	return nil
 }
 
-// followResults removes the requests of groups that have their result already, then follows new results until ctx ends
-// or a read fails.
+// followResults removes the requests of groups that have their result already, then follows new results until ctx
+// ends or a read fails; removeClosedRequests then begins again.
 func (s *service) followResults(ctx context.Context) error {
 	info, err := s.bus.StreamInfo(ctx, schemas.StreamAdvantages)
 	if err != nil {
@@ -84,7 +85,7 @@ func requestStream(kind string) string {
 }
 
 // dropClosedRequests removes the requests of one kind (KindRequest or KindParked) whose groups have their result. It
-// does so for one run, or for all runs with "*".
+// does so for one run, or for all runs with "*". An error is of the server.
 func (s *service) dropClosedRequests(ctx context.Context, kind string, run schemas.Run) error {
 	waiting, err := s.bus.Subjects(ctx, requestStream(kind), schemas.Address{Kind: kind, Run: run}.Filter())
 	if err != nil || len(waiting) == 0 {
@@ -110,7 +111,8 @@ func (s *service) dropClosedRequests(ctx context.Context, kind string, run schem
 	return nil
 }
 
-// dropGroupRequests removes the requests of a group if the group has its result.
+// dropGroupRequests removes the requests of a group if the group has its result; otherwise it does nothing. An error
+// is of the server.
 func (s *service) dropGroupRequests(ctx context.Context, run schemas.Run, uid schemas.UID) error {
 	record, err := s.bus.Group(ctx, run, uid)
 	if errors.Is(err, bus.ErrNotFound) {

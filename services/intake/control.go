@@ -27,9 +27,10 @@ const (
 	parkedEvery = 2 * time.Second
 )
 
-// control handles one control: it puts the control into the bucket if it changes something, removes requests of what
-// is cancelled, returns parked requests of a run that is resumed, and replies with a receipt.
-func (s *service) control(ctx context.Context, m *bus.Message) error {
+// handleControl handles one control of an operator: it puts the control into the bucket of controls in force if it
+// changes something, removes requests of what is cancelled, returns parked requests of a run that is resumed, and
+// replies with a receipt.
+func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 	var c schemas.Control
 	if err := bus.Fits(m, &c); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
@@ -42,7 +43,7 @@ func (s *service) control(ctx context.Context, m *bus.Message) error {
 	}
 	r.Unchanged = why
 	if why == "" && c.Action != schemas.ControlStatus {
-		holds, mine, err := s.bus.Hold(ctx, &c)
+		holds, mine, err := s.bus.PutControl(ctx, &c)
 		switch {
 		case err != nil:
 			return err
@@ -68,17 +69,17 @@ func (s *service) control(ctx context.Context, m *bus.Message) error {
 	}
 	zerolog.Ctx(ctx).Info().Str("run", string(c.Run)).Str("uid", string(c.UID)).Str("action", c.Action).Str("by", c.By).
 		Str("unchanged", r.Unchanged).Int64("requests", r.Requests).Msg("control accepted")
-	if err := s.reply(m, r); err != nil || !resumed {
+	if err := s.sendReceipt(m, r); err != nil || !resumed {
 		return err
 	}
-	_, err = s.unpark(ctx, c.Run) // it waits while the queue is full
+	_, err = s.unparkRun(ctx, c.Run) // it waits while the queue is full
 	return err
 }
 
 // refuseControl replies that a control is refused, before the control becomes a dead letter.
 func (s *service) refuseControl(_ context.Context, m *bus.Message, cause error) error {
 	r := &schemas.ControlReceipt{Run: runOf(m.Subject), Seq: m.Seq, Code: bus.Code(cause), Error: cause.Error()}
-	return s.reply(m, r)
+	return s.sendReceipt(m, r)
 }
 
 // whyUnchanged returns why a control would change nothing, or "" if it changes something. A control of a run or group
@@ -95,7 +96,7 @@ func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string,
 	if err != nil {
 		return "", err
 	}
-	h, err := s.bus.Held(ctx, c.Run, c.UID)
+	h, err := s.bus.ControlsOf(ctx, c.Run, c.UID)
 	if err != nil {
 		return "", err
 	}
@@ -136,7 +137,8 @@ func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string,
 	return "", nil
 }
 
-// whyFinished returns a sentence about the result that the control's group has, or "" without a result.
+// whyFinished returns a sentence about the result that the control's group has, or "" without a result. An error is
+// of the server.
 func (s *service) whyFinished(ctx context.Context, c *schemas.Control) (string, error) {
 	a := &schemas.Advantage{}
 	_, err := s.bus.StoredEvent(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(c.Run, c.UID), a, nil)
@@ -153,7 +155,7 @@ func (s *service) whyFinished(ctx context.Context, c *schemas.Control) (string, 
 
 // whyNotPrunable returns why the control's sample cannot be pruned (ended early), or "" if it can: its group was
 // cancelled or has its result, or the sample has its trajectory.
-func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.Held) (string, error) {
+func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.InForce) (string, error) {
 	if ended := h.Cancelled(); ended != nil {
 		return ended.Says(), nil
 	}
@@ -174,7 +176,7 @@ func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.
 }
 
 // removeRequests removes the requests of a group, or of a whole run if uid is empty: those that wait and those that
-// are parked. It returns how many. Samplers stop by themselves what they work on.
+// are parked. It returns how many, also beside an error of the server. Samplers stop by themselves what they work on.
 func (s *service) removeRequests(ctx context.Context, run schemas.Run, uid schemas.UID) (int64, error) {
 	removed := int64(0)
 	for _, kind := range []string{schemas.KindRequest, schemas.KindParked} {
@@ -187,10 +189,10 @@ func (s *service) removeRequests(ctx context.Context, run schemas.Run, uid schem
 	return removed, nil
 }
 
-// unpark puts the parked requests of a run back into their queues, unless the run is paused, and returns how many. A
-// request that is also still in its queue, or in flight in the sampler that parks it, stays parked until that copy is
-// gone.
-func (s *service) unpark(ctx context.Context, run schemas.Run) (int64, error) {
+// unparkRun puts the parked requests of a run back into their queues, unless the run is paused, and returns how many.
+// A request that is also still in its queue, or in flight in the sampler that parks it, stays parked until that copy
+// is gone; unparkRegularly tries again. An error is of the server or of ctx.
+func (s *service) unparkRun(ctx context.Context, run schemas.Run) (int64, error) {
 	n := int64(0)
 	for m, err := range s.bus.Read(ctx, schemas.StreamParked,
 		[]string{schemas.Address{Kind: schemas.KindParked, Run: run}.Filter()}, bus.ReadOptions{}) {
@@ -204,7 +206,7 @@ func (s *service) unpark(ctx context.Context, run schemas.Run) (int64, error) {
 			}
 			continue
 		}
-		h, err := s.bus.Held(ctx, p.Run, p.UID)
+		h, err := s.bus.ControlsOf(ctx, p.Run, p.UID)
 		if err != nil {
 			return n, err
 		}
@@ -230,9 +232,9 @@ func (s *service) unpark(ctx context.Context, run schemas.Run) (int64, error) {
 	return n, ctx.Err()
 }
 
-// followParked puts back requests of runs that are not paused, until ctx ends: they were parked while the run was
-// resumed, or the process that resumed it died.
-func (s *service) followParked(ctx context.Context) error {
+// unparkRegularly puts back requests of runs that are not paused, every parkedEvery until ctx ends: they were parked
+// while the run was resumed, or the process that resumed it died.
+func (s *service) unparkRegularly(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -245,7 +247,8 @@ func (s *service) followParked(ctx context.Context) error {
 	}
 }
 
-// unparkAll puts back the parked requests of all runs that are not paused.
+// unparkAll puts back the parked requests of all runs that are not paused. An error is of the server. unparkRegularly
+// calls it.
 func (s *service) unparkAll(ctx context.Context) error {
 	info, err := s.bus.StreamInfo(ctx, schemas.StreamParked)
 	if err != nil || info.State.Msgs == 0 {
@@ -260,9 +263,9 @@ func (s *service) unparkAll(ctx context.Context) error {
 		runs[runOf(subject)] = true
 	}
 	for _, run := range slices.Sorted(maps.Keys(runs)) {
-		h, err := s.bus.Held(ctx, run, "")
+		h, err := s.bus.ControlsOf(ctx, run, "")
 		if err == nil && h.Paused() == nil {
-			_, err = s.unpark(ctx, run)
+			_, err = s.unparkRun(ctx, run)
 		}
 		if err != nil {
 			return err
@@ -290,15 +293,18 @@ func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas
 			return fmt.Errorf("store that %s is cancelled: %w", p.UID, err)
 		}
 	}
-	return s.reply(m, &schemas.Receipt{Run: runOf(m.Subject), UID: p.UID, Code: schemas.CodeCancelled, Error: c.Says()})
+	return s.sendReceipt(m, &schemas.Receipt{
+		Run: runOf(m.Subject), UID: p.UID, Code: schemas.CodeCancelled,
+		Error: c.Says(),
+	})
 }
 
 // publishRequests publishes the requests of a group to their queue, or parks them if the run is paused. Then it looks
-// again: a control that came meanwhile did not find these requests.
+// at the controls again: one that came meanwhile did not find these requests.
 func (s *service) publishRequests(
 	ctx context.Context, run schemas.Run, uid schemas.UID, requests []*schemas.Request,
 ) error {
-	h, err := s.bus.Held(ctx, run, uid)
+	h, err := s.bus.ControlsOf(ctx, run, uid)
 	if err != nil {
 		return err
 	}
@@ -307,20 +313,20 @@ func (s *service) publishRequests(
 		if parked {
 			err = s.park(ctx, r)
 		} else {
-			err = s.publish(ctx, r)
+			err = s.publishRequest(ctx, r)
 		}
 		if err != nil {
 			return fmt.Errorf("publish request %d: %w", r.SampleIndex, err)
 		}
 	}
-	if h, err = s.bus.Held(ctx, run, uid); err != nil {
+	if h, err = s.bus.ControlsOf(ctx, run, uid); err != nil {
 		return err
 	}
 	switch {
 	case h.Cancelled() != nil:
 		_, err = s.removeRequests(ctx, run, uid)
 	case parked && h.Paused() == nil:
-		_, err = s.unpark(ctx, run)
+		_, err = s.unparkRun(ctx, run)
 	}
 	return err
 }

@@ -12,11 +12,12 @@ import (
 // resultMetrics is an upper bound on the metrics of a batch.
 const resultMetrics = 256
 
-// checkResultSize refuses a group if its result, or the result of its batch, could not be stored: an event has at most
-// limit bytes and schemas.MaxElements values. It encodes the largest result that is possible.
+// checkResultSize refuses a group if its result, or the result of its batch, could not be stored: an event has at
+// most limit bytes and schemas.MaxElements values. It encodes the largest result that is possible. The error says how
+// large the group or the batch may be.
 func checkResultSize(r *schemas.Request, limit int) error {
 	trained := 0
-	if value(r.Group.Advantage.Gamma, 1) != 1 { // otherwise one advantage stands for all steps
+	if valueOr(r.Group.Advantage.Gamma, 1) != 1 { // otherwise one advantage stands for all steps
 		trained = len(r.StochasticSteps())
 		if r.Text != nil {
 			trained = int(min(r.Text.Answers()*r.Text.MaxNewTokens, schemas.MaxTokens))
@@ -37,7 +38,7 @@ func checkResultSize(r *schemas.Request, limit int) error {
 	}
 	rounds := 0
 	if p := r.Group.GroupPolicy; p != nil && (p.ZeroStd == schemas.GroupRefill || p.Failed == schemas.GroupRefill) {
-		rounds = int(value(p.RefillRounds, 0))
+		rounds = int(valueOr(p.RefillRounds, 0))
 	}
 	batch := func(n int) bool { return storable(largestBatch(r, n*(rounds+1)), limit) }
 	if n := int(r.Group.BatchGroups); !batch(n) {
@@ -100,6 +101,7 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 }
 
 // largestBatch returns a batch event at least as large as that of any batch of n groups; see largestResult.
+// checkResultSize calls it.
 func largestBatch(r *schemas.Request, n int) *schemas.Batch {
 	x := new(math.Pi)
 	b := &schemas.Batch{

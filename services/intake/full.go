@@ -7,12 +7,12 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// whyFull returns a sentence if samples have waited for space in the stream of steps since before the given time, and
-// "" otherwise. Prompts wait then: more requests would only wait behind those samples.
-func (v *view) whyFull(before time.Time) string {
+// whyStepsFull returns a sentence if samples have waited for space in the stream of steps since before the given
+// time, and "" otherwise. Prompts wait then: more requests would only wait behind those samples.
+func (v *view) whyStepsFull(before time.Time) string {
 	samples := int64(0)
 	first := before
-	for _, r := range v.rooms {
+	for _, r := range v.samplerSpaces {
 		if since := time.Unix(0, r.Since); r.Waiting > 0 && since.Before(before) {
 			samples += r.Waiting
 			if since.Before(first) {

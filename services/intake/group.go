@@ -27,7 +27,7 @@ func Check(p *schemas.Prompt, o Origin) error {
 // the number of stochastic steps.
 func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained int) (*schemas.Group, error) {
 	g := &schemas.Group{
-		Batch: string(p.UID), Deadline: value(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
+		Batch: string(p.UID), Deadline: valueOr(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
 		PromptSeq: o.Seq, Created: o.Created.UnixNano(), GroupPolicy: p.GroupPolicy, Refill: p.Refill,
 	}
 	if p.Tree != nil && p.Tree.Leaf == nil {
@@ -74,7 +74,7 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 	for i := range list {
 		r := &list[i]
 		schemas.SetDefaults(r)
-		if err := scorer.CheckMedium(r.Name, policy.Text != nil); err != nil && policy.Lane != "" {
+		if err := scorer.CheckMedium(r.Name, mediumOf(p, policy)); err != nil && policy.Lane != "" {
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 			continue
 		}
@@ -83,6 +83,17 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 		}
 	}
 	return list, errors.Join(errs...)
+}
+
+// mediumOf returns what the samples of a prompt are.
+func mediumOf(p *schemas.Prompt, policy *schemas.Policy) scorer.Medium {
+	switch {
+	case policy.Text != nil:
+		return scorer.MediumText
+	case valueOr(p.Frames, policy.Frames) > 1:
+		return scorer.MediumVideo
+	}
+	return scorer.MediumImage
 }
 
 // DefaultRewards returns the reward functions of a prompt that names none: those of the model if it has any, otherwise
@@ -112,9 +123,9 @@ func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 	if err != nil {
 		return c, err
 	}
-	c.Std, c.StdBasis, c.Epsilon = or(a.Std, c.Std), or(a.StdBasis, c.StdBasis), value(a.Epsilon, c.Epsilon)
-	c.Mode, c.AdvClipMax, c.Gamma = or(a.Mode, c.Mode), value(a.AdvClipMax, c.AdvClipMax), value(a.Gamma, c.Gamma)
-	c.Singleton = or(a.Singleton, c.Singleton)
+	c.Std, c.StdBasis, c.Epsilon = textOr(a.Std, c.Std), textOr(a.StdBasis, c.StdBasis), valueOr(a.Epsilon, c.Epsilon)
+	c.Mode, c.AdvClipMax, c.Gamma = textOr(a.Mode, c.Mode), valueOr(a.AdvClipMax, c.AdvClipMax), valueOr(a.Gamma, c.Gamma)
+	c.Singleton = textOr(a.Singleton, c.Singleton)
 	return c, nil
 }
 
@@ -165,7 +176,7 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 			return a, fmt.Errorf("advantage.gamma: %v; must be 1 of a tree, whose segments have one advantage each",
 				c.Gamma)
 		}
-		a.BranchScope = or(a.BranchScope, schemas.BranchSiblings)
+		a.BranchScope = textOr(a.BranchScope, schemas.BranchSiblings)
 	}
 	return a, nil
 }

@@ -55,7 +55,8 @@ type heldPrompt struct {
 	since, until time.Time
 }
 
-// admit reports whether one more prompt may wait in this process, and counts it. Each true needs a release.
+// admit reports whether one more prompt may wait in this process, and counts it; false: it must be put back. Each
+// true needs a release. awaitPolicy calls it.
 func (h *heldPrompts) admit() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -164,13 +165,13 @@ func (s *service) awaitPolicy(
 			return policy, nil
 		case strings.HasPrefix(waiting, otherPipelineWait):
 			if m.Delivered == 1 {
-				if err := s.reply(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: waiting}); err != nil {
+				if err := s.sendReceipt(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: waiting}); err != nil {
 					return nil, err
 				}
 			}
 			return nil, s.putBack(m, waiting)
 		}
-		switch h, err := s.bus.Held(ctx, run, p.UID); {
+		switch h, err := s.bus.ControlsOf(ctx, run, p.UID); {
 		case err != nil:
 			return nil, err
 		case h.Cancelled() != nil:
@@ -185,7 +186,7 @@ func (s *service) awaitPolicy(
 			zerolog.Ctx(ctx).Warn().Str("run", string(run)).Str("uid", string(p.UID)).Time("until", due).
 				Msg("held: " + waiting)
 			told := fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))
-			if err := s.reply(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: told}); err != nil {
+			if err := s.sendReceipt(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: told}); err != nil {
 				return nil, err
 			}
 		}
@@ -203,8 +204,8 @@ func (s *service) awaitPolicy(
 	}
 }
 
-// waitedTooLong returns the terminal error of a prompt that waited for cfg.Hold. Its code depends on what was missing:
-// the model, a reward function, or space and weights.
+// waitedTooLong returns the terminal error of a prompt that waited until due, which is cfg.Hold. Its code depends on
+// what was missing: the model, a reward function, or space and weights.
 func waitedTooLong(waiting string, policy *schemas.Policy, due time.Time) error {
 	code := schemas.CodeUnknownModel
 	if policy != nil {
@@ -240,8 +241,9 @@ func (s *service) putBack(m *bus.Message, why string) error {
 	return errPutBack
 }
 
-// findPolicy returns the policy of the prompt's lane, and in waiting what the prompt waits for before it can be served
-// under that policy; "": nothing. Terminal errors refuse the prompt. fresh asks for a new view of what runs.
+// findPolicy returns the policy of the prompt's lane, and in waiting what the prompt waits for before it can be
+// served under that policy; "": nothing. awaitPolicy calls it again and again. Terminal errors refuse the prompt;
+// others are of the server. fresh asks for a new view of what runs.
 func (s *service) findPolicy(
 	ctx context.Context, run schemas.Run, p *schemas.Prompt, fresh bool,
 ) (policy *schemas.Policy, waiting string, err error) {
@@ -271,13 +273,14 @@ func (s *service) findPolicy(
 	if err != nil {
 		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if waiting, err = v.whyNotScorable(rewards, policy.Text != nil); waiting == "" && err == nil {
-		waiting = v.whyFull(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
+	if waiting, err = v.whyNotScorable(rewards, mediumOf(p, policy)); waiting == "" && err == nil {
+		waiting = v.whyStepsFull(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
 	}
 	return policy, waiting, err
 }
 
 // whyNotServed returns why no sampler serves a version that was pushed: all refused it, or none has loaded it yet.
+// findPolicy calls it.
 func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (string, error) {
 	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {
@@ -294,8 +297,9 @@ func onPurpose(why string) bool {
 	return strings.HasPrefix(why, versionWait) || strings.HasPrefix(why, otherPipelineWait)
 }
 
-// notes returns lines for /readyz: how many prompts wait on purpose, and for what.
-func (s *service) notes() []string {
+// waitingNotes returns lines for /readyz: how many prompts wait for something that is as it should be, such as
+// another pipeline.
+func (s *service) waitingNotes() []string {
 	counts, now := map[string]int{}, time.Now()
 	s.held.mu.Lock()
 	defer s.held.mu.Unlock()
@@ -315,8 +319,8 @@ func waitLines(counts map[string]int) (lines []string) {
 	return lines
 }
 
-// checkProgress is the health check. Its error names requests and prompts that have waited longer than alarmAfter for
-// a sampler or a reward service.
+// checkProgress is intake's health check. Its error names requests and prompts that have waited longer than
+// alarmAfter for a sampler or a reward service.
 func (s *service) checkProgress() error {
 	ctx, stop := context.WithTimeout(context.Background(), healthTimeout)
 	defer stop()
@@ -331,7 +335,7 @@ func (s *service) checkProgress() error {
 		switch {
 		case now.After(p.until):
 			delete(s.held.reasons, seq)
-		case onPurpose(p.why): // see notes
+		case onPurpose(p.why): // see waitingNotes
 		case now.Sub(p.since) > alarm:
 			counts[p.why]++
 		}

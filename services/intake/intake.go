@@ -10,6 +10,15 @@
 // its defaults. A prompt that cannot be accepted becomes a dead letter, and its client gets the reason (refuse).
 //
 // Intake also decides about controls, which operators publish to pause, resume or cancel a run (control.go).
+//
+// A record is what is stored of a group when a prompt claims its uid; its opening is a copy in the stream of rewards,
+// from which the advantage service knows the group. A prompt is held while it waits in this process, and put back
+// when the server is to deliver it again later. A view is what runs at a moment: lanes, policies, reward services. A
+// roll, under scheduled sampling, has the model step a noised latent down to the timestep that the sample is trained
+// at.
+//
+// In all handlers an error marked terminal (bus.Terminal) refuses the message, which becomes a dead letter; after any
+// other error the server delivers the message again.
 package intake
 
 import (
@@ -69,7 +78,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns all faults joined, each with its field name.
+// Validate checks the settings of intake. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Slots < 1 || c.Slots > 256 {
@@ -103,7 +112,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run serves prompts and controls until ctx ends and the work in flight is finished.
+// Run serves prompts and controls until ctx ends and the work in flight is finished. It fails if the settings are not
+// valid or the server cannot be used.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("intake config: %w", err)
@@ -116,7 +126,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		cfg.Health("lanes", s.checkProgress)
 	}
 	if cfg.Note != nil {
-		cfg.Note(s.notes)
+		cfg.Note(s.waitingNotes)
 	}
 	consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 		Durable: schemas.PromptsDurable(),
@@ -127,12 +137,12 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		Durable: schemas.ControlDurable(),
 		AckWait: cfg.AckWait, Slots: controlSlots, DrainTimeout: cfg.DrainTimeout,
 		OnGiveUp: s.refuseControl, MaxDeliver: maxFailures,
-	}, s.control)
+	}, s.handleControl)
 	g, ctx := errgroup.WithContext(log.WithContext(ctx))
 	g.Go(func() error { return b.Consume(ctx, consumer, handle) })
 	g.Go(func() error { return b.Consume(ctx, controls, rule) })
-	g.Go(func() error { return s.followParked(ctx) })
-	g.Go(func() error { return s.followClosed(ctx) })
+	g.Go(func() error { return s.unparkRegularly(ctx) })
+	g.Go(func() error { return s.removeClosedRequests(ctx) })
 	return g.Wait()
 }
 
@@ -152,8 +162,8 @@ type service struct {
 }
 
 // handle resolves one prompt, claims its uid and publishes its requests. It is idempotent: it requests only samples
-// without a trajectory, and none of a group that has its advantage. An error marked terminal refuses the prompt; after
-// any other the prompt is delivered again.
+// without a trajectory, and none of a group that has its advantage. An error marked terminal refuses the prompt;
+// after any other the prompt is delivered again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	run := runOf(m.Subject)
 	if err := schemas.CheckToken("run", run); err != nil {
@@ -168,7 +178,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
 	p.UID = p.GroupUID(m.Seq)
-	switch h, err := s.bus.Held(ctx, run, p.UID); {
+	switch h, err := s.bus.ControlsOf(ctx, run, p.UID); {
 	case err != nil:
 		return err
 	case h.Cancelled() != nil:
@@ -224,11 +234,11 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
-	return s.reply(m, accepted(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
+	return s.sendReceipt(m, receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
 }
 
-// accepted returns the receipt of an accepted prompt, given the requests of its group.
-func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
+// receiptOf returns the receipt of an accepted prompt, given the requests of its group. handle calls it.
+func receiptOf(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 	q := requests[0]
 	r := &schemas.Receipt{
 		Accepted: true, Run: q.Run, UID: q.UID, Samples: q.GroupSize,
@@ -252,8 +262,9 @@ func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 	return r
 }
 
-// publish stores a request in its lane's queue. While the stream is full it waits: that is no fault of the prompt.
-func (s *service) publish(ctx context.Context, r *schemas.Request) error {
+// publishRequest stores a request in its lane's queue. While the stream is full it waits: that is no fault of the
+// prompt. Other errors are of the server. publishRequests calls it.
+func (s *service) publishRequest(ctx context.Context, r *schemas.Request) error {
 	mine := bus.Against(func(waiting *schemas.Request) (fault, err error) { return r.SameSample(waiting), nil })
 	_, err := s.bus.Publish(ctx, r, mine)
 	if errors.Is(err, bus.ErrStreamFull) {
@@ -267,9 +278,9 @@ func (s *service) publish(ctx context.Context, r *schemas.Request) error {
 	return err
 }
 
-// reply sends a receipt to the inbox that the message's reply header names, if any. It publishes to inboxes only: a
-// prompt must not make intake publish elsewhere.
-func (s *service) reply(m *bus.Message, r schemas.Event) error {
+// sendReceipt sends a receipt to the inbox that the message's reply header names, if any. It publishes to inboxes
+// only: a prompt must not make intake publish elsewhere.
+func (s *service) sendReceipt(m *bus.Message, r schemas.Event) error {
 	inbox := m.Header.Get(schemas.HeaderReply)
 	if !strings.HasPrefix(inbox, "_INBOX") || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return nil

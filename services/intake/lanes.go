@@ -40,11 +40,11 @@ type view struct {
 	live     []schemas.Lane
 	// scorers are the reward services.
 	scorers []*schemas.Presence
-	// rooms are what samplers reserve of the stream of steps, and what they wait for.
-	rooms []*schemas.Room
+	// samplerSpaces are what samplers reserve of the stream of steps, and what they wait for.
+	samplerSpaces []*schemas.Room
 }
 
-// view returns a view that is at most viewAge old, or a new one if fresh.
+// view returns what runs, as it was at most viewAge ago, or just now if fresh. An error is of the server.
 func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +69,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	}
 	for _, p := range present {
 		if p.Room != nil {
-			v.rooms = append(v.rooms, p.Room)
+			v.samplerSpaces = append(v.samplerSpaces, p.Room)
 		}
 		switch {
 		case p.Service == schemas.ServiceReward:
@@ -124,7 +124,7 @@ func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schema
 }
 
 // servedPolicy returns the policy that the samplers of p's lane use now; p is the newest that was pushed to the lane.
-// The caller holds the lock.
+// It reads it from the server when their version has changed. The caller holds the lock.
 func (l *lanes) servedPolicy(
 	ctx context.Context, p *schemas.Policy, present []*schemas.Presence,
 ) (*schemas.Policy, error) {
@@ -146,7 +146,8 @@ func (l *lanes) servedPolicy(
 // refusalAge is how old the cached refusals may be.
 const refusalAge = time.Second
 
-// whyRefused returns why all samplers have refused a policy, or "" if some have not.
+// whyRefused returns why all samplers have refused a policy, or "" if some have not. It asks the server again once
+// its answers are refusalAge old. whyNotServed calls it.
 func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -182,8 +183,8 @@ func formerLanes(names []schemas.Lane) string {
 
 // whyNotScorable returns what a prompt waits for before its rewards can be scored; "": nothing. Each running reward
 // service must have all functions, as any of them may get the trajectory. If none has a function, the error is
-// terminal. While no service runs, functions that every service has count as there. text: the functions rate texts.
-func (v *view) whyNotScorable(rewards []schemas.RewardSpec, text bool) (waiting string, err error) {
+// terminal. While no service runs, functions that every service has count as there. medium is what they rate.
+func (v *view) whyNotScorable(rewards []schemas.RewardSpec, medium scorer.Medium) (waiting string, err error) {
 	for i, r := range rewards {
 		kind, _, err := scorer.SplitName(r.Name)
 		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {
@@ -202,7 +203,7 @@ func (v *view) whyNotScorable(rewards []schemas.RewardSpec, text bool) (waiting 
 		case 0:
 		case len(v.scorers):
 			fit := slices.DeleteFunc(slices.Clone(v.scorers[0].Reward),
-				func(name string) bool { return scorer.CheckMedium(name, text) != nil })
+				func(name string) bool { return scorer.CheckMedium(name, medium) != nil })
 			return "", bus.Terminal(schemas.CodeUnknownReward,
 				fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
 					i, whyMissing(lack, r.Name), strings.Join(fit, ", ")))
@@ -216,6 +217,7 @@ func (v *view) whyNotScorable(rewards []schemas.RewardSpec, text bool) (waiting 
 }
 
 // whyMissing returns the reason that one of the services gives for not having a function, or a general one.
+// whyNotScorable calls it.
 func whyMissing(services []*schemas.Presence, name string) string {
 	for _, s := range services {
 		for _, m := range s.Missing {
@@ -227,7 +229,7 @@ func whyMissing(services []*schemas.Presence, name string) string {
 	return fmt.Sprintf("%q is not configured at the reward service (--scorers)", name)
 }
 
-// unserved returns a line for each lane that has requests and no sampler.
+// unserved returns a line for each lane that has requests and no sampler, for the health check.
 func (l *lanes) unserved(ctx context.Context) ([]string, error) {
 	v, err := l.view(ctx, false)
 	if err != nil {

@@ -18,8 +18,9 @@ const (
 	boundOver, boundUnder = 6, 5
 )
 
-// checkLimits refuses a group that exceeds the limit of a stream by itself: it could never end. It also refuses a group
-// of a paused run if its requests cannot be parked: waiting for that would keep out the prompts of other runs.
+// checkLimits refuses a group that exceeds the limit of a stream by itself: it could never end. It also refuses a
+// group of a paused run if its requests cannot be parked: waiting for that would keep out the prompts of other runs.
+// Refusals are terminal errors with the setting to change.
 func (s *service) checkLimits(
 	ctx context.Context, run schemas.Run, requests []*schemas.Request, policy *schemas.Policy,
 ) error {
@@ -29,7 +30,7 @@ func (s *service) checkLimits(
 		return err
 	}
 	request := int64(len(data)) + messageBytes
-	for _, of := range footprints(requests, policy, request) {
+	for _, of := range leastSizes(requests, policy, request) {
 		info, err := s.bus.StreamInfo(ctx, of.stream)
 		if err != nil {
 			return err
@@ -41,7 +42,7 @@ func (s *service) checkLimits(
 				len(requests), of.what, mib(of.bytes), of.stream, mib(limit), of.flag, of.fix))
 		}
 	}
-	switch h, err := s.bus.Held(ctx, run, first.UID); {
+	switch h, err := s.bus.ControlsOf(ctx, run, first.UID); {
 	case err != nil:
 		return err
 	case h.Paused() == nil:
@@ -74,16 +75,16 @@ func explainFull(run schemas.Run, err error) error {
 	return err
 }
 
-// footprint is the least number of bytes that a group takes in a stream, with words for the message to the client: what
+// leastSize is the least number of bytes that a group takes in a stream, with words for the message to the client: what
 // they hold, the flag that raises the stream's limit, and what else would help.
-type footprint struct {
+type leastSize struct {
 	stream, what, flag, fix string
 	bytes                   int64
 }
 
-// footprints returns the least that a group takes in each stream that must hold all of it at once. request is the size
-// of one request in bytes. Images are left out: their compressed size is not known.
-func footprints(requests []*schemas.Request, policy *schemas.Policy, request int64) []footprint {
+// leastSizes returns the least that a group takes in each stream that must hold all of it at once. request is the
+// size of one request in bytes. Images are left out: their compressed size is not known.
+func leastSizes(requests []*schemas.Request, policy *schemas.Policy, request int64) []leastSize {
 	first, n := requests[0], int64(len(requests))
 	steps, largest := int64(0), int64(0)
 	for _, r := range requests {
@@ -98,7 +99,7 @@ func footprints(requests []*schemas.Request, policy *schemas.Policy, request int
 	}
 	reward := int64(len(group)) + messageBytes + scoreBytes*int64(len(first.Group.Reward))
 	smaller := "make the group smaller"
-	return []footprint{
+	return []leastSize{
 		{
 			schemas.StreamSteps, "steps", "max-steps-bytes",
 			"keep fewer states (rollout.return_step_indices), or " + smaller, steps,

@@ -62,7 +62,7 @@ func TestRoom_GroupsThatNeverFit(t *testing.T) {
 
 // While there is no place for more requests of paused runs, their prompts are refused, and those
 // of other runs are not kept waiting.
-func TestRoom_PausedRunsKeepNobodyOut(t *testing.T) {
+func TestRoom_PausedRunsKeepNoOtherOut(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	if err := p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamParked, MaxBytes: 1 << 20}); err != nil {
@@ -72,7 +72,7 @@ func TestRoom_PausedRunsKeepNobodyOut(t *testing.T) {
 	if r := receipt(t, p.publish(t, "paused", &schemas.Prompt{Prompt: "a fox", UID: "first"})); !r.Accepted {
 		t.Fatalf("%+v", r)
 	}
-	if _, mine, err := p.Hold(t.Context(),
+	if _, mine, err := p.PutControl(t.Context(),
 		&schemas.Control{Run: "paused", Action: schemas.ControlPause, At: 1, Seq: 1}); err != nil || !mine {
 		t.Fatal(mine, err)
 	}
@@ -143,7 +143,7 @@ func TestClosed_RequestsGo(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 			if run == "paused" && uid == "one" {
-				if _, mine, err := p.Hold(t.Context(),
+				if _, mine, err := p.PutControl(t.Context(),
 					&schemas.Control{Run: run, Action: schemas.ControlPause, At: 1, Seq: 1}); err != nil || !mine {
 					t.Fatal(mine, err)
 				}

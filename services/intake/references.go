@@ -1,20 +1,20 @@
 package intake
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"image/png"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // storeStart stores the tensor or images that a group starts with as blobs, and replaces them in p by references that
-// all requests share. It refuses a reference to a missing blob and an image that is no PNG of the right size: every
-// sample would fail.
+// all requests share. It refuses (a terminal error) a reference to a missing blob and an image that is no PNG of the
+// right size: every sample would fail.
 func (s *service) storeStart(ctx context.Context, p *schemas.Prompt) error {
 	switch {
 	case p.Start == nil || p.Start.Branch != nil:
@@ -47,8 +47,8 @@ func (s *service) storeTensor(ctx context.Context, field string, t *schemas.Tens
 	return blobError(field, s.bus.HasBlob(ctx, *t.Ref))
 }
 
-// blobError turns the error of looking up a blob into that of the prompt: terminal if the blob is missing or corrupt,
-// retryable if the store did not say.
+// blobError turns the error of looking up a blob that the prompt names in a field into that of the prompt: terminal
+// if the blob is missing or corrupt, retryable if the server did not say. nil stays nil.
 func blobError(field string, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
@@ -60,8 +60,8 @@ func blobError(field string, err error) error {
 	return nil
 }
 
-// checkBranch refuses a start from a stored state that the samples cannot use: every one would fail. The state must be
-// stored still, and its sample must have the same weights, size and schedule as the prompt.
+// checkBranch refuses (a terminal error) a start from a stored state that the samples cannot use: every one would
+// fail. The state must be stored still, and its sample must have the same weights, size and schedule as the prompt.
 func (s *service) checkBranch(ctx context.Context, r *schemas.Request, policy *schemas.Policy) error {
 	if r.Start == nil || r.Start.Branch == nil {
 		return nil
@@ -80,9 +80,9 @@ func (s *service) checkBranch(ctx context.Context, r *schemas.Request, policy *s
 	case t.WeightsDigest != policy.WeightsDigest:
 		return refuse("", "a state of model %q, weights %.12s; must be of those that lane %q serves, %.12s%s", t.Lane,
 			t.WeightsDigest, policy.Lane, policy.WeightsDigest, otherwise)
-	case t.Height != r.Height || t.Width != r.Width:
-		return refuse("", "a state of %d x %d pixels; must be of the prompt's size, %d x %d", t.Width, t.Height,
-			r.Width, r.Height)
+	case sampling.SizeOf(&t.Sampling) != sampling.SizeOf(&r.Sampling):
+		return refuse("", "a state of %v; must be of the prompt's size, %v", sampling.SizeOf(&t.Sampling),
+			sampling.SizeOf(&r.Sampling))
 	case !slices.Equal(t.Sigmas, r.Sigmas):
 		return refuse(".step_index", "%d; must be of the same schedule: the sample has %d steps, its step %d at "+
 			"sigma %v, and the prompt %d, at sigma %v%s",
@@ -109,8 +109,9 @@ func sigmaAt(sigmas []float32, step int64) float32 {
 // maxImage bounds the file of an image in bytes: it is read whole.
 const maxImage = 32 << 20
 
-// storeImage checks the format and size of an image and stores it as a blob, if it is not one. A prompt without width
-// or height gets those of its first image. field is for the error.
+// storeImage checks the format and size of an image, or of a video in an animated PNG, that samples start with, and
+// stores it as a blob, if it is not one. A prompt without frames, width or height gets those of its first image. field
+// names the image in a refusal, which is a terminal error.
 func (s *service) storeImage(ctx context.Context, field string, im *schemas.DataImage, p *schemas.Prompt) error {
 	refuse := func(format string, args ...any) error {
 		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(field+format, args...))
@@ -125,13 +126,16 @@ func (s *service) storeImage(ctx context.Context, field string, im *schemas.Data
 			return blobError(field, err)
 		}
 	}
-	c, err := png.DecodeConfig(bytes.NewReader(data))
+	size, err := media.ReadSize(data)
 	if err != nil {
 		return refuse(": %v; must be a PNG", err)
 	}
-	width, height := int64(c.Width), int64(c.Height)
+	frames, width, height := int64(size.Frames), int64(size.Width), int64(size.Height)
 	if width > schemas.MaxSide || height > schemas.MaxSide {
 		return refuse(": %d x %d pixels; must be at most %d x %d", width, height, schemas.MaxSide, schemas.MaxSide)
+	}
+	if p.Frames == nil {
+		p.Frames = &frames
 	}
 	if p.Width == nil {
 		p.Width = &width
@@ -139,8 +143,8 @@ func (s *service) storeImage(ctx context.Context, field string, im *schemas.Data
 	if p.Height == nil {
 		p.Height = &height
 	}
-	if width != *p.Width || height != *p.Height {
-		return refuse(": %d x %d pixels; must be %d x %d, the size of the samples", width, height, *p.Width, *p.Height)
+	if want := (media.Size{Frames: int(*p.Frames), Height: int(*p.Height), Width: int(*p.Width)}); size != want {
+		return refuse(": %v; must be %v, the size of the samples", size, want)
 	}
 	if im.Ref != nil {
 		return nil

@@ -20,7 +20,7 @@ func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error
 			return err
 		}
 	}
-	return s.reply(m, r)
+	return s.sendReceipt(m, r)
 }
 
 // refusalRecord returns a valid record for the group of a refused prompt, with the parts of the prompt that are valid.
@@ -31,7 +31,7 @@ func refusalRecord(p *schemas.Prompt, m *bus.Message, cause error) *schemas.Grou
 	r := &schemas.GroupRecord{
 		Run: runOf(m.Subject), UID: uid, GroupSize: *given.GroupSize, Error: cause.Error(),
 		Group: schemas.Group{
-			Batch: string(uid), PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, value(p.Deadline, 0)),
+			Batch: string(uid), PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, valueOr(p.Deadline, 0)),
 			Advantage: schemas.AdvantageSpec{
 				Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon,
 			},
@@ -52,9 +52,9 @@ func refusalRecord(p *schemas.Prompt, m *bus.Message, cause error) *schemas.Grou
 	return r
 }
 
-// storeRefusal stores the record of a refused prompt and opens its group, which then closes at once. If another prompt
-// has the uid, it does nothing. If this prompt was accepted before and cannot go on, it publishes a failed reward for
-// each sample without one, so that the group closes too.
+// storeRefusal stores the record of a refused prompt and opens its group, which then closes at once with the reason.
+// If another prompt has the uid, it does nothing. If this prompt was accepted before and cannot go on, it publishes a
+// failed reward for each sample without one, so that the group closes too. An error is of the server.
 func (s *service) storeRefusal(ctx context.Context, r *schemas.GroupRecord) error {
 	if r.Validate() != nil {
 		return nil // the prompt names no uid that a client could wait for
@@ -72,7 +72,7 @@ func (s *service) storeRefusal(ctx context.Context, r *schemas.GroupRecord) erro
 			return nil
 		}
 		if first.Error == "" {
-			return s.failMissing(ctx, first, r.Error)
+			return s.failMissingSamples(ctx, first, r.Error)
 		}
 		r = first
 	}
@@ -82,9 +82,9 @@ func (s *service) storeRefusal(ctx context.Context, r *schemas.GroupRecord) erro
 	return nil
 }
 
-// failMissing publishes a failed reward for each sample of a group and removes its requests: some may never have been
-// published. Rewards that are stored already stay.
-func (s *service) failMissing(ctx context.Context, g *schemas.GroupRecord, reason string) error {
+// failMissingSamples publishes a failed reward for each sample of a group that cannot go on, and removes its
+// requests: some may never have been published. Rewards that are stored already stay.
+func (s *service) failMissingSamples(ctx context.Context, g *schemas.GroupRecord, reason string) error {
 	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(g), bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("open group %s: %w", g.UID, err)
 	}

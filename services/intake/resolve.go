@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
@@ -121,7 +122,10 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 		return nil, fmt.Errorf("guidance: %g; must be absent, the network of model %q has no such input; "+
 			"true_cfg_scale is the scale of classifier-free guidance", *p.Guidance, policy.Model)
 	}
-	tokens, err := Tokens(s.Height, s.Width, policy)
+	if s.Frames == 1 {
+		s.Frames = 0 // an image, as an absent one
+	}
+	tokens, err := Tokens(sampling.SizeOf(s), policy)
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +150,8 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	return x, checkStates(p.Start, *p.GroupSize, int64(tokens), policy)
 }
 
-// resolveTexts refuses texts for encoders that the model does not have, and drops those that say what an absent one
-// means: the prompt.
+// resolveTexts refuses texts for encoders that the model does not have (prompt_2, prompt_3), and drops those that say
+// what an absent one means: the prompt. resolveImageSettings calls it.
 func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
 	most := max(policy.Prompts, 1)
 	for i, text := range []*string{&s.Prompt2, &s.Prompt3} {
@@ -163,7 +167,8 @@ func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
 }
 
 // scheduleDenoising decides the schedule, the transition of each step, the segment that the samples run, and which
-// states they keep. tokens is the number of latent tokens of an image.
+// states they keep. tokens is the number of latent tokens of an image. The error names a field of the prompt that
+// does not fit the schedule.
 func (x *imageSettings) scheduleDenoising(
 	run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, tokens int,
 ) (err error) {
@@ -177,7 +182,7 @@ func (x *imageSettings) scheduleDenoising(
 			return err
 		}
 	}
-	begin, end, err := segment(p, s.Sigmas)
+	begin, end, err := segmentOf(p, s.Sigmas)
 	if err != nil {
 		return err
 	}
@@ -217,8 +222,9 @@ func checkPrune(rule *schemas.Prune, x *imageSettings) error {
 	return nil
 }
 
-// setSampleStarts sets what differs between the requests of a group: the data that a sample starts with, and its place
-// in a tree or in the plan of scheduled sampling.
+// setSampleStarts sets what differs between the requests of a group: the data that a sample starts with, and its
+// place in a tree or in the plan of scheduled sampling. base is the start of all seeds. The error is that of the
+// plan.
 func setSampleStarts(requests []*schemas.Request, base string, p *schemas.Prompt, policy *schemas.Policy) error {
 	if p.Start != nil && p.Start.Data != nil {
 		for i, r := range requests {
@@ -255,11 +261,12 @@ func requestPerSample(of schemas.Request, base string, shared bool) []*schemas.R
 	return requests
 }
 
-// Tokens returns S, the number of latent tokens of an image of height x width pixels. A token covers a square, of which
-// policy.PixelsPerToken is the side in pixels. It refuses a height or width that is not a multiple of that (diffusers
-// would round it down), and more pixels than the model serves.
-func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
-	edge := policy.PixelsPerToken
+// Tokens returns S, the number of latent tokens of a sample of that size. A token covers a square, of which
+// policy.PixelsPerToken is the side in pixels, and policy.FramesPerToken frames. It refuses a height or width that is
+// not a multiple of that (diffusers would round it down), more pixels than the model serves, frames that the model does
+// not make, and sizes that no event or store could hold.
+func Tokens(size media.Size, policy *schemas.Policy) (int, error) {
+	edge, frames, height, width := policy.PixelsPerToken, int64(size.Frames), int64(size.Height), int64(size.Width)
 	var errs []error
 	side := func(field string, n int64) {
 		if n <= 0 || n%edge != 0 {
@@ -275,14 +282,27 @@ func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	if policy.MaxPixels > 0 && height*width > policy.MaxPixels {
 		errs = append(errs, fmt.Errorf("height x width: %d x %d; model %q serves at most %d pixels", height, width, policy.Model, policy.MaxPixels))
 	}
+	if err := media.CheckFrames(size.Frames, int(policy.FramesPerToken), int(policy.MaxFrames)); err != nil {
+		errs = append(errs, fmt.Errorf("%w, for model %q", err, policy.Model))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return 0, err
 	}
-	return int(height / edge * (width / edge)), nil
+	if n := frames * height * width; n > schemas.MaxVideoPixels {
+		return 0, fmt.Errorf("frames x height x width: %d x %d x %d; must be at most %d pixels", frames, height, width,
+			int64(schemas.MaxVideoPixels))
+	}
+	elements := policy.StateElements(frames, height, width)
+	if elements > schemas.MaxTensorBytes/4 {
+		return 0, fmt.Errorf("frames x height x width: %d x %d x %d; a state of %d MiB must be at most %d", frames, height,
+			width,
+			elements>>18, schemas.MaxTensorBytes>>20)
+	}
+	return int(elements / max(1, policy.LatentChannels)), nil
 }
 
-// sigmasOf returns the sigmas [T+1] of a prompt: the model's schedule, or the prompt's own sigmas, to which the model's
-// shift is applied.
+// sigmasOf returns the sigmas [T+1] of a prompt: the model's schedule, or the prompt's own sigmas, to which the
+// model's shift is applied. It fails if the model has no such schedule, or the numbers of steps differ.
 func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
 	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
@@ -293,16 +313,17 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 		return nil, fmt.Errorf("schedule of model %q: %w", policy.Model, err)
 	}
 	if p.Sigmas != nil {
-		if t := value(p.NumInferenceSteps, int64(len(p.Sigmas))); t != int64(len(p.Sigmas)) {
+		if t := valueOr(p.NumInferenceSteps, int64(len(p.Sigmas))); t != int64(len(p.Sigmas)) {
 			return nil, fmt.Errorf("sigmas: %d values; num_inference_steps is %d, one value per step is needed", len(p.Sigmas), t)
 		}
 		return schedule.Shifted(p.Sigmas, tokens)
 	}
-	return schedule.Sigmas(int(value(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
+	return schedule.Sigmas(int(valueOr(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
 }
 
-// stochasticSteps returns the steps of a schedule that add noise, ascending: those that the prompt names, all of them,
-// or a window that is drawn from a seed. A validation has none.
+// stochasticSteps returns the steps of a schedule that add noise, ascending: those that the prompt names, all of
+// them, or a window that is drawn from a seed. A validation has none. It fails if a step or the window is not within
+// the schedule.
 func stochasticSteps(run schemas.Run, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
@@ -356,16 +377,16 @@ func wireNames(ts []flow.Transition) []string {
 	return out
 }
 
-// value returns *p, or def if p is nil.
-func value[T any](p *T, def T) T {
+// valueOr returns *p, or def if p is nil.
+func valueOr[T any](p *T, def T) T {
 	if p == nil {
 		return def
 	}
 	return *p
 }
 
-// or returns s, or def if s is empty.
-func or(s, def string) string {
+// textOr returns s, or def if s is empty.
+func textOr(s, def string) string {
 	if s == "" {
 		return def
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -289,10 +290,83 @@ func TestTokens(t *testing.T) {
 		{512, 8, 0, `width: 8; must be a multiple of 16 for model "q", such as 16`},
 		{2048, 2048, 0, `height x width: 2048 x 2048; model "q" serves at most 1048576 pixels`},
 	} {
-		got, err := Tokens(c.height, c.width, policy)
+		got, err := Tokens(media.ImageSize(c.height, c.width), policy)
 		if got != c.want || (err == nil) != (c.fault == "") || err != nil && err.Error() != c.fault {
 			t.Errorf("%dx%d: %d, %v; want %d, %q", c.height, c.width, got, err, c.want, c.fault)
 		}
+	}
+}
+
+func TestTokens_frames(t *testing.T) {
+	video := qwen()
+	video.Frames, video.MaxFrames, video.FramesPerToken, video.FPS, video.MaxPixels = 9, 33, 4, 8, 8192*8192
+	for _, c := range []struct {
+		policy *schemas.Policy
+		size   media.Size
+		want   int
+		fault  string
+	}{
+		{
+			qwen(),
+			media.Size{Frames: 5, Height: 64, Width: 64},
+			0,
+			`frames: 5; must be 1, the model makes images, for model "q"`,
+		},
+		{video, media.Size{Frames: 1, Height: 64, Width: 96}, 4 * 6, ""},
+		{video, media.Size{Frames: 33, Height: 64, Width: 96}, 9 * 4 * 6, ""},
+		{
+			video,
+			media.Size{Frames: 32, Height: 64, Width: 96},
+			0,
+			`frames: 32; must be 1 more than a multiple of 4, such as 29 or 33, for model "q"`,
+		},
+		{video, media.Size{Frames: 37, Height: 64, Width: 96}, 0, `frames: 37; must be at most 33, for model "q"`},
+		{
+			video,
+			media.Size{Frames: 33, Height: 8192, Width: 8192},
+			0,
+			`frames x height x width: 33 x 8192 x 8192; must be at most 1073741824 pixels`,
+		},
+	} {
+		got, err := Tokens(c.size, c.policy)
+		if got != c.want || (err == nil) != (c.fault == "") || err != nil && err.Error() != c.fault {
+			t.Errorf("%v: %d, %v; want %d, %q", c.size, got, err, c.want, c.fault)
+		}
+	}
+	video.LatentChannels = 65536
+	if _, err := Tokens(media.Size{Frames: 17, Height: 4096, Width: 4096}, video); err == nil || !strings.Contains(err.Error(), "must be at most 1024") {
+		t.Errorf("a state of 80 GiB: %v", err)
+	}
+}
+
+// An image is the same sample whether or not a prompt says that it has one frame; the default of a lane of videos is
+// the lane's.
+func TestResolve_Frames(t *testing.T) {
+	policy := qwen()
+	policy.Frames, policy.MaxFrames, policy.FramesPerToken, policy.FPS = 9, 33, 4, 8
+	resolve := func(frames *int64, policy *schemas.Policy) *schemas.Request {
+		t.Helper()
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Frames: frames}}
+		list, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list[0]
+	}
+	for _, c := range []struct {
+		asked  *int64
+		policy *schemas.Policy
+		want   int64
+	}{{nil, qwen(), 0}, {new(int64(1)), qwen(), 0}, {nil, policy, 9}, {new(int64(1)), policy, 0}, {
+		new(int64(13)),
+		policy, 13,
+	}} {
+		if got := resolve(c.asked, c.policy).Frames; got != c.want {
+			t.Errorf("frames %d, want %d", got, c.want)
+		}
+	}
+	if resolve(nil, qwen()).ScheduleDigest != resolve(new(int64(1)), policy).ScheduleDigest || resolve(nil, policy).ScheduleDigest == resolve(new(int64(13)), policy).ScheduleDigest {
+		t.Error("schedule digests: an image must have one, videos of other lengths another")
 	}
 }
 

@@ -92,9 +92,11 @@ func rollSettings(s *schemas.ScheduledSampling, policy *schemas.Policy) (schedul
 		return scheduled.Settings{}, fmt.Errorf("model %q: %w", policy.Model, err)
 	}
 	out := scheduled.Settings{
-		Timesteps: int(value(s.Timesteps, int64(noise.Timesteps))), MaxStepOffset: int(*s.MaxStepOffset), Strategy: scheduled.Strategy(s.Strategy),
-		Ramp: scheduled.Ramp{Probability: *s.Probability, Shape: scheduled.Linear}, Prediction: scheduled.Prediction(noise.Prediction),
-		Sampler: scheduled.Sampler(s.Sampler), Order: int(value(s.Order, 0)), Compat: scheduled.Compat(s.Compat),
+		Timesteps: int(valueOr(s.Timesteps, int64(noise.Timesteps))), MaxStepOffset: int(*s.MaxStepOffset),
+		Strategy:   scheduled.Strategy(s.Strategy),
+		Ramp:       scheduled.Ramp{Probability: *s.Probability, Shape: scheduled.Linear},
+		Prediction: scheduled.Prediction(noise.Prediction),
+		Sampler:    scheduled.Sampler(s.Sampler), Order: int(valueOr(s.Order, 0)), Compat: scheduled.Compat(s.Compat),
 		Switch: scheduled.Auto, ReflexFlow: scheduled.DefaultReflexFlow(),
 	}
 	if r := s.Ramp; r != nil {
@@ -113,7 +115,7 @@ func rollSettings(s *schemas.ScheduledSampling, policy *schemas.Policy) (schedul
 	}
 	levels, err := noise.Levels(out.Timesteps)
 	if err == nil {
-		err = levels.Takes(out.Sampler)
+		err = levels.CheckSampler(out.Sampler)
 	}
 	if err != nil {
 		return out, scheduledError(err)
@@ -144,13 +146,14 @@ func (x *imageSettings) scheduleTraining(p *schemas.Prompt, policy *schemas.Poli
 	s := &x.sampling
 	s.Sigmas = levels.Sigmas()
 	s.Transitions = wireNames(flow.Transitions(flow.ODE, nil, len(s.Sigmas)-1))
-	s.TrueCFGScale = value(p.TrueCFGScale, 1)
+	s.TrueCFGScale = valueOr(p.TrueCFGScale, 1)
 	s.Start = &schemas.SegmentStart{} // each sample has its own step and data
 	return nil
 }
 
-// applyPlan sets in each request of a group its place in the plan: where the sample starts, and which of the states to
-// keep it has.
+// applyPlan sets in each request of a group its place in the plan of scheduled sampling: where the sample starts, and
+// which of the states that the prompt asks for the sample has. Resolve calls it last. It fails if a request is not
+// valid then.
 func applyPlan(requests []*schemas.Request, plan *schemas.Plan) error {
 	digest, err := plan.Digest()
 	if err != nil {
@@ -173,7 +176,8 @@ func applyPlan(requests []*schemas.Request, plan *schemas.Plan) error {
 	return nil
 }
 
-// Warnings returns remarks on settings of scheduled sampling that are valid but probably a mistake.
+// Warnings returns remarks on settings of scheduled sampling that are valid but probably a mistake, for the client's
+// receipt.
 func Warnings(p *schemas.Prompt, policy *schemas.Policy) []string {
 	if p.ScheduledSampling == nil {
 		return nil
@@ -191,7 +195,8 @@ func Warnings(p *schemas.Prompt, policy *schemas.Policy) []string {
 	return out
 }
 
-// storePlan stores the plan of a group with scheduled sampling, before its requests are published.
+// storePlan stores the plan of a group with scheduled sampling, before its requests are published, so that readers
+// can check each roll against it; other groups have none. An error is of the server.
 func (s *service) storePlan(ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) error {
 	plan, err := Plan(run, p, policy)
 	if err != nil || plan == nil {

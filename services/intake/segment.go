@@ -11,8 +11,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// checkStates checks what a group starts with: the shape of given latents must be [n, tokens, channels], or [1, ...]
-// for all samples, and images must be one, or one for each of the n samples.
+// checkStates checks what a group of n samples starts with: the shape of given latents must be [n, tokens, channels],
+// or [1, ...] for all samples, and images must be one, or one for each sample.
 func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) error {
 	field, states := "start.latents", (*schemas.Tensor)(nil)
 	switch {
@@ -42,12 +42,13 @@ func branchOf(run schemas.Run, start *schemas.Start) *schemas.Branch {
 		return nil
 	}
 	b := *start.Branch
-	b.Run = schemas.Run(or(string(b.Run), string(run)))
+	b.Run = schemas.Run(textOr(string(b.Run), string(run)))
 	return &b
 }
 
-// segment returns the steps [begin, end) that the samples of a valid prompt run, of a schedule with sigmas [T+1].
-func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
+// segmentOf returns the steps [begin, end) that the samples of a valid prompt run, of a schedule with sigmas [T+1].
+// The error names start or stop if it is not within the schedule.
+func segmentOf(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 	end = len(sigmas) - 1
 	var errs []error
 	first := "start.step_index"
@@ -77,7 +78,7 @@ func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 // schedule exactly. field is for the error.
 func stepAt(field string, index *int64, sigma *float64, sigmas []float32, def int) (int, error) {
 	if sigma == nil {
-		return int(value(index, int64(def))), nil
+		return int(valueOr(index, int64(def))), nil
 	}
 	want := float32(*sigma)
 	near := 0
@@ -95,6 +96,7 @@ func stepAt(field string, index *int64, sigma *float64, sigmas []float32, def in
 
 // chooseSteps returns two ascending lists: the stochastic steps of the whole schedule, and the indices of the latents
 // that are stored of samples that run [begin, end) of it. The run seeds a random window without a seed of its own.
+// The error names a field of the prompt.
 func chooseSteps(
 	run schemas.Run, p *schemas.Prompt, steps, begin, end int,
 ) (stochastic []int, returned []int64, err error) {

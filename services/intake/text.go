@@ -17,8 +17,8 @@ const (
 	defaultTopK = 20
 )
 
-// resolveText is Resolve for a lane that serves a language model. It also refuses reward functions and logits that need
-// more than the lane's engine, the program that draws the tokens, gives.
+// resolveText is Resolve for a lane that serves a language model. It also refuses reward functions and logits that
+// need more than the lane's engine, the program that draws the tokens, gives.
 func resolveText(
 	run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin,
 ) ([]*schemas.Request, error) {
@@ -93,9 +93,9 @@ func Asked(prompt string, messages []schemas.Message) string {
 func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy) (*schemas.TextRequest, error) {
 	t, model := p.Text, policy.Text
 	x := &schemas.TextRequest{
-		Messages: slices.Clone(p.Messages), MaxNewTokens: value(t.MaxNewTokens, model.MaxNewTokens),
-		Temperature: value(t.Temperature, model.Temperature),
-		TopK:        value(t.TopK, model.TopK), TopP: value(t.TopP, model.TopP), MinP: value(t.MinP, model.MinP),
+		Messages: slices.Clone(p.Messages), MaxNewTokens: valueOr(t.MaxNewTokens, model.MaxNewTokens),
+		Temperature: valueOr(t.Temperature, model.Temperature),
+		TopK:        valueOr(t.TopK, model.TopK), TopP: valueOr(t.TopP, model.TopP), MinP: valueOr(t.MinP, model.MinP),
 		Stop: append([]string{}, t.Stop...), StopTokenIDs: append([]int64{}, t.StopTokenIDs...),
 		Vocabulary: model.Vocabulary,
 	}
@@ -133,7 +133,8 @@ func resolveTextSettings(p *schemas.Prompt, policy *schemas.Policy) (*schemas.Te
 	return x, nil
 }
 
-// resolveLogits sets which logits of each token are stored; x.Logits stays nil if none are.
+// resolveLogits sets which logits of each token are stored; x.Logits stays nil if none are. It refuses more than the
+// vocabulary has. resolveTextSettings calls it.
 func resolveLogits(x *schemas.TextRequest, asked *schemas.Logits) error {
 	if asked == nil || asked.Form == "" || asked.Form == schemas.LogitsNone {
 		return nil

@@ -72,7 +72,7 @@ func TestResolve_Tree(t *testing.T) {
 			t.Errorf("sample %d: %v", i, err)
 		}
 	}
-	if receipt := accepted(rs, nil); steps != 10+8+2*5+4*3 || receipt.AllSteps() != steps {
+	if receipt := receiptOf(rs, nil); steps != 10+8+2*5+4*3 || receipt.AllSteps() != steps {
 		t.Errorf("%d steps, the receipt says %d", steps, receipt.AllSteps())
 	}
 }

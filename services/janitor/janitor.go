@@ -2,6 +2,13 @@
 // first, by the rules of Config, with their batches and prompts; a group is due when a rule would free it. A pass also
 // frees blobs that no stored event names: a sweep makes an index of the named ones. It never frees an open group, a
 // group of an open batch, or what a durable consumer of another program has not read yet.
+//
+// A stream is pressing while it is fuller than the percentage of its limit that Config.Above allows (its mark). A
+// floor is how far a durable consumer has acknowledged a stream. A dry pass frees nothing and only counts.
+//
+// A pass runs these in order: readSizes, sweep, countDue, then freeDue, which frees chunks: freeChunk frees each
+// group with freeIfRead and freeGroup, each batch with freeBatch, then freeBlobs; freePrompts comes last. An error is
+// of the server: it ends the pass, and the next pass goes on.
 package janitor
 
 import (
@@ -43,18 +50,18 @@ type Config struct {
 // events, and blobs stay for bus.BlobGrace anyway.
 const sweepEvery = bus.BlobGrace / 8
 
-// sweeps keeps the last index of named blobs, when it was made, and when the last group was freed: the blobs of that
-// group can go some time later.
-type sweeps struct {
+// blobSweeps keeps the last index of named blobs, when it was made, and when the last group was freed: the blobs of
+// that group can go some time later.
+type blobSweeps struct {
 	index        *bus.BlobIndex
 	swept, freed time.Time
 	// once says that this is a single pass, not one of many.
 	once bool
 }
 
-// startSweep reports whether the pass should make a new index of named blobs, and notes the time if so. Without a
-// freed group or a full object store there is nothing to look for.
-func (s *sweeps) startSweep(p *pass) bool {
+// startSweep reports whether the pass should read all events for a new index of named blobs, and notes the time if
+// so. Without a freed group or a full object store there is nothing to look for.
+func (s *blobSweeps) startSweep(p *pass) bool {
 	now := time.Now()
 	if p.report.Groups > 0 {
 		s.freed = now
@@ -88,7 +95,7 @@ func (c Config) blobGrace() time.Duration { return max(c.Grace, bus.BlobGrace) }
 // Rules reports whether any rule that frees groups is set.
 func (c Config) Rules() bool { return c.Above > 0 || c.Age > 0 || c.Read }
 
-// Validate returns all faults, joined, each with the name of its field.
+// Validate checks the rules. It returns all faults, joined, each with the name of its field.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Above < 0 || c.Above > 95 {
@@ -129,17 +136,17 @@ func (r *Report) Total() (n uint64) {
 	return n
 }
 
-// meters are the metrics of the janitor.
-type meters struct {
+// metrics are the metrics of the janitor.
+type metrics struct {
 	groups, bytes, gone prometheus.Counter
 	kept, due, oldest   prometheus.Gauge
 	look                prometheus.Observer
 }
 
-// newMeters registers the metrics of the janitor on r.
-func newMeters(r prometheus.Registerer) *meters {
+// newMetrics registers the metrics of the janitor on r. Run calls it.
+func newMetrics(r prometheus.Registerer) *metrics {
 	set := instrument.New(r, "janitor")
-	return &meters{
+	return &metrics{
 		groups: set.Counter("freed_groups_total", "closed groups that the janitor has freed").WithLabelValues(),
 		bytes:  set.Counter("freed_bytes_total", "bytes that the janitor has freed, about").WithLabelValues(),
 		gone:   set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues(),
@@ -150,16 +157,17 @@ func newMeters(r prometheus.Registerer) *meters {
 	}
 }
 
-// Run makes a pass every cfg.Every until ctx ends. A failure is logged, and the next pass tries again. Run returns
-// early, without an error, if this credential may not free anything and there is no rule.
+// Run makes a pass every cfg.Every until ctx ends; a pipeline runs it beside its services. A failure is logged, and
+// the next pass tries again. Run returns early, without an error, if this credential may not free anything and there
+// is no rule.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("janitor config: %w", err)
 	}
-	m := newMeters(cfg.Metrics)
+	m := newMetrics(cfg.Metrics)
 	tick := time.NewTicker(cfg.Every)
 	defer tick.Stop()
-	var blobs sweeps
+	var blobs blobSweeps
 	for {
 		select {
 		case <-ctx.Done():
@@ -179,11 +187,11 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 			}
 			log.WithLevel(level).Err(err).Msg("not all could be freed; tried again")
 		}
-		held := 0
+		keptGroups := 0
 		for _, n := range r.Kept {
-			held += n
+			keptGroups += n
 		}
-		m.kept.Set(float64(held))
+		m.kept.Set(float64(keptGroups))
 		m.groups.Add(float64(r.Groups))
 		m.bytes.Add(float64(r.Total()))
 		m.gone.Add(float64(r.Blobs))
@@ -196,18 +204,19 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 // Pass makes one pass: it frees the groups that the rules name, and the blobs that no event names. With dry it only
 // counts them. The report returned beside an error counts what was freed before the error.
 func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error) {
-	return runPass(ctx, cfg, b, dry, &sweeps{once: true}, nil)
+	return runPass(ctx, cfg, b, dry, &blobSweeps{once: true}, nil)
 }
 
-// runPass makes one pass; Run and Pass share it. m is nil where no metrics are kept.
-func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps, m *meters) (*Report, error) {
+// runPass makes one pass; Run and Pass share it. metrics is nil where none are kept. The report has what was freed
+// before an error, too; an error is of the settings or of the server.
+func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweeps, m *metrics) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {
 		return r, err
 	}
 	p := &pass{
-		cfg: cfg, b: b, dry: dry, blobs: s, meters: m, report: r,
-		pressing: map[string]bool{}, left: map[string]uint64{}, gone: map[address]bool{},
+		cfg: cfg, b: b, dry: dry, blobs: s, metrics: m, report: r,
+		pressing: map[string]bool{}, bytesLeft: map[string]uint64{}, freedGroups: map[address]bool{},
 	}
 	return r, p.run(ctx)
 }

@@ -33,11 +33,11 @@ type address struct {
 
 // pass is the state of one pass over the streams.
 type pass struct {
-	cfg    Config
-	b      *bus.Bus
-	dry    bool
-	blobs  *sweeps
-	meters *meters
+	cfg     Config
+	b       *bus.Bus
+	dry     bool
+	blobs   *blobSweeps
+	metrics *metrics
 
 	// floors are the positions of other programs' durables, by stream; readers says that one of them reads results.
 	floors  map[string][]bus.ConsumerFloor
@@ -47,20 +47,20 @@ type pass struct {
 	mu      sync.Mutex
 	report  *Report
 	streams map[string]*bus.StreamStats
-	// pressing are the streams that were above their mark and are not yet below four fifths of it. left is about how
+	// pressing are the streams that were above their mark and are not yet below four fifths of it. bytesLeft is about how
 	// many bytes each stream will hold once the chosen groups are freed.
-	pressing map[string]bool
-	left     map[string]uint64
-	// inFlight is how many groups are being freed. gone are the freed ones; in a dry pass, those that would be.
-	inFlight uint64
-	gone     map[address]bool
+	pressing  map[string]bool
+	bytesLeft map[string]uint64
+	// inFlight is how many groups are being freed. freedGroups are the freed ones; in a dry pass, those that would be.
+	inFlight    uint64
+	freedGroups map[address]bool
 }
 
 // groupStreams are the streams that hold events of groups.
 var groupStreams = slices.Collect(maps.Keys(schemas.GroupFilters("*", "*", "*")))
 
-// measure reads the sizes of the streams, and notes those that are above their mark.
-func (p *pass) measure(ctx context.Context) error {
+// readSizes reads the sizes of the streams, and notes those that are pressing.
+func (p *pass) readSizes(ctx context.Context) error {
 	if p.dry && p.streams != nil {
 		return nil // a dry pass frees nothing, so the sizes are the same
 	}
@@ -71,7 +71,7 @@ func (p *pass) measure(ctx context.Context) error {
 	p.streams = map[string]*bus.StreamStats{}
 	for i := range stats {
 		s := &stats[i]
-		p.streams[s.Name], p.left[s.Name] = s, s.Bytes
+		p.streams[s.Name], p.bytesLeft[s.Name] = s, s.Bytes
 		if p.cfg.Above > 0 && s.MaxBytes > 0 && (s.Bytes > p.mark(s) || s.Name == schemas.StreamSteps && s.Waiting > 0) {
 			p.pressing[s.Name] = true
 		}
@@ -93,7 +93,7 @@ func (p *pass) tooFull(at time.Time) bool {
 	for stream := range p.pressing {
 		s := p.streams[stream]
 		beingFreed := p.inFlight * (s.Bytes / groups)
-		if p.left[stream] <= p.mark(s)/5*4+beingFreed {
+		if p.bytesLeft[stream] <= p.mark(s)/5*4+beingFreed {
 			continue
 		}
 		// Blobs of newer groups stay for now, so freeing those groups would not make the object store smaller.
@@ -126,9 +126,9 @@ func (p *pass) resultFilters() []string {
 }
 
 // run makes the pass: unnamed blobs first, then due groups with their batches, oldest first, then prompts of groups
-// that are gone.
+// that are gone. It ends at the first error of the server; the next pass goes on.
 func (p *pass) run(ctx context.Context) error {
-	if err := p.measure(ctx); err != nil {
+	if err := p.readSizes(ctx); err != nil {
 		return err
 	}
 	if err := p.sweep(ctx); err != nil {
@@ -148,9 +148,9 @@ func (p *pass) run(ctx context.Context) error {
 	return nil
 }
 
-// countDue sets the metrics of the groups that are due: how many, and how old the oldest is.
+// countDue sets the metrics of the groups that are due: how many, and how old the oldest is. run calls it.
 func (p *pass) countDue(ctx context.Context) error {
-	if p.meters == nil {
+	if p.metrics == nil {
 		return nil
 	}
 	n, oldest := 0, time.Duration(0)
@@ -165,8 +165,8 @@ func (p *pass) countDue(ctx context.Context) error {
 			oldest = time.Since(m.Time)
 		}
 	}
-	p.meters.due.Set(float64(n))
-	p.meters.oldest.Set(oldest.Seconds())
+	p.metrics.due.Set(float64(n))
+	p.metrics.oldest.Set(oldest.Seconds())
 	return nil
 }
 
@@ -191,12 +191,13 @@ func (p *pass) freeDue(ctx context.Context) error {
 	return p.freeChunk(ctx, chunk)
 }
 
-// freeChunk frees the groups and batches of a chunk of results, then the blobs that only they named.
+// freeChunk frees the groups and batches of a chunk of results, then the blobs that only they named. freeDue calls
+// it.
 func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 	if len(chunk) == 0 {
 		return ctx.Err()
 	}
-	if err := p.measure(ctx); err != nil {
+	if err := p.readSizes(ctx); err != nil {
 		return err
 	}
 	if err := p.sweep(ctx); err != nil {
@@ -224,14 +225,15 @@ func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 			return err
 		}
 	}
-	if p.meters != nil {
-		p.meters.due.Sub(float64(p.report.Groups - before))
-		p.meters.oldest.Set(time.Since(chunk[0].Time).Seconds())
+	if p.metrics != nil {
+		p.metrics.due.Sub(float64(p.report.Groups - before))
+		p.metrics.oldest.Set(time.Since(chunk[0].Time).Seconds())
 	}
 	return p.freeBlobs(ctx)
 }
 
-// readFloors reads how far the durable consumers of other programs are, in each stream of groups.
+// readFloors reads how far the durable consumers of other programs have acknowledged each stream of groups.
+// freeIfRead keeps what they have not read. freeChunk calls it.
 func (p *pass) readFloors(ctx context.Context) error {
 	p.floors = map[string][]bus.ConsumerFloor{}
 	for _, stream := range groupStreams {
@@ -271,7 +273,7 @@ func (p *pass) endGroup() {
 }
 
 // freeIfRead frees one closed group, given its result, unless something keeps it: an open batch, or a durable that
-// has not read all of it.
+// has not read all of it. What keeps it is counted in the report, and is no error.
 func (p *pass) freeIfRead(ctx context.Context, m *bus.Message) error {
 	if !p.beginGroup(m.Time) {
 		return nil
@@ -292,7 +294,7 @@ func (p *pass) freeIfRead(ctx context.Context, m *bus.Message) error {
 			return err
 		}
 		// A reader of batches reads the groups with them.
-		if reader := p.behind(schemas.StreamAdvantages, batch.Subject, batch.Seq); reader != "" {
+		if reader := p.lateReader(schemas.StreamAdvantages, batch.Subject, batch.Seq); reader != "" {
 			p.countKept("consumer " + reader + " has not read its batch")
 			return nil
 		}
@@ -315,9 +317,9 @@ func (p *pass) freeIfRead(ctx context.Context, m *bus.Message) error {
 	return p.freeGroup(ctx, &a, m, filters)
 }
 
-// behind returns the name of a durable that reads the subject and has not acknowledged sequence seq; "" if there is
+// lateReader returns the name of a durable that reads the subject and has not acknowledged sequence seq; "" if there is
 // none.
-func (p *pass) behind(stream, subject string, seq uint64) string {
+func (p *pass) lateReader(stream, subject string, seq uint64) string {
 	for _, f := range p.floors[stream] {
 		if seq > f.Seq && f.Matches(subject) {
 			return f.Name
@@ -330,7 +332,7 @@ func (p *pass) behind(stream, subject string, seq uint64) string {
 // none. filters match the group's events, result is the group's result.
 func (p *pass) unread(ctx context.Context, stream string, filters []string, result *bus.Message) (string, error) {
 	for _, filter := range filters {
-		if p.behind(stream, filter, math.MaxUint64) == "" {
+		if p.lateReader(stream, filter, math.MaxUint64) == "" {
 			continue // it has no readers
 		}
 		newest := result
@@ -342,7 +344,7 @@ func (p *pass) unread(ctx context.Context, stream string, filters []string, resu
 				return "", err
 			}
 		}
-		if reader := p.behind(stream, filter, newest.Seq); reader != "" {
+		if reader := p.lateReader(stream, filter, newest.Seq); reader != "" {
 			return reader, nil
 		}
 	}
@@ -366,11 +368,11 @@ func (p *pass) countFreed(stream string, n uint64) {
 func (p *pass) add(stream string, messages, bytes uint64) {
 	p.report.Messages[stream] += messages
 	p.report.Bytes[stream] += bytes
-	p.left[stream] -= min(p.left[stream], bytes)
+	p.bytesLeft[stream] -= min(p.bytesLeft[stream], bytes)
 }
 
 // blobEvents returns the events of a group that may name blobs; nil while there is no index. The index forgets them
-// once the group is freed.
+// once the group is freed. freeGroup calls it.
 func (p *pass) blobEvents(ctx context.Context, filters map[string][]string) (events []*bus.Message, err error) {
 	if p.blobs.index == nil {
 		return nil, nil
@@ -385,7 +387,8 @@ func (p *pass) blobEvents(ctx context.Context, filters map[string][]string) (eve
 	return events, nil
 }
 
-// sweep makes a new index of the named blobs if the last one is old, and frees the blobs that are not in it.
+// sweep makes a new index of the blobs that events name if the last one is old, and frees the blobs that are not in
+// it.
 func (p *pass) sweep(ctx context.Context) (err error) {
 	if p.blobs.index != nil && (p.dry || time.Since(p.blobs.swept) < sweepEvery) {
 		return nil
@@ -414,7 +417,8 @@ func (p *pass) freeBlobs(ctx context.Context) error {
 }
 
 // freeGroup removes all events of a group and notes it in the report. a is the decoded result, m its message, filters
-// the subjects of the group by stream.
+// the subjects of the group by stream. After an error the result is still stored, so that the next pass frees the
+// rest.
 func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Message, filters map[string][]string) error {
 	named, err := p.blobEvents(ctx, filters)
 	if err != nil {
@@ -432,7 +436,7 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.gone[address{a.Run, a.UID}] = true
+	p.freedGroups[address{a.Run, a.UID}] = true
 	r := p.report
 	if r.Groups++; r.Groups == 1 || m.Time.Before(r.Oldest) {
 		r.Oldest = m.Time
@@ -459,10 +463,10 @@ func (p *pass) purge(ctx context.Context, stream, filter string) error {
 	return err
 }
 
-// freeBatch frees the result of a batch once none of its groups is stored.
+// freeBatch frees the result of a batch, whose message is m, once none of its groups is stored. freeChunk calls it.
 func (p *pass) freeBatch(ctx context.Context, m *bus.Message) error {
 	var e schemas.Batch
-	if !p.due(m.Time) || bus.Fits(m, &e) != nil || p.behind(m.Stream, m.Subject, m.Seq) != "" {
+	if !p.due(m.Time) || bus.Fits(m, &e) != nil || p.lateReader(m.Stream, m.Subject, m.Seq) != "" {
 		return nil
 	}
 	openings := []string{schemas.Address{Kind: schemas.KindOpening, Run: e.Run, Batch: e.Batch}.Filter()}
@@ -479,7 +483,7 @@ func (p *pass) freeBatch(ctx context.Context, m *bus.Message) error {
 			return fmt.Errorf("free batch %s of run %s: %w", e.Batch, e.Run, err)
 		}
 		for _, m := range stored {
-			if a, _ := schemas.ParseSubject(m.Subject); !p.gone[address{a.Run, a.UID}] {
+			if a, _ := schemas.ParseSubject(m.Subject); !p.freedGroups[address{a.Run, a.UID}] {
 				return nil
 			}
 		}
@@ -487,8 +491,8 @@ func (p *pass) freeBatch(ctx context.Context, m *bus.Message) error {
 	return p.purge(ctx, schemas.StreamAdvantages, m.Subject)
 }
 
-// freePrompts frees the prompts whose group is gone. A subject of a prompt has only the run, so each is read to find
-// its group. Prompts that intake or another durable has not acknowledged stay.
+// freePrompts frees the prompts whose group is gone, at the end of a pass. A subject of a prompt has only the run, so
+// each is read to find its group. Prompts that intake or another durable has not acknowledged stay.
 func (p *pass) freePrompts(ctx context.Context) error {
 	floors, err := p.b.Floors(ctx, schemas.StreamPrompts)
 	if err != nil {
@@ -524,7 +528,7 @@ func (p *pass) freePrompts(ctx context.Context) error {
 		var e schemas.Prompt
 		_ = schemas.Decode(m.Data, &e) // bytes that are not a prompt have no group
 		uid := e.GroupUID(m.Seq)
-		if groups[schemas.GroupSubject(a.Run, uid)] > 0 && !p.gone[address{a.Run, uid}] {
+		if groups[schemas.GroupSubject(a.Run, uid)] > 0 && !p.freedGroups[address{a.Run, uid}] {
 			continue
 		}
 		p.countFreed(schemas.StreamPrompts, 1)
@@ -535,7 +539,7 @@ func (p *pass) freePrompts(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Lines describes the report for people, one line each.
+// Lines describes the report for people, one line each; size prints a number of bytes.
 func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
 	freed := "freed"
 	if dry {

@@ -52,7 +52,8 @@ func (c Config) Lane() schemas.Lane {
 	return cmp.Or(c.Sampler.Lane, schemas.Lane(model.NameOf(c.Sampler.Model)))
 }
 
-// DefaultConfig returns settings for one copy of each service, with the built-in model signs.
+// DefaultConfig returns settings for one copy of each service, with the built-in model signs, and settings that all
+// services share.
 func DefaultConfig() Config {
 	c := Config{
 		Intake: intake.DefaultConfig(), Sampler: sampler.DefaultConfig(),
@@ -65,7 +66,7 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Validate returns the faults of all services joined, each with its field name.
+// Validate checks the settings of all services. It returns their faults joined, each with its field name.
 func (c Config) Validate() error {
 	c.share()
 	err := errors.Join(c.Intake.Validate(), c.Sampler.Validate(), c.Reward.Validate(), c.Advantage.Validate(),
@@ -83,8 +84,9 @@ func (c *Config) share() {
 	}
 }
 
-// Run serves until ctx ends and all services have drained; then the error is nil. If one service fails, all end. The
-// streams must be set up before (bus.Setup). Metrics go to the default registry of Prometheus.
+// Run serves with all services until ctx ends and they have drained; then the error is nil. If one service fails, all
+// end, and its error is returned. The streams must be set up before (bus.Setup). Metrics go to the default registry
+// of Prometheus.
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
@@ -94,7 +96,7 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	registry := prometheus.DefaultRegisterer
 	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics = registry, registry, registry
 	c.Advantage.Metrics, c.Janitor.Metrics = registry, registry
-	defer instrument.Plane(registry, b)()
+	defer instrument.ShowStreams(registry, b)()
 	g, work := errgroup.WithContext(ctx)
 	for range c.Replicas {
 		serve := func(name, summary string, run func(zerolog.Logger) error) {

@@ -2,6 +2,9 @@
 // into a run of their own, the pass. A Source holds what the run stored; a Change says what differs in the pass. The
 // reward service scores the samples, the advantage service closes the groups; this package finds the samples and
 // makes the groups of the pass.
+//
+// 'meander rescore' reads a Source, applies the Change, claims the name of the pass, opens its groups, has the
+// samples scored and waits for the advantages, in this order.
 package rescore
 
 import (
@@ -72,7 +75,8 @@ func questionOf(t *schemas.Trajectory) string {
 	return intake.Asked(t.Prompt, t.Text.Settings.Messages)
 }
 
-// Read finds the samples of a run. A group that is still open is an error: its samples may still come.
+// Read finds the stored samples and results of a run. It fails if a group is still open, as its samples may still
+// come, and if the run is itself a pass or has no samples.
 func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Source, error) {
 	s := &Source{run: run, groups: map[schemas.UID]*group{}}
 	for t, err := range results.Trajectories(ctx, b, run, "*") {
@@ -121,23 +125,24 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Source, error) {
 	return s, nil
 }
 
-// Apply turns the groups into those of the pass over run. All faults are returned, joined.
+// Apply turns the groups into those of the pass over run: with the rewards and the estimator of the change. All
+// faults of the change are returned, joined; the source must not be used then.
 func (s *Source) Apply(run schemas.Run, c Change) error {
-	places := map[string]map[schemas.UID]bool{} // roots by batch
+	rootsOfBatch := map[string]map[schemas.UID]bool{} // roots by batch
 	for _, g := range s.groups {
-		if places[g.group.Batch] == nil {
-			places[g.group.Batch] = map[schemas.UID]bool{}
+		if rootsOfBatch[g.group.Batch] == nil {
+			rootsOfBatch[g.group.Batch] = map[schemas.UID]bool{}
 		}
 		root := g.uid
 		if g.group.Refill != nil {
 			root = g.group.Refill.Root
 		}
-		places[g.group.Batch][root] = true
+		rootsOfBatch[g.group.Batch][root] = true
 	}
 	var errs []error
 	for _, uid := range slices.Sorted(maps.Keys(s.groups)) {
 		g := s.groups[uid]
-		if err := g.apply(run, c, int64(len(places[g.group.Batch]))); err != nil {
+		if err := g.apply(run, c, int64(len(rootsOfBatch[g.group.Batch]))); err != nil {
 			errs = append(errs, fmt.Errorf("group %s: %w", uid, err))
 		}
 		if p := g.group.GroupPolicy; p != nil && (p.ZeroStd == schemas.GroupRefill || p.Failed == schemas.GroupRefill) {
@@ -154,13 +159,13 @@ func (s *Source) Apply(run schemas.Run, c Change) error {
 	return errors.Join(errs...)
 }
 
-// apply turns one group into that of the pass. places is how many prompts of its batch have trajectories: refused
-// prompts have none.
-func (g *group) apply(run schemas.Run, c Change, places int64) error {
+// apply turns one group into that of the pass over run. batchGroups is how many prompts of its batch have
+// trajectories: refused prompts have none. The error joins what of the change does not fit this group.
+func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 	x := &g.group
 	x.SourceRun, x.Deadline = run, 0
 	if x.BatchGroups > 0 {
-		x.BatchGroups = places
+		x.BatchGroups = batchGroups
 	}
 	if len(c.Rewards) > 0 {
 		truth := c.GroundTruth
@@ -206,9 +211,9 @@ func (g *group) apply(run schemas.Run, c Change, places int64) error {
 	return errors.Join(errs...)
 }
 
-// Open stores the records of the pass's groups, as intake does for prompts. From them the advantage service knows the
-// groups.
-func (s *Source) Open(ctx context.Context, b *bus.Bus, pass schemas.Run) error {
+// OpenGroups stores the records of the pass's groups, as intake does for prompts. From them the advantage service
+// knows the groups. To repeat it is harmless. An error is of the server.
+func (s *Source) OpenGroups(ctx context.Context, b *bus.Bus, pass schemas.Run) error {
 	p := b.NewPublisher(256, 16<<20)
 	defer p.Close()
 	for _, uid := range slices.Sorted(maps.Keys(s.groups)) {
@@ -226,7 +231,7 @@ func (s *Source) Open(ctx context.Context, b *bus.Bus, pass schemas.Run) error {
 	return nil
 }
 
-// RewardNames returns the reward functions of the pass, sorted.
+// RewardNames returns the names of all reward functions of the pass, sorted.
 func (s *Source) RewardNames() []string {
 	names := map[string]bool{}
 	for _, g := range s.groups {
@@ -246,7 +251,8 @@ func (s *Source) Size() int {
 	return n
 }
 
-// Samples returns the samples without a reward. rewards has the subjects of the stored rewards.
+// Samples returns the samples of the pass that have no reward yet, for reward.Rescore. rewards has the subjects of
+// the stored rewards.
 func (s *Source) Samples(rewards map[string]uint64) []reward.PassSample {
 	done := map[string]bool{}
 	for subject := range rewards {
@@ -276,7 +282,7 @@ func (s *Source) Samples(rewards map[string]uint64) []reward.PassSample {
 }
 
 // Claim stores the definition of the pass at its first use, so that the same name cannot mean another pass later;
-// that is a RequestError.
+// that is a RequestError. A pass that was interrupted is claimed again without an error.
 func (s *Source) Claim(ctx context.Context, b *bus.Bus, pass schemas.Run, c Change) error {
 	type passSpec struct {
 		Source  schemas.Run `json:"source_run"`
@@ -308,7 +314,8 @@ func (s *Source) Claim(ctx context.Context, b *bus.Bus, pass schemas.Run, c Chan
 	return nil
 }
 
-// Advantages waits until every group of the pass has a result, and returns the results by uid.
+// Advantages waits until every group of the pass has a result, and returns the results by uid. An error is of the
+// server or of ctx.
 func (s *Source) Advantages(ctx context.Context, b *bus.Bus, pass schemas.Run) (map[schemas.UID]*schemas.Advantage, error) {
 	out := map[schemas.UID]*schemas.Advantage{}
 	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(pass, "*")}, bus.ReadOptions{Live: true}) {
@@ -330,10 +337,10 @@ func (s *Source) Advantages(ctx context.Context, b *bus.Bus, pass schemas.Run) (
 }
 
 // Groups returns the run's groups with the results of run and pass, sorted by uid.
-func (s *Source) Groups(advantages map[schemas.UID]*schemas.Advantage) (list []results.Scored) {
+func (s *Source) Groups(advantages map[schemas.UID]*schemas.Advantage) (list []results.ScoredAgain) {
 	for _, uid := range slices.Sorted(maps.Keys(s.groups)) {
 		g := s.groups[uid]
-		list = append(list, results.Scored{UID: uid, Prompt: g.prompt, Before: g.result, After: advantages[uid]})
+		list = append(list, results.ScoredAgain{UID: uid, Prompt: g.prompt, Before: g.result, After: advantages[uid]})
 	}
 	return list
 }

@@ -37,8 +37,8 @@ func (e *breakerError) Unwrap() error { return e.err }
 
 func (b *breaker) open() bool { return b.failures >= breakerLimit }
 
-// admit reports whether a sample may join the pool: err is a breakerError if not. probe: this sample is the probe, so
-// its outcome must be given to record, or abandon called.
+// admit reports whether a sample may join the pool's queue: err is a breakerError if the function does not answer at
+// present. probe: this sample is the probe, so its outcome must be given to record, or abandon called.
 func (b *breaker) admit(now time.Time) (probe bool, err error) {
 	if !b.open() {
 		return false, nil
@@ -54,7 +54,7 @@ func (b *breaker) admit(now time.Time) (probe bool, err error) {
 func (b *breaker) abandon() { b.probing = false }
 
 // record counts the outcome of a call: err is why it got no answer, nil if it got one. It reports whether the breaker
-// opened with this call.
+// opened with this call. endCall calls it.
 func (b *breaker) record(err error, probe bool, now time.Time) (opened bool) {
 	if err == nil {
 		*b = breaker{}

@@ -97,8 +97,8 @@ func (k *sampleCache) putRecord(r *schemas.GroupRecord) {
 	getOrAdd(k.records, keyOfGroup(r.Run, r.UID), maxRecordsKept, func() *schemas.GroupRecord { return r })
 }
 
-// forget removes a sample that is done. If its group is rated as a whole the sample stays, as the handlers of other
-// samples may complete it again.
+// forget removes the memo of a sample whose reward is stored. If its group is rated as a whole the memo stays, as the
+// handlers of other samples may complete it again. finish calls it.
 func (k *sampleCache) forget(r *schemas.Reward) {
 	for _, spec := range r.Group.Reward {
 		if scorer.NewGroup(spec.Name) != nil {
@@ -116,7 +116,8 @@ func keyOfSample(run schemas.Run, uid schemas.UID, index int64, seq uint64) stri
 	return fmt.Sprintf("%s.%s.%d.%d", run, uid, index, seq)
 }
 
-// getOrAdd returns the entry of a key, or adds a new one. If the map has most entries already, it clears it first.
+// getOrAdd returns the entry of a key, or adds a new one. If the map has most entries already, it clears it first:
+// what is lost is computed again.
 func getOrAdd[T any](all map[string]*T, key string, most int, make func() *T) *T {
 	x, ok := all[key]
 	if !ok {

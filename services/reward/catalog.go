@@ -40,8 +40,9 @@ type entry struct {
 // maxPools bounds the functions that prompts may add by naming them.
 const maxPools = 256
 
-// openCatalog opens the functions that need no configuration and those of the scorers file. It fails if a required one
-// is missing. nc is for workers on NATS; it may be nil if no function will be called.
+// openCatalog opens the functions that need no configuration and those of the scorers file. It fails if the file is
+// not valid or a required function is missing. nc is for workers on NATS; it may be nil if no function will be
+// called.
 func openCatalog(
 	cfg Config, nc *nats.Conn, metrics *instruments, stopping <-chan struct{}, log zerolog.Logger,
 ) (*catalog, error) {
@@ -56,7 +57,8 @@ func openCatalog(
 	return c, nil
 }
 
-// open fills the catalog. Without tesseract the function ocr is missing, which is no error unless it is required.
+// open fills the catalog; openCatalog calls it. Without tesseract the function ocr is missing, which is no error
+// unless it is required.
 func (c *catalog) open(log zerolog.Logger) error {
 	local := (&pool{name: "local", calls: c.cfg.Workers, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}).
 		start(c.stopping)
@@ -101,8 +103,8 @@ func (c *catalog) open(log zerolog.Logger) error {
 	return nil
 }
 
-// add adds a function with a pool of its own. The pool makes as many calls at once as the function says, or otherwise
-// the given number.
+// add adds a function with a pool of its own, and returns both. The pool makes as many calls at once as the function
+// says, or otherwise the given number. The caller holds the lock, or is the only user.
 func (c *catalog) add(s scorer.Scorer, calls int) entry {
 	if k, ok := s.(interface{ Concurrency() int }); ok {
 		calls = k.Concurrency()
@@ -123,8 +125,8 @@ const (
 	maxQueue = 256
 )
 
-// find returns a function by its name. It adds nats:NAME on first use, as workers on NATS need no configuration. The
-// error says why the function cannot be used here.
+// find returns a function with its pool by its name. It adds nats:NAME on first use, as workers on NATS need no
+// configuration. The error says why the function cannot be used here; the score is then a failed one.
 func (c *catalog) find(name string) (entry, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,7 +170,8 @@ func (c *catalog) check(names []string) error {
 
 func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
 
-// presence returns what this service announces: its reward functions, and those that are missing.
+// presence returns what this service announces to others: its reward functions, and those that are missing, with the
+// reason. Run calls it.
 func (c *catalog) presence(instance string) *schemas.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,7 +216,7 @@ func (c *catalog) slots() int {
 // spareSlots are for functions that compute in this process, for samples that need none, and for pools that find adds.
 const spareSlots = 256
 
-// close ends all calls and closes the functions that hold connections.
+// close ends all calls and closes the functions that hold connections, when the service ends.
 func (c *catalog) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,8 +228,8 @@ func (c *catalog) close() {
 	}
 }
 
-// CheckNames returns an error for each name of a reward function that a service with these settings cannot serve, with
-// what to install or configure for it.
+// CheckNames returns an error for each name of a reward function that a service with these settings cannot serve,
+// joined, with what to install or configure for it. Commands call it before they publish.
 func CheckNames(cfg Config, names []string) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("reward config: %w", err)

@@ -18,6 +18,8 @@ const (
 	// pixelBytes is the memory that one pixel counts for: 4 bytes decoded, 4 more while another layout is converted,
 	// and 8 for what functions make of the image.
 	pixelBytes = 16
+	// framePixelBytes is that of a pixel of each further frame of a video: functions look at one after the other.
+	framePixelBytes = 4
 	// An image file has at most filePixelBytes for each pixel, and fileBytes: no PNG needs more.
 	filePixelBytes = 8
 	fileBytes      = 64 << 10
@@ -39,32 +41,56 @@ func newImageMemory(mib int) *imageMemory {
 	return &imageMemory{semaphore.NewWeighted(int64(mib) << 20), mib}
 }
 
-// cost returns the memory in bytes that an image needs, by the size that its trajectory names. An image that could
-// never fit, or whose file is too large for its pixels, is a terminal error.
-func (r *imageMemory) cost(im *schemas.Image) (int64, error) {
-	pixels, file := im.Width*im.Height, int64(len(im.Data))
-	if im.Ref != nil {
-		file = im.Ref.Size
+// storedFile is a stored image or video.
+type storedFile struct {
+	what string // for errors
+	size media.Size
+	data []byte
+	ref  *schemas.Ref // nil: data are the bytes
+}
+
+// imageFile returns the file of an image; nil if there is none.
+func imageFile(im *schemas.Image) *storedFile {
+	if im == nil {
+		return nil
 	}
-	if most := filePixelBytes*pixels + fileBytes; file > most {
+	return &storedFile{"image", media.ImageSize(im.Height, im.Width), im.Data, im.Ref}
+}
+
+// videoFile returns the file with all frames of a sample: its video or, of one frame, its image.
+func videoFile(t *schemas.Trajectory) *storedFile {
+	v := t.Video
+	if v == nil {
+		return imageFile(t.Image)
+	}
+	return &storedFile{"video", media.Size{Frames: int(v.Frames), Height: int(v.Height), Width: int(v.Width)}, nil, &v.Ref}
+}
+
+// cost returns the memory in bytes that a file needs, by the size that its trajectory names. One that could never fit,
+// or that is too large for its pixels, is a terminal error.
+func (r *imageMemory) cost(f *storedFile) (int64, error) {
+	frames, pixels, bytes := int64(f.size.Frames), int64(f.size.Width*f.size.Height), int64(len(f.data))
+	if f.ref != nil {
+		bytes = f.ref.Size
+	}
+	if most := frames * (filePixelBytes*pixels + fileBytes); bytes > most {
 		return 0, bus.Terminal(schemas.CodeDecode,
-			fmt.Errorf("image: %d bytes; a PNG of %dx%d pixels has at most %d", file, im.Width, im.Height, most))
+			fmt.Errorf("%s: %d bytes; a PNG of %v has at most %d", f.what, bytes, f.size, most))
 	}
-	cost := pixelBytes*pixels + file
+	cost := pixelBytes*pixels + (frames-1)*framePixelBytes*pixels + bytes
 	if most := int64(r.mib) << 20; cost > most {
-		return 0, bus.Terminal(schemas.CodeTooLarge,
-			fmt.Errorf("image: %dx%d pixels count for %d MiB; must be at most image_mib, %d",
-				im.Width, im.Height, (cost+1<<20-1)>>20, r.mib))
+		return 0, bus.Terminal(schemas.CodeTooLarge, fmt.Errorf("%s: %v count for %d MiB; must be at most image_mib, %d",
+			f.what, f.size, (cost+1<<20-1)>>20, r.mib))
 	}
 	return cost, nil
 }
 
-// sharedImage is the image of a sample for all its functions. It is decoded only while a function uses it, so samples
-// that wait take no memory.
+// sharedImage is the image or the video of a sample for all its functions. It is decoded only while a function uses
+// it, so samples that wait take no memory.
 type sharedImage struct {
 	bus    *bus.Bus
 	memory *imageMemory
-	stored *schemas.Image
+	stored *storedFile
 
 	mu      sync.Mutex
 	users   int
@@ -72,8 +98,9 @@ type sharedImage struct {
 	decoded media.Media
 }
 
-// hold returns the decoded image, which it loads if no other function uses it. Each success needs a release. If wait,
-// it waits for memory; only a call that holds no image may do that. Otherwise it returns errNoMemory.
+// hold returns the decoded image, which it loads if no other function of the sample uses it. Each success needs a
+// release. If wait, it waits for memory; only a call that holds no image may do that. Otherwise it returns
+// errNoMemory when there is none. Other errors are about the image or of ctx.
 func (p *sharedImage) hold(ctx context.Context, wait bool) (media.Media, error) {
 	if wait {
 		p.mu.Lock()
@@ -95,7 +122,7 @@ func (p *sharedImage) hold(ctx context.Context, wait bool) (media.Media, error) 
 		}
 		fetch, stop := context.WithTimeout(ctx, fetchTimeout)
 		defer stop()
-		if p.decoded, err = load(fetch, p.bus, p.stored); err != nil {
+		if p.decoded, err = loadFile(fetch, p.bus, p.stored); err != nil {
 			p.memory.free.Release(cost)
 			return media.Media{}, err
 		}
@@ -115,19 +142,19 @@ func (p *sharedImage) release() {
 	}
 }
 
-// load reads an image from the store and decodes it. The error is terminal if the bytes are not a PNG of the size that
-// the event names.
-func load(ctx context.Context, b *bus.Bus, im *schemas.Image) (media.Media, error) {
-	data := im.Data
-	if im.Ref != nil {
+// loadFile reads an image or a video from the store and decodes it. The error is terminal if the bytes are not a PNG
+// of the size that the event names. hold calls it.
+func loadFile(ctx context.Context, b *bus.Bus, f *storedFile) (media.Media, error) {
+	data := f.data
+	if f.ref != nil {
 		var err error
-		if data, err = b.GetBlob(ctx, *im.Ref); err != nil {
-			return media.Media{}, fmt.Errorf("load image: %w", err)
+		if data, err = b.GetBlob(ctx, *f.ref); err != nil {
+			return media.Media{}, fmt.Errorf("load %s: %w", f.what, err)
 		}
 	}
-	img, err := media.DecodePNG(data, media.ImageSize(im.Height, im.Width))
+	m, err := media.Decode(data, f.size)
 	if err != nil {
-		return media.Media{}, bus.Terminal(schemas.CodeDecode, fmt.Errorf("image: %w", err))
+		return media.Media{}, bus.Terminal(schemas.CodeDecode, fmt.Errorf("%s: %w", f.what, err))
 	}
-	return media.Of(img), nil
+	return m, nil
 }

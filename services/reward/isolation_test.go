@@ -19,7 +19,7 @@ import (
 
 // Behind hundreds of samples that wait for a server which hangs, plain samples are scored
 // as soon as they would be alone.
-func TestService_HangingScorerDelaysNobody(t *testing.T) {
+func TestService_HangingScorerDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	release, hanging := make(chan struct{}), make(chan struct{}, 1)
 	url := web(t, func(_ http.ResponseWriter, r *http.Request, _ int) {

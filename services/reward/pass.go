@@ -32,8 +32,8 @@ type PassSample struct {
 	Lost bool
 }
 
-// Rescore scores the samples of a pass as the service would, and returns when all rewards are stored. Rewards that are
-// stored already stay.
+// Rescore scores the samples of a pass as the service would, and returns when all rewards are stored. Rewards that
+// are stored already stay. It fails at the first sample that cannot be read or stored.
 func Rescore(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, pass Pass) error {
 	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
@@ -59,7 +59,8 @@ func Rescore(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, pa
 	return g.Wait()
 }
 
-// rescore scores one sample of a pass, again and again until its reward is stored.
+// rescore scores one sample of a pass, again and again until its reward is stored. A sample that cannot be read any
+// more gets a failed reward. An error is of the server, or of ctx.
 func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {
 	m, err := s.bus.Get(ctx, schemas.StreamTrajectories, x.Seq)
 	if err != nil {

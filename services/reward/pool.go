@@ -138,7 +138,8 @@ func (p *pool) score(ctx context.Context, s scorer.Scorer, load loader) scored {
 	}
 }
 
-// join puts a job into the queue and starts calls. The error is a breakerError or a busyError.
+// join puts a job into the pool's queue and starts calls. The error is a breakerError or a busyError: the sample
+// comes again later. score calls it.
 func (p *pool) join(j *job) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,7 +174,7 @@ func (p *pool) nextTurn(now time.Time) time.Duration {
 	return max(shortestTurn, d-rand.N(d/8+1))
 }
 
-// remove removes a job from the queue and reports whether it was there.
+// remove removes a job from the queue and reports whether it was there. score calls it.
 func (p *pool) remove(j *job) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -219,8 +220,9 @@ func (p *pool) dispatch(now time.Time) {
 	}
 }
 
-// run loads the inputs of some jobs, makes one call for all of them and delivers the scores. Jobs for whose images
-// there is no memory return to the queue. ctx is the pool's: a sample that is cancelled must not cancel the others.
+// run is one call of the pool's function: it loads the inputs of some jobs, calls the function for all of them, and
+// delivers the scores. Jobs for whose images there is no memory return to the queue. ctx is the pool's: a sample that
+// is cancelled must not cancel the others.
 func (p *pool) run(ctx context.Context, jobs []*job) {
 	inFlight := p.metrics.inFlight.WithLabelValues(p.name)
 	inFlight.Add(float64(len(jobs)))
@@ -268,8 +270,8 @@ func (p *pool) requeue(jobs []*job) {
 	p.metrics.waiting.WithLabelValues(p.name).Add(float64(len(jobs)))
 }
 
-// unanswered returns the error of a call in which the function answered for no sample (scorer.ErrUnavailable for all);
-// nil if it answered for any.
+// unanswered returns the error of a call in which the function answered for no sample (scorer.ErrUnavailable for
+// all); nil if it answered for any. run calls it.
 func unanswered(results []scorer.Result) (away error) {
 	for _, r := range results {
 		if !errors.Is(r.Err, scorer.ErrUnavailable) {
@@ -281,7 +283,7 @@ func unanswered(results []scorer.Result) (away error) {
 }
 
 // endCall records the outcome of a call and starts the next. away is the error of unanswered. If it makes the breaker
-// open, all jobs in the queue get a breakerError.
+// open, all jobs in the queue get a breakerError, so that their samples come again later.
 func (p *pool) endCall(samples int, away error, probe bool, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -196,7 +196,7 @@ func TestPool_BreakerSparesAndReturns(t *testing.T) {
 		down.Store(true)
 		f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result {
 			if down.Load() {
-				return each(1, scorer.Result{Err: fmt.Errorf("nobody is there: %w", scorer.ErrUnavailable)})
+				return each(1, scorer.Result{Err: fmt.Errorf("no worker is there: %w", scorer.ErrUnavailable)})
 			}
 			return each(1, scorer.Result{Value: 1})
 		}}

@@ -23,9 +23,9 @@ type Probed struct {
 	Err error
 }
 
-// Probe tries each reward function that a service with these settings has, on a small grey image or, if it rates texts,
-// on a short text. It ends with ctx. nc is for functions whose workers are on NATS; with nil these fail. The error is a
-// fault in the settings or in the scorers file.
+// Probe tries each reward function that a service with these settings has, on a small grey image or, if it rates only
+// videos or texts, on three such frames or a short text. It ends with ctx. nc is for functions whose workers are on
+// NATS; with nil these fail. The error is a fault in the settings or in the scorers file.
 func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -46,8 +46,11 @@ func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	for i, name := range names {
 		out[i] = Probed{Name: name, Configured: !slices.Contains(scorer.Names(), name)}
 		of := in
-		if scorer.OfText(name) {
+		switch {
+		case scorer.OfText(name):
 			of = textInput()
+		case scorer.CheckMedium(name, scorer.MediumImage) != nil:
+			of.Media = media.Media{Frames: []*image.NRGBA{grey, grey, grey}}
 		}
 		all.Go(func() { _, out[i].Err = c.entries[name].scorer.Score(ctx, of) })
 	}
@@ -58,7 +61,8 @@ func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	return out, nil
 }
 
-// textInput returns an answer of a language model of one token, with everything that functions of texts look at.
+// textInput returns what Probe tries functions of texts on: an answer of a language model of one token, with
+// everything that such functions look at.
 func textInput() scorer.Input {
 	score := 1.0
 	return scorer.Input{Prompt: "2+2=?", GroundTruth: "4", Text: &scorer.Text{

@@ -26,7 +26,8 @@ func newPutBackSamples() *putBackSamples {
 	return &putBackSamples{groups: map[groupKey]map[uint64]func() error{}}
 }
 
-// add records the message of a sample that was put back.
+// add records the message of a sample that was put back, so that it can be withdrawn if another handler completes the
+// sample. With too many it forgets all; those are delivered again, which only costs time.
 func (a *putBackSamples) add(t *schemas.Trajectory, m *bus.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,7 +58,8 @@ func (a *putBackSamples) remove(key groupKey, seq uint64) {
 	}
 }
 
-// withdraw withdraws the message of a sample whose reward is stored, if the message was put back here.
+// withdraw withdraws the message of a sample whose reward is stored, if the message was put back here. publish calls
+// it.
 func (a *putBackSamples) withdraw(r *schemas.Reward) {
 	key := groupKey{r.Run, r.UID}
 	a.mu.Lock()
@@ -69,7 +71,8 @@ func (a *putBackSamples) withdraw(r *schemas.Reward) {
 	}
 }
 
-// removeGroups forgets the samples of the groups for which rule is true, and returns the functions that withdraw them.
+// removeGroups forgets the put-back samples of the groups for which rule is true, and returns the functions that
+// withdraw their messages; withdrawCancelled calls it for cancelled groups.
 func (a *putBackSamples) removeGroups(rule func(groupKey) bool) (withdrawals []func() error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,7 +89,7 @@ func (a *putBackSamples) removeGroups(rule func(groupKey) bool) (withdrawals []f
 	return withdrawals
 }
 
-// followCancellations withdraws the samples of groups as they are cancelled, until ctx ends.
+// followCancellations withdraws the put-back messages of groups as they are cancelled, until ctx ends.
 func (s *service) followCancellations(ctx context.Context) error {
 	for {
 		changed := s.controls.Changed()

@@ -33,7 +33,7 @@ func TestService_NothingWaitsForWhatIsOver(t *testing.T) {
 	}
 	p.handled(t)
 	inHand(4)
-	if _, mine, err := p.Hold(t.Context(),
+	if _, mine, err := p.PutControl(t.Context(),
 		&schemas.Control{
 			Run: "r", UID: "gone", Action: schemas.ControlCancel, At: 1, Seq: 1, Stored: time.Now().UnixNano(),
 		}); err != nil || !mine {

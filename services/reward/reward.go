@@ -10,6 +10,13 @@
 //     it, so a slow function delays only the samples that need it.
 //   - A verdict, which is a score from outside, such as from a person (verdict.go).
 //   - The rest of its group, if a function rates the group as a whole (waiting.go).
+//
+// The functions are in a catalog (catalog.go). A breaker of each pool stops the calls to a function that does not
+// answer, and lets one sample through as a probe from time to time. A memo keeps the scores that a sample has so far.
+// A pass scores the samples of a run again (pass.go).
+//
+// Errors: one marked terminal makes the message a dead letter; after any other the server delivers it again. Of a
+// pool, score is what complete calls; join, dispatch, run and endCall follow from it.
 package reward
 
 import (
@@ -84,7 +91,7 @@ func ocrWorkers(c Config) int {
 	return max(1, runtime.GOMAXPROCS(0)/2)
 }
 
-// Validate returns all faults joined, each with its field name.
+// Validate checks the settings of the service. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	count := func(field string, n, least, most int) {
@@ -119,7 +126,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run scores trajectories until ctx ends and the work in flight is finished.
+// Run scores trajectories, and handles verdicts, until ctx ends and the work in flight is finished. It fails if the
+// settings or the scorers file are not valid, a required function is missing, or the server cannot be used.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
@@ -151,7 +159,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 			Durable: schemas.VerdictsDurable(),
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: verdictSlots,
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures,
-		}, s.verdict)
+		}, s.handleVerdict)
 		return b.Consume(ctx, consumer, handle)
 	})
 	return g.Wait()
@@ -178,8 +186,9 @@ type service struct {
 	ratingGroup chan struct{}
 }
 
-// newService opens the reward functions and reads the controls in force. When ctx ends, samples stop waiting for
-// functions.
+// newService opens the reward functions and reads the controls in force, for Run and Rescore. When ctx ends, samples
+// stop waiting for functions. It fails if the settings or the scorers file are not valid, or the server does not
+// answer.
 func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) (*service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("reward config: %w", err)
@@ -234,7 +243,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 }
 
 // check returns in fault what is wrong with a trajectory, nil if nothing is: it must belong to the group that the
-// prompt of its uid asked for, and its steps must be stored. err: the store did not say.
+// prompt of its uid asked for, and its steps must be stored. err: the server did not say.
 func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
 	record, err := s.record(ctx, t.Run, t.UID)
 	if err != nil {
@@ -248,7 +257,8 @@ func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err 
 	return s.bus.CheckSteps(ctx, t)
 }
 
-// record returns the record that intake stored of a group, from the cache if it is there; nil if there is none.
+// record returns the record that intake stored of a group, from the cache if it is there; nil if there is none. A
+// trajectory is checked against it. An error is of the server.
 func (s *service) record(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
 	if r := s.cache.record(run, uid); r != nil {
 		return r, nil
@@ -272,8 +282,8 @@ type delay struct {
 	completedByOther bool
 }
 
-// putBack asks the server to deliver a message again after the delay, if there is one. That does not count as a
-// failure.
+// putBack asks the server to deliver a sample's message again after the delay, if there is one. That does not count
+// as a failure.
 func putBack(ctx context.Context, m *bus.Message, p delay) error {
 	if p.after <= 0 {
 		return nil
@@ -295,7 +305,8 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	return s.publish(ctx, failed(&t, m.Seq, cause.Error()))
 }
 
-// publish stores a reward. If one of the same trajectory is stored already, that one stays.
+// publish stores a reward, and withdraws the sample's message if it was put back. If a reward of the same trajectory
+// is stored already, that one stays. An error is of the server; the sample comes again.
 func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	r.Scored = time.Now().UnixNano()
 	its := bus.Against(func(first *schemas.Reward) (fault, err error) { return sameSample(first, r), nil })
@@ -362,7 +373,8 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 	return r
 }
 
-// outline returns the reward of the trajectory at a sequence without status and scores.
+// outline returns the reward of the trajectory at a sequence as far as the trajectory decides it: without status and
+// scores.
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	r := &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},

@@ -125,7 +125,8 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 }
 
 // scoreMissing calls, in parallel, the functions whose scores a sample lacks, and adds the scores to m. A positive
-// after says when to try again those that are busy or away. The error is an imageError, or that of ctx.
+// after says when to try again those that are busy or away. From due on they count as failed. The error is an
+// imageError, about the sample's image or text, or that of ctx.
 func (s *service) scoreMissing(
 	ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
 ) (after time.Duration, err error) {
@@ -136,7 +137,9 @@ func (s *service) scoreMissing(
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	shared, text := &sharedImage{bus: s.bus, memory: s.images, stored: t.Image}, &sharedText{bus: s.bus, t: t}
+	image := &sharedImage{bus: s.bus, memory: s.images, stored: imageFile(t.Image)}
+	video := &sharedImage{bus: s.bus, memory: s.images, stored: videoFile(t)}
+	text := &sharedText{bus: s.bus, t: t}
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
@@ -160,7 +163,12 @@ func (s *service) scoreMissing(
 					in.Text, err = text.load(ctx)
 					return in, func() {}, err
 				}
-				in.Media, err = shared.hold(ctx, wait)
+				shared, frames := image, scorer.FramesOf(e.scorer)
+				if frames > 1 {
+					shared = video
+				}
+				m, err := shared.hold(ctx, wait)
+				in.Media = m.Spaced(frames)
 				return in, shared.release, err
 			})
 			results[i] = &r

@@ -22,9 +22,9 @@ type sharedText struct {
 	read *scorer.Text
 }
 
-// load returns the text with its log-probs and entropies, which it reads from the object store the first time. Lists
-// have one value for each generated token. The error is bus.ErrNotFound if a tensor is not stored any more, and
-// terminal if it is not valid.
+// load returns the sample's text with its log-probs and entropies, which it reads from the object store the first
+// time. Lists have one value for each generated token. The error is bus.ErrNotFound if a tensor is not stored any
+// more, and terminal if it is not valid.
 func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -72,8 +72,9 @@ func (x *sharedText) load(ctx context.Context) (*scorer.Text, error) {
 	return text, nil
 }
 
-// topLogits returns, for each generated token, the k largest stored logits and the log-sum-exp of all. It reads the
-// events of the text one by one, as logits may be large.
+// topLogits returns, for each generated token, the k largest stored logits and the log-sum-exp of all; functions of
+// texts call it. It reads the events of the text one by one, as logits may be large. It fails if fewer logits are
+// stored, or an event is gone.
 func (x *sharedText) topLogits(ctx context.Context, k int) (logits [][]float32, lse []float32, err error) {
 	settings := &x.t.Text.Settings
 	if err := settings.HasTop(int64(k)); err != nil {

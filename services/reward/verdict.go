@@ -11,9 +11,10 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// verdict handles one verdict: it completes the verdict's sample if the trajectory is stored. Otherwise the handler of
-// the trajectory will find the verdict. A verdict that comes after the reward is a dead letter.
-func (s *service) verdict(ctx context.Context, m *bus.Message) error {
+// handleVerdict handles one message of a verdict: it completes the verdict's sample if the trajectory is stored.
+// Otherwise the handler of the trajectory will find the verdict. A verdict that comes after the reward, or that no
+// sample needs, is a dead letter; after other errors it is delivered again.
+func (s *service) handleVerdict(ctx context.Context, m *bus.Message) error {
 	var v schemas.Verdict
 	if err := bus.Fits(m, &v); err != nil {
 		return s.countDead(bus.Garbage(schemas.CodeDecode, err))
@@ -103,7 +104,7 @@ func (s *service) trajectoryOf(ctx context.Context, v *schemas.Verdict) (*schema
 	return nil, 0, nil
 }
 
-// used reports whether a verdict is one of the scores of a reward.
+// used reports whether a verdict is one of the scores of a reward. handleVerdict calls it.
 func used(r *schemas.Reward, v *schemas.Verdict) bool {
 	return slices.ContainsFunc(r.Scores, func(s schemas.Score) bool {
 		if scorer.VerdictName(s.Name) != v.Name {

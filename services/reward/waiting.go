@@ -69,8 +69,9 @@ func (s *service) waitForOthers(due time.Time) delay {
 	return delay{after: until(longestWait, time.Now(), due), completedByOther: true}
 }
 
-// useVerdicts adds the stored verdicts of a sample to its scores in m, and reports whether the sample waits for more.
-// From due on, and in a pass, verdicts that did not come are failed scores.
+// useVerdicts adds the stored verdicts of a sample to its scores in m, before functions are called, and reports
+// whether the sample waits for more. From due on, and in a pass, verdicts that did not come are failed scores. An
+// error is of the server.
 func (s *service) useVerdicts(
 	ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
 ) (waits bool, err error) {
@@ -187,7 +188,8 @@ type member struct {
 	seq uint64
 }
 
-// members reads the stored trajectories of a sample's group, by sample index.
+// members reads the stored trajectories of a sample's group, by sample index. Those that are not valid are left out.
+// An error is of the server. advance calls it.
 func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member, error) {
 	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
 		[]string{schemas.TrajectoryFilter(source(t), t.UID)})
@@ -209,8 +211,9 @@ func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member,
 	return out, nil
 }
 
-// validMembers returns the members without those that their own handlers will reject: they do not belong to this group,
-// or name steps that are not stored.
+// validMembers returns the members of a group without those that their own handlers will reject: they do not belong
+// to this group, or name steps that are not stored. advance calls it before the group is rated. An error is of the
+// server.
 func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, members []member) ([]member, error) {
 	var out []member
 	for _, x := range members {
@@ -253,7 +256,7 @@ func (s *service) rateGroup(
 		began := time.Now()
 		var passing error
 		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
-			p := &sharedImage{bus: s.bus, memory: s.images, stored: made[k].Image}
+			p := &sharedImage{bus: s.bus, memory: s.images, stored: imageFile(made[k].Image)}
 			im, err := p.hold(ctx, true)
 			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad &&
 				!errors.Is(err, bus.ErrNotFound) {
@@ -275,8 +278,9 @@ func (s *service) rateGroup(
 	return out, nil
 }
 
-// completeOthers completes all samples of a group except the last, in parallel, and returns the longest delay that one
-// of them needs. Samples that wait for a verdict are left to the verdict's handler.
+// completeOthers completes all samples of a group except the last, in parallel, once the group is rated as a whole.
+// It returns the longest delay that one of them needs before another try. Samples that wait for a verdict are left to
+// the verdict's handler.
 func (s *service) completeOthers(
 	ctx context.Context, last *schemas.Trajectory, members []member, scores map[int64]map[int]scored,
 ) (delay, error) {

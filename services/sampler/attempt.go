@@ -20,11 +20,13 @@ const maxRestarts = 3
 // errRestart ends an attempt that begins again with newer weights.
 var errRestart = errors.New("begins again with newer weights")
 
-// makeSample makes one sample and waits until its steps are stored. When work ends, which is derived from ctx, it
-// stops at the next step boundary. It begins again where a policy says so, at most maxRestarts times.
+// makeSample makes one sample with a worker and waits until its steps are stored. When work ends, which is derived
+// from ctx, it stops at the next step boundary. It begins again when newer weights are to be used for whole samples
+// (the policy's rule), at most maxRestarts times. The error says why there is no sample: work ended, or the attempt
+// failed.
 func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.Request) (*schemas.Trajectory, error) {
 	for restarts := 0; ; restarts++ {
-		t, err := s.tryOnce(ctx, work, c, req, restarts < maxRestarts)
+		t, err := s.attemptOnce(ctx, work, c, req, restarts < maxRestarts)
 		if !errors.Is(err, errRestart) {
 			return t, err
 		}
@@ -32,14 +34,20 @@ func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.
 	}
 }
 
-// tryOnce makes one attempt at a sample. It returns errRestart only if restarts is true.
-func (s *service) tryOnce(ctx, work context.Context, c *worker, req *schemas.Request, restarts bool) (*schemas.Trajectory, error) {
+// attemptOnce makes one attempt at a sample and returns its trajectory, which may be one of a pruned sample. It
+// returns errRestart only if restarts is true: the sample is to begin again with newer weights.
+func (s *service) attemptOnce(
+	ctx, work context.Context, c *worker, req *schemas.Request, restarts bool,
+) (*schemas.Trajectory, error) {
 	with, err := s.versions.Pin(req.MinPolicyVersion)
 	if err != nil {
 		return nil, err
 	}
-	a := &attempt{service: s, worker: c, req: req, with: with, engine: with.Engines[c.index], priority: req.Priority, expired: work.Err}
-	defer func() { s.versions.Release(a.with) }()
+	a := &attempt{
+		service: s, worker: c, req: req, weights: with, engine: with.Engines[c.index], priority: req.Priority,
+		expired: work.Err,
+	}
+	defer func() { s.versions.Release(a.weights) }()
 	r := s.newRecorder(req, a.engine.Backend(), with.Policy)
 	a.recorder = r
 	episode, err := s.startEpisode(work, a.engine, req, r)
@@ -51,14 +59,14 @@ func (s *service) tryOnce(ctx, work context.Context, c *worker, req *schemas.Req
 	}
 	r.Encoded()
 	a.episode = episode
-	a.record = func(step schemas.StepEvent, device time.Duration) error {
+	a.recordStep = func(step schemas.StepEvent, device time.Duration) error {
 		if err := r.Record(ctx, step, device); err != nil {
 			return err
 		}
 		return a.checkPruned()
 	}
-	a.between = func() error { return a.catchUp(restarts) }
-	a.admitted = a.beginWithNewest
+	a.betweenSteps = func() error { return a.catchUp(restarts) }
+	a.onAdmitted = a.beginWithNewest
 	err = a.checkPruned()
 	if err == nil {
 		err = a.denoise(work)
@@ -71,7 +79,7 @@ func (s *service) tryOnce(ctx, work context.Context, c *worker, req *schemas.Req
 	case errors.Is(err, errRestart):
 		return nil, cmp.Or(r.Undo(ctx), err)
 	case work.Err() != nil:
-		r.Leave()
+		r.AwaitStored()
 	}
 	if ended {
 		return r.Pruned(ctx, pruned.why, timing)
@@ -79,8 +87,8 @@ func (s *service) tryOnce(ctx, work context.Context, c *worker, req *schemas.Req
 	return nil, err
 }
 
-// denoise has a scheduler step an attempt until it is done. Some episodes have no step to make; those of conversations
-// wait for their interaction in between.
+// denoise has a scheduler step an attempt until its episode is done. Some episodes have no step to make; those of
+// conversations wait for their interaction in between. The error is that of a step, or of work.
 func (a *attempt) denoise(work context.Context) error {
 	if a.episode.Done() {
 		a.started = time.Now()
@@ -90,7 +98,7 @@ func (a *attempt) denoise(work context.Context) error {
 		if err := a.runSteps(work); err != nil || engine.Asks(a.episode) == nil {
 			return err
 		}
-		if err := a.service.converse(work, a.req, a.recorder, a.episode.(engine.Talker)); err != nil {
+		if err := a.service.askInteraction(work, a.req, a.recorder, a.episode.(engine.Talker)); err != nil {
 			return err
 		}
 		if a.episode.Done() {
@@ -100,7 +108,7 @@ func (a *attempt) denoise(work context.Context) error {
 }
 
 // runSteps queues an attempt, and waits until a scheduler has stepped it to its end or to where it waits for its
-// interaction. When work ends it returns at the next step boundary.
+// interaction. When work ends it returns at the next step boundary, with the error of work.
 func (a *attempt) runSteps(work context.Context) error {
 	a.finished, a.done = false, make(chan struct{})
 	joining := a.service.metrics.joining
@@ -123,16 +131,16 @@ func (s *service) newRecorder(req *schemas.Request, backend string, p *schemas.P
 	return s.recorders.New(req, fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend, p)
 }
 
-// catchUp switches an attempt to the sampler's newest weights between two steps, where their policy says so. With
-// restarts it may return errRestart instead: the attempt begins again. The last step is recorded already, under the
-// weights that made it.
+// catchUp switches an attempt to the sampler's newest weights between two steps, if the rule of their policy says so.
+// With restarts it may return errRestart instead: the attempt begins again. The last step is recorded already, under
+// the weights that made it.
 func (a *attempt) catchUp(restarts bool) error {
 	next := a.service.versions.Newest()
-	if next != a.with && next.Policy.Rule == schemas.SwapRestart && restarts {
+	if next != a.weights && next.Policy.Rule == schemas.SwapRestart && restarts {
 		return errRestart
 	}
 	if a.switchTo(func(to *weights.Loaded) bool { return to.Policy.Rule == schemas.SwapSwitch }) {
-		a.recorder.SetPolicy(a.with.Policy)
+		a.recorder.SetPolicy(a.weights.Policy)
 	}
 	return nil
 }
@@ -144,7 +152,7 @@ func (a *attempt) beginWithNewest() {
 		return // it took over steps, which the weights that it has have made
 	}
 	if a.switchTo(func(*weights.Loaded) bool { return true }) {
-		a.recorder.Restart(a.with.Policy)
+		a.recorder.Restart(a.weights.Policy)
 	}
 }
 
@@ -155,11 +163,11 @@ func (a *attempt) switchTo(may func(to *weights.Loaded) bool) bool {
 	if !can {
 		return false
 	}
-	next := a.service.versions.Move(a.with, may)
-	if next == a.with {
+	next := a.service.versions.Move(a.weights, may)
+	if next == a.weights {
 		return false
 	}
-	a.with, a.engine = next, next.Engines[a.worker.index]
+	a.weights, a.engine = next, next.Engines[a.worker.index]
 	episode.Switch(a.engine)
 	return true
 }
@@ -169,7 +177,8 @@ type prunedError struct{ why string }
 
 func (e *prunedError) Error() string { return e.why }
 
-// checkPruned returns a *prunedError if the sample must not make its next step.
+// checkPruned returns a *prunedError if the sample must not make its next step: the prompt's rule for pruning says
+// so, or a control of an operator. attemptOnce calls it.
 func (a *attempt) checkPruned() error {
 	next := a.recorder.Next()
 	if _, end := a.req.Segment(); next >= end && a.req.Text == nil {
@@ -180,7 +189,7 @@ func (a *attempt) checkPruned() error {
 			return &prunedError{why}
 		}
 	}
-	if c := a.service.controls.of.Pruned(a.req.Run, a.req.UID, a.req.SampleIndex); c != nil && next >= c.StepIndex {
+	if c := a.service.controls.inForce.Pruned(a.req.Run, a.req.UID, a.req.SampleIndex); c != nil && next >= c.StepIndex {
 		return &prunedError{c.Says()}
 	}
 	return nil

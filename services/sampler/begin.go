@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -13,8 +14,8 @@ import (
 )
 
 // startEpisode starts the episode of an attempt: from a state that an earlier attempt stored, or as the request says
-// (from noise, from given states or data, or from a parent's state). errParentPending says that the parent is not made
-// yet.
+// (from noise, from given states or data, or from a parent's state). errParentPending says that the parent is not
+// made yet; terminal errors are faults of the request.
 func (s *service) startEpisode(ctx context.Context, e engine.Engine, req *schemas.Request, r *recorder.Recorder) (engine.Episode, error) {
 	var parent *schemas.Tensor
 	if start := req.Start; start != nil && start.Branch != nil {
@@ -67,7 +68,7 @@ func (s *service) lockStates(ctx context.Context) error {
 func (s *service) unlockStates() { <-s.loading }
 
 // loadStates returns the states that the prompt gives, [n, S, C] or [1, S, C]. Missing or corrupt ones are a terminal
-// error.
+// error. startEpisode calls it.
 func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	states := req.Start.Latents
 	if states.Ref == nil {
@@ -86,8 +87,8 @@ func (s *service) loadStates(ctx context.Context, req *schemas.Request) (*schema
 // errParentPending says that the parent of a sample has no trajectory yet. The request is put back.
 var errParentPending = errors.New("the sample to branch from is not made yet")
 
-// loadBranch loads the state that a request's parent stored. A parent of the same group, as in trees, may not be made
-// yet: errParentPending. A parent that is missing or failed is a terminal error.
+// loadBranch loads the state that a request's parent stored, from which the sample branches off. A parent of the same
+// group, as in trees, may not be made yet: errParentPending. A parent that is missing or failed is a terminal error.
 func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	at := *req.Start.Branch
 	t, err := s.bus.BranchTrajectory(ctx, at)
@@ -111,7 +112,7 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 }
 
 // parentError returns errParentPending if the request of the parent is in the queue or parked. Else the parent will
-// not be made, and the error counts as a failed try.
+// not be made, and the error counts as a failed try. loadBranch calls it.
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch
 	for _, in := range []struct{ stream, subject string }{
@@ -129,14 +130,14 @@ func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	return fmt.Errorf("start.branch: sample %d of the group is neither made nor asked for", at.SampleIndex)
 }
 
-// loadData loads the data that a request adds noise to, as states [n, S, C] or [1, S, C]. Faults of the request, such
-// as a missing blob or an image of another size, are terminal errors.
+// loadData loads the latents or image that a request adds noise to, as states [n, S, C] or [1, S, C]. Faults of the
+// request, such as a missing blob or an image of another size, are terminal errors.
 func (s *service) loadData(ctx context.Context, e engine.Engine, req *schemas.Request) (*schemas.Tensor, error) {
 	m, ok := e.(images.Encoder)
 	if !ok {
 		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("start.data: given; the model encodes no images"))
 	}
-	states, err := images.LoadData(ctx, s.bus, m, req.Start.Data, req.Height, req.Width)
+	states, err := images.LoadData(ctx, s.bus, m, req.Start.Data, sampling.SizeOf(&req.Sampling))
 	switch {
 	case err == nil:
 		return states, nil

@@ -60,6 +60,10 @@ type EngineServer struct {
 	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
+	// Waiting is told what a worker of torch is waited for, and "" when the wait is over; nil: it is logged.
+	Waiting func(text string) `koanf:"-"`
+	// Spare keeps the worker of torch that PolicyOf starts, for the sampler; nil: each starts its own.
+	Spare *models.Spare `koanf:"-"`
 }
 
 // Requests say which requests the sampler serves, under which name, and how often and how long it tries.
@@ -112,7 +116,7 @@ func Help(field string) string {
 	return f.Tag.Get("help")
 }
 
-// DefaultConfig returns settings that fit a laptop.
+// DefaultConfig returns settings that fit a laptop: the model signs on whatever device there is.
 func DefaultConfig() Config {
 	return Config{
 		Weights:      Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
@@ -123,7 +127,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate joins every fault by field name.
+// Validate checks the settings of a sampler. It returns all faults joined, each with its field name.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Model == "" {
@@ -164,6 +168,7 @@ func (c Config) Validate() error {
 func (c Config) torch() models.Torch {
 	return models.Torch{
 		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.Health,
+		Waiting: c.Waiting, Spare: c.Spare,
 	}
 }
 
@@ -172,7 +177,8 @@ func (c Config) server() models.Server {
 	return models.Server{Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Ready: c.Health}
 }
 
-// validateEngine joins the faults of the settings of what computes: devices, workers, or a server that draws.
+// validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that
+// draws the samples. Validate calls it.
 func (c Config) validateEngine() error {
 	var errs []error
 	if c.Engine == "" {
@@ -207,10 +213,11 @@ func (c Config) validateEngine() error {
 	return errors.Join(errs...)
 }
 
-// open opens the model on the sampler's devices or by workers, or connects to the server that draws the tokens.
-func (c Config) open(ctx context.Context, log zerolog.Logger) (*models.Devices, error) {
+// openModel opens the model on the sampler's devices or by workers, or connects to the server that draws the samples.
+// It waits until they are ready; the error names what is missing.
+func (c Config) openModel(ctx context.Context, log zerolog.Logger) (*models.Devices, error) {
 	known := models.Registry{Images: c.Models, Text: c.Languages}
-	progress := logProgress(c.Loading, log)
+	progress := progressLogger(c.Loading, log)
 	switch {
 	case models.IsTorch(c.Engine):
 		return c.torch().Open(ctx, c.Model, progress, log)
@@ -234,9 +241,9 @@ func (c Config) PolicyOf(ctx context.Context) (p *schemas.Policy, problems []str
 // askWithin is how long a worker that is joined may take to be there, where only a description is wanted.
 const askWithin = 10 * time.Second
 
-// logProgress returns a function that logs how much of a model is read, every five seconds, and calls other, if there
-// is one.
-func logProgress(other model.Progress, log zerolog.Logger) model.Progress {
+// progressLogger returns a function that logs how much of a model is read, every five seconds, and calls other, if
+// there is one. openModel calls it.
+func progressLogger(other model.Progress, log zerolog.Logger) model.Progress {
 	const every = 5 * time.Second
 	last := time.Now()
 	return func(part string, done, total int) {

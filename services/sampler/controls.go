@@ -25,13 +25,13 @@ func stoppedBy(work context.Context) *schemas.Control {
 // controls stop the samples of this process that operators pause or cancel. Such a sample's context ends, and the
 // scheduler removes it at the next step boundary.
 type controls struct {
-	of *bus.Controls
+	inForce *bus.Controls
 	// news signals that the presence has changed; buffered, 1.
 	news chan struct{}
 
 	mu       sync.Mutex
 	inFlight map[*inFlight]struct{}
-	// seen is the newest control that follow has applied. done is the newest for which all samples that it or an
+	// seen is the newest control that applyControls has applied. done is the newest for which all samples that it or an
 	// earlier one stopped have ended.
 	seen, done uint64
 }
@@ -45,18 +45,21 @@ type inFlight struct {
 }
 
 func newControls(c *bus.Controls) *controls {
-	return &controls{of: c, news: make(chan struct{}, 1), inFlight: map[*inFlight]struct{}{}, seen: c.Newest(), done: c.Newest()}
+	return &controls{
+		inForce: c, news: make(chan struct{}, 1), inFlight: map[*inFlight]struct{}{}, seen: c.Newest(),
+		done: c.Newest(),
+	}
 }
 
-// track returns a context for the work on a sample, which a control can end. The caller calls release when the work
-// has ended.
+// track returns a context for the work on a sample, which a cancel or a pause ends. The caller calls release when the
+// work has ended.
 func (c *controls) track(ctx context.Context, req *schemas.Request) (work context.Context, release func()) {
 	work, stop := context.WithCancelCause(ctx)
 	h := &inFlight{run: req.Run, uid: req.UID, stop: stop}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inFlight[h] = struct{}{}
-	c.check(h)
+	c.stopIfControlled(h)
 	return work, func() {
 		stop(nil)
 		c.mu.Lock()
@@ -66,9 +69,9 @@ func (c *controls) track(ctx context.Context, req *schemas.Request) (work contex
 	}
 }
 
-// check stops the work on a sample if its run or group is cancelled or paused. Lock held.
-func (c *controls) check(h *inFlight) {
-	held := c.of.Of(h.run, h.uid)
+// stopIfControlled stops the work on a sample if its run or group is cancelled or paused. The caller holds the lock.
+func (c *controls) stopIfControlled(h *inFlight) {
+	held := c.inForce.Of(h.run, h.uid)
 	by := held.Cancelled()
 	if by == nil {
 		by = held.Paused()
@@ -79,7 +82,8 @@ func (c *controls) check(h *inFlight) {
 	}
 }
 
-// noteObeyed sets done to seen if no stopped sample is left. Lock held.
+// noteObeyed notes that all controls so far are obeyed, once no stopped sample is left; others then see that in the
+// presence. The caller holds the lock.
 func (c *controls) noteObeyed() {
 	for h := range c.inFlight {
 		if h.stopped {
@@ -101,14 +105,14 @@ func (c *controls) presenceChanged() {
 	}
 }
 
-// follow applies new controls to the samples in flight until ctx ends.
-func (c *controls) follow(ctx context.Context) error {
+// applyControls applies new controls to the samples in flight until ctx ends.
+func (c *controls) applyControls(ctx context.Context) error {
 	for {
-		changed := c.of.Changed()
-		newest := c.of.Newest()
+		changed := c.inForce.Changed()
+		newest := c.inForce.Newest()
 		c.mu.Lock()
 		for h := range c.inFlight {
-			c.check(h)
+			c.stopIfControlled(h)
 		}
 		c.seen = newest
 		c.noteObeyed()

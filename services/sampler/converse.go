@@ -18,10 +18,13 @@ import (
 // slowReply is after how long a wait for an interaction is logged.
 const slowReply = 5 * time.Second
 
-// converse sends the last answer of an episode to its interaction, waits for the reply and gives it to the episode.
-// While it waits, the sample is in no micro-batch and its slot is free for another request. A fault of the interaction
-// is a terminal error.
-func (s *service) converse(ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker) error {
+// askInteraction sends an answer of an episode, when it has ended, to the interaction of its conversation, waits for
+// the reply and gives it to the episode; denoise calls it. While it waits, the sample is in no micro-batch and its
+// slot is free for another request. A fault of the interaction is a terminal error; after another the request is
+// delivered again.
+func (s *service) askInteraction(
+	ctx context.Context, req *schemas.Request, r *recorder.Recorder, t engine.Talker,
+) error {
 	ask, x := t.Asks(), req.Text.Interaction
 	if _, err := r.Stored(ctx); err != nil { // the question names the stored events
 		return err

@@ -19,8 +19,9 @@ import (
 // that draws, or another sampler.
 var waits = []error{errParentPending, errStopping, weights.ErrPolicyPending, engine.ErrAway}
 
-// handle makes the sample of one request and stores its trajectory. On an error before that the request is not
-// acknowledged and comes again; the steps so far belong to an attempt that no trajectory names.
+// handle makes the sample of one request and stores its trajectory. A request that waits for something is put back;
+// one that is not valid is a dead letter. After other errors it is not acknowledged and comes again; the steps so far
+// belong to an attempt that no trajectory names.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var req schemas.Request
 	if err := bus.Fits(m, &req); err != nil {
@@ -56,14 +57,14 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	work, release := s.controls.track(ctx, &req)
 	defer release()
-	t, leave, err := s.withSpace(ctx, work, &req)
+	t, leave, err := s.makeWithSpace(ctx, work, &req)
 	defer leave()
 	var stored *schemas.Trajectory
 	if err == nil {
-		stored, err = s.store(ctx, work, t, &req)
+		stored, err = s.storeTrajectory(ctx, work, t, &req)
 	}
 	if c := stoppedBy(work); c != nil && err != nil {
-		return s.onControl(ctx, m, &req, c)
+		return s.endByControl(ctx, m, &req, c)
 	}
 	if slices.ContainsFunc(waits, func(w error) bool { return errors.Is(err, w) }) {
 		return putBack(ctx, m, err)
@@ -71,7 +72,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if err := s.sweep(ctx, m, t, stored); err != nil {
+	if err := s.removeSuperseded(ctx, m, t, stored); err != nil {
 		return err
 	}
 	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
@@ -79,9 +80,10 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	return nil
 }
 
-// onControl ends the request of a sample that a control stopped. A request of a cancelled group is acknowledged. A
+// endByControl ends the request of a sample that a control stopped. A request of a cancelled group is acknowledged. A
 // request of a paused run is parked: stored in its own stream until the run is resumed, and then taken off the queue.
-func (s *service) onControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
+// After an error it comes again.
+func (s *service) endByControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
 	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).Logger()
 	if c.Action == schemas.ControlCancel {
 		log.Info().Msg("let go: " + c.Says())
@@ -101,7 +103,8 @@ func (s *service) onControl(ctx context.Context, m *bus.Message, req *schemas.Re
 	return nil
 }
 
-// checkAgainstGroup says in what a request differs from the prompt of its uid; nil where they agree.
+// checkAgainstGroup returns in what a request differs from the recorded prompt of its uid; nil if they agree. handle
+// calls it.
 func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
 	if err := record.Holds(r.GroupSize, &r.Group); err != nil {
 		return err
@@ -112,26 +115,29 @@ func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
 	return nil
 }
 
-// fail publishes a failed trajectory before the request becomes a dead letter, so that the group can still close. A
-// request that cannot be read gets none.
-func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
+// storeFailure publishes a failed trajectory for a request that the bus gives up, so that the group can still close.
+// A request that cannot be read gets none. cause is the reason.
+func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error) error {
 	var req schemas.Request
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // it names no sample
 	}
-	stored, err := s.publish(ctx, s.newRecorder(&req, s.network.Backend(), s.versions.Newest().Policy).Failed(cause), &req)
+	stored, err := s.publishTrajectory(ctx, s.newRecorder(&req, s.network.Backend(),
+		s.versions.Newest().Policy).Failed(cause), &req)
 	if err != nil {
 		return err
 	}
 	return s.sweepSteps(ctx, stored)
 }
 
-// store publishes the trajectory of a sample and returns the one that is stored. Where the stream is full it waits
-// until a control stops the sample: a second try would not fit either.
-func (s *service) store(ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request) (*schemas.Trajectory, error) {
-	stored, err := s.publish(ctx, t, req)
+// storeTrajectory publishes the trajectory of a sample and returns the one that is stored. While the stream is full
+// it waits until a control stops the sample: a second try would not fit either.
+func (s *service) storeTrajectory(
+	ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request,
+) (*schemas.Trajectory, error) {
+	stored, err := s.publishTrajectory(ctx, t, req)
 	if errors.Is(err, bus.ErrStreamFull) {
-		stored, err = s.publish(work, t, req, bus.WaitForSpace())
+		stored, err = s.publishTrajectory(work, t, req, bus.WaitForSpace())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("publish trajectory: %w", err)
@@ -139,24 +145,27 @@ func (s *service) store(ctx, work context.Context, t *schemas.Trajectory, req *s
 	return stored, nil
 }
 
-// publish stores a trajectory and returns the one that is stored: that of another attempt if it was stored first.
-func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request, opts ...bus.PublishOption) (*schemas.Trajectory, error) {
+// publishTrajectory stores a trajectory and returns the one that is stored: that of another attempt if it was stored
+// first. An error is of the server.
+func (s *service) publishTrajectory(
+	ctx context.Context, t *schemas.Trajectory, req *schemas.Request, opts ...bus.PublishOption,
+) (*schemas.Trajectory, error) {
 	its := bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.bus.Answers(ctx, made, req) })
 	ack, err := s.bus.Publish(ctx, t, append(opts, its)...)
 	if err != nil {
 		return nil, err
 	}
 	if !ack.Duplicate {
-		s.metrics.stored(t)
+		s.metrics.countTrajectory(t)
 		return t, nil
 	}
 	first := &schemas.Trajectory{}
 	return first, bus.Fits(ack.First, first)
 }
 
-// sweep removes the steps of other attempts at a sample whose trajectory is stored. Other attempts exist only if the
-// request came before, or went to another sampler while this one worked.
-func (s *service) sweep(ctx context.Context, m *bus.Message, made, stored *schemas.Trajectory) error {
+// removeSuperseded removes the steps of other attempts at a sample whose trajectory is stored. Other attempts exist
+// only if the request came before, or went to another sampler while this one worked.
+func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, stored *schemas.Trajectory) error {
 	if m.Delivered < 2 && len(stored.Attempts()) < 2 && stored.Attempt == made.Attempt { // (the delivery count of a request that was parked starts again)
 		return nil
 	}

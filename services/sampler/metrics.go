@@ -34,8 +34,8 @@ type instruments struct {
 	encode, denoise, decode, publish, whole  prometheus.Observer
 }
 
-// newInstruments registers the metrics that are counted by hand; those that are read on a scrape have a function each
-// below.
+// newInstruments registers those metrics of the sampler that its code counts; those that are read at each scrape have
+// a function each below.
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "sampler")
 	return &instruments{
@@ -69,13 +69,13 @@ func newInstruments(r prometheus.Registerer) *instruments {
 	}
 }
 
-// stored counts a trajectory and its times.
-func (i *instruments) stored(t *schemas.Trajectory) {
+// countTrajectory counts a stored trajectory and its times. publishTrajectory calls it.
+func (i *instruments) countTrajectory(t *schemas.Trajectory) {
 	i.images.WithLabelValues(t.StopReason).Inc()
 	if t.StopReason != schemas.StopCompleted {
 		return
 	}
-	i.rolls.stored(t)
+	i.rolls.countRoll(t)
 	whole := time.Since(time.Unix(0, t.Timings.Received))
 	began := time.Since(time.Unix(0, t.Timings.Started))
 	denoise, decode := time.Duration(t.Timings.DenoiseNS), time.Duration(t.Timings.DecodeNS)
@@ -86,7 +86,7 @@ func (i *instruments) stored(t *schemas.Trajectory) {
 	i.whole.Observe(whole.Seconds())
 }
 
-// registerDevices registers metrics of the devices that are read on each scrape, until stop.
+// registerDevices registers metrics of the devices, which are read at each scrape, until stop is called.
 func (i *instruments) registerDevices(opened *models.Devices) (stop func()) {
 	var stops []func()
 	for _, p := range opened.All {
@@ -134,7 +134,8 @@ func callAll(stops []func()) func() {
 	}
 }
 
-// registerSpace registers metrics of the space in MDR_STEPS that this sampler's samples have and wait for, until stop.
+// registerSpace registers metrics of the space in MDR_STEPS that this sampler's samples have and wait for, until stop
+// is called.
 func (i *instruments) registerSpace(r *bus.StepSpace) (stop func()) {
 	stops := []func(){
 		i.set.GaugeOf("room_held_bytes", "space in MDR_STEPS that samples in flight have reserved: the most that their steps take", func() float64 { return float64(r.Stats().Held) }),

@@ -41,7 +41,8 @@ type otherBase struct {
 	until map[string]time.Time
 }
 
-// putBack puts a request back for samplers of its checkpoint; have is the one of this sampler. It logs each note once.
+// putBack puts a request back that is for samplers of another checkpoint; have is the one of this sampler. It logs
+// each kind of wait once. handle calls it.
 func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Request, have string) error {
 	why := fmt.Sprintf("requests of lane %q wait for a sampler of the checkpoint %.16s; this one has %.16s", req.Lane,
 		req.BaseDigest, have)
@@ -58,8 +59,8 @@ func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Re
 	return putBack(ctx, m, errors.New(why))
 }
 
-// notes returns the notes that are not out of date, sorted.
-func (o *otherBase) notes() (lines []string) {
+// lines returns for /readyz which requests wait for a sampler of another checkpoint, sorted.
+func (o *otherBase) lines() (lines []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for why, until := range o.until {

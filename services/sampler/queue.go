@@ -20,7 +20,7 @@ type queued[T comparable] struct {
 
 func newQueue[T comparable]() *queue[T] { return &queue[T]{ready: make(chan struct{}, 1)} }
 
-// push adds an item; left is called when it leaves the queue.
+// push adds an item to the queue, behind those of its priority and above; left is called when it leaves the queue.
 func (q *queue[T]) push(item T, priority int64, left func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -32,7 +32,7 @@ func (q *queue[T]) push(item T, priority int64, left func()) {
 	q.signal()
 }
 
-// pop removes and returns the first item; the zero value where none waits.
+// pop removes and returns the first item; the zero value if none waits. admitWaiting calls it.
 func (q *queue[T]) pop() (first T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -43,7 +43,7 @@ func (q *queue[T]) pop() (first T) {
 	return first
 }
 
-// remove removes an item; false: it does not wait any more.
+// remove removes an item whose work has ended; false: it does not wait any more. runSteps calls it.
 func (q *queue[T]) remove(item T) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -61,7 +61,7 @@ func (q *queue[T]) delete(at int) {
 	q.signal()
 }
 
-// signal refills ready while something waits: several schedulers read it. Lock held.
+// signal makes ready readable while something waits: several schedulers read it. The caller holds the lock.
 func (q *queue[T]) signal() {
 	if len(q.waiting) == 0 {
 		return

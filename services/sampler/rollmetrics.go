@@ -25,6 +25,7 @@ const (
 	termADR      = "adr_loss"
 )
 
+// newRollInstruments registers the metrics of scheduled sampling. newInstruments calls it.
 func newRollInstruments(s instrument.Set) rollInstruments {
 	one := func(name, help string) prometheus.Counter { return s.Counter(name, help).WithLabelValues() }
 	return rollInstruments{
@@ -37,8 +38,9 @@ func newRollInstruments(s instrument.Set) rollInstruments {
 	}
 }
 
-// stored counts a completed trajectory; one without scheduled sampling counts nothing.
-func (i *rollInstruments) stored(t *schemas.Trajectory) {
+// countRoll counts the roll of a completed trajectory; one without scheduled sampling counts nothing. countTrajectory
+// calls it.
+func (i *rollInstruments) countRoll(t *schemas.Trajectory) {
 	r, x := t.Rolled, t.ScheduledSampling
 	if r == nil || x == nil {
 		return

@@ -10,6 +10,15 @@
 //
 // The mathematics is in pkg/flow and pkg/scheduled, the networks in pkg/model and pkg/lm; package engine joins them.
 // Package models opens the model, weights loads policies, recorder makes and publishes the events.
+//
+// An episode is one sample while it is made; an engine steps the episodes of a micro-batch together. A wait is an
+// error that puts the request back. Seals and resumed attempts are package recorder's.
+//
+// Run opens the model and serves the lane; the bus calls handle for each request, which reserves space
+// (makeWithSpace), makes the sample (makeSample, attemptOnce, denoise) and stores its trajectory. Beside that, each
+// device's scheduler admits attempts, steps a batch, records the events and removes what has ended, again and again.
+// An error marked terminal refuses the request, whose sample fails; one of waits puts it back; after any other the
+// server delivers the request again.
 package sampler
 
 import (
@@ -44,7 +53,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	opened, err := cfg.open(ctx, log)
+	opened, err := cfg.openModel(ctx, log)
 	if err != nil {
 		return err
 	}
@@ -69,7 +78,8 @@ func checkNetwork(n engine.Network) error {
 	return nil
 }
 
-// serve announces an open model, and serves its lane with opened's devices until ctx ends.
+// serve announces an open model, and serves its lane with opened's devices until ctx ends. An error is of the server,
+// of the weights, or says that no device is left; a stop is none.
 func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, log zerolog.Logger) error {
 	network := opened.All[0].Network
 	if cfg.Lane == "" {
@@ -118,7 +128,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		cfg.Announced()
 	}
 	if cfg.Note != nil {
-		cfg.Note(s.otherBase.notes)
+		cfg.Note(s.otherBase.lines)
 	}
 	if e, ok := network.(engine.Watched); ok {
 		watching, stop := context.WithCancel(ctx)
@@ -128,10 +138,11 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		defer stop()
 	}
 	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version", s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
-	return s.run(ctx, log)
+	return s.runLane(ctx, log)
 }
 
-// weightOptions returns the options of the weights that the sampler loads.
+// weightOptions returns the options of package weights for this sampler: its own policy, its networks and its
+// metrics. serve calls it.
 func (s *service) weightOptions() weights.Options {
 	cfg, m := s.cfg, s.metrics
 	o := weights.Options{
@@ -169,8 +180,9 @@ func (s *service) reclaimMemory() {
 // lastStep is how long the step in hand may go on when the time to drain is over.
 const lastStep = 5 * time.Second
 
-// run serves the lane until ctx ends and the samples in flight are finished or put back.
-func (s *service) run(ctx context.Context, log zerolog.Logger) error {
+// runLane takes requests of the lane until ctx ends and the samples in flight are finished or put back. An error is
+// of the server, or says that no device is left.
+func (s *service) runLane(ctx context.Context, log zerolog.Logger) error {
 	cfg, metrics := s.cfg, s.metrics
 	// The schedulers outlive ctx: samples in flight are finished while Consume drains.
 	work, stop := context.WithCancel(log.WithContext(context.WithoutCancel(ctx)))
@@ -186,12 +198,12 @@ func (s *service) run(ctx context.Context, log zerolog.Logger) error {
 		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
 		// Twice the batch: while one sample is decoded and stored, the next denoises.
 		Slots:    2 * cfg.Batch * cfg.Workers,
-		OnGiveUp: s.fail, Families: familiesOf,
+		OnGiveUp: s.storeFailure, Families: familiesOf,
 	}, s.handle)
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.space.Run(work) }) // as long as there are samples in flight
-	g.Go(func() error { return s.controls.of.Follow(serving) })
-	g.Go(func() error { return s.controls.follow(serving) })
+	g.Go(func() error { return s.controls.inForce.Follow(serving) })
+	g.Go(func() error { return s.controls.applyControls(serving) })
 	g.Go(func() error { return s.bus.FollowPolicy(serving, cfg.Lane, s.versions.Want) })
 	g.Go(func() error { return s.versions.Follow(log.WithContext(serving)) })
 	g.Go(func() error {

@@ -19,22 +19,24 @@ type scheduler struct {
 }
 
 // run steps attempts until ctx ends, and then ends those that are active. It waits only while no attempt is active.
+// Each worker of a device has one.
 func (s *scheduler) run(ctx context.Context) {
 	for {
-		if !s.join(ctx) {
+		if !s.admitWaiting(ctx) {
 			for _, a := range s.active {
-				s.finish(a, ctx.Err())
+				s.endAttempt(a, ctx.Err())
 			}
 			s.removeEnded()
 			return
 		}
-		s.step(ctx, s.pickBatch())
+		s.stepBatch(ctx, s.pickBatch())
 		s.removeEnded()
 	}
 }
 
-// join admits waiting attempts up to the batch size; false: ctx has ended.
-func (s *scheduler) join(ctx context.Context) bool {
+// admitWaiting moves waiting attempts into the micro-batch, up to its size, and waits if there are none at all;
+// false: ctx has ended. run calls it.
+func (s *scheduler) admitWaiting(ctx context.Context) bool {
 	for len(s.active) < s.batch {
 		if a := s.queue.pop(); a != nil {
 			s.admit(a)
@@ -57,16 +59,16 @@ func (s *scheduler) admit(a *attempt) {
 	a.joined = time.Now()
 	if a.started.IsZero() {
 		a.started = a.joined
-		if a.admitted != nil {
-			a.admitted()
+		if a.onAdmitted != nil {
+			a.onAdmitted()
 		}
 	}
 	s.active = append(s.active, a)
 	s.metrics.denoising.Inc()
 }
 
-// pickBatch returns the attempts to step next, all of one engine and bucket: those that have waited longest; where
-// waits are equal, those of the highest priority.
+// pickBatch returns the attempts to step next, all of one engine and bucket (what can be computed in one call): those
+// that have waited longest; if they have waited equally long, those of the highest priority.
 func (s *scheduler) pickBatch() []*attempt {
 	first := s.active[0]
 	for _, a := range s.active[1:] {
@@ -85,9 +87,9 @@ func (s *scheduler) pickBatch() []*attempt {
 	return batch
 }
 
-// step steps a batch by one boundary and records the events. The engine reports the faults of single episodes in their
-// Take; an error or panic of the whole call ends all attempts of the batch, not the process.
-func (s *scheduler) step(ctx context.Context, batch []*attempt) {
+// stepBatch steps a batch by one boundary and records the events. The engine reports the faults of single episodes in
+// their Take; an error or panic of the whole call ends all attempts of the batch, not the process.
+func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 	episodes := make([]engine.Episode, len(batch))
 	for i, a := range batch {
 		episodes[i] = a.episode
@@ -99,34 +101,36 @@ func (s *scheduler) step(ctx context.Context, batch []*attempt) {
 	s.metrics.fill.Observe(float64(len(batch)) / float64(s.batch))
 	for _, a := range batch {
 		if err != nil {
-			s.finish(a, err)
+			s.endAttempt(a, err)
 			continue
 		}
 		a.device += took / time.Duration(len(batch))
-		if err := engine.Guarded(func() error { return s.record(a) }); err != nil || a.episode.Done() || engine.Asks(a.episode) != nil {
-			s.finish(a, err)
+		err := engine.Guarded(func() error { return s.recordEvents(a) })
+		if err != nil || a.episode.Done() || engine.Asks(a.episode) != nil {
+			s.endAttempt(a, err)
 		}
 	}
 }
 
-// record records the events that an episode has completed. Each gets an equal share of the device's time.
-func (s *scheduler) record(a *attempt) error {
+// recordEvents records the events that an episode has completed. Each gets an equal share of the device's time. An
+// error ends the attempt. stepBatch calls it.
+func (s *scheduler) recordEvents(a *attempt) error {
 	steps, err := a.episode.Take()
 	for i, step := range steps {
 		device := a.device / time.Duration(len(steps)-i)
 		a.device -= device
 		if err == nil {
-			err = a.record(step, device)
+			err = a.recordStep(step, device)
 		}
 	}
-	if err == nil && len(steps) > 0 && a.between != nil && !a.episode.Done() {
-		err = a.between()
+	if err == nil && len(steps) > 0 && a.betweenSteps != nil && !a.episode.Done() {
+		err = a.betweenSteps()
 	}
 	return err
 }
 
-// finish marks an attempt as ended. It stays active until removeEnded, after the whole batch.
-func (s *scheduler) finish(a *attempt, err error) {
+// endAttempt marks an attempt as ended. It stays active until removeEnded, after the whole batch.
+func (s *scheduler) endAttempt(a *attempt, err error) {
 	if a.finished {
 		return
 	}
@@ -135,14 +139,14 @@ func (s *scheduler) finish(a *attempt, err error) {
 	s.metrics.denoising.Dec()
 }
 
-// removeEnded removes the attempts that have ended or expired, then wakes their handlers. One that waits for an
-// interaction may come back at once.
+// removeEnded removes the attempts that have ended, or whose work was stopped, from the micro-batch, then wakes their
+// handlers. One that waits for an interaction may come back at once.
 func (s *scheduler) removeEnded() {
 	kept := s.active[:0]
 	var gone []*attempt
 	for _, a := range s.active {
 		if err := a.expired(); err != nil {
-			s.finish(a, err)
+			s.endAttempt(a, err)
 		}
 		if a.finished {
 			gone = append(gone, a)

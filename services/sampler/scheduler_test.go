@@ -135,7 +135,7 @@ func cast(name, bucket string, steps int) (*attempt, *[]string) {
 	var recorded []string
 	return &attempt{
 		expired: func() error { return nil }, episode: &actor{name: name, bucket: bucket, steps: steps, perStep: 1}, done: make(chan struct{}),
-		record: func(step schemas.StepEvent, device time.Duration) error {
+		recordStep: func(step schemas.StepEvent, device time.Duration) error {
 			recorded = append(recorded, fmt.Sprintf("%d in %v", step.Place(), device))
 			return nil
 		},
@@ -293,7 +293,7 @@ func TestScheduler_Faults(t *testing.T) {
 
 		full := errors.New("full")
 		unstored, _ := cast("unstored", "a", 3)
-		unstored.record = func(schemas.StepEvent, time.Duration) error { return full }
+		unstored.recordStep = func(schemas.StepEvent, time.Duration) error { return full }
 		s.enter(unstored)
 		<-unstored.done
 		if !errors.Is(unstored.err, full) {
@@ -302,7 +302,7 @@ func TestScheduler_Faults(t *testing.T) {
 
 		beside, _ := cast("beside", "a", 3)
 		broken, _ := cast("broken", "a", 3)
-		broken.record = func(schemas.StepEvent, time.Duration) error { panic("no such step") }
+		broken.recordStep = func(schemas.StepEvent, time.Duration) error { panic("no such step") }
 		s.enter(beside, broken)
 		<-broken.done
 		<-beside.done
@@ -359,7 +359,7 @@ func TestScheduler_RejoinsOnce(t *testing.T) {
 		talks, _ := cast("talks", "a", 4)
 		talks.engine, talks.episode.(*actor).asksAt = e, 2 // the other is in that step too
 		other, _ := cast("other", "a", 3)
-		other.record = func(schemas.StepEvent, time.Duration) error {
+		other.recordStep = func(schemas.StepEvent, time.Duration) error {
 			time.Sleep(time.Second) // the talker's interaction is quicker
 			return nil
 		}

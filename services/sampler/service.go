@@ -56,20 +56,20 @@ type attempt struct {
 	worker   *worker
 	req      *schemas.Request
 	recorder *recorder.Recorder
-	// with has the weights that make the next step.
-	with *weights.Loaded
+	// weights are those that make the next step.
+	weights *weights.Loaded
 	// expired returns an error once the handler has given the request up: the attempt ends at the next boundary.
 	expired func() error
 	// engine makes the episode.
 	engine   engine.Engine
 	episode  engine.Episode
 	priority int64
-	// admitted is called once, before the first step; nil: nothing is called.
-	admitted func()
-	// record gets each event as it is completed; device is this attempt's share of the device's time for it.
-	record func(step schemas.StepEvent, device time.Duration) error
-	// between is called after the events of a Step are recorded, unless the episode is done; nil: nothing is called.
-	between func() error
+	// onAdmitted is called once, before the first step; nil: nothing is called.
+	onAdmitted func()
+	// recordStep gets each event as it is completed; device is this attempt's share of the device's time for it.
+	recordStep func(step schemas.StepEvent, device time.Duration) error
+	// betweenSteps is called after the events of a Step are recorded, unless the episode is done; nil: nothing is called.
+	betweenSteps func() error
 
 	tick     uint64        // of the last batch that it was in
 	device   time.Duration // since the last step

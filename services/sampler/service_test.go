@@ -125,7 +125,8 @@ func (x *theatre) none(uid schemas.UID, why string) {
 	}
 }
 
-// Requests become trajectories, once each; what is asked again is acknowledged, and what cannot be made yet is put back.
+// Requests become trajectories, once each; what is asked again is acknowledged, and what cannot be made yet is put
+// back.
 func TestService_Requests(t *testing.T) {
 	t.Parallel()
 	x := open(t, nil)
@@ -211,7 +212,7 @@ func TestService_Controls(t *testing.T) {
 	x.serve()
 	hold := func(c *schemas.Control, seq uint64) {
 		c.Run, c.By, c.At, c.Seq, c.Stored = "r", "test", 1, seq, 1
-		if _, _, err := x.Bus.Hold(t.Context(), c); err != nil {
+		if _, _, err := x.Bus.PutControl(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -37,10 +37,12 @@ func (s *service) instance() string {
 // defaultInstance returns the sampler's name where none is configured.
 func (s *service) defaultInstance() string { return "sampler-" + s.token }
 
-// withSpace makes one sample once its steps fit. The caller calls release when the trajectory is stored, or on an
-// error: until then the space stays reserved. work is ctx until a control stops the sample.
-func (s *service) withSpace(ctx, work context.Context, req *schemas.Request) (t *schemas.Trajectory, release func(), err error) {
-	claim, err := s.reserve(work, req)
+// makeWithSpace makes one sample once there is space for its steps. The caller calls release when the trajectory is
+// stored, or on an error: until then the space stays reserved. work is ctx until a control stops the sample.
+func (s *service) makeWithSpace(
+	ctx, work context.Context, req *schemas.Request,
+) (t *schemas.Trajectory, release func(), err error) {
+	claim, err := s.reserveSpace(work, req)
 	if err != nil {
 		return nil, func() {}, err
 	}
@@ -59,8 +61,9 @@ func (s *service) withSpace(ctx, work context.Context, req *schemas.Request) (t 
 	return t, claim.Release, err
 }
 
-// reserve waits until the steps of a request fit. It returns errStopping if the process is to end before.
-func (s *service) reserve(ctx context.Context, req *schemas.Request) (*bus.Reservation, error) {
+// reserveSpace waits until the steps of a request fit into their stream. It returns errStopping if the process is to
+// end before, or the error of ctx.
+func (s *service) reserveSpace(ctx context.Context, req *schemas.Request) (*bus.Reservation, error) {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	defer s.onStop(stop)()
@@ -71,8 +74,9 @@ func (s *service) reserve(ctx context.Context, req *schemas.Request) (*bus.Reser
 	return claim, err
 }
 
-// checkStored says which step of a trajectory is missing in the stream; nil: none. Steps can be missing only if other
-// samplers held this attempt, or an earlier one, for dead and removed them to get the space.
+// checkStored returns an error if a step of a trajectory is missing in the stream; the request comes again then.
+// Steps can be missing only if other samplers held this attempt, or an earlier one, for dead and removed them to get
+// the space.
 func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *schemas.Trajectory) error {
 	if !claim.Lapsed() && len(t.Attempts()) < 2 {
 		return nil

@@ -26,8 +26,8 @@ func (s *service) chooseWorker() (*worker, func(), error) {
 	return best, func() { best.load.Add(-1) }, nil
 }
 
-// onDeviceLost stops using a worker if err says that its device is lost. The service ends with the last one; the
-// samples in flight are put back.
+// onDeviceLost stops using a worker if err, of an attempt on it, says that its device is lost. The service ends with
+// the last one; the samples in flight are put back. makeWithSpace calls it.
 func (s *service) onDeviceLost(ctx context.Context, c *worker, err error) {
 	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
 		return

@@ -16,8 +16,9 @@ import (
 // heldConditionings is how many stored tensors are cached for the next samples.
 const heldConditionings = 16
 
-// checkConditioning compares the stored tensors of the encoded prompts with those that the model makes. If all are
-// stored, the velocities are computed from the stored ones.
+// checkConditioning compares the stored tensors of the encoded prompts, if the sample has some, with those that the
+// model makes. If all are stored, the velocities are computed from the stored ones. Differences are faults; an error
+// is of the server.
 func (s *sample) checkConditioning(ctx context.Context) error {
 	if len(s.t.Conditioning) == 0 {
 		return nil
@@ -56,7 +57,7 @@ func (s *sample) checkConditioning(ctx context.Context) error {
 }
 
 // storedConditioning loads one stored tensor and compares it with the one that the model makes (want). It returns nil
-// if the tensor is gone or differs in kind.
+// if the tensor is gone or differs in kind, which it reports. An error is of the server.
 func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.NamedTensor) ([]float32, error) {
 	t := &got.Tensor
 	if got.Name != want.Name || t.Ref == nil || t.DType != want.Tensor.DType || !slices.Equal(t.Shape, want.Tensor.Shape) {
@@ -92,7 +93,8 @@ func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.Name
 	return x, nil
 }
 
-// elements decodes a tensor of dtype F32 or U8 to float32; nil if its bytes are not valid.
+// elements decodes a tensor of dtype F32 or U8 to float32; nil if its bytes are not valid. storedConditioning calls
+// it.
 func elements(dtype string, data []byte) []float32 {
 	if dtype == "U8" {
 		x := make([]float32, len(data))

@@ -38,7 +38,7 @@ func TestRun_Conditioning(t *testing.T) {
 		t.Fatalf("conditioning %v, want %v", names, want)
 	}
 	if n := len(read("r1", 0).Conditioning); n != 0 {
-		t.Errorf("%d tensors that nobody asked for", n)
+		t.Errorf("%d tensors that were not asked for", n)
 	}
 	if _, err := b.SweepBlobs(t.Context(), -time.Hour, false); err != nil {
 		t.Fatal(err)
@@ -69,6 +69,6 @@ func TestRun_Conditioning(t *testing.T) {
 	store(t, b, "gone", first, func(e *schemas.Trajectory) { e.Conditioning[0].Tensor.Ref = &gone })
 	report, err = verify.Run(t.Context(), b, "gone", verify.Options{})
 	if err != nil || report.OK(0) || report.ConditioningGone != 1 || report.Unproven == "" {
-		t.Errorf("embeddings that nobody named: %+v, %v", report, err)
+		t.Errorf("embeddings that no event named: %+v, %v", report, err)
 	}
 }

@@ -18,7 +18,7 @@ func (x *textSample) checkConversation(ctx context.Context) {
 	for i := 1; i+1 < len(of.Turns); i += 2 {
 		answer, given := of.Turns[i], of.Turns[i+1]
 		part := schemas.TextResult{Settings: of.Settings, Turns: of.Turns[:i+1]}
-		want, err := texts.ReplyIDs(x.with.text, &part, x.ids[:answer.End])
+		want, err := texts.ReplyIDs(x.version.text, &part, x.ids[:answer.End])
 		if err != nil {
 			x.fault(-1, "turns[%d].reply: %v", i, err)
 		} else if !slices.Equal(want, x.ids[given.Begin:given.End]) {

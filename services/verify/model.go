@@ -30,14 +30,14 @@ func (o *opened) close() {
 	_ = o.devices.Close()
 }
 
-// open opens a model by folder or name and adds it to v.models. backend is that of the sample which needs it. A
-// failure is a ModelError.
-func (v *verifier) open(ctx context.Context, name, backend string) (*opened, error) {
+// openModel opens a model by folder or name and adds it to v.models. backend is what computed the sample which needs
+// it. A failure is a ModelError.
+func (v *verifier) openModel(ctx context.Context, name, backend string) (*opened, error) {
 	if v.options.Open.Adapter != "" && len(v.models) > 0 {
 		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose one with a lane",
 			v.options.Open.Adapter, v.models[0].network.Name(), name)}
 	}
-	on, err := v.compute(ctx, name, backend)
+	on, err := v.openOnDevices(ctx, name, backend)
 	if err != nil {
 		return nil, &ModelError{err}
 	}
@@ -47,8 +47,9 @@ func (v *verifier) open(ctx context.Context, name, backend string) (*opened, err
 	return o, nil
 }
 
-// compute opens a model on the devices of the options, or by the worker that the options or else the backend name.
-func (v *verifier) compute(ctx context.Context, name, backend string) (*models.Devices, error) {
+// openOnDevices opens a model on the devices of the options, or by the worker that the options or else the backend
+// name. An error is about the options, the model or the worker.
+func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*models.Devices, error) {
 	c := v.options.Compute
 	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
 	t, worker := models.TorchOf(backend, c)
@@ -77,12 +78,12 @@ func (v *verifier) compute(ctx context.Context, name, backend string) (*models.D
 const joinWithin = 10 * time.Second
 
 // modelOf returns the open model that made a sample. It is the one with the sample's weights; otherwise the one with
-// the checkpoint that a policy of its lane names for these weights; otherwise the one of that name. If the options name
-// no models, the model is opened by its name. If it is not there, the sample is counted in report.Missing and the
-// result is nil.
+// the checkpoint that a policy of its lane names for these weights; otherwise the one of that name. If the options
+// name no models, the model is opened by its name. If it is not there, the sample is counted in report.Missing and
+// the result is nil. An error is of the server, or a ModelError.
 func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	t := s.t
-	p, err := v.policy(ctx, t.Lane, t.WeightsDigest)
+	p, err := v.policyWith(ctx, t.Lane, t.WeightsDigest)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	}
 	missing := slices.IndexFunc(v.report.Missing, func(m Missing) bool { return m.Lane == t.Lane && m.Model == name })
 	if missing < 0 && len(v.options.Model) == 0 {
-		if o, err := v.open(ctx, name, t.Backend); !errors.Is(err, model.ErrUnknown) {
+		if o, err := v.openModel(ctx, name, t.Backend); !errors.Is(err, model.ErrUnknown) {
 			return o, err
 		}
 	}

@@ -126,7 +126,8 @@ func (r *Report) setUnproven() {
 // different ones. Tokens that servers drew have a tolerance of their own.
 func (r *Report) OK(tolerance float64) bool { return len(r.Faults(tolerance)) == 0 }
 
-// Faults returns why the run is not verified, one line for each reason; none if it is verified.
+// Faults returns why the run is not verified, one line for each reason; none if it is verified. tolerance is the
+// largest difference that passes where the model itself allows none.
 func (r *Report) Faults(tolerance float64) (faults []string) {
 	if n := len(r.Mismatches); n > 0 {
 		faults = append(faults, fmt.Sprintf("mismatches: %d", n))

@@ -16,8 +16,9 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 
-// rollAgain computes a sample of scheduled sampling again from its data. It compares each state, the result, and the
-// sample's place in its group's plan with what is stored.
+// rollAgain computes a sample of scheduled sampling again from the data it started with. It compares each state, the
+// result, and the sample's place in its group's plan with what is stored. Differences are faults; an error is of the
+// server or of ctx.
 func (s *sample) rollAgain(ctx context.Context) error {
 	t := s.t
 	if err := s.checkPlan(ctx); err != nil {
@@ -50,7 +51,7 @@ func (s *sample) rollAgain(ctx context.Context) error {
 	}
 	for !r.Done() {
 		x, sigma := r.Point()
-		output, err := s.velocity(ctx, s.with, images.Point{X: x, Sigma: sigma})
+		output, err := s.guidedVelocity(ctx, s.version, images.Point{X: x, Sigma: sigma})
 		if err != nil {
 			return errors.Join(ctx.Err(), s.rollFault(err))
 		}
@@ -74,7 +75,8 @@ func (s *sample) rollFault(err error) error {
 	return nil
 }
 
-// checkPlan checks the plan of the sample's group against its seed, and the sample's place against the plan.
+// checkPlan checks the plan of the sample's group against the seed that it was drawn from, and the sample's place
+// against the plan. Differences are faults; an error is of the server.
 func (s *sample) checkPlan(ctx context.Context) error {
 	t, plan := s.t, &schemas.Plan{}
 	m, err := s.bus.Last(ctx, schemas.StreamGroups, schemas.PlanSubject(t.Run, t.UID))
@@ -100,7 +102,8 @@ func (s *sample) checkPlan(ctx context.Context) error {
 	return err
 }
 
-// planFault draws a plan again from its seed and returns the first difference; "" if there is none.
+// planFault draws a plan again from its seed and returns the first difference; "" if there is none. checkPlan calls
+// it.
 func planFault(p *schemas.Plan) string {
 	set := scheduled.DefaultSettings()
 	set.Timesteps, set.MaxStepOffset, set.Strategy = int(p.RollSettings.Timesteps), int(p.MaxStepOffset), scheduled.Strategy(p.Strategy)
@@ -139,8 +142,8 @@ func (s *sample) recordDistance(index int64, stored, again []float32) {
 	s.report.MaxRolled = max(s.report.MaxRolled, Difference(distance(stored, again)))
 }
 
-// distance returns |stored - again| / |again|, with Euclidean norms; +Inf if that is not a number. Both have the same
-// length.
+// distance returns how far a stored vector is from the same computed again: |stored - again| / |again|, with
+// Euclidean norms; +Inf if that is not a number. Both have the same length.
 func distance(stored, again []float32) float64 {
 	var d, length float64
 	for i, x := range again {
@@ -155,8 +158,8 @@ func distance(stored, again []float32) float64 {
 	return off
 }
 
-// compareResult compares the result of a roll with what is stored: the latents and, if the sample was made on the same
-// backend, also its numbers and digests.
+// compareResult compares the result of a roll with what is stored: the latents and, if the sample was made on the
+// same backend, also its numbers and digests. Differences are faults; an error is of the server.
 func (s *sample) compareResult(ctx context.Context, r *images.Rolling) error {
 	t := s.t
 	stored := t.Rolled
@@ -219,7 +222,8 @@ func (s *sample) compareResult(ctx context.Context, r *images.Rolling) error {
 	return nil
 }
 
-// checkPrediction checks that the tensor of a prediction, if it was kept, has the prediction's digest.
+// checkPrediction checks that the tensor of a prediction, if it was kept, has the prediction's digest. compareResult
+// calls it.
 func (s *sample) checkPrediction(ctx context.Context, field string, p *schemas.Prediction) error {
 	if p.Tensor == nil || p.Tensor.Ref == nil {
 		return nil

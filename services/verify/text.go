@@ -21,7 +21,7 @@ type textSample struct {
 	ids  []int32 // all tokens: of the prompt, of answers, of replies
 	seen int     // how many of ids the sequence has
 
-	with     *version
+	version  *version
 	sequence lm.Sequence // the model's state after the first seen tokens; nil: none
 	logits   []float32   // of the next token
 	d        decoding.Distribution
@@ -60,15 +60,16 @@ func (s *sample) weightsDigest() string {
 	return s.t.WeightsDigest
 }
 
-// checkText computes the logits of every generated token again from the stored tokens before it, draws the token again,
-// and compares everything that is stored about it.
+// checkText computes the logits of every generated token again from the stored tokens before it, draws the token
+// again, and compares everything that is stored about it. Differences are faults; an error is of the server, the
+// model or ctx.
 func (s *sample) checkText(ctx context.Context) error {
-	m := s.with.text
+	m := s.version.text
 	if m == nil {
-		s.fault(-1, "text: present; the model %q makes images", s.with.network.Name())
+		s.fault(-1, "text: present; the model %q makes images", s.version.network.Name())
 		return nil
 	}
-	x := &textSample{sample: s, with: s.with, logits: make([]float32, m.Card().Vocabulary)}
+	x := &textSample{sample: s, version: s.version, logits: make([]float32, m.Card().Vocabulary)}
 	defer func() {
 		if x.sequence != nil {
 			x.sequence.Close()
@@ -81,7 +82,7 @@ func (s *sample) checkText(ctx context.Context) error {
 	var content [][32]byte
 	at, whole := 0, true
 	for i := range s.t.Steps {
-		e, err := s.tokens(ctx, i)
+		e, err := s.loadTokens(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -117,7 +118,8 @@ func (x *textSample) nextAfterGone(i, at int) int {
 	return -1 // the next says
 }
 
-// loadIDs loads the token ids of the whole sequence. It returns false, and reports that, if they are gone or not valid.
+// loadIDs loads the token ids of the whole sequence. It returns false, and reports that, if they are gone or not
+// valid. The error is of ctx. checkText calls it.
 func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
 	ids := new(*x.t.Text.IDs)
 	if err := x.bus.LoadTensors(ctx, ids); err != nil {
@@ -138,9 +140,10 @@ func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// checkPrompt compares the first tokens with the prompt's messages in the model's template.
+// checkPrompt compares the first tokens of the sample with the prompt's messages in the model's template. checkText
+// calls it.
 func (x *textSample) checkPrompt() {
-	ids, err := x.with.text.Prompt(texts.MessagesOf(&x.t.Text.Settings))
+	ids, err := x.version.text.Prompt(texts.MessagesOf(&x.t.Text.Settings))
 	if err != nil {
 		x.fault(-1, "messages: %v", err)
 		return
@@ -150,9 +153,9 @@ func (x *textSample) checkPrompt() {
 	}
 }
 
-// tokens loads event i of the sample and checks it against the trajectory; nil, and reported, if it is gone or cannot
-// be read.
-func (s *sample) tokens(ctx context.Context, i int) (*schemas.Tokens, error) {
+// loadTokens loads event i of a text sample and checks it against the trajectory; nil, and reported, if it is gone or
+// cannot be read. An error is of the server.
+func (s *sample) loadTokens(ctx context.Context, i int) (*schemas.Tokens, error) {
 	m, err := s.storedMessage(ctx, int64(i), s.t.Steps[i])
 	if m == nil || err != nil {
 		return nil, err
@@ -174,8 +177,8 @@ func (s *sample) tokens(ctx context.Context, i int) (*schemas.Tokens, error) {
 	return e, nil
 }
 
-// checkEvent checks the tokens of an event. at is where they begin in the sequence, -1: not known. It returns where the
-// next event begins.
+// checkEvent computes the tokens of one event again and compares. at is where they begin in the sequence, -1: not
+// known. It returns where the next event begins. An error is of the server, the model or ctx.
 func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) (int, error) {
 	if at < 0 {
 		at = int(e.Position)
@@ -197,12 +200,12 @@ func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) 
 	if by := x.drawnBy(); (by == nil) != (e.Engine == "") || by != nil && e.Engine != by.String() {
 		x.fault(e.N, "engine: %q; the trajectory says otherwise", e.Engine)
 	}
-	if x.drawnBy() == nil && e.WeightsDigest != x.with.digest {
-		with, err := x.weights(ctx, e.WeightsDigest)
-		if err != nil || !x.available(with, e.N) {
+	if x.drawnBy() == nil && e.WeightsDigest != x.version.digest {
+		with, err := x.versionWith(ctx, e.WeightsDigest)
+		if err != nil || !x.isAvailable(with, e.N) {
 			return end, err
 		}
-		x.with, x.seen = with, 0
+		x.version, x.seen = with, 0
 		if x.sequence != nil {
 			x.sequence.Close()
 			x.sequence = nil
@@ -214,7 +217,7 @@ func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) 
 			return end, err
 		}
 	}
-	x.compare(e, again)
+	x.compareEvent(e, again)
 	x.checkTurnEnd(e, end)
 	return end, nil
 }
@@ -222,7 +225,7 @@ func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) 
 // drawAgain computes the logits of the token at an index of the sequence, and draws it again if the sampler drew it. It
 // adds the numbers that are recorded of a token to again.
 func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at int) error {
-	m, settings := x.with.text, &x.t.Text.Settings
+	m, settings := x.version.text, &x.t.Text.Settings
 	if x.sequence == nil {
 		x.sequence = m.NewSequence()
 	}
@@ -249,8 +252,9 @@ func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at
 	return nil
 }
 
-// compare records the largest difference between the numbers of an event and those that were computed again.
-func (x *textSample) compare(e, again *schemas.Tokens) {
+// compareEvent compares the numbers of an event e with those that were computed again, and records the largest
+// difference. checkEvent calls it.
+func (x *textSample) compareEvent(e, again *schemas.Tokens) {
 	for _, of := range [][2][]float32{
 		{e.LogProbs, again.LogProbs},
 		{e.ProcessedLogProbs, again.ProcessedLogProbs},
@@ -311,6 +315,7 @@ func (x *textSample) recordDifference(stored, computed []float32) {
 }
 
 // compareWithTrajectory compares the numbers of an event with those of the same tokens in the trajectory.
+// compareEvent calls it.
 func (x *textSample) compareWithTrajectory(e *schemas.Tokens) {
 	of := x.t.Text
 	for _, list := range []struct {
@@ -337,7 +342,7 @@ func (x *textSample) compareWithTrajectory(e *schemas.Tokens) {
 // checkTurnEnd adds an event's tokens to the text of the current answer. If the event is the last of its turn, it
 // compares the text of the turn, and why it ended, with what is stored.
 func (x *textSample) checkTurnEnd(e *schemas.Tokens, end int) {
-	m := x.with.text
+	m := x.version.text
 	for _, id := range e.IDs {
 		x.answer = append(x.answer, x.decoder.Push(m.Piece(int32(id)))...)
 	}

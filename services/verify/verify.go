@@ -10,6 +10,13 @@
 //
 // A fault is a difference; it goes into Report.Mismatches. What is no longer stored is counted as gone. Either means
 // that the run is not verified. A method that returns an error ends the whole run; after a fault the run goes on.
+//
+// A sample is a trajectory that is being checked. An opened model has versions, one for each set of weights that
+// samples name. Gone means no longer stored. A server that draws samples may be inexact: its numbers are then held to
+// a tolerance. A roll is the way of a scheduled sample from its start down to the timestep of training.
+//
+// checkAll calls checkTrajectory for each sample: of images it loads the steps and calls checkConditioning,
+// checkStart and checkLogProb, or rollAgain; of texts checkText.
 package verify
 
 import (
@@ -27,7 +34,6 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/lm"
 	languages "github.com/meander-rl/meander/pkg/lm/families"
-	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -78,8 +84,9 @@ type ModelError struct{ Err error }
 func (e *ModelError) Error() string { return e.Err.Error() }
 func (e *ModelError) Unwrap() error { return e.Err }
 
-// Run checks every stored trajectory of a run. The report has what is wrong. An error means that the run could not be
-// read to its end, that there is nothing to check, or that a model could not be opened (ModelError).
+// Run checks every stored trajectory of a run, for 'meander verify'. The report has what is wrong. An error means
+// that the run could not be read to its end, that there is nothing to check, or that a model could not be opened
+// (ModelError).
 func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, error) {
 	if o.Models == nil {
 		o.Models = families.All()
@@ -91,10 +98,10 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 		bus: b, options: o, report: Report{
 			Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance),
 		},
-		encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{},
+		encoded: map[string][]byte{}, policies: map[schemas.Lane][]*schemas.Policy{},
 	}
 	defer v.close()
-	if err := v.run(ctx); err != nil {
+	if err := v.checkAll(ctx); err != nil {
 		return nil, err
 	}
 	v.report.setUnproven()
@@ -108,10 +115,10 @@ type verifier struct {
 	// models are those of the options, or those that trajectories have named so far. named: the options' are open.
 	models []*opened
 	named  bool
-	// history caches the policies that lanes have served.
-	history map[schemas.Lane][]*schemas.Policy
-	report  Report
-	states  *schemas.Tensor // the start latents of the last group, with their ref and data
+	// policies caches those that lanes have served.
+	policies map[schemas.Lane][]*schemas.Policy
+	report   Report
+	states   *schemas.Tensor // the start latents of the last group, with their ref and data
 	// encoded caches stored tensors of encoded prompts, by digest.
 	encoded map[string][]byte
 }
@@ -122,9 +129,9 @@ func (v *verifier) close() {
 	}
 }
 
-// run opens the models of the options, by what computed the first sample, and checks all trajectories of the chosen
-// lane and group.
-func (v *verifier) run(ctx context.Context) error {
+// checkAll opens the models of the options, by what computed the first sample, and checks all trajectories of the
+// chosen lane and group. Run calls it.
+func (v *verifier) checkAll(ctx context.Context) error {
 	lanes := map[schemas.Lane]bool{}
 	filter := schemas.TrajectoryFilter(v.report.Run, cmp.Or(v.options.UID, "*"))
 	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
@@ -148,7 +155,7 @@ func (v *verifier) run(ctx context.Context) error {
 		if err := v.openNamed(ctx, t.Backend); err != nil {
 			return err
 		}
-		if err := v.trajectory(ctx, t); err != nil {
+		if err := v.checkTrajectory(ctx, t); err != nil {
 			return fmt.Errorf("%s sample %d: %w", t.UID, t.SampleIndex, err)
 		}
 		if v.options.Progress != nil {
@@ -158,14 +165,15 @@ func (v *verifier) run(ctx context.Context) error {
 	return v.errNoneFound(slices.Sorted(maps.Keys(lanes)))
 }
 
-// openNamed opens the models of the options, once. backend is that of the first sample.
+// openNamed opens the models that the options name, at the first call only. backend is what computed the first
+// sample. checkAll calls it.
 func (v *verifier) openNamed(ctx context.Context, backend string) error {
 	if v.named {
 		return nil
 	}
 	v.named = true
 	for _, name := range v.options.Model {
-		if _, err := v.open(ctx, name, backend); err != nil {
+		if _, err := v.openModel(ctx, name, backend); err != nil {
 			return err
 		}
 	}
@@ -173,7 +181,7 @@ func (v *verifier) openNamed(ctx context.Context, backend string) error {
 }
 
 // errNoneFound returns an error if the run has none of the trajectories asked for, and nil if it has some. lanes are
-// those that the run has.
+// those that the run has. checkAll calls it.
 func (v *verifier) errNoneFound(lanes []schemas.Lane) error {
 	switch {
 	case v.report.Trajectories > 0:
@@ -187,34 +195,35 @@ func (v *verifier) errNoneFound(lanes []schemas.Lane) error {
 	return fmt.Errorf("run %q has no stored trajectories; 'meander runs ls' lists the runs", v.report.Run)
 }
 
-// trajectory checks one completed trajectory against its steps and the model.
-func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error {
+// checkTrajectory checks one completed trajectory against its steps and the model. Differences are faults; an error
+// is of the server, a model or ctx. checkAll calls it.
+func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) error {
 	s := &sample{verifier: v, t: t}
 	if by := s.drawnBy(); by != nil && by.VerifyMode() == schemas.VerifyNone {
-		return s.digestsOnly(ctx)
+		return s.checkDigests(ctx)
 	}
 	var err error
-	if s.made, err = v.modelOf(ctx, s); s.made == nil || err != nil {
+	if s.opened, err = v.modelOf(ctx, s); s.opened == nil || err != nil {
 		return err
 	}
-	s.model = s.made.network
-	with, err := s.weights(ctx, s.weightsDigest())
-	if err != nil || !s.available(with, -1) {
+	s.model = s.opened.network
+	with, err := s.versionWith(ctx, s.weightsDigest())
+	if err != nil || !s.isAvailable(with, -1) {
 		return err
 	}
-	s.with = with
+	s.version = with
 	if got := t.ComputeScheduleDigest(); got != t.ScheduleDigest {
 		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
 	}
 	if t.Text != nil {
 		return s.checkText(ctx)
 	}
-	if s.image = s.made.versions[0].image; s.image == nil {
+	if s.image = s.opened.versions[0].image; s.image == nil {
 		s.fault(-1, "image: the model %q makes texts", s.model.Name())
 		return nil
 	}
 	s.report.Tolerance = max(s.report.Tolerance, s.image.Card().Tolerance)
-	steps, err := s.load(ctx)
+	steps, err := s.loadSteps(ctx)
 	if err != nil {
 		return err
 	}
@@ -248,18 +257,19 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	return nil
 }
 
-// digestsOnly checks the digests of a sample that no model here can compute again, as a server made it.
-func (s *sample) digestsOnly(ctx context.Context) error {
+// checkDigests checks the digests of a sample that no model here can compute again, as a server drew it.
+// checkTrajectory calls it.
+func (s *sample) checkDigests(ctx context.Context) error {
 	s.report.NotComputed++
 	if got := s.t.ComputeScheduleDigest(); got != s.t.ScheduleDigest {
 		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", s.t.ScheduleDigest, got)
 	}
 	if s.t.Text == nil {
-		_, err := s.load(ctx)
+		_, err := s.loadSteps(ctx)
 		return err
 	}
 	for i := range s.t.Steps {
-		if _, err := s.tokens(ctx, i); err != nil {
+		if _, err := s.loadTokens(ctx, i); err != nil {
 			return err
 		}
 	}
@@ -270,10 +280,10 @@ func (s *sample) digestsOnly(ctx context.Context) error {
 type sample struct {
 	*verifier
 	t       *schemas.Trajectory
-	made    *opened             // the model that made it
-	model   engine.Network      // of made
-	image   model.Model         // of made; nil for a language model
-	with    *version            // the weights that made it; if they changed on the way, those of its last step
+	opened  *opened             // the model that made it
+	model   engine.Network      // of opened
+	image   model.Model         // of opened; nil for a language model
+	version *version            // the weights that made it; if they changed on the way, those of its last step
 	steps   []*schemas.Step     // from its first step on; nil: gone or faulty
 	latents map[int64][]float32 // [S, C] by index
 	conds   []*model.Conditioning
@@ -298,16 +308,16 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		}
 		return nil
 	}
-	with := s.with
+	with := s.version
 	begin, _ := s.t.Segment()
 	digest := s.steps[index-begin].WeightsDigest
 	if s.drawnBy() == nil && digest != with.digest { // the sample went on with other weights later
 		var err error
-		if with, err = s.weights(ctx, digest); err != nil || !s.available(with, index) {
+		if with, err = s.versionWith(ctx, digest); err != nil || !s.isAvailable(with, index) {
 			return err
 		}
 	}
-	velocity, err := s.velocity(ctx, with, images.Point{Step: index, X: x, Sigma: s.t.Sigmas[i]})
+	velocity, err := s.guidedVelocity(ctx, with, images.Point{Step: index, X: x, Sigma: s.t.Sigmas[i]})
 	var got flow.LogProb
 	if err == nil {
 		got, err = flow.Score(plan, i, x, velocity, next)
@@ -332,9 +342,9 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 	return nil
 }
 
-// load loads the step events that the trajectory names, and checks them against it. Steps that are gone or faulty are
-// nil in the result.
-func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
+// loadSteps loads the step events that the trajectory names, and checks them against it. Steps that are gone or
+// faulty are nil in the result. An error is of the server.
+func (s *sample) loadSteps(ctx context.Context) ([]*schemas.Step, error) {
 	t := s.t
 	begin, _ := t.Segment() // of a valid trajectory there is one for each that ran
 	steps := make([]*schemas.Step, len(t.Steps))
@@ -411,7 +421,7 @@ func (s *sample) onLoadError(ctx context.Context, at int64, err error) error {
 	return nil
 }
 
-// checkStep compares a step event with what its trajectory says about it.
+// checkStep compares a step event with what its trajectory says about it. loadSteps calls it.
 func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	t := s.t
 	begin, _ := t.Segment()
@@ -469,10 +479,11 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 	return latents
 }
 
-// latentsFitModel reports whether the latents have the shape of the model's; a fault if not.
+// latentsFitModel reports whether the sample's latents have the shape that the model would make; a fault if not.
+// checkTrajectory calls it.
 func (s *sample) latentsFitModel() bool {
 	t, card := s.t, s.image.Card()
-	tokens, err := card.Tokens(media.ImageSize(t.Height, t.Width))
+	tokens, err := card.Tokens(sampling.SizeOf(&t.Sampling))
 	if err != nil {
 		s.fault(-1, "%v", err)
 		return false
@@ -485,7 +496,8 @@ func (s *sample) latentsFitModel() bool {
 	return true
 }
 
-// decode returns latents [S, C] as float32; nil, and a fault of step at, if shape or bytes are wrong.
+// decode returns stored latents [S, C] as float32; nil, and a fault of step at, if shape or bytes are wrong.
+// storedLatents calls it.
 func (s *sample) decode(at int64, l *schemas.IndexedTensor) []float32 {
 	shape := s.t.LatentsShape
 	if !slices.Equal(l.Tensor.Shape, shape) || len(shape) != 2 {
@@ -545,7 +557,7 @@ func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*s
 		}
 		return s.bus.LoadBranch(ctx, *start.Branch, parent)
 	case start.Data != nil:
-		return images.LoadData(ctx, s.bus, s.image, start.Data, s.t.Height, s.t.Width)
+		return images.LoadData(ctx, s.bus, s.image, start.Data, sampling.SizeOf(&s.t.Sampling))
 	case t.Ref == nil:
 		return t, nil
 	}
@@ -557,21 +569,6 @@ func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*s
 		s.verifier.states = &schemas.Tensor{Ref: t.Ref, Data: data}
 	}
 	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
-}
-
-// velocity returns the guided output [S, C] of the model with some weights at a point.
-func (s *sample) velocity(ctx context.Context, with *version, at images.Point) ([]float32, error) {
-	var negative *model.Conditioning
-	if len(s.conds) == 2 {
-		negative = s.conds[1]
-	}
-	at.Dst = make([]float32, len(at.X))
-	row := images.RowOf(&s.t.Sampling, s.conds[0], negative, at)
-	faults, err := with.velocities.Eval(ctx, []images.GuidedRow{row}, media.ImageSize(s.t.Height, s.t.Width))
-	if err == nil {
-		err = faults[0]
-	}
-	return row.Dst, err
 }
 
 func sameNumber(a, b *float64) bool {

@@ -9,6 +9,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -29,7 +30,7 @@ type version struct {
 	err        error              // why the weights cannot be loaded
 }
 
-// newVersion returns the version of an open model.
+// newVersion returns a version of an open model's weights, ready to compute with.
 func newVersion(n engine.Network) *version {
 	v := &version{digest: n.Digest(), network: n}
 	switch n := n.(type) {
@@ -44,14 +45,15 @@ func newVersion(n engine.Network) *version {
 // errUnknown means that neither the model nor a policy of the lane has the weights.
 var errUnknown = errors.New("not those of the model, nor of a policy of the lane")
 
-// weights returns the weights with a digest: those of the model, or of a policy of the sample's lane, which it fetches
-// and loads. If that is not possible, the reason is in version.err. The newest heldWeights versions stay in memory.
-func (s *sample) weights(ctx context.Context, digest string) (*version, error) {
-	o := s.made
+// versionWith returns the sample's model with the weights of a digest: those of the model, or of a policy of the
+// sample's lane, which it fetches and loads. If that is not possible, the reason is in version.err. The newest
+// heldWeights versions stay in memory. An error is of the server.
+func (s *sample) versionWith(ctx context.Context, digest string) (*version, error) {
+	o := s.opened
 	if i := slices.IndexFunc(o.versions, func(w *version) bool { return w.digest == digest }); i >= 0 {
 		return o.versions[i], nil
 	}
-	p, err := s.policy(ctx, s.t.Lane, digest)
+	p, err := s.policyWith(ctx, s.t.Lane, digest)
 	if err != nil {
 		return nil, err
 	}
@@ -79,15 +81,16 @@ func (s *sample) weights(ctx context.Context, digest string) (*version, error) {
 	return w, nil
 }
 
-// policy returns the policy of a lane that has the weights with a digest; nil if there is none.
-func (v *verifier) policy(ctx context.Context, lane schemas.Lane, digest string) (*schemas.Policy, error) {
-	history, ok := v.history[lane]
+// policyWith returns the policy of a lane that has the weights with a digest; nil if there is none. An error is of
+// the server.
+func (v *verifier) policyWith(ctx context.Context, lane schemas.Lane, digest string) (*schemas.Policy, error) {
+	history, ok := v.policies[lane]
 	if !ok {
 		var err error
 		if history, err = v.bus.PolicyHistory(ctx, lane); err != nil {
 			return nil, err
 		}
-		v.history[lane] = history
+		v.policies[lane] = history
 	}
 	for _, p := range history {
 		if p.WeightsDigest == digest {
@@ -104,9 +107,9 @@ func (w *version) close(opened engine.Network) {
 	}
 }
 
-// available reports whether the weights of a step, or of the whole sample (-1), could be loaded. If not, it reports a
-// fault, or counts them as gone.
-func (s *sample) available(w *version, step int64) bool {
+// isAvailable reports whether the weights of a step, or of the whole sample (-1), could be loaded. If not, it reports
+// a fault, or counts them as gone.
+func (s *sample) isAvailable(w *version, step int64) bool {
 	switch {
 	case w.err == nil:
 		return true
@@ -118,4 +121,20 @@ func (s *sample) available(w *version, step int64) bool {
 		s.fault(step, "weights_digest: %.16s: %v", w.digest, w.err)
 	}
 	return false
+}
+
+// guidedVelocity returns the output [S, C] of the model, with guidance, at a point, computed with some weights. The
+// error is the model's, or of ctx.
+func (s *sample) guidedVelocity(ctx context.Context, with *version, at images.Point) ([]float32, error) {
+	var negative *model.Conditioning
+	if len(s.conds) == 2 {
+		negative = s.conds[1]
+	}
+	at.Dst = make([]float32, len(at.X))
+	row := images.RowOf(&s.t.Sampling, s.conds[0], negative, at)
+	faults, err := with.velocities.Eval(ctx, []images.GuidedRow{row}, sampling.SizeOf(&s.t.Sampling))
+	if err == nil {
+		err = faults[0]
+	}
+	return row.Dst, err
 }

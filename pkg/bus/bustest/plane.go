@@ -42,7 +42,7 @@ func New(t testing.TB, change ...func(*natsd.Options)) *Plane {
 	return p
 }
 
-// Bare is [New] without the streams.
+// Bare starts a server without streams, and a bus to it, for the test; change sets options of the server. See [New].
 func Bare(t testing.TB, change ...func(*natsd.Options)) *Plane {
 	t.Helper()
 	p := &Plane{Options: natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()}}
@@ -58,7 +58,7 @@ func Bare(t testing.TB, change ...func(*natsd.Options)) *Plane {
 // connect through it instead of within the process.
 func TCP(o *natsd.Options) { o.Listen = "127.0.0.1:0" }
 
-// Start starts the server on its store: again, after the test has closed it.
+// Start starts the server on its store: again, after the test has closed it. It is closed when the test ends.
 func (p *Plane) Start(t testing.TB) {
 	t.Helper()
 	server, err := natsd.Start(context.Background(), p.Options)
@@ -111,7 +111,8 @@ type Service struct {
 	done   chan struct{}
 }
 
-// Serve runs a service on its own connection.
+// Serve runs a service on its own connection, in the background until it is stopped or killed, or the test ends. An
+// error of a service that was not stopped fails the test.
 func (p *Plane) Serve(t testing.TB, run func(ctx context.Context, b *bus.Bus) error) *Service {
 	t.Helper()
 	b := p.Connect(t)
@@ -174,7 +175,8 @@ func (p *Plane) Change(t testing.TB, stream string, change func(c *jetstream.Str
 	}
 }
 
-// Forge stores bytes on a subject with the right message id, as a forger can who knows the subject.
+// Forge stores bytes on a subject with the right message id, as a forger can who knows the subject. The test fails if
+// something is stored there.
 func (p *Plane) Forge(t testing.TB, subject string, data []byte) bus.Ack {
 	t.Helper()
 	ack, err := p.PublishRaw(t.Context(), subject, data, nats.Header{schemas.HeaderType: {"forged/1"}},

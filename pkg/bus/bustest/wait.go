@@ -42,7 +42,7 @@ func Until(t testing.TB, what string, check func() error) {
 	}
 }
 
-// Receive returns the next value of a channel.
+// Receive returns the next value of a channel; the test fails if none comes for [Patience]. what names it.
 func Receive[V any](t testing.TB, what string, from <-chan V) (v V) {
 	t.Helper()
 	select {
@@ -108,7 +108,8 @@ func Dead(t testing.TB, b *bus.Bus, n int) []*schemas.Dead {
 	return out
 }
 
-// follow calls each with stored and new messages until each returns true.
+// follow calls each with stored and new messages until each returns true; the test fails when none has come for
+// [Patience].
 func follow(t testing.TB, b *bus.Bus, what, stream string, filters []string, each func(m *bus.Message) (enough bool)) {
 	t.Helper()
 	ctx, moved := WhileItMoves(t)
@@ -128,7 +129,7 @@ func follow(t testing.TB, b *bus.Bus, what, stream string, filters []string, eac
 	t.Fatalf("%s: %d messages, and no more in %v", what, n, Patience)
 }
 
-// Decode returns the valid event of a message.
+// Decode returns the event of a message; the test fails if it is not valid.
 func Decode[E any, P interface {
 	*E
 	schemas.Event
@@ -177,7 +178,7 @@ func Drained(t testing.TB, b *bus.Bus, stream string, consumers int) {
 	})
 }
 
-// Consumers returns a stream as it is now, and its consumers.
+// Consumers returns a stream as it is now, and its consumers; the error is the server's.
 func Consumers(t testing.TB, b *bus.Bus, stream string) (jetstream.Stream, []*jetstream.ConsumerInfo, error) {
 	t.Helper()
 	s, err := b.JetStream().Stream(t.Context(), stream)

@@ -46,7 +46,7 @@ type Corrected struct {
 	Metrics map[string]float64
 }
 
-// Validate returns all faults, joined, each with the name of its field.
+// Validate checks the settings of a correction. It returns all faults, joined, each with the name of its field.
 func (c Correction) Validate() error {
 	var errs []error
 	switch c.Level {
@@ -73,7 +73,9 @@ func (c Correction) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Apply compares the log-probs of the trainer (old) with those of the rollout, both [B][W].
+// Apply compares the log-probs of the trainer's network (old) with those that the rollout's engine gave, both [B][W]
+// for B samples of W steps. It returns metrics of the difference, and the importance weights and rejections that the
+// settings ask for. It fails on settings, shapes or numbers that are not valid.
 func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -89,14 +91,14 @@ func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 		}
 	}
 	if len(c.Rejections) > 0 {
-		if err := out.reject(c.Rejections, logs); err != nil {
+		if err := out.applyRejections(c.Rejections, logs); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// logRatios returns old - rollout, [B][W]. It fails if the shapes differ or a log-prob is not finite.
+// logRatios returns old - rollout, [B][W]. It fails if the shapes differ or a log-prob is not finite. Apply calls it.
 func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	if len(old) == 0 || len(rollout) != len(old) {
 		return nil, fmt.Errorf("rollout: %d samples; must be as many as old has, %d, and at least 1", len(rollout),
@@ -120,7 +122,8 @@ func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	return logs, nil
 }
 
-// setWeights sets the importance weights and their metrics.
+// setWeights sets the importance weights exp(old - rollout) of each step, or of each whole sample, as c.Level says:
+// bounded by the threshold, and normalised where asked. logs are the log-ratios [B][W]. It fails on a bad threshold.
 func (out *Corrected) setWeights(c Correction, logs [][]float64) error {
 	low, high, band, err := bounds(c.Threshold)
 	if err != nil {
@@ -148,7 +151,7 @@ func (out *Corrected) setWeights(c Correction, logs [][]float64) error {
 			count++
 		}
 	}
-	out.describe(c.Level, logs)
+	out.setWeightMetrics(c.Level, logs)
 	if c.Normalize && total > 0 {
 		for _, row := range out.Weights {
 			for j := range row {
@@ -159,8 +162,8 @@ func (out *Corrected) setWeights(c Correction, logs [][]float64) error {
 	return nil
 }
 
-// describe sets the metrics of weights that are not yet normalised.
-func (out *Corrected) describe(level string, logs [][]float64) {
+// setWeightMetrics sets the metrics of the importance weights, before they are normalised; setWeights calls it.
+func (out *Corrected) setWeightMetrics(level string, logs [][]float64) {
 	all := slices.Concat(out.Weights...)
 	n := float64(len(all))
 	mean, variance, squares := sum(all)/n, 0.0, 0.0
@@ -184,8 +187,10 @@ func (out *Corrected) describe(level string, logs [][]float64) {
 	}
 }
 
-// reject sets the weights that any of the rules rejects to 0.
-func (out *Corrected) reject(rejections []Rejection, logs [][]float64) error {
+// applyRejections sets the weights of all steps to 0 that any of the rules rejects, and the metric of their share.
+// Without weights it begins with 1 for each step. logs are the log-ratios [B][W]. It fails on a rule that does not
+// parse.
+func (out *Corrected) applyRejections(rejections []Rejection, logs [][]float64) error {
 	if out.Weights == nil {
 		out.Weights = make([][]float64, len(logs))
 		for i := range logs {
@@ -202,26 +207,27 @@ func (out *Corrected) reject(rejections []Rejection, logs [][]float64) error {
 			return err
 		}
 		for i, row := range logs {
-			for j, x := range r.values(row) {
+			for j, x := range r.judgedValues(row) {
 				rejected[i][j] = rejected[i][j] || x < r.low || x > r.high
 			}
 		}
 	}
-	gone, count := 0, 0
+	masked, count := 0, 0
 	for i := range rejected {
 		for j, is := range rejected[i] {
 			count++
 			if is {
-				gone++
+				masked++
 				out.Weights[i][j] = 0
 			}
 		}
 	}
-	out.Metrics["rollout_rs_masked_fraction"] = float64(gone) / float64(count)
+	out.Metrics["rollout_rs_masked_fraction"] = float64(masked) / float64(count)
 	return nil
 }
 
-// differenceMetrics returns the metrics of how far the two engines are apart.
+// differenceMetrics returns metrics, with verl's names, of how far the log-probs of the trainer and of the rollout's
+// engine are apart. logs is old - rollout, all are [B][W].
 func differenceMetrics(old, rollout, logs [][]float64) map[string]float64 {
 	m := map[string]float64{}
 	b, w := float64(len(old)), float64(len(old[0]))
@@ -254,7 +260,8 @@ type rule struct {
 	low, high float64
 }
 
-// parse reads the rule and its threshold, and returns the function that estimates the divergence from a log-ratio.
+// parse reads a rejection's rule and threshold into the form that applyRejections computes with. An error lists the
+// legal rules, or says what the threshold must be.
 func (r Rejection) parse() (rule, error) {
 	unknown := fmt.Errorf("rule: %q; must be token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3", r.Rule)
 	i := strings.LastIndexByte(r.Rule, '_')
@@ -287,8 +294,9 @@ func (r Rejection) parse() (rule, error) {
 	return rule{}, unknown
 }
 
-// values returns, for each step of a sample, the estimate that it is judged by: its own, or that of the whole sample.
-func (r rule) values(logs []float64) []float64 {
+// judgedValues returns, for each step of a sample, the estimate that the rule compares with its bounds: that of the
+// step itself, or one of the whole sample, repeated. applyRejections calls it.
+func (r rule) judgedValues(logs []float64) []float64 {
 	out := make([]float64, len(logs))
 	for j, d := range logs {
 		out[j] = r.estimate(clampLog(d))
@@ -307,7 +315,8 @@ func (r rule) values(logs []float64) []float64 {
 	return slices.Repeat([]float64{all}, len(out))
 }
 
-// bounds reads a threshold: "2", whose lower bound is the inverse, or the band "0.5_2".
+// bounds reads a threshold: one number like "2", whose lower bound is the inverse, or a band like "0.5_2"; band tells
+// which. Anything else is an error.
 func bounds(s string) (low, high float64, band bool, err error) {
 	first, last, band := strings.Cut(s, "_")
 	if !band {

@@ -26,7 +26,7 @@ type Config struct {
 // DefaultConfig has the values of Flow-GRPO and verl-omni.
 func DefaultConfig() Config { return Config{Clip: 1e-4, AdvClipMax: 5} }
 
-// Validate returns all faults, joined, each with the name of its field.
+// Validate checks the settings of a loss. It returns all faults, joined, each with the name of its field.
 func (c Config) Validate() error {
 	var errs []error
 	if !(c.Clip >= 0) || math.IsInf(c.Clip, 1) {
@@ -70,15 +70,17 @@ func PPO(cfg Config, logProb, old, advantages, weights []float64) (*Loss, error)
 	return cfg.clipped(ratios, logProb, old, advantages, weights)
 }
 
-// Guard is the loss of GRPO-Guard (Wang et al. 2025): its log-ratio has the bias of the
-// mean added and is scaled by the step's noise,
+// Guard is the loss of GRPO-Guard (Wang et al. 2025), to check a trainer's own loss against: its log-ratio has the bias
+// of the mean added and is scaled by the step's noise,
 //
 //	r = exp((log_prob - old + mean((m - m_old)^2)/(2 n^2)) * n)
 //
 // and its loss, times its weight where there are weights, is divided by the length of the step. means and oldMeans
 // [B][N] are the transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is sigma - sigma_next >
-// 0.
-func Guard(cfg Config, logProb, old, advantages, weights []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
+// 0. It fails on settings or numbers that are not valid, and if the lengths differ.
+func Guard(
+	cfg Config, logProb, old, advantages, weights []float64, means, oldMeans [][]float64, noiseStd, step float64,
+) (*Loss, error) {
 	if !(noiseStd > 0) || !(step > 0) || !finite(noiseStd) || !finite(step) {
 		return nil, fmt.Errorf("noise_std, step: %v, %v; must be finite numbers above 0", noiseStd, step)
 	}
@@ -107,7 +109,8 @@ func Guard(cfg Config, logProb, old, advantages, weights []float64, means, oldMe
 	return l, nil
 }
 
-// Ratios returns exp(logProb - old).
+// Ratios returns exp(logProb - old), the probability of each sample's step under the new policy over that under the
+// old one. It fails if the lengths differ or a number is not finite.
 func Ratios(logProb, old []float64) ([]float64, error) {
 	if err := sameLength(logProb, old, "old"); err != nil {
 		return nil, err
@@ -119,8 +122,8 @@ func Ratios(logProb, old []float64) ([]float64, error) {
 	return out, nil
 }
 
-// clipped returns the clipped loss for given ratios, with all metrics. It checks that all lengths are equal and all
-// numbers finite.
+// clipped returns PPO's clipped loss for given probability ratios, with all its metrics; PPO and Guard share it. It
+// fails on settings that are not valid, lengths that differ or numbers that are not finite. weights may be nil.
 func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*Loss, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -164,9 +167,10 @@ func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*L
 	return l, nil
 }
 
-// ImageKL returns mean((m - m_ref)^2) / (2 std^2) for each sample, as Flow-GRPO and verl
-// compute it; means and reference are [B][N], std [B]. With the schedule's std_dev_t as std
-// it is what they log. For the divergence of the two Gaussians give Step.noise_std.
+// ImageKL returns mean((m - m_ref)^2) / (2 std^2) for each sample, the penalty for leaving the reference policy, as
+// Flow-GRPO and verl compute it; means and reference are [B][N], std [B]. With the schedule's std_dev_t as std it is
+// what they log. For the divergence of the two Gaussians give Step.noise_std. It fails if the shapes differ or a
+// number is not finite.
 func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
 	if len(reference) != len(means) || len(std) != len(means) {
 		return nil, fmt.Errorf("%d references and %d std; must be one per mean, %d", len(reference), len(std),
@@ -195,7 +199,8 @@ const (
 	KLK3  = "k3"  // exp(d) - d - 1, at most 10, with d = reference - log_prob, within +-20
 )
 
-// KL returns one estimate from a log-prob and the reference policy's.
+// KL returns one estimate of the divergence from the reference policy, of a log-prob and the reference policy's; kind
+// is one of the KL constants, a "+" at its end is ignored. It fails on another kind, or a number that is not finite.
 func KL(kind string, logProb, reference float64) (float64, error) {
 	d := logProb - reference
 	if !finite(d) {
@@ -223,7 +228,8 @@ func k3(d float64) float64 { return math.Expm1(d) - d }
 
 func clamp(x, low, high float64) float64 { return min(max(x, low), high) }
 
-// meanSquare returns the mean of the squared differences.
+// meanSquare returns the mean of the squared differences of two slices. It fails if their lengths differ or the
+// result is not finite.
 func meanSquare(a, b []float64) (float64, error) {
 	if len(a) != len(b) || len(a) == 0 {
 		return 0, fmt.Errorf("%d and %d elements; must be the same number, at least 1", len(a), len(b))

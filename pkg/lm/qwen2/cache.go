@@ -27,8 +27,10 @@ func (c *cache) init(d tensor.Device, cols, bytes int) {
 // leastRows is the number of rows of a new cache.
 const leastRows = 1024
 
-// ensure grows the cache to the rows of all pages, and keeps its contents.
-func (c *cache) ensure(ctx context.Context) error {
+// growToPages grows the memory of keys and values to the rows of all pages, and keeps its contents.
+// Forward calls it before each pass, and passes wait while it copies. No memory on the device is an
+// error; the cache then stays as it is.
+func (c *cache) growToPages(ctx context.Context) error {
 	need := c.pages.Rows()
 	c.mu.RLock()
 	enough := need <= c.matrix.Rows

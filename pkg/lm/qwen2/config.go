@@ -18,6 +18,8 @@ import (
 // idList is a field that holds an id, a list of them, or null.
 type idList []int32
 
+// UnmarshalJSON reads a field that transformers writes as one id, as a list of them or as null,
+// which leaves it as it is. Anything else is an error.
 func (l *idList) UnmarshalJSON(b []byte) error {
 	var one *int32
 	if json.Unmarshal(b, &one) == nil {
@@ -29,8 +31,8 @@ func (l *idList) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]int32)(l))
 }
 
-// generation holds the supported fields of generation_config.json.
-type generation struct {
+// generationConfig holds the supported fields of generation_config.json.
+type generationConfig struct {
 	EOS          idList   `json:"eos_token_id"`
 	Sample       bool     `json:"do_sample"`
 	Temperature  *float64 `json:"temperature"`
@@ -48,8 +50,9 @@ const (
 	defaultMaxNewTokens = 128
 )
 
-// params returns how tokens are drawn if a prompt does not say.
-func (g *generation) params() decoding.Params {
+// params returns how tokens are drawn if a prompt does not say: as transformers reads
+// generation_config.json, greedily without do_sample.
+func (g *generationConfig) params() decoding.Params {
 	p := decoding.Params{TopP: g.TopP, MinP: g.MinP, Temperature: 1, TopK: defaultTopK}
 	if g.Temperature != nil {
 		p.Temperature = *g.Temperature
@@ -66,7 +69,7 @@ func (g *generation) params() decoding.Params {
 // configs holds the configurations of a folder.
 type configs struct {
 	decoder    *nn.DecoderConfig
-	generation generation
+	generation generationConfig
 	notes      []string
 	reward     []string
 }
@@ -100,7 +103,7 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	const file = "generation_config.json"
 	switch err := nn.ReadJSON(folder, file, &c.generation); {
 	case errors.Is(err, fs.ErrNotExist):
-		c.generation = generation{Sample: true, TopK: new(int)}
+		c.generation = generationConfig{Sample: true, TopK: new(int)}
 	case err != nil:
 		return nil, err
 	}
@@ -127,7 +130,9 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 	return c, err
 }
 
-// card returns the card without the fields that need the weights: digest and backend.
+// card returns the card that describes the model to others, without the fields that need the
+// weights: digest and backend. positions is the longest sequence, cacheTokens the tokens that the
+// cache holds.
 func (c *configs) card(dir string, positions, cacheTokens int) lm.Card {
 	newTokens := c.generation.MaxNewTokens
 	if newTokens == 0 {

@@ -11,15 +11,16 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// script turns conversations into ids and ids into text, by the tokenizer and the chat template of a folder.
-type script struct {
+// chatCodec turns conversations into ids and ids into text, by the tokenizer and the chat template of a folder.
+type chatCodec struct {
 	tokenizer *tokenizer.Tokenizer
 	template  *template
 	eos       []int32
 }
 
-// readScript reads the tokenizer and the chat template of a folder.
-func readScript(folder *safetensors.Folder, c *configs) (s script, err error) {
+// readChatCodec reads the tokenizer and the chat template of a folder. Faults of both are joined; a
+// tokenizer with ids beyond the model's vocabulary is an error.
+func readChatCodec(folder *safetensors.Folder, c *configs) (s chatCodec, err error) {
 	var errs [2]error
 	s.tokenizer, errs[0] = tokenizer.Read(folder, ".")
 	s.template, errs[1] = readTemplate(folder)
@@ -31,18 +32,21 @@ func readScript(folder *safetensors.Folder, c *configs) (s script, err error) {
 }
 
 // Piece returns the bytes of a token.
-func (s script) Piece(id int32) string { return s.tokenizer.Piece(id) }
+func (s chatCodec) Piece(id int32) string { return s.tokenizer.Piece(id) }
 
 // Prompt returns the ids of a conversation in the folder's chat template.
-func (s script) Prompt(messages []lm.Message) ([]int32, error) {
+func (s chatCodec) Prompt(messages []lm.Message) ([]int32, error) {
 	if err := lm.CheckMessages(messages); err != nil {
 		return nil, err
 	}
 	return s.encode(s.template.renderMessages(messages))
 }
 
-// Reply returns the ids between two answers.
-func (s script) Reply(before []lm.Message, answer string, ended bool, messages []lm.Message) ([]int32, error) {
+// Reply implements lm.Language: it returns the ids between an answer to the conversation before and
+// the next answer, in which messages are. ended says that the answer has its end token, which is
+// then not repeated. A template that writes the answer in another way than it was generated is an
+// error.
+func (s chatCodec) Reply(before []lm.Message, answer string, ended bool, messages []lm.Message) ([]int32, error) {
 	if err := errors.Join(lm.CheckMessages(before), lm.CheckMessages(messages)); err != nil {
 		return nil, err
 	}
@@ -53,8 +57,9 @@ func (s script) Reply(before []lm.Message, answer string, ended bool, messages [
 	return ids, err
 }
 
-// encode returns the ids of the text of a template. It makes its errors ErrPrompt.
-func (s script) encode(text string, err error) ([]int32, error) {
+// encode returns the ids of a text that a template wrote. err is the template's; it, and a text
+// that is too long, become lm.ErrPrompt.
+func (s chatCodec) encode(text string, err error) ([]int32, error) {
 	var ids []int32
 	if err == nil {
 		ids, err = s.tokenizer.Encode(text)
@@ -67,21 +72,22 @@ func (s script) encode(text string, err error) ([]int32, error) {
 
 // language is a model without its weights.
 type language struct {
-	script
+	chatCodec
 	card lm.Card
 }
 
 // Card returns the card without the fields that need the weights.
 func (l *language) Card() lm.Card { return l.card }
 
-// openLanguage implements Family.Language.
+// openLanguage implements Family.Language: it opens what turns conversations into ids, without
+// weights, for engines whose server has them. Errors are those of the folder's files.
 func openLanguage(dir string) (lm.Language, error) {
 	return nn.Open(dir, func(folder *safetensors.Folder) (lm.Language, error) {
 		c, err := readConfigs(folder)
 		if err != nil {
 			return nil, err
 		}
-		s, err := readScript(folder, c)
+		s, err := readChatCodec(folder, c)
 		if err != nil {
 			return nil, err
 		}

@@ -33,7 +33,7 @@ type shared struct {
 	users      atomic.Int32
 	base       *nn.Decoder // without adapters
 	baseDigest string
-	script
+	chatCodec
 	device    tensor.Device
 	ownDevice bool // closed with the last model
 }
@@ -71,8 +71,9 @@ func (s *shared) closeDevice() error {
 	return s.device.Close()
 }
 
-// WithAdapters returns a model of the checkpoint plus exactly these adapters, with a cache of
-// its own. Both models must be closed.
+// WithAdapters returns a model of the checkpoint plus exactly these adapters, with a cache of its
+// own; a sampler calls it for each policy. Both models must be closed. Adapters that do not fit,
+// and no memory, are errors.
 func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	d := m.base.Clone()
 	if err := nn.Adapt(m.device, d.Projections("model."), adapters); err != nil {
@@ -107,7 +108,9 @@ const passTokens = 512
 // larger weights all threads compute one product together: else each would read all weights.
 const splitBytes = 16 << 20
 
-// Forward appends ids to sequences, in passes of at most passTokens.
+// Forward implements lm.Model: it appends ids to sequences, in passes of at most passTokens, and
+// sets the logits of rows that ask for them. On an error (see checkRows, a full cache, the device,
+// ctx) all sequences are as before.
 func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 	if err := m.checkRows(rows); err != nil {
 		return err
@@ -128,7 +131,7 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 			return fmt.Errorf("row %d: %w", i, err)
 		}
 	}
-	if err := m.cache.ensure(ctx); err != nil {
+	if err := m.cache.growToPages(ctx); err != nil {
 		return err
 	}
 	var parts []part
@@ -159,7 +162,8 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 	return flush()
 }
 
-// checkRows checks the rows of a call of Forward.
+// checkRows returns an error that names the row unless Forward can compute all rows: sequences of
+// this model, each once, ids of the vocabulary, and not too many.
 func (m *Model) checkRows(rows []lm.Row) error {
 	seen := make(map[*sequence]bool, len(rows))
 	for i, r := range rows {
@@ -194,7 +198,8 @@ type part struct {
 	logits []float32
 }
 
-// computeParts computes parts, in parallel if that is faster.
+// computeParts runs the network on parts of rows: side by side if the model is so small that one
+// thread each is faster, else in one pass. Errors are those of the device and ctx.
 func (m *Model) computeParts(ctx context.Context, parts []part) error {
 	m.cache.mu.RLock()
 	defer m.cache.mu.RUnlock()
@@ -205,7 +210,8 @@ func (m *Model) computeParts(ctx context.Context, parts []part) error {
 	return m.device.Run(ctx, true, func(s tensor.Session) error { return m.forwardParts(ctx, s, parts) })
 }
 
-// forwardParts runs the network once on parts, and sets the logits of those that have them.
+// forwardParts runs the network once on parts, writes their keys and values to the cache, and sets
+// the logits of those that have them, when the session ends. It fails only if ctx has ended.
 func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -17,7 +17,8 @@ const (
 	class      = "Qwen2ForCausalLM"
 )
 
-// Family opens folders of the Qwen2ForCausalLM class.
+// Family returns the family of folders of the class Qwen2ForCausalLM, for the registry in
+// pkg/lm/families.
 func Family() lm.Family {
 	return lm.Family{
 		Name: familyName, Class: class,
@@ -56,7 +57,8 @@ func Open(dir string, o lm.Options) (*Model, error) {
 	return nn.Open(dir, func(folder *safetensors.Folder) (*Model, error) { return open(folder, dir, o) })
 }
 
-// open is Open for an open folder; dir is its path, for the name of the model.
+// open is Open for an open folder; dir is its path, for the name of the model. It reads
+// configurations, tokenizer, template and weights. On an error what it opened is closed.
 func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) {
 	c, err := readConfigs(folder)
 	if err != nil {
@@ -72,7 +74,7 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 		positions = o.MaxPositions
 	}
 	s := &shared{device: o.Device}
-	if s.script, err = readScript(folder, c); err != nil {
+	if s.chatCodec, err = readChatCodec(folder, c); err != nil {
 		return nil, err
 	}
 	digest, err := newDigest(folder)
@@ -119,7 +121,7 @@ func inspect(dir string) (_ *lm.Info, err error) {
 		info.CacheTokenBytes = 4 * c.decoder.CacheCols()
 		info.Card = c.card(dir, positions, lm.NewPages(info.CacheBytes/info.CacheTokenBytes).Tokens())
 		read = func(l *nn.Loader) { load(l, c.decoder, positions) }
-		s, err := readScript(folder, c)
+		s, err := readChatCodec(folder, c)
 		if found.Problem(err); err == nil {
 			info.Tokens, info.Template = s.tokenizer.Size(), s.template.String()
 		}
@@ -129,8 +131,8 @@ func inspect(dir string) (_ *lm.Info, err error) {
 	return info, nil
 }
 
-// load reads the weights. A head that is tied to the embedding becomes a second copy of it,
-// stored for matrix products.
+// load reads the weights of decoder and head. A head that is tied to the embedding becomes a second
+// copy of it, stored for matrix products. Errors are kept in l.
 func load(l *nn.Loader, c *nn.DecoderConfig, positions int) (*nn.Decoder, nn.Linear) {
 	l.Prefix, l.Narrow = "model.", true
 	d := l.Decoder(c, positions)

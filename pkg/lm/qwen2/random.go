@@ -71,8 +71,9 @@ func (r *Random) setDefaults() {
 	}
 }
 
-// Write writes the folder. transformers can load it, too. Ids 0 to 255 are bytes, then come
-// <|endoftext|>, <|im_start|> and <|im_end|>.
+// Write writes the folder of a small model with random weights, for tests and benches. transformers
+// can load it, too. Ids 0 to 255 are bytes, then come <|endoftext|>, <|im_start|> and <|im_end|>. A
+// file that cannot be written is an error.
 func (r Random) Write(dir string) error {
 	r.setDefaults()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -121,7 +122,8 @@ func (r Random) Write(dir string) error {
 	return r.writeWeights(dir)
 }
 
-// writeWeights writes the tensors, one file after the other. No tensor is in memory as a whole.
+// writeWeights writes the tensors to one or several files, one after the other. No tensor is in
+// memory as a whole. A file that cannot be written is an error.
 func (r *Random) writeWeights(dir string) error {
 	d, kv := r.Width, r.Width/r.Heads*r.KVHeads
 	var tensors []safetensors.Tensor
@@ -181,7 +183,8 @@ func (r *Random) writeWeights(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "model.safetensors.index.json"), b, 0o644)
 }
 
-// writeNormals writes the elements of a tensor, a piece at a time.
+// writeNormals writes the elements of a tensor of this shape, normal numbers with mean and std from
+// rng, a piece at a time. The error is that of w.
 func (r *Random) writeNormals(w io.Writer, rng *rand.Rand, mean, std float64, shape []int) error {
 	n := 1
 	for _, d := range shape {
@@ -201,6 +204,8 @@ func (r *Random) writeNormals(w io.Writer, rng *rand.Rand, mean, std float64, sh
 	return nil
 }
 
+// writeTensors writes a safetensors file of these tensors. A file that cannot be written is an
+// error; what there is of it stays.
 func writeTensors(name string, tensors []safetensors.Tensor) error {
 	f, err := os.Create(name)
 	if err != nil {

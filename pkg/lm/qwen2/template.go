@@ -33,8 +33,10 @@ var trialConversations = [][]lm.Message{
 	{{Role: "user", Content: question}, {Role: "assistant", Content: "ANSWER"}, {Role: "user", Content: "AGAIN"}},
 }
 
-// parseTemplate parses a template and tries it. It must write at least one of the trial conversations, and use no
-// unsupported feature in any. It may refuse some of them, such as one with a system message.
+// parseTemplate parses a chat template and tries it when a model is opened, so that a fault shows
+// then and not in the first sample. tokens are its variables. It must write at least one of the
+// trial conversations, and use no unsupported feature in any. It may refuse some of them, such as
+// one with a system message.
 func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	program, err := jinja.Parse(text)
 	if err != nil {
@@ -62,7 +64,8 @@ func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	return t, nil
 }
 
-// renderMessages writes a conversation up to the begin of the answer.
+// renderMessages writes a conversation up to the begin of the answer. An error is the template's:
+// it may refuse messages.
 func (t *template) renderMessages(messages []lm.Message) (string, error) {
 	list := make([]any, len(messages))
 	for i, m := range messages {
@@ -79,9 +82,9 @@ func (t *template) renderMessages(messages []lm.Message) (string, error) {
 	return text, nil
 }
 
-// renderReply returns the text between an answer to a conversation and the next answer. The template must write
-// the conversation before as it did without the answer, and the answer as it was generated; only white space at the
-// ends of the answer may be missing.
+// renderReply returns the text between an answer to a conversation and the next answer. The
+// template must write the conversation before as it did without the answer, and the answer as it
+// was generated, else it is an error; only white space at the ends of the answer may be missing.
 func (t *template) renderReply(before []lm.Message, answer string, messages []lm.Message) (string, error) {
 	begin, err := t.renderMessages(before)
 	if err != nil {
@@ -111,7 +114,8 @@ const (
 	sideFile     = "tokenizer_config.json"
 )
 
-// readTemplate reads the template of a folder, in the same files as transformers.
+// readTemplate reads the chat template of a folder, in the same files as transformers. No template,
+// and one that parseTemplate refuses, are errors that name the file.
 func readTemplate(folder *safetensors.Folder) (*template, error) {
 	config := map[string]json.RawMessage{}
 	sideErr := nn.ReadJSON(folder, sideFile, &config)
@@ -141,7 +145,8 @@ func readTemplate(folder *safetensors.Folder) (*template, error) {
 	return t, nil
 }
 
-// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of several.
+// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of
+// several. No template, or one of another form, is an error.
 func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 	raw := config["chat_template"]
 	var named []struct{ Name, Template string }

@@ -221,6 +221,8 @@ func (b *batch) pick(indices ...int) []model.Row {
 	return rows
 }
 
+// velocities returns the velocities that m gives for the rows with these indices in one call. An
+// error of m ends the test.
 func (b *batch) velocities(t *testing.T, m model.Model, indices []int) [][]float32 {
 	t.Helper()
 	rows := b.pick(indices...)

@@ -55,6 +55,7 @@ const (
 
 // Defaults are the settings of images if a prompt has none.
 type Defaults struct {
+	Frames            int     `json:"frames"` // 1 for an image
 	Height            int     `json:"height"` // pixels
 	Width             int     `json:"width"`  // pixels
 	NumInferenceSteps int     `json:"num_inference_steps"`

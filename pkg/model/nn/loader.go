@@ -107,6 +107,8 @@ func (l *Loader) noteError(err error) bool {
 	return err != nil
 }
 
+// weight puts a weight, stacked of parts, on the device: in bf16 where the loader is to keep that
+// and the device can, else in the type of its factors. An error is kept for the end of the load.
 func (l *Loader) weight(parts ...tensor.Array) tensor.Weight {
 	put := l.device.Weight
 	if n, ok := l.device.(tensor.Narrow); ok && l.Narrow {

@@ -52,6 +52,8 @@ type meter struct {
 	read int
 }
 
+// add counts bytes that were read, from several goroutines, and reports the progress. Each byte is
+// read twice, for the digest and for the device, so it counts half.
 func (m *meter) add(bytes int) {
 	if m.progress == nil {
 		return

@@ -66,7 +66,7 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	if _, err := readIndexConfig(folder); err != nil {
 		return nil, err
 	}
-	c := &modelConfigs{defaults: nn.Defaults{Height: 1024, Width: 1024, NumInferenceSteps: 50, TrueCFGScale: 4}}
+	c := &modelConfigs{defaults: nn.Defaults{Frames: 1, Height: 1024, Width: 1024, NumInferenceSteps: 50, TrueCFGScale: 4}}
 	var errs [5]error
 	c.text, errs[0] = readTextConfig(folder, "text_encoder")
 	c.transformer, errs[1] = readTransformerConfig(folder, "transformer")
@@ -77,6 +77,8 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 		return c, err
 	}
 	var f nn.Faults
+	f.Check(c.defaults.Frames == 1, "%s: frames: %d; must be 1, the model makes images", nn.DefaultsFile,
+		c.defaults.Frames)
 	f.Check(c.transformer.TextWidth == c.text.Width,
 		"transformer: joint_attention_dim: %d; must be the text_encoder's hidden_size = %d", c.transformer.TextWidth,
 		c.text.Width)

@@ -90,6 +90,8 @@ func (m *mmdit) linears(f func(*nn.Linear)) {
 	}
 }
 
+// bytes returns the memory of the transformer's weights on the device, in bytes, for the model's
+// usage.
 func (m *mmdit) bytes() int {
 	n := nn.VectorBytes(m.textRMS)
 	for i := range m.blocks {

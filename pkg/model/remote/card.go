@@ -20,6 +20,9 @@ const (
 	toleranceF16 = 5e-2 // f16 and bf16
 )
 
+// maxFrames bounds the frames of a video: events have no more.
+const maxFrames = 1 << 10
+
 // deterministic is the part of a backend's name which says that bits do not depend on the rows beside.
 const deterministic = "/deterministic"
 
@@ -36,7 +39,8 @@ func classOf(dir string) (string, error) {
 // meander.json of the folder come first.
 func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Card, err error) {
 	d := nn.Defaults{
-		Height: c.Size.Height, Width: c.Size.Width, NumInferenceSteps: c.Steps, TrueCFGScale: c.TrueCFGScale,
+		Frames: c.Size.Frames, Height: c.Size.Height, Width: c.Size.Width, NumInferenceSteps: c.Steps,
+		TrueCFGScale: c.TrueCFGScale,
 	}
 	if err := d.Read(folder); err != nil {
 		return card, err
@@ -47,22 +51,26 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	}
 	p := c.Latent.Patch
 	var f nn.Faults
-	f.Check(c.Size.Frames == 1 && c.Latent.Temporal == 1 && p[0] == 1,
-		"frames: %d; must be 1: videos of a worker are not supported yet", c.Size.Frames)
+	f.Check(p[0] == 1, "patch: %v; must be 1 frame deep: tokens of several latent frames are not supported", p)
+	f.Within("temporal", c.Latent.Temporal, 1, 64)
+	f.Check(c.FramesRule == c.Latent.Temporal, "frames_rule: %d; must be %d, as temporal", c.FramesRule, c.Latent.Temporal)
+	f.Within("max_frames", c.MaxFrames, 0, maxFrames)
 	f.Check(p[1] == p[2], "patch: %v; must be square", p)
 	f.Within("channels", c.Latent.Channels, 1, 1<<12)
 	f.Within("patch", p[1], 1, 64)
 	f.Within("scale", c.Latent.Scale, 1, 1<<10)
 	f.Check(c.Prompts >= 1 && c.Prompts <= 3, "prompts: %d; must be 1 to 3", c.Prompts)
-	f.Check(c.Mu != model.MuConstant, "mu: %q; must be linear, none or flux2: a worker does not say which constant", c.Mu)
 	if err := f.Of("card of the worker"); err != nil {
 		return card, err
 	}
 	card = model.Card{
 		Name: model.NameOf(dir), Family: c.Family, SchedulerConfig: scheduler, Grid: c.Grid, Mu: c.Mu,
+		ConstantMu:     c.ConstantMu,
 		LatentChannels: c.Latent.Channels * p[1] * p[2], PixelsPerToken: c.Latent.Scale * p[1],
-		Size: media.ImageSize(d.Height, d.Width), NumInferenceSteps: d.NumInferenceSteps, TrueCFGScale: d.TrueCFGScale,
-		Reward: d.Reward, Guidance: float32(c.Guidance), MaxPixels: max(c.MaxPixels, d.Height*d.Width),
+		FramesPerToken: c.Latent.Temporal, MaxFrames: max(c.MaxFrames, d.Frames), FPS: c.FPS,
+		Size: media.Size{Frames: d.Frames, Height: d.Height, Width: d.Width}, NumInferenceSteps: d.NumInferenceSteps,
+		TrueCFGScale: d.TrueCFGScale,
+		Reward:       d.Reward, Guidance: float32(c.Guidance), MaxPixels: max(c.MaxPixels, d.Height*d.Width),
 		MaxPromptTokens: c.MaxPromptTokens, NegativePrompt: c.NegativePrompt, CFGRule: c.CFGRule,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes, Prompts: c.Prompts,
 		Masks: map[string]string{},
@@ -104,6 +112,7 @@ var (
 	// tokenizerFiles are what a tokenizer is read from.
 	tokenizerFiles = []string{
 		"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json", "spiece.model",
+		"chat_template.jinja",
 	}
 )
 

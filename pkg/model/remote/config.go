@@ -12,6 +12,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -39,6 +40,8 @@ type Config struct {
 	PromptCacheBytes int
 	// Log is told what happens to the worker, and what it writes on stderr; nil: nothing is.
 	Log func(Event)
+	// Spare keeps the worker that Inspect starts, for an Open with the same settings; nil: each starts its own.
+	Spare *Spare
 }
 
 // Event is something to log.
@@ -47,6 +50,8 @@ type Event struct {
 	Err error
 	// Text is what happened. Output is a line that the worker wrote on stderr; then Text is empty.
 	Text, Output string
+	// Waiting says that Text is what is waited for; without a text the wait is over.
+	Waiting bool
 }
 
 // Install is how a user gets the worker that Open starts.
@@ -57,10 +62,17 @@ const (
 	MinPatience    = 2 * time.Minute
 	patienceFactor = 20
 	helloPatience  = 30 * time.Second // hello answers at once
-	readyPatience  = 5 * time.Minute  // until a started worker listens
 	pollEvery      = 300 * time.Millisecond
-	tellEvery      = 10 * time.Second
 	redialMost     = 5 * time.Second
+	hangingShare   = 4 // of the patience: after a quarter of it a call without an answer is said to hang
+)
+
+// Until a started worker listens, and while it loads, it is given readyPatience for each answer: imports may hold it
+// up. What is waited for is told after tellFirst and then each tellEvery. Tests set them.
+var (
+	readyPatience = 5 * time.Minute
+	tellFirst     = 3 * time.Second
+	tellEvery     = 10 * time.Second
 )
 
 // maxLosses is how often a worker may be lost within lossWindow before it is given up.
@@ -117,6 +129,32 @@ func (c Config) parseAddress() (network, address string, tls bool, err error) {
 		return "", "", false, fmt.Errorf("engine: torch=%s; must be unix:/PATH, HOST:PORT or tls:HOST:PORT", c.Address)
 	}
 	return "tcp", address, tls, nil
+}
+
+// tell tells what is waited for, after a while and then regularly, until stop is called.
+func (c Config) tell(what func() string) (stop func()) {
+	begun, ended := time.Now(), make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		told := false
+		for wait := tellFirst; ; wait = tellEvery {
+			select {
+			case <-time.After(wait):
+				told = true
+				c.log(Event{Waiting: true, Text: fmt.Sprintf("waiting for the torch worker since %v: %s",
+					time.Since(begun).Round(time.Second), what())})
+			case <-ended:
+				if told {
+					c.log(Event{Waiting: true})
+				}
+				return
+			}
+		}
+	})
+	return func() {
+		close(ended)
+		telling.Wait()
+	}
 }
 
 func (c Config) log(e Event) {

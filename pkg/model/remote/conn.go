@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -28,14 +29,16 @@ type lostError struct{ err error }
 func (e *lostError) Error() string { return e.err.Error() }
 func (e *lostError) Unwrap() error { return e.err }
 
-// dial connects to a worker.
+// dial connects to a worker. A *wire.Fault says that its certificate is not valid here.
 func dial(ctx context.Context, network, address string, secure bool) (*conn, error) {
 	var c net.Conn
 	var err error
 	d := net.Dialer{Timeout: helloPatience}
 	if secure {
 		s := tls.Dialer{NetDialer: &d, Config: &tls.Config{MinVersion: tls.VersionTLS12}}
-		c, err = s.DialContext(ctx, network, address)
+		if c, err = s.DialContext(ctx, network, address); err != nil {
+			err = explainTLS(address, err)
+		}
 	} else {
 		c, err = d.DialContext(ctx, network, address)
 	}
@@ -43,6 +46,26 @@ func dial(ctx context.Context, network, address string, secure bool) (*conn, err
 		return nil, err
 	}
 	return &conn{Conn: c, r: bufio.NewReaderSize(c, 64<<10), bodies: wire.FirstBody}, nil
+}
+
+// explainTLS says why no TLS connection could be made, and what to do. A certificate that is not valid is a *wire.Fault
+// of class config: to wait does not help.
+func explainTLS(address string, err error) error {
+	invalid, isInvalid := errors.AsType[*tls.CertificateVerificationError](err)
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return err // no worker is there
+	}
+	if !isInvalid {
+		return fmt.Errorf("TLS: %w; a worker without --tls-cert wants torch=%s", err, address)
+	}
+	fix := "give the worker another"
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
+		fix = "use a name that it is for in torch=tls:NAME:PORT"
+	} else if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		fix = "name the file of its authority in SSL_CERT_FILE"
+	}
+	said := fmt.Sprintf("certificate of %s: %v; %s", address, invalid.Err, fix)
+	return &wire.Fault{Class: wire.ClassConfig, Message: said}
 }
 
 // exchange makes a call and decodes its result, unless result is nil. A *wire.Fault is the worker's error. After any

@@ -10,7 +10,11 @@ import (
 // their Open and Inspect are errors with what to do. Open and Inspect of this package take folders of any class.
 func Families() (list model.Registry) {
 	for _, is := range [][2]string{
-		{"flux1", "FluxPipeline"}, {"sd3", "StableDiffusion3Pipeline"}, {"z-image", "ZImagePipeline"},
+		{"flux1", "FluxPipeline"},
+		{"flux2", "Flux2Pipeline"},
+		{"sd3", "StableDiffusion3Pipeline"},
+		{"wan", "WanPipeline"},
+		{"z-image", "ZImagePipeline"},
 	} {
 		name, class := is[0], is[1]
 		refuse := func(dir string) error {

@@ -31,6 +31,13 @@ type link struct {
 	final   error // why no other worker is looked for
 	slowest time.Duration
 	least   time.Duration // of patience
+	hands   map[*conn]inHand
+}
+
+// inHand is a call that has no answer yet.
+type inHand struct {
+	call  string
+	since time.Time
 }
 
 // peer is one life of a worker.
@@ -45,7 +52,9 @@ type peer struct {
 }
 
 func newLink(dir string, cfg Config, early bool) *link {
-	l := &link{cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience)}
+	l := &link{
+		cfg: cfg, dir: dir, early: early, least: max(MinPatience, cfg.Patience), hands: map[*conn]inHand{},
+	}
 	l.life, l.end = context.WithCancel(context.Background())
 	return l
 }
@@ -75,12 +84,17 @@ func (l *link) try(ctx context.Context, p *peer, call string, args any, tensors 
 		return nil, err
 	}
 	begun := time.Now()
-	answer, err := c.exchange(ctx, l.patience(), call, args, tensors, result)
+	l.mu.Lock()
+	patience := l.patience()
+	l.hands[c] = inHand{call, begun}
+	l.mu.Unlock()
+	answer, err := c.exchange(ctx, patience, call, args, tensors, result)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.hands, c)
 	if _, isFault := errors.AsType[*wire.Fault](err); err != nil && !isFault {
 		return nil, err // the connection is closed
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.slowest = max(l.slowest, time.Since(begun))
 	if p.gone {
 		_ = c.Close()
@@ -90,10 +104,8 @@ func (l *link) try(ctx context.Context, p *peer, call string, args any, tensors 
 	return answer, err
 }
 
-// patience is how long a call may take.
+// patience is how long a call may take. The caller has the lock.
 func (l *link) patience() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	return max(l.least, patienceFactor*l.slowest)
 }
 
@@ -107,23 +119,30 @@ func (l *link) take(ctx context.Context, p *peer) (*conn, error) {
 		return c, nil
 	}
 	l.mu.Unlock()
-	c, _, err := l.greet(ctx, p)
+	c, _, err := l.greet(ctx, p, helloPatience)
 	if fault, ok := errors.AsType[*wire.Fault](err); ok {
 		return nil, &lostError{fault} // it had answered hello before
 	}
 	return c, err
 }
 
-// greet connects and says hello. Errors are the end of ctx, a *lostError, or a *wire.Fault.
-func (l *link) greet(ctx context.Context, p *peer) (*conn, *wire.Hello, error) {
+// greet connects and says hello, which is answered within a time. Errors are the end of ctx, a *lostError, or a
+// *wire.Fault.
+func (l *link) greet(ctx context.Context, p *peer, within time.Duration) (*conn, *wire.Hello, error) {
 	c, err := dial(ctx, p.network, p.address, p.secure)
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
-	if err != nil {
-		return nil, nil, &lostError{err}
+	if _, isFault := errors.AsType[*wire.Fault](err); err != nil && !isFault {
+		err = &lostError{err}
 	}
-	h, err := l.hello(ctx, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	h, err := l.hello(ctx, c, within)
+	if _, isLost := errors.AsType[*lostError](err); isLost && p.network == "tcp" && !p.secure {
+		err = &lostError{fmt.Errorf("%w; a worker with --tls-cert wants torch=tls:%s", err, p.address)}
+	}
 	if err != nil {
 		_ = c.Close()
 		return nil, nil, err
@@ -132,14 +151,14 @@ func (l *link) greet(ctx context.Context, p *peer) (*conn, *wire.Hello, error) {
 }
 
 // hello asks what the worker is, and takes over its bound of bodies.
-func (l *link) hello(ctx context.Context, c *conn) (*wire.Hello, error) {
+func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.Hello, error) {
 	token := l.cfg.Token
 	if network, _, _, _ := l.cfg.parseAddress(); network == "unix" || l.cfg.Address == "" {
 		token = ""
 	}
 	h := &wire.Hello{}
 	args := wire.HelloArgs{Protocol: wire.Protocol, Token: token}
-	if _, err := c.exchange(ctx, helloPatience, wire.CallHello, args, nil, h); err != nil {
+	if _, err := c.exchange(ctx, within, wire.CallHello, args, nil, h); err != nil {
 		return nil, err
 	}
 	if h.Protocol != wire.Protocol {
@@ -291,11 +310,24 @@ func (l *link) away() error {
 	case l.final != nil:
 		return l.final
 	case l.peer != nil:
-		return nil
+		return l.slowCall()
 	case l.why != nil:
 		return fmt.Errorf("the worker was lost and is not back yet: %w", l.why)
 	}
 	return errors.New("the worker is not reached yet")
+}
+
+// slowCall returns an error that names a call which the worker has not answered for a long part of
+// its patience; nil if there is none. Health checks show it before the worker counts as lost. The
+// caller has locked the link.
+func (l *link) slowCall() error {
+	for _, h := range l.hands {
+		if time.Since(h.since) > l.patience()/hangingShare {
+			return fmt.Errorf("waiting for the torch worker since %s: no answer to %s yet; it counts as lost after %v",
+				h.since.Format(time.RFC3339), h.call, l.patience())
+		}
+	}
+	return nil
 }
 
 // close ends the worker, if it was started here, and all calls. now says that it need not finish what it does.
@@ -311,8 +343,11 @@ func (l *link) close(now bool) {
 	if p == nil {
 		return
 	}
-	if p.process != nil && !now {
+	switch {
+	case p.process != nil && !now:
 		p.process.finish()
+	case l.early && l.cfg.Spare.put(p.process, l.dir, l.cfg):
+		p.process = nil // it goes on
 	}
 	l.discard(p)
 }

@@ -30,9 +30,10 @@ type process struct {
 	ended chan struct{} // closed when it has ended and err is set
 	err   error
 
-	mu      sync.Mutex
-	address string
-	tail    []string // the last lines on stderr
+	mu     sync.Mutex
+	listen bool
+	tail   []string    // the last lines on stderr
+	log    func(Event) // of the one who uses it now
 }
 
 // Bounds of what is kept and logged of a worker's stderr.
@@ -44,17 +45,17 @@ const (
 	longestSocket  = 100 // bytes of a path, which Linux bounds at 107
 )
 
-// startProcess starts a worker for the model in a folder and waits until it listens at the address.
-func startProcess(ctx context.Context, model string, cfg Config) (_ *process, address string, err error) {
+// startProcess starts a worker for the model in a folder and waits until it listens at its socket.
+func startProcess(ctx context.Context, model string, cfg Config) (_ *process, err error) {
 	python, err := interpreter()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	dir, err := socketFolder()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	p := &process{dir: dir, ready: make(chan struct{}), ended: make(chan struct{})}
+	p := &process{dir: dir, ready: make(chan struct{}), ended: make(chan struct{}), log: cfg.log}
 	args := []string{
 		"-m", "meander.torch", "--model", model, "--socket", p.socket(), "--exit-with-stdin",
 	}
@@ -72,7 +73,7 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, ad
 	p.cmd = exec.Command(python, args...)
 	p.cmd.Env = append(os.Environ(), "PYTHONUNBUFFERED=1")
 	p.cmd.Stdout = &lines{each: p.takeReady}
-	limit := &limiter{log: cfg.log}
+	limit := &limiter{log: p.logged}
 	p.cmd.Stderr = &lines{each: func(line string) {
 		p.keep(line)
 		limit.line(line)
@@ -84,23 +85,40 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, ad
 	}
 	if err != nil {
 		dir.remove()
-		return nil, "", fmt.Errorf("start %s: %w", python, err)
+		return nil, fmt.Errorf("start %s: %w", python, err)
 	}
 	cfg.log(Event{Text: fmt.Sprintf("started a worker, process %d: %s", p.cmd.Process.Pid, python)})
+	defer cfg.tell(func() string { return "Python starts; " + p.lastLine() })()
 	select {
 	case <-p.ready:
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p, p.address, nil
+		return p, nil
 	case <-p.ended:
-		return nil, "", p.why()
+		return nil, p.why()
 	case <-ctx.Done():
 		p.kill()
-		return nil, "", ctx.Err()
+		return nil, ctx.Err()
 	case <-time.After(readyPatience):
 		p.kill()
-		return nil, "", fmt.Errorf("the worker does not listen after %v; %s", readyPatience, p.lastWords())
+		return nil, fmt.Errorf("the worker does not listen after %v (%s); try '%s -m meander.torch --help': if that "+
+			"hangs, too, repair this Python or its disk, or name another with MEANDER_PYTHON", readyPatience, p.lastLine(),
+			python)
 	}
+}
+
+// logged logs an event of the process.
+func (p *process) logged(e Event) {
+	p.mu.Lock()
+	log := p.log
+	p.mu.Unlock()
+	log(e)
+}
+
+// lastLine says what the process wrote last.
+func (p *process) lastLine() string {
+	if said := p.lastWords(); said != "" {
+		return "it said: " + said
+	}
+	return "it wrote nothing on stderr"
 }
 
 // interpreter returns the Python that has the worker.
@@ -151,16 +169,15 @@ func (p *process) launch() error {
 // takeReady reads the line on stdout that says where the worker listens.
 func (p *process) takeReady(line string) {
 	var said struct {
-		Ready   bool   `json:"ready"`
-		Address string `json:"address"`
+		Ready bool `json:"ready"`
 	}
 	if json.Unmarshal([]byte(line), &said) != nil || !said.Ready {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.address == "" {
-		p.address = p.socket()
+	if !p.listen {
+		p.listen = true
 		close(p.ready)
 	}
 }
@@ -209,6 +226,64 @@ func (p *process) why() error {
 	return &lostError{fmt.Errorf("the worker ended: %v: %s", p.cmd.ProcessState, said)}
 }
 
+// Spare has a worker that Inspect started, until Open takes it. The zero value has none.
+type Spare struct {
+	mu      sync.Mutex
+	process *process
+	of      Config // it was started with
+	dir     string
+}
+
+// put keeps a process; false: it has one.
+func (s *Spare) put(p *process, dir string, cfg Config) bool {
+	if s == nil || p == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process != nil {
+		return false
+	}
+	s.process, s.dir, s.of = p, dir, cfg
+	return true
+}
+
+// take returns the process for a model, if it runs with these settings; nil: there is none.
+func (s *Spare) take(dir string, cfg Config) *process {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, of := s.process, s.of
+	if p == nil || dir != s.dir || cfg.Device != of.Device || cfg.DType != of.DType ||
+		cfg.Deterministic != of.Deterministic || cfg.Threads != of.Threads {
+		return nil
+	}
+	s.process = nil
+	select {
+	case <-p.ended:
+		return nil
+	default:
+	}
+	p.mu.Lock()
+	p.log = cfg.log
+	p.mu.Unlock()
+	cfg.log(Event{Text: fmt.Sprintf("took the worker of the inspection, process %d", p.cmd.Process.Pid)})
+	return p
+}
+
+// Close ends the worker if no model uses it.
+func (s *Spare) Close() {
+	s.mu.Lock()
+	p := s.process
+	s.process = nil
+	s.mu.Unlock()
+	if p != nil {
+		p.kill()
+	}
+}
+
 // finish has the process end after the call in hand, for a short while.
 func (p *process) finish() {
 	interrupt(p.cmd)
@@ -236,6 +311,9 @@ type lines struct {
 	rest []byte
 }
 
+// Write implements io.Writer for the output of a worker: it calls each with every complete line.
+// Bytes beyond lineBytes of a line are dropped, what is not UTF-8 is replaced, and of a progress
+// bar only the last state is kept. It never fails.
 func (l *lines) Write(b []byte) (int, error) {
 	n := len(b)
 	for {
@@ -259,6 +337,8 @@ type limiter struct {
 	lines  int
 }
 
+// line logs one line of the worker's output, unless there were too many in this second; the next
+// second says how many are missing.
 func (l *limiter) line(text string) {
 	if now := time.Now().Unix(); now != l.second {
 		if left := l.lines - linesPerSecond; left > 0 {

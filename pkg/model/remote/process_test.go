@@ -1,6 +1,7 @@
 package remote_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/model/remote"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
@@ -152,6 +154,64 @@ func TestProcess_DoesNotStart(t *testing.T) {
 	if _, err := remote.Open(t.Context(), dir, remote.Config{}, nil); err == nil ||
 		!strings.Contains(err.Error(), "no Python called /nowhere/python3; install Python 3.10 or newer and pip") {
 		t.Errorf("without Python: %v", err)
+	}
+}
+
+// A Python that hangs before it listens is told of, regularly, and given up with what to do.
+func TestProcess_HangsAtImport(t *testing.T) {
+	interpret(t, remotetest.FaultImport)
+	dir := remotetest.Folder(t, class, 1)
+	remote.SetWaiting(t, time.Millisecond, time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	told, over := 0, 0
+	_, err := remote.Inspect(ctx, dir, remote.Config{Log: func(e remote.Event) {
+		switch {
+		case e.Waiting && strings.Contains(e.Text, "waiting for the torch worker since") &&
+			strings.Contains(e.Text, "Python starts; it said: site: slow disk"):
+			if told++; told == 3 {
+				cancel()
+			}
+		case e.Waiting && e.Text == "":
+			over++
+		}
+	}})
+	if !errors.Is(err, context.Canceled) || told < 3 || over != 1 {
+		t.Errorf("%v, told %d times, %d ends", err, told, over)
+	}
+	remote.SetWaiting(t, time.Hour, time.Second)
+	_, err = remote.Inspect(t.Context(), dir, remote.Config{})
+	for _, part := range []string{"does not listen after 1s", "-m meander.torch --help", "MEANDER_PYTHON"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%v; want %q", err, part)
+		}
+	}
+}
+
+// The worker that Inspect started is the one that Open takes, if it is for the same model and settings.
+func TestProcess_Spare(t *testing.T) {
+	interpret(t, "")
+	dir := remotetest.Folder(t, class, 1)
+	for other, starts := range map[string]int{"": 1, "bf16": 2} {
+		var log, open events
+		spare := &remote.Spare{}
+		info, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare, Log: log.add})
+		if err != nil || info.Family != "sd3" {
+			t.Fatalf("%+v, %v", info, err)
+		}
+		m, err := remote.Open(t.Context(), dir, remote.Config{DType: other, Spare: spare, Log: open.add}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		velocity(t, m, rowsOf(t, m, 1))
+		spare.Close()
+		velocity(t, m, rowsOf(t, m, 1))
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := log.having("started a worker") + open.having("started a worker"); n != starts ||
+			open.having("the worker is lost") > 0 {
+			t.Errorf("dtype %q: %d workers were started; want %d", other, n, starts)
+		}
 	}
 }
 

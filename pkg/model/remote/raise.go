@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
@@ -12,13 +13,19 @@ import (
 // endPatience is how long a process may take to end after its connections broke.
 const endPatience = 2 * time.Second
 
-// start starts a worker process and waits until its model is loaded.
+// start starts a worker process, or takes the spare one, and waits until its model is loaded.
 func (l *link) start() (*peer, error) {
-	process, address, err := startProcess(l.life, l.dir, l.cfg)
-	if err != nil {
-		return nil, err
+	process := (*process)(nil)
+	if !l.early {
+		process = l.cfg.Spare.take(l.dir, l.cfg)
 	}
-	p := &peer{network: "unix", address: address, process: process}
+	if process == nil {
+		var err error
+		if process, err = startProcess(l.life, l.dir, l.cfg); err != nil {
+			return nil, err
+		}
+	}
+	p := &peer{network: "unix", address: process.socket(), process: process}
 	waiting, stop := context.WithCancelCause(l.life)
 	defer stop(nil)
 	go func() {
@@ -28,7 +35,7 @@ func (l *link) start() (*peer, error) {
 		case <-waiting.Done():
 		}
 	}()
-	if err = l.await(waiting, p); err != nil {
+	if err := l.await(waiting, p); err != nil {
 		select {
 		case <-process.ended: // its exit status says more than a broken connection
 			err = process.why()
@@ -54,6 +61,11 @@ func (l *link) join() (*peer, error) {
 		defer stop()
 	}
 	pause, told := 50*time.Millisecond, time.Time{}
+	defer func() {
+		if !told.IsZero() {
+			l.cfg.log(Event{Waiting: true})
+		}
+	}()
 	for {
 		err := l.await(ctx, p)
 		if err == nil {
@@ -63,7 +75,7 @@ func (l *link) join() (*peer, error) {
 			return nil, err
 		}
 		if time.Since(told) > tellEvery {
-			l.cfg.log(Event{Text: "waiting for the worker at " + l.cfg.Address, Err: err})
+			l.cfg.log(Event{Waiting: true, Text: "waiting for the worker at " + l.cfg.Address, Err: err})
 			told = time.Now()
 		}
 		select {
@@ -78,7 +90,10 @@ func (l *link) join() (*peer, error) {
 // await says hello to a worker until its model is loaded, and keeps the connection. A *wire.Fault says that it cannot
 // be loaded.
 func (l *link) await(ctx context.Context, p *peer) error {
-	c, h, err := l.greet(ctx, p)
+	var detail atomic.Value // of the last answer
+	detail.Store("it does not answer yet")
+	defer l.cfg.tell(func() string { return detail.Load().(string) })()
+	c, h, err := l.greet(ctx, p, readyPatience)
 	if err != nil {
 		return err
 	}
@@ -88,19 +103,14 @@ func (l *link) await(ctx context.Context, p *peer) error {
 			_ = c.Close()
 		}
 	}()
-	begun, told := time.Now(), time.Now()
 	for h.State == wire.Loading && !l.early {
-		if time.Since(told) > tellEvery {
-			since := time.Since(begun).Round(time.Second)
-			l.cfg.log(Event{Text: fmt.Sprintf("the worker is loading since %v: %s", since, h.Detail)})
-			told = time.Now()
-		}
+		detail.Store(h.Detail)
 		select {
 		case <-time.After(pollEvery):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if h, err = l.hello(ctx, c); err != nil {
+		if h, err = l.hello(ctx, c, readyPatience); err != nil {
 			return err
 		}
 	}

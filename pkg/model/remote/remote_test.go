@@ -3,6 +3,7 @@ package remote_test
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,7 +17,6 @@ import (
 	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/modeltest"
-	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/model/remote"
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
@@ -99,7 +99,11 @@ func TestModel(t *testing.T) {
 		"deterministic": {Deterministic: true}, "rows together": {}, "bf16": {DType: "bf16"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for class, family := range map[string]string{class: "sd3", "FluxPipeline": "flux1"} {
+			for class, family := range map[string]string{class: "sd3", "FluxPipeline": "flux1", "WanPipeline": "wan"} {
+				size := size
+				if family == "wan" {
+					size.Frames = 5
+				}
 				o.Dir = remotetest.Folder(t, class, 1)
 				_, address := remotetest.Start(t, o)
 				cfg := remote.Config{Address: address}
@@ -143,25 +147,37 @@ func TestOpen_Card(t *testing.T) {
 	}
 }
 
-// The digest of a folder is the same, whichever side computes it, so a sample of one can be verified by the other.
-func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
-	signs := "../../../deploy/models/signs"
-	native, err := qwenimage.Family().Open(signs, model.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := native.Card().WeightsDigest
-	if err := native.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := remote.Digest(signs); err != nil || got != want {
-		t.Errorf("digest %s, %v; want %s", got, err, want)
-	}
-	a, b := remotetest.Folder(t, class, 1), remotetest.Folder(t, class, 2)
-	one, err1 := remote.Digest(a)
-	two, err2 := remote.Digest(b)
-	if err := errors.Join(err1, err2); err != nil || one == two {
-		t.Errorf("digests %s and %s of other weights, %v", one, two, err)
+// A worker may say a constant mu, and that conditionings have one length; what it says must fit together.
+func TestOpen_CardOfAWorker(t *testing.T) {
+	dir := remotetest.Folder(t, class, 1)
+	for name, tt := range map[string]struct {
+		change func(c *wire.Card)
+		says   string
+	}{
+		"constant": {func(c *wire.Card) {
+			c.Mu, c.ConstantMu, c.ConditioningTokenBytes = model.MuConstant, 0.75, c.ConditioningBytes
+		}, ""},
+		"stray":    {func(c *wire.Card) { c.ConstantMu = 0.75 }, "mu_constant: 0.75; must be finite"},
+		"infinite": {func(c *wire.Card) { c.Mu, c.ConstantMu = model.MuConstant, math.Inf(1) }, "mu_constant: +Inf"},
+		"unknown":  {func(c *wire.Card) { c.Mu = "cubic" }, `mu: "cubic"`},
+	} {
+		_, address := remotetest.Start(t, remotetest.Options{Dir: dir, Card: tt.change})
+		m, err := remote.Open(t.Context(), dir, remote.Config{Address: address}, nil)
+		if tt.says != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%s: %v; want %q", name, err, tt.says)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := m.Card(); c.Mu != model.MuConstant || c.ConstantMu != 0.75 || c.ConditioningTokenBytes != c.ConditioningBytes {
+			t.Errorf("%s: %+v", name, c)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -222,6 +238,18 @@ func TestInspect_Loading(t *testing.T) {
 	}
 	if w.Calls(wire.CallHello) != 1 {
 		t.Errorf("%d hellos; want one", w.Calls(wire.CallHello))
+	}
+}
+
+// While a worker loads it is told what it says, until it is ready.
+func TestOpen_TellsWhatItWaitsFor(t *testing.T) {
+	remote.SetWaiting(t, time.Millisecond, time.Hour)
+	dir := remotetest.Folder(t, class, 1)
+	_, address := remotetest.Start(t, remotetest.Options{Dir: dir, Polls: 3})
+	var log events
+	opened(t, dir, remote.Config{Address: address, Log: log.add})
+	if last := log.list[len(log.list)-1]; log.having(": loading transformer") == 0 || !last.Waiting || last.Text != "" {
+		t.Errorf("told %+v", log.list)
 	}
 }
 
@@ -448,6 +476,34 @@ func TestCall_Hangs(t *testing.T) {
 		t.Error(err)
 	}
 	close(slow)
+	if err := <-done; err != nil || m.Away() != nil {
+		t.Errorf("%v, %v", err, m.Away())
+	}
+}
+
+// While a call has no answer for long, the worker does not count as ready; once it has, it does.
+func TestCall_HangsVisibly(t *testing.T) {
+	w, m := join(t, remotetest.Options{})
+	rows := rowsOf(t, m, 1)
+	begun, answer := make(chan struct{}), make(chan struct{})
+	w.Play(wire.CallVelocity, func(_ *remotetest.Worker, c net.Conn, _ *wire.Message, made func() *wire.Message) {
+		close(begun)
+		<-answer
+		_ = wire.Write(c, made())
+	})
+	done := make(chan error, 1)
+	go func() { done <- m.Velocity(t.Context(), rows, size) }()
+	<-begun
+	if err := m.Away(); err != nil {
+		t.Errorf("a call that has just begun: %v", err)
+	}
+	remote.SetPatience(m, 1)
+	if err := m.Away(); err == nil || !strings.Contains(err.Error(), "waiting for the torch worker since 20") ||
+		!strings.Contains(err.Error(), "no answer to velocity yet") {
+		t.Errorf("%v; want which call has no answer, since when", err)
+	}
+	remote.SetPatience(m, time.Hour)
+	close(answer)
 	if err := <-done; err != nil || m.Away() != nil {
 		t.Errorf("%v, %v", err, m.Away())
 	}

@@ -6,7 +6,6 @@ import (
 	"image"
 	"slices"
 
-	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -25,7 +24,11 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 		return fmt.Errorf("velocity: a row of %d bytes; must be at most %d, the limit of the worker", 4*elements,
 			m.limits.BodyBytes)
 	}
-	results := make([]float32, 0, len(rows)*elements)
+	type answer struct {
+		rows []model.Row
+		v    []byte
+	}
+	var answers []answer // of all calls: after an error no row has a result
 	for at := 0; at < len(rows); {
 		n := min(len(rows)-at, m.limits.Rows, fit, m.rowsWithin(size))
 		v, err := m.evaluate(ctx, rows[at:at+n], size, tokens)
@@ -33,18 +36,21 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 			m.mu.Lock()
 			m.most[size] = n / 2
 			m.mu.Unlock()
-			m.link.cfg.log(Event{Text: fmt.Sprintf("the worker's memory is too small for %d rows of %dx%d; they are sent by %d",
-				n, size.Height, size.Width, n/2), Err: err})
+			m.link.cfg.log(Event{Text: fmt.Sprintf("the worker's memory is too small for %d rows of %v; they are sent by %d",
+				n, size, n/2), Err: err})
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("velocity: %w", explain(err))
 		}
-		results = append(results, v...)
+		answers = append(answers, answer{rows[at : at+n], v})
 		at += n
 	}
-	for i, r := range rows {
-		copy(r.Dst, results[i*elements:])
+	for _, a := range answers {
+		for i, r := range a.rows {
+			_ = tensor.F32.DecodeFloats(r.Dst, a.v[4*i*elements:4*(i+1)*elements]) // the lengths agree
+		}
+		wire.Recycle(a.v)
 	}
 	return nil
 }
@@ -59,24 +65,23 @@ func (s *shared) rowsWithin(size model.Size) int {
 	return s.limits.Rows
 }
 
-// evaluate makes one call for rows [n, S, C]. What the worker says that it lacks is sent, once each, and the call
-// repeated.
-func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size, tokens int) ([]float32, error) {
+// evaluate makes one call for rows and returns the bytes of the result [n, S, C], for wire.Recycle. What the worker
+// says that it lacks is sent, once each, and the call repeated.
+func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size, tokens int) ([]byte, error) {
 	args := wire.VelocityArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
 	if m.change != nil {
 		args.Weights = m.card.WeightsDigest
 	}
 	shape := []int{len(rows), tokens, m.card.LatentChannels}
-	x := make([]byte, 0, 4*len(rows)*tokens*m.card.LatentChannels)
+	x := wire.Tensor{Name: "x", DType: wire.F32, Shape: shape}
 	for _, r := range rows {
 		args.Sigmas, args.Guidance = append(args.Sigmas, r.Sigma), append(args.Guidance, r.Guidance)
 		args.Handles = append(args.Handles, m.handleOf(r.Conditioning))
-		x = tensor.F32.AppendFloats(x, r.X)
+		x.Rest = append(x.Rest, tensor.F32Bytes(r.X))
 	}
-	latents := []wire.Tensor{{Name: "x", DType: wire.F32, Shape: shape, Data: x}}
 	sent := map[string]bool{}
 	for {
-		answer, err := m.call(ctx, wire.CallVelocity, args, latents, nil)
+		answer, err := m.call(ctx, wire.CallVelocity, args, []wire.Tensor{x}, nil)
 		switch class := faultOf(err); {
 		case class == wire.ClassHandle && !sent[class]:
 			err = m.putAll(ctx, rows)
@@ -85,8 +90,7 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 			err = m.load(ctx, m.change)
 			sent[class] = true
 		case err == nil:
-			v, err := only(answer, "v", wire.F32, shape...)
-			return floatsOf(v), err
+			return only(answer, "v", wire.F32, shape...)
 		}
 		if err != nil {
 			return nil, err
@@ -127,7 +131,7 @@ func sizeArgs(size model.Size) wire.SizeArgs {
 	return wire.SizeArgs{Frames: size.Frames, Height: size.Height, Width: size.Width}
 }
 
-// Decode has the worker turn latents [S, C] into an image.
+// Decode has the worker turn latents [S, C] into an image or a video.
 func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) (model.Media, error) {
 	tokens, err := m.card.Tokens(size)
 	if err != nil {
@@ -148,31 +152,33 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 	if err != nil {
 		return model.Media{}, fmt.Errorf("decode: %w", err)
 	}
-	img := image.NewNRGBA(image.Rect(0, 0, size.Width, size.Height))
-	for i := range size.Height * size.Width {
-		copy(img.Pix[4*i:], pixels[3*i:3*i+3])
-		img.Pix[4*i+3] = 255
+	video := model.Media{Frames: make([]*image.NRGBA, size.Frames)}
+	for k := range video.Frames {
+		img := image.NewNRGBA(image.Rect(0, 0, size.Width, size.Height))
+		for i := range size.Height * size.Width {
+			copy(img.Pix[4*i:], pixels[3*i:3*i+3])
+			img.Pix[4*i+3] = 255
+		}
+		video.Frames[k], pixels = img, pixels[3*size.Height*size.Width:]
 	}
-	return media.Of(img), nil
+	return video, nil
 }
 
-// EncodeMedia has the worker turn an image into latents [S, C].
+// EncodeMedia has the worker turn an image or a video into latents [S, C].
 func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32, error) {
 	size := sample.Size()
 	tokens, err := m.card.Tokens(size)
 	if err != nil {
 		return nil, err
 	}
-	img, err := sample.Image()
-	if err != nil {
-		return nil, err
-	}
-	pixels := make([]float32, 0, 3*size.Height*size.Width)
-	for y := range size.Height {
-		for x := range size.Width {
-			px := img.Pix[img.PixOffset(img.Rect.Min.X+x, img.Rect.Min.Y+y):]
-			for _, channel := range px[:3] {
-				pixels = append(pixels, float32(channel)/255*2-1)
+	pixels := make([]float32, 0, 3*size.Frames*size.Height*size.Width)
+	for _, img := range sample.Frames {
+		for y := range size.Height {
+			for x := range size.Width {
+				px := img.Pix[img.PixOffset(img.Rect.Min.X+x, img.Rect.Min.Y+y):]
+				for _, channel := range px[:3] {
+					pixels = append(pixels, float32(channel)/255*2-1)
+				}
 			}
 		}
 	}

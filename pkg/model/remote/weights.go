@@ -41,6 +41,9 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
 	return n, nil
 }
 
+// adapted sends the factors of adapters to the worker and returns a model with them; without
+// adapters the checkpoint itself. A module that the model does not have, and a worker that refuses
+// or does not answer, are errors.
 func (m *Model) adapted(adapters ...lora.Weighted) (*Model, error) {
 	if len(adapters) == 0 {
 		return m.derive(nil, m.base), nil
@@ -85,14 +88,14 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 			c.dir.remove()
 		}
 	}()
-	total := 0
+	total := bytesOf(weights)
 	for i, file := range weights.Files() {
 		name := filepath.Join(c.dir.path, fmt.Sprintf("weights-%05d.safetensors", i+1))
 		if err := os.WriteFile(name, file, 0o600); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("weights: %d bytes for the worker do not fit into the folder for temporary files: free "+
+				"space there, or name another with TMPDIR: %w", total, err)
 		}
 		c.args.Files = append(c.args.Files, name)
-		total += len(file)
 	}
 	if !m.files {
 		for _, name := range weights.Archive().Names() {
@@ -109,6 +112,14 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 		return nil, err
 	}
 	return n, nil
+}
+
+// bytesOf returns the bytes of the files of a whole network.
+func bytesOf(weights *lora.Full) (n int) {
+	for _, file := range weights.Files() {
+		n += len(file)
+	}
+	return n
 }
 
 // loaded returns a model with a change that the worker has loaded.

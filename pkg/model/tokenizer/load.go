@@ -44,7 +44,10 @@ func Load(dir string) (*Tokenizer, error) {
 	return t, errors.Join(err, folder.Close())
 }
 
-// Read is Load for the folder dir inside folder.
+// Read reads the tokenizer in the folder dir inside folder: from tokenizer.json, or from vocab.json
+// and merges.txt, with their configurations. Families call it when they open a model. Files that
+// are missing or do not fit together, and settings that would give other ids than the reference
+// implementations, are errors.
 func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 	var f tokenizerFiles
 	for _, part := range []struct {

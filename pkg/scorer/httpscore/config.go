@@ -25,6 +25,9 @@ type Config struct {
 	Format string `yaml:"format"`
 	// Image is the format of images in requests: png, or jpeg of quality 95.
 	Image string `yaml:"image"`
+	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none, 1024:
+	// all of any video.
+	Frames int `yaml:"frames"`
 	// Headers are sent with every request. ${NAME} in a value stands for the environment
 	// variable NAME. Values are secrets: they appear in no error and no printed form.
 	Headers map[string]string `yaml:"headers"`
@@ -84,6 +87,9 @@ func (c Config) Validate() error {
 		fault("format: %q; must be %s or %s", c.Format, wire.FormatJSON, wire.FormatMsgpack)
 	}
 	if err := wire.CheckImage(c.Image); err != nil {
+		errs = append(errs, err)
+	}
+	if err := wire.CheckFrames(c.Frames); err != nil {
 		errs = append(errs, err)
 	}
 	names := map[string]bool{}

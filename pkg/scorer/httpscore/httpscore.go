@@ -6,7 +6,8 @@
 //	  "prompt": "a red fox", "ground_truth": "", "params": {},
 //	  "image": <a PNG or JPEG file: base64 in JSON, bytes in msgpack>, "image_format": "png"}]}
 //
-// The reply is status 200 and a map in the same format, with one score per sample, in
+// Of a video the image is the frame in the middle; where the settings ask for more of them, frames is a list of files
+// in the same form, in order. The reply is status 200 and a map in the same format, with one score per sample, in
 // order:
 //
 //	{"scores": [0.27, null], "errors": [null, "no face"], "details": ["a fox", null]}
@@ -110,6 +111,9 @@ func (s *Scorer) Version() string {
 	}
 	return version
 }
+
+// Frames returns Config.Frames.
+func (s *Scorer) Frames() int { return s.cfg.Frames }
 
 // MaxBatch returns the most samples of one request.
 func (s *Scorer) MaxBatch() int { return s.cfg.MaxBatch }

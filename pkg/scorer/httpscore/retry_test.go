@@ -101,7 +101,7 @@ func TestScorer_NoConnection(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
-	t.Run("a certificate nobody knows", func(t *testing.T) {
+	t.Run("a certificate of an unknown authority", func(t *testing.T) {
 		server := httptest.NewTLSServer(http.NotFoundHandler())
 		defer server.Close()
 		_, err := open(t, config(server.URL)).Score(t.Context(), flat(color.NRGBA{A: 255}))

@@ -30,6 +30,9 @@ import (
 type Config struct {
 	// Image is the format of images in requests: png, or jpeg of quality 95, which is smaller.
 	Image string `yaml:"image"`
+	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none, 1024:
+	// all of any video.
+	Frames int `yaml:"frames"`
 	// Timeout bounds one request.
 	Timeout time.Duration `yaml:"timeout"`
 	// Concurrency is how many requests run at once.
@@ -45,7 +48,7 @@ func DefaultConfig() Config {
 
 // Validate joins all faults; each names its field.
 func (c Config) Validate() error {
-	errs := []error{wire.CheckImage(c.Image)}
+	errs := []error{wire.CheckImage(c.Image), wire.CheckFrames(c.Frames)}
 	if c.Timeout <= 0 || c.Timeout > time.Hour {
 		errs = append(errs, fmt.Errorf("timeout: %v; must be above 0, at most 1h", c.Timeout))
 	}
@@ -90,6 +93,9 @@ func (s *Scorer) Version() string {
 	return version
 }
 
+// Frames returns Config.Frames.
+func (s *Scorer) Frames() int { return s.cfg.Frames }
+
 // Concurrency returns how many requests run at once; further calls wait.
 func (s *Scorer) Concurrency() int { return s.cfg.Concurrency }
 
@@ -120,7 +126,7 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	}
 	e := &schemas.ScoreRequest{
 		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params,
-		Image: sample.Image, ImageFormat: sample.ImageFormat,
+		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames,
 		Text: sample.Text, Trajectory: sample.Trajectory,
 	}
 	for _, m := range sample.Messages {
@@ -144,8 +150,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its "+
 				"max_payload, or use an http scorer", len(data), limit)
 		}
-		return nil, fmt.Errorf("request of %d bytes with an image of %d, as %s: the NATS server takes %d; "+
-			"raise its max_payload, set image: jpeg, or use an http scorer", len(data), len(sample.Image), s.cfg.Image, limit)
+		return nil, fmt.Errorf("request of %d bytes with an image of %d and %d frames, as %s: the NATS server takes %d; "+
+			"raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data), len(sample.Image),
+			len(sample.Frames), s.cfg.Image, limit)
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	asked, cancel := context.WithTimeout(ctx, patience)

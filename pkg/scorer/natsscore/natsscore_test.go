@@ -401,3 +401,53 @@ func TestScorer_Contract(t *testing.T) {
 		}
 	}
 }
+
+// A worker sees the frame in the middle of a video, and all frames that it is handed where its settings ask for them.
+func TestScore_Video(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{})
+	requests := make(chan *schemas.ScoreRequest, 1)
+	work(t, answers, func(m *nats.Msg) {
+		e := &schemas.ScoreRequest{}
+		if err := schemas.DecodeValid(m.Data, e); err != nil {
+			t.Error(err)
+		}
+		requests <- e
+		respond(t, m, pack(t, "v", 1, "score", 0.5))
+	})
+	var video media.Media
+	for f := range 5 {
+		img := image.NewNRGBA(image.Rect(0, 0, 4, 3))
+		for i := range img.Pix {
+			img.Pix[i] = uint8(50*f) | 255*uint8(i%4/3)
+		}
+		video.Frames = append(video.Frames, img)
+	}
+	cfg := config()
+	cfg.Frames = 3
+	s := open(t, asks, cfg)
+	if scorer.FramesOf(s) != 3 || scorer.FramesOf(open(t, asks, config())) > 1 {
+		t.Error("the settings say 3 frames, and no more than one by default")
+	}
+	if _, err := s.Score(t.Context(), scorer.Input{Media: video.Spaced(3)}); err != nil {
+		t.Fatal(err)
+	}
+	e := <-requests
+	if len(e.Frames) != 3 || !bytes.Equal(e.Image, e.Frames[1]) {
+		t.Fatalf("%d frames; want 3, the image in the middle", len(e.Frames))
+	}
+	for i, file := range e.Frames {
+		if got, err := media.Decode(file, media.ImageSize(3, 4)); err != nil || got.Frames[0].Pix[0] != uint8(100*i) {
+			t.Errorf("frame %d: %v", i, err)
+		}
+	}
+	if _, err := s.Score(t.Context(), scorer.Input{Media: video.Middle()}); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-requests; e.Frames != nil || e.Image == nil {
+		t.Errorf("an image: %d frames", len(e.Frames))
+	}
+	cfg.Frames = 1025
+	if _, err := natsscore.New(asks, "x", cfg); err == nil {
+		t.Error("1025 frames: no error")
+	}
+}

@@ -272,7 +272,7 @@ func TestScorer_Cancel(t *testing.T) {
 		cancel()
 	}
 	if left == 0 {
-		t.Errorf("%d scored, nobody left", scored)
+		t.Errorf("%d scored, none left", scored)
 	}
 }
 

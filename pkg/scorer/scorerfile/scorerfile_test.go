@@ -103,11 +103,11 @@ func TestLoad_Refuses(t *testing.T) {
 		{"kind", "htttp: {}", "line 1: htttp: unknown; must be one of http, nats, onnx"},
 		{
 			"key", "http:\n  clip:\n    url: http://h/\n    timout: 3s",
-			"line 4: http.clip.timout: unknown; must be one of url, format, image, headers, timeout,",
+			"line 4: http.clip.timout: unknown; must be one of url, format, image, frames, headers, timeout,",
 		},
 		{
 			"key of another kind", "nats: {a: {url: x}}",
-			"line 1: nats.a.url: unknown; must be one of image, timeout, concurrency, version",
+			"line 1: nats.a.url: unknown; must be one of image, frames, timeout, concurrency, version",
 		},
 		{"instance", "nats: {a.b: {}}", `nats.a.b: name: "a.b"; must be 1 to 64 letters`},
 		{"twice", "nats: {a: {}, a: {}}", "nats.a: comes twice"},

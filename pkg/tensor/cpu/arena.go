@@ -21,7 +21,9 @@ func (a *Arena) Floats(n int) []float32 {
 	return m.data[offset : offset+n : offset+n]
 }
 
-// allocate returns n elements by their offset in a block.
+// allocate takes n floats of the arena and returns the block that holds them and their offset in
+// it, aligned to a cache line. When the current block is full it starts a larger one. A negative n
+// panics.
 func (a *Arena) allocate(n int) (m *memory, offset int) {
 	if n < 0 {
 		panic("tensor: arena: negative length")
@@ -43,7 +45,9 @@ func (a *Arena) Matrix(rows, cols int) Matrix {
 	return Matrix{Data: a.Floats(rows * cols), Rows: rows, Cols: cols, Stride: cols}
 }
 
-// Reset gives back everything.
+// Reset gives back everything that was allocated since the last one; a session calls it before each
+// pass. Several blocks become one of their total size, so that the next pass of this size allocates
+// nothing.
 func (a *Arena) Reset() {
 	if len(a.old) > 0 {
 		size := a.total + len(a.block.data)
@@ -63,6 +67,8 @@ func (a *Arena) Bytes() int {
 	return 4 * n
 }
 
+// grow makes a new current block of at least need floats, twice the last one if that is more. The
+// full block stays until Reset, because allocated slices point into it.
 func (a *Arena) grow(need int) {
 	size := 0
 	if a.block != nil {

@@ -17,7 +17,7 @@ import (
 // it may be q.
 func (c *CPU) Attention(dst, q, k, v Matrix, cfg tensor.Attention) {
 	t := &c.attn
-	t.setup(c, dst, q, k, v, cfg)
+	t.prepare(c, dst, q, k, v, cfg)
 	c.run(t, len(t.seqs)*t.kvHeads, c.threadsFor(8*t.kept*(k.Cols+v.Cols)))
 	t.phase = attend
 	c.run(t, t.blocks, c.threadsFor(t.work))
@@ -56,8 +56,9 @@ type attentionTask struct {
 	work         int
 }
 
-// setup checks the arguments of an attention and plans it. Arguments that do not fit panic.
-func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg tensor.Attention) {
+// prepare sets up one call of CPU.Attention: it checks the arguments, fills in defaults (as many
+// key heads as heads, scale 1/sqrt(d)) and plans the work. Arguments that do not fit panic.
+func (t *attentionTask) prepare(c *CPU, dst, q, k, v Matrix, cfg tensor.Attention) {
 	t.c, t.dst, t.q, t.k, t.v = c, dst, q, k, v
 	t.heads, t.kvHeads = cfg.Heads, cfg.KVHeads
 	if t.kvHeads == 0 {
@@ -94,7 +95,9 @@ func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg tensor.Attention)
 	t.plan(cfg)
 }
 
-// plan fills seqs and counts parts, work and packed memory.
+// plan fills seqs, one for each sequence of rows that attend to each other, and counts the blocks
+// of queries, the work and the memory for packed keys and values. Row numbers out of range panic.
+// The block size decides no bits.
 func (t *attentionTask) plan(cfg tensor.Attention) {
 	t.seqs, t.index = t.seqs[:0], t.index[:0]
 	if cfg.Sequences == nil {
@@ -112,7 +115,7 @@ func (t *attentionTask) plan(cfg tensor.Attention) {
 	t.kept, t.blocks, t.work = 0, 0, 0
 	for i := range t.seqs {
 		s := &t.seqs[i]
-		t.mask(s, cfg)
+		t.compressKeys(s, cfg)
 		s.packed = size
 		t.kept += s.nk
 		size += t.kvHeads * (t.keySize(s) + t.valueSize(s))
@@ -135,8 +138,10 @@ func checkRows(rows []int32, n int) {
 	}
 }
 
-// mask compresses the keys of s and counts what each query sees.
-func (t *attentionTask) mask(s *sequence, cfg tensor.Attention) {
+// compressKeys lists the keys of sequence s that cfg.Mask keeps in s.keys, and, in causal
+// attention, how many of them each query sees in s.seen. plan calls it for each sequence; the
+// kernels then know no mask.
+func (t *attentionTask) compressKeys(s *sequence, cfg tensor.Attention) {
 	all := s.nk
 	first := len(t.index) // seen, then keys
 	if cfg.Causal {
@@ -178,26 +183,28 @@ func (t *attentionTask) release() {
 	*t = attentionTask{seqs: t.seqs[:0], index: t.index[:0]}
 }
 
-// part packs the keys and values of one head of a sequence or, in the second phase, computes one block of queries
-// of a head.
+// part implements task. In the first phase (packKV) part i packs the keys and values of one head of
+// a sequence; in the second it computes one block of queries of a head. slot names the thread's
+// scratch memory.
 func (t *attentionTask) part(i, slot int) {
 	if t.phase == packKV {
-		t.pack(&t.c.slots[slot], &t.seqs[i/t.kvHeads], i%t.kvHeads)
+		t.packHead(&t.c.slots[slot], &t.seqs[i/t.kvHeads], i%t.kvHeads)
 		return
 	}
 	for n := range t.seqs {
 		s := &t.seqs[n]
 		if i < t.heads*s.blocks {
-			t.block(&t.c.slots[slot], s, i/s.blocks, i%s.blocks*s.rows)
+			t.attendBlock(&t.c.slots[slot], s, i/s.blocks, i%s.blocks*s.rows)
 			return
 		}
 		i -= t.heads * s.blocks
 	}
 }
 
-// pack lays out the keys of a head as the right operand of q k^T and its values as
-// the right operand of p v.
-func (t *attentionTask) pack(sl *slot, s *sequence, head int) {
+// packHead lays out the kept keys of one key head of sequence s as the right operand of q k^T and
+// its values as the right operand of p v, in panels of panelCols columns padded with zeros, for the
+// matrix kernels.
+func (t *attentionTask) packHead(sl *slot, s *sequence, head int) {
 	keys := t.data[s.packed+head*t.keySize(s):][:t.keySize(s)]
 	values := t.data[s.packed+t.kvHeads*t.keySize(s)+head*t.valueSize(s):][:t.valueSize(s)]
 	row := func(j int) int {
@@ -231,9 +238,10 @@ func (t *attentionTask) pack(sl *slot, s *sequence, head int) {
 	}
 }
 
-// block writes the attention outputs of queries i0 to i0+rows-1 of one head to dst, rows being the rows of a block or
-// what is left of the sequence. Scores, sums and the copied queries are in memory of the slot.
-func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
+// attendBlock writes the attention outputs of queries i0 to i0+rows-1 of one head to dst, rows
+// being the rows of a block or what is left of the sequence. Scores, sums and the copied queries
+// are in memory of the slot. A query that sees no key gets zeros.
+func (t *attentionTask) attendBlock(sl *slot, s *sequence, head, i0 int) {
 	kern := t.c.k
 	rows := min(s.rows, s.nq-i0)
 	width := panels(s.nk) * panelCols
@@ -288,8 +296,9 @@ func (t *attentionTask) block(sl *slot, s *sequence, head, i0 int) {
 	}
 }
 
-// multiplyPanels writes the product of a [rows, k] and n whole panels of b to c; a panel of b has bk rows, of which the
-// first k are used. lda and ldc are the lengths of the rows of a and c.
+// multiplyPanels writes the product of a [rows, k] and n whole panels of b to c, for one block of
+// attention: scores, then outputs. A panel of b has bk rows, of which the first k are used. lda and
+// ldc are the lengths of the rows of a and c.
 func (s *slot) multiplyPanels(
 	kern *kernelSet, c []float32, ldc int, a []float32, lda int, b []float32, bk, n, k, rows int,
 ) {

@@ -33,8 +33,9 @@ type PackedConv struct {
 	w      *Packed
 }
 
-// PackConv packs w [out, in, kh, kw], the layout of a torch Conv2d weight. The
-// reduction runs over (ky, kx, in).
+// PackConv packs w [out, in, kh, kw], the layout of a torch Conv2d weight, for Conv2D, once when a
+// model is opened. The reduction runs over (ky, kx, in). A w of another length than the shape
+// panics.
 func PackConv(w []float32, out, in, kh, kw int) *PackedConv {
 	if out <= 0 || in <= 0 || kh <= 0 || kw <= 0 || len(w) != out*in*kh*kw {
 		panic(fmt.Sprintf("tensor: convolution weight of %d elements, want %d x %d x %d x %d", len(w), out, in, kh, kw))
@@ -87,8 +88,8 @@ func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v tensor.Conv, e Epilogue) {
 			v, x.N, x.H, x.W, x.C, w.Out, w.In, w.KH, w.KW, dst.N, dst.H, dst.W, dst.C))
 	}
 	rows := dst.N * oh * ow
-	dst.Matrix().valid("convolution", "dst")
-	x.Matrix().valid("convolution", "x")
+	dst.Matrix().checkView("convolution", "dst")
+	x.Matrix().checkView("convolution", "x")
 	e.check(rows, w.Out)
 	if rows == 0 {
 		return
@@ -110,7 +111,8 @@ func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v tensor.Conv, e Epilogue) {
 	*t = convTask{}
 }
 
-// padImage copies x to pad with the zeros of v around each image.
+// padImage copies x [N, H, W, C] to pad [N, padH, padW, C] with zeros around each image as v says,
+// so that Conv2D needs no test for edges.
 func padImage(pad []float32, x Image, v tensor.Conv, padH, padW int) {
 	row := padW * x.C
 	for n := range x.N {
@@ -129,12 +131,13 @@ func padImage(pad []float32, x Image, v tensor.Conv, padH, padW int) {
 func (t *convTask) part(i, slot int) {
 	s := &t.c.slots[slot]
 	for r := i * t.step; r < min((i+1)*t.step, t.dst.N*t.dst.H); r++ {
-		t.row(s, r/t.dst.H, r%t.dst.H)
+		t.computeRow(s, r/t.dst.H, r%t.dst.H)
 	}
 }
 
-// row computes output row y of image n.
-func (t *convTask) row(s *slot, n, y int) {
+// computeRow computes output row y of image n, for all channels, and its epilogue, with scratch
+// memory s. It is one part of Conv2D.
+func (t *convTask) computeRow(s *slot, n, y int) {
 	kern, w, in := t.c.k, t.w, t.w.In
 	row0 := (n*t.dst.H + y) * t.dst.W // of dst.Matrix()
 	out := t.dst.Data[row0*w.Out : (row0+t.dst.W)*w.Out]
@@ -155,7 +158,7 @@ func (t *convTask) row(s *slot, n, y int) {
 			for x := 0; x < t.dst.W; {
 				a.rows = tileHeight(t.dst.W-x, kern.tileRows)
 				a.a = &src[x*a.lda]
-				s.store(kern.tile, out[x*w.Out+j:], w.Out, cols)
+				s.runTile(kern.tile, out[x*w.Out+j:], w.Out, cols)
 				x += a.rows
 			}
 		}
@@ -165,10 +168,11 @@ func (t *convTask) row(s *slot, n, y int) {
 		return
 	}
 	y0 := NewMatrix(out, t.dst.W, w.Out)
-	t.e.finish(kern, y0, y0, row0, 0)
+	t.e.applyTo(kern, y0, y0, row0, 0)
 }
 
-// Upsample2 computes dst[n, y, x] = x[n, y/2, x/2]: nearest neighbour, twice the size.
+// Upsample2 computes dst[n, y, x] = x[n, y/2, x/2]: nearest neighbour, twice the height and width,
+// as decoders of latents need. Shapes that do not fit panic.
 func (c *CPU) Upsample2(dst, x Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
 		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,

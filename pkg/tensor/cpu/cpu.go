@@ -102,4 +102,4 @@ func (c *CPU) threadsFor(work int) int {
 	return max(1, min(c.pool.Threads(), 1+work/threadWork))
 }
 
-func (c *CPU) run(t task, parts, threads int) { c.pool.do(&c.b, t, parts, threads) }
+func (c *CPU) run(t task, parts, threads int) { c.pool.runTask(&c.b, t, parts, threads) }

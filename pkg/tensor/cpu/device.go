@@ -31,7 +31,8 @@ type Device struct {
 
 var _ tensor.Device = (*Device)(nil)
 
-// NewDevice starts the threads. It fails for kernels that this machine does not have.
+// NewDevice starts the threads and makes the sessions of a CPU device; the caller closes it. A
+// number of threads out of range and kernels that this machine does not have are errors.
 func NewDevice(o Options) (*Device, error) {
 	if o.Threads == 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
@@ -72,8 +73,10 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Run calls f with a narrow session, or with the wide one when it is free: when several
-// calls compete, one thread each serves them better.
+// Run implements tensor.Device: it calls f with a session, whose memory is valid until f returns.
+// That is the wide one, with all threads, when wide asks for it and it is free; else a narrow one
+// of one thread, when one is free: when several calls compete, one thread each serves them better.
+// The error is that of f, or the cause of ctx if it ends before f begins.
 func (d *Device) Run(ctx context.Context, wide bool, f func(tensor.Session) error) error {
 	if wide && d.threads > 1 && d.wideMu.TryLock() {
 		defer d.wideMu.Unlock()
@@ -90,7 +93,8 @@ func (d *Device) Run(ctx context.Context, wide bool, f func(tensor.Session) erro
 	}
 }
 
-// WorkingBytes is the memory of the sessions that are free now.
+// WorkingBytes returns the memory, in bytes, of the sessions that are free now, for metrics of
+// usage. Those at work are not counted: their memory must not be read meanwhile.
 func (d *Device) WorkingBytes() int {
 	n := 0
 	for range d.threads {
@@ -108,7 +112,8 @@ func (d *Device) WorkingBytes() int {
 	return n
 }
 
-// Weight packs the parts, which have one K.
+// Weight implements tensor.Device: it packs the parts [n_i, K], stacked, as float32. A model calls
+// it for each projection when it is opened. Parts of another shape panic; there is no error.
 func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	ws := make([][]float32, len(parts))
 	for i, p := range parts {
@@ -120,7 +125,9 @@ func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	return PackStacked(parts[0].Shape[1], ws...), nil
 }
 
-// NarrowWeight keeps bf16.
+// NarrowWeight implements tensor.Device: it packs the parts [n_i, K] as bf16 if all are stored so
+// and the kernels can read it, else as Weight does. Language models use it, whose speed is that of
+// reading weights.
 func (d *Device) NarrowWeight(parts ...tensor.Array) (tensor.Weight, error) {
 	ws := make([][]byte, len(parts))
 	for i, p := range parts {
@@ -173,8 +180,9 @@ func (d *Device) Cache(rows, cols int) (tensor.Matrix, error) {
 // memory is a tensor.Memory: a block of an arena, a table, or a cache.
 type memory struct{ data []float32 }
 
-// host is the view of a matrix that the operations take.
-func host(m tensor.Matrix) Matrix {
+// cpuMatrix returns m, a view of this device's memory, as the Matrix over float32 that the
+// operations of CPU take. A zero m gives a zero Matrix. Memory of another device panics.
+func cpuMatrix(m tensor.Matrix) Matrix {
 	if m.IsZero() {
 		return Matrix{}
 	}
@@ -200,7 +208,10 @@ func hostVector(v tensor.Vector) []float32 {
 }
 
 func hostEpilogue(e tensor.Epilogue) Epilogue {
-	return Epilogue{Bias: hostVector(e.Bias), Act: e.Act, Gate: host(e.Gate), Residual: host(e.Residual), Group: e.Group}
+	return Epilogue{
+		Bias: hostVector(e.Bias), Act: e.Act, Gate: cpuMatrix(e.Gate), Residual: cpuMatrix(e.Residual),
+		Group: e.Group,
+	}
 }
 
 // session is a CPU and the memory of its passes.
@@ -221,8 +232,10 @@ func (s *session) Block(n int) tensor.Block {
 // Factors are float32: products are.
 func (s *session) Factors(n int) tensor.Block { return s.Block(n) }
 
+// CopyIn implements tensor.Session: it copies src, row by row, to the matrix dst. Another length
+// panics.
 func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
-	to := host(dst)
+	to := cpuMatrix(dst)
 	if len(src) != to.Rows*to.Cols {
 		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), to.Rows, to.Cols))
 	}
@@ -231,8 +244,10 @@ func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	}
 }
 
+// CopyOut implements tensor.Session: it copies the matrix src to dst, row by row. Another length
+// panics.
 func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
-	from := host(src)
+	from := cpuMatrix(src)
 	if len(dst) != from.Rows*from.Cols {
 		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", from.Rows, from.Cols, len(dst)))
 	}
@@ -244,23 +259,23 @@ func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 func (s *session) CopyOutLater(dst []float32, src tensor.Matrix) { s.CopyOut(dst, src) }
 
 func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
-	s.cpu.Linear(host(dst), host(x), w.(*Packed), hostEpilogue(e))
+	s.cpu.Linear(cpuMatrix(dst), cpuMatrix(x), w.(*Packed), hostEpilogue(e))
 }
 
 func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
-	s.cpu.Attention(host(dst), host(q), host(k), host(v), a)
+	s.cpu.Attention(cpuMatrix(dst), cpuMatrix(q), cpuMatrix(k), cpuMatrix(v), a)
 }
 
 func (s *session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int32, eps float32) {
-	s.cpu.LayerNormModulate(host(dst), host(x), host(scale), host(shift), group, eps)
+	s.cpu.LayerNormModulate(cpuMatrix(dst), cpuMatrix(x), cpuMatrix(scale), cpuMatrix(shift), group, eps)
 }
 
 func (s *session) RMSNorm(dst, x tensor.Matrix, w tensor.Vector, eps float32) {
-	s.cpu.RMSNorm(host(dst), host(x), hostVector(w), eps)
+	s.cpu.RMSNorm(cpuMatrix(dst), cpuMatrix(x), hostVector(w), eps)
 }
 
 func (s *session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act tensor.Activation) {
-	s.cpu.L2Norm(host(dst), host(x), hostVector(w), eps, act)
+	s.cpu.L2Norm(cpuMatrix(dst), cpuMatrix(x), hostVector(w), eps, act)
 }
 
 func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix,
@@ -271,21 +286,23 @@ func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps fl
 }
 
 func (s *session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
-	s.cpu.RopePairs(host(dst), host(x), host(cos), host(sin), rows)
+	s.cpu.RopePairs(cpuMatrix(dst), cpuMatrix(x), cpuMatrix(cos), cpuMatrix(sin), rows)
 }
 
 func (s *session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {
-	s.cpu.RopeHalves(host(dst), host(x), host(cos), host(sin), rows)
+	s.cpu.RopeHalves(cpuMatrix(dst), cpuMatrix(x), cpuMatrix(cos), cpuMatrix(sin), rows)
 }
 
-func (s *session) SiLUMul(dst, x, y tensor.Matrix) { s.cpu.SiLUMul(host(dst), host(x), host(y)) }
+func (s *session) SiLUMul(dst, x, y tensor.Matrix) {
+	s.cpu.SiLUMul(cpuMatrix(dst), cpuMatrix(x), cpuMatrix(y))
+}
 
 func (s *session) Gather(dst, table tensor.Matrix, ids []int32) {
-	s.cpu.Gather(host(dst), host(table), ids)
+	s.cpu.Gather(cpuMatrix(dst), cpuMatrix(table), ids)
 }
 
 func (s *session) Scatter(dst, x tensor.Matrix, rows []int32) {
-	s.cpu.Scatter(host(dst), host(x), rows)
+	s.cpu.Scatter(cpuMatrix(dst), cpuMatrix(x), rows)
 }
 
 func (s *session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e tensor.Epilogue) {

@@ -21,7 +21,8 @@ type Epilogue struct {
 	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
 }
 
-// check panics if the epilogue does not fit a product of rows x n.
+// check panics if the epilogue does not fit a product of rows x n. Linear and Conv2D call it before
+// they compute.
 func (e *Epilogue) check(rows, n int) {
 	if e.Bias != nil && len(e.Bias) != n {
 		panic(fmt.Sprintf("tensor: bias of %d elements, want %d", len(e.Bias), n))
@@ -38,7 +39,8 @@ func (e *Epilogue) check(rows, n int) {
 	}
 }
 
-// checkGroup panics unless group has one index below groups for each row; nil means row 0 for all.
+// checkGroup panics unless group, which assigns a row of a table (gates, modulations, angles) to
+// each of rows, has one index from 0 to groups-1 for each; nil means row 0 for all.
 func checkGroup(group []int32, rows, groups int) {
 	if group == nil {
 		if rows > 0 && groups < 1 {
@@ -61,11 +63,12 @@ func (e *Epilogue) plain() bool {
 	return e.Act == tensor.Identity && e.Gate.IsZero() && e.Residual.IsZero()
 }
 
-// Linear computes dst = x w^T with an epilogue: dst [M, N], x [M, K], w [N, K],
+// Linear computes dst = x w^T with an epilogue, the projection of networks: dst [M, N], x [M, K], w
+// [N, K],
 //
 //	y[i,j] = sum_k x[i,k] w[j,k].
 //
-// dst must not overlap x; the residual may be dst itself.
+// dst must not overlap x; the residual may be dst itself. Shapes that do not fit panic.
 func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
 	dst.check("linear", "dst", x.Rows, w.n)
 	x.check("linear", "x", x.Rows, w.k)
@@ -73,7 +76,7 @@ func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
 	if x.Rows == 0 {
 		return
 	}
-	c.product(dst, x, w, e)
+	c.multiply(dst, x, w, e)
 }
 
 // zeros returns n zeros, read-only. The first call of an operation for its length is
@@ -105,9 +108,9 @@ type linearTask struct {
 	colStep   int
 }
 
-// product computes dst = x w^T with an epilogue, in blocks that the threads share. The bits do not depend on the
-// blocks.
-func (c *CPU) product(dst, x Matrix, w *Packed, e Epilogue) {
+// multiply computes dst = x w^T with an epilogue for Linear, which has checked the shapes, in
+// blocks that the threads share. The bits do not depend on the blocks.
+func (c *CPU) multiply(dst, x Matrix, w *Packed, e Epilogue) {
 	t := &c.linear
 	*t = linearTask{c: c, dst: dst, x: x, w: w, e: e}
 	threads := c.threadsFor(x.Rows * w.n * w.k)
@@ -130,7 +133,8 @@ func (t *linearTask) parts() int {
 	return t.rowBlocks * ((t.w.n + t.colStep - 1) / t.colStep)
 }
 
-// part computes block i of the product and its epilogue.
+// part implements task: it computes block i of the product and its epilogue. slot names the
+// thread's scratch memory.
 func (t *linearTask) part(i, slot int) {
 	i0 := i % t.rowBlocks * t.rowStep
 	i1 := min(i0+t.rowStep, t.x.Rows)
@@ -143,16 +147,17 @@ func (t *linearTask) part(i, slot int) {
 		// The product may not overwrite the residual before it is added.
 		strip := Matrix{Data: s.strip.floats((i1 - i0) * (j1 - j0)), Rows: i1 - i0, Cols: j1 - j0, Stride: j1 - j0}
 		t.multiply(s, strip, 0, 0, i0, i1, j0, j1, k)
-		t.finish(strip, i0, i1, j0, j1)
+		t.applyEpilogue(strip, i0, i1, j0, j1)
 		return
 	}
 	t.multiply(s, t.dst, i0, j0, i0, i1, j0, j1, k)
 	if !t.e.plain() {
-		t.finish(t.dst.SliceRows(i0, i1).SliceCols(j0, j1), i0, i1, j0, j1)
+		t.applyEpilogue(t.dst.SliceRows(i0, i1).SliceCols(j0, j1), i0, i1, j0, j1)
 	}
 }
 
-// multiply writes rows i0:i1, columns j0:j1 of x w^T + bias to out at (oi, oj).
+// multiply writes rows i0:i1, columns j0:j1 of x w^T + bias, summed over k columns, to out at (oi,
+// oj), tile by tile. The sum of an element runs over k in ascending order, whatever the block.
 func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int) {
 	kern := t.c.k
 	tile := kern.tile
@@ -177,7 +182,7 @@ func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int
 				a.rows = tileHeight(i1-i, kern.tileRows)
 				a.a = &t.x.Data[i*t.x.Stride+k0]
 				at := (oi+i-i0)*out.Stride + oj + j - j0
-				s.store(tile, out.Data[at:], out.Stride, cols)
+				s.runTile(tile, out.Data[at:], out.Stride, cols)
 				i += a.rows
 			}
 			j += cols
@@ -185,7 +190,8 @@ func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int
 	}
 }
 
-// setBias starts the tile's chains from bias, padded when its last panel is not full.
+// setBias has the next tile start its sums from bias, one value for each column, padded when its
+// last panel is not full.
 func (s *slot) setBias(bias []float32) {
 	s.tile.init = tileBias
 	if len(bias)%panelCols == 0 {
@@ -196,9 +202,9 @@ func (s *slot) setBias(bias []float32) {
 	s.tile.bias = &s.bias[0]
 }
 
-// store runs the tile in s and puts its first cols columns to dst. A tile that sticks
-// out of dst goes through a copy.
-func (s *slot) store(tile func(*tile), dst []float32, stride, cols int) {
+// runTile runs the kernel on the tile that is set up in s and puts its first cols columns to dst,
+// whose rows are stride apart. A tile that sticks out of dst goes through a copy.
+func (s *slot) runTile(tile func(*tile), dst []float32, stride, cols int) {
 	a := &s.tile
 	if cols == a.panels*panelCols {
 		a.c, a.ldc = &dst[0], stride
@@ -228,21 +234,22 @@ func tileHeight(rows, most int) int {
 	return (rows + n - 1) / n
 }
 
-// finish applies the epilogue to y, the product of rows i0:i1 and columns j0:j1.
-func (t *linearTask) finish(y Matrix, i0, i1, j0, j1 int) {
-	t.e.finish(t.c.k, t.dst.SliceRows(i0, i1).SliceCols(j0, j1), y, i0, j0)
+// applyTo applies the epilogue to y, the product of rows i0:i1 and columns j0:j1.
+func (t *linearTask) applyEpilogue(y Matrix, i0, i1, j0, j1 int) {
+	t.e.applyTo(t.c.k, t.dst.SliceRows(i0, i1).SliceCols(j0, j1), y, i0, j0)
 }
 
-// finish applies the epilogue to y, whose first element is (i0, j0) of the product,
-// and puts the result to dst, the same part of the destination; dst may be y.
-func (e *Epilogue) finish(kern *kernelSet, dst, y Matrix, i0, j0 int) {
+// applyTo applies the epilogue (activation, gate, residual) to y, whose first element is (i0, j0)
+// of the product, and puts the result to dst, the same part of the destination; dst may be y.
+// Blocks of products and rows of convolutions end with it.
+func (e *Epilogue) applyTo(kern *kernelSet, dst, y Matrix, i0, j0 int) {
 	gated, added := !e.Gate.IsZero(), !e.Residual.IsZero()
 	var res Matrix
 	if added {
 		res = e.Residual.SliceRows(i0, i0+y.Rows).SliceCols(j0, j0+y.Cols)
 	}
 	if !gated && dst.isDense() && y.isDense() && res.isDense() {
-		e.apply(kern, dst.dense(0, y.Rows), y.dense(0, y.Rows), nil, res.dense(0, res.Rows))
+		e.applyRun(kern, dst.dense(0, y.Rows), y.dense(0, y.Rows), nil, res.dense(0, res.Rows))
 		return
 	}
 	for i := range y.Rows {
@@ -257,12 +264,13 @@ func (e *Epilogue) finish(kern *kernelSet, dst, y Matrix, i0, j0 int) {
 		if added {
 			r = res.Row(i)
 		}
-		e.apply(kern, dst.Row(i), y.Row(i), g, r)
+		e.applyRun(kern, dst.Row(i), y.Row(i), g, r)
 	}
 }
 
-// apply is the epilogue of one run of elements; gate and res may be nil.
-func (e *Epilogue) apply(kern *kernelSet, dst, y, gate, res []float32) {
+// applyRun applies the activation, the gate and the residual to one run of elements y, in this
+// order, and writes dst. gate and res may be nil, dst may be y.
+func (e *Epilogue) applyRun(kern *kernelSet, dst, y, gate, res []float32) {
 	switch e.Act {
 	case tensor.SiLU:
 		kern.silu(y, y)

@@ -81,7 +81,8 @@ func ropePairsAMD64(dst, x, cos, sin []float32) {
 	}
 }
 
-// packPanelAMD64 leaves the last columns, fewer than a vector, to Go.
+// packPanelAMD64 is packPanel by AVX2: it writes 16 rows of equal length as a panel of 16 columns,
+// eight by eight. It leaves the last columns, fewer than a vector, to Go.
 func packPanelAMD64(panel []float32, rows *[panelCols][]float32) {
 	n := len(rows[0]) / 8
 	if n > 0 {

@@ -45,6 +45,8 @@ func neonMaxOf(x []float32) float32 {
 	return max(goMaxOf(lanes[:]), goMaxOf(x[quads(len(x)):]))
 }
 
+// neonExpSum is the kernel expSum by NEON: it replaces each x[i] by exp((x[i]-m)*scale) and returns
+// their sum, with the bits of goExpSum. It leaves the last elements, fewer than a vector, to Go.
 func neonExpSum(x []float32, m, scale float32) float32 {
 	var s [lanes]float32
 	expSumNEON(x, m, scale, &s)

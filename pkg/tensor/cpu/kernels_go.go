@@ -31,7 +31,8 @@ var goKernels = kernelSet{
 	packPanel:  goPackPanel,
 }
 
-// goTile computes, for each row i and column j of the tile,
+// goTile is the plain Go form of the kernel tile, which the assembly must equal in every bit. It
+// computes, for each row i and column j of the tile,
 //
 //	acc = 0, c[i,j] or bias[j]; for p < k: acc = fma(a[i,p], b[p,j], acc); c[i,j] = acc.
 func goTile(t *tile) {
@@ -59,7 +60,8 @@ func goTile(t *tile) {
 	}
 }
 
-// goTileHalf is goTile of the numbers whose upper halves b has.
+// goTileHalf is goTile for weights b in bf16: the upper halves of float32 numbers. The bits are
+// those of goTile of the widened numbers.
 func goTileHalf(t *tile) {
 	half := unsafe.Slice((*uint16)(unsafe.Pointer(t.b)), (t.panels-1)*t.bstride+t.k*panelCols)
 	b := make([]float32, len(half))
@@ -74,6 +76,8 @@ func goTileHalf(t *tile) {
 // lanes is the number of partial sums of a row sum.
 const lanes = 16
 
+// goMaxOf is the plain Go form of the kernel maxOf: the largest of x, -Inf for none. Softmax
+// subtracts it.
 func goMaxOf(x []float32) float32 {
 	m := float32(math.Inf(-1))
 	for _, v := range x {
@@ -84,6 +88,9 @@ func goMaxOf(x []float32) float32 {
 	return m
 }
 
+// goExpSum is the plain Go form of the kernel expSum: it replaces each x[i] by exp((x[i]-m)*scale)
+// and returns their sum, in the order of lanes that the package comment defines. It is the softmax
+// of attention before the division.
 func goExpSum(x []float32, m, scale float32) float32 {
 	var s [lanes]float32
 	for i, v := range x {
@@ -147,8 +154,9 @@ const (
 	exp2    = 0.5
 )
 
-// exp32 returns e^x with a relative error below 2e-7: x = n ln2 + r, e^x = 2^n e^r.
-// Above expMax it stays at e^expMax, below expMin it is 0; NaN stays NaN.
+// exp32 returns e^x with a relative error below 2e-7: x = n ln2 + r, e^x = 2^n e^r. All kernels
+// with an exponential have these bits. Above expMax it stays at e^expMax, below expMin it is 0; NaN
+// stays NaN.
 func exp32(x float32) float32 {
 	if x != x {
 		return x
@@ -236,7 +244,9 @@ func goNormMod(dst, x, scale, shift []float32, mean, rstd float32) {
 	}
 }
 
-// goScaleNorm is the plain Go form of the kernel scaleNorm.
+// goScaleNorm is the plain Go form of the kernel scaleNorm, with which RMS and L2 norms are
+// computed: each group of len(w) elements of x is multiplied by w and by num/max(sqrt(sum of
+// squares/n + eps), floor).
 func goScaleNorm(dst, x, w []float32, n, eps, floor, num float64) {
 	for len(x) > 0 {
 		g := x[:len(w)]

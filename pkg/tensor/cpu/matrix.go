@@ -28,7 +28,7 @@ func (m Matrix) Row(i int) []float32 {
 	return m.Data[i*m.Stride : i*m.Stride+m.Cols : i*m.Stride+m.Cols]
 }
 
-// SliceRows views rows i0 <= i < i1.
+// SliceRows views rows i0 <= i < i1; the view shares the memory. Rows out of range panic.
 func (m Matrix) SliceRows(i0, i1 int) Matrix {
 	if i0 < 0 || i1 < i0 || i1 > m.Rows {
 		panic(fmt.Sprintf("tensor: rows %d:%d of %d", i0, i1, m.Rows))
@@ -39,7 +39,7 @@ func (m Matrix) SliceRows(i0, i1 int) Matrix {
 	return Matrix{Data: m.Data[i0*m.Stride : (i1-1)*m.Stride+m.Cols], Rows: i1 - i0, Cols: m.Cols, Stride: m.Stride}
 }
 
-// SliceCols views columns j0 <= j < j1.
+// SliceCols views columns j0 <= j < j1; the view shares the memory. Columns out of range panic.
 func (m Matrix) SliceCols(j0, j1 int) Matrix {
 	if j0 < 0 || j1 < j0 || j1 > m.Cols {
 		panic(fmt.Sprintf("tensor: columns %d:%d of %d", j0, j1, m.Cols))
@@ -65,11 +65,12 @@ func (m Matrix) check(op, name string, rows, cols int) {
 	if m.Rows != rows || m.Cols != cols {
 		panic(fmt.Sprintf("tensor: %s: %s is %d x %d, want %d x %d", op, name, m.Rows, m.Cols, rows, cols))
 	}
-	m.valid(op, name)
+	m.checkView(op, name)
 }
 
-// valid panics unless the data holds the view.
-func (m Matrix) valid(op, name string) {
+// checkView panics, with the names of the operation and the operand, unless the data is long enough
+// for rows, columns and stride.
+func (m Matrix) checkView(op, name string) {
 	if m.Rows == 0 || m.Cols == 0 {
 		return
 	}

@@ -29,8 +29,8 @@ func Pack(w []float32, n, k int) *Packed {
 	return p
 }
 
-// PackStacked packs several weights [n_i, k] as one with n = sum of n_i, for fused
-// projections.
+// PackStacked packs several weights [n_i, k] as one with n = sum of n_i, for fused projections such
+// as query, key and value. A weight whose length is no multiple of k panics.
 func PackStacked(k int, ws ...[]float32) *Packed {
 	n := 0
 	for _, w := range ws {
@@ -84,6 +84,7 @@ func newPacked(n, k int) *Packed {
 	return &Packed{n: n, k: k, data: alignedFloats(panels(n) * panelCols * k)}
 }
 
+// setRows writes the weights w, whole rows of length k, as the rows from n0 on into their panels.
 func (p *Packed) setRows(n0 int, w []float32) {
 	for r := range len(w) / p.k {
 		n := n0 + r
@@ -94,7 +95,8 @@ func (p *Packed) setRows(n0 int, w []float32) {
 	}
 }
 
-// Unpack writes the weights back to dst [N, K].
+// Unpack writes the weights back to dst [N, K], as they were before packing: adapters add to them.
+// Another length panics.
 func (p *Packed) Unpack(dst []float32) {
 	if len(dst) != p.n*p.k {
 		panic(fmt.Sprintf("tensor: unpack to %d elements, want %d x %d", len(dst), p.n, p.k))

@@ -14,7 +14,7 @@ type Pool struct {
 	workers sync.WaitGroup
 }
 
-// NewPool starts threads-1 workers, the caller being the last thread; threads <= 0
+// NewPool starts threads-1 workers, the caller of an operation being the last thread; threads <= 0
 // means GOMAXPROCS. Close stops them.
 func NewPool(threads int) *Pool {
 	if threads <= 0 {
@@ -24,7 +24,7 @@ func NewPool(threads int) *Pool {
 	for range threads - 1 {
 		p.workers.Go(func() {
 			for t := range p.work {
-				t.help()
+				t.joinRun()
 			}
 		})
 	}
@@ -77,8 +77,9 @@ type ticket struct {
 	run uint64 // of b.state
 }
 
-// help joins the run, unless it is over.
-func (t ticket) help() {
+// joinRun has a worker help with the run that the ticket names; if the run is over, it returns at
+// once. The last helper of a run that the caller has finished tells it so.
+func (t ticket) joinRun() {
 	for {
 		s := t.b.state.Load()
 		if s/oneRun != t.run {
@@ -88,15 +89,17 @@ func (t ticket) help() {
 			break
 		}
 	}
-	t.b.run()
+	t.b.runParts()
 	if s := t.b.state.Add(^uint64(0)); s%oneRun == 0 && s/oneRun != t.run {
 		t.b.done <- struct{}{}
 	}
 }
 
-// do runs t.part(i) for 0 <= i < parts on at most threads threads and returns when
-// all are done. It does not wait for busy workers: the caller computes the parts that are left.
-func (p *Pool) do(b *batch, t task, parts, threads int) {
+// runTask runs t.part(i) for 0 <= i < parts on at most threads threads and returns when all are
+// done; every operation of a CPU ends here. It does not wait for busy workers: the caller computes
+// the parts that are left. b is the caller's memory for the run. A panic of a part is repeated
+// here.
+func (p *Pool) runTask(b *batch, t task, parts, threads int) {
 	if p == nil || threads <= 1 || parts <= 1 {
 		for i := range parts {
 			t.part(i, 0)
@@ -116,7 +119,7 @@ func (p *Pool) do(b *batch, t task, parts, threads int) {
 		default: // all workers are busy
 		}
 	}
-	b.run()
+	b.runParts()
 	if b.state.Add(oneRun)%oneRun > 0 {
 		<-b.done
 	}
@@ -126,9 +129,9 @@ func (p *Pool) do(b *batch, t task, parts, threads int) {
 	}
 }
 
-// run takes parts until none is left. A panic is kept for the caller, so that misuse
-// surfaces there and not in a worker.
-func (b *batch) run() {
+// runParts computes parts of the run, each once among all threads, until none is left. A panic ends
+// the run and is kept for the caller, so that misuse surfaces there and not in a worker.
+func (b *batch) runParts() {
 	defer func() {
 		if f := recover(); f != nil {
 			fault := f // of its own, so that only a panic allocates

@@ -30,7 +30,7 @@ func TestPool_EveryPartOnce(t *testing.T) {
 		var b batch
 		for _, parts := range []int{0, 1, 2, 3, 1000} {
 			c := &countTask{done: make([]atomic.Int32, parts), busy: make([]atomic.Int32, threads), fail: -1}
-			p.do(&b, c, parts, threads)
+			p.runTask(&b, c, parts, threads)
 			for i := range c.done {
 				if n := c.done[i].Load(); n != 1 {
 					t.Errorf("%d threads: part %d of %d ran %d times", threads, i, parts, n)
@@ -56,11 +56,11 @@ func TestPool_PanicReachesTheCaller(t *testing.T) {
 					t.Errorf("part %d: recovered %v", fail, v)
 				}
 			}()
-			p.do(&b, c, 40, 4)
+			p.runTask(&b, c, 40, 4)
 		}()
 	}
 	c := &countTask{done: make([]atomic.Int32, 40), busy: make([]atomic.Int32, 4), fail: -1}
-	p.do(&b, c, 40, 4) // the pool is still usable
+	p.runTask(&b, c, 40, 4) // the pool is still usable
 	for i := range c.done {
 		if c.done[i].Load() != 1 {
 			t.Errorf("after a panic part %d did not run", i)

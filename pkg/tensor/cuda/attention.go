@@ -15,7 +15,7 @@ const (
 	flashColumns = 384 // of a head that attention_bf16 takes at most
 )
 
-// plan is which queries see which keys, on the device. All blocks of a transformer ask
+// attentionPlan is which queries see which keys, on the device. All blocks of a transformer ask
 // the same.
 type plan struct {
 	of            tensor.Attention // a copy of the lists that it was made of
@@ -33,14 +33,16 @@ func (p *plan) fits(a tensor.Attention, lq, lk int) bool {
 		slices.EqualFunc(p.of.Keys, a.Keys, slices.Equal)
 }
 
-// plan returns the lists of a call, of an earlier one where they are the same.
-func (s *session) plan(a tensor.Attention, lq, lk int) *plan {
+// attentionPlan returns the lists of rows on the device that attention a over lq queries and lk
+// keys needs, those of an earlier call of this session where they are the same. All layers of a
+// network ask for the same few. Lists that do not fit panic.
+func (s *session) attentionPlan(a tensor.Attention, lq, lk int) *plan {
 	for _, p := range s.plans {
 		if p.fits(a, lq, lk) {
 			return p
 		}
 	}
-	queries, keys := attended(a, lq, lk)
+	queries, keys := attentionLists(a, lq, lk)
 	// A tile's queries see the first of one list of keys.
 	var tiles []int32
 	for i := 0; i < len(queries); i += 3 {
@@ -54,7 +56,7 @@ func (s *session) plan(a tensor.Attention, lq, lk int) *plan {
 	of := tensor.Attention{Causal: a.Causal, Mask: slices.Clone(a.Mask)}
 	of.Sequences, of.Keys = cloneLists(a.Sequences), cloneLists(a.Keys)
 	p := &plan{of: of, lq: lq, lk: lk, n: len(queries) / 3, tileCount: len(tiles) / 2}
-	p.queries, p.keys, p.tiles = s.ints(queries), s.ints(keys), s.ints(tiles)
+	p.queries, p.keys, p.tiles = s.uploadInts(queries), s.uploadInts(keys), s.uploadInts(tiles)
 	const most = 4 // what an encoder, a transformer and an autoencoder ask, and one more
 	if len(s.plans) == most {
 		s.plans = s.plans[1:]
@@ -71,7 +73,9 @@ func cloneLists(x [][]int32) [][]int32 {
 	return y
 }
 
-// Attention implements tensor.Session: in bf16 by flash if the shapes allow, else in float32 by attend.
+// Attention implements tensor.Session: in bf16 by attentionBF16 if the device and the shapes allow,
+// else in float32 by attentionF32. Arguments that do not fit panic; errors of the device come from
+// Run.
 func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	kv := a.KVHeads
 	if kv == 0 {
@@ -92,20 +96,21 @@ func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	if scale == 0 {
 		scale = float32(1 / math.Sqrt(float64(d)))
 	}
-	p := s.plan(a, q.Rows, k.Rows)
+	p := s.attentionPlan(a, q.Rows, k.Rows)
 	if p.n == 0 || dv == 0 {
 		return
 	}
-	defer s.done()
+	defer s.releaseScratch()
 	if s.d.bf16 && d == dv && d%8 == 0 && d <= flashColumns {
-		s.flash(dst, q, k, v, p, a.Heads, kv, scale)
+		s.attentionBF16(dst, q, k, v, p, a.Heads, kv, scale)
 		return
 	}
-	s.attend(dst, q, k, v, p, a.Heads, kv, scale)
+	s.attentionF32(dst, q, k, v, p, a.Heads, kv, scale)
 }
 
-// attend is attention in float32.
-func (s *session) attend(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
+// attentionF32 launches attention in float32 over the lists of p, for any shape that Attention has
+// checked.
+func (s *session) attentionF32(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
 	d, dv := q.Cols/heads, v.Cols/kv
 	if dst.Memory == q.Memory && !isBF16(q) && (d != dv || dv > valueColumns) {
 		// A warp would write what others still read.
@@ -118,16 +123,19 @@ func (s *session) attend(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, sca
 	if isBF16(dst) {
 		to = s.float(dst) // rows of no sequence keep their values
 	}
-	s.warps("attention_f32", p.n*heads, blocks(dv, valueColumns), s.at(to), i32(to.Stride), s.at(q), i32(q.Stride),
-		s.at(k), i32(k.Stride),
-		s.at(v), i32(v.Stride), p.queries, p.keys, i32(p.n), i32(heads), i32(kv), i32(d), i32(dv), driver.Float(scale))
+	s.launchWarps("attention_f32", p.n*heads, blocks(dv, valueColumns), s.address(to), i32(to.Stride), s.address(q),
+		i32(q.Stride),
+		s.address(k), i32(k.Stride),
+		s.address(v), i32(v.Stride), p.queries, p.keys, i32(p.n), i32(heads), i32(kv), i32(d), i32(dv), driver.Float(scale))
 	if to != dst {
 		s.copy(dst, to, 0)
 	}
 }
 
-// flash is attention with factors in bf16, for heads of a multiple of 8 columns.
-func (s *session) flash(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
+// attentionBF16 launches attention with factors in bf16 and without storing the scores
+// (FlashAttention, Dao 2022), for heads whose columns are a multiple of 8 and equally many in keys
+// and values.
+func (s *session) attentionBF16(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
 	d := q.Cols / heads
 	name := "attention_bf16_384"
 	switch {
@@ -139,14 +147,14 @@ func (s *session) flash(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scal
 		name = "attention_bf16_128"
 	}
 	q, k, v = s.factor(q), s.factor(k), s.factor(v)
-	s.launch(name, p.tileCount, heads*blocks(d, valueColumns), 2*queryTile, s.at(dst), i32(dst.Stride), s.at(q),
-		i32(q.Stride), s.at(k), i32(k.Stride), s.at(v), i32(v.Stride),
-		p.tiles, p.queries, p.keys, i32(heads), i32(kv), i32(d), driver.Float(scale), types(dst))
+	s.launch(name, p.tileCount, heads*blocks(d, valueColumns), 2*queryTile, s.address(dst), i32(dst.Stride), s.address(q),
+		i32(q.Stride), s.address(k), i32(k.Stride), s.address(v), i32(v.Stride),
+		p.tiles, p.queries, p.keys, i32(heads), i32(kv), i32(d), driver.Float(scale), bf16Bits(dst))
 }
 
-// attended lists, for each query, its row, where its keys begin in keys, and how many they
-// are; and the rows of the keys. What is masked is not listed.
-func attended(a tensor.Attention, queryRows, keyRows int) (queries, keys []int32) {
+// attentionLists lists, for each query, its row, where its keys begin in keys, and how many of them
+// it sees; and the rows of the keys. What is masked is not listed. Row numbers out of range panic.
+func attentionLists(a tensor.Attention, queryRows, keyRows int) (queries, keys []int32) {
 	seq := func(rows, seenRows []int32, lq, lk int) {
 		first, positions := len(keys), make([]int, 0, lk)
 		for j := range lk {
@@ -178,12 +186,12 @@ func attended(a tensor.Attention, queryRows, keyRows int) (queries, keys []int32
 		panic(fmt.Sprintf("tensor: attention: keys of %d sequences, want %d", len(a.Keys), len(a.Sequences)))
 	}
 	for i, rows := range a.Sequences {
-		rowList("attention", "row", rows, len(rows), queryRows)
+		checkRows("attention", "row", rows, len(rows), queryRows)
 		seen := rows
 		if a.Keys != nil {
 			seen = a.Keys[i]
 		}
-		rowList("attention", "key row", seen, len(seen), keyRows)
+		checkRows("attention", "key row", seen, len(seen), keyRows)
 		seq(rows, seen, len(rows), len(seen))
 	}
 	return queries, keys

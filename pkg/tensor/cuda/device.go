@@ -56,19 +56,21 @@ func Count() (int, error) { return gpu.Count() }
 // ErrNone is there being no GPU.
 var ErrNone = gpu.ErrNone
 
-// Available says why there is no GPU of a number; nil where there is.
+// Available returns an error with the reason if this machine has no GPU with that number; nil if it
+// has.
 func Available(index int) error {
 	n, err := Count()
 	switch {
 	case err != nil:
 		return err
 	case index < 0 || index >= n:
-		return fmt.Errorf("no such GPU; must be %s", among(n))
+		return fmt.Errorf("no such GPU; must be %s", gpuNames(n))
 	}
 	return nil
 }
 
-// Open makes a device of the GPU of a number, below Count.
+// Open makes a device of the GPU with that number, below Count; the caller closes it. It fails
+// where there is no such GPU or driver, and on one that is too old.
 func Open(index int, o Options) (*Device, error) {
 	if err := Available(index); err != nil {
 		return nil, err
@@ -84,8 +86,8 @@ func Open(index int, o Options) (*Device, error) {
 	return dev, nil
 }
 
-// among names n GPUs.
-func among(n int) string {
+// gpuNames names n GPUs.
+func gpuNames(n int) string {
 	if n == 1 {
 		return "cuda:0, the only one"
 	}
@@ -105,7 +107,9 @@ var names = []string{
 	"attention_bf16_128", "attention_bf16_384",
 }
 
-// New makes a device of a driver, which belongs to it from then on.
+// New makes a device of a driver, which belongs to it from then on: it loads the kernels and, for
+// bf16, the library of products. Open calls it with a GPU's driver, tests with the interpreter's.
+// On an error the driver stays the caller's.
 func New(d driver.Driver, o Options) (*Device, error) {
 	switch o.Factors {
 	case "", tensor.F32, tensor.BF16:
@@ -227,8 +231,9 @@ func (l *locked) Sync() error {
 	return l.d.Sync()
 }
 
-// Name is cuda/, what the driver calls the GPU, /bf16 where factors are, and the library of
-// their products: with one, bits depend on the batch, and the name says that, too.
+// Name is cuda/, what the driver calls the GPU, /bf16 where factors are, and the library of their
+// products: with one, bits depend on the batch, and the name says that, too. Samples are stored
+// with it.
 func (d *Device) Name() string {
 	name := "cuda/" + d.driver.Name()
 	if d.bf16 {
@@ -259,34 +264,35 @@ func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) 
 	s := &session{d: d, lists: map[*int32]list{}}
 	d.busy.start()
 	defer func() {
-		if fault := s.finish(); fault != nil {
+		if fault := s.awaitResults(); fault != nil {
 			err = fault // what f made of it is a consequence
 		}
 		d.busy.stop()
 	}()
 	defer func() { <-d.turn }()
-	return d.bound(func() error {
-		defer s.end()
+	return d.withContext(func() error {
+		defer s.releaseMemory()
 		return f(s)
 	})
 }
 
-// bound calls f with the GPU bound to this goroutine.
-func (d *Device) bound(f func() error) error {
+// withContext calls f with the GPU's context bound to this goroutine's thread, which every call of
+// the driver needs. On a GPU that is lost it returns that error and does not call f.
+func (d *Device) withContext(f func() error) error {
 	if lost := d.lost.Load(); lost != nil {
 		return *lost
 	}
 	release, err := d.driver.Bind()
 	if err != nil {
-		return d.fault(err)
+		return d.deviceError(err)
 	}
 	defer release()
 	return f()
 }
 
-// fault is an error of the driver as callers see it. One after which nothing works is that of
-// all calls to come.
-func (d *Device) fault(err error) error {
+// deviceError returns an error of the driver with the name of the device. After one that no call
+// survives it is tensor.ErrDeviceLost, now and for all later calls.
+func (d *Device) deviceError(err error) error {
 	if code, ok := errors.AsType[driver.Code](err); ok && code.Lost() {
 		lost := fmt.Errorf("device %s: %w: %w; start this process again, and look for the reason in dmesg and nvidia-smi",
 			d.Name(), tensor.ErrDeviceLost, err)
@@ -296,11 +302,12 @@ func (d *Device) fault(err error) error {
 	return fmt.Errorf("device %s: %w", d.Name(), err)
 }
 
-// Usage is the memory in use now, and how long the device was busy.
+// Usage is the memory in use now, and how long the device was busy, for metrics. On a lost device
+// free and total are 0.
 func (d *Device) Usage() tensor.Usage {
 	u := d.pool.now()
 	u.Busy = d.busy.total()
-	_ = d.bound(func() (err error) { // a lost device has none
+	_ = d.withContext(func() (err error) { // a lost device has none
 		u.Free, u.Total, err = d.driver.Memory()
 		return err
 	})
@@ -310,9 +317,10 @@ func (d *Device) Usage() tensor.Usage {
 // WorkingBytes is the memory that the pool keeps for sessions.
 func (d *Device) WorkingBytes() int { return d.pool.now().Idle }
 
-// Close frees all memory and gives the GPU back.
+// Close frees all memory and gives the GPU back. No session may run. The memory of a lost device is
+// the driver's to free: that is no error.
 func (d *Device) Close() error {
-	err := d.bound(func() error {
+	err := d.withContext(func() error {
 		var err error
 		if d.products != nil {
 			err = d.products.Close()

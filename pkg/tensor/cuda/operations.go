@@ -13,7 +13,8 @@ const (
 	mmaTile = 128 // in bf16
 )
 
-// epilogue is the last arguments of a product of m rows and n columns.
+// epilogue checks e and returns the arguments that end those of every product kernel, for a product
+// of m rows and n columns. op names the operation in panics about shapes that do not fit.
 func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg {
 	if e.Bias != nil && e.Bias.Len() != n {
 		panic(fmt.Sprintf("tensor: %s: bias of %d for %d columns", op, e.Bias.Len(), n))
@@ -25,8 +26,8 @@ func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg 
 	if !e.Gate.IsZero() {
 		want(op, "gate", e.Gate, e.Gate.Rows, n)
 		if e.Group != nil {
-			rowList(op, "gate row", e.Group, m, e.Gate.Rows)
-			group = s.ints(e.Group)
+			checkRows(op, "gate row", e.Group, m, e.Gate.Rows)
+			group = s.uploadInts(e.Group)
 		}
 	}
 	if !e.Residual.IsZero() {
@@ -34,39 +35,45 @@ func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg 
 	}
 	gate, residual := s.float(e.Gate), s.float(e.Residual)
 	return []driver.Arg{
-		s.vector(e.Bias), i32(int(e.Act)), s.at(gate), i32(gate.Stride), group, s.at(residual), i32(residual.Stride),
+		s.vector(e.Bias), i32(int(e.Act)), s.address(gate), i32(gate.Stride), group, s.address(residual),
+		i32(residual.Stride),
 	}
 }
 
-// Linear implements tensor.Session.
+// Linear implements tensor.Session: in bf16 by the library if it takes the product, else by a
+// kernel. Shapes that do not fit panic; errors of the device come from Run.
 func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
 	a := w.(*array)
 	want("linear", "x", x, x.Rows, a.k)
 	want("linear", "dst", dst, x.Rows, a.n)
-	defer s.done()
+	defer s.releaseScratch()
 	m := x.Rows
 	if a.dtype == tensor.BF16 {
 		x = s.factor(x)
-		if s.multiply(dst, x, a, e) {
+		if s.libraryProduct(dst, x, a, e) {
 			return
 		}
 		args := append([]driver.Arg{
-			s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.array(a), i32(a.stride), i32(m),
+			s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride), s.array(a), i32(a.stride), i32(m),
 			i32(a.n), i32(a.k),
 		},
 			s.epilogue("linear", e, m, a.n)...)
-		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args, types(dst))...)
+		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args, bf16Bits(dst))...)
 		return
 	}
 	x = s.float(x)
 	to, store := s.result(dst)
-	args := append([]driver.Arg{s.at(to), i32(to.Stride), s.at(x), i32(x.Stride), s.array(a), i32(m), i32(a.n), i32(a.k)},
+	args := append([]driver.Arg{
+		s.address(to), i32(to.Stride), s.address(x), i32(x.Stride), s.array(a), i32(m), i32(a.n),
+		i32(a.k),
+	},
 		s.epilogue("linear", e, m, a.n)...)
 	s.launch("linear_f32", blocks(a.n, tile), blocks(m, tile), 64, args...)
 	store()
 }
 
-// Conv2D implements tensor.Session.
+// Conv2D implements tensor.Session by one kernel, in bf16 where the filter is. Shapes that do not
+// fit panic; errors of the device come from Run.
 func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv, e tensor.Epilogue) {
 	a, stride := w.(*array), max(1, c.Stride)
 	oh, ow := c.OutSize(a.kh, a.kw, from.H, from.W)
@@ -74,17 +81,18 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv,
 		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", from.N, from.H, from.W, from.C,
 			dst.N, dst.H, dst.W, dst.C))
 	}
-	defer s.done()
+	defer s.releaseScratch()
 	m := dst.N * oh * ow
 	args := func(to, x tensor.Matrix) []driver.Arg {
 		return append([]driver.Arg{
-			s.at(to), s.at(x), s.array(a), i32(dst.N), i32(from.H), i32(from.W), i32(from.C), i32(oh), i32(ow), i32(a.n),
+			s.address(to), s.address(x), s.array(a), i32(dst.N), i32(from.H), i32(from.W), i32(from.C), i32(oh), i32(ow),
+			i32(a.n),
 			i32(a.kh), i32(a.kw), i32(stride), i32(c.Top), i32(c.Left),
 		}, s.epilogue("convolution", e, m, a.n)...)
 	}
 	if a.dtype == tensor.BF16 {
 		s.launch("conv_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256,
-			append(args(dst.Matrix(), s.factor(from.Matrix())), types(dst.Matrix()))...)
+			append(args(dst.Matrix(), s.factor(from.Matrix())), bf16Bits(dst.Matrix()))...)
 		return
 	}
 	to, store := s.result(dst.Matrix())
@@ -92,30 +100,39 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv,
 	store()
 }
 
+// Upsample2 implements tensor.Session: nearest neighbour, twice the height and width. Shapes that
+// do not fit panic.
 func (s *session) Upsample2(dst, x tensor.Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
 		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
 			dst.C))
 	}
 	to, from := dst.Matrix(), x.Matrix()
-	s.each("upsample2_f32", to.Rows*to.Cols, s.at(to), s.at(from), i32(x.N), i32(x.H), i32(x.W), i32(x.C), types(to, from))
+	s.launchElements("upsample2_f32", to.Rows*to.Cols, s.address(to), s.address(from), i32(x.N), i32(x.H), i32(x.W),
+		i32(x.C), bf16Bits(to, from))
 }
 
-// LayerNormModulate implements tensor.Session.
+// LayerNormModulate implements tensor.Session, one warp for each row. Shapes that do not fit panic;
+// errors of the device come from Run.
 func (s *session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int32, eps float32) {
 	want("layer norm", "x", x, dst.Rows, dst.Cols)
 	want("layer norm", "scale", scale, scale.Rows, dst.Cols)
 	want("layer norm", "shift", shift, scale.Rows, dst.Cols)
 	if group != nil {
-		rowList("layer norm", "group", group, dst.Rows, scale.Rows)
+		checkRows("layer norm", "group", group, dst.Rows, scale.Rows)
 	}
-	defer s.done()
+	defer s.releaseScratch()
 	scale, shift = s.float(scale), s.float(shift)
-	s.warps("layer_norm_f32", dst.Rows, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.at(scale),
+	s.launchWarps("layer_norm_f32", dst.Rows, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
+		s.address(scale),
 		i32(scale.Stride),
-		s.at(shift), i32(shift.Stride), s.ints(group), i32(dst.Rows), i32(dst.Cols), driver.Float(eps), types(dst, x))
+		s.address(shift), i32(shift.Stride), s.uploadInts(group), i32(dst.Rows), i32(dst.Cols), driver.Float(eps),
+		bf16Bits(dst, x))
 }
 
+// norm launches the kernel that RMSNorm and L2Norm (op) share, over groups of w.Len() columns;
+// length is 0 for the mean of squares, else their sum is taken. The name op is for panics about
+// shapes.
 func (s *session) norm(op string, dst, x tensor.Matrix, w tensor.Vector, length int, eps float32,
 	act tensor.Activation,
 ) {
@@ -125,8 +142,9 @@ func (s *session) norm(op string, dst, x tensor.Matrix, w tensor.Vector, length 
 		panic(fmt.Sprintf("tensor: %s: %d columns in groups of %d", op, dst.Cols, n))
 	}
 	groups := dst.Cols / n
-	s.warps("norm_f32", dst.Rows*groups, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.vector(w), i32(dst.Rows),
-		i32(groups), i32(n), i32(length), driver.Float(eps), i32(int(act)), types(dst, x))
+	s.launchWarps("norm_f32", dst.Rows*groups, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
+		s.vector(w), i32(dst.Rows),
+		i32(groups), i32(n), i32(length), driver.Float(eps), i32(int(act)), bf16Bits(dst, x))
 }
 
 func (s *session) RMSNorm(dst, x tensor.Matrix, w tensor.Vector, eps float32) {
@@ -137,8 +155,9 @@ func (s *session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act
 	s.norm("l2 norm", dst, x, w, 1, eps, act)
 }
 
-// rotated checks the arguments of a rotation.
-func rotated(dst, x, cos, sin tensor.Matrix, rows []int32) {
+// checkRotation panics unless the arguments of a rotary embedding fit: x as dst, whose columns are
+// heads of 2*cos.Cols, and angles for every row.
+func checkRotation(dst, x, cos, sin tensor.Matrix, rows []int32) {
 	want("rope", "x", x, dst.Rows, dst.Cols)
 	want("rope", "sin", sin, cos.Rows, cos.Cols)
 	half := cos.Cols
@@ -147,36 +166,43 @@ func rotated(dst, x, cos, sin tensor.Matrix, rows []int32) {
 	}
 	switch {
 	case rows != nil:
-		rowList("rope", "table row", rows, dst.Rows, cos.Rows)
+		checkRows("rope", "table row", rows, dst.Rows, cos.Rows)
 	case cos.Rows < dst.Rows:
 		panic(fmt.Sprintf("tensor: rope: tables of %d rows for %d", cos.Rows, dst.Rows))
 	}
 }
 
+// rope launches both forms of rotary embeddings: halves is 1 for RopeHalves, 0 for RopePairs.
+// Arguments that do not fit panic.
 func (s *session) rope(dst, x, cos, sin tensor.Matrix, rows []int32, halves int) {
-	rotated(dst, x, cos, sin, rows)
-	defer s.done()
+	checkRotation(dst, x, cos, sin, rows)
+	defer s.releaseScratch()
 	cos, sin = s.float(cos), s.float(sin)
 	half, pairs := cos.Cols, dst.Cols/2
-	s.each("rope_f32", dst.Rows*pairs, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.at(cos), i32(cos.Stride),
-		s.at(sin), i32(sin.Stride), s.ints(rows), i32(dst.Rows), i32(pairs), i32(half), i32(halves), types(dst, x))
+	s.launchElements("rope_f32", dst.Rows*pairs, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
+		s.address(cos), i32(cos.Stride),
+		s.address(sin), i32(sin.Stride), s.uploadInts(rows), i32(dst.Rows), i32(pairs), i32(half), i32(halves),
+		bf16Bits(dst, x))
 }
 
-// RMSNormRopePairs implements tensor.Session.
+// RMSNormRopePairs implements tensor.Session: norm and rotation in one kernel, because both read
+// every element. Shapes that do not fit panic; errors of the device come from Run.
 func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix,
 	rows []int32,
 ) {
-	rotated(dst, x, cos, sin, rows)
+	checkRotation(dst, x, cos, sin, rows)
 	half := cos.Cols
 	if w.Len() != 2*half {
 		panic(fmt.Sprintf("tensor: rms norm and rope: %d weights for heads of %d", w.Len(), 2*half))
 	}
-	defer s.done()
+	defer s.releaseScratch()
 	cos, sin = s.float(cos), s.float(sin)
 	heads := dst.Cols / (2 * half)
-	s.warps("norm_rope_f32", dst.Rows*heads, 1, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.vector(w), s.at(cos),
+	s.launchWarps("norm_rope_f32", dst.Rows*heads, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
+		s.vector(w), s.address(cos),
 		i32(cos.Stride),
-		s.at(sin), i32(sin.Stride), s.ints(rows), i32(dst.Rows), i32(heads), i32(half), driver.Float(eps), types(dst, x))
+		s.address(sin), i32(sin.Stride), s.uploadInts(rows), i32(dst.Rows), i32(heads), i32(half), driver.Float(eps),
+		bf16Bits(dst, x))
 }
 
 func (s *session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
@@ -190,20 +216,22 @@ func (s *session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {
 func (s *session) SiLUMul(dst, x, y tensor.Matrix) {
 	want("silu mul", "x", x, dst.Rows, dst.Cols)
 	want("silu mul", "y", y, dst.Rows, dst.Cols)
-	s.each("silu_mul_f32", dst.Rows*dst.Cols, s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.at(y), i32(y.Stride),
-		i32(dst.Rows), i32(dst.Cols), types(dst, x, y))
+	s.launchElements("silu_mul_f32", dst.Rows*dst.Cols, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
+		s.address(y), i32(y.Stride),
+		i32(dst.Rows), i32(dst.Cols), bf16Bits(dst, x, y))
 }
 
 func (s *session) Gather(dst, table tensor.Matrix, ids []int32) {
 	want("gather", "dst", dst, len(ids), table.Cols)
-	rowList("gather", "row", ids, len(ids), table.Rows)
-	s.copy(dst, table, s.ints(ids))
+	checkRows("gather", "row", ids, len(ids), table.Rows)
+	s.copy(dst, table, s.uploadInts(ids))
 }
 
-// Scatter copies runs of adjacent rows, each by a launch of its own.
+// Scatter implements tensor.Session: it copies runs of adjacent rows, each by a launch of its own.
+// Rows out of range panic.
 func (s *session) Scatter(dst, x tensor.Matrix, rows []int32) {
 	want("scatter", "x", x, len(rows), dst.Cols)
-	rowList("scatter", "row", rows, len(rows), dst.Rows)
+	checkRows("scatter", "row", rows, len(rows), dst.Rows)
 	for i := 0; i < len(rows); {
 		n := 1
 		for i+n < len(rows) && rows[i+n] == rows[i]+int32(n) {

@@ -24,7 +24,7 @@ type late struct {
 	err   error
 }
 
-// finish does what is in the queue.
+// awaitResults does what is in the queue.
 func (l *late) finish() error {
 	for _, f := range l.queue {
 		if l.err == nil {

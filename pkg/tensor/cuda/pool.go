@@ -48,13 +48,14 @@ func (p *pool) allocateExactly(bytes int) (driver.Pointer, error) {
 		at, err = p.tryAlloc(bytes)
 	}
 	if errors.Is(err, driver.ErrMemory) {
-		err = p.full(bytes, err)
+		err = p.memoryError(bytes, err)
 	}
 	return at, err
 }
 
-// full is the error when there is no memory for so many bytes, with what helps.
-func (p *pool) full(bytes int, err error) error {
+// memoryError is the error when the GPU has no memory for so many bytes: err with what is in use,
+// what is free, and what helps.
+func (p *pool) memoryError(bytes int, err error) error {
 	free, total, unknown := p.d.Memory()
 	if err = fmt.Errorf("%w: %s more than the %s in use", err, mib(bytes), mib(p.now().Used)); unknown == nil {
 		err = fmt.Errorf("%w, with %s free of %s", err, mib(free), mib(total))
@@ -108,7 +109,8 @@ func (p *pool) markUsed(at driver.Pointer, size int) {
 	p.usage.Blocks++
 }
 
-// release ends the use of memory that allocate returned.
+// release makes the memory at that address, which allocate returned, idle: it stays with the pool
+// for the next allocation of its size. After close it does nothing.
 func (p *pool) release(at driver.Pointer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +125,8 @@ func (p *pool) release(at driver.Pointer) {
 	p.idle[size] = append(p.idle[size], at)
 }
 
-// trim frees all idle memory. It goes on after an error.
+// trim gives all idle memory back to the driver: when memory is short, and at close. The pool must
+// be locked. It goes on after an error and returns all of them.
 func (p *pool) trim() (err error) {
 	for size, list := range p.idle {
 		for _, at := range list {
@@ -135,7 +138,8 @@ func (p *pool) trim() (err error) {
 	return err
 }
 
-// close frees everything.
+// close gives all memory, in use or idle, back to the driver when the device closes. It goes on
+// after an error and returns all.
 func (p *pool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

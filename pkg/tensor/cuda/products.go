@@ -11,7 +11,9 @@ import (
 // leastRows is from where on a product is worth the library's.
 const leastRows = 16
 
-// Products is that of the driver, where it has a library.
+// Products returns the driver's library of matrix products, behind the lock of the driver. Without
+// one the error is driver.ErrUnsupported or the reason why it did not open; the kernels then
+// multiply.
 func (l *locked) Products() (driver.Products, error) {
 	m, ok := l.d.(driver.Multiplier)
 	if !ok {
@@ -46,14 +48,15 @@ func (l *lockedProducts) Close() error {
 	return l.p.Close()
 }
 
-// multiply is Linear in bf16 by the library; false where it does not have the product. What it
-// cannot do after the product, finish_f32 does.
-func (s *session) multiply(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
+// libraryProduct computes Linear in bf16 by the library; it returns false, with nothing done, where
+// the library does not have the product. What the library cannot do after the product, kernel
+// finish_f32 does. An error of the device is kept for Run.
+func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
 	if s.d.products == nil || s.err != nil || x.Rows < leastRows || a.n == 0 || a.k == 0 {
 		return false
 	}
 	p := driver.Product{
-		M: x.Rows, N: a.n, K: a.k, X: driver.Pointer(s.at(x)), XStride: x.Stride,
+		M: x.Rows, N: a.n, K: a.k, X: driver.Pointer(s.address(x)), XStride: x.Stride,
 		W: driver.Pointer(s.array(a)), WStride: a.stride,
 	}
 	alone := e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) &&
@@ -61,11 +64,11 @@ func (s *session) multiply(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bo
 	to := dst
 	if alone {
 		p.GELU = e.Act == tensor.GELU
-		p.Bias = s.biasFor(dst, e.Bias)
+		p.Bias = s.biasAs(dst, e.Bias)
 	} else {
 		to = s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32)
 	}
-	p.Dst, p.DstStride, p.BF16 = driver.Pointer(s.at(to)), to.Stride, isBF16(to)
+	p.Dst, p.DstStride, p.BF16 = driver.Pointer(s.address(to)), to.Stride, isBF16(to)
 	if s.err != nil {
 		return true
 	}
@@ -78,15 +81,18 @@ func (s *session) multiply(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bo
 	}
 	s.profile(s.d.products.Name(), began)
 	if !alone {
-		args := append([]driver.Arg{s.at(dst), i32(dst.Stride), s.at(to), i32(to.Stride), i32(dst.Rows), i32(dst.Cols)},
+		args := append([]driver.Arg{
+			s.address(dst), i32(dst.Stride), s.address(to), i32(to.Stride), i32(dst.Rows),
+			i32(dst.Cols),
+		},
 			s.epilogue("linear", e, dst.Rows, dst.Cols)...)
-		s.each("finish_f32", dst.Rows*dst.Cols, append(args, types(dst))...)
+		s.launchElements("finish_f32", dst.Rows*dst.Cols, append(args, bf16Bits(dst))...)
 	}
 	return true
 }
 
-// biasFor is a bias in the type of dst, as the library wants it.
-func (s *session) biasFor(dst tensor.Matrix, bias tensor.Vector) driver.Pointer {
+// biasAs returns the address of a bias in the type of dst, as the library wants it; 0 for no bias.
+func (s *session) biasAs(dst tensor.Matrix, bias tensor.Vector) driver.Pointer {
 	if bias == nil {
 		return 0
 	}
@@ -95,5 +101,5 @@ func (s *session) biasFor(dst tensor.Matrix, bias tensor.Vector) driver.Pointer 
 	if isBF16(dst) {
 		m = s.factor(m)
 	}
-	return driver.Pointer(s.at(m))
+	return driver.Pointer(s.address(m))
 }

@@ -45,23 +45,25 @@ type list struct {
 	at     driver.Pointer
 }
 
-// end gives the memory back of which the kernels of other sessions may make use after those of
-// this one. It waits for them where no result will be waited for.
-func (s *session) end() {
+// releaseMemory gives the session's memory back to the pool when its function has returned: kernels
+// of other sessions run after those of this one. It waits for the kernels where no later result
+// will be waited for, so that an error of theirs is seen.
+func (s *session) releaseMemory() {
 	if len(s.fetches) == 0 {
 		s.check(s.d.driver.Sync())
 	}
-	s.done()
+	s.releaseScratch()
 	for _, at := range s.taken {
 		s.d.pool.release(at)
 	}
 	s.taken = nil
 }
 
-// finish waits for the results and releases their memory. It returns the session's first error.
-func (s *session) finish() error {
+// awaitResults waits for the results of CopyOutLater, writes them to their slices and releases
+// their memory. It returns the session's first error; then these slices hold NaN. Run ends with it.
+func (s *session) awaitResults() error {
 	if len(s.fetches) > 0 {
-		lost := s.d.bound(func() error {
+		lost := s.d.withContext(func() error {
 			for _, f := range s.fetches {
 				s.check(s.d.driver.Wait(f.copied))
 			}
@@ -82,14 +84,14 @@ func (s *session) finish() error {
 	}
 	s.d.staging.release(s.staged...)
 	if s.err != nil {
-		return s.d.fault(s.err)
+		return s.d.deviceError(s.err)
 	}
 	return nil
 }
 
-// done releases the temporary memory of one operation. Kernels run in the order of their launches, so
+// releaseScratch releases the temporary memory of one operation. Kernels run in the order of their launches, so
 // the next user of that memory runs later.
-func (s *session) done() {
+func (s *session) releaseScratch() {
 	for _, at := range s.temporary {
 		s.d.pool.release(at)
 	}
@@ -103,7 +105,8 @@ func (s *session) check(err error) {
 	}
 }
 
-// allocate returns device memory until the end of the session; 0 after an error.
+// allocate returns device memory of so many bytes until the end of the session. After an error of
+// the session it returns 0; no memory is such an error.
 func (s *session) allocate(bytes int) driver.Pointer {
 	if s.err != nil || bytes == 0 {
 		return 0
@@ -128,7 +131,8 @@ func (s *session) block(n int, dtype tensor.DType) tensor.Block {
 	return tensor.Block{Memory: &memory{at: s.allocate(dtype.Size() * n), len: n, dtype: dtype}, Len: n}
 }
 
-// scratch is a matrix until the operation is done.
+// scratch returns a matrix with unspecified contents, rows stride elements apart, that lives until
+// the operation ends (releaseScratch). After an error its address is 0.
 func (s *session) scratch(rows, cols, stride int, dtype tensor.DType) tensor.Matrix {
 	n := rows * stride
 	m := tensor.Matrix{
@@ -144,8 +148,9 @@ func (s *session) scratch(rows, cols, stride int, dtype tensor.DType) tensor.Mat
 
 func isBF16(m tensor.Matrix) bool { return !m.IsZero() && m.Memory.(*memory).dtype == tensor.BF16 }
 
-// types says which of the matrices are in bf16, as kernels take it.
-func types(ms ...tensor.Matrix) driver.Arg {
+// bf16Bits returns the argument by which kernels know the types of their operands: bit i is set if
+// matrix i is in bf16.
+func bf16Bits(ms ...tensor.Matrix) driver.Arg {
 	bits := 0
 	for i, m := range ms {
 		if isBF16(m) {
@@ -157,8 +162,9 @@ func types(ms ...tensor.Matrix) driver.Arg {
 
 // copy copies rows ids of src (nil: all) to dst, from one type to the other.
 func (s *session) copy(dst, src tensor.Matrix, ids driver.Arg) {
-	s.each("copy_f32", dst.Rows*dst.Cols, s.at(dst), i32(dst.Stride), s.at(src), i32(src.Stride), ids, i32(dst.Rows),
-		i32(dst.Cols), types(dst, src))
+	s.launchElements("copy_f32", dst.Rows*dst.Cols, s.address(dst), i32(dst.Stride), s.address(src), i32(src.Stride),
+		ids, i32(dst.Rows),
+		i32(dst.Cols), bf16Bits(dst, src))
 }
 
 // float is m in float32: itself, or a copy until the operation is done.
@@ -192,8 +198,9 @@ func (s *session) result(dst tensor.Matrix) (to tensor.Matrix, store func()) {
 	return own, func() { s.copy(dst, own, 0) }
 }
 
-// at is the address of a matrix; 0 where it is absent or empty.
-func (s *session) at(m tensor.Matrix) driver.Arg {
+// address returns the device address of a matrix as an argument of a kernel; 0 where it is absent
+// or empty. A view beyond its memory panics.
+func (s *session) address(m tensor.Matrix) driver.Arg {
 	if m.IsZero() || m.Rows == 0 || m.Cols == 0 {
 		return 0
 	}
@@ -217,8 +224,9 @@ func (s *session) vector(v tensor.Vector) driver.Arg {
 	return s.array(v.(*array))
 }
 
-// ints puts a list on the device, once while it stays the same; 0 for nil.
-func (s *session) ints(x []int32) driver.Arg {
+// uploadInts puts a list of numbers on the device and returns its address; once in a session while
+// the list stays the same. It is 0 for nil and after an error.
+func (s *session) uploadInts(x []int32) driver.Arg {
 	if len(x) == 0 {
 		return 0
 	}
@@ -255,7 +263,8 @@ func (s *session) stage(bytes int) []byte {
 	return b[:bytes]
 }
 
-// launch runs a kernel over blocks of threads.
+// launch runs a kernel over x by y blocks of threads. After an error of the session it does
+// nothing, and its own error is kept for Run.
 func (s *session) launch(name string, x, y, threads int, args ...driver.Arg) {
 	if s.err != nil || x == 0 || y == 0 {
 		return
@@ -274,13 +283,13 @@ func (s *session) profile(name string, began time.Time) {
 	}
 }
 
-// each runs a kernel with a thread for each element.
-func (s *session) each(name string, elements int, args ...driver.Arg) {
+// launchElements runs a kernel with a thread for each element.
+func (s *session) launchElements(name string, elements int, args ...driver.Arg) {
 	s.launch(name, blocks(elements, 128), 1, 128, args...)
 }
 
-// warps runs a kernel with a warp for each item.
-func (s *session) warps(name string, items, y int, args ...driver.Arg) {
+// launchWarps runs a kernel with a warp for each item.
+func (s *session) launchWarps(name string, items, y int, args ...driver.Arg) {
 	s.launch(name, blocks(items, 4), y, 128, args...)
 }
 
@@ -298,8 +307,9 @@ func want(op, name string, m tensor.Matrix, rows, cols int) {
 	}
 }
 
-// rowList checks a list of row numbers, one for each of rows, below limit.
-func rowList(op, name string, ids []int32, rows, limit int) {
+// checkRows panics unless ids is a list of row numbers, one for each of rows, from 0 to limit-1. op
+// and name are for the message.
+func checkRows(op, name string, ids []int32, rows, limit int) {
 	if len(ids) != rows {
 		panic(fmt.Sprintf("tensor: %s: %d %s for %d rows", op, len(ids), name, rows))
 	}
@@ -314,17 +324,18 @@ func i32(n int) driver.Arg { return driver.Int(n) }
 
 func dense(m tensor.Matrix) bool { return m.Rows <= 1 || m.Stride == m.Cols }
 
-// CopyIn implements tensor.Session. It converts on the GPU if dst is in bf16 or not dense.
+// CopyIn implements tensor.Session. It converts on the GPU if dst is in bf16 or not dense. Another
+// length panics; errors of the device come from Run.
 func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	if len(src) != dst.Rows*dst.Cols {
 		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))
 	}
-	defer s.done()
+	defer s.releaseScratch()
 	to := dst
 	if isBF16(dst) || !dense(dst) {
 		to = s.scratch(dst.Rows, dst.Cols, dst.Cols, tensor.F32)
 	}
-	at := s.at(to)
+	at := s.address(to)
 	if len(src) == 0 || s.err != nil {
 		return
 	}
@@ -338,16 +349,17 @@ func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	}
 }
 
-// CopyOut gives NaN when the session has failed.
+// CopyOut implements tensor.Session: it waits for the kernels and copies src to dst. dst is NaN
+// when the session has failed, so that garbage is not taken for a result.
 func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 	copied(dst, src)
-	defer s.done()
+	defer s.releaseScratch()
 	from := src
 	if isBF16(src) || !dense(src) {
 		from = s.scratch(src.Rows, src.Cols, src.Cols, tensor.F32)
 		s.copy(from, src, 0)
 	}
-	at := s.at(from)
+	at := s.address(from)
 	if len(dst) == 0 {
 		return
 	}
@@ -360,8 +372,9 @@ func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 	}
 }
 
-// CopyOutLater copies src to memory of its own, so that the other memory of the session is free
-// for the next one.
+// CopyOutLater implements tensor.Session: dst is set when Run returns. It copies src to memory of
+// its own, so that the other memory of the session is free for the next one. When the session fails
+// dst is NaN.
 func (s *session) CopyOutLater(dst []float32, src tensor.Matrix) {
 	copied(dst, src)
 	if len(dst) == 0 {
@@ -378,7 +391,7 @@ func (s *session) CopyOutLater(dst []float32, src tensor.Matrix) {
 			s.fetches = append(s.fetches, f)
 		}
 	}
-	s.done()
+	s.releaseScratch()
 }
 
 // copied checks the sizes of a copy to the host.

@@ -16,7 +16,9 @@ type staging struct {
 	idle [][]byte
 }
 
-// allocate returns at least so many bytes: the smallest idle piece that is large enough.
+// allocate returns at least so many bytes of page-locked host memory, through which copies to and
+// from the GPU go: the smallest idle piece that is large enough, else a new one. It fails where the
+// driver has no more.
 func (p *staging) allocate(bytes int) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,7 +43,7 @@ func (p *staging) release(bs ...[]byte) {
 	p.idle = append(p.idle, bs...)
 }
 
-// close frees what is idle.
+// close gives the idle memory back to the driver when the device closes, and returns all errors.
 func (p *staging) close() (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

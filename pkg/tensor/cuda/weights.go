@@ -36,8 +36,10 @@ func padded(cols int) int { return (cols + 7) / 8 * 8 }
 // device's type. Rows are not split; none is longer than that.
 const uploadBytes = 4 << 20
 
-// hold puts arrays of k columns on the device, stacked, in a type.
-func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) (*array, error) {
+// putArrays puts arrays of k columns on the device, stacked, in type dtype, when a model is opened.
+// The memory is released when the result is no longer referenced. It fails when the GPU has no more
+// memory or is lost.
+func (d *Device) putArrays(k int, dtype tensor.DType, parts ...tensor.Array) (*array, error) {
 	a := &array{k: k, dtype: dtype, stride: k}
 	if dtype == tensor.BF16 {
 		a.stride = padded(k)
@@ -50,15 +52,15 @@ func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) (*array,
 	if a.Bytes() == 0 {
 		return a, nil
 	}
-	err := d.bound(func() (err error) {
+	err := d.withContext(func() (err error) {
 		if a.at, err = d.pool.allocateExactly((a.Bytes() + 255) / 256 * 256); err != nil {
-			return d.fault(err)
+			return d.deviceError(err)
 		}
 		runtime.AddCleanup(a, d.pool.release, a.at)
 		at := a.at
 		for _, p := range parts {
 			if err := d.upload(at, a, p); err != nil {
-				return d.fault(err)
+				return d.deviceError(err)
 			}
 			at += driver.Pointer(p.Len() / k * a.stride * dtype.Size())
 		}
@@ -70,7 +72,9 @@ func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) (*array,
 	return a, nil
 }
 
-// upload copies the rows of p to at, a piece at a time.
+// upload copies the rows of p to the device memory at that address, in the type and with the stride
+// of a, a piece at a time, so that a large weight needs little host memory. An error of the driver
+// ends it.
 func (d *Device) upload(at driver.Pointer, a *array, p tensor.Array) error {
 	d.uploading.Lock()
 	defer d.uploading.Unlock()
@@ -90,8 +94,9 @@ func (d *Device) upload(at driver.Pointer, a *array, p tensor.Array) error {
 	return nil
 }
 
-// convert returns rows in the type and with the stride of an array, in memory that the
-// next call takes again.
+// convert returns rows of data (type from, a.k columns) in the type and with the stride of a, zeros
+// in the gaps, for upload. The result is in memory that the next call takes again. Data of another
+// length panics.
 func (d *Device) convert(a *array, from tensor.DType, data []byte, rows int) []byte {
 	if n := rows * a.k; cap(d.decoded) < n {
 		d.decoded = make([]float32, n)
@@ -113,12 +118,13 @@ func (d *Device) convert(a *array, from tensor.DType, data []byte, rows int) []b
 	return b
 }
 
-// FreeSpace is the memory left for weights and sessions, and the size of a factor, both in bytes.
+// FreeSpace returns the memory left for weights and sessions, and the size of a factor, both in
+// bytes: what a model is checked against before it is opened. A lost device is an error.
 func (d *Device) FreeSpace() (bytes, factorBytes int, err error) {
-	err = d.bound(func() error {
+	err = d.withContext(func() error {
 		free, _, err := d.driver.Memory()
 		if err != nil {
-			return d.fault(err)
+			return d.deviceError(err)
 		}
 		u := d.pool.now()
 		if bytes = free + u.Idle; u.Ceiling > 0 {
@@ -129,7 +135,8 @@ func (d *Device) FreeSpace() (bytes, factorBytes int, err error) {
 	return bytes, d.factors().Size(), err
 }
 
-// Weight stacks the parts, which have one K.
+// Weight implements tensor.Device: it stacks the parts [n_i, K] on the GPU in the type of factors.
+// Parts of another shape panic; no memory is an error.
 func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	k := parts[0].Shape[1]
 	for _, p := range parts {
@@ -137,7 +144,7 @@ func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
 		}
 	}
-	a, err := d.hold(k, d.factors(), parts...)
+	a, err := d.putArrays(k, d.factors(), parts...)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +159,8 @@ func (d *Device) factors() tensor.DType {
 	return tensor.F32
 }
 
-// Read copies a weight back.
+// Read implements tensor.Device: it copies a weight [N, K] back to dst, for adapters, which add to
+// it. Another length panics; a lost device is an error.
 func (d *Device) Read(dst []float32, w tensor.Weight) error {
 	a := w.(*array)
 	if len(dst) != a.Len() {
@@ -162,9 +170,9 @@ func (d *Device) Read(dst []float32, w tensor.Weight) error {
 	if len(b) == 0 {
 		return nil
 	}
-	err := d.bound(func() error {
+	err := d.withContext(func() error {
 		if err := d.driver.CopyOut(b, a.at); err != nil {
-			return d.fault(err)
+			return d.deviceError(err)
 		}
 		return nil
 	})
@@ -186,8 +194,9 @@ func decode(dst []float32, b []byte) {
 	}
 }
 
-// Filter moves the channels of the input last: they are adjacent in an image. Tensor cores
-// take them eight at a time.
+// Filter implements tensor.Device for a convolution w [out, in, kh, kw]. It moves the channels of
+// the input last: they are adjacent in an image. Tensor cores take them eight at a time; other
+// numbers stay float32. No memory is an error.
 func (d *Device) Filter(w tensor.Array) (tensor.Filter, error) {
 	if len(w.Shape) != 4 {
 		panic(fmt.Sprintf("tensor: convolution filter of shape %v", w.Shape))
@@ -205,7 +214,7 @@ func (d *Device) Filter(w tensor.Array) (tensor.Filter, error) {
 			}
 		}
 	}
-	a, err := d.hold(kh*kw*in, dtype, tensor.Floats(y, w.Len()))
+	a, err := d.putArrays(kh*kw*in, dtype, tensor.Floats(y, w.Len()))
 	if err != nil {
 		return nil, err
 	}
@@ -215,14 +224,15 @@ func (d *Device) Filter(w tensor.Array) (tensor.Filter, error) {
 
 // Vector keeps the numbers as float32.
 func (d *Device) Vector(a tensor.Array) (tensor.Vector, error) {
-	v, err := d.hold(a.Len(), tensor.F32, a)
+	v, err := d.putArrays(a.Len(), tensor.F32, a)
 	if err != nil {
 		return nil, err
 	}
 	return v, nil
 }
 
-// Table keeps a matrix as float32, or in bf16 where the file does and factors are.
+// Table implements tensor.Device: it keeps a matrix, such as an embedding, as float32, or in bf16
+// where the file does and factors are. Another shape panics; no memory is an error.
 func (d *Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	if len(a.Shape) != 2 {
 		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
@@ -236,7 +246,7 @@ func (d *Device) Table(a tensor.Array) (tensor.Matrix, error) {
 
 // matrix puts rows of cols numbers on the device in a type.
 func (d *Device) matrix(cols int, dtype tensor.DType, parts ...tensor.Array) (tensor.Matrix, error) {
-	t, err := d.hold(cols, dtype, parts...)
+	t, err := d.putArrays(cols, dtype, parts...)
 	if err != nil {
 		return tensor.Matrix{}, err
 	}
@@ -244,7 +254,8 @@ func (d *Device) matrix(cols int, dtype tensor.DType, parts ...tensor.Array) (te
 	return tensor.Matrix{Memory: m, Rows: t.n, Cols: cols, Stride: t.stride}, nil
 }
 
-// Cache is in the type of factors.
+// Cache implements tensor.Device: memory for keys and values that outlives sessions, all zeros, in
+// the type of factors. No memory is an error.
 func (d *Device) Cache(rows, cols int) (tensor.Matrix, error) {
 	dtype := d.factors()
 	step := max(1, uploadBytes/(cols*dtype.Size()))

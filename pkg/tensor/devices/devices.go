@@ -36,8 +36,9 @@ type Set struct {
 	Note string
 }
 
-// parse returns the numbers of GPUs; none for Auto and CPU. An error names the field.
-func parse(names string) (gpus []int, err error) {
+// parseNames returns the numbers of the GPUs that the setting device names; none for auto and cpu.
+// Anything else is an error with the names that are legal.
+func parseNames(names string) (gpus []int, err error) {
 	if names == Auto || names == CPU {
 		return nil, nil
 	}
@@ -60,10 +61,10 @@ func parse(names string) (gpus []int, err error) {
 	return gpus, nil
 }
 
-// Available says what is wrong with the names of devices on this machine, without opening one.
-// An error for a device that is not there wraps ErrUnavailable.
+// Available returns an error if a device of names is not on this machine, without opening one: at
+// start, and for meander doctor. An error for a device that is not there wraps ErrUnavailable.
 func Available(names string) error {
-	gpus, err := parse(names)
+	gpus, err := parseNames(names)
 	for _, n := range gpus {
 		if fault := cuda.Available(n); fault != nil {
 			err = errors.Join(err, unavailable(n, fault))
@@ -87,10 +88,11 @@ type Options struct {
 	Profile func(kernel string, took time.Duration)
 }
 
-// Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. The caller closes the
-// set. An error for a device that is not there wraps ErrUnavailable.
+// Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. auto is all GPUs, or the
+// CPU where there is none; then Note says why. The caller closes the set. If one does not open,
+// those before it are closed; an error for a device that is not there wraps ErrUnavailable.
 func Open(names string, o Options) (*Set, error) {
-	gpus, err := parse(names)
+	gpus, err := parseNames(names)
 	if err != nil {
 		return nil, err
 	}
@@ -122,9 +124,10 @@ func Open(names string, o Options) (*Set, error) {
 	return set, nil
 }
 
-// One opens the first device of names, for what uses one at a time.
+// One opens the first device of names, for programs that use one at a time, such as benches.
+// Several GPUs are an error.
 func One(names string, o Options) (*Set, error) {
-	gpus, err := parse(names)
+	gpus, err := parseNames(names)
 	switch {
 	case err != nil:
 		return nil, err

@@ -18,7 +18,7 @@ func (session) CopyIn(dst tensor.Matrix, src []float32) {
 	if len(src) != dst.Rows*dst.Cols {
 		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))
 	}
-	each(dst, func(i, j int) float64 { return float64(src[i*dst.Cols+j]) })
+	setEach(dst, func(i, j int) float64 { return float64(src[i*dst.Cols+j]) })
 }
 
 func (session) CopyOut(dst []float32, src tensor.Matrix) {
@@ -32,6 +32,7 @@ func (session) CopyOut(dst []float32, src tensor.Matrix) {
 
 func (s session) CopyOutLater(dst []float32, src tensor.Matrix) { s.CopyOut(dst, src) }
 
+// activate returns activation a of x: SiLU, GELU (tanh form), or x itself.
 func activate(a tensor.Activation, x float64) float64 {
 	switch a {
 	case tensor.SiLU:
@@ -42,8 +43,9 @@ func activate(a tensor.Activation, x float64) float64 {
 	return x
 }
 
-// finish is the epilogue of y, element (i, j) of a product.
-func finish(e tensor.Epilogue, i, j int, y float64) float64 {
+// applyEpilogue returns what is stored of y, element (i, j) of a product: with bias, activation,
+// gate and residual, in this order.
+func applyEpilogue(e tensor.Epilogue, i, j int, y float64) float64 {
 	if e.Bias != nil {
 		y += e.Bias.(*array).data[j]
 	}
@@ -64,16 +66,17 @@ func groupOf(group []int32, i int) int {
 	return int(group[i])
 }
 
+// Linear implements tensor.Session by its formula, in float64. Shapes that do not fit panic.
 func (session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
 	weights, k := w.(*array).data, w.K()
 	want("linear", "x", x, x.Rows, k)
 	want("linear", "dst", dst, x.Rows, w.N())
-	each(dst, func(i, j int) float64 {
+	setEach(dst, func(i, j int) float64 {
 		sum, w := 0.0, weights[j*k:(j+1)*k]
 		for c, v := range row(x, i) {
 			sum += v * w[c]
 		}
-		return finish(e, i, j, sum)
+		return applyEpilogue(e, i, j, sum)
 	})
 }
 
@@ -137,7 +140,7 @@ func (session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 			}
 		}
 	}
-	each(dst, func(i, j int) float64 { return out[i*dst.Cols+j] })
+	setEach(dst, func(i, j int) float64 { return out[i*dst.Cols+j] })
 }
 
 func upTo(n int) []int32 {
@@ -164,18 +167,19 @@ func (session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int
 		}
 		stds[i] = math.Sqrt(variance + float64(eps))
 	}
-	each(dst, func(i, j int) float64 {
+	setEach(dst, func(i, j int) float64 {
 		g := groupOf(group, i)
 		return (get(x, i, j)-means[i])/stds[i]*(1+get(scale, g, j)) + get(shift, g, j)
 	})
 }
 
-// groupNorm multiplies groups of len(w) columns by w and a factor of their sum of squares.
+// groupNorm is the form that RMS and L2 norms share: it multiplies each group of len(w) columns of
+// x by w and by factor of the group's sum of squares, and then applies act.
 func groupNorm(dst, x tensor.Matrix, w tensor.Vector, factor func(sum float64) float64, act tensor.Activation) {
 	weights := w.(*array).data
 	n := len(weights)
 	want("norm", "x", x, dst.Rows, dst.Cols)
-	each(dst, func(i, j int) float64 {
+	setEach(dst, func(i, j int) float64 {
 		first, sum := j/n*n, 0.0
 		for c := range n {
 			v := get(x, i, first+c)
@@ -195,12 +199,13 @@ func (session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act te
 	groupNorm(dst, x, w, func(sum float64) float64 { return math.Sqrt(n) / max(math.Sqrt(sum), float64(eps)) }, act)
 }
 
-// rope rotates. pair returns the partner of column j of a head of 2*half columns, the
-// angle's column, and the sign of the sine.
-func rope(dst, x, cos, sin tensor.Matrix, rows []int32, pair func(j, half int) (partner, angle int, sign float64)) {
+// rotate is the form that both rotary embeddings share. pair returns, for column j of a head of
+// 2*half columns, the column that it is rotated with, the column of its angle, and the sign of the
+// sine. rows[i] is the row of the angles of row i; nil means i.
+func rotate(dst, x, cos, sin tensor.Matrix, rows []int32, pair func(j, half int) (partner, angle int, sign float64)) {
 	want("rope", "x", x, dst.Rows, dst.Cols)
 	half := cos.Cols
-	each(dst, func(i, j int) float64 {
+	setEach(dst, func(i, j int) float64 {
 		r := i
 		if rows != nil {
 			r = int(rows[i])
@@ -212,7 +217,7 @@ func rope(dst, x, cos, sin tensor.Matrix, rows []int32, pair func(j, half int) (
 }
 
 func (session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
-	rope(dst, x, cos, sin, rows, func(j, _ int) (int, int, float64) { return j ^ 1, j / 2, float64(2*(j&1) - 1) })
+	rotate(dst, x, cos, sin, rows, func(j, _ int) (int, int, float64) { return j ^ 1, j / 2, float64(2*(j&1) - 1) })
 }
 
 func (s session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix,
@@ -223,7 +228,7 @@ func (s session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps flo
 }
 
 func (session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {
-	rope(dst, x, cos, sin, rows, func(j, half int) (int, int, float64) {
+	rotate(dst, x, cos, sin, rows, func(j, half int) (int, int, float64) {
 		if j < half {
 			return j + half, j, -1
 		}
@@ -234,18 +239,18 @@ func (session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {
 func (session) SiLUMul(dst, x, y tensor.Matrix) {
 	want("silu mul", "x", x, dst.Rows, dst.Cols)
 	want("silu mul", "y", y, dst.Rows, dst.Cols)
-	each(dst, func(i, j int) float64 { return activate(tensor.SiLU, get(x, i, j)) * get(y, i, j) })
+	setEach(dst, func(i, j int) float64 { return activate(tensor.SiLU, get(x, i, j)) * get(y, i, j) })
 }
 
 func (session) Gather(dst, table tensor.Matrix, ids []int32) {
 	want("gather", "dst", dst, len(ids), table.Cols)
-	each(dst, func(i, j int) float64 { return get(table, int(ids[i]), j) })
+	setEach(dst, func(i, j int) float64 { return get(table, int(ids[i]), j) })
 }
 
 func (session) Scatter(dst, x tensor.Matrix, rows []int32) {
 	want("scatter", "x", x, len(rows), dst.Cols)
 	for i, r := range rows {
-		each(dst.SliceRows(int(r), int(r)+1), func(_, j int) float64 { return get(x, i, j) })
+		setEach(dst.SliceRows(int(r), int(r)+1), func(_, j int) float64 { return get(x, i, j) })
 	}
 }
 
@@ -260,7 +265,7 @@ func (session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e ten
 			dst.W, dst.C))
 	}
 	stride := max(1, c.Stride)
-	each(dst.Matrix(), func(i, o int) float64 {
+	setEach(dst.Matrix(), func(i, o int) float64 {
 		n, y, xx := i/(oh*ow), i/ow%oh, i%ow
 		sum := 0.0
 		for ky := range kh {
@@ -274,17 +279,18 @@ func (session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e ten
 				}
 			}
 		}
-		return finish(e, i, o, sum)
+		return applyEpilogue(e, i, o, sum)
 	})
 }
 
+// Upsample2 implements tensor.Session by its formula. Shapes that do not fit panic.
 func (session) Upsample2(dst, x tensor.Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
 		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
 			dst.C))
 	}
 	pixels := x.Matrix()
-	each(dst.Matrix(), func(i, c int) float64 {
+	setEach(dst.Matrix(), func(i, c int) float64 {
 		n, y, xx := i/(dst.H*dst.W), i/dst.W%dst.H, i%dst.W
 		return get(pixels, (n*x.H+y/2)*x.W+xx/2, c)
 	})

@@ -58,7 +58,8 @@ func (a *array) Bytes() int              { return 8 * len(a.data) }
 func (a *array) Channels() (in, out int) { return a.shape[1], a.shape[0] }
 func (a *array) Size() (kh, kw int)      { return a.shape[2], a.shape[3] }
 
-// Weight stacks the parts.
+// Weight implements tensor.Device: it stacks the parts [n_i, K], widened to float64. Parts of
+// another shape panic.
 func (Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	w := &array{shape: []int{0, parts[0].Shape[1]}}
 	for _, p := range parts {
@@ -108,7 +109,8 @@ type memory struct{ data []float64 }
 
 func block(x []float64) tensor.Block { return tensor.Block{Memory: &memory{x}, Len: len(x)} }
 
-// Float64s are the elements of a matrix of this device, row by row, as it has them.
+// Float64s returns the elements of a matrix of this device, row by row, in float64 as it has them:
+// what other devices are compared with.
 func Float64s(m tensor.Matrix) []float64 {
 	out := make([]float64, 0, m.Rows*m.Cols)
 	for i := range m.Rows {
@@ -128,8 +130,9 @@ func row(m tensor.Matrix, i int) []float64 {
 	return m.Memory.(*memory).data[at : at+m.Cols]
 }
 
-// each computes all elements of dst before it stores the first: operands may be dst.
-func each(dst tensor.Matrix, f func(i, j int) float64) {
+// setEach sets dst[i, j] = f(i, j). It computes all elements before it stores the first: f may read
+// dst.
+func setEach(dst tensor.Matrix, f func(i, j int) float64) {
 	values := make([]float64, 0, dst.Rows*dst.Cols)
 	for i := range dst.Rows {
 		for j := range dst.Cols {

@@ -157,7 +157,8 @@ func attentionCases() []Case {
 	return cases
 }
 
-// cacheCase is attention over rows of a cache that lie anywhere, some of them shared.
+// cacheCase is a case of attention over rows of a cache that lie anywhere, some of them shared by
+// several sequences.
 func cacheCase(causal bool) func(c *call) tensor.Matrix {
 	return func(c *call) tensor.Matrix {
 		const heads, kv, d, rows = 4, 2, 16, 90
@@ -260,7 +261,8 @@ func rowCases() []Case {
 	return cases
 }
 
-// convCases are cases of Conv2D and Upsample2.
+// convCases are cases of Conv2D and Upsample2: sizes of filters, strides and paddings, and parts of
+// an epilogue.
 func convCases() []Case {
 	var cases []Case
 	type opts struct {

@@ -56,13 +56,18 @@ func Cases() []Case {
 	return slices.Concat(productCases(), attentionCases(), rowCases(), convCases())
 }
 
-// Run checks a device on every case: with a narrow session, and with a wide one whose
-// operands are factors, and whose result comes later.
+// Run is the conformance test of a device: it runs every case with a narrow session, and with a
+// wide one whose operands are factors, and whose result comes later, and compares with package
+// reference. The device's own tests call it.
 func Run(t *testing.T, d tensor.Device) {
 	for _, cs := range Cases() {
 		t.Run(cs.Name, func(t *testing.T) {
 			var want []float64
-			cs.on(t, reference.Device{}, false, false, func(_ tensor.Session, m tensor.Matrix) { want = reference.Float64s(m) })
+			cs.runOn(t, reference.Device{}, false, false, func(_ tensor.Session,
+				m tensor.Matrix,
+			) {
+				want = reference.Float64s(m)
+			})
 			for _, other := range []bool{false, true} {
 				compare(t, cs.Output(t, d, other, other), want, cs.tolerance())
 			}
@@ -70,12 +75,12 @@ func Run(t *testing.T, d tensor.Device) {
 	}
 }
 
-// Output runs one case and returns its result, row by row. With factors all operands, and
-// the result, are what Session.Factors takes.
+// Output runs one case on d and returns its result, row by row, for comparison. With factors all
+// operands, and the result, are what Session.Factors takes. A device that fails ends the test.
 func (cs Case) Output(t *testing.T, d tensor.Device, wide, factors bool) []float32 {
 	t.Helper()
 	var out []float32
-	cs.on(t, d, wide, factors, func(s tensor.Session, m tensor.Matrix) {
+	cs.runOn(t, d, wide, factors, func(s tensor.Session, m tensor.Matrix) {
 		out = make([]float32, m.Rows*m.Cols)
 		if !wide {
 			s.CopyOut(out, m)
@@ -87,13 +92,14 @@ func (cs Case) Output(t *testing.T, d tensor.Device, wide, factors bool) []float
 	return out
 }
 
-// on runs the case and shows its result to see.
-func (cs Case) on(t *testing.T, d tensor.Device, wide, factors bool, see func(tensor.Session, tensor.Matrix)) {
+// runOn runs the case on d, checks that it wrote nothing else, and calls see with its result while
+// the session lasts. An error of the device ends the test.
+func (cs Case) runOn(t *testing.T, d tensor.Device, wide, factors bool, see func(tensor.Session, tensor.Matrix)) {
 	t.Helper()
 	err := d.Run(t.Context(), wide, func(s tensor.Session) error {
 		c := &call{t: t, r: rand.New(rand.NewPCG(1, uint64(len(cs.Name)))), d: d, s: s, factors: factors}
 		m := cs.run(c)
-		c.verify()
+		c.checkGuards()
 		see(s, m)
 		return nil
 	})
@@ -136,17 +142,17 @@ func compare(t *testing.T, got []float32, want []float64, tol tolerance) {
 
 // call makes the operands of one case and watches over their memory.
 type call struct {
-	t    *testing.T
-	r    *rand.Rand
-	d    tensor.Device
-	s    tensor.Session
-	held []held
+	t       *testing.T
+	r       *rand.Rand
+	d       tensor.Device
+	s       tensor.Session
+	guarded []guardedMemory
 
 	factors bool // operands are
 }
 
-// held is a piece of memory with the cells that an operation may change.
-type held struct {
+// guarded is a piece of memory with the cells that an operation may change.
+type guardedMemory struct {
 	all  tensor.Matrix
 	copy []float32
 	free func(i int) bool // may cell i change?
@@ -185,7 +191,7 @@ func (c *call) strided(rows, cols, stride int, output bool, value func() float32
 	if buf[0] != guard {
 		c.t.Fatalf("guards of %v are %v on the device", guard, buf[0])
 	}
-	c.held = append(c.held, held{all, buf, func(i int) bool {
+	c.guarded = append(c.guarded, guardedMemory{all, buf, func(i int) bool {
 		i -= margin
 		return output && i >= 0 && i < n && i%stride < cols
 	}})
@@ -247,10 +253,11 @@ func (c *call) image(n, h, w, ch int, output bool, value func() float32) tensor.
 	return tensor.Image{Memory: m.Memory, Offset: m.Offset, N: n, H: h, W: w, C: ch}
 }
 
-// verify fails when a cell changed that had to stay.
-func (c *call) verify() {
+// checkGuards fails the test when an operation changed memory that it had to leave: the guard
+// values around all operands, the gaps between rows, and the inputs.
+func (c *call) checkGuards() {
 	c.t.Helper()
-	for n, h := range c.held {
+	for n, h := range c.guarded {
 		now := make([]float32, len(h.copy))
 		c.s.CopyOut(now, h.all)
 		for i, was := range h.copy {

@@ -35,7 +35,7 @@ var sizeUnits = []struct {
 	{"B", 1},
 }
 
-// String prints the size in the largest binary unit that divides it.
+// String prints the size in the largest binary unit that divides it, in the form that UnmarshalText reads.
 func (b Bytes) String() string {
 	units := []struct {
 		name string

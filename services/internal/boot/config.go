@@ -129,7 +129,7 @@ func Load[T any](name string, def T, fs *pflag.FlagSet, environ []string) (T, er
 }
 
 // loadFile adds the settings of the file that --config names to k; without the flag it adds nothing. Unknown keys and
-// bad values are all reported, joined.
+// bad values are all reported, joined. Load calls it.
 func loadFile(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	path := ""
 	if fs != nil {
@@ -163,7 +163,7 @@ func loadFile(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 			fault(err)
 			continue
 		}
-		if err := k.Set(key, f.plain(value)); err != nil {
+		if err := k.Set(key, f.mergeValue(value)); err != nil {
 			fault(err)
 		}
 	}
@@ -173,7 +173,8 @@ func loadFile(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 // boundedFile is a koanf provider that refuses files larger than maxConfigFile.
 type boundedFile string
 
-// ReadBytes reads the whole file.
+// ReadBytes reads the whole configuration file for koanf. It fails if the file cannot be read, or is larger than a
+// configuration can be.
 func (p boundedFile) ReadBytes() ([]byte, error) {
 	f, err := os.Open(string(p))
 	if err != nil {
@@ -194,8 +195,8 @@ func (p boundedFile) Read() (map[string]any, error) {
 	return nil, errors.New("needs a parser")
 }
 
-// loadEnv adds the settings of the environment to k. An unknown variable with the prefix of the program, or of a
-// section, is an error: it is most likely misspelled.
+// loadEnv adds the settings of the environment, environ, to k. An unknown variable with the prefix of the program, or
+// of a section, is an error: it is most likely misspelled. All faults are reported, joined.
 func loadEnv(k *koanf.Koanf, fields []*field, name string, environ []string) error {
 	byEnv := make(map[string]*field, len(fields))
 	prefixes := map[string]bool{EnvPrefix(name): true}
@@ -226,13 +227,14 @@ func loadEnv(k *koanf.Koanf, fields []*field, name string, environ []string) err
 				errs = append(errs, fmt.Errorf("environment: %s: %w", variable, err))
 				return "", nil
 			}
-			return f.path, f.plain(value)
+			return f.path, f.mergeValue(value)
 		},
 	}), nil)
 	return errors.Join(append(errs, err)...)
 }
 
-// loadFlags adds the flags that were given on the command line to k.
+// loadFlags adds the flags that were given on the command line to k; flags with their default stay out. Bad values
+// are all reported, joined. Load calls it.
 func loadFlags(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	if fs == nil {
 		return nil
@@ -252,13 +254,15 @@ func loadFlags(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 			errs = append(errs, fmt.Errorf("--%s: %w", flag.Name, err))
 			return "", nil
 		}
-		return f.path, f.plain(value)
+		return f.path, f.mergeValue(value)
 	}), nil)
 	return errors.Join(append(errs, err)...)
 }
 
-// fill sets the setting at path in every struct of cfg that has it. text is parsed as from a flag.
-func fill[T any](cfg *T, path, text string) error {
+// setByPath sets the setting at a path in a configuration that was loaded already; text is parsed as from a flag. A
+// program calls it for settings that it makes up when they were not given. It fails if the text is no value of the
+// setting.
+func setByPath[T any](cfg *T, path, text string) error {
 	fields, err := fieldsOf(reflect.TypeFor[T](), "")
 	if err != nil {
 		return err

@@ -17,4 +17,10 @@
 //
 // Exit status of every program: 0 it did its work, or was stopped and finished what was
 // begun; 1 it failed; 2 it was called wrongly.
+//
+// In Load, koanf merges the sources; a field is one setting, with its path in the YAML file (the koanf keys joined by
+// dots), its variable and its flag. A fault is a mistake in a setting; the faults of a source are joined.
+//
+// A program calls Main or Execute; that calls AddFlags, Load (loadFile, loadEnv, loadFlags, then Validate) or Print,
+// and then serve. An error of a configuration is a usage error.
 package boot

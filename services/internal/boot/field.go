@@ -23,35 +23,36 @@ type field struct {
 	index [][]int
 }
 
-// fieldsOf lists the settings of the struct type t in declaration order. The fields of an embedded struct without a key
-// are settings of t.
+// fieldsOf lists the settings of the struct type t in declaration order. The fields of an embedded struct without a
+// key are settings of t. An error is a mistake in the struct: see AddFlags.
 func fieldsOf(t reflect.Type, envPrefix string) ([]*field, error) {
-	w := fieldWalk{byPath: map[string]*field{}, byName: map[string]string{}}
+	w := fieldCollector{byPath: map[string]*field{}, byName: map[string]string{}}
 	if t.Kind() != reflect.Struct {
 		return nil, fmt.Errorf("config type %v; must be a struct", t)
 	}
-	if err := w.walk(t, position{env: envPrefix}); err != nil {
+	if err := w.walk(t, settingPath{env: envPrefix}); err != nil {
 		return nil, err
 	}
 	return w.fields, nil
 }
 
-// position is where the walk stands: the key and the variable so far, and the way to the struct field.
-type position struct {
+// settingPath is where the walk stands: the key and the variable so far, and the way to the struct field.
+type settingPath struct {
 	path, env string
 	index     []int
 }
 
-// fieldWalk collects the settings of a configuration struct.
-type fieldWalk struct {
+// fieldCollector collects the settings of a configuration struct.
+type fieldCollector struct {
 	fields []*field
 	byPath map[string]*field
 	byName map[string]string // flags and variables taken -> path
 }
 
-// walk adds the settings of the struct type t, and of the structs in it. A squashed struct has the keys of the struct
-// around it.
-func (w *fieldWalk) walk(t reflect.Type, at position) error {
+// walk adds the settings of the struct type t, and of the structs in it; at is where t is in the whole configuration.
+// A squashed struct has the keys of the struct around it. It fails for a field without a key, or of a type that no
+// text can set.
+func (w *fieldCollector) walk(t reflect.Type, at settingPath) error {
 	for sf := range t.Fields() {
 		if !sf.IsExported() {
 			continue
@@ -63,14 +64,14 @@ func (w *fieldWalk) walk(t reflect.Type, at position) error {
 		case key == "-":
 			continue
 		case section && (options == "squash" || sf.Anonymous && key == ""):
-			if err := w.walk(sf.Type, position{path: at.path, env: at.env, index: index}); err != nil {
+			if err := w.walk(sf.Type, settingPath{path: at.path, env: at.env, index: index}); err != nil {
 				return err
 			}
 			continue
 		case key == "":
 			return fmt.Errorf("config field %v.%s has no koanf key", t, sf.Name)
 		}
-		next := position{path: join(at.path, ".", key), index: index}
+		next := settingPath{path: join(at.path, ".", key), index: index}
 		next.env = at.env + strings.ToUpper(key)
 		if section {
 			next.env += "__"
@@ -89,9 +90,9 @@ func (w *fieldWalk) walk(t reflect.Type, at position) error {
 	return nil
 }
 
-// addField adds one setting. Two fields may share a key if their types are equal; two keys that would have one flag or
-// variable are an error.
-func (w *fieldWalk) addField(sf reflect.StructField, at position) error {
+// addField adds one setting. Two fields may share a key if their types are equal; two keys that would have one flag
+// or variable are an error, as is a type that no text can set.
+func (w *fieldCollector) addField(sf reflect.StructField, at settingPath) error {
 	if elem := elemOf(sf.Type); !isText(elem) && !isScalar(elem) {
 		return fmt.Errorf("config field %s has type %v, which no text can set", at.path, sf.Type)
 	}
@@ -134,8 +135,8 @@ func (f *field) set(v, value reflect.Value) {
 // list reports whether the setting is a list.
 func (f *field) list() bool { return !isText(f.typ) && f.typ.Kind() == reflect.Slice }
 
-// parse turns text, as flags and the environment have it, into a value. Elements
-// of a list are separated by commas.
+// parse turns text, as flags and the environment have it, into a value of the setting's type. Elements of a list are
+// separated by commas. The error names the setting and what it must be.
 func (f *field) parse(text string) (reflect.Value, error) {
 	if !f.list() {
 		return f.parseOne(f.typ, text)
@@ -147,7 +148,8 @@ func (f *field) parse(text string) (reflect.Value, error) {
 	return f.parseList(parts)
 }
 
-// parseList parses the elements of a list, each as a value of the list's element type.
+// parseList parses the elements of a list, each as a value of the list's element type. The error is of the first bad
+// one.
 func (f *field) parseList(parts []string) (reflect.Value, error) {
 	out := reflect.MakeSlice(f.typ, 0, len(parts))
 	for _, p := range parts {
@@ -160,7 +162,8 @@ func (f *field) parseList(parts []string) (reflect.Value, error) {
 	return out, nil
 }
 
-// decode turns a value of the YAML file, or one that plain made, into the setting's type.
+// decode turns a value of the YAML file, or one that mergeValue made, into the setting's type. The error names the
+// setting, what was given and what it must be.
 func (f *field) decode(raw any) (reflect.Value, error) {
 	if parts, ok := raw.([]string); ok && f.list() {
 		return f.parseList(parts)
@@ -240,7 +243,7 @@ func (f *field) kind() string {
 	return kindOf(f.typ)
 }
 
-// kindOf says in words which values a type allows.
+// kindOf says in words which values a type allows, for errors.
 func kindOf(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Duration]():
@@ -294,8 +297,8 @@ func typeName(t reflect.Type) string {
 	}
 }
 
-// plain is the value as koanf merges it: a string, or a []string for a list.
-func (f *field) plain(v reflect.Value) any {
+// mergeValue returns a value in the form in which koanf merges the sources: a string, or a []string for a list.
+func (f *field) mergeValue(v reflect.Value) any {
 	if !f.list() {
 		return valueText(v)
 	}
@@ -308,13 +311,13 @@ func (f *field) plain(v reflect.Value) any {
 
 // text prints a value so that parse reads the same value back.
 func (f *field) text(v reflect.Value) string {
-	if parts, ok := f.plain(v).([]string); ok {
+	if parts, ok := f.mergeValue(v).([]string); ok {
 		return strings.Join(parts, ",")
 	}
 	return valueText(v)
 }
 
-// valueText prints a value so that parse reads the same value again.
+// valueText prints a value so that parse reads the same value again. Print and mergeValue use it.
 func valueText(v reflect.Value) string {
 	switch x := v.Interface().(type) {
 	case encoding.TextMarshaler:
@@ -343,7 +346,7 @@ func isText(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }
 
-// isScalar reports whether a type is a text, a boolean or a number.
+// isScalar reports whether a type is a text, a boolean or a number. addField calls it.
 func isScalar(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.String, reflect.Bool, reflect.Float32, reflect.Float64,
@@ -355,7 +358,8 @@ func isScalar(t reflect.Type) bool {
 	}
 }
 
-// scalarText returns the text of a YAML scalar, and false for maps, lists and null.
+// scalarText returns the text of a scalar of the YAML file, as parse reads it; false for maps, lists and null. decode
+// calls it.
 func scalarText(raw any) (string, bool) {
 	switch x := raw.(type) {
 	case string:
@@ -367,7 +371,7 @@ func scalarText(raw any) (string, bool) {
 	}
 }
 
-// yamlKind says what a YAML value is, for errors.
+// yamlKind says what a YAML value is, for errors. decode calls it.
 func yamlKind(raw any) string {
 	switch raw.(type) {
 	case nil:

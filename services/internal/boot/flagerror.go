@@ -13,7 +13,8 @@ import (
 )
 
 // FlagError explains an error of the command line like all other errors: which values a flag allows, and for an
-// unknown flag the nearest flag of fs. other maps the names that other tools use, with dashes, to flags of fs.
+// unknown flag the nearest flag of fs. other maps the names that other tools use, with dashes, to flags of fs. An
+// error of another kind is returned as it is.
 func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f := invalid.GetFlag()
@@ -50,6 +51,7 @@ func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
 }
 
 // allowedValues says which values a flag of the library's type kind allows; given is the text that it refused.
+// FlagError calls it.
 func allowedValues(kind, given string) string {
 	switch {
 	case kind == "duration":

@@ -52,7 +52,7 @@ func (h *Health) Check(name string, run func() error) {
 	h.checks = append(h.checks, check{name, run})
 }
 
-// Until adds a condition that fails with why until done is called.
+// Until adds a condition of readiness that fails with the reason why until done is called.
 func (h *Health) Until(name, why string) (done func()) {
 	var met atomic.Bool
 	h.Check(name, func() error {
@@ -64,8 +64,8 @@ func (h *Health) Until(name, why string) (done func()) {
 	return func() { met.Store(true) }
 }
 
-// Connected adds conditions: b has its server, its user is allowed what it does there, its consumers are as the
-// program made them, and the server stores what is published.
+// Connected adds the conditions of readiness that every program on a server has: b has its server, its user is
+// allowed what it does there, its consumers are as the program made them, and the server stores what is published.
 func (h *Health) Connected(b *bus.Bus) {
 	h.Check("nats", func() error {
 		if !b.Conn().IsConnected() {
@@ -103,8 +103,8 @@ const (
 	storageTimeout = 2 * time.Second
 )
 
-// check returns an error that names every stream that stores nothing, with advice. It asks the server again once the
-// last answer is older than storageEvery.
+// check returns an error that names every stream that stores nothing, with advice; it is a condition of readiness. It
+// asks the server again once the last answer is older than storageEvery.
 func (s *storage) check() error {
 	if !s.bus.Conn().IsConnected() {
 		return nil // said already
@@ -153,7 +153,8 @@ func (h *Health) Handler() http.Handler {
 	return mux
 }
 
-// faults returns the failed conditions of readiness as "name: reason"; an empty list, not nil, if all hold.
+// faults returns the failed conditions of readiness as "name: reason"; an empty list, not nil, if all hold. Handler
+// calls it.
 func (h *Health) faults() []string {
 	faults := []string{}
 	if !h.ready.Load() {
@@ -170,7 +171,8 @@ func (h *Health) faults() []string {
 	return faults
 }
 
-// answer writes the JSON answer: status 200 without faults, else 503.
+// answer writes the JSON answer of a health endpoint: status 200 without faults, else 503. Notes are shown and change
+// nothing. Handler calls it.
 func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	h.mu.Lock()
 	standing := slices.Clone(h.notes)
@@ -192,8 +194,9 @@ func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	})
 }
 
-// Serve listens on addr (host:port; port 0 picks one) and serves until stop is called. setting is the flag that named
-// the address, for errors. It returns the address it listens on. An empty addr serves nothing.
+// Serve listens on addr (host:port; port 0 picks one) and serves the health endpoints until stop is called. setting
+// is the flag that named the address, for errors. It returns the address it listens on. An empty addr serves nothing.
+// It fails if the address cannot be listened on.
 func (h *Health) Serve(setting, addr string, log zerolog.Logger) (listening string, stop func(), err error) {
 	if addr == "" {
 		return "", func() {}, nil
@@ -223,8 +226,8 @@ func (h *Health) Serve(setting, addr string, log zerolog.Logger) (listening stri
 	}, nil
 }
 
-// askHealth asks a running program whether it is ready; nil: it is. Container health checks use it in images without
-// a shell.
+// askHealth asks a running program at its health address whether it is ready, for --healthcheck: container health
+// checks use it in images without a shell. nil: it is ready.
 func askHealth(ctx context.Context, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -47,7 +47,7 @@ func (a Age) String() string {
 // MarshalText returns String.
 func (a Age) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText reads a duration, a number of days ("14d"), "forever", or 0.
+// UnmarshalText reads a duration, a number of days ("14d"), "forever", or 0; the error says so.
 func (a *Age) UnmarshalText(text []byte) error {
 	s := strings.TrimSpace(string(text))
 	days, inDays := strings.CutSuffix(s, "d")
@@ -155,7 +155,7 @@ func (f limitFlag) Set(text string) error {
 
 func (f limitFlag) Type() string { return typeName(f.value.Type()) }
 
-// Streams returns the limits that are set, by stream.
+// Streams returns the limits that are set, by stream, in the form that the bus applies.
 func (l Limits) Streams() []bus.StreamLimit {
 	var out []bus.StreamLimit
 	l.each(func(_, stream, _ string, v reflect.Value) {
@@ -176,7 +176,7 @@ func (l Limits) Streams() []bus.StreamLimit {
 	return out
 }
 
-// Validate returns all faults, joined, each with the name of its field.
+// Validate checks the limits of streams. It returns all faults, joined, each with the name of its field.
 func (l Limits) Validate() error {
 	var errs []error
 	l.each(func(key, _, _ string, v reflect.Value) {
@@ -197,8 +197,9 @@ func SizeFlag(stream string) (flag string) {
 	return flag
 }
 
-// Scarce says that a stream has less than a fifth of its limits left, and what to do. Both are empty if it has more
-// left, drops its oldest messages, or is the queue of requests, which is full while samplers are busy.
+// Scarce says that a stream has less than a fifth of its limits left, and what to do, for warnings of commands. Both
+// are empty if it has more left, drops its oldest messages, or is the queue of requests, which is full while samplers
+// are busy.
 func Scarce(s *bus.StreamStats) (what, fix string) {
 	if s.State != bus.StateNearlyFull || s.Name == schemas.StreamRequests {
 		return "", ""
@@ -213,7 +214,7 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 	return fmt.Sprintf("%s is nearly full: %s of %s", s.Name, Bytes(s.Bytes).Rough(), Bytes(s.MaxBytes).Rough()), fix
 }
 
-// Advice says in one line why a stream stores nothing, and what to do.
+// Advice says in one line why a stream stores nothing, and what to do. Health endpoints and commands show it.
 func Advice(f bus.Fault) string {
 	if !f.Full() {
 		return fmt.Sprintf("%s: the server does not do what is asked (%v); see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another one has to be started again", f.Name, f.Err)

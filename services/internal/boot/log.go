@@ -38,8 +38,8 @@ func oneOf(field, value string, allowed ...string) error {
 	return fmt.Errorf("%s: %q; must be one of %s", field, value, strings.Join(allowed, ", "))
 }
 
-// Logger writes to w with the fields service, version and instance on every line.
-// l must be valid.
+// Logger returns a logger that writes to w, as lines for people on a terminal, as JSON with the fields service,
+// version and instance otherwise. l must be valid.
 func (l Log) Logger(w io.Writer, service, instance string) zerolog.Logger {
 	level, err := zerolog.ParseLevel(l.Level)
 	if err != nil {

@@ -30,7 +30,7 @@ func (n NATS) Servers() []string {
 	return strings.FieldsFunc(n.URL, func(r rune) bool { return r == ' ' || r == ',' })
 }
 
-// Validate returns all faults, joined, each with the name of its field.
+// Validate checks how a program reaches its server. It returns all faults, joined, each with the name of its field.
 func (n NATS) Validate() error {
 	var errs []error
 	servers := n.Servers()

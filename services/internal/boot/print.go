@@ -12,8 +12,8 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 )
 
-// Print writes the struct cfg as YAML that --config reads back: fields in declaration
-// order, each with its help as a comment, secrets as "***".
+// Print writes the struct cfg as YAML that --config reads back, for --print-config: fields in declaration order, each
+// with its help as a comment, secrets as "***". It fails if cfg is no configuration, or w fails.
 func Print(w io.Writer, cfg any) error {
 	v := reflect.ValueOf(cfg)
 	fields, err := fieldsOf(v.Type(), "")
@@ -44,7 +44,8 @@ func PrintWanted(fs *pflag.FlagSet) bool {
 	return err == nil && wanted
 }
 
-// sectionNode returns the YAML node of the section at path, and makes it, with those around it, at first use.
+// sectionNode returns the YAML node of the section at path. At first use it makes the node, with those of the
+// sections around it. Print calls it.
 func sectionNode(sections map[string]*yaml.Node, path string) *yaml.Node {
 	if n, ok := sections[path]; ok {
 		return n
@@ -60,7 +61,7 @@ func sectionNode(sections map[string]*yaml.Node, path string) *yaml.Node {
 	return n
 }
 
-// valueNode returns the YAML node of a setting's value; a secret is masked.
+// valueNode returns the YAML node of a setting's value; a secret is masked. Print calls it.
 func valueNode(f *field, v reflect.Value) *yaml.Node {
 	if f.secret {
 		text := ""

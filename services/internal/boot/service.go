@@ -59,7 +59,8 @@ type settings[T any] struct {
 	Common  common `koanf:",squash"`
 }
 
-// Validate returns the faults of all parts, joined.
+// Validate checks the settings of a service program, its own and those that all share. It returns the faults of all
+// parts, joined.
 func (s settings[T]) Validate() error {
 	var errs []error
 	if c, ok := any(s.Service).(interface{ Validate() error }); ok {
@@ -83,7 +84,7 @@ func Main[T any](s Service[T]) {
 	os.Exit(s.Execute(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// Execute runs one command line and returns the exit status.
+// Execute runs one command line of a service program and returns the exit status. It writes an error to stderr.
 func (s Service[T]) Execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
 	err := s.execute(ctx, args, environ, stdout, stderr)
 	code := ExitCode(err)
@@ -96,7 +97,8 @@ func (s Service[T]) Execute(ctx context.Context, args, environ []string, stdout,
 	return code
 }
 
-// execute runs one command line: help, version, health check or printed settings; else it serves.
+// execute runs one command line: it prints the help, the version or the settings, or asks a running program for its
+// health; otherwise it serves until ctx ends. An error about the command line is a usage error.
 func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
 	def := settings[T]{Service: s.Default, Common: common{
 		HealthAddr: s.HealthAddr, DrainTimeout: 20 * time.Second, Setup: s.Setup, NATS: DefaultNATS(), Log: DefaultLog(),
@@ -133,14 +135,15 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 		return askHealth(ctx, cfg.Common.HealthAddr)
 	}
 	if cfg.Common.Instance == "" {
-		if err := fill(&cfg, "instance", NewInstance()); err != nil {
+		if err := setByPath(&cfg, "instance", NewInstance()); err != nil {
 			return err
 		}
 	}
 	return s.serve(ctx, cfg, stderr)
 }
 
-// serve connects, serves, and drains once ctx ends or a signal comes.
+// serve connects to the server, runs the service, and drains once ctx ends or a signal comes. A stop by signal is no
+// error. execute calls it.
 func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer) error {
 	c := cfg.Common
 	log := c.Log.Logger(stderr, s.Name, c.Instance)
@@ -163,7 +166,8 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 	return ignoreStop(ctx, err)
 }
 
-// consume prepares the streams, runs the service, and is ready in between.
+// consume prepares the streams, runs the service until it ends, and reports readiness in between. An error is that of
+// the preparation or of the service.
 func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger) error {
 	prepare := b.Ready
 	if cfg.Common.Setup {
@@ -181,7 +185,7 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	}
 	if cfg.Common.Setup {
 		// The program that sets the streams up also shows how full they are.
-		defer instrument.Plane(prometheus.DefaultRegisterer, b)()
+		defer instrument.ShowStreams(prometheus.DefaultRegisterer, b)()
 	}
 	health.Connected(b)
 	if s.Health != nil {
@@ -226,7 +230,8 @@ func TellTime(discovery micro.Service, instance string) error {
 	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(auth.ClockSubject), all)
 }
 
-// Announce shows a service in NATS's service discovery (nats micro ls) as meander-<name>, until leave is called.
+// Announce shows a service in NATS's service discovery (nats micro ls) as meander-<name>, until leave is called. It
+// fails if the server takes no subscription.
 func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (leave func(), err error) {
 	discovery, err := micro.AddService(b.Conn(), micro.Config{
 		Name: "meander-" + name, Version: semver(Version()), Description: summary,
@@ -245,8 +250,8 @@ func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (l
 	}, nil
 }
 
-// runBounded runs the service. Once ctx has ended it waits for the service no longer than the drain timeout and some
-// grace; the server then delivers unfinished work to another replica.
+// runBounded runs the service until it ends. Once ctx has ended it waits for the service no longer than the drain
+// timeout and some grace, and then returns an error; the server delivers unfinished work to another replica.
 func (s Service[T]) runBounded(ctx context.Context, cfg settings[T], b *bus.Bus, log zerolog.Logger) error {
 	work, end := context.WithCancel(ctx)
 	defer end()
@@ -284,7 +289,7 @@ func ignoreStop(ctx context.Context, err error) error {
 	return err
 }
 
-// help returns the text of --help.
+// help returns the text of --help of a service program. execute calls it.
 func (s Service[T]) help(fs *pflag.FlagSet) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "meander-%s %s\n\nUsage:\n  meander-%s [flags]\n\nExamples:\n", s.Name, s.Summary, s.Name)

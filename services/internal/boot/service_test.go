@@ -82,7 +82,10 @@ func TestExecute_CommandLine(t *testing.T) {
 		{name: "bad common setting", args: []string{"--log-level=loud", "--drain-timeout=0s"}, want: 2, stderr: "drain_timeout: 0s; must be positive"},
 		{name: "unknown variable", env: []string{"MEANDER_STAGE_SLOT=1"}, want: 2, stderr: "MEANDER_STAGE_SLOT: unknown variable; did you mean MEANDER_STAGE_SLOTS?"},
 		{name: "bad health address", args: []string{"--health-addr=nowhere"}, want: 1, stderr: "--health-addr: listen"},
-		{name: "health of nobody", args: []string{"--healthcheck", "--health-addr=127.0.0.1:1"}, want: 1, stderr: "127.0.0.1:1"},
+		{
+			name: "health of no program", args: []string{"--healthcheck", "--health-addr=127.0.0.1:1"},
+			want: 1, stderr: "127.0.0.1:1",
+		},
 		{name: "health without an address", args: []string{"--healthcheck", "--health-addr="}, want: 1, stderr: "health address"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -18,7 +18,8 @@ type Deliveries struct {
 	retries, dead *prometheus.CounterVec
 }
 
-// Deliveries makes the counters of a stream that the service consumes.
+// Deliveries makes the counters of a stream that the service consumes: deliveries, retries and dead letters. Values
+// of labels that are known exist from the start, at 0.
 func (s Set) Deliveries(stream string) Deliveries {
 	came := s.Counter("deliveries_total", "messages received, by stream and delivery: first or again", "stream",
 		"delivery")
@@ -63,7 +64,8 @@ const (
 // Dead counts a dead letter by its code.
 func (d Deliveries) Dead(code string) { d.dead.WithLabelValues(d.stream, code).Inc() }
 
-// Count wraps a consumer so that its deliveries, retries and dead letters are counted.
+// Count wraps a consumer and its handler so that deliveries, retries and dead letters are counted. The handler's
+// errors go on to the bus unchanged.
 func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus.Handler) {
 	d := s.Deliveries(c.Stream)
 	giveUp := c.OnGiveUp

@@ -78,7 +78,8 @@ func (s Set) GaugeOf(name, help string, read func() float64, labels ...prometheu
 	return s.sum(name, help, prometheus.GaugeValue, labels).add(read, false)
 }
 
-// sum registers, or finds, the sum that copies of a service add their values to.
+// sum registers a metric that adds up the values of all copies of a service in this process, or finds the one that an
+// earlier copy registered.
 func (s Set) sum(name, help string, kind prometheus.ValueType, labels []prometheus.Labels) *sum {
 	merged := prometheus.Labels{}
 	for _, l := range labels {
@@ -90,8 +91,8 @@ func (s Set) sum(name, help string, kind prometheus.ValueType, labels []promethe
 	})
 }
 
-// register returns what is registered under the name already, or registers c. It panics if the name has another
-// meaning.
+// register registers c, or returns what is registered already under its name, so that several copies of a service
+// share metrics. It panics if the name has another meaning, which is a mistake in the services.
 func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
 	err := r.Register(c)
 	if err == nil {

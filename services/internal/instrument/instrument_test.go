@@ -104,7 +104,7 @@ func TestPlane(t *testing.T) {
 	p := bustest.New(t)
 	b := p.Bus
 	r := prometheus.NewRegistry()
-	stop := instrument.Plane(r, b)
+	stop := instrument.ShowStreams(r, b)
 	if _, err := b.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}

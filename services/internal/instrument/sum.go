@@ -17,7 +17,8 @@ type sum struct {
 	parts map[int]func() float64
 }
 
-// add adds a copy's value until stop is called; if stays, its last value remains in the sum.
+// add adds a copy's value to the sum until stop is called; if stays, as for a counter, its last value remains in the
+// sum.
 func (s *sum) add(read func() float64, stays bool) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,7 +37,7 @@ func (s *sum) add(read func() float64, stays bool) (stop func()) {
 
 func (s *sum) Describe(ch chan<- *prometheus.Desc) { ch <- s.desc }
 
-// Collect sends the sum over all copies.
+// Collect sends the sum over all copies; Prometheus calls it at each scrape.
 func (s *sum) Collect(ch chan<- prometheus.Metric) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

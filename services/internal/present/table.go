@@ -47,7 +47,7 @@ func (t *Table) Print(out io.Writer) {
 	fmt.Fprint(out, t.layout(columns))
 }
 
-// Columns returns the width of the table with all columns side by side, without the one that Fit shortens.
+// Columns returns how wide the table would be with all columns side by side, without the one that Fit shortens.
 func (t *Table) Columns() int {
 	widths := t.widths(0)
 	if t.Fit != nil {
@@ -66,13 +66,13 @@ const (
 	leastFit = 12
 )
 
-// layout returns the table as text of at most that many columns. The gap shrinks to one blank where that makes it
-// fit.
+// layout returns the table as text of at most that many columns; columns that do not fit go below, indented. The gap
+// between them shrinks to one blank where that makes all fit.
 func (t *Table) layout(columns int) string {
 	widths, gap := t.widths(columns), tableGap
-	parts := t.parts(widths, gap, columns)
+	parts := t.columnRanges(widths, gap, columns)
 	if len(parts) > 1 && !t.Blocks {
-		if closer := t.parts(widths, 1, columns); len(closer) == 1 {
+		if closer := t.columnRanges(widths, 1, columns); len(closer) == 1 {
 			parts, gap = closer, 1
 		}
 	}
@@ -125,9 +125,9 @@ func (t *Table) widths(columns int) []int {
 	return widths
 }
 
-// parts splits the columns into ranges [from, to) that fit side by side. With Blocks the first column is repeated in
-// front of each range, and is in none.
-func (t *Table) parts(widths []int, gap, columns int) (parts [][2]int) {
+// columnRanges splits the columns of a table into ranges [from, to) that fit side by side. With Blocks the first
+// column is repeated in front of each range, and is in none.
+func (t *Table) columnRanges(widths []int, gap, columns int) (parts [][2]int) {
 	from, used, next := 0, t.Indent, t.Indent+Indent
 	if t.Blocks && len(widths) > 0 {
 		from, used = 1, t.Indent+widths[0]+gap

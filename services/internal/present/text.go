@@ -68,7 +68,8 @@ func Reflow(text string, columns int) string {
 	return strings.Join(paragraphs, "\n\n")
 }
 
-// Lines writes a text line by line. A line that is wider than the terminal is broken between words.
+// Lines writes a text line by line, as help and errors are. A line that is wider than the terminal is broken between
+// words.
 func Lines(out io.Writer, text string) {
 	columns := LineWidth(out)
 	for line := range strings.SplitSeq(text, "\n") {

@@ -78,8 +78,8 @@ func Modules(m any) lora.Table {
 	return nil
 }
 
-// Adapted returns model m of network n with adapters, or m itself where it has them already. A *Refusal says that it
-// cannot have any.
+// Adapted returns model m of network n with adapters, or m itself if it has them already. Networks call it for a
+// policy with an adapter. A *Refusal says that the model cannot have any.
 func Adapted[M any](m M, n Network, adapters []lora.Weighted) (M, error) {
 	a, ok := any(m).(Adaptable[M])
 	switch {
@@ -103,8 +103,9 @@ func Replaced[M any](c Change, fits lora.Shapes, replace func(*lora.Full, string
 // CanarySeed chooses the fixed input of canaries.
 const CanarySeed = 7
 
-// Canary evaluates the weights at a fixed input and returns the digest and the length of the result. what names the
-// result in errors. A panic or a value that is not finite is a *Refusal.
+// Canary evaluates weights at a fixed input and returns the digest and the length of the result, by which a sampler
+// sees whether new weights change anything. what names the result in errors. A panic or a value that is not finite is
+// a *Refusal.
 func Canary(what string, evaluate func() ([]float32, error)) (*schemas.Canary, error) {
 	var x []float32
 	err := Guarded(func() (err error) {

@@ -43,8 +43,8 @@ type Health struct {
 	why atomic.Pointer[error] // why the server accepts no requests; nil: it does
 }
 
-// Reach waits until the server can be used, and logs that it waits. Readiness gets the condition "engine". An error is
-// the end of ctx, or a *Refusal.
+// Reach waits until the server that draws the samples can be used, and logs that it waits. Readiness gets the
+// condition "engine". An error is the end of ctx, or a *Refusal of the server.
 func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error {
 	h.why.Store(new(fmt.Errorf("not reached yet: %s", s.Address)))
 	if s.Ready != nil {
@@ -91,7 +91,8 @@ func (h *Health) Away() error {
 	return nil
 }
 
-// Watch pings the server until ctx ends. A server that comes back is dialled as at the start.
+// Watch pings the server that draws the samples until ctx ends, so that readiness and Away say whether it answers. A
+// server that comes back is dialled as at the start.
 func (h *Health) Watch(ctx context.Context, log zerolog.Logger) {
 	for {
 		select {

@@ -1,5 +1,6 @@
 // Package models opens the model that a sampler serves: on local devices (Compute.Open), by workers that compute its
-// network (Torch.Open), or at a server that draws its samples (Server.Dial). All return Devices. A Registry lists the model families that a program knows.
+// network (Torch.Open), or at a server that draws its samples (Server.Dial). All return Devices. A Registry lists the
+// model families that a program knows.
 package models
 
 import (
@@ -40,7 +41,8 @@ const (
 // largeModel is the number of parameters from which on dtype auto is bf16.
 const largeModel = 1_000_000_000
 
-// Validate joins every fault by field name. A device that this machine does not have is a fault.
+// Validate checks the settings of local computing. It returns all faults joined, each with its field name. A device
+// that this machine does not have is a fault.
 func (c Compute) Validate() error {
 	err := devices.Available(c.Device)
 	switch c.DType {
@@ -68,7 +70,8 @@ type Registry struct {
 	Text   lm.Registry
 }
 
-// open opens the image model called name, or else the language model.
+// open opens the image model called name, or else the language model. model.ErrUnknown: there is neither. Open calls
+// it.
 func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	image, err := r.Images.Open(name, o)
 	if err == nil {
@@ -104,8 +107,9 @@ func Unknown(images, text error) error {
 	return both
 }
 
-// PolicyOf returns the policy that a sampler of the model called name would announce, without loading its weights.
-// problems say why the model could not be opened.
+// PolicyOf returns the policy that a sampler of the model called name would announce, without loading its weights,
+// for estimates. problems say why the model could not be opened. The error says that there is no such model, or that
+// its files cannot be read.
 func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, err error) {
 	info, err := r.Images.Inspect(name)
 	if err == nil {
@@ -137,7 +141,8 @@ type Devices struct {
 	set  *devices.Set
 }
 
-// Open opens a model on each device of c, or with one on the first only. The caller closes what it returns.
+// Open opens a model on each device of c, or with one on the first only. The caller closes what it returns. It fails
+// if there is no such model or device, or the model is computed elsewhere; nothing is left open then.
 func (c Compute) Open(models Registry, name string, o model.Options, one bool) (_ *Devices, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -177,7 +182,8 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 	return p, nil
 }
 
-// factors returns the element type of the factors of products: for auto it depends on the model's size.
+// factors returns the element type in which products are computed: for dtype auto it depends on the model's size. It
+// fails if the model's files cannot be read. Open calls it.
 func (c Compute) factors(models Registry, name string) (tensor.DType, error) {
 	switch {
 	case c.Device == devices.CPU, c.DType == dtypeF32:
@@ -219,7 +225,7 @@ func (p *Devices) IDs() string {
 	return strings.Join(ids, ",")
 }
 
-// Close closes the models, then the devices.
+// Close closes the models, then the devices. It joins all errors.
 func (p *Devices) Close() error {
 	var errs []error
 	for _, d := range p.All {

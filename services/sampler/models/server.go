@@ -12,7 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/remotelm"
+	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
@@ -36,7 +36,7 @@ var serverKinds = map[string]serverKind{
 
 // parse splits the address into the name of a kind and the base URL, and checks both.
 func (s Server) parse() (name, base string, err error) {
-	name, base, err = remotelm.Split(s.Address)
+	name, base, err = remotehttp.Split(s.Address)
 	if _, ok := serverKinds[name]; !ok {
 		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
 		return "", "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL, NAME one of %s", s.Address, names)
@@ -50,8 +50,9 @@ func (s Server) Check() error {
 	return err
 }
 
-// Dial waits until the server can be reached, and returns it as the one device of the model. name is the folder or the
-// name of the model that the server serves: of a language model its tokenizer is read, of an image model all.
+// Dial waits until the server that draws the samples can be reached, and returns it as the one device of the model.
+// name is the folder or the name of the model that the server serves: of a language model its tokenizer is read, of
+// an image model all. An error is of the settings, of the model, a refusal of the server, or the end of ctx.
 func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.Logger) (*Devices, error) {
 	kind, base, err := s.parse()
 	if err != nil {
@@ -68,7 +69,7 @@ func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.L
 	return &Devices{All: []Device{{Device: devices.Device{ID: kind}, Network: n}}}, nil
 }
 
-// dial opens what is needed of the model, and dials the server.
+// dial opens what is needed of the model, and waits until the server can be reached.
 func (k serverKind) dial(
 	ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger,
 ) (engine.Network, error) {

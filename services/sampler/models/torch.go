@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -43,7 +44,16 @@ type Torch struct {
 	AdapterScale float64
 	// Ready adds a condition of readiness; nil: there is none.
 	Ready func(name string, check func() error)
+	// Waiting is told what a worker is waited for, and "" when the wait is over; nil: nothing is told.
+	Waiting func(text string)
+	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
+	Spare *Spare
+
+	waits *atomic.Value // what was waited for last; nil: health is not asked for
 }
+
+// Spare keeps a worker that Inspect started, until Open takes it or it is closed.
+type Spare = remote.Spare
 
 // TorchOf returns the settings with which a sample was made that names its backend; ok is false where no worker
 // computed it.
@@ -65,32 +75,46 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 	return Torch{Address: engineTorch, Compute: c}, true
 }
 
-// configs returns the settings of each worker.
+// configs returns the settings of each worker, one for each device.
 func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 	_, address, _ := strings.Cut(t.Address, "=")
 	for device := range strings.SplitSeq(t.Compute.Device, ",") {
 		list = append(list, remote.Config{
 			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType, Deterministic: t.Compute.Deterministic,
 			Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
-			Log: func(e remote.Event) { logEvent(log, e) },
+			Spare: t.Spare, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list
 }
 
-// logEvent logs what happens to a worker, and what it writes.
-func logEvent(log zerolog.Logger, e remote.Event) {
+// logEvent logs what happens to a worker in Python, and what the worker writes. What is waited for is told to
+// Waiting, too. configs calls it.
+func (t Torch) logEvent(log zerolog.Logger, e remote.Event) {
+	level := zerolog.InfoLevel
+	if e.Err != nil || e.Waiting && t.Waiting == nil {
+		level = zerolog.WarnLevel // it is shown nowhere else
+	}
+	if text := e.Text; e.Waiting {
+		if e.Err != nil {
+			text += ": " + e.Err.Error()
+		}
+		if t.Waiting != nil {
+			t.Waiting(text)
+		}
+		if t.waits != nil && text != "" {
+			t.waits.Store(text)
+		}
+	}
 	switch {
 	case e.Output != "":
 		log.Info().Str("worker", e.Output).Msg("the worker writes")
-	case e.Err != nil:
-		log.Warn().Err(e.Err).Msg(e.Text)
-	default:
-		log.Info().Msg(e.Text)
+	case e.Text != "": // else a wait is over
+		log.WithLevel(level).Err(e.Err).Msg(e.Text)
 	}
 }
 
-// Check joins the faults of the settings by field name.
+// Check checks the settings of workers in Python. It returns all faults joined, each with its field name.
 func (t Torch) Check() error {
 	if t.Address != engineTorch && strings.TrimPrefix(t.Address, engineTorch) == "=" {
 		return fmt.Errorf("engine: %q; must be torch, torch=unix:/PATH, torch=HOST:PORT or torch=tls:HOST:PORT", t.Address)
@@ -114,8 +138,9 @@ func (t Torch) folder(name string) (string, error) {
 	return dir, nil
 }
 
-// Open starts a worker for each device, or joins one, and waits until the model is loaded. progress, which may be nil,
-// is told how much of the weights is read for their digest.
+// Open starts a worker in Python for each device, or joins one, and waits until the model is loaded. progress, which
+// may be nil, is told how much of the weights is read for their digest. It fails if a worker cannot be started or
+// joined, or cannot load the model; nothing is left running then.
 func (t Torch) Open(
 	ctx context.Context, name string, progress model.Progress, log zerolog.Logger,
 ) (_ *Devices, err error) {
@@ -133,6 +158,7 @@ func (t Torch) Open(
 		}
 	}()
 	var reached []*remote.Model
+	opened := t.readiness(func() error { return anyReached(reached) })
 	for _, c := range t.configs(log) {
 		m, err := remote.Open(ctx, dir, c, progress)
 		if ctx.Err() != nil {
@@ -144,13 +170,30 @@ func (t Torch) Open(
 		reached = append(reached, m)
 		p.All = append(p.All, Device{devices.Device{ID: engineTorch + ":" + m.Device()}, &images.Network{Model: m}})
 	}
-	if t.Ready != nil {
-		t.Ready("engine", func() error { return anyReached(reached) })
-	}
+	opened()
 	return p, nil
 }
 
-// anyReached returns why no worker can be called; nil: one can.
+// readiness adds the condition engine: what a worker is waited for, and once opened is called what check says. Open
+// calls it.
+func (t *Torch) readiness(check func() error) (opened func()) {
+	if t.Ready == nil {
+		return func() {}
+	}
+	var open atomic.Bool
+	t.waits = &atomic.Value{}
+	t.waits.Store("the torch worker starts")
+	waits := t.waits
+	t.Ready("engine", func() error {
+		if !open.Load() {
+			return errors.New(waits.Load().(string))
+		}
+		return check()
+	})
+	return func() { open.Store(true) }
+}
+
+// anyReached is the health check of workers: it returns why none can be called; nil: one can. Open calls it.
 func anyReached(workers []*remote.Model) error {
 	var errs []error
 	for _, w := range workers {
@@ -163,7 +206,8 @@ func anyReached(workers []*remote.Model) error {
 	return errors.Join(errs...)
 }
 
-// Inspect describes the model called name by what a worker says of it, which does not wait for the weights.
+// Inspect describes the model called name by what a worker says of it, which does not wait for the weights. The error
+// is of the settings, the folder or the worker.
 func (t Torch) Inspect(ctx context.Context, name string) (dir string, info *model.Info, err error) {
 	if err := t.Check(); err != nil {
 		return "", nil, err

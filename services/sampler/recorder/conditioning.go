@@ -52,9 +52,9 @@ const textsFresh = bus.BlobGrace / 4
 
 func (s *storedTexts) fresh() bool { return time.Since(time.Unix(0, s.at.Load())) < textsFresh }
 
-// entry returns the entry of a pair, and makes one where there is none. Then entries that are no longer fresh are
-// removed.
-func (x *texts) entry(pair textPair) *storedTexts {
+// entryOf returns the cache's entry of a pair of encoded texts, and makes one if there is none. It first removes
+// entries that are no longer fresh. storeTexts calls it.
+func (x *texts) entryOf(pair textPair) *storedTexts {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.stored == nil {
@@ -69,15 +69,16 @@ func (x *texts) entry(pair textPair) *storedTexts {
 	return s
 }
 
-// storeTexts puts the encoded texts of an episode into the object store, where the request asks for that, and returns
-// their tensors. The samples of a prompt that end within textsFresh store them once.
+// storeTexts puts the encoded texts of an episode into the object store, if the request asks for that, and returns
+// their tensors; nil otherwise. The samples of a prompt that end within textsFresh store them once. An error is of
+// the server.
 func (r *Recorder) storeTexts(ctx context.Context, e engine.Episode) ([]schemas.NamedTensor, error) {
 	t, ok := e.(engine.Texter)
 	if !ok || !r.req.ReturnConditioning {
 		return nil, nil
 	}
 	card, cond, negative := t.Texts()
-	s := r.store.texts.entry(pairOf(&r.req.Sampling, cond, negative))
+	s := r.store.texts.entryOf(pairOf(&r.req.Sampling, cond, negative))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fresh() {

@@ -14,9 +14,9 @@ func TestTexts_Of(t *testing.T) {
 	var x texts
 	plain := &schemas.Sampling{}
 	text := func(prompt string) *model.Conditioning { return &model.Conditioning{Prompt: prompt} }
-	first := x.entry(pairOf(plain, text("a"), text("")))
+	first := x.entryOf(pairOf(plain, text("a"), text("")))
 	first.at.Store(time.Now().UnixNano())
-	if !first.fresh() || x.entry(pairOf(plain, text("a"), text(""))) != first {
+	if !first.fresh() || x.entryOf(pairOf(plain, text("a"), text(""))) != first {
 		t.Error("the same texts have another entry")
 	}
 	for name, pair := range map[string]textPair{
@@ -25,12 +25,12 @@ func TestTexts_Of(t *testing.T) {
 		"another third text":  pairOf(&schemas.Sampling{Prompt3: "b"}, text("a"), text("")),
 		"cut":                 pairOf(plain, &model.Conditioning{Prompt: "a", Cut: 1}, text("")),
 	} {
-		if x.entry(pair) == first {
+		if x.entryOf(pair) == first {
 			t.Errorf("%s has the same entry", name)
 		}
 	}
 	first.at.Store(time.Now().Add(-2 * textsFresh).UnixNano())
-	if x.entry(pairOf(plain, text("c"), nil)); first.fresh() || x.entry(pairOf(plain, text("a"), text(""))) == first {
+	if x.entryOf(pairOf(plain, text("c"), nil)); first.fresh() || x.entryOf(pairOf(plain, text("a"), text(""))) == first {
 		t.Error("an old entry is still there")
 	}
 }

@@ -54,7 +54,7 @@ type Recorder struct {
 }
 
 // New begins the record of an attempt at a request. The token names the attempt: no two attempts at a sample have the
-// same.
+// same. p is the policy whose weights it begins with.
 func (s *Store) New(req *schemas.Request, token, backend string, p *schemas.Policy) *Recorder {
 	now := time.Now()
 	r := &Recorder{
@@ -69,7 +69,7 @@ func (s *Store) New(req *schemas.Request, token, backend string, p *schemas.Poli
 
 // Begin starts the chain of seals. Parent is the state of another sample that the attempt begins with; nil for none.
 func (r *Recorder) Begin(parent *schemas.Tensor) (err error) {
-	r.seal, err = r.sealer.first(r.req, parent, r.backend)
+	r.seal, err = r.sealer.firstSeal(r.req, parent, r.backend)
 	return err
 }
 
@@ -108,8 +108,8 @@ func (r *Recorder) takeOver(step *storedStep) {
 	r.seal = step.seal
 }
 
-// Record names and publishes one step without waiting until it is stored. device is the time that the device took for
-// it.
+// Record names and publishes one step, or some tokens, without waiting until it is stored. device is the time that
+// the device took for it. Values that are not finite are a terminal error; other errors are of the server.
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
 		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
@@ -139,7 +139,7 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 // Undo waits until the steps in flight are published, then removes all steps of the attempt, which begins again with
 // the first step.
 func (r *Recorder) Undo(ctx context.Context) error {
-	r.Leave()
+	r.AwaitStored()
 	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
 	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
@@ -147,8 +147,9 @@ func (r *Recorder) Undo(ctx context.Context) error {
 	return nil
 }
 
-// Finish ends the episode, stores its image and tensors, waits until every step is stored, and returns the trajectory.
-// This attempt counts once the caller has published it.
+// Finish ends the episode of a completed sample, stores its image and tensors, waits until every step is stored, and
+// returns the trajectory. This attempt counts once the caller has published it. An error is the episode's or the
+// server's.
 func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (*schemas.Trajectory, error) {
 	t := r.trajectory()
 	ended := time.Now()
@@ -158,6 +159,9 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	}
 	decode := time.Since(ended)
 	if t.Image, err = r.storeImage(ctx, images.End); err != nil {
+		return nil, err
+	}
+	if t.Video, err = r.storeVideo(ctx, images.End); err != nil {
 		return nil, err
 	}
 	if t.Conditioning, err = r.storeTexts(ctx, e); err != nil {
@@ -181,9 +185,9 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	return t, nil
 }
 
-// Leave waits a short while for the steps of an attempt whose request is put back: the next attempt goes on from what
-// is stored.
-func (r *Recorder) Leave() {
+// AwaitStored waits a short while until the steps of an attempt are stored whose request is put back: the next
+// attempt goes on from what is stored.
+func (r *Recorder) AwaitStored() {
 	ctx, stop := context.WithTimeout(context.Background(), leaveTimeout)
 	defer stop()
 	for _, step := range r.steps {
@@ -193,7 +197,7 @@ func (r *Recorder) Leave() {
 	}
 }
 
-// Failed returns the trajectory of a sample that cannot be made.
+// Failed returns the trajectory of a sample that cannot be made; cause is the reason.
 func (r *Recorder) Failed(cause error) *schemas.Trajectory {
 	now := r.received.UnixNano()
 	t := r.trajectory()
@@ -205,7 +209,8 @@ func (r *Recorder) Failed(cause error) *schemas.Trajectory {
 	return t
 }
 
-// trajectory returns a trajectory with what is known before any step ran.
+// trajectory returns the sample's trajectory with what is known before any step ran; Finish, Failed and Pruned fill
+// in the rest.
 func (r *Recorder) trajectory() *schemas.Trajectory {
 	q := r.req
 	t := &schemas.Trajectory{
@@ -229,7 +234,8 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 
 // storeRolled uploads what scheduled sampling made of a sample: the latents to train on, the predictions that the
 // prompt asked for, and the images of the latents. In x it sets the images, of which an absent one stays nil, and
-// replaces the data of each tensor by a reference. It does nothing if x is nil: the sample is of another kind.
+// replaces the data of each tensor by a reference. It does nothing if x is nil: the sample is of another kind. An
+// error is of the server.
 func (r *Recorder) storeRolled(ctx context.Context, x *schemas.Rolled, images engine.Images) (err error) {
 	if x == nil {
 		return nil
@@ -267,17 +273,14 @@ func (r *Recorder) storeTensor(ctx context.Context, name string, t *schemas.Tens
 	return nil
 }
 
-// storeImage puts an image into the object store as PNG; its digest is over the pixels. It returns nil for empty
-// media.
+// storeImage puts an image, of a video the frame in the middle, into the object store as PNG; its digest is over the
+// pixels. It returns nil for empty media. An image that cannot be encoded is a terminal error.
 func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Image, error) {
 	if m.Empty() {
 		return nil, nil
 	}
-	img, err := m.Image()
-	if err != nil {
-		return nil, bus.Terminal(schemas.CodeFailed, err)
-	}
-	file, err := media.EncodePNG(img)
+	m = m.Middle()
+	file, err := media.EncodePNG(m.Frames[0])
 	if err != nil {
 		return nil, err
 	}
@@ -288,6 +291,28 @@ func (r *Recorder) storeImage(ctx context.Context, m media.Media) (*schemas.Imag
 	size := m.Size()
 	return &schemas.Image{
 		Format: schemas.ImagePNG, Width: int64(size.Width), Height: int64(size.Height), Digest: m.Digest(), Ref: &ref,
+	}, nil
+}
+
+// storeVideo puts a video into the object store, as an animated PNG; its digest is over the pixels of all frames. It
+// returns nil for images and empty media. Finish calls it.
+func (r *Recorder) storeVideo(ctx context.Context, m media.Media) (*schemas.Video, error) {
+	if len(m.Frames) <= 1 {
+		return nil, nil
+	}
+	fps := r.policy.FPS
+	file, err := media.EncodeVideo(m, fps)
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeFailed, err)
+	}
+	ref, err := r.store.Bus.PutBlob(ctx, file)
+	if err != nil {
+		return nil, fmt.Errorf("store video: %w", err)
+	}
+	size := m.Size()
+	return &schemas.Video{
+		Format: schemas.VideoAPNG, Frames: int64(size.Frames), Height: int64(size.Height), Width: int64(size.Width), FPS: fps,
+		Digest: m.Digest(), Ref: ref,
 	}, nil
 }
 
@@ -328,7 +353,8 @@ type Timing struct {
 	Denoise time.Duration
 }
 
-// Pruned returns the trajectory of a sample that was ended in the middle: it has the steps so far and no image.
+// Pruned returns the trajectory of a sample that was ended in the middle, once its steps are stored: it has the steps
+// so far and no image. why is the reason. An error is of the server.
 func (r *Recorder) Pruned(ctx context.Context, why string, began Timing) (_ *schemas.Trajectory, err error) {
 	t := r.trajectory()
 	t.StopReason, t.Error = schemas.StopPruned, why

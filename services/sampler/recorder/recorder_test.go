@@ -173,7 +173,7 @@ func TestRecorder_Resume(t *testing.T) {
 	unbroken.Run = "whole"
 	whole := x.finish(x.attempt(x.store, &unbroken, "w", x.policy, 4))
 	first, _ := x.attempt(x.store, r, "first", x.policy, 3)
-	first.Leave()
+	first.AwaitStored()
 	other := *x.policy
 	other.WeightsDigest = strings.Repeat("1", 64)
 	seed := x.request("broken")
@@ -266,7 +266,8 @@ func (e *text) Finish(_ context.Context, t *schemas.Trajectory) (engine.Images, 
 	return engine.Images{}, nil
 }
 
-// Large tensors of a text go to the object store, small ones stay; a fault of the interaction is the end of its conversation.
+// Large tensors of a text go to the object store, small ones stay; a fault of the interaction is the end of its
+// conversation.
 func TestRecorder_Text(t *testing.T) {
 	t.Parallel()
 	x := newStudio(t)

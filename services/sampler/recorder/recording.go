@@ -2,10 +2,14 @@
 // makes the trajectory at the end, and finds the steps that earlier attempts have stored.
 //
 // A Recording digests, seals and publishes steps. A Recorder is the Recording of one attempt; the Store makes
-// recorders and has what they share. A Sealer makes seals: codes that only samplers of this event plane can make, each
-// over the seal of the step before. Recorder.Resume takes over the steps of an earlier attempt whose seals are right
-// (resume.go). Rolled, of a latent or a sample, means made by scheduled sampling: the model stepped a noised latent down
-// to the timestep of training.
+// recorders and has what they share. A Sealer makes seals: codes that only samplers of this event plane can make,
+// each over the seal of the step before. Recorder.Resume takes over the steps of an earlier attempt whose seals are
+// right (resume.go). Rolled, of a latent or a sample, means made by scheduled sampling: the model stepped a noised
+// latent down to the timestep of training.
+//
+// For each attempt the sampler calls New, Begin and Resume, then Record for each step, and at the end Finish, Pruned
+// or Failed; AwaitStored when the request is put back. Unless a comment says more, an error is of the server, and the
+// sample is made again.
 package recorder
 
 import (
@@ -39,14 +43,14 @@ func NewRecording(key []byte, p *bus.Publisher) *Recording {
 }
 
 // Step seals and publishes a step, or tokens, that has its names already. It waits only for space in the publisher's
-// window of unstored events.
+// window of unstored events. An error is of the server, or of ctx.
 func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 	sums, err := e.TensorSums()
 	if err != nil {
 		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
 	}
 	digest := e.ContentDigestOf(sums)
-	sealed := r.sealer.next(r.seal, digest, e, sums)
+	sealed := r.sealer.sealAfter(r.seal, digest, e, sums)
 	e.Sealed(sealed.String())
 	future, err := r.publisher.PublishStep(ctx, e, sums)
 	if err != nil {
@@ -58,7 +62,8 @@ func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 	return nil
 }
 
-// Stored waits until every step is stored, and returns where each is.
+// Stored waits until every published step is stored, and returns where each is. An error means that one could not be
+// stored: the sample must be made again.
 func (r *Recording) Stored(ctx context.Context) ([]schemas.StepRef, error) {
 	var refs []schemas.StepRef
 	for i, step := range r.steps {

@@ -30,18 +30,18 @@ const (
 
 // Resume returns the last stored state that the attempt can go on from, and takes over the steps before it; nil where
 // there is none. It uses only steps that a sampler of this program sealed for this request (see seal). Where the
-// stored steps cannot be listed, it logs that and returns nil: the attempt begins from the start. An error is one of the
-// server while it reads a step, and may pass.
+// stored steps cannot be listed, it logs that and returns nil: the attempt begins from the start. An error is one of
+// the server while it reads a step, and may pass.
 func (r *Recorder) Resume(ctx context.Context) (*schemas.SegmentStart, error) {
 	plan := sampling.Plan(&r.req.Sampling)
 	states := slices.DeleteFunc(slices.Concat(r.req.CheckpointStepIndices, r.req.ReturnStepIndices), func(i int64) bool {
-		return i <= int64(plan.Begin) || i >= int64(plan.End) || plan.Enter(int(i)) != nil
+		return i <= int64(plan.Begin) || i >= int64(plan.End) || plan.CheckStart(int(i)) != nil
 	})
 	if len(states) == 0 {
 		return nil, nil
 	}
 	slices.Sort(states)
-	search, err := r.search(ctx)
+	search, err := r.startSearch(ctx)
 	if err != nil && ctx.Err() == nil {
 		zerolog.Ctx(ctx).Warn().Err(err).Msg("begins again: cannot look for what earlier attempts have stored")
 		return nil, nil
@@ -53,7 +53,7 @@ func (r *Recorder) Resume(ctx context.Context) (*schemas.SegmentStart, error) {
 	var from *schemas.SegmentStart
 	before := r.seal
 	for i := int64(plan.Begin); i <= states[len(states)-1]; i++ {
-		step, err := search.find(ctx, i, before)
+		step, err := search.findStep(ctx, i, before)
 		if err != nil {
 			return nil, err
 		}
@@ -96,8 +96,8 @@ type storedStep struct {
 	seal    seal
 }
 
-// search looks for the steps of earlier attempts at one sample.
-type search struct {
+// stepSearch looks for the steps of earlier attempts at one sample.
+type stepSearch struct {
 	stored       Steps
 	sealer       *Sealer
 	req          *schemas.Request
@@ -106,13 +106,13 @@ type search struct {
 	attempts     []string        // tokens of earlier attempts; the likeliest to have the next step first
 	counts       map[string]int  // stored steps by attempt
 	subjects     map[string]bool // of all stored steps
-	looksLeft    int             // messages that may still be read
+	triesLeft    int             // messages that may still be read
 	faultsLogged int             // steps that were logged as unused
 	shape        []int64         // of a state: [S, C]
 }
 
-// search lists the stored steps of the sample; nil where there are none.
-func (r *Recorder) search(ctx context.Context) (*search, error) {
+// startSearch lists the stored steps of the sample, for Resume; nil if there are none. An error is of the server.
+func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	q := r.req
 	network, ok := r.store.Network.(engine.Resumable)
 	if !ok {
@@ -133,8 +133,9 @@ func (r *Recorder) search(ctx context.Context) (*search, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for steps of earlier attempts: %w", err)
 	}
-	f := &search{
-		stored: r.store.Steps, sealer: r.sealer, req: q, backend: r.backend, policy: r.policy, counts: map[string]int{}, subjects: map[string]bool{}, looksLeft: len(q.Transitions) + resumeLooks,
+	f := &stepSearch{
+		stored: r.store.Steps, sealer: r.sealer, req: q, backend: r.backend, policy: r.policy, counts: map[string]int{},
+		subjects: map[string]bool{}, triesLeft: len(q.Transitions) + resumeLooks,
 		shape: shape,
 	}
 	for subject := range subjects {
@@ -152,15 +153,15 @@ func (r *Recorder) search(ctx context.Context) (*search, error) {
 	return f, nil
 }
 
-// find returns the step with an index, of any attempt, whose seal continues before; nil where there is none. It tries
-// the attempt of the last find first. An error is one of the server; steps that do not fit are logged and skipped.
-func (f *search) find(ctx context.Context, index int64, before seal) (*storedStep, error) {
+// findStep returns the step with an index, of any attempt, whose seal continues before; nil if there is none. It
+// tries the attempt of the last find first. An error is of the server; steps that do not fit are logged and skipped.
+func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*storedStep, error) {
 	for at, attempt := range f.attempts {
 		subject := schemas.StepSubject(f.req.Run, f.req.UID, f.req.SampleIndex, attempt, index)
 		if !f.subjects[subject] {
 			continue
 		}
-		if f.looksLeft--; f.looksLeft < 0 {
+		if f.triesLeft--; f.triesLeft < 0 {
 			f.logUnused(ctx, attempt, index, errors.New("too many stored messages are not steps of this request"))
 			return nil, nil
 		}
@@ -171,7 +172,7 @@ func (f *search) find(ctx context.Context, index int64, before seal) (*storedSte
 		if err != nil {
 			return nil, fmt.Errorf("look for step %d of attempt %s: %w", index, attempt, err)
 		}
-		step, err := f.check(ctx, m, before)
+		step, err := f.checkStep(ctx, m, before)
 		if err == nil {
 			// The next step is likely to be of the same attempt: it moves to the front.
 			copy(f.attempts[1:at+1], f.attempts[:at])
@@ -187,14 +188,15 @@ func (f *search) find(ctx context.Context, index int64, before seal) (*storedSte
 }
 
 // logUnused logs why a stored step is not taken over, for the first few.
-func (f *search) logUnused(ctx context.Context, attempt string, index int64, fault error) {
+func (f *stepSearch) logUnused(ctx context.Context, attempt string, index int64, fault error) {
 	if f.faultsLogged++; f.faultsLogged <= resumeFaults {
 		zerolog.Ctx(ctx).Warn().Err(fault).Str("attempt", attempt).Int64("step", index).Msg("a step of an earlier attempt is not used")
 	}
 }
 
-// check loads a stored message as a step to take over; the error says why it is none.
-func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*storedStep, error) {
+// checkStep loads a stored message as a step that the attempt may take over; the error says why it is none. findStep
+// calls it.
+func (f *stepSearch) checkStep(ctx context.Context, m *bus.Message, before seal) (*storedStep, error) {
 	if age := time.Since(m.Time); age > resumeAge {
 		return nil, fmt.Errorf("stored %v ago; must be at most %v, so that it is kept for as long as the trajectory", age.Round(time.Minute), resumeAge)
 	}
@@ -220,7 +222,7 @@ func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*store
 		return nil, err
 	}
 	content := event.ContentDigestOf(sums)
-	step := &storedStep{content: content, seal: f.sealer.next(before, content, event, sums)}
+	step := &storedStep{content: content, seal: f.sealer.sealAfter(before, content, event, sums)}
 	if !hmac.Equal([]byte(event.Seal), []byte(step.seal.String())) {
 		return nil, errors.New("seal: not that of a sampler of this program for this request and the steps before")
 	}

@@ -66,9 +66,10 @@ func backendClass(backend string) string {
 	return backend
 }
 
-// first returns the start of the chain of seals, which the seal of the first step is made over: a code of the request,
-// of the parent's state that the sample begins with (nil for none), and of the program and the device.
-func (s *Sealer) first(r *schemas.Request, parent *schemas.Tensor, backend string) (seal, error) {
+// firstSeal returns the start of the chain of seals, which the seal of the first step is made over: a code of the
+// request, of the parent's state that the sample begins with (nil for none), and of the program and the device. The
+// error is of encoding the request.
+func (s *Sealer) firstSeal(r *schemas.Request, parent *schemas.Tensor, backend string) (seal, error) {
 	q := *r
 	q.Priority = 0 // the same request may come again with another priority
 	data, err := schemas.Encode(&q)
@@ -79,22 +80,22 @@ func (s *Sealer) first(r *schemas.Request, parent *schemas.Tensor, backend strin
 	if parent != nil {
 		state = sha256.Sum256(parent.Data)
 	}
-	return s.sum([]byte("meander seal 1"), request[:], state[:], []byte(s.build+" "+backendClass(backend))), nil
+	return s.mac([]byte("meander seal 1"), request[:], state[:], []byte(s.build+" "+backendClass(backend))), nil
 }
 
-// next returns the seal of a step, or of tokens: content is its content digest, sums the digests of its tensors,
+// sealAfter returns the seal of a step, or of tokens: content is its content digest, sums the digests of its tensors,
 // before the seal of the step before it.
-func (s *Sealer) next(before seal, content [sha256.Size]byte, e schemas.StepEvent, sums schemas.TensorSums) seal {
+func (s *Sealer) sealAfter(before seal, content [sha256.Size]byte, e schemas.StepEvent, sums schemas.TensorSums) seal {
 	state := ""
 	if step, ok := e.(*schemas.Step); ok && step.Checkpoint != nil {
 		c := step.Checkpoint
 		state = fmt.Sprintf("%x %s %d", step.CheckpointSum(sums), c.DType, c.Shape)
 	}
-	return s.sum(before[:], content[:], []byte(state))
+	return s.mac(before[:], content[:], []byte(state))
 }
 
-// sum returns the HMAC-SHA256 of the joined parts.
-func (s *Sealer) sum(parts ...[]byte) (sum seal) {
+// mac returns the HMAC-SHA256 of the joined parts, the code that seals are.
+func (s *Sealer) mac(parts ...[]byte) (sum seal) {
 	h, _ := s.codes.Get().(hash.Hash)
 	if h == nil {
 		h = hmac.New(sha256.New, s.key)

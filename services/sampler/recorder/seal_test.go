@@ -19,7 +19,7 @@ type sealed struct {
 func (s sealed) last(t *testing.T) seal {
 	t.Helper()
 	maker := &Sealer{key: []byte(s.key), build: s.build}
-	at, err := maker.first(&s.request, s.parent, s.backend)
+	at, err := maker.firstSeal(&s.request, s.parent, s.backend)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func (s sealed) last(t *testing.T) seal {
 		if err != nil {
 			t.Fatal(err)
 		}
-		at = maker.next(at, sha256.Sum256([]byte{content}), step, sums)
+		at = maker.sealAfter(at, sha256.Sum256([]byte{content}), step, sums)
 	}
 	return at
 }

@@ -15,8 +15,9 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Begin loads the weights that the sampler begins with: the lane's current policy, or else the sampler's own, which it
-// announces. It waits while the stream of the server has no space.
+// Begin loads the weights that the sampler begins with: the lane's current policy, or else the sampler's own, which
+// it announces. It waits while the stream of the server has no space. An error is of the settings, the weights or the
+// server.
 func (v *Versions) Begin(ctx context.Context) error {
 	for warned := false; ; warned = true {
 		_, err := RetryLate(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, v.beginOnce(ctx) })
@@ -37,7 +38,8 @@ func (v *Versions) Begin(ctx context.Context) error {
 // startPatience bounds how long a starting sampler waits for a slow server: a thousand samplers may start at once.
 const startPatience = time.Minute
 
-// RetryLate calls ask, and again each time it ends at its own deadline, for up to startPatience.
+// RetryLate calls ask, and again each time it ends at its own deadline, for up to startPatience; it is for questions
+// to a server that has just started. The error is that of the last call.
 func RetryLate[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
 	for began := time.Now(); ; {
 		answer, err := ask(ctx)
@@ -48,7 +50,7 @@ func RetryLate[T any](ctx context.Context, ask func(context.Context) (T, error))
 	}
 }
 
-// beginOnce is one try of Begin: it announces the sampler's own policy where that is news, and loads the lane's.
+// beginOnce is one try of Begin: it announces the sampler's own policy if that is news, and loads the lane's.
 func (v *Versions) beginOnce(ctx context.Context) error {
 	mine, err := v.ownPolicy(ctx)
 	if err != nil {
@@ -58,7 +60,7 @@ func (v *Versions) beginOnce(ctx context.Context) error {
 		return err
 	}
 	for {
-		p, err := v.resolve(ctx, mine)
+		p, err := v.announceOwn(ctx, mine)
 		if errors.Is(err, bus.ErrBehind) {
 			continue // another sampler has announced a policy meanwhile
 		}
@@ -69,8 +71,9 @@ func (v *Versions) beginOnce(ctx context.Context) error {
 	}
 }
 
-// loadFirst loads policy p and makes it current. Where p is refused, it loads the newest older policy of the same
-// checkpoint that is not refused: a version that no sampler can load must not keep samplers from starting.
+// loadFirst loads policy p and makes it current, when the sampler starts. If p is refused, it loads the newest older
+// policy of the same checkpoint that is not refused: a version that no sampler can load must not keep samplers from
+// starting. It fails if none can be loaded.
 func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 	began := time.Now()
 	load, err := v.loadUnlessRefused(ctx)
@@ -100,19 +103,20 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 	if p.Bare() && fault == nil {
 		return nil // the checkpoint alone is no update to publish
 	}
-	_, err = v.options.Bus.Publish(ctx, v.applied(ctx, p, fault, time.Since(began)))
+	_, err = v.options.Bus.Publish(ctx, v.answerTo(ctx, p, fault, time.Since(began)))
 	return err
 }
 
 // loadUnlessRefused returns a function that loads a policy, but refuses those that other samplers have refused and
 // none has taken over. An update that changes nothing is one: only a sampler with the version before it can see that.
+// An error is of the server.
 func (v *Versions) loadUnlessRefused(ctx context.Context) (func(*schemas.Policy) (*Loaded, error), error) {
 	refused, err := v.options.Bus.PolicyRefusals(ctx, v.options.Lane)
 	return func(p *schemas.Policy) (*Loaded, error) {
 		if why := refused[p.PolicyVersion]; why != "" && !p.Bare() {
 			return nil, engine.Refuse("%s", why)
 		}
-		return v.load(ctx, p)
+		return v.loadPolicy(ctx, p)
 	}, err
 }
 
@@ -130,7 +134,8 @@ func (e *OtherCheckpointError) Error() string {
 }
 
 // ownPolicy returns the policy of the sampler's own settings: its model, with its adapter if there is one. It stores
-// the adapter, and the lists of what adapters and full weights can change, as blobs that the policy refers to.
+// the adapter, and the lists of what adapters and full weights can change, as blobs that the policy refers to. It
+// fails if the model is of another checkpoint than the settings say, or takes no such adapter.
 func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	p := v.options.Networks[0].Policy()
 	p.Lane, p.PolicyVersion = v.options.Lane, v.options.Own.PolicyVersion
@@ -186,10 +191,10 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	return p, nil
 }
 
-// resolve returns the policy that the lane serves from now on: the current one, or else mine with the next version,
-// which it announces. The error is bus.ErrBehind where another sampler has announced one meanwhile: read it and try
-// again.
-func (v *Versions) resolve(ctx context.Context, mine *schemas.Policy) (*schemas.Policy, error) {
+// announceOwn returns the policy that the lane serves from now on: the current one, or else mine with the next
+// version, which it announces. The error is bus.ErrBehind if another sampler has announced one meanwhile: read it and
+// try again.
+func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*schemas.Policy, error) {
 	current, err := v.options.Bus.Policy(ctx, v.options.Lane)
 	if errors.Is(err, bus.ErrNotFound) {
 		current, err = nil, nil
@@ -223,7 +228,7 @@ func (v *Versions) resolve(ctx context.Context, mine *schemas.Policy) (*schemas.
 }
 
 // keepsWeights reports whether the lane keeps its current weights when a sampler with the policy mine starts. Weights
-// that were pushed stay, unless the sampler's own adapter is one that the lane never had.
+// that were pushed stay, unless the sampler's own adapter is one that the lane never had. An error is of the server.
 func (v *Versions) keepsWeights(ctx context.Context, current, mine *schemas.Policy) (bool, error) {
 	switch {
 	case current.BaseDigest != mine.BaseDigest:

@@ -14,9 +14,10 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// load loads the weights of a policy beside those in use, and checks them: their digest, and that the canary of an
-// adapter differs from the checkpoint's. An error is a *engine.Refusal, unless it may pass.
-func (v *Versions) load(ctx context.Context, p *schemas.Policy) (_ *Loaded, err error) {
+// loadPolicy loads the weights of a policy beside those in use, and checks them: their digest, and that the canary of
+// an adapter, its output at a fixed input, differs from the checkpoint's. An error is a *engine.Refusal, unless it
+// may pass.
+func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded, err error) {
 	w := &Loaded{Policy: p}
 	defer func() {
 		if err != nil {
@@ -46,12 +47,12 @@ func (v *Versions) load(ctx context.Context, p *schemas.Policy) (_ *Loaded, err 
 			if w.canary, err = m.Canary(ctx); err != nil {
 				return nil, err
 			}
-			if v.bare == nil {
-				if v.bare, err = of.Canary(ctx); err != nil {
+			if v.baseCanary == nil {
+				if v.baseCanary, err = of.Canary(ctx); err != nil {
 					return nil, err
 				}
 			}
-			if p.Adapter != nil && w.canary.Digest == v.bare.Digest {
+			if p.Adapter != nil && w.canary.Digest == v.baseCanary.Digest {
 				return nil, engine.Refuse("canary: what the weights give at a fixed input is that of the checkpoint; " +
 					"must be another: the adapter changes nothing")
 			}
@@ -61,8 +62,8 @@ func (v *Versions) load(ctx context.Context, p *schemas.Policy) (_ *Loaded, err 
 	return w, nil
 }
 
-// change is what a policy changes in its checkpoint, with functions that unmap the files it is read from.
-type change struct {
+// fetchedChange is what a policy changes in its checkpoint, with functions that unmap the files it is read from.
+type fetchedChange struct {
 	engine.Change
 	files []func() error
 }
@@ -93,7 +94,7 @@ func readBlob(ctx context.Context, b *bus.Bus, ref schemas.Ref) (data []byte, un
 
 // fetchChange reads the adapter or the full weights of a policy. Blobs that are missing, corrupt or cannot be parsed
 // are a *engine.Refusal; other errors may pass. made.files are set with an error, too: the caller unmaps them.
-func fetchChange(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made change, err error) {
+func fetchChange(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made fetchedChange, err error) {
 	blob := func(field string, ref schemas.Ref) ([]byte, error) {
 		file, unmap, err := readBlob(ctx, b, ref)
 		if unmap != nil {

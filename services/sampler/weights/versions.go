@@ -10,6 +10,9 @@
 //
 // A policy that can never be loaded here is refused (engine.Refusal) and not tried again. All other errors are
 // retried. The sampler publishes a schemas.Applied for each policy that it took over or refused.
+//
+// The sampler calls Begin once, then Follow runs beside it, and FollowPolicy of the bus calls Want; each sample calls
+// Pin and Release.
 package weights
 
 import (
@@ -44,7 +47,8 @@ type Loaded struct {
 // Version returns the version of the policy.
 func (w *Loaded) Version() int64 { return w.Policy.PolicyVersion }
 
-// close closes the networks that were made for the policy, then unmaps their files.
+// close closes the networks that were made for the policy, then unmaps their files, when no sample uses them any
+// more.
 func (w *Loaded) close() error {
 	var errs []error
 	for _, m := range w.opened {
@@ -96,8 +100,8 @@ type Metrics struct {
 // Versions has the current weights of a sampler, and the retired ones that samples still use. Two are in memory at
 // most, the one that is being loaded included. All exported methods but Begin and Follow may be called concurrently.
 type Versions struct {
-	options Options
-	bare    *schemas.Canary // canary of the checkpoint without a policy; nil until the first load
+	options    Options
+	baseCanary *schemas.Canary // canary of the checkpoint without a policy; nil until the first load
 
 	mu      sync.Mutex
 	current *Loaded
@@ -118,7 +122,7 @@ func New(o Options) *Versions {
 var ErrPolicyPending = errors.New("the sampler does not have the version yet")
 
 // Pin returns the current weights for a sample that begins, and keeps them in memory until Release. It fails with
-// ErrPolicyPending where the current version is below least.
+// ErrPolicyPending if the current version is below least.
 func (v *Versions) Pin(least int64) (*Loaded, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -137,7 +141,8 @@ func (v *Versions) Release(w *Loaded) {
 	v.closeUnused(w)
 }
 
-// closeUnused closes w if it is retired and no sample uses it; else it does nothing. Lock held.
+// closeUnused closes w if it is retired and no sample uses it; otherwise it does nothing. It runs whenever a sample
+// has released weights, and when others become current. The caller holds the lock.
 func (v *Versions) closeUnused(w *Loaded) {
 	if !w.retired || w.users > 0 {
 		return
@@ -176,7 +181,7 @@ func (v *Versions) Close() {
 }
 
 // Move lets a sample go on with the current weights, if may allows them: it pins those and releases from. It returns
-// the weights that the sample goes on with, which are from where nothing changes.
+// the weights that the sample goes on with, which are from if nothing changes.
 func (v *Versions) Move(from *Loaded, may func(to *Loaded) bool) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -247,7 +252,7 @@ func (v *Versions) Follow(ctx context.Context) error {
 		p, ready := v.chooseNext()
 		v.options.Changed()
 		if p != nil && ready {
-			err := v.update(ctx, p)
+			err := v.takeOver(ctx, p)
 			switch {
 			case ctx.Err() != nil:
 				return nil
@@ -278,11 +283,12 @@ func (v *Versions) noteHandled(p, refused *schemas.Policy) {
 	}
 }
 
-// update loads a policy, makes it current and publishes that, or that it was refused. An error may pass: nothing is
-// published, and the caller tries again. An answer that cannot be stored is logged: the presence has the version, too.
-func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
+// takeOver loads a policy, makes it current and publishes that, or that it was refused. An error may pass: nothing is
+// published, and the caller tries again. An answer that cannot be stored is logged: the presence has the version,
+// too.
+func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 	began := time.Now()
-	w, err := v.load(ctx, p)
+	w, err := v.loadPolicy(ctx, p)
 	if err == nil {
 		if err = checkChanges(v.Newest(), w); err != nil {
 			err = errors.Join(err, w.close())
@@ -297,15 +303,15 @@ func (v *Versions) update(ctx context.Context, p *schemas.Policy) error {
 	default:
 		return err
 	}
-	if _, err := v.options.Bus.Publish(ctx, v.applied(ctx, p, err, time.Since(began))); err != nil && ctx.Err() == nil {
+	if _, err := v.options.Bus.Publish(ctx, v.answerTo(ctx, p, err, time.Since(began))); err != nil && ctx.Err() == nil {
 		zerolog.Ctx(ctx).Error().Err(err).Int64("policy_version", p.PolicyVersion).
 			Msg("answer to the version not stored")
 	}
 	return nil
 }
 
-// checkChanges refuses an update whose canary is that of the weights before it, though its digest is another: such an
-// update changes nothing. A rollback may go back to the same weights.
+// checkChanges refuses an update that changes nothing: its canary, the output at a fixed input, is that of the
+// weights before it, though its digest is another. A rollback may go back to the same weights.
 func checkChanges(last, next *Loaded) error {
 	if next.Policy.Bare() || next.Policy.Rollback != nil {
 		return nil // going back is on purpose
@@ -317,8 +323,9 @@ func checkChanges(last, next *Loaded) error {
 	return engine.Refuse("canary: what the weights give at a fixed input is that of version %d; must be another: the update changes nothing, such as an adapter whose lora_B is zero", last.Version())
 }
 
-// applied logs, counts and returns that policy p was taken over, or refused for fault.
-func (v *Versions) applied(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) *schemas.Applied {
+// answerTo returns the sampler's answer to policy p: taken over, or refused for fault. It also logs and counts that;
+// the caller publishes it.
+func (v *Versions) answerTo(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) *schemas.Applied {
 	now := v.Newest()
 	a := &schemas.Applied{
 		Lane: p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import loss, noise, policy, scheduled, transition
+    from . import dataset, loss, noise, policy, scheduled, sync, transition
     from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
     from .client import Client, Judged, Refused, connect
     from .cursor import CursorError, Taken
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "Text", "TextBatch", "connect", "fresh", "loss", "noise", "policy", "scheduled", "tensor", "transition",
+    "Sample", "Taken", "Text", "TextBatch", "connect", "dataset", "fresh", "loss", "noise", "policy",
+    "scheduled", "sync", "tensor", "transition",
 ]
 
 _MODULES = {
     "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),
     "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"), "client": ("Client", "Judged", "Refused", "connect"),
     "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"), "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
-    "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (),
+    "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
+    "ask": (), "trl": (), "accelerate": (),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

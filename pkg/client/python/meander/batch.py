@@ -133,6 +133,7 @@ class Batch(Mapping[str, Any]):
     | advantages | [B, W] float64 | |
     | rewards, true_cfg_scale | [B] float64 | |
     | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
+    | frames | [B] int64 | of a video; 1 for an image |
     | guidance | [B] float64 | the guidance input of the network; 0 where it has none |
     | uid, prompt, negative_prompt, cfg_rule, weights_digest | [B] str | |
     | prompt_2, prompt_3 | [B] str | the texts of further text encoders: the prompt, where it has no other |
@@ -307,6 +308,7 @@ class Batch(Mapping[str, Any]):
             for name in ("prompt_2", "prompt_3"):
                 out[name] = np.array([t.get(name) or t["prompt"] for _, _, _, t in rows])
             out["guidance"] = np.array([t.get("guidance") or 0 for _, _, _, t in rows], np.float64)
+            out["frames"] = np.array([t.get("frames") or 1 for _, _, _, t in rows], np.int64)
             out["cfg_until"] = np.array([t.get("cfg_until") or 1 for _, _, _, t in rows], np.float64)
         out["uid"] = np.array([g.uid for _, g, _, _ in rows])
         out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)

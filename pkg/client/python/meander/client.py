@@ -325,18 +325,26 @@ class Client(Controls):
             raise EventError(f"sample {trajectory['sample_index']} has no image: it {trajectory['stop_reason']}")
         return image["data"] if image.get("data") else await self.blob(image["ref"])
 
+    async def video(self, trajectory: Event) -> bytes:
+        """Returns the file of a sample with several frames, an animated PNG (see frames)."""
+        video = trajectory.get("video")
+        if not video:
+            why = "it has one frame" if trajectory.get("image") else f"it {trajectory['stop_reason']}"
+            raise EventError(f"sample {trajectory['sample_index']} has no video: {why}")
+        return await self.blob(video["ref"])
+
     async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
-        """Returns the image of a sample, [height, width, 3] uint8, checked against its digest. Needs Pillow:
-        meander-client[images]."""
-        try:
-            from PIL import Image
-        except ImportError:
-            raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
-        data = await self.image(trajectory)
-        out = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-        if hashlib.sha256(out.tobytes()).hexdigest() != trajectory["image"]["digest"]:
-            raise EventError(f"the image of {trajectory['uid']} #{trajectory['sample_index']} has other pixels than its digest says")
-        return out
+        """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
+        the middle. Needs Pillow: meander-client[images]."""
+        return _decoded(await self.image(trajectory), trajectory, trajectory["image"], 1)[0]
+
+    async def frames(self, trajectory: Event) -> npt.NDArray[np.uint8]:
+        """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
+        one. Needs Pillow: meander-client[images]."""
+        if trajectory.get("video"):
+            video = trajectory["video"]
+            return _decoded(await self.video(trajectory), trajectory, video, video["frames"])
+        return (await self.pixels(trajectory))[None]
 
     async def interact(self, name: str, answer: Callable[[Event], dict], ready: Callable[[], None] = lambda: None) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
@@ -417,6 +425,26 @@ class Client(Controls):
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
+
+
+def _decoded(data: bytes, trajectory: Event, stored: Event, count: int) -> npt.NDArray[np.uint8]:
+    """The frames in a PNG file, [count, height, width, 3] uint8. EventError: they are not those that the event says."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+    what = f"the {'video' if count > 1 else 'image'} of {trajectory['uid']} #{trajectory['sample_index']}"
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as file:
+        got = (getattr(file, "n_frames", 1), *file.size)
+        if got != (count, stored["width"], stored["height"]):  # before a pixel is decoded
+            raise EventError(f"{what} has {got[0]} frames of {got[1]}x{got[2]} pixels, not those that the event says")
+        out = np.empty((count, stored["height"], stored["width"], 3), np.uint8)
+        for i in range(count):
+            file.seek(i)
+            out[i] = np.asarray(file.convert("RGB"))
+    if hashlib.sha256(out.tobytes()).hexdigest() != stored["digest"]:
+        raise EventError(f"{what} has other pixels than its digest says")
+    return out
 
 
 def verdict_fault(event: dict) -> str:

@@ -287,6 +287,36 @@ class Cursor:
                 _log.warning("reader %s: no word that what was read up to %d is acknowledged; asking again", self.consumer, seq)
                 await asyncio.sleep(0.5)
 
+    async def acknowledged(self) -> str:
+        """The cursor up to which all is acknowledged, as `after` takes it; with a name alone."""
+        if self._sub is None:
+            await self.open()
+        info = await api(self.nc, f"CONSUMER.INFO.{STREAM}.{self.consumer}")
+        return self.place(info["ack_floor"]["stream_seq"])
+
+    async def advance(self, place: str) -> None:
+        """Acknowledges all up to the cursor of another reader of the same results, which need not have come here.
+
+        CursorError: it is of another store. Taken, TimeoutError: as next and done.
+        """
+        if self._sub is None:
+            await self.open()
+        seq, _, made = place.partition("@")
+        if made != str(self.made):
+            raise CursorError(f"{place!r} is of another store than this one")
+        end = time.monotonic() + _PATIENCE
+        while self.last < int(seq):
+            if await self.next() is None and time.monotonic() > end:
+                raise TimeoutError(f"{place} did not come to {self.name} in {_PATIENCE} s; it is not acknowledged")
+        await self.done(int(seq))
+
+    async def newest(self) -> int:
+        """The sequence of the last result that is stored; 0 without any."""
+        try:
+            return (await self.js.get_last_msg(STREAM, self.filter)).seq or 0
+        except NotFoundError:
+            return 0
+
     async def _keep(self) -> None:
         """Tells the server that the messages in flight are still being worked on."""
         while True:

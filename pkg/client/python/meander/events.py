@@ -116,6 +116,10 @@ _IMAGE: Event = _SAMPLE | {
     "prompt_2": Maybe(str), "prompt_3": Maybe(str), "negative_prompt": str, "height": int, "width": int, "true_cfg_scale": NUMBER, "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str, "sigmas": [NUMBER], "timesteps": [NUMBER],
     "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER, "latent_step_indices": [int], "latents_shape": [int],
     "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
+    "frames": Maybe(int),
+    "video": Maybe({
+        "format": str, "frames": int, "width": int, "height": int, "fps": NUMBER, "digest": str, "ref": _REF,
+    }),
 }
 _TEXT: Event = _SAMPLE | {
     "text": {

@@ -302,6 +302,13 @@ async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Even
         await asyncio.sleep(0.02)
 
 
+async def check_taken(client: Client, pushed: Event, timeout: float = 30) -> None:
+    """Waits as taken does. PolicyRefused: every sampler that answered refused the policy, with the reason of one."""
+    answers = [p["answer"] for p in await taken(client, pushed, timeout) if p["answer"]]
+    if answers and all(a["state"] != "applied" for a in answers):
+        raise PolicyRefused(f"version {pushed['policy_version']}: {answers[0].get('error', '')}")
+
+
 async def _answer(client: Client, pushed: Event, name: str) -> Event | None:
     """What a sampler said last, where that is about the policy."""
     try:

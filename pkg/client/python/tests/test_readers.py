@@ -1,6 +1,8 @@
 """Readers of groups and batches against a real pipeline: whole, in order, each once, whatever dies."""
 
 import asyncio
+import hashlib
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import meander
+import meander.events
 from conftest import ENVIRONMENT, Up, first, free_port, listens, publish
 
 
@@ -375,3 +378,40 @@ def test_external_server(binary, tmp_path, run):
         for process in [*services, nats_server]:
             process.terminate()
             process.wait(30)
+
+
+class Stored(meander.Client):
+    """A client of a store that has one object."""
+
+    def __init__(self, data):
+        self.data = data
+
+    async def blob(self, ref):
+        return meander.events.checked(self.data, ref)
+
+
+def test_frames():
+    """The frames of a video, and of an image its one; a file that is not what the event says is refused."""
+    image = pytest.importorskip("PIL.Image", reason="decoding images needs Pillow")
+    pixels = np.random.default_rng(3).integers(0, 256, (5, 6, 4, 3), np.uint8)
+    file = io.BytesIO()
+    pages = [image.fromarray(p) for p in pixels]
+    pages[0].save(file, "PNG", save_all=True, append_images=pages[1:], duration=125)
+    data, digest = file.getvalue(), hashlib.sha256(pixels.tobytes()).hexdigest()
+    ref = {"bucket": "b", "digest": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    sample = {
+        "uid": "u", "sample_index": 0, "stop_reason": "completed",
+        "video": {"format": "apng", "frames": 5, "height": 6, "width": 4, "fps": 8.0, "digest": digest, "ref": ref},
+    }
+    assert (asyncio.run(Stored(data).frames(sample)) == pixels).all()
+    for wrong in ({"frames": 4}, {"height": 4, "width": 6}, {"digest": "0" * 64}):
+        with pytest.raises(meander.EventError):
+            asyncio.run(Stored(data).frames(sample | {"video": sample["video"] | wrong}))
+    file = io.BytesIO()
+    pages[2].save(file, "PNG")
+    digest = hashlib.sha256(pixels[2].tobytes()).hexdigest()
+    one = {"format": "png", "height": 6, "width": 4, "digest": digest, "data": file.getvalue()}
+    still = sample | {"video": None, "image": one}
+    assert (asyncio.run(Stored(b"").frames(still)) == pixels[2:3]).all()
+    with pytest.raises(meander.EventError, match="has no video"):
+        asyncio.run(Stored(b"").video(still))

@@ -339,6 +339,8 @@ func (b *builder) transformer(c Config) {
 	b.linear("proj_out", 64, d)
 }
 
+// resBlock adds the tensors of a residual block of the autoencoder, from in to out channels, under
+// the prefix name.
 func (b *builder) resBlock(name string, in, out int) {
 	b.norm(name+"norm1.gamma", in, 1, 1, 1)
 	b.linear(name+"conv1", out, in, 3, 3, 3)

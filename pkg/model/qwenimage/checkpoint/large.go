@@ -135,6 +135,8 @@ func writeShards(dir, file string, tensors []safetensors.Tensor, c Config) error
 	return write(dir, file+".safetensors.index.json", text)
 }
 
+// writeFile writes one safetensors file. Tensors with a Source go into a sparse file, which takes
+// no space for their zeros. A file that cannot be written is an error.
 func writeFile(name string, tensors []safetensors.Tensor) error {
 	metadata := map[string]string{"format": "pt"}
 	if !slices.ContainsFunc(tensors, func(t safetensors.Tensor) bool { return t.Source != nil }) {

@@ -21,9 +21,11 @@ const (
 
 // families are the classes that the worker knows.
 var families = map[string]string{
-	"FluxPipeline": "flux1", "StableDiffusion3Pipeline": "sd3", "ZImagePipeline": "z-image",
+	"FluxPipeline": "flux1", "StableDiffusion3Pipeline": "sd3", "ZImagePipeline": "z-image", "WanPipeline": "wan",
 }
 
+// readIndex returns the class of the pipeline in the folder of a model. A folder without
+// model_index.json, and a class that the worker does not know, are errors.
 func readIndex(dir string) (class string, err error) {
 	var index struct {
 		Class string `json:"_class_name"`
@@ -38,7 +40,7 @@ func readIndex(dir string) (class string, err error) {
 	return index.Class, err
 }
 
-// cardOf is the card of a class; FluxPipeline has a guidance input.
+// cardOf is the card of a class. FluxPipeline has a guidance input; WanPipeline makes videos, by default of 9 frames.
 func cardOf(class string) (c wire.Card) {
 	c.Class, c.Family = class, families[class]
 	c.Latent.Channels, c.Latent.Patch, c.Latent.Scale, c.Latent.Temporal = 4, [3]int{1, 2, 2}, 8, 1
@@ -47,10 +49,13 @@ func cardOf(class string) (c wire.Card) {
 	if class == "FluxPipeline" {
 		c.Guidance, c.TrueCFGScale = 3.5, 1
 	}
+	if class == "WanPipeline" {
+		c.Size.Frames, c.MaxFrames, c.FPS, c.Latent.Temporal = 9, 33, 8, 4
+	}
 	c.Conditioning = []wire.Named{{Name: "prompt_embeds", Mask: "prompt_embeds_mask"}, {Name: "pooled_prompt_embeds"}}
 	c.MaxPromptTokens, c.Prompts, c.MaxPixels = MaxTokens, 2, 512*512
 	c.ConditioningTokenBytes, c.ConditioningBytes = 4, 4*(MaxTokens+Channels)
-	c.Grid, c.Mu, c.FramesRule = "linspace", "none", 1
+	c.Grid, c.Mu, c.FramesRule = "linspace", "none", c.Latent.Temporal
 	return c
 }
 
@@ -88,9 +93,9 @@ func (w *Worker) answer(m *wire.Message, greeted bool) *wire.Message {
 	case wire.CallVelocity:
 		return w.velocity(m)
 	case wire.CallDecode:
-		return decodeMedia(m)
+		return w.decodeMedia(m)
 	case wire.CallEncodeM:
-		return encodeMedia(m)
+		return w.encodeMedia(m)
 	case wire.CallModules:
 		return result(wire.ModulesResult{
 			Linear: map[string][2]int{proj: {Channels, Channels}}, Tensors: map[string][]int{projWeight: {Channels, Channels}},
@@ -114,6 +119,8 @@ func (w *Worker) answer(m *wire.Message, greeted bool) *wire.Message {
 	return fault(wire.ClassProtocol, "%s: no such call", m.Call)
 }
 
+// hello answers the first call of a client: what the worker has loaded, or that it is loading, as
+// often as Options.Polls says. A wrong token is a fault.
 func (w *Worker) hello(m *wire.Message) *wire.Message {
 	args, bad := decode[wire.HelloArgs](m)
 	switch {
@@ -246,8 +253,14 @@ func (w *weights) row(v, x, pooled []float32, sigma, guidance float32) {
 	}
 }
 
-// decodeMedia paints each token in one colour, its first three channels.
-func decodeMedia(m *wire.Message) *wire.Message {
+// tokenOf returns in which token a pixel of a frame is: tokens are frame by frame, and the first covers one frame.
+func (w *Worker) tokenOf(size wire.SizeArgs, frame, y, x int) int {
+	deep := (frame + w.card.Latent.Temporal - 1) / w.card.Latent.Temporal
+	return (deep*(size.Height/Edge)+y/Edge)*(size.Width/Edge) + x/Edge
+}
+
+// decodeMedia paints each token in one colour, its first three channels, a little brighter in each further frame.
+func (w *Worker) decodeMedia(m *wire.Message) *wire.Message {
 	args, bad := decode[wire.SizeArgs](m)
 	if bad != nil {
 		return bad
@@ -258,11 +271,12 @@ func decodeMedia(m *wire.Message) *wire.Message {
 			return fault(wire.ClassLatents, "values that are not finite")
 		}
 	}
-	pixels := make([]byte, 3*args.Height*args.Width)
-	for i := range args.Height * args.Width {
-		token := i/args.Width/Edge*(args.Width/Edge) + i%args.Width/Edge
+	pixels := make([]byte, 3*args.Frames*args.Height*args.Width)
+	for i := range args.Frames * args.Height * args.Width {
+		frame, at := i/(args.Height*args.Width), i%(args.Height*args.Width)
+		token := w.tokenOf(args, frame, at/args.Width, at%args.Width)
 		for c := range 3 {
-			pixels[3*i+c] = uint8(max(0, min(1, x[token*Channels+c]/2+0.5))*255 + 0.5)
+			pixels[3*i+c] = uint8(max(0, min(1, x[token*Channels+c]/2+0.5+float32(frame)/64))*255 + 0.5)
 		}
 	}
 	return result(struct{}{}, wire.Tensor{
@@ -270,18 +284,18 @@ func decodeMedia(m *wire.Message) *wire.Message {
 	})
 }
 
-// encodeMedia takes the first pixel of each token.
-func encodeMedia(m *wire.Message) *wire.Message {
+// encodeMedia takes the last pixel of each token.
+func (w *Worker) encodeMedia(m *wire.Message) *wire.Message {
 	args, bad := decode[wire.SizeArgs](m)
 	if bad != nil {
 		return bad
 	}
 	pixels := values(m.Tensors[0])
-	wide := args.Width / Edge
-	x := make([]float32, args.Height/Edge*wide*Channels)
-	for token := range len(x) / Channels {
-		at := 3 * (token/wide*Edge*args.Width + token%wide*Edge)
-		copy(x[token*Channels:], pixels[at:at+3])
+	tokens := w.tokenOf(args, args.Frames-1, args.Height-1, args.Width-1) + 1
+	x := make([]float32, tokens*Channels)
+	for i := range len(pixels) / 3 {
+		frame, at := i/(args.Height*args.Width), i%(args.Height*args.Width)
+		copy(x[w.tokenOf(args, frame, at/args.Width, at%args.Width)*Channels:], pixels[3*i:3*i+3])
 	}
 	return result(struct{}{}, floats("x", x, len(x)/Channels, Channels))
 }

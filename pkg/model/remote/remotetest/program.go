@@ -24,6 +24,7 @@ const (
 	FaultCrash    = "crash"    // ends at each call of velocity
 	FaultOnce     = "once"     // ends at the third call of velocity, if the file does not exist yet
 	FaultMute     = "mute"     // ends before it is ready
+	FaultImport   = "import"   // never becomes ready
 	FaultHang     = "hang"     // makes the file at the third call of velocity, and answers no more
 )
 
@@ -57,6 +58,10 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return 78
 	case FaultMute:
 		fmt.Fprintln(stderr, "Segmentation fault")
+		return 3
+	case FaultImport:
+		fmt.Fprintln(stderr, "site: slow disk")
+		_, _ = io.Copy(io.Discard, stdin) // until it is killed
 		return 3
 	}
 	network, address := "unix", *socket

@@ -4,6 +4,7 @@ package remotetest
 
 import (
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"fmt"
 	"net"
@@ -36,6 +37,10 @@ type Options struct {
 	Limits        wire.Limits
 	// MaxRows is how many rows its memory is enough for; 0: any.
 	MaxRows int
+	// TLS has the certificate of a worker that speaks TLS.
+	TLS *tls.Config
+	// Card changes what the worker says of its model; nil: nothing.
+	Card func(c *wire.Card)
 	// Polls is how many times hello says that the model is loading.
 	Polls int
 }
@@ -80,8 +85,12 @@ func New(o Options) (*Worker, error) {
 	if o.Device == "" || o.Device == "auto" {
 		o.Device = "cpu"
 	}
+	card := cardOf(index)
+	if o.Card != nil {
+		o.Card(&card)
+	}
 	return &Worker{
-		o: o, base: base, card: cardOf(index), open: map[net.Conn]bool{}, plays: map[string][]Play{},
+		o: o, base: base, card: card, open: map[net.Conn]bool{}, plays: map[string][]Play{},
 		counts: map[string]int{}, handles: map[string][]wire.Tensor{}, loaded: map[string]*weights{},
 	}, nil
 }
@@ -116,6 +125,9 @@ func (w *Worker) Listen(network, address string) error {
 	l, err := net.Listen(network, address)
 	if err != nil {
 		return err
+	}
+	if w.o.TLS != nil {
+		l = tls.NewListener(l, w.o.TLS)
 	}
 	w.mu.Lock()
 	w.listens, w.done = l, make(chan struct{})

@@ -44,6 +44,8 @@ type Sample struct {
 	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Both are absent for a text.
 	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
 	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
+	// Frames are files of ImageFormat, in order: those of a video that the scorer sees, where they are several.
+	Frames [][]byte `json:"frames,omitempty" msgpack:"frames,omitempty"`
 	// Text is an answer of a language model, Messages the conversation before it, and Trajectory the subject
 	// of the stored sample, with its log-probs and logits. All are absent for an image.
 	Text       *string          `json:"text,omitempty" msgpack:"text,omitempty"`
@@ -51,7 +53,8 @@ type Sample struct {
 	Trajectory string           `json:"trajectory,omitempty" msgpack:"trajectory,omitempty"`
 }
 
-// NewSample encodes a text, or an image as RGB in a format; transparent pixels are blended over black.
+// NewSample encodes a text, or an image as RGB in a format; transparent pixels are blended over black. Of a video the
+// image is the frame in the middle, beside all frames.
 func NewSample(in scorer.Input, format string) (Sample, error) {
 	params := in.Params
 	if params == nil {
@@ -63,26 +66,38 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 			Trajectory: x.Trajectory,
 		}, nil
 	}
-	opaque, err := in.Media.Image()
+	middle, err := in.Media.Middle().Image()
 	if err != nil {
 		return Sample{}, err
 	}
-	if !opaque.Opaque() {
-		opaque = overBlack(opaque)
+	s := Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, ImageFormat: format}
+	if s.Image, err = encodeImage(middle, format); err != nil || len(in.Media.Frames) == 1 {
+		return s, err
+	}
+	s.Frames = make([][]byte, len(in.Media.Frames))
+	for i, frame := range in.Media.Frames {
+		if s.Frames[i], err = encodeImage(frame, format); err != nil {
+			return Sample{}, err
+		}
+	}
+	return s, nil
+}
+
+// encodeImage returns an image over black as a file.
+func encodeImage(img *image.NRGBA, format string) (_ []byte, err error) {
+	if !img.Opaque() {
+		img = overBlack(img)
 	}
 	var file bytes.Buffer
 	if format == JPEG {
-		err = jpeg.Encode(&file, opaque, &jpeg.Options{Quality: jpegQuality})
+		err = jpeg.Encode(&file, img, &jpeg.Options{Quality: jpegQuality})
 	} else {
-		err = (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, opaque)
+		err = (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, img)
 	}
 	if err != nil {
-		return Sample{}, fmt.Errorf("encode image: %w", err)
+		return nil, fmt.Errorf("encode image: %w", err)
 	}
-	return Sample{
-		Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Image: file.Bytes(),
-		ImageFormat: format,
-	}, nil
+	return file.Bytes(), nil
 }
 
 // overBlack returns a copy of an image blended over black.
@@ -126,6 +141,17 @@ func CheckName(name string) error {
 func CheckImage(format string) error {
 	if format != PNG && format != JPEG {
 		return fmt.Errorf("image: %q; must be %s or %s", format, PNG, JPEG)
+	}
+	return nil
+}
+
+// maxFrames bounds the frames of a request: events have no more.
+const maxFrames = 1 << 10
+
+// CheckFrames refuses a number of frames that no video has.
+func CheckFrames(n int) error {
+	if n < 0 || n > maxFrames {
+		return fmt.Errorf("frames: %d; must be 0 to %d", n, maxFrames)
 	}
 	return nil
 }

@@ -28,8 +28,8 @@ var ErrModel = errors.New("the model cannot compute it")
 // NaN is what a model that Spoils gives.
 var NaN = float32(math.NaN())
 
-// Strike does to a call what a poison says: it panics, returns ErrModel, or puts NaN into the row's output, or into
-// those of all rows. Another word does nothing.
+// Strike makes a scripted model fail as a poison in its input says: it panics, returns ErrModel, or puts NaN into the
+// row's output, or into those of all rows. Another word does nothing.
 func Strike(poison string, row []float32, all ...[]float32) error {
 	switch poison {
 	case Panics:
@@ -46,7 +46,8 @@ func Strike(poison string, row []float32, all ...[]float32) error {
 	return nil
 }
 
-// StepAll steps episodes in one batch until none is left, and returns what each came to.
+// StepAll steps episodes in one batch until none is left, and returns for each the bytes of its latents, or its
+// fault. An error of the whole batch fails the test.
 func StepAll(t *testing.T, e engine.Engine, episodes []engine.Episode) (states []string, faults []error) {
 	t.Helper()
 	states, faults = make([]string, len(episodes)), make([]error, len(episodes))

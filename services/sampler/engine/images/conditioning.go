@@ -21,8 +21,8 @@ func ConditioningName(name string, negative bool) string {
 }
 
 // Conditioning returns encoded texts as events have them: the tensors of the prompt in F32 and, unless negative is
-// nil, those of the negative prompt. Where the card names a mask that is no tensor of the family, it is [tokens] of ones
-// in U8.
+// nil, those of the negative prompt. Where the card names a mask that is no tensor of the family, it is [tokens] of
+// ones in U8.
 func Conditioning(card model.Card, cond, negative *model.Conditioning) []schemas.NamedTensor {
 	list := namedTensors(card, cond, false)
 	if negative != nil {
@@ -31,7 +31,8 @@ func Conditioning(card model.Card, cond, negative *model.Conditioning) []schemas
 	return list
 }
 
-// namedTensors returns the tensors of one encoded text, with masks of ones where the family gives none.
+// namedTensors returns the tensors of one encoded text with the names that events have, with masks of ones if the
+// model family gives none. Conditioning calls it.
 func namedTensors(card model.Card, c *model.Conditioning, negative bool) (list []schemas.NamedTensor) {
 	has := map[string]bool{}
 	for _, t := range c.Tensors {

@@ -59,7 +59,8 @@ type outcome struct {
 	err  error
 }
 
-// setOutcome sets the result to a fault, or without one to what advance returns. A panic of advance is an error.
+// setOutcome sets what Take of an episode will return: the fault of its row, or without one what advance returns. A
+// panic of advance is an error.
 func (o *outcome) setOutcome(fault error, advance func() (*schemas.Step, error)) {
 	*o = outcome{err: fault}
 	if fault == nil {
@@ -80,12 +81,13 @@ func (o *outcome) Take() ([]schemas.StepEvent, error) {
 	return []schemas.StepEvent{step}, nil
 }
 
-// Start implements engine.Engine. Faults of the request are terminal errors.
+// Start begins an episode for a request, and encodes its prompts; from, if there is one, is the state to begin with.
+// Faults of the request are terminal errors.
 func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (engine.Episode, error) {
 	if req.Text != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", e.card.Name))
 	}
-	tokens, err := e.card.Tokens(media.ImageSize(req.Height, req.Width))
+	tokens, err := e.card.Tokens(sampling.SizeOf(&req.Sampling))
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
@@ -131,8 +133,8 @@ func (e *flowEngine) encodePrompts(ctx context.Context, req *schemas.Request) (c
 	return conds[0], negative, nil
 }
 
-// initialState returns the state [S, C] that the episode begins with: noise drawn from the request's seed, or that of
-// from.
+// initialState returns the state [S, C] that the episode begins with: noise drawn from the request's seed, or the
+// state of from. It fails if that state has another shape.
 func (e *flowEngine) initialState(req *schemas.Request, from *schemas.SegmentStart, tokens int) ([]float32, error) {
 	x := make([]float32, tokens*e.card.LatentChannels)
 	if from == nil {
@@ -154,7 +156,8 @@ type evaluated interface {
 	request() *schemas.Request
 }
 
-// Step evaluates the model once for all episodes and advances each.
+// Step evaluates the model once for all episodes of a micro-batch and advances each. A fault of one episode is for
+// its Take; an error ends all.
 func (e *flowEngine) Step(ctx context.Context, episodes []engine.Episode) error {
 	v := <-e.velocities
 	defer func() { e.velocities <- v }()
@@ -162,8 +165,7 @@ func (e *flowEngine) Step(ctx context.Context, episodes []engine.Episode) error 
 	for i, ep := range episodes {
 		rows[i] = ep.(evaluated).row()
 	}
-	size := episodes[0].(evaluated).request()
-	faults, err := v.Eval(ctx, rows, media.ImageSize(size.Height, size.Width))
+	faults, err := v.Eval(ctx, rows, sampling.SizeOf(&episodes[0].(evaluated).request().Sampling))
 	if err != nil {
 		return err
 	}
@@ -200,11 +202,11 @@ func (p *flowEpisode) Texts() (card model.Card, cond, negative *model.Conditioni
 	return p.e.card, p.cond, p.negCond
 }
 
-// Bucket is the size: images of one size are rows of one call.
+// Bucket is the size: samples of one size are rows of one call.
 func (p *flowEpisode) Bucket() string { return bucketOf(p.req) }
 
-// bucketOf names the size of a request's image: rows of one size can share a call.
-func bucketOf(r *schemas.Request) string { return fmt.Sprintf("%dx%d", r.Height, r.Width) }
+// bucketOf names the size of a request's sample: rows of one size can share a call.
+func bucketOf(r *schemas.Request) string { return sampling.SizeOf(&r.Sampling).String() }
 
 func (p *flowEpisode) Done() bool { return p.rollout.Done() }
 
@@ -251,7 +253,8 @@ func tensorOf(dtype string, shape []int64, x []float32) schemas.Tensor {
 	return schemas.Tensor{DType: dtype, Shape: shape, Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
-// debugTensor returns one of the optional tensors of a step; F32 whatever the latents are stored as.
+// debugTensor returns one of the optional tensors of a step that the request asks for by name; F32 whatever the
+// latents are stored as. event calls it.
 func (p *flowEpisode) debugTensor(name string, step *flow.Step) schemas.Tensor {
 	f32 := string(tensor.F32)
 	switch name {
@@ -275,7 +278,8 @@ func (p *flowEpisode) shape() []int64 {
 	return []int64{int64(len(p.velocity)) / c, c}
 }
 
-// Finish decodes the latents that the rollout ended with, where there is to be an image.
+// Finish decodes the latents that the rollout ended with, if there is to be an image, and adds to t what the episode
+// knows. Latents that are not finite are a terminal error.
 func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
@@ -286,10 +290,10 @@ func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images
 	return images, err
 }
 
-// decode decodes latents [S, C] into the request's image. Latents that are not finite are a terminal error: the same
-// request gives them again. Other errors may pass.
+// decode decodes latents [S, C] into the request's image or video. Latents that are not finite are a terminal error:
+// the same request gives them again. Other errors may pass.
 func (e *flowEngine) decode(ctx context.Context, req *schemas.Request, latents []float32) (media.Media, error) {
-	m, err := e.model.Decode(ctx, latents, media.ImageSize(req.Height, req.Width))
+	m, err := e.model.Decode(ctx, latents, sampling.SizeOf(&req.Sampling))
 	if errors.Is(err, model.ErrLatents) {
 		return m, bus.Terminal(schemas.CodeFailed, err)
 	}

@@ -2,6 +2,9 @@
 // (flow.go) and, for requests of scheduled sampling, rolled ones (rolled.go). pkg/flow and pkg/scheduled have the
 // mathematics, pkg/model the networks. Encode, Rolling, StartFrom and Velocities are shared with verify, so that both
 // compute the same.
+//
+// The scheduler calls Start, Step and Take of engines and episodes, and Finish at the end. Errors marked terminal
+// fail the sample; any other lets its request come again.
 package images
 
 import (
@@ -30,7 +33,7 @@ var (
 // PolicyOf returns the policy that a sampler of a model announces, in the lane of the model's name. What is the default
 // is left out, so that a card that names it makes the same lane as one that does not.
 func PolicyOf(c model.Card) *schemas.Policy {
-	return &schemas.Policy{
+	p := &schemas.Policy{
 		Grid: unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
 		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
@@ -39,6 +42,10 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts),
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
+	if c.MaxFrames > 1 {
+		p.Frames, p.MaxFrames, p.FramesPerToken, p.FPS = int64(c.Frames), int64(c.MaxFrames), int64(c.FramesPerToken), c.FPS
+	}
+	return p
 }
 
 // severalTexts returns how many texts a prompt may have; 0 if it is one.
@@ -76,7 +83,8 @@ func (n *Network) Policy() *schemas.Policy {
 // Engine returns an engine for flow-matching rollouts and those of scheduled sampling: the request says which.
 func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(n.Model, o.Workers) }
 
-// With adds adapters, or replaces the transformer. A *Refusal says that the model accepts no such change.
+// With returns the network with adapters, or with another transformer, for a policy. A *Refusal says that the model
+// accepts no such change.
 func (n *Network) With(c engine.Change) (engine.Network, error) {
 	m := n.Model
 	a, ok := m.(model.Adaptable)
@@ -105,14 +113,16 @@ func (n *Network) Tensors() lora.Shapes {
 	return nil
 }
 
-// The fixed input of canaries besides their seed: the negative prompt, which every model takes, a sigma, and an image of
-// a few tokens.
+// The fixed input of canaries besides their seed: the negative prompt, which every model takes, a sigma, and an image
+// of a few tokens.
 const (
 	canarySigma = 0.75
 	canarySide  = 4 // tokens
 )
 
-// Canary returns the velocity at noise of a fixed seed.
+// Canary evaluates the velocity at noise of a fixed seed and returns its digest and length. A sampler calls it for
+// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
+// errors are the model's.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("velocity", func() ([]float32, error) {
 		card := n.Model.Card()
@@ -145,14 +155,15 @@ func (n *Network) StateShape(r *schemas.Request) ([]int64, error) {
 		return nil, nil
 	}
 	card := n.Model.Card()
-	tokens, err := card.Tokens(media.ImageSize(r.Height, r.Width))
+	tokens, err := card.Tokens(sampling.SizeOf(&r.Sampling))
 	return []int64{int64(tokens), int64(card.LatentChannels)}, err
 }
 
 // Check says why no request can be made for the model; nil: requests can.
 func (n *Network) Check() error { return CheckSchedule(n.Model.Card()) }
 
-// CheckSchedule refuses a model by whose schedule no request can be made, neither a rollout nor scheduled sampling.
+// CheckSchedule refuses a model by whose schedule no request can be made, neither a rollout nor scheduled sampling;
+// Run checks it before the model is announced.
 func CheckSchedule(c model.Card) error {
 	noise, err := scheduled.ParseNoise(c.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {

@@ -117,8 +117,8 @@ func (r *Rolling) Point() (x []float32, sigma float32) {
 // own.
 func (r *Rolling) asksBiased() bool { return r.sample.Roll.Rolls() && r.Biased == nil }
 
-// Advance takes the model's output at Point. It returns the step that this completes and the state before it, which is
-// valid until the next Advance; nil where no step is completed.
+// Advance takes the model's output at Point. It returns the step that this completes and the state before it, which
+// is valid until the next Advance; nil if no step is completed. It fails on output that is not finite.
 func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) {
 	r.forwards++
 	for _, v := range output {
@@ -150,7 +150,8 @@ func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) 
 	return &step, r.before, nil
 }
 
-// Result returns the result of a sample that is done, with its tensors inline. shape is [S, C].
+// Result returns the result of a sample that is done, with its tensors inline. shape is [S, C]. The error is that of
+// the loss's terms.
 func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	t := r.sample.Roll.Timestep
 	if r.sample.Roll.Rolls() {
@@ -184,14 +185,14 @@ func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 		return p
 	}
 	out.Clean, out.Biased = keep(r.Clean), keep(r.Biased)
-	terms, err := r.terms(reflex)
+	terms, err := r.reflexTerms(reflex)
 	out.ReflexFlow = terms
 	return out, err
 }
 
-// terms returns the terms of ReflexFlow's loss for a training step with the same weights, whose prediction is the
-// biased one.
-func (r *Rolling) terms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, error) {
+// reflexTerms returns the terms of ReflexFlow's loss for a training step with the same weights, whose prediction is
+// the biased one. Result calls it.
+func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, error) {
 	wide := func(x []float32) []float64 {
 		out := make([]float64, len(x))
 		for i, v := range x {
@@ -253,11 +254,12 @@ func (p *rolledEpisode) advance() (*schemas.Step, error) {
 	if err != nil || step == nil {
 		return nil, bus.Terminal(schemas.CodeFailed, err)
 	}
-	return p.event(step, before), nil
+	return p.stepEvent(step, before), nil
 }
 
-// event returns the event of a step, with the states that were asked for.
-func (p *rolledEpisode) event(step *scheduled.Step, before []float32) *schemas.Step {
+// stepEvent returns the event of a step of a roll, with the states that were asked for; before is the state that the
+// step began with.
+func (p *rolledEpisode) stepEvent(step *scheduled.Step, before []float32) *schemas.Step {
 	r, s := p.req, p.req.ScheduledSampling
 	index := int(s.RollSettings.Timesteps) - 1 - step.From
 	_, end := r.Segment()
@@ -285,7 +287,8 @@ func (p *rolledEpisode) Texts() (card model.Card, cond, negative *model.Conditio
 
 func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 
-// Finish adds the result of the sample to t, and decodes its states where images are asked for.
+// Finish adds the result of the sample to t, and decodes its states if images are asked for. Latents that cannot be
+// decoded are a terminal error.
 func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images engine.Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()

@@ -22,9 +22,11 @@ type Encoder interface {
 }
 
 // LoadData returns the clean latents x0 that noise is added to: either the stored latents of the group, [n, S, C] or
-// [1, S, C], or [1, S, C] of the stored image, which m encodes. A missing blob is bus.ErrNotFound, a file that is no
-// PNG of the size ErrImage.
-func LoadData(ctx context.Context, b *bus.Bus, m Encoder, data *schemas.SegmentData, height, width int64) (*schemas.Tensor, error) {
+// [1, S, C], or [1, S, C] of the stored image or video of that size, which m encodes. A missing blob is
+// bus.ErrNotFound, a file that is no PNG of the size ErrImage.
+func LoadData(ctx context.Context, b *bus.Bus, m Encoder, data *schemas.SegmentData,
+	size media.Size,
+) (*schemas.Tensor, error) {
 	if t := data.Latents; t != nil {
 		if t.Ref == nil {
 			return t, nil
@@ -36,11 +38,11 @@ func LoadData(ctx context.Context, b *bus.Bus, m Encoder, data *schemas.SegmentD
 	if err != nil {
 		return nil, err
 	}
-	img, err := media.DecodePNG(file, media.ImageSize(height, width))
+	sample, err := media.Decode(file, size)
 	if err != nil {
 		return nil, fmt.Errorf("start.data.image: %w: %w", ErrImage, err)
 	}
-	x, err := m.EncodeMedia(ctx, media.Of(img))
+	x, err := m.EncodeMedia(ctx, sample)
 	if err != nil {
 		return nil, fmt.Errorf("encode the image: %w", err)
 	}

@@ -43,7 +43,8 @@ func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) Gu
 	return r
 }
 
-// CheckGuidance refuses a sample whose guidance input does not fit the network: it has one or not, as the card says.
+// CheckGuidance refuses a sample whose guidance input does not fit the network: the card says whether the network has
+// one.
 func CheckGuidance(c model.Card, s *schemas.Sampling) error {
 	switch {
 	case s.Guidance != 0 && c.Guidance == 0:
@@ -74,7 +75,7 @@ func (v *Velocities) Eval(ctx context.Context, rows []GuidedRow, size model.Size
 }
 
 // eval evaluates all rows, and the negative prompts of those with guidance, in one call of the model. A velocity that
-// is not finite is a fault of its row.
+// is not finite is a fault of its row; an error is of the whole call.
 func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size) (map[int]error, error) {
 	v.rows = v.rows[:0]
 	guided := 0
@@ -117,7 +118,8 @@ func (v *Velocities) scratch(i, n int) []float32 {
 	return v.negative[i]
 }
 
-// guide combines a row's velocity dst with that of its negative prompt, by the model's rule.
+// guide combines a row's velocity dst with that of its negative prompt, by the rule of the model's card. It fails if
+// the model has no rule. eval calls it.
 func (v *Velocities) guide(dst, negative []float32, scale float64) error {
 	switch v.card.CFGRule {
 	case model.CFGRescaled:

@@ -6,6 +6,10 @@
 // one. In a conversation an interaction, a worker outside of the sampler, replies to each answer (turns.go); an
 // episode that waits for the reply is resting. The model's cache has the keys and values of the tokens that it has
 // evaluated. Prefixes are prompts whose part of the cache the episodes of a group share (prefixes.go).
+//
+// The scheduler calls Start, Step and Take of engines and episodes, and Finish at the end. When the model's cache is
+// full, freeCache frees what can be computed again: prefixes and the caches of resting episodes. Errors marked
+// terminal fail the sample; any other lets its request come again.
 package texts
 
 import (
@@ -71,7 +75,7 @@ func (n *Network) Engine(o engine.Options) engine.Engine {
 	return newTokenEngine(n.Model, o.SharePrefixes)
 }
 
-// With adds adapters. A *Refusal says that the model accepts no such change.
+// With returns the network with adapters, for a policy. A *Refusal says that the model accepts no such change.
 func (n *Network) With(c engine.Change) (engine.Network, error) {
 	if c.Full != nil {
 		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
@@ -92,7 +96,9 @@ func (n *Network) Tensors() lora.Shapes { return nil }
 // canaryTokens is how many tokens the fixed input of canaries has.
 const canaryTokens = 4
 
-// Canary returns the logits after a few fixed tokens.
+// Canary evaluates the logits after a few fixed tokens and returns their digest and length. A sampler calls it for
+// weights that it has loaded, to see whether they change anything. Values that are not finite are a *Refusal; other
+// errors are the model's.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("vector of logits", func() ([]float32, error) {
 		card := n.Model.Card()

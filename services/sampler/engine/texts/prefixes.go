@@ -36,10 +36,11 @@ type prefix struct {
 	dropped  bool // not kept any more: the last user closes it
 }
 
-// fork returns a new sequence of the model that begins with ids, and copies the logits [V] after them to logits. The
-// first episode that asks for ids evaluates them; others wait for it and copy its part of the cache. It fails with the
-// error of ctx, with that of the evaluation, and with lm.ErrFull when the cache is full and nothing in it can be freed.
-func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.Sequence, error) {
+// forkSequence returns a new sequence of the model that begins with ids, and copies the logits [V] after them to
+// logits. The first episode that asks for ids evaluates them; others wait for it and copy its part of the cache. It
+// fails with the error of ctx, with that of the evaluation, and with lm.ErrFull when the cache is full and nothing in
+// it can be freed.
+func (x *prefixes) forkSequence(ctx context.Context, ids []int32, logits []float32) (lm.Sequence, error) {
 	for {
 		p, own := x.findOrCreate(ids)
 		if own {
@@ -72,7 +73,7 @@ func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.
 }
 
 // findOrCreate returns the prefix of ids, which the caller releases or discards. own says that it is new: the caller
-// evaluates it.
+// evaluates it. forkSequence calls it.
 func (x *prefixes) findOrCreate(ids []int32) (p *prefix, own bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -107,7 +108,8 @@ func (x *prefixes) discard(p *prefix) {
 	x.forget(p)
 }
 
-// forgetAll stops keeping prefixes, to free cache, and reports whether there were any.
+// forgetAll stops keeping prefixes, to free cache, and reports whether there were any. Episodes that use one keep it
+// until they are done.
 func (x *prefixes) forgetAll() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

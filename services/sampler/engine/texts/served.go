@@ -36,7 +36,8 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	return s, nil
 }
 
-// dial connects to the server. A server that is back must be as it was: dial says in what it differs.
+// dial connects to the server that draws the tokens; Reach and Watch call it. A server that is back must be as it was
+// when the lane was announced: otherwise the error says in what it differs. engine.Refusal: it serves something else.
 func (e *Served) dial(ctx context.Context) error {
 	s, err := remotelm.Dial(ctx, e.config)
 	switch {

@@ -144,7 +144,8 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 // stepWait bounds how long a Step waits for tokens, so that episodes can join and leave.
 const stepWait = 20 * time.Millisecond
 
-// Step takes what the server has drawn for the episodes; if that is nothing yet, it waits for up to stepWait.
+// Step takes what the server has drawn for the episodes; if that is nothing yet, it waits for up to stepWait. A fault
+// of one episode is for its Take.
 func (e *Served) Step(ctx context.Context, episodes []engine.Episode) error {
 	patience := time.NewTimer(stepWait)
 	defer patience.Stop()
@@ -184,8 +185,8 @@ func (e *Served) notify() {
 	e.changed = make(chan struct{})
 }
 
-// poll takes the next part of the answer without waiting, and asks the server for the answer if it has not. It reports
-// whether Take has something new, or the episode needs no more of the server now.
+// poll takes the next part of the answer without waiting, and asks the server for the answer if it has not yet. It
+// reports whether Take has something new, or the episode needs no more of the server now.
 func (p *servedEpisode) poll() bool {
 	if p.idle() || p.err != nil {
 		return true
@@ -216,8 +217,8 @@ func (p *servedEpisode) openEvent() {
 // which remotelm asks for an answer again.
 const answerSeed = 0xbf58476d1ce4e5b9
 
-// requestAnswer asks the server for an answer to the sequence so far. It is read no faster than events are stored: one
-// part waits at most.
+// requestAnswer asks the server for an answer to the sequence so far. It is read no faster than events are stored:
+// one part waits at most. poll calls it.
 func (p *servedEpisode) requestAnswer() {
 	x, card := p.req.Text, p.language.Card()
 	stop := append([]int32{}, card.EOS...)
@@ -232,7 +233,8 @@ func (p *servedEpisode) requestAnswer() {
 	p.chunks, p.cancel = p.draw(r)
 }
 
-// addChunk adds the tokens of one part of the answer. An error of the server may pass, unless it refused the request.
+// addChunk adds the tokens of one part of the answer to the sequence. An error of the server may pass, unless it
+// refused the request, which is a terminal error. poll calls it.
 func (p *servedEpisode) addChunk(c drawn) error {
 	if c.err != nil {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
@@ -259,7 +261,8 @@ func (p *servedEpisode) addChunk(c drawn) error {
 	return nil
 }
 
-// addToken adds one token with the values that the server gave: its logits, or its log-prob alone.
+// addToken adds one token with the values that the server gave: its logits, or its log-prob alone. Values that cannot
+// be are terminal errors. addChunk calls it.
 func (p *servedEpisode) addToken(t *remotelm.Token) error {
 	e, x := p.open, p.req.Text
 	if t.Logits != nil { // all other values follow from the logits
@@ -315,8 +318,8 @@ func (p *servedEpisode) Told(ctx context.Context, reply *schemas.InteractReply) 
 	return p.transcript.Told(ctx, reply)
 }
 
-// noteAnswer keeps what the server said of the last answer as a whole: how often it was resumed, and which weights
-// drew it.
+// noteAnswer keeps what the server said of the last answer as a whole, when the answer is over: how often it was
+// resumed, and which weights drew it.
 func (p *servedEpisode) noteAnswer() {
 	p.resumed += int64(p.answer.Resumed)
 	turn := p.turns[len(p.turns)-1]
@@ -329,7 +332,7 @@ func (p *servedEpisode) noteAnswer() {
 	p.answer = remotelm.Chunk{}
 }
 
-// Finish adds the sequence, the values that the server gives, and which server drew it.
+// Finish adds the sequence, the values that the server gives, and which server drew it, to the trajectory.
 func (p *servedEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (engine.Images, error) {
 	images, err := p.transcript.Finish(ctx, t)
 	x := t.Text

@@ -85,7 +85,7 @@ func (e *tokenEngine) Start(ctx context.Context, req *schemas.Request, _ *schema
 		if !e.share {
 			return p, p.prefill(ctx)
 		}
-		if p.sequence, err = e.prefixes.fork(ctx, ids, p.logits); err != nil {
+		if p.sequence, err = e.prefixes.forkSequence(ctx, ids, p.logits); err != nil {
 			return nil, fmt.Errorf("prefill: %w", err)
 		}
 	}
@@ -93,7 +93,7 @@ func (e *tokenEngine) Start(ctx context.Context, req *schemas.Request, _ *schema
 }
 
 // promptIDs checks a text request against the model and returns the tokens of its messages. Faults are terminal
-// errors.
+// errors. Start calls it.
 func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 	x, card := req.Text, of.Card()
 	if x == nil {
@@ -124,8 +124,8 @@ func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 // allNumbers says which values there are of tokens that the sampler draws: all.
 var allNumbers = schemas.TokenNumbers{LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true, TopLogProbs: true}
 
-// newTranscript returns a transcript that has the prompt. The whole sequence has maxTokens at most; numbers says which
-// values there are of each token.
+// newTranscript returns a transcript that has the prompt. The whole sequence has maxTokens at most; numbers says
+// which values there are of each token. Start calls it.
 func newTranscript(req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers) transcript {
 	p := transcript{
 		req: req, language: of, ids: slices.Clone(ids), maxTokens: maxTokens, numbers: numbers,
@@ -152,7 +152,8 @@ func ParamsOf(x *schemas.TextRequest, by *schemas.Engine) decoding.Params {
 	return decoding.Params{Temperature: x.Temperature, TopK: int(x.TopK), TopP: x.TopP, MinP: x.MinP, MinPFirst: by.MinPFirst()}
 }
 
-// appendGiven adds mask, values and events for the last n of ids, which were given, not generated: their values are 0.
+// appendGiven adds mask, values and events for the last n of ids, which were given, not generated: their values are
+// 0.
 func (p *transcript) appendGiven(n int) {
 	p.mask = append(p.mask, make([]byte, n)...)
 	for _, list := range []*[]float32{&p.logProbs, &p.processed, &p.entropy, &p.top} {
@@ -202,16 +203,17 @@ func (p *transcript) appendToken(id int32, c decoding.Choice, best float32) erro
 	p.entropy, p.top = append(p.entropy, c.Entropy), append(p.top, best)
 	turn := &p.turns[len(p.turns)-1]
 	turn.End++
-	return p.checkEnd(id, turn)
+	return p.addText(id, turn)
 }
 
-// queueEvent adds a complete event to those that Take returns.
+// queueEvent adds a complete event to those that Take returns, and what it says of tokens to the question for the
+// interaction.
 func (p *transcript) queueEvent(e *schemas.Tokens) {
 	e.N = p.eventCount
 	p.eventCount++
 	if e.Generated && p.req.Text.Interaction != nil {
 		p.lse = append(p.lse, e.LogSumExps...)
-		p.conversing.logits.add(e.Logits)
+		p.conversing.logits.addLogits(e.Logits)
 	}
 	p.events = append(p.events, e)
 }
@@ -219,7 +221,9 @@ func (p *transcript) queueEvent(e *schemas.Tokens) {
 // Bucket is one for all: sequences of any length are rows of one call.
 func (p *transcript) Bucket() string { return "" }
 
-// Step has the model see what each sequence got last, and draws the next token of each.
+// Step has the model evaluate the tokens that each sequence got last, and draws the next token of each. Without free
+// cache the youngest episodes get an error and begin again. Other faults of one episode are for its Take, too; an
+// error ends all.
 func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error {
 	var of []*tokenEpisode
 	for _, ep := range episodes {
@@ -228,7 +232,7 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error
 		}
 	}
 	for len(of) > 0 {
-		faults, err := e.forward(ctx, of)
+		faults, err := e.evaluate(ctx, of)
 		for i, p := range of {
 			p.err = faults[i]
 		}
@@ -261,9 +265,10 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error
 	return nil
 }
 
-// forward has the model see the unseen tokens of sequences. One that is computed again begins anew: what a call that
-// failed left in the cache does not count.
-func (e *tokenEngine) forward(ctx context.Context, of []*tokenEpisode) (map[int]error, error) {
+// evaluate has the model evaluate the unseen tokens of some sequences in one call, and returns the faults of single
+// ones by index. A sequence that is computed again begins anew: what a call that failed left in the cache does not
+// count.
+func (e *tokenEngine) evaluate(ctx context.Context, of []*tokenEpisode) (map[int]error, error) {
 	tried := map[*tokenEpisode]bool{}
 	return engine.Isolate(ctx, of, func(of []*tokenEpisode) (map[int]error, error) {
 		rows := make([]lm.Row, len(of))
@@ -287,7 +292,8 @@ func (e *tokenEngine) forward(ctx context.Context, of []*tokenEpisode) (map[int]
 	})
 }
 
-// draw draws one token from the logits, unless the turn is full.
+// draw draws one token from the logits of the last evaluation, unless the turn is full, which ends it. Logits that
+// cannot be drawn from or stored are terminal errors. Step calls it.
 func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 	x, at := p.req.Text, len(p.ids)
 	if p.openEvent(); p.turnFull() {
@@ -328,9 +334,9 @@ func RecordToken(e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribu
 	return c, best
 }
 
-// checkEnd adds the text of the last token, and ends the turn if that is a stop text, a stop token or the last token
-// that fits. An answer of too many bytes is a terminal error.
-func (p *transcript) checkEnd(id int32, turn *schemas.Turn) error {
+// addText adds the text of the last token to the answer, and ends the turn if that is a stop text, a stop token or
+// the last token that fits. An answer of too many bytes is a terminal error.
+func (p *transcript) addText(id int32, turn *schemas.Turn) error {
 	x, card := p.req.Text, p.language.Card()
 	before := p.text.Len()
 	p.text.WriteString(p.decoder.Push(p.language.Piece(id)))
@@ -365,7 +371,8 @@ func FindStop(answer string, fresh int, stops []string) (matched string, end int
 	return matched, end
 }
 
-// endTurn ends the answer for a reason. Without an interaction the text has ended; else the interaction is asked.
+// endTurn ends the answer for a reason (stop or length). Without an interaction the text has ended; otherwise the
+// interaction is asked next.
 func (p *transcript) endTurn(reason string) {
 	turn := &p.turns[len(p.turns)-1]
 	turn.FinishReason = reason
@@ -381,8 +388,8 @@ func (p *transcript) endTurn(reason string) {
 	}
 }
 
-// KeepLogits adds to an event what the request stores of the logits [V] of its last token. A value that the dtype
-// cannot hold is an error.
+// KeepLogits adds to an event what the request stores of the logits [V] of its last token; the sampler and verify
+// share it. A value that the dtype cannot hold is an error.
 func KeepLogits(e *schemas.Tokens, x *schemas.TextRequest, logits []float32) error {
 	n := int(x.PerToken())
 	if !x.StoresLogits(answerOf(e.Turn)) {
@@ -482,7 +489,7 @@ func (p *tokenEpisode) Close() error {
 	return nil
 }
 
-// Finish adds the sequence with its values to t.
+// Finish adds the sequence with its values to the trajectory t. It has no images and does not fail.
 func (p *transcript) Finish(_ context.Context, t *schemas.Trajectory) (engine.Images, error) {
 	n := []int64{int64(len(p.ids))}
 	floats := func(x []float32) *schemas.Tensor {

@@ -109,7 +109,7 @@ func TestPrefixes_Panic(t *testing.T) {
 	m := randomText(t)
 	x := prefixes{model: poisonedText{m, map[int32]string{7: enginetest.Panics}}}
 	for range 2 { // the second would wait for the first
-		_, err := x.fork(t.Context(), []int32{6, 7}, make([]float32, m.Card().Vocabulary))
+		_, err := x.forkSequence(t.Context(), []int32{6, 7}, make([]float32, m.Card().Vocabulary))
 		if bus.Code(err) != schemas.CodePanic {
 			t.Errorf("%v; want a panic", err)
 		}

@@ -12,8 +12,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A conversation is one sequence: each answer is generated, each reply of the interaction given. While the episode waits
-// for the reply it rests: its part of the cache is freed first when memory is short, and computed again to the same bits.
+// A conversation is one sequence: each answer is generated, each reply of the interaction given. While the episode
+// waits for the reply it rests: its part of the cache is freed first when memory is short, and computed again to the
+// same bits.
 
 // resting are the episodes of a model that wait for the reply of their interaction.
 type resting struct {
@@ -33,8 +34,8 @@ func (x *resting) remove(p *tokenEpisode) {
 	x.list = slices.DeleteFunc(x.list, func(o *tokenEpisode) bool { return o == p })
 }
 
-// dropCaches frees the cache that resting episodes hold, and reports whether any held some. Each computes it again when
-// its reply comes.
+// dropCaches frees the cache that resting episodes hold, when the model's cache is full, and reports whether any held
+// some. Each computes it again when its reply comes.
 func (x *resting) dropCaches() (dropped bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -99,16 +100,17 @@ func answerOf(turn int64) int64 { return (turn - 1) / 2 }
 
 // answerLogits are the logits of an answer that its interaction gets; none if they are too many (much).
 type answerLogits struct {
-	logits *schemas.TokenLogits
-	much   bool
+	logits  *schemas.TokenLogits
+	tooMany bool
 }
 
-// add adds the logits of an event; nil adds nothing.
-func (h *answerLogits) add(l *schemas.TokenLogits) {
+// addLogits adds the logits of an event to those of the answer, which the interaction gets; nil adds nothing. Beyond
+// a size, and for full logits, it keeps none. queueEvent calls it.
+func (h *answerLogits) addLogits(l *schemas.TokenLogits) {
 	switch {
-	case l == nil || h.much:
+	case l == nil || h.tooMany:
 	case l.Form == schemas.LogitsFull, h.size()+len(l.Values.Data)+idBytes(l) > schemas.MaxInteractLogits:
-		*h = answerLogits{much: true}
+		*h = answerLogits{tooMany: true}
 	case h.logits == nil:
 		h.logits = &schemas.TokenLogits{Form: l.Form, Values: appendRows(schemas.Tensor{DType: l.Values.DType, Shape: []int64{0, l.Values.Shape[1]}}, &l.Values), Masked: l.Masked}
 		ids := *l.IDs
@@ -210,8 +212,8 @@ func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error
 	return m.Reply(messages(t.Messages()), answer.Text, ended, []lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
 }
 
-// prefill has the model evaluate the ids that it has not seen. Without free cache it does nothing: the next Step tries
-// again.
+// prefill has the model evaluate the ids that it has not seen, at the start and after a reply. Without free cache it
+// does nothing: the next Step tries again. Other errors are the model's.
 func (p *tokenEpisode) prefill(ctx context.Context) error {
 	if p.sequence == nil {
 		p.sequence = p.e.model.NewSequence()

@@ -108,7 +108,7 @@ class Engine:
             raise Fault(
                 "protocol", f"tensors: {', '.join(tensors) or 'none'}; must be {', '.join(self.family.conditioning)}"
             )
-        dims = {"prompt_embeds": 2, "pooled_prompt_embeds": 1}
+        dims = {n: 1 if n.startswith("pooled_") or n.endswith("_mask") else 2 for n in tensors}
         for name, a in tensors.items():
             if (
                 a.dtype != np.float32
@@ -289,7 +289,9 @@ def _load(
         done += size
     for part in family.tokenizers:
         if name := family.folder.named_class(part):
-            cls = getattr(libraries["transformers"], name, None) or libraries["transformers"].PreTrainedTokenizerFast
+            # Of a processor, which takes images too, the tokenizer is enough.
+            cls = None if name.endswith("Processor") else getattr(libraries["transformers"], name, None)
+            cls = cls or libraries["transformers"].PreTrainedTokenizerFast
             parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
     diffusers = libraries["diffusers"]
     # The host steps; the scheduler of the pipeline is never asked.

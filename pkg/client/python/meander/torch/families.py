@@ -1,7 +1,7 @@
 """The pipelines of diffusers that a worker computes: a class each, of what its files say and its network takes.
 
-A family is known from configuration files alone (card) until the engine gives it the loaded pipeline (attach). Formulas
-are those of diffusers 0.42 (diffusers/pipelines/*/pipeline_*.py), in the order in which the pipelines compute them.
+Formulas are those of diffusers 0.42 (diffusers/pipelines/*/pipeline_*.py), in the order in which the pipelines compute
+them.
 
 To add one: a subclass of Family here, its line in FAMILIES, and its tiny checkpoint in the tests, which compare it with
 the pipeline itself. A wrong sign or a swapped height and width still makes smooth images: nothing but parity shows it.
@@ -9,29 +9,14 @@ the pipeline itself. A wrong sign or a swapped height and width still makes smoo
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .family import Family, Prompt, Size, pack
 from .faults import Fault
 from .folder import Folder
 
 if TYPE_CHECKING:
     import torch
-
-TOKENIZERS = frozenset(
-    {
-        "CLIPTokenizer",
-        "CLIPTokenizerFast",
-        "T5Tokenizer",
-        "T5TokenizerFast",
-        "Qwen2Tokenizer",
-        "Qwen2TokenizerFast",
-        "PreTrainedTokenizerFast",
-        "TokenizersBackend",
-    }
-)
-"""Tokenizers of transformers that a folder may name."""
 
 # Linear layers of blocks in which image and text attend to each other.
 _JOINT_ATTENTION = (
@@ -44,265 +29,37 @@ _JOINT_ATTENTION = (
     "attn.add_v_proj",
     "attn.to_add_out",
 )
-_FLOW_SOLVERS = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 
 
-@dataclass(frozen=True)
-class Size:
-    """The size of a sample: frames (1 for images), and pixels."""
+class Standardized(Family):
+    """Families whose VAE takes videos, [n, c, F, H, W]: their latents have mean 0 and deviation 1 in each channel.
 
-    frames: int
-    height: int
-    width: int
+    The VAE computes frame after frame, with what it keeps of the frames before in itself: one call at a time.
+    """
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """The texts of one prompt, one for each place that the family has for them; those not given are the first."""
-
-    texts: tuple[str, ...]
-
-    def text(self, place: int) -> str:
-        return self.texts[place] if place < len(self.texts) else self.texts[0]
-
-
-def pack(z: torch.Tensor, patch: tuple[int, int, int]) -> torch.Tensor:
-    """Returns the tokens [n, S, c pt ph pw] of a latent grid [n, c, F, H, W], rows first, channels (c, pt, ph, pw)."""
-    n, c, f, h, w = z.shape
-    t, y, x = patch
-    z = z.reshape(n, c, f // t, t, h // y, y, w // x, x).permute(0, 2, 4, 6, 1, 3, 5, 7)
-    return z.reshape(n, (f // t) * (h // y) * (w // x), c * t * y * x)
-
-
-def unpack(s: torch.Tensor, patch: tuple[int, int, int], grid: tuple[int, int, int]) -> torch.Tensor:
-    """Returns the latent grid [n, c, F, H, W] of tokens: the inverse of pack, for a grid (F, H, W)."""
-    n, _, width = s.shape
-    (t, y, x), (f, h, w) = patch, grid
-    c = width // (t * y * x)
-    s = s.reshape(n, f // t, h // y, w // x, c, t, y, x).permute(0, 4, 1, 5, 2, 6, 3, 7)
-    return s.reshape(n, c, f, h, w)
-
-
-class Family:
-    """What the pipelines have in common. A subclass sets the facts and defines encode_one and velocity."""
-
-    slug = ""
-    parts: dict[str, tuple[str, str]] = {}  # the networks: library and class, the only one that is loaded
-    tokenizers: tuple[str, ...] = ("tokenizer",)
-    optional: tuple[str, ...] = ()  # parts that a folder may go without
-    conditioning: tuple[str, ...] = ("prompt_embeds",)
-    unpadded = False  # prompt_embeds is as long as the prompt: readers that pad it need a mask
-    patch = (1, 2, 2)
-    temporal = 1
-    steps, true_cfg_scale, guidance = 50, 1.0, 0.0  # defaults of the pipeline's call
-    cfg_rule, negative_prompt, grid = "plain", "", "linspace"
-    max_tokens, prompts = 512, 1
-    packed_by_network = 1  # tokens of the latent grid in a token of the network
-    edge_limit: int | None = None  # tokens of a side at most
-    lora_targets: tuple[str, ...] = ()  # linear layers that a trainer adapts: ends of their names
-
-    def __init__(self, folder: Folder):
-        self.folder = folder
-        self.config = folder.read("transformer", "config.json")
-        self.vae_config = folder.read("vae", "config.json")
-        self.scheduler_config = folder.read("scheduler", "scheduler_config.json")
-        self.settings = folder.read_optional("meander.json")
-        self.channels = int(self.config.get("in_channels", 16 * self.packed_by_network)) // self.packed_by_network
-        self.scale = self.pixels_per_latent()
-
-    # What configuration files say.
-
-    def pixels_per_latent(self) -> int:
-        return 2 ** (len(self.vae_config.get("block_out_channels", [0] * 4)) - 1)
-
-    def width(self) -> int:
-        """Channels of a token of prompt_embeds."""
-        return int(self.config.get("joint_attention_dim", 4096))
-
-    def conditioning_elements(self) -> int:
-        """Elements of the tensors of one prompt at most."""
-        return self.max_tokens * self.width()
-
-    def default_edge(self) -> int:
-        return 128 * self.scale
-
-    def card(self) -> dict[str, Any]:
-        """What a host must know, from configuration files alone; the protocol names the keys.
-
-        true_cfg_scale is meander's: a velocity is neg + g (pos - neg), without guidance for g of at most 1.
-        """
-        s, edge = self.settings, self.default_edge()
-        return {
-            "class": self.folder.class_name,
-            "family": self.slug,
-            "latent": {
-                "channels": self.channels,
-                "patch": list(self.patch),
-                "scale": self.scale,
-                "temporal": self.temporal,
-            },
-            "size": {"frames": 1, "height": int(s.get("height", edge)), "width": int(s.get("width", edge))},
-            "steps": int(s.get("num_inference_steps", self.steps)),
-            "true_cfg_scale": float(s.get("true_cfg_scale", self.true_cfg_scale)),
-            "guidance": float(s.get("guidance_scale", self.guidance)) if self.takes_guidance() else 0.0,
-            "cfg_rule": self.cfg_rule,
-            "negative_prompt": self.negative_prompt,
-            "conditioning": [{"name": name, "mask": self.mask_of(name)} for name in self.conditioning],
-            "max_prompt_tokens": self.max_tokens,
-            "prompts": self.prompts,
-            "max_pixels": self.max_pixels(),
-            "conditioning_bytes": 4 * self.conditioning_elements(),
-            "conditioning_token_bytes": 4 * self.width(),
-            "grid": self.sigma_grid(),
-            "mu": "linear" if self.scheduler_config.get("use_dynamic_shifting") else "none",
-            "frames_rule": self.temporal,
-        }
-
-    def mask_of(self, name: str) -> str:
-        """The name of the mask of a tensor, empty where every position counts."""
-        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else ""
-
-    def takes_guidance(self) -> bool:
-        """Whether the guidance scale is an input of the network."""
-        return False
-
-    def max_pixels(self) -> int:
-        default = int(self.settings.get("height", 0)) * int(self.settings.get("width", 0))
-        return max(2048 * 2048, default)
-
-    def sigma_grid(self) -> str:
-        """Which sigmas the pipeline takes before it shifts them: see the table of the protocol."""
-        c = self.scheduler_config
-        return "uni_flow" if c.get("_class_name") in _FLOW_SOLVERS and c.get("use_flow_sigmas") else self.grid
-
-    def check(self) -> dict[str, int]:
-        """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
-        there = [p for p in self.parts if self.folder.named_class(p) or p not in self.optional]
-        sizes = {part: self.check_part(part) for part in there}
-        for part in self.tokenizers:
-            named = self.folder.named_class(part)
-            if not (named in TOKENIZERS or (not named and part in self.optional)):
-                raise Fault(
-                    "config",
-                    f"model_index.json: {part}: {named or 'none'}; must be one of {', '.join(sorted(TOKENIZERS))}",
-                )
-            if named:
-                self.folder.check_tokenizer(part)
-        return sizes
-
-    def check_part(self, part: str) -> int:
-        """Returns the bytes of the weights of a network. Fault of class config: it may not be loaded."""
-        library, name = self.parts[part]
-        if (named := self.folder.named_class(part)) != name:
-            raise Fault(
-                "config", f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}"
-            )
-        return self.folder.check_weights(part, library)
-
-    def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
-        """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone."""
-        library, name = self.parts[part]
-        network = getattr(importlib.import_module(library), name).from_pretrained(
-            str(self.folder.path / part), dtype=dtype, local_files_only=True, use_safetensors=True
-        )
-        return network.eval().requires_grad_(False)
-
-    # What the loaded pipeline computes.
-
-    def attach(self, pipe: Any, encoders: torch.device) -> None:
-        """Takes the pipeline, whose text encoders are on the device encoders."""
-        self.pipe, self.vae, self.encoders = pipe, pipe.vae, encoders
-        self.attach_transformer(pipe.transformer)
-
-    def attach_transformer(self, transformer: torch.nn.Module) -> None:
-        """Takes the transformer where it is, which is all that velocity needs; before a trainer adapts it."""
-        self.transformer = transformer
-        parameter = next(transformer.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
-
-    def latent_grid(self, size: Size) -> tuple[int, int, int]:
-        """Returns (F, H, W) of the latent of a size. Fault of class latents: no such size, with what is allowed."""
-        rows, columns = self.scale * self.patch[1], self.scale * self.patch[2]
-        f, h, w = size.frames, size.height, size.width
-        if f < 1 or (f - 1) % self.temporal or (self.temporal == 1 and f != 1):
-            raise Fault(
-                "latents",
-                f"frames: {f}; must be {'1' if self.temporal == 1 else f'1 more than a multiple of {self.temporal}'}",
-            )
-        if h < 1 or w < 1 or h % rows or w % columns:
-            raise Fault("latents", f"height x width: {h} x {w}; must be positive multiples of {rows} x {columns}")
-        if h * w > self.max_pixels():
-            raise Fault("latents", f"height x width: {h} x {w}; must be at most {self.max_pixels()} pixels")
-        if self.edge_limit is not None and max(h // rows, w // columns) > self.edge_limit:
-            raise Fault(
-                "latents",
-                f"height x width: {h} x {w}; must be at most {self.edge_limit * rows} x {self.edge_limit * columns}",
-            )
-        return (f - 1) // self.temporal + 1, h // self.scale, w // self.scale
-
-    def latent_shape(self, size: Size) -> tuple[int, int]:
-        """Returns (S, C) of the latents of a size."""
-        f, h, w = self.latent_grid(size)
-        t, y, x = self.patch
-        return (f // t) * (h // y) * (w // x), self.channels * t * y * x
-
-    def grid_of(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        """Returns tokens x [n, S, C] as the latent grid [n, c, F, H, W]."""
-        return unpack(x, self.patch, self.latent_grid(size))
-
-    def count(self, prompt: Prompt) -> tuple[int, int]:
-        """Returns the tokens of a prompt, with the template of the pipeline, and how many it may have."""
-        return len(self.pipe.tokenizer(prompt.text(0)).input_ids), self.max_tokens
-
-    def encode(self, prompt: Prompt, truncate: bool) -> tuple[dict[str, torch.Tensor], int]:
-        """Returns the tensors of one prompt, named as in conditioning and without batch axis, and the tokens cut off.
-
-        Prompts are encoded one at a time: beside others an encoder pads, and bits would depend on them. Fault of class
-        prompt: too many tokens, unless truncate. CLIP's cut at 77 is none where T5 reads the same prompt.
-        """
-        n, limit = self.count(prompt)
-        if n > limit and not truncate:
-            raise Fault("prompt", f"prompt: {n} tokens; must be at most {limit}, or ask for truncation")
-        return self.encode_one(prompt), max(0, n - limit)
-
-    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
-
-    def velocity(
-        self, x: torch.Tensor, t: torch.Tensor, rows: list[dict[str, torch.Tensor]], size: Size, guidance: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns eps - x0 [n, S, C] of states x f32 [n, S, C] at t = 1000 sigma f32 [n].
-
-        rows are the conditionings; guidance, f32 [n], is the input of a network that takes it.
-        """
-        raise NotImplementedError
-
-    def stack(self, rows: list[dict[str, torch.Tensor]], name: str) -> torch.Tensor:
-        """Returns a tensor of equal shape of all rows, [n, ...], as the network takes it."""
-        import torch
-
-        return torch.stack([row[name] for row in rows]).to(self.device, self.dtype)
-
-    def decode(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        """Returns pixels [F, 3, H, W] in about -1..1 of latents x f32 [1, S, C]."""
+    def decode(self, x, size):  # type: ignore[no-untyped-def]
         z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
-        return self.vae.decode(z[:, :, 0], return_dict=False)[0]
+        return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
 
-    def encode_media(self, media: torch.Tensor, size: Size) -> torch.Tensor:
-        """Returns latents [1, S, C] of pixels f32 [F, 3, H, W] in -1..1: the mean of the VAE's distribution."""
-        z = self.vae.encode(media.to(self.vae.dtype)).latent_dist.mode()
-        return pack(self.scale_in(z[:, :, None]).float(), self.patch)
+    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
+        z = self.vae.encode(media.to(self.vae.dtype).transpose(0, 1)[None]).latent_dist.mode()
+        return pack(self.scale_in(z).float(), self.patch)
 
-    def scale_in(self, z: torch.Tensor) -> torch.Tensor:
-        """Latents of the VAE as the network sees them."""
-        return (z - (self.vae.config.shift_factor or 0.0)) * self.vae.config.scaling_factor
+    def scale_in(self, z):  # type: ignore[no-untyped-def]
+        mean, inverse = self._statistics(z)
+        return (z - mean) * inverse
 
-    def scale_back(self, z: torch.Tensor) -> torch.Tensor:
-        """The inverse of scale_in."""
-        return z / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
+    def scale_back(self, z):  # type: ignore[no-untyped-def]
+        mean, inverse = self._statistics(z)
+        return z / inverse + mean
+
+    def _statistics(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and inverse deviation of the VAE's channels, as the pipelines round them."""
+        c = self.vae.config
+        return z.new_tensor(c.latents_mean).view(1, -1, 1, 1, 1), 1.0 / z.new_tensor(c.latents_std).view(1, -1, 1, 1, 1)
 
 
-class QwenImage(Family):
+class QwenImage(Standardized):
     """Qwen-Image (arXiv 2508.02324). A prompt is [L, 3584], without the template's first 34 tokens."""
 
     slug, cfg_rule, negative_prompt, true_cfg_scale, packed_by_network = "qwen-image", "rescaled", " ", 4.0, 4
@@ -353,27 +110,6 @@ class QwenImage(Family):
             return_dict=False,
         )[0]
 
-    def decode(self, x, size):  # type: ignore[no-untyped-def]
-        z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
-        return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
-
-    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
-        z = self.vae.encode(media.to(self.vae.dtype).transpose(0, 1)[None]).latent_dist.mode()
-        return pack(self.scale_in(z).float(), self.patch)
-
-    def scale_in(self, z):  # type: ignore[no-untyped-def]
-        mean, inverse = self._statistics(z)
-        return (z - mean) * inverse
-
-    def scale_back(self, z):  # type: ignore[no-untyped-def]
-        mean, inverse = self._statistics(z)
-        return z / inverse + mean
-
-    def _statistics(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and inverse deviation of the VAE's channels, as the pipeline rounds them."""
-        c = self.vae.config
-        return z.new_tensor(c.latents_mean).view(1, -1, 1, 1, 1), 1.0 / z.new_tensor(c.latents_std).view(1, -1, 1, 1, 1)
-
 
 class StableDiffusion3(Family):
     """Stable Diffusion 3 and 3.5 (arXiv 2403.03206). A prompt is [77 + 256, 4096], of CLIP and T5, and pooled [2048].
@@ -403,8 +139,9 @@ class StableDiffusion3(Family):
         if not self.has_t5:
             self.max_tokens = self.clip_tokens
 
-    def default_edge(self) -> int:
-        return int(self.config.get("sample_size", 128)) * self.scale
+    def default_size(self) -> tuple[int, int]:
+        edge = int(self.config.get("sample_size", 128)) * self.scale
+        return edge, edge
 
     def conditioning_elements(self) -> int:
         return (self.clip_tokens + self.t5_tokens) * self.width() + int(self.config.get("pooled_projection_dim", 2048))
@@ -539,11 +276,161 @@ class ZImage(Family):
         return pack(-torch.stack([o.float() for o in out]), self.patch)
 
 
+class Flux2(Family):
+    """FLUX.2. A prompt is [512, 3 D]: layers 10, 20 and 30 of Mistral 3 over a chat, padded. Guidance is an input.
+
+    The 2x2 latents of a token are normalised together, by the running statistics of a batch norm in the VAE.
+    """
+
+    slug, guidance, packed_by_network, mu = "flux2", 4.0, 4, "flux2"
+    parts = {
+        "transformer": ("diffusers", "Flux2Transformer2DModel"),
+        "vae": ("diffusers", "AutoencoderKLFlux2"),
+        "text_encoder": ("transformers", "Mistral3ForConditionalGeneration"),
+    }
+    lora_targets = (
+        *_JOINT_ATTENTION,
+        "attn.to_qkv_mlp_proj",
+        "ff.linear_in",
+        "ff.linear_out",
+        "ff_context.linear_in",
+        "ff_context.linear_out",
+    )
+
+    def width(self) -> int:
+        return int(self.config.get("joint_attention_dim", 15360))
+
+    def takes_guidance(self) -> bool:
+        return bool(self.config.get("guidance_embeds", True))
+
+    def count(self, prompt: Prompt) -> tuple[int, int]:
+        from diffusers.pipelines.flux2.pipeline_flux2 import format_input
+
+        chat = format_input([prompt.text(0)], system_message=self.pipe.system_message)
+        ids = self.pipe.tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True)["input_ids"]
+        return len(ids[0]), self.max_tokens
+
+    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        embeds, _ = self.pipe.encode_prompt([prompt.text(0)], device=self.encoders, max_sequence_length=self.max_tokens)
+        return {"prompt_embeds": embeds[0]}
+
+    def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
+        import torch
+
+        embeds = self.stack(rows, "prompt_embeds")
+        _, h, w = self.latent_grid(size)
+        one, tokens, lines, columns = (
+            torch.arange(n, device=self.device) for n in (1, embeds.shape[1], h // 2, w // 2)
+        )
+        return self.transformer(
+            hidden_states=x.to(self.dtype),
+            timestep=t.to(self.dtype) / 1000,
+            guidance=guidance if self.takes_guidance() else None,
+            encoder_hidden_states=embeds,
+            txt_ids=torch.cartesian_prod(one, one, one, tokens),
+            img_ids=torch.cartesian_prod(one, lines, columns, one),
+            return_dict=False,
+        )[0]
+
+    def decode(self, x, size):  # type: ignore[no-untyped-def]
+        mean, deviation = self._statistics()
+        z = self.grid_of(x.to(self.vae.dtype) * deviation + mean, size)
+        return self.vae.decode(z[:, :, 0], return_dict=False)[0]
+
+    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
+        mean, deviation = self._statistics()
+        z = self.vae.encode(media.to(self.vae.dtype)).latent_dist.mode()
+        return ((pack(z[:, :, None], self.patch) - mean) / deviation).float()
+
+    def _statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation [C] of the channels of a token."""
+        bn, dtype = self.vae.bn, self.vae.dtype
+        return bn.running_mean.to(dtype), (bn.running_var + self.vae.config.batch_norm_eps).sqrt().to(dtype)
+
+
+class Wan(Standardized):
+    """Wan 2.1 and Wan 2.2 5B, videos from text (arXiv 2503.20314). A prompt is UMT5's [512, 4096], without a mask.
+
+    The text is cleaned with ftfy, cut to 512 tokens and followed by zeros. Wan 2.2 5B takes a time for each token, all
+    of them equal where there is no first image. The VAE is float32 in every dtype, as the model cards want it.
+    """
+
+    slug, true_cfg_scale, grid, packages, edge_limit = "wan", 5.0, "scheduler", ("ftfy",), 1024
+    frames, fps = 81, 16.0
+    parts = {
+        "transformer": ("diffusers", "WanTransformer3DModel"),
+        "vae": ("diffusers", "AutoencoderKLWan"),
+        "text_encoder": ("transformers", "UMT5EncoderModel"),
+    }
+    lora_targets = tuple(f"attn{i}.{name}" for i in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
+
+    def __init__(self, folder: Folder):
+        super().__init__(folder)
+        if folder.named_class("transformer_2") or folder.index.get("boundary_ratio") is not None:
+            raise Fault(
+                "config", "model_index.json: transformer_2: must be none; Wan of two transformers is not computed"
+            )
+        z = int(self.vae_config.get("z_dim", 16))
+        for name, value, want in (
+            ("in_channels", self.channels, z),
+            ("out_channels", self.config.get("out_channels") or z, z),
+            ("patch_size", list(self.config.get("patch_size", self.patch)), list(self.patch)),
+        ):
+            if value != want:
+                raise Fault(
+                    "config", f"transformer/config.json: {name}: {value}; must be {want} to make videos from text"
+                )
+        self.temporal = int(self.vae_config.get("scale_factor_temporal", 4))
+        self.edge_limit = int(self.config.get("rope_max_seq_len", 1024))
+        self.time_of_tokens = bool(folder.index.get("expand_timesteps"))
+        if self.time_of_tokens:
+            self.frames, self.fps = 121, 24.0
+
+    def pixels_per_latent(self) -> int:
+        return int(self.vae_config.get("scale_factor_spatial", 8))
+
+    def width(self) -> int:
+        return int(self.config.get("text_dim", 4096))
+
+    def default_size(self) -> tuple[int, int]:
+        return (704, 1280) if self.time_of_tokens else (480, 832)
+
+    def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
+        import torch
+
+        return super().load_part(part, torch.float32 if part == "vae" else dtype)
+
+    def count(self, prompt: Prompt) -> tuple[int, int]:
+        from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+        return len(self.pipe.tokenizer(prompt_clean(prompt.text(0))).input_ids), self.max_tokens
+
+    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        embeds, _ = self.pipe.encode_prompt(
+            [prompt.text(0)],
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_tokens,
+            device=self.encoders,
+        )
+        return {"prompt_embeds": embeds[0]}
+
+    def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
+        v = self.transformer(
+            hidden_states=self.grid_of(x, size).to(self.dtype),
+            timestep=t[:, None].expand(-1, x.shape[1]) if self.time_of_tokens else t,
+            encoder_hidden_states=self.stack(rows, "prompt_embeds"),
+            return_dict=False,
+        )[0]
+        return pack(v, self.patch)
+
+
 FAMILIES: dict[str, type[Family]] = {
     "QwenImagePipeline": QwenImage,
     "StableDiffusion3Pipeline": StableDiffusion3,
     "FluxPipeline": Flux,
     "ZImagePipeline": ZImage,
+    "Flux2Pipeline": Flux2,
+    "WanPipeline": Wan,
 }
 
 

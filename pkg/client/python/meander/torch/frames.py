@@ -87,7 +87,10 @@ def tensors_of(header: dict[str, Any], body: np.ndarray) -> dict[str, np.ndarray
         if (needed := math.prod(shape) * DTYPES[dtype].itemsize) != size:
             raise Fault("protocol", f"{where}: bytes: {size}; must be {needed} for {dtype} {shape}")
         spans.append((at, at + size))
-        out[name] = _view(body[at : at + size], DTYPES[dtype], shape)
+        data = body[at : at + size]
+        if at % DTYPES[dtype].itemsize:
+            data = data.copy()  # torch takes no unaligned memory
+        out[name] = np.frombuffer(data, DTYPES[dtype]).reshape(shape)
     spans = sorted(s for s in spans if s[0] < s[1])
     if any(a[1] > b[0] for a, b in zip(spans, spans[1:], strict=False)):
         raise Fault("protocol", "tensors: two share bytes of the body; must not overlap")
@@ -118,12 +121,6 @@ def write_frame(stream: socket.socket, header: dict[str, Any], tensors: Named) -
 
 def _is_size(n: Any) -> bool:
     return type(n) is int and 0 <= n
-
-
-def _view(data: np.ndarray, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray:
-    if data.ctypes.data % dtype.itemsize:
-        data = data.copy()  # torch takes no unaligned memory
-    return data.view(dtype).reshape(shape)
 
 
 def _refuse_ext(code: int, data: bytes) -> Any:

@@ -6,6 +6,7 @@ each other. A connection has one call at a time.
 
 from __future__ import annotations
 
+import ctypes
 import hmac
 import logging
 import os
@@ -113,6 +114,7 @@ class Worker:
             if engine.device.type == "cuda":
                 self._gpu = "/" + torch.cuda.get_device_name(engine.device).replace(" ", "-").replace("/", "-")
             self.device, self.dtype = str(engine.device), engine.dtype  # until now perhaps auto
+            _keep_memory()
             self._say("ready")
             self.engine = engine
         except Fault as e:
@@ -336,6 +338,17 @@ def _class_of(e: Exception, loading: bool = False) -> str:
         return "memory"
     # What loading finds in files or packages is no better after a restart.
     return "config" if loading and isinstance(e, OSError | ValueError | ImportError) else "worker"
+
+
+def _keep_memory() -> None:
+    """Has the C library keep memory that is freed, up to a bound: new memory costs a call more than its bytes do."""
+    try:
+        keep = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not of glibc
+        return
+    trim_threshold, mmap_threshold = -1, -3  # the names of mallopt(3)
+    keep(mmap_threshold, 32 << 20)
+    keep(trim_threshold, 256 << 20)
 
 
 def _version(package: str) -> str:

@@ -32,8 +32,9 @@ class Rollouts:
         first = batch.samples[0].trajectory or {}
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (batch["noise_std"] != batch["noise_std"][0]).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
-        alike = ("height", "width", "true_cfg_scale", "cfg_rule")
-        if several := {name for name in alike for s in batch.samples if (s.trajectory or {})[name] != first[name]}:
+        alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule")
+        trajectories = [s.trajectory or {} for s in batch.samples]
+        if several := {name for name in alike for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
         self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
         prefixes = ("", "negative_") if self.guidance > 1 else ("",)
@@ -46,7 +47,7 @@ class Rollouts:
         self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
         self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
-        self.frame = Size(1, first["height"], first["width"])
+        self.frame = Size(first.get("frames", 1), first["height"], first["width"])
         steps = len(first["transitions"])
         # whether trained step j has guidance
         self.guided = [(int(i) + 1) / steps <= batch["cfg_until"][0] for i in batch["step_indices"][0]]

@@ -11,7 +11,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-NAMES = ("sd3", "flux1", "z-image", "qwen-image")
+NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b")
 SIGNS = Path(__file__).parents[5] / "deploy/models/signs"
 
 
@@ -68,7 +68,7 @@ def workers(folders):
 @pytest.fixture
 def dial(workers):
     """dial(name, ...) is a connection to a worker of this process."""
-    from talk import Client
+    from talk import Client, frames_of
 
     from meander.torch.frames import FrameError
     from meander.torch.server import serve
@@ -90,7 +90,9 @@ def dial(workers):
         thread.start()
         ends.append(ours)
         threads.append(thread)
-        return Client(ours)
+        client = Client(ours)
+        client.frames = frames_of(worker.family.card())
+        return client
 
     yield get
     for end in ends:

@@ -26,10 +26,10 @@ class Refused(Exception):
 
 
 class Client:
-    """One connection."""
+    """One connection. frames is of the samples of its calls."""
 
     def __init__(self, stream):
-        self.stream, self.id = stream, 0
+        self.stream, self.id, self.frames = stream, 0, 1
 
     def __call__(self, call, args=None, tensors=None):
         """Returns the result and the tensors by name. Refused: the answer is an error."""
@@ -95,7 +95,7 @@ class Client:
             "sigmas": [float(s) for s in sigmas],
             "handles": list(handles),
             "guidance": [float(g) for g in guidance or [0.0] * len(handles)],
-            "frames": 1,
+            "frames": self.frames,
             "height": height,
             "width": width,
             "weights": weights,
@@ -103,9 +103,8 @@ class Client:
         return self("velocity", args, {"x": np.asarray(x, np.float32)})[1]["v"]
 
     def decode(self, x, height, width):
-        return self("decode", {"frames": 1, "height": height, "width": width}, {"x": np.asarray(x, np.float32)})[1][
-            "media"
-        ]
+        size = {"frames": self.frames, "height": height, "width": width}
+        return self("decode", size, {"x": np.asarray(x, np.float32)})[1]["media"]
 
 
 def handle_of(tensors):
@@ -122,11 +121,18 @@ def handle_of(tensors):
     return h.hexdigest()
 
 
-def latents(card, n, height, width, seed=0):
+def frames_of(card):
+    """The frames that tests take: three latent frames of a video, or one image."""
+    return 1 if card["max_frames"] == 1 else 1 + 2 * card["latent"]["temporal"]
+
+
+def latents(card, n, height, width, seed=0, frames=None):
     """Standard normal latents [n, S, C] of a card."""
     c = card["latent"]
+    deep = ((frames or frames_of(card)) - 1) // c["temporal"] + 1
     edge, channels = c["scale"] * c["patch"][1], c["channels"] * c["patch"][1] * c["patch"][2]
-    return np.random.default_rng(seed).standard_normal((n, (height // edge) * (width // edge), channels), np.float32)
+    tokens = deep * (height // edge) * (width // edge)
+    return np.random.default_rng(seed).standard_normal((n, tokens, channels), np.float32)
 
 
 def start(folder, *args, stderr=None, **environment):

@@ -1,11 +1,13 @@
 """Calls of a worker: what it refuses, with which class of error, and that it lives on."""
 
+import json
 import shutil
 import socket
 import threading
 
 import numpy as np
 import pytest
+from conftest import NAMES
 from talk import Refused, handle_of, latents
 
 torch = pytest.importorskip("torch")
@@ -25,8 +27,10 @@ MASKS = {
     "flux1": ["", ""],
     "z-image": ["prompt_embeds_mask"],
     "qwen-image": ["prompt_embeds_mask"],
+    "flux2": [""],
+    "wan": [""],
+    "wan-5b": [""],
 }
-NAMES = ("sd3", "flux1", "z-image", "qwen-image")
 
 
 def refused(client, kind, *call):
@@ -47,10 +51,17 @@ def test_the_card_is_that_of_the_network(name, dial, pipelines):
     for handle, tensors, cut in client.encode("a red cat", ""):
         assert list(tensors) == [c["name"] for c in card["conditioning"]]
         assert sum(a.nbytes for a in tensors.values()) <= card["conditioning_bytes"]
-        assert tensors["prompt_embeds"].shape[1] * 4 == card["conditioning_token_bytes"]
+        if MASKS[name][0]:
+            assert tensors["prompt_embeds"].shape[1] * 4 == card["conditioning_token_bytes"]
+        else:
+            assert sum(a.nbytes for a in tensors.values()) == card["conditioning_token_bytes"]
         assert handle == handle_of(tensors) and cut == 0
     assert [c["mask"] for c in card["conditioning"]] == MASKS[name]
-    assert card["latent"]["scale"] == pipelines(name).vae_scale_factor
+    pipe = pipelines(name)
+    video = hasattr(pipe, "vae_scale_factor_temporal")
+    assert card["latent"]["scale"] == (pipe.vae_scale_factor_spatial if video else pipe.vae_scale_factor)
+    assert card["frames_rule"] == card["latent"]["temporal"] == (pipe.vae_scale_factor_temporal if video else 1)
+    assert (card["size"]["frames"] > 1, card["fps"] > 0, card["max_frames"] > 1) == (video, video, video)
     linear = {
         n: list(m.weight.shape)
         for n, m in pipelines(name).transformer.named_modules()
@@ -67,7 +78,7 @@ def test_the_card_is_that_of_the_network(name, dial, pipelines):
 def test_prompts_that_are_too_long(name, dial, pipelines):
     client = dial(name)
     limit = client.ready()["card"]["max_prompt_tokens"]
-    long = "\0" * 4000
+    long = "0 " * 2000 if name.startswith("wan") else "\0" * 4000  # what cleans prompts drops control characters
     message = refused(client, "prompt", "encode", {"prompts": [["short"], [long]], "truncate": False})
     n = int(message.split()[1])
     assert n > limit and f"at most {limit}" in message
@@ -101,8 +112,6 @@ def test_the_text_of_t5_is_counted(dial, name, place):
 
 
 def test_sd3_without_t5_has_clips_limit(folders, tmp_path, dial):
-    import json
-
     import diffusers
 
     folder = tmp_path / "sd3"
@@ -124,6 +133,72 @@ def test_sd3_without_t5_has_clips_limit(folders, tmp_path, dial):
     with torch.no_grad():
         theirs, *_ = pipe.encode_prompt("a red cat", None, None, do_classifier_free_guidance=False)
     assert np.array_equal(ours["prompt_embeds"], theirs[0].numpy())
+
+
+def changed(folder, copy, file, **values):
+    """A copy of a folder with other values in one of its JSON files."""
+    shutil.copytree(folder, copy)
+    at = copy / file
+    at.write_text(json.dumps(json.loads(at.read_text()) | values))
+    return copy
+
+
+def test_of_a_processor_the_tokenizer_is_enough(folders, tmp_path, dial):
+    folder = changed(
+        folders["flux2"], tmp_path / "flux2", "model_index.json", tokenizer=["transformers", "PixtralProcessor"]
+    )
+    family = families.find(Folder(folder))
+    family.check()
+    worker = Worker(family, "cpu", "f32")
+    worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
+    assert dial("", worker=worker).encode("a red cat")[0][0] == dial("flux2").encode("a red cat")[0][0]
+
+
+def test_prompts_of_wan_are_cleaned(dial, folders, monkeypatch):
+    client = dial("wan")
+    (plain, tensors, _), (torn, _, _) = client.encode(
+        'it\'s "red" & blue', "  it\u2019s &quot;red&quot;\n&amp;amp; blue "
+    )
+    assert plain == torn
+    assert not tensors["prompt_embeds"][30:].any(), "the prompt must be followed by zeros"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ftfy" else name)
+    with pytest.raises(Fault, match="packages: no ftfy") as e:
+        families.find(Folder(folders["wan"])).check()
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "says"),
+    [
+        ("model_index.json", {"transformer_2": ["diffusers", "WanTransformer3DModel"]}, "transformer_2"),
+        ("model_index.json", {"boundary_ratio": 0.875}, "two transformers"),
+        ("transformer/config.json", {"in_channels": 36}, "in_channels: 36; must be 16"),
+        ("transformer/config.json", {"patch_size": [2, 2, 2]}, "patch_size"),
+    ],
+)
+def test_other_kinds_of_wan_are_refused(folders, tmp_path, file, values, says):
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(changed(folders["wan"], tmp_path / "wan", file, **values)))
+    assert e.value.kind == "config"
+
+
+def test_the_schedule_of_videos_is_the_schedulers(dial):
+    grids = [dial(name).ready()["card"]["grid"] for name in ("wan", "wan-5b")]
+    assert grids == ["uni_flow", "scheduler"]  # UniPC with flow_shift, and Euler
+    assert dial("flux2").ready()["card"]["mu"] == "flux2"
+
+
+@pytest.mark.parametrize(
+    ("frames", "good"), [(1, True), (5, True), (0, False), (2, False), (8, False), (1 << 20, False)]
+)
+def test_frames_of_a_video(dial, frames, good):
+    client = dial("wan")
+    card, size = client.ready()["card"], {**SIZE, "frames": frames}
+    x = latents(card, 1, H, W, frames=frames if good else 1)[0]
+    if good:
+        assert client("decode", size, {"x": x})[1]["media"].shape == (frames, H, W, 3)
+        return
+    assert "1 more than a multiple of 4" in refused(client, "latents", "decode", size, {"x": x})
 
 
 def test_calls_that_are_none(dial):

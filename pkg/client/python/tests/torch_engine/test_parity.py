@@ -18,7 +18,13 @@ CALLS = {
     "z-image": {"guidance_scale": 3.5},
     "qwen-image": {"true_cfg_scale": 4.5, "negative_prompt": " "},
     "signs": {"true_cfg_scale": 4.5, "negative_prompt": " "},
+    "flux2": {"guidance_scale": 4.0},
+    "wan": {"guidance_scale": 4.5},
+    "wan-5b": {"guidance_scale": 4.5},
 }
+UNGUIDED = ("flux2",)  # the pipeline knows no negative prompt
+VIDEOS = ("wan", "wan-5b")
+PACKED = ("flux1", "qwen-image", "signs")  # the pipeline takes tokens
 FAMILIES = tuple(CALLS)
 
 
@@ -35,62 +41,94 @@ def guided(card, positive, negative, scale):
     return v
 
 
-def unpack(x, rows, columns):
-    """[1, S, 4c] as [1, c, 2 rows, 2 columns]: channels (c, 2, 2), rows first."""
-    c = x.shape[-1] // 4
-    return x.reshape(1, rows, columns, c, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(1, c, 2 * rows, 2 * columns)
+def grid(x, card, frames):
+    """[1, S, C] as [1, c, F, H, W]: tokens frame by frame, rows first, channels (c, 2, 2)."""
+    c = card["latent"]
+    deep, edge = (frames - 1) // c["temporal"] + 1, 2 * c["scale"]
+    x = x.reshape(1, deep, HEIGHT // edge, WIDTH // edge, c["channels"], 2, 2).transpose(0, 4, 1, 2, 5, 3, 6)
+    return x.reshape(1, c["channels"], deep, 2 * HEIGHT // edge, 2 * WIDTH // edge)
 
 
-def sample(pipe, name, x, output):
-    """What the pipeline makes of the first state x [1, S, C], and the sigmas that it took."""
-    taken = []
-    z = x if name in ("flux1", "qwen-image", "signs") else unpack(x, HEIGHT // 16, WIDTH // 16)
+def lines(x, rows, columns):
+    """Tokens [1, S, C] as [1, C, rows, columns]."""
+    return x.transpose(0, 2, 1).reshape(1, x.shape[-1], rows, columns)
+
+
+def as_pipelines(name, card, x, frames):
+    """A first state [1, S, C] as the pipeline takes it."""
+    if name in PACKED:
+        return x
+    if name == "flux2":
+        return lines(x, HEIGHT // 16, WIDTH // 16)
+    return grid(x, card, frames) if name in VIDEOS else grid(x, card, frames)[:, :, 0]
+
+
+def sample(pipe, name, z, output, frames):
+    """What the pipeline makes of its first state, and the sigmas that it took."""
+    import diffusers
+
+    taken, call = [], dict(CALLS[name])
+    if name in VIDEOS:  # with the scheduler's own sigmas, in steps of Euler
+        pipe.scheduler, call["num_frames"] = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), frames
+    else:
+        call["sigmas"] = list(np.linspace(1, 1 / STEPS, STEPS))
     made = pipe(
         prompt=PROMPT,
         height=HEIGHT,
         width=WIDTH,
         num_inference_steps=STEPS,
-        sigmas=list(np.linspace(1, 1 / STEPS, STEPS)),
         latents=torch.from_numpy(z.copy()),
         output_type=output,
         callback_on_step_end=lambda p, i, t, kw: (taken.append(p.scheduler.sigmas.numpy().copy()), kw)[1],
         return_dict=False,
-        **CALLS[name],
+        **call,
     )[0]
     return made, taken[0]
 
 
-def roll(client, card, x, sigmas):
+def roll(client, card, x, sigmas, scale):
     """Six Euler steps of the worker's velocities."""
     (positive, _, _), (negative, _, _) = client.encode(PROMPT, card["negative_prompt"])
     for sigma, following in zip(sigmas, sigmas[1:], strict=False):
         both = np.concatenate([x, x])
         v = client.velocity(both, [sigma] * 2, [positive, negative], HEIGHT, WIDTH, [card["guidance"]] * 2)
-        x = x + np.float32(following - sigma) * guided(card, v[:1], v[1:], 4.5)
+        x = x + np.float32(following - sigma) * guided(card, v[:1], v[1:], scale)
     return x
+
+
+def agree(name, client, pipe):
+    """Holds the worker's sample of client.frames frames against that of the pipeline."""
+    card, frames = client.ready()["card"], client.frames
+    x = latents(card, 1, HEIGHT, WIDTH, seed=5, frames=frames)
+    z = as_pipelines(name, card, x, frames)
+    final, sigmas = sample(pipe, name, z, "latent", frames)
+    ours = roll(client, card, x, sigmas, 1.0 if name in UNGUIDED else 4.5)
+    theirs = final.numpy()
+    error = relative(ours if theirs.ndim == 3 else as_pipelines(name, card, ours, frames), theirs)
+    pixels, _ = sample(pipe, name, z, "np", frames)
+    media = client.decode(ours[0], HEIGHT, WIDTH)
+    away = np.abs(media.astype(int) - np.round(pixels.reshape(media.shape) * 255).astype(int))
+    print(f"{name}: latents {error:.2g}, {np.count_nonzero(away)} of {away.size} bytes differ, by {away.max()}")
+    assert error <= TOLERANCE
+    assert media.shape == (frames, HEIGHT, WIDTH, 3)
+    assert all(frame.std() > 1 for frame in media), "a flat image shows nothing"
+    assert away.max() <= 1
+    return media
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_samples_like_the_pipeline(name, dial, pipelines):
+    media = agree(name, dial(name), pipelines(name))
+    assert len(media) == (9 if name in VIDEOS else 1)
+    for one, following in zip(media, media[1:], strict=False):
+        assert not np.array_equal(one, following), "a still video does not show the order of its frames"
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_a_video_of_one_frame_is_an_image(name, dial, pipelines):
     client = dial(name)
-    card = client.ready()["card"]
-    x = latents(card, 1, HEIGHT, WIDTH, seed=5)
-    final, sigmas = sample(pipelines(name), name, x, "latent")
-    ours = roll(client, card, x, sigmas)
-    theirs = final.numpy()
-    if theirs.ndim == 4:
-        ours_grid = unpack(ours, HEIGHT // 16, WIDTH // 16)
-    else:
-        ours_grid = ours
-    error = relative(ours_grid, theirs)
-    pixels, _ = sample(pipelines(name), name, x, "np")
-    media = client.decode(ours[0], HEIGHT, WIDTH)
-    away = np.abs(media.astype(int) - np.round(pixels * 255).astype(int))
-    print(f"{name}: latents {error:.2g}, {np.count_nonzero(away)} of {away.size} bytes differ, by {away.max()}")
-    assert error <= TOLERANCE
-    assert media.shape == (1, HEIGHT, WIDTH, 3)
-    assert media.std() > 1, "a flat image shows nothing"
-    assert away.max() <= 1
+    client.frames = 1
+    agree(name, client, pipelines(name))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -150,18 +188,27 @@ def test_deterministic_rows_have_the_bits_of_a_row_alone(name, dial):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
     client = dial(name)
-    media = np.random.default_rng(0).uniform(-1, 1, (1, HEIGHT, WIDTH, 3)).astype(np.float32)
-    _, out = client("encode_media", {"frames": 1, "height": HEIGHT, "width": WIDTH}, {"media": media})
-    vae = pipelines(name).vae
-    pixels = torch.from_numpy(media).permute(0, 3, 1, 2)
+    card, frames = client.ready()["card"], client.frames
+    media = np.random.default_rng(0).uniform(-1, 1, (frames, HEIGHT, WIDTH, 3)).astype(np.float32)
+    _, out = client("encode_media", {"frames": frames, "height": HEIGHT, "width": WIDTH}, {"media": media})
+    pipe = pipelines(name)
+    vae, pixels = pipe.vae, torch.from_numpy(media).permute(0, 3, 1, 2)
     with torch.no_grad():
-        if name in ("qwen-image", "signs"):
-            z = vae.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
-            mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+        if getattr(vae.config, "latents_mean", None):  # of a VAE of videos
+            z = vae.encode(pixels.transpose(0, 1)[None]).latent_dist.mode()
+            mean, std = (
+                torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
+            )
             z = (z - mean) / std
+        elif name == "flux2":
+            z = pipe._encode_vae_image(pixels, None)
         else:
             z = (vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
-    assert relative(unpack(out["x"][None], HEIGHT // 16, WIDTH // 16), z.numpy()) < TOLERANCE
+    if name == "flux2":
+        ours = lines(out["x"][None], HEIGHT // 16, WIDTH // 16)
+    else:
+        ours = grid(out["x"][None], card, frames).reshape(z.shape)
+    assert relative(ours, z.numpy()) < TOLERANCE
 
 
 def test_z_image_scale_is_one_more_than_the_pipelines_guidance(dial):

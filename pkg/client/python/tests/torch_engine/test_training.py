@@ -59,6 +59,7 @@ class Rollout:
         guidance = self.card["guidance"] + (n // 2 if self.card["guidance"] else 0)  # a value of its own in each group
         facts = {
             "uid": f"g{n // 2}", "height": HEIGHT, "width": WIDTH, "latents_shape": list(x.shape), "sigmas": SIGMAS,
+            **({"frames": self.client.frames} if self.client.frames > 1 else {}),
             "guidance": guidance, "true_cfg_scale": SCALE, "cfg_rule": self.card["cfg_rule"], "cfg_until": 0.4,
             "log_prob_kind": "density", "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "prompt": "p",
             "negative_prompt": "", "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
@@ -164,7 +165,7 @@ def test_a_worker_computes_the_trained_adapter(name, folders, rollout, dial):
 @pytest.mark.parametrize("name", NAMES)
 def test_bf16_learns_too(name, folders, rollout):
     network, batch = begin(folders[name], rollout(name), torch.bfloat16)
-    assert next(network.transformer.parameters()).dtype == torch.bfloat16
+    assert network.transformer.dtype == torch.bfloat16
     assert all(p.dtype == torch.float32 for p in network.parameters())
     before = velocities(network, batch)
     report = Learner(network, Loss(), lr=1e-2).update(batch)
@@ -186,8 +187,8 @@ def test_checkpointing_changes_no_gradient(name, folders, rollout):
 def test_a_folder_without_a_family_is_refused(folders, tmp_path):
     with pytest.raises(ValueError, match="no model_index.json"):
         Network(tmp_path)
-    (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
-    with pytest.raises(ValueError, match="'WanPipeline'; must be one of QwenImagePipeline"):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "AuraFlowPipeline"}')
+    with pytest.raises(ValueError, match="'AuraFlowPipeline'; must be one of QwenImagePipeline"):
         Network(tmp_path)
 
 

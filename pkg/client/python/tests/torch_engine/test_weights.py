@@ -20,6 +20,9 @@ TARGETS = {
     "flux1": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.proj_mlp", "x_embedder"],
     "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2", "context_refiner.0.attention.to_out.0"],
     "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
+    "flux2": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.attn.to_qkv_mlp_proj", "x_embedder"],
+    "wan": ["blocks.0.attn1.to_q", "blocks.1.attn2.to_k", "blocks.0.ffn.net.2"],
+    "wan-5b": ["blocks.1.attn1.to_out.0", "blocks.0.attn2.to_v", "blocks.1.ffn.net.0.proj"],
 }
 
 
@@ -95,7 +98,7 @@ def test_an_adapter_is_pefts(name, bench, folders):
     rows = [b.worker.engine.handles.get(h) for h in b.handles]
     t, g = torch.tensor([0.7, 0.3]) * 1000, torch.full((2,), b.card["guidance"])
     with torch.no_grad():
-        theirs = family.velocity(torch.from_numpy(b.x), t, rows, families.Size(1, H, W), g).numpy()
+        theirs = family.velocity(torch.from_numpy(b.x), t, rows, families.Size(b.client.frames, H, W), g).numpy()
     assert relative(theirs, base) > 1e-2, "the adapter does nothing"
     print(f"{name}: adapter moves {relative(theirs, base):.2g}, ours from peft's {relative(ours, theirs):.2g}")
     assert relative(ours, theirs) < 5e-6
@@ -185,13 +188,15 @@ def test_adapters_that_do_not_fit(bench):
     assert np.array_equal(b.velocity(), base)
 
 
-@pytest.mark.parametrize("by", ["files", "tensors"])
-def test_a_whole_network_replaces_the_base(by, bench, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "by"), [("z-image", "files"), ("z-image", "tensors"), ("flux2", "files"), ("wan", "tensors")]
+)
+def test_a_whole_network_replaces_the_base(name, by, bench, tmp_path):
     from safetensors.torch import save_file
 
-    b = bench("z-image")
+    b = bench(name)
     base = b.velocity()
-    other = bench("z-image")
+    other = bench(name)
     torch.manual_seed(9)
     with torch.no_grad():
         for p in other.worker.engine.family.transformer.parameters():

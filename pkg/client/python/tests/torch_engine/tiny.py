@@ -3,7 +3,7 @@
 Weights are drawn so that a velocity depends on every input (standard deviation 0.6/sqrt(fan-in), biases 0.1): with the
 default initialisation such networks hardly see their prompt, and a test of it would pass whatever they do.
 
-    python tiny.py FOLDER    writes sd3, flux1, z-image, qwen-image
+    python tiny.py FOLDER [NAME ...]    writes those of PIPELINES, or these of them
 """
 
 import sys
@@ -12,14 +12,21 @@ from pathlib import Path
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
+    Flux2Pipeline,
+    Flux2Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -28,6 +35,8 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -35,6 +44,8 @@ from transformers import (
     Qwen3Model,
     T5Config,
     T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 TEXTS = [
@@ -49,6 +60,11 @@ CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+# Of messages whose content is a list, as FLUX.2's are.
+PARTS_CHAT = (
+    "<bos>{% for m in messages %}<|im_start|>{{ m.role }} {% for c in m.content %}{{ c.text }}{% endfor %}<|im_end|>"
+    "{% endfor %}"
 )
 
 
@@ -77,6 +93,8 @@ def tokenizer(kind: str, longest: int) -> PreTrainedTokenizerFast:
     )
     if kind == "qwen":
         out.chat_template = CHAT
+    if kind == "mistral":
+        out.chat_template = PARTS_CHAT
     return out
 
 
@@ -276,7 +294,124 @@ def qwen_image() -> QwenImagePipeline:
     )
 
 
-PIPELINES = {"sd3": sd3, "flux1": flux1, "z-image": z_image, "qwen-image": qwen_image}
+def flux2() -> Flux2Pipeline:
+    network = Flux2Transformer2DModel(
+        patch_size=1,
+        in_channels=128,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=96,
+        timestep_guidance_channels=64,
+        axes_dims_rope=(4, 4, 4, 4),
+    )
+    text = {
+        "model_type": "mistral",
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 30,  # the pipeline takes layers 10, 20 and 30
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+    }
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 16,
+    }
+    encoder = wide(Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision)))
+    wide(network)
+    for name, p in network.named_parameters():  # strong attention: a prompt is few of the 512 tokens
+        if "modulation" in name:
+            p.data.mul_(4)
+    z = wide(
+        AutoencoderKLFlux2(
+            block_out_channels=(16, 16, 32, 32), layers_per_block=1, latent_channels=32, norm_num_groups=4
+        )
+    )
+    torch.nn.init.normal_(z.bn.running_mean, std=0.5)
+    torch.nn.init.uniform_(z.bn.running_var, 0.5, 2.0)
+    return Flux2Pipeline(
+        transformer=network,
+        scheduler=dynamic(),
+        vae=z,
+        text_encoder=encoder,
+        tokenizer=tokenizer("mistral", 1024),
+    )
+
+
+def umt5() -> UMT5EncoderModel:
+    return UMT5EncoderModel(UMT5Config(vocab_size=WORDS, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4))
+
+
+def wan_network(channels: int) -> torch.nn.Module:
+    return wide(
+        WanTransformer3DModel(
+            num_attention_heads=4,
+            attention_head_dim=16,
+            in_channels=channels,
+            out_channels=channels,
+            text_dim=48,
+            freq_dim=32,
+            ffn_dim=96,
+            num_layers=2,
+        )
+    )
+
+
+def wan() -> WanPipeline:
+    z = AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    return WanPipeline(
+        transformer=wan_network(16),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        vae=wide(z),
+        text_encoder=umt5(),
+        tokenizer=tokenizer("t5", 512),
+    )
+
+
+def wan_5b() -> WanPipeline:
+    """Wan 2.2 5B: a time for each token, and a VAE with twice the edge."""
+    z = AutoencoderKLWan(
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=48,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        latents_mean=[0.1 * (i % 5 - 2) for i in range(48)],
+        latents_std=[0.5 + 0.1 * (i % 7) for i in range(48)],
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
+    )
+    return WanPipeline(
+        transformer=wan_network(48),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0),
+        vae=wide(z),
+        text_encoder=umt5(),
+        tokenizer=tokenizer("t5", 512),
+        expand_timesteps=True,
+    )
+
+
+PIPELINES = {
+    "sd3": sd3,
+    "flux1": flux1,
+    "z-image": z_image,
+    "qwen-image": qwen_image,
+    "flux2": flux2,
+    "wan": wan,
+    "wan-5b": wan_5b,
+}
 
 
 def write(folder: Path, names: tuple[str, ...] = tuple(PIPELINES)) -> dict[str, Path]:

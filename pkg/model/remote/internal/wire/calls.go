@@ -35,9 +35,9 @@ type Card struct {
 	Family string `msgpack:"family"`
 	Latent struct {
 		Channels int    `msgpack:"channels"`
-		Patch    [3]int `msgpack:"patch"` // frames, rows, columns of latents in a token
-		Scale    int    `msgpack:"scale"` // edge in pixels of a latent
-		Temporal int    `msgpack:"temporal"`
+		Patch    [3]int `msgpack:"patch"`    // frames, rows, columns of latents in a token
+		Scale    int    `msgpack:"scale"`    // edge in pixels of a latent
+		Temporal int    `msgpack:"temporal"` // frames of a latent after the first, which is of one
 	} `msgpack:"latent"`
 	Size struct {
 		Frames int `msgpack:"frames"`
@@ -51,14 +51,18 @@ type Card struct {
 	NegativePrompt string  `msgpack:"negative_prompt"`
 	Conditioning   []Named `msgpack:"conditioning"`
 
-	MaxPromptTokens        int    `msgpack:"max_prompt_tokens"`
-	Prompts                int    `msgpack:"prompts"`
-	MaxPixels              int    `msgpack:"max_pixels"`
-	ConditioningBytes      int64  `msgpack:"conditioning_bytes"`
-	ConditioningTokenBytes int64  `msgpack:"conditioning_token_bytes"`
-	Grid                   string `msgpack:"grid"`
-	Mu                     string `msgpack:"mu"`
-	FramesRule             int    `msgpack:"frames_rule"`
+	MaxPromptTokens        int     `msgpack:"max_prompt_tokens"`
+	Prompts                int     `msgpack:"prompts"`
+	MaxPixels              int     `msgpack:"max_pixels"`
+	ConditioningBytes      int64   `msgpack:"conditioning_bytes"`
+	ConditioningTokenBytes int64   `msgpack:"conditioning_token_bytes"`
+	Grid                   string  `msgpack:"grid"`
+	Mu                     string  `msgpack:"mu"`
+	ConstantMu             float64 `msgpack:"mu_constant"`
+	// FramesRule is Latent.Temporal again: frames are 1 more than a multiple of it.
+	FramesRule int     `msgpack:"frames_rule"`
+	MaxFrames  int     `msgpack:"max_frames"`
+	FPS        float64 `msgpack:"fps"` // 0 for a model of images
 }
 
 // Named is a tensor of an encoded prompt, with the name of its mask; empty: it has none.

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -45,6 +46,17 @@ type Tensor struct {
 	DType string // F32 or U8
 	Shape []int
 	Data  []byte
+	// Rest are more bytes to send behind Data; none in a tensor that was read.
+	Rest [][]byte
+}
+
+// size returns the bytes of a tensor to send.
+func (t Tensor) size() int {
+	n := len(t.Data)
+	for _, b := range t.Rest {
+		n += len(b)
+	}
+	return n
 }
 
 // Message is a request, with Call and Args, or an answer with its ID: Result, or Error.
@@ -109,11 +121,11 @@ func Encode(v any) (msgpack.RawMessage, error) {
 func Write(w io.Writer, m *Message) error {
 	places, at := make([]place, len(m.Tensors)), 0
 	for i, t := range m.Tensors {
-		places[i] = place{t.Name, t.DType, t.Shape, at, len(t.Data)}
+		places[i] = place{t.Name, t.DType, t.Shape, at, t.size()}
 		if t.Shape == nil {
 			places[i].Shape = []int{}
 		}
-		at += len(t.Data)
+		at += t.size()
 	}
 	fields := map[string]any{"id": m.ID, "tensors": places}
 	switch {
@@ -135,8 +147,10 @@ func Write(w io.Writer, m *Message) error {
 	frame = binary.LittleEndian.AppendUint64(frame, uint64(at))
 	parts := net.Buffers{append(frame, head...)}
 	for _, t := range m.Tensors {
-		if len(t.Data) > 0 {
-			parts = append(parts, t.Data)
+		for _, b := range append([][]byte{t.Data}, t.Rest...) {
+			if len(b) > 0 {
+				parts = append(parts, b)
+			}
 		}
 	}
 	_, err = parts.WriteTo(w)
@@ -180,9 +194,33 @@ func Read(r io.Reader, maxBody int) (*Message, error) {
 	return &Message{h.ID, h.Call, h.Args, h.Result, h.Error, tensors}, nil
 }
 
+// leastRecycled is the least memory that is kept for other frames.
+const leastRecycled = 64 << 10
+
+// recycled has memory of bodies that are no longer used, as *[]byte: to clear new memory
+// takes as long as to read into it.
+var recycled sync.Pool
+
+// Recycle keeps the memory of a body, or of one tensor that was read, for another frame. Nobody may use it afterwards.
+func Recycle(b []byte) {
+	if cap(b) >= leastRecycled {
+		recycled.Put(&b)
+	}
+}
+
+// memory returns an empty slice for n bytes.
+func memory(n int) []byte {
+	if n >= leastRecycled {
+		if b, ok := recycled.Get().(*[]byte); ok && cap(*b) >= n {
+			return (*b)[:0]
+		}
+	}
+	return make([]byte, 0, min(n, readPiece))
+}
+
 // readAll reads n bytes, in memory that grows as they arrive. An end before that is io.ErrUnexpectedEOF.
 func readAll(r io.Reader, n int) ([]byte, error) {
-	b := make([]byte, 0, min(n, readPiece))
+	b := memory(n)
 	for len(b) < n {
 		more := min(n-len(b), readPiece)
 		b = slices.Grow(b, more)

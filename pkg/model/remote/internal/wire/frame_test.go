@@ -68,6 +68,28 @@ func TestRead_WhatWasWritten(t *testing.T) {
 	}
 }
 
+// A tensor that is sent in pieces is read as one, also into memory of a frame before.
+func TestRead_Pieces(t *testing.T) {
+	for i := range byte(3) {
+		piece := bytes.Repeat([]byte{i + 1}, 1<<16)
+		var b bytes.Buffer
+		if err := wire.Write(&b, &wire.Message{Call: wire.CallVelocity, Tensors: []wire.Tensor{
+			{Name: "x", DType: wire.U8, Shape: []int{2<<16 + 1}, Data: piece[:1], Rest: [][]byte{piece, nil, piece}},
+			{Name: "y", DType: wire.U8, Shape: []int{1}, Data: []byte{9}},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := wire.Read(&b, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x := got.Tensors[0].Data; !bytes.Equal(x, bytes.Repeat(piece[:1], 2<<16+1)) || got.Tensors[1].Data[0] != 9 {
+			t.Errorf("frame %d: %d bytes, %d behind", i, len(x), got.Tensors[1].Data[0])
+		}
+		wire.Recycle(got.Tensors[0].Data)
+	}
+}
+
 func TestRead_Refuses(t *testing.T) {
 	tensors := func(list ...map[string]any) map[string]any { return map[string]any{"id": 1, "tensors": list} }
 	long := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(nil, wire.MaxHeader+1), 0)

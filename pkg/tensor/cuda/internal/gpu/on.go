@@ -222,6 +222,8 @@ func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) er
 
 func (d *device) Sync() error { return result(cu.Synchronize()) }
 
+// Close implements driver.Driver: it ends the stream of copies and gives the primary context back.
+// On a lost GPU the stream went with it: that is no error.
 func (d *device) Close() error {
 	release, err := d.Bind()
 	if err == nil {

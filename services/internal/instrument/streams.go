@@ -12,17 +12,17 @@ import (
 // planeTimeout bounds what one scrape asks of the server.
 const planeTimeout = 3 * time.Second
 
-// Plane shows the streams and the queue of every durable consumer until stop is called. It asks the server at each
-// scrape. One program of a pipeline does this for all stages, so that the queue of a stage that no process serves is
-// seen, too.
-func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
+// ShowStreams registers metrics of the streams and of the queue of every durable consumer, until stop is called. They
+// ask the server at each scrape. One program of a pipeline does this for all stages, so that the queue of a stage
+// that no process serves is seen, too.
+func ShowStreams(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 	if r == nil {
 		return func() {}
 	}
 	label := func(subsystem, name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName("meander", subsystem, name), help, labels, nil)
 	}
-	p := &plane{
+	p := &streamCollector{
 		bus:      b,
 		up:       label("stream", "up", "1 when the server answered what the other metrics of streams and queues say"),
 		messages: label("stream", "messages", "messages in a stream", "stream"),
@@ -39,22 +39,23 @@ func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 	return func() { r.Unregister(p) }
 }
 
-// plane is the collector of Plane.
-type plane struct {
+// streamCollector makes the metrics of ShowStreams.
+type streamCollector struct {
 	bus                        *bus.Bus
 	up, messages, bytes, limit *prometheus.Desc
 	used                       *prometheus.Desc
 	waiting, inFlight, again   *prometheus.Desc
 }
 
-func (p *plane) Describe(ch chan<- *prometheus.Desc) {
+func (p *streamCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{p.up, p.messages, p.bytes, p.limit, p.used, p.waiting, p.inFlight, p.again} {
 		ch <- d
 	}
 }
 
-// Collect asks the server for the sizes of streams and queues. If it does not answer, up is 0 and the rest is absent.
-func (p *plane) Collect(ch chan<- prometheus.Metric) {
+// Collect asks the server for the sizes of streams and queues; Prometheus calls it at each scrape. If the server does
+// not answer, the metric up is 0 and the rest is absent.
+func (p *streamCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}

@@ -1,0 +1,150 @@
+package integration_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// Videos of a worker go the whole way: steps of all frames, the file with every frame and the one in the middle,
+// rewards, verify; an image of the same network is an image, and frames that it does not make are refused.
+func TestTorch_Video(t *testing.T) {
+	t.Parallel()
+	dir := remotetest.Folder(t, "WanPipeline", 1)
+	_, address := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true})
+	engine := "torch=" + address
+	w := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = dir, engine })
+	digests := map[string]bool{}
+	for _, frames := range []int64{0, 1, 5} {
+		uid := schemas.UID(fmt.Sprintf("f%d", frames))
+		prompt := &schemas.Prompt{
+			UID: uid, Prompt: "a dog that runs", GroupSize: new(int64(2)), Seed: new(int64(5)),
+			Reward: []schemas.RewardSpec{{Name: "synthetic"}, {Name: "motion"}},
+			ImageSettings: schemas.ImageSettings{
+				Height: new(int64(32)), Width: new(int64(48)), Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+			},
+		}
+		want := int64(9) // the model's
+		if frames > 0 {
+			prompt.Frames, want = &frames, frames
+		}
+		if frames == 1 { // whose motion nobody can rate
+			_, err := w.client.Publish(t.Context(), "bad", prompt)
+			if err == nil || !strings.Contains(err.Error(), `name: "motion"; rates videos, and the samples are images`) {
+				t.Errorf("the motion of an image: %v", err)
+			}
+			prompt.Reward = prompt.Reward[:1]
+		}
+		if r, err := w.client.Publish(t.Context(), "r", prompt); err != nil || !r.Accepted {
+			t.Fatalf("%d frames: receipt %+v, %v", frames, r, err)
+		}
+		bustest.Await(t, w.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject("r", uid))
+		tr, err := w.client.Trajectory(t.Context(), "r", uid, 1)
+		if err != nil || tr.StopReason != schemas.StopCompleted {
+			t.Fatalf("%d frames: %+v, %v", frames, tr, err)
+		}
+		if shape := tr.LatentsShape; shape[0] != (1+(want-1)/4)*2*3 || len(tr.StochasticSteps()) != 2 {
+			t.Errorf("%d frames: states %v", want, shape)
+		}
+		if a := w.advantages(t, "r", len(digests)+1)[uid]; a == nil || a.Status != schemas.StatusComplete {
+			t.Errorf("%d frames: advantage %+v", frames, a)
+		}
+		digests[tr.ScheduleDigest] = true
+		sameVideo(t, w, tr, want)
+	}
+	if len(digests) != 3 {
+		t.Errorf("%d schedule digests; want one for each number of frames", len(digests))
+	}
+	r, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{dir}, Engine: engine})
+	if err != nil || !r.OK(0) || r.MaxRatio != 0 || r.Steps != 12 {
+		t.Errorf("verify: %+v, %v", r, err)
+	}
+	for frames, fault := range map[int64]string{
+		6: "frames: 6; must be 1 more than a multiple of 4, such as 5 or 9", 37: "frames: 37; must be at most 33",
+	} {
+		p := &schemas.Prompt{UID: "bad", Prompt: "x", ImageSettings: schemas.ImageSettings{Frames: &frames}}
+		if _, err := w.client.Publish(t.Context(), "bad", p); err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%d frames: %v; want %q", frames, err, fault)
+		}
+	}
+}
+
+// sameVideo checks that a trajectory has a video of so many frames, whose middle one is its image; of 1 frame it has
+// an image alone.
+func sameVideo(t *testing.T, w *world, tr *schemas.Trajectory, frames int64) {
+	t.Helper()
+	image, err := w.client.Image(t.Context(), tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	middle, err := media.Decode(image, media.ImageSize(tr.Height, tr.Width))
+	if err != nil || middle.Digest() != tr.Image.Digest {
+		t.Fatalf("image: %v", err)
+	}
+	if frames == 1 {
+		if tr.Frames != 0 || tr.Video != nil {
+			t.Errorf("an image has %d frames, video %+v", tr.Frames, tr.Video)
+		}
+		return
+	}
+	file, err := w.client.Video(t.Context(), tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	video, err := media.Decode(file, media.Size{Frames: int(frames), Height: int(tr.Height), Width: int(tr.Width)})
+	if err != nil || tr.Frames != frames || tr.Video.FPS != 8 {
+		t.Fatalf("video of %d frames: %+v, %v", frames, tr.Video, err)
+	}
+	if video.Digest() != tr.Video.Digest || video.Middle().Digest() != tr.Image.Digest ||
+		video.Digest() == middle.Digest() {
+		t.Errorf("%d frames: other pixels than the trajectory says", frames)
+	}
+}
+
+// A worker that dies costs a video nothing: the digest of the run is that of an undisturbed one.
+func TestTorch_VideoWorkerDies(t *testing.T) {
+	t.Parallel()
+	folder := remotetest.Folder(t, "WanPipeline", 3)
+	var digests []string
+	for _, variables := range [][]string{nil, {
+		remotetest.FaultVariable + "=" + remotetest.FaultOnce,
+		remotetest.FileVariable + "=" + filepath.Join(t.TempDir(), "died"),
+	}} {
+		dir := t.TempDir()
+		out := byWorker(t, dir, variables, append([]string{
+			"run", "--model", folder, "--engine", "torch", "--deterministic", "--frames", "5", "--log-level", "warn", "--out",
+			"out",
+		}, torchRun...)...).must(t, 0)
+		_, sum := out.parse(t)
+		digests = append(digests, sum.Digest)
+		for glob, frames := range map[string]int{"*-0*.apng": 5, "*-0*.png": 1, "*-sheet.png": 1} {
+			files, err := filepath.Glob(filepath.Join(dir, "out", glob))
+			if want := map[bool]int{true: 2, false: 16}[glob == "*-sheet.png"]; err != nil || len(files) != want {
+				t.Errorf("%s: %d files, %v; want %d", glob, len(files), err, want)
+			}
+			for _, name := range files {
+				file, err := os.ReadFile(name)
+				if size, bad := media.ReadSize(file); err != nil || bad != nil || size.Frames != frames {
+					t.Errorf("%s: %v, %v, %v; want %d frames", name, size, err, bad, frames)
+				}
+			}
+		}
+		if lost := strings.Contains(out.stderr, "the worker is lost"); sum.Complete != 2 || lost != (variables != nil) {
+			t.Errorf("%v: %+v\n%s", variables, sum, out.stderr)
+		}
+		if r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--model", folder)); r.Steps != 32 || r.MaxRatio != 0 {
+			t.Errorf("%d steps, ratio %g; want all exact", r.Steps, r.MaxRatio)
+		}
+	}
+	if digests[0] == "" || digests[0] != digests[1] {
+		t.Errorf("digests %q; want them equal", digests)
+	}
+}

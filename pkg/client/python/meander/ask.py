@@ -1,0 +1,151 @@
+"""Samples of a prompt in an exact number, for trainers that ask and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import nats
+
+from .batch import Sample
+from .client import Client
+from .cursor import Cursor, results
+from .events import ADVANTAGE, Event, EventError, fitting
+from .text import Text
+
+_FINAL = ("cancelled", "refused")  # statuses of groups that would come out the same again
+_OTHER_SEED = 1_000_003  # added to the seed of a group that is asked for again
+
+
+class Unanswered(RuntimeError):
+    """The pipeline did not make the samples that were asked for."""
+
+
+class Asker:
+    """Publishes prompts in a run, and waits for their samples; many at once. To be used on one event loop.
+
+    A sample that failed, and a group that counts for nothing, is asked for again as a group of its own, with another
+    seed, in at most `attempts` groups. timeout: seconds for a group to close.
+    """
+
+    def __init__(self, client: Client, run: str, *, attempts: int = 3, timeout: float = 600):
+        if attempts < 1:
+            raise ValueError(f"attempts: {attempts}; must be at least 1")
+        self.client, self.run, self.attempts, self.timeout = client, run, attempts, timeout
+        self.again = 0  # samples that were asked for again
+        self._mark, self._count = secrets.token_hex(4), itertools.count()
+        self._waiting: dict[str, asyncio.Future[Event]] = {}
+        self._reads: asyncio.Task[None] | None = None
+
+    async def samples(self, prompt: str | list[dict[str, str]], count: int, fields: Mapping[str, Any]) -> list[Sample]:
+        """Returns `count` samples of a prompt, a text or a conversation, each with a reward. fields are those of a
+        Prompt.
+
+        Unanswered: samples failed in every attempt, or the group was cancelled. Refused: intake takes the prompt for
+        none. TimeoutError: a group did not close in time.
+        """
+        text, asked = ("", {"messages": prompt}) if isinstance(prompt, list) else (prompt, {})
+        found, why = list[Sample](), ""
+        for attempt in range(self.attempts):
+            more = {**fields, **asked, "group_size": count - len(found)}
+            if attempt:
+                self.again += count - len(found)
+                more |= {"seed": fields["seed"] + attempt * _OTHER_SEED} if "seed" in fields else {}
+            event = await self._closed(text, more)
+            status = event["status"]
+            if status in _FINAL:
+                raise Unanswered(f"run {self.run}: a group is {status}: {event.get('error') or 'no reason given'}")
+            group = await self.client.group(self.run, event["uid"], event)
+            if status not in ("mixed", "stale"):
+                found += [s for s in group.samples if s.trajectory is not None and s.member["reward"] is not None]
+            if len(found) == count:
+                return found
+            members = [str(m["error"]) for m in event["members"] if m.get("error")]
+            why = next(iter(members), "") or event.get("error") or status
+        raise Unanswered(f"run {self.run}: {count - len(found)} of {count} samples failed {self.attempts} times: {why}")
+
+    async def _closed(self, text: str, fields: Mapping[str, Any]) -> Event:
+        """Publishes a group, and returns its result."""
+        if self._reads is None or self._reads.done():
+            self._reads = asyncio.create_task(self._read())
+        uid = f"{self._mark}-{next(self._count)}"
+        outcome = self._waiting[uid] = asyncio.get_running_loop().create_future()
+        try:
+            await self.client.publish(self.run, text, timeout=self.timeout, **{**fields, "uid": uid})
+            return await asyncio.wait_for(outcome, self.timeout)
+        except asyncio.TimeoutError:
+            raise TimeoutError(
+                f"run {self.run}: a group has not closed in {self.timeout:g} s; {await self._state()}"
+            ) from None
+        finally:
+            self._waiting.pop(uid, None)
+
+    async def _state(self) -> str:
+        try:
+            status = await self.client.status(self.run, timeout=2)
+        except (ValueError, TimeoutError, nats.errors.Error) as e:
+            return f"no word of how the run is doing: {str(e) or type(e).__name__}"
+        return ", ".join(
+            f"{k} {v}" for k, v in status.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v
+        )
+
+    async def _read(self) -> None:
+        """Hands the results of the run to those who wait for them; an error goes to all of them."""
+        cursor = Cursor(self.client.nc, self.run, "", results(self.run, "advantage"))
+        try:
+            while True:
+                if (m := await cursor.next()) is None:
+                    continue
+                try:
+                    event = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
+                except EventError:
+                    continue  # whatever a stranger stored: its true event comes
+                outcome = self._waiting.get(event["uid"])
+                if outcome is not None and not outcome.done():
+                    outcome.set_result(event)
+                await cursor.done(m.metadata.sequence.stream)
+        except Exception as e:
+            for outcome in self._waiting.values():
+                if not outcome.done():
+                    outcome.set_exception(e)
+        finally:
+            await cursor.close()
+
+    async def close(self) -> None:
+        """Ends the reading."""
+        if self._reads is not None:
+            self._reads.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reads
+
+
+def written(sample: Sample) -> Text:
+    """The text of a sample. Unanswered: it is an image."""
+    if sample.text is None:
+        raise Unanswered(f"sample {sample.member['sample_index']}: an image; the lane must serve a language model")
+    return sample.text
+
+
+def drawn_log_probs(text: Text) -> list[float]:
+    """The log-probs, in nats, that the tokens behind the prompt were drawn with, 0 where they were given.
+
+    Unanswered: the server that drew them gave none of that kind.
+    """
+    plain = (
+        text.settings["temperature"] == 1
+        and not text.settings["top_k"]
+        and text.settings["top_p"] == 1
+        and not text.settings["min_p"]
+    )
+    numbers = text.numbers.get("processed_log_probs")
+    if numbers is None and plain:
+        numbers = text.numbers.get("log_probs")
+    if numbers is None:
+        raise Unanswered(
+            "no log-probs of what the tokens were drawn with: the server gives none; set temperature 1 and no filters"
+        )
+    return [float(x) for x in numbers[text.prompt_length :]]

@@ -1,0 +1,305 @@
+"""What the pipelines of diffusers have in common: what their files say, and how latents are packed into tokens.
+
+A family is known from configuration files alone (card) until the engine gives it the loaded pipeline (attach).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .faults import Fault
+from .folder import Folder
+
+if TYPE_CHECKING:
+    import torch
+
+TOKENIZERS = frozenset(
+    {
+        "CLIPTokenizer",
+        "CLIPTokenizerFast",
+        "T5Tokenizer",
+        "T5TokenizerFast",
+        "PixtralProcessor",  # of which the tokenizer alone is loaded
+        "Qwen2Tokenizer",
+        "Qwen2TokenizerFast",
+        "PreTrainedTokenizerFast",
+        "TokenizersBackend",
+    }
+)
+"""Tokenizers of transformers that a folder may name."""
+
+MAX_FRAMES = 1024
+"""Frames of a sample at most, as the host has it."""
+_FLOW_SOLVERS = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a sample: frames (1 for images), and pixels."""
+
+    frames: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The texts of one prompt, one for each place that the family has for them; those not given are the first."""
+
+    texts: tuple[str, ...]
+
+    def text(self, place: int) -> str:
+        return self.texts[place] if place < len(self.texts) else self.texts[0]
+
+
+def pack(z: torch.Tensor, patch: tuple[int, int, int]) -> torch.Tensor:
+    """Returns the tokens [n, S, c pt ph pw] of a latent grid [n, c, F, H, W], rows first, channels (c, pt, ph, pw)."""
+    n, c, f, h, w = z.shape
+    t, y, x = patch
+    z = z.reshape(n, c, f // t, t, h // y, y, w // x, x).permute(0, 2, 4, 6, 1, 3, 5, 7)
+    return z.reshape(n, (f // t) * (h // y) * (w // x), c * t * y * x)
+
+
+def unpack(s: torch.Tensor, patch: tuple[int, int, int], grid: tuple[int, int, int]) -> torch.Tensor:
+    """Returns the latent grid [n, c, F, H, W] of tokens: the inverse of pack, for a grid (F, H, W)."""
+    n, _, width = s.shape
+    (t, y, x), (f, h, w) = patch, grid
+    c = width // (t * y * x)
+    s = s.reshape(n, f // t, h // y, w // x, c, t, y, x).permute(0, 4, 1, 5, 2, 6, 3, 7)
+    return s.reshape(n, c, f, h, w)
+
+
+class Family:
+    """What the pipelines have in common. A subclass sets the facts and defines encode_one and velocity."""
+
+    slug = ""
+    parts: dict[str, tuple[str, str]] = {}  # the networks: library and class, the only one that is loaded
+    tokenizers: tuple[str, ...] = ("tokenizer",)
+    optional: tuple[str, ...] = ()  # parts that a folder may go without
+    conditioning: tuple[str, ...] = ("prompt_embeds",)
+    unpadded = False  # prompt_embeds is as long as the prompt: readers that pad it need a mask
+    packages: tuple[str, ...] = ()  # of Python, which decide what the pipeline computes
+    patch = (1, 2, 2)
+    temporal = 1  # frames in a latent frame, after the first
+    frames, fps = 1, 0.0  # of a video by default
+    steps, true_cfg_scale, guidance = 50, 1.0, 0.0  # defaults of the pipeline's call
+    cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
+    max_tokens, prompts = 512, 1
+    packed_by_network = 1  # tokens of the latent grid in a token of the network
+    edge_limit: int | None = None  # tokens of a side at most, and of a video's frames
+    lora_targets: tuple[str, ...] = ()  # linear layers that a trainer adapts: ends of their names
+
+    def __init__(self, folder: Folder):
+        self.folder = folder
+        self.config = folder.read("transformer", "config.json")
+        self.vae_config = folder.read("vae", "config.json")
+        self.scheduler_config = folder.read("scheduler", "scheduler_config.json")
+        self.settings = folder.read_optional("meander.json")
+        self.channels = int(self.config.get("in_channels", 16 * self.packed_by_network)) // self.packed_by_network
+        self.scale = self.pixels_per_latent()
+
+    # What configuration files say.
+
+    def pixels_per_latent(self) -> int:
+        return 2 ** (len(self.vae_config.get("block_out_channels", [0] * 4)) - 1)
+
+    def width(self) -> int:
+        """Channels of a token of prompt_embeds."""
+        return int(self.config.get("joint_attention_dim", 4096))
+
+    def conditioning_elements(self) -> int:
+        """Elements of the tensors of one prompt at most."""
+        return self.max_tokens * self.width()
+
+    def default_size(self) -> tuple[int, int]:
+        """Height and width of the pipeline's call."""
+        return 128 * self.scale, 128 * self.scale
+
+    def card(self) -> dict[str, Any]:
+        """What a host must know, from configuration files alone; the protocol names the keys.
+
+        true_cfg_scale is meander's: a velocity is neg + g (pos - neg), without guidance for g of at most 1.
+        """
+        s, (height, width) = self.settings, self.default_size()
+        return {
+            "class": self.folder.class_name,
+            "family": self.slug,
+            "latent": {
+                "channels": self.channels,
+                "patch": list(self.patch),
+                "scale": self.scale,
+                "temporal": self.temporal,
+            },
+            "size": {
+                "frames": int(s.get("frames", self.frames)),
+                "height": int(s.get("height", height)),
+                "width": int(s.get("width", width)),
+            },
+            "fps": float(s.get("fps", self.fps)),
+            "steps": int(s.get("num_inference_steps", self.steps)),
+            "true_cfg_scale": float(s.get("true_cfg_scale", self.true_cfg_scale)),
+            "guidance": float(s.get("guidance_scale", self.guidance)) if self.takes_guidance() else 0.0,
+            "cfg_rule": self.cfg_rule,
+            "negative_prompt": self.negative_prompt,
+            "conditioning": [{"name": name, "mask": self.mask_of(name)} for name in self.conditioning],
+            "max_prompt_tokens": self.max_tokens,
+            "prompts": self.prompts,
+            "max_pixels": self.max_pixels(),
+            "conditioning_bytes": 4 * self.conditioning_elements(),
+            # Where every prompt has one length it has one size, too.
+            "conditioning_token_bytes": 4 * (self.width() if self.unpadded else self.conditioning_elements()),
+            "grid": self.sigma_grid(),
+            "mu": self.mu if self.scheduler_config.get("use_dynamic_shifting") else "none",
+            "frames_rule": self.temporal,
+            "max_frames": self.max_frames(),
+        }
+
+    def mask_of(self, name: str) -> str:
+        """The name of the mask of a tensor, empty where every position counts."""
+        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else ""
+
+    def takes_guidance(self) -> bool:
+        """Whether the guidance scale is an input of the network."""
+        return False
+
+    def max_pixels(self) -> int:
+        default = int(self.settings.get("height", 0)) * int(self.settings.get("width", 0))
+        return max(2048 * 2048, default)
+
+    def max_frames(self) -> int:
+        """Frames of a sample at most; 1: the family makes images."""
+        return 1 if self.temporal == 1 else min(MAX_FRAMES, ((self.edge_limit or MAX_FRAMES) - 1) * self.temporal + 1)
+
+    def sigma_grid(self) -> str:
+        """Which sigmas the pipeline takes before it shifts them: see the table of the protocol."""
+        c = self.scheduler_config
+        return "uni_flow" if c.get("_class_name") in _FLOW_SOLVERS and c.get("use_flow_sigmas") else self.grid
+
+    def check(self) -> dict[str, int]:
+        """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
+        if missing := [p for p in self.packages if importlib.util.find_spec(p) is None]:
+            raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-client[torch]'")
+        there = [p for p in self.parts if self.folder.named_class(p) or p not in self.optional]
+        sizes = {part: self.check_part(part) for part in there}
+        for part in self.tokenizers:
+            named = self.folder.named_class(part)
+            if not (named in TOKENIZERS or (not named and part in self.optional)):
+                raise Fault(
+                    "config",
+                    f"model_index.json: {part}: {named or 'none'}; must be one of {', '.join(sorted(TOKENIZERS))}",
+                )
+            if named:
+                self.folder.check_tokenizer(part)
+        return sizes
+
+    def check_part(self, part: str) -> int:
+        """Returns the bytes of the weights of a network. Fault of class config: it may not be loaded."""
+        library, name = self.parts[part]
+        if (named := self.folder.named_class(part)) != name:
+            raise Fault(
+                "config", f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}"
+            )
+        return self.folder.check_weights(part, library)
+
+    def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
+        """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone."""
+        library, name = self.parts[part]
+        network = getattr(importlib.import_module(library), name).from_pretrained(
+            str(self.folder.path / part), dtype=dtype, local_files_only=True, use_safetensors=True
+        )
+        return network.eval().requires_grad_(False)
+
+    # What the loaded pipeline computes.
+
+    def attach(self, pipe: Any, encoders: torch.device) -> None:
+        """Takes the pipeline, whose text encoders are on the device encoders."""
+        self.pipe, self.vae, self.encoders = pipe, pipe.vae, encoders
+        self.attach_transformer(pipe.transformer)
+
+    def attach_transformer(self, transformer: torch.nn.Module) -> None:
+        """Takes the transformer where it is, which is all that velocity needs; before a trainer adapts it."""
+        self.transformer = transformer
+        # Some parameters are float32 in every dtype, so one of them does not tell that of the network: diffusers does.
+        self.device, self.dtype = next(transformer.parameters()).device, transformer.dtype
+
+    def latent_grid(self, size: Size) -> tuple[int, int, int]:
+        """Returns (F, H, W) of the latent of a size. Fault of class latents: no such size, with what is allowed."""
+        rows, columns = self.scale * self.patch[1], self.scale * self.patch[2]
+        f, h, w = size.frames, size.height, size.width
+        if f < 1 or (f - 1) % self.temporal or f > self.max_frames():
+            rule = f"1 more than a multiple of {self.temporal}, and at most {self.max_frames()}"
+            raise Fault("latents", f"frames: {f}; must be {'1' if self.temporal == 1 else rule}")
+        if h < 1 or w < 1 or h % rows or w % columns:
+            raise Fault("latents", f"height x width: {h} x {w}; must be positive multiples of {rows} x {columns}")
+        if h * w > self.max_pixels():
+            raise Fault("latents", f"height x width: {h} x {w}; must be at most {self.max_pixels()} pixels")
+        if self.edge_limit is not None and max(h // rows, w // columns) > self.edge_limit:
+            raise Fault(
+                "latents",
+                f"height x width: {h} x {w}; must be at most {self.edge_limit * rows} x {self.edge_limit * columns}",
+            )
+        return (f - 1) // self.temporal + 1, h // self.scale, w // self.scale
+
+    def latent_shape(self, size: Size) -> tuple[int, int]:
+        """Returns (S, C) of the latents of a size."""
+        f, h, w = self.latent_grid(size)
+        t, y, x = self.patch
+        return (f // t) * (h // y) * (w // x), self.channels * t * y * x
+
+    def grid_of(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        """Returns tokens x [n, S, C] as the latent grid [n, c, F, H, W]."""
+        return unpack(x, self.patch, self.latent_grid(size))
+
+    def count(self, prompt: Prompt) -> tuple[int, int]:
+        """Returns the tokens of a prompt, with the template of the pipeline, and how many it may have."""
+        return len(self.pipe.tokenizer(prompt.text(0)).input_ids), self.max_tokens
+
+    def encode(self, prompt: Prompt, truncate: bool) -> tuple[dict[str, torch.Tensor], int]:
+        """Returns the tensors of one prompt, named as in conditioning and without batch axis, and the tokens cut off.
+
+        Prompts are encoded one at a time: beside others an encoder pads, and bits would depend on them. Fault of class
+        prompt: too many tokens, unless truncate. CLIP's cut at 77 is none where T5 reads the same prompt.
+        """
+        n, limit = self.count(prompt)
+        if n > limit and not truncate:
+            raise Fault("prompt", f"prompt: {n} tokens; must be at most {limit}, or ask for truncation")
+        return self.encode_one(prompt), max(0, n - limit)
+
+    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def velocity(
+        self, x: torch.Tensor, t: torch.Tensor, rows: list[dict[str, torch.Tensor]], size: Size, guidance: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns eps - x0 [n, S, C] of states x f32 [n, S, C] at t = 1000 sigma f32 [n].
+
+        rows are the conditionings; guidance, f32 [n], is the input of a network that takes it.
+        """
+        raise NotImplementedError
+
+    def stack(self, rows: list[dict[str, torch.Tensor]], name: str) -> torch.Tensor:
+        """Returns a tensor of equal shape of all rows, [n, ...], as the network takes it."""
+        import torch
+
+        return torch.stack([row[name] for row in rows]).to(self.device, self.dtype)
+
+    def decode(self, x: torch.Tensor, size: Size) -> torch.Tensor:
+        """Returns pixels [F, 3, H, W] in about -1..1 of latents x f32 [1, S, C]."""
+        z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
+        return self.vae.decode(z[:, :, 0], return_dict=False)[0]
+
+    def encode_media(self, media: torch.Tensor, size: Size) -> torch.Tensor:
+        """Returns latents [1, S, C] of pixels f32 [F, 3, H, W] in -1..1: the mean of the VAE's distribution."""
+        z = self.vae.encode(media.to(self.vae.dtype)).latent_dist.mode()
+        return pack(self.scale_in(z[:, :, None]).float(), self.patch)
+
+    def scale_in(self, z: torch.Tensor) -> torch.Tensor:
+        """Latents of the VAE as the network sees them."""
+        return (z - (self.vae.config.shift_factor or 0.0)) * self.vae.config.scaling_factor
+
+    def scale_back(self, z: torch.Tensor) -> torch.Tensor:
+        """The inverse of scale_in."""
+        return z / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)

@@ -1,0 +1,41 @@
+package remote_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/remote"
+	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+)
+
+// The digest of a folder is the same, whichever side computes it, so a sample of one can be verified by the other.
+func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
+	signs := "../../../deploy/models/signs"
+	native, err := qwenimage.Family().Open(signs, model.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := native.Card().WeightsDigest
+	if err := native.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := remote.Digest(signs); err != nil || got != want {
+		t.Errorf("digest %s, %v; want %s", got, err, want)
+	}
+	a, b := remotetest.Folder(t, class, 1), remotetest.Folder(t, class, 2)
+	one, err1 := remote.Digest(a)
+	two, err2 := remote.Digest(b)
+	if err := errors.Join(err1, err2); err != nil || one == two {
+		t.Errorf("digests %s and %s of other weights, %v", one, two, err)
+	}
+	// A chat template decides the tokens of every prompt.
+	template := filepath.Join(a, "tokenizer", "chat_template.jinja")
+	err = errors.Join(os.MkdirAll(filepath.Dir(template), 0o700), os.WriteFile(template, []byte("{{ messages }}"), 0o600))
+	if other, err1 := remote.Digest(a); err != nil || err1 != nil || other == one {
+		t.Errorf("digest %s with another chat template, %v, %v", other, err, err1)
+	}
+}
