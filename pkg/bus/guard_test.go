@@ -235,11 +235,11 @@ func TestBus_Consume_freesTheSubjectOfGarbage(t *testing.T) {
 		if _, err := e.Publish(ctx, want); err != nil {
 			t.Fatal(err)
 		}
-		if m := <-taken; m.Seq <= first.Seq {
+		if m := bustest.Receive(t, "the trajectory", taken); m.Seq <= first.Seq {
 			t.Errorf("got message %d, want one after %d", m.Seq, first.Seq)
 		}
 		stop()
-		if err := <-done; err != nil {
+		if err := bustest.Receive(t, "the end of the consumer", done); err != nil {
 			t.Error(err)
 		}
 		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Stage != "reward" || string(d[0].Data) != "rubbish" {

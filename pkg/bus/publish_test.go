@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -152,7 +153,7 @@ func TestBus_Publish_fullStream(t *testing.T) {
 				if _, err := e.PurgeSubject(ctx, test.stream, test.event(1).Subject()); err != nil {
 					t.Fatal(err)
 				}
-				if err := <-waited; err != nil {
+				if err := bustest.Receive(t, "what waited for space", waited); err != nil {
 					t.Errorf("after a purge: %v", err)
 				}
 			})

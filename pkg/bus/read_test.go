@@ -127,7 +127,7 @@ func TestBus_Read_live(t *testing.T) {
 			}
 		}
 		cancel()
-		<-done
+		bustest.Receive(t, "the end of the reader", done)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -43,7 +44,7 @@ func TestBus_RedeliverAll(t *testing.T) {
 		})
 		want := map[delivery]bool{{1, 2}: true, {3, 2}: true, {4, 2}: true, {5, 1}: true}
 		for range len(want) {
-			if d := <-came; !want[d] {
+			if d := bustest.Receive(t, "a message again", came); !want[d] {
 				t.Errorf("message %d came, delivery %d", d.seq, d.n)
 			}
 		}

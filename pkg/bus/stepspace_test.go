@@ -139,13 +139,14 @@ func TestRoom_InTurn(t *testing.T) {
 		return err
 	})
 	first.Release()
-	if a, b := <-got, <-got; a != "large" || b != "small" {
+	granted := func() string { return bustest.Receive(t, "a grant", got) }
+	if a, b := granted(), granted(); a != "large" || b != "small" {
 		t.Errorf("served %s, then %s", a, b)
 	}
 	if err := p.SetLimits(ctx, bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 4 << 20}); err != nil {
 		t.Fatal(err)
 	}
-	if a := <-got; a != "too large" {
+	if a := granted(); a != "too large" {
 		t.Errorf("served %s", a)
 	}
 }
@@ -215,7 +216,7 @@ func TestRoom_Ample(t *testing.T) {
 		}
 		c.Release()
 	}
-	if err := <-got; err != nil {
+	if err := bustest.Receive(t, "the grant of nearly all", got); err != nil {
 		t.Fatal(err)
 	}
 }

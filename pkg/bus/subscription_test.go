@@ -263,7 +263,9 @@ func TestSubscription_Next_ends(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Next(t.Context()); !errors.Is(err, bus.ErrClosed) {
+	ctx, cancel = context.WithTimeout(t.Context(), bustest.Patience)
+	defer cancel()
+	if _, err := s.Next(ctx); !errors.Is(err, bus.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
 }
