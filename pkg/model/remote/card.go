@@ -107,7 +107,7 @@ func setPrecision(card *model.Card, backend, dtype string, loading bool) error {
 // parts are the networks in a folder of diffusers, tokenizers the folders of its tokenizers. Those that a class does
 // not have are left out.
 var (
-	parts      = []string{"text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "vae"}
+	parts      = []string{"text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "transformer_2", "vae"}
 	tokenizers = []string{"tokenizer", "tokenizer_2", "tokenizer_3"}
 	// tokenizerFiles are what a tokenizer is read from.
 	tokenizerFiles = []string{

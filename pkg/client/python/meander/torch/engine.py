@@ -82,7 +82,7 @@ class Engine:
         _prepare(settings, self.dtype)
         family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
         self.device, self.handles = device, Handles()
-        self.weights = Weights(family.transformer)  # its tables are taken before anything is added
+        self.weights = Weights(family.networks)  # its tables are taken before anything is added
 
     def encode(self, prompts: list[Any], truncate: bool) -> Answer:
         items: list[dict[str, Any]] = []

@@ -349,27 +349,27 @@ class Flux2(Family):
 
 
 class Wan(Standardized):
-    """Wan 2.1 and Wan 2.2 5B, videos from text (arXiv 2503.20314). A prompt is UMT5's [512, 4096], without a mask.
+    """Wan 2.1 and Wan 2.2, videos from text (arXiv 2503.20314). A prompt is UMT5's [512, 4096], without a mask.
 
     The text is cleaned with ftfy, cut to 512 tokens and followed by zeros. Wan 2.2 5B takes a time for each token, all
-    of them equal where there is no first image. The VAE is float32 in every dtype, as the model cards want it.
+    of them equal where there is no first image. Wan 2.2 A14B has two transformers: transformer_2 computes the states
+    below sigma = boundary_ratio. The VAE is float32 in every dtype, as the model cards want it.
     """
 
     slug, true_cfg_scale, grid, packages, edge_limit = "wan", 5.0, "scheduler", ("ftfy",), 1024
     frames, fps = 81, 16.0
     parts = {
         "transformer": ("diffusers", "WanTransformer3DModel"),
+        "transformer_2": ("diffusers", "WanTransformer3DModel"),
         "vae": ("diffusers", "AutoencoderKLWan"),
         "text_encoder": ("transformers", "UMT5EncoderModel"),
     }
+    optional = ("transformer_2",)
     lora_targets = tuple(f"attn{i}.{name}" for i in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
 
     def __init__(self, folder: Folder):
         super().__init__(folder)
-        if folder.named_class("transformer_2") or folder.index.get("boundary_ratio") is not None:
-            raise Fault(
-                "config", "model_index.json: transformer_2: must be none; Wan of two transformers is not computed"
-            )
+        self.boundary = self._boundary()
         z = int(self.vae_config.get("z_dim", 16))
         for name, value, want in (
             ("in_channels", self.channels, z),
@@ -385,6 +385,23 @@ class Wan(Standardized):
         self.time_of_tokens = bool(folder.index.get("expand_timesteps"))
         if self.time_of_tokens:
             self.frames, self.fps = 121, 24.0
+
+    def _boundary(self) -> float | None:
+        """t = 1000 sigma from which on downwards transformer_2 computes; None: there is none."""
+        ratio = self.folder.index.get("boundary_ratio")
+        two = bool(self.folder.named_class("transformer_2"))
+        if two != (ratio is not None) or (two and not (isinstance(ratio, float) and 0 < ratio < 1)):
+            raise Fault(
+                "config",
+                f"model_index.json: boundary_ratio: {ratio!r}; must be a number between 0 and 1 beside transformer_2, "
+                "else absent",
+            )
+        if not two:
+            return None
+        own = [k for k, v in self.folder.read("transformer_2", "config.json").items() if self.config.get(k) != v]
+        if own := [k for k in own if not k.startswith("_")]:
+            raise Fault("config", f"transformer_2/config.json: {own[0]}: must be that of transformer/config.json")
+        return ratio * 1000
 
     def pixels_per_latent(self) -> int:
         return int(self.vae_config.get("scale_factor_spatial", 8))
@@ -414,8 +431,22 @@ class Wan(Standardized):
         )
         return {"prompt_embeds": embeds[0]}
 
+    def attach(self, pipe, encoders):  # type: ignore[no-untyped-def]
+        super().attach(pipe, encoders)
+        if self.boundary is not None:
+            self.networks["transformer_2."] = pipe.transformer_2
+
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
-        v = self.transformer(
+        late = [self.boundary is not None and at < self.boundary for at in t.tolist()]
+        v = x.new_empty(x.shape)
+        for second, network in enumerate(self.networks.values()):
+            if of := [i for i, is_late in enumerate(late) if is_late == bool(second)]:
+                v[of] = self._evaluate(network, x[of], t[of], [rows[i] for i in of], size).to(v.dtype)
+        return v
+
+    def _evaluate(self, network, x, t, rows, size):  # type: ignore[no-untyped-def]
+        """The velocity of one of the transformers."""
+        v = network(
             hidden_states=self.grid_of(x, size).to(self.dtype),
             timestep=t[:, None].expand(-1, x.shape[1]) if self.time_of_tokens else t,
             encoder_hidden_states=self.stack(rows, "prompt_embeds"),

@@ -219,9 +219,12 @@ class Family:
         self.pipe, self.vae, self.encoders = pipe, pipe.vae, encoders
         self.attach_transformer(pipe.transformer)
 
+    networks: dict[str, torch.nn.Module]
+    """What velocity calls, by what begins the names of its layers and tensors for the host."""
+
     def attach_transformer(self, transformer: torch.nn.Module) -> None:
         """Takes the transformer where it is, which is all that velocity needs; before a trainer adapts it."""
-        self.transformer = transformer
+        self.transformer, self.networks = transformer, {"": transformer}
         # Some parameters are float32 in every dtype, so one of them does not tell that of the network: diffusers does.
         self.device, self.dtype = next(transformer.parameters()).device, transformer.dtype
 

@@ -28,16 +28,21 @@ class Low:
 
 
 class Weights:
-    """The versions that are resident. Not for two threads at once."""
+    """The versions that are resident, of networks by what begins their names. Not for two threads at once."""
 
-    def __init__(self, network: torch.nn.Module):
-        self.network = network
-        self.device = next(network.parameters()).device
-        self.layers = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.Linear)}
+    def __init__(self, networks: dict[str, torch.nn.Module]):
+        self.networks = networks
+        self.device = next(next(iter(networks.values())).parameters()).device
+        self.layers = {
+            start + n: m
+            for start, network in networks.items()
+            for n, m in network.named_modules()
+            if isinstance(m, torch.nn.Linear)
+        }
         self.linear = {n: list(m.weight.shape) for n, m in self.layers.items()}
         """[out, in] of each linear layer."""
-        self.tensors = {n: list(t.shape) for n, t in network.state_dict().items()}
-        """Shape of each tensor of the network, by its name in diffusers."""
+        self.tensors = {n: list(t.shape) for n, t in self._state().items()}
+        """Shape of each tensor of the networks, by its name in diffusers."""
         self._adapters: dict[str, dict[str, list[Low]]] = {}
         self._free: list[
             dict[str, list[Low]]
@@ -80,7 +85,7 @@ class Weights:
         if self.has(version):
             return
         self._refuse_more(self._whole, MAX_WHOLE, "whole networks")
-        needed = {n for n, _ in self.network.named_parameters()}
+        needed = {start + n for start, network in self.networks.items() for n, _ in network.named_parameters()}
         if missing := sorted(needed - set(tensors)):
             raise Fault(
                 "weights",
@@ -88,7 +93,7 @@ class Weights:
             )
         if unknown := sorted(set(tensors) - set(self.tensors)):
             raise Fault("weights", f"tensors: {unknown[0]!r} and {len(unknown) - 1} more are unknown to the network")
-        own, staged = self.network.state_dict(), {}
+        own, staged = self._state(), {}
         for name, tensor in tensors.items():
             if list(tensor.shape) != self.tensors[name]:
                 raise Fault("weights", f"{name}: shape {list(tensor.shape)}; must be {self.tensors[name]}")
@@ -112,7 +117,7 @@ class Weights:
         whole = version if version in self._whole else ""
         if whole == self._resident:
             return
-        own = self.network.state_dict()
+        own = self._state()
         if self._base is None:
             self._base = {n: t.detach().to("cpu", copy=True) for n, t in own.items()}
         self._resident = None  # what breaks off in the middle is copied again
@@ -120,6 +125,10 @@ class Weights:
         for name, tensor in own.items():
             tensor.copy_(source[name])
         self._resident = whole
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The tensors of the networks themselves."""
+        return {start + n: t for start, network in self.networks.items() for n, t in network.state_dict().items()}
 
     def _refuse_more(self, resident: Mapping[str, Any], most: int, what: str) -> None:
         if len(resident) >= most:

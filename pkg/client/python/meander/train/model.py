@@ -154,6 +154,8 @@ def _family(folder: str | Path) -> Family:
     try:
         family = families.find(Folder(folder))
         family.check_part("transformer")
+        if family.folder.named_class("transformer_2"):
+            raise Fault("config", "transformer_2: there; must be none, two transformers are not trained")
     except Fault as e:
         raise ValueError(f"--model: {folder}: {e}") from e
     return family

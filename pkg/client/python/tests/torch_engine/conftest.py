@@ -11,7 +11,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b")
+NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b", "wan-two")
 SIGNS = Path(__file__).parents[5] / "deploy/models/signs"
 
 
@@ -91,7 +91,7 @@ def dial(workers):
         ends.append(ours)
         threads.append(thread)
         client = Client(ours)
-        client.frames = frames_of(worker.family.card())
+        client.family, client.frames = worker.family, frames_of(worker.family.card())
         return client
 
     yield get

@@ -30,6 +30,7 @@ MASKS = {
     "flux2": [""],
     "wan": [""],
     "wan-5b": [""],
+    "wan-two": [""],
 }
 
 
@@ -62,14 +63,19 @@ def test_the_card_is_that_of_the_network(name, dial, pipelines):
     assert card["latent"]["scale"] == (pipe.vae_scale_factor_spatial if video else pipe.vae_scale_factor)
     assert card["frames_rule"] == card["latent"]["temporal"] == (pipe.vae_scale_factor_temporal if video else 1)
     assert (card["size"]["frames"] > 1, card["fps"] > 0, card["max_frames"] > 1) == (video, video, video)
-    linear = {
-        n: list(m.weight.shape)
-        for n, m in pipelines(name).transformer.named_modules()
+    networks = {"": pipe.transformer}
+    if getattr(pipe, "transformer_2", None):
+        networks["transformer_2."] = pipe.transformer_2
+    modules, _ = client("modules")
+    assert modules["linear"] == {
+        start + n: list(m.weight.shape)
+        for start, network in networks.items()
+        for n, m in network.named_modules()
         if isinstance(m, torch.nn.Linear)
     }
-    modules, _ = client("modules")
-    assert modules["linear"] == linear
-    assert modules["tensors"] == {n: list(t.shape) for n, t in pipelines(name).transformer.state_dict().items()}
+    assert modules["tensors"] == {
+        start + n: list(t.shape) for start, network in networks.items() for n, t in network.state_dict().items()
+    }
     memory, _ = client("memory")
     assert 0 < memory["weights_bytes"] < memory["reserved_bytes"] <= 2 * memory["peak_bytes"]
 
@@ -170,8 +176,7 @@ def test_prompts_of_wan_are_cleaned(dial, folders, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "values", "says"),
     [
-        ("model_index.json", {"transformer_2": ["diffusers", "WanTransformer3DModel"]}, "transformer_2"),
-        ("model_index.json", {"boundary_ratio": 0.875}, "two transformers"),
+        ("model_index.json", {"boundary_ratio": 0.875}, "beside transformer_2, else absent"),
         ("transformer/config.json", {"in_channels": 36}, "in_channels: 36; must be 16"),
         ("transformer/config.json", {"patch_size": [2, 2, 2]}, "patch_size"),
     ],
@@ -179,6 +184,22 @@ def test_prompts_of_wan_are_cleaned(dial, folders, monkeypatch):
 def test_other_kinds_of_wan_are_refused(folders, tmp_path, file, values, says):
     with pytest.raises(Fault, match=says) as e:
         families.find(Folder(changed(folders["wan"], tmp_path / "wan", file, **values)))
+    assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "says"),
+    [
+        ("model_index.json", {"boundary_ratio": None}, "boundary_ratio: None; must be a number between 0 and 1"),
+        ("model_index.json", {"boundary_ratio": 1.5}, "boundary_ratio: 1.5"),
+        ("model_index.json", {"boundary_ratio": float("nan")}, "boundary_ratio: nan"),
+        ("model_index.json", {"boundary_ratio": "0.9"}, "boundary_ratio: '0.9'"),
+        ("transformer_2/config.json", {"num_layers": 3}, "num_layers: must be that of transformer/config.json"),
+    ],
+)
+def test_two_transformers_that_do_not_fit_are_refused(folders, tmp_path, file, values, says):
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(changed(folders["wan-two"], tmp_path / "wan", file, **values)))
     assert e.value.kind == "config"
 
 

@@ -1,5 +1,7 @@
 """Each family against the pipeline of diffusers itself: the same first state and sigmas, another loop."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from talk import latents
@@ -21,11 +23,21 @@ CALLS = {
     "flux2": {"guidance_scale": 4.0},
     "wan": {"guidance_scale": 4.5},
     "wan-5b": {"guidance_scale": 4.5},
+    "wan-two": {"guidance_scale": 4.5},
 }
 UNGUIDED = ("flux2",)  # the pipeline knows no negative prompt
-VIDEOS = ("wan", "wan-5b")
+VIDEOS = ("wan", "wan-5b", "wan-two")
 PACKED = ("flux1", "qwen-image", "signs")  # the pipeline takes tokens
 FAMILIES = tuple(CALLS)
+
+
+@contextlib.contextmanager
+def zeroed(network):
+    """A network without its last layer."""
+    kept = network.proj_out.weight.data.clone()
+    network.proj_out.weight.data.zero_()
+    yield
+    network.proj_out.weight.data.copy_(kept)
 
 
 def relative(a, b):
@@ -209,6 +221,23 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
     else:
         ours = grid(out["x"][None], card, frames).reshape(z.shape)
     assert relative(ours, z.numpy()) < TOLERANCE
+
+
+def test_each_expert_has_its_sigmas(dial):
+    """Rows of one call on both sides of the boundary are those of calls of their own, of either transformer."""
+    client = dial("wan-two")
+    x = latents(client.ready()["card"], 1, HEIGHT, WIDTH)
+    [(handle, _, _)] = client.encode(PROMPT)
+    sigmas = [0.9, 0.6, 0.59, 0.1]  # the boundary is of the first
+    together = client.velocity(np.concatenate([x] * 4), sigmas, [handle] * 4, HEIGHT, WIDTH)
+    family = client.family
+    for i, sigma in enumerate(sigmas):
+        assert relative(together[i : i + 1], client.velocity(x, [sigma], [handle], HEIGHT, WIDTH)) < TOLERANCE
+    first, second = family.networks.values()
+    for network, rows in ((first, [2, 3]), (second, [0, 1])):
+        with zeroed(network):
+            left = client.velocity(np.concatenate([x] * 4), sigmas, [handle] * 4, HEIGHT, WIDTH)
+        assert [i for i in range(4) if np.array_equal(left[i], together[i])] == rows
 
 
 def test_z_image_scale_is_one_more_than_the_pipelines_guidance(dial):

@@ -22,6 +22,7 @@ TARGETS = {
     "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
     "flux2": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.attn.to_qkv_mlp_proj", "x_embedder"],
     "wan": ["blocks.0.attn1.to_q", "blocks.1.attn2.to_k", "blocks.0.ffn.net.2"],
+    "wan-two": ["blocks.0.attn1.to_q", "transformer_2.blocks.1.attn2.to_k", "transformer_2.blocks.0.ffn.net.2"],
     "wan-5b": ["blocks.1.attn1.to_out.0", "blocks.0.attn2.to_v", "blocks.1.ffn.net.0.proj"],
 }
 
@@ -88,11 +89,17 @@ def test_an_adapter_is_pefts(name, bench, folders):
     ours = b.velocity(ONE)
     # The same by peft: alpha/rank = 2/4 is the scale of 0.5.
     pipe = diffusers.DiffusionPipeline.from_pretrained(folders[name], dtype=torch.float32)
-    config = LoraConfig(r=4, lora_alpha=2, target_modules=b.targets)
-    inject_adapter_in_model(config, pipe.transformer, adapter_name="x")
     names = {"A": "lora_A.weight", "B": "lora_B.weight"}
     state = {f"{k[:-2]}.{names[k[-1]]}": torch.from_numpy(v) for k, v in tensors.items()}
-    assert not set_peft_model_state_dict(pipe.transformer, state, adapter_name="x").unexpected_keys
+    for part in ("transformer", "transformer_2"):
+        network, second = getattr(pipe, part, None), "transformer_2."
+        own = [t for t in b.targets if t.startswith(second) == (part == "transformer_2")]
+        if not own:
+            continue
+        config = LoraConfig(r=4, lora_alpha=2, target_modules=[t.removeprefix(second) for t in own])
+        inject_adapter_in_model(config, network, adapter_name="x")
+        of = {k.removeprefix(second): v for k, v in state.items() if k.startswith(tuple(own))}
+        assert not set_peft_model_state_dict(network, of, adapter_name="x").unexpected_keys
     family = families.find(Folder(folders[name]))
     family.attach(pipe, torch.device("cpu"))
     rows = [b.worker.engine.handles.get(h) for h in b.handles]
@@ -188,8 +195,13 @@ def test_adapters_that_do_not_fit(bench):
     assert np.array_equal(b.velocity(), base)
 
 
+def parameters(b):
+    return [p for network in b.worker.engine.family.networks.values() for p in network.parameters()]
+
+
 @pytest.mark.parametrize(
-    ("name", "by"), [("z-image", "files"), ("z-image", "tensors"), ("flux2", "files"), ("wan", "tensors")]
+    ("name", "by"),
+    [("z-image", "files"), ("z-image", "tensors"), ("flux2", "files"), ("wan", "tensors"), ("wan-two", "files")],
 )
 def test_a_whole_network_replaces_the_base(name, by, bench, tmp_path):
     from safetensors.torch import save_file
@@ -199,10 +211,11 @@ def test_a_whole_network_replaces_the_base(name, by, bench, tmp_path):
     other = bench(name)
     torch.manual_seed(9)
     with torch.no_grad():
-        for p in other.worker.engine.family.transformer.parameters():
+        for p in parameters(other):
             p.mul_(1 + 0.1 * torch.randn_like(p))
     expected = other.velocity()
-    state = {n: t.clone() for n, t in other.worker.engine.family.transformer.state_dict().items()}
+    networks = other.worker.engine.family.networks.items()
+    state = {start + n: t.clone() for start, network in networks for n, t in network.state_dict().items()}
     args = {"weights": ONE, "kind": "whole", "modules": [], "files": []}
     if by == "files":
         names = sorted(state)
@@ -214,7 +227,7 @@ def test_a_whole_network_replaces_the_base(name, by, bench, tmp_path):
             (tmp_path / f"{i}.safetensors").unlink()  # nothing is read later
     else:
         b.client("load", args, {n: t.numpy() for n, t in state.items()})
-    places = [p.data_ptr() for p in b.worker.engine.family.transformer.parameters()]
+    places = [p.data_ptr() for p in parameters(b)]
     assert relative(expected, base) > 1e-2
     assert np.array_equal(b.velocity(ONE), expected)
     assert np.array_equal(b.velocity(), base)
@@ -231,7 +244,7 @@ def test_a_whole_network_replaces_the_base(name, by, bench, tmp_path):
         b.client("unload", {"weights": ONE})
         b.client("load", args, {n: t.numpy() * np.float32(1.1) for n, t in state.items()})
         assert relative(b.velocity(ONE), expected) > 1e-3
-    assert places == [p.data_ptr() for p in b.worker.engine.family.transformer.parameters()]
+    assert places == [p.data_ptr() for p in parameters(b)]
 
 
 def test_whole_networks_that_do_not_fit(bench, tmp_path):

@@ -403,6 +403,20 @@ def wan_5b() -> WanPipeline:
     )
 
 
+def wan_two() -> WanPipeline:
+    """Wan 2.2 A14B: a second transformer below the boundary."""
+    z = AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    return WanPipeline(
+        transformer=wan_network(16),
+        transformer_2=wan_network(16),
+        boundary_ratio=0.6,
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        vae=wide(z),
+        text_encoder=umt5(),
+        tokenizer=tokenizer("t5", 512),
+    )
+
+
 PIPELINES = {
     "sd3": sd3,
     "flux1": flux1,
@@ -411,6 +425,7 @@ PIPELINES = {
     "flux2": flux2,
     "wan": wan,
     "wan-5b": wan_5b,
+    "wan-two": wan_two,
 }
 
 
