@@ -12,6 +12,8 @@ func Families() (list model.Registry) {
 	for _, is := range [][2]string{
 		{"flux1", "FluxPipeline"},
 		{"flux2", "Flux2Pipeline"},
+		{"hunyuan-video", "HunyuanVideoPipeline"},
+		{"ltx", "LTXPipeline"},
 		{"sd3", "StableDiffusion3Pipeline"},
 		{"wan", "WanPipeline"},
 		{"z-image", "ZImagePipeline"},

@@ -30,6 +30,9 @@ _JOINT_ATTENTION = (
     "attn.to_add_out",
 )
 
+# Those of blocks that attend to the video, and then to the prompt.
+_CROSS_ATTENTION = tuple(f"attn{i}.{name}" for i in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
+
 
 class Standardized(Family):
     """Families whose VAE takes videos, [n, c, F, H, W]: their latents have mean 0 and deviation 1 in each channel.
@@ -365,21 +368,13 @@ class Wan(Standardized):
         "text_encoder": ("transformers", "UMT5EncoderModel"),
     }
     optional = ("transformer_2",)
-    lora_targets = tuple(f"attn{i}.{name}" for i in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
+    lora_targets = _CROSS_ATTENTION
 
     def __init__(self, folder: Folder):
         super().__init__(folder)
         self.boundary = self._boundary()
         z = int(self.vae_config.get("z_dim", 16))
-        for name, value, want in (
-            ("in_channels", self.channels, z),
-            ("out_channels", self.config.get("out_channels") or z, z),
-            ("patch_size", list(self.config.get("patch_size", self.patch)), list(self.patch)),
-        ):
-            if value != want:
-                raise Fault(
-                    "config", f"transformer/config.json: {name}: {value}; must be {want} to make videos from text"
-                )
+        self.check_transformer(in_channels=z, out_channels=z, patch_size=list(self.patch))
         self.temporal = int(self.vae_config.get("scale_factor_temporal", 4))
         self.edge_limit = int(self.config.get("rope_max_seq_len", 1024))
         self.time_of_tokens = bool(folder.index.get("expand_timesteps"))
@@ -455,6 +450,153 @@ class Wan(Standardized):
         return pack(v, self.patch)
 
 
+class HunyuanVideo(Family):
+    """HunyuanVideo (arXiv 2412.03603). A prompt is Llama's [256, 4096] over a template, its mask, CLIP's pooled [768].
+
+    Guidance is an input; the network takes it times 1000. The pipeline gives both encoders the same text.
+    """
+
+    slug, guidance, frames, fps, temporal, max_tokens = "hunyuan-video", 6.0, 129, 24.0, 4, 256
+    conditioning = ("prompt_embeds", "prompt_attention_mask", "pooled_prompt_embeds")
+    masks = {"prompt_embeds": "prompt_attention_mask"}
+    parts = {
+        "transformer": ("diffusers", "HunyuanVideoTransformer3DModel"),
+        "vae": ("diffusers", "AutoencoderKLHunyuanVideo"),
+        "text_encoder": ("transformers", "LlamaModel"),
+        "text_encoder_2": ("transformers", "CLIPTextModel"),
+    }
+    tokenizers = ("tokenizer", "tokenizer_2")
+    lora_targets = _JOINT_ATTENTION
+
+    def __init__(self, folder: Folder):
+        super().__init__(folder)
+        z = int(self.vae_config.get("latent_channels", 16))
+        self.check_transformer(in_channels=z, out_channels=z, patch_size=2, patch_size_t=1, image_condition_type=None)
+        self.temporal = int(self.vae_config.get("temporal_compression_ratio", 4))
+
+    def pixels_per_latent(self) -> int:
+        return int(self.vae_config.get("spatial_compression_ratio", 8))
+
+    def width(self) -> int:
+        return int(self.config.get("text_embed_dim", 4096))
+
+    def conditioning_elements(self) -> int:
+        return self.max_tokens * (self.width() + 1) + int(self.config.get("pooled_projection_dim", 768))
+
+    def default_size(self) -> tuple[int, int]:
+        return 720, 1280
+
+    def takes_guidance(self) -> bool:
+        return bool(self.config.get("guidance_embeds", True))
+
+    def count(self, prompt: Prompt) -> tuple[int, int]:
+        from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE as template
+
+        ids = self.pipe.tokenizer(template["template"].format(prompt.text(0))).input_ids
+        return len(ids) - template["crop_start"], self.max_tokens
+
+    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        embeds, pooled, mask = self.pipe.encode_prompt(
+            [prompt.text(0)], device=self.encoders, max_sequence_length=self.max_tokens
+        )
+        return {"prompt_embeds": embeds[0], "prompt_attention_mask": mask[0], "pooled_prompt_embeds": pooled[0]}
+
+    def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
+        v = self.transformer(
+            hidden_states=self.grid_of(x, size).to(self.dtype),
+            timestep=t,
+            encoder_hidden_states=self.stack(rows, "prompt_embeds"),
+            encoder_attention_mask=self.stack(rows, "prompt_attention_mask"),
+            pooled_projections=self.stack(rows, "pooled_prompt_embeds"),
+            guidance=guidance.to(self.dtype) * 1000.0 if self.takes_guidance() else None,
+            return_dict=False,
+        )[0]
+        return pack(v, self.patch)
+
+    def decode(self, x, size):  # type: ignore[no-untyped-def]
+        z = self.grid_of(x, size).to(self.vae.dtype) / self.vae.config.scaling_factor
+        return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
+
+    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
+        z = self.vae.encode(media.to(self.vae.dtype).transpose(0, 1)[None]).latent_dist.mode()
+        return pack((z * self.vae.config.scaling_factor).float(), self.patch)
+
+
+class LTX(Standardized):
+    """LTX-Video (arXiv 2501.00103). A prompt is T5's [128, 4096] and its mask. Positions depend on the frames a second.
+
+    A VAE that takes a time of decoding is given 0, as the pipeline does where no other is asked for: it adds no noise.
+    """
+
+    slug, true_cfg_scale, frames, fps, temporal, max_tokens = "ltx", 3.0, 161, 25.0, 8, 128
+    patch = (1, 1, 1)
+    conditioning = ("prompt_embeds", "prompt_attention_mask")
+    masks = {"prompt_embeds": "prompt_attention_mask"}
+    parts = {
+        "transformer": ("diffusers", "LTXVideoTransformer3DModel"),
+        "vae": ("diffusers", "AutoencoderKLLTXVideo"),
+        "text_encoder": ("transformers", "T5EncoderModel"),
+    }
+    lora_targets = _CROSS_ATTENTION
+
+    def __init__(self, folder: Folder):
+        super().__init__(folder)
+        z = int(self.vae_config.get("latent_channels", 128))
+        self.check_transformer(in_channels=z, out_channels=z, patch_size=1, patch_size_t=1)
+        self.temporal = self._compression("temporal", "patch_size_t", 1)
+        self.fps = float(self.settings.get("fps", self.fps))
+
+    def pixels_per_latent(self) -> int:
+        return self._compression("spatial", "patch_size", 4)
+
+    def _compression(self, axis: str, patch: str, default: int) -> int:
+        """Pixels or frames in a latent along an axis, as the VAE counts them."""
+        c = self.vae_config
+        halved = sum(map(bool, c.get("spatio_temporal_scaling", (True, True, True, False))))
+        return int(c.get(f"{axis}_compression_ratio") or int(c.get(patch, default)) * 2**halved)
+
+    def width(self) -> int:
+        return int(self.config.get("caption_channels", 4096))
+
+    def conditioning_elements(self) -> int:
+        return self.max_tokens * (self.width() + 1)
+
+    def default_size(self) -> tuple[int, int]:
+        return 512, 704
+
+    def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        embeds, mask, _, _ = self.pipe.encode_prompt(
+            [prompt.text(0)],
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_tokens,
+            device=self.encoders,
+        )
+        return {"prompt_embeds": embeds[0], "prompt_attention_mask": mask[0]}
+
+    def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
+        f, h, w = self.latent_grid(size)
+        return self.transformer(
+            hidden_states=x.to(self.dtype),
+            encoder_hidden_states=self.stack(rows, "prompt_embeds"),
+            timestep=t,
+            encoder_attention_mask=self.stack(rows, "prompt_attention_mask"),
+            num_frames=f,
+            height=h,
+            width=w,
+            rope_interpolation_scale=(self.temporal / self.fps, self.scale, self.scale),
+            return_dict=False,
+        )[0]
+
+    def decode(self, x, size):  # type: ignore[no-untyped-def]
+        z = self.scale_back(self.grid_of(x, size)).to(self.vae.dtype)
+        at = z.new_zeros(1) if self.vae.config.timestep_conditioning else None
+        return self.vae.decode(z, at, return_dict=False)[0][0].transpose(0, 1)
+
+    def _statistics(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, deviation = (b.view(1, -1, 1, 1, 1).to(z) for b in (self.vae.latents_mean, self.vae.latents_std))
+        return mean, self.vae.config.scaling_factor / deviation
+
+
 FAMILIES: dict[str, type[Family]] = {
     "QwenImagePipeline": QwenImage,
     "StableDiffusion3Pipeline": StableDiffusion3,
@@ -462,6 +604,8 @@ FAMILIES: dict[str, type[Family]] = {
     "ZImagePipeline": ZImage,
     "Flux2Pipeline": Flux2,
     "WanPipeline": Wan,
+    "HunyuanVideoPipeline": HunyuanVideo,
+    "LTXPipeline": LTX,
 }
 
 

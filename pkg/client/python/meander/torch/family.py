@@ -20,6 +20,8 @@ TOKENIZERS = frozenset(
     {
         "CLIPTokenizer",
         "CLIPTokenizerFast",
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
         "T5Tokenizer",
         "T5TokenizerFast",
         "PixtralProcessor",  # of which the tokenizer alone is loaded
@@ -80,6 +82,7 @@ class Family:
     tokenizers: tuple[str, ...] = ("tokenizer",)
     optional: tuple[str, ...] = ()  # parts that a folder may go without
     conditioning: tuple[str, ...] = ("prompt_embeds",)
+    masks: dict[str, str] = {}  # of tensors of conditioning, where the mask is such a tensor, too
     unpadded = False  # prompt_embeds is as long as the prompt: readers that pad it need a mask
     packages: tuple[str, ...] = ()  # of Python, which decide what the pipeline computes
     patch = (1, 2, 2)
@@ -159,7 +162,15 @@ class Family:
 
     def mask_of(self, name: str) -> str:
         """The name of the mask of a tensor, empty where every position counts."""
-        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else ""
+        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else self.masks.get(name, "")
+
+    def check_transformer(self, **wanted: Any) -> None:
+        """Fault of class config: a value of transformer/config.json is there and another one."""
+        for name, want in wanted.items():
+            if (value := self.config.get(name)) not in (None, want):
+                raise Fault(
+                    "config", f"transformer/config.json: {name}: {value}; must be {want} to make videos from text"
+                )
 
     def takes_guidance(self) -> bool:
         """Whether the guidance scale is an input of the network."""

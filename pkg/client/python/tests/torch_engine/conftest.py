@@ -11,7 +11,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b", "wan-two")
+NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b", "wan-two", "hunyuan-video", "ltx")
 SIGNS = Path(__file__).parents[5] / "deploy/models/signs"
 
 

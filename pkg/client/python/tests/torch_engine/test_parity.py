@@ -24,10 +24,13 @@ CALLS = {
     "wan": {"guidance_scale": 4.5},
     "wan-5b": {"guidance_scale": 4.5},
     "wan-two": {"guidance_scale": 4.5},
+    "hunyuan-video": {"guidance_scale": 6.0, "true_cfg_scale": 4.5, "negative_prompt": ""},
+    "ltx": {"guidance_scale": 4.5},
 }
 UNGUIDED = ("flux2",)  # the pipeline knows no negative prompt
-VIDEOS = ("wan", "wan-5b", "wan-two")
-PACKED = ("flux1", "qwen-image", "signs")  # the pipeline takes tokens
+WANS = ("wan", "wan-5b", "wan-two")
+VIDEOS = (*WANS, "hunyuan-video", "ltx")
+PACKED = ("flux1", "qwen-image", "signs", "ltx")  # the pipeline takes tokens
 FAMILIES = tuple(CALLS)
 
 
@@ -54,11 +57,12 @@ def guided(card, positive, negative, scale):
 
 
 def grid(x, card, frames):
-    """[1, S, C] as [1, c, F, H, W]: tokens frame by frame, rows first, channels (c, 2, 2)."""
+    """[1, S, C] as [1, c, F, H, W]: tokens frame by frame, rows first, channels (c, p, p)."""
     c = card["latent"]
-    deep, edge = (frames - 1) // c["temporal"] + 1, 2 * c["scale"]
-    x = x.reshape(1, deep, HEIGHT // edge, WIDTH // edge, c["channels"], 2, 2).transpose(0, 4, 1, 2, 5, 3, 6)
-    return x.reshape(1, c["channels"], deep, 2 * HEIGHT // edge, 2 * WIDTH // edge)
+    deep, p = (frames - 1) // c["temporal"] + 1, c["patch"][1]
+    h, w = HEIGHT // c["scale"], WIDTH // c["scale"]
+    x = x.reshape(1, deep, h // p, w // p, c["channels"], p, p).transpose(0, 4, 1, 2, 5, 3, 6)
+    return x.reshape(1, c["channels"], deep, h, w)
 
 
 def lines(x, rows, columns):
@@ -80,9 +84,11 @@ def sample(pipe, name, z, output, frames):
     import diffusers
 
     taken, call = [], dict(CALLS[name])
-    if name in VIDEOS:  # with the scheduler's own sigmas, in steps of Euler
-        pipe.scheduler, call["num_frames"] = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), frames
-    else:
+    if name in VIDEOS:
+        call["num_frames"] = frames
+    if name in WANS:  # with the scheduler's own sigmas, in steps of Euler
+        pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    elif name != "ltx":  # which takes its own
         call["sigmas"] = list(np.linspace(1, 1 / STEPS, STEPS))
     made = pipe(
         prompt=PROMPT,
@@ -131,7 +137,7 @@ def agree(name, client, pipe):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_samples_like_the_pipeline(name, dial, pipelines):
     media = agree(name, dial(name), pipelines(name))
-    assert len(media) == (9 if name in VIDEOS else 1)
+    assert len(media) == ((17 if name == "ltx" else 9) if name in VIDEOS else 1)
     for one, following in zip(media, media[1:], strict=False):
         assert not np.array_equal(one, following), "a still video does not show the order of its frames"
 
@@ -163,11 +169,12 @@ def test_pooled_and_token_embeddings_both_count(name, dial):
     client = dial(name)
     card = client.ready()["card"]
     x = latents(card, 1, HEIGHT, WIDTH)
-    (one, tensors, _), (_, others, _) = client.encode(PROMPT, OTHER)
+    (one, tensors, _), (_, others, _) = client.encode(PROMPT, OTHER + ", " + PROMPT)  # another length, too
     v = client.velocity(x, [0.7], [one], HEIGHT, WIDTH, [card["guidance"]])
     for c in card["conditioning"]:
         mixed, _ = client("put", {}, {**tensors, c["name"]: others[c["name"]]})
-        assert relative(client.velocity(x, [0.7], [mixed["handle"]], HEIGHT, WIDTH, [card["guidance"]]), v) > 1e-4
+        other = client.velocity(x, [0.7], [mixed["handle"]], HEIGHT, WIDTH, [card["guidance"]])
+        assert relative(other, v) > 1e-4, c["name"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -206,8 +213,13 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
     pipe = pipelines(name)
     vae, pixels = pipe.vae, torch.from_numpy(media).permute(0, 3, 1, 2)
     with torch.no_grad():
-        if getattr(vae.config, "latents_mean", None):  # of a VAE of videos
+        if name in VIDEOS or name in ("qwen-image", "signs"):
             z = vae.encode(pixels.transpose(0, 1)[None]).latent_dist.mode()
+        if name == "hunyuan-video":
+            z = z * vae.config.scaling_factor
+        elif name == "ltx":
+            z = pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        elif getattr(vae.config, "latents_mean", None):
             mean, std = (
                 torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
             )

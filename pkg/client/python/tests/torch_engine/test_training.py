@@ -30,7 +30,7 @@ def stored(card, prefix, tensors):
     """Tensors of an encoded prompt as events have them: with a mask of ones where the card names one."""
     out = {prefix + name: value for name, value in tensors.items()}
     for c in card["conditioning"]:
-        if c["mask"]:
+        if c["mask"] and c["mask"] not in tensors:
             out[prefix + c["mask"]] = np.ones(len(tensors[c["name"]]), np.uint8)
     return out
 
@@ -155,7 +155,7 @@ def test_a_worker_computes_the_trained_adapter(name, folders, rollout, dial):
     client("load", {"weights": version, "kind": "adapter", "modules": modules, "files": []}, tensors)
     rows = np.arange(batch.size)
     x, _, sigma, texts = batch.step(rows, 1, network.device)
-    handles = [client("put", {}, {n: t.numpy() for n, t in row.items()})[0]["handle"] for row in texts.rows]
+    handles = [client("put", {}, {n: t.float().numpy() for n, t in row.items()})[0]["handle"] for row in texts.rows]
     got = client.velocity(x.numpy(), sigma.tolist(), handles, HEIGHT, WIDTH, texts.guidance.tolist(), version)
     client("unload", {"weights": version})
     with torch.no_grad():

@@ -13,6 +13,8 @@ import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
+    AutoencoderKLHunyuanVideo,
+    AutoencoderKLLTXVideo,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
@@ -20,6 +22,10 @@ from diffusers import (
     Flux2Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
+    HunyuanVideoPipeline,
+    HunyuanVideoTransformer3DModel,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -35,6 +41,8 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    LlamaConfig,
+    LlamaModel,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -68,13 +76,13 @@ PARTS_CHAT = (
 )
 
 
-def tokenizer(kind: str, longest: int) -> PreTrainedTokenizerFast:
+def tokenizer(kind: str, longest: int, texts: list[str] = TEXTS, words: int = WORDS) -> PreTrainedTokenizerFast:
     t = Tokenizer(models.BPE(unk_token="<unk>"))
     t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     t.train_from_iterator(
-        TEXTS,
+        texts,
         trainers.BpeTrainer(
-            vocab_size=WORDS,
+            vocab_size=words,
             special_tokens=SPECIAL,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -417,6 +425,74 @@ def wan_two() -> WanPipeline:
     )
 
 
+def hunyuan_video() -> HunyuanVideoPipeline:
+    """The tokenizer is trained on the template, so that little of it is left behind the 95 tokens that are dropped."""
+    from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
+
+    words = 1200
+    network = HunyuanVideoTransformer3DModel(
+        num_attention_heads=4,
+        attention_head_dim=16,
+        num_layers=2,
+        num_single_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=48,
+        pooled_projection_dim=32,
+        rope_axes_dim=(4, 6, 6),
+    )
+    z = AutoencoderKLHunyuanVideo(
+        block_out_channels=(8, 8, 16, 16), layers_per_block=1, norm_num_groups=4, scaling_factor=0.476986
+    )
+    encoder = LlamaModel(
+        LlamaConfig(
+            vocab_size=words,
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=4,  # the pipeline takes the third last state
+            num_attention_heads=4,
+            max_position_embeddings=1024,
+        )
+    )
+    return HunyuanVideoPipeline(
+        transformer=wide(network),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+        vae=wide(z),
+        text_encoder=wide(encoder),
+        tokenizer=tokenizer("llama", 1024, [*TEXTS, DEFAULT_PROMPT_TEMPLATE["template"]] * 4, words),
+        text_encoder_2=clip(CLIPTextModel, 32),
+        tokenizer_2=tokenizer("clip", 77),
+    )
+
+
+def ltx() -> LTXPipeline:
+    network = LTXVideoTransformer3DModel(
+        in_channels=16,
+        out_channels=16,
+        num_attention_heads=4,
+        attention_head_dim=16,
+        cross_attention_dim=64,
+        num_layers=2,
+        caption_channels=64,
+    )
+    z = AutoencoderKLLTXVideo(
+        latent_channels=16,
+        block_out_channels=(8, 8, 16, 16),
+        decoder_block_out_channels=(8, 8, 16, 16),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        scaling_factor=0.8,
+    )
+    torch.nn.init.normal_(z.latents_mean, std=0.5)
+    torch.nn.init.uniform_(z.latents_std, 0.5, 2.0)
+    return LTXPipeline(
+        transformer=wide(network),
+        scheduler=dynamic(),
+        vae=wide(z),
+        text_encoder=t5(),
+        tokenizer=tokenizer("t5", 512),
+    )
+
+
 PIPELINES = {
     "sd3": sd3,
     "flux1": flux1,
@@ -426,6 +502,8 @@ PIPELINES = {
     "wan": wan,
     "wan-5b": wan_5b,
     "wan-two": wan_two,
+    "hunyuan-video": hunyuan_video,
+    "ltx": ltx,
 }
 
 
