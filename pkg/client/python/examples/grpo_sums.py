@@ -34,6 +34,7 @@ args.add_argument("--prompts", type=int, default=32, help="of a batch (default %
 args.add_argument("--samples", type=int, default=8, help="of a prompt (default %(default)s)")
 args.add_argument("--held-out", type=int, default=300, help="problems of the evaluations before and after (default %(default)s)")
 args.add_argument("--lr", type=float, default=2e-3)
+args.add_argument("--patience", type=float, default=600, help="seconds to wait for the pipeline (default %(default)s)")
 args.add_argument("--seed", type=int, default=0)
 
 
@@ -59,11 +60,15 @@ def problems(rng: random.Random, count: int, held_out: bool) -> list[tuple[str, 
     return list(found.items())
 
 
-async def ask(client: meander.Client, lane: str, run: str, batch: str, asked: list[tuple[str, str]], version: int, **fields: object) -> None:
+async def ask(
+    client: meander.Client, a: argparse.Namespace, run: str, batch: str, asked: list[tuple[str, str]], version: int,
+    **fields: object,
+) -> None:
     """Publishes a batch of problems, for weights of that version or newer."""
     await together(
         client.publish(
-            run, question, timeout=60, model=lane, uid=f"{batch}-{i}", batch={"id": batch, "groups": len(asked)}, min_policy_version=version,
+            run, question, timeout=a.patience, model=a.lane, uid=f"{batch}-{i}", group_size=a.samples,
+            batch={"id": batch, "groups": len(asked)}, min_policy_version=version,
             text={"temperature": 1.0, "tokens_per_event": 8}, reward=[{"name": "exact_match", "ground_truth": answer}],
             advantage={"estimator": "grpo"}, **fields,
         )
@@ -71,13 +76,17 @@ async def ask(client: meander.Client, lane: str, run: str, batch: str, asked: li
     )  # fmt: skip
 
 
-async def accuracy(client: meander.Client, lane: str, run: str, asked: list[tuple[str, str]], version: int, samples: int) -> float:
+async def accuracy(
+    client: meander.Client, a: argparse.Namespace, run: str, asked: list[tuple[str, str]], version: int
+) -> float:
     """The share of right answers at temperature 1, drawn and rated by the pipeline. Runs of one seed draw the same
     noise."""
-    await ask(client, lane, run, "held-out", asked, version, group_size=samples, seed=1, validation=True)
-    async for event in client.batch_events(run):
-        return float(event["mean"])
-    raise AssertionError
+    await ask(client, a, run, "held-out", asked, version, seed=1, validation=True)
+    events = client.batch_events(run)
+    try:
+        return float((await asyncio.wait_for(anext(events), a.patience))["mean"])
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"run {run}: the held-out problems were not answered in {a.patience:g} s") from None
 
 
 def log_probs(network: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -98,13 +107,14 @@ async def main(a: argparse.Namespace) -> None:
     a.out.mkdir(parents=True, exist_ok=True)
     async with meander.connect(a.url) as client:
         pushed = await meander.policy.push_policy(client, None, a.lane, by=run)  # the checkpoint as it is
-        before = await accuracy(client, a.lane, f"{run}-before", held_out, pushed["policy_version"], a.samples)
+        before = await accuracy(client, a, f"{run}-before", held_out, pushed["policy_version"])
         print(f"held out, temperature 1: {before:.3f} right before", flush=True)
-        batches = client.batches(run, name="trainer", timeout=600)
+        batches = client.batches(run, name="trainer", timeout=a.patience)
         with open(a.out / "log.jsonl", "w") as log:
             stream = aiter(batches)
             for update in range(a.updates):
-                await ask(client, a.lane, run, f"b{update}", problems(rng, a.prompts, False), pushed["policy_version"], group_size=a.samples, seed=a.seed + update)
+                asked = problems(rng, a.prompts, False)
+                await ask(client, a, run, f"b{update}", asked, pushed["policy_version"], seed=a.seed + update)
                 batch = await anext(stream)
                 t = batch.torch()
                 new, mask = log_probs(network, t), t["response_mask"]
@@ -124,7 +134,7 @@ async def main(a: argparse.Namespace) -> None:
                 print(json.dumps(record), file=log, flush=True)
                 print(f"update {update}: {record['reward']:.3f} right, first ratio {off.max_abs:.0e} from 1 (a token {off.worst:.0e}), entropy {entropy:.2f}, version {record['pushed']}", flush=True)
         await batches.done(batch)
-        after = await accuracy(client, a.lane, f"{run}-after", held_out, pushed["policy_version"], a.samples)
+        after = await accuracy(client, a, f"{run}-after", held_out, pushed["policy_version"])
         summary = {"before": before, "after": after, "held_out": a.held_out, "samples": a.samples, "updates": a.updates, "seconds": time.monotonic() - began}
         (a.out / "summary.json").write_text(json.dumps(summary))
         print(f"held out, temperature 1: {before:.3f} right before, {after:.3f} after {a.updates} updates, {summary['seconds']:.0f} s")
@@ -133,5 +143,5 @@ async def main(a: argparse.Namespace) -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main(args.parse_args()))
-    except (meander.RatioOff, meander.Refused, ConnectionError) as e:
+    except (meander.RatioOff, meander.Refused, meander.policy.NoPolicy, ConnectionError, TimeoutError) as e:
         sys.exit(f"grpo_sums: {e}")

@@ -110,8 +110,8 @@ async def push_policy(
     base: the digest of the checkpoint that it was trained on, to be compared; empty: any.
     by, note: for people.
 
-    Weights that the lane has already are not pushed again: the newest policy is returned. Samplers take it over by
-    themselves: see taken.
+    Weights that the lane has already are not pushed again: the newest policy is returned, unless samplers refused it.
+    Samplers take it over by themselves: see taken.
 
     PolicyRefused: the adapter, or another argument, is one that no sampler could use; nothing is stored. NoPolicy,
     ValueError: as policy.
@@ -128,8 +128,6 @@ async def push_policy(
         if not math.isfinite(scale) or abs(scale) > 1000:
             raise PolicyRefused(f"scale: {scale}; must be a number of at most 1000")
         digest = weights_digest(now["base_digest"], file, effective, scale)
-        if digest == now["weights_digest"]:
-            return {"weights_digest": digest}
         return {"weights_digest": digest, "adapter": {"file": await _put_blob(client, file), "config": config, "scale": float(scale)}}
 
     return await _follow(client, lane, following, rule, version, by, note)
@@ -236,7 +234,8 @@ async def _follow(client: Client, lane: str, following: Callable[[Event], Awaita
         now = await _newest(client, lane)
         weights = await following(now)
         if weights["weights_digest"] == now["weights_digest"]:
-            return now
+            if _bare(now) or now["policy_version"] not in await _refusals(client, now["lane"]):
+                return now
         number = now["policy_version"] + 1 if version is None else version
         if number <= now["policy_version"]:
             raise PolicyRefused(f"version: {number}; must be above {now['policy_version']}, which lane {now['lane']!r} serves")

@@ -18,6 +18,19 @@ from conftest import ENVIRONMENT, ROOT, SUMS, first  # noqa: E402
 EXAMPLE = ROOT / "pkg/client/python/examples/grpo_sums.py"
 
 
+@pytest.mark.parametrize("flags, why", [
+    (["--patience", "0.001"], "is stored"),
+    (["--lane", "other"], "no sampler has announced a model on it"),
+])  # fmt: skip
+def test_grpo_sums_gives_up_and_says_why(sums, tmp_path, flags, why):
+    own = ["--url", sums, "--model", str(SUMS), "--out", str(tmp_path), "--held-out", "100"]
+    command = [sys.executable, str(EXAMPLE), *own, *flags]
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("grpo_sums: ") and why in last, done.stderr[-3000:]
+
+
 def test_grpo_sums(run, sums, tmp_path):
     command = [sys.executable, str(EXAMPLE), "--url", sums, "--model", str(SUMS), "--out", str(tmp_path), "--updates", "3", "--prompts", "8", "--held-out", "10"]
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}

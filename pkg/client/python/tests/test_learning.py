@@ -15,7 +15,7 @@ pytest.importorskip("peft")
 
 import meander  # noqa: E402
 from conftest import ENVIRONMENT, ROOT, SIGNS  # noqa: E402
-from meander.train import evaluate, prompts  # noqa: E402
+from meander.train import evaluate, prompts, records  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.loop import train  # noqa: E402
 from meander.train.model import digest  # noqa: E402
@@ -130,11 +130,37 @@ async def history(url):
         return await meander.policy.policy_history(client)
 
 
+def test_updates_that_change_nothing(signs, tmp_path):
+    """Batches without variance leave the adapter zero: the base stays, in evaluations too, and nothing is refused."""
+    unread = {"reward": [{"name": "glyph", "ground_truth": "#" * 40}]}
+    bodies = [{"prompt": line} | unread for line in PROMPTS.read_text().splitlines()[:8]]
+    (tmp_path / "still").write_text("".join(json.dumps(b) + "\n" for b in bodies))
+    (tmp_path / "held").write_text('a red sign that says "7"\n')
+    before = asyncio.run(history(signs))
+    out = tmp_path / "nothing"
+    evaluated = {"held_out": str(tmp_path / "held"), "eval_every": 1, "gold": "", "variety": 0}
+    log = trained(signs, out, prompts=str(tmp_path / "still"), updates=2, **evaluated)
+    assert [(r["zero_std"], r["used"], r["behind"]) for r in log] == [(1, 0, 0)] * 2
+    assert all(not p.get("adapter") for p in asyncio.run(history(signs))[len(before):])
+    again = trained(signs, tmp_path / "after", updates=1)
+    assert again[0]["behind"] == 0 and max(again[0]["ratio_off"]) < 1e-6, "another run begins on the base"
+
+
+def test_an_update_that_samplers_cannot_see(signs, tmp_path):
+    """One that is lost in rounding is refused by them: the version before stays, and the run goes on with it."""
+    log = trained(signs, tmp_path / "unseen", updates=2, lr=1e-30, ema=0)
+    assert [r["behind"] for r in log] == [0, 0] and len({r["pushed"] for r in log}) == 1
+    lines = [json.loads(line) for line in (tmp_path / "unseen/log.jsonl").read_text().splitlines()]
+    said = [r["text"] for r in lines if r["kind"] == "alarm" and r["alarm"] == "unchanged"]
+    assert said and "which the samplers keep" in said[0]
+
+
 def test_processes_of_one_trainer(signs, tmp_path):
-    """Two processes halve each batch and add their gradients: what one process makes of the same batches."""
+    """Three processes share each batch of two groups and add their gradients: what one process makes of the same
+    batches."""
     two, one = tmp_path / "processes", tmp_path / "one"
     before = len(asyncio.run(history(signs)))
-    ended(started(signs, two, "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", updates=2), two)
+    ended(started(signs, two, "torch.distributed.run", "--nproc-per-node=3", "--standalone", "-m", updates=2), two)
     pushed = [p["by"] for p in asyncio.run(history(signs))[before:]]
     assert pushed.count("trainer") == len(pushed) in (2, 3), "the first process alone pushes: perhaps the base, and each update once"
     log = trained(signs, one, run="processes", trainer="one", follow=True, updates=2)
@@ -155,7 +181,14 @@ def length(tensors):
 
 def test_ahead(signs, tmp_path):
     """One batch is asked for before the weights for it are there: it is older, and has importance weights."""
-    log = trained(signs, tmp_path / "ahead", ahead=1, updates=4)
+    held = tmp_path / "held_out"
+    held.write_text('a red sign that says "7"\n')
+    before = len(asyncio.run(history(signs)))
+    log = trained(signs, tmp_path / "ahead", ahead=1, updates=4, held_out=str(held), eval_every=2, gold="", variety=0)
+    known = records.load_checkpoint(tmp_path / "ahead")[1]["made"]
+    pushed = {p["weights_digest"]: p.get("note", "") for p in asyncio.run(history(signs))[before:]}
+    assert sum(note.startswith("running average") for note in pushed.values()) == 2
+    assert pushed.keys() <= known.keys(), "a batch made by the running average is not one of strange weights"
     assert [r["behind"] for r in log] == [0, 1, 1, 1]
     assert log[0]["weight"] == 1 and all(r["weight"] != 1 and abs(r["weight"] - 1) < 0.01 for r in log[1:])
     assert [r["batch"] for r in log] == [f"u{i:06d}" for i in range(4)]

@@ -77,6 +77,8 @@ def test_push_and_rollback(run, signs, tmp_path):
         with pytest.raises(policy.PolicyRefused,
             match=f"version: {nothing['policy_version']}; was refused by every sampler .canary"):
             await policy.rollback_policy(client, nothing["policy_version"])
+        again = await policy.push_policy(client, tmp_path / "nothing")
+        assert again["policy_version"] == nothing["policy_version"] + 1, "a refused version is not what the lane has"
         await policy.taken(client, await policy.push_policy(client, None))
 
     run(test, signs)

@@ -243,6 +243,29 @@ def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
         prompts.read(tmp_path / "p")
 
 
+def test_an_epoch_is_shuffled_once(monkeypatch):
+    shuffled = []
+
+    class Counted(prompts.random.Random):
+        def sample(self, *args):
+            shuffled.append(args)
+            return super().sample(*args)
+
+    monkeypatch.setattr(prompts.random, "Random", Counted)
+    draw = prompts.Draw([{"prompt": str(i)} for i in range(100)], 8, seed=5)
+    drawn = [p["prompt"] for k in range(50) for p in draw.batch(k)]
+    assert len(shuffled) == 4 and sorted(drawn) == sorted(map(str, [*range(100)] * 4))
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_share_without_samples_adds_nothing(folder, behind):
+    """That of a process beyond the number of groups."""
+    net = network(folder)
+    before = digest(net.state())
+    report = Learner(net, Loss(beta=0.1), lr=1e-2, minibatches=2).update(Rollouts.without_samples("b", 2), behind)
+    assert report.used == 0 and len(report.kl) == 2 and report.grad_norm == 0 and digest(net.state()) == before
+
+
 def test_alarms():
     def update(**changed):
         return {"ratio_off": [1e-8, math.nan], "behind": 0, "kl": [1e-4], "reader": 0.8, "zero_std": 0.1} | changed

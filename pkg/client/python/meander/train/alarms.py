@@ -7,7 +7,8 @@ import math
 
 from .config import Config
 
-HACKING, COLLAPSE, RATIO, STALE, EMPTY, STILL = "hacking", "collapse", "ratio", "stale", "empty", "no variance"
+HACKING, COLLAPSE, RATIO, STALE, EMPTY = "hacking", "collapse", "ratio", "stale", "empty"
+STILL, UNCHANGED = "no variance", "unchanged"
 # Alarms from which a run cannot recover by itself.
 FATAL = (HACKING, COLLAPSE)
 

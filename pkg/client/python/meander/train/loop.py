@@ -19,7 +19,7 @@ import torch
 from ..client import Client, connect
 from ..events import EventError
 from . import distributed, evaluate, prompts, records
-from .alarms import FATAL, Alarms
+from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
 from .learner import Learner, Report
 from .model import Network
@@ -109,6 +109,8 @@ class Trainer:
         else:
             self.version = await self.stream.push(self.network, self.network.state(), f"update {self.updated}")
         self.made[self.stream.weights] = self.updated
+        if self.stream.unchanged:
+            self._raise([(UNCHANGED, self.stream.unchanged)])
         return time.monotonic() - start
 
     async def _update(self) -> str:
@@ -161,7 +163,8 @@ class Trainer:
                 left_out = self.alarms.stale(found.name, behind)
             else:
                 whole = Rollouts(found, self.network.family.conditioning)
-            task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out)
+            steps = len(whole.kernels) if whole else 0
+            task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out, steps)
         task = await self._share(task)
         assert task is not None, "the first process has one"
         clock.lap("rollout")
@@ -175,7 +178,10 @@ class Trainer:
         mine = whole
         if mine is None or distributed.world() > 1:
             share = await self.stream.mine(task, whole.batch if whole else None)
-            mine = Rollouts(share, self.network.family.conditioning)
+            if share.size:
+                mine = Rollouts(share, self.network.family.conditioning)
+            else:
+                mine = Rollouts.without_samples(task.name, task.steps)
         clock.lap("read")
         return whole, mine, task.behind
 
@@ -200,6 +206,8 @@ class Trainer:
         average = self.learner.average if self.updated > 0 and not self.config.follow else None
         if average is not None:
             await self.stream.push(self.network, average, f"running average at update {self.updated}")
+            # It may make samples that were asked for ahead: those are not of the current weights.
+            self.made[self.stream.weights] = self.updated - 1
         got = await evaluate.evaluate(self.client, self.config, self.held_out, f"e{self.updated:06d}", self.stream.version, self.progress.evaluation)
         if average is not None:
             await self._push()

@@ -35,6 +35,8 @@ class Draw:
 
     def __init__(self, prompts: list[dict], groups: int, seed: int):
         self.prompts, self.groups, self.seed = prompts, groups, seed
+        # Of the newest two epochs: a batch may begin in one and end in the next.
+        self._orders: dict[int, list[int]] = {}
 
     def epoch(self, batch: int) -> int:
         return batch * self.groups // len(self.prompts)
@@ -43,9 +45,15 @@ class Draw:
         out = []
         for i in range(batch * self.groups, (batch + 1) * self.groups):
             epoch, at = divmod(i, len(self.prompts))
-            order = random.Random(f"{self.seed} {epoch}").sample(range(len(self.prompts)), len(self.prompts))
-            out.append(self.prompts[order[at]])
+            out.append(self.prompts[self._order(epoch)[at]])
         return out
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
+            n = len(self.prompts)
+            self._orders[epoch] = random.Random(f"{self.seed} {epoch}").sample(range(n), n)
+        return self._orders[epoch]
 
 
 def training(config: Config, batch: int, drawn: list[dict], epoch: int, version: int, diversity: float = 0.0) -> list[dict]:

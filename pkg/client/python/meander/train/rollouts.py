@@ -52,6 +52,16 @@ class Rollouts:
         # whether trained step j has guidance
         self.guided = [(int(i) + 1) / steps <= batch["cfg_until"][0] for i in batch["step_indices"][0]]
 
+    @classmethod
+    def without_samples(cls, name: str, steps: int) -> "Rollouts":
+        """The share of a process that has no group of a batch with so many trained steps: it adds no gradient."""
+        out = cls.__new__(cls)
+        out.batch, out.name, out.size = Batch([], name), name, 0
+        out.batch.arrays |= {"group_index": np.zeros(0, np.int64), "latents": np.zeros((0, steps, 0, 0), np.float32)}
+        out.log_probs, out.advantages, out.rewards = np.zeros((0, steps)), np.zeros((0, steps)), np.zeros(0)
+        out.kernels = [Kernel(0.0, 0.0, 1.0, 1.0, "density")] * steps
+        return out
+
     @property
     def used(self) -> list[int]:
         """The rows that have a gradient."""

@@ -19,6 +19,10 @@ from .evaluate import publish
 from .model import Network, digest
 
 
+# What samplers say of an update whose weights give the same as those before it.
+_CHANGES_NOTHING = "changes nothing"
+
+
 @dataclasses.dataclass
 class Task:
     """A batch as the first process describes it to the others: its groups, how many updates its weights are behind, and
@@ -29,6 +33,7 @@ class Task:
     uids: list[str]
     behind: int
     left_out: list[tuple[str, str]]
+    steps: int  # that are trained
 
 
 class Stream:
@@ -40,6 +45,7 @@ class Stream:
         self.asked = -1  # the newest batch that was published
         # Of the policy that was pushed last: its version, the digest of its weights, that of the adapter's file.
         self.version, self.weights, self.digest = 0, "", ""
+        self.unchanged = ""  # why the samplers kept the version before at the last push
 
     def open(self, after: str) -> None:
         """Continues after the batch with this cursor; empty: where the trainer of that name was, or at the beginning of
@@ -84,7 +90,11 @@ class Stream:
             await asyncio.sleep(0.2)
 
     async def push(self, network: Network, state: dict, note: str) -> int:
-        """Pushes an adapter, waits until the samplers make samples with it, and returns its version."""
+        """Pushes an adapter, waits until the samplers make samples with it, and returns their version: that before,
+        where the adapter changes nothing that they can see. One that is zero is the base, which they always take."""
+        if not any(bool(v.any()) for name, v in state.items() if ".lora_B." in name):
+            self.digest = digest(state)
+            return await self._serve(None, note)
         folder = Path(self.config.out) / "pushed"
         network.save(folder, state)
         self.digest = digest(state)
@@ -92,9 +102,14 @@ class Stream:
 
     async def _serve(self, adapter: Path | None, note: str) -> int:
         pushed = await policy.push_policy(self.client, adapter, self.config.lane, by=self.config.trainer, note=note)
-        for sampler in await policy.taken(self.client, pushed, self.config.patience):
-            answer = sampler["answer"]
-            if answer and answer["state"] == "refused":
-                raise RuntimeError(f"{sampler['instance']} refuses version {pushed['policy_version']}: {answer.get('error', '')}")
+        answers = [s["answer"] for s in await policy.taken(self.client, pushed, self.config.patience) if s["answer"]]
+        refused = [a for a in answers if a["state"] == "refused"]
+        self.unchanged = ""
+        if refused and len(refused) == len(answers) and all(_CHANGES_NOTHING in a.get("error", "") for a in refused):
+            version, serving = pushed["policy_version"], refused[0]["serving"]
+            self.unchanged = f"version {version}, {note}, gives what version {serving} gives, which the samplers keep"
+            return self.version
+        if bad := next((a for a in refused if _CHANGES_NOTHING not in a.get("error", "")), None):
+            raise RuntimeError(f"{bad['instance']} refuses version {pushed['policy_version']}: {bad.get('error', '')}")
         self.version, self.weights = pushed["policy_version"], pushed["weights_digest"]
         return self.version
