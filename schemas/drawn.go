@@ -20,10 +20,20 @@ type Engine struct {
 	// with the logit of its last; or top_k,top_p,min_p (sglang). Absent: computed in the order of noise.md, which is the
 	// second.
 	Filters string `msgpack:"filters,omitempty" enum:"FilterOrders?"`
+	// Precision is the element type of its network, such as fp32 or bf16, as far as it says it or its numbers show it:
+	// numbers that are computed again in another one differ by more. Absent: not known.
+	Precision string `msgpack:"precision,omitempty" size:"0..MaxName"`
 	// Verify is what a sample can be held to: exact (the same bits), tolerance (numbers close to those of the model here)
 	// or none (its steps and digests alone).
 	Verify string `msgpack:"verify,omitempty" enum:"VerifyModes?" absent:"tolerance"`
 }
+
+// Precisions of an Engine that verify knows tolerances of.
+const (
+	PrecisionFP32 = "fp32"
+	PrecisionFP16 = "fp16"
+	PrecisionBF16 = "bf16"
+)
 
 // Drawn says which server drew a sample.
 type Drawn struct {

@@ -84,6 +84,9 @@ type Facts struct {
 	Name, Version, Model string
 	// Values is the number that it gives for a token: Raw, Tempered, Processed or Logits.
 	Values string
+	// Precision is the element type of the model's logits, fp32, fp16 or bf16, by their spacing; empty: the server does
+	// not give the numbers of all tokens.
+	Precision string
 	// MaxTokens bounds the tokens of a prompt and its answer together; 0: the server does not say.
 	MaxTokens int
 	// Route is the path of requests for tokens.
@@ -196,7 +199,7 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 	s := &Server{config: c, facts: Facts{Name: name}, http: remotehttp.New(base, c.Key, c.Patience)}
 	s.dialect = vllm{}
 	if name == SGLang {
-		s.dialect = sglang{}
+		s.dialect = sglang{vocabulary: c.Vocabulary}
 	}
 	if err := s.dialect.discover(ctx, s, &s.facts); err != nil {
 		return nil, fmt.Errorf("%s: %w", s, err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -98,6 +99,63 @@ func TestServer_Streams(t *testing.T) {
 			asked := s.Asked()[0]
 			if ids := fmt.Sprint(asked["token_ids"], asked["prompt"], asked["input_ids"]); !strings.Contains(ids, "[305 263]") {
 				t.Errorf("asked with %v; must be with ids", asked)
+			}
+		})
+	}
+}
+
+// Whether numbers are log-probs or logits follows from the numbers of all tokens, and the element type of the logits
+// from their spacing, whatever the logits are; a server that gives fewer numbers is found out by their sum.
+func TestDial_FindsOutNumbers(t *testing.T) {
+	t.Parallel()
+	lowered := func(by float64) func([]float64) {
+		return func(z []float64) {
+			for i := range z {
+				z[i] -= by
+			}
+		}
+	}
+	rounded := func(bits int) func([]float64) { // to that many bits of mantissa, about a mean of 0
+		return func(z []float64) {
+			for i := range z {
+				fraction, exponent := math.Frexp(z[i] + 15)
+				z[i] = math.Ldexp(math.RoundToEven(math.Ldexp(fraction, bits)), exponent-bits)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		mode              string
+		row               func([]float64)
+		most              int
+		values, precision string // no values: refused
+	}{
+		"logits":                     {remotelmtest.Logits, nil, 0, remotelm.Logits, "fp32"},
+		"low logits":                 {remotelmtest.Logits, lowered(40), 0, remotelm.Logits, "fp32"},
+		"logits near log-probs":      {remotelmtest.Logits, lowered(9), 0, remotelm.Logits, "fp32"},
+		"logits in bf16":             {remotelmtest.Logits, rounded(8), 0, remotelm.Logits, "bf16"},
+		"log-probs in bf16":          {remotelmtest.LogProbs, rounded(8), 0, remotelm.Raw, "bf16"},
+		"log-probs in fp16":          {remotelmtest.LogProbs, rounded(11), 0, remotelm.Raw, "fp16"},
+		"SGLang in bf16":             {remotelmtest.SGLang, rounded(8), 0, remotelm.Tempered, "bf16"},
+		"log-probs, 20 at most":      {remotelmtest.LogProbs, nil, 20, remotelm.Raw, ""},
+		"log-probs, 5 at most":       {remotelmtest.Completions, nil, 5, remotelm.Raw, ""},
+		"logits, 20 at most":         {remotelmtest.Logits, nil, 20, "", ""},
+		"low logits, 20 at most":     {remotelmtest.Logits, lowered(40), 20, "", ""},
+		"nearly log-probs, too many": {remotelmtest.Logits, lowered(-3), 20, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := remotelmtest.New(t, c.mode)
+			s.Row, s.MaxTop = c.row, c.most
+			got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}})
+			if err != nil {
+				if c.values != "" || !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "--max-logprobs -1") {
+					t.Fatalf("%v; want %q", err, c.values)
+				}
+				return
+			}
+			defer got.Close()
+			if f := got.Facts(); f.Values != c.values || f.Precision != c.precision {
+				t.Errorf("%s in %q; want %s in %q", f.Values, f.Precision, c.values, c.precision)
 			}
 		})
 	}

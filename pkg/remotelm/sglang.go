@@ -15,7 +15,7 @@ import (
 // sglang is the dialect of SGLang 0.4 and newer: /generate. An event has all tokens so far or, if the server was
 // started so, only the new ones; the number of ids tells which. It gives log-probs after temperature and before
 // filters or, if its environment says so, before both; never logits.
-type sglang struct{}
+type sglang struct{ vocabulary int }
 
 const sglangGenerate = "/generate"
 
@@ -64,7 +64,10 @@ func (s *Server) askEither(ctx context.Context, v any, now, before string) error
 }
 
 // requestBody implements dialect. SGLang writes "no limit" for top_k as -1 and takes seeds of 31 bits.
-func (sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
+func (d sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
+	if top < 0 {
+		top = d.vocabulary
+	}
 	k := r.TopK
 	if k == 0 {
 		k = -1

@@ -4,12 +4,15 @@ package remotelmtest
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,7 +51,11 @@ type Server struct {
 	*httptest.Server
 	// Mode is how it was started.
 	Mode string
-	t    testing.TB
+	// MaxTop is how many numbers of a token it gives at most, as --max-logprobs of vLLM; 0: all. Row changes the logits of
+	// a probe that asks for more than two numbers; nil: they stay. Both are set before a client asks.
+	MaxTop int
+	Row    func(logits []float64)
+	t      testing.TB
 
 	mu      sync.Mutex
 	answers []Answer
@@ -152,14 +159,96 @@ func (s *Server) answerProbe(w http.ResponseWriter, body map[string]any) {
 			sampling = in
 		}
 	}
-	name := fmt.Sprintf("vllm-%s-probe-%v.sse", s.Mode, sampling["temperature"])
-	switch {
-	case s.Mode == SGLang:
-		name = fmt.Sprintf("sglang-probe-%v.sse", sampling["temperature"])
-	case sampling["logprobs"] == -1.0:
-		name = "vllm-logits-probe-all.sse"
+	top, _ := sampling["logprobs"].(float64)
+	if n, asked := body["top_logprobs_num"].(float64); asked {
+		top = n
 	}
-	Whole(Recorded(s.t, name))(w, body)
+	switch all := top < 0 || s.Mode == SGLang && top == vocabulary; {
+	case s.MaxTop > 0 && (all || int(top) > s.MaxTop):
+		fmt.Fprintf(w, `data: {"error":{"message":"Requested sample logprobs of %v, which is greater than max allowed: %d","code":400}}`+"\n\ndata: [DONE]\n\n",
+			top, s.MaxTop) // vLLM refuses it in the stream
+	case all:
+		s.row(vocabulary)(w, body)
+	case top > 2:
+		s.row(int(top))(w, body)
+	case s.Mode == SGLang:
+		Whole(Recorded(s.t, fmt.Sprintf("sglang-probe-%v.sse", sampling["temperature"])))(w, body)
+	default:
+		Whole(Recorded(s.t, fmt.Sprintf("vllm-%s-probe-%v.sse", s.Mode, sampling["temperature"])))(w, body)
+	}
+}
+
+// vocabulary is that of the model.
+const vocabulary = 320
+
+// row answers with one token and the numbers of the likeliest, in the form of the server's mode: the recorded logits,
+// or the log-probs that follow from them.
+func (s *Server) row(top int) Answer {
+	var in struct {
+		Choices []struct {
+			LogProbs struct {
+				Content []struct {
+					Top []struct {
+						ID    int     `json:"token_id"`
+						Value float64 `json:"logprob"`
+					} `json:"top_logprobs"`
+				} `json:"content"`
+			} `json:"logprobs"`
+		} `json:"choices"`
+	}
+	first := Events(Recorded(s.t, "vllm-logits-probe-all.sse"))[0]
+	if err := json.Unmarshal(bytes.TrimPrefix(first, []byte("data: ")), &in); err != nil {
+		s.t.Error(err)
+	}
+	row := make([]float64, vocabulary)
+	for _, e := range in.Choices[0].LogProbs.Content[0].Top {
+		row[e.ID] = e.Value
+	}
+	if s.Row != nil {
+		s.Row(row)
+	}
+	if s.Mode != Logits {
+		sum := 0.0
+		for _, z := range row {
+			sum += math.Exp(z)
+		}
+		for i := range row {
+			row[i] = float64(float32(row[i] - math.Log(sum)))
+		}
+	}
+	ids := make([]int, vocabulary)
+	for i := range ids {
+		ids[i] = i
+	}
+	slices.SortStableFunc(ids, func(a, b int) int { return cmp.Compare(row[b], row[a]) })
+	content, named, listed := []any{}, map[string]float64{}, []any{}
+	for _, id := range ids[:top] {
+		content = append(content, map[string]any{"token_id": id, "logprob": row[id]})
+		named[fmt.Sprintf("token_id:%d", id)] = row[id]
+		listed = append(listed, []any{row[id], id, nil})
+	}
+	best := ids[0]
+	choice := map[string]any{"index": 0, "finish_reason": "length", "token_ids": []int{best}}
+	event := map[string]any{"choices": []any{choice}}
+	switch s.Mode {
+	case SGLang:
+		event = map[string]any{"output_ids": []int{best}, "meta_info": map[string]any{
+			"completion_tokens": 1, "finish_reason": map[string]any{"type": "length"}, "output_token_logprobs": listed[:1],
+			"output_top_logprobs": []any{listed},
+		}}
+	case Completions:
+		choice["logprobs"] = map[string]any{"token_logprobs": []float64{row[best]}, "top_logprobs": []any{named}}
+	default:
+		choice["logprobs"] = map[string]any{"content": []any{map[string]any{
+			"token_id": best, "logprob": row[best],
+			"top_logprobs": content,
+		}}}
+	}
+	data, err := json.Marshal(event)
+	if err != nil {
+		s.t.Error(err)
+	}
+	return Whole(fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", data))
 }
 
 // Whole answers with all of a stream.
