@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -82,6 +84,46 @@ func TestEngine_Recorded(t *testing.T) {
 			if shown := meander(t, dir, "show", "--run", "r", string(groups[0].UID)).must(t, 0); !strings.Contains(shown.stdout,
 				"random generator") || !strings.Contains(shown.stdout, "305") {
 				t.Errorf("show does not say who drew:\n%s", shown.stdout)
+			}
+		})
+	}
+}
+
+// verify names the number of a server that is off, with its sample and token, and why; how far it may be off follows from
+// the precision that the server shows.
+func TestEngine_VerifySaysWhy(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		off  string // in place of -1.396, of the first token
+		bf16 bool
+		code int
+		says string
+	}{
+		{"a little, in fp32", "-1.45", false, 1, "--dtype float32"},
+		{"a little, in bf16", "-1.45", true, 0, "of which 0.2 passes"},
+		{"more than bf16 gives", "-3.5", true, 1, "the server has other weights than the model here"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s, dir := remotelmtest.New(t, remotelmtest.LogProbs), t.TempDir()
+			if c.bf16 {
+				s.Row = func(z []float64) {
+					for i := range z {
+						z[i] = math.Round(16*z[i]) / 16
+					}
+				}
+			}
+			first := regexp.MustCompile(`"logprob":-[0-9.e-]+`)
+			number := first.Find(s.Stream())
+			s.Then(remotelmtest.Whole(bytes.ReplaceAll(s.Stream(), number, []byte(`"logprob":`+c.off))))
+			textRun(t, dir, sums(t), "--engine", s.Engine(), "--run", "r", "-n", "1", remotelmtest.Prompt)
+			out := meander(t, dir, "verify", "--run", "r", "--model", sums(t)).must(t, c.code)
+			if !strings.Contains(out.stdout, c.says) || strings.Contains(out.stdout, "\nverified") != (c.code == 0) {
+				t.Errorf("%s:\n%s\nwant %q", number, out.stdout, c.says)
+			}
+			if of := "#0, token 15: the log_prob is " + c.off + " by vllm 0.32.0"; c.code == 1 && !strings.Contains(out.stdout, of) {
+				t.Errorf("not %q:\n%s", of, out.stdout)
 			}
 		})
 	}

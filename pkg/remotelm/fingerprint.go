@@ -70,7 +70,6 @@ func (s *Server) givesLogits(ctx context.Context, plain []float64) (logits, whol
 	switch {
 	case err == nil:
 		s.facts.Precision = precisionOf(row)
-		slices.SortFunc(row, descending)
 		return math.Abs(math.Log(massOf(row))) > massSlack, true, nil
 	case errors.Is(err, ErrRefused): // it gives fewer
 	case errors.Is(err, ErrGarbage):
@@ -78,14 +77,15 @@ func (s *Server) givesLogits(ctx context.Context, plain []float64) (logits, whol
 	default:
 		return false, false, fmt.Errorf("ask for the numbers of all tokens: %w", err)
 	}
-	if row, err = s.measure(ctx, 1, manyTop); errors.Is(err, ErrRefused) {
-		row, err = plain, nil
-	}
-	if err != nil {
+	switch row, err = s.measure(ctx, 1, manyTop); {
+	case err == nil:
+		row = row[:min(len(row), manyTop)]
+		s.facts.Precision = precisionOf(row)
+	case errors.Is(err, ErrRefused):
+		row = plain
+	default:
 		return false, false, fmt.Errorf("ask for the numbers of some tokens: %w", err)
 	}
-	slices.SortFunc(row, descending)
-	row = row[:min(len(row), manyTop)]
 	mass, least := massOf(row), float64(len(row))/float64(s.config.Vocabulary)
 	return mass > 1+massSlack || mass < least*(1-massSlack), false, nil
 }
@@ -101,7 +101,7 @@ func massOf(values []float64) (sum float64) {
 // descending compares two numbers, the larger first.
 func descending(a, b float64) int { return cmp.Compare(b, a) }
 
-// precisionOf returns the element type of logits, from the numbers of all tokens [V], logits or log-probs. The
+// precisionOf returns the element type of logits, from the numbers of many tokens, logits or log-probs. The
 // differences of most neighbours are multiples of a power of two: the usual size of a logit times about 2^-8 in bf16 and
 // 2^-11 in fp16. That size is taken from the standard deviation, as log-probs do not show it: logits in fp16 that are
 // all far from 0 pass for bf16. log-probs also blur the multiples by their rounding to float32. In fp32 there is no such power that can be seen.
@@ -125,7 +125,7 @@ func precisionOf(row []float64) string {
 			}
 		}
 		switch {
-		case 2*fit <= seen:
+		case 2*fit <= seen || seen < len(row)/3: // or too many are equal
 		case grid > math.Sqrt(square)*0x1p-10:
 			return "bf16"
 		default:

@@ -84,8 +84,8 @@ type Facts struct {
 	Name, Version, Model string
 	// Values is the number that it gives for a token: Raw, Tempered, Processed or Logits.
 	Values string
-	// Precision is the element type of the model's logits, fp32, fp16 or bf16, by their spacing; empty: the server does
-	// not give the numbers of all tokens.
+	// Precision is the element type of the model's logits, fp32, fp16 or bf16, by their spacing; empty: the server
+	// gives too few numbers of a token.
 	Precision string
 	// MaxTokens bounds the tokens of a prompt and its answer together; 0: the server does not say.
 	MaxTokens int

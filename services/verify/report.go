@@ -48,11 +48,14 @@ type Report struct {
 	MaxTokenDifference Difference `json:"max_token_difference,omitempty"`
 	// Drawn are tokens that a server drew: they cannot be drawn again. DrawnBy are the servers of tokens and steps. What
 	// they say was computed with the weights of the folder instead, with other code: MaxDrawnDifference is the largest
-	// difference of a number of a token, or |ratio-1| of a step, EngineTolerance what passes.
+	// difference of a number of a token, or |ratio-1| of a step, EngineTolerance the most that passes. Deviations counts
+	// the numbers that are further off, Worst is the one that is furthest.
 	Drawn              int        `json:"drawn,omitempty"`
 	DrawnBy            []string   `json:"drawn_by,omitempty"`
 	MaxDrawnDifference Difference `json:"max_drawn_difference,omitempty"`
 	EngineTolerance    float64    `json:"engine_tolerance,omitempty"`
+	Deviations         int        `json:"deviations,omitempty"`
+	Worst              *Deviation `json:"worst,omitempty"`
 	// NotComputed counts samples of servers of which only the digests can be checked (schemas.VerifyNone).
 	NotComputed int `json:"not_computed,omitempty"`
 	// Mismatches are all other differences, in the order of the trajectories.
@@ -142,14 +145,13 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 		{"distance of a rolled state", r.MaxRolled, passes, "--tolerance"},
 		{"distance of a prompt embedding or mask", r.MaxConditioning, passes, "--tolerance"},
 		{"difference of a number of a token", r.MaxTokenDifference, Difference(tolerance), "--tolerance"},
-		{
-			"difference of what the server says of a token or a step", r.MaxDrawnDifference, Difference(r.EngineTolerance),
-			"--engine-tolerance",
-		},
 	} {
 		if !(d.value <= d.most) {
 			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most, d.flag))
 		}
+	}
+	if r.Worst != nil {
+		faults = append(faults, fmt.Sprintf("%d numbers of the server are further off than passes, most of all %s", r.Deviations, r.Worst))
 	}
 	for _, m := range r.Missing {
 		faults = append(faults, m.String())

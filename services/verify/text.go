@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 
@@ -27,28 +26,6 @@ type textSample struct {
 	d        decoding.Distribution
 	answer   []byte // the text of the current answer so far
 	decoder  lm.Decoder
-}
-
-// drawnBy returns the server that drew the tokens; nil if the sampler drew them itself.
-func (s *sample) drawnBy() *schemas.Engine {
-	if by := s.t.DrawnBy(); by != nil {
-		return &by.Engine
-	}
-	return nil
-}
-
-// inexactServer returns the server that drew the sample if it cannot give the same bits again, and notes it in the
-// report: the numbers of the sample are then held to a tolerance (MaxDrawnDifference), and its tokens are not drawn
-// again. nil: what is computed again must be what is stored.
-func (s *sample) inexactServer() *schemas.Engine {
-	by := s.drawnBy()
-	if by == nil || by.VerifyMode() == schemas.VerifyExact {
-		return nil
-	}
-	if !slices.Contains(s.report.DrawnBy, by.String()) {
-		s.report.DrawnBy = append(s.report.DrawnBy, by.String())
-	}
-	return by
 }
 
 // weightsDigest returns the digest of the weights to compute with: those of the sample, or those of the model's folder
@@ -255,15 +232,18 @@ func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at
 // compareEvent compares the numbers of an event e with those that were computed again, and records the largest
 // difference. checkEvent calls it.
 func (x *textSample) compareEvent(e, again *schemas.Tokens) {
-	for _, of := range [][2][]float32{
-		{e.LogProbs, again.LogProbs},
-		{e.ProcessedLogProbs, again.ProcessedLogProbs},
-		{e.LogSumExps, again.LogSumExps},
-		{e.Entropies, again.Entropies},
-		{e.TopLogProbs, again.TopLogProbs},
+	for _, of := range []struct {
+		name             string
+		stored, computed []float32
+	}{
+		{"log_prob", e.LogProbs, again.LogProbs},
+		{"processed_log_prob", e.ProcessedLogProbs, again.ProcessedLogProbs},
+		{"log_sum_exp", e.LogSumExps, again.LogSumExps},
+		{"entropy", e.Entropies, again.Entropies},
+		{"top_log_prob", e.TopLogProbs, again.TopLogProbs},
 	} {
-		if x.drawnBy() == nil || len(of[0]) > 0 { // otherwise the server does not give them
-			x.recordDifference(of[0], of[1])
+		if x.drawnBy() == nil || len(of.stored) > 0 { // otherwise the server does not give them
+			x.recordDifferences(e, of.name, of.stored, of.computed)
 		}
 	}
 	switch {
@@ -275,7 +255,7 @@ func (x *textSample) compareEvent(e, again *schemas.Tokens) {
 		x.fault(e.N, "logits.ids: not those of the %s", again.Logits.Form)
 	default:
 		x.report.Logits += len(e.IDs)
-		x.recordDifference(floats(&e.Logits.Values), floats(&again.Logits.Values))
+		x.recordDifferences(e, "logit", floats(&e.Logits.Values), floats(&again.Logits.Values))
 	}
 	x.compareWithTrajectory(e)
 }
@@ -290,27 +270,26 @@ func floats(t *schemas.Tensor) []float32 {
 	return out
 }
 
-// recordDifference raises the report's largest difference of a number of a token to that of two lists: the stored
-// numbers, and the same computed again. NaN, and lists of different lengths, count as +Inf; equal infinities do not
-// differ. The largest difference is MaxDrawnDifference if an inexact server drew the tokens, else MaxTokenDifference.
-func (x *textSample) recordDifference(stored, computed []float32) {
-	most := &x.report.MaxTokenDifference
-	if x.inexactServer() != nil {
-		most = &x.report.MaxDrawnDifference
-	}
+// recordDifferences raises the report's largest difference of a number of a token to that of two lists: the numbers of
+// an event's tokens as stored, as many of each, and the same computed again. NaN counts as +Inf, equal
+// infinities do not differ. Lists of different lengths are a fault. The largest difference is MaxTokenDifference, or of
+// an inexact server that of recordServed.
+func (x *textSample) recordDifferences(e *schemas.Tokens, name string, stored, computed []float32) {
+	by := x.inexactServer()
 	if len(stored) != len(computed) {
-		*most = Difference(math.Inf(1))
+		x.fault(e.N, "%ss: %d; must be %d", name, len(stored), len(computed))
 		return
 	}
 	for i := range stored {
 		if stored[i] == computed[i] {
 			continue
 		}
-		d := math.Abs(float64(stored[i]) - float64(computed[i]))
-		if math.IsNaN(d) {
-			d = math.Inf(1)
+		if by != nil {
+			token := e.Position + int64(i/(len(stored)/len(e.IDs)))
+			x.recordServed(by, Deviation{StepIndex: e.N, Token: &token, Quantity: name}, float64(stored[i]), float64(computed[i]))
+			continue
 		}
-		*most = max(*most, Difference(d))
+		x.report.MaxTokenDifference = max(x.report.MaxTokenDifference, magnitude(float64(stored[i])-float64(computed[i])))
 	}
 }
 

@@ -66,7 +66,7 @@ type Options struct {
 	// Languages are the known families of language models; empty: those of this project.
 	Languages lm.Registry
 	// EngineTolerance is how far the numbers of tokens that a server drew may be from those of the model here; 0:
-	// DefaultEngineTolerance.
+	// DefaultEngineTolerance, and more for texts of a server that computes in fewer bits.
 	EngineTolerance float64
 	// Progress is called after each trajectory with how many are done; it may be nil.
 	Progress func(trajectories int)
@@ -74,9 +74,6 @@ type Options struct {
 
 // EngineNone has this program compute what a worker made.
 const EngineNone = "none"
-
-// DefaultEngineTolerance is for servers that compute in float32.
-const DefaultEngineTolerance = 1e-3
 
 // ModelError says that the model to recompute with cannot be opened.
 type ModelError struct{ Err error }
@@ -95,9 +92,7 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 		o.Languages = languages.All()
 	}
 	v := &verifier{
-		bus: b, options: o, report: Report{
-			Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance),
-		},
+		bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}},
 		encoded: map[string][]byte{}, policies: map[schemas.Lane][]*schemas.Policy{},
 	}
 	defer v.close()
@@ -330,15 +325,11 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		return nil
 	}
 	s.report.Steps++
-	off := math.Abs(math.Exp(got.Mean-*stored) - 1)
-	if math.IsNaN(off) {
-		off = math.Inf(1)
+	if by := s.inexactServer(); by != nil {
+		s.recordServed(by, Deviation{StepIndex: index, Quantity: "ratio"}, math.Exp(got.Mean-*stored), 1)
+		return nil
 	}
-	most := &s.report.MaxRatio
-	if s.inexactServer() != nil {
-		most = &s.report.MaxDrawnDifference
-	}
-	*most = max(*most, Difference(off))
+	s.report.MaxRatio = max(s.report.MaxRatio, magnitude(math.Exp(got.Mean-*stored)-1))
 	return nil
 }
 
