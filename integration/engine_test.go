@@ -89,8 +89,8 @@ func TestEngine_Recorded(t *testing.T) {
 	}
 }
 
-// verify names the number of a server that is off, with its sample and token, and why; how far it may be off follows from
-// the precision that the server shows.
+// verify names the number of a server that is off, with its sample and token, and why; how far it may be off follows
+// from the precision that the server shows.
 func TestEngine_VerifySaysWhy(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -122,7 +122,8 @@ func TestEngine_VerifySaysWhy(t *testing.T) {
 			if !strings.Contains(out.stdout, c.says) || strings.Contains(out.stdout, "\nverified") != (c.code == 0) {
 				t.Errorf("%s:\n%s\nwant %q", number, out.stdout, c.says)
 			}
-			if of := "#0, token 15: the log_prob is " + c.off + " by vllm 0.32.0"; c.code == 1 && !strings.Contains(out.stdout, of) {
+			if of := "#0, token 15: the log_prob is " + c.off + " by vllm 0.32.0"; c.code == 1 &&
+				!strings.Contains(out.stdout, of) {
 				t.Errorf("not %q:\n%s", of, out.stdout)
 			}
 		})

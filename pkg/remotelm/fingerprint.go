@@ -23,9 +23,9 @@ const (
 )
 
 // fingerprint finds out the route for tokens, what the numbers are that come with them, and the element type of the
-// model's logits: no server says whether its numbers are log-probs or logits, nor of which distribution. It draws tokens
-// at two temperatures: numbers before temperature have the same gap between the two largest at both. Then it asks for
-// the numbers of all tokens: the exponentials of log-probs sum to 1, those of logits to something else.
+// model's logits: no server says whether its numbers are log-probs or logits, nor of which distribution. It draws
+// tokens at two temperatures: numbers before temperature have the same gap between the two largest at both. Then it
+// asks for the numbers of all tokens: the exponentials of log-probs sum to 1, those of logits to something else.
 func (s *Server) fingerprint(ctx context.Context) error {
 	var plain []float64
 	var err error
@@ -51,7 +51,8 @@ func (s *Server) fingerprint(ctx context.Context) error {
 	case logits && !before:
 		return fmt.Errorf("%w: it gives processed logits; start it with --logprobs-mode raw_logits, of which all else follows, or raw_logprobs", ErrRefused)
 	case logits && !whole:
-		return fmt.Errorf("%w: it gives logits, of which a log-prob follows where all of a token are there; start it with --max-logprobs -1, or with --logprobs-mode raw_logprobs", ErrRefused)
+		return fmt.Errorf("%w: it gives logits, of which a log-prob follows where all of a token are there; start "+
+			"it with --max-logprobs -1, or with --logprobs-mode raw_logprobs", ErrRefused)
 	case logits:
 		s.facts.Values = Logits
 	case before:
@@ -101,10 +102,11 @@ func massOf(values []float64) (sum float64) {
 // descending compares two numbers, the larger first.
 func descending(a, b float64) int { return cmp.Compare(b, a) }
 
-// precisionOf returns the element type of logits, from the numbers of many tokens, logits or log-probs. The
-// differences of most neighbours are multiples of a power of two: the usual size of a logit times about 2^-8 in bf16 and
-// 2^-11 in fp16. That size is taken from the standard deviation, as log-probs do not show it: logits in fp16 that are
-// all far from 0 pass for bf16. log-probs also blur the multiples by their rounding to float32. In fp32 there is no such power that can be seen.
+// precisionOf returns the element type of logits, from the numbers of many tokens, logits or log-probs. The differences
+// of most neighbours are multiples of a power of two: the usual size of a logit times about 2^-8 in bf16 and 2^-11 in
+// fp16. That size is taken from the standard deviation, as log-probs do not show it: logits in fp16 that are all far
+// from 0 pass for bf16. log-probs also blur the multiples by their rounding to float32. In fp32 there is no such power
+// that can be seen.
 func precisionOf(row []float64) string {
 	const rounded, coarsest, finest = 3e-6, 0x1p-2, 0x1p-14
 	mean, square := 0.0, 0.0

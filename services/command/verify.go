@@ -35,7 +35,8 @@ log-sum-exps, entropies and stored logits. All differences must be exactly 0.
 
 A server (--engine) draws tokens with its own random generator: they cannot be drawn again. Its numbers,
 of tokens and steps, are compared with those of the model here. --engine-tolerance is the largest
-difference that passes; by default the precision that the server shows decides. A server that says exact must give the same bits.
+difference that passes; by default the precision that the server shows decides. A server that says
+exact must give the same bits.
 
 Each trajectory is recomputed with its own model: the one with its weights, else the one of its lane.
 Name models that are not shipped with --model, once for each model of the run.
@@ -95,7 +96,8 @@ right. Otherwise the last lines say why not.`,
 	c.Flags().Float64Var(&tolerance, "tolerance", 0,
 		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends")
 	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", 0,
-		"largest difference that passes, of the numbers of a token that a server drew; default by its precision: 0.001 for fp32, 0.02 for fp16, 0.2 for bf16")
+		"largest difference that passes, of the numbers of a token that a server drew; default by its precision: "+
+			"0.001 for fp32, 0.02 for fp16, 0.2 for bf16")
 	return c
 }
 

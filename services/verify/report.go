@@ -46,10 +46,10 @@ type Report struct {
 	Tokens             int        `json:"tokens,omitempty"`
 	Logits             int        `json:"logits,omitempty"`
 	MaxTokenDifference Difference `json:"max_token_difference,omitempty"`
-	// Drawn are tokens that a server drew: they cannot be drawn again. DrawnBy are the servers of tokens and steps. What
-	// they say was computed with the weights of the folder instead, with other code: MaxDrawnDifference is the largest
-	// difference of a number of a token, or |ratio-1| of a step, EngineTolerance the most that passes. Deviations counts
-	// the numbers that are further off, Worst is the one that is furthest.
+	// Drawn are tokens that a server drew: they cannot be drawn again. DrawnBy are the servers of tokens and steps.
+	// What they say was computed with the weights of the folder instead, with other code: MaxDrawnDifference is the
+	// largest difference of a number of a token, or |ratio-1| of a step, EngineTolerance the most that passes.
+	// Deviations counts the numbers that are further off, Worst is the one that is furthest.
 	Drawn              int        `json:"drawn,omitempty"`
 	DrawnBy            []string   `json:"drawn_by,omitempty"`
 	MaxDrawnDifference Difference `json:"max_drawn_difference,omitempty"`
@@ -151,7 +151,8 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 		}
 	}
 	if r.Worst != nil {
-		faults = append(faults, fmt.Sprintf("%d numbers of the server are further off than passes, most of all %s", r.Deviations, r.Worst))
+		faults = append(faults, fmt.Sprintf("%d numbers of the server are further off than passes, most of all %s",
+			r.Deviations, r.Worst))
 	}
 	for _, m := range r.Missing {
 		faults = append(faults, m.String())

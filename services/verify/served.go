@@ -11,8 +11,8 @@ import (
 // DefaultEngineTolerance is for servers that compute in float32, and those that do not show in what.
 const DefaultEngineTolerance = 1e-3
 
-// engineTolerances are for servers of texts that compute in fewer bits: logits are at most about 16, and a logit of that
-// size is rounded by 2^-5 in bf16 and by 2^-8 in fp16. The rounding of the layers before it adds to that.
+// engineTolerances are for servers of texts that compute in fewer bits: logits are at most about 16, and a logit of
+// that size is rounded by 2^-5 in bf16 and by 2^-8 in fp16. The rounding of the layers before it adds to that.
 var engineTolerances = map[string]float64{schemas.PrecisionFP16: 0.02, schemas.PrecisionBF16: 0.2}
 
 // Deviation is a number of a server that differs by more than passes from what the model here gives.
@@ -37,7 +37,8 @@ func (d *Deviation) String() string {
 	if d.Token != nil {
 		at = fmt.Sprintf("token %d", *d.Token)
 	}
-	return fmt.Sprintf("%s #%d, %s: the %s is %.6g by %s and %.6g by the model here; at most a difference of %g passes (--engine-tolerance): %s",
+	return fmt.Sprintf("%s #%d, %s: the %s is %.6g by %s and %.6g by the model here; at most a difference of %g "+
+		"passes (--engine-tolerance): %s",
 		d.UID, d.SampleIndex, at, d.Quantity, float64(d.Stored), d.Server, float64(d.Computed), d.Passes, d.Why)
 }
 
@@ -72,7 +73,8 @@ func (s *sample) inexactServer() *schemas.Engine {
 	return by
 }
 
-// engineTolerance returns how far a number of a server may be off: what the options say, or what its precision explains.
+// engineTolerance returns how far a number of a server may be off: what the options say, or what its precision
+// explains.
 func (s *sample) engineTolerance(by *schemas.Engine) float64 {
 	if s.options.EngineTolerance > 0 {
 		return s.options.EngineTolerance
@@ -97,12 +99,14 @@ func (s *sample) recordServed(by *schemas.Engine, at Deviation, stored, computed
 	}
 	at.UID, at.SampleIndex, at.Server = string(s.t.UID), s.t.SampleIndex, by.String()
 	at.Stored, at.Computed = Difference(stored), Difference(computed)
-	at.Why = "the server has other weights than the model here"
-	if half := by.Precision == schemas.PrecisionFP16 || by.Precision == schemas.PrecisionBF16; float64(d) <= engineTolerances[schemas.PrecisionBF16] && s.t.Text != nil {
-		at.Why = "its dtype explains as much, if that is not float32 (vLLM: start it with --dtype float32), and so do weights that are a little different"
-		if half {
-			at.Why = "its dtype, " + by.Precision + ", explains as much"
-		}
+	switch explained := s.t.Text != nil && float64(d) <= engineTolerances[schemas.PrecisionBF16]; {
+	case !explained:
+		at.Why = "the server has other weights than the model here"
+	case engineTolerances[by.Precision] > 0:
+		at.Why = "its precision, " + by.Precision + ", explains as much"
+	default:
+		at.Why = "its dtype explains as much, if that is not float32 (vLLM: start it with --dtype float32), and so " +
+			"do weights that are a little different"
 	}
 	s.report.Worst = &at
 }

@@ -286,10 +286,12 @@ func (x *textSample) recordDifferences(e *schemas.Tokens, name string, stored, c
 		}
 		if by != nil {
 			token := e.Position + int64(i/(len(stored)/len(e.IDs)))
-			x.recordServed(by, Deviation{StepIndex: e.N, Token: &token, Quantity: name}, float64(stored[i]), float64(computed[i]))
+			x.recordServed(by, Deviation{StepIndex: e.N, Token: &token, Quantity: name}, float64(stored[i]),
+				float64(computed[i]))
 			continue
 		}
-		x.report.MaxTokenDifference = max(x.report.MaxTokenDifference, magnitude(float64(stored[i])-float64(computed[i])))
+		x.report.MaxTokenDifference = max(x.report.MaxTokenDifference,
+			magnitude(float64(stored[i])-float64(computed[i])))
 	}
 }
 

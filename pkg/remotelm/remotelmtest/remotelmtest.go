@@ -51,8 +51,8 @@ type Server struct {
 	*httptest.Server
 	// Mode is how it was started.
 	Mode string
-	// MaxTop is how many numbers of a token it gives at most, as --max-logprobs of vLLM; 0: all. Row changes the logits of
-	// a probe that asks for more than two numbers; nil: they stay. Both are set before a client asks.
+	// MaxTop is how many numbers of a token it gives at most, as --max-logprobs of vLLM; 0: all. Row changes the logits
+	// of a probe that asks for more than two numbers; nil: they stay. Both are set before a client asks.
 	MaxTop int
 	Row    func(logits []float64)
 	t      testing.TB
@@ -165,7 +165,9 @@ func (s *Server) answerProbe(w http.ResponseWriter, body map[string]any) {
 	}
 	switch all := top < 0 || s.Mode == SGLang && top == vocabulary; {
 	case s.MaxTop > 0 && (all || int(top) > s.MaxTop):
-		fmt.Fprintf(w, `data: {"error":{"message":"Requested sample logprobs of %v, which is greater than max allowed: %d","code":400}}`+"\n\ndata: [DONE]\n\n",
+		const refused = `data: {"error":{"message":"Requested sample logprobs of %v, which is greater than max allowed: ` +
+			`%d","code":400}}` + "\n\ndata: [DONE]\n\n"
+		fmt.Fprintf(w, refused,
 			top, s.MaxTop) // vLLM refuses it in the stream
 	case all:
 		s.row(vocabulary)(w, body)
@@ -233,8 +235,9 @@ func (s *Server) row(top int) Answer {
 	switch s.Mode {
 	case SGLang:
 		event = map[string]any{"output_ids": []int{best}, "meta_info": map[string]any{
-			"completion_tokens": 1, "finish_reason": map[string]any{"type": "length"}, "output_token_logprobs": listed[:1],
-			"output_top_logprobs": []any{listed},
+			"completion_tokens": 1, "finish_reason": map[string]any{"type": "length"},
+			"output_token_logprobs": listed[:1],
+			"output_top_logprobs":   []any{listed},
 		}}
 	case Completions:
 		choice["logprobs"] = map[string]any{"token_logprobs": []float64{row[best]}, "top_logprobs": []any{named}}
