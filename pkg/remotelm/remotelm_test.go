@@ -147,8 +147,10 @@ func TestDial_FindsOutNumbers(t *testing.T) {
 			t.Parallel()
 			s := remotelmtest.New(t, c.mode)
 			s.Row, s.MaxTop = c.row, c.most
-			got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320,
-				ProbeIDs: []int32{1, 2}})
+			got, err := remotelm.Dial(t.Context(), remotelm.Config{
+				Server: s.Engine(), Vocabulary: 320,
+				ProbeIDs: []int32{1, 2},
+			})
 			if err != nil {
 				if c.values != "" || !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(),
 					"--max-logprobs -1") {

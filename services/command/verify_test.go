@@ -19,10 +19,12 @@ func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
 	}{
 		{verify.Report{Steps: 1}, ""},
 		{verify.Report{Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: 1e-3}, ""},
-		{verify.Report{Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: .17, Deviations: 3,
+		{verify.Report{
+			Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: .17, Deviations: 3,
 			Worst: &verify.Deviation{
 				UID: "u", SampleIndex: 2, Token: new(int64(9)), Quantity: "log_prob", Passes: 1e-3, Why: "for this",
-			}}, "3 numbers"},
+			},
+		}, "3 numbers"},
 		{verify.Report{Tokens: 1, MaxTokenDifference: .5}, "0.5; at most 0.25 passes (--tolerance)"},
 		{verify.Report{Steps: 1, MaxRatio: .3}, "|ratio-1| is 0.3"},
 		{verify.Report{Rolled: 1, MaxRolled: .3}, "rolled state is 0.3"},

@@ -165,8 +165,8 @@ func (s *Server) answerProbe(w http.ResponseWriter, body map[string]any) {
 	}
 	switch all := top < 0 || s.Mode == SGLang && top == vocabulary; {
 	case s.MaxTop > 0 && (all || int(top) > s.MaxTop):
-		const refused = `data: {"error":{"message":"Requested sample logprobs of %v, which is greater than max allowed: ` +
-			`%d","code":400}}` + "\n\ndata: [DONE]\n\n"
+		const refused = `data: {"error":{"message":"Requested sample logprobs of %v, which is greater than ` +
+			`max allowed: %d","code":400}}` + "\n\ndata: [DONE]\n\n"
 		fmt.Fprintf(w, refused,
 			top, s.MaxTop) // vLLM refuses it in the stream
 	case all:

@@ -44,8 +44,10 @@ func (e *Served) Backend() string { return e.facts().String() }
 // facts returns the server's name, release and kind of log-probs, as events have them.
 func (e *Served) facts() *schemas.Engine {
 	f := e.server.Facts()
-	return &schemas.Engine{Name: f.Name, Version: f.Version, Values: f.Values,
-		Filters: schemas.FilterOrderOf(f.Name), Precision: f.Precision}
+	return &schemas.Engine{
+		Name: f.Name, Version: f.Version, Values: f.Values,
+		Filters: schemas.FilterOrderOf(f.Name), Precision: f.Precision,
+	}
 }
 
 // Digest names the weights by the server: their real digest is not known here.
