@@ -158,9 +158,17 @@ var layers = map[string][]string{
 	},
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
+	// The page that shows a pipeline: it reads, by what clients read with.
+	"services/ui": {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
-		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
+		"pkg/media", "pkg/model/tokenizer", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm",
+		"pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator",
+		"pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive",
+		"pkg/tensor/devices",
+		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage",
+		"services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor",
+		"services/ui", "services/internal/boot", "services/internal/present", "services/sampler/engine/images",
+		"services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 	},
 	// Tools of the project and of its tests: no program and no client links them.
 	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
@@ -217,6 +225,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/doctor":              {"pkg/bus/bustest"},
+	"services/ui":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
@@ -350,11 +359,18 @@ func TestImports_Document(t *testing.T) {
 	})
 	code.WriteString("| package | may import |\n|---|---|\n")
 	for _, dir := range dirs {
-		below := slices.Sorted(slices.Values(layers[dir]))
-		for i := range below {
-			below[i] = "`" + below[i] + "`"
+		line := fmt.Sprintf("| `%s` |", dir)
+		for _, below := range slices.Sorted(slices.Values(layers[dir])) {
+			if len(line)+len(below)+5 > 120 { // a row goes on in the next one
+				code.WriteString(line + " |\n")
+				line = "| |"
+			}
+			line += " `" + below + "`"
 		}
-		fmt.Fprintf(&code, "| `%s` | %s |\n", dir, cmp.Or(strings.Join(below, " "), "nothing of the project"))
+		if len(layers[dir]) == 0 {
+			line += " nothing of the project"
+		}
+		code.WriteString(line + " |\n")
 	}
 	modules.WriteString("| module | why | imported by |\n|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(dependencies)) {

@@ -271,34 +271,47 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	}
 	for _, m := range a.Members {
 		sample := Sample{a.UID, m.SampleIndex}
-		if t := c.trajectories[sample]; t != nil && g.Group != "" {
+		t, reward := c.trajectories[sample], c.rewards[sample]
+		if t != nil && g.Group != "" {
 			g.Prompt = t.Prompt // a substitute has another prompt
 		}
-		member := Member{SampleResult: sampleResult(&m)}
-		if reward := c.rewards[sample]; reward != nil {
-			member.Error, member.Scores = reward.Error, scoresOf(reward)
+		if reward != nil {
 			c.metricSums.addSample(a, &m, reward)
 		}
-		if t := c.trajectories[sample]; t != nil {
+		member := MemberOf(&m, t, reward)
+		if t != nil {
 			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
 				return err
 			}
 			c.countEvaluations(t)
-			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
-			member.Error = cmp.Or(t.Error, member.Error)
-			if t.Text != nil {
-				member.Text = TextOf(t)
-			} else if err := member.setRollout(t); err != nil {
-				member.Error = cmp.Or(member.Error, err.Error())
-			}
-			member.Roll = rollOf(t)
-			c.rolls.add(member.Roll)
-			member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
 		}
+		c.rolls.add(member.Roll)
 		g.Members = append(g.Members, member)
 	}
 	c.metricSums.addValidation(a, c.rewards)
 	return nil
+}
+
+// MemberOf joins what is stored of one sample: its part of the advantage event, its trajectory and its reward, of which
+// the last two may be nil. A trajectory that cannot be read as a rollout gives the member an error.
+func MemberOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) Member {
+	member := Member{SampleResult: sampleResult(m)}
+	if reward != nil {
+		member.Error, member.Scores = reward.Error, scoresOf(reward)
+	}
+	if t == nil {
+		return member
+	}
+	member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
+	member.Error = cmp.Or(t.Error, member.Error)
+	if t.Text != nil {
+		member.Text = TextOf(t)
+	} else if err := member.setRollout(t); err != nil {
+		member.Error = cmp.Or(member.Error, err.Error())
+	}
+	member.Roll = rollOf(t)
+	member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
+	return member
 }
 
 // countEvaluations adds a completed sample to the two counts of model evaluations: those that it took, and those that

@@ -86,20 +86,36 @@ func (r *Run) Load(ctx context.Context, b *bus.Bus) error {
 			if m.Text == nil || m.trajectory.Text.IDs == nil || m.Text.IDs != nil {
 				continue
 			}
-			text := *m.trajectory.Text
-			for _, t := range []**schemas.Tensor{&text.IDs, &text.Mask, &text.LogProbs, &text.ProcessedLogProbs, &text.Entropies} {
-				if *t == nil { // the engine does not give it
-					continue
-				}
-				*t = new(**t)
-				if err := b.LoadTensors(ctx, *t); err != nil {
-					return fmt.Errorf("text of %s sample %d: %w", g.UID, m.SampleIndex, err)
-				}
+			x, err := LoadText(ctx, b, m.trajectory)
+			if err != nil {
+				return err
 			}
-			m.Text.setTensors(&text)
+			m.Text = x
 		}
 	}
 	return nil
+}
+
+// LoadText is TextOf with all tensors: it fetches those that are in the object store, and fails if one is gone.
+func LoadText(ctx context.Context, b *bus.Bus, t *schemas.Trajectory) (*Text, error) {
+	x := TextOf(t)
+	if t.Text.IDs == nil || x.IDs != nil {
+		return x, nil
+	}
+	text := *t.Text
+	for _, tensor := range []**schemas.Tensor{
+		&text.IDs, &text.Mask, &text.LogProbs, &text.ProcessedLogProbs, &text.Entropies,
+	} {
+		if *tensor == nil { // the engine does not give it
+			continue
+		}
+		*tensor = new(**tensor)
+		if err := b.LoadTensors(ctx, *tensor); err != nil {
+			return nil, fmt.Errorf("text of %s sample %d: %w", t.UID, t.SampleIndex, err)
+		}
+	}
+	x.setTensors(&text)
+	return x, nil
 }
 
 // setTensors decodes the tensors whose bytes t has, into slices of x; without the ids, which are in the object store

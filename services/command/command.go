@@ -222,7 +222,8 @@ with an embedded NATS server.`,
 	root.SetVersionTemplate("{{.Version}}\n")
 	setHelp(root)
 	root.AddCommand(
-		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
+		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
+		publishCommand(a), watchCommand(a), uiCommand(a), showCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)

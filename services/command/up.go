@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -16,12 +17,14 @@ import (
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/ui"
 )
 
 // upCommand makes the command 'meander up'.
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
 	listen, credentials := "127.0.0.1:4222", ""
+	p := pageFlags{Config: ui.DefaultConfig(), prefix: "ui-"}
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "run the whole pipeline in this process until interrupted",
@@ -40,10 +43,7 @@ process at once. Stored events are there at the next start.`,
 				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
 			}
 			log, err := a.logger()
-			if err != nil {
-				return err
-			}
-			if err := s.validate(); err != nil {
+			if err = cmp.Or(err, s.validate(), p.resolveBeside(c.Flags(), s.Sampler.Model)); err != nil {
 				return err
 			}
 			if a.natsURL != "" && c.Flags().Changed("listen") {
@@ -74,7 +74,7 @@ process at once. Stored events are there at the next start.`,
 				watch, stop := context.WithCancel(ctx)
 				defer stop()
 				go watchFaults(watch, conn.Bus, func(line string) { log.Warn().Msg(line) })
-				return s.serve(ctx, conn, log)
+				return p.serveBeside(ctx, conn, log, c.ErrOrStderr(), s.serve)
 			}
 			if conn.member == nil {
 				return serve(c.Context())
@@ -88,6 +88,8 @@ process at once. Stored events are there at the next start.`,
 		f.StringVar(&listen, "listen", listen, "address for clients")
 		f.StringVar(&credentials, "auth", "",
 			"credentials folder (meander auth init): clients need its credentials, and TLS if it has certificates")
+		f.BoolVar(&p.wanted, "ui", false, "also serve the page of 'meander ui'")
+		p.add(f)
 		pipelineFlags(f, &s)
 	})
 	addSection(c.Flags(), limitSection, s.limits.Flags)

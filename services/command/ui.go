@@ -1,0 +1,149 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/model/tokenizer"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/ui"
+)
+
+// pageToken is the variable with the password of the page.
+const pageToken = "MEANDER_UI_TOKEN"
+
+// uiCommand makes the command 'meander ui'.
+func uiCommand(a *app) *cobra.Command {
+	p := pageFlags{Config: ui.DefaultConfig()}
+	c := &cobra.Command{
+		Use:   "ui",
+		Short: "serve a page that shows runs, groups and samples while they are made",
+		Long: `ui serves one page for a browser: runs with the progress of every stage and what they wait for, groups
+with their images or texts, rewards and advantages, the steps and log-probs of each sample, samplers,
+weights, streams and dead letters. It follows the pipeline by itself. It reads, and changes nothing.
+
+Only this machine reaches it, unless --listen names another address; MEANDER_UI_TOKEN must then have a
+password, which browsers ask for. Put a proxy with TLS before it on a network that others share.`,
+		Example: `  meander ui
+  meander ui --listen 127.0.0.1:8080
+  meander ui --nats tls://nats.example.org:4222 --nats-creds auth/viewer.creds --nats-tls-ca auth/tls/ca.pem
+  meander ui --tokenizer deploy/models/sums    # shows the tokens of that model as text
+  MEANDER_UI_TOKEN=secret meander ui --listen 0.0.0.0:4280 --host rollouts.example.org`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, given []string) error {
+			running, _ := natsd.Pipeline(a.store)
+			if a.natsURL != "" {
+				running.Settings = nil
+			}
+			if err := p.resolve(running.Settings["model"]); err != nil {
+				return err
+			}
+			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
+				log, err := a.logger()
+				if err != nil {
+					return err
+				}
+				return p.serve(c.Context(), conn, log, c.ErrOrStderr())
+			})(c, given)
+		},
+	}
+	p.add(c.Flags())
+	return c
+}
+
+// pageFlags are the flags of a page.
+type pageFlags struct {
+	ui.Config
+	tokenizer string
+	// prefix is before the names of the flags. wanted is the flag of a command that serves the pipeline.
+	prefix string
+	wanted bool
+}
+
+// add adds the flags.
+func (p *pageFlags) add(f *pflag.FlagSet) {
+	f.StringVar(
+		&p.Listen,
+		p.prefix+"listen",
+		p.Listen,
+		"address of the page; beyond this machine it needs a password in "+pageToken,
+	)
+	f.StringArrayVar(
+		&p.Hosts,
+		p.prefix+"host",
+		nil,
+		"name by which browsers reach the page, besides localhost and addresses in numbers; may be repeated",
+	)
+	f.StringVar(&p.tokenizer, p.prefix+"tokenizer", "",
+		"folder of a language model, whose tokenizer shows tokens as text; default the model of the pipeline")
+}
+
+// resolveBeside is resolve for a command that serves the pipeline with this model. Flags of a page that is not wanted
+// are usage errors.
+func (p *pageFlags) resolveBeside(f *pflag.FlagSet, model string) error {
+	if p.wanted {
+		return p.resolve(model)
+	}
+	for _, name := range []string{"listen", "host", "tokenizer"} {
+		if f.Changed(p.prefix + name) {
+			return usage(fmt.Errorf("--%s%s: given without the page; add --ui", p.prefix, name))
+		}
+	}
+	return nil
+}
+
+// resolve checks the settings, and opens the tokenizer: that of the flag, or of the model if it has one. Faults are
+// usage errors.
+func (p *pageFlags) resolve(model string) error {
+	p.Token = os.Getenv(pageToken)
+	if err := p.Validate(); err != nil {
+		return usage(fmt.Errorf("--%s%w", p.prefix, err))
+	}
+	folder := cmp.Or(p.tokenizer, model)
+	if folder == "" {
+		return nil
+	}
+	for _, folder := range []string{folder, filepath.Join(folder, "tokenizer")} {
+		t, err := tokenizer.Load(folder)
+		if err == nil {
+			p.Piece = t.Piece
+			return nil
+		}
+		if p.tokenizer != "" && (folder != p.tokenizer || !errors.Is(err, os.ErrNotExist)) {
+			return usage(fmt.Errorf("--%stokenizer: %w", p.prefix, err))
+		}
+	}
+	return nil // it makes images, or another program has it
+}
+
+// serve serves the page until ctx ends, and says on out where it is.
+func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Logger, out io.Writer) error {
+	p.Where = conn.where
+	return ui.Serve(ctx, conn.Bus, p.Config, log, func(url string) {
+		fmt.Fprintf(out, "the page of %s is at %s; Ctrl-C ends it\n", conn.where, url)
+	})
+}
+
+// serveBeside serves the pipeline, and the page beside it if it is wanted. If one fails, both end.
+func (p *pageFlags) serveBeside(
+	ctx context.Context, conn *connection, log zerolog.Logger, out io.Writer,
+	pipeline func(context.Context, *connection, zerolog.Logger) error,
+) error {
+	if !p.wanted {
+		return pipeline(ctx, conn, log)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.serve(ctx, conn, log, out) })
+	g.Go(func() error { return pipeline(ctx, conn, log) })
+	return g.Wait()
+}

@@ -1,0 +1,161 @@
+// The page: an address after # names what is shown, and one stream of events keeps it fresh.
+import { h, only, empty } from "./dom.js";
+import { runsView, runView } from "./runs.js";
+import { groupView, sampleView } from "./samples.js";
+import { systemView, laneView, deadView, letterView } from "./system.js";
+
+const main = document.getElementById("main");
+let view = null; // what is shown: {stop, keys}
+let turn = 0; // counts what was shown: answers for an earlier view are late
+
+// ask gets an answer of the API; an error has the server's words.
+export async function ask(path, query) {
+  const text = query ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined)) : "";
+  let answer;
+  try {
+    answer = await fetch("/api/" + path + text, { headers: { Accept: "application/json" } });
+  } catch {
+    throw new Error("the page's server does not answer; is 'meander ui' still running?");
+  }
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw Object.assign(new Error(body.error || `the server answered ${answer.status}`), { status: answer.status });
+  return body;
+}
+
+// api makes a path of the API of names that may have any characters.
+export const api = (...parts) => parts.map((p) => encodeURIComponent(p)).join("/");
+
+function setLink(state, says) {
+  const link = document.getElementById("link");
+  link.className = "link " + state;
+  link.hidden = !says;
+  document.getElementById("linksays").textContent = says;
+}
+
+function setBanner(says) {
+  const b = document.getElementById("banner");
+  b.hidden = !says;
+  b.textContent = says;
+}
+
+function setWhere(text) { document.getElementById("where").textContent = text || ""; }
+
+// listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
+export function listen(query, handlers) {
+  let source = null, last = query.since || "", retry = 0;
+  const open = () => {
+    if (source || document.hidden) return;
+    source = new EventSource("/api/events?" + new URLSearchParams({ ...query, since: last }));
+    source.onopen = () => setLink("live", "live");
+    source.onerror = () => {
+      setLink("lost", "reconnecting");
+      if (source.readyState === EventSource.CLOSED) { // the server refused: try later
+        close();
+        retry = setTimeout(open, 3000);
+      }
+    };
+    source.addEventListener("health", (e) => {
+      const x = JSON.parse(e.data);
+      setBanner(x.fault);
+      setWhere(x.where);
+    });
+    for (const [name, f] of Object.entries(handlers)) {
+      source.addEventListener(name, (e) => {
+        if (e.lastEventId) last = e.lastEventId;
+        f(JSON.parse(e.data));
+      });
+    }
+  };
+  const close = () => { if (source) source.close(); source = null; };
+  const shown = () => (document.hidden ? close() : open());
+  document.addEventListener("visibilitychange", shown);
+  open();
+  return () => { clearTimeout(retry); close(); document.removeEventListener("visibilitychange", shown); };
+}
+
+const routes = [
+  [/^\/?(?:runs)?$/, () => runsView(), "runs"],
+  [/^\/runs\/([^/]+)$/, (m, q) => runView(m[1], q), "runs"],
+  [/^\/runs\/([^/]+)\/([^/]+)$/, (m, q) => groupView(m[1], m[2], q), "runs"],
+  [/^\/runs\/([^/]+)\/([^/]+)\/(\d+)$/, (m) => sampleView(m[1], m[2], m[3]), "runs"],
+  [/^\/system$/, () => systemView(), "system"],
+  [/^\/system\/([^/]+)$/, (m) => laneView(m[1]), "system"],
+  [/^\/dead$/, (_, q) => deadView(q), "dead"],
+  [/^\/dead\/(\d+)$/, (m) => letterView(m[1]), "dead"],
+];
+
+async function show() {
+  const mine = ++turn;
+  const [path, query] = location.hash.slice(1).split("?");
+  if (path === "main") return;
+  if (view && view.stop) view.stop();
+  view = null;
+  for (const c of main.querySelectorAll(".chart")) if (c.stop) c.stop();
+  setBanner("");
+  const loading = setTimeout(() => only(main, h("div", { class: "skeleton", role: "status", "aria-label": "loading" }), h("div", { class: "skeleton" })), 150);
+  let found = null;
+  for (const [pattern, make, section] of routes) {
+    const m = pattern.exec(path);
+    if (!m) continue;
+    for (const a of document.querySelectorAll("#nav a")) {
+      if (a.dataset.section === section) a.setAttribute("aria-current", "page");
+      else a.removeAttribute("aria-current");
+    }
+    let parts;
+    try { parts = m.map(decodeURIComponent); } catch { break; }
+    found = () => make(parts, new URLSearchParams(query || ""));
+    break;
+  }
+  try {
+    const next = found ? await found() : { title: "Not found", body: empty("There is nothing at this address", h("a", { href: "#/runs" }, "All runs")) };
+    clearTimeout(loading);
+    if (mine !== turn) { if (next.stop) next.stop(); return; }
+    view = next;
+    document.title = next.title + " · meander";
+    only(main, next.body);
+    if (next.start) next.stop = next.start();
+    else setLink("", "");
+  } catch (err) {
+    clearTimeout(loading);
+    if (mine !== turn) return;
+    document.title = "meander";
+    only(main, h("div", { class: "card" }, empty(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, err.message),
+      h("div", { class: "tools" }, h("button", { onclick: show }, "Try again"), h("a", { href: "#/runs" }, "All runs")))));
+    setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
+  }
+}
+
+// again shows the present address anew.
+export const again = show;
+
+function showKeys() {
+  const d = document.getElementById("keys");
+  only(d, h("h2", { id: "keystitle" }, "Keys"), h("dl", {},
+    [["g r", "runs"], ["g s", "system"], ["g d", "dead letters"], ["j  k", "next and previous row or sample"], ["Enter", "open it"], ["u", "up, to what it is part of"], ["/", "search"], ["?", "this list"]]
+      .flatMap(([k, says]) => [h("dt", {}, h("kbd", {}, k)), h("dd", {}, says)])),
+    h("button", { onclick: () => d.close() }, "Close"));
+  d.showModal();
+}
+
+let before = "";
+document.addEventListener("keydown", (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector("dialog[open]")) return;
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) { if (e.key === "Escape") e.target.blur(); return; }
+  const pair = before + e.key;
+  before = e.key === "g" ? "g" : "";
+  const go = { gr: "#/runs", gs: "#/system", gd: "#/dead" }[pair];
+  if (go) { location.hash = go; return; }
+  const items = [...main.querySelectorAll("[data-item]")];
+  const at = items.indexOf(document.activeElement);
+  switch (e.key) {
+    case "?": showKeys(); break;
+    case "/": { const s = main.querySelector("input[type=search]"); if (s) { e.preventDefault(); s.focus(); } break; }
+    case "j": case "k":
+      if (view && view.keys && view.keys[e.key]) view.keys[e.key]();
+      else if (items.length) items[Math.max(0, Math.min(items.length - 1, at + (e.key === "j" ? 1 : -1)))].focus();
+      break;
+    case "u": { const up = [...main.querySelectorAll(".crumbs a")].pop(); if (up) location.hash = up.getAttribute("href"); break; }
+  }
+});
+addEventListener("hashchange", () => { if (location.hash !== "#main") { show(); scrollTo(0, 0); } });
+show();

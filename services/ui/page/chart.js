@@ -1,0 +1,39 @@
+// Curves by uPlot, in the colours of the page. A chart is drawn again when the colours or the width change.
+import uPlot from "./vendor/uplot.js";
+import { h } from "./dom.js";
+
+const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// chart returns an element with a chart. series: [{label, values, tone, dashed, axis, points}], x: {label, values, time}.
+export function chart({ x, series, bands = [], y = "", y2 = "", title, height = 240, stepped = false }) {
+  const box = h("div", { class: "chart", role: "img", "aria-label": title });
+  let plot = null;
+  const draw = () => {
+    const width = Math.floor(box.clientWidth);
+    if (width === 0 || !box.isConnected) return;
+    if (plot) plot.destroy();
+    const axis = (label, scale, side) => ({
+      scale, side, label, labelSize: label ? 22 : 0, labelFont: "12px sans-serif", font: "12px sans-serif", stroke: token("--muted"), size: 56,
+      grid: { stroke: token("--line"), width: 1, show: scale !== "y2" }, ticks: { stroke: token("--line"), width: 1 },
+    });
+    const steps = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 10000 * n]).sort((a, b) => a - b); // no half groups or steps
+    const axes = [{ ...axis(x.label, "x", 2), size: 36, incrs: steps }, axis(y, "y", 3)];
+    if (series.some((s) => s.axis === "y2")) axes.push(axis(y2, "y2", 1));
+    plot = new uPlot({
+      width, height, axes, bands: bands.map((b) => ({ series: b, fill: token("--accent-soft") })),
+      cursor: { points: { size: 7 } }, scales: { x: { time: !!x.time } },
+      series: [{ label: x.label || "at" }, ...series.map((s) => ({
+        label: s.label, scale: s.axis || "y", stroke: token(s.tone || "--accent"), width: s.width ?? 2, dash: s.dashed ? [5, 4] : undefined,
+        points: { show: s.points ?? series[0].values.length < 40, size: 5 }, spanGaps: false,
+        value: (_, v) => (v === null || v === undefined ? "–" : Math.abs(v) >= 1000 ? v.toFixed(0) : v.toFixed(4)),
+        paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      }))],
+    }, [x.values, ...series.map((s) => s.values)], box);
+  };
+  const sized = new ResizeObserver(() => { if (!plot || Math.floor(box.clientWidth) !== plot.width) draw(); });
+  sized.observe(box);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", draw);
+  box.stop = () => { sized.disconnect(); dark.removeEventListener("change", draw); if (plot) plot.destroy(); plot = null; };
+  return box;
+}

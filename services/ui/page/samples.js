@@ -1,0 +1,133 @@
+// A group with its samples, and one sample.
+import { h, link, fixed, signed, plural, seconds, ago, badge, crumbs, empty, only, whole } from "./dom.js";
+import { ask, api, listen } from "./app.js";
+import { chart } from "./chart.js";
+
+const pageSize = 64;
+const media = (run, uid, sample, kind) => "/media/" + api(run, uid, sample, kind);
+
+const scores = (list) => list && list.length > 0 && h("ul", { class: "scores" }, list.map((s) => h("li", {}, h("span", {}, s.name, s.detail && h("q", {}, s.detail), s.error && h("span", { class: "small" }, ` ${s.error}`)),
+  h("span", { class: "num" }, s.value === null ? s.status : fixed(s.value), s.exact === true && " ✓"))));
+
+const advantage = (v) => v !== null && v !== undefined && h("span", { class: "adv " + (v > 0 ? "up" : v < 0 ? "down" : ""), title: "advantage" }, signed(v));
+
+function card(run, g, s) {
+  const text = s.answer !== undefined || s.finish_reason;
+  const picture = s.image ? h("img", { src: media(run, g.uid, s.sample_index, "image"), alt: `sample ${s.sample_index}`, loading: "lazy", decoding: "async", width: s.width, height: s.height }) : s.stored ? "no image" : s.status === "awaited" ? "not made yet" : "";
+  return h("a", { class: "sample", href: link("runs", run, g.uid, s.sample_index), "data-item": true, "aria-label": `sample ${s.sample_index}, ${s.reward === null ? s.status : "reward " + fixed(s.reward)}` },
+    !text && h("div", { class: "pic" }, picture),
+    h("div", { class: "body" },
+      h("div", { class: "line" }, h("span", { class: "reward" }, s.reward === null ? badge(s.status) : fixed(s.reward)), advantage(s.advantage)),
+      text && h("div", { class: "answer" }, s.answer || "(empty)"), scores(s.scores), s.error && h("p", { class: "small clamp" }, s.error),
+      h("div", { class: "line small muted" }, h("span", {}, `#${s.sample_index}`), h("span", {}, s.reward !== null && s.status !== "scored" ? s.status : text ? plural(s.tokens || 0, "token") : s.parent !== undefined ? `from #${s.parent} at ${s.parent_step}` : ""))));
+}
+
+export async function groupView(run, uid, query) {
+  let offset = Number(query.get("offset")) || 0;
+  const load = () => ask(api("runs", run, "groups", uid), { offset, limit: pageSize });
+  let g = await load();
+  const status = h("span", { class: "tools" }), facts = h("div", { class: "card" }), list = h("div"), pager = h("div", { class: "tools" }), prompt = h("div", { class: "card" });
+  const draw = () => {
+    only(status, badge(g.status));
+    only(prompt, h("h2", {}, "Prompt"), h("p", { class: "promptbox" }, g.prompt || "–"), g.negative_prompt && h("p", { class: "small muted" }, `Negative: ${g.negative_prompt}`), g.ground_truth && h("p", { class: "small muted" }, `Ground truth: ${g.ground_truth}`),
+      g.error && h("p", { class: "small" }, badge(g.status), " ", g.error));
+    const rows = [["Mean reward", g.mean === null ? null : fixed(g.mean, 4)], ["Std", g.std === null ? null : `${fixed(g.std, 4)} (${g.std_label})`], ["Estimator", g.estimator], ["Rewards", g.rewards.map((r) => (g.rewards.length > 1 ? `${r.weight} × ${r.name}` : r.name)).join(", ")],
+      ["Lane", g.lane], ["Batch", g.batch === g.uid ? null : g.batch], ["Opened", g.opened ? `${new Date(g.opened).toLocaleString()} (${ago(g.opened)})` : null], ["Open for", g.closed ? seconds(Math.max(0, g.closed - g.opened) / 1000) : null],
+      ["Deadline", g.deadline && !g.closed ? new Date(g.deadline).toLocaleString() : null]].filter(([, v]) => v);
+    only(facts, h("h2", {}, "Facts"), h("dl", { class: "facts" }, rows.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]), g.refilled_by && [h("dt", {}, "Replaced by"), h("dd", {}, h("a", { href: link("runs", run, g.refilled_by) }, g.refilled_by))]));
+    const texts = g.samples.some((s) => s.answer !== undefined);
+    only(list, g.samples.length === 0 ? h("div", { class: "card" }, empty("No sample", h("p", {}, g.status === "refused" ? "The prompt was refused, so nothing was made." : "Nothing is stored of this group's samples."))) : h("div", { class: "samples" + (texts ? " texts" : "") }, g.samples.map((s) => card(run, g, s))));
+    only(pager, h("span", { class: "small muted" }, `${plural(g.total, "sample")}, best reward first`), g.total > pageSize && [
+      h("button", { disabled: offset === 0, onclick: () => move(-pageSize) }, "Previous"), h("span", { class: "small num" }, `${offset + 1} to ${offset + g.samples.length}`), h("button", { disabled: offset + g.samples.length >= g.total, onclick: () => move(pageSize) }, "Next")]);
+  };
+  const move = async (by) => { offset = Math.max(0, offset + by); history.replaceState(null, "", link("runs", run, uid) + (offset ? `?offset=${offset}` : "")); g = await load(); draw(); };
+  draw();
+  let timer = 0;
+  const refresh = () => { timer = timer || setTimeout(async () => { timer = 0; try { g = await load(); draw(); } catch { /* the stream says it */ } }, 700); };
+  return {
+    title: g.prompt.slice(0, 60) || uid,
+    body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run)), h("h1", { class: "mono" }, uid)), status),
+      h("div", { class: "grid" }, prompt, facts), h("div", { class: "head" }, h("div", {}, h("h2", {}, "Samples")), pager), list],
+    start: () => {
+      const stop = listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid)) refresh(); }, reset: refresh });
+      refresh(); // what came between the answer and the stream
+      return () => { clearTimeout(timer); stop(); };
+    },
+  };
+}
+
+// curves draws what changes over the steps of an image.
+function curves(x) {
+  const r = x.rollout;
+  if (!r || !r.sigmas || r.sigmas.length === 0) return null;
+  const n = x.transitions.length, at = [...Array(n).keys()];
+  const logProbs = at.map((i) => x.log_probs && x.log_probs[i] !== undefined ? x.log_probs[i] : null);
+  const drawn = logProbs.some((v) => v !== null);
+  return h("div", { class: "grid" },
+    h("div", { class: "card" }, h("h2", {}, "Sigma and noise by step"), chart({
+      title: `sigma from ${fixed(r.sigmas[0])} to ${fixed(r.sigmas[n])} in ${n} steps`, x: { label: "step", values: [...at, n] },
+      series: [{ label: "sigma", values: r.sigmas }, { label: "noise std", values: [...r.noise_std, null], tone: "--warn", dashed: true }],
+    })),
+    h("div", { class: "card" }, h("h2", {}, "Log-prob by step"), drawn ? chart({ title: `log-probs of ${n} steps, in nats (${r.log_prob_kind})`, x: { label: "step", values: at }, series: [{ label: `log-prob (${r.log_prob_kind})`, values: logProbs, points: true }] })
+      : h("p", { class: "muted" }, "No step has a log-prob: all are ODE steps, without noise.")));
+}
+
+// steps is the table behind the curves.
+function steps(x) {
+  const r = x.rollout;
+  if (!r || x.transitions.length === 0) return null;
+  return h("details", { class: "card" }, h("summary", {}, h("b", {}, "Steps as a table")), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Step", "Sigma", "Runs", "Noise std", "Log-prob", "State"].map((t, i) => h("th", { class: i === 2 || i === 5 ? "" : "n" }, t)))),
+    h("tbody", {}, x.transitions.map((t, i) => h("tr", {}, h("td", { class: "n" }, i), h("td", { class: "n" }, fixed(r.sigmas[i], 4)), h("td", {}, t), h("td", { class: "n" }, fixed(r.noise_std[i], 4)), h("td", { class: "n" }, x.log_probs && x.log_probs[i] !== undefined ? fixed(x.log_probs[i], 6) : "–"), h("td", {}, (x.latent_step_indices || []).includes(i) ? "stored" : "")))))));
+}
+
+// tone says how likely a token was.
+const tone = (p) => (p > -0.105 ? 0 : p > -0.693 ? 1 : p > -2.303 ? 2 : p > -4.605 ? 3 : 4);
+const visible = (t) => t.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");
+
+function tokens(x) {
+  if (!x.tokens || x.tokens.length === 0) return null;
+  const says = h("p", { class: "small muted", role: "status" }, "Point at a token, or go through them with Tab, to see its log-prob and entropy.");
+  const tell = (t, i) => { says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", given"); };
+  return h("div", { class: "card" }, h("h2", {}, "Tokens"), h("div", { class: "legend" }, ["p > 0.9", "> 0.5", "> 0.1", "> 0.01", "less"].map((t, i) => h("span", { class: `tok t${i}` }, t)), h("span", { class: "tok given" }, "given"), h("span", {}, `log-probs ${x.log_probs_of}`)), says,
+    h("div", { class: "tokens" }, x.tokens.map((t, i) => h("span", { class: "tok " + (t.generated && t.log_prob !== undefined ? `t${tone(t.log_prob)}` : "given") + (t.text ? "" : " id"), tabindex: t.generated ? 0 : null, onmouseenter: () => tell(t, i), onfocus: () => tell(t, i) }, t.text ? visible(t.text) : String(t.id)))),
+    x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`));
+}
+
+function conversation(x) {
+  const t = x.text;
+  if (!t) return null;
+  const said = [];
+  for (const m of t.messages || []) said.push([m.role, m.content, false, null]);
+  for (const turn of t.turns || []) {
+    if (!turn.generated) continue;
+    said.push(["model", turn.text || "", true, turn.score]);
+    if (turn.reply) said.push(["reply", turn.reply, false, null]);
+  }
+  return h("div", { class: "card" }, h("h2", {}, "Conversation"), said.map(([who, what, model, score]) => h("div", { class: "turn" + (model ? " model" : "") }, h("b", {}, who, score !== null && score !== undefined && ` · score ${fixed(score)}`), what || "(empty)")));
+}
+
+function waterfall(list) {
+  if (!list || list.length === 0) return null;
+  const end = Math.max(1e-9, ...list.map((p) => p.begin + p.seconds));
+  return h("div", { class: "card" }, h("h2", {}, "Time"), h("div", { class: "falls" }, list.map((p) => h("div", { class: "fall" }, h("span", {}, p.name),
+    h("svg", { viewBox: "0 0 1000 14", preserveAspectRatio: "none", "aria-hidden": "true" }, h("rect", { x: (1000 * p.begin) / end, y: 0, width: Math.max(4, (1000 * p.seconds) / end), height: 14 })), h("span", { class: "num" }, seconds(p.seconds))))));
+}
+
+export async function sampleView(run, uid, index) {
+  const x = await ask(api("runs", run, "groups", uid, index));
+  const l = x.line, at = Number(index), size = x.group.size;
+  const go = (to) => { if (to >= 0 && to < size) location.hash = link("runs", run, uid, to); };
+  const kind = l.video ? "video" : "image";
+  const picture = h("div", { class: "pic" }, l.image ? h("img", { src: media(run, uid, index, kind), alt: `sample ${index}: ${x.prompt.slice(0, 120)}`, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" }) : h("p", {}, x.error || "no image"));
+  const score = h("div", { class: "card" }, h("h2", {}, "Reward"), h("div", { class: "line tools" }, h("span", { class: "reward" }, x.reward === null ? badge(x.status) : fixed(x.reward, 4)), advantage(x.advantage), x.reward !== null && h("span", { class: "small muted" }, `group: mean ${fixed(x.group.mean)}, std ${fixed(x.group.std)}`)), scores(x.scores), x.error && h("p", { class: "small" }, x.error));
+  const facts = h("div", { class: "card" }, h("h2", {}, "Facts"), h("dl", { class: "facts" }, x.facts.flatMap((f) => [h("dt", {}, f.name), h("dd", { class: f.mono ? "mono" : "" }, f.value)]),
+    x.attempts && x.attempts.length > 0 && [h("dt", {}, "Attempts"), h("dd", {}, x.attempts.length === 1 ? h("span", {}, "one, ", h("span", { class: "mono" }, x.attempts[0].attempt)) : x.attempts.map((a) => h("div", {}, `steps ${a.first} to ${a.last}: `, h("span", { class: "mono" }, a.attempt))))]));
+  const strip = x.states.length > 1 && h("div", { class: "card" }, h("h2", {}, "Denoising"), h("p", { class: "small muted" }, "Stored latents in false colours: the three directions in which those of the last state differ most."),
+    h("div", { class: "strip", tabindex: 0, role: "group", "aria-label": "stored states" }, x.states.map((k) => h("figure", {}, h("img", { src: media(run, uid, index, k), alt: `state ${k}`, loading: "lazy", width: 96, height: 96 }), h("figcaption", {}, `${k}`, x.rollout && ` · σ ${fixed(x.rollout.sigmas[k], 2)}`)))));
+  return {
+    title: `#${index} of ${uid}`, keys: { j: () => go(at + 1), k: () => go(at - 1) },
+    body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run), h("a", { href: link("runs", run, uid) }, uid)), h("h1", {}, `Sample ${index}`), h("p", { class: "muted clamp" }, x.prompt)),
+      h("div", { class: "tools" }, h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
+    h("div", { class: "shot" }, x.text ? h("div", {}, conversation(x)) : picture, h("div", { class: "grid" }, score, facts)), strip, x.text ? tokens(x) : curves(x), x.text ? null : steps(x), waterfall(x.timings)].filter(Boolean),
+  };
+}

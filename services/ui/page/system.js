@@ -1,0 +1,72 @@
+// What runs, with which weights, how full the streams are, and the dead letters.
+import { h, link, bytes, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
+import { ask, api, listen } from "./app.js";
+
+const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
+const short = (digest) => h("span", { class: "mono", title: digest || "" }, (digest || "–").slice(0, 12));
+const table = (heads, rows) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(([t, c]) => h("th", { class: c || "" }, t)))), h("tbody", {}, rows)));
+
+export async function systemView() {
+  const first = await ask("system");
+  const body = h("div", { class: "waits" }), running = h("div", { class: "card flush" }), lanes = h("div", { class: "card flush" }), streams = h("div", { class: "card flush" }), consumers = h("details", { class: "card flush" });
+  const draw = (x) => {
+    only(body, waits(x.waits));
+    body.hidden = x.waits.length === 0;
+    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", {}, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
+      h("td", {}, h("b", {}, p.service), h("div", { class: "small muted mono" }, p.instance)), h("td", {}, p.lane || "–"),
+      h("td", {}, p.policy_version === undefined ? "–" : h("span", {}, `version ${p.policy_version} `, short(p.weights_digest))), h("td", {}, p.backend || "–"),
+      h("td", {}, p.draining ? badge("drains", "warn") : p.loading !== undefined ? badge(`loads version ${p.loading}`, "info") : p.waiting ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn") : badge("at work", "good")),
+      h("td", { class: "small hide-s" }, (p.reward || []).join(", "), (p.missing || []).map((m) => h("div", {}, badge(m.name, "bad"), " ", m.reason))), h("td", { class: "n hide-s" }, ago(p.at))))));
+    only(lanes, h("div", { class: "cardhead" }, h("h2", {}, "Policies")), x.lanes.length === 0 ? empty("No lane is known yet", h("p", {}, "A sampler announces its model and weights when it starts.")) : table([["Lane"], ["Model"], ["Served", "n"], ["Newest", "n"], ["Weights"], ["Samplers", "n"], ["Requests", "n"], ["Announced", "n hide-s"]], x.lanes.map((l) => h("tr", {},
+      h("td", {}, h("a", { class: "row", href: link("system", l.lane), "data-item": true }, l.lane)), h("td", {}, l.current.model, l.text && " (text)"), h("td", { class: "n" }, l.served_version), h("td", { class: "n" }, l.current.version, l.current.version !== l.served_version && l.samplers > 0 && h("div", {}, badge("not taken over", "warn"))),
+      h("td", {}, l.current.kind, " ", short(l.current.weights_digest)), h("td", { class: "n" }, l.samplers === 0 ? badge("none", "bad") : l.samplers), h("td", { class: "n" }, whole(l.backlog)), h("td", { class: "n hide-s" }, ago(l.current.announced))))));
+    only(streams, h("div", { class: "cardhead" }, h("h2", {}, "Streams")), table([["Stream"], ["State"], ["Full"], ["Messages", "n"], ["Size", "n"], ["Limit", "n"], ["Newest", "n hide-s"]], x.streams.map((s) => h("tr", {},
+      h("td", { class: "mono" }, s.name), h("td", {}, badge(s.state, states[s.state])), h("td", {}, s.max_bytes > 0 ? meter(s.bytes + (s.held_bytes || 0), s.max_bytes, `${s.name}: ${Math.round((100 * s.bytes) / s.max_bytes)} % full`, s.state === "full") : h("span", { class: "small muted" }, "no limit")),
+      h("td", { class: "n" }, whole(s.messages)), h("td", { class: "n" }, bytes(s.bytes)), h("td", { class: "n" }, s.max_bytes > 0 ? bytes(s.max_bytes) : "–"), h("td", { class: "n hide-s" }, ago(s.newest))))));
+    const open = consumers.open;
+    const list = x.streams.flatMap((s) => s.consumers.map((c) => [s, c]));
+    only(consumers, h("summary", { class: "cardhead" }, h("h2", {}, `Consumers (${list.length})`)), table([["Consumer"], ["Stream"], ["Waiting", "n"], ["In flight", "n"], ["Redelivered", "n"], ["At work", ""]], list.map(([s, c]) => h("tr", {}, h("td", { class: "mono" }, c.name), h("td", { class: "mono small" }, s.name), h("td", { class: "n" }, whole(c.pending)), h("td", { class: "n" }, whole(c.ack_pending)), h("td", { class: "n" }, whole(c.redelivered)), h("td", {}, c.pulls > 0 ? "yes" : "no")))));
+    consumers.open = open;
+  };
+  draw(first);
+  return { title: "System", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "System"), h("p", { class: "muted" }, "Who is at work, with which weights, and how full the streams are."))), body, running, lanes, streams, consumers], start: () => listen({ topic: "system" }, { system: draw }) };
+}
+
+export async function laneView(lane) {
+  const x = await ask(api("lanes", lane));
+  return {
+    title: lane, body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/system" }, "System")), h("h1", {}, lane), h("p", { class: "muted" }, `${plural(x.total, "version")} of the weights, the newest first`))),
+      h("div", { class: "card flush" }, x.versions.length === 0 ? empty("No version", h("p", {}, "No sampler has announced this lane.")) : table([["Version", "n"], ["Weights"], ["What"], ["Rule"], ["By"], ["Note"], ["When", "n"]], x.versions.map((v) => h("tr", {}, h("td", { class: "n" }, v.version), h("td", {}, short(v.weights_digest)),
+        h("td", {}, v.rollback !== undefined ? `again version ${v.rollback}` : v.kind, v.refused && h("div", {}, badge("refused", "bad"), " ", v.refused)), h("td", {}, v.rule || "finish"), h("td", {}, v.by || "the sampler"), h("td", {}, v.note || ""), h("td", { class: "n" }, ago(v.announced))))))],
+  };
+}
+
+export async function deadView(query) {
+  const run = query.get("run") || "", rows = h("tbody"), more = h("div", { class: "pager" });
+  let shown = 0;
+  const line = (d) => h("tr", {}, h("td", { class: "n" }, d.id), h("td", {}, h("a", { class: "row", href: link("dead", d.id), "data-item": true }, h("span", { class: "clamp" }, d.reason))), h("td", {}, badge(d.code, "bad")), h("td", {}, d.stage || "–"), h("td", {}, d.run ? h("a", { href: link("runs", d.run) }, d.run) : "–"), h("td", { class: "small mono hide-s" }, d.uid || "–"), h("td", { class: "n" }, ago(d.at)));
+  const load = async (before) => {
+    const x = await ask("dead", { run, before });
+    rows.append(...x.letters.map(line));
+    shown += x.letters.length;
+    only(more, h("span", { class: "small muted" }, run ? `${plural(shown, "letter")} of run ${run}` : `${whole(shown)} of ${plural(x.total, "letter")}`), x.before && h("button", { onclick: () => load(x.before) }, "Older ones"));
+    return x;
+  };
+  await load();
+  const none = shown === 0 && more.children.length < 2;
+  return {
+    title: "Dead letters", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Dead letters"), h("p", { class: "muted" }, "Input that no service could use, kept with the reason.", run && h("span", {}, " Only run ", h("b", {}, run), "; ", h("a", { href: "#/dead" }, "show all"))))),
+      h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, [["#", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]].map(([t, c]) => h("th", { class: c || "" }, t)))), rows)), more])],
+  };
+}
+
+export async function letterView(id) {
+  const d = await ask(api("dead", id));
+  return {
+    title: `Dead letter ${id}`, body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, `Dead letter ${id}`)), badge(d.code, "bad")),
+      h("div", { class: "card" }, h("h2", {}, "Why"), h("p", { class: "promptbox" }, d.reason)),
+      h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", new Date(d.at).toLocaleString()], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
+        d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored.")),
+      h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), h("p", { class: "small" }, "Publish it again, or remove it:"), h("pre", { class: "json" }, `meander dead replay ${id}\nmeander dead drop ${id}`))],
+  };
+}

@@ -1,0 +1,129 @@
+package ui
+
+import (
+	"time"
+
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// rateSeconds is over how many seconds rates are.
+const rateSeconds = 30
+
+// rate counts events of the last seconds.
+type rate struct {
+	at    [rateSeconds]int64 // Unix seconds
+	count [rateSeconds]int
+}
+
+// add counts an event.
+func (r *rate) add(at time.Time) {
+	second := at.Unix()
+	i := second % rateSeconds
+	if r.at[i] != second {
+		if r.at[i] > second {
+			return
+		}
+		r.at[i], r.count[i] = second, 0
+	}
+	r.count[i]++
+}
+
+// perSecond returns the mean rate of the last seconds, the present one aside.
+func (r *rate) perSecond(now time.Time) float64 {
+	n := 0
+	for i, second := range r.at {
+		if age := now.Unix() - second; age > 0 && age < rateSeconds {
+			n += r.count[i]
+		}
+	}
+	return float64(n) / (rateSeconds - 1)
+}
+
+// stage is one stage of a run: how much it has done, of how much, and how fast.
+type stage struct {
+	Name string `json:"name"`
+	// Counts names what is counted.
+	Counts string `json:"counts"`
+	Done   int64  `json:"done"`
+	Of     int64  `json:"of"`
+	// PerMinute is the mean of the last half minute.
+	PerMinute float64 `json:"per_minute"`
+}
+
+// progress is what a page shows of a run above its groups.
+type progress struct {
+	Run      schemas.Run    `json:"run"`
+	Epoch    string         `json:"epoch"`
+	Revision uint64         `json:"revision"`
+	State    string         `json:"state"`
+	Stages   []stage        `json:"stages"`
+	StepsPer float64        `json:"steps_per_minute"`
+	Statuses map[string]int `json:"statuses"`
+	// Waits says in words what the run waits for.
+	Waits []wait `json:"waits"`
+	Fault string `json:"fault,omitempty"`
+	// LeftOut is how many older groups are not in the list.
+	LeftOut int `json:"left_out,omitempty"`
+	// Mean is that of the groups' mean rewards, over the last 50 that have one.
+	Mean *float64 `json:"mean_reward"`
+
+	lanes map[schemas.Lane]int // open groups
+	// unmade, unscored and unclosed count open samples and groups by what they lack; judged those that need verdicts.
+	unmade, unscored, unclosed, judged int64
+}
+
+// progress counts what is stored of the run.
+func (f *follower) progress() *progress {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	p := &progress{
+		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault, LeftOut: f.leftOut,
+		lanes: map[schemas.Lane]int{}, Waits: []wait{},
+	}
+	perMinute := func(kind string) float64 {
+		if r := f.rates[kind]; r != nil {
+			return 60 * r.perSecond(now)
+		}
+		return 0
+	}
+	var samples, made, scored, closed int64
+	var means []float64
+	for _, r := range f.order {
+		p.Statuses[r.Status]++
+		samples, made, scored = samples+r.Size, made+int64(r.Made), scored+int64(r.Scored)
+		if r.Mean != nil {
+			means = append(means, *r.Mean)
+		}
+		if r.Status != results.StatusOpen {
+			closed++
+			continue
+		}
+		p.lanes[r.lane]++
+		p.unmade += max(0, r.Size-int64(r.Made))
+		p.unscored += max(0, int64(r.Made-r.Scored))
+		if int64(r.Scored) >= r.Size {
+			p.unclosed++
+		}
+		if r.verdicts {
+			p.judged += max(0, int64(r.Made-r.Scored))
+		}
+	}
+	if recent := means[max(0, len(means)-50):]; len(recent) > 0 {
+		sum := 0.0
+		for _, m := range recent {
+			sum += m
+		}
+		p.Mean = new(sum / float64(len(recent)))
+	}
+	groups := int64(len(f.order))
+	p.Stages = []stage{
+		{"intake", "groups", groups, groups, perMinute("groups")},
+		{"sampler", "samples", made, samples, perMinute("trajectories")},
+		{"reward", "samples", scored, samples, perMinute("rewards")},
+		{"advantage", "groups", closed, groups, perMinute("advantages")},
+	}
+	p.StepsPer = perMinute("steps")
+	return p
+}

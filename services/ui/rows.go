@@ -1,0 +1,251 @@
+package ui
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// row is one group in the list of a run.
+type row struct {
+	// Number counts the groups of the run in the order in which they opened, from 1.
+	Number int         `json:"number"`
+	UID    schemas.UID `json:"uid"`
+	Prompt string      `json:"prompt"`
+	Batch  string      `json:"batch,omitempty"`
+	Size   int64       `json:"size"`
+	// Status is open, or that of the result.
+	Status     string   `json:"status"`
+	Error      string   `json:"error,omitempty"`
+	Made       int      `json:"made"`
+	Scored     int      `json:"scored"`
+	Mean       *float64 `json:"mean"`
+	Std        *float64 `json:"std"`
+	Least      *float64 `json:"min"`
+	Most       *float64 `json:"max"`
+	Opened     int64    `json:"opened"` // Unix milliseconds
+	Closed     int64    `json:"closed,omitempty"`
+	Source     string   `json:"data_source,omitempty"`
+	Validation bool     `json:"validation,omitempty"`
+	RefilledBy string   `json:"refilled_by,omitempty"`
+
+	lane     schemas.Lane
+	verdicts bool
+	revision uint64
+}
+
+// takeRecord takes the record of a group, which opens it. An event that is not valid changes nothing: services remove
+// it.
+func (f *follower) takeRecord(m *bus.Message) {
+	var g schemas.GroupRecord
+	if bus.Fits(m, &g) != nil {
+		return
+	}
+	f.count("groups", m.Time)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.rowOf(g.UID)
+	r.Prompt, r.Size, r.Opened, r.lane = cut(g.Prompt, maxCut), g.GroupSize, m.Time.UnixMilli(), g.Lane
+	r.Validation, r.verdicts = g.Group.Validation, len(results.VerdictNames(&g.Group)) > 0
+	if g.Group.Batch != string(g.UID) {
+		r.Batch = g.Group.Batch
+	}
+	if fields, err := g.Group.Metadata.Map(); err == nil {
+		if text, ok := fields["data_source"].(string); ok {
+			r.Source = cut(text, maxCut)
+		}
+	}
+	f.touch(r)
+}
+
+// takeTrajectory counts a sample that was made. An event that is not valid changes nothing: services remove it.
+func (f *follower) takeTrajectory(m *bus.Message) {
+	a, ok := schemas.ParseSubject(m.Subject)
+	if !ok {
+		return
+	}
+	f.count("trajectories", m.Time)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.rowOf(a.UID)
+	r.Made++
+	f.touch(r)
+}
+
+// takeReward counts a sample that was scored. An event that is not valid changes nothing: services remove it.
+func (f *follower) takeReward(m *bus.Message) {
+	a, ok := schemas.ParseSubject(m.Subject)
+	if !ok || a.Kind != schemas.KindReward {
+		return
+	}
+	f.count("rewards", m.Time)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.rowOf(a.UID)
+	r.Scored++
+	f.touch(r)
+}
+
+// takeAdvantage takes the result of a group, which closes it. An event that is not valid changes nothing: services
+// remove it.
+func (f *follower) takeAdvantage(m *bus.Message) {
+	var a schemas.Advantage
+	if bus.Fits(m, &a) != nil {
+		return
+	}
+	f.count("advantages", m.Time)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.rowOf(a.UID)
+	r.Status, r.Error, r.Mean, r.Std = a.Status, cut(a.Error, 2*maxCut), a.Mean, a.Std
+	r.Size, r.Closed, r.Validation = a.GroupSize, m.Time.UnixMilli(), a.Validation
+	r.RefilledBy = string(a.RefilledBy)
+	if r.Opened == 0 { // of a pass over another run there may be no record
+		r.Opened = m.Time.UnixMilli()
+	}
+	r.Least, r.Most = nil, nil
+	for i := range a.Members {
+		x := a.Members[i].Reward
+		if x == nil {
+			continue
+		}
+		if r.Least == nil || *x < *r.Least {
+			r.Least = new(*x)
+		}
+		if r.Most == nil || *x > *r.Most {
+			r.Most = new(*x)
+		}
+	}
+	f.touch(r)
+}
+
+// list says which rows a page wants.
+type list struct {
+	order, status, text string
+	offset, limit       int
+}
+
+// rowsOf returns copies of the rows that a page wants, and how many there are in all.
+func (f *follower) rowsOf(l list) (rows []row, total int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	text := strings.ToLower(l.text)
+	var match []*row
+	for _, r := range slices.Backward(f.order) {
+		if l.status != "" && r.Status != l.status {
+			continue
+		}
+		if text != "" && !strings.Contains(strings.ToLower(r.Prompt), text) &&
+			!strings.Contains(strings.ToLower(string(r.UID)), text) {
+			continue
+		}
+		match = append(match, r)
+	}
+	switch l.order {
+	case "oldest":
+		slices.Reverse(match)
+	case "best":
+		sortFalling(match, 1, func(r *row) *float64 { return r.Mean })
+	case "worst":
+		sortFalling(match, -1, func(r *row) *float64 { return r.Mean })
+	case "spread":
+		sortFalling(match, 1, func(r *row) *float64 { return r.Std })
+	}
+	total = len(match)
+	rows = []row{}
+	for _, r := range match[min(l.offset, total):min(l.offset+l.limit, total)] {
+		rows = append(rows, *r)
+	}
+	return rows, total
+}
+
+// sortFalling sorts rows by a value, times sign, that falls; rows without one come last.
+func sortFalling(rows []*row, sign float64, value func(*row) *float64) {
+	slices.SortStableFunc(rows, func(a, b *row) int {
+		x, y := value(a), value(b)
+		switch {
+		case x == nil && y == nil:
+			return 0
+		case x == nil:
+			return 1
+		case y == nil:
+			return -1
+		}
+		return cmp.Compare(sign**y, sign**x)
+	})
+}
+
+// point is one place of a curve: groups that closed one after the other.
+type point struct {
+	At     int64   `json:"at"` // Unix milliseconds, of the last group
+	Number int     `json:"number"`
+	Groups int     `json:"groups"`
+	Mean   float64 `json:"mean"`
+	Least  float64 `json:"min"`
+	Most   float64 `json:"max"`
+	Std    float64 `json:"std"`
+}
+
+// curve returns the rewards of the run's groups in the order in which they closed, in at most most points.
+func (f *follower) curve(source string, most int) (points []point, sources []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var closed []*row
+	seen := map[string]bool{}
+	for _, r := range f.order {
+		if r.Mean == nil {
+			continue
+		}
+		if r.Source != "" && !seen[r.Source] && len(seen) < 100 {
+			seen[r.Source] = true
+			sources = append(sources, r.Source)
+		}
+		if source == "" || r.Source == source {
+			closed = append(closed, r)
+		}
+	}
+	slices.SortStableFunc(closed, func(a, b *row) int { return cmp.Compare(a.Closed, b.Closed) })
+	slices.Sort(sources)
+	points = []point{}
+	each := max(1, (len(closed)+most-1)/most)
+	for i := 0; i < len(closed); i += each {
+		part := closed[i:min(i+each, len(closed))]
+		p := point{
+			At:     part[len(part)-1].Closed,
+			Number: i + len(part),
+			Groups: len(part),
+			Least:  *part[0].Mean,
+			Most:   *part[0].Mean,
+		}
+		for _, r := range part {
+			p.Mean += *r.Mean / float64(len(part))
+			if r.Std != nil {
+				p.Std += *r.Std / float64(len(part))
+			}
+			if r.Least != nil {
+				p.Least = min(p.Least, *r.Least)
+			}
+			if r.Most != nil {
+				p.Most = max(p.Most, *r.Most)
+			}
+		}
+		points = append(points, p)
+	}
+	return points, sources
+}
+
+// cut shortens a text to a number of bytes, at the end of a character.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	for most > 0 && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return text[:most] + "…"
+}

@@ -1,0 +1,321 @@
+package ui
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// maxRuns is how many runs a list has, the newest; maxPage how many groups, samples or letters a page has.
+const maxRuns, maxPage = 500, 200
+
+// runLine is one run in the list.
+type runLine struct {
+	*results.StoredRun
+	// State is running, paused, cancelled or done.
+	State string `json:"state"`
+	// Steps is how many step events are stored of it.
+	Steps uint64 `json:"steps"`
+	// Rewards is how many samples have one.
+	Rewards uint64 `json:"rewards"`
+}
+
+// readRuns reads the list of runs, the newest first.
+func (s *server) readRuns(ctx context.Context) ([]*runLine, error) {
+	stored, err := results.Runs(ctx, s.bus, "*")
+	if err != nil {
+		return nil, err
+	}
+	paused, err := s.bus.PausedRuns(ctx)
+	if err != nil {
+		return nil, err
+	}
+	lines := []*runLine{}
+	for _, r := range stored {
+		line := &runLine{
+			StoredRun: r,
+			State:     schemas.RunRunning,
+			Steps:     r.Streams[schemas.StreamSteps],
+			Rewards:   r.Streams[schemas.StreamRewards],
+		}
+		if r.Groups > 0 && r.Open == 0 {
+			line.State = schemas.RunDone
+		}
+		if slices.ContainsFunc(paused, func(c *schemas.Control) bool { return c.Run == r.Run }) {
+			line.State = schemas.RunPaused
+		}
+		line.Rewards -= min(line.Rewards, uint64(r.Groups)) // the stream has the openings of the groups, too
+		lines = append(lines, line)
+	}
+	slices.SortFunc(lines, func(a, b *runLine) int {
+		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
+	})
+	return lines, nil
+}
+
+// runList is the list of runs, as pages get it.
+type runList struct {
+	Runs  []*runLine `json:"runs"`
+	Total int        `json:"total"`
+	Waits []wait     `json:"waits"`
+}
+
+// listRuns returns the list of runs, and what holds up the whole pipeline.
+func (s *server) listRuns(ctx context.Context) (*runList, error) {
+	lines, err := s.runs.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	system, err := s.system.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &runList{Runs: lines[:min(len(lines), maxRuns)], Total: len(lines), Waits: system.Waits}, nil
+}
+
+func (s *server) answerRuns(r *http.Request) (any, error) { return s.listRuns(r.Context()) }
+
+// runOf returns the run that a request is about.
+func runOf(r *http.Request) (schemas.Run, error) {
+	run := schemas.Run(r.PathValue("run"))
+	if err := schemas.CheckToken("run", run); err != nil {
+		return "", &requestError{http.StatusBadRequest, err.Error()}
+	}
+	return run, nil
+}
+
+// followed returns the follower of the run that a request is about.
+func (s *server) followed(r *http.Request) (*follower, error) {
+	run, err := runOf(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.followerOf(r.Context(), run)
+}
+
+// number reads a number of a request's query that lies between least and most; absent: def.
+func number(r *http.Request, name string, def, least, most int) (int, error) {
+	text := r.FormValue(name)
+	if text == "" {
+		return def, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		return 0, &requestError{
+			http.StatusBadRequest,
+			fmt.Sprintf("%s: %q; must be a number from %d to %d", name, text, least, most),
+		}
+	}
+	return n, nil
+}
+
+func (s *server) answerRun(r *http.Request) (any, error) {
+	f, err := s.followed(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.describe(r.Context(), f)
+}
+
+// describe returns the progress of a run, and what it waits for.
+func (s *server) describe(ctx context.Context, f *follower) (*progress, error) {
+	p := f.progress()
+	status, err := f.status.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	system, err := s.system.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.State = status.State
+	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
+	return p, nil
+}
+
+// groupList is a page of the groups of a run.
+type groupList struct {
+	Rows  []row `json:"rows"`
+	Total int   `json:"total"`
+	// All is how many groups the run has, whatever was asked for.
+	All      int    `json:"all"`
+	Epoch    string `json:"epoch"`
+	Revision uint64 `json:"revision"`
+	LeftOut  int    `json:"left_out,omitempty"`
+}
+
+// answerGroups answers with a page of the groups of a run: offset, limit, order, status and text say which.
+func (s *server) answerGroups(r *http.Request) (any, error) {
+	offset, err := number(r, "offset", 0, 0, maxRows)
+	if err != nil {
+		return nil, err
+	}
+	limit, err := number(r, "limit", 50, 1, maxPage)
+	if err != nil {
+		return nil, err
+	}
+	order := cmp.Or(r.FormValue("order"), "newest")
+	if orders := []string{"newest", "oldest", "best", "worst", "spread"}; !slices.Contains(orders, order) {
+		return nil, &requestError{http.StatusBadRequest, fmt.Sprintf("order: %q; must be one of %v", order, orders)}
+	}
+	f, err := s.followed(r)
+	if err != nil {
+		return nil, err
+	}
+	rows, total := f.rowsOf(
+		list{order: order, status: r.FormValue("status"), text: r.FormValue("text"), offset: offset, limit: limit},
+	)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &groupList{
+		Rows:     rows,
+		Total:    total,
+		All:      len(f.order),
+		Epoch:    f.epoch,
+		Revision: f.revision,
+		LeftOut:  f.leftOut,
+	}, nil
+}
+
+// answerCurve answers with the rewards of a run over time, of one data source or of all, and with their names.
+func (s *server) answerCurve(r *http.Request) (any, error) {
+	most, err := number(r, "points", 400, 1, 2000)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.followed(r)
+	if err != nil {
+		return nil, err
+	}
+	points, sources := f.curve(r.FormValue("data_source"), most)
+	return map[string]any{"points": points, "data_sources": sources}, nil
+}
+
+// wait is something that work waits for, in words.
+type wait struct {
+	// Grave says that nothing goes on until somebody does something; Fix says what.
+	Grave bool   `json:"grave"`
+	Says  string `json:"says"`
+	Fix   string `json:"fix,omitempty"`
+}
+
+// systemWaits says what holds up the whole pipeline.
+func systemWaits(x *systemState, faults []bus.Fault) []wait {
+	waits := []wait{}
+	for _, f := range faults {
+		waits = append(waits, wait{Grave: true, Says: boot.Advice(f)})
+	}
+	for i := range x.Streams {
+		if what, fix := boot.Scarce(&x.Streams[i].StreamStats); what != "" {
+			waits = append(waits, wait{Says: what, Fix: fix})
+		}
+	}
+	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
+		if n := x.waiting[stage]; n > 0 && !x.atWork[stage] {
+			waits = append(waits, wait{
+				Grave: true, Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
+				Fix: "start the pipeline with 'meander up', or meander-" + stage,
+			})
+		}
+	}
+	for _, lane := range slices.Sorted(maps.Keys(x.backlog)) {
+		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
+			waits = append(waits, wait{
+				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
+				Fix: "start 'meander up' or meander-sampler with that model",
+			})
+		}
+	}
+	for _, p := range x.Present {
+		for _, m := range p.Missing {
+			waits = append(waits, wait{Says: fmt.Sprintf("reward function %s: %s", m.Name, m.Reason)})
+		}
+	}
+	return waits
+}
+
+// runWaits says what an open run waits for.
+func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *systemState) []wait {
+	by := ""
+	if status.By != "" {
+		by = " by " + status.By
+	}
+	if status.Reason != "" {
+		by += ": " + status.Reason
+	}
+	switch status.State {
+	case schemas.RunPaused:
+		return []wait{{Grave: true, Says: "paused" + by, Fix: fmt.Sprintf("continue it with: meander resume %s", run)}}
+	case schemas.RunCancelled:
+		return []wait{{Says: "cancelled" + by + "; it stays so"}}
+	case schemas.RunDone:
+		return nil
+	}
+	waits := slices.Clone(x.Waits)
+	if p.Stages[0].Done == 0 && len(waits) == 0 {
+		waits = append(waits, wait{
+			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model, " +
+				"or the prompts were refused",
+			Fix: "see the dead letters of the run, and 'meander doctor'",
+		})
+	}
+	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
+		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
+			waits = append(waits, wait{
+				Grave: true, Says: fmt.Sprintf("no sampler of lane %s runs", lane),
+				Fix: "start 'meander up' or meander-sampler with that model",
+			})
+		}
+	}
+	if len(waits) > 0 {
+		return waits
+	}
+	if p.unmade > 0 {
+		waits = append(waits, wait{Says: waiting(p.unmade, "sample") + " in the queue, or are with a sampler"})
+	}
+	if p.judged > 0 {
+		waits = append(waits, wait{
+			Says: waiting(
+				p.judged,
+				"sample",
+			) + " for a verdict", Fix: fmt.Sprintf("give it with: meander verdict --run %s", run),
+		})
+	}
+	if n := p.unscored - p.judged; n > 0 {
+		waits = append(waits, wait{Says: waiting(n, "sample") + " for a score"})
+	}
+	if p.unclosed > 0 {
+		says := waiting(p.unclosed, "group") + " with all rewards for the others of the batch"
+		if status.OpenBatches == 0 {
+			says = waiting(p.unclosed, "group") + " to be closed"
+		}
+		waits = append(waits, wait{Says: says})
+	}
+	return waits
+}
+
+// waiting says that so many things wait.
+func waiting[N int64 | uint64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing + " waits"
+	}
+	return fmt.Sprintf("%d %ss wait", n, thing)
+}
+
+// milliseconds returns a moment for the page; 0 for none.
+func milliseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}

@@ -1,0 +1,329 @@
+// Package ui serves 'meander ui': one page that shows what a pipeline does, while it does it. The page is embedded:
+// HTML, CSS and JavaScript modules in the folder page, without a build step. It gets its data from a small JSON API and
+// from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes
+// nothing.
+//
+// A follower keeps one row for each group of a run that somebody looks at, and counts what is stored of it. A snapshot
+// is an answer that several readers share for a moment. Both have bounds, so a long run costs no more than a short one.
+//
+// What comes from the stream is text for the page: it is sent as JSON, and the page never reads it as HTML. Images have
+// their content type, and browsers are told to execute nothing (a content security policy, nosniff). Only requests with
+// a known Host are answered, so that no other site reaches a page on this machine through a name of its own.
+package ui
+
+import (
+	"context"
+	"crypto/subtle"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+)
+
+//go:embed page
+var page embed.FS
+
+// Config are the settings of a page.
+type Config struct {
+	// Listen is the address, host:port. A host beyond this machine needs Token.
+	Listen string
+	// Hosts are names by which browsers may reach the page, besides localhost and addresses in numbers.
+	Hosts []string
+	// Token is the password that browsers must give; empty: none.
+	Token string
+	// Where names the server of the pipeline for people.
+	Where string
+	// Piece returns the text of a token; nil: the page shows numbers.
+	Piece func(id int32) string
+}
+
+// DefaultConfig returns settings for a page on this machine.
+func DefaultConfig() Config { return Config{Listen: "127.0.0.1:4280"} }
+
+// Validate returns what is wrong with the settings.
+func (c Config) Validate() error {
+	host, _, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %q; must be host:port, such as 127.0.0.1:4280", c.Listen)
+	}
+	if c.Token == "" && !isLoopback(host) {
+		return fmt.Errorf("listen: %q; others reach it there, so set a password in MEANDER_UI_TOKEN, or use 127.0.0.1",
+			c.Listen)
+	}
+	return nil
+}
+
+// isLoopback reports whether only this machine reaches a host.
+func isLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
+}
+
+const (
+	// maxReads is how many questions to the server run at once, maxStreams how many pages follow events.
+	maxReads, maxStreams = 16, 64
+	// readTimeout bounds one question, writeTimeout one answer to a slow browser.
+	readTimeout, writeTimeout = 30 * time.Second, time.Minute
+)
+
+// server is one page.
+type server struct {
+	cfg     Config
+	bus     *bus.Bus
+	client  *client.Client
+	log     zerolog.Logger
+	ctx     context.Context
+	reads   chan struct{}
+	streams chan struct{}
+
+	runs   snapshot[[]*runLine]
+	system snapshot[*systemState]
+
+	mu        sync.Mutex
+	followers map[string]*follower
+}
+
+// Serve serves the page on b until ctx ends. listening is called with the page's address once it answers. It fails if
+// the address cannot be had.
+func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listening func(url string)) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	s := &server{
+		cfg: c, bus: b, client: client.New(b), log: log, ctx: ctx, reads: make(chan struct{}, maxReads),
+		streams: make(chan struct{}, maxStreams), followers: map[string]*follower{},
+	}
+	s.runs.read, s.system.read = s.readRuns, s.readSystem
+	defer s.endFollowers()
+	h := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	context.AfterFunc(ctx, func() {
+		late, done := context.WithTimeout(context.Background(), 5*time.Second)
+		defer done()
+		if h.Shutdown(late) != nil { // a browser that does not read
+			_ = h.Close()
+		}
+	})
+	listening("http://" + l.Addr().String() + "/")
+	if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve the page: %w", err)
+	}
+	return nil
+}
+
+// policy is the content security policy of the page: nothing from elsewhere, nothing inline.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
+	"require-trusted-types-for 'script'; trusted-types 'none'"
+
+// handler answers all paths.
+func (s *server) handler() http.Handler {
+	files, err := fs.Sub(page, "page")
+	if err != nil {
+		panic(err) // the folder is embedded
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /", http.FileServerFS(files))
+	for path, answer := range map[string]func(*http.Request) (any, error){
+		"runs":                             s.answerRuns,
+		"runs/{run}":                       s.answerRun,
+		"runs/{run}/groups":                s.answerGroups,
+		"runs/{run}/curve":                 s.answerCurve,
+		"runs/{run}/groups/{uid}":          s.answerGroup,
+		"runs/{run}/groups/{uid}/{sample}": s.answerSample,
+		"system":                           s.answerSystem,
+		"lanes/{lane}":                     s.answerLane,
+		"dead":                             s.answerDead,
+		"dead/{id}":                        s.answerLetter,
+	} {
+		mux.HandleFunc("GET /api/"+path, s.answer(answer))
+	}
+	mux.HandleFunc("GET /api/events", s.follow)
+	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, "there is nothing at this address")
+	})
+	mux.HandleFunc("GET /media/{run}/{uid}/{sample}/{kind}", s.media)
+	return s.guard(mux)
+}
+
+// guard lets requests through that come from a browser on a known host with the password, and sets the headers that
+// keep what is shown from being executed.
+func (s *server) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cache-Control", "no-cache")
+		if !s.knows(r.Host) {
+			writeError(w, http.StatusMisdirectedRequest, fmt.Sprintf(
+				"the page is not served as %q; open it by its address, or start 'meander ui' with --host", r.Host))
+			return
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			h.Set("Allow", "GET, HEAD")
+			writeError(w, http.StatusMethodNotAllowed, "the page reads, and changes nothing")
+			return
+		}
+		if s.cfg.Token != "" {
+			_, given, _ := r.BasicAuth()
+			if subtle.ConstantTimeCompare([]byte(given), []byte(s.cfg.Token)) != 1 {
+				h.Set("WWW-Authenticate", `Basic realm="meander", charset="UTF-8"`)
+				writeError(
+					w,
+					http.StatusUnauthorized,
+					"the password is that of MEANDER_UI_TOKEN; any user name will do",
+				)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// knows reports whether a Host header is of this page. A site elsewhere can give its own name our address (DNS
+// rebinding), but not a name or an address that is ours.
+func (s *server) knows(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.Trim(host, "[]")
+	if _, err := netip.ParseAddr(host); err == nil {
+		return true
+	}
+	return strings.EqualFold(host, "localhost") ||
+		slices.ContainsFunc(s.cfg.Hosts, func(name string) bool { return strings.EqualFold(name, host) })
+}
+
+// requestError is an error with an HTTP status, for the person at the page.
+type requestError struct {
+	status int
+	says   string
+}
+
+func (e *requestError) Error() string { return e.says }
+
+// answer returns the handler of a question whose answer is JSON. Questions are bounded in number and time.
+func (s *server) answer(read func(r *http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, done := context.WithTimeout(r.Context(), readTimeout)
+		defer done()
+		release, err := s.admit(ctx)
+		var v any
+		if err == nil {
+			v, err = read(r.WithContext(ctx))
+			release()
+		}
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		data, err := json.Marshal(v)
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		s.write(w, data)
+	}
+}
+
+// admit waits until fewer than maxReads questions run.
+func (s *server) admit(ctx context.Context) (release func(), err error) {
+	select {
+	case s.reads <- struct{}{}:
+		return func() { <-s.reads }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// write sends an answer; a browser that does not read it in time is left.
+func (s *server) write(w http.ResponseWriter, data []byte) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, _ = w.Write(data) // the browser has gone
+}
+
+// fail answers with an error in words.
+func (s *server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var wrong *requestError
+	status, says := http.StatusBadGateway, err.Error()
+	switch {
+	case errors.As(err, &wrong):
+		status = wrong.status
+	case errors.Is(err, client.ErrNotFound):
+		status, says = http.StatusNotFound, "this is not stored, or no longer"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		status, says = http.StatusGatewayTimeout, "the server of the pipeline did not answer in time"
+	default:
+		s.log.Warn().Err(err).Str("path", r.URL.Path).Msg("the page could not be answered")
+	}
+	writeError(w, status, says)
+}
+
+// writeError answers with a status, and an error in words as JSON.
+func writeError(w http.ResponseWriter, status int, says string) {
+	data, _ := json.Marshal(map[string]string{"error": says}) // strings always encode
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(data) // the browser has gone
+}
+
+// snapshot is an answer that readers share for a moment: at least refresh, and longer if it takes long to make.
+type snapshot[T any] struct {
+	read func(context.Context) (T, error)
+	mu   sync.Mutex
+	at   time.Time
+	took time.Duration
+	last T
+}
+
+const (
+	// refresh is the least age of a snapshot before it is made anew. Making it takes at most a fifth of the time.
+	refresh = time.Second
+	share   = 4
+)
+
+// get returns the answer, which is made anew if it is old. Others wait meanwhile.
+func (s *snapshot[T]) get(ctx context.Context) (T, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		var none T
+		return none, err
+	}
+	if !s.at.IsZero() && time.Since(s.at) < max(refresh, share*s.took) {
+		return s.last, nil
+	}
+	began := time.Now()
+	v, err := s.read(ctx)
+	if err != nil {
+		return v, err
+	}
+	s.last, s.at, s.took = v, time.Now(), time.Since(began)
+	return v, nil
+}

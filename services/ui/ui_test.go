@@ -1,0 +1,257 @@
+package ui_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/ui"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// served is a page of a pipeline.
+type served struct {
+	*bustest.Plane
+	url  string
+	http *http.Client
+	// stop ends the page, and waits until it has ended.
+	stop func()
+}
+
+// servePage serves a page on an event plane, without any service.
+func servePage(t *testing.T, change func(*ui.Config)) *served {
+	t.Helper()
+	s := &served{Plane: bustest.New(t), http: &http.Client{Transport: &http.Transport{}}}
+	t.Cleanup(s.http.CloseIdleConnections)
+	s.serve(t, change)
+	return s
+}
+
+// serve serves the page, again after it was stopped.
+func (s *served) serve(t *testing.T, change func(*ui.Config)) {
+	t.Helper()
+	c := ui.DefaultConfig()
+	if c.Listen = "127.0.0.1:0"; change != nil {
+		change(&c)
+	}
+	ctx, end := context.WithCancel(context.Background())
+	ready, ended := make(chan string, 1), make(chan error, 1)
+	go func() { ended <- ui.Serve(ctx, s.Connect(t), c, zerolog.Nop(), func(url string) { ready <- url }) }()
+	s.url = bustest.Receive(t, "the page", ready)
+	once := make(chan struct{}, 1)
+	s.stop = func() {
+		select {
+		case once <- struct{}{}:
+			end()
+			if err := bustest.Receive(t, "the end of the page", ended); err != nil {
+				t.Errorf("the page ended with %v", err)
+			}
+		default:
+		}
+	}
+	t.Cleanup(func() { s.stop() })
+}
+
+// startPipeline starts all services, with images in closed form.
+func (s *served) startPipeline(t *testing.T) *bustest.Service {
+	t.Helper()
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model = "synthetic"
+	return s.Serve(
+		t,
+		func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) },
+	)
+}
+
+// publish sends a small prompt of two samples.
+func (s *served) publish(t *testing.T, run schemas.Run, uid schemas.UID, text string, change func(*schemas.Prompt)) {
+	t.Helper()
+	p := &schemas.Prompt{
+		UID: uid, Prompt: text, Seed: new(int64(5)), GroupSize: new(int64(2)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(3)), Height: new(int64(64)), Width: new(int64(64)),
+			Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
+		},
+	}
+	if change != nil {
+		change(p)
+	}
+	if _, err := client.New(s.Bus).Publish(t.Context(), run, p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ask sends a request and returns status, headers and body of the answer.
+func (s *served) ask(t *testing.T, method, path string, change func(*http.Request)) (int, http.Header, []byte) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, strings.TrimSuffix(s.url, "/")+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(r)
+	}
+	answer, err := s.http.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, answer.Header, body
+}
+
+// get asks the API, and decodes the answer.
+func get[T any](t *testing.T, s *served, path string) (v T) {
+	t.Helper()
+	status, header, body := s.ask(t, "GET", "/api/"+path, nil)
+	if status != http.StatusOK || header.Get("Content-Type") != "application/json" {
+		t.Fatalf("GET %s: %d %s %s", path, status, header.Get("Content-Type"), body)
+	}
+	if err := json.Unmarshal(body, &v); err != nil {
+		t.Fatalf("GET %s: %v in %s", path, err, body)
+	}
+	return v
+}
+
+type object = map[string]any
+
+// Every answer keeps the browser from executing what is shown, and from loading anything from elsewhere.
+func TestServe_Headers(t *testing.T) {
+	s := servePage(t, nil)
+	for _, path := range []string{"/", "/app.js", "/api/runs", "/api/nothing", "/media/r/u/0/image", "/nothing"} {
+		_, header, _ := s.ask(t, "GET", path, nil)
+		policy := header.Get("Content-Security-Policy")
+		if !strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") ||
+			strings.Contains(policy, "http") {
+			t.Errorf("%s has the policy %q", path, policy)
+		}
+		for name, want := range map[string]string{
+			"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+			"Cross-Origin-Resource-Policy": "same-origin",
+		} {
+			if got := header.Get(name); got != want {
+				t.Errorf("%s has %s %q, want %q", path, name, got, want)
+			}
+		}
+	}
+	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH", "OPTIONS"} {
+		if status, _, _ := s.ask(t, method, "/api/runs", nil); status != http.StatusMethodNotAllowed {
+			t.Errorf("%s is answered with %d", method, status)
+		}
+	}
+}
+
+// All that the page loads is there, with its type, and nothing is from elsewhere.
+func TestServe_Files(t *testing.T) {
+	s := servePage(t, nil)
+	types := map[string]string{
+		".js":   "text/javascript",
+		".css":  "text/css",
+		".svg":  "image/svg+xml",
+		".html": "text/html",
+	}
+	seen, todo := map[string]bool{}, []string{"index.html"}
+	names := regexp.MustCompile(`(?:src|href)="([^"#][^"]*)"|from "(\./[^"]+)"`)
+	for len(todo) > 0 {
+		name := todo[0]
+		if todo = todo[1:]; seen[name] {
+			continue
+		}
+		seen[name] = true
+		path := "/" + name
+		if name == "index.html" {
+			path = "/"
+		}
+		status, header, body := s.ask(t, "GET", path, nil)
+		if want := types[filepath.Ext(name)]; status != http.StatusOK ||
+			!strings.HasPrefix(header.Get("Content-Type"), want) {
+			t.Errorf("%s: %d %s, want %s", name, status, header.Get("Content-Type"), want)
+		}
+		own := !strings.HasPrefix(name, "vendor/")
+		for _, bad := range []string{
+			"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
+			"https://",
+		} {
+			if own && bytes.Contains(body, []byte(bad)) {
+				t.Errorf("%s has %q", name, bad)
+			}
+		}
+		for _, m := range names.FindAllSubmatch(body, -1) {
+			if found := strings.TrimPrefix(string(m[1])+string(m[2]), "./"); own {
+				todo = append(todo, found)
+			}
+		}
+	}
+	if !seen["vendor/uplot.js"] || !seen["samples.js"] || !seen["style.css"] {
+		t.Errorf("the page loads %v", seen)
+	}
+	if _, err := os.Stat("page/vendor/uplot-LICENSE"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Only names and addresses of the page are answered: a site elsewhere cannot give its own name our address.
+func TestServe_Host(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) { c.Hosts = []string{"rollouts.example.org"} })
+	for host, want := range map[string]int{
+		"localhost:4280": 200, "LOCALHOST": 200, "127.0.0.1:1": 200, "[::1]:4280": 200, "10.1.2.3": 200,
+		"Rollouts.Example.org:443": 200,
+		"evil.example":             421, "127.0.0.1.evil.example:4280": 421, "localhost.evil.example": 421, "": 200,
+		"localhost:4280:1": 421,
+	} {
+		if status, _, body := s.ask(t, "GET", "/api/runs", func(r *http.Request) { r.Host = host }); status != want {
+			t.Errorf("Host %q: %d, want %d: %s", host, status, want, body)
+		}
+	}
+}
+
+// Beyond this machine a password is asked for.
+func TestServe_Password(t *testing.T) {
+	for listen, want := range map[string]string{
+		"0.0.0.0:0": "MEANDER_UI_TOKEN", ":4280": "MEANDER_UI_TOKEN", "rollouts.example.org:80": "MEANDER_UI_TOKEN",
+		"127.0.0.1": "must be host:port", "127.0.0.1:0": "", "localhost:4280": "", "[::1]:0": "",
+	} {
+		err := ui.Config{Listen: listen}.Validate()
+		if got := fmt.Sprint(err); (err == nil) != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("listen %q: %v, want %q", listen, err, want)
+		}
+		if want == "MEANDER_UI_TOKEN" {
+			if err := (ui.Config{Listen: listen, Token: "x"}).Validate(); err != nil {
+				t.Errorf("listen %q with a password: %v", listen, err)
+			}
+		}
+	}
+	s := servePage(t, func(c *ui.Config) { c.Token = "open sesame" })
+	for password, want := range map[string]int{"": 401, "open": 401, "open sesame": 200, "open sesame ": 401} {
+		for _, path := range []string{"/", "/api/runs"} {
+			status, header, _ := s.ask(t, "GET", path, func(r *http.Request) {
+				if password != "" {
+					r.SetBasicAuth("anybody", password)
+				}
+			})
+			if status != want || (status == 401) != (header.Get("WWW-Authenticate") != "") {
+				t.Errorf("%s with the password %q: %d, want %d", path, password, status, want)
+			}
+		}
+	}
+}
