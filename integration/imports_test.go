@@ -161,14 +161,9 @@ var layers = map[string][]string{
 	// The page that shows a pipeline: it reads, by what clients read with.
 	"services/ui": {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "pkg/model/tokenizer", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm",
-		"pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator",
-		"pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive",
-		"pkg/tensor/devices",
-		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage",
-		"services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor",
-		"services/ui", "services/internal/boot", "services/internal/present", "services/sampler/engine/images",
-		"services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
+		"pkg/model/tokenizer", "services/ui", // the page, and tokens as text on it
 	},
 	// Tools of the project and of its tests: no program and no client links them.
 	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
