@@ -26,7 +26,7 @@ _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
 _PATIENCE = 120  # seconds that the server may be away while something is acknowledged
 _SHARED_WAIT, _HEARTBEAT = 60, 15  # seconds after which another process gets what one holds and says nothing of
-_TAKEN = 10148  # the server's error for a consumer that is there
+CONSUMER_TAKEN = 10148  # the server's error for a consumer that is there
 
 
 class Taken(EventError):
@@ -167,7 +167,7 @@ class Cursor:
             try:
                 return await self._create(self.stems[0] + "shared", 0)
             except APIError as e:
-                if e.err_code != _TAKEN:
+                if e.err_code != CONSUMER_TAKEN:
                     raise
 
     async def _take(self, start: int) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Cursor:
             try:
                 made = await self._create(names[1] if last == names[0] else names[0], begin)
             except APIError as e:
-                if e.err_code == _TAKEN:
+                if e.err_code == CONSUMER_TAKEN:
                     continue  # another process did it at the same moment
                 raise
             if last:

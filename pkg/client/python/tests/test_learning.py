@@ -14,6 +14,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 import meander  # noqa: E402
+from meander import lease  # noqa: E402
 from conftest import ENVIRONMENT, ROOT, SIGNS  # noqa: E402
 from meander.train import evaluate, prompts, records  # noqa: E402
 from meander.train.config import Config  # noqa: E402
@@ -153,6 +154,18 @@ def test_an_update_that_samplers_cannot_see(signs, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "unseen/log.jsonl").read_text().splitlines()]
     said = [r["text"] for r in lines if r["kind"] == "alarm" and r["alarm"] == "unchanged"]
     assert said and "which the samplers keep" in said[0]
+
+
+def test_two_trainers_do_not_push_to_one_lane(signs, tmp_path):
+    async def test():
+        async with meander.connect(signs) as client, lease.Lease(client.nc, "signs", "b of run y").held():
+            await train(config(signs, tmp_path / "late", updates=1))
+
+    (tmp_path / "late").mkdir()
+    before = asyncio.run(history(signs))
+    with pytest.raises(lease.Held, match="lane signs: b of run y trains it"):
+        asyncio.run(asyncio.wait_for(test(), 120))
+    assert asyncio.run(history(signs)) == before
 
 
 def test_processes_of_one_trainer(signs, tmp_path):

@@ -66,9 +66,10 @@ class Trainer:
         """Trains to the end, or to a fatal alarm, and returns the summary."""
         self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
         stopped = ""
-        with _Progress(self.config, self.updated, self.first) as self.progress:
+        async with contextlib.AsyncExitStack() as held:
+            self.progress = held.enter_context(_Progress(self.config, self.updated, self.first))
             if self.first:
-                await self._begin()
+                await self._begin(held)
             while self.updated < self.config.updates and not stopped:
                 stopped = await self._update()
         return await self._end(stopped) if self.first else {}
@@ -88,7 +89,9 @@ class Trainer:
         if self.first:
             _log.warning("going on at update %d, from %s", self.updated, self.out / "checkpoint")
 
-    async def _begin(self) -> None:
+    async def _begin(self, held: contextlib.AsyncExitStack) -> None:
+        if not self.config.follow:
+            await held.enter_async_context((await self.stream.lane_lease()).held())
         self.records.begin(self.updated)
         if not self.resumed and not self.config.follow and await self.stream.used():
             raise ValueError(f"--run: {self.config.run!r} has groups already, and {self.out} no checkpoint to go on from; must be a new name")

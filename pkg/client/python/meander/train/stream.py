@@ -12,6 +12,7 @@ from nats.js.errors import NotFoundError
 from .. import policy
 from ..batch import Batch
 from ..client import Client
+from ..lease import Lease
 from ..tasks import together
 from . import distributed
 from .config import Config
@@ -45,6 +46,7 @@ class Stream:
         self.asked = -1  # the newest batch that was published
         # Of the policy that was pushed last: its version, the digest of its weights, that of the adapter's file.
         self.version, self.weights, self.digest = 0, "", ""
+        self.lease: Lease | None = None
         self.unchanged = ""  # why the samplers kept the version before at the last push
 
     def open(self, after: str) -> None:
@@ -77,17 +79,23 @@ class Stream:
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(self.client.group(self.config.run, uid) for uid in uids)
         return Batch(groups, task.name, task.cursor)
 
-    async def base(self) -> int:
-        """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version. Waits
-        for the first sampler."""
+    async def lane_lease(self) -> Lease:
+        """Returns the lease of the lane to train, not yet taken. Waits for the first sampler."""
         end = time.monotonic() + self.config.patience
         while True:
             try:
-                return await self._serve(None, "a new training run")
+                lane = (await policy.policy(self.client, self.config.lane))["lane"]
             except policy.NoPolicy:
                 if time.monotonic() > end:
                     raise
-            await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)
+                continue
+            self.lease = Lease(self.client.nc, lane, f"{self.config.trainer} of run {self.config.run}")
+            return self.lease
+
+    async def base(self) -> int:
+        """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version."""
+        return await self._serve(None, "a new training run")
 
     async def push(self, network: Network, state: dict, note: str) -> int:
         """Pushes an adapter, waits until the samplers make samples with it, and returns their version: that before,
@@ -101,6 +109,8 @@ class Stream:
         return await self._serve(folder, note)
 
     async def _serve(self, adapter: Path | None, note: str) -> int:
+        if self.lease is not None:
+            self.lease.check()
         pushed = await policy.push_policy(self.client, adapter, self.config.lane, by=self.config.trainer, note=note)
         answers = [s["answer"] for s in await policy.taken(self.client, pushed, self.config.patience) if s["answer"]]
         refused = [a for a in answers if a["state"] == "refused"]
