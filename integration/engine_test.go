@@ -144,6 +144,9 @@ func TestEngine_Refuses(t *testing.T) {
 		{vllm, []string{"--reward", "topk_mass"}, "text.logits"},
 		{sglang, []string{"--logits", "full"}, "without --engine"},
 		{sglang, []string{"--temperature", "0.7", "--top-p", "0.9"}, "temperature"},
+		{vllm, []string{"--temperature", "2.5"}, "--temperature: 2.5; must be 0, or between 0.01 and 2"},
+		{vllm, []string{"--temperature", "0.001"}, "--temperature: 0.001; must be 0, or between 0.01 and 2"},
+		{vllm, []string{"--dry-run", "--reward", "entropy_mean"}, "every prompt would be refused"},
 	} {
 		out := meander(t, t.TempDir(), append([]string{
 			"run", "--model", sums(t), "--engine", c.s.Engine(), "-n", "2",
@@ -166,6 +169,30 @@ func TestEngine_Refuses(t *testing.T) {
 	}
 	if asked := len(vllm.Asked()) + len(sglang.Asked()); asked != 0 {
 		t.Errorf("%d requests for tokens of what was refused", asked)
+	}
+}
+
+// An estimate promises the numbers that the server gives, and none before the server is there.
+func TestEngine_Estimate(t *testing.T) {
+	t.Parallel()
+	for mode, says := range map[string]string{
+		remotelmtest.Logits: "none stored; log-probs, processed log-probs, log-sum-exps, entropies are, by vllm " +
+			"0.32.0",
+		remotelmtest.LogProbs: "none stored; log-probs, processed log-probs are, by vllm 0.32.0",
+	} {
+		s := remotelmtest.New(t, mode)
+		dryRun := func() string {
+			out := meander(t, t.TempDir(), "run", "--dry-run", "--model", sums(t), "--engine", s.Engine(),
+				remotelmtest.Prompt)
+			return strings.Join(strings.Fields(out.must(t, 0).stdout), " ")
+		}
+		if out := dryRun(); !strings.Contains(out, says) {
+			t.Errorf("%s:\n%s\nwant %q", mode, out, says)
+		}
+		s.Down(true)
+		if out := dryRun(); !strings.Contains(out, "which other numbers are is known when vllm answers") {
+			t.Errorf("%s, away:\n%s", mode, out)
+		}
 	}
 }
 

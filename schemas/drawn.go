@@ -13,18 +13,19 @@ type Engine struct {
 	// Version is the release that the server says it has.
 	Version string `msgpack:"version" size:"0..MaxName"`
 	// Values is what it gives of a token: its log-prob before temperature and filters (raw), after temperature and
-	// before filters (tempered), after both (processed), or all logits as the model gives them (logits). Empty of images.
+	// before filters (tempered), after both (processed), or all logits as the model gives them (logits). Empty of
+	// images.
 	Values string `msgpack:"values" enum:"EngineValues?"`
 	// Filters is the order in which it applies filters, and in which processed numbers of its tokens are computed from
-	// logits: min_p,top_k,top_p (vllm), where top_p is a share of what the two before leave, and top_k leaves all tokens
-	// with the logit of its last; or top_k,top_p,min_p (sglang). Absent: computed in the order of noise.md, which is the
-	// second.
+	// logits: min_p,top_k,top_p (vllm), where top_p is a share of what the two before leave, and top_k leaves all
+	// tokens with the logit of its last; or top_k,top_p,min_p (sglang). Absent: computed in the order of noise.md,
+	// which is the second.
 	Filters string `msgpack:"filters,omitempty" enum:"FilterOrders?"`
 	// Precision is the element type of its network, such as fp32 or bf16, as far as it says it or its numbers show it:
 	// numbers that are computed again in another one differ by more. Absent: not known.
 	Precision string `msgpack:"precision,omitempty" size:"0..MaxName"`
-	// Verify is what a sample can be held to: exact (the same bits), tolerance (numbers close to those of the model here)
-	// or none (its steps and digests alone).
+	// Verify is what a sample can be held to: exact (the same bits), tolerance (numbers close to those of the model
+	// here) or none (its steps and digests alone).
 	Verify string `msgpack:"verify,omitempty" enum:"VerifyModes?" absent:"tolerance"`
 }
 
@@ -97,11 +98,27 @@ func FilterOrderOf(engine string) string {
 	return FiltersMinPLast
 }
 
-// Gives returns which numbers the server gives for the tokens of a text; a nil Engine is the sampler, which gives all.
-// The error names what the request asks for and the server cannot give, and what to do.
+// The temperatures that vLLM takes, besides 0: it refuses more, and draws with the least in place of less.
+const (
+	vllmMinTemperature = 0.01
+	vllmMaxTemperature = 2
+)
+
+// Gives returns which numbers the server gives for the tokens of a text; a nil Engine is the sampler, which gives all,
+// and one without Values is not reached yet: it may give all.
+// The error names what the request asks for and the server cannot do or give, and what to do.
 func (e *Engine) Gives(x *TextRequest) (TokenNumbers, error) {
-	if e == nil || e.Values == EngineLogits {
-		return TokenNumbers{true, true, true, true, true}, nil
+	all := TokenNumbers{true, true, true, true, true}
+	if e == nil {
+		return all, nil
+	}
+	if t := x.Temperature; e.Name == EngineVLLM && (t > vllmMaxTemperature || t > 0 && t < vllmMinTemperature) {
+		return TokenNumbers{}, fmt.Errorf("text.temperature: %g; must be 0, or between %g and %d: the lane's "+
+			"tokens are drawn "+
+			"by %s, which takes no other", t, vllmMinTemperature, vllmMaxTemperature, e)
+	}
+	if e.Values == EngineLogits || e.Values == "" {
+		return all, nil
 	}
 	if form := x.Logits.form(); form != LogitsNone {
 		fix := "start it with --logprobs-mode raw_logits --max-logprobs -1"

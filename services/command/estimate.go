@@ -383,6 +383,12 @@ func printTextCost(p *estimate.Estimate, line func(name, format string, args ...
 	line("tokens", "at most %s generated a sample, %s in all", present.Thousands(c.Tokens),
 		present.Thousands(c.Evaluations))
 	logits := "none stored; log-probs, log-sum-exps and entropies are"
+	switch {
+	case c.DrawnBy != "" && len(c.Numbers) == 0:
+		logits = "none stored; which other numbers are is known when " + c.DrawnBy + " answers"
+	case c.DrawnBy != "":
+		logits = "none stored; " + strings.Join(c.Numbers, ", ") + " are, by " + c.DrawnBy
+	}
 	if c.LogitsPerToken > 0 {
 		logits = fmt.Sprintf("%s of each token in %s, %s", present.Thousands(c.LogitsPerToken), c.LogitsDType,
 			present.Size(c.LogitsBytes))

@@ -69,6 +69,10 @@ type Cost struct {
 	LogitsDType    string `json:"logits_dtype,omitempty"`
 	LogitsBytes    int64  `json:"logits_bytes_per_token,omitempty"`
 	LogitsDiffer   bool   `json:"logits_differ,omitempty"`
+	// DrawnBy is the server that draws the tokens; empty: the sampler does. Numbers are those that it gives of each
+	// token; none: that is not known yet.
+	DrawnBy string   `json:"drawn_by,omitempty"`
+	Numbers []string `json:"numbers,omitempty"`
 
 	text    bool // of a text
 	counted bool // the sum has a group already

@@ -16,6 +16,25 @@ func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
 	x := r.Text
 	tokens := x.Answers() * x.MaxNewTokens
 	c := &Cost{text: true, Tokens: tokens, LogitsPerToken: x.PerToken(), LogitsBytes: x.LogitsBytes()}
+	if by := policy.Text.Engine; by != nil {
+		c.DrawnBy = by.String()
+		if by.Values != "" {
+			n, _ := by.Gives(x) // intake has asked before
+			for _, of := range []struct {
+				given bool
+				name  string
+			}{
+				{n.LogProbs, "log-probs"},
+				{n.ProcessedLogProbs, "processed log-probs"},
+				{n.LogSumExps, "log-sum-exps"},
+				{n.Entropies, "entropies"},
+			} {
+				if of.given {
+					c.Numbers = append(c.Numbers, of.name)
+				}
+			}
+		}
+	}
 	if x.Logits != nil {
 		c.LogitsDType = x.Logits.DType
 	}

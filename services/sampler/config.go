@@ -235,10 +235,16 @@ func (c Config) PolicyOf(ctx context.Context) (p *schemas.Policy, problems []str
 		t.Wait = askWithin
 		return t.PolicyOf(ctx, c.Model)
 	}
-	return models.Registry{Images: c.Models, Text: c.Languages}.PolicyOf(c.Model)
+	known := models.Registry{Images: c.Models, Text: c.Languages}
+	if c.Engine != "" {
+		ctx, cancel := context.WithTimeout(ctx, askWithin)
+		defer cancel()
+		return c.server().PolicyOf(ctx, known, c.Model)
+	}
+	return known.PolicyOf(c.Model)
 }
 
-// askWithin is how long a worker that is joined may take to be there, where only a description is wanted.
+// askWithin is how long a worker that is joined, or a server, may take to be there, where only a description is wanted.
 const askWithin = 10 * time.Second
 
 // progressLogger returns a function that logs how much of a model is read, every five seconds, and calls other, if

@@ -69,14 +69,42 @@ func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.L
 	return &Devices{All: []Device{{Device: devices.Device{ID: kind}, Network: n}}}, nil
 }
 
+// PolicyOf is Registry.PolicyOf for a model whose samples a server draws: a server of texts is asked once, within ctx,
+// what it gives.
+func (s Server) PolicyOf(ctx context.Context, r Registry, name string) (*schemas.Policy, []string, error) {
+	kind, base, err := s.parse()
+	if err == nil && serverKinds[kind].text != nil {
+		s.URL = base
+		l, err := r.language(name)
+		if err != nil {
+			return nil, nil, fmt.Errorf("engine: %w", err)
+		}
+		p, err := texts.ServedPolicyOf(ctx, engine.Server(s), l)
+		if err != nil {
+			return nil, nil, fmt.Errorf("engine: %w", err)
+		}
+		return p, nil, nil
+	}
+	return r.PolicyOf(name)
+}
+
+// language opens what is read here of a language model that a server serves.
+func (r Registry) language(name string) (lm.Language, error) {
+	l, err := r.Text.Language(name)
+	if err != nil {
+		err = fmt.Errorf("%q; --model must be the folder of the language model that it serves: %w", name, err)
+	}
+	return l, err
+}
+
 // dial opens what is needed of the model, and waits until the server can be reached.
 func (k serverKind) dial(
 	ctx context.Context, s engine.Server, r Registry, name string, log zerolog.Logger,
 ) (engine.Network, error) {
 	if k.image == nil {
-		l, err := r.Text.Language(name)
+		l, err := r.language(name)
 		if err != nil {
-			return nil, fmt.Errorf("%q; --model must be the folder of the language model that it serves: %w", name, err)
+			return nil, err
 		}
 		return k.text(ctx, s, l, log)
 	}

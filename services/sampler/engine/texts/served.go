@@ -16,14 +16,11 @@ import (
 // Dial waits until a server that draws the tokens of a model can be reached, see engine.Health. An error is the end of
 // ctx, or the server's refusal: it serves something else.
 func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logger) (engine.Network, error) {
-	probe, err := l.Prompt([]lm.Message{{Role: schemas.RoleUser, Content: "Hello, who are you?"}})
+	config, err := configOf(at, l)
 	if err != nil {
-		return nil, fmt.Errorf("encode a message to try it with: %w", err)
+		return nil, err
 	}
-	s := &Served{language: l, changed: make(chan struct{})}
-	s.config = remotelm.Config{
-		Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, ProbeIDs: probe,
-	}
+	s := &Served{language: l, config: config, changed: make(chan struct{})}
 	s.config.Resumed = func(err error) {
 		if s.Away() == nil { // else that is said already
 			log.Warn().Err(err).Msg("an answer broke off; it is gone on with")
@@ -34,6 +31,38 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 		return nil, err
 	}
 	return s, nil
+}
+
+// configOf returns how remotelm connects to a server that draws the tokens of a model.
+func configOf(at engine.Server, l lm.Language) (remotelm.Config, error) {
+	probe, err := l.Prompt([]lm.Message{{Role: schemas.RoleUser, Content: "Hello, who are you?"}})
+	if err != nil {
+		return remotelm.Config{}, fmt.Errorf("encode a message to try it with: %w", err)
+	}
+	return remotelm.Config{
+		Server: at.Address, Patience: at.Patience, Key: at.Key, Vocabulary: l.Card().Vocabulary, ProbeIDs: probe,
+	}, nil
+}
+
+// ServedPolicyOf returns the policy that a sampler of the server would announce, for estimates. A server that cannot be
+// reached now has a name only. An error says that it can never be used.
+func ServedPolicyOf(ctx context.Context, at engine.Server, l lm.Language) (*schemas.Policy, error) {
+	config, err := configOf(at, l)
+	if err != nil {
+		return nil, err
+	}
+	server, err := remotelm.Dial(ctx, config)
+	switch {
+	case errors.Is(err, remotelm.ErrRefused):
+		return nil, err
+	case err != nil:
+		name, _, _ := remotelm.Parse(at.Address)
+		p := PolicyOf(l.Card())
+		p.Text.Engine = &schemas.Engine{Name: name}
+		return p, nil
+	}
+	defer server.Close()
+	return (&Served{language: l, server: server}).Policy(), nil
 }
 
 // dial connects to the server that draws the tokens; Reach and Watch call it. A server that is back must be as it was
