@@ -156,10 +156,21 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
+	var waits atomic.Value // what a caller whose ctx ends did not wait for
+	log := cfg
+	cfg.Log = func(e Event) {
+		if e.Waiting {
+			waits.Store(e.Text)
+		}
+		log.log(e)
+	}
 	l := newLink(dir, cfg, true)
 	defer l.close(true)
 	var of wire.InspectResult
 	if _, err := l.call(ctx, wire.CallInspect, struct{}{}, nil, &of); err != nil {
+		if text, _ := waits.Load().(string); text != "" && ctx.Err() != nil {
+			err = fmt.Errorf("%w: %s", err, text)
+		}
 		return nil, fmt.Errorf("inspect model %q: %w", dir, explain(err))
 	}
 	c := of.Card

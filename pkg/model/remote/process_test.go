@@ -175,7 +175,8 @@ func TestProcess_HangsAtImport(t *testing.T) {
 			over++
 		}
 	}})
-	if !errors.Is(err, context.Canceled) || told < 3 || over != 1 {
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), ": waiting for the torch worker since ") ||
+		told < 3 || over != 1 {
 		t.Errorf("%v, told %d times, %d ends", err, told, over)
 	}
 	remote.SetWaiting(t, time.Hour, time.Second)

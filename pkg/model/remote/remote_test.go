@@ -3,6 +3,7 @@ package remote_test
 import (
 	"context"
 	"errors"
+	"image"
 	"math"
 	"net"
 	"os"
@@ -376,6 +377,22 @@ func TestVelocity_Limits(t *testing.T) {
 		if n := w.Calls(wire.CallVelocity); n != l.calls || 8*row > 1<<16 {
 			t.Errorf("%+v: %d calls", l, n)
 		}
+	}
+}
+
+// Media for which the worker takes no body that large are refused by name, before anything is sent.
+func TestEncodeMedia_Limit(t *testing.T) {
+	w, m := join(t, remotetest.Options{Limits: wire.Limits{BodyBytes: 1 << 16, Rows: 1}})
+	fits := model.Media{Frames: []*image.NRGBA{image.NewNRGBA(image.Rect(0, 0, 64, 64))}}
+	if _, err := m.EncodeMedia(t.Context(), fits); err != nil {
+		t.Error(err)
+	}
+	large := model.Media{Frames: []*image.NRGBA{image.NewNRGBA(image.Rect(0, 0, 128, 64))}}
+	_, err := m.EncodeMedia(t.Context(), large)
+	says := "98304 bytes in f32; must be at most 65536"
+	n := w.Calls(wire.CallEncodeM)
+	if !errors.Is(err, model.ErrLatents) || !strings.Contains(err.Error(), says) || n != 1 {
+		t.Errorf("%v, %d calls", err, n)
 	}
 }
 

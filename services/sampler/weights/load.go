@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
@@ -92,8 +93,14 @@ func readBlob(ctx context.Context, b *bus.Bus, ref schemas.Ref) (data []byte, un
 	return data, unmap, errors.Join(err, f.Close())
 }
 
-// fetchChange reads the adapter or the full weights of a policy. Blobs that are missing, corrupt or cannot be parsed
-// are a *engine.Refusal; other errors may pass. made.files are set with an error, too: the caller unmaps them.
+// isFull reports whether an error says that a disk, a quota or the size that files may have is used up.
+func isFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
+}
+
+// fetchChange reads the adapter or the full weights of a policy. Blobs that are missing, corrupt, cannot be parsed or
+// do not fit into the folder for temporary files are a *engine.Refusal; other errors may pass. made.files are set with
+// an error, too: the caller unmaps them.
 func fetchChange(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made fetchedChange, err error) {
 	blob := func(field string, ref schemas.Ref) ([]byte, error) {
 		file, unmap, err := readBlob(ctx, b, ref)
@@ -102,6 +109,11 @@ func fetchChange(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made fetch
 		}
 		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
 			return nil, engine.Refuse("%s: %w", field, err)
+		}
+		if isFull(err) {
+			return nil, engine.Refuse("%s: %d bytes do not fit into the folder for temporary files, %s: free "+
+				"space there, or name another with TMPDIR, and push the version again: %w", field, ref.Size,
+				os.TempDir(), err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("fetch the weights of version %d: %w", p.PolicyVersion, err)
