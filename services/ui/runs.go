@@ -215,6 +215,12 @@ func systemWaits(x *systemState, faults []bus.Fault) []wait {
 	for _, f := range faults {
 		waits = append(waits, wait{Grave: true, Says: boot.Advice(f)})
 	}
+	if len(x.Present) == 0 {
+		waits = append(waits, wait{
+			Says: "no sampler and no reward service runs; this is what is stored",
+			Fix:  "start the pipeline with 'meander up'",
+		})
+	}
 	for i := range x.Streams {
 		if what, fix := boot.Scarce(&x.Streams[i].StreamStats); what != "" {
 			waits = append(waits, wait{Says: what, Fix: fix})

@@ -62,8 +62,9 @@ type sampleLine struct {
 	Answer string `json:"answer,omitempty"`
 	Tokens int64  `json:"tokens,omitempty"`
 	Finish string `json:"finish_reason,omitempty"`
-	// Parent is the sample whose state this one begins with, at ParentStep.
+	// Parent is the sample whose state this one begins with, at ParentStep, of Steps in all.
 	Parent     *int64 `json:"parent,omitempty"`
+	Steps      int    `json:"steps,omitempty"`
 	ParentStep int64  `json:"parent_step,omitempty"`
 }
 
@@ -222,6 +223,7 @@ func lineOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) *s
 	if member.Text != nil {
 		l.Answer, l.Tokens, l.Finish = cut(member.Text.Answer, maxAnswer), member.Text.Tokens, member.Text.FinishReason
 	}
+	l.Steps = len(t.Transitions)
 	if t.Start != nil && t.Start.Branch != nil {
 		l.Parent, l.ParentStep = new(t.Start.Branch.SampleIndex), t.Start.StepIndex
 	}

@@ -1,5 +1,5 @@
 // The page: an address after # names what is shown, and one stream of events keeps it fresh.
-import { h, only, empty } from "./dom.js";
+import { h, only, fault } from "./dom.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
 import { systemView, laneView, deadView, letterView } from "./system.js";
@@ -107,7 +107,7 @@ async function show() {
     break;
   }
   try {
-    const next = found ? await found() : { title: "Not found", body: empty("There is nothing at this address", h("a", { href: "#/runs" }, "All runs")) };
+    const next = found ? await found() : { title: "Not found", body: fault("There is nothing at this address", h("a", { href: "#/runs" }, "All runs")) };
     clearTimeout(loading);
     if (mine !== turn) { if (next.stop) next.stop(); return; }
     view = next;
@@ -119,8 +119,8 @@ async function show() {
     clearTimeout(loading);
     if (mine !== turn) return;
     document.title = "meander";
-    only(main, h("div", { class: "card" }, empty(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, err.message),
-      h("div", { class: "tools" }, h("button", { onclick: show }, "Try again"), h("a", { href: "#/runs" }, "All runs")))));
+    only(main, fault(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, err.message),
+      h("div", { class: "tools" }, h("button", { onclick: show }, "Try again"), h("a", { href: "#/runs" }, "All runs"))));
     setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
   }
 }

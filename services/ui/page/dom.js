@@ -60,5 +60,8 @@ export const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "P
 
 export const empty = (title, ...rest) => h("div", { class: "empty" }, h("h2", {}, title), ...rest);
 
+// fault is empty for a whole page.
+export const fault = (title, ...rest) => h("div", { class: "card" }, h("div", { class: "empty" }, h("h1", {}, title), ...rest));
+
 // only is put in place of all children, if it differs from what is there.
 export const only = (parent, ...children) => parent.replaceChildren(...children.flat(Infinity).filter(Boolean));

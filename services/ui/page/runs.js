@@ -4,7 +4,7 @@ import { ask, api, listen } from "./app.js";
 import { chart } from "./chart.js";
 
 const hello = () => empty("No run is stored yet", h("p", {}, "Publish a prompt, and it shows up here by itself:"),
-  h("pre", {}, "meander publish --run demo 'a red sign that says \"OPEN\"'"), h("p", { class: "small" }, "or, with everything in one process: meander run 'a red sign'"));
+  h("pre", { tabindex: 0 }, "meander publish --run demo 'a red sign that says \"OPEN\"'"), h("p", { class: "small" }, "or, with everything in one process: meander run 'a red sign'"));
 
 export async function runsView() {
   const first = await ask("runs");
@@ -14,7 +14,7 @@ export async function runsView() {
     state.hidden = x.waits.length === 0;
     if (x.runs.length === 0) { only(body, hello()); return; }
     const focused = document.activeElement && document.activeElement.getAttribute("href");
-    only(body, h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
+    only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
       h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t)))),
     h("tbody", {}, x.runs.map((r) => h("tr", {},
       h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, badge(r.state)),
@@ -83,7 +83,7 @@ export async function runView(run, query) {
       drawn = "empty";
       only(table, x.all === 0 ? empty("No group yet", h("p", {}, "Intake opens a group for each prompt that it accepts. Refused prompts are dead letters."), h("a", { href: "#/dead?run=" + encodeURIComponent(run) }, "Dead letters of this run")) : empty("No group is like that", h("p", {}, "Change what you search for.")));
     } else {
-      if (drawn !== "table") only(table, h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, [["#", "n hide-s"], ["Prompt", ""], ["Result", ""], ["Scored", "hide-s"], ["Mean", "n"], ["Std", "n hide-s"], ["Range", "n hide-s"], ["When", "n hide-s"]].map(([t, c]) => h("th", { class: c }, t)))), tbody)));
+      if (drawn !== "table") only(table, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, [["#", "n hide-s"], ["Prompt", ""], ["Result", ""], ["Scored", "hide-s"], ["Mean", "n"], ["Std", "n hide-s"], ["Range", "n hide-s"], ["When", "n hide-s"]].map(([t, c]) => h("th", { class: c }, t)))), tbody)));
       drawn = "table";
       only(tbody, x.rows.map((r) => { const tr = line(r); lines.set(r.uid, tr); return tr; }));
     }

@@ -14,7 +14,7 @@ const advantage = (v) => v !== null && v !== undefined && h("span", { class: "ad
 function card(run, g, s) {
   const text = s.answer !== undefined || s.finish_reason;
   const picture = s.image ? h("img", { src: media(run, g.uid, s.sample_index, "image"), alt: `sample ${s.sample_index}`, loading: "lazy", decoding: "async", width: s.width, height: s.height }) : s.stored ? "no image" : s.status === "awaited" ? "not made yet" : "";
-  return h("a", { class: "sample", href: link("runs", run, g.uid, s.sample_index), "data-item": true, "aria-label": `sample ${s.sample_index}, ${s.reward === null ? s.status : "reward " + fixed(s.reward)}` },
+  return h("a", { class: "sample", href: link("runs", run, g.uid, s.sample_index), "data-item": true },
     !text && h("div", { class: "pic" }, picture),
     h("div", { class: "body" },
       h("div", { class: "line" }, h("span", { class: "reward" }, s.reward === null ? badge(s.status) : fixed(s.reward)), advantage(s.advantage)),
@@ -26,15 +26,21 @@ export async function groupView(run, uid, query) {
   let offset = Number(query.get("offset")) || 0;
   const load = () => ask(api("runs", run, "groups", uid), { offset, limit: pageSize });
   let g = await load();
-  const status = h("span", { class: "tools" }), facts = h("div", { class: "card" }), list = h("div"), pager = h("div", { class: "tools" }), prompt = h("div", { class: "card" });
+  const status = h("span", { class: "tools" }), facts = h("div", { class: "card" }), list = h("div"), branches = h("div"), title = h("h1"), pager = h("div", { class: "tools" }), prompt = h("div", { class: "card" });
   const draw = () => {
     only(status, badge(g.status));
-    only(prompt, h("h2", {}, "Prompt"), h("p", { class: "promptbox" }, g.prompt || "–"), g.negative_prompt && h("p", { class: "small muted" }, `Negative: ${g.negative_prompt}`), g.ground_truth && h("p", { class: "small muted" }, `Ground truth: ${g.ground_truth}`),
-      g.error && h("p", { class: "small" }, badge(g.status), " ", g.error));
+    title.textContent = g.prompt ? (g.prompt.length > 160 ? g.prompt.slice(0, 160) + "…" : g.prompt) : uid;
+    only(prompt, g.prompt.length > 160 && h("p", { class: "promptbox" }, g.prompt), g.negative_prompt && h("p", { class: "small muted" }, `Negative: ${g.negative_prompt}`), g.ground_truth && h("p", { class: "small muted" }, `Ground truth: ${g.ground_truth}`),
+      g.error && h("p", {}, badge(g.status), " ", g.error));
+    prompt.hidden = prompt.children.length === 0;
     const rows = [["Mean reward", g.mean === null ? null : fixed(g.mean, 4)], ["Std", g.std === null ? null : `${fixed(g.std, 4)} (${g.std_label})`], ["Estimator", g.estimator], ["Rewards", g.rewards.map((r) => (g.rewards.length > 1 ? `${r.weight} × ${r.name}` : r.name)).join(", ")],
       ["Lane", g.lane], ["Batch", g.batch === g.uid ? null : g.batch], ["Opened", g.opened ? `${new Date(g.opened).toLocaleString()} (${ago(g.opened)})` : null], ["Open for", g.closed ? seconds(Math.max(0, g.closed - g.opened) / 1000) : null],
       ["Deadline", g.deadline && !g.closed ? new Date(g.deadline).toLocaleString() : null]].filter(([, v]) => v);
-    only(facts, h("h2", {}, "Facts"), h("dl", { class: "facts" }, rows.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]), g.refilled_by && [h("dt", {}, "Replaced by"), h("dd", {}, h("a", { href: link("runs", run, g.refilled_by) }, g.refilled_by))]));
+    if (g.refilled_by) rows.push(["Replaced by", h("a", { href: link("runs", run, g.refilled_by) }, g.refilled_by)]);
+    only(facts, h("dl", { class: "facts wide" }, rows.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))));
+    const forest = tree(run, g);
+    only(branches, forest);
+    branches.hidden = !forest;
     const texts = g.samples.some((s) => s.answer !== undefined);
     only(list, g.samples.length === 0 ? h("div", { class: "card" }, empty("No sample", h("p", {}, g.status === "refused" ? "The prompt was refused, so nothing was made." : "Nothing is stored of this group's samples."))) : h("div", { class: "samples" + (texts ? " texts" : "") }, g.samples.map((s) => card(run, g, s))));
     only(pager, h("span", { class: "small muted" }, `${plural(g.total, "sample")}, best reward first`), g.total > pageSize && [
@@ -46,14 +52,30 @@ export async function groupView(run, uid, query) {
   const refresh = () => { timer = timer || setTimeout(async () => { timer = 0; try { g = await load(); draw(); } catch { /* the stream says it */ } }, 700); };
   return {
     title: g.prompt.slice(0, 60) || uid,
-    body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run)), h("h1", { class: "mono" }, uid)), status),
-      h("div", { class: "grid" }, prompt, facts), h("div", { class: "head" }, h("div", {}, h("h2", {}, "Samples")), pager), list],
+    body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run)), title, h("p", { class: "small muted mono" }, uid)), status),
+      prompt, facts, branches, h("div", { class: "head" }, h("div", {}, h("h2", {}, "Samples")), pager), list],
     start: () => {
       const stop = listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid)) refresh(); }, reset: refresh });
       refresh(); // what came between the answer and the stream
       return () => { clearTimeout(timer); stop(); };
     },
   };
+}
+
+// tree draws the samples of a tree: a line for each, from the step where it leaves its parent to the end.
+function tree(run, g) {
+  const drawn = g.samples.filter((s) => s.steps > 0).sort((a, b) => a.sample_index - b.sample_index);
+  if (!drawn.some((s) => s.parent !== undefined)) return null;
+  const rows = new Map(drawn.map((s, i) => [s.sample_index, i])), steps = Math.max(...drawn.map((s) => s.steps));
+  const best = Math.max(...drawn.map((s) => s.reward ?? -Infinity)), x = (k) => 24 + (k * 640) / steps, y = (i) => 18 + i * 30;
+  const svg = h("svg", { viewBox: `0 0 800 ${y(drawn.length)}`, class: "tree", role: "img", "aria-label": `a tree of ${drawn.length} samples over ${steps} steps` });
+  for (const s of drawn) {
+    const at = rows.get(s.sample_index), begin = s.parent === undefined ? 0 : s.parent_step, from = rows.get(s.parent);
+    if (from !== undefined) svg.append(h("line", { x1: x(begin), x2: x(begin), y1: y(from), y2: y(at) }), h("circle", { cx: x(begin), cy: y(from), r: 4 }));
+    svg.append(h("line", { x1: x(begin), x2: x(steps), y1: y(at), y2: y(at), class: s.reward === best ? "best" : "" }),
+      h("text", { x: x(steps) + 10, y: y(at) + 4 }, `#${s.sample_index}  ${s.reward === null ? s.status : fixed(s.reward)}  ${s.advantage === null ? "" : signed(s.advantage)}`));
+  }
+  return h("div", { class: "card" }, h("h2", {}, "Tree"), h("p", { class: "small muted" }, `Each line is a sample, from the step where it leaves its parent to step ${steps}. The best have the colour of the page.`), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "tree" }, svg));
 }
 
 // curves draws what changes over the steps of an image.
@@ -76,7 +98,7 @@ function curves(x) {
 function steps(x) {
   const r = x.rollout;
   if (!r || x.transitions.length === 0) return null;
-  return h("details", { class: "card" }, h("summary", {}, h("b", {}, "Steps as a table")), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Step", "Sigma", "Runs", "Noise std", "Log-prob", "State"].map((t, i) => h("th", { class: i === 2 || i === 5 ? "" : "n" }, t)))),
+  return h("details", { class: "card" }, h("summary", {}, h("b", {}, "Steps as a table")), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "steps" }, h("table", {}, h("thead", {}, h("tr", {}, ["Step", "Sigma", "Runs", "Noise std", "Log-prob", "State"].map((t, i) => h("th", { class: i === 2 || i === 5 ? "" : "n" }, t)))),
     h("tbody", {}, x.transitions.map((t, i) => h("tr", {}, h("td", { class: "n" }, i), h("td", { class: "n" }, fixed(r.sigmas[i], 4)), h("td", {}, t), h("td", { class: "n" }, fixed(r.noise_std[i], 4)), h("td", { class: "n" }, x.log_probs && x.log_probs[i] !== undefined ? fixed(x.log_probs[i], 6) : "–"), h("td", {}, (x.latent_step_indices || []).includes(i) ? "stored" : "")))))));
 }
 
@@ -89,7 +111,7 @@ function tokens(x) {
   const says = h("p", { class: "small muted", role: "status" }, "Point at a token, or go through them with Tab, to see its log-prob and entropy.");
   const tell = (t, i) => { says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", given"); };
   return h("div", { class: "card" }, h("h2", {}, "Tokens"), h("div", { class: "legend" }, ["p > 0.9", "> 0.5", "> 0.1", "> 0.01", "less"].map((t, i) => h("span", { class: `tok t${i}` }, t)), h("span", { class: "tok given" }, "given"), h("span", {}, `log-probs ${x.log_probs_of}`)), says,
-    h("div", { class: "tokens" }, x.tokens.map((t, i) => h("span", { class: "tok " + (t.generated && t.log_prob !== undefined ? `t${tone(t.log_prob)}` : "given") + (t.text ? "" : " id"), tabindex: t.generated ? 0 : null, onmouseenter: () => tell(t, i), onfocus: () => tell(t, i) }, t.text ? visible(t.text) : String(t.id)))),
+    h("div", { class: "tokens" }, x.tokens.map((t, i) => h("span", { class: "tok " + (t.generated && t.log_prob !== undefined ? `t${tone(t.log_prob)}` : "given") + (t.text ? "" : " id"), tabindex: t.generated ? 0 : null, onmouseenter: () => tell(t, i), onfocus: () => tell(t, i) }, t.text ? visible(t.text) : `⟨${t.id}⟩`))),
     x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`));
 }
 
@@ -128,6 +150,6 @@ export async function sampleView(run, uid, index) {
     title: `#${index} of ${uid}`, keys: { j: () => go(at + 1), k: () => go(at - 1) },
     body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run), h("a", { href: link("runs", run, uid) }, uid)), h("h1", {}, `Sample ${index}`), h("p", { class: "muted clamp" }, x.prompt)),
       h("div", { class: "tools" }, h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
-    h("div", { class: "shot" }, x.text ? h("div", {}, conversation(x)) : picture, h("div", { class: "grid" }, score, facts)), strip, x.text ? tokens(x) : curves(x), x.text ? null : steps(x), waterfall(x.timings)].filter(Boolean),
+    h("div", { class: "shot" }, x.text ? h("div", { class: "stack" }, conversation(x), tokens(x)) : picture, h("div", { class: "grid" }, score, facts)), strip, x.text ? null : curves(x), x.text ? null : steps(x), waterfall(x.timings)].filter(Boolean),
   };
 }

@@ -4,7 +4,7 @@ import { ask, api, listen } from "./app.js";
 
 const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
 const short = (digest) => h("span", { class: "mono", title: digest || "" }, (digest || "–").slice(0, 12));
-const table = (heads, rows) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(([t, c]) => h("th", { class: c || "" }, t)))), h("tbody", {}, rows)));
+const table = (heads, rows) => h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "table" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(([t, c]) => h("th", { class: c || "" }, t)))), rows.tagName ? rows : h("tbody", {}, rows)));
 
 export async function systemView() {
   const first = await ask("system");
@@ -12,7 +12,7 @@ export async function systemView() {
   const draw = (x) => {
     only(body, waits(x.waits));
     body.hidden = x.waits.length === 0;
-    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", {}, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
+    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", { tabindex: 0 }, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
       h("td", {}, h("b", {}, p.service), h("div", { class: "small muted mono" }, p.instance)), h("td", {}, p.lane || "–"),
       h("td", {}, p.policy_version === undefined ? "–" : h("span", {}, `version ${p.policy_version} `, short(p.weights_digest))), h("td", {}, p.backend || "–"),
       h("td", {}, p.draining ? badge("drains", "warn") : p.loading !== undefined ? badge(`loads version ${p.loading}`, "info") : p.waiting ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn") : badge("at work", "good")),
@@ -56,7 +56,7 @@ export async function deadView(query) {
   const none = shown === 0 && more.children.length < 2;
   return {
     title: "Dead letters", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Dead letters"), h("p", { class: "muted" }, "Input that no service could use, kept with the reason.", run && h("span", {}, " Only run ", h("b", {}, run), "; ", h("a", { href: "#/dead" }, "show all"))))),
-      h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, [["#", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]].map(([t, c]) => h("th", { class: c || "" }, t)))), rows)), more])],
+      h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [table([["#", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]], rows), more])],
   };
 }
 
