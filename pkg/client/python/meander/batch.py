@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,14 @@ class Sample:
                 return tensor(step["checkpoint"]).astype(np.float32)
         t = self.trajectory or {}
         raise EventError(f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with return_step_indices")
+
+    def share(self, index: int, state: Array) -> None:
+        """Lets an array that has the state of that index (latents) stand for its bytes, which are freed."""
+        for step in self.steps:
+            kept = [k["tensor"] for k in step["latents"] or [] if k["index"] == index]
+            for t in kept + ([step["checkpoint"]] if step["step_index"] == index and step.get("checkpoint") else []):
+                if t["dtype"] == "F32" and sys.byteorder == "little":
+                    t["data"] = state.reshape(-1).view(np.uint8)
 
     def kernel(self, step_index: int) -> Kernel:
         """Returns the transition of a step."""
@@ -142,9 +151,10 @@ class Batch(Mapping[str, Any]):
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where they were kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
 
-    Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has them by group, [G,
-    L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in whatever order they
-    closed.
+    The states behind a step and before the next one are held once, where trained steps follow one another: writing to
+    one writes to both. Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has
+    them by group, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
+    whatever order they closed.
     """
 
     # The unit of per_step in a Ratio, and why ratios may be off.
@@ -282,14 +292,14 @@ class Batch(Mapping[str, Any]):
                 raise ValueError(f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch must be of one size")
         b, w = len(rows), max(len(s.trained) for _, s, _ in rows)
         out: dict[str, Array] = {
-            "latents": np.zeros((b, w, *shape), np.float32), "next_latents": np.zeros((b, w, *shape), np.float32),
+            **_states(rows, w, shape),
             **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
             "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)),
         }
         for i, (_, s, _) in enumerate(rows):
             for k, step in enumerate(s.trained):
                 at = step["step_index"]
-                out["latents"][i, k], out["next_latents"][i, k], out["mask"][i, k] = s.latents(at), s.latents(at + 1), True
+                out["mask"][i, k] = True
                 transition = s.kernel(at)
                 out["x_coefficient"][i, k], out["v_coefficient"][i, k] = transition.x_coefficient, transition.v_coefficient
                 for name, (field, _) in _STEP.items():
@@ -315,6 +325,23 @@ class Batch(Mapping[str, Any]):
         out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
         out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
         return out
+
+
+def _states(rows: Sequence[tuple[Group, Sample, Event]], w: int, shape: tuple[int, ...]) -> dict[str, Array]:
+    """The arrays latents and next_latents of W trained steps: where these follow one another in every sample, as in a
+    window, views of one array of the W + 1 states. Events give up their bytes for it, where they are the same."""
+    trained = [[step["step_index"] for step in s.trained] for _, s, _ in rows]
+    b, joined = len(rows), all(t == list(range(t[0], t[0] + w)) for t in trained)
+    states = np.zeros((b, w + 1 if joined else 2 * w, *shape), np.float32)
+    out = {"latents": states[:, :w], "next_latents": states[:, 1:] if joined else states[:, w:]}
+    for i, (_, s, _) in enumerate(rows):
+        for k, at in enumerate(trained[i]):
+            for name, index in (("latents", at), ("next_latents", at + 1)):
+                if name == "latents" and k and joined:
+                    continue  # the state behind the step before
+                out[name][i, k] = s.latents(index)
+                s.share(index, out[name][i, k])
+    return out
 
 
 _STEP: dict[str, tuple[str, Any]] = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import io
+import json
 import logging
 import math
 import time
@@ -32,6 +34,7 @@ _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 _GETS = 32  # requests for stored messages at once
+_CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
 
 
@@ -311,12 +314,42 @@ class Client(Controls):
             t["data"] = checked(b"".join(pieces), parts)
 
     async def blob(self, ref: Event) -> bytes:
-        """Returns an object of the blob bucket, checked against its digest."""
+        """Returns an object of the blob bucket, checked against its digest. Gone: it is not there, or not whole."""
+        what, bucket = f"blob {ref['digest']:.12}", ref["bucket"]
+        stored, name = f"OBJ_{bucket}", base64.urlsafe_b64encode(ref["digest"].encode()).decode()
         try:
-            store = await self.js.object_store(ref["bucket"])
-            return checked((await store.get(ref["digest"])).data, ref)
+            async with self._gets:
+                entry = _blob_entry((await self.js.get_last_msg(stored, f"$O.{bucket}.M.{name}")).data or b"", what)
         except NotFoundError:
-            raise Gone(f"blob {ref['digest']:.12} is no longer stored") from None
+            raise Gone(f"{what} is no longer stored") from None
+        if entry["deleted"]:
+            raise Gone(f"{what} is no longer stored")
+        if entry["size"] != ref["size"]:
+            raise EventError(f"{what} has {entry['size']} bytes that are not those of digest {ref['digest']:.12}")
+        return checked(await self._chunks(stored, f"$O.{bucket}.C.{entry['nuid']}", ref["size"], what), ref)
+
+    async def _chunks(self, stream: str, subject: str, size: int, what: str) -> bytes:
+        """The messages of a subject after each other, size bytes in all."""
+        out = io.BytesIO()
+        if not size:
+            return b""
+        sub = await self.js.subscribe(subject, stream=stream, ordered_consumer=True)
+        try:
+            while out.tell() < size:
+                try:
+                    m = await sub.next_msg(timeout=_CHUNK_WAIT)
+                except nats.errors.TimeoutError:
+                    info = await self.js.stream_info(stream, subjects_filter=subject)
+                    if not info.state.subjects:
+                        raise Gone(f"{what} is no longer stored") from None
+                    continue  # the server was away, or is slow
+                out.write(m.data)
+                if m.metadata.num_pending == 0 and out.tell() < size:
+                    raise Gone(f"{what}: {out.tell()} of {size} bytes are stored")
+        finally:
+            with contextlib.suppress(Exception):
+                await sub.unsubscribe()
+        return out.getvalue()
 
     async def image(self, trajectory: Event) -> bytes:
         """Returns the PNG file of a sample (see pixels)."""
@@ -445,6 +478,15 @@ def _decoded(data: bytes, trajectory: Event, stored: Event, count: int) -> npt.N
     if hashlib.sha256(out.tobytes()).hexdigest() != stored["digest"]:
         raise EventError(f"{what} has other pixels than its digest says")
     return out
+
+
+def _blob_entry(data: bytes, what: str) -> dict:
+    """The entry of an object of the blob bucket. EventError: it is none."""
+    try:
+        entry = json.loads(data)
+        return {"nuid": str(entry["nuid"]), "size": int(entry.get("size", 0)), "deleted": bool(entry.get("deleted"))}
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise EventError(f"{what}: its entry is no entry of an object") from None
 
 
 def verdict_fault(event: dict) -> str:

@@ -11,7 +11,7 @@ import math
 import struct
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import msgpack
 import numpy as np
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
+from . import tensorfile
 from .control import keys
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
 
@@ -98,12 +99,15 @@ async def _last(client: Client, lane: str) -> tuple[Event, int]:
 
 
 async def push_policy(
-    client: Client, adapter: str | Path | None, lane: str = "", *, scale: float = 1.0, rule: str = "finish", version: int | None = None,
-    base: str = "", by: str = "python", note: str = "",
+    client: Client, adapter: str | Path | Mapping[str, Any] | None, lane: str = "", *,
+    config: Mapping[str, Any] | str | None = None, scale: float = 1.0, rule: str = "finish",
+    version: int | None = None, base: str = "", by: str = "python", note: str = "",
 ) -> Event:
     """Has a lane serve its checkpoint plus a LoRA from now on, and returns the policy (policy/1).
 
-    adapter: a folder or a safetensors file in PEFT's form; None: the checkpoint alone.
+    adapter: a folder or a safetensors file in PEFT's form; or its tensors by name, of numpy or torch, float64, float32,
+    bfloat16 or float16, as get_peft_model_state_dict has them; None: the checkpoint alone.
+    config: of tensors, what adapter_config.json says, as PEFT's config.to_dict() or as JSON.
     scale: how much of it, at most 1000 either way; 1 is what it was trained at.
     rule: what becomes of samples that have begun: finish, switch or restart.
     version: its number, above that of the newest; None: the next.
@@ -116,7 +120,9 @@ async def push_policy(
     PolicyRefused: the adapter, or another argument, is one that no sampler could use; nothing is stored. NoPolicy,
     ValueError: as policy.
     """
-    file, config = (b"", b"") if adapter is None else _read(Path(adapter))
+    if config is not None and not isinstance(adapter, Mapping):
+        raise PolicyRefused("config: is for tensors; that of a folder lies beside its weights")
+    file, settings = _encoded(adapter, config) if isinstance(adapter, Mapping) else _read(adapter)
 
     async def following(now: Event) -> Event:
         _onto(now, base)
@@ -124,29 +130,27 @@ async def push_policy(
             return {"weights_digest": now.get("base_digest", "")}
         if not now.get("modules"):
             raise PolicyRefused(f"adapter: the model {now['model']!r} of lane {now['lane']!r} takes none")
-        effective = check_adapter(file, config, json.loads(await client.blob(now["modules"])))
+        effective = check_adapter(file, settings, json.loads(await client.blob(now["modules"])))
         if not math.isfinite(scale) or abs(scale) > 1000:
             raise PolicyRefused(f"scale: {scale}; must be a number of at most 1000")
         digest = weights_digest(now["base_digest"], file, effective, scale)
-        return {"weights_digest": digest, "adapter": {"file": await _put_blob(client, file), "config": config, "scale": float(scale)}}
+        ref = await _put_blob(client, file)
+        return {"weights_digest": digest, "adapter": {"file": ref, "config": settings, "scale": float(scale)}}
 
     return await _follow(client, lane, following, rule, version, by, note)
 
 
 async def push_weights(
-    client: Client, files: str | Path | Sequence[str | Path], lane: str = "", *, rule: str = "finish", version: int | None = None,
-    base: str = "", by: str = "python", note: str = "",
+    client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any], lane: str = "", *,
+    rule: str = "finish", version: int | None = None, base: str = "", by: str = "python", note: str = "",
 ) -> Event:
     """push_policy of a whole transformer in place of the checkpoint's.
 
-    files: its safetensors file, its shards in their order, or the folder of either. Its tensors, F32, F16, BF16 or F64,
+    files: its safetensors file, its shards in their order, or the folder of either; or its tensors by name, as a state
+    dict has them. Its tensors, F32, F16, BF16 or F64,
     have the names and shapes of those of the checkpoint. The other arguments and errors are those of push_policy.
     """
-    paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(f) for f in files]
-    if len(paths) == 1 and paths[0].is_dir():
-        inner = paths[0] / "transformer"
-        paths = sorted((inner if inner.is_dir() else paths[0]).glob("*.safetensors"))
-    contents = [_bytes("weights", p) for p in paths]
+    contents = [_encoded(files)[0]] if isinstance(files, Mapping) else [_bytes("weights", p) for p in _shards(files)]
     if not contents:
         raise PolicyRefused(f"weights: {files}: no safetensors file")
 
@@ -160,6 +164,27 @@ async def push_weights(
         return {"weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs}
 
     return await _follow(client, lane, following, rule, version, by, note)
+
+
+def _shards(files: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The safetensors files of a transformer; of a folder all in it."""
+    paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(f) for f in files]
+    if len(paths) == 1 and paths[0].is_dir():
+        inner = paths[0] / "transformer"
+        paths = sorted((inner if inner.is_dir() else paths[0]).glob("*.safetensors"))
+    return paths
+
+
+def _encoded(tensors: Mapping[str, Any], config: Mapping[str, Any] | str | None = None) -> tuple[bytes, bytes]:
+    """The safetensors file of tensors in memory, and the JSON of their configuration; it may be empty."""
+    try:
+        file = tensorfile.encode(tensors)
+    except ValueError as err:
+        raise PolicyRefused(f"tensors: {err}") from None
+    if config is None or isinstance(config, str):
+        return file, (config or "").encode()
+    plain = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in config.items()}
+    return file, json.dumps(plain, default=str).encode()
 
 
 def _onto(now: Event, base: str) -> None:
@@ -318,8 +343,11 @@ async def _answer(client: Client, pushed: Event, name: str) -> Event | None:
     return answer if answer["policy_version"] == pushed["policy_version"] else None
 
 
-def _read(path: Path) -> tuple[bytes, bytes]:
+def _read(adapter: str | Path | None) -> tuple[bytes, bytes]:
     """The bytes of weights and configuration; the latter may be empty."""
+    if adapter is None:
+        return b"", b""
+    path = Path(adapter)
     file = path / _FILE if path.is_dir() else path
     config = file.parent / _CONFIG
     return _bytes("adapter", file), _bytes("adapter", config) if config.exists() else b""

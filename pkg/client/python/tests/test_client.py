@@ -1,6 +1,7 @@
 """The client against a real pipeline that serves the model synthetic (conftest.py)."""
 
 import asyncio
+import base64
 import json
 import pathlib
 import struct
@@ -11,6 +12,7 @@ import pytest
 
 import meander
 from conftest import first
+from meander import policy
 from meander.events import decode, fault, payload_digest, trajectory_form
 
 
@@ -28,6 +30,25 @@ def test_every_trajectory_can_be_read():
     assert len(files) > 10
     assert {f.stem: fault(e,
         trajectory_form(e)) for f in files if (e := decode(f.read_bytes())) is not None} == {f.stem: "" for f in files}
+
+
+def test_blobs_are_read_whole_or_not_at_all(run):
+    async def test(client, _):
+        data = bytes(range(256)) * 12000 + b"end"
+        ref = await policy._put_blob(client, data)
+        assert await client.blob(ref) == data and await client.blob(await policy._put_blob(client, b"")) == b""
+        with pytest.raises(meander.EventError, match=f"has {len(data)} bytes that are not those of"):
+            await client.blob(ref | {"size": 1 << 50})
+        name = base64.urlsafe_b64encode(ref["digest"].encode()).decode()
+        entry = json.loads((await client.js.get_last_msg("OBJ_mdr-blobs", f"$O.mdr-blobs.M.{name}")).data)
+        for keep, why in ((3, "bytes are stored"), (0, "is no longer stored")):
+            await client.js.purge_stream("OBJ_mdr-blobs", subject=f"$O.mdr-blobs.C.{entry['nuid']}", keep=keep or None)
+            with pytest.raises(meander.Gone, match=why):
+                await client.blob(ref)
+        with pytest.raises(meander.Gone, match="is no longer stored"):
+            await client.blob(ref | {"digest": "0" * 64})
+
+    run(test)
 
 
 def test_group(run):

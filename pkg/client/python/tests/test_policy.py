@@ -84,6 +84,37 @@ def test_push_and_rollback(run, signs, tmp_path):
     run(test, signs)
 
 
+def test_pushes_from_memory(run, signs, tmp_path):
+    """Tensors instead of files: of numpy, and of torch in bfloat16."""
+
+    async def test(client, _):
+        d = await width(client)
+        names = [f"base_model.model.{MODULE}.lora_{x}.weight" for x in "AB"]
+        config = {"r": 2, "lora_alpha": 2, "peft_type": "LORA", "target_modules": {"to_q"}}
+        arrays = dict(zip(names, (np.full((2, d), 0.05, np.float32), np.full((d, 2), 0.05, np.float32)), strict=True))
+        pushes = [arrays]
+        try:
+            import torch
+
+            pushes.append({name: torch.tensor(x).bfloat16() for name, x in arrays.items()})
+        except ImportError:
+            pass
+        for tensors in pushes:
+            pushed = await policy.push_policy(client, tensors, config=config)
+            (sampler,) = await policy.taken(client, pushed)
+            assert sampler["answer"]["state"] == "applied", sampler["answer"]
+            assert sampler["answer"]["weights_digest"] == pushed["weights_digest"]
+        with pytest.raises(policy.PolicyRefused, match=f"tensors: {names[0]}: int64; must be"):
+            await policy.push_policy(client, {names[0]: np.ones((2, d), np.int64)})
+        with pytest.raises(policy.PolicyRefused, match="config: is for tensors"):
+            await policy.push_policy(client, put(tmp_path / "a", lora(d=d)), config=config)
+        with pytest.raises(policy.PolicyRefused, match="tensors are missing"):
+            await policy.push_weights(client, {})
+        await policy.taken(client, await policy.push_policy(client, None))
+
+    run(test, signs)
+
+
 def test_wrong_adapters_are_refused_by_name(run, signs, tmp_path):
     async def test(client, _):
         d = await width(client)

@@ -11,6 +11,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 import meander.loss as reference  # noqa: E402
+from meander import tensorfile  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.torch.families import Size  # noqa: E402
 from meander.train import prompts, records  # noqa: E402
@@ -264,6 +265,38 @@ def test_a_share_without_samples_adds_nothing(folder, behind):
     before = digest(net.state())
     report = Learner(net, Loss(beta=0.1), lr=1e-2, minibatches=2).update(Rollouts.without_samples("b", 2), behind)
     assert report.used == 0 and len(report.kl) == 2 and report.grad_norm == 0 and digest(net.state()) == before
+
+
+def test_states_of_a_batch_are_held_once(folder):
+    batch = rolled(network(folder)).batch
+    before, after = batch["latents"], batch["next_latents"]
+    assert np.shares_memory(before[:, 1], after[:, 0]) and (before[:, 1] == after[:, 0]).all()
+    for i, sample in enumerate(batch.samples):
+        for k, step in enumerate(sample.steps):
+            for kept, of in zip(step["latents"], (before, after), strict=True):
+                assert np.shares_memory(kept["tensor"]["data"], of[i, k])
+    again = Batch(batch.groups, "b", "7@1")
+    assert again.digest() == batch.digest()
+    for sample in again.samples:
+        sample.steps[0]["step_index"] = 7
+        sample.steps[0]["latents"] = [_kept(7, np.ones((S, C))), _kept(8, np.zeros((S, C)))]
+        sample.trajectory["transitions"], sample.trajectory["sigmas"] = ["sde"] * 9, [1 - i / 10 for i in range(10)]
+    apart = Batch(again.groups, "b", "7@1")
+    assert (apart["latents"][:, 0] == 1).all() and (apart["next_latents"][:, 0] == 0).all()
+
+
+def test_a_file_of_tensors_is_that_of_safetensors():
+    from safetensors.torch import save
+
+    rng = torch.Generator().manual_seed(0)
+    dtypes = {"b": torch.float32, "a": torch.bfloat16, "d": torch.float16, "c": torch.float64, "e": torch.float32}
+    tensors = {f"{name}.ä": torch.randn(3, 5, generator=rng).to(dtype) for name, dtype in dtypes.items()}
+    tensors["alpha"] = torch.tensor(2.0)
+    assert tensorfile.encode(tensors) == save(tensors)
+    assert tensorfile.encode({"x": np.ones((2, 3), ">f4").T}) == save({"x": torch.ones(3, 2)})
+    for wrong in (torch.ones(2, dtype=torch.int64), [1.0], np.array("x")):
+        with pytest.raises(ValueError, match="x: .*; must be a tensor of float64"):
+            tensorfile.encode({"x": wrong})
 
 
 def test_alarms():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from pathlib import Path
+from typing import Any
 
 from nats.js.errors import NotFoundError
 
@@ -103,15 +103,15 @@ class Stream:
         if not any(bool(v.any()) for name, v in state.items() if ".lora_B." in name):
             self.digest = digest(state)
             return await self._serve(None, note)
-        folder = Path(self.config.out) / "pushed"
-        network.save(folder, state)
         self.digest = digest(state)
-        return await self._serve(folder, note)
+        return await self._serve(state, note, network.config_json())
 
-    async def _serve(self, adapter: Path | None, note: str) -> int:
+    async def _serve(self, adapter: dict[str, Any] | None, note: str, config: str | None = None) -> int:
         if self.lease is not None:
             self.lease.check()
-        pushed = await policy.push_policy(self.client, adapter, self.config.lane, by=self.config.trainer, note=note)
+        pushed = await policy.push_policy(
+            self.client, adapter, self.config.lane, config=config, by=self.config.trainer, note=note
+        )
         answers = [s["answer"] for s in await policy.taken(self.client, pushed, self.config.patience) if s["answer"]]
         refused = [a for a in answers if a["state"] == "refused"]
         self.unchanged = ""
