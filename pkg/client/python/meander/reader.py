@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import nats
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from .events import ADVANTAGE, BATCH, Event, EventError, fitting
 from .textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
+
+T = TypeVar("T")
 
 COUNTED = ("complete", "partial")  # the statuses of groups that have advantages
 _SAY = 30.0  # seconds without anything after which a reader says what it waits for
@@ -42,6 +44,9 @@ class Health:
     # How many results are stored that have not been read yet, and when the last one came (Unix seconds; 0: none yet).
     waiting: int = 0
     last: float = 0
+    # Seconds that a reader of batches waited for results, and that it took to fetch and decode what they name.
+    waited: float = 0
+    fetched: float = 0
 
     def __str__(self) -> str:
         parts = [f"{self.batches} batches, {self.groups} groups, {self.samples} samples read, {self.waiting} results waiting"]
@@ -85,7 +90,9 @@ class _Reader:
                 await self.cursor.open()
             if not self.follow and self.cursor.waiting == 0:
                 return None
+            asked = time.monotonic()
             m = await self.cursor.next()
+            self.health.waited += time.monotonic() - asked
             self.health.waiting = self.cursor.waiting
             if m is not None:
                 self.health.last = time.time()
@@ -199,7 +206,7 @@ class Batches(_Reader):
 
     async def _iterate(self) -> AsyncIterator[Batch]:
         try:
-            while (read := await (self._fill() if self.size else self._whole())) is not None:
+            while (read := await self._timed(self._fill() if self.size else self._whole())) is not None:
                 seq, batch = read
                 if batch is not None:
                     await self._check(batch)
@@ -208,6 +215,13 @@ class Batches(_Reader):
                 await self.cursor.done(seq)
         finally:
             await self.close()
+
+    async def _timed(self, reading: Awaitable[T]) -> T:
+        """Counts what was not spent waiting as fetched."""
+        began, waited = time.monotonic(), self.health.waited
+        out = await reading
+        self.health.fetched += time.monotonic() - began - (self.health.waited - waited)
+        return out
 
     def _usable(self, group: Group) -> None:
         for s in group.trained:

@@ -84,6 +84,9 @@ def test_ratio_is_one_and_again_after_each_push(whole):
     assert len({r["made_by"][0] for r in log}) == 3, "each batch is made by the weights of the update before"
     assert max(max(r["ratio_off"]) for r in log) < 1e-6 and all(len(r["ratio_off"]) == 2 for r in log)
     assert len({r["pushed"] for r in log}) == 3
+    for r in log:
+        assert set(r["seconds"]) == {"rollout", "read", "update", "push"} and r["seconds"]["read"] > 0
+        assert r["waiting"] == pytest.approx(r["seconds"]["rollout"] / sum(r["seconds"].values()), abs=0.01)
 
 
 def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_path):
@@ -203,6 +206,7 @@ def test_ahead(signs, tmp_path):
     assert sum(note.startswith("running average") for note in pushed.values()) == 2
     assert pushed.keys() <= known.keys(), "a batch made by the running average is not one of strange weights"
     assert [r["behind"] for r in log] == [0, 1, 1, 1]
+    assert all(0 <= r["waiting"] <= 1 for r in log)
     assert log[0]["weight"] == 1 and all(r["weight"] != 1 and abs(r["weight"] - 1) < 0.01 for r in log[1:])
     assert [r["batch"] for r in log] == [f"u{i:06d}" for i in range(4)]
     assert max(max(r["ratio_off"]) for r in log[1:]) > 1e-6 > max(log[0]["ratio_off"]), "the ratio is 1 under the weights of the batch alone"

@@ -91,6 +91,7 @@ def test_groups_by_number(run):
         reader = client.batches(name, groups=2, follow=False)
         assert [list(dict.fromkeys(b["uid"])) async for b in reader] == [sorted(groups[:2]), sorted(groups[2:4])]  # one is left
         assert reader.health.samples == 10 and reader.health.batches == 2
+        assert reader.health.waited > 0 and reader.health.fetched > 0
 
     run(test)
 

@@ -354,11 +354,12 @@ def test_summary_is_a_table():
     def measured(update, glyph):
         return {"update": update, "rates": {"glyph": glyph, "ocr": 0.5}, "diversity": None}
 
-    summary = {"updates": 9, "stopped": "hacking: so it is", "seconds": {"rollout": 12.3}}
-    assert table(summary).splitlines() == ["9 updates; seconds: rollout 12", "stopped: hacking: so it is"]
+    summary = {"updates": 9, "stopped": "hacking: so it is", "seconds": {"rollout": 12.3}, "waiting": 0.347}
+    time = ["9 updates; seconds: rollout 12", "35% of the time of updates waits for rollouts"]
+    assert table(summary).splitlines() == [*time, "stopped: hacking: so it is"]
     lines = table(summary | {"before": measured(0, 0.25), "best": measured(6, 0.75), "last": measured(9, 0.5)}).splitlines()
     assert lines[0].split() == ["before", "best,", "6", "last,", "9"]
-    assert lines[1].split() == ["glyph", "0.250", "0.750", "0.500"] and len(lines) == 5 and max(map(len, lines)) < 60
+    assert lines[1].split() == ["glyph", "0.250", "0.750", "0.500"] and len(lines) == 6 and max(map(len, lines)) < 60
 
 
 def test_kernel_needs_one_schedule(folder):

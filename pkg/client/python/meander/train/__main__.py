@@ -71,7 +71,10 @@ def table(summary: dict) -> str:
             if None not in values:
                 lines.append(f"{name:12}{values[0]:>10.3f}{values[1]:>12.3f}{values[2]:>12.3f}")
     seconds = ", ".join(f"{name} {s:.0f}" for name, s in summary["seconds"].items())
-    lines.append(f"{summary['updates']} updates; seconds: {seconds}" + (f"\nstopped: {summary['stopped']}" if summary["stopped"] else ""))
+    lines.append(f"{summary['updates']} updates; seconds: {seconds}")
+    lines.append(f"{summary['waiting']:.0%} of the time of updates waits for rollouts")
+    if summary["stopped"]:
+        lines.append(f"stopped: {summary['stopped']}")
     return "\n".join(lines)
 
 

@@ -154,7 +154,10 @@ class Trainer:
             if self.draw is not None and not self.config.follow:
                 for number in range(self.taken, self.taken + min(self.config.ahead + 1, self.config.updates - self.updated)):
                     await self.stream.ask(prompts.training(self.config, number, self.draw.batch(number), self.draw.epoch(number), self.version, self.alarms.held()), number)
+            fetched = self.stream.reader.health.fetched
             found = await self.stream.next()
+            clock.lap("rollout")
+            clock.move("rollout", "read", self.stream.reader.health.fetched - fetched)
             # By weights, not by version: after a crash the same weights have another one. The samplers never have a
             # follower's but the first ones.
             made = 0 if self.config.follow else min((self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated)
@@ -170,7 +173,6 @@ class Trainer:
             task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out, steps)
         task = await self._share(task)
         assert task is not None, "the first process has one"
-        clock.lap("rollout")
         self.taken, self.cursor = self.taken + 1, task.cursor
         self.left_out = self.left_out + 1 if task.left_out else 0
         if task.left_out:
@@ -196,7 +198,8 @@ class Trainer:
             "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, "clipped": report.clipped, "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.lr,
             "policy_version": int(batch.batch["policy_version"].max()), "made_by": sorted(set(batch.batch["weights_digest"].tolist())), "pushed": self.version,
-            "adapter_digest": self.stream.digest, "seconds": {k: round(v, 3) for k, v in clock.seconds.items()},
+            "adapter_digest": self.stream.digest,
+            "waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()},
         }  # fmt: skip
 
     async def _evaluate(self) -> list[tuple[str, str]]:
@@ -260,12 +263,20 @@ class Trainer:
         for r in self.records.lines:
             for name, s in r.get("seconds", {}).items():
                 seconds[name] = seconds.get(name, 0) + s
-        evaluations = self.records.of("evaluation")
-        summary = {"updates": self.updated, "stopped": stopped, "seconds": {k: round(v, 1) for k, v in seconds.items()}}
+        evaluations, updates = self.records.of("evaluation"), self.records.of("update")
+        summary: dict[str, Any] = {"updates": self.updated, "stopped": stopped}
+        summary |= {"seconds": {k: round(v, 1) for k, v in seconds.items()}}
+        summary |= {"waiting": _waiting([r["seconds"] for r in updates])}
         if evaluations:
             best = next(e for e in evaluations if self.best and e["update"] == self.best[1])
             summary |= {"before": evaluations[0], "best": best, "last": evaluations[-1]}
         return summary
+
+
+def _waiting(seconds: list[dict[str, float]]) -> float:
+    """The share of the time of some updates that waits for rollouts, whatever was asked for ahead."""
+    total = sum(sum(s.values()) for s in seconds)
+    return round(sum(s.get("rollout", 0) for s in seconds) / total, 3) if total else 0.0
 
 
 class _Clock:
@@ -274,6 +285,11 @@ class _Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.last = time.monotonic()
+
+    def move(self, stage: str, other: str, seconds: float) -> None:
+        """Counts some of a stage's seconds as another's."""
+        self.seconds[stage] -= seconds
+        self.seconds[other] = self.seconds.get(other, 0) + seconds
 
     def lap(self, stage: str) -> None:
         now = time.monotonic()
