@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +14,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
@@ -306,6 +309,51 @@ func TestEngine_Away(t *testing.T) {
 	if after := len(s.Asked()); after != before+2 {
 		t.Errorf("%d requests for the group that waited; want 2", after-before)
 	}
+}
+
+// A server that is away, or is another than it should be, is said at once: in the line of the run, to those who
+// publish, and in the refusal.
+func TestEngine_SaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	vllm, sglang := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.SGLang)
+	for engine, says := range map[string]string{
+		"vllm=" + sglang.URL:          "it is a server of sglang: name it sglang=" + sglang.URL,
+		"sglang=" + vllm.URL:          "it is a server of vllm: name it vllm=" + vllm.URL,
+		"vllm=" + vllm.URL + "/wrong": "it is no server of vllm or sglang: is its port right?",
+	} {
+		out := meander(t, t.TempDir(), "run", "--model", sums(t), "--engine", engine, remotelmtest.Prompt).must(t, 2)
+		if !strings.Contains(out.stderr, says) {
+			t.Errorf("%s: %s; want %q", engine, out.stderr, says)
+		}
+	}
+	vllm.Down(true)
+	c := defaults()
+	c.sampler.Model, c.sampler.Engine = sums(t), vllm.Engine()
+	told := make(chan string, 100)
+	c.sampler.Waiting = func(text string) { told <- text }
+	w := newWorld(t)
+	for _, name := range stages {
+		w.Serve(t, c.run(name))
+	}
+	wait := "waiting for the engine: vllm at " + vllm.URL
+	if first := <-told; !strings.HasPrefix(first, wait) || !strings.Contains(first, "the engine is dead") {
+		t.Errorf("told %q", first)
+	}
+	var held *client.HeldError
+	var err error
+	for window := 4 * time.Second; held == nil && window < bustest.Patience; window *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), window)
+		_, err = w.client.Publish(ctx, "r", &schemas.Prompt{
+			UID: "a", Routing: schemas.Routing{Model: "sums"}, Prompt: remotelmtest.Prompt, GroupSize: new(int64(2)),
+		})
+		cancel()
+		errors.As(err, &held)
+	}
+	if held == nil || !strings.Contains(held.Reason, `the sampler of "sums" is not up yet: `+wait) {
+		t.Errorf("a prompt for a lane whose engine is away: %v", err)
+	}
+	vllm.Down(false)
+	w.advantages(t, "r", 1)
 }
 
 // A real server, where MEANDER_ENGINE names one (vllm=URL or sglang=URL) that serves deploy/models/sums in float32,

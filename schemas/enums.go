@@ -248,7 +248,7 @@ var (
 	SwapRules         = []string{SwapFinish, SwapSwitch, SwapRestart}
 	AppliedStates     = []string{AppliedApplied, AppliedRefused}
 	Stages            = []string{"intake", "sampler", "reward", "advantage"}
-	PresentServices   = []string{ServiceSampler, ServiceReward}
+	PresentServices   = []string{ServiceSampler, ServiceReward, ServiceStarting}
 	DeadCodes         = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
 		CodeLate, CodeFailed, CodeTooLarge, CodeDisplaced, CodeCancelled, CodePanic,

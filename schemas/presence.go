@@ -5,7 +5,8 @@ package schemas
 // is there is alive.
 type Presence struct {
 	V int64 `msgpack:"v"`
-	// Service is sampler or reward, Instance names the process among others.
+	// Service is sampler, reward, or starting (a sampler that waits for its server), Instance names the process among
+	// others.
 	Service  string `msgpack:"service" enum:"PresentServices"`
 	Instance string `msgpack:"instance" form:"token"`
 	// Lane is the lane that a sampler serves.
@@ -22,6 +23,8 @@ type Presence struct {
 	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.."`
 	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName"`
 	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
+	// Waiting is why a starting sampler serves its lane not yet.
+	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
 	// Draining says that it finishes the work in flight and begins no new work.
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
@@ -58,8 +61,9 @@ type Room struct {
 
 // The services of a Presence.
 const (
-	ServiceSampler = "sampler"
-	ServiceReward  = "reward"
+	ServiceSampler  = "sampler"
+	ServiceReward   = "reward"
+	ServiceStarting = "starting"
 )
 
 // PresenceSubject returns the subject under which PresenceBucket keeps the entry of an instance.
@@ -70,7 +74,7 @@ func (e *Presence) Validate() error { return CheckFields(e) }
 
 // rules checks that a sampler has a lane, and that no other service has lane or room.
 func (e *Presence) rules(f *faults) {
-	if e.Service == ServiceSampler {
+	if e.Service == ServiceSampler || e.Service == ServiceStarting {
 		if e.Lane == "" {
 			f.token("lane", string(e.Lane))
 		}
@@ -86,6 +90,7 @@ func (e *Presence) rules(f *faults) {
 
 // repair cuts the reasons of missing functions, in a copy that is about to be encoded; see repair.go.
 func (e *Presence) repair() *int64 {
+	e.Waiting = legalText(e.Waiting, MaxText)
 	missing := make([]MissingReward, len(e.Missing))
 	for i, m := range e.Missing {
 		missing[i] = MissingReward{m.Name, legalText(m.Reason, MaxText)}

@@ -295,6 +295,10 @@ func groupSamples(t testing.TB) []sample {
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 		{"receipt-waiting", &schemas.Receipt{Run: "run-1", UID: "p17", Waiting: "model: no sampler serves \"flux\" now"}},
+		{"presence-starting", &schemas.Presence{
+			Service: schemas.ServiceStarting, Instance: "starting-a", Lane: "sums",
+			Waiting: "waiting for the engine", At: 9,
+		}},
 		{"presence-sampler", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000}},
 		{"presence-loads", &schemas.Presence{
 			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", PolicyVersion: new(int64(12)), WeightsDigest: digestOf("weights"),

@@ -202,12 +202,25 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 		s.dialect = sglang{vocabulary: c.Vocabulary}
 	}
 	if err := s.dialect.discover(ctx, s, &s.facts); err != nil {
+		if routeClosed(err) {
+			err = fmt.Errorf("%w%s", err, s.otherKind(ctx))
+		}
 		return nil, fmt.Errorf("%s: %w", s, err)
 	}
 	if err := s.fingerprint(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", s, err)
 	}
 	return s, nil
+}
+
+// otherKind says which other kind of server answers in the place of the one that is asked for.
+func (s *Server) otherKind(ctx context.Context) string {
+	for name, d := range map[string]dialect{VLLM: vllm{}, SGLang: sglang{}} {
+		if name != s.facts.Name && d.discover(ctx, s, &Facts{}) == nil {
+			return fmt.Sprintf("; it is a server of %s: name it %s=%s", name, name, s.http.Base)
+		}
+	}
+	return fmt.Sprintf("; it is no server of %s: is its port right?", strings.Join(Names(), " or "))
 }
 
 // String returns the kind and the address of the server.

@@ -249,6 +249,11 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 	}
 	served := map[schemas.Lane]bool{}
 	for _, p := range present {
+		if p.Service == schemas.ServiceStarting {
+			say.add(Warning, "start the server, or change --engine", "%s of lane %s is not up yet: %s", p.Instance,
+				p.Lane, p.Waiting)
+			continue
+		}
 		served[p.Lane] = true
 		for _, m := range p.Missing {
 			say.add(OK, "", "%s is without %s: %s", p.Instance, m.Name, m.Reason)

@@ -38,6 +38,8 @@ type view struct {
 	policies map[schemas.Lane]*schemas.Policy
 	newest   map[schemas.Lane]*schemas.Policy
 	live     []schemas.Lane
+	// starting says of lanes what a sampler that starts waits for.
+	starting map[schemas.Lane]string
 	// scorers are the reward services.
 	scorers []*schemas.Presence
 	// samplerSpaces are what samplers reserve of the stream of steps, and what they wait for.
@@ -60,7 +62,10 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &view{policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lane]*schemas.Policy{}}
+	v := &view{
+		policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lane]*schemas.Policy{},
+		starting: map[schemas.Lane]string{},
+	}
 	for _, p := range policies {
 		v.newest[p.Lane] = p
 		if v.policies[p.Lane], err = l.servedPolicy(ctx, p, present); err != nil {
@@ -74,6 +79,8 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 		switch {
 		case p.Service == schemas.ServiceReward:
 			v.scorers = append(v.scorers, p)
+		case p.Service == schemas.ServiceStarting:
+			v.starting[p.Lane] = p.Waiting
 		case p.Draining:
 		case v.policies[p.Lane] != nil && !slices.Contains(v.live, p.Lane):
 			v.live = append(v.live, p.Lane)
@@ -96,6 +103,9 @@ func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schema
 		case 1:
 			return v.policies[v.live[0]], "", nil
 		case 0:
+			for lane := range v.starting {
+				return nil, v.whyNotUp(lane), nil
+			}
 			return nil, "model: no sampler runs; start one" + formerLanes(slices.Sorted(maps.Keys(v.policies))), nil
 		}
 		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
@@ -105,12 +115,12 @@ func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schema
 	switch {
 	case p != nil && slices.Contains(v.live, name):
 		return p, "", nil
-	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name):
+	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name) && v.starting[name] == "":
 		return nil, "", bus.Terminal(schemas.CodeUnknownModel,
 			fmt.Errorf("model: %q is not served here; must be one of %s", name, joinLanes(v.live)))
 	}
-	if slices.Contains(expected, name) {
-		return nil, fmt.Sprintf("model: the sampler of %q is not up yet", name), nil
+	if slices.Contains(expected, name) || v.starting[name] != "" {
+		return nil, v.whyNotUp(name), nil
 	}
 	waiting = fmt.Sprintf("model: no sampler serves %q now; start one", name)
 	if p != nil {
@@ -121,6 +131,15 @@ func (v *view) pickPolicy(name schemas.Lane, expected []schemas.Lane) (p *schema
 		waiting += ", or name one of " + joinLanes(v.live)
 	}
 	return nil, waiting, nil
+}
+
+// whyNotUp says that the sampler of a lane is not up yet, and what it waits for.
+func (v *view) whyNotUp(lane schemas.Lane) string {
+	text := fmt.Sprintf("model: the sampler of %q is not up yet", lane)
+	if why := v.starting[lane]; why != "" {
+		text += ": " + why
+	}
+	return text
 }
 
 // servedPolicy returns the policy that the samplers of p's lane use now; p is the newest that was pushed to the lane.

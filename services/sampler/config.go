@@ -52,15 +52,16 @@ type Weights struct {
 
 // EngineServer says which server draws the samples in place of the sampler.
 type EngineServer struct {
-	// Engine is what computes or draws the samples; empty: the sampler. torch computes the network of an image model in a
-	// worker, which torch=ADDRESS joins. Of a server that draws, Model is what it serves: of a language model the
+	// Engine is what computes or draws the samples; empty: the sampler. torch computes the network of an image model in
+	// a worker, which torch=ADDRESS joins. Of a server that draws, Model is what it serves: of a language model the
 	// folder, which is read for the tokenizer.
 	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the server that draws its samples, as KIND=URL: vllm=http://127.0.0.1:8000; default the sampler itself"`
 	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
 	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
-	// Waiting is told what a worker of torch is waited for, and "" when the wait is over; nil: it is logged.
+	// Waiting is told what a worker of torch, or a server, is waited for, and "" when the wait is over; nil: it is
+	// logged.
 	Waiting func(text string) `koanf:"-"`
 	// Spare keeps the worker of torch that PolicyOf starts, for the sampler; nil: each starts its own.
 	Spare *models.Spare `koanf:"-"`
@@ -174,7 +175,10 @@ func (c Config) torch() models.Torch {
 
 // server returns the settings of a server that draws the tokens.
 func (c Config) server() models.Server {
-	return models.Server{Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Ready: c.Health}
+	return models.Server{
+		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Ready: c.Health,
+		Waiting: c.Waiting,
+	}
 }
 
 // validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that

@@ -53,7 +53,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	opened, err := cfg.openModel(ctx, log)
+	opened, err := cfg.openAnnounced(ctx, b, log)
 	if err != nil {
 		return err
 	}

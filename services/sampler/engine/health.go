@@ -19,6 +19,8 @@ type Server struct {
 	Patience time.Duration
 	// Key is sent as a bearer token.
 	Key string
+	// Waiting is told why the server is waited for, and "" when the wait is over; nil: it is logged.
+	Waiting func(text string)
 	// Ready adds a condition of readiness; nil: there is none.
 	Ready func(name string, check func() error)
 }
@@ -41,12 +43,22 @@ type Health struct {
 	Ping func(ctx context.Context) error
 
 	why atomic.Pointer[error] // why the server accepts no requests; nil: it does
+	// waiting is that of Server.
+	waiting func(text string)
+}
+
+// tell says why the server is waited for; empty: the wait is over.
+func (h *Health) tell(text string) {
+	if h.waiting != nil {
+		h.waiting(text)
+	}
 }
 
 // Reach waits until the server that draws the samples can be used, and logs that it waits. Readiness gets the
 // condition "engine". An error is the end of ctx, or a *Refusal of the server.
 func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error {
 	h.why.Store(new(fmt.Errorf("not reached yet: %s", s.Address)))
+	h.waiting = s.Waiting
 	if s.Ready != nil {
 		s.Ready("engine", h.fault)
 	}
@@ -56,6 +68,7 @@ func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error 
 		switch {
 		case err == nil:
 			h.why.Store(nil)
+			h.tell("")
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -64,7 +77,10 @@ func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error 
 		}
 		h.why.Store(&err)
 		if time.Since(told) > toldEvery {
-			log.Warn().Err(err).Msg("waiting for the engine")
+			if h.waiting == nil {
+				log.Warn().Err(err).Msg("waiting for the engine")
+			}
+			h.tell(fmt.Sprintf("waiting for the engine: %v", err))
 			told = time.Now()
 		}
 		select {
@@ -110,10 +126,12 @@ func (h *Health) Watch(ctx context.Context, log zerolog.Logger) {
 		switch {
 		case err == nil && was != nil:
 			h.why.Store(nil)
+			h.tell("")
 			log.Info().Msg("the engine is back")
 		case err != nil:
 			h.why.Store(&err)
 			if was == nil {
+				h.tell(fmt.Sprintf("the engine is away; requests wait for it: %v", err))
 				log.Error().Err(err).Msg("the engine is away; requests wait for it")
 			}
 		}
