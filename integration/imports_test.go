@@ -220,7 +220,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/doctor":              {"pkg/bus/bustest"},
-	"services/ui":                  {"pkg/bus/bustest", "services/pipeline"},
+	"services/ui":                  {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 

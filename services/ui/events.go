@@ -92,12 +92,15 @@ func (p *stream) send(name, id string, v any) error {
 	return p.write("event: " + name + "\n" + id + "data: " + string(data) + "\n\n")
 }
 
+// healthTimeout bounds the questions of a stream of events, so that it soon says what is wrong.
+const healthTimeout = 5 * time.Second
+
 // sendHealth says whether the server of the pipeline answers; err is what the last question to it ended with.
 func (p *stream) sendHealth(err error) error {
 	says := ""
 	switch {
 	case !p.bus.Conn().IsConnected():
-		says = "the connection to the pipeline's server is lost; it is tried again"
+		says = errLost.says
 	case err != nil:
 		says = err.Error()
 	}
@@ -119,24 +122,9 @@ func (p *stream) sendList(ctx context.Context, topic string) {
 	tick := time.NewTicker(everySystem)
 	defer tick.Stop()
 	for {
-		var v any
-		read, done := context.WithTimeout(ctx, readTimeout)
-		v, err := p.listRuns(read)
-		if topic == "system" && err == nil {
-			v, err = p.system.get(read)
-		}
-		done()
+		err := p.sendListOnce(ctx, topic)
 		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil {
 			return
-		}
-		if err == nil {
-			name := "runs"
-			if topic == "system" {
-				name = "system"
-			}
-			if p.send(name, "", v) != nil {
-				return
-			}
 		}
 		select {
 		case <-ctx.Done():
@@ -146,72 +134,121 @@ func (p *stream) sendList(ctx context.Context, topic string) {
 	}
 }
 
-// sendRun sends the changed groups of a run, and how far it is.
+// sendListOnce sends the list of runs, or what runs. It fails if the server of the pipeline cannot be read; that the
+// browser has gone is found by what is sent next.
+func (p *stream) sendListOnce(ctx context.Context, topic string) error {
+	release, err := p.admit(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, done := context.WithTimeout(ctx, healthTimeout)
+	defer done()
+	if topic == "system" {
+		system, err := p.system.get(ctx)
+		if err == nil {
+			_ = p.send("system", "", system)
+		}
+		return err
+	}
+	runs, err := p.listRuns(ctx)
+	if err == nil {
+		_ = p.send("runs", "", runs)
+	}
+	return err
+}
+
+// sendRun sends the changed groups of a run, and how far it is, until ctx ends or the browser has gone.
 func (p *stream) sendRun(ctx context.Context, run schemas.Run, since string) {
-	last := time.Now()
+	last, looked, wake := time.Now(), time.Time{}, make(<-chan struct{})
 	var f *follower
 	var revision uint64
-	looked := time.Time{}
-	for {
-		f2, err := p.followerOf(ctx, run)
-		if ctx.Err() != nil {
-			return
-		}
-		if err == nil && f2 != f { // the first one, or a fresh one
-			f = f2
-			epoch, text, _ := strings.Cut(since, "-")
-			n, bad := strconv.ParseUint(text, 10, 64)
-			if revision = n; epoch != f.epoch || bad != nil {
-				f.mu.Lock()
-				revision = f.revision
-				f.mu.Unlock()
-				if since != "" && p.send("reset", "", map[string]string{"epoch": f.epoch}) != nil {
+	for ctx.Err() == nil {
+		now, err := p.runFollower(ctx, run, f)
+		if err == nil && now != f { // the first one, or a fresh one
+			f = now
+			var reset bool
+			if revision, reset = f.resume(since); reset {
+				if p.send("reset", "", map[string]string{"epoch": f.epoch}) != nil {
 					return
 				}
 			}
-			since = "another-0"
+			since = "another"
 		}
-		wake := (<-chan struct{})(nil)
 		if f != nil {
 			f.mu.Lock()
 			wake = f.changed
 			f.mu.Unlock()
-			for {
-				rows, to := f.since(revision, maxBundle)
-				if len(rows) == 0 {
-					break
-				}
-				revision = to
-				if p.send("groups", fmt.Sprintf("%s-%d", f.epoch, revision), map[string]any{"rows": rows}) != nil {
-					return
-				}
-			}
-			if err == nil && time.Since(looked) >= refresh {
-				looked = time.Now()
-				read, done := context.WithTimeout(ctx, readTimeout)
-				var x *progress
-				if x, err = p.describe(read, f); err == nil {
-					if p.send("run", "", x) != nil {
-						done()
-						return
-					}
-				}
-				done()
+			if revision, err = p.sendGroups(f, revision); err != nil {
+				return
 			}
 		}
-		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil {
-			return
+		if err == nil && f != nil && time.Since(looked) >= refresh {
+			looked = time.Now()
+			err = p.sendProgress(ctx, f)
 		}
-		if !waitFor(ctx, everyEvents) {
+		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil || !waitFor(ctx, everyEvents) {
 			return
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-wake:
 		case <-time.After(everySystem):
 		}
 	}
+}
+
+// runFollower returns the follower of a run: f while the server is away.
+func (p *stream) runFollower(ctx context.Context, run schemas.Run, f *follower) (*follower, error) {
+	if f != nil && !p.bus.Conn().IsConnected() {
+		return f, nil
+	}
+	ctx, done := context.WithTimeout(ctx, readTimeout)
+	defer done()
+	return p.followerOf(ctx, run)
+}
+
+// resume returns the revision after which a page goes on that has seen since, EPOCH-REVISION or empty. reset: it has
+// seen another epoch, and must read all again.
+func (f *follower) resume(since string) (revision uint64, reset bool) {
+	epoch, text, _ := strings.Cut(since, "-")
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil && epoch == f.epoch {
+		return n, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.revision, since != ""
+}
+
+// sendGroups sends the groups that have changed after a revision, and returns the one that they lead to. It fails if
+// the browser has gone.
+func (p *stream) sendGroups(f *follower, revision uint64) (uint64, error) {
+	for {
+		rows, to := f.since(revision, maxBundle)
+		if len(rows) == 0 {
+			return revision, nil
+		}
+		revision = to
+		if err := p.send("groups", fmt.Sprintf("%s-%d", f.epoch, to), map[string]any{"rows": rows}); err != nil {
+			return revision, err
+		}
+	}
+}
+
+// sendProgress sends how far a run is, and what it waits for. It fails if the server of the pipeline cannot be read.
+func (p *stream) sendProgress(ctx context.Context, f *follower) error {
+	release, err := p.admit(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, done := context.WithTimeout(ctx, healthTimeout)
+	defer done()
+	x, err := p.describe(ctx, f)
+	if err == nil {
+		_ = p.send("run", "", x) // that the browser has gone is found by what is sent next
+	}
+	return err
 }
 
 // waitFor waits for a time; false: ctx has ended.

@@ -272,6 +272,33 @@ func TestServe_Events(t *testing.T) {
 	s.stop() // ends although pages follow
 }
 
+// A page learns that the server of the pipeline is away, and that it is back. Meanwhile questions have an answer.
+func TestServe_Lost(t *testing.T) {
+	s := servePage(t, nil, bustest.TCP)
+	health := func(events <-chan event, says string) {
+		t.Helper()
+		for {
+			e := bustest.Receive(t, "that the page says "+says, events)
+			if fault, ok := e.data["fault"].(string); e.name == "health" && ok && (fault == "") == (says == "") &&
+				strings.Contains(fault, says) {
+				return
+			}
+		}
+	}
+	events, _ := s.follow(t, "", "")
+	health(events, "")
+	s.Options.Listen = strings.TrimPrefix(s.Server.ClientURL(), "nats://")
+	if err := s.Server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	health(events, "connection to the pipeline's server is lost")
+	if status, _, body := s.ask(t, "GET", "/api/runs", nil); status != http.StatusServiceUnavailable {
+		t.Errorf("without a server: %d %s", status, body)
+	}
+	s.Start(t)
+	health(events, "")
+}
+
 // A run without services says what it waits for, and so does a paused one.
 func TestServe_Waits(t *testing.T) {
 	s := servePage(t, nil)

@@ -252,8 +252,16 @@ func (s *server) answer(read func(r *http.Request) (any, error)) http.HandlerFun
 	}
 }
 
-// admit waits until fewer than maxReads questions run.
+// errLost is the answer while the server of the pipeline is away.
+var errLost = &requestError{
+	http.StatusServiceUnavailable, "the connection to the pipeline's server is lost; it is tried again",
+}
+
+// admit waits until fewer than maxReads questions run. It returns errLost while there is no connection.
 func (s *server) admit(ctx context.Context) (release func(), err error) {
+	if !s.bus.Conn().IsConnected() {
+		return nil, errLost
+	}
 	select {
 	case s.reads <- struct{}{}:
 		return func() { <-s.reads }, nil

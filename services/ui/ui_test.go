@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/ui"
@@ -36,9 +37,9 @@ type served struct {
 }
 
 // servePage serves a page on an event plane, without any service.
-func servePage(t *testing.T, change func(*ui.Config)) *served {
+func servePage(t *testing.T, change func(*ui.Config), server ...func(*natsd.Options)) *served {
 	t.Helper()
-	s := &served{Plane: bustest.New(t), http: &http.Client{Transport: &http.Transport{}}}
+	s := &served{Plane: bustest.New(t, server...), http: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(s.http.CloseIdleConnections)
 	s.serve(t, change)
 	return s
