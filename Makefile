@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
-	lines generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -242,7 +242,10 @@ learn: learn-needs build build/learn-venv/ok ## train an adapter of signs on the
 	build/learn-venv/bin/python deploy/learn/learn.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE) --name $(ENGINE)) -- $(LEARN)
 
 learn-hacked: learn-needs build build/learn-venv/ok ## the same without what holds diversity, until the reader is gamed: to see the alarms
-	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --hold-diversity 0 $(LEARN)
+	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --hold-diversity 0 --no-stop $(LEARN)
+
+learn-transfer: build/learn-venv/ok ## the kept adapters drawn by diffusers and peft, outside meander, and read by tesseract, on the test's prompts (SEEDS="2 3 4")
+	build/learn-venv/bin/python deploy/learn/transfer.py $(foreach s,$(SEEDS),meander-out/learn/seed-$(s)/best)
 
 learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meander-out/learn
 	build/learn-venv/bin/python deploy/learn/figures.py meander-out/learn/*-*

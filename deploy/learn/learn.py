@@ -77,7 +77,8 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
 def train(url: str, seed: int, out: Path, flags: list[str]) -> None:
     command = [
         sys.executable, "-m", "meander.train", "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name, "--model", str(ROOT / "deploy/models/signs"),
-        "--prompts", str(HERE / "prompts.txt"), "--held-out", str(HERE / "held_out.jsonl"), *flags,
+        "--prompts", str(HERE / "prompts.txt"), "--held-out", str(HERE / "validation.jsonl"),
+        "--test", str(HERE / "held_out.jsonl"), *flags,
     ]  # fmt: skip
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if code := subprocess.run(command, env=env).returncode:

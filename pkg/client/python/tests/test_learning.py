@@ -1,6 +1,7 @@
 """The whole loop on the model signs: meander up, trainers beside it, a few small updates."""
 
 import asyncio
+import hashlib
 import json
 import pathlib
 import signal
@@ -253,6 +254,28 @@ def test_evaluations_begin_with_the_same_noise(signs, tmp_path):
     assert found[0]["diversity"] > 0 and all(r["diversity"] == pytest.approx(found[0]["diversity"], rel=1e-3) for r in found)
     for name in ("before.png", "after.png", "curve.png", "best/adapter_model.safetensors"):
         assert (out / name).stat().st_size > 1000
+
+
+def test_what_chose_nothing_is_looked_at_once(signs, tmp_path):
+    """Base, last and kept adapter on the test's prompts, at the end; the samplers keep the one that was kept."""
+    for name, text in (("held", "7"), ("tested", "HI")):
+        (tmp_path / name).write_text(f'a red sign that says "{text}"\n')
+    held, tested, out = str(tmp_path / "held"), str(tmp_path / "tested"), tmp_path / "tests"
+    fields = {"held_out": held, "test": tested, "test_steps": 6, "updates": 2, "eval_every": 1, "gold": ""}
+    fields |= {"variety": 2}
+    for _ in range(2):  # once more: it is there already
+        trained(signs, out, **fields)
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        tests = [r for r in lines if r["kind"] == "test"]
+        assert [r["of"] for r in tests] == ["base", "base, 6 steps", "last", "kept"]
+        assert all(r["update"] == 2 and r["samples"] == 2 and set(r["rates"]) == {"glyph"} for r in tests)
+        assert [r["diversity"] is None for r in tests] == [False, True, False, False]
+    kept = pathlib.Path(out / "best/adapter_model.safetensors").read_bytes()
+    served = asyncio.run(history(signs))[-1].get("adapter")
+    best = records.load_checkpoint(out)[1]["best"][1]
+    assert hashlib.sha256(kept).hexdigest() == served["file"]["digest"] if best else served is None
+    with pytest.raises(ValueError, match="--test: 1 of its prompts choose the adapter, too, such as 'a red sign"):
+        trained(signs, tmp_path / "same", **fields | {"test": held})
 
 
 def test_own_loop(signs, tmp_path):

@@ -16,7 +16,7 @@ from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.torch.families import Size  # noqa: E402
 from meander.train import prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
-from meander.train.alarms import COLLAPSE, HACKING, RATIO, Alarms  # noqa: E402
+from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
@@ -323,6 +323,12 @@ def test_alarms():
     assert "diversity" in evaluation(0.95, 0.75, 0.09)[0][1]
     assert alarms.held() == round(20 * (0.9 - 0.09 / 0.14), 3), "what is missing of 90 % of the start's is rewarded"
     assert evaluation(0.95, 0.75, 0.13) == [] and alarms.held() == 0
+    # What is rewarded may come back: gaming alone, and steps that are too large, end a run.
+    assert Config(prompts="p").stop and set(FATAL) == {HACKING, COLLAPSE}
+    for held, kind in ((0.9, NARROW), (0.0, HACKING)):
+        alarms = Alarms(Config(prompts="p", hold_diversity=held))
+        alarms.evaluated({"exact": 0.7, "gold": 0.6, "diversity": 0.14})
+        assert [k for k, _ in alarms.evaluated({"exact": 0.7, "gold": 0.6, "diversity": 0.1})] == [kind]
 
 
 def test_a_log_cut_off_by_a_crash_goes_on(tmp_path):
@@ -341,7 +347,7 @@ def test_a_log_cut_off_by_a_crash_goes_on(tmp_path):
 
 
 def test_settings_are_checked():
-    for wrong in ({"groups": 0}, {"ema": 1.0}, {"prompts": ""}, {"minibatches": 99}, {"ahead": -1}):
+    for wrong in ({"groups": 0}, {"ema": 1.0}, {"prompts": ""}, {"minibatches": 99}, {"ahead": -1}, {"test": "t"}):
         with pytest.raises(ValueError, match="--"):
             Config(**({"prompts": "p"} | wrong))
     for steps in ("4", "a", "", "2-1"):
@@ -359,6 +365,10 @@ def test_summary_is_a_table():
     assert table(summary).splitlines() == [*time, "stopped: hacking: so it is"]
     lines = table(summary | {"before": measured(0, 0.25), "best": measured(6, 0.75), "last": measured(9, 0.5)}).splitlines()
     assert lines[0].split() == ["before", "best,", "6", "last,", "9"]
+    measures = (("base", 0.25, 0.1), ("base, 20 steps", 0.5, None))
+    tests = {of: {"rates": {"glyph": r}, "diversity": d} for of, r, d in measures}
+    tested = table(summary | {"test": tests}).splitlines()
+    assert tested[2].split() == ["glyph", "diversity"] and tested[4].split() == ["base,", "20", "steps", "0.500"]
     assert lines[1].split() == ["glyph", "0.250", "0.750", "0.500"] and len(lines) == 6 and max(map(len, lines)) < 60
 
 

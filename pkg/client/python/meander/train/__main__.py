@@ -70,6 +70,14 @@ def table(summary: dict) -> str:
         for name, values in rows.items():
             if None not in values:
                 lines.append(f"{name:12}{values[0]:>10.3f}{values[1]:>12.3f}{values[2]:>12.3f}")
+    if "test" in summary:
+        tests = summary["test"]
+        names = [*tests["base"]["rates"], "diversity"]
+        lines += ["", "test, looked at once:", " " * 18 + "".join(f"{name:>10}" for name in names)]
+        for of, r in tests.items():
+            values = [*r["rates"].values(), r["diversity"]]
+            lines.append(f"{of:18}" + "".join(f"{v:>10.3f}" for v in values if v is not None))
+        lines.append("")
     seconds = ", ".join(f"{name} {s:.0f}" for name, s in summary["seconds"].items())
     lines.append(f"{summary['updates']} updates; seconds: {seconds}")
     lines.append(f"{summary['waiting']:.0%} of the time of updates waits for rollouts")

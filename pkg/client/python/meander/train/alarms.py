@@ -8,7 +8,7 @@ import math
 from .config import Config
 
 HACKING, COLLAPSE, RATIO, STALE, EMPTY = "hacking", "collapse", "ratio", "stale", "empty"
-STILL, UNCHANGED = "no variance", "unchanged"
+STILL, UNCHANGED, NARROW = "no variance", "unchanged", "narrow"
 # Alarms from which a run cannot recover by itself.
 FATAL = (HACKING, COLLAPSE)
 
@@ -55,7 +55,10 @@ class Alarms:
         if len(golds) > 2 and all(g < max(golds) - c.gold_drop for g in golds[-2:]):
             out.append((HACKING, f"{c.gold}, which is not rewarded, reads {golds[-1]:.3f} and read {max(golds):.3f}, while {c.reader} reads {record['exact']:.3f}"))
         if self.narrow(record):
-            out.append((HACKING, f"diversity is {record['diversity'] / self.evaluations[0]['diversity']:.0%} of the start's"))
+            share = record["diversity"] / self.evaluations[0]["diversity"]
+            # While diversity is rewarded it may come back; else samples are on their way to look alike.
+            kind = NARROW if c.hold_diversity else HACKING
+            out.append((kind, f"diversity is {share:.0%} of the start's"))
         return out
 
     def narrow(self, record: dict) -> bool:

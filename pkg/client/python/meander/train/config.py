@@ -69,7 +69,9 @@ class Config:
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
 
-    held_out: str = _setting("", "file of prompts to evaluate on; none: no evaluation", _EVAL)
+    held_out: str = _setting("", "file of prompts to validate on: they choose the adapter; none: no evaluation", _EVAL)
+    test: str = _setting("", "file of other prompts to test on, once, at the end: base, kept adapter and last", _EVAL)
+    test_steps: int = _setting(20, "denoising steps of one more test of the base; 0: none", _EVAL)
     eval_every: int = _setting(4, "updates between evaluations", _EVAL)
     eval_samples: int = _setting(2, "samples of a held-out prompt", _EVAL)
     eval_steps: int = _setting(0, "their denoising steps, all ode; default --steps", _EVAL)
@@ -78,7 +80,7 @@ class Config:
     variety: int = _setting(12, "held-out prompts sampled as in training, in groups of 8, to measure diversity", _EVAL)
     sheet: int = _setting(24, "held-out samples on the contact sheets before and after", _EVAL)
 
-    stop: bool = _setting(False, "stop when an alarm of hacking or collapse is raised; the best adapter is kept in any case", _STOP)
+    stop: bool = _setting(True, "stop at an alarm of hacking or collapse; the best adapter is kept in any case", _STOP)
     ratio_limit: float = _setting(1e-6, "most |log_prob - old| of the first pass on weights that are the sampler's", _STOP)
     gold_drop: float = _setting(0.05, "hacking: the gold reader is this far below its best, twice", _STOP)
     diversity_floor: float = _setting(0.8, "hacking: diversity below this share of the start's", _STOP)
@@ -90,6 +92,10 @@ class Config:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
+        if self.test and not self.held_out:
+            raise ValueError("--test: needs --held-out, which chooses the adapter to test")
+        if self.test_steps < 0:
+            raise ValueError(f"--test-steps: {self.test_steps}; must be at least 0")
         if self.ahead < 0:
             raise ValueError(f"--ahead: {self.ahead}; must be at least 0")
         if not 0 <= self.hold_diversity <= 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file
 
 from ..client import Client, connect
 from ..events import EventError
@@ -48,6 +50,10 @@ class Trainer:
         self.stream = Stream(client, config)
         self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
         self.held_out = prompts.read(config.held_out) if config.held_out else []
+        self.test = prompts.read(config.test) if config.test else []
+        if both := {p["prompt"] for p in self.held_out} & {p["prompt"] for p in self.test}:
+            raise ValueError(f"--test: {len(both)} of its prompts choose the adapter, too, such as {min(both)!r}")
+        self.stopped = ""  # why, where an alarm did
         self.records = records.Records(self.out, config.tensorboard and self.first)
         self.updated = 0  # updates taken
         self.taken, self.cursor = 0, ""  # batches read, and the place of the last one
@@ -65,14 +71,16 @@ class Trainer:
     async def run(self) -> dict:
         """Trains to the end, or to a fatal alarm, and returns the summary."""
         self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
-        stopped = ""
+        stopped = self.stopped if self.config.stop else ""
+        if stopped and self.first:
+            _log.warning("this run was stopped: %s; --no-stop goes on", stopped)
         async with contextlib.AsyncExitStack() as held:
             self.progress = held.enter_context(_Progress(self.config, self.updated, self.first))
             if self.first:
                 await self._begin(held)
             while self.updated < self.config.updates and not stopped:
                 stopped = await self._update()
-        return await self._end(stopped) if self.first else {}
+            return await self._end(stopped) if self.first else {}
 
     async def _share(self, value: T) -> T:
         """Returns in all processes what the first one has."""
@@ -85,6 +93,7 @@ class Trainer:
         self.resumed = True
         self.learner.load(state)
         self.updated, self.taken, self.cursor, self.made, self.best = (keep[k] for k in ("updated", "taken", "cursor", "made", "best"))
+        self.stopped = keep.get("stopped", "")
         self.alarms.rewards, self.alarms.evaluations = keep["rewards"], keep["evaluations"]
         if self.first:
             _log.warning("going on at update %d, from %s", self.updated, self.out / "checkpoint")
@@ -141,7 +150,7 @@ class Trainer:
             self.progress.step(record)
             if self.held_out and not self.config.follow and (self.updated % self.config.eval_every == 0 or self.updated == self.config.updates):
                 found += await self._evaluate()
-            why = self._raise(found)
+            why = self.stopped = self._raise(found)
             if self.updated % self.config.checkpoint_every == 0 or why or self.updated == self.config.updates:
                 self._checkpoint()
         return await self._share(why)
@@ -248,7 +257,8 @@ class Trainer:
         return why
 
     def _checkpoint(self) -> None:
-        keep = {"updated": self.updated, "taken": self.taken, "cursor": self.cursor, "made": self.made, "best": self.best, "rewards": self.alarms.rewards, "evaluations": self.alarms.evaluations}
+        keep = {name: getattr(self, name) for name in ("stopped", "updated", "taken", "cursor", "made", "best")}
+        keep |= {"rewards": self.alarms.rewards, "evaluations": self.alarms.evaluations}
         records.save_checkpoint(self.out, self.network, self.learner.state(), keep)
 
     def _curve(self) -> None:
@@ -257,8 +267,34 @@ class Trainer:
         except ImportError:
             _log.warning("no curve: pip install 'meander-client[train]' brings matplotlib")
 
+    async def _test(self) -> dict[str, dict]:
+        """Measures the base, the kept adapter and the last one on prompts that chose nothing, once, and leaves the kept
+        one to the samplers. Returns the measures by name."""
+        done = {r["of"]: r for r in self.records.of("test") if r["update"] == self.updated}
+        kept = load_file(self.out / "best" / "adapter_model.safetensors")
+        base = {name: torch.zeros_like(v) for name, v in kept.items()}
+        plain, again = dataclasses.replace(self.config, sheet=0), f"base, {self.config.test_steps} steps"
+        tests = [("base", base, plain), ("last", self.learner.best(), plain), ("kept", kept, plain)]
+        if self.config.test_steps:
+            tests.insert(1, (again, base, dataclasses.replace(plain, eval_steps=self.config.test_steps, variety=0)))
+        for of, state, config in tests:
+            start = time.monotonic()
+            if of in done and of != "kept":
+                continue
+            await self.stream.push(self.network, state, f"test of {of} at update {self.updated}")
+            if of in done:
+                continue
+            name = f"t{self.updated:06d}-{config.eval_steps}-{of.split(',')[0]}"
+            version, progress = self.stream.version, self.progress.evaluation
+            got = await evaluate.evaluate(self.client, config, self.test, name, version, progress)
+            seconds = {"test": round(time.monotonic() - start, 3)}
+            done[of] = {"kind": "test", "update": self.updated, "of": of, **got.record(), "seconds": seconds}
+            self.records.add(done[of])
+        return done
+
     async def _end(self, stopped: str) -> dict:
         self._curve()
+        tested = await self._test() if self.test and self.best is not None and not self.config.follow else {}
         seconds: dict[str, float] = {}
         for r in self.records.lines:
             for name, s in r.get("seconds", {}).items():
@@ -270,6 +306,8 @@ class Trainer:
         if evaluations:
             best = next(e for e in evaluations if self.best and e["update"] == self.best[1])
             summary |= {"before": evaluations[0], "best": best, "last": evaluations[-1]}
+        if tested:
+            summary["test"] = tested
         return summary
 
 
