@@ -134,9 +134,8 @@ func (p *stream) sendList(ctx context.Context, topic string) {
 	}
 }
 
-// sendListOnce sends the list of runs, or what runs. It fails if the server of the pipeline cannot be read; that the
-// browser has gone is found by what is sent next.
-func (p *stream) sendListOnce(ctx context.Context, topic string) error {
+// ask calls read, which asks the server of the pipeline, with a bound in number and time.
+func (p *stream) ask(ctx context.Context, read func(context.Context) error) error {
 	release, err := p.admit(ctx)
 	if err != nil {
 		return err
@@ -144,18 +143,26 @@ func (p *stream) sendListOnce(ctx context.Context, topic string) error {
 	defer release()
 	ctx, done := context.WithTimeout(ctx, healthTimeout)
 	defer done()
-	if topic == "system" {
-		system, err := p.system.get(ctx)
+	return read(ctx)
+}
+
+// sendListOnce sends the list of runs, or what runs. It fails if the server of the pipeline cannot be read; that the
+// browser has gone is found by what is sent next.
+func (p *stream) sendListOnce(ctx context.Context, topic string) error {
+	return p.ask(ctx, func(ctx context.Context) (err error) {
+		var v any
+		name := "runs"
+		if topic == "system" {
+			name = topic
+			v, err = p.system.get(ctx)
+		} else {
+			v, err = p.listRuns(ctx)
+		}
 		if err == nil {
-			_ = p.send("system", "", system)
+			_ = p.send(name, "", v)
 		}
 		return err
-	}
-	runs, err := p.listRuns(ctx)
-	if err == nil {
-		_ = p.send("runs", "", runs)
-	}
-	return err
+	})
 }
 
 // sendRun sends the changed groups of a run, and how far it is, until ctx ends or the browser has gone.
@@ -237,18 +244,13 @@ func (p *stream) sendGroups(f *follower, revision uint64) (uint64, error) {
 
 // sendProgress sends how far a run is, and what it waits for. It fails if the server of the pipeline cannot be read.
 func (p *stream) sendProgress(ctx context.Context, f *follower) error {
-	release, err := p.admit(ctx)
-	if err != nil {
+	return p.ask(ctx, func(ctx context.Context) error {
+		x, err := p.describe(ctx, f)
+		if err == nil {
+			_ = p.send("run", "", x) // that the browser has gone is found by what is sent next
+		}
 		return err
-	}
-	defer release()
-	ctx, done := context.WithTimeout(ctx, healthTimeout)
-	defer done()
-	x, err := p.describe(ctx, f)
-	if err == nil {
-		_ = p.send("run", "", x) // that the browser has gone is found by what is sent next
-	}
-	return err
+	})
 }
 
 // waitFor waits for a time; false: ctx has ended.

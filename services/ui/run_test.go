@@ -486,3 +486,44 @@ func TestServe_Dead(t *testing.T) {
 		t.Errorf("letter %v", one)
 	}
 }
+
+// Two runs are compared by the prompts that both have: by uid, or else by text, each group once.
+func TestServe_Compare(t *testing.T) {
+	s := servePage(t, nil)
+	s.startPipeline(t)
+	for _, p := range []struct{ run, uid, text string }{
+		{"r1", "a", "a fox"},
+		{"r1", "b", "a hen"},
+		{"r1", "c", "a hen"},
+		{"r1", "only1", "an owl"},
+		{"r2", "a", "a fox"},
+		{"r2", "x", "a hen"},
+		{"r2", "only2", "a cow"},
+	} {
+		s.publish(t, schemas.Run(p.run), schemas.UID(p.uid), p.text, nil)
+	}
+	bustest.Await(t, s.Bus, 7, schemas.StreamAdvantages)
+	var got object
+	bustest.Until(t, "all results on the page", func() error {
+		got = get[object](t, s, "compare?a=r1&b=r2")
+		if n := got["better"].(float64) + got["worse"].(float64) + got["equal"].(float64); n != 2 {
+			return fmt.Errorf("%v pairs have a change", n)
+		}
+		return nil
+	})
+	names := []string{}
+	for _, x := range got["pairs"].([]any) {
+		p := x.(object)
+		a, b := p["a"].(object), p["b"].(object)
+		names = append(names, fmt.Sprintf("%v-%v", a["uid"], b["uid"]))
+		if want := b["mean"].(float64) - a["mean"].(float64); p["change"] != want {
+			t.Errorf("change %v, want %v", p["change"], want)
+		}
+	}
+	if slices.Sort(names); !slices.Equal(names, []string{"a-a", "b-x"}) || got["total"] != 2.0 {
+		t.Errorf("pairs %v of %v", names, got["total"])
+	}
+	if status, _, _ := s.ask(t, "GET", "/api/compare?a=r1", nil); status != http.StatusBadRequest {
+		t.Errorf("a comparison with nothing: %d", status)
+	}
+}

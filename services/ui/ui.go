@@ -152,6 +152,7 @@ func (s *server) handler() http.Handler {
 		"runs/{run}/curve":                 s.answerCurve,
 		"runs/{run}/groups/{uid}":          s.answerGroup,
 		"runs/{run}/groups/{uid}/{sample}": s.answerSample,
+		"compare":                          s.answerCompare,
 		"system":                           s.answerSystem,
 		"lanes/{lane}":                     s.answerLane,
 		"dead":                             s.answerDead,

@@ -2,6 +2,7 @@
 import { h, only, fault } from "./dom.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
+import { compareView } from "./compare.js";
 import { systemView, laneView, deadView, letterView } from "./system.js";
 
 const main = document.getElementById("main");
@@ -78,6 +79,7 @@ const routes = [
   [/^\/runs\/([^/]+)$/, (m, q) => runView(m[1], q), "runs"],
   [/^\/runs\/([^/]+)\/([^/]+)$/, (m, q) => groupView(m[1], m[2], q), "runs"],
   [/^\/runs\/([^/]+)\/([^/]+)\/(\d+)$/, (m) => sampleView(m[1], m[2], m[3]), "runs"],
+  [/^\/compare$/, (_, q) => compareView(q), "runs"],
   [/^\/system$/, () => systemView(), "system"],
   [/^\/system\/([^/]+)$/, (m) => laneView(m[1]), "system"],
   [/^\/dead$/, (_, q) => deadView(q), "dead"],

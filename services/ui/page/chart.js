@@ -24,7 +24,7 @@ export function chart({ x, series, bands = [], y = "", y2 = "", title, height = 
       cursor: { points: { size: 7 } }, scales: { x: { time: !!x.time } },
       series: [{ label: x.label || "at" }, ...series.map((s) => ({
         label: s.label, scale: s.axis || "y", stroke: token(s.tone || "--accent"), width: s.width ?? 2, dash: s.dashed ? [5, 4] : undefined,
-        points: { show: s.points ?? series[0].values.length < 40, size: 5 }, spanGaps: false,
+        points: { show: s.points ?? series[0].values.length < 40, size: 5 }, spanGaps: !!s.gaps,
         value: (_, v) => (v === null || v === undefined ? "–" : Math.abs(v) >= 1000 ? v.toFixed(0) : v.toFixed(4)),
         paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       }))],

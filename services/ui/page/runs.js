@@ -36,7 +36,10 @@ const orders = [["newest", "newest first"], ["oldest", "oldest first"], ["best",
 
 export async function runView(run, query) {
   const want = { order: query.get("order") || "newest", status: query.get("status") || "", text: query.get("text") || "", offset: Number(query.get("offset")) || 0, limit: pageSize };
-  const [progress, page, curve] = await Promise.all([ask(api("runs", run)), ask(api("runs", run, "groups"), want), ask(api("runs", run, "curve"))]);
+  const [progress, page, curve, all] = await Promise.all([ask(api("runs", run)), ask(api("runs", run, "groups"), want), ask(api("runs", run, "curve")), ask("runs")]);
+  const others = all.runs.map((r) => r.run).filter((r) => r !== run);
+  const compare = others.length > 0 && h("select", { "aria-label": "Compare with another run", onchange: (e) => { if (e.target.value) location.hash = "#/compare?" + new URLSearchParams({ a: run, b: e.target.value }); } },
+    h("option", { value: "" }, "Compare with …"), others.map((r) => h("option", { value: r }, r)));
   const stages = h("div", { class: "stages" }), state = h("div"), status = h("span", { class: "tools" }), sub = h("p", { class: "muted" });
   const rewards = h("div", { class: "card" }), groups = h("div", { class: "card flush" });
   const lines = new Map(); // uid -> tr
@@ -135,7 +138,7 @@ export async function runView(run, query) {
   drawCurve(curve);
   return {
     title: run,
-    body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs")), h("h1", {}, run), sub), status), state, stages, rewards, groups],
+    body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs")), h("h1", {}, run), sub), h("div", { class: "tools" }, status, compare)), state, stages, rewards, groups],
     start: () => {
       const stop = listen({ run, since: `${page.epoch}-${page.revision}` }, { run: drawProgress, groups: take, reset: () => load({}) });
       return () => { clearTimeout(timer); clearTimeout(typing); stop(); };

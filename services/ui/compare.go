@@ -1,0 +1,122 @@
+package ui
+
+import (
+	"cmp"
+	"math"
+	"net/http"
+	"slices"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// pair is a prompt that two runs have.
+type pair struct {
+	Prompt string `json:"prompt"`
+	A      row    `json:"a"`
+	B      row    `json:"b"`
+	// Change is the mean reward of B less that of A; null where one has none.
+	Change *float64 `json:"change"`
+}
+
+// comparison is what two runs have in common.
+type comparison struct {
+	// Pairs is a page of them, the largest changes first; Total counts all.
+	Pairs []pair `json:"pairs"`
+	Total int    `json:"total"`
+	// MeanA and MeanB are over the pairs of which both have a mean; Better, Worse and Equal count these by their
+	// change.
+	MeanA  *float64 `json:"mean_a"`
+	MeanB  *float64 `json:"mean_b"`
+	Better int      `json:"better"`
+	Worse  int      `json:"worse"`
+	Equal  int      `json:"equal"`
+}
+
+// answerCompare answers with the groups of the runs a and b that have the same uid, or else the same prompt.
+func (s *server) answerCompare(r *http.Request) (any, error) {
+	offset, err := number(r, "offset", 0, 0, maxRows)
+	if err != nil {
+		return nil, err
+	}
+	var rows [2][]row
+	for i, name := range []string{"a", "b"} {
+		run := schemas.Run(r.FormValue(name))
+		if err := schemas.CheckToken(name, run); err != nil {
+			return nil, &requestError{http.StatusBadRequest, err.Error()}
+		}
+		f, err := s.followerOf(r.Context(), run)
+		if err != nil {
+			return nil, err
+		}
+		rows[i], _ = f.rowsOf(list{order: "oldest", limit: maxRows})
+	}
+	pairs := pairsOf(rows[0], rows[1])
+	x := &comparison{Total: len(pairs)}
+	x.count(pairs)
+	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(size(b.Change), size(a.Change)) })
+	x.Pairs = pairs[min(offset, x.Total):min(offset+lettersPage, x.Total)]
+	return x, nil
+}
+
+// size returns how large a change is; one that is not known comes after all others.
+func size(change *float64) float64 {
+	if change == nil {
+		return -1
+	}
+	return math.Abs(*change)
+}
+
+// pairsOf returns the pairs of two lists of groups: those of the same uid and prompt, then those of the same prompt,
+// each group once.
+func pairsOf(a, b []row) []pair {
+	pairs := []pair{}
+	taken := map[schemas.UID]bool{}
+	join := func(key func(*row) string) {
+		free := map[string][]*row{}
+		for i := range b {
+			if !taken["b "+b[i].UID] {
+				free[key(&b[i])] = append(free[key(&b[i])], &b[i])
+			}
+		}
+		for i := range a {
+			k := key(&a[i])
+			if taken["a "+a[i].UID] || len(free[k]) == 0 {
+				continue
+			}
+			other := free[k][0]
+			free[k] = free[k][1:]
+			taken["a "+a[i].UID], taken["b "+other.UID] = true, true
+			p := pair{Prompt: a[i].Prompt, A: a[i], B: *other}
+			if p.A.Mean != nil && p.B.Mean != nil {
+				p.Change = new(*p.B.Mean - *p.A.Mean)
+			}
+			pairs = append(pairs, p)
+		}
+	}
+	join(func(r *row) string { return string(r.UID) + " " + r.Prompt })
+	join(func(r *row) string { return r.Prompt })
+	return pairs
+}
+
+// count fills the numbers over all pairs.
+func (x *comparison) count(pairs []pair) {
+	n, a, b := 0.0, 0.0, 0.0
+	for i := range pairs {
+		p := &pairs[i]
+		if p.Change == nil {
+			continue
+		}
+		n, a, b = n+1, a+*p.A.Mean, b+*p.B.Mean
+		switch {
+		case *p.Change > 0:
+			x.Better++
+		case *p.Change < 0:
+			x.Worse++
+		default:
+			x.Equal++
+		}
+	}
+	if n > 0 {
+		x.MeanA, x.MeanB = new(a/n), new(b/n)
+	}
+}
