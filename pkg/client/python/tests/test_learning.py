@@ -278,6 +278,12 @@ def test_what_chose_nothing_is_looked_at_once(signs, tmp_path):
         trained(signs, tmp_path / "same", **fields | {"test": held})
 
 
+def test_a_run_that_an_alarm_stopped_stays_stopped(signs, tmp_path):
+    out = tmp_path / "stopped"
+    for limit, flags in ((2, {}), (2, {}), (3, {"stop": False})):
+        assert len(trained(signs, out, updates=3, kl_limit=1e-12, **flags)) == limit
+
+
 def test_own_loop(signs, tmp_path):
     """The small example, with fewer and smaller updates."""
     code = (HERE / "examples/own_loop.py").read_text()
