@@ -174,13 +174,23 @@ func TestRefill_Alone(t *testing.T) {
 	if a := advantageOf(t, results, "r", "gone"); a.Status != "filtered" || a.RefilledBy != "" {
 		t.Errorf("%+v", a)
 	}
-	m, err := p.Newest(t.Context(), schemas.StreamPrompts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := schemas.Decode(m.Data, &prompt); err != nil || prompt.UID != "b-r1" || prompt.Refill.Root != "b" ||
-		prompt.Refill.Round != 1 {
-		t.Errorf("prompt %+v, %v", prompt, err)
+	// The prompt is published after the result is stored.
+	bustest.Until(t, "the prompt of b-r1", func() error {
+		m, err := p.Newest(t.Context(), schemas.StreamPrompts)
+		if err != nil {
+			return err
+		}
+		prompt = schemas.Prompt{}
+		if err := schemas.Decode(m.Data, &prompt); err != nil {
+			return err
+		}
+		if prompt.UID != "b-r1" {
+			return fmt.Errorf("the newest prompt is of %s", prompt.UID)
+		}
+		return nil
+	})
+	if prompt.Refill.Root != "b" || prompt.Refill.Round != 1 {
+		t.Errorf("refill %+v", prompt.Refill)
 	}
 }
 
