@@ -19,85 +19,85 @@ func checkFields(v any, checked reflect.Type) error {
 	f := collectors.Get().(*faults)
 	defer collectors.Put(f)
 	f.errs, f.count, f.checked = nil, 0, checked
-	f.fields(reflect.ValueOf(v).Elem())
-	return f.err()
+	f.checkFields(reflect.ValueOf(v).Elem())
+	return f.joined()
 }
 
 // collectors are made for one event after another: most have no fault.
 var collectors = sync.Pool{New: func() any { return &faults{} }}
 
 // ruled is a struct with rules across its fields, beyond those in the tags.
-type ruled interface{ rules(f *faults) }
+type ruled interface{ checkRules(f *faults) }
 
-// fields checks each field of a struct by its tags, then the rules across them.
-func (f *faults) fields(v reflect.Value) {
+// checkFields checks each field of a struct by its tags, then the rules across them.
+func (f *faults) checkFields(v reflect.Value) {
 	fields := Fields(v.Type())
 	for i := range fields {
-		f.field(&fields[i], fields[i].In(v))
+		f.checkField(&fields[i], fields[i].In(v))
 	}
 	if e, ok := v.Addr().Interface().(ruled); ok {
-		e.rules(f)
+		e.checkRules(f)
 	}
 }
 
-// field checks the value of one field. Optional values that are absent or empty pass.
-func (f *faults) field(c *Field, v reflect.Value) {
+// checkField checks the value of one field. Optional values that are absent or empty pass.
+func (f *faults) checkField(c *Field, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			f.value(c, v.Elem(), -1)
+			f.checkValue(c, v.Elem(), -1)
 		}
 	case reflect.Slice:
-		f.list(c, v)
+		f.checkList(c, v)
 	case reflect.Map:
 		if c.Size != nil {
-			f.length(c.Name, v.Len(), int(c.Size.Low), int(c.Size.High))
+			f.checkLength(c.Name, v.Len(), int(c.Size.Low), int(c.Size.High))
 		}
 	case reflect.String:
 		if v.Len() > 0 || !c.Optional && !c.Empty {
-			f.value(c, v, -1)
+			f.checkValue(c, v, -1)
 		}
 	default:
-		f.value(c, v, -1)
+		f.checkValue(c, v, -1)
 	}
 }
 
-// value checks a value that is present; i is its index in a list, or negative.
-func (f *faults) value(c *Field, v reflect.Value, i int) {
+// checkValue checks a value that is present; i is its index in a list, or negative.
+func (f *faults) checkValue(c *Field, v reflect.Value, i int) {
 	switch v.Kind() {
 	case reflect.Struct:
 		if v.Type() != f.checked {
-			f.item(c.Name, i).fields(v)
+			f.inItem(c.Name, i).checkFields(v)
 		}
 	case reflect.String:
-		f.text(c, v.String(), i)
+		f.checkText(c, v.String(), i)
 	case reflect.Int64:
 		if c.Name == "v" {
-			f.version(v.Int())
+			f.checkVersion(v.Int())
 		}
-		f.number(c, v, float64(v.Int()), i)
+		f.checkNumber(c, v, float64(v.Int()), i)
 	case reflect.Uint64:
-		f.number(c, v, float64(v.Uint()), i)
+		f.checkNumber(c, v, float64(v.Uint()), i)
 	case reflect.Float32, reflect.Float64:
-		f.number(c, v, v.Float(), i)
+		f.checkNumber(c, v, v.Float(), i)
 	}
 }
 
-// list checks the number of items, then the items. Of numbers and texts that break a rule it
+// checkList checks the number of items, then the items. Of numbers and texts that break a rule it
 // reports only the first: the others are most likely wrong in the same way.
-func (f *faults) list(c *Field, v reflect.Value) {
+func (f *faults) checkList(c *Field, v reflect.Value) {
 	if v.Type() == metadataType {
-		f.metadata(Metadata(v.Bytes()))
+		f.checkMetadata(Metadata(v.Bytes()))
 		return
 	}
 	elem := v.Type().Elem().Kind()
 	switch {
 	case v.IsNil() && (c.Optional || c.Absent != ""):
 		return
-	case elem == reflect.Uint8 && c.Size != nil && !c.Size.Holds(float64(v.Len())):
+	case elem == reflect.Uint8 && c.Size != nil && !c.Size.Contains(float64(v.Len())):
 		f.add(c.Name, strconv.Itoa(v.Len())+" bytes", c.Size.Rule())
 		return
-	case elem == reflect.Uint8, c.Size != nil && !f.length(c.Name, v.Len(), int(c.Size.Low), int(c.Size.High)):
+	case elem == reflect.Uint8, c.Size != nil && !f.checkLength(c.Name, v.Len(), int(c.Size.Low), int(c.Size.High)):
 		return
 	}
 	for i := range v.Len() {
@@ -108,44 +108,44 @@ func (f *faults) list(c *Field, v reflect.Value) {
 			}
 			item = item.Elem()
 		}
-		before := f.total()
-		f.value(c, item, i)
-		if item.Kind() != reflect.Struct && f.total() > before {
+		before := f.countFaults()
+		f.checkValue(c, item, i)
+		if item.Kind() != reflect.Struct && f.countFaults() > before {
 			return
 		}
 	}
 	if c.Unique {
-		f.unique(c, v)
+		f.requireUnique(c, v)
 	}
 }
 
-// at returns the name of the field, or of its item i unless i is negative.
-func (c *Field) at(i int) string {
+// itemName returns the name of the field, or of its item i unless i is negative.
+func (c *Field) itemName(i int) string {
 	if i < 0 {
 		return c.Name
 	}
 	return c.Name + "[" + strconv.Itoa(i) + "]"
 }
 
-// unique reports the first item that is equal to one before it.
-func (f *faults) unique(c *Field, v reflect.Value) {
-	if ascends(v) {
+// requireUnique reports the first item that is equal to one before it.
+func (f *faults) requireUnique(c *Field, v reflect.Value) {
+	if isAscending(v) {
 		return
 	}
 	seen := make(map[any]bool, v.Len())
 	for i := range v.Len() {
 		key := v.Index(i).Interface()
 		if seen[key] {
-			f.add(c.at(i), literal(v.Index(i)), "must come at most once")
+			f.add(c.itemName(i), formatLiteral(v.Index(i)), "must come at most once")
 			return
 		}
 		seen[key] = true
 	}
 }
 
-// ascends reports whether each text or integer of a list is above the one before it, which is the
+// isAscending reports whether each text or integer of a list is above the one before it, which is the
 // usual case and needs no map to check uniqueness.
-func ascends(v reflect.Value) bool {
+func isAscending(v reflect.Value) bool {
 	for i := 1; i < v.Len(); i++ {
 		a, b := v.Index(i-1), v.Index(i)
 		if b.Kind() == reflect.String && b.String() <= a.String() || b.Kind() == reflect.Int64 && b.Int() <= a.Int() {
@@ -155,18 +155,18 @@ func ascends(v reflect.Value) bool {
 	return true
 }
 
-// number checks that x, the value of v, is in the range; without one it must be finite.
-func (f *faults) number(c *Field, v reflect.Value, x float64, i int) {
+// checkNumber checks that x, the value of v, is in the range; without one it must be finite.
+func (f *faults) checkNumber(c *Field, v reflect.Value, x float64, i int) {
 	switch {
-	case c.Range != nil && !c.Range.Holds(x):
-		f.add(c.at(i), literal(v), c.Range.Rule())
+	case c.Range != nil && !c.Range.Contains(x):
+		f.add(c.itemName(i), formatLiteral(v), c.Range.Rule())
 	case math.IsNaN(x) || math.IsInf(x, 0):
-		f.add(c.at(i), literal(v), "must be finite")
+		f.add(c.itemName(i), formatLiteral(v), "must be finite")
 	}
 }
 
-// literal formats a number or a text for an error.
-func literal(v reflect.Value) string {
+// formatLiteral formats a number or a text for an error.
+func formatLiteral(v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.Int64:
 		return strconv.FormatInt(v.Int(), 10)
@@ -180,32 +180,32 @@ func literal(v reflect.Value) string {
 	return quote(v.String())
 }
 
-// text checks a text, item i of a list unless i is negative. The size tag of a list is not about its texts.
-func (f *faults) text(c *Field, s string, i int) {
+// checkText checks a text, item i of a list unless i is negative. The size tag of a list is not about its texts.
+func (f *faults) checkText(c *Field, s string, i int) {
 	sized := c.Size != nil && i < 0
 	switch {
 	case c.Enum != nil:
 		if !slices.Contains(c.Enum, s) {
-			f.enum(c.at(i), s, c.Enum)
+			f.checkEnum(c.itemName(i), s, c.Enum)
 		}
 	case c.Form == FormToken:
 		if !legalToken(s) {
-			f.token(c.at(i), s)
+			f.checkToken(c.itemName(i), s)
 		}
 	case c.Form == FormDigest:
 		if !isDigest(s) {
-			f.digest(c.at(i), s)
+			f.checkDigest(c.itemName(i), s)
 		}
 	case c.Form == FormRewardName:
 		if !isRewardName(s) {
-			f.rewardName(c.at(i), s)
+			f.checkRewardName(c.itemName(i), s)
 		}
 	case sized && len(s) < int(c.Size.Low):
-		f.filled(c.Name, s)
+		f.requireText(c.Name, s)
 	case sized && len(s) > int(c.Size.High):
-		f.add(c.Name, strconv.Itoa(len(s))+" bytes", "must be at most "+bound(c.Size.High))
+		f.add(c.Name, strconv.Itoa(len(s))+" bytes", "must be at most "+formatBound(c.Size.High))
 	case !utf8.ValidString(s):
-		f.add(c.at(i), quote(s), "must be UTF-8")
+		f.add(c.itemName(i), quote(s), "must be UTF-8")
 	}
 }
 

@@ -37,7 +37,7 @@ func AppendEncode(dst []byte, e Event) ([]byte, error) { return appendEncode(dst
 
 // appendEncode is AppendEncode; if bins is not nil, it collects there where the byte strings of the event are.
 func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
-	v, err := versioned(e)
+	v, err := withVersion(e)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,8 @@ func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	}
 	data := out[len(dst):]
 	if len(data) > MaxEventBytes {
-		return nil, fmt.Errorf("encode %s: %w: %d bytes; must be at most %d", e.Type(), ErrTooLarge, len(data), MaxEventBytes)
+		return nil, fmt.Errorf("encode %s: %w: %d bytes; must be at most %d", e.Type(), ErrTooLarge, len(data),
+			MaxEventBytes)
 	}
 	if err := precheck(&walker{data: data, bins: bins}); err != nil {
 		return nil, fmt.Errorf("encode %s: %w: %w", e.Type(), ErrTooLarge, err)
@@ -69,13 +70,13 @@ func encodeKeyed(enc *msgpack.Encoder, v reflect.Value) error {
 	fields := Fields(v.Type())
 	n := 0
 	for i := range fields {
-		if !fields[i].left(v) {
+		if !fields[i].isOmitted(v) {
 			n++
 		}
 	}
 	err := enc.EncodeMapLen(n)
 	for i := 0; i < len(fields) && err == nil; i++ {
-		if fields[i].left(v) {
+		if fields[i].isOmitted(v) {
 			continue
 		}
 		if err = enc.EncodeString(fields[i].Name); err == nil {
@@ -85,8 +86,8 @@ func encodeKeyed(enc *msgpack.Encoder, v reflect.Value) error {
 	return err
 }
 
-// left reports whether the field of a struct is left out of its encoding: it is optional and empty.
-func (f *Field) left(v reflect.Value) bool {
+// isOmitted reports whether the field of a struct is left out of its encoding: it is optional and empty.
+func (f *Field) isOmitted(v reflect.Value) bool {
 	if !f.Optional {
 		return false
 	}
@@ -126,71 +127,71 @@ var encoders = sync.Pool{New: func() any {
 	return w
 }}
 
-// versioned returns a shallow copy of e with its version set.
-func versioned(e Event) (any, error) {
+// withVersion returns a shallow copy of e with its version set.
+func withVersion(e Event) (any, error) {
 	var v *int64
 	var c any
 	switch e := e.(type) {
 	case *Prompt:
-		v, c = copied(e, func(c *Prompt) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Prompt) *int64 { return &c.V })
 	case *Opening:
-		return versioned((*GroupRecord)(e))
+		return withVersion((*GroupRecord)(e))
 	case *Parked:
-		return versioned((*Request)(e))
+		return withVersion((*Request)(e))
 	case *GroupRecord:
-		v, c = copied(e, func(c *GroupRecord) *int64 {
+		v, c = copyWithVersion(e, func(c *GroupRecord) *int64 {
 			c.Error = legalText(c.Error, MaxText)
 			return &c.V
 		})
 	case *Plan:
-		v, c = copied(e, func(c *Plan) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Plan) *int64 { return &c.V })
 	case *Request:
-		v, c = copied(e, func(c *Request) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Request) *int64 { return &c.V })
 	case *Step:
-		v, c = copied(e, func(c *Step) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Step) *int64 { return &c.V })
 	case *Tokens:
-		v, c = copied(e, func(c *Tokens) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Tokens) *int64 { return &c.V })
 	case *Trajectory:
-		v, c = copied(e, (*Trajectory).repair)
+		v, c = copyWithVersion(e, (*Trajectory).repairTexts)
 	case *Reward:
-		v, c = copied(e, func(c *Reward) *int64 {
-			c.repair()
+		v, c = copyWithVersion(e, func(c *Reward) *int64 {
+			c.repairTexts()
 			return &c.V
 		})
 	case *Verdict:
-		v, c = copied(e, func(c *Verdict) *int64 {
+		v, c = copyWithVersion(e, func(c *Verdict) *int64 {
 			c.Error = legalText(c.Error, MaxText)
 			return &c.V
 		})
 	case *Advantage:
-		v, c = copied(e, func(c *Advantage) *int64 {
-			c.repair()
+		v, c = copyWithVersion(e, func(c *Advantage) *int64 {
+			c.repairTexts()
 			return &c.V
 		})
 	case *Batch:
-		v, c = copied(e, func(c *Batch) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Batch) *int64 { return &c.V })
 	case *Policy:
-		v, c = copied(e, func(c *Policy) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *Policy) *int64 { return &c.V })
 	case *Applied:
-		v, c = copied(e, (*Applied).repair)
+		v, c = copyWithVersion(e, (*Applied).repairTexts)
 	case *Receipt:
-		v, c = copied(e, func(c *Receipt) *int64 {
-			c.repair()
+		v, c = copyWithVersion(e, func(c *Receipt) *int64 {
+			c.repairTexts()
 			return &c.V
 		})
 	case *Presence:
-		v, c = copied(e, (*Presence).repair)
+		v, c = copyWithVersion(e, (*Presence).repairTexts)
 	case *Control:
-		v, c = copied(e, (*Control).repair)
+		v, c = copyWithVersion(e, (*Control).repairTexts)
 	case *ControlReceipt:
-		v, c = copied(e, (*ControlReceipt).repair)
+		v, c = copyWithVersion(e, (*ControlReceipt).repairTexts)
 	case *Dead:
-		v, c = copied(e, func(c *Dead) *int64 {
-			c.repair()
+		v, c = copyWithVersion(e, func(c *Dead) *int64 {
+			c.repairTexts()
 			return &c.V
 		})
 	default:
-		v, c = versionedCall(e)
+		v, c = callWithVersion(e)
 	}
 	if c == nil {
 		return nil, fmt.Errorf("encode %T: not an event of this contract", e)
@@ -205,17 +206,17 @@ func versioned(e Event) (any, error) {
 	return c, nil
 }
 
-// versionedCall is versioned for requests to workers and their replies, which are not stored.
-func versionedCall(e Event) (v *int64, c any) {
+// callWithVersion is versioned for requests to workers and their replies, which are not stored.
+func callWithVersion(e Event) (v *int64, c any) {
 	switch e := e.(type) {
 	case *ScoreRequest:
-		v, c = copied(e, func(c *ScoreRequest) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *ScoreRequest) *int64 { return &c.V })
 	case *ScoreReply:
-		v, c = copied(e, func(c *ScoreReply) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *ScoreReply) *int64 { return &c.V })
 	case *InteractRequest:
-		v, c = copied(e, func(c *InteractRequest) *int64 { return &c.V })
+		v, c = copyWithVersion(e, func(c *InteractRequest) *int64 { return &c.V })
 	case *InteractReply:
-		v, c = copied(e, func(c *InteractReply) *int64 {
+		v, c = copyWithVersion(e, func(c *InteractReply) *int64 {
 			c.Error = legalText(c.Error, MaxText)
 			return &c.V
 		})
@@ -223,9 +224,9 @@ func versionedCall(e Event) (v *int64, c any) {
 	return v, c
 }
 
-// copied returns a shallow copy of an event, and its version field as version returns it; nil for nil. version may also
-// repair the copy.
-func copied[T any](e *T, version func(*T) *int64) (*int64, *T) {
+// copyWithVersion returns a shallow copy of an event, and its version field as version returns it; nil for nil. version
+// may also repair the copy.
+func copyWithVersion[T any](e *T, version func(*T) *int64) (*int64, *T) {
 	if e == nil {
 		return nil, nil
 	}
@@ -276,7 +277,8 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Tokens{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
+		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Tokens{}, &Trajectory{}, &Reward{}, &Verdict{},
+		&Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
 		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{}, &InteractRequest{}, &InteractReply{},
 	}
 }

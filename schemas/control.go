@@ -101,11 +101,11 @@ func (e *Control) Subject() string { return ControlSubject(e.Run) }
 // Validate returns all faults of the control, joined.
 func (e *Control) Validate() error { return CheckFields(e) }
 
-// rules checks that each action has the uid and sample that it needs, and no others.
-func (e *Control) rules(f *faults) {
+// checkRules checks that each action has the uid and sample that it needs, and no others.
+func (e *Control) checkRules(f *faults) {
 	switch {
 	case e.Action == ControlPrune:
-		f.token("uid", string(e.UID))
+		f.checkToken("uid", string(e.UID))
 		if e.SampleIndex == nil {
 			f.add("sample_index", "null", "must be there: prune is for one sample")
 		}
@@ -119,12 +119,12 @@ func (e *Control) rules(f *faults) {
 // Validate returns all faults of the answer, joined.
 func (e *ControlReceipt) Validate() error { return CheckFields(e) }
 
-// rules checks that code and error are there exactly if the control was refused.
-func (e *ControlReceipt) rules(f *faults) {
+// checkRules checks that code and error are there exactly if the control was refused.
+func (e *ControlReceipt) checkRules(f *faults) {
 	switch {
 	case !e.Accepted:
-		f.chosen("code", e.Code, DeadCodes)
-		f.filled("error", e.Error)
+		f.requireOneOf("code", e.Code, DeadCodes)
+		f.requireText("error", e.Error)
 	case e.Code != "" || e.Error != "":
 		f.add("code", quote(e.Code), "must be empty, as error, when accepted")
 	}
@@ -159,20 +159,23 @@ func ControlKey(run Run, uid UID) string {
 	return string(run) + "." + string(uid)
 }
 
-// repair cuts texts that are too long, of a copy that is about to be encoded.
-func (e *Control) repair() *int64 {
+// repairTexts cuts texts that are too long, of a copy that is about to be encoded.
+func (e *Control) repairTexts() *int64 {
 	e.Reason, e.By = legalText(e.Reason, MaxText), legalText(e.By, MaxName)
 	return &e.V
 }
 
-func (e *ControlReceipt) repair() *int64 {
+func (e *ControlReceipt) repairTexts() *int64 {
 	e.Error, e.Unchanged = legalText(e.Error, MaxText), legalText(e.Unchanged, MaxText)
 	return &e.V
 }
 
-// Says returns a sentence for people: what was paused, cancelled, ..., by whom, when and why.
-func (e *Control) Says() string {
-	verb := map[string]string{ControlCancel: "cancelled", ControlPause: "paused", ControlResume: "resumed", ControlPrune: "pruned"}[e.Action]
+// Sentence returns a sentence for people: what was paused, cancelled, ..., by whom, when and why.
+func (e *Control) Sentence() string {
+	verb := map[string]string{
+		ControlCancel: "cancelled", ControlPause: "paused", ControlResume: "resumed",
+		ControlPrune: "pruned",
+	}[e.Action]
 	what, by := "run "+string(e.Run), ""
 	if e.UID != "" {
 		what = "group " + string(e.UID)

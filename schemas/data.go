@@ -39,11 +39,11 @@ type SegmentData struct {
 // "meander data 1" and the list of their digests (text) in the order of the samples.
 func DataDigest(images []Ref) string {
 	d := newDigester("meander data 1")
-	d.integer(int64(len(images)))
+	d.addInteger(int64(len(images)))
 	for _, r := range images {
-		d.text(r.Digest)
+		d.addText(r.Digest)
 	}
-	sum := d.sum()
+	sum := d.finish()
 	return hex.EncodeToString(sum[:])
 }
 
@@ -67,43 +67,44 @@ func (e *Data) Of(sample int64) *SegmentData {
 	return &SegmentData{Image: &refs[sample], GroupDigest: DataDigest(refs)}
 }
 
-// check checks the data of a group with groupSize samples, 0: not known.
-func (e *Data) check(f *faults, groupSize int64) {
+// checkRules checks the data of a group with groupSize samples, 0: not known.
+func (e *Data) checkRules(f *faults, groupSize int64) {
 	switch n := int64(len(e.Images)); {
 	case e.Latents != nil && n > 0:
 		f.add("latents", "given", "must be absent beside images")
 	case e.Latents != nil:
-		e.Latents.states(f.in("latents"), groupSize)
+		e.Latents.checkStates(f.inStruct("latents"), groupSize)
 	case n == 0:
 		f.add("images", "null", "must be there, or latents: what the samples are made of")
 	case groupSize > 0 && n != 1 && n != groupSize:
-		f.add("images", strconv.FormatInt(n, 10)+" items", fmt.Sprintf("must be %d, the group_size, or 1 for all", groupSize))
+		f.add("images", strconv.FormatInt(n, 10)+" items", fmt.Sprintf("must be %d, the group_size, or 1 for all",
+			groupSize))
 	}
 	for i := range e.Images {
 		if im := &e.Images[i]; (im.Data == nil) == (im.Ref == nil) {
-			f.item("images", i).add("data", "beside ref or without it", "must be the only one of the two")
+			f.inItem("images", i).add("data", "beside ref or without it", "must be the only one of the two")
 		}
 	}
 }
 
-// check checks start.data of a prompt, the images or latents that a rollout begins from: exactly
+// checkRules checks start.data of a prompt, the images or latents that a rollout begins from: exactly
 // one of the two, with valid digests. Each violation goes to f.
-func (e *SegmentData) check(f *faults, groupSize int64) {
+func (e *SegmentData) checkRules(f *faults, groupSize int64) {
 	switch {
 	case (e.Image == nil) == (e.Latents == nil):
 		f.add("image", "beside latents or without them", "must be the only one of the two")
 	case e.Latents != nil:
-		e.Latents.states(f.in("latents"), groupSize)
+		e.Latents.checkStates(f.inStruct("latents"), groupSize)
 	default:
-		f.digested("group_digest", e.GroupDigest)
+		f.requireDigest("group_digest", e.GroupDigest)
 	}
 }
 
-// digest covers the text "data" and the tensor or the image's digest.
-func (e *SegmentData) digest(d *digester) error {
-	d.text("data")
+// addTo covers the text "data" and the tensor or the image's digest.
+func (e *SegmentData) addTo(d *digester) error {
+	d.addText("data")
 	if e.Latents != nil {
-		return d.tensor(e.Latents)
+		return d.addTensor(e.Latents)
 	}
-	return d.hex("start.data.image.digest", e.Image.Digest)
+	return d.addHex("start.data.image.digest", e.Image.Digest)
 }

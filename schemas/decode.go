@@ -22,8 +22,8 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Path + ": " + e.Fault }
 
-// at puts a field name or index in front of the path of a FieldError; other errors stay as they are.
-func at(level string, err error) error {
+// prefixPath puts a field name or index in front of the path of a FieldError; other errors stay as they are.
+func prefixPath(level string, err error) error {
 	var fe *FieldError
 	if !errors.As(err, &fe) {
 		return err
@@ -43,11 +43,11 @@ func decode(data []byte, e Event) error {
 	}
 	v = v.Elem()
 	v.SetZero()
-	return (&reader{data: data}).event(v)
+	return (&reader{data: data}).readEvent(v)
 }
 
-// event checks the structure of the bytes and decodes them into v. After an error v is zero.
-func (r *reader) event(v reflect.Value) error {
+// readEvent checks the structure of the bytes and decodes them into v. After an error v is zero.
+func (r *reader) readEvent(v reflect.Value) error {
 	if err := precheck(&walker{data: r.data, seen: r.seen}); err != nil {
 		return err
 	}
@@ -146,34 +146,37 @@ func newStructPlan(t reflect.Type) *structPlan {
 
 // decode skips keys that the struct does not have. A needed field that is missing is an error.
 func (s *structPlan) decode(r *reader, v reflect.Value) error {
-	n, ok := r.mapLen()
+	n, ok := r.readMapLen()
 	if !ok {
-		return r.mismatch("a map")
+		return r.typeError("a map")
 	}
 	missing := s.needed
 	expect := 0 // writers keep the order of the fields, so the next one is usually it
 	for range n {
-		key := r.text()
+		key := r.readText()
 		i := expect
 		if i >= len(s.fields) || s.fields[i].Name != string(key) {
 			var known bool
 			if i, known = s.byName[string(key)]; !known {
-				r.skip()
+				r.skipValue()
 				continue
 			}
 		}
 		expect = i + 1
 		missing &^= 1 << i
 		f := &s.fields[i]
-		if f.Optional && r.null() { // left out when empty, so null is taken for absent
+		if f.Optional && r.skipNull() { // left out when empty, so null is taken for absent
 			continue
 		}
 		if err := f.plan.decode(r, f.In(v)); err != nil {
-			return at(f.Name, err)
+			return prefixPath(f.Name, err)
 		}
 	}
 	if missing != 0 {
-		return &FieldError{Path: s.fields[bits.TrailingZeros64(missing)].Name, Fault: "missing; must be there, if only empty"}
+		return &FieldError{
+			Path:  s.fields[bits.TrailingZeros64(missing)].Name,
+			Fault: "missing; must be there, if only empty",
+		}
 	}
 	return nil
 }
@@ -197,21 +200,21 @@ type (
 
 // decode sets a field of type bool. Anything but true and false is an error.
 func (boolPlan) decode(r *reader, v reflect.Value) error {
-	switch r.peek() {
+	switch r.peekCode() {
 	case codeTrue, codeFalse:
-		v.SetBool(r.peek() == codeTrue)
+		v.SetBool(r.peekCode() == codeTrue)
 		r.pos++
 		return nil
 	}
-	return r.mismatch("true or false")
+	return r.typeError("true or false")
 }
 
 // decode sets a field of a signed type. Anything but an integer, and one beyond int64, is an error.
 func (intPlan) decode(r *reader, v reflect.Value) error {
-	n, negative, ok := r.integer()
+	n, negative, ok := r.readInteger()
 	switch {
 	case !ok:
-		return r.mismatch("an integer")
+		return r.typeError("an integer")
 	case !negative && n > math.MaxInt64:
 		return &FieldError{Fault: strconv.FormatUint(n, 10) + "; must be at most 9223372036854775807"}
 	}
@@ -234,10 +237,10 @@ func (p versionPlan) decode(r *reader, v reflect.Value) error {
 // decode sets a field of an unsigned type. Anything but an integer, and a negative one, is an
 // error.
 func (uintPlan) decode(r *reader, v reflect.Value) error {
-	n, negative, ok := r.integer()
+	n, negative, ok := r.readInteger()
 	switch {
 	case !ok:
-		return r.mismatch("an integer")
+		return r.typeError("an integer")
 	case negative:
 		return &FieldError{Fault: strconv.FormatInt(int64(n), 10) + "; must not be negative"}
 	}
@@ -248,9 +251,9 @@ func (uintPlan) decode(r *reader, v reflect.Value) error {
 // decode sets a field of type float32 or float64; integers count as numbers. A number that does not
 // fit is an error.
 func (floatPlan) decode(r *reader, v reflect.Value) error {
-	f, ok := r.float()
+	f, ok := r.readFloat()
 	if !ok {
-		return r.mismatch("a number")
+		return r.typeError("a number")
 	}
 	if v.Kind() == reflect.Float32 && !math.IsInf(f, 0) && math.IsInf(float64(float32(f)), 0) {
 		return &FieldError{Fault: fmt.Sprintf("%v; must fit 32 bits", f)}
@@ -263,21 +266,21 @@ func (floatPlan) decode(r *reader, v reflect.Value) error {
 // memory.
 func (stringPlan) decode(r *reader, v reflect.Value) error {
 	if !r.isText() {
-		return r.mismatch("a string")
+		return r.typeError("a string")
 	}
-	v.SetString(r.seen.text(r.text()))
+	v.SetString(r.seen.cachedText(r.readText()))
 	return nil
 }
 
 // decode sets a field of bytes, which then are part of the message; null leaves it empty. Anything
 // else is an error.
 func (bytesPlan) decode(r *reader, v reflect.Value) error {
-	if r.null() {
+	if r.skipNull() {
 		return nil
 	}
-	b, ok := r.bin()
+	b, ok := r.readBytes()
 	if !ok {
-		return r.mismatch("bytes")
+		return r.typeError("bytes")
 	}
 	v.SetBytes(b)
 	return nil
@@ -286,7 +289,7 @@ func (bytesPlan) decode(r *reader, v reflect.Value) error {
 // decode sets a field that may be absent: null leaves it nil, else elem decodes its value. Errors
 // are those of elem.
 func (p pointerPlan) decode(r *reader, v reflect.Value) error {
-	if r.null() {
+	if r.skipNull() {
 		return nil
 	}
 	elem := reflect.New(p.zero)
@@ -300,17 +303,17 @@ func (p pointerPlan) decode(r *reader, v reflect.Value) error {
 // decode sets a field that is a list, each element by elem; null leaves it nil. An error names the
 // index of its element.
 func (p slicePlan) decode(r *reader, v reflect.Value) error {
-	if r.null() {
+	if r.skipNull() {
 		return nil
 	}
-	n, ok := r.listLen()
+	n, ok := r.readListLen()
 	if !ok {
-		return r.mismatch("a list")
+		return r.typeError("a list")
 	}
 	v.Set(reflect.MakeSlice(v.Type(), n, n))
 	for i := range n {
 		if err := p.elem.decode(r, v.Index(i)); err != nil {
-			return at("["+strconv.Itoa(i)+"]", err)
+			return prefixPath("["+strconv.Itoa(i)+"]", err)
 		}
 	}
 	return nil
@@ -319,20 +322,20 @@ func (p slicePlan) decode(r *reader, v reflect.Value) error {
 // decode sets a field that is a map of texts; null leaves it nil. A value that is no text is an
 // error that names its key.
 func (stringMapPlan) decode(r *reader, v reflect.Value) error {
-	if r.null() {
+	if r.skipNull() {
 		return nil
 	}
-	n, ok := r.mapLen()
+	n, ok := r.readMapLen()
 	if !ok {
-		return r.mismatch("a map")
+		return r.typeError("a map")
 	}
 	m := make(map[string]string, n)
 	for range n {
-		key := string(r.text())
+		key := string(r.readText())
 		if !r.isText() {
-			return at(key, r.mismatch("a string"))
+			return prefixPath(key, r.typeError("a string"))
 		}
-		m[key] = string(r.text())
+		m[key] = string(r.readText())
 	}
 	v.Set(reflect.ValueOf(m))
 	return nil
@@ -345,7 +348,7 @@ type groupPlan struct{ plan *structPlan }
 // steps of one group repeat it. Errors are those of the Group's fields.
 func (p groupPlan) decode(r *reader, v reflect.Value) error {
 	start := r.pos
-	if g := r.seen.group(r.data[start:]); g != nil {
+	if g := r.seen.cachedGroup(r.data[start:]); g != nil {
 		r.pos += len(g.raw)
 		r.seen.last = g
 		v.Set(reflect.ValueOf(g.group).Elem())
@@ -360,15 +363,15 @@ func (p groupPlan) decode(r *reader, v reflect.Value) error {
 
 // decode copies: metadata outlives the message it came with.
 func (metadataPlan) decode(r *reader, v reflect.Value) error {
-	if r.null() {
+	if r.skipNull() {
 		return nil
 	}
 	start := r.pos
-	if _, ok := r.mapLen(); !ok {
-		return r.mismatch("a map")
+	if _, ok := r.readMapLen(); !ok {
+		return r.typeError("a map")
 	}
 	r.pos = start
-	r.skip()
+	r.skipValue()
 	m := Metadata(append([]byte(nil), r.data[start:r.pos]...))
 	if err := m.Validate(); err != nil {
 		return &FieldError{Fault: err.Error()}
@@ -385,26 +388,26 @@ type reader struct {
 	seen *seen // nil: nothing is shared
 }
 
-func (r *reader) peek() byte { return r.data[r.pos] }
+func (r *reader) peekCode() byte { return r.data[r.pos] }
 
-// null steps over a null and reports whether it was one.
-func (r *reader) null() bool {
-	if r.peek() != codeNil {
+// skipNull steps over a null and reports whether it was one.
+func (r *reader) skipNull() bool {
+	if r.peekCode() != codeNil {
 		return false
 	}
 	r.pos++
 	return true
 }
 
-// skip steps over a value.
-func (r *reader) skip() {
+// skipValue steps over a value.
+func (r *reader) skipValue() {
 	w := walker{data: r.data, pos: r.pos, budget: MaxElements}
-	w.value(MaxDepth)
+	w.walkValue(MaxDepth)
 	r.pos = w.pos
 }
 
-// be reads a big-endian number of size bytes after the code, and steps over both.
-func (r *reader) be(size int) uint64 {
+// readBigEndian reads a big-endian number of size bytes after the code, and steps over both.
+func (r *reader) readBigEndian(size int) uint64 {
 	b := r.data[r.pos+1 : r.pos+1+size]
 	r.pos += 1 + size
 	switch size {
@@ -418,9 +421,9 @@ func (r *reader) be(size int) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// integer returns the two's complement bits of an integer, and whether it is negative.
-func (r *reader) integer() (n uint64, negative, ok bool) {
-	c := r.peek()
+// readInteger returns the two's complement bits of an integer, and whether it is negative.
+func (r *reader) readInteger() (n uint64, negative, ok bool) {
+	c := r.peekCode()
 	switch {
 	case c < codeFixMap:
 		r.pos++
@@ -429,33 +432,33 @@ func (r *reader) integer() (n uint64, negative, ok bool) {
 		r.pos++
 		return uint64(int64(int8(c))), true, true
 	case c >= codeUint8 && c <= codeUint64:
-		return r.be(1 << (c - codeUint8)), false, true
+		return r.readBigEndian(1 << (c - codeUint8)), false, true
 	}
 	var i int64
 	switch c {
 	case codeInt8:
-		i = int64(int8(r.be(1)))
+		i = int64(int8(r.readBigEndian(1)))
 	case codeInt16:
-		i = int64(int16(r.be(2)))
+		i = int64(int16(r.readBigEndian(2)))
 	case codeInt32:
-		i = int64(int32(r.be(4)))
+		i = int64(int32(r.readBigEndian(4)))
 	case codeInt64:
-		i = int64(r.be(8))
+		i = int64(r.readBigEndian(8))
 	default:
 		return 0, false, false
 	}
 	return uint64(i), i < 0, true
 }
 
-// float reads a number; integers are accepted too.
-func (r *reader) float() (float64, bool) {
-	switch r.peek() {
+// readFloat reads a number; integers are accepted too.
+func (r *reader) readFloat() (float64, bool) {
+	switch r.peekCode() {
 	case codeFloat32:
-		return float64(math.Float32frombits(uint32(r.be(4)))), true
+		return float64(math.Float32frombits(uint32(r.readBigEndian(4)))), true
 	case codeFloat64:
-		return math.Float64frombits(r.be(8)), true
+		return math.Float64frombits(r.readBigEndian(8)), true
 	}
-	n, negative, ok := r.integer()
+	n, negative, ok := r.readInteger()
 	if negative {
 		return float64(int64(n)), ok
 	}
@@ -463,79 +466,79 @@ func (r *reader) float() (float64, bool) {
 }
 
 func (r *reader) isText() bool {
-	c := r.peek()
+	c := r.peekCode()
 	return c&0xe0 == codeFixStr || c >= codeStr8 && c <= codeStr32
 }
 
-// text reads a string; the caller knows that the next value is one. The bytes alias the message.
-func (r *reader) text() []byte {
-	c := r.peek()
+// readText reads a string; the caller knows that the next value is one. The bytes alias the message.
+func (r *reader) readText() []byte {
+	c := r.peekCode()
 	if c&0xe0 == codeFixStr {
 		r.pos++
-		return r.take(int(c & 0x1f))
+		return r.takeBytes(int(c & 0x1f))
 	}
-	return r.take(int(r.be(1 << (c - codeStr8))))
+	return r.takeBytes(int(r.readBigEndian(1 << (c - codeStr8))))
 }
 
-// bin reads a byte string, which aliases the message.
-func (r *reader) bin() ([]byte, bool) {
-	c := r.peek()
+// readBytes reads a byte string, which aliases the message.
+func (r *reader) readBytes() ([]byte, bool) {
+	c := r.peekCode()
 	if c < codeBin8 || c > codeBin32 {
 		return nil, false
 	}
-	return r.take(int(r.be(1 << (c - codeBin8)))), true
+	return r.takeBytes(int(r.readBigEndian(1 << (c - codeBin8)))), true
 }
 
-// take returns the next n bytes without spare capacity, so that appending to them cannot write into the message.
-func (r *reader) take(n int) []byte {
+// takeBytes returns the next n bytes without spare capacity, so that appending to them cannot write into the message.
+func (r *reader) takeBytes(n int) []byte {
 	b := r.data[r.pos : r.pos+n : r.pos+n]
 	r.pos += n
 	return b
 }
 
-// listLen steps over the header of a list and returns its length.
-func (r *reader) listLen() (int, bool) {
-	switch c := r.peek(); {
+// readListLen steps over the header of a list and returns its length.
+func (r *reader) readListLen() (int, bool) {
+	switch c := r.peekCode(); {
 	case c&0xf0 == codeFixArray:
 		r.pos++
 		return int(c & 0x0f), true
 	case c == codeArray16 || c == codeArray32:
-		return int(r.be(2 << (c - codeArray16))), true
+		return int(r.readBigEndian(2 << (c - codeArray16))), true
 	}
 	return 0, false
 }
 
-// mapLen steps over the header of a map and returns its number of keys.
-func (r *reader) mapLen() (int, bool) {
-	switch c := r.peek(); {
+// readMapLen steps over the header of a map and returns its number of keys.
+func (r *reader) readMapLen() (int, bool) {
+	switch c := r.peekCode(); {
 	case c&0xf0 == codeFixMap:
 		r.pos++
 		return int(c & 0x0f), true
 	case c == codeMap16 || c == codeMap32:
-		return int(r.be(2 << (c - codeMap16))), true
+		return int(r.readBigEndian(2 << (c - codeMap16))), true
 	}
 	return 0, false
 }
 
-// mismatch returns the error of a value that has the wrong type: what came, and what must be there.
-func (r *reader) mismatch(want string) error {
+// typeError returns the error of a value that has the wrong type: what came, and what must be there.
+func (r *reader) typeError(want string) error {
 	came := "null"
-	switch c := r.peek(); {
+	switch c := r.peekCode(); {
 	case c == codeTrue || c == codeFalse:
 		came = strconv.FormatBool(c == codeTrue)
 	case c == codeFloat32 || c == codeFloat64:
-		f, _ := r.float()
+		f, _ := r.readFloat()
 		came = strconv.FormatFloat(f, 'g', -1, 64)
 	case c >= codeBin8 && c <= codeBin32:
 		came = "bytes"
 	case r.isText():
-		came = quote(string(r.text()))
+		came = quote(string(r.readText()))
 	case c&0xf0 == codeFixArray || c == codeArray16 || c == codeArray32:
 		came = "a list"
 	case c&0xf0 == codeFixMap || c == codeMap16 || c == codeMap32:
 		came = "a map"
 	case c != codeNil:
-		n, negative, _ := r.integer()
+		n, negative, _ := r.readInteger()
 		came = strconv.FormatUint(n, 10)
 		if negative {
 			came = strconv.FormatInt(int64(n), 10)

@@ -38,7 +38,7 @@ func (d *GroupDecoder) Group() *Group {
 func (d *GroupDecoder) decode(data []byte, e Event, rules any) error {
 	d.seen.last = nil
 	r := reader{data: data, seen: &d.seen}
-	if err := r.event(reflect.ValueOf(e).Elem()); err != nil {
+	if err := r.readEvent(reflect.ValueOf(e).Elem()); err != nil {
 		return fmt.Errorf("decode %s: %w", e.Type(), err)
 	}
 	var checked reflect.Type
@@ -78,8 +78,8 @@ const (
 
 var seed = maphash.MakeSeed()
 
-// text returns b as a string, the cached one if it is there.
-func (s *seen) text(b []byte) string {
+// cachedText returns b as a string, the cached one if it is there.
+func (s *seen) cachedText(b []byte) string {
 	if s == nil || len(b) > maxSeenText {
 		return string(b)
 	}
@@ -90,17 +90,17 @@ func (s *seen) text(b []byte) string {
 	return *known
 }
 
-func (s *seen) slot(raw []byte) *seenGroup {
+func (s *seen) cacheSlot(raw []byte) *seenGroup {
 	return &s.groups[maphash.Bytes(seed, raw[:min(len(raw), groupStart)])%uint64(len(s.groups))]
 }
 
-// group returns the cached group that data begins with, nil if there is none. To compare the
+// cachedGroup returns the cached group that data begins with, nil if there is none. To compare the
 // beginning is enough: no encoding of a value is the beginning of another one.
-func (s *seen) group(data []byte) *seenGroup {
+func (s *seen) cachedGroup(data []byte) *seenGroup {
 	if s == nil {
 		return nil
 	}
-	if g := s.slot(data); len(g.raw) > 0 && bytes.HasPrefix(data, g.raw) {
+	if g := s.cacheSlot(data); len(g.raw) > 0 && bytes.HasPrefix(data, g.raw) {
 		return g
 	}
 	return nil
@@ -112,6 +112,6 @@ func (s *seen) keepGroup(raw []byte, v reflect.Value) {
 		return // shorter ones would have the hash of what follows them
 	}
 	group := v.Interface().(Group)
-	s.last = s.slot(raw)
+	s.last = s.cacheSlot(raw)
 	*s.last = seenGroup{raw: bytes.Clone(raw), group: &group}
 }

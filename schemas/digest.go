@@ -30,65 +30,67 @@ type digester struct{ fields []byte }
 // newDigester begins a digest; domain says what is digested and the layout's version.
 func newDigester(domain string) *digester {
 	d := &digester{fields: make([]byte, 0, 1024)}
-	d.text(domain)
+	d.addText(domain)
 	return d
 }
 
-func (d *digester) integer(n int64) { d.fields = binary.LittleEndian.AppendUint64(d.fields, uint64(n)) }
+func (d *digester) addInteger(n int64) {
+	d.fields = binary.LittleEndian.AppendUint64(d.fields, uint64(n))
+}
 
-// raw adds bytes without their length.
-func (d *digester) raw(b ...byte) { d.fields = append(d.fields, b...) }
+// addRaw adds bytes without their length.
+func (d *digester) addRaw(b ...byte) { d.fields = append(d.fields, b...) }
 
-func (d *digester) float(x float64) { d.integer(int64(math.Float64bits(x))) }
+func (d *digester) addFloat(x float64) { d.addInteger(int64(math.Float64bits(x))) }
 
-func (d *digester) float32(x float32) {
+func (d *digester) addFloat32(x float32) {
 	d.fields = binary.LittleEndian.AppendUint32(d.fields, math.Float32bits(x))
 }
 
-func (d *digester) text(s string) {
-	d.integer(int64(len(s)))
+func (d *digester) addText(s string) {
+	d.addInteger(int64(len(s)))
 	d.fields = append(d.fields, s...)
 }
 
-func (d *digester) optional(x *float64) {
+func (d *digester) addOptional(x *float64) {
 	if x == nil {
-		d.raw(0)
+		d.addRaw(0)
 		return
 	}
-	d.raw(1)
-	d.float(*x)
+	d.addRaw(1)
+	d.addFloat(*x)
 }
 
-func (d *digester) integers(list []int64) {
-	d.integer(int64(len(list)))
+func (d *digester) addIntegers(list []int64) {
+	d.addInteger(int64(len(list)))
 	for _, n := range list {
-		d.integer(n)
+		d.addInteger(n)
 	}
 }
 
-func (d *digester) floats32(list []float32) {
-	d.integer(int64(len(list)))
+func (d *digester) addFloats32(list []float32) {
+	d.addInteger(int64(len(list)))
 	for _, x := range list {
-		d.float32(x)
+		d.addFloat32(x)
 	}
 }
 
-func texts[S ~string](d *digester, list []S) {
-	d.integer(int64(len(list)))
+func addTexts[S ~string](d *digester, list []S) {
+	d.addInteger(int64(len(list)))
 	for _, s := range list {
-		d.text(string(s))
+		d.addText(string(s))
 	}
 }
 
-func (d *digester) bool(b bool) {
+func (d *digester) addBool(b bool) {
 	if b {
-		d.integer(1)
+		d.addInteger(1)
 	} else {
-		d.integer(0)
+		d.addInteger(0)
 	}
 }
 
-func (d *digester) sum() [32]byte { return sha256.Sum256(d.fields) }
+func (d *digester) finish() [32]byte { return sha256.Sum256(d.fields) }
 
 // ComputeScheduleDigest returns the SHA-256, in lower-case hex, over what must be equal in
 // a group so that its samples can be compared: the text "meander schedule 1", sigmas
@@ -157,38 +159,38 @@ func (e *Step) ContentDigest() ([32]byte, error) {
 // ContentDigestOf is ContentDigest of a step whose tensors have been digested.
 func (e *Step) ContentDigestOf(sums TensorSums) [32]byte {
 	d := newDigester("meander step 1")
-	d.text(string(e.UID))
-	d.integer(e.SampleIndex)
-	d.integer(e.StepIndex)
-	d.integer(e.NumInferenceSteps)
-	d.text(e.Transition)
-	d.float(e.NoiseLevel)
-	d.float32(e.Sigma)
-	d.float32(e.SigmaNext)
-	d.float32(e.Timestep)
-	d.float(e.StdDevT)
-	d.float(e.NoiseStd)
-	d.optional(e.LogProb)
-	d.text(e.LogProbKind)
-	d.optional(e.LogProbSum)
-	d.integer(e.ElementCount)
-	d.integer(int64(len(e.Latents)))
+	d.addText(string(e.UID))
+	d.addInteger(e.SampleIndex)
+	d.addInteger(e.StepIndex)
+	d.addInteger(e.NumInferenceSteps)
+	d.addText(e.Transition)
+	d.addFloat(e.NoiseLevel)
+	d.addFloat32(e.Sigma)
+	d.addFloat32(e.SigmaNext)
+	d.addFloat32(e.Timestep)
+	d.addFloat(e.StdDevT)
+	d.addFloat(e.NoiseStd)
+	d.addOptional(e.LogProb)
+	d.addText(e.LogProbKind)
+	d.addOptional(e.LogProbSum)
+	d.addInteger(e.ElementCount)
+	d.addInteger(int64(len(e.Latents)))
 	for i := range e.Latents {
-		d.integer(e.Latents[i].Index)
-		d.summed(&e.Latents[i].Tensor, sums[i])
+		d.addInteger(e.Latents[i].Index)
+		d.addTensorSum(&e.Latents[i].Tensor, sums[i])
 	}
-	d.integer(int64(len(e.Debug)))
+	d.addInteger(int64(len(e.Debug)))
 	for i := range e.Debug {
-		d.text(e.Debug[i].Name)
-		d.summed(&e.Debug[i].Tensor, sums[len(sums)-len(e.Debug)+i])
+		d.addText(e.Debug[i].Name)
+		d.addTensorSum(&e.Debug[i].Tensor, sums[len(sums)-len(e.Debug)+i])
 	}
-	d.integer(e.PolicyVersion)
-	d.text(e.WeightsDigest)
-	d.text(e.ScheduleDigest)
+	d.addInteger(e.PolicyVersion)
+	d.addText(e.WeightsDigest)
+	d.addText(e.ScheduleDigest)
 	if e.ScheduledSampling != nil {
-		e.ScheduledSampling.digest(d)
+		e.ScheduledSampling.addTo(d)
 	}
-	return d.sum()
+	return d.finish()
 }
 
 // TensorSums are the SHA-256 of the bytes of an event's tensors, however they travel, in the order of its Tensors. They
@@ -238,23 +240,23 @@ func sumOf(field, s string) (sum [sha256.Size]byte, err error) {
 	return sum, err
 }
 
-func (d *digester) tensor(t *Tensor) error {
+func (d *digester) addTensor(t *Tensor) error {
 	sum, err := t.sum()
-	d.summed(t, sum)
+	d.addTensorSum(t, sum)
 	return err
 }
 
-// summed adds a tensor, given the digest of its bytes.
-func (d *digester) summed(t *Tensor, sum [sha256.Size]byte) {
-	d.text(t.DType)
-	d.integers(t.Shape)
-	d.raw(sum[:]...)
+// addTensorSum adds a tensor, given the digest of its bytes.
+func (d *digester) addTensorSum(t *Tensor, sum [sha256.Size]byte) {
+	d.addText(t.DType)
+	d.addIntegers(t.Shape)
+	d.addRaw(sum[:]...)
 }
 
-// hex adds a digest that an event carries as text.
-func (d *digester) hex(field, s string) error {
+// addHex adds a digest that an event carries as text.
+func (d *digester) addHex(field, s string) error {
 	sum, err := sumOf(field, s)
-	d.raw(sum[:]...)
+	d.addRaw(sum[:]...)
 	return err
 }
 
@@ -262,11 +264,11 @@ func (d *digester) hex(field, s string) error {
 // text "meander steps 1" and the list of the steps' content digests in step order.
 func StepsDigest(steps [][32]byte) string {
 	d := newDigester("meander steps 1")
-	d.integer(int64(len(steps)))
+	d.addInteger(int64(len(steps)))
 	for i := range steps {
-		d.raw(steps[i][:]...)
+		d.addRaw(steps[i][:]...)
 	}
-	sum := d.sum()
+	sum := d.finish()
 	return hex.EncodeToString(sum[:])
 }
 
@@ -286,79 +288,79 @@ func StepsDigest(steps [][32]byte) string {
 // the server's name and its values; and of each further setting its name and value (see Sampling).
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
-	d.text(string(e.UID))
-	d.integer(e.SampleIndex)
-	d.integer(e.GroupSize)
-	d.text(e.StopReason)
-	d.text(e.Prompt)
-	d.text(e.NegativePrompt)
-	d.integer(e.Height)
-	d.integer(e.Width)
-	d.float(e.TrueCFGScale)
-	d.text(e.CFGRule)
-	d.integer(int64(e.SampleSeed))
-	d.integer(int64(e.NoiseSeed))
-	d.floats32(e.Sigmas)
-	d.floats32(e.Timesteps)
-	texts(d, e.Transitions)
-	d.integer(int64(len(e.LogProbs)))
+	d.addText(string(e.UID))
+	d.addInteger(e.SampleIndex)
+	d.addInteger(e.GroupSize)
+	d.addText(e.StopReason)
+	d.addText(e.Prompt)
+	d.addText(e.NegativePrompt)
+	d.addInteger(e.Height)
+	d.addInteger(e.Width)
+	d.addFloat(e.TrueCFGScale)
+	d.addText(e.CFGRule)
+	d.addInteger(int64(e.SampleSeed))
+	d.addInteger(int64(e.NoiseSeed))
+	d.addFloats32(e.Sigmas)
+	d.addFloats32(e.Timesteps)
+	addTexts(d, e.Transitions)
+	d.addInteger(int64(len(e.LogProbs)))
 	for _, p := range e.LogProbs {
-		d.optional(p)
+		d.addOptional(p)
 	}
-	d.text(e.LogProbKind)
-	d.float(e.NoiseLevel)
-	d.text(e.Solver)
-	d.integers(e.LatentStepIndices)
-	d.integers(e.LatentsShape)
-	d.text(e.LatentsDType)
-	d.text(e.ContentDigest)
-	if err := e.Image.digest(d); err != nil {
+	d.addText(e.LogProbKind)
+	d.addFloat(e.NoiseLevel)
+	d.addText(e.Solver)
+	d.addIntegers(e.LatentStepIndices)
+	d.addIntegers(e.LatentsShape)
+	d.addText(e.LatentsDType)
+	d.addText(e.ContentDigest)
+	if err := e.Image.addTo(d); err != nil {
 		return [32]byte{}, err
 	}
-	d.integer(int64(len(e.Conditioning)))
+	d.addInteger(int64(len(e.Conditioning)))
 	for i := range e.Conditioning {
-		d.text(e.Conditioning[i].Name)
-		if err := d.tensor(&e.Conditioning[i].Tensor); err != nil {
+		d.addText(e.Conditioning[i].Name)
+		if err := d.addTensor(&e.Conditioning[i].Tensor); err != nil {
 			return [32]byte{}, fmt.Errorf("conditioning[%d]: %w", i, err)
 		}
 	}
-	d.text(e.ScheduleDigest)
-	d.text(e.WeightsDigest)
-	d.integer(e.PolicyVersionMin)
-	d.integer(e.PolicyVersionMax)
+	d.addText(e.ScheduleDigest)
+	d.addText(e.WeightsDigest)
+	d.addInteger(e.PolicyVersionMin)
+	d.addInteger(e.PolicyVersionMax)
 	if e.Start != nil {
-		if err := e.Start.digest(d); err != nil {
+		if err := e.Start.addTo(d); err != nil {
 			return [32]byte{}, fmt.Errorf("start: %w", err)
 		}
 	}
 	if e.Stop != nil {
-		d.text("stop")
-		d.integer(e.Stop.StepIndex)
-		d.bool(e.Stop.Decode)
+		d.addText("stop")
+		d.addInteger(e.Stop.StepIndex)
+		d.addBool(e.Stop.Decode)
 	}
 	if e.ScheduledSampling != nil {
-		e.ScheduledSampling.digest(d)
+		e.ScheduledSampling.addTo(d)
 	}
 	if e.Rolled != nil {
-		if err := e.Rolled.digest(d); err != nil {
+		if err := e.Rolled.addTo(d); err != nil {
 			return [32]byte{}, fmt.Errorf("rolled: %w", err)
 		}
 	}
-	d.seeds(e.StepSeeds)
+	d.addSeeds(e.StepSeeds)
 	if e.TruncatedTokens > 0 {
-		d.text("truncated_tokens")
-		d.integer(e.TruncatedTokens)
+		d.addText("truncated_tokens")
+		d.addInteger(e.TruncatedTokens)
 	}
-	if err := e.Video.digest(d); err != nil {
+	if err := e.Video.addTo(d); err != nil {
 		return [32]byte{}, err
 	}
 	if e.Text == nil {
-		e.Drawn.digest(d)
-	} else if err := e.Text.digest(d, e.DrawnBy()); err != nil {
+		e.Drawn.addTo(d)
+	} else if err := e.Text.addTo(d, e.DrawnBy()); err != nil {
 		return [32]byte{}, fmt.Errorf("text: %w", err)
 	}
-	d.laterSettings(&e.Sampling)
-	return d.sum(), nil
+	d.addLaterSettings(&e.Sampling)
+	return d.finish(), nil
 }
 
 // contentDigest covers, after the text "meander reward 1": uid, sample_index,
@@ -366,28 +368,28 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 // trained_steps, schedule_digest, policy_version_min and policy_version_max; of a text then tokens.
 func (e *Reward) contentDigest() [32]byte {
 	d := newDigester("meander reward 1")
-	d.text(string(e.UID))
-	d.integer(e.SampleIndex)
-	d.integer(e.GroupSize)
-	d.text(e.Status)
-	d.optional(e.Reward)
-	d.integer(int64(len(e.Scores)))
+	d.addText(string(e.UID))
+	d.addInteger(e.SampleIndex)
+	d.addInteger(e.GroupSize)
+	d.addText(e.Status)
+	d.addOptional(e.Reward)
+	d.addInteger(int64(len(e.Scores)))
 	for i := range e.Scores {
 		s := &e.Scores[i]
-		d.text(s.Name)
-		d.text(s.Version)
-		d.float(s.Weight)
-		d.text(s.Status)
-		d.optional(s.Value)
+		d.addText(s.Name)
+		d.addText(s.Version)
+		d.addFloat(s.Weight)
+		d.addText(s.Status)
+		d.addOptional(s.Value)
 	}
-	d.integer(e.TrainedSteps)
-	d.text(e.ScheduleDigest)
-	d.integer(e.PolicyVersionMin)
-	d.integer(e.PolicyVersionMax)
+	d.addInteger(e.TrainedSteps)
+	d.addText(e.ScheduleDigest)
+	d.addInteger(e.PolicyVersionMin)
+	d.addInteger(e.PolicyVersionMax)
 	if e.Tokens != nil {
-		d.integer(*e.Tokens)
+		d.addInteger(*e.Tokens)
 	}
-	return d.sum()
+	return d.finish()
 }
 
 // contentDigest covers, after the text "meander advantage 1": uid, batch, status,
@@ -399,109 +401,109 @@ func (e *Reward) contentDigest() [32]byte {
 // leaves, reward, advantage).
 func (e *Advantage) contentDigest() [32]byte {
 	d := newDigester("meander advantage 1")
-	d.text(string(e.UID))
-	d.text(e.Batch)
-	d.text(e.Status)
-	d.integer(e.GroupSize)
-	d.integer(int64(len(e.Members)))
+	d.addText(string(e.UID))
+	d.addText(e.Batch)
+	d.addText(e.Status)
+	d.addInteger(e.GroupSize)
+	d.addInteger(int64(len(e.Members)))
 	for i := range e.Members {
 		m := &e.Members[i]
-		d.integer(m.SampleIndex)
-		d.optional(m.Reward)
-		d.optional(m.Advantage)
-		d.text(m.Status)
+		d.addInteger(m.SampleIndex)
+		d.addOptional(m.Reward)
+		d.addOptional(m.Advantage)
+		d.addText(m.Status)
 	}
-	d.optional(e.Mean)
-	d.optional(e.Std)
-	d.text(e.Scale)
-	d.text(e.StdBasis)
-	d.text(e.Estimator)
-	d.float(e.Epsilon)
-	d.integer(e.TrainedSteps)
-	d.text(e.ScheduleDigest)
-	d.integer(e.PolicyVersionMin)
-	d.integer(e.PolicyVersionMax)
+	d.addOptional(e.Mean)
+	d.addOptional(e.Std)
+	d.addText(e.Scale)
+	d.addText(e.StdBasis)
+	d.addText(e.Estimator)
+	d.addFloat(e.Epsilon)
+	d.addInteger(e.TrainedSteps)
+	d.addText(e.ScheduleDigest)
+	d.addInteger(e.PolicyVersionMin)
+	d.addInteger(e.PolicyVersionMax)
 	if e.Mode != "" {
-		d.text(e.Mode)
+		d.addText(e.Mode)
 	}
 	if e.AdvClipMax != nil {
-		d.optional(e.AdvClipMax)
+		d.addOptional(e.AdvClipMax)
 	}
 	if e.Gamma != nil {
-		d.optional(e.Gamma)
+		d.addOptional(e.Gamma)
 	}
 	if e.Singleton != "" {
-		d.text(e.Singleton)
+		d.addText(e.Singleton)
 	}
 	for i := range e.Members {
 		for _, a := range e.Members[i].StepAdvantages {
-			d.float(a)
+			d.addFloat(a)
 		}
 	}
 	if e.RefilledBy != "" {
-		d.text(string(e.RefilledBy))
+		d.addText(string(e.RefilledBy))
 	}
-	d.branches(e.BranchScope, e.Branches)
-	return d.sum()
+	d.addBranches(e.BranchScope, e.Branches)
+	return d.finish()
 }
 
-// digest covers the image as an optional value: format, width, height and the digest of its pixels.
-func (im *Image) digest(d *digester) error {
+// addTo covers the image as an optional value: format, width, height and the digest of its pixels.
+func (im *Image) addTo(d *digester) error {
 	if im == nil {
-		d.raw(0)
+		d.addRaw(0)
 		return nil
 	}
-	d.raw(1)
-	d.text(im.Format)
-	d.integer(im.Width)
-	d.integer(im.Height)
-	return d.hex("image.digest", im.Digest)
+	d.addRaw(1)
+	d.addText(im.Format)
+	d.addInteger(im.Width)
+	d.addInteger(im.Height)
+	return d.addHex("image.digest", im.Digest)
 }
 
-// digest covers what contentDigest says of a video; nothing if there is none.
-func (v *Video) digest(d *digester) error {
+// addTo covers what contentDigest says of a video; nothing if there is none.
+func (v *Video) addTo(d *digester) error {
 	if v == nil {
 		return nil
 	}
-	d.text("video")
-	d.text(v.Format)
-	d.integer(v.Frames)
-	d.integer(v.Height)
-	d.integer(v.Width)
-	d.float(v.FPS)
-	return d.hex("video.digest", v.Digest)
+	d.addText("video")
+	d.addText(v.Format)
+	d.addInteger(v.Frames)
+	d.addInteger(v.Height)
+	d.addInteger(v.Width)
+	d.addFloat(v.FPS)
+	return d.addHex("video.digest", v.Digest)
 }
 
-// seeds adds the seeds of steps; nothing if there are none.
-func (d *digester) seeds(list []StepSeed) {
+// addSeeds adds the seeds of steps; nothing if there are none.
+func (d *digester) addSeeds(list []StepSeed) {
 	if len(list) == 0 {
 		return
 	}
-	d.text("step_seeds")
-	d.integer(int64(len(list)))
+	d.addText("step_seeds")
+	d.addInteger(int64(len(list)))
 	for _, s := range list {
-		d.integer(s.StepIndex)
-		d.integer(int64(s.Seed))
+		d.addInteger(s.StepIndex)
+		d.addInteger(int64(s.Seed))
 	}
 }
 
-// branches adds the branch points of a tree; nothing if the group is no tree.
-func (d *digester) branches(scope string, list []BranchGroup) {
+// addBranches adds the branch points of a tree; nothing if the group is no tree.
+func (d *digester) addBranches(scope string, list []BranchGroup) {
 	if scope == "" {
 		return
 	}
-	d.text(scope)
-	d.integer(int64(len(list)))
+	d.addText(scope)
+	d.addInteger(int64(len(list)))
 	for _, b := range list {
-		d.integer(b.StepIndex)
-		d.optional(b.Mean)
-		d.optional(b.Std)
-		d.integer(int64(len(b.Children)))
+		d.addInteger(b.StepIndex)
+		d.addOptional(b.Mean)
+		d.addOptional(b.Std)
+		d.addInteger(int64(len(b.Children)))
 		for _, c := range b.Children {
-			d.integer(c.SampleIndex)
-			d.integer(c.Leaves)
-			d.optional(c.Reward)
-			d.optional(c.Advantage)
+			d.addInteger(c.SampleIndex)
+			d.addInteger(c.Leaves)
+			d.addOptional(c.Reward)
+			d.addOptional(c.Advantage)
 		}
 	}
 }
@@ -511,18 +513,18 @@ func (d *digester) branches(scope string, list []BranchGroup) {
 // refills and dropped. Metrics hold times, so they are left out.
 func (e *Batch) contentDigest() [32]byte {
 	d := newDigester("meander batch 1")
-	d.text(e.Batch)
-	d.integer(e.Groups)
-	texts(d, e.UIDs)
-	d.integer(e.Samples)
-	d.optional(e.Mean)
-	d.optional(e.Std)
-	d.text(e.StdBasis)
+	d.addText(e.Batch)
+	d.addInteger(e.Groups)
+	addTexts(d, e.UIDs)
+	d.addInteger(e.Samples)
+	d.addOptional(e.Mean)
+	d.addOptional(e.Std)
+	d.addText(e.StdBasis)
 	if e.Status != "" {
-		d.text(e.Status)
-		d.integer(e.Expected)
-		d.integer(e.Refills)
-		texts(d, e.Dropped)
+		d.addText(e.Status)
+		d.addInteger(e.Expected)
+		d.addInteger(e.Refills)
+		addTexts(d, e.Dropped)
 	}
-	return d.sum()
+	return d.finish()
 }

@@ -46,11 +46,11 @@ type Drawn struct {
 	Weights []WeightSpan `msgpack:"weights,omitempty" size:"0..MaxTurns"`
 }
 
-func (e *Drawn) digest(d *digester) {
+func (e *Drawn) addTo(d *digester) {
 	if e != nil {
-		d.text("drawn")
-		d.text(e.Engine.Name)
-		d.text(e.Engine.Values)
+		d.addText("drawn")
+		d.addText(e.Engine.Name)
+		d.addText(e.Engine.Values)
 	}
 }
 
@@ -125,7 +125,9 @@ func (e *Engine) Gives(x *TextRequest) (TokenNumbers, error) {
 		if e.Name == EngineSGLang {
 			fix = "serve the model with vllm in its mode raw_logits, or without --engine"
 		}
-		return TokenNumbers{}, fmt.Errorf("text.logits.form: %q; must be none: the lane's tokens are drawn by %s, which gives log-probs and no logits; for these %s", form, e, fix)
+		return TokenNumbers{},
+			fmt.Errorf("text.logits.form: %q; must be none: the lane's tokens are drawn by %s, which gives log-probs "+
+				"and no logits; for these %s", form, e, fix)
 	}
 	whole := (x.TopK == 0 || x.TopK >= x.Vocabulary) && x.TopP >= 1 && x.MinP == 0
 	cold, plain := x.Temperature == 0, x.Temperature == 1 || x.Temperature == 0
@@ -139,8 +141,11 @@ func (e *Engine) Gives(x *TextRequest) (TokenNumbers, error) {
 		n.LogProbs, n.ProcessedLogProbs = plain && whole, true
 	}
 	if !n.LogProbs && !n.ProcessedLogProbs {
-		return n, fmt.Errorf("text.temperature: %g, with top_k %d, top_p %g, min_p %g; must be 0 or 1, or the others must leave all tokens: %s gives log-probs after temperature and before filters, which are neither those of the model nor those that tokens are drawn with",
-			x.Temperature, x.TopK, x.TopP, x.MinP, e)
+		return n,
+			fmt.Errorf("text.temperature: %g, with top_k %d, top_p %g, min_p %g; must be 0 or 1, or the others must "+
+				"leave all tokens: %s gives log-probs after temperature and before filters, which are neither those of "+
+				"the model nor those that tokens are drawn with",
+				x.Temperature, x.TopK, x.TopP, x.MinP, e)
 	}
 	n.TopLogProbs = n.LogProbs
 	return n, nil

@@ -95,31 +95,47 @@ const (
 
 // limits are the constants that tags name.
 var limits = map[string]float64{
-	"MaxAnswerBytes": MaxAnswerBytes, "MaxAnswers": MaxAnswers, "MaxInteractMS": MaxInteractMS, "MaxInteractTokens": MaxInteractTokens, "MaxMessages": MaxMessages, "MaxStops": MaxStops, "MaxTemperature": MaxTemperature, "MaxTokenEvents": MaxTokenEvents,
-	"MaxTokens": MaxTokens, "MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxTurns": MaxTurns, "MaxVocabulary": MaxVocabulary,
-	"MaxAdapterConfig": MaxAdapterConfig, "MaxAdapterScale": MaxAdapterScale, "MaxAdvClip": MaxAdvClip, "MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes, "MaxCFGScale": MaxCFGScale,
+	"MaxAnswerBytes": MaxAnswerBytes, "MaxAnswers": MaxAnswers, "MaxInteractMS": MaxInteractMS,
+	"MaxInteractTokens": MaxInteractTokens, "MaxMessages": MaxMessages, "MaxStops": MaxStops,
+	"MaxTemperature": MaxTemperature, "MaxTokenEvents": MaxTokenEvents,
+	"MaxTokens": MaxTokens, "MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxTurns": MaxTurns,
+	"MaxVocabulary":    MaxVocabulary,
+	"MaxAdapterConfig": MaxAdapterConfig, "MaxAdapterScale": MaxAdapterScale, "MaxAdvClip": MaxAdvClip,
+	"MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes,
+	"MaxCFGScale":     MaxCFGScale,
 	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
 	"MaxEventBytes": MaxEventBytes, "MaxFPS": MaxFPS, "MaxFrames": MaxFrames, "MaxGroupSize": MaxGroupSize,
 	"MaxHeaderName":  MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
-	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu, "MaxName": MaxName,
-	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts, "MaxPixelsPerToken": MaxPixelsPerToken,
-	"MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority,
+	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxMu": MaxMu,
+	"MaxName":       MaxName,
+	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts,
+	"MaxPixelsPerToken": MaxPixelsPerToken,
+	"MaxPolicyFiles":    MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards,
+	"MaxPriority":    MaxPriority,
 	"MaxPromptBytes": MaxPromptBytes, "MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards,
 	"MaxSchedulerConfig": MaxSchedulerConfig, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxSubject": MaxSubject, "MaxTensorBytes": MaxTensorBytes,
-	"MaxTensorDims": MaxTensorDims, "MaxText": MaxText, "MaxToken": MaxToken, "MaxWarnings": MaxWarnings, "MaxWeight": MaxWeight,
+	"MaxTensorDims": MaxTensorDims, "MaxText": MaxText, "MaxToken": MaxToken, "MaxWarnings": MaxWarnings,
+	"MaxWeight": MaxWeight,
 }
 
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
-	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ConversationStates": ConversationStates, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
-	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders, "VerifyModes": VerifyModes, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "Grids": Grids, "MuRules": MuRules, "InitialNoises": InitialNoises,
+	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules,
+	"ConversationStates": ConversationStates, "ControlActions": ControlActions, "DTypes": DTypes,
+	"DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
+	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms,
+	"LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders,
+	"VerifyModes": VerifyModes, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats,
+	"Grids": Grids, "MuRules": MuRules, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
 	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
-	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,
+	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats,
+	"RolloutSamplers": RolloutSamplers,
 	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
-	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages, "StdBases": StdBases,
+	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages,
+	"StdBases":  StdBases,
 	"StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules, "UnknownPolicies": UnknownPolicies,
 	"VideoFormats": VideoFormats, "WindowStrategies": WindowStrategies,
 	"ZeroStdPolicies": ZeroStdPolicies,
@@ -177,8 +193,10 @@ func flatFields(t reflect.Type, index []int, kind string) (list []Field) {
 func newField(s reflect.StructField) (Field, error) {
 	name, option, _ := strings.Cut(s.Tag.Get("msgpack"), ",")
 	f := Field{
-		Name: name, GoName: s.Name, Type: s.Type, Optional: option == "omitempty", Needed: s.Tag.Get("wire") == "needed",
-		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"), Of: s.Tag.Get("of"), Digest: s.Tag.Get("digest"),
+		Name: name, GoName: s.Name, Type: s.Type, Optional: option == "omitempty",
+		Needed:  s.Tag.Get("wire") == "needed",
+		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"), Of: s.Tag.Get("of"),
+		Digest: s.Tag.Get("digest"),
 	}
 	f.Flag, f.Letter, _ = strings.Cut(s.Tag.Get("flag"), ",")
 	var err error
@@ -254,7 +272,10 @@ func (f *Field) DefaultValue() (any, error) {
 
 // parseRange parses LOW..HIGH. A parenthesis leaves out that end; brackets change nothing.
 func parseRange(s string) (*Range, error) {
-	r := &Range{Low: math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("), OpenHigh: strings.HasSuffix(s, ")")}
+	r := &Range{
+		Low: math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("),
+		OpenHigh: strings.HasSuffix(s, ")"),
+	}
 	low, high, ok := strings.Cut(strings.Trim(s, "()[]"), "..")
 	if !ok {
 		return nil, fmt.Errorf("range: %q; must be LOW..HIGH", s)
@@ -267,21 +288,22 @@ func parseRange(s string) (*Range, error) {
 			continue
 		}
 		var err error
-		if *end.to, err = evaluate(end.text); err != nil {
+		if *end.to, err = evaluateBound(end.text); err != nil {
 			return nil, fmt.Errorf("range: %q; %w", s, err)
 		}
 	}
 	return r, nil
 }
 
-// evaluate returns the value of a bound: a number, a limit by its name, or two of these with -, + or * between them.
-func evaluate(s string) (float64, error) {
+// evaluateBound returns the value of a bound: a number, a limit by its name, or two of these with -, + or * between
+// them.
+func evaluateBound(s string) (float64, error) {
 	if i := strings.LastIndexAny(s, "+-*"); i > 0 {
-		a, err := evaluate(s[:i])
+		a, err := evaluateBound(s[:i])
 		if err != nil {
 			return 0, err
 		}
-		b, err := evaluate(s[i+1:])
+		b, err := evaluateBound(s[i+1:])
 		switch s[i] {
 		case '+':
 			return a + b, err
@@ -291,7 +313,7 @@ func evaluate(s string) (float64, error) {
 		return a * b, err
 	}
 	if name, ok := strings.CutPrefix(s, "-"); ok {
-		x, err := evaluate(name)
+		x, err := evaluateBound(name)
 		return -x, err
 	}
 	if x, ok := limits[s]; ok {
@@ -304,8 +326,8 @@ func evaluate(s string) (float64, error) {
 	return x, nil
 }
 
-// Holds reports whether x is in the range; NaN is in none.
-func (r *Range) Holds(x float64) bool {
+// Contains reports whether x is in the range; NaN is in none.
+func (r *Range) Contains(x float64) bool {
 	return (x > r.Low || x == r.Low && !r.OpenLow) && (x < r.High || x == r.High && !r.OpenHigh)
 }
 
@@ -317,16 +339,16 @@ func (r *Range) Rule() string {
 	case math.IsInf(r.High, 1) && r.Low == 1 && !r.OpenLow:
 		return "must be positive"
 	case r.OpenLow && !r.OpenHigh:
-		return "must be above " + bound(r.Low) + " and at most " + bound(r.High)
+		return "must be above " + formatBound(r.Low) + " and at most " + formatBound(r.High)
 	case !r.OpenLow && r.OpenHigh:
-		return "must be at least " + bound(r.Low) + " and below " + bound(r.High)
+		return "must be at least " + formatBound(r.Low) + " and below " + formatBound(r.High)
 	}
-	return "must be between " + bound(r.Low) + " and " + bound(r.High)
+	return "must be between " + formatBound(r.Low) + " and " + formatBound(r.High)
 }
 
-// bound formats an end of a range: integers in full, others with six digits. The limit of a
+// formatBound formats an end of a range: integers in full, others with six digits. The limit of a
 // sigma, for example, is 1 plus a rounding error.
-func bound(x float64) string {
+func formatBound(x float64) string {
 	if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
 		return strconv.FormatFloat(x, 'f', -1, 64)
 	}

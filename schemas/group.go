@@ -101,7 +101,11 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		{"schedule", e.ScheduleDigest, other.ScheduleDigest},
 		{"reward", a.Reward, b.Reward},
 		{"advantage", a.Advantage, b.Advantage},
-		{"batch", []any{a.Batch, a.BatchGroups, a.BatchStep, a.BatchEpoch}, []any{b.Batch, b.BatchGroups, b.BatchStep, b.BatchEpoch}},
+		{
+			"batch",
+			[]any{a.Batch, a.BatchGroups, a.BatchStep, a.BatchEpoch},
+			[]any{b.Batch, b.BatchGroups, b.BatchStep, b.BatchEpoch},
+		},
 		{"group_policy", a.GroupPolicy, b.GroupPolicy},
 		{"tree", a.Tree, b.Tree},
 		{"refill", a.Refill, b.Refill},
@@ -121,20 +125,21 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 // Validate returns all faults of the record, joined.
 func (e *GroupRecord) Validate() error { return CheckFields(e) }
 
-// rules checks that an accepted prompt has its digests and its lane.
-func (e *GroupRecord) rules(f *faults) {
+// checkRules checks that an accepted prompt has its digests and its lane.
+func (e *GroupRecord) checkRules(f *faults) {
 	if e.Error == "" && e.Group.SourceRun == "" {
-		f.digested("prompt_digest", e.PromptDigest)
+		f.requireDigest("prompt_digest", e.PromptDigest)
 		if e.Lane == "" {
-			f.token("lane", string(e.Lane))
+			f.checkToken("lane", string(e.Lane))
 		}
-		f.digested("schedule_digest", e.ScheduleDigest)
+		f.requireDigest("schedule_digest", e.ScheduleDigest)
 	}
-	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 }
 
-// Holds returns an error if an event describes its group (size and g) differently than the group's record; nil if not.
-func (e *GroupRecord) Holds(size int64, g *Group) error {
+// CheckGroup returns an error if an event describes its group (size and g) differently than the group's record; nil if
+// not.
+func (e *GroupRecord) CheckGroup(size int64, g *Group) error {
 	switch {
 	case e.Error != "":
 		return fmt.Errorf("group: its prompt was refused: %s", e.Error)

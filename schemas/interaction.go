@@ -30,8 +30,8 @@ func (e *Interaction) Timeout() time.Duration {
 	return time.Duration(*e.TimeoutMS) * time.Millisecond
 }
 
-// resolved checks that nothing is left to a default.
-func (e *Interaction) resolved(f *faults) {
+// checkResolved checks that nothing is left to a default.
+func (e *Interaction) checkResolved(f *faults) {
 	if e == nil {
 		return
 	}
@@ -43,19 +43,19 @@ func (e *Interaction) resolved(f *faults) {
 	}
 }
 
-// digest covers, where there is one, the text "interaction", its name, max_turns (integer) and params (number, then
+// addTo covers, where there is one, the text "interaction", its name, max_turns (integer) and params (number, then
 // name and value of each, sorted by name).
-func (e *Interaction) digest(d *digester) {
+func (e *Interaction) addTo(d *digester) {
 	if e == nil {
 		return
 	}
-	d.text("interaction")
-	d.text(e.Name)
-	d.integer(*e.MaxTurns)
-	d.integer(int64(len(e.Params)))
+	d.addText("interaction")
+	d.addText(e.Name)
+	d.addInteger(*e.MaxTurns)
+	d.addInteger(int64(len(e.Params)))
 	for _, name := range sortedKeys(e.Params) {
-		d.text(name)
-		d.text(e.Params[name])
+		d.addText(name)
+		d.addText(e.Params[name])
 	}
 }
 
@@ -82,8 +82,8 @@ type InteractRequest struct {
 	// GroundTruth is that of the first reward function that has one, Metadata the prompt's.
 	GroundTruth string   `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	Metadata    Metadata `msgpack:"metadata,omitempty"`
-	// IDs to Entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they are
-	// empty: Events has them; so are those numbers that a server which draws the tokens does not give.
+	// IDs to Entropies are of the answer's tokens, as in Tokens. Of answers of more than MaxInteractTokens tokens they
+	// are empty: Events has them; so are those numbers that a server which draws the tokens does not give.
 	IDs []int64 `msgpack:"ids" size:"0..MaxInteractTokens" range:"0..MaxVocabulary-1"`
 	// LogProbs are before temperature and filters, in nats, ProcessedLogProbs after them; LogSumExps of all logits of
 	// LogitsKind.
@@ -95,8 +95,8 @@ type InteractRequest struct {
 	Logits *TokenLogits `msgpack:"logits,omitempty"`
 	// LogitsKind is raw, as the model gives them, or processed: after temperature and filters.
 	LogitsKind string `msgpack:"logits_kind" enum:"LogitsKinds"`
-	// Events is the filter of the attempt's events in MDR_STEPS. Those of the answer have FirstEvent as their n, and the
-	// EventCount-1 after it; they are stored.
+	// Events is the filter of the attempt's events in MDR_STEPS. Those of the answer have FirstEvent as their n, and
+	// the EventCount-1 after it; they are stored.
 	Events     string `msgpack:"events" size:"0..MaxSubject"`
 	FirstEvent int64  `msgpack:"first_event" range:"0..MaxTokenEvents"`
 	EventCount int64  `msgpack:"event_count" range:"0..MaxTokenEvents"`
@@ -130,9 +130,9 @@ func (e *InteractRequest) Validate() error { return CheckFields(e) }
 // Validate returns all faults of the reply, joined.
 func (e *InteractReply) Validate() error { return CheckFields(e) }
 
-func (e *InteractReply) rules(f *faults) {
+func (e *InteractReply) checkRules(f *faults) {
 	if e.Error == "" && !e.Terminate {
-		f.filled("content", e.Content)
+		f.requireText("content", e.Content)
 	}
 	if e.Error == "" && e.Retry {
 		f.add("retry", "true", "must be absent without an error")
@@ -151,33 +151,37 @@ func (e *TextResult) Messages() []Message {
 	return list
 }
 
-// conversed checks the turns of a completed sample: given and generated turns alternate, and answers, replies and the
+// checkTurns checks the turns of a completed sample: given and generated turns alternate, and answers, replies and the
 // conversation's end fit the interaction that was asked for.
-func (e *TextResult) conversed(f *faults) {
+func (e *TextResult) checkTurns(f *faults) {
 	with, answers := e.Settings.Interaction != nil, int64(0)
 	for i, t := range e.Turns {
-		g := f.item("turns", i)
+		g := f.inItem("turns", i)
 		if t.Generated != (i%2 == 1) {
-			g.add("generated", strconv.FormatBool(t.Generated), "must be "+strconv.FormatBool(i%2 == 1)+": what was given and what was generated take turns")
+			g.add("generated", strconv.FormatBool(t.Generated), "must be "+strconv.FormatBool(i%2 == 1)+
+				": what was given and what was generated take turns")
 			return
 		}
 		if t.Generated {
 			answers++
 		}
 		if (!with || !t.Generated) && (t.Score != nil || t.Reply != "" || len(t.Metadata) > 0) {
-			g.add("reply", quote(t.Reply), "must be absent, as score and metadata, unless an interaction says it to what was generated")
+			g.add("reply", quote(t.Reply),
+				"must be absent, as score and metadata, unless an interaction says it to what was generated")
 		}
 	}
 	most := e.Settings.Answers()
 	switch {
 	case len(e.Turns)%2 != 0 || answers < 1 || answers > most:
-		f.add("turns", strconv.Itoa(len(e.Turns)), "must be 1 to "+strconv.FormatInt(most, 10)+" answers, each behind what was given")
+		f.add("turns", strconv.Itoa(len(e.Turns)), "must be 1 to "+strconv.FormatInt(most, 10)+
+			" answers, each behind what was given")
 	case !with && e.Conversation != "":
 		f.add("conversation", quote(e.Conversation), "must be absent without an interaction")
 	case with && !conversationEnded(e.Conversation):
 		f.add("conversation", quote(e.Conversation), "must be terminated, max_turns or context when completed")
 	case e.Conversation == ConversationMaxTurns && answers < most:
-		f.add("conversation", quote(e.Conversation), "must be another: "+strconv.FormatInt(answers, 10)+" of "+strconv.FormatInt(most, 10)+" answers were given")
+		f.add("conversation", quote(e.Conversation), "must be another: "+strconv.FormatInt(answers, 10)+" of "+
+			strconv.FormatInt(most, 10)+" answers were given")
 	}
 }
 

@@ -26,21 +26,21 @@ func JSONOfBytes(data []byte) any {
 	if err := msgpack.Unmarshal(data, &v); err != nil {
 		return map[string]any{"error": err.Error()}
 	}
-	return plain(v)
+	return toJSONValue(v)
 }
 
-// plain replaces in a decoded value what JSON cannot hold. It changes maps and lists in place.
-func plain(v any) any {
+// toJSONValue replaces in a decoded value what JSON cannot hold. It changes maps and lists in place.
+func toJSONValue(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, x := range v {
-			if v[k] = plain(x); k == "sample_seed" || k == "noise_seed" {
+			if v[k] = toJSONValue(x); k == "sample_seed" || k == "noise_seed" {
 				v[k] = fmt.Sprint(x)
 			}
 		}
 	case []any:
 		for i, x := range v {
-			v[i] = plain(x)
+			v[i] = toJSONValue(x)
 		}
 	case []byte:
 		sum := sha256.Sum256(v)
@@ -50,7 +50,7 @@ func plain(v any) any {
 			return fmt.Sprint(v)
 		}
 	case float32:
-		return plain(float64(v))
+		return toJSONValue(float64(v))
 	}
 	return v
 }

@@ -46,18 +46,18 @@ func MetadataFromJSON(data []byte) (Metadata, error) {
 	if dec.More() {
 		return nil, errors.New("metadata: more than one JSON value")
 	}
-	if err := numbers(m); err != nil {
+	if err := convertNumbers(m); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	return MetadataFrom(m)
 }
 
-// numbers replaces every json.Number below v by an int64 or a float64.
-func numbers(v any) error {
+// convertNumbers replaces every json.Number below v by an int64 or a float64.
+func convertNumbers(v any) error {
 	replace := func(v any) (any, error) {
 		n, ok := v.(json.Number)
 		if !ok {
-			return v, numbers(v)
+			return v, convertNumbers(v)
 		}
 		if i, err := n.Int64(); err == nil {
 			return i, nil
@@ -87,7 +87,7 @@ func (m Metadata) Validate() error {
 	if m == nil {
 		return nil
 	}
-	return (&walker{data: m}).oneMap(MaxMetadataBytes, MaxMetadataDepth)
+	return (&walker{data: m}).checkOneMap(MaxMetadataBytes, MaxMetadataDepth)
 }
 
 // Map decodes m. Integers become int64, or uint64 beyond its range; other numbers
@@ -100,30 +100,30 @@ func (m Metadata) Map() (map[string]any, error) {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	r := reader{data: m}
-	return r.any().(map[string]any), nil
+	return r.readAny().(map[string]any), nil
 }
 
-// any takes a value whatever it is; byte strings are copied.
-func (r *reader) any() any {
-	if n, ok := r.mapLen(); ok {
+// readAny takes a value whatever it is; byte strings are copied.
+func (r *reader) readAny() any {
+	if n, ok := r.readMapLen(); ok {
 		m := make(map[string]any, n)
 		for range n {
-			key := string(r.text())
-			m[key] = r.any()
+			key := string(r.readText())
+			m[key] = r.readAny()
 		}
 		return m
 	}
-	if n, ok := r.listLen(); ok {
+	if n, ok := r.readListLen(); ok {
 		list := make([]any, n)
 		for i := range list {
-			list[i] = r.any()
+			list[i] = r.readAny()
 		}
 		return list
 	}
-	if b, ok := r.bin(); ok {
+	if b, ok := r.readBytes(); ok {
 		return bytes.Clone(b)
 	}
-	switch c := r.peek(); {
+	switch c := r.peekCode(); {
 	case c == codeNil, c == codeTrue, c == codeFalse:
 		r.pos++
 		if c == codeNil {
@@ -131,15 +131,15 @@ func (r *reader) any() any {
 		}
 		return c == codeTrue
 	case r.isText():
-		return string(r.text())
+		return string(r.readText())
 	}
-	if n, negative, ok := r.integer(); ok {
+	if n, negative, ok := r.readInteger(); ok {
 		if negative || n <= math.MaxInt64 {
 			return int64(n)
 		}
 		return n
 	}
-	f, _ := r.float()
+	f, _ := r.readFloat()
 	return f
 }
 

@@ -43,8 +43,8 @@ type Policy struct {
 	// By is who pushed it, empty for what a sampler began with; Note is for people.
 	By   string `msgpack:"by,omitempty" size:"0..MaxName" of:"version"`
 	Note string `msgpack:"note,omitempty" size:"0..MaxText" of:"version"`
-	// Text is what a lane of a language model takes; absent: it makes images. What is an image's, from SchedulerConfig to
-	// MaxPixels, is empty beside it.
+	// Text is what a lane of a language model takes; absent: it makes images. What is an image's, from SchedulerConfig
+	// to MaxPixels, is empty beside it.
 	Text *TextPolicy `msgpack:"text,omitempty"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
 	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
@@ -112,8 +112,8 @@ func (e *Policy) SameLane(other *Policy) bool {
 	return err1 == nil && err2 == nil && bytes.Equal(a, b)
 }
 
-// Bare reports whether the policy is the checkpoint without an adapter or other weights.
-func (e *Policy) Bare() bool { return e.Adapter == nil && len(e.Weights) == 0 }
+// IsCheckpoint reports whether the policy is the checkpoint without an adapter or other weights.
+func (e *Policy) IsCheckpoint() bool { return e.Adapter == nil && len(e.Weights) == 0 }
 
 // Checkpoint returns the BaseDigest that prompts and requests must name. It is empty if a server draws the samples, as
 // its weights are not known here.
@@ -191,9 +191,9 @@ const (
 // sense is for the services that use it; here it must be a JSON object.
 func (e *Policy) Validate() error { return CheckFields(e) }
 
-// rules checks that image settings are there exactly for a lane of images, that JSON fields are objects, and that an
-// adapter or weights name the checkpoint that they are for.
-func (e *Policy) rules(f *faults) {
+// checkRules checks that image settings are there exactly for a lane of images, that JSON fields are objects, and that
+// an adapter or weights name the checkpoint that they are for.
+func (e *Policy) checkRules(f *faults) {
 	for _, of := range []struct {
 		field string
 		n     int64
@@ -208,22 +208,22 @@ func (e *Policy) rules(f *faults) {
 	} {
 		switch {
 		case e.Text == nil && of.n == 0:
-			f.within(of.field, 0, 1, of.most)
+			f.checkWithin(of.field, 0, 1, of.most)
 		case e.Text != nil && of.n != 0:
-			f.within(of.field, of.n, 0, 0)
+			f.checkWithin(of.field, of.n, 0, 0)
 		}
 	}
 	if (e.MaxFrames > 1) != (e.FPS > 0) {
 		f.add("fps", strconv.FormatFloat(e.FPS, 'g', -1, 64), "must be above 0 where max_frames is above 1, else 0")
 	}
 	if e.MaxFrames <= 1 && e.Frames > 1 || e.MaxFrames > 1 && e.Frames > e.MaxFrames {
-		f.within("frames", e.Frames, 0, max(e.MaxFrames, 1))
+		f.checkWithin("frames", e.Frames, 0, max(e.MaxFrames, 1))
 	}
 	if e.MuConstant != 0 && e.Mu != MuConstant {
 		f.add("mu_constant", strconv.FormatFloat(e.MuConstant, 'g', -1, 64), "must be 0 unless mu is constant")
 	}
 	if e.Text != nil && e.Text.Engine != nil {
-		f.chosen("text.engine.values", e.Text.Engine.Values, EngineValues)
+		f.requireOneOf("text.engine.values", e.Text.Engine.Values, EngineValues)
 	}
 	object := func(field string, data []byte, most int) {
 		if n := len(data); n > 0 && n <= most {
@@ -242,28 +242,29 @@ func (e *Policy) rules(f *faults) {
 	}
 	if len(e.Weights) > 0 {
 		if e.Adapter != nil {
-			f.add("weights", strconv.Itoa(len(e.Weights))+" files", "must be absent beside an adapter, which is for the checkpoint's")
+			f.add("weights", strconv.Itoa(len(e.Weights))+" files",
+				"must be absent beside an adapter, which is for the checkpoint's")
 		}
 		if e.BaseDigest == "" {
 			f.add("base_digest", "empty", "must name the checkpoint whose transformer is replaced")
 		}
 	}
 	if e.Parent != nil && *e.Parent >= e.PolicyVersion {
-		f.within("parent", *e.Parent, 0, e.PolicyVersion-1)
+		f.checkWithin("parent", *e.Parent, 0, e.PolicyVersion-1)
 	}
 	if e.Rollback != nil && *e.Rollback >= e.PolicyVersion {
-		f.within("rollback", *e.Rollback, 0, e.PolicyVersion-1)
+		f.checkWithin("rollback", *e.Rollback, 0, e.PolicyVersion-1)
 	}
 }
 
 // Validate returns all faults of the answer, joined.
 func (e *Applied) Validate() error { return CheckFields(e) }
 
-// rules checks error and serving against the state.
-func (e *Applied) rules(f *faults) {
+// checkRules checks error and serving against the state.
+func (e *Applied) checkRules(f *faults) {
 	switch e.State {
 	case AppliedRefused:
-		f.filled("error", e.Error)
+		f.requireText("error", e.Error)
 	case AppliedApplied:
 		if e.Error != "" {
 			f.add("error", quote(e.Error), "must be empty when applied")
@@ -274,7 +275,7 @@ func (e *Applied) rules(f *faults) {
 	}
 }
 
-func (e *Applied) repair() *int64 {
+func (e *Applied) repairTexts() *int64 {
 	e.Error = legalText(e.Error, MaxText)
 	return &e.V
 }

@@ -53,14 +53,14 @@ func Precheck(data []byte) error { return precheck(&walker{data: data}) }
 // precheck is Precheck with the options of a walker: it skips a group that passed before (seen), or collects byte
 // strings.
 func precheck(w *walker) error {
-	if err := w.oneMap(MaxEventBytes, MaxDepth); err != nil {
+	if err := w.checkOneMap(MaxEventBytes, MaxDepth); err != nil {
 		return fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return nil
 }
 
-// oneMap returns an error unless the bytes are exactly one map of at most limit bytes and depth levels.
-func (w *walker) oneMap(limit, depth int) error {
+// checkOneMap returns an error unless the bytes are exactly one map of at most limit bytes and depth levels.
+func (w *walker) checkOneMap(limit, depth int) error {
 	data := w.data
 	if len(data) == 0 {
 		return errors.New("empty; must be a map")
@@ -72,7 +72,7 @@ func (w *walker) oneMap(limit, depth int) error {
 		return fmt.Errorf("starts with 0x%02x; must be a map", c)
 	}
 	w.budget, w.top = MaxElements, depth
-	if !w.value(depth) {
+	if !w.walkValue(depth) {
 		return fmt.Errorf("%s at byte %d", w.fault, w.pos)
 	}
 	if w.pos != len(data) {
@@ -101,8 +101,8 @@ func (w *walker) fail(fault string) bool {
 	return false
 }
 
-// value steps over one value, in which at most depth levels may be nested.
-func (w *walker) value(depth int) bool {
+// walkValue steps over one value, in which at most depth levels may be nested.
+func (w *walker) walkValue(depth int) bool {
 	if w.budget--; w.budget < 0 {
 		return w.fail("too many values")
 	}
@@ -116,46 +116,46 @@ func (w *walker) value(depth int) bool {
 		return true
 	case c < codeFixArray:
 		w.pos++
-		return w.mapOf(int(c&0x0f), depth)
+		return w.walkMap(int(c&0x0f), depth)
 	case c < codeFixStr:
 		w.pos++
-		return w.list(int(c&0x0f), depth)
+		return w.walkList(int(c&0x0f), depth)
 	case c < codeNil:
 		w.pos++
-		return w.text(int(c & 0x1f))
+		return w.walkText(int(c & 0x1f))
 	}
 	switch c {
 	case codeUint8, codeInt8:
-		return w.skip(2)
+		return w.skipBytes(2)
 	case codeUint16, codeInt16:
-		return w.skip(3)
+		return w.skipBytes(3)
 	case codeUint32, codeInt32, codeFloat32:
-		return w.skip(5)
+		return w.skipBytes(5)
 	case codeUint64, codeInt64, codeFloat64:
-		return w.skip(9)
+		return w.skipBytes(9)
 	case codeBin8, codeBin16, codeBin32:
-		n, ok := w.length(1 << (c - codeBin8))
-		if ok = ok && w.skip(n); ok && w.bins != nil {
+		n, ok := w.readLength(1 << (c - codeBin8))
+		if ok = ok && w.skipBytes(n); ok && w.bins != nil {
 			*w.bins = append(*w.bins, span{w.pos - n, w.pos})
 		}
 		return ok
 	case codeStr8, codeStr16, codeStr32:
-		n, ok := w.length(1 << (c - codeStr8))
-		return ok && w.text(n)
+		n, ok := w.readLength(1 << (c - codeStr8))
+		return ok && w.walkText(n)
 	case codeArray16, codeArray32:
-		n, ok := w.length(2 << (c - codeArray16))
-		return ok && w.list(n, depth)
+		n, ok := w.readLength(2 << (c - codeArray16))
+		return ok && w.walkList(n, depth)
 	case codeMap16, codeMap32:
-		n, ok := w.length(2 << (c - codeMap16))
-		return ok && w.mapOf(n, depth)
+		n, ok := w.readLength(2 << (c - codeMap16))
+		return ok && w.walkMap(n, depth)
 	case codeUnused:
 		return w.fail("code 0xc1, which is never used")
 	}
 	return w.fail("extension type")
 }
 
-// length reads the big-endian length of size bytes behind the code, and steps over both.
-func (w *walker) length(size int) (int, bool) {
+// readLength reads the big-endian length of size bytes behind the code, and steps over both.
+func (w *walker) readLength(size int) (int, bool) {
 	rest := w.data[w.pos+1:]
 	if len(rest) < size {
 		return 0, w.fail("ends within a length")
@@ -174,8 +174,8 @@ func (w *walker) length(size int) (int, bool) {
 	return int(n), true
 }
 
-// skip steps over n bytes.
-func (w *walker) skip(n int) bool {
+// skipBytes steps over n bytes.
+func (w *walker) skipBytes(n int) bool {
 	if n > len(w.data)-w.pos {
 		return w.fail("length beyond the bytes left")
 	}
@@ -183,8 +183,8 @@ func (w *walker) skip(n int) bool {
 	return true
 }
 
-// text steps over the n bytes of a string, which must be UTF-8.
-func (w *walker) text(n int) bool {
+// walkText steps over the n bytes of a string, which must be UTF-8.
+func (w *walker) walkText(n int) bool {
 	if n > len(w.data)-w.pos {
 		return w.fail("length beyond the bytes left")
 	}
@@ -195,8 +195,8 @@ func (w *walker) text(n int) bool {
 	return true
 }
 
-// list steps over the n items of a list.
-func (w *walker) list(n, depth int) bool {
+// walkList steps over the n items of a list.
+func (w *walker) walkList(n, depth int) bool {
 	switch {
 	case depth == 0:
 		return w.fail("nested too deep")
@@ -206,15 +206,15 @@ func (w *walker) list(n, depth int) bool {
 		return w.fail("list too long")
 	}
 	for range n {
-		if !w.value(depth - 1) {
+		if !w.walkValue(depth - 1) {
 			return false
 		}
 	}
 	return true
 }
 
-// mapOf steps over a map with n keys.
-func (w *walker) mapOf(n, depth int) bool {
+// walkMap steps over a map with n keys.
+func (w *walker) walkMap(n, depth int) bool {
 	switch {
 	case depth == 0:
 		return w.fail("nested too deep")
@@ -225,24 +225,24 @@ func (w *walker) mapOf(n, depth int) bool {
 	}
 	if n <= smallMap {
 		var slots [2 * smallMap]keySlot
-		return w.entries(n, depth, slots[:])
+		return w.walkEntries(n, depth, slots[:])
 	}
-	return w.largeMap(n, depth)
+	return w.walkLargeMap(n, depth)
 }
 
-// largeMap is mapOf for more than smallMap keys. It is a function of its own so that only large maps pay for clearing
-// a large array on the stack.
-func (w *walker) largeMap(n, depth int) bool {
+// walkLargeMap is mapOf for more than smallMap keys. It is a function of its own so that only large maps pay for
+// clearing a large array on the stack.
+func (w *walker) walkLargeMap(n, depth int) bool {
 	var slots [2 * MaxMapKeys]keySlot
-	return w.entries(n, depth, slots[:])
+	return w.walkEntries(n, depth, slots[:])
 }
 
-// entries steps over the n keys and values of a map and refuses a key that comes twice. A group that was seen before is
-// skipped.
-func (w *walker) entries(n, depth int, seen keySet) bool {
+// walkEntries steps over the n keys and values of a map and refuses a key that comes twice. A group that was seen
+// before is skipped.
+func (w *walker) walkEntries(n, depth int, seen keySet) bool {
 	for range n {
 		start := w.pos
-		key, ok := w.key()
+		key, ok := w.walkKey()
 		if !ok {
 			return false
 		}
@@ -251,20 +251,20 @@ func (w *walker) entries(n, depth int, seen keySet) bool {
 			return w.fail("key that came before")
 		}
 		if w.seen != nil && depth == w.top && string(key) == groupKey {
-			if g := w.seen.group(w.data[w.pos:]); g != nil {
+			if g := w.seen.cachedGroup(w.data[w.pos:]); g != nil {
 				w.pos += len(g.raw)
 				continue
 			}
 		}
-		if !w.value(depth - 1) {
+		if !w.walkValue(depth - 1) {
 			return false
 		}
 	}
 	return true
 }
 
-// key steps over a map key and returns its text.
-func (w *walker) key() ([]byte, bool) {
+// walkKey steps over a map key and returns its text.
+func (w *walker) walkKey() ([]byte, bool) {
 	if w.pos >= len(w.data) {
 		return nil, w.fail("ends within a map")
 	}
@@ -276,7 +276,7 @@ func (w *walker) key() ([]byte, bool) {
 	default:
 		return nil, w.fail("key that is not a string")
 	}
-	if !w.value(0) {
+	if !w.walkValue(0) {
 		return nil, false
 	}
 	if w.pos-start-header > MaxKeyBytes {

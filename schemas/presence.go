@@ -72,11 +72,11 @@ func PresenceSubject(instance string) string { return BucketSubject(PresenceBuck
 // Validate returns all faults of the presence, joined.
 func (e *Presence) Validate() error { return CheckFields(e) }
 
-// rules checks that a sampler has a lane, and that no other service has lane or room.
-func (e *Presence) rules(f *faults) {
+// checkRules checks that a sampler has a lane, and that no other service has lane or room.
+func (e *Presence) checkRules(f *faults) {
 	if e.Service == ServiceSampler || e.Service == ServiceStarting {
 		if e.Lane == "" {
-			f.token("lane", string(e.Lane))
+			f.checkToken("lane", string(e.Lane))
 		}
 		return
 	}
@@ -88,8 +88,8 @@ func (e *Presence) rules(f *faults) {
 	}
 }
 
-// repair cuts the reasons of missing functions, in a copy that is about to be encoded; see repair.go.
-func (e *Presence) repair() *int64 {
+// repairTexts cuts the reasons of missing functions, in a copy that is about to be encoded; see repair.go.
+func (e *Presence) repairTexts() *int64 {
 	e.Waiting = legalText(e.Waiting, MaxText)
 	missing := make([]MissingReward, len(e.Missing))
 	for i, m := range e.Missing {

@@ -13,7 +13,7 @@ type Prune struct {
 	LogProbAbove *float64 `msgpack:"log_prob_above,omitempty" flag:"prune-log-prob-above"`
 }
 
-func (p *Prune) rules(f *faults) {
+func (p *Prune) checkRules(f *faults) {
 	if p.LogProbBelow == nil && p.LogProbAbove == nil {
 		f.add("log_prob_below", "null", "must be there, or log_prob_above: no sample would be pruned")
 	}
@@ -32,9 +32,11 @@ func (p *Prune) Judge(logProbs []*float64) string {
 	switch {
 	case n == 0:
 	case p.LogProbBelow != nil && mean < *p.LogProbBelow:
-		return fmt.Sprintf("step %d: mean log-prob %.6g of %d steps; must not be below %.6g", p.StepIndex, mean, n, *p.LogProbBelow)
+		return fmt.Sprintf("step %d: mean log-prob %.6g of %d steps; must not be below %.6g", p.StepIndex, mean, n,
+			*p.LogProbBelow)
 	case p.LogProbAbove != nil && mean > *p.LogProbAbove:
-		return fmt.Sprintf("step %d: mean log-prob %.6g of %d steps; must not be above %.6g", p.StepIndex, mean, n, *p.LogProbAbove)
+		return fmt.Sprintf("step %d: mean log-prob %.6g of %d steps; must not be above %.6g", p.StepIndex, mean, n,
+			*p.LogProbAbove)
 	}
 	return ""
 }

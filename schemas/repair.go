@@ -10,19 +10,19 @@ import (
 // driver, or the refused bytes themselves. Encode calls repair on a shallow copy of the
 // event. It makes the texts legal, so that the event can be published.
 
-func (e *Trajectory) repair() *int64 {
+func (e *Trajectory) repairTexts() *int64 {
 	e.Error = legalText(e.Error, MaxText)
 	return &e.V
 }
 
-func (e *Advantage) repair() { e.Error = legalText(e.Error, MaxText) }
+func (e *Advantage) repairTexts() { e.Error = legalText(e.Error, MaxText) }
 
-func (e *Receipt) repair() {
+func (e *Receipt) repairTexts() {
 	e.Error, e.Waiting = legalText(e.Error, MaxText), legalText(e.Waiting, MaxText)
 }
 
-// repair copies Scores before it changes one.
-func (e *Reward) repair() {
+// repairTexts copies Scores before it changes one.
+func (e *Reward) repairTexts() {
 	e.Error = legalText(e.Error, MaxText)
 	cloned := false
 	for i := range e.Scores {
@@ -37,8 +37,8 @@ func (e *Reward) repair() {
 	}
 }
 
-// repair makes all texts legal; the original bytes in Data stay as they are.
-func (d *Dead) repair() {
+// repairTexts makes all texts legal; the original bytes in Data stay as they are.
+func (d *Dead) repairTexts() {
 	d.Reason = legalText(d.Reason, MaxText)
 	d.OriginalSubject = legalText(d.OriginalSubject, MaxSubject)
 	d.Stream = legalText(d.Stream, MaxName)

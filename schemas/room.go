@@ -32,7 +32,8 @@ func (e *Request) StepBytes(p *Policy) int64 {
 			debug += tensor(4 * elements)
 		}
 	}
-	return int64(len(e.ReturnStepIndices)+len(e.CheckpointStepIndices))*tensor(item*elements) + (end-begin)*(stepEventBytes+names+debug)
+	return int64(len(e.ReturnStepIndices)+len(e.CheckpointStepIndices))*tensor(item*elements) +
+		(end-begin)*(stepEventBytes+names+debug)
 }
 
 // MaxReplyTokens bounds the tokens of a reply in its template, of tokenizers that work on bytes.
@@ -49,7 +50,7 @@ const (
 
 // EventCount returns the most events of tokens that a sample of text can have, whatever the model.
 func (e *TextRequest) EventCount() int64 {
-	events, _ := e.most(MaxTokens)
+	events, _ := e.maxEvents(MaxTokens)
 	return events
 }
 
@@ -59,8 +60,9 @@ func (e *TextRequest) Tokens(context int64) int64 {
 	return min(e.PromptTokens()+e.Answers()*e.MaxNewTokens+replies, context+e.Answers())
 }
 
-// most returns the most events that a sample can have on a model with the given context: all, and those with logits.
-func (e *TextRequest) most(context int64) (events, withLogits int64) {
+// maxEvents returns the most events that a sample can have on a model with the given context: all, and those with
+// logits.
+func (e *TextRequest) maxEvents(context int64) (events, withLogits int64) {
 	chunks := func(n, size int64) int64 { return (n + size - 1) / size }
 	prompt, reply := min(e.PromptTokens(), context), min(MaxReplyTokens, context)
 	drawn := func(answers int64) int64 {
@@ -72,7 +74,8 @@ func (e *TextRequest) most(context int64) (events, withLogits int64) {
 			stored++
 		}
 	}
-	return chunks(prompt, MaxTokensPerEvent) + drawn(e.Answers()) + (e.Answers()-1)*chunks(reply, MaxTokensPerEvent) + 1, drawn(stored)
+	return chunks(prompt, MaxTokensPerEvent) + drawn(e.Answers()) + (e.Answers()-1)*chunks(reply, MaxTokensPerEvent) +
+		1, drawn(stored)
 }
 
 // textBytes is StepBytes for a sample of text.
@@ -81,7 +84,7 @@ func (e *Request) textBytes(p *Policy) int64 {
 	if p.Text != nil {
 		context = p.Text.MaxTokens
 	}
-	events, withLogits := t.most(context)
+	events, withLogits := t.maxEvents(context)
 	logits := t.LogitsBytes() * t.TokensPerEvent
 	if logits > 0 {
 		logits += 2*tensorBytes + (logits/MaxPartBytes+2)*(partBytes+names)*min(1, logits/smallTensor)

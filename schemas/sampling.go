@@ -144,57 +144,57 @@ func (s *Sampling) scheduleDigest() string {
 	fields := Fields(v.Type())
 	for i := range fields {
 		if fields[i].Digest == DigestSchedule {
-			d.value(fields[i].In(v))
+			d.addValue(fields[i].In(v))
 		}
 	}
-	d.integer(int64(len(s.Transitions)))
-	d.laterSettings(s)
-	sum := d.sum()
+	d.addInteger(int64(len(s.Transitions)))
+	d.addLaterSettings(s)
+	sum := d.finish()
 	return hex.EncodeToString(sum[:])
 }
 
-// laterSettings adds name and value of each setting that is in a digest only if it is set.
-func (d *digester) laterSettings(s *Sampling) {
+// addLaterSettings adds name and value of each setting that is in a digest only if it is set.
+func (d *digester) addLaterSettings(s *Sampling) {
 	v := reflect.ValueOf(s).Elem()
 	fields := Fields(v.Type())
 	for i := range fields {
 		if f := &fields[i]; f.Digest == "" && f.isSet(f.In(v)) {
-			d.text(f.Name)
-			d.value(f.In(v))
+			d.addText(f.Name)
+			d.addValue(f.In(v))
 		}
 	}
 }
 
-// value adds a value by its type (see digester); a struct is its fields in order.
-func (d *digester) value(v reflect.Value) {
+// addValue adds a value by its type (see digester); a struct is its fields in order.
+func (d *digester) addValue(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Bool:
-		d.bool(v.Bool())
+		d.addBool(v.Bool())
 	case reflect.Int64:
-		d.integer(v.Int())
+		d.addInteger(v.Int())
 	case reflect.Uint64:
-		d.integer(int64(v.Uint()))
+		d.addInteger(int64(v.Uint()))
 	case reflect.Float32:
-		d.float32(float32(v.Float()))
+		d.addFloat32(float32(v.Float()))
 	case reflect.Float64:
-		d.float(v.Float())
+		d.addFloat(v.Float())
 	case reflect.String:
-		d.text(v.String())
+		d.addText(v.String())
 	case reflect.Pointer:
-		d.raw(0)
+		d.addRaw(0)
 		if !v.IsNil() {
 			d.fields[len(d.fields)-1] = 1
-			d.value(v.Elem())
+			d.addValue(v.Elem())
 		}
 	case reflect.Slice:
-		d.integer(int64(v.Len()))
+		d.addInteger(int64(v.Len()))
 		for i := range v.Len() {
-			d.value(v.Index(i))
+			d.addValue(v.Index(i))
 		}
 	case reflect.Struct:
 		fields := Fields(v.Type())
 		for i := range fields {
-			d.value(fields[i].In(v))
+			d.addValue(fields[i].In(v))
 		}
 	default:
 		panic("schemas: no digest of " + v.Type().String()) // a struct of this package is wrong
@@ -213,7 +213,8 @@ func differences(got, want any) (errs []error) {
 		case a.Kind() == reflect.Pointer:
 			errs = append(errs, fmt.Errorf("%s: not that of the request", f.Name))
 		default:
-			errs = append(errs, fmt.Errorf("%s: %.100q; must be %.100q, as requested", f.Name, fmt.Sprint(a), fmt.Sprint(b)))
+			errs = append(errs, fmt.Errorf("%s: %.100q; must be %.100q, as requested", f.Name, fmt.Sprint(a),
+				fmt.Sprint(b)))
 		}
 	}
 	return errs

@@ -26,8 +26,8 @@ type ScheduledSampling struct {
 	// BaseTimesteps are what the samples are trained at, one per sample or one for all, from 0 to
 	// below N. Of fractions, which only flow models have, a rollout ends at the integer part.
 	BaseTimesteps []float64 `msgpack:"base_timesteps" size:"1..MaxGroupSize" range:"0.." absent:"drawn, each from 0 to N-1 alike" flag:"base-timesteps"`
-	// Sampler steps a sample down: euler, dpm, unipc, unip (unipc without its corrector) or rk4, which asks the model four
-	// times a step.
+	// Sampler steps a sample down: euler, dpm, unipc, unip (unipc without its corrector) or rk4, which asks the model
+	// four times a step.
 	Sampler string `msgpack:"sampler,omitempty" enum:"RolloutSamplers" default:"unipc" flag:"rollout-sampler"`
 	// Order of the sampler: up to 9 of unipc and unip, up to 3 of dpm.
 	Order *int64 `msgpack:"order,omitempty" range:"1..9" absent:"2 of unipc, unip and dpm, 1 of euler, 4 of rk4" flag:"rollout-order"`
@@ -99,8 +99,8 @@ type Roll struct {
 	Reason string `msgpack:"reason,omitempty" enum:"RollReasons?"`
 }
 
-// Rolls reports whether the model makes the sample's latent.
-func (e *Roll) Rolls() bool { return e.Reason == "" }
+// IsRolled reports whether the model makes the sample's latent.
+func (e *Roll) IsRolled() bool { return e.Reason == "" }
 
 // ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of
 // all training timesteps: step N-1-t leads from timestep t to t-1.
@@ -143,9 +143,9 @@ type Plan struct {
 // Validate returns all faults of the plan, joined.
 func (e *Plan) Validate() error { return CheckFields(e) }
 
-func (e *Plan) rules(f *faults) {
+func (e *Plan) checkRules(f *faults) {
 	for i := range e.Samples {
-		e.Samples[i].within(f.item("samples", i), e.RollSettings.Timesteps)
+		e.Samples[i].checkWithin(f.inItem("samples", i), e.RollSettings.Timesteps)
 	}
 }
 
@@ -189,7 +189,7 @@ type RolledStep struct {
 	Compat  string `msgpack:"compat" enum:"RolloutCompats"`
 }
 
-func (e *RolledStep) rules(f *faults) {
+func (e *RolledStep) checkRules(f *faults) {
 	if e.To != e.From-1 {
 		f.add("to", strconv.FormatInt(e.To, 10), fmt.Sprintf("must be %d, one below from", e.From-1))
 	}
@@ -245,8 +245,8 @@ type ReflexTerms struct {
 	ADRLoss float64 `msgpack:"adr_loss" range:"0.."`
 }
 
-// within checks a roll over timesteps 0 to n-1.
-func (e *Roll) within(f *faults, n int64) {
+// checkWithin checks a roll over timesteps 0 to n-1.
+func (e *Roll) checkWithin(f *faults, n int64) {
 	if n < 2 || n > MaxSteps {
 		return // its tag says so
 	}
@@ -257,21 +257,24 @@ func (e *Roll) within(f *faults, n int64) {
 		f.add("base", strconv.FormatInt(e.Base, 10), "must be the integer part of timestep")
 	}
 	switch {
-	case !e.Rolls():
-		f.within("source", e.Source, e.Base, e.Base)
+	case !e.IsRolled():
+		f.checkWithin("source", e.Source, e.Base, e.Base)
 	case e.Base < n-1:
-		f.within("source", e.Source, e.Base+1, n-1)
+		f.checkWithin("source", e.Source, e.Base+1, n-1)
 	default:
-		f.add("reason", quote(e.Reason), "must say why the sample does not roll: there is nothing noisier than its base")
+		f.add("reason", quote(e.Reason),
+			"must say why the sample does not roll: there is nothing noisier than its base")
 	}
 }
 
-// rules checks the roll against the number of timesteps.
-func (e *ScheduledSample) rules(f *faults) { e.Roll.within(f.in("roll"), e.RollSettings.Timesteps) }
+// checkRules checks the roll against the number of timesteps.
+func (e *ScheduledSample) checkRules(f *faults) {
+	e.Roll.checkWithin(f.inStruct("roll"), e.RollSettings.Timesteps)
+}
 
-// scheduled checks what ScheduledSampling says of the other fields of the prompt. What is
+// checkScheduled checks what ScheduledSampling says of the other fields of the prompt. What is
 // ordinary sampling's must be absent.
-func (p *Prompt) scheduled(f *faults) {
+func (p *Prompt) checkScheduled(f *faults) {
 	s := p.ScheduledSampling
 	if s == nil {
 		return
@@ -296,15 +299,16 @@ func (p *Prompt) scheduled(f *faults) {
 		absent("start.step_index", p.Start.StepIndex != nil, "given")
 		absent("start.sigma", p.Start.Sigma != nil, "given")
 	}
-	g := f.in("scheduled_sampling")
+	g := f.inStruct("scheduled_sampling")
 	n, size := int64(len(s.BaseTimesteps)), p.groupSize()
 	if n > 1 && size > 0 && n != size {
-		g.add("base_timesteps", strconv.FormatInt(n, 10)+" items", fmt.Sprintf("must be %d, the group_size, or 1 for all", size))
+		g.add("base_timesteps", strconv.FormatInt(n, 10)+" items",
+			fmt.Sprintf("must be %d, the group_size, or 1 for all", size))
 	}
 }
 
-// scheduledSampling reports whether there is a result exactly where one is due.
-func (e *Trajectory) scheduledSampling(f *faults, completed bool) {
+// checkScheduled reports whether there is a result exactly where one is due.
+func (e *Trajectory) checkScheduled(f *faults, completed bool) {
 	switch due := completed && e.ScheduledSampling != nil; {
 	case due && e.Rolled == nil:
 		f.add("rolled", "null", "must be there: the sample is one of scheduled_sampling")
@@ -312,47 +316,47 @@ func (e *Trajectory) scheduledSampling(f *faults, completed bool) {
 		f.add("rolled", "present", "must be absent unless a sample of scheduled_sampling is completed")
 	case !due || e.ScheduledSampling.RollSettings.ReflexFlow == nil:
 	case e.Rolled.Clean == nil || e.Rolled.Biased == nil || e.Rolled.ReflexFlow == nil:
-		f.in("rolled").add("clean", "null", "must be there, and biased and reflexflow: it is on")
+		f.inStruct("rolled").add("clean", "null", "must be there, and biased and reflexflow: it is on")
 	}
 }
 
-// digest covers, after the text "scheduled_sampling", base and source and from (integer), u, a,
+// addTo covers, after the text "scheduled_sampling", base and source and from (integer), u, a,
 // u_next and a_next (float64), sampler (text) and order (integer).
-func (e *RolledStep) digest(d *digester) {
-	d.text("scheduled_sampling")
-	d.integers([]int64{e.Base, e.Source, e.From})
+func (e *RolledStep) addTo(d *digester) {
+	d.addText("scheduled_sampling")
+	d.addIntegers([]int64{e.Base, e.Source, e.From})
 	for _, x := range []float64{e.U, e.A, e.UNext, e.ANext} {
-		d.float(x)
+		d.addFloat(x)
 	}
-	d.text(e.Sampler)
-	d.integer(e.Order)
+	d.addText(e.Sampler)
+	d.addInteger(e.Order)
 }
 
-// digest covers, after the text "scheduled_sampling", plan_digest (text), timestep, base, source,
+// addTo covers, after the text "scheduled_sampling", plan_digest (text), timestep, base, source,
 // offset and reason of the roll.
-func (e *ScheduledSample) digest(d *digester) {
-	d.text("scheduled_sampling")
-	d.text(e.PlanDigest)
-	d.float(e.Roll.Timestep)
-	d.integers([]int64{e.Roll.Base, e.Roll.Source, e.Roll.Offset})
-	d.text(e.Roll.Reason)
+func (e *ScheduledSample) addTo(d *digester) {
+	d.addText("scheduled_sampling")
+	d.addText(e.PlanDigest)
+	d.addFloat(e.Roll.Timestep)
+	d.addIntegers([]int64{e.Roll.Base, e.Roll.Source, e.Roll.Offset})
+	d.addText(e.Roll.Reason)
 }
 
-// digest covers, after the text "rolled", timestep, u and a, the latents, teacher_digest (text), drift
+// addTo covers, after the text "rolled", timestep, u and a, the latents, teacher_digest (text), drift
 // and, where they are there, the digests of the predictions (text).
-func (e *Rolled) digest(d *digester) error {
-	d.text("rolled")
+func (e *Rolled) addTo(d *digester) error {
+	d.addText("rolled")
 	for _, x := range []float64{e.Timestep, e.U, e.A} {
-		d.float(x)
+		d.addFloat(x)
 	}
-	if err := d.tensor(&e.Latents); err != nil {
+	if err := d.addTensor(&e.Latents); err != nil {
 		return err
 	}
-	d.text(e.TeacherDigest)
-	d.optional(e.Drift)
+	d.addText(e.TeacherDigest)
+	d.addOptional(e.Drift)
 	for _, p := range []*Prediction{e.Clean, e.Biased} {
 		if p != nil {
-			d.text(p.Digest)
+			d.addText(p.Digest)
 		}
 	}
 	return nil

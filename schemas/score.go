@@ -41,17 +41,17 @@ type ScoreReply struct {
 // Validate returns all faults of the request, joined.
 func (e *ScoreRequest) Validate() error { return CheckFields(e) }
 
-func (e *ScoreRequest) rules(f *faults) {
+func (e *ScoreRequest) checkRules(f *faults) {
 	if e.Text == nil {
-		f.chosen("image_format", e.ImageFormat, ScoreImageFormats)
+		f.requireOneOf("image_format", e.ImageFormat, ScoreImageFormats)
 	}
 }
 
 // Validate returns all faults of the reply, joined.
 func (e *ScoreReply) Validate() error { return CheckFields(e) }
 
-func (e *ScoreReply) rules(f *faults) {
+func (e *ScoreReply) checkRules(f *faults) {
 	if e.Score == nil {
-		f.filled("error", e.Error)
+		f.requireText("error", e.Error)
 	}
 }

@@ -57,20 +57,20 @@ type SegmentStart struct {
 	Data *SegmentData `msgpack:"data,omitempty"`
 }
 
-// digest covers what contentDigest of a trajectory says about its start.
-func (e *SegmentStart) digest(d *digester) error {
-	d.text("start")
-	d.integer(e.StepIndex)
+// addTo covers what contentDigest of a trajectory says about its start.
+func (e *SegmentStart) addTo(d *digester) error {
+	d.addText("start")
+	d.addInteger(e.StepIndex)
 	switch b := e.Branch; {
 	case b != nil:
-		d.text("branch")
-		d.text(string(b.UID))
-		d.integer(b.SampleIndex)
-		d.integer(b.StepIndex)
+		d.addText("branch")
+		d.addText(string(b.UID))
+		d.addInteger(b.SampleIndex)
+		d.addInteger(b.StepIndex)
 	case e.Data != nil:
-		return e.Data.digest(d)
+		return e.Data.addTo(d)
 	case e.Latents != nil:
-		return d.tensor(e.Latents)
+		return d.addTensor(e.Latents)
 	}
 	return nil
 }
@@ -108,98 +108,102 @@ func (e *Trajectory) Decoded() bool {
 	return e.Stop == nil || e.Stop.Decode
 }
 
-// segment checks the fields start and stop of a prompt against each other, against the number of
+// checkSegment checks the fields start and stop of a prompt against each other, against the number of
 // steps and against the group size. Prompt.rules calls it; each violation goes to f.
-func (p *Prompt) segment(f *faults) {
+func (p *Prompt) checkSegment(f *faults) {
 	first := int64(0)
 	if p.Start != nil {
-		g := f.in("start")
+		g := f.inStruct("start")
 		if p.InitialNoise != "" && p.Start.Data == nil {
-			f.add("initial_noise", quote(p.InitialNoise), "must be absent beside start, which gives the state to begin with")
+			f.add("initial_noise", quote(p.InitialNoise),
+				"must be absent beside start, which gives the state to begin with")
 		}
 		index := p.Start.StepIndex
-		if b := p.Start.Branch; g.begin(p.Start.Latents, p.Start.Data != nil, b, p.groupSize()) {
+		if b := p.Start.Branch; g.checkBegin(p.Start.Latents, p.Start.Data != nil, b, p.groupSize()) {
 			if index != nil {
 				g.add("step_index", strconv.FormatInt(*index, 10), "must be absent beside branch, which says the step")
 			}
 			if p.Start.Sigma != nil {
 				g.add("sigma", formatFloat(*p.Start.Sigma), "must be absent beside branch, which says the step")
 			}
-			g, index = g.in("branch"), &b.StepIndex
+			g, index = g.inStruct("branch"), &b.StepIndex
 		}
 		if d := p.Start.Data; d != nil {
-			d.check(g.in("data"), p.groupSize())
+			d.checkRules(g.inStruct("data"), p.groupSize())
 			if index == nil && p.Start.Sigma == nil && p.ScheduledSampling == nil {
 				g.add("step_index", "null", "must be there beside data, or sigma: how noisy the samples begin")
 			}
 		}
-		first = place(g, index, p.Start.Sigma, 0, most(p.steps())-1, &Range{High: MaxSteps - 1}) + 1
+		first = checkPlace(g, index, p.Start.Sigma, 0, maxSteps(p.steps())-1, &Range{High: MaxSteps - 1}) + 1
 	}
 	if p.Stop != nil {
-		place(f.in("stop"), p.Stop.StepIndex, p.Stop.Sigma, max(first, 1), most(p.steps()), &Range{Low: 1, High: MaxSteps})
+		checkPlace(f.inStruct("stop"), p.Stop.StepIndex, p.Stop.Sigma, max(first, 1), maxSteps(p.steps()),
+			&Range{Low: 1, High: MaxSteps})
 	}
 }
 
-// begin checks that exactly one of latents, data and branch is given, and reports whether it is the branch.
-func (f *faults) begin(latents *Tensor, data bool, b *Branch, groupSize int64) (branch bool) {
+// checkBegin checks that exactly one of latents, data and branch is given, and reports whether it is the branch.
+func (f *faults) checkBegin(latents *Tensor, data bool, b *Branch, groupSize int64) (branch bool) {
 	switch {
 	case latents == nil && b == nil && !data:
-		f.add("latents", "null", "must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored, or data what noise is added to")
+		f.add("latents", "null",
+			"must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored, or data "+
+				"what noise is added to")
 	case data && (latents != nil || b != nil):
 		f.add("data", "given", "must be absent beside latents and branch")
 	case latents != nil && b != nil:
 		f.add("branch", "given", "must be absent beside latents")
 	case latents != nil:
-		latents.states(f.in("latents"), groupSize)
+		latents.checkStates(f.inStruct("latents"), groupSize)
 	}
 	return b != nil && !data
 }
 
-// most returns the number of steps, or the largest possible one if steps is 0 (not known).
-func most(steps int64) int64 {
+// maxSteps returns the number of steps, or the largest possible one if steps is 0 (not known).
+func maxSteps(steps int64) int64 {
 	if steps > 0 {
 		return min(steps, MaxSteps)
 	}
 	return MaxSteps
 }
 
-// place checks that a step from low to high is named by index or by sigma, not by both. It returns the index, 0 if it
-// is not known. An index outside the range of its tag is reported by the check of the tag.
-func place(f *faults, index *int64, sigma *float64, low, high int64, tag *Range) int64 {
+// checkPlace checks that a step from low to high is named by index or by sigma, not by both. It returns the index, 0 if
+// it is not known. An index outside the range of its tag is reported by the check of the tag.
+func checkPlace(f *faults, index *int64, sigma *float64, low, high int64, tag *Range) int64 {
 	if index != nil && sigma != nil {
 		f.add("sigma", formatFloat(*sigma), "must be absent beside step_index")
 	}
-	if index == nil || !tag.Holds(float64(*index)) {
+	if index == nil || !tag.Contains(float64(*index)) {
 		return 0
 	}
-	f.within("step_index", *index, low, high)
+	f.checkWithin("step_index", *index, low, high)
 	return min(*index, high)
 }
 
-// segment checks which steps [begin, end) a sample of a group of that size runs, and returns them. If they are faulty
-// it returns all steps, so that the fault is reported only once.
-func (s *Sampling) segment(f *faults, groupSize int64) (begin, end int64) {
-	all := most(int64(len(s.Transitions)))
+// checkSegment checks which steps [begin, end) a sample of a group of that size runs, and returns them. If they are
+// faulty it returns all steps, so that the fault is reported only once.
+func (s *Sampling) checkSegment(f *faults, groupSize int64) (begin, end int64) {
+	all := maxSteps(int64(len(s.Transitions)))
 	begin, end = s.askedSegment(all)
 	if s.ScheduledSampling != nil {
-		s.rolls(f, groupSize)
+		s.checkRoll(f, groupSize)
 		if begin < 0 || end < begin || end > all {
 			return 0, all
 		}
 		return begin, end
 	}
 	if start := s.Start; start != nil {
-		g := f.in("start")
+		g := f.inStruct("start")
 		if begin >= all && begin < MaxSteps {
-			g.within("step_index", begin, 0, all-1)
+			g.checkWithin("step_index", begin, 0, all-1)
 		}
 		if start.Data != nil {
-			start.Data.check(g.in("data"), groupSize)
+			start.Data.checkRules(g.inStruct("data"), groupSize)
 		}
-		if g.begin(start.Latents, start.Data != nil, start.Branch, groupSize) {
-			g = g.in("branch")
+		if g.checkBegin(start.Latents, start.Data != nil, start.Branch, groupSize) {
+			g = g.inStruct("branch")
 			if start.Branch.Run == "" {
-				g.token("run", "")
+				g.checkToken("run", "")
 			}
 			if n := start.Branch.StepIndex; n != begin {
 				g.add("step_index", strconv.FormatInt(n, 10), fmt.Sprintf("must be %d, where the sample begins", begin))
@@ -207,7 +211,7 @@ func (s *Sampling) segment(f *faults, groupSize int64) (begin, end int64) {
 		}
 	}
 	if s.Stop != nil && (end <= begin || end >= all) && end >= 1 && end < MaxSteps {
-		f.in("stop").within("step_index", end, begin+1, all-1)
+		f.inStruct("stop").checkWithin("step_index", end, begin+1, all-1)
 	}
 	if begin < 0 || end <= begin || end > all {
 		return 0, all
@@ -215,25 +219,25 @@ func (s *Sampling) segment(f *faults, groupSize int64) (begin, end int64) {
 	return begin, end
 }
 
-// rolls checks that a sample of scheduled sampling begins with data and has no stop.
-func (s *Sampling) rolls(f *faults, groupSize int64) {
+// checkRoll checks that a sample of scheduled sampling begins with data and has no stop.
+func (s *Sampling) checkRoll(f *faults, groupSize int64) {
 	switch start := s.Start; {
 	case s.Stop != nil:
 		f.add("stop", "given", "must be absent beside scheduled_sampling")
 	case start == nil || start.Data == nil:
 		f.add("start.data", "null", "must be there beside scheduled_sampling")
 	default:
-		g := f.in("start")
-		g.begin(start.Latents, true, start.Branch, groupSize)
-		start.Data.check(g.in("data"), groupSize)
+		g := f.inStruct("start")
+		g.checkBegin(start.Latents, true, start.Branch, groupSize)
+		start.Data.checkRules(g.inStruct("data"), groupSize)
 	}
 }
 
-// states checks latents that a group begins with, [n, S, C] or [1, S, C]; groupSize is n, or
+// checkStates checks latents that a group begins with, [n, S, C] or [1, S, C]; groupSize is n, or
 // 0 for not known.
-func (t *Tensor) states(f *faults, groupSize int64) {
+func (t *Tensor) checkStates(f *faults, groupSize int64) {
 	if slices.Contains(DTypes, t.DType) { // another is named by its tag
-		f.enum("dtype", t.DType, LatentsDTypes)
+		f.checkEnum("dtype", t.DType, LatentsDTypes)
 	}
 	if len(t.Shape) != 3 {
 		f.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims)]), "must be [samples, tokens, channels]")

@@ -119,7 +119,8 @@ func RunOf(subject string) (run Run, ok bool) {
 
 // IsPart reports whether the subject is that of a part of the tensors of a step or of tokens, not of the event.
 func IsPart(subject string) bool {
-	return (strings.HasPrefix(subject, Prefix+KindStep+".") || strings.HasPrefix(subject, Prefix+KindTokens+".")) && strings.Count(subject, ".") == 8
+	return (strings.HasPrefix(subject, Prefix+KindStep+".") || strings.HasPrefix(subject, Prefix+KindTokens+".")) &&
+		strings.Count(subject, ".") == 8
 }
 
 // IsOpening reports whether the subject is that of a group's record among its rewards.
@@ -143,8 +144,8 @@ type (
 // A-Z a-z 0-9 _ -. Dots, spaces and wildcards would change the routing. field is for the error.
 func CheckToken[S ~string](field string, s S) error {
 	var f faults
-	f.token(field, string(s))
-	return f.err()
+	f.checkToken(field, string(s))
+	return f.joined()
 }
 
 func tokenByte(c byte) bool {

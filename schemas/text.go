@@ -115,8 +115,8 @@ type TextResult struct {
 	Drawn *Drawn `msgpack:"drawn,omitempty"`
 	// Turns are the parts of the sequence, in order.
 	Turns []Turn `msgpack:"turns,omitempty" size:"0..MaxTurns"`
-	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed for
-	// it timeout, absent, error or garbage. Without an interaction it is absent.
+	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed
+	// for it timeout, absent, error or garbage. Without an interaction it is absent.
 	Conversation string `msgpack:"conversation,omitempty" enum:"ConversationStates?"`
 }
 
@@ -134,8 +134,8 @@ type Turn struct {
 	// Text is what it says, without the tokens of the template and without what ended it. Of what was given it is
 	// absent: the messages of the settings have it, or the reply to the turn before.
 	Text string `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
-	// Score is what the interaction gives a turn that was generated, Reply what it says to it, and Metadata what it tells
-	// of it. A reply to the last turn was not said to the model any more.
+	// Score is what the interaction gives a turn that was generated, Reply what it says to it, and Metadata what it
+	// tells of it. A reply to the last turn was not said to the model any more.
 	Score    *float64 `msgpack:"score,omitempty"`
 	Reply    string   `msgpack:"reply,omitempty" size:"0..MaxPromptBytes"`
 	Metadata Metadata `msgpack:"metadata,omitempty"`
@@ -147,7 +147,14 @@ func (e *TextResult) Tensors() []NamedTensor {
 	for _, t := range []struct {
 		name   string
 		tensor *Tensor
-	}{{"ids", e.IDs}, {"mask", e.Mask}, {"log_probs", e.LogProbs}, {"processed_log_probs", e.ProcessedLogProbs}, {"entropies", e.Entropies}, {"top_log_probs", e.TopLogProbs}} {
+	}{
+		{"ids", e.IDs},
+		{"mask", e.Mask},
+		{"log_probs", e.LogProbs},
+		{"processed_log_probs", e.ProcessedLogProbs},
+		{"entropies", e.Entropies},
+		{"top_log_probs", e.TopLogProbs},
+	} {
 		if t.tensor != nil {
 			list = append(list, NamedTensor{t.name, *t.tensor})
 		}
@@ -205,7 +212,8 @@ func (e *TextRequest) StoresLogits(answer int64) bool {
 func (e *TextRequest) HasTop(k int64) error {
 	switch form := e.Logits.form(); {
 	case form != LogitsTopK && form != LogitsFull, e.PerToken() < min(k, e.Vocabulary):
-		return fmt.Errorf("text.logits: %s, %d of a token; must be topk with k at least %d, or full", form, e.PerToken(), k)
+		return fmt.Errorf("text.logits: %s, %d of a token; must be topk with k at least %d, or full", form,
+			e.PerToken(), k)
 	case len(e.Logits.Answers) > 0:
 		return fmt.Errorf("text.logits.answers: %v; must be absent: the mean is one of all tokens", e.Logits.Answers)
 	case e.LogitsKind() != LogitsRaw:
@@ -252,91 +260,94 @@ func (e *TextRequest) PromptTokens() int64 {
 // says.
 func (e *TextRequest) scheduleDigest() string {
 	d := newDigester("meander text schedule 1")
-	e.sampling(d)
-	sum := d.sum()
+	e.addSampling(d)
+	sum := d.finish()
 	return hex.EncodeToString(sum[:])
 }
 
-// sampling covers the fields that scheduleDigest names; content digests have them too.
-func (e *TextRequest) sampling(d *digester) {
-	d.integer(e.MaxNewTokens)
-	d.float(e.Temperature)
-	d.integer(e.TopK)
-	d.float(e.TopP)
-	d.float(e.MinP)
-	texts(d, e.Stop)
-	d.integers(e.StopTokenIDs)
-	d.integer(e.Vocabulary)
-	e.Interaction.digest(d)
+// addSampling covers the fields that scheduleDigest names; content digests have them too.
+func (e *TextRequest) addSampling(d *digester) {
+	d.addInteger(e.MaxNewTokens)
+	d.addFloat(e.Temperature)
+	d.addInteger(e.TopK)
+	d.addFloat(e.TopP)
+	d.addFloat(e.MinP)
+	addTexts(d, e.Stop)
+	d.addIntegers(e.StopTokenIDs)
+	d.addInteger(e.Vocabulary)
+	e.Interaction.addTo(d)
 }
 
-// digest covers, after the text "text", the messages (list of role and content), the sampling as the
+// addTo covers, after the text "text", the messages (list of role and content), the sampling as the
 // schedule digest has it, and the tensors (list of name and tensor), where a server drew the tokens the text "drawn",
 // its name and values, and the turns (list of begin, end, generated
 // as 1 or 0, finish_reason, matched and text). With an interaction there follow conversation, and of each turn whether
 // it has a score (1 or 0), the score (float64; 0 without), reply and metadata (bytes).
-func (e *TextResult) digest(d *digester, drawn *Drawn) error {
-	d.text("text")
-	d.integer(int64(len(e.Settings.Messages)))
+func (e *TextResult) addTo(d *digester, drawn *Drawn) error {
+	d.addText("text")
+	d.addInteger(int64(len(e.Settings.Messages)))
 	for _, m := range e.Settings.Messages {
-		d.text(m.Role)
-		d.text(m.Content)
+		d.addText(m.Role)
+		d.addText(m.Content)
 	}
-	e.Settings.sampling(d)
+	e.Settings.addSampling(d)
 	tensors := e.Tensors()
-	d.integer(int64(len(tensors)))
+	d.addInteger(int64(len(tensors)))
 	for i := range tensors {
-		d.text(tensors[i].Name)
-		if err := d.tensor(&tensors[i].Tensor); err != nil {
+		d.addText(tensors[i].Name)
+		if err := d.addTensor(&tensors[i].Tensor); err != nil {
 			return err
 		}
 	}
-	drawn.digest(d)
-	d.integer(int64(len(e.Turns)))
+	drawn.addTo(d)
+	d.addInteger(int64(len(e.Turns)))
 	for _, t := range e.Turns {
-		d.integers([]int64{t.Begin, t.End})
-		d.bool(t.Generated)
-		d.text(t.FinishReason)
-		d.text(t.Matched)
-		d.text(t.Text)
+		d.addIntegers([]int64{t.Begin, t.End})
+		d.addBool(t.Generated)
+		d.addText(t.FinishReason)
+		d.addText(t.Matched)
+		d.addText(t.Text)
 	}
 	if e.Settings.Interaction != nil {
-		d.text(e.Conversation)
+		d.addText(e.Conversation)
 		for _, t := range e.Turns {
-			d.bool(t.Score != nil)
+			d.addBool(t.Score != nil)
 			score := 0.0
 			if t.Score != nil {
 				score = *t.Score
 			}
-			d.float(score)
-			d.text(t.Reply)
-			d.text(string(t.Metadata))
+			d.addFloat(score)
+			d.addText(t.Reply)
+			d.addText(string(t.Metadata))
 		}
 	}
 	return nil
 }
 
-// textual checks what a prompt says of text, and that what is an image's alone is absent beside it.
-func (p *Prompt) textual(f *faults) {
+// checkText checks what a prompt says of text, and that what is an image's alone is absent beside it.
+func (p *Prompt) checkText(f *faults) {
 	if last := len(p.Messages) - 1; last >= 0 {
 		if p.Prompt != "" {
 			f.add("prompt", quote(p.Prompt), "must be empty beside messages, the last of which is answered")
 		}
 		if p.Messages[last].Role == RoleAssistant {
-			f.item("messages", last).add("role", quote(RoleAssistant), "must be another: the last message is what the model answers")
+			f.inItem("messages", last).add("role", quote(RoleAssistant),
+				"must be another: the last message is what the model answers")
 		}
 		if n := len(p.Messages[last].Content); n > MaxPromptBytes {
-			f.item("messages", last).add("content", strconv.Itoa(n)+" bytes", "must be at most "+strconv.Itoa(MaxPromptBytes)+": it is the prompt; messages before it may have "+strconv.Itoa(MaxAnswerBytes))
+			f.inItem("messages", last).add("content", strconv.Itoa(n)+" bytes", "must be at most "+
+				strconv.Itoa(MaxPromptBytes)+": it is the prompt; messages before it may have "+
+				strconv.Itoa(MaxAnswerBytes))
 		}
 	}
 	if p.Text == nil {
 		return
 	}
-	f.absentBesideText(p)
+	f.refuseImageFields(p)
 }
 
-// rules checks the logits against the other settings, and temperature and stop texts.
-func (t *Text) rules(f *faults) {
+// checkRules checks the logits against the other settings, and temperature and stop texts.
+func (t *Text) checkRules(f *faults) {
 	perEvent := int64(1)
 	if t.TokensPerEvent != nil {
 		perEvent = *t.TokensPerEvent
@@ -345,33 +356,35 @@ func (t *Text) rules(f *faults) {
 	if t.Temperature != nil {
 		temperature = *t.Temperature
 	}
-	t.Logits.across(f, perEvent, temperature)
-	t.Logits.answers(f, t.Interaction)
-	tempered(f, temperature)
-	stops(f, t.Stop)
+	t.Logits.checkRulesAcross(f, perEvent, temperature)
+	t.Logits.checkAnswers(f, t.Interaction)
+	checkTemperature(f, temperature)
+	checkStops(f, t.Stop)
 }
 
-// tempered refuses temperatures that are almost 0: they would leave a single token to draw.
-func tempered(f *faults, temperature float64) {
+// checkTemperature refuses temperatures that are almost 0: they would leave a single token to draw.
+func checkTemperature(f *faults, temperature float64) {
 	if temperature > 0 && temperature < MinTemperature {
-		f.add("temperature", formatFloat(temperature), "must be 0, which takes the likeliest token, or at least "+formatFloat(MinTemperature))
+		f.add("temperature", formatFloat(temperature), "must be 0, which takes the likeliest token, or at least "+
+			formatFloat(MinTemperature))
 	}
 }
 
-// rules checks what Text.rules does, and that nothing is left to a default and token ids are below the vocabulary.
-func (e *TextRequest) rules(f *faults) {
-	e.Logits.across(f, e.TokensPerEvent, e.Temperature)
-	e.Logits.answers(f, e.Interaction)
-	e.Interaction.resolved(f.in("interaction"))
-	tempered(f, e.Temperature)
-	stops(f, e.Stop)
+// checkRules checks what Text.rules does, and that nothing is left to a default and token ids are below the vocabulary.
+func (e *TextRequest) checkRules(f *faults) {
+	e.Logits.checkRulesAcross(f, e.TokensPerEvent, e.Temperature)
+	e.Logits.checkAnswers(f, e.Interaction)
+	e.Interaction.checkResolved(f.inStruct("interaction"))
+	checkTemperature(f, e.Temperature)
+	checkStops(f, e.Stop)
 	if e.Logits != nil && e.Logits.form() == LogitsTopK && e.Logits.K == nil {
-		f.in("logits").add("k", "null", "must be there")
+		f.inStruct("logits").add("k", "null", "must be there")
 	}
 	below := func(field string, ids []int64) {
 		for i, id := range ids {
 			if id >= e.Vocabulary && e.Vocabulary >= 1 && id < MaxVocabulary {
-				f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(id, 10), "must be below the vocabulary, "+strconv.FormatInt(e.Vocabulary, 10))
+				f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(id, 10), "must be below the vocabulary, "+
+					strconv.FormatInt(e.Vocabulary, 10))
 				return
 			}
 		}
@@ -382,20 +395,21 @@ func (e *TextRequest) rules(f *faults) {
 	}
 }
 
-func stops(f *faults, list []string) {
+func checkStops(f *faults, list []string) {
 	for i, s := range list {
 		if s == "" || len(s) > MaxStopBytes {
-			f.add("stop["+strconv.Itoa(i)+"]", strconv.Itoa(len(s))+" bytes", "must be between 1 and "+strconv.Itoa(MaxStopBytes))
+			f.add("stop["+strconv.Itoa(i)+"]", strconv.Itoa(len(s))+" bytes", "must be between 1 and "+
+				strconv.Itoa(MaxStopBytes))
 		}
 	}
 }
 
-// across checks the rules across the fields, and those with what is beside it.
-func (e *Logits) across(f *faults, perEvent int64, temperature float64) {
+// checkRulesAcross checks the rules across the fields, and those with what is beside it.
+func (e *Logits) checkRulesAcross(f *faults, perEvent int64, temperature float64) {
 	if e == nil {
 		return
 	}
-	g := f.in("logits")
+	g := f.inStruct("logits")
 	form := e.form()
 	if e.K != nil && form != LogitsTopK {
 		g.add("k", strconv.FormatInt(*e.K, 10), "must be absent unless form is topk")
@@ -404,22 +418,24 @@ func (e *Logits) across(f *faults, perEvent int64, temperature float64) {
 		g.add("ids", strconv.Itoa(len(e.IDs))+" items", "must be absent unless form is ids")
 	}
 	if form == LogitsIDs {
-		g.length("ids", len(e.IDs), 1, MaxTopLogits)
+		g.checkLength("ids", len(e.IDs), 1, MaxTopLogits)
 	}
 	if e.Kind == LogitsProcessed && temperature == 0 {
-		g.add("kind", quote(e.Kind), "must be raw at temperature 0, which takes the likeliest token and divides by nothing")
+		g.add("kind", quote(e.Kind),
+			"must be raw at temperature 0, which takes the likeliest token and divides by nothing")
 	}
 	if form == LogitsFull && perEvent > 1 && perEvent <= MaxTokensPerEvent {
-		f.add("tokens_per_event", strconv.FormatInt(perEvent, 10), "must be 1 where logits are full: a sampler has one vector of a sample in memory")
+		f.add("tokens_per_event", strconv.FormatInt(perEvent, 10),
+			"must be 1 where logits are full: a sampler has one vector of a sample in memory")
 	}
 }
 
-// answers checks that the answers whose logits are asked for can occur, given the most turns of the interaction.
-func (e *Logits) answers(f *faults, with *Interaction) {
+// checkAnswers checks that the answers whose logits are asked for can occur, given the most turns of the interaction.
+func (e *Logits) checkAnswers(f *faults, with *Interaction) {
 	if e == nil {
 		return
 	}
-	g, most := f.in("logits"), int64(1)
+	g, most := f.inStruct("logits"), int64(1)
 	switch {
 	case with != nil && with.MaxTurns != nil:
 		most = *with.MaxTurns
@@ -431,14 +447,15 @@ func (e *Logits) answers(f *faults, with *Interaction) {
 	}
 	for _, answer := range e.Answers {
 		if answer >= most {
-			g.add("answers", strconv.FormatInt(answer, 10), "must be below "+strconv.FormatInt(most, 10)+", the most answers there are (interaction.max_turns)")
+			g.add("answers", strconv.FormatInt(answer, 10), "must be below "+strconv.FormatInt(most, 10)+
+				", the most answers there are (interaction.max_turns)")
 			return
 		}
 	}
 }
 
-// completed checks that a completed sample has all tensors of its sequence, with the same length, and whole turns.
-func (e *TextResult) completed(f *faults, drawn *Drawn) {
+// checkCompleted checks that a completed sample has all tensors of its sequence, with the same length, and whole turns.
+func (e *TextResult) checkCompleted(f *faults, drawn *Drawn) {
 	if e.IDs == nil || len(e.IDs.Shape) != 1 {
 		f.add("ids", "null", "must be the sequence, [n], when completed")
 		return
@@ -447,7 +464,8 @@ func (e *TextResult) completed(f *faults, drawn *Drawn) {
 	dtypes := map[string]string{"ids": "I32", "mask": "U8"}
 	tensors := e.Tensors()
 	switch {
-	case drawn == nil && !f.exactly("tensors", len(tensors), 6, "ids, mask, log_probs, processed_log_probs, entropies and top_log_probs"):
+	case drawn == nil && !f.requireLength("tensors", len(tensors), 6,
+		"ids, mask, log_probs, processed_log_probs, entropies and top_log_probs"):
 		return
 	case e.Mask == nil || e.LogProbs == nil && e.ProcessedLogProbs == nil:
 		f.add("tensors", strconv.Itoa(len(tensors)), "must have mask, and one of log_probs and processed_log_probs")
@@ -459,22 +477,25 @@ func (e *TextResult) completed(f *faults, drawn *Drawn) {
 			want = d
 		}
 		if t.DType != want || len(t.Shape) != 1 || t.Shape[0] != n {
-			f.in(tensors[i].Name).add("shape", t.DType+" "+strconv.Itoa(len(t.Shape)), "must be "+want+" ["+strconv.FormatInt(n, 10)+"]")
+			f.inStruct(tensors[i].Name).add("shape", t.DType+" "+strconv.Itoa(len(t.Shape)), "must be "+want+" ["+
+				strconv.FormatInt(n, 10)+"]")
 		}
 	}
 	at := int64(0)
 	for i, t := range e.Turns {
-		g := f.item("turns", i)
+		g := f.inItem("turns", i)
 		if t.Begin != at || t.End < t.Begin {
-			g.add("begin", strconv.FormatInt(t.Begin, 10), "must be "+strconv.FormatInt(at, 10)+", where the turn before it ends")
+			g.add("begin", strconv.FormatInt(t.Begin, 10), "must be "+strconv.FormatInt(at, 10)+
+				", where the turn before it ends")
 			return
 		}
 		if at = t.End; t.Generated != (t.FinishReason != "") {
 			g.add("finish_reason", quote(t.FinishReason), "must be there exactly where the turn was generated")
 		}
 	}
-	e.conversed(f)
+	e.checkTurns(f)
 	if at != n {
-		f.add("turns", "to "+strconv.FormatInt(at, 10), "must lead to "+strconv.FormatInt(n, 10)+", the end of the sequence")
+		f.add("turns", "to "+strconv.FormatInt(at, 10), "must lead to "+strconv.FormatInt(n, 10)+
+			", the end of the sequence")
 	}
 }

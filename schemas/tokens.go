@@ -16,8 +16,8 @@ type Tokens struct {
 	Attempt     string `msgpack:"attempt" form:"token"`
 	// N is the place of the event among those of the sample, from 0.
 	N int64 `msgpack:"n" range:"0..MaxTokenEvents-1"`
-	// Turn is the turn that the tokens are of, from 0; TurnPosition the place of the first of them in the turn, Position
-	// in the sequence.
+	// Turn is the turn that the tokens are of, from 0; TurnPosition the place of the first of them in the turn,
+	// Position in the sequence.
 	Turn         int64 `msgpack:"turn" range:"0..MaxTurns-1"`
 	Position     int64 `msgpack:"position" range:"0..MaxTokens"`
 	TurnPosition int64 `msgpack:"turn_position" range:"0..MaxTokens"`
@@ -25,8 +25,8 @@ type Tokens struct {
 	Generated bool `msgpack:"generated"`
 	// IDs are the tokens. A turn that was generated with none has one event without any.
 	IDs []int64 `msgpack:"ids" size:"0..MaxTokensPerEvent" range:"0..MaxVocabulary-1"`
-	// Engine is the server that drew the tokens, with its release; absent: the sampler. With it, lists of numbers that the
-	// server does not give are empty; one of LogProbs and ProcessedLogProbs is there.
+	// Engine is the server that drew the tokens, with its release; absent: the sampler. With it, lists of numbers that
+	// the server does not give are empty; one of LogProbs and ProcessedLogProbs is there.
 	Engine string `msgpack:"engine,omitempty" size:"0..MaxName"`
 	// LogProbs are those of the tokens by the model, before temperature and filters, in nats.
 	LogProbs []float32 `msgpack:"log_probs" size:"0..MaxTokensPerEvent" range:"..0"`
@@ -64,8 +64,8 @@ type Tokens struct {
 type TokenLogits struct {
 	// Form is topk, ids or full.
 	Form string `msgpack:"form" enum:"LogitsForms"`
-	// IDs are the tokens that the values are of, U32: of topk [tokens, k], falling by value, and rising by id where those
-	// are equal; of ids [k], the same for all tokens; of full absent.
+	// IDs are the tokens that the values are of, U32: of topk [tokens, k], falling by value, and rising by id where
+	// those are equal; of ids [k], the same for all tokens; of full absent.
 	IDs *Tensor `msgpack:"ids,omitempty"`
 	// Values are the logits, [tokens, k] or [tokens, V].
 	Values Tensor `msgpack:"values"`
@@ -80,8 +80,8 @@ type StepEvent interface {
 	// tensors have been digested.
 	ContentDigest() ([32]byte, error)
 	ContentDigestOf(sums TensorSums) [32]byte
-	// Tensors are all that the event has, in the order in which they are encoded: what is assigned to them is assigned to
-	// the event.
+	// Tensors are all that the event has, in the order in which they are encoded: what is assigned to them is assigned
+	// to the event.
 	Tensors() []*Tensor
 	// TensorSums digests the tensors. A digest in their place that is not legal is an error.
 	TensorSums() (TensorSums, error)
@@ -151,7 +151,8 @@ func (e *Tokens) Place() int64 { return e.N }
 // Mark sets which sample the event is of, and what made it.
 func (e *Tokens) Mark(m StepMark) {
 	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
-	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler, m.Backend, m.DeviceNS
+	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler,
+		m.Backend, m.DeviceNS
 }
 
 // SealedBy returns the seal.
@@ -176,41 +177,41 @@ func (e *Tokens) ContentDigest() ([32]byte, error) {
 // ContentDigestOf is ContentDigest of an event whose tensors have been digested.
 func (e *Tokens) ContentDigestOf(sums TensorSums) [32]byte {
 	d := newDigester("meander tokens 1")
-	d.text(string(e.UID))
+	d.addText(string(e.UID))
 	for _, n := range []int64{e.SampleIndex, e.N, e.Turn, e.Position, e.TurnPosition} {
-		d.integer(n)
+		d.addInteger(n)
 	}
-	d.bool(e.Generated)
-	d.integers(e.IDs)
+	d.addBool(e.Generated)
+	d.addIntegers(e.IDs)
 	for _, list := range [][]float32{e.LogProbs, e.ProcessedLogProbs, e.LogSumExps, e.Entropies, e.TopLogProbs} {
-		d.floats32(list)
+		d.addFloats32(list)
 	}
 	if e.Engine != "" {
-		d.text("engine")
-		d.text(e.Engine)
+		d.addText("engine")
+		d.addText(e.Engine)
 	}
-	d.text(e.LogitsKind)
+	d.addText(e.LogitsKind)
 	if l := e.Logits; l != nil {
-		d.text("logits")
-		d.text(l.Form)
+		d.addText("logits")
+		d.addText(l.Form)
 		for i, t := range e.Tensors() {
-			d.summed(t, sums[i])
+			d.addTensorSum(t, sums[i])
 		}
-		d.integer(l.Masked)
+		d.addInteger(l.Masked)
 	}
-	d.integer(e.Vocabulary)
-	d.text(e.FinishReason)
-	d.integer(e.PolicyVersion)
-	d.text(e.WeightsDigest)
-	d.text(e.ScheduleDigest)
-	return d.sum()
+	d.addInteger(e.Vocabulary)
+	d.addText(e.FinishReason)
+	d.addInteger(e.PolicyVersion)
+	d.addText(e.WeightsDigest)
+	d.addText(e.ScheduleDigest)
+	return d.finish()
 }
 
 // Validate returns all faults of the event, joined. Logits that travel beside it are checked once they are joined.
 func (e *Tokens) Validate() error { return CheckFields(e) }
 
-// rules checks that generated tokens have their numbers, one for each token, and that given tokens have none.
-func (e *Tokens) rules(f *faults) {
+// checkRules checks that generated tokens have their numbers, one for each token, and that given tokens have none.
+func (e *Tokens) checkRules(f *faults) {
 	n := len(e.IDs)
 	if n == 0 && e.FinishReason == "" {
 		f.add("ids", "0 items", "must be at least 1, unless it is a turn that was generated and is empty")
@@ -233,7 +234,7 @@ func (e *Tokens) rules(f *faults) {
 		{"top_log_probs", e.TopLogProbs},
 	} {
 		if e.Engine == "" || len(list.values) > 0 {
-			f.exactly(list.name, len(list.values), of, why)
+			f.requireLength(list.name, len(list.values), of, why)
 		}
 	}
 	if of > 0 && len(e.LogProbs) == 0 && len(e.ProcessedLogProbs) == 0 {
@@ -241,7 +242,8 @@ func (e *Tokens) rules(f *faults) {
 	}
 	for i, id := range e.IDs {
 		if id >= e.Vocabulary && e.Vocabulary >= 1 {
-			f.add("ids["+strconv.Itoa(i)+"]", strconv.FormatInt(id, 10), "must be below the vocabulary, "+strconv.FormatInt(e.Vocabulary, 10))
+			f.add("ids["+strconv.Itoa(i)+"]", strconv.FormatInt(id, 10), "must be below the vocabulary, "+
+				strconv.FormatInt(e.Vocabulary, 10))
 			break
 		}
 	}
@@ -252,11 +254,12 @@ func (e *Tokens) rules(f *faults) {
 		f.add("logits", "present", "must be absent where no token was generated")
 		return
 	}
-	e.Logits.check(f.in("logits"), int64(n), e.Vocabulary, e.LogitsKind)
+	e.Logits.checkValues(f.inStruct("logits"), int64(n), e.Vocabulary, e.LogitsKind)
 }
 
-// check checks form, shapes and values of the logits of n tokens. Values that travel beside the event are not checked.
-func (e *TokenLogits) check(f *faults, n, vocabulary int64, kind string) {
+// checkValues checks form, shapes and values of the logits of n tokens. Values that travel beside the event are not
+// checked.
+func (e *TokenLogits) checkValues(f *faults, n, vocabulary int64, kind string) {
 	k := vocabulary
 	if e.Form == LogitsNone {
 		f.add("form", quote(e.Form), "must be topk, ids or full: of none there are no logits")
@@ -272,13 +275,16 @@ func (e *TokenLogits) check(f *faults, n, vocabulary int64, kind string) {
 			return
 		}
 		k = e.IDs.Shape[len(e.IDs.Shape)-1]
-		if want := map[string]int{LogitsTopK: 2, LogitsIDs: 1}[e.Form]; len(e.IDs.Shape) != want || want == 2 && e.IDs.Shape[0] != n || k > vocabulary {
-			f.add("ids.shape", fmt.Sprint(e.IDs.Shape), fmt.Sprintf("must be of %d tokens, with at most %d ids each", n, vocabulary))
+		if want := map[string]int{LogitsTopK: 2, LogitsIDs: 1}[e.Form]; len(e.IDs.Shape) != want || want == 2 &&
+			e.IDs.Shape[0] != n || k > vocabulary {
+			f.add("ids.shape", fmt.Sprint(e.IDs.Shape), fmt.Sprintf("must be of %d tokens, with at most %d ids each", n,
+				vocabulary))
 			return
 		}
 	}
 	if len(e.Values.Shape) != 2 || e.Values.Shape[0] != n || e.Values.Shape[1] != k {
-		f.add("values.shape", fmt.Sprint(e.Values.Shape), fmt.Sprintf("must be [%d, %d]: tokens, logits of a token", n, k))
+		f.add("values.shape", fmt.Sprint(e.Values.Shape), fmt.Sprintf("must be [%d, %d]: tokens, logits of a token", n,
+			k))
 		return
 	}
 	size, ok := DTypeSize(e.Values.DType)
@@ -290,7 +296,8 @@ func (e *TokenLogits) check(f *faults, n, vocabulary int64, kind string) {
 		row := e.Values.Data[i*k*size : (i+1)*k*size]
 		m, fault := scanLogits(e.Values.DType, row)
 		if fault != "" {
-			f.add("values["+strconv.FormatInt(i, 10)+"]", fault, "must be logits: finite numbers, or -inf where a token is left out")
+			f.add("values["+strconv.FormatInt(i, 10)+"]", fault,
+				"must be logits: finite numbers, or -inf where a token is left out")
 			return
 		}
 		masked += m

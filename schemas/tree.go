@@ -40,11 +40,11 @@ type TreeSegment struct {
 }
 
 // Leaves returns the number of leaves; MaxGroupSize+1 if there are more than a group can have.
-func (t *Tree) Leaves() int64 { return t.Stride(0) }
+func (t *Tree) Leaves() int64 { return t.LeavesBelow(0) }
 
-// Stride returns the number of leaves of each subtree that begins after the first depth branch points; see Leaves for
-// the largest value.
-func (t *Tree) Stride(depth int) int64 {
+// LeavesBelow returns the number of leaves of each subtree that begins after the first depth branch points; see Leaves
+// for the largest value.
+func (t *Tree) LeavesBelow(depth int) int64 {
 	n := int64(1)
 	for _, b := range t.Branches[depth:] {
 		if n *= max(b.Width, 1); n > MaxGroupSize {
@@ -54,16 +54,16 @@ func (t *Tree) Stride(depth int) int64 {
 	return n
 }
 
-// Owner returns the sample that runs the steps before branch point depth (and after the one before it) on the path to a
-// leaf. Depth 0 is the root.
-func (t *Tree) Owner(leaf int64, depth int) int64 { return leaf - leaf%t.Stride(depth) }
+// SampleOf returns the sample that runs the steps before branch point depth (and after the one before it) on the path
+// to a leaf. Depth 0 is the root.
+func (t *Tree) SampleOf(leaf int64, depth int) int64 { return leaf - leaf%t.LeavesBelow(depth) }
 
 // Path returns the samples whose steps lead to a leaf, from the root, sample 0, to the leaf itself. Each runs the steps
 // from its Begin to that of the next.
 func (t *Tree) Path(leaf int64) []TreeSegment {
 	path := []TreeSegment{{}}
 	for i, b := range t.Branches {
-		if owner := t.Owner(leaf, i+1); owner != path[len(path)-1].SampleIndex {
+		if owner := t.SampleOf(leaf, i+1); owner != path[len(path)-1].SampleIndex {
 			path = append(path, TreeSegment{owner, b.StepIndex})
 		}
 	}
@@ -85,12 +85,12 @@ func (p *Prompt) Samples() int64 {
 	return *q.GroupSize
 }
 
-// tree checks Tree against the number of steps, the group size and the other settings.
-func (p *Prompt) tree(f *faults) {
+// checkTree checks Tree against the number of steps, the group size and the other settings.
+func (p *Prompt) checkTree(f *faults) {
 	t := p.Tree
 	if t == nil {
 		if p.Advantage.BranchScope != "" {
-			f.in("advantage").add("branch_scope", quote(p.Advantage.BranchScope), "must be absent without a tree")
+			f.inStruct("advantage").add("branch_scope", quote(p.Advantage.BranchScope), "must be absent without a tree")
 		}
 		return
 	}
@@ -100,23 +100,25 @@ func (p *Prompt) tree(f *faults) {
 	if p.ScheduledSampling != nil {
 		f.add("scheduled_sampling", "given", "must be absent beside tree")
 	}
-	g := f.in("tree")
-	leaves := t.branches(g, most(p.steps()))
+	g := f.inStruct("tree")
+	leaves := t.checkBranches(g, maxSteps(p.steps()))
 	if leaves == 0 {
 		return
 	}
 	if p.Stop != nil && p.Stop.StepIndex != nil {
 		if last := t.Branches[len(t.Branches)-1].StepIndex; *p.Stop.StepIndex <= last && *p.Stop.StepIndex > 0 {
-			f.in("stop").add("step_index", strconv.FormatInt(*p.Stop.StepIndex, 10), fmt.Sprintf("must be above %d, the last branch point", last))
+			f.inStruct("stop").add("step_index", strconv.FormatInt(*p.Stop.StepIndex, 10),
+				fmt.Sprintf("must be above %d, the last branch point", last))
 		}
 	}
-	want, why := leaves, fmt.Sprintf("the leaves of the tree, or absent; it has %s", t.product())
+	want, why := leaves, fmt.Sprintf("the leaves of the tree, or absent; it has %s", t.formatWidths())
 	if t.Leaf != nil {
 		if s := p.Advantage.BranchScope; s != "" {
-			f.in("advantage").add("branch_scope", quote(s), "must be absent of one leaf alone, which has no siblings")
+			f.inStruct("advantage").add("branch_scope", quote(s),
+				"must be absent of one leaf alone, which has no siblings")
 		}
 		if *t.Leaf < MaxGroupSize {
-			g.within("leaf", *t.Leaf, 0, leaves-1)
+			g.checkWithin("leaf", *t.Leaf, 0, leaves-1)
 		}
 		want, why = 1, "one leaf alone, or absent"
 	}
@@ -125,36 +127,38 @@ func (p *Prompt) tree(f *faults) {
 	}
 }
 
-// branches checks the branch points for a schedule of that many steps, and returns the number of leaves, 0
+// checkBranches checks the branch points for a schedule of that many steps, and returns the number of leaves, 0
 // where there is a fault.
-func (t *Tree) branches(f *faults, steps int64) int64 {
+func (t *Tree) checkBranches(f *faults, steps int64) int64 {
 	if n := len(t.Branches); n == 0 || n > MaxBranches {
 		return 0
 	}
-	before := f.total()
+	before := f.countFaults()
 	for i, b := range t.Branches {
-		g := f.item("branches", i)
+		g := f.inItem("branches", i)
 		switch {
 		case b.StepIndex >= 0 && b.StepIndex < MaxSteps && b.StepIndex >= steps:
-			g.within("step_index", b.StepIndex, 0, steps-1)
+			g.checkWithin("step_index", b.StepIndex, 0, steps-1)
 		case i > 0 && b.StepIndex <= t.Branches[i-1].StepIndex:
-			g.add("step_index", strconv.FormatInt(b.StepIndex, 10), fmt.Sprintf("must be above %d, that of the branch point before", t.Branches[i-1].StepIndex))
+			g.add("step_index", strconv.FormatInt(b.StepIndex, 10),
+				fmt.Sprintf("must be above %d, that of the branch point before", t.Branches[i-1].StepIndex))
 		case b.Width < 2 || b.Width > MaxGroupSize || b.StepIndex < 0 || b.StepIndex >= MaxSteps:
 			return 0 // reported by the check of the tag
 		}
 	}
 	n := t.Leaves()
 	if n > MaxGroupSize {
-		f.add("branches", t.product()+" leaves", fmt.Sprintf("must be at most %d in all, the samples of a group", MaxGroupSize))
+		f.add("branches", t.formatWidths()+" leaves", fmt.Sprintf("must be at most %d in all, the samples of a group",
+			MaxGroupSize))
 	}
-	if f.total() > before {
+	if f.countFaults() > before {
 		return 0
 	}
 	return n
 }
 
-// product returns the widths of the branch points, such as "2 x 2 x 2".
-func (t *Tree) product() string {
+// formatWidths returns the widths of the branch points, such as "2 x 2 x 2".
+func (t *Tree) formatWidths() string {
 	s := ""
 	for i, b := range t.Branches {
 		if i > 0 {
@@ -165,28 +169,29 @@ func (t *Tree) product() string {
 	return s
 }
 
-// tree checks the tree that the samples of a resolved group are the leaves of.
-func (g *Group) tree(f *faults, groupSize int64) {
+// checkTree checks the tree that the samples of a resolved group are the leaves of.
+func (g *Group) checkTree(f *faults, groupSize int64) {
 	if g.Tree == nil {
 		return
 	}
-	t := f.in("tree")
+	t := f.inStruct("tree")
 	if g.Tree.Leaf != nil {
 		t.add("leaf", strconv.FormatInt(*g.Tree.Leaf, 10), "must be absent of a group, which has all")
 	}
-	if n := g.Tree.branches(t, MaxSteps); n > 0 && n != groupSize && groupSize > 0 {
-		t.add("branches", g.Tree.product()+" leaves", fmt.Sprintf("must be %d, the group_size", groupSize))
+	if n := g.Tree.checkBranches(t, MaxSteps); n > 0 && n != groupSize && groupSize > 0 {
+		t.add("branches", g.Tree.formatWidths()+" leaves", fmt.Sprintf("must be %d, the group_size", groupSize))
 	}
 }
 
-// seeds checks that the seeds of steps are in the order of their steps and within the schedule.
-func (f *faults) seeds(list []StepSeed, steps int) {
+// checkSeeds checks that the seeds of steps are in the order of their steps and within the schedule.
+func (f *faults) checkSeeds(list []StepSeed, steps int) {
 	for i := range list {
 		n := list[i].StepIndex
 		if i > 0 && n <= list[i-1].StepIndex {
-			f.item("step_seeds", i).add("step_index", strconv.FormatInt(n, 10), "must be above that of the one before")
-		} else if all := most(int64(steps)); n >= all && n < MaxSteps {
-			f.item("step_seeds", i).within("step_index", n, 0, all-1)
+			f.inItem("step_seeds", i).add("step_index", strconv.FormatInt(n, 10),
+				"must be above that of the one before")
+		} else if all := maxSteps(int64(steps)); n >= all && n < MaxSteps {
+			f.inItem("step_seeds", i).checkWithin("step_index", n, 0, all-1)
 		}
 	}
 }

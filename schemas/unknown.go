@@ -18,7 +18,7 @@ func UnknownFields(data []byte, e Event) []string {
 	}
 	root := reflect.TypeOf(e).Elem()
 	u := &unknownFields{reader: reader{data: data}, root: root}
-	u.value(root, "")
+	u.walkValue(root, "")
 	return u.found
 }
 
@@ -29,56 +29,56 @@ type unknownFields struct {
 	found []string
 }
 
-// value steps over one value of a type.
-func (u *unknownFields) value(t reflect.Type, path string) {
+// walkValue steps over one value of a type.
+func (u *unknownFields) walkValue(t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	switch {
 	case t.Kind() == reflect.Struct:
-		u.fields(t, path)
+		u.walkFields(t, path)
 	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
-		n, ok := u.listLen()
+		n, ok := u.readListLen()
 		if !ok {
-			u.skip()
+			u.skipValue()
 			return
 		}
 		for i := range n {
-			u.value(t.Elem(), path+"["+strconv.Itoa(i)+"]")
+			u.walkValue(t.Elem(), path+"["+strconv.Itoa(i)+"]")
 		}
 	default:
-		u.skip()
+		u.skipValue()
 	}
 }
 
-// fields walks a map beside the struct t; path is where the map is in the event.
-func (u *unknownFields) fields(t reflect.Type, path string) {
-	n, ok := u.mapLen()
+// walkFields walks a map beside the struct t; path is where the map is in the event.
+func (u *unknownFields) walkFields(t reflect.Type, path string) {
+	n, ok := u.readMapLen()
 	if !ok {
-		u.skip()
+		u.skipValue()
 		return
 	}
 	for range n {
-		name := string(u.text())
+		name := string(u.readText())
 		if f, known := fieldNamed(t, name); known {
-			u.value(f.Type, within(path, name))
+			u.walkValue(f.Type, within(path, name))
 			continue
 		}
-		u.skip()
+		u.skipValue()
 		if len(u.found) == maxFaults {
 			continue
 		}
 		text := within(path, quoteOdd(name)) + ": unknown field"
-		if meant := u.meant(t, name); meant != "" {
+		if meant := u.suggestField(t, name); meant != "" {
 			text += "; did you mean " + meant + "?"
 		}
 		u.found = append(u.found, text)
 	}
 }
 
-// meant returns the field of t whose name is similar to an unknown one; otherwise the path of a
+// suggestField returns the field of t whose name is similar to an unknown one; otherwise the path of a
 // field with that name elsewhere in the event; otherwise "".
-func (u *unknownFields) meant(t reflect.Type, name string) string {
+func (u *unknownFields) suggestField(t reflect.Type, name string) string {
 	if near := NearestWithin(min(3, len(name)/3), name, wireNames(t)); near != "" {
 		return near
 	}
@@ -148,15 +148,15 @@ func Nearest(word string, names []string) string {
 func NearestWithin(most int, word string, names []string) string {
 	best, distance := "", most+1
 	for _, n := range names {
-		if d := edits(word, n); d < distance {
+		if d := editDistance(word, n); d < distance {
 			best, distance = n, d
 		}
 	}
 	return best
 }
 
-// edits returns the Levenshtein distance of two short names, and 100 for long ones.
-func edits(a, b string) int {
+// editDistance returns the Levenshtein distance of two short names, and 100 for long ones.
+func editDistance(a, b string) int {
 	if len(a) > 100 || len(b) > 100 {
 		return 100
 	}
@@ -184,7 +184,8 @@ func unknownError(found []string) error {
 	if len(found) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s; unknown_fields: %s takes the prompt without", strings.Join(slices.Compact(found), "\n"), UnknownWarn)
+	return fmt.Errorf("%s; unknown_fields: %s takes the prompt without", strings.Join(slices.Compact(found), "\n"),
+		UnknownWarn)
 }
 
 // CheckUnknown looks for unknown fields in an encoded prompt. They are an error, or warnings if

@@ -9,10 +9,10 @@ func (e *Dead) Validate() error { return CheckFields(e) }
 // Validate returns all faults of the receipt, joined.
 func (e *Receipt) Validate() error { return CheckFields(e) }
 
-// rules checks the receipt by its kind: the prompt waits, was accepted, or was refused.
-func (e *Receipt) rules(f *faults) {
+// checkRules checks the receipt by its kind: the prompt waits, was accepted, or was refused.
+func (e *Receipt) checkRules(f *faults) {
 	for i, w := range e.Warnings {
-		f.filled("warnings["+strconv.Itoa(i)+"]", w)
+		f.requireText("warnings["+strconv.Itoa(i)+"]", w)
 	}
 	switch {
 	case e.Waiting != "":
@@ -23,23 +23,23 @@ func (e *Receipt) rules(f *faults) {
 		if e.Code != "" || e.Error != "" {
 			f.add("code", quote(e.Code), "must be empty, as error, when accepted")
 		}
-		f.token("run", string(e.Run))
-		f.token("uid", string(e.UID))
+		f.checkToken("run", string(e.Run))
+		f.checkToken("uid", string(e.UID))
 		if e.Samples == 0 {
-			f.within("samples", e.Samples, 1, MaxGroupSize)
+			f.checkWithin("samples", e.Samples, 1, MaxGroupSize)
 		}
 		if e.NumInferenceSteps == 0 {
-			f.within("num_inference_steps", e.NumInferenceSteps, 1, MaxSteps)
+			f.checkWithin("num_inference_steps", e.NumInferenceSteps, 1, MaxSteps)
 		}
-		f.inside("sde_step_indices", e.SDEStepIndices, 0, e.NumInferenceSteps-1, MaxSteps-1)
+		f.checkIndices("sde_step_indices", e.SDEStepIndices, 0, e.NumInferenceSteps-1, MaxSteps-1)
 		if e.StopStepIndex >= e.NumInferenceSteps && e.StopStepIndex < MaxSteps {
-			f.within("stop_step_index", e.StopStepIndex, 0, e.NumInferenceSteps-1)
+			f.checkWithin("stop_step_index", e.StopStepIndex, 0, e.NumInferenceSteps-1)
 		}
 		if e.StartStepIndex >= e.NumInferenceSteps && e.StartStepIndex < MaxSteps {
-			f.within("start_step_index", e.StartStepIndex, 0, e.NumInferenceSteps-1)
+			f.checkWithin("start_step_index", e.StartStepIndex, 0, e.NumInferenceSteps-1)
 		}
 	default:
-		f.chosen("code", e.Code, DeadCodes)
-		f.filled("error", e.Error)
+		f.requireOneOf("code", e.Code, DeadCodes)
+		f.requireText("error", e.Error)
 	}
 }

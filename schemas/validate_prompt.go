@@ -15,23 +15,25 @@ import (
 // model's T (Rollout.ValidateSteps).
 func (p *Prompt) Validate() error { return CheckFields(p) }
 
-// rules checks the rules across the fields of a prompt, part by part.
-func (p *Prompt) rules(f *faults) {
-	p.textual(f)
-	p.sigmas(f)
-	p.Rollout.across(f.in("rollout"), p.steps(), p.Validation)
-	p.segment(f)
-	p.scheduled(f)
-	p.tree(f)
-	rewards(f, p.Reward)
-	p.Advantage.across(f.in("advantage"), p.Batch != nil)
+// checkRules checks the rules across the fields of a prompt, part by part.
+func (p *Prompt) checkRules(f *faults) {
+	p.checkText(f)
+	p.checkSigmas(f)
+	p.Rollout.checkRulesAcross(f.inStruct("rollout"), p.steps(), p.Validation)
+	p.checkSegment(f)
+	p.checkScheduled(f)
+	p.checkTree(f)
+	checkRewards(f, p.Reward)
+	p.Advantage.checkRulesAcross(f.inStruct("advantage"), p.Batch != nil)
 	if g := p.GroupPolicy; len(p.Substitutes) > 0 && (g == nil || g.ZeroStd != GroupRefill && g.Failed != GroupRefill) {
-		f.add("substitutes", strconv.Itoa(len(p.Substitutes)), "must be absent unless zero_std or failed of group_policy is refill")
+		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
+			"must be absent unless zero_std or failed of group_policy is refill")
 	}
 	for i, s := range p.Substitutes {
 		truths := slices.ContainsFunc(p.Reward, func(r RewardSpec) bool { return r.GroundTruth != "" })
 		if s.GroundTruth != "" && !truths {
-			f.item("substitutes", i).add("ground_truth", quote(s.GroundTruth), "must be absent unless a reward function of the prompt has one")
+			f.inItem("substitutes", i).add("ground_truth", quote(s.GroundTruth),
+				"must be absent unless a reward function of the prompt has one")
 		}
 	}
 }
@@ -55,13 +57,14 @@ func (p *Prompt) steps() int64 {
 	return 0
 }
 
-// sigmas checks that the caller's pre-shift sigmas [T] are one per step, and fall.
-func (p *Prompt) sigmas(f *faults) {
+// checkSigmas checks that the caller's pre-shift sigmas [T] are one per step, and fall.
+func (p *Prompt) checkSigmas(f *faults) {
 	if len(p.Sigmas) == 0 || len(p.Sigmas) > MaxSteps {
 		return
 	}
 	if p.NumInferenceSteps != nil && *p.NumInferenceSteps != int64(len(p.Sigmas)) {
-		f.add("sigmas", strconv.Itoa(len(p.Sigmas))+" items", fmt.Sprintf("must be %d, one per step of num_inference_steps", *p.NumInferenceSteps))
+		f.add("sigmas", strconv.Itoa(len(p.Sigmas))+" items",
+			fmt.Sprintf("must be %d, one per step of num_inference_steps", *p.NumInferenceSteps))
 	}
 	for i, s := range p.Sigmas {
 		if !(s > 0 && s <= 1) {
@@ -77,48 +80,48 @@ func (p *Prompt) sigmas(f *faults) {
 // Validate returns all faults of the rollout that can be seen without knowing T.
 func (r *Rollout) Validate() error {
 	var f faults
-	f.fields(reflect.ValueOf(r).Elem())
-	r.across(&f, 0, false)
-	return f.err()
+	f.checkFields(reflect.ValueOf(r).Elem())
+	r.checkRulesAcross(&f, 0, false)
+	return f.joined()
 }
 
 // ValidateSteps joins every fault of the rollout when it has numInferenceSteps steps.
 func (r *Rollout) ValidateSteps(numInferenceSteps int64) error {
 	var f faults
-	f.within("num_inference_steps", numInferenceSteps, 1, MaxSteps)
+	f.checkWithin("num_inference_steps", numInferenceSteps, 1, MaxSteps)
 	if len(f.errs) > 0 {
-		return f.err()
+		return f.joined()
 	}
-	g := f.in("rollout")
-	g.fields(reflect.ValueOf(r).Elem())
-	r.across(g, numInferenceSteps, false)
-	return f.err()
+	g := f.inStruct("rollout")
+	g.checkFields(reflect.ValueOf(r).Elem())
+	r.checkRulesAcross(g, numInferenceSteps, false)
+	return f.joined()
 }
 
-// across checks the rules across the fields; steps is T, 0: not known. In a validation
+// checkRulesAcross checks the rules across the fields; steps is T, 0: not known. In a validation
 // (evaluation) every step is ode, so rules about log-probs do not apply.
-func (r *Rollout) across(f *faults, steps int64, evaluation bool) {
+func (r *Rollout) checkRulesAcross(f *faults, steps int64, evaluation bool) {
 	if a := r.NoiseLevel; r.SDEType == TransitionCPS && a != nil && *a > 1 && *a <= MaxNoiseLevel {
 		f.add("noise_level", formatFloat(*a), "must be between 0 and 1") // beyond, sin(a pi/2) folds back
 	}
 	if steps > 0 {
-		f.inside("sde_step_indices", r.SDEStepIndices, 0, steps-1, MaxSteps-1)
-		f.inside("return_step_indices", r.ReturnStepIndices, 0, steps, MaxSteps)
+		f.checkIndices("sde_step_indices", r.SDEStepIndices, 0, steps-1, MaxSteps-1)
+		f.checkIndices("return_step_indices", r.ReturnStepIndices, 0, steps, MaxSteps)
 	}
 	if r.SDEWindow != nil {
 		if r.SDEStepIndices != nil {
 			f.add("sde_window", "set beside sde_step_indices", "must be the only one of the two")
 		}
-		r.SDEWindow.across(f.in("sde_window"), steps)
+		r.SDEWindow.checkRulesAcross(f.inStruct("sde_window"), steps)
 	}
 	if !evaluation {
-		r.density(f, steps)
+		r.checkDensity(f, steps)
 	}
 }
 
-// density refuses log-probs of transitions without noise, as they have no density. That is the
+// checkDensity refuses log-probs of transitions without noise, as they have no density. That is the
 // case at noise level 0, and in the last step of cps, where sigma_next is 0.
-func (r *Rollout) density(f *faults, steps int64) {
+func (r *Rollout) checkDensity(f *faults, steps int64) {
 	none := r.SDEStepIndices != nil && len(r.SDEStepIndices) == 0
 	if r.SDEType == TransitionODE || none || r.LogProbKind == LogProbSquared {
 		return
@@ -133,7 +136,8 @@ func (r *Rollout) density(f *faults, steps int64) {
 	if r.SDEType != TransitionCPS {
 		return
 	}
-	rule := "must leave out the last step for log_prob_kind " + kind + ": the last cps step has no noise (use squared, or choose the steps)"
+	rule := "must leave out the last step for log_prob_kind " + kind +
+		": the last cps step has no noise (use squared, or choose the steps)"
 	switch {
 	case r.SDEWindow != nil: // draws below T-1 unless its range says otherwise
 		if steps > 0 && len(r.SDEWindow.Range) == 2 && r.SDEWindow.Range[1] == steps {
@@ -146,8 +150,8 @@ func (r *Rollout) density(f *faults, steps int64) {
 	}
 }
 
-// across checks range and size of the window; steps is T, 0: not known.
-func (w *SDEWindow) across(f *faults, steps int64) {
+// checkRulesAcross checks range and size of the window; steps is T, 0: not known.
+func (w *SDEWindow) checkRulesAcross(f *faults, steps int64) {
 	limit := int64(MaxSteps)
 	if steps > 0 {
 		limit = steps
@@ -164,12 +168,13 @@ func (w *SDEWindow) across(f *faults, steps int64) {
 		}
 	}
 	if w.Size > high-low && w.Size <= MaxSteps {
-		f.add("size", strconv.FormatInt(w.Size, 10), fmt.Sprintf("must be between 1 and %d, the length of the range", high-low))
+		f.add("size", strconv.FormatInt(w.Size, 10), fmt.Sprintf("must be between 1 and %d, the length of the range",
+			high-low))
 	}
 }
 
-// rewards checks that reward functions have different names and that their weights sum to more than 0.
-func rewards(f *faults, list []RewardSpec) {
+// checkRewards checks that reward functions have different names and that their weights sum to more than 0.
+func checkRewards(f *faults, list []RewardSpec) {
 	if len(list) > MaxRewards {
 		return
 	}
@@ -177,7 +182,7 @@ func rewards(f *faults, list []RewardSpec) {
 	for i := range list {
 		for _, before := range list[:i] {
 			if before.Name == list[i].Name {
-				f.item("reward", i).add("name", quote(list[i].Name), "must come at most once")
+				f.inItem("reward", i).add("name", quote(list[i].Name), "must come at most once")
 				break
 			}
 		}
@@ -192,12 +197,12 @@ func rewards(f *faults, list []RewardSpec) {
 	}
 }
 
-func (r *RewardSpec) rules(f *faults) { f.params(r.Params) }
+func (r *RewardSpec) checkRules(f *faults) { f.checkParams(r.Params) }
 
-func (e *Interaction) rules(f *faults) { f.params(e.Params) }
+func (e *Interaction) checkRules(f *faults) { f.checkParams(e.Params) }
 
-// params checks names and values of options.
-func (f *faults) params(params map[string]string) {
+// checkParams checks names and values of options.
+func (f *faults) checkParams(params map[string]string) {
 	if len(params) > MaxParams {
 		return
 	}
@@ -221,16 +226,17 @@ func sortedKeys(m map[string]string) []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
-func (a *AdvantageSpec) across(f *faults, batch bool) {
+func (a *AdvantageSpec) checkRulesAcross(f *faults, batch bool) {
 	if a.Std == StdGlobal && !batch {
 		f.add("std", quote(a.Std), "must be group or none without a batch: there is nothing beyond the group")
 	}
 }
 
-// rewardName checks a name of the form KIND or KIND:INSTANCE.
-func (f *faults) rewardName(field, s string) {
+// checkRewardName checks a name of the form KIND or KIND:INSTANCE.
+func (f *faults) checkRewardName(field, s string) {
 	if !isRewardName(s) {
-		f.add(field, quote(s), fmt.Sprintf("must be KIND or KIND:INSTANCE, together at most %d characters of A-Z a-z 0-9 _ -", MaxToken))
+		f.add(field, quote(s),
+			fmt.Sprintf("must be KIND or KIND:INSTANCE, together at most %d characters of A-Z a-z 0-9 _ -", MaxToken))
 	}
 }
 

@@ -8,29 +8,29 @@ import (
 // Validate returns all faults of the reward, joined.
 func (e *Reward) Validate() error { return CheckFields(e) }
 
-func (e *Reward) rules(f *faults) {
-	f.sampleIndex(e.SampleIndex, e.GroupSize)
-	outcome(f, e.Status, e.Error, "reward", e.Reward)
-	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
-	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+func (e *Reward) checkRules(f *faults) {
+	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
+	checkOutcome(f, e.Status, e.Error, "reward", e.Reward)
+	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
+	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 }
 
-func (s *Score) rules(f *faults) { outcome(f, s.Status, s.Error, "value", s.Value) }
+func (s *Score) checkRules(f *faults) { checkOutcome(f, s.Status, s.Error, "value", s.Value) }
 
 // Validate returns all faults of the verdict, joined.
 func (e *Verdict) Validate() error { return CheckFields(e) }
 
-func (e *Verdict) rules(f *faults) {
+func (e *Verdict) checkRules(f *faults) {
 	switch {
 	case e.Value == nil:
-		f.filled("error", e.Error)
+		f.requireText("error", e.Error)
 	case e.Error != "":
 		f.add("error", quote(e.Error), "must be empty when there is a value")
 	}
 }
 
-// outcome checks that a value is there when scored, and an error when failed.
-func outcome(f *faults, status, message, field string, value *float64) {
+// checkOutcome checks that a value is there when scored, and an error when failed.
+func checkOutcome(f *faults, status, message, field string, value *float64) {
 	switch status {
 	case StatusScored:
 		if value == nil {
@@ -43,27 +43,28 @@ func outcome(f *faults, status, message, field string, value *float64) {
 		if value != nil {
 			f.add(field, formatFloat(*value), "must be null when "+status)
 		}
-		f.filled("error", message)
+		f.requireText("error", message)
 	}
 }
 
 // Validate returns all faults of the advantage, joined.
 func (e *Advantage) Validate() error { return CheckFields(e) }
 
-// rules checks the members, and that children of branch points have rewards exactly if they have scored leaves.
-func (e *Advantage) rules(f *faults) {
+// checkRules checks the members, and that children of branch points have rewards exactly if they have scored leaves.
+func (e *Advantage) checkRules(f *faults) {
 	if len(e.Members) <= MaxGroupSize && e.GroupSize >= 1 {
 		if int64(len(e.Members)) > e.GroupSize {
-			f.add("members", strconv.Itoa(len(e.Members))+" items", fmt.Sprintf("must be at most group_size, %d", e.GroupSize))
+			f.add("members", strconv.Itoa(len(e.Members))+" items",
+				fmt.Sprintf("must be at most group_size, %d", e.GroupSize))
 		}
 		for i := range e.Members {
-			e.member(f.item("members", i), i)
+			e.checkMember(f.inItem("members", i), i)
 		}
 	}
 	for i := range e.Branches {
 		for k, c := range e.Branches[i].Children {
-			g := f.item("branches", i).item("children", k)
-			g.sampleIndex(c.SampleIndex, e.GroupSize)
+			g := f.inItem("branches", i).inItem("children", k)
+			g.checkSampleIndex(c.SampleIndex, e.GroupSize)
 			if (c.Reward == nil) != (c.Leaves == 0) {
 				g.add("reward", nullOr(c.Reward), "must be a number exactly where there are scored leaves")
 			}
@@ -72,13 +73,13 @@ func (e *Advantage) rules(f *faults) {
 			}
 		}
 	}
-	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
+	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
 }
 
-// member checks member i: its order, and that reward and advantages are there exactly if its status says so.
-func (e *Advantage) member(f *faults, i int) {
+// checkMember checks member i: its order, and that reward and advantages are there exactly if its status says so.
+func (e *Advantage) checkMember(f *faults, i int) {
 	m := &e.Members[i]
-	f.sampleIndex(m.SampleIndex, e.GroupSize)
+	f.checkSampleIndex(m.SampleIndex, e.GroupSize)
 	if i > 0 && m.SampleIndex <= e.Members[i-1].SampleIndex {
 		f.add("sample_index", strconv.FormatInt(m.SampleIndex, 10), "must be above the one before it")
 	}
@@ -96,12 +97,13 @@ func (e *Advantage) member(f *faults, i int) {
 		steps, unit = *m.Tokens, "token that was generated"
 	}
 	if len(m.StepAdvantages) > 0 && (m.Advantage == nil || int64(len(m.StepAdvantages)) != steps) {
-		f.add("step_advantages", strconv.Itoa(len(m.StepAdvantages))+" items", fmt.Sprintf("must be one per %s, %d, beside an advantage", unit, steps))
+		f.add("step_advantages", strconv.Itoa(len(m.StepAdvantages))+" items",
+			fmt.Sprintf("must be one per %s, %d, beside an advantage", unit, steps))
 	}
 }
 
-// sorted checks that a list of uids is in order. The check of the tag reports one that comes twice.
-func (f *faults) sorted(field string, list []UID) {
+// checkSorted checks that a list of uids is in order. The check of the tag reports one that comes twice.
+func (f *faults) checkSorted(field string, list []UID) {
 	for i := 1; i < len(list); i++ {
 		if list[i] < list[i-1] {
 			f.add(field+"["+strconv.Itoa(i)+"]", quote(string(list[i])), "must be above the one before it")
@@ -113,13 +115,13 @@ func (f *faults) sorted(field string, list []UID) {
 // Validate returns all faults of the batch, joined.
 func (e *Batch) Validate() error { return CheckFields(e) }
 
-// rules checks that uids and metrics are sorted.
-func (e *Batch) rules(f *faults) {
-	f.sorted("uids", e.UIDs)
-	f.sorted("dropped", e.Dropped)
+// checkRules checks that uids and metrics are sorted.
+func (e *Batch) checkRules(f *faults) {
+	f.checkSorted("uids", e.UIDs)
+	f.checkSorted("dropped", e.Dropped)
 	for i := 1; i < len(e.Metrics); i++ {
 		if name := e.Metrics[i].Name; name <= e.Metrics[i-1].Name {
-			f.item("metrics", i).add("name", quote(name), "must be above the one before it")
+			f.inItem("metrics", i).add("name", quote(name), "must be above the one before it")
 		}
 	}
 }

@@ -10,44 +10,44 @@ import (
 // fields is the sampler's to check (ComputeScheduleDigest).
 func (e *Request) Validate() error { return CheckFields(e) }
 
-// rules checks that the lists of a request fit its schedule and its segment, or that a request for text has no fields
-// of images.
-func (e *Request) rules(f *faults) {
-	f.sampleIndex(e.SampleIndex, e.GroupSize)
-	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+// checkRules checks that the lists of a request fit its schedule and its segment, or that a request for text has no
+// fields of images.
+func (e *Request) checkRules(f *faults) {
+	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
+	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 	if e.Text != nil {
-		e.textual(f)
+		e.checkText(f)
 		return
 	}
-	f.positive("height", e.Height)
-	f.positive("width", e.Width)
-	f.frames(e.Frames)
-	f.chosen("log_prob_kind", e.LogProbKind, LogProbKinds)
-	f.chosen("solver", e.Solver, Solvers)
-	f.chosen("latents_dtype", e.LatentsDType, LatentsDTypes)
-	if f.length("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 3)) {
-		f.sigmas(e.Sigmas)
+	f.requirePositive("height", e.Height)
+	f.requirePositive("width", e.Width)
+	f.checkFrames(e.Frames)
+	f.requireOneOf("log_prob_kind", e.LogProbKind, LogProbKinds)
+	f.requireOneOf("solver", e.Solver, Solvers)
+	f.requireOneOf("latents_dtype", e.LatentsDType, LatentsDTypes)
+	if f.checkLength("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 3)) {
+		f.checkSigmas(e.Sigmas)
 	}
-	f.length("transitions", len(e.Transitions), 1, max(len(e.Transitions), 2))
-	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
-	begin, end := e.segment(f, e.GroupSize)
-	f.seeds(e.StepSeeds, len(e.Transitions))
-	f.inside("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
-	f.ascending("return_step_indices", e.ReturnStepIndices)
-	f.inside("checkpoint_step_indices", e.CheckpointStepIndices, begin+1, end-1, MaxSteps-1)
-	f.ascending("checkpoint_step_indices", e.CheckpointStepIndices)
+	f.checkLength("transitions", len(e.Transitions), 1, max(len(e.Transitions), 2))
+	f.requireLength("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
+	begin, end := e.checkSegment(f, e.GroupSize)
+	f.checkSeeds(e.StepSeeds, len(e.Transitions))
+	f.checkIndices("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
+	f.checkAscending("return_step_indices", e.ReturnStepIndices)
+	f.checkIndices("checkpoint_step_indices", e.CheckpointStepIndices, begin+1, end-1, MaxSteps-1)
+	f.checkAscending("checkpoint_step_indices", e.CheckpointStepIndices)
 }
 
-// positive refuses a side of an image that is 0.
-func (f *faults) positive(field string, n int64) {
+// requirePositive refuses a side of an image that is 0.
+func (f *faults) requirePositive(field string, n int64) {
 	if n == 0 {
-		f.within(field, 0, 1, MaxSide)
+		f.checkWithin(field, 0, 1, MaxSide)
 	}
 }
 
-// textual checks that a request for text asks for nothing of an image.
-func (e *Request) textual(f *faults) {
-	f.absentBesideText(e)
+// checkText checks that a request for text asks for nothing of an image.
+func (e *Request) checkText(f *faults) {
+	f.refuseImageFields(e)
 	if e.Group.Tree != nil {
 		f.add("group.tree", "given", besideText)
 	}
@@ -55,49 +55,49 @@ func (e *Request) textual(f *faults) {
 
 const besideText = "must be absent beside text: it is for images"
 
-// absentBesideText refuses each field of an event with text that only images have.
-func (f *faults) absentBesideText(e any) {
+// refuseImageFields refuses each field of an event with text that only images have.
+func (f *faults) refuseImageFields(e any) {
 	for _, field := range imageFields(e) {
 		f.add(field, "given", besideText)
 	}
 }
 
-// across checks the rules across the fields of a group, which every event of the group carries.
-func (g *Group) across(f *faults, uid UID, groupSize int64) {
+// checkRulesAcross checks the rules across the fields of a group, which every event of the group carries.
+func (g *Group) checkRulesAcross(f *faults, uid UID, groupSize int64) {
 	if g.BatchGroups == 0 && g.Batch != string(uid) {
 		f.add("batch", quote(g.Batch), fmt.Sprintf("must be the uid %s: the group has no batch", quote(string(uid))))
 	}
-	rewards(f, g.Reward)
-	g.tree(f, groupSize)
-	g.Advantage.across(f.in("advantage"), g.BatchGroups > 0)
+	checkRewards(f, g.Reward)
+	g.checkTree(f, groupSize)
+	g.Advantage.checkRulesAcross(f.inStruct("advantage"), g.BatchGroups > 0)
 }
 
 // Validate returns all faults of the step, joined.
 func (e *Step) Validate() error { return CheckFields(e) }
 
-// rules checks index, sigmas, timestep, log-prob and tensors of a step.
-func (e *Step) rules(f *faults) {
+// checkRules checks index, sigmas, timestep, log-prob and tensors of a step.
+func (e *Step) checkRules(f *faults) {
 	if n := e.NumInferenceSteps; n >= 1 && e.StepIndex >= n && e.StepIndex < MaxSteps {
-		f.within("step_index", e.StepIndex, 0, n-1)
+		f.checkWithin("step_index", e.StepIndex, 0, n-1)
 	}
 	if s := e.SigmaNext; s < 1 && s >= e.Sigma && e.Sigma > 0 {
 		f.add("sigma_next", formatFloat32(s), "must be at least 0 and below sigma")
 	}
-	f.timestep("timestep", e.Timestep, e.Sigma)
-	e.logProb(f)
-	e.tensors(f)
+	f.checkTimestep("timestep", e.Timestep, e.Sigma)
+	e.checkLogProb(f)
+	e.checkTensors(f)
 }
 
-// timestep checks that t is the float32 nearest to 1000 * sigma, as in diffusers: trainers look
+// checkTimestep checks that t is the float32 nearest to 1000 * sigma, as in diffusers: trainers look
 // up a step by it.
-func (f *faults) timestep(field string, t, sigma float32) {
+func (f *faults) checkTimestep(field string, t, sigma float32) {
 	if want := float32(1000 * sigma); t != want && t >= 0 && t <= 1000*MaxSigma {
 		f.add(field, formatFloat32(t), "must be "+formatFloat32(want)+", 1000 * sigma")
 	}
 }
 
-// logProb checks that a stochastic step has its log-prob and an ode step has none.
-func (e *Step) logProb(f *faults) {
+// checkLogProb checks that a stochastic step has its log-prob and an ode step has none.
+func (e *Step) checkLogProb(f *faults) {
 	for _, p := range []struct {
 		field string
 		value *float64
@@ -111,28 +111,30 @@ func (e *Step) logProb(f *faults) {
 	}
 }
 
-// tensors checks which latents, checkpoint and debug tensors a step has.
-func (e *Step) tensors(f *faults) {
+// checkTensors checks which latents, checkpoint and debug tensors a step has.
+func (e *Step) checkTensors(f *faults) {
 	if len(e.Latents) <= MaxStepLatents {
 		for i := range e.Latents {
-			l, g := &e.Latents[i], f.item("latents", i)
+			l, g := &e.Latents[i], f.inItem("latents", i)
 			if l.Index != e.StepIndex && l.Index != e.StepIndex+1 {
-				g.add("index", strconv.FormatInt(l.Index, 10), fmt.Sprintf("must be the step %d, or %d on the last step that runs", e.StepIndex, e.StepIndex+1))
+				g.add("index", strconv.FormatInt(l.Index, 10),
+					fmt.Sprintf("must be the step %d, or %d on the last step that runs", e.StepIndex, e.StepIndex+1))
 			}
 			if i > 0 && l.Index == e.Latents[0].Index {
 				g.add("index", strconv.FormatInt(l.Index, 10), "must come at most once")
 			}
 		}
 	}
-	if e.Checkpoint != nil && e.Latents != nil && slices.ContainsFunc(e.Latents, func(l IndexedTensor) bool { return l.Index == e.StepIndex }) {
+	if e.Checkpoint != nil && e.Latents != nil && slices.ContainsFunc(e.Latents,
+		func(l IndexedTensor) bool { return l.Index == e.StepIndex }) {
 		f.add("checkpoint", "present", "must be absent beside latents with the state before the step")
 	}
 	if len(e.Debug) > MaxDebug {
 		return
 	}
 	for i := range e.Debug {
-		d, g := &e.Debug[i], f.item("debug", i)
-		g.enum("name", d.Name, DebugTensors)
+		d, g := &e.Debug[i], f.inItem("debug", i)
+		g.checkEnum("name", d.Name, DebugTensors)
 		for _, before := range e.Debug[:i] {
 			if before.Name == d.Name {
 				g.add("name", quote(d.Name), "must come at most once")
@@ -145,10 +147,10 @@ func (e *Step) tensors(f *faults) {
 // its sample, its attempt and its error; what it has of the rollout may be empty.
 func (e *Trajectory) Validate() error { return CheckFields(e) }
 
-// rules checks a trajectory. If it is completed, it must have everything to recompute it; otherwise it must have an
-// error and no image.
-func (e *Trajectory) rules(f *faults) {
-	f.sampleIndex(e.SampleIndex, e.GroupSize)
+// checkRules checks a trajectory. If it is completed, it must have everything to recompute it; otherwise it must have
+// an error and no image.
+func (e *Trajectory) checkRules(f *faults) {
+	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
 	completed := e.StopReason == StopCompleted
 	if completed && e.Error != "" {
 		f.add("error", quote(e.Error), "must be empty when completed")
@@ -157,24 +159,24 @@ func (e *Trajectory) rules(f *faults) {
 		f.add("truncated_tokens", strconv.FormatInt(e.TruncatedTokens, 10), "must be 0 without truncate_prompt")
 	}
 	if e.Text != nil {
-		e.textual(f, completed)
+		e.checkText(f, completed)
 		return
 	}
-	begin, end := e.segment(f, e.GroupSize)
-	e.scheduledSampling(f, completed)
+	begin, end := e.checkSegment(f, e.GroupSize)
+	e.checkScheduled(f, completed)
 	if len(e.Conditioning) <= MaxConditioning {
 		for i, c := range e.Conditioning {
 			if slices.ContainsFunc(e.Conditioning[:i], func(o NamedTensor) bool { return o.Name == c.Name }) {
-				f.item("conditioning", i).add("name", quote(c.Name), "must come at most once")
+				f.inItem("conditioning", i).add("name", quote(c.Name), "must come at most once")
 			}
 		}
 	}
-	f.seeds(e.StepSeeds, len(e.Transitions))
+	f.checkSeeds(e.StepSeeds, len(e.Transitions))
 	if completed {
-		e.completed(f, begin, end)
+		e.checkCompleted(f, begin, end)
 	} else {
-		f.filled("error", e.Error)
-		f.sigmas(e.Sigmas)
+		f.requireText("error", e.Error)
+		f.checkSigmas(e.Sigmas)
 		if e.Image != nil {
 			f.add("image", "present", "must be absent unless completed")
 		}
@@ -182,81 +184,85 @@ func (e *Trajectory) rules(f *faults) {
 			f.add("video", "present", "must be absent unless completed")
 		}
 	}
-	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
-	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
+	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 }
 
-// textual checks a sample of text.
-func (e *Trajectory) textual(f *faults, completed bool) {
-	f.absentBesideText(e)
+// checkText checks a sample of text.
+func (e *Trajectory) checkText(f *faults, completed bool) {
+	f.refuseImageFields(e)
 	if e.Drawn != nil && e.Text.Drawn != nil {
 		f.add("text.drawn", "present", "must be absent beside drawn")
 	}
 	if by := e.DrawnBy(); by != nil {
-		f.chosen("drawn.engine.values", by.Engine.Values, EngineValues)
+		f.requireOneOf("drawn.engine.values", by.Engine.Values, EngineValues)
 	}
 	if completed {
-		e.Text.completed(f.in("text"), e.DrawnBy())
-		f.length("steps", len(e.Steps), 1, max(len(e.Steps), 2))
-		f.digested("content_digest", e.ContentDigest)
-		f.digested("schedule_digest", e.ScheduleDigest)
+		e.Text.checkCompleted(f.inStruct("text"), e.DrawnBy())
+		f.checkLength("steps", len(e.Steps), 1, max(len(e.Steps), 2))
+		f.requireDigest("content_digest", e.ContentDigest)
+		f.requireDigest("schedule_digest", e.ScheduleDigest)
 	} else {
-		f.filled("error", e.Error)
+		f.requireText("error", e.Error)
 	}
-	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
-	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+	f.checkPolicySpan(e.PolicyVersionMin, e.PolicyVersionMax)
+	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 }
 
-// completed checks that a completed trajectory has everything with which a trainer recomputes the log-probs of the
+// checkCompleted checks that a completed trajectory has everything with which a trainer recomputes the log-probs of the
 // steps [begin, end).
-func (e *Trajectory) completed(f *faults, begin, end int64) {
-	f.positive("height", e.Height)
-	f.positive("width", e.Width)
-	f.chosen("cfg_rule", e.CFGRule, CFGRules)
-	if f.length("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 2)) {
-		f.sigmas(e.Sigmas)
+func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
+	f.requirePositive("height", e.Height)
+	f.requirePositive("width", e.Width)
+	f.requireOneOf("cfg_rule", e.CFGRule, CFGRules)
+	if f.checkLength("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 2)) {
+		f.checkSigmas(e.Sigmas)
 	}
 	steps := len(e.Sigmas) - 1
-	if f.exactly("timesteps", len(e.Timesteps), len(e.Sigmas), "one per sigma") {
+	if f.requireLength("timesteps", len(e.Timesteps), len(e.Sigmas), "one per sigma") {
 		for i, t := range e.Timesteps {
-			f.timestep("timesteps["+strconv.Itoa(i)+"]", t, e.Sigmas[i])
+			f.checkTimestep("timesteps["+strconv.Itoa(i)+"]", t, e.Sigmas[i])
 		}
 	}
-	f.exactly("transitions", len(e.Transitions), steps, "one per step")
-	if f.exactly("log_probs", len(e.LogProbs), steps, "one per step") && len(e.Transitions) == steps {
+	f.requireLength("transitions", len(e.Transitions), steps, "one per step")
+	if f.requireLength("log_probs", len(e.LogProbs), steps, "one per step") && len(e.Transitions) == steps {
 		for i, p := range e.LogProbs {
 			switch ran := begin <= int64(i) && int64(i) < end; {
 			case !ran && p != nil:
 				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null on a step that did not run")
 			case ran && (p == nil) != (e.Transitions[i] == TransitionODE):
-				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null exactly on ode steps; this one is "+quote(e.Transitions[i]))
+				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null exactly on ode steps; this one is "+
+					quote(e.Transitions[i]))
 			}
 		}
 	}
-	f.chosen("log_prob_kind", e.LogProbKind, LogProbKinds)
-	f.chosen("solver", e.Solver, Solvers)
-	f.inside("latent_step_indices", e.LatentStepIndices, begin, end, MaxSteps)
-	f.ascending("latent_step_indices", e.LatentStepIndices)
-	f.chosen("latents_dtype", e.LatentsDType, LatentsDTypes)
+	f.requireOneOf("log_prob_kind", e.LogProbKind, LogProbKinds)
+	f.requireOneOf("solver", e.Solver, Solvers)
+	f.checkIndices("latent_step_indices", e.LatentStepIndices, begin, end, MaxSteps)
+	f.checkAscending("latent_step_indices", e.LatentStepIndices)
+	f.requireOneOf("latents_dtype", e.LatentsDType, LatentsDTypes)
 	latents := Tensor{DType: e.LatentsDType, Shape: e.LatentsShape}
 	if _, ok := latents.ByteSize(); len(e.LatentsShape) == 0 || !ok && latents.DType != "" {
-		f.add("latents_shape", fmt.Sprint(e.LatentsShape[:min(len(e.LatentsShape), MaxTensorDims+1)]), "must be the shape of a tensor, [S, C]")
+		f.add("latents_shape", fmt.Sprint(e.LatentsShape[:min(len(e.LatentsShape), MaxTensorDims+1)]),
+			"must be the shape of a tensor, [S, C]")
 	}
-	f.exactly("steps", len(e.Steps), int(end-begin), "one per step that runs")
-	f.digested("content_digest", e.ContentDigest)
-	f.digested("schedule_digest", e.ScheduleDigest)
+	f.requireLength("steps", len(e.Steps), int(end-begin), "one per step that runs")
+	f.requireDigest("content_digest", e.ContentDigest)
+	f.requireDigest("schedule_digest", e.ScheduleDigest)
 	switch {
 	case e.Image != nil && !e.Decoded():
-		f.add("image", "present", fmt.Sprintf("must be absent: the sample stops at step %d with noise in it, and stop.decode is false", end))
+		f.add("image", "present",
+			fmt.Sprintf("must be absent: the sample stops at step %d with noise in it, and stop.decode is false", end))
 	case e.Image == nil && e.Decoded():
 		f.add("image", "null", "must be present when completed")
 	}
-	f.frames(e.Frames)
-	e.video(f)
+	f.checkFrames(e.Frames)
+	e.checkVideo(f)
 }
 
-// video checks that there is a video of the sample's size exactly where the sample has several frames and is decoded.
-func (e *Trajectory) video(f *faults) {
+// checkVideo checks that there is a video of the sample's size exactly where the sample has several frames and is
+// decoded.
+func (e *Trajectory) checkVideo(f *faults) {
 	if asked := e.Frames > 1 && e.Decoded(); asked != (e.Video != nil) {
 		f.add("video", map[bool]string{true: "null", false: "present"}[asked],
 			"must be there for a sample of several frames that is decoded, and absent else")
@@ -267,8 +273,8 @@ func (e *Trajectory) video(f *faults) {
 	}
 }
 
-// frames refuses 1 frame, which says the same as no frames at all, and would give another digest.
-func (f *faults) frames(n int64) {
+// checkFrames refuses 1 frame, which says the same as no frames at all, and would give another digest.
+func (f *faults) checkFrames(n int64) {
 	if n == 1 {
 		f.add("frames", "1", "must be absent for an image, or more than 1")
 	}

@@ -36,9 +36,10 @@ func (t *Tensor) ByteSize() (int64, bool) {
 // Validate returns all faults of the tensor, joined.
 func (t *Tensor) Validate() error { return CheckFields(t) }
 
-// rules checks that exactly one of data, ref and parts is given, with the size that dtype and shape require.
-func (t *Tensor) rules(f *faults) {
-	if _, ok := t.ElementCount(); !ok && len(t.Shape) <= MaxTensorDims && !slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 1 || d > MaxTensorBytes }) {
+// checkRules checks that exactly one of data, ref and parts is given, with the size that dtype and shape require.
+func (t *Tensor) checkRules(f *faults) {
+	if _, ok := t.ElementCount(); !ok && len(t.Shape) <= MaxTensorDims &&
+		!slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 1 || d > MaxTensorBytes }) {
 		f.add("shape", fmt.Sprint(t.Shape), fmt.Sprintf("must be of %d bytes at most", MaxTensorBytes))
 	}
 	var carriers []string
@@ -70,22 +71,23 @@ func (t *Tensor) rules(f *faults) {
 		has, field = t.Parts.Size, "parts.size"
 	}
 	if has != size {
-		f.add(field, strconv.FormatInt(has, 10)+" bytes", fmt.Sprintf("must be %d, the size of %s %v", size, t.DType, t.Shape))
+		f.add(field, strconv.FormatInt(has, 10)+" bytes", fmt.Sprintf("must be %d, the size of %s %v", size, t.DType,
+			t.Shape))
 	}
 }
 
 // Validate returns all faults of the reference, joined.
 func (r *Ref) Validate() error { return CheckFields(r) }
 
-func (p *Parts) rules(f *faults) {
+func (p *Parts) checkRules(f *faults) {
 	// Every part has at least one byte and at most MaxPartBytes.
 	if p.Count >= 1 && p.Count <= MaxParts && p.Size >= 1 && p.Size <= MaxTensorBytes {
-		f.within("size", p.Size, p.Count, p.Count*MaxPartBytes)
+		f.checkWithin("size", p.Size, p.Count, p.Count*MaxPartBytes)
 	}
 }
 
-// rules checks that exactly one of data and ref is given.
-func (im *Image) rules(f *faults) {
+// checkRules checks that exactly one of data and ref is given.
+func (im *Image) checkRules(f *faults) {
 	if (im.Data == nil) == (im.Ref == nil) {
 		came := "both"
 		if im.Data == nil {

@@ -276,7 +276,7 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 // CurrentPolicy returns the newest policy of a lane that its samplers have not refused, or ErrNotFound.
 func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
 	newest, err := b.Policy(ctx, lane)
-	if err != nil || newest.Bare() {
+	if err != nil || newest.IsCheckpoint() {
 		return newest, err
 	}
 	refused, err := b.PolicyRefusals(ctx, lane)
@@ -285,7 +285,7 @@ func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Po
 	}
 	history, err := b.PolicyHistory(ctx, lane)
 	for _, p := range slices.Backward(history) {
-		if p.Bare() && p.BaseDigest == newest.BaseDigest || refused[p.PolicyVersion] == "" {
+		if p.IsCheckpoint() && p.BaseDigest == newest.BaseDigest || refused[p.PolicyVersion] == "" {
 			return p, err
 		}
 	}

@@ -129,7 +129,7 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 		for _, p := range slices.Backward(history) {
 			switch why := refused[version]; {
 			case p.PolicyVersion != version:
-			case why != "" && !p.Bare():
+			case why != "" && !p.IsCheckpoint():
 				return nil, refusedPolicy("version: %d; was refused by every sampler (%s); "+
 					"must be one that was taken over, see 'meander policy ls'", version, why)
 			case p.BaseDigest != current.BaseDigest:
@@ -137,7 +137,8 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 					current.Lane, current.BaseDigest)
 			default:
 				next := *current
-				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest, &version
+				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest,
+					&version
 				files := slices.Clone(p.Weights)
 				if p.Adapter != nil {
 					files = append(files, p.Adapter.File)
@@ -178,7 +179,9 @@ func refusedPolicy(format string, args ...any) error {
 // publishNext stores the policy that next makes of the lane's current one; the three methods that change a policy
 // share it. It tries again if another client was faster. If the weights are the same and not refused, it stores
 // nothing and returns the current policy. A fault of push is a *RefusedError; an error of next is returned.
-func (c *Client) publishNext(ctx context.Context, push Push, next func(current *schemas.Policy) (*schemas.Policy, error)) (*schemas.Policy, error) {
+func (c *Client) publishNext(ctx context.Context, push Push,
+	next func(current *schemas.Policy) (*schemas.Policy, error),
+) (*schemas.Policy, error) {
 	if push.Rule != "" && !slices.Contains(schemas.SwapRules, push.Rule) {
 		return nil, refusedPolicy("rule: %q; must be one of %v", push.Rule, schemas.SwapRules)
 	}
@@ -197,7 +200,7 @@ func (c *Client) publishNext(ctx context.Context, push Push, next func(current *
 		}
 		if p.WeightsDigest == current.WeightsDigest {
 			refused, err := c.bus.PolicyRefusals(ctx, lane)
-			if err != nil || p.Bare() || refused[current.PolicyVersion] == "" {
+			if err != nil || p.IsCheckpoint() || refused[current.PolicyVersion] == "" {
 				return current, err
 			}
 		}
@@ -271,7 +274,10 @@ func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.La
 	}
 	var served []schemas.Lane
 	for _, p := range all {
-		if slices.ContainsFunc(present, func(s *schemas.Presence) bool { return s.Service == schemas.ServiceSampler && s.Lane == p.Lane }) {
+		if slices.ContainsFunc(present, func(s *schemas.Presence) bool {
+			return s.Service == schemas.ServiceSampler &&
+				s.Lane == p.Lane
+		}) {
 			served = append(served, p.Lane)
 		}
 	}
@@ -344,7 +350,8 @@ func (c *Client) AwaitPolicy(ctx context.Context, p *schemas.Policy) ([]Replica,
 		}
 		late := slices.ContainsFunc(replicas, func(r Replica) bool {
 			// A sampler that uses it and still says that it loads it will answer soon.
-			return r.Answer == nil && (r.PolicyVersion == nil || *r.PolicyVersion < p.PolicyVersion || r.Loading != nil && *r.Loading == p.PolicyVersion)
+			return r.Answer == nil && (r.PolicyVersion == nil || *r.PolicyVersion < p.PolicyVersion ||
+				r.Loading != nil && *r.Loading == p.PolicyVersion)
 		})
 		if !late {
 			return replicas, nil

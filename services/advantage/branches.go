@@ -71,7 +71,7 @@ type segment struct {
 // segments returns the segments of the children of all branch points of one depth, in order of their samples: each
 // with the means over the leaves below it. rewards and result are what the estimator got and returned for the group.
 func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.Group) []segment {
-	behind := g.spec.Tree.Stride(depth + 1)
+	behind := g.spec.Tree.LeavesBelow(depth + 1)
 	segments := make([]segment, g.size/behind)
 	next := 0
 	for _, s := range g.members() {
@@ -104,7 +104,7 @@ func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.
 // branchPoints returns the branch points of one depth of a tree, with the rewards of their children; segments are
 // those of the children. estimateBranches calls it.
 func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGroup {
-	behind, b := g.spec.Tree.Stride(depth+1), g.spec.Tree.Branches[depth]
+	behind, b := g.spec.Tree.LeavesBelow(depth+1), g.spec.Tree.Branches[depth]
 	points := make([]schemas.BranchGroup, int64(len(segments))/b.Width)
 	for i, x := range segments {
 		p := &points[int64(i)/b.Width]

@@ -13,7 +13,7 @@ import (
 func (w *worker) applyControl(g *group) {
 	h := w.controls.Of(g.run, g.uid)
 	if c := h.Cancelled(); c != nil && g.cancelled == nil && g.outcome == nil && g.result == nil {
-		g.cancelled = errors.New(c.Says())
+		g.cancelled = errors.New(c.Sentence())
 		w.retryClosing = true
 	}
 	g.paused = h.Paused() != nil

@@ -53,7 +53,9 @@ type interrupt struct {
 // onInterrupt makes ready for an interruption, which ends ctx: the user is then asked, in a goroutine of its own,
 // whether to leave the run running or to cancel it. leave is called with the reason why the command no longer waits
 // for the run. done ends all that: a later end of ctx asks nothing, and a signal has its usual effect again.
-func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Writer, leave context.CancelCauseFunc) (i *interrupt, done func()) {
+func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Writer,
+	leave context.CancelCauseFunc,
+) (i *interrupt, done func()) {
 	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave, cancelled: make(chan struct{})}
 	printLine := func(line string) { fmt.Fprintln(stderr, line) }
 	i.printLine.Store(&printLine)
@@ -146,7 +148,9 @@ func (i *interrupt) wantsCancel() bool {
 // cancelled when the run is cancelled, which is final.
 func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress, cancelled chan<- struct{}) {
 	told := uint64(0)
-	for m, err := range b.Read(ctx, schemas.StreamControlBucket, []string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))}, bus.ReadOptions{Live: true}) {
+	for m, err := range b.Read(ctx, schemas.StreamControlBucket,
+		[]string{schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, ""))},
+		bus.ReadOptions{Live: true}) {
 		if err != nil {
 			return // awaitOutcomes reads too, and reports the error
 		}
@@ -155,7 +159,7 @@ func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress,
 			continue
 		}
 		told = c.Seq
-		line := c.Says()
+		line := c.Sentence()
 		if c.Action == schemas.ControlPause {
 			line += "; continue it with: meander resume " + string(run)
 		}

@@ -45,7 +45,7 @@ func drawTree(tree *schemas.Tree, adv *schemas.Advantage, columns int) []string 
 			line = strings.Repeat("─", start)
 		}
 		for depth, b := range tree.Branches {
-			behind := tree.Stride(depth + 1)
+			behind := tree.LeavesBelow(depth + 1)
 			child := leaf / behind % b.Width
 			begins, last := leaf%behind == 0, child == b.Width-1
 			mark, rest := " ", " "
@@ -60,7 +60,8 @@ func drawTree(tree *schemas.Tree, adv *schemas.Advantage, columns int) []string 
 				mark = "│"
 			}
 			text := ""
-			if a := segments[schemas.TreeSegment{SampleIndex: leaf, Begin: b.StepIndex}]; begins && a != nil && edge == wideEdge {
+			if a := segments[schemas.TreeSegment{SampleIndex: leaf, Begin: b.StepIndex}]; begins && a != nil &&
+				edge == wideEdge {
 				text = fmt.Sprintf(" %+.2f ", *a)
 			}
 			line += mark + text + strings.Repeat(rest, max(0, edge-1-utf8.RuneCountInString(text)))

@@ -56,7 +56,7 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 				return err
 			}
 			for _, p := range paused {
-				fmt.Fprintf(c.ErrOrStderr(), "%s; continue it with: meander resume %s\n", p.Says(), p.Run)
+				fmt.Fprintf(c.ErrOrStderr(), "%s; continue it with: meander resume %s\n", p.Sentence(), p.Run)
 			}
 			for _, server := range laggingServers(stats) {
 				line := fmt.Sprintf("server %s is down or behind; see 'meander doctor'", server)
@@ -144,7 +144,8 @@ func spaceLeft(stats []bus.StreamStats) string {
 	if first == "" {
 		return "no stream has a limit in bytes: only the disk limits how much fits"
 	}
-	const says = "space for about %.0f more groups, %.0f samples, of the mean size of the %d stored groups; then %s is full"
+	const says = "space for about %.0f more groups, %.0f samples, of the mean size of the %d stored groups; then %s " +
+		"is full"
 	return fmt.Sprintf(says, math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
 }
 
@@ -222,7 +223,8 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 				return err
 			}
 			if a.natsURL == "" {
-				return usage(errors.New("--nats: empty; must be the server to set up. A store needs no setup: 'meander up' and 'meander run' do it"))
+				return usage(errors.New("--nats: empty; must be the server to set up. A store needs no setup: " +
+					"'meander up' and 'meander run' do it"))
 			}
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
@@ -255,7 +257,8 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 		},
 	}
 	c.Flags().StringVar(&credentials, "auth", "",
-		"credentials folder (meander auth init): also make the copies that its guests read, the users who are limited to runs")
+		"credentials folder (meander auth init): also make the copies that its guests read, the users who are "+
+			"limited to runs")
 	limits.Flags(c.Flags())
 	return c
 }

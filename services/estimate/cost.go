@@ -100,7 +100,8 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), Frames: r.Frames,
 		NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end,
 		SDESteps: sde, TrueCFGScale: r.TrueCFGScale, Guidance: r.Guidance, GuidedSteps: r.GuidedSteps(),
-		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
+		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)),
+		LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
 	guided := min(end, c.GuidedSteps)
@@ -174,7 +175,7 @@ func conditioningBytes(text string, policy *schemas.Policy) int64 {
 func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 	n := steps * int64(scheduled.Sampler(s.RollSettings.Sampler).Evaluations())
 	if s.RollSettings.ReflexFlow != nil {
-		if n++; s.Roll.Rolls() {
+		if n++; s.Roll.IsRolled() {
 			n++
 		}
 	}
@@ -186,7 +187,8 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 func (c *Cost) addSamplesOf(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
-		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.ConditioningStored, c.counted = 0, 0, 0, 0, 0, 0, 0, 0, true
+		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes,
+			c.ConditioningStored, c.counted = 0, 0, 0, 0, 0, 0, 0, 0, true
 	}
 	clearIfDifferent(&c.ImageSize, s.ImageSize)
 	clearIfDifferent(&c.Frames, s.Frames)

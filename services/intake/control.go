@@ -48,7 +48,7 @@ func (s *service) handleControl(ctx context.Context, m *bus.Message) error {
 		case err != nil:
 			return err
 		case !mine:
-			r.Unchanged = "superseded: " + holds.Says()
+			r.Unchanged = "superseded: " + holds.Sentence()
 		case c.Action == schemas.ControlCancel:
 			if r.Requests, err = s.removeRequests(ctx, c.Run, c.UID); err != nil {
 				return err
@@ -113,11 +113,11 @@ func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string,
 		return "", nil
 	case schemas.ControlPause:
 		if h.Paused() != nil || cancelled {
-			return run.Says(), nil
+			return run.Sentence(), nil
 		}
 	case schemas.ControlResume:
 		if cancelled {
-			return run.Says() + "; what was cancelled stays so: choose another run", nil
+			return run.Sentence() + "; what was cancelled stays so: choose another run", nil
 		}
 		if h.Paused() == nil {
 			return "the run is not paused", nil
@@ -125,9 +125,9 @@ func (s *service) whyUnchanged(ctx context.Context, c *schemas.Control) (string,
 	case schemas.ControlCancel:
 		switch {
 		case cancelled:
-			return run.Says(), nil
+			return run.Sentence(), nil
 		case c.UID != "" && h.Group != nil:
-			return h.Group.Says(), nil
+			return h.Group.Sentence(), nil
 		case c.UID != "":
 			return s.whyFinished(ctx, c)
 		case status.State == schemas.RunDone:
@@ -157,14 +157,15 @@ func (s *service) whyFinished(ctx context.Context, c *schemas.Control) (string, 
 // cancelled or has its result, or the sample has its trajectory.
 func (s *service) whyNotPrunable(ctx context.Context, c *schemas.Control, h bus.InForce) (string, error) {
 	if ended := h.Cancelled(); ended != nil {
-		return ended.Says(), nil
+		return ended.Sentence(), nil
 	}
 	switch why, err := s.whyFinished(ctx, c); {
 	case why != "" || err != nil:
 		return why, err
 	}
 	t := &schemas.Trajectory{}
-	_, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex),
+	_, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
+		schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex),
 		t, nil)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
@@ -277,7 +278,7 @@ func (s *service) unparkAll(ctx context.Context) error {
 // storeCancelled stores the record of a prompt that was cancelled before intake handled it, and opens its group, which
 // then closes at once with the result cancelled. c is the control that cancelled it.
 func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas.Prompt, c *schemas.Control) error {
-	r := refusalRecord(p, m, errors.New(c.Says()))
+	r := refusalRecord(p, m, errors.New(c.Sentence()))
 	r.Cancelled = true
 	if r.Validate() == nil { // otherwise it names no uid that a client could wait for
 		ack, err := s.bus.Publish(ctx, r, bus.WaitForSpace())
@@ -295,7 +296,7 @@ func (s *service) storeCancelled(ctx context.Context, m *bus.Message, p *schemas
 	}
 	return s.sendReceipt(m, &schemas.Receipt{
 		Run: runOf(m.Subject), UID: p.UID, Code: schemas.CodeCancelled,
-		Error: c.Says(),
+		Error: c.Sentence(),
 	})
 }
 

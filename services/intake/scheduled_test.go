@@ -20,18 +20,29 @@ func policyFor(t *testing.T, f model.Family) *schemas.Policy {
 	}
 	c := info.Card
 	return &schemas.Policy{
-		Lane: schemas.Lane(c.Name), Model: c.Name, SchedulerConfig: c.SchedulerConfig, LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
-		Height: 32, Width: 32, NumInferenceSteps: 10, TrueCFGScale: 4, MaxPixels: int64(c.MaxPixels), Reward: []string{"synthetic"},
+		Lane: schemas.Lane(c.Name), Model: c.Name, SchedulerConfig: c.SchedulerConfig,
+		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
+		Height: 32, Width: 32, NumInferenceSteps: 10, TrueCFGScale: 4, MaxPixels: int64(c.MaxPixels),
+		Reward: []string{"synthetic"},
 	}
 }
 
 func rolls(change func(p *schemas.Prompt, s *schemas.ScheduledSampling)) *schemas.Prompt {
-	s := &schemas.ScheduledSampling{MaxStepOffset: new(int64(10)), Probability: new(1.0), BaseTimesteps: []float64{0, 500.5, 990, 999}}
+	s := &schemas.ScheduledSampling{
+		MaxStepOffset: new(int64(10)), Probability: new(1.0),
+		BaseTimesteps: []float64{0, 500.5, 990, 999},
+	}
 	p := &schemas.Prompt{
 		UID: "u", Prompt: "x", Seed: new(int64(7)), GroupSize: new(int64(4)),
 		ImageSettings: schemas.ImageSettings{
 			ScheduledSampling: s,
-			Start:             &schemas.Start{Data: &schemas.Data{Latents: &schemas.Tensor{DType: "F32", Shape: []int64{1, 4, 64}, Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1024}}}},
+			Start: &schemas.Start{Data: &schemas.Data{Latents: &schemas.Tensor{
+				DType: "F32",
+				Shape: []int64{1, 4, 64}, Ref: &schemas.Ref{
+					Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64),
+					Size: 1024,
+				},
+			}}},
 		},
 	}
 	if change != nil {
@@ -49,10 +60,16 @@ func TestResolve_ScheduledSampling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := Plan("r", p, policy); err != nil || !reflect.DeepEqual(plan, again) || plan.SamePlan(again) != nil {
+	if again, err := Plan("r", p, policy); err != nil || !reflect.DeepEqual(plan, again) ||
+		plan.SamePlan(again) != nil {
 		t.Errorf("planned again: %+v, %v", again, err)
 	}
-	if other, err := Plan("r", rolls(func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.TrainStep = new(int64(1)) }), policy); err != nil || plan.SamePlan(other) == nil {
+	if other, err := Plan("r", rolls(func(_ *schemas.Prompt,
+		s *schemas.ScheduledSampling,
+	) {
+		s.TrainStep = new(int64(1))
+	}), policy); err != nil ||
+		plan.SamePlan(other) == nil {
 		t.Errorf("at another training step: the same plan, %v", err)
 	}
 	requests, err := Resolve("r", p, policy, Origin{Created: time.Unix(1, 0)})
@@ -62,14 +79,17 @@ func TestResolve_ScheduledSampling(t *testing.T) {
 	for i, r := range requests {
 		roll := plan.Samples[i]
 		begin, end := r.Segment()
-		if r.ScheduledSampling.Roll != roll || begin != 999-roll.Source || end != 999-roll.Base || r.Start.StepIndex != begin || r.TrueCFGScale != 1 || len(r.Group.Reward) > 0 {
+		if r.ScheduledSampling.Roll != roll || begin != 999-roll.Source || end != 999-roll.Base ||
+			r.Start.StepIndex != begin || r.TrueCFGScale != 1 || len(r.Group.Reward) > 0 {
 			t.Errorf("sample %d: steps %d to %d of %+v", i, begin, end, roll)
 		}
-		if steps := end - begin; roll.Rolls() && int64(len(r.ReturnStepIndices)) != steps+1 || !roll.Rolls() && len(r.ReturnStepIndices) != 0 {
+		if steps := end - begin; roll.IsRolled() && int64(len(r.ReturnStepIndices)) != steps+1 || !roll.IsRolled() &&
+			len(r.ReturnStepIndices) != 0 {
 			t.Errorf("sample %d: keeps %v of %d steps", i, r.ReturnStepIndices, steps)
 		}
 	}
-	if top := plan.Samples[3]; top.Source != 999 || top.Rolls() || (top.Reason != "clipped" && top.Reason != "zero_offset") {
+	if top := plan.Samples[3]; top.Source != 999 || top.IsRolled() ||
+		(top.Reason != "clipped" && top.Reason != "zero_offset") {
 		t.Errorf("base N-1: %+v", top)
 	}
 	if plan.Samples[1].Base != 500 || plan.Samples[1].Timestep != 500.5 {
@@ -103,21 +123,46 @@ func TestResolve_ScheduledSamplingRefuses(t *testing.T) {
 		change func(p *schemas.Prompt, s *schemas.ScheduledSampling)
 		want   string
 	}{
-		{"an order of dpm", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.Sampler, s.Order = "dpm", new(int64(4)) }, "scheduled_sampling.order: 4; must be at most 3 with dpm"},
-		{"rk4 of the public trainer", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.Sampler, s.Compat = "rk4", "simpletuner" }, "scheduled_sampling.sampler: rk4; must be euler, dpm, unipc or unip"},
+		{"an order of dpm", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) {
+			s.Sampler, s.Order = "dpm",
+				new(int64(4))
+		}, "scheduled_sampling.order: 4; must be at most 3 with dpm"},
+		{"rk4 of the public trainer", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) {
+			s.Sampler,
+				s.Compat = "rk4", "simpletuner"
+		}, "scheduled_sampling.sampler: rk4; must be euler, dpm, unipc or unip"},
 		{"M of N", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) {
 			s.Timesteps, s.BaseTimesteps = new(int64(10)), []float64{1}
 		}, "scheduled_sampling.max_step_offset: 10; must be at least 0 and below timesteps"},
-		{"a base of N", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.BaseTimesteps = []float64{1000} }, "scheduled_sampling.base_timesteps[0]: 1000; must be at least 0 and below 1000"},
-		{"a fraction", epsilon, func(*schemas.Prompt, *schemas.ScheduledSampling) {}, "scheduled_sampling.base_timesteps[1]: 500.5; must be whole for a model that predicts epsilon"},
+		{
+			"a base of N", flow,
+			func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.BaseTimesteps = []float64{1000} },
+			"scheduled_sampling.base_timesteps[0]: 1000; must be at least 0 and below 1000",
+		},
+		{
+			"a fraction", epsilon, func(*schemas.Prompt, *schemas.ScheduledSampling) {},
+			"scheduled_sampling.base_timesteps[1]: 500.5; must be whole for a model that predicts epsilon",
+		},
 		{"another N", epsilon, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) {
 			s.Timesteps, s.BaseTimesteps = new(int64(100)), []float64{1}
 		}, "scheduled_sampling.timesteps: 100; must be 1000, those of a model that predicts epsilon"},
-		{"images of such a model", epsilon, func(p *schemas.Prompt, _ *schemas.ScheduledSampling) { p.ScheduledSampling, p.Start = nil, nil }, `scheduled_sampling: null; must be there for model "synthetic-epsilon"`},
-		{"data of another size", flow, func(p *schemas.Prompt, _ *schemas.ScheduledSampling) { p.Height = new(int64(64)) }, "start.data.latents.shape: [1 4 64]; must be [4 8 64]"},
+		{"images of such a model", epsilon, func(p *schemas.Prompt, _ *schemas.ScheduledSampling) {
+			p.ScheduledSampling,
+				p.Start = nil, nil
+		}, `scheduled_sampling: null; must be there for model "synthetic-epsilon"`},
+		{
+			"data of another size", flow, func(p *schemas.Prompt,
+				_ *schemas.ScheduledSampling,
+			) {
+				p.Height = new(int64(64))
+			},
+			"start.data.latents.shape: [1 4 64]; must be [4 8 64]",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := Resolve("r", rolls(tt.change), tt.policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := Resolve("r", rolls(tt.change), tt.policy,
+				Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}}); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error\n %v\nwant\n %s", err, tt.want)
 			}
 		})
@@ -125,7 +170,8 @@ func TestResolve_ScheduledSamplingRefuses(t *testing.T) {
 	got := Warnings(rolls(func(_ *schemas.Prompt, s *schemas.ScheduledSampling) {
 		s.Compat, s.ReflexFlow = "simpletuner", &schemas.ReflexFlow{Alpha: new(2.0)}
 	}), flow)
-	if len(got) != 2 || !strings.Contains(got[0], "reflexflow.alpha: 2; above 1") || !strings.Contains(got[1], "sampler: unipc; flow models step with euler") {
+	if len(got) != 2 || !strings.Contains(got[0], "reflexflow.alpha: 2; above 1") ||
+		!strings.Contains(got[1], "sampler: unipc; flow models step with euler") {
 		t.Errorf("warnings %q", got)
 	}
 }

@@ -59,7 +59,7 @@ func startAtParent(r *schemas.Request, tree *schemas.Tree) {
 	begin := path[len(path)-1].Begin
 	r.ReturnStepIndices = slices.DeleteFunc(slices.Clone(r.ReturnStepIndices), func(k int64) bool { return k < begin })
 	for depth, b := range tree.Branches {
-		if tree.Owner(r.SampleIndex, depth) == r.SampleIndex && !slices.Contains(r.ReturnStepIndices, b.StepIndex) {
+		if tree.SampleOf(r.SampleIndex, depth) == r.SampleIndex && !slices.Contains(r.ReturnStepIndices, b.StepIndex) {
 			r.ReturnStepIndices = append(r.ReturnStepIndices, b.StepIndex)
 		}
 	}

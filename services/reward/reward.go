@@ -250,7 +250,7 @@ func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err 
 		return nil, err
 	}
 	if record != nil {
-		if fault := record.Holds(t.GroupSize, &t.Group); fault != nil {
+		if fault := record.CheckGroup(t.GroupSize, &t.Group); fault != nil {
 			return fault, nil
 		}
 	}

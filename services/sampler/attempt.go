@@ -189,8 +189,9 @@ func (a *attempt) checkPruned() error {
 			return &prunedError{why}
 		}
 	}
-	if c := a.service.controls.inForce.Pruned(a.req.Run, a.req.UID, a.req.SampleIndex); c != nil && next >= c.StepIndex {
-		return &prunedError{c.Says()}
+	if c := a.service.controls.inForce.Pruned(a.req.Run, a.req.UID, a.req.SampleIndex); c != nil &&
+		next >= c.StepIndex {
+		return &prunedError{c.Sentence()}
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 // stopped is the cause that ends the context of a sample: a control on its run or group.
 type stopped struct{ control *schemas.Control }
 
-func (e *stopped) Error() string { return e.control.Says() }
+func (e *stopped) Error() string { return e.control.Sentence() }
 
 // stoppedBy returns the control that ended the work on a sample; nil where work goes on or ended for another reason.
 func stoppedBy(work context.Context) *schemas.Control {

@@ -41,7 +41,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	var made schemas.Trajectory
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
-	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
+	switch _, err := s.bus.StoredEvent(ctx, schemas.StreamTrajectories,
+		schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
 	case err == nil:
 		return s.sweepSteps(ctx, &made) // an earlier attempt stored the trajectory, and its acknowledgement was lost
 	case !errors.Is(err, bus.ErrNotFound):
@@ -49,7 +50,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	switch closed, err := s.bus.Result(ctx, req.Run, req.UID, req.GroupSize, req.Group.Batch); {
 	case err == nil: // the group closed without it, at its deadline for instance
-		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
+		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index",
+			req.SampleIndex).
 			Str("status", closed.Status).Msg("let go: its group has its result")
 		return nil
 	case !errors.Is(err, bus.ErrNotFound):
@@ -75,7 +77,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.removeSuperseded(ctx, m, t, stored); err != nil {
 		return err
 	}
-	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
+	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index",
+		req.SampleIndex).
 		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
 	return nil
 }
@@ -84,32 +87,38 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 // request of a paused run is parked: stored in its own stream until the run is resumed, and then taken off the queue.
 // After an error it comes again.
 func (s *service) endByControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
-	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).Logger()
+	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index",
+		req.SampleIndex).Logger()
 	if c.Action == schemas.ControlCancel {
-		log.Info().Msg("let go: " + c.Says())
+		log.Info().Msg("let go: " + c.Sentence())
 		return m.AckAsync() // the cancel may have removed it already: no confirmation would come
 	}
-	same := bus.Against(func(p *schemas.Parked) (fault, err error) { return req.SameSample((*schemas.Request)(p)), nil })
+	same := bus.Against(func(p *schemas.Parked) (fault, err error) {
+		return req.SameSample((*schemas.Request)(p)),
+			nil
+	})
 	_, err := s.bus.Publish(ctx, (*schemas.Parked)(req), same)
 	if errors.Is(err, bus.ErrStreamFull) {
 		// No space: the request waits in the queue instead.
-		log.Warn().Err(err).Msg("not parked: " + c.Says() + "; give the stream more with 'meander streams limit --max-parked-bytes SIZE'")
+		log.Warn().Err(err).Msg("not parked: " + c.Sentence() +
+			"; give the stream more with 'meander streams limit --max-parked-bytes SIZE'")
 		return putBack(ctx, m, err)
 	}
 	if err != nil {
 		return fmt.Errorf("park the request: %w", err)
 	}
-	log.Info().Msg("parked: " + c.Says())
+	log.Info().Msg("parked: " + c.Sentence())
 	return nil
 }
 
 // checkAgainstGroup returns in what a request differs from the recorded prompt of its uid; nil if they agree. handle
 // calls it.
 func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
-	if err := record.Holds(r.GroupSize, &r.Group); err != nil {
+	if err := record.CheckGroup(r.GroupSize, &r.Group); err != nil {
 		return err
 	}
-	if r.Lane != record.Lane || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt || r.ScheduleDigest != record.ScheduleDigest {
+	if r.Lane != record.Lane || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt ||
+		r.ScheduleDigest != record.ScheduleDigest {
 		return fmt.Errorf("lane, prompt and schedule_digest: not those of the prompt that has uid %s", r.UID)
 	}
 	return nil

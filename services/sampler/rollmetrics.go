@@ -29,12 +29,17 @@ const (
 func newRollInstruments(s instrument.Set) rollInstruments {
 	one := func(name, help string) prometheus.Counter { return s.Counter(name, help).WithLabelValues() }
 	return rollInstruments{
-		samples: instrument.Zero(s.Counter("scheduled_samples_total", "samples of scheduled sampling stored: rolled, or why they did not roll", "outcome"), append([]string{outcomeRolled}, schemas.RollReasons...)...),
-		terms:   instrument.Zero(s.Counter("reflexflow_terms_total", "sums of the terms of reflexflow over samples", "term"), termExposure, termFC, termADR),
-		offsets: one("scheduled_offsets_total", "sum of the offsets that samples of scheduled sampling drew, in timesteps"),
+		samples: instrument.Zero(s.Counter("scheduled_samples_total",
+			"samples of scheduled sampling stored: rolled, or why they did not roll", "outcome"),
+			append([]string{outcomeRolled}, schemas.RollReasons...)...),
+		terms: instrument.Zero(s.Counter("reflexflow_terms_total", "sums of the terms of reflexflow over samples",
+			"term"), termExposure, termFC, termADR),
+		offsets: one("scheduled_offsets_total",
+			"sum of the offsets that samples of scheduled sampling drew, in timesteps"),
 		steps:   one("scheduled_steps_total", "timesteps that samples of scheduled sampling were rolled down"),
 		forward: one("scheduled_forwards_total", "evaluations of the model for samples of scheduled sampling"),
-		drift:   one("scheduled_drift_total", "sum of the distances of rolled latents from the teacher-forced ones, in their lengths"),
+		drift: one("scheduled_drift_total",
+			"sum of the distances of rolled latents from the teacher-forced ones, in their lengths"),
 	}
 }
 
@@ -52,7 +57,7 @@ func (i *rollInstruments) countRoll(t *schemas.Trajectory) {
 		i.terms.WithLabelValues(termFC).Add(max(0, f.FCLoss)) // negative weights can make it so
 		i.terms.WithLabelValues(termADR).Add(f.ADRLoss)
 	}
-	if !x.Roll.Rolls() {
+	if !x.Roll.IsRolled() {
 		i.samples.WithLabelValues(x.Roll.Reason).Inc()
 		return
 	}

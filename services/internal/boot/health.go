@@ -118,7 +118,8 @@ func (s *storage) check() error {
 	defer cancel()
 	faults, err := s.bus.Faults(ctx)
 	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, bus.ErrNoLeader) {
-		err = fmt.Errorf("the server does not say within %v how its streams are; see its log, and start the servers of its cluster that are down", storageTimeout)
+		err = fmt.Errorf("the server does not say within %v how its streams are; see its log, and start the servers "+
+			"of its cluster that are down", storageTimeout)
 	}
 	var said []string
 	for _, f := range faults {
@@ -130,7 +131,7 @@ func (s *storage) check() error {
 	s.waits = nil
 	if paused, pausedErr := s.bus.PausedRuns(ctx); pausedErr == nil { // else it is said above
 		for _, c := range paused {
-			s.waits = append(s.waits, c.Says())
+			s.waits = append(s.waits, c.Sentence())
 		}
 	}
 	s.at, s.err = time.Now(), err
@@ -190,7 +191,8 @@ func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	w.WriteHeader(code)
 	// The client may be gone: an error here has no reader.
 	_ = json.NewEncoder(w).Encode(map[string]any{
-		"status": status, "service": h.service, "version": Version(), "instance": h.instance, "faults": faults, "notes": notes,
+		"status": status, "service": h.service, "version": Version(), "instance": h.instance, "faults": faults,
+		"notes": notes,
 	})
 }
 

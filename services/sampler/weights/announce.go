@@ -100,7 +100,7 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 	if fault != nil {
 		v.refused = p
 	}
-	if p.Bare() && fault == nil {
+	if p.IsCheckpoint() && fault == nil {
 		return nil // the checkpoint alone is no update to publish
 	}
 	_, err = v.options.Bus.Publish(ctx, v.answerTo(ctx, p, fault, time.Since(began)))
@@ -113,7 +113,7 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 func (v *Versions) loadUnlessRefused(ctx context.Context) (func(*schemas.Policy) (*Loaded, error), error) {
 	refused, err := v.options.Bus.PolicyRefusals(ctx, v.options.Lane)
 	return func(p *schemas.Policy) (*Loaded, error) {
-		if why := refused[p.PolicyVersion]; why != "" && !p.Bare() {
+		if why := refused[p.PolicyVersion]; why != "" && !p.IsCheckpoint() {
 			return nil, engine.Refuse("%s", why)
 		}
 		return v.loadPolicy(ctx, p)
@@ -215,7 +215,8 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 			return current, nil
 		case keep: // the weights stay, the model's defaults have changed
 			p := *current
-			next.PolicyVersion, next.WeightsDigest, next.Adapter, next.Weights = version, p.WeightsDigest, p.Adapter, p.Weights
+			next.PolicyVersion, next.WeightsDigest, next.Adapter, next.Weights = version, p.WeightsDigest, p.Adapter,
+				p.Weights
 			next.Parent, next.Rollback, next.Rule, next.By, next.Note = p.Parent, p.Rollback, p.Rule, p.By, p.Note
 		default:
 			next.PolicyVersion, next.Parent = max(version+1, mine.PolicyVersion), &version
@@ -244,7 +245,8 @@ func (v *Versions) keepsWeights(ctx context.Context, current, mine *schemas.Poli
 		if err != nil {
 			return false, err
 		}
-		known = slices.ContainsFunc(history, func(p *schemas.Policy) bool { return p.WeightsDigest == mine.WeightsDigest })
+		known = slices.ContainsFunc(history,
+			func(p *schemas.Policy) bool { return p.WeightsDigest == mine.WeightsDigest })
 	}
 	if known {
 		zerolog.Ctx(ctx).Warn().Int64("policy_version", current.PolicyVersion).Str("by", current.By).

@@ -259,7 +259,8 @@ func (v *Versions) Follow(ctx context.Context) error {
 			case err == nil:
 				continue
 			}
-			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
+			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version",
+				p.PolicyVersion).Msg("version not taken over, trying again")
 			wait = time.After(loadPause)
 		}
 		select {
@@ -303,7 +304,8 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 	default:
 		return err
 	}
-	if _, err := v.options.Bus.Publish(ctx, v.answerTo(ctx, p, err, time.Since(began))); err != nil && ctx.Err() == nil {
+	if _, err := v.options.Bus.Publish(ctx, v.answerTo(ctx, p, err, time.Since(began))); err != nil &&
+		ctx.Err() == nil {
 		zerolog.Ctx(ctx).Error().Err(err).Int64("policy_version", p.PolicyVersion).
 			Msg("answer to the version not stored")
 	}
@@ -313,14 +315,15 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 // checkChanges refuses an update that changes nothing: its canary, the output at a fixed input, is that of the
 // weights before it, though its digest is another. A rollback may go back to the same weights.
 func checkChanges(last, next *Loaded) error {
-	if next.Policy.Bare() || next.Policy.Rollback != nil {
+	if next.Policy.IsCheckpoint() || next.Policy.Rollback != nil {
 		return nil // going back is on purpose
 	}
 	a, b := last.canary, next.canary
 	if a == nil || b == nil || last.Policy.WeightsDigest == next.Policy.WeightsDigest || a.Digest != b.Digest {
 		return nil
 	}
-	return engine.Refuse("canary: what the weights give at a fixed input is that of version %d; must be another: the update changes nothing, such as an adapter whose lora_B is zero", last.Version())
+	return engine.Refuse("canary: what the weights give at a fixed input is that of version %d; must be another: the "+
+		"update changes nothing, such as an adapter whose lora_B is zero", last.Version())
 }
 
 // answerTo returns the sampler's answer to policy p: taken over, or refused for fault. It also logs and counts that;
@@ -329,15 +332,18 @@ func (v *Versions) answerTo(ctx context.Context, p *schemas.Policy, fault error,
 	now := v.Newest()
 	a := &schemas.Applied{
 		Lane: p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
-		Serving: now.Version(), WeightsDigest: now.Policy.WeightsDigest, Canary: now.canary, Backend: v.options.Networks[0].Backend(),
-		LoadNS: took.Nanoseconds(), At: time.Now().UnixNano(),
+		Serving: now.Version(), WeightsDigest: now.Policy.WeightsDigest, Canary: now.canary,
+		Backend: v.options.Networks[0].Backend(),
+		LoadNS:  took.Nanoseconds(), At: time.Now().UnixNano(),
 	}
 	log := zerolog.Ctx(ctx)
 	if fault != nil {
 		a.State, a.Error = schemas.AppliedRefused, fault.Error()
-		log.Error().Err(fault).Int64("policy_version", p.PolicyVersion).Int64("serving", a.Serving).Msg("version refused")
+		log.Error().Err(fault).Int64("policy_version", p.PolicyVersion).Int64("serving",
+			a.Serving).Msg("version refused")
 	} else {
-		log.Info().Int64("policy_version", p.PolicyVersion).Str("weights_digest", a.WeightsDigest).Dur("dur_ms", took).Msg("version taken over")
+		log.Info().Int64("policy_version", p.PolicyVersion).Str("weights_digest", a.WeightsDigest).Dur("dur_ms",
+			took).Msg("version taken over")
 		v.options.Metrics.Load.Observe(took.Seconds())
 	}
 	v.options.Metrics.Updates.WithLabelValues(a.State).Inc()

@@ -42,14 +42,17 @@ type Rolling struct {
 
 // NewRolling begins a sample at its data x0 [S, C], which it keeps, with the noise of noiseSeed. config is the model's
 // scheduler_config.json; dtype is the latents_dtype that states are rounded to. Errors name the field.
-func NewRolling(config []byte, s *schemas.ScheduledSample, dtype string, x0 []float32, noiseSeed uint64) (*Rolling, error) {
+func NewRolling(config []byte, s *schemas.ScheduledSample, dtype string, x0 []float32, noiseSeed uint64) (*Rolling,
+	error,
+) {
 	noise, err := scheduled.ParseNoise(config)
 	if err != nil {
 		return nil, err
 	}
 	set := &s.RollSettings
 	if noise.Prediction != set.Prediction {
-		return nil, fmt.Errorf("scheduled_sampling.settings.prediction: %q; the model's is %q", set.Prediction, noise.Prediction)
+		return nil, fmt.Errorf("scheduled_sampling.settings.prediction: %q; the model's is %q", set.Prediction,
+			noise.Prediction)
 	}
 	levels, err := noise.Levels(int(set.Timesteps))
 	if err != nil {
@@ -64,11 +67,12 @@ func NewRolling(config []byte, s *schemas.ScheduledSample, dtype string, x0 []fl
 	}
 	r.forced = at(s.Roll.Timestep)
 	r.Noised, r.Teacher = r.forced, r.forced
-	if s.Roll.Rolls() {
+	if s.Roll.IsRolled() {
 		r.Noised, r.Teacher = at(float64(s.Roll.Source)), at(float64(s.Roll.Base))
 	}
 	r.roller, err = scheduled.NewRoller(scheduled.Rollout{
-		Levels: levels, Sampler: scheduled.Sampler(set.Sampler), Order: int(set.Order), Compat: scheduled.Compat(set.Compat),
+		Levels: levels, Sampler: scheduled.Sampler(set.Sampler), Order: int(set.Order),
+		Compat: scheduled.Compat(set.Compat),
 		Source: int(s.Roll.Source), Target: int(s.Roll.Base),
 	}, r.Noised)
 	if err != nil {
@@ -115,7 +119,7 @@ func (r *Rolling) Point() (x []float32, sigma float32) {
 
 // asksBiased reports whether the prediction at the rolled latent comes next: only samples that roll have one of their
 // own.
-func (r *Rolling) asksBiased() bool { return r.sample.Roll.Rolls() && r.Biased == nil }
+func (r *Rolling) asksBiased() bool { return r.sample.Roll.IsRolled() && r.Biased == nil }
 
 // Advance takes the model's output at Point. It returns the step that this completes and the state before it, which
 // is valid until the next Advance; nil if no step is completed. It fails on output that is not finite.
@@ -131,7 +135,7 @@ func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) 
 		switch {
 		case r.asksBiased():
 			r.Biased = kept
-		case r.sample.Roll.Rolls():
+		case r.sample.Roll.IsRolled():
 			r.Clean = kept
 		default:
 			r.Clean, r.Biased = kept, kept
@@ -144,7 +148,8 @@ func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) 
 		return nil, nil, err
 	}
 	if exact := r.sample.RollSettings.Compat == schemas.CompatExact; exact && !(step.Next.U < step.Here.U) {
-		return nil, nil, fmt.Errorf("step %d to %d: noise goes from %v to %v; must fall", step.From, step.To, step.Here.U, step.Next.U)
+		return nil, nil, fmt.Errorf("step %d to %d: noise goes from %v to %v; must fall", step.From, step.To,
+			step.Here.U, step.Next.U)
 	}
 	r.keepTarget()
 	return &step, r.before, nil
@@ -154,7 +159,7 @@ func (r *Rolling) Advance(output []float32) (*scheduled.Step, []float32, error) 
 // the loss's terms.
 func (r *Rolling) Result(shape []int64) (*schemas.Rolled, error) {
 	t := r.sample.Roll.Timestep
-	if r.sample.Roll.Rolls() {
+	if r.sample.Roll.IsRolled() {
 		t = float64(r.sample.Roll.Base)
 	}
 	level := r.levels.At(t)
@@ -206,11 +211,17 @@ func (r *Rolling) reflexTerms(c *schemas.ReflexFlow) (*schemas.ReflexTerms, erro
 	}
 	biased := wide(r.Biased)
 	loss := scheduled.ReflexFlow{Alpha: *c.Alpha, Beta1: *c.Beta1, Beta2: *c.Beta2}
-	t, err := loss.Terms(scheduled.Predictions{Clean: wide(r.Clean), Biased: biased, Pred: biased, Target: target, Noisy: wide(r.Latents), X0: wide(r.x0)})
+	t, err := loss.Terms(scheduled.Predictions{
+		Clean: wide(r.Clean), Biased: biased, Pred: biased, Target: target,
+		Noisy: wide(r.Latents), X0: wide(r.x0),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("loss of reflexflow: %w", err)
 	}
-	return &schemas.ReflexTerms{ExposureL1: t.Exposure, WeightMin: t.WeightMin, WeightMax: t.WeightMax, FCLoss: t.FC, ADRLoss: t.ADR}, nil
+	return &schemas.ReflexTerms{
+		ExposureL1: t.Exposure, WeightMin: t.WeightMin, WeightMax: t.WeightMax, FCLoss: t.FC,
+		ADRLoss: t.ADR,
+	}, nil
 }
 
 // rolledEpisode is a sample of scheduled sampling as an episode.
@@ -224,9 +235,14 @@ type rolledEpisode struct {
 }
 
 // startRolled is Start for a request with scheduled_sampling. Faults of the request are terminal errors.
-func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart, tokens int) (engine.Episode, error) {
+func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
+	tokens int,
+) (engine.Episode, error) {
 	x0 := make([]float32, tokens*e.card.LatentChannels)
-	if err := StartState(x0, from.Latents, req.SampleIndex, []int64{int64(tokens), int64(e.card.LatentChannels)}); err != nil {
+	if err := StartState(x0, from.Latents, req.SampleIndex, []int64{
+		int64(tokens),
+		int64(e.card.LatentChannels),
+	}); err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.data.latents.%w", err))
 	}
 	rolling, err := NewRolling(e.card.SchedulerConfig, req.ScheduledSampling, req.LatentsDType, x0, req.NoiseSeed)
