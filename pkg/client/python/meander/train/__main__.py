@@ -20,7 +20,8 @@ reads groups with their latents, log-probs and advantages, takes a step, pushes 
 between two steps, and evaluates on held-out prompts through the same pipeline.
 
   meander up &
-  meander-train --prompts deploy/learn/prompts.txt --held-out deploy/models/signs/held_out.txt --out meander-out/learn
+  meander-train --prompts deploy/learn/prompts.txt --held-out deploy/learn/validation.jsonl \\
+    --test deploy/learn/held_out.jsonl --out meander-out/learn
 
 Several processes, on one machine or several that share --out (--run-name, for torchrun has a --run of its own):
 
