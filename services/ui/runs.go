@@ -222,7 +222,7 @@ func systemWaits(x *systemState, faults []bus.Fault) []wait {
 		})
 	}
 	for i := range x.Streams {
-		if what, fix := boot.Scarce(&x.Streams[i].StreamStats); what != "" {
+		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
 			waits = append(waits, wait{Says: what, Fix: fix})
 		}
 	}

@@ -16,10 +16,10 @@ import (
 
 // systemState is what runs, with which weights, and how full the streams are.
 type systemState struct {
-	Present []*presence  `json:"present"`
-	Lanes   []*lane      `json:"lanes"`
-	Streams []streamLine `json:"streams"`
-	Waits   []wait       `json:"waits"`
+	Present []*presence       `json:"present"`
+	Lanes   []*lane           `json:"lanes"`
+	Streams []bus.StreamStats `json:"streams"`
+	Waits   []wait            `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 
@@ -97,11 +97,6 @@ func policyLineOf(p *schemas.Policy) *policyLine {
 	}
 }
 
-// streamLine is a stream and how full it is.
-type streamLine struct {
-	bus.StreamStats
-}
-
 // serves reports whether a sampler serves a lane.
 func (x *systemState) serves(name schemas.Lane) bool {
 	return slices.ContainsFunc(
@@ -113,7 +108,7 @@ func (x *systemState) serves(name schemas.Lane) bool {
 // readSystem reads what runs and how full the streams are.
 func (s *server) readSystem(ctx context.Context) (*systemState, error) {
 	x := &systemState{
-		Present: []*presence{}, Lanes: []*lane{}, Streams: []streamLine{}, waiting: map[string]uint64{},
+		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{}, waiting: map[string]uint64{},
 		atWork:  map[string]bool{},
 		backlog: map[schemas.Lane]uint64{},
 	}
@@ -160,7 +155,7 @@ func (s *server) readSystem(ctx context.Context) (*systemState, error) {
 		if st.Consumers == nil {
 			st.Consumers = []bus.ConsumerStats{}
 		}
-		x.Streams = append(x.Streams, streamLine{st})
+		x.Streams = append(x.Streams, st)
 	}
 	for _, p := range policies {
 		l := &lane{

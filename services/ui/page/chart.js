@@ -4,8 +4,8 @@ import { h } from "./dom.js";
 
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// chart returns an element with a chart. series: [{label, values, tone, dashed, axis, points}], x: {label, values, time}.
-export function chart({ x, series, bands = [], y = "", y2 = "", title, height = 240, stepped = false }) {
+// chart returns an element with a chart. series: [{label, values, tone, width, dashed, points, gaps}], x: {label, values}.
+export function chart({ x, series, bands = [], title, height = 240 }) {
   const box = h("div", { class: "chart", role: "img", "aria-label": title });
   let plot = null;
   const draw = () => {
@@ -14,19 +14,17 @@ export function chart({ x, series, bands = [], y = "", y2 = "", title, height = 
     if (plot) plot.destroy();
     const axis = (label, scale, side) => ({
       scale, side, label, labelSize: label ? 22 : 0, labelFont: "12px sans-serif", font: "12px sans-serif", stroke: token("--muted"), size: 56,
-      grid: { stroke: token("--line"), width: 1, show: scale !== "y2" }, ticks: { stroke: token("--line"), width: 1 },
+      grid: { stroke: token("--line"), width: 1 }, ticks: { stroke: token("--line"), width: 1 },
     });
     const steps = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 10000 * n]).sort((a, b) => a - b); // no half groups or steps
-    const axes = [{ ...axis(x.label, "x", 2), size: 36, incrs: steps }, axis(y, "y", 3)];
-    if (series.some((s) => s.axis === "y2")) axes.push(axis(y2, "y2", 1));
+    const axes = [{ ...axis(x.label, "x", 2), size: 36, incrs: steps }, axis("", "y", 3)];
     plot = new uPlot({
       width, height, axes, bands: bands.map((b) => ({ series: b, fill: token("--accent-soft") })),
-      cursor: { points: { size: 7 } }, scales: { x: { time: !!x.time } },
+      cursor: { points: { size: 7 } }, scales: { x: { time: false } },
       series: [{ label: x.label || "at" }, ...series.map((s) => ({
-        label: s.label, scale: s.axis || "y", stroke: token(s.tone || "--accent"), width: s.width ?? 2, dash: s.dashed ? [5, 4] : undefined,
+        label: s.label, scale: "y", stroke: token(s.tone || "--accent"), width: s.width ?? 2, dash: s.dashed ? [5, 4] : undefined,
         points: { show: s.points ?? series[0].values.length < 40, size: 5 }, spanGaps: !!s.gaps,
         value: (_, v) => (v === null || v === undefined ? "–" : Math.abs(v) >= 1000 ? v.toFixed(0) : v.toFixed(4)),
-        paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       }))],
     }, [x.values, ...series.map((s) => s.values)], box);
   };
