@@ -35,6 +35,11 @@ var extensions = []extension{
 	{"field of a prompt that reaches the sampler", "noise_scale", regexp.MustCompile(`NoiseScale|noise_scale`), nil, 0}, // TestExtend_SettingIsVerified adds it
 	{"engine", "flow", regexp.MustCompile(`(?i)flowEngine`), []string{"services/sampler/"}, 1},
 	{"server that draws tokens", "sglang", regexp.MustCompile(`(?i)sglang([^-d]|$)`), []string{"pkg/remotelm/", "schemas/enums.go", "schemas/drawn.go", "services/sampler/"}, 4},
+	{
+		"server that makes images", "sglang-diffusion", regexp.MustCompile(`(?i)sglang-?diffusion`),
+		[]string{"pkg/remoteimage/", "schemas/enums.go", "services/sampler/"},
+		3,
+	},
 	{"device", "cuda", regexp.MustCompile(`pkg/tensor/cuda`), []string{"pkg/tensor/cuda/", "pkg/tensor/devices/devices.go"}, 2},
 	{"model family", "qwenimage", regexp.MustCompile(`(?i)qwen.?image`), []string{"pkg/model/families/families.go", "pkg/model/qwenimage/"}, 2},
 }

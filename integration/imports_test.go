@@ -124,8 +124,11 @@ var layers = map[string][]string{
 	},
 	"services/sampler/engine":            {"pkg/bus", "pkg/lm", "pkg/lora", "pkg/media", "pkg/model", "pkg/tensor", "schemas"},
 	"services/sampler/engine/enginetest": {"schemas", "services/sampler/engine"},
-	"services/sampler/engine/images":     {"pkg/bus", "pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/sampling", "pkg/scheduled", "pkg/tensor", "schemas", "services/sampler/engine"},
 	"services/sampler/engine/texts":      {"pkg/bus", "pkg/decoding", "pkg/lm", "pkg/lora", "pkg/remotelm", "pkg/tensor", "schemas", "services/sampler/engine"},
+	"services/sampler/engine/images": {
+		"pkg/bus", "pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/remotehttp", "pkg/remoteimage", "pkg/sampling",
+		"pkg/scheduled", "pkg/tensor", "schemas", "services/sampler/engine",
+	},
 
 	"services/sampler/models": {
 		"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotehttp", "pkg/tensor", "pkg/tensor/devices",
@@ -169,9 +172,14 @@ var layers = map[string][]string{
 	"integration/tools/harness":     {"schemas", "pkg/bus", "pkg/bus/bustest"}, // processes and audits for whole-pipeline tests
 	"integration/tools/chaos":       nil,                                       // faults; its tests start the pipeline
 	"integration/tools/torchworker": {"pkg/model/remote/remotetest"},           // a worker for --engine torch without Python
-	"integration/tools/kernelgen":   nil,                                       // writes the assembly of pkg/tensor/cpu
-	"integration/tools/ptxvm":       {"pkg/tensor/cuda/driver"},                // interprets the CUDA kernels
-	"integration/tools/libcuda":     {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
+	// a server for --engine sglang-diffusion without one
+	"integration/tools/imageserver": {
+		"pkg/flow", "pkg/media", "pkg/model", "pkg/model/families", "pkg/remoteimage", "pkg/safetensors", "pkg/tensor",
+		"services/sampler/engine/images",
+	},
+	"integration/tools/kernelgen": nil,                        // writes the assembly of pkg/tensor/cpu
+	"integration/tools/ptxvm":     {"pkg/tensor/cuda/driver"}, // interprets the CUDA kernels
+	"integration/tools/libcuda":   {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"integration/tools/bench": {
 		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/model/remote", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
@@ -224,10 +232,13 @@ var testLayers = map[string][]string{
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
-	"services/sampler":               {"pkg/bus/bustest", "pkg/flow", "pkg/model/qwenimage/checkpoint", "services/intake"},
-	"services/sampler/engine/images": {"pkg/model/families", "services/sampler/engine/enginetest"},
-	"services/sampler/engine/texts":  {"pkg/lm/families", "pkg/lm/qwen2", "services/sampler/engine/enginetest"},
-	"services/sampler/models":        {"pkg/model/families"},
+	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/model/qwenimage/checkpoint", "services/intake"},
+	"services/sampler/engine/images": {
+		"pkg/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
+	},
+	"integration/tools/imageserver": {"pkg/remoteimage/remoteimagetest"},
+	"services/sampler/engine/texts": {"pkg/lm/families", "pkg/lm/qwen2", "services/sampler/engine/enginetest"},
+	"services/sampler/models":       {"pkg/model/families"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.

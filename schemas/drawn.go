@@ -2,13 +2,17 @@ package schemas
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"reflect"
+	"slices"
+	"strings"
 )
 
 // Engine is a server that draws the samples of a lane in the place of its sampler, from its own generator: drawing
 // again, which gives the same sample where a sampler draws, gives another.
 type Engine struct {
-	// Name is the kind of server, vllm or sglang.
+	// Name is the kind of server: vllm or sglang for texts, sglang-diffusion for images.
 	Name string `msgpack:"name" enum:"Engines"`
 	// Version is the release that the server says it has.
 	Version string `msgpack:"version" size:"0..MaxName"`
@@ -149,4 +153,47 @@ func (e *Engine) Gives(x *TextRequest) (TokenNumbers, error) {
 	}
 	n.TopLogProbs = n.LogProbs
 	return n, nil
+}
+
+// servedFields are the fields of Sampling that a server of images is told, or that Makes checks.
+var servedFields = []string{
+	"prompt", "negative_prompt", "sample_seed", "noise_seed", "sigmas", "transitions", "noise_level", "solver",
+	"log_prob_kind", "latents_dtype", "true_cfg_scale", "height", "width",
+}
+
+// Makes returns an error that names all that a request for an image asks for and the server cannot do; a nil Engine is
+// the sampler, which can do everything. A setting that is not known here is refused, too.
+func (e *Engine) Makes(r *Request) error {
+	if e == nil {
+		return nil
+	}
+	var errs []error
+	refuse := func(is bool, field, value, must string) {
+		if is {
+			errs = append(errs, fmt.Errorf("%s: %s; must be %s: the lane's images are made by %s",
+				field, value, must, e))
+		}
+	}
+	v := reflect.ValueOf(&r.Sampling).Elem()
+	fields := Fields(v.Type())
+	for i := range fields {
+		f := &fields[i]
+		refuse(f.isSet(f.In(v)) && !slices.Contains(servedFields, f.Name), f.Name, "given", "absent")
+	}
+	refuse(r.NoiseSeed != r.SampleSeed, "initial_noise", NoiseShared, NoisePerSample)
+	refuse(r.Prune != nil, "prune", "given", "absent")
+	refuse(len(r.CheckpointStepIndices) > 0, "rollout.checkpoint_every", "given", "absent")
+	refuse(r.Solver != Solvers[0], "rollout.solver", r.Solver, Solvers[0])
+	refuse(r.LogProbKind == LogProbScaled, "rollout.log_prob_kind", r.LogProbKind, LogProbDensity+" or "+LogProbSquared)
+	refuse(r.LatentsDType != "F32", "rollout.latents_dtype", r.LatentsDType, "F32")
+	var kinds []string
+	for _, t := range r.Transitions {
+		if t != TransitionODE && !slices.Contains(kinds, t) {
+			kinds = append(kinds, t)
+		}
+	}
+	refuse(len(kinds) > 1, "transitions", strings.Join(kinds, ", "), "ode and one other")
+	has := slices.DeleteFunc(slices.Clone(SDETypes), func(t string) bool { return t == TransitionDanceSDE })
+	refuse(slices.Contains(kinds, TransitionDanceSDE), "rollout.sde_type", TransitionDanceSDE, strings.Join(has, ", "))
+	return errors.Join(errs...)
 }

@@ -26,9 +26,19 @@ func engineSamples(t testing.TB) []sample {
 	text.Drawn = &schemas.Drawn{Engine: of}
 	of.Values, of.Verify = "", "none"
 	image.Drawn = &schemas.Drawn{Engine: of}
+	made := completedTrajectory(t)
+	made.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "sglang-diffusion", Version: "0.5.23", Precision: "fp32"}}
 	return []sample{
 		{"trajectory-text-drawn", text},
 		{"trajectory-drawn", image},
+		{"trajectory-made", made},
+		{"policy-engine", &schemas.Policy{
+			Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: "served by sglang-diffusion",
+			Announced:      1,
+			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 20, TrueCFGScale: 1,
+			MaxPixels: 65536,
+			Engine:    &schemas.Engine{Name: "sglang-diffusion", Version: "0.5.23", Precision: "fp32"},
+		}},
 		{"trajectory-text-filters", ordered},
 		{"tokens-engine", drawn},
 		{"trajectory-text-engine", trajectory},
@@ -125,5 +135,59 @@ func TestTokens_EngineNumbers(t *testing.T) {
 	e.TopLogProbs, e.LogProbs, e.ProcessedLogProbs = nil, nil, nil
 	if err := e.Validate(); err == nil || !strings.Contains(err.Error(), "log_probs: 0 items; must be there") {
 		t.Errorf("none: %v", err)
+	}
+}
+
+// What a server of images cannot do is refused by name, all of it at once, also what is not known to it.
+func TestEngine_Makes(t *testing.T) {
+	t.Parallel()
+	var samplers *schemas.Engine
+	e := &schemas.Engine{Name: "sglang-diffusion", Version: "0.5.23", Precision: "fp32"}
+	request := func(change func(r *schemas.Request)) *schemas.Request {
+		r := &schemas.Request{Sampling: schemas.Sampling{
+			Prompt: "x", SampleSeed: 7, NoiseSeed: 7, Sigmas: []float32{1, 0.5, 0}, Transitions: []string{
+				"sde",
+				"ode",
+			}, NoiseLevel: 0.7,
+			Solver: "euler", LogProbKind: "density", LatentsDType: "F32", TrueCFGScale: 4, NegativePrompt: "y",
+			Height: 64, Width: 64,
+		}}
+		change(r)
+		return r
+	}
+	for says, change := range map[string]func(r *schemas.Request){
+		"": func(*schemas.Request) {},
+		"start: given; must be absent: the lane's images are made by sglang-diffusion 0.5.23": func(r *schemas.Request) {
+			r.Start = &schemas.SegmentStart{}
+		},
+		"stop: given":                    func(r *schemas.Request) { r.Stop = &schemas.SegmentStop{} },
+		"step_seeds: given":              func(r *schemas.Request) { r.StepSeeds = []schemas.StepSeed{{}} },
+		"scheduled_sampling: given":      func(r *schemas.Request) { r.ScheduledSampling = &schemas.ScheduledSample{} },
+		"truncate_prompt: given":         func(r *schemas.Request) { r.TruncatePrompt = true },
+		"prompt_2: given":                func(r *schemas.Request) { r.Prompt2 = "z" },
+		"prompt_3: given":                func(r *schemas.Request) { r.Prompt3 = "z" },
+		"guidance: given":                func(r *schemas.Request) { r.Guidance = 3.5 },
+		"frames: given":                  func(r *schemas.Request) { r.Frames = 5 },
+		"cfg_until: given":               func(r *schemas.Request) { r.CFGUntil = 0.5 },
+		"initial_noise: shared; must be": func(r *schemas.Request) { r.NoiseSeed = 8 },
+		"prune: given":                   func(r *schemas.Request) { r.Prune = &schemas.Prune{} },
+		"checkpoint_every: given":        func(r *schemas.Request) { r.CheckpointStepIndices = []int64{1} },
+		"solver: heun; must be euler":    func(r *schemas.Request) { r.Solver = "heun" },
+		"log_prob_kind: scaled; must be": func(r *schemas.Request) { r.LogProbKind = "scaled" },
+		"latents_dtype: BF16; must be":   func(r *schemas.Request) { r.LatentsDType = "BF16" },
+		"sde_type: dance_sde; must be":   func(r *schemas.Request) { r.Transitions[0] = "dance_sde" },
+		"transitions: sde, cps; must be": func(r *schemas.Request) { r.Transitions[1] = "cps" },
+	} {
+		err := e.Makes(request(change))
+		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%v; want %q", err, says)
+		}
+		if err := samplers.Makes(request(change)); err != nil {
+			t.Errorf("a sampler makes all: %v", err)
+		}
+	}
+	many := e.Makes(request(func(r *schemas.Request) { r.Solver, r.CFGUntil = "heun", 0.5 }))
+	if many == nil || strings.Count(many.Error(), "must be") != 2 {
+		t.Errorf("%v; want both", many)
 	}
 }

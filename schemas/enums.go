@@ -145,6 +145,8 @@ const (
 
 	EngineVLLM   = "vllm"
 	EngineSGLang = "sglang"
+	// EngineSGLangDiffusion makes images.
+	EngineSGLangDiffusion = "sglang-diffusion"
 
 	EngineRaw       = "raw"       // log-probs before temperature and filters
 	EngineTempered  = "tempered"  // log-probs after temperature, before filters
@@ -219,7 +221,7 @@ var (
 	Roles            = []string{RoleSystem, RoleUser, RoleAssistant}
 	LogitsForms      = []string{LogitsNone, LogitsTopK, LogitsIDs, LogitsFull}
 	LogitsKinds      = []string{LogitsRaw, LogitsProcessed}
-	Engines          = []string{EngineVLLM, EngineSGLang}
+	Engines          = []string{EngineVLLM, EngineSGLang, EngineSGLangDiffusion}
 	EngineValues     = []string{EngineRaw, EngineTempered, EngineProcessed, EngineLogits}
 	VerifyModes      = []string{VerifyExact, VerifyTolerance, VerifyNone}
 	FilterOrders     = []string{FiltersMinPFirst, FiltersMinPLast}

@@ -46,6 +46,8 @@ type Policy struct {
 	// Text is what a lane of a language model takes; absent: it makes images. What is an image's, from SchedulerConfig
 	// to MaxPixels, is empty beside it.
 	Text *TextPolicy `msgpack:"text,omitempty"`
+	// Engine makes the images; absent: the sampler does. Of texts it is in Text.
+	Engine *Engine `msgpack:"engine,omitempty"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
 	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
 	// Grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), scheduler (those that
@@ -118,10 +120,18 @@ func (e *Policy) IsCheckpoint() bool { return e.Adapter == nil && len(e.Weights)
 // Checkpoint returns the BaseDigest that prompts and requests must name. It is empty if a server draws the samples, as
 // its weights are not known here.
 func (e *Policy) Checkpoint() string {
-	if e.Text != nil && e.Text.Engine != nil {
+	if e.DrawnBy() != nil {
 		return ""
 	}
 	return e.BaseDigest
+}
+
+// DrawnBy returns the server that draws the samples of the lane; nil if its samplers do.
+func (e *Policy) DrawnBy() *Engine {
+	if e.Text != nil {
+		return e.Text.Engine
+	}
+	return e.Engine
 }
 
 // StateElements returns the number of elements of a state, S x C, for samples of that size in pixels; frames is 0 or 1
@@ -224,6 +234,9 @@ func (e *Policy) checkRules(f *faults) {
 	}
 	if e.Text != nil && e.Text.Engine != nil {
 		f.requireOneOf("text.engine.values", e.Text.Engine.Values, EngineValues)
+	}
+	if e.Text != nil && e.Engine != nil {
+		f.add("engine", quote(e.Engine.Name), "must be absent beside text, which has its own")
 	}
 	object := func(field string, data []byte, most int) {
 		if n := len(data); n > 0 && n <= most {

@@ -21,16 +21,17 @@ type Config struct {
 	Server string
 	// Key is sent as a bearer token; empty: none is sent.
 	Key string
-	// Patience is how long a server that works on a request may fail its health check before the request is given up; 0:
-	// a minute.
+	// Patience is how long a server that works on a request may fail its health check before the request is given up;
+	// 0: a minute.
 	Patience time.Duration
 	// Pipeline is the class of the model in diffusers, which each server must run as its own.
 	Pipeline string
-	// Probe is a small request that each server must be able to make before it is used; Same reports whether the answers
-	// of two servers are of the same weights.
+	// Probe is a small request that each server must be able to make before it is used; Same reports whether the
+	// answers of two servers are of the same weights.
 	Probe Request
 	Same  func(a, b *Answer) error
-	// Changed is called when a server cannot be used any more, with the reason, and when it can be again, with nil.
+	// Changed is called when a server cannot be used, at first or any more, with the reason, and when it can be again,
+	// with nil. It must not call the pool.
 	Changed func(server string, err error)
 }
 
@@ -168,15 +169,18 @@ func (p *Pool) join(ctx context.Context, m *member) error {
 		return err
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case p.probe == nil:
+	first := p.probe
+	if first == nil {
 		p.facts, p.probe = facts, probe
+	}
+	p.mu.Unlock()
+	switch {
+	case first == nil: // Check is the only one that sets facts and probe, and held by one goroutine at a time
 	case facts.Version != p.facts.Version || facts.Precision != p.facts.Precision:
 		return fmt.Errorf("it is release %s in %s, and the first server was release %s in %s; restart it, or the sampler",
 			facts.Version, facts.Precision, p.facts.Version, p.facts.Precision)
 	default:
-		return p.config.Same(p.probe, probe)
+		return p.config.Same(first, probe)
 	}
 	return nil
 }
@@ -194,7 +198,8 @@ func (p *Pool) set(m *member, err error) {
 	case m.giveUp != nil && time.Since(m.outSince) >= p.config.Patience:
 		m.giveUp(fmt.Errorf("%w: %w", remotehttp.ErrSilent, err))
 	}
-	if p.config.Changed != nil && (was == nil) != (err == nil) && !errors.Is(was, errUnknown) {
+	changed := (was == nil) != (err == nil)
+	if p.config.Changed != nil && changed != errors.Is(was, errUnknown) { // of a first check the faults alone are said
 		p.config.Changed(m.String(), err)
 	}
 	p.wake()

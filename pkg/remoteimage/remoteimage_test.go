@@ -322,7 +322,8 @@ func TestPool_Refuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(b.Asked()); n != 1 || len(said) != 0 {
+	why := said["sglang-diffusion at "+b.URL]
+	if n := len(b.Asked()); n != 1 || len(said) != 1 || why == nil || why.Error() != "other weights" {
 		t.Errorf("the server of other weights was asked %d times; want the probe alone; said %v", n, said)
 	}
 }

@@ -33,10 +33,11 @@ that samples started with, and the facts in each trajectory.
 For texts it draws every token again from the logits of the model, and compares log-probs,
 log-sum-exps, entropies and stored logits. All differences must be exactly 0.
 
-A server (--engine) draws tokens with its own random generator: they cannot be drawn again. Its numbers,
-of tokens and steps, are compared with those of the model here. --engine-tolerance is the largest
-difference that passes; by default the precision that the server shows decides. A server that says
-exact must give the same bits.
+A server (--engine) draws tokens with its own random generator: they cannot be drawn again. Its numbers
+are compared with those of the model here. Of images that a server made in float32, the noise is
+drawn again, each step is made again, and states, texts and log-probs are compared. --engine-tolerance is
+the largest difference that passes; by default the precision that the server shows decides. A server that
+says exact must give the same bits.
 
 Each trajectory is recomputed with its own model: the one with its weights, else the one of its lane.
 Name models that are not shipped with --model, once for each model of the run.
@@ -96,8 +97,8 @@ right. Otherwise the last lines say why not.`,
 	c.Flags().Float64Var(&tolerance, "tolerance", 0,
 		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends")
 	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", 0,
-		"largest difference that passes, of the numbers of a token that a server drew; default by its precision: "+
-			"0.001 for fp32, 0.02 for fp16, 0.2 for bf16")
+		"largest difference that passes, of what a server drew; default by its precision: "+
+			"0.001 for fp32, 0.02 for fp16, 0.2 for bf16; for images 0.00001 for fp32, else 0.02")
 	return c
 }
 
@@ -161,15 +162,15 @@ func printReport(out io.Writer, r *verify.Report) {
 		fmt.Fprintf(out,
 			"\nmax difference of the server's numbers of a token from those of the model folder = %g, of which %g passes", r.MaxDrawnDifference, r.EngineTolerance)
 	case len(r.DrawnBy) > 0:
-		fmt.Fprintf(out, "\nmax |ratio-1| of steps that %s made = %g, of which %g passes",
-			strings.Join(r.DrawnBy, ", "), r.MaxDrawnDifference, r.EngineTolerance)
+		fmt.Fprintf(out, "\nmax |ratio-1| of steps that %s made, and distance of %s made again = %g, of which %g passes",
+			strings.Join(r.DrawnBy, ", "), present.Count(r.States, "state"), r.MaxDrawnDifference, r.EngineTolerance)
 	}
 	if r.Drawn > 0 && r.Tokens == 0 {
 		fmt.Fprintln(out)
 	} else if r.Tokens > 0 {
 		fmt.Fprintf(out, "\nmax difference of a log-prob, log-sum-exp or entropy, and of the logits of %s = %g\n",
 			present.Count(r.Logits, "token"), r.MaxTokenDifference)
-	} else if r.Steps > 0 {
+	} else if r.Steps > 0 && (len(r.DrawnBy) == 0 || r.MaxRatio > 0) {
 		fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
 	} else {
 		fmt.Fprintln(out)

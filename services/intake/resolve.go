@@ -64,6 +64,9 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		if err := r.Validate(); err != nil {
 			return nil, fmt.Errorf("resolved request: %w", err)
 		}
+		if err := policy.Engine.Makes(r); err != nil {
+			return nil, err
+		}
 	}
 	return requests, nil
 }
@@ -109,6 +112,10 @@ func (x *imageSettings) trainedSteps(below int) []int {
 func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) (*imageSettings, error) {
 	x := &imageSettings{}
 	s := &x.sampling
+	if e := policy.Engine; e != nil && p.Sigmas != nil {
+		return nil, fmt.Errorf("sigmas: given; must be absent: the lane's images are made by %s, which takes no others "+
+			"than its own", e)
+	}
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
 	if err := resolveTexts(s, policy); err != nil {

@@ -89,7 +89,11 @@ func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.Name
 		return nil, nil
 	}
 	s.report.Conditionings++
-	s.report.MaxConditioning = max(s.report.MaxConditioning, Difference(distance(x, made)))
+	if by := s.inexactServer(); by != nil {
+		s.recordServed(by, Deviation{StepIndex: -1, Quantity: "relative distance of " + got.Name}, distance(x, made), 0)
+	} else {
+		s.report.MaxConditioning = max(s.report.MaxConditioning, Difference(distance(x, made)))
+	}
 	return x, nil
 }
 

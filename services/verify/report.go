@@ -48,10 +48,12 @@ type Report struct {
 	MaxTokenDifference Difference `json:"max_token_difference,omitempty"`
 	// Drawn are tokens that a server drew: they cannot be drawn again. DrawnBy are the servers of tokens and steps.
 	// What they say was computed with the weights of the folder instead, with other code: MaxDrawnDifference is the
-	// largest difference of a number of a token, or |ratio-1| of a step, EngineTolerance the most that passes.
-	// Deviations counts the numbers that are further off, Worst is the one that is furthest.
+	// largest difference of a number of a token, |ratio-1| of a step, or relative distance of a state or an encoded
+	// text, EngineTolerance the most that passes. Deviations counts the numbers that are further off, Worst is the one
+	// that is furthest. States counts the states of images that were made again.
 	Drawn              int        `json:"drawn,omitempty"`
 	DrawnBy            []string   `json:"drawn_by,omitempty"`
+	States             int        `json:"states,omitempty"`
 	MaxDrawnDifference Difference `json:"max_drawn_difference,omitempty"`
 	EngineTolerance    float64    `json:"engine_tolerance,omitempty"`
 	Deviations         int        `json:"deviations,omitempty"`
@@ -111,7 +113,7 @@ func (r *Report) setUnproven() {
 		r.Unproven = fmt.Sprintf("the weights of %d samples or steps are gone: removed by hand", r.WeightsGone)
 	case r.ConditioningGone > 0:
 		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand", r.ConditioningGone)
-	case r.Steps > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
+	case r.Steps > 0 || r.States > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
 	case r.NotComputed > 0:
 		r.Unproven = fmt.Sprintf("%d of the samples are from a server, and cannot be computed again: their digests alone were checked", r.NotComputed)
 	case r.Failed == r.Trajectories:

@@ -11,6 +11,13 @@ import (
 // DefaultEngineTolerance is for servers that compute in float32, and those that do not show in what.
 const DefaultEngineTolerance = 1e-3
 
+// Tolerances for images that a server made: of a network in float32, and of one in fewer bits, whose states are rounded
+// to these after each step.
+const (
+	exactImageTolerance   = 1e-5
+	roundedImageTolerance = 2e-2
+)
+
 // engineTolerances are for servers of texts that compute in fewer bits: logits are at most about 16, and a logit of
 // that size is rounded by 2^-5 in bf16 and by 2^-8 in fp16. The rounding of the layers before it adds to that.
 var engineTolerances = map[string]float64{schemas.PrecisionFP16: 0.02, schemas.PrecisionBF16: 0.2}
@@ -79,10 +86,15 @@ func (s *sample) engineTolerance(by *schemas.Engine) float64 {
 	if s.options.EngineTolerance > 0 {
 		return s.options.EngineTolerance
 	}
-	if t := engineTolerances[by.Precision]; t > 0 && s.t.Text != nil {
+	switch t := engineTolerances[by.Precision]; {
+	case s.t.Text != nil && t > 0:
 		return t
+	case s.t.Text != nil, by.Precision == "":
+		return DefaultEngineTolerance
+	case by.Precision == schemas.PrecisionFP32:
+		return exactImageTolerance
 	}
-	return DefaultEngineTolerance
+	return roundedImageTolerance
 }
 
 // recordServed raises the report's largest difference of what an inexact server says to that of one number, as stored

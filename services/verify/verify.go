@@ -65,8 +65,8 @@ type Options struct {
 	Models model.Registry
 	// Languages are the known families of language models; empty: those of this project.
 	Languages lm.Registry
-	// EngineTolerance is how far the numbers of tokens that a server drew may be from those of the model here; 0:
-	// DefaultEngineTolerance, and more for texts of a server that computes in fewer bits.
+	// EngineTolerance is how far what a server drew may be from what is computed here; 0: DefaultEngineTolerance, more
+	// for a server that computes in fewer bits, and less for images in float32.
 	EngineTolerance float64
 	// Progress is called after each trajectory with how many are done; it may be nil.
 	Progress func(trajectories int)
@@ -282,6 +282,7 @@ type sample struct {
 	steps   []*schemas.Step     // from its first step on; nil: gone or faulty
 	latents map[int64][]float32 // [S, C] by index
 	conds   []*model.Conditioning
+	noise   map[int][]float32 // [S, C] by step, as a server drew it; nil: it is not known, or the sampler drew it
 }
 
 // fault adds a difference to the report, of a step or of the whole trajectory (-1).
@@ -289,15 +290,20 @@ func (s *sample) fault(step int64, format string, args ...any) {
 	s.report.Mismatches = append(s.report.Mismatches, Mismatch{string(s.t.UID), s.t.SampleIndex, step, fmt.Sprintf(format, args...)})
 }
 
-// checkLogProb recomputes the log-prob of step i, if it has one and the latents before and after it are stored. It
-// keeps the largest difference in report.MaxRatio, or of what a server drew in report.MaxDrawnDifference.
+// checkLogProb recomputes the log-prob of step i, if it has one and the latents before and after it are stored; of what
+// a server made also the state after it. It keeps the largest difference in report.MaxRatio, or of what a server drew
+// in report.MaxDrawnDifference.
 func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error {
 	stored, index := s.t.LogProbs[i], int64(i)
-	if stored == nil {
+	by := s.inexactServer()
+	if stored == nil && by == nil {
 		return nil // an ode step: in a valid trajectory all other steps have one
 	}
 	x, next := s.latents[index], s.latents[index+1]
 	if x == nil || next == nil {
+		if stored == nil {
+			return nil
+		}
 		if !slices.Contains(s.t.LatentStepIndices, index) || !slices.Contains(s.t.LatentStepIndices, index+1) {
 			s.report.StepsSkipped++ // otherwise the step event is gone, which is counted elsewhere
 		}
@@ -313,8 +319,11 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		}
 	}
 	velocity, err := s.guidedVelocity(ctx, with, images.Point{Step: index, X: x, Sigma: s.t.Sigmas[i]})
+	if err == nil && by != nil {
+		err = s.compareNext(by, plan, i, x, velocity, next)
+	}
 	var got flow.LogProb
-	if err == nil {
+	if err == nil && stored != nil {
 		got, err = flow.Score(plan, i, x, velocity, next)
 	}
 	if err != nil {
@@ -324,13 +333,38 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 		s.fault(index, "%v", err)
 		return nil
 	}
+	if stored == nil {
+		return nil
+	}
 	s.report.Steps++
-	if by := s.inexactServer(); by != nil {
+	if by != nil {
 		s.recordServed(by, Deviation{StepIndex: index, Quantity: "ratio"}, math.Exp(got.Mean-*stored), 1)
 		return nil
 	}
 	s.report.MaxRatio = max(s.report.MaxRatio, magnitude(math.Exp(got.Mean-*stored)-1))
 	return nil
+}
+
+// compareNext makes step i again as a server did, from state x with a velocity, and compares the state after it with
+// what is stored. A step whose noise is not known is left out. checkLogProb calls it.
+func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
+	k, err := flow.NewStepTransition(plan.Transitions[i], plan.NoiseLevel, plan.Sigmas, i)
+	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
+		return err
+	}
+	next := make([]float32, len(x))
+	if err := k.Draw(next, make([]float32, len(x)), x, velocity, s.noise[i], plan.Storage); err != nil {
+		return err
+	}
+	s.compareMade(by, int64(i+1), stored, next)
+	return nil
+}
+
+// compareMade compares the stored state of an index, which a server made, with the same computed again.
+func (s *sample) compareMade(by *schemas.Engine, index int64, stored, again []float32) {
+	s.report.States++
+	at := Deviation{StepIndex: index, Quantity: "relative distance of the state"}
+	s.recordServed(by, at, distance(stored, again), 0)
 }
 
 // loadSteps loads the step events that the trajectory names, and checks them against it. Steps that are gone or
@@ -503,12 +537,23 @@ func (s *sample) decode(at int64, l *schemas.IndexedTensor) []float32 {
 	return x
 }
 
-// checkStart computes the state that the sample began with: noise that is drawn again, or a state that the prompt or
-// another sample gave. It compares that with the stored state, or uses it in its place if the first state was not kept.
+// checkStart computes the state that the sample began with: noise that is drawn again, by the generator of what drew
+// it, or a state that the prompt or another sample gave. It compares that with the stored state, or uses it in its
+// place if the first state was not kept.
 func (s *sample) checkStart(ctx context.Context) error {
 	t := s.t
 	begin, _ := t.Segment()
 	x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
+	if by := s.inexactServer(); by != nil {
+		again, noise := images.ServerDraws(by, &t.Sampling, t.LatentsShape)
+		s.noise = noise
+		if stored, kept := s.latents[begin]; kept && again != nil {
+			s.compareMade(by, begin, stored, again)
+		} else if again != nil {
+			s.latents[begin] = again
+		}
+		return nil
+	}
 	if t.Start == nil {
 		flow.InitialNoise(x, t.NoiseSeed)
 	} else {

@@ -47,11 +47,14 @@ func TestCompute_Open(t *testing.T) {
 // An address is checked against the kinds of servers that there are.
 func TestServer_Check(t *testing.T) {
 	for address, want := range map[string]string{
-		"vllm=http://127.0.0.1:8000/": "",
-		"sglang=https://host":         "",
-		"foo=http://127.0.0.1:8000":   `"foo=http://127.0.0.1:8000"; must be torch, torch=ADDRESS, or NAME=URL, NAME one of sglang, vllm`,
-		"vllm":                        "URL that of a server, such as vllm=http://127.0.0.1:8000",
-		"vllm=ftp://host":             "URL that of a server",
+		"vllm=http://127.0.0.1:8000/":        "",
+		"sglang=https://host":                "",
+		"foo=http://127.0.0.1:8000":          "NAME=URL, NAME one of sglang, sglang-diffusion, vllm",
+		"vllm":                               "URL that of a server, such as vllm=http://127.0.0.1:8000",
+		"vllm=ftp://host":                    "URL that of a server",
+		"vllm=http://a,http://b":             "must be one URL",
+		"sglang-diffusion=http://a,http://b": "",
+		"sglang-diffusion=http://a,http://a": "twice",
 	} {
 		err := models.Server{Address: address}.Check()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -2,7 +2,6 @@ package models
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
@@ -25,23 +25,30 @@ type Server engine.Server
 // serverKind dials a server of a kind, which draws texts or images: one of the two is set.
 type serverKind struct {
 	text  func(ctx context.Context, s engine.Server, l lm.Language, log zerolog.Logger) (engine.Network, error)
-	image func(ctx context.Context, s engine.Server, m model.Model, log zerolog.Logger) (engine.Network, error)
+	image func(ctx context.Context, s engine.Server, card model.Card, class string,
+		log zerolog.Logger) (engine.Network, error)
 }
 
 // serverKinds are the kinds of servers by the name in their addresses.
 var serverKinds = map[string]serverKind{
-	schemas.EngineVLLM:   {text: texts.Dial},
-	schemas.EngineSGLang: {text: texts.Dial},
+	schemas.EngineVLLM:            {text: texts.Dial},
+	schemas.EngineSGLang:          {text: texts.Dial},
+	schemas.EngineSGLangDiffusion: {image: images.Dial},
 }
 
-// parse splits the address into the name of a kind and the base URL, and checks both.
-func (s Server) parse() (name, base string, err error) {
-	name, base, err = remotehttp.Split(s.Address)
-	if _, ok := serverKinds[name]; !ok {
+// parse splits the address into the name of a kind and the base URLs, and checks them. Only servers of images may be
+// several.
+func (s Server) parse() (name string, bases []string, err error) {
+	name, bases, err = remotehttp.SplitAll(s.Address)
+	kind, ok := serverKinds[name]
+	switch {
+	case !ok:
 		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
-		return "", "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL, NAME one of %s", s.Address, names)
+		return "", nil, fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL, NAME one of %s", s.Address, names)
+	case err == nil && kind.image == nil && len(bases) > 1:
+		err = fmt.Errorf("%q; must be one URL", s.Address)
 	}
-	return name, base, err
+	return name, bases, err
 }
 
 // Check returns what is wrong with the address.
@@ -51,14 +58,14 @@ func (s Server) Check() error {
 }
 
 // Dial waits until the server that draws the samples can be reached, and returns it as the one device of the model.
-// name is the folder or the name of the model that the server serves: of a language model its tokenizer is read, of
-// an image model all. An error is of the settings, of the model, a refusal of the server, or the end of ctx.
+// name is the folder or the name of the model that the server serves: of a language model its tokenizer is read, of an
+// image model its configuration. An error is of the settings, of the model, a refusal of the server, or the end of ctx.
 func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.Logger) (*Devices, error) {
-	kind, base, err := s.parse()
+	kind, bases, err := s.parse()
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	s.URL = base
+	s.URL = bases[0]
 	n, err := serverKinds[kind].dial(ctx, engine.Server(s), r, name, log)
 	switch {
 	case ctx.Err() != nil:
@@ -72,9 +79,12 @@ func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.L
 // PolicyOf is Registry.PolicyOf for a model whose samples a server draws: a server of texts is asked once, within ctx,
 // what it gives.
 func (s Server) PolicyOf(ctx context.Context, r Registry, name string) (*schemas.Policy, []string, error) {
-	kind, base, err := s.parse()
-	if err == nil && serverKinds[kind].text != nil {
-		s.URL = base
+	kind, bases, err := s.parse()
+	if err != nil {
+		return nil, nil, fmt.Errorf("engine: %w", err)
+	}
+	if serverKinds[kind].text != nil {
+		s.URL = bases[0]
 		l, err := r.language(name)
 		if err != nil {
 			return nil, nil, fmt.Errorf("engine: %w", err)
@@ -85,7 +95,15 @@ func (s Server) PolicyOf(ctx context.Context, r Registry, name string) (*schemas
 		}
 		return p, nil, nil
 	}
-	return r.PolicyOf(name)
+	p, problems, err := r.PolicyOf(name)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case p.Text != nil:
+		return nil, nil, fmt.Errorf("engine: %s makes images; --model %s makes texts", kind, name)
+	}
+	p.Engine = &schemas.Engine{Name: kind}
+	return p, problems, nil
 }
 
 // language opens what is read here of a language model that a server serves.
@@ -108,13 +126,29 @@ func (k serverKind) dial(
 		}
 		return k.text(ctx, s, l, log)
 	}
-	m, err := r.Images.Open(name, model.Options{})
+	card, class, err := servedCard(r, name)
 	if err != nil {
-		return nil, fmt.Errorf("%q; --model must be the image model that it serves: %w", name, err)
+		return nil, fmt.Errorf("%q; --model must be the folder of the image model that it serves: %w", name, err)
 	}
-	n, err := k.image(ctx, s, m, log)
+	return k.image(ctx, s, card, class, log)
+}
+
+// servedCard returns the card of the image model called name, and the class of its pipeline, which servers know it by.
+// Only the folder's configuration is needed: the weights are the server's.
+func servedCard(r Registry, name string) (card model.Card, class string, err error) {
+	_, family, err := r.Images.Find(name)
 	if err != nil {
-		return nil, errors.Join(err, m.Close())
+		return card, "", err
 	}
-	return n, nil
+	info, err := r.Images.Inspect(name)
+	if err == nil {
+		err = info.Card.Validate()
+	}
+	if err == nil && family.Class == "" {
+		err = fmt.Errorf("the family %s has no pipeline of diffusers", family.Name)
+	}
+	if err != nil {
+		return card, "", err
+	}
+	return info.Card, family.Class, nil
 }

@@ -3,6 +3,9 @@ package models
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -13,31 +16,49 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/images"
 )
 
-// A server of images gets the model that is named, with its URL; a dial that fails closes the model.
+// A server of images gets the card and the class of the model that is named, whose weights need not be there.
 func TestServerKind_Image(t *testing.T) {
 	known, refusal := Registry{Images: families.All()}, errors.New("another model")
 	kind := serverKind{
-		image: func(_ context.Context, s engine.Server, m model.Model, _ zerolog.Logger) (engine.Network, error) {
-			if s.URL != "http://host" {
+		image: func(_ context.Context, s engine.Server, card model.Card, class string,
+			_ zerolog.Logger,
+		) (engine.Network, error) {
+			if s.URL != "http://host" || class != "QwenImagePipeline" || card.LatentChannels != 64 {
 				return nil, refusal
 			}
-			return &images.Network{Model: m}, nil
+			return &images.Served{}, nil
 		},
 	}
 	dial := func(url, model string) (engine.Network, error) {
 		return kind.dial(t.Context(), engine.Server{URL: url}, known, model, zerolog.Nop())
 	}
-	n, err := dial("http://host", "synthetic")
-	if err != nil || n.Policy().Family != "synthetic" {
-		t.Fatalf("%v, %v", n, err)
+	const signs = "../../../deploy/models/signs"
+	without := t.TempDir()
+	if err := os.CopyFS(without, os.DirFS(signs)); err != nil {
+		t.Fatal(err)
 	}
-	if err := n.Close(); err != nil {
-		t.Error(err)
+	weights, err := filepath.Glob(filepath.Join(without, "*", "*.safetensors"))
+	if err != nil || len(weights) == 0 {
+		t.Fatal(err)
 	}
-	if n, err := dial("http://other", "synthetic"); n != nil || !errors.Is(err, refusal) {
-		t.Errorf("%v, %v; want %v", n, err, refusal)
+	for _, file := range weights {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if n, err := dial("http://host", "none"); n != nil || !errors.Is(err, model.ErrUnknown) {
-		t.Errorf("%v, %v; want %v", n, err, model.ErrUnknown)
+	for _, folder := range []string{signs, without} {
+		if n, err := dial("http://host", folder); n == nil || err != nil {
+			t.Errorf("%s: %v", folder, err)
+		}
+	}
+	for _, c := range []struct{ url, model, says string }{
+		{"http://other", signs, refusal.Error()}, {"http://host", "none", "no such model"}, {
+			"http://host",
+			"synthetic", "no pipeline",
+		},
+	} {
+		if n, err := dial(c.url, c.model); n != nil || err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s of %s: %v, %v; want %q", c.model, c.url, n, err, c.says)
+		}
 	}
 }

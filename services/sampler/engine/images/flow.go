@@ -214,7 +214,7 @@ func (p *flowEpisode) Done() bool { return p.rollout.Done() }
 func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	e := stepEvent(p.req, p.shape(), step, p.rollout.Done())
 	for _, name := range p.req.Debug {
-		e.Debug = append(e.Debug, schemas.NamedTensor{Name: name, Tensor: p.debugTensor(name, step)})
+		e.Debug = append(e.Debug, schemas.NamedTensor{Name: name, Tensor: debugTensor(name, p.shape(), step)})
 	}
 	return e
 }
@@ -253,22 +253,22 @@ func tensorOf(dtype string, shape []int64, x []float32) schemas.Tensor {
 	return schemas.Tensor{DType: dtype, Shape: shape, Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
-// debugTensor returns one of the optional tensors of a step that the request asks for by name; F32 whatever the
-// latents are stored as. event calls it.
-func (p *flowEpisode) debugTensor(name string, step *flow.Step) schemas.Tensor {
+// debugTensor returns one of the optional tensors [S, C] of a step that the request asks for by name; F32 whatever the
+// latents are stored as.
+func debugTensor(name string, shape []int64, step *flow.Step) schemas.Tensor {
 	f32 := string(tensor.F32)
 	switch name {
 	case "noise":
 		if step.Noise == nil { // an ode step draws none
-			return tensorOf(f32, p.shape(), make([]float32, len(step.X)))
+			return tensorOf(f32, shape, make([]float32, len(step.X)))
 		}
-		return tensorOf(f32, p.shape(), step.Noise)
+		return tensorOf(f32, shape, step.Noise)
 	case "mean":
-		return tensorOf(f32, p.shape(), step.Mean)
+		return tensorOf(f32, shape, step.Mean)
 	case "std":
 		return tensorOf(f32, []int64{1}, []float32{float32(step.NoiseStd)})
 	default: // model_output, the only other name a valid request has
-		return tensorOf(f32, p.shape(), step.Velocity)
+		return tensorOf(f32, shape, step.Velocity)
 	}
 }
 

@@ -1,0 +1,269 @@
+package integration_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/integration/tools/imageserver"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/remoteimage/remoteimagetest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+const sign = `a blue sign that says "4071"`
+
+// Images of a server become the same events and trajectories as those of a sampler, and verify computes them again.
+func TestImageServer_Run(t *testing.T) {
+	t.Parallel()
+	s := imageserver.New(t, signs(t), model.Options{})
+	for name, args := range map[string][]string{
+		"sde":    nil,
+		"guided": {"--true-cfg-scale", "2.5", "--negative-prompt", "red", "--return-conditioning"},
+		"window": {"--sde-steps", "1,2", "--steps", "6"},
+		"cps":    {"--sde-type", "cps", "--noise-level", "0.8", "--log-prob-kind", "squared"},
+		"size": {
+			"--height", "96", "--width", "32", "--sde-window", "2", "--debug", "noise,model_output",
+			"--reward", "jpeg_compressibility",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			out := meander(t, dir, slices.Concat([]string{
+				"run", "--json", "--model", signs(t), "--engine", imageserver.Engine(s), "--run", "r", "-n", "3", sign,
+			}, args)...).must(t, 0)
+			groups, sum := out.parse(t)
+			if sum.Complete != 1 || len(groups[0].Members) != 3 {
+				t.Fatalf("%+v", sum)
+			}
+			out = meander(t, dir, "verify", "--json", "--run", "r", "--model", signs(t)).must(t, 0)
+			var r verify.Report
+			if err := json.Unmarshal([]byte(out.stdout), &r); err != nil || r.Steps == 0 ||
+				r.MaxDrawnDifference > 1e-5 ||
+				!slices.Equal(r.DrawnBy, []string{"sglang-diffusion 0.5.23"}) {
+				t.Errorf("verify: %+v, %v", r, err)
+			}
+		})
+	}
+}
+
+// What the server cannot do is refused where it is asked for, before any image is made.
+func TestImageServer_Refuses(t *testing.T) {
+	t.Parallel()
+	s := imageserver.New(t, signs(t), model.Options{})
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--solver", "heun"}, "--solver: heun; must be euler"},
+		{[]string{"--sde-type", "dance_sde"}, "--sde-type: dance_sde; must be sde, cps, ode"},
+		{[]string{"--latents-dtype", "BF16"}, "--latents-dtype: BF16; must be F32"},
+		{[]string{"--initial-noise", "shared"}, "--initial-noise: shared"},
+		{[]string{"--stop-step", "4"}, "--stop-step: given"},
+		{[]string{"--sigmas", "1,0.5"}, "--sigmas: given"},
+		{[]string{"--cfg-until", "0.5", "--true-cfg-scale", "3"}, "--cfg-until: given"},
+		{[]string{"--model", "synthetic"}, "no pipeline of diffusers"},
+		{[]string{"--model", sums(t)}, "makes images; --model"},
+		{[]string{"--adapter", "x"}, "adapter: set"},
+		{[]string{"--engine", "sglang-diffusion=" + s.URL + "," + s.URL}, "names " + s.URL + " twice"},
+	} {
+		out := meander(t, t.TempDir(), slices.Concat([]string{
+			"run", "--model", signs(t), "--engine", imageserver.Engine(s), "-n", "2", sign,
+		}, c.args)...)
+		if out.code == 0 || !strings.Contains(out.stderr, c.says) {
+			t.Errorf("%v: exit %d, %s; want %q", c.args, out.code, out.stderr, c.says)
+		}
+	}
+	for _, q := range s.Asked() {
+		if q.Steps != 4 || *q.Seed != 5 { // the probe
+			t.Errorf("asked for %+v of what was refused", q)
+		}
+	}
+}
+
+// Images that a real server made, as it was recorded, hold when verify makes each step of them again.
+func TestImageServer_VerifyRecorded(t *testing.T) {
+	t.Parallel()
+	s, w := remoteimagetest.New(t), newWorld(t)
+	c := sampler.DefaultConfig()
+	c.Model, c.Engine = signs(t), "sglang-diffusion="+s.URL
+	w.sampler(t, c)
+	r := &schemas.Request{
+		Identity: schemas.Identity{Run: "r", UID: "u", GroupSize: 1, Lane: "signs"},
+		Sampling: schemas.Sampling{
+			Prompt: remoteimagetest.Prompt, Height: remoteimagetest.Height, Width: remoteimagetest.Width,
+			TrueCFGScale: 1,
+			SampleSeed:   remoteimagetest.Seed, NoiseSeed: remoteimagetest.Seed, Sigmas: []float32{
+				1, 0.7430818,
+				0.42475128, 0.01999992, 0,
+			},
+			Transitions: []string{"sde", "sde", "sde", "sde"}, NoiseLevel: 0.7, Solver: "euler",
+			LogProbKind: "density", LatentsDType: "F32",
+		},
+		Outputs: schemas.Outputs{
+			ReturnStepIndices: []int64{0, 1, 2, 3, 4}, ReturnConditioning: true,
+			Debug: []string{"noise"},
+		},
+		Group: schemas.Group{Batch: "u"},
+	}
+	r.ScheduleDigest = r.ComputeScheduleDigest()
+	if _, err := w.Bus.Publish(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Until(t, "a trajectory", func() error {
+		_, err := w.client.Trajectory(t.Context(), "r", "u", 0)
+		return err
+	})
+	report, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
+	if err != nil || !report.OK(0) || report.Steps != 4 || report.States != 5 || report.Conditionings != 2 ||
+		report.MaxDrawnDifference == 0 || report.EngineTolerance != 1e-5 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// Verify sees a server that has other weights than the folder, and one that draws other noise than it says.
+func TestImageServer_VerifyFails(t *testing.T) {
+	t.Parallel()
+	adapted, liar := imageserver.New(t, signs(t), model.Options{Adapter: filepath.Join(root, "deploy/demo/adapter")}),
+		imageserver.New(t, signs(t), model.Options{})
+	liar.DrawOther()
+	for name, s := range map[string]*imageserver.Server{"weights": adapted, "noise": liar} {
+		dir := t.TempDir()
+		meander(t, dir, "run", "--model", signs(t), "--engine", imageserver.Engine(s), "--run", "r", "-n", "1",
+			sign).must(t, 0)
+		out := meander(t, dir, "verify", "--run", "r", "--model", signs(t)).must(t, 1)
+		if !strings.Contains(out.stdout, "--engine-tolerance") || !strings.Contains(out.stdout, "0 mismatches") {
+			t.Errorf("%s: %s", name, out.stdout)
+		}
+	}
+}
+
+// imageWorld is a world whose lane signs is served by servers, with what its readiness says of them.
+type imageWorld struct {
+	*world
+	mu    sync.Mutex
+	check func() error
+}
+
+func newImageWorld(t *testing.T, servers ...*imageserver.Server) *imageWorld {
+	t.Helper()
+	w := &imageWorld{world: newWorld(t)}
+	c := defaults()
+	c.sampler.Model, c.sampler.Engine = signs(t), imageserver.Engine(servers...)
+	c.sampler.Health = func(name string, check func() error) {
+		if name == "engine" {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.check = check
+		}
+	}
+	for _, name := range stages {
+		w.Serve(t, c.run(name))
+	}
+	return w
+}
+
+// says waits until readiness says something of the engine; nothing: that it can be used.
+func (w *imageWorld) says(t *testing.T, what string) {
+	t.Helper()
+	bustest.Until(t, fmt.Sprintf("readiness: %q", what), func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.check == nil {
+			return errors.New("no condition yet")
+		}
+		err := w.check()
+		if (err == nil) != (what == "") || err != nil && !strings.Contains(err.Error(), what) {
+			return fmt.Errorf("it is %w", err)
+		}
+		return nil
+	})
+}
+
+// publishGroup asks for a group of n images.
+func (w *imageWorld) publishGroup(t *testing.T, uid schemas.UID, n int64) {
+	t.Helper()
+	w.publish(t, "r", &schemas.Prompt{
+		UID: uid, Prompt: sign, GroupSize: &n, Routing: schemas.Routing{Model: "signs"},
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
+	})
+}
+
+// A server whose worker dies in the middle of an image says so; its samples wait, and none is lost.
+func TestImageServer_Killed(t *testing.T) {
+	t.Parallel()
+	s := imageserver.New(t, signs(t), model.Options{})
+	w := newImageWorld(t, s)
+	w.says(t, "")
+	s.Hang()
+	w.publishGroup(t, "a", 3)
+	<-s.Hung()
+	s.Kill()
+	w.says(t, "a process of the server has ended; restart the server")
+	s.Restart()
+	w.says(t, "")
+	w.checkGroup(t, w.advantages(t, "r", 1)["a"], 3)
+	s.Kill()
+	w.says(t, "has ended")
+	w.publishGroup(t, "b", 2)
+	s.Restart()
+	w.checkGroup(t, w.advantages(t, "r", 2)["b"], 2)
+}
+
+// Of two servers, one that dies leaves its image to the other; each makes one image at a time.
+func TestImageServer_Pool(t *testing.T) {
+	t.Parallel()
+	a, b := imageserver.New(t, signs(t), model.Options{}), imageserver.New(t, signs(t), model.Options{})
+	w := newImageWorld(t, a, b)
+	w.says(t, "")
+	a.Hang()
+	b.Hang()
+	w.publishGroup(t, "a", 6)
+	<-a.Hung()
+	<-b.Hung()
+	a.Kill()
+	b.Release()
+	w.checkGroup(t, w.advantages(t, "r", 1)["a"], 6)
+	if n, m := len(a.Asked()), len(b.Asked()); n != 2 || m != 7 {
+		t.Errorf("asked %d and %d times; want the probe and one image of the first, and all six of the second", n, m)
+	}
+	w.says(t, "") // one is enough
+	report, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
+	if err != nil || !report.OK(0) || report.Trajectories != 6 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// A server of another pipeline ends the sampler with what to do. One of other weights than the first is not used.
+func TestImageServer_Other(t *testing.T) {
+	t.Parallel()
+	s, adapted := imageserver.New(t, signs(t), model.Options{}), imageserver.New(t, signs(t),
+		model.Options{Adapter: filepath.Join(root, "deploy/demo/adapter")})
+	w := newImageWorld(t, s, adapted)
+	w.publishGroup(t, "a", 3)
+	w.checkGroup(t, w.advantages(t, "r", 1)["a"], 3)
+	if n := len(adapted.Asked()); n != 1 {
+		t.Errorf("the server of other weights was asked %d times; want the probe alone", n)
+	}
+	fallback := imageserver.New(t, signs(t), model.Options{})
+	fallback.Say("pipeline_name", "DiffusersPipeline")
+	c := sampler.DefaultConfig()
+	c.Model, c.Engine = signs(t), imageserver.Engine(fallback)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	if err := sampler.Run(ctx, c, w.Bus, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "--model-id") {
+		t.Errorf("a server of another pipeline: %v", err)
+	}
+}

@@ -1,0 +1,194 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/remotehttp"
+	"github.com/meander-rl/meander/pkg/remoteimage"
+	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// Served is an image model whose samples servers make: all of a sample, from the text to the pixels. Of the model's
+// folder the configuration is read, not the weights. It is Network and Engine. Its noise is that of torch's generator
+// (pkg/torchrandom), and its samples say so.
+type Served struct {
+	engine.Health
+	card model.Card
+	pool *remoteimage.Pool
+}
+
+var (
+	_ engine.Network   = (*Served)(nil)
+	_ engine.Watched   = (*Served)(nil)
+	_ engine.Engine    = (*Served)(nil)
+	_ engine.Describer = (*Served)(nil)
+)
+
+// The probe that each server must make before it is used: a small sample with noise at every step.
+const (
+	probePrompt           = `a blue sign that says "4071"`
+	probeSeed, probeSteps = 5, 4
+	probeWidth, probeSide = 64, 32
+	probeNoise            = 0.7
+	sameFP32, sameRounded = 1e-3, 5e-2 // relative distance of the probe's end states of two servers of the same weights
+)
+
+// Dial waits until a server that makes the images of a model can be reached, see engine.Health. card is the model's,
+// class that of its pipeline. An error is the end of ctx, a refusal of all servers, or says that the model's images
+// cannot be made so.
+func Dial(ctx context.Context, at engine.Server, card model.Card, class string, log zerolog.Logger) (engine.Network,
+	error,
+) {
+	if len(card.Conditioning) != 1 || card.MaxFrames > 1 || card.Guidance != 0 || card.Prompts > 1 {
+		return nil,
+			fmt.Errorf("model %s of the family %s; must be one of images of one text, without a guidance input",
+				card.Name, card.Family)
+	}
+	s := &Served{card: card}
+	probe, err := s.probe()
+	if err != nil {
+		return nil, err
+	}
+	c := remoteimage.Config{
+		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: class, Probe: *probe, Same: s.sameWeights,
+	}
+	if strings.Contains(at.Address, ",") { // of a single server Health says it
+		c.Changed = func(server string, err error) {
+			if err != nil {
+				log.Warn().Err(err).Str("server", server).Msg("a server of the engine is not used")
+				return
+			}
+			log.Info().Str("server", server).Msg("a server of the engine is used again")
+		}
+	}
+	if s.pool, err = remoteimage.NewPool(c); err != nil {
+		return nil, err
+	}
+	s.Health.Dial, s.Ping = s.check, s.check
+	if err := s.Reach(ctx, at, log); err != nil {
+		s.pool.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// check asks all servers whether they are well. Reach and Watch call it.
+func (s *Served) check(ctx context.Context) error {
+	err := s.pool.Check(ctx)
+	if errors.Is(err, remotehttp.ErrRefused) {
+		return engine.Refuse("%w", err)
+	}
+	return err
+}
+
+// probe returns the request that each server must be able to make before it is used.
+func (s *Served) probe() (*remoteimage.Request, error) {
+	r := &schemas.Request{Sampling: schemas.Sampling{
+		Prompt: probePrompt, TrueCFGScale: 1, Height: probeSide, Width: probeWidth, SampleSeed: probeSeed,
+		NoiseLevel:  probeNoise,
+		LogProbKind: schemas.LogProbDensity,
+	}}
+	tokens, err := s.card.Tokens(sampling.SizeOf(&r.Sampling))
+	if err != nil {
+		return nil, fmt.Errorf("a small sample to try a server with: %w", err)
+	}
+	schedule, err := sampling.Schedule(PolicyOf(s.card))
+	if err == nil {
+		r.Sigmas, err = schedule.Sigmas(probeSteps, tokens)
+	}
+	for i := range probeSteps + 1 {
+		r.ReturnStepIndices = append(r.ReturnStepIndices, int64(i))
+	}
+	r.Transitions = slices.Repeat([]string{schemas.TransitionSDE}, probeSteps)
+	q := s.ask(r, tokens)
+	q.Conditioning = false
+	return q, err
+}
+
+// sameWeights refuses the answers of two servers to the probe that are not of the same weights.
+func (s *Served) sameWeights(a, b *remoteimage.Answer) error {
+	most := sameRounded
+	if s.pool.Facts().Precision == schemas.PrecisionFP32 {
+		most = sameFP32
+	}
+	x, y := a.Latents[probeSteps], b.Latents[probeSteps]
+	var square, off float64
+	for i, v := range x {
+		d := float64(v) - float64(y[i])
+		square, off = square+float64(v)*float64(v), off+d*d
+	}
+	if d := math.Sqrt(off / square); !(d <= most) {
+		return fmt.Errorf("its latents are %.2g away from those of the first server, of which %g passes; "+
+			"all servers must have the weights of the first", d, most)
+	}
+	return nil
+}
+
+// Name is the model's.
+func (s *Served) Name() string { return s.card.Name }
+
+// Backend returns the server's name and release, and its precision.
+func (s *Served) Backend() string { return s.facts().String() + "/" + s.pool.Facts().Precision }
+
+// facts returns what the first server says of itself, as events have it.
+func (s *Served) facts() *schemas.Engine {
+	f := s.pool.Facts()
+	return &schemas.Engine{Name: remoteimage.SGLangDiffusion, Version: f.Version, Precision: f.Precision}
+}
+
+// Digest names the weights by the server: their real digest is not known here.
+func (s *Served) Digest() string { return "served by " + remoteimage.SGLangDiffusion }
+
+// Policy returns the policy that a sampler of the servers announces.
+func (s *Served) Policy() *schemas.Policy {
+	p := PolicyOf(s.card)
+	p.WeightsDigest, p.BaseDigest, p.Engine = s.Digest(), s.Digest(), s.facts()
+	return p
+}
+
+// Engine is the pool of servers itself.
+func (s *Served) Engine(engine.Options) engine.Engine { return s }
+
+// With refuses changes: the servers have the weights that they were started with.
+func (s *Served) With(c engine.Change) (engine.Network, error) { return engine.Unchanged(s, c) }
+
+// Canary is nil: the weights are not here.
+func (s *Served) Canary(context.Context) (*schemas.Canary, error) { return nil, nil }
+
+// Check says why no request can be made for the model; nil: requests can.
+func (s *Served) Check() error { return CheckSchedule(s.card) }
+
+// Describe adds the model's rule of guidance, which is the server's, too.
+func (s *Served) Describe(t *schemas.Trajectory) { t.CFGRule = s.card.CFGRule }
+
+// Close closes the connections.
+func (s *Served) Close() error {
+	s.pool.Close()
+	return nil
+}
+
+// ServerDraws returns what a server drew for a sample: x_T and the noise of its stochastic steps, both [S, C], for
+// verify. Both are nil where that is not known: in a network of fewer bits than float32 x_T is drawn in another way.
+func ServerDraws(by *schemas.Engine, of *schemas.Sampling, shape []int64) (x []float32, noise map[int][]float32) {
+	if by.Name != remoteimage.SGLangDiffusion || by.Precision != schemas.PrecisionFP32 {
+		return nil, nil
+	}
+	q := remoteimage.Request{
+		Seed: of.SampleSeed, Height: int(of.Height), Width: int(of.Width), Tokens: int(shape[0]),
+		Channels: int(shape[1]),
+	}
+	for _, i := range of.StochasticSteps() {
+		q.SDESteps = append(q.SDESteps, int(i))
+	}
+	return q.Draws()
+}
