@@ -7,9 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model/remote/remotetest"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
@@ -27,7 +29,7 @@ func TestTorch_Video(t *testing.T) {
 		uid := schemas.UID(fmt.Sprintf("f%d", frames))
 		prompt := &schemas.Prompt{
 			UID: uid, Prompt: "a dog that runs", GroupSize: new(int64(2)), Seed: new(int64(5)),
-			Reward: []schemas.RewardSpec{{Name: "synthetic"}, {Name: "motion"}},
+			Reward: []schemas.RewardSpec{{Name: "synthetic"}, {Name: "diversity"}, {Name: "motion"}},
 			ImageSettings: schemas.ImageSettings{
 				Height: new(int64(32)), Width: new(int64(48)), Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
 			},
@@ -41,7 +43,7 @@ func TestTorch_Video(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), `name: "motion"; rates videos, and the samples are images`) {
 				t.Errorf("the motion of an image: %v", err)
 			}
-			prompt.Reward = prompt.Reward[:1]
+			prompt.Reward = prompt.Reward[:2]
 		}
 		if r, err := w.client.Publish(t.Context(), "r", prompt); err != nil || !r.Accepted {
 			t.Fatalf("%d frames: receipt %+v, %v", frames, r, err)
@@ -54,11 +56,13 @@ func TestTorch_Video(t *testing.T) {
 		if shape := tr.LatentsShape; shape[0] != (1+(want-1)/4)*2*3 || len(tr.StochasticSteps()) != 2 {
 			t.Errorf("%d frames: states %v", want, shape)
 		}
-		if a := w.advantages(t, "r", len(digests)+1)[uid]; a == nil || a.Status != schemas.StatusComplete {
-			t.Errorf("%d frames: advantage %+v", frames, a)
+		a := w.advantages(t, "r", len(digests)+1)[uid]
+		if a == nil || a.Status != schemas.StatusComplete {
+			t.Fatalf("%d frames: advantage %+v", frames, a)
 		}
 		digests[tr.ScheduleDigest] = true
 		sameVideo(t, w, tr, want)
+		diverseVideos(t, w, tr)
 	}
 	if len(digests) != 3 {
 		t.Errorf("%d schedule digests; want one for each number of frames", len(digests))
@@ -106,6 +110,85 @@ func sameVideo(t *testing.T, w *world, tr *schemas.Trajectory, frames int64) {
 	if video.Digest() != tr.Video.Digest || video.Middle().Digest() != tr.Image.Digest ||
 		video.Digest() == middle.Digest() {
 		t.Errorf("%d frames: other pixels than the trajectory says", frames)
+	}
+}
+
+// diverseVideos checks that the score of diversity is that of the frames that it is said to see.
+func diverseVideos(t *testing.T, w *world, tr *schemas.Trajectory) {
+	t.Helper()
+	rater := scorer.NewGroup(scorer.Diversity)
+	of := func(frames int) float64 {
+		return rater.ScoreGroup(t.Context(), 2, func(i int) (in scorer.Input, release func(), err error) {
+			one, err := w.client.Trajectory(t.Context(), tr.Run, tr.UID, int64(i))
+			if err != nil {
+				return in, nil, err
+			}
+			file, err := w.client.Image(t.Context(), one)
+			size := media.ImageSize(tr.Height, tr.Width)
+			if one.Video != nil {
+				size.Frames = int(one.Video.Frames)
+				file, err = w.client.Video(t.Context(), one)
+			}
+			if err == nil {
+				in.Media, err = media.Decode(file, size)
+			}
+			in.Media = in.Media.Spaced(frames)
+			return in, func() {}, err
+		})[1].Value
+	}
+	seen, middle := of(scorer.DiversityFrames), of(1)
+	var r schemas.Reward
+	filter := schemas.RewardFilter(tr.Run, "*", tr.UID)
+	stored, err := w.Bus.LastMany(t.Context(), schemas.StreamRewards, []string{filter})
+	for _, m := range stored {
+		if err == nil && r.SampleIndex != 1 {
+			r = schemas.Reward{}
+			err = bus.Fits(m, &r)
+		}
+	}
+	if err != nil || len(r.Scores) < 2 {
+		t.Fatalf("reward of %v: %+v, %v", tr.UID, r, err)
+	}
+	score := r.Scores[1]
+	if score.Name != scorer.Diversity || score.Value == nil || *score.Value != seen {
+		t.Errorf("%v: %+v; want a diversity of %v", tr.UID, score, seen)
+	}
+	if video := tr.Video != nil; video != (seen != middle) {
+		t.Errorf("%v: diversity %v, of the frames in the middle %v", tr.UID, seen, middle)
+	}
+}
+
+// A video starts others: it is encoded with all frames, noised and denoised, and rolled by scheduled sampling.
+func TestTorch_VideoStart(t *testing.T) {
+	t.Parallel()
+	folder, dir := remotetest.Folder(t, "WanPipeline", 1), t.TempDir()
+	run := func(args ...string) summary {
+		_, sum := byWorker(t, dir, nil, append([]string{
+			args[0], "--json", "--model", folder, "--engine", "torch", "--deterministic", "--seed", "5",
+		}, args[1:]...)...).must(t, 0).parse(t)
+		return sum
+	}
+	size := []string{"--frames", "5", "--height", "32", "--width", "48"}
+	run(append([]string{"run", "--run", "r", "-n", "1", "--steps", "4", "--out", "out", "a dog"}, size...)...)
+	files, err := filepath.Glob(filepath.Join(dir, "out", "*.apng"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("videos %q, %v", files, err)
+	}
+	sum := run("run", "--run", "s", "-n", "2", "--steps", "4", "--start-image", files[0], "--start-step", "2", "a dog")
+	if sum.Complete != 1 || sum.StepsStored != 4 {
+		t.Errorf("from a video: %+v", sum)
+	}
+	if r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--run", "s", "--model", folder)); r.MaxRatio != 0 {
+		t.Errorf("from a video: ratio %g", r.MaxRatio)
+	}
+	byWorker(t, dir, nil, "scheduled", "--model", folder, "--engine", "torch", "--deterministic", "--run", "q", "--seed",
+		"5", "--probability", "1", "--prompt", "a dog", "--out", "q", files[0]).must(t, 0)
+	sheets, err := filepath.Glob(filepath.Join(dir, "q", "*sheet*.png"))
+	if err != nil || len(sheets) != 1 {
+		t.Errorf("sheets %q, %v", sheets, err)
+	}
+	if r := provenRun(t, byWorker(t, dir, nil, "verify", "--json", "--run", "q", "--model", folder)); r.Rolled == 0 {
+		t.Errorf("scheduled sampling of a video: %+v", r)
 	}
 }
 

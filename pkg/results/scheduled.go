@@ -140,8 +140,12 @@ func (g *Group) drawRolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error)
 			original = &schemas.Image{Ref: t.Start.Data.Image}
 		}
 		for k, im := range []*schemas.Image{original, t.Rolled.Noised, t.Image, t.Rolled.Teacher} {
+			var size media.Size // of any image
+			if k == 0 {
+				size = media.Size{Frames: int(max(1, t.Frames)), Height: int(t.Height), Width: int(t.Width)}
+			}
 			var err error
-			if strip.Media[k], err = fetchImage(ctx, b, im); err != nil {
+			if strip.Media[k], err = fetchImage(ctx, b, im, size); err != nil {
 				return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
 			}
 		}
@@ -172,9 +176,9 @@ func (r *Roll) sheetLines(index int64) []string {
 	}
 }
 
-// fetchImage fetches and decodes an image of a trajectory. It is empty, without an error, if im is nil or the image
-// is no longer stored. drawRolledSheet calls it.
-func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Image) (m media.Media, err error) {
+// fetchImage fetches and decodes media of a trajectory, of that size, and returns the frame in the middle; size is zero
+// for an image of any. It is empty, without an error, if im is nil or no longer stored. drawRolledSheet calls it.
+func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Image, size media.Size) (m media.Media, err error) {
 	if im == nil {
 		return m, nil
 	}
@@ -188,5 +192,6 @@ func fetchImage(ctx context.Context, b *bus.Bus, im *schemas.Image) (m media.Med
 			return m, err
 		}
 	}
-	return media.Decode(data, media.Size{})
+	m, err = media.Decode(data, size)
+	return m.Middle(), err
 }

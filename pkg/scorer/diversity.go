@@ -5,13 +5,19 @@ import (
 	"fmt"
 	"image"
 	"math"
+
+	"github.com/meander-rl/meander/pkg/media"
 )
 
 // Diversity rewards samples that differ from the others of their group. The score, in
 // [0, 1], is the mean over the others of the root mean square difference of pixels. All
 // images are first averaged over boxes to at most DiversitySide pixels a side, so that
-// noise does not count. A group of one scores 0. All images of a group have one size.
+// noise does not count. Of videos, at most DiversityFrames frames are compared, evenly spaced, each with that of the
+// other at the same place. A group of one scores 0. All samples of a group have one size.
 const Diversity = "diversity"
+
+// DiversityFrames is how many frames of a video are compared.
+const DiversityFrames = 8
 
 // DiversitySide is the side in pixels of the images that are compared; smaller images keep their size.
 const DiversitySide = 32
@@ -20,7 +26,10 @@ type diversity struct{}
 
 func (diversity) Name() string { return Diversity }
 
-func (diversity) Version() string { return "1" }
+func (diversity) Version() string { return "2" }
+
+// Frames returns DiversityFrames.
+func (diversity) Frames() int { return DiversityFrames }
 
 // ScoreGroup implements GroupScorer. A sample that cannot be fetched gets its own error; one that is not an image,
 // or of another size, fails the whole group.
@@ -29,7 +38,7 @@ func (diversity) ScoreGroup(ctx context.Context, n int,
 ) []Result {
 	out := make([]Result, n)
 	small := make([][]float64, n) // nil: none
-	var size image.Point
+	var size media.Size
 	first := -1
 	for i := range n {
 		x, release, err := sample(i)
@@ -37,9 +46,9 @@ func (diversity) ScoreGroup(ctx context.Context, n int,
 			out[i].Err = err
 			continue
 		}
-		img, err := imageOf(ctx, x)
-		if err == nil && first >= 0 && img.Rect.Size() != size {
-			err = fmt.Errorf("%dx%d, image %d %dx%d; must be of one size", img.Rect.Dx(), img.Rect.Dy(), first, size.X, size.Y)
+		frames, err := framesOf(ctx, x)
+		if err == nil && first >= 0 && x.Media.Size() != size {
+			err = fmt.Errorf("%v, image %d %v; must be of one size", x.Media.Size(), first, size)
 		}
 		if err != nil {
 			release()
@@ -49,9 +58,11 @@ func (diversity) ScoreGroup(ctx context.Context, n int,
 			return out
 		}
 		if first < 0 {
-			first, size = i, img.Rect.Size()
+			first, size = i, x.Media.Size()
 		}
-		small[i] = averageBoxes(img, DiversitySide)
+		for _, frame := range frames {
+			small[i] = append(small[i], averageBoxes(frame, DiversitySide)...)
+		}
 		release()
 	}
 	rated := 0
@@ -70,6 +81,18 @@ func (diversity) ScoreGroup(ctx context.Context, n int,
 		out[i].Value = sum / float64(max(rated-1, 1))
 	}
 	return out
+}
+
+// framesOf returns the frames of a sample, one for an image. Texts, params and a done ctx are errors.
+func framesOf(ctx context.Context, in Input) ([]*image.NRGBA, error) {
+	first := in
+	if len(in.Media.Frames) > 1 {
+		first.Media = media.Media{Frames: in.Media.Frames[:1]}
+	}
+	if _, err := imageOf(ctx, first); err != nil {
+		return nil, err
+	}
+	return in.Media.Frames, nil
 }
 
 // rootMeanSquare returns the root mean square difference of two lists of one length.

@@ -64,9 +64,9 @@ type FrameScorer interface {
 	Frames() int
 }
 
-// FramesOf returns the most frames of a video that a scorer sees.
-func FramesOf(s Scorer) int {
-	if f, ok := s.(FrameScorer); ok {
+// FramesOf returns the most frames of a video that a Scorer or a GroupScorer sees.
+func FramesOf(s interface{ Name() string }) int {
+	if f, ok := s.(interface{ Frames() int }); ok {
 		return f.Frames()
 	}
 	return 1
@@ -93,7 +93,8 @@ type GroupScorer interface {
 	Version() string
 	// ScoreGroup returns one result for each of n samples, in order of sample_index. It fetches samples one by one
 	// and releases each before the next: a whole group need not fit in memory. A sample that cannot be fetched has
-	// that error as its result; the others are rated without it.
+	// that error as its result; the others are rated without it. With the method Frames of a FrameScorer it sees as
+	// many frames of a video.
 	ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result
 }
 

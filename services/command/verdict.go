@@ -264,6 +264,12 @@ func writeWaiting(ctx context.Context, b *bus.Bus, waiting []results.Waiting, di
 		if err == nil {
 			err = os.WriteFile(w.Image, img, 0o644)
 		}
+		if err == nil && w.Trajectory.Video != nil {
+			var video []byte
+			if video, err = client.New(b).Video(ctx, w.Trajectory); err == nil {
+				err = os.WriteFile(strings.TrimSuffix(w.Image, ".png")+".apng", video, 0o644)
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("image of %s sample %d: %w", w.UID, w.SampleIndex, err)
 		}

@@ -257,13 +257,17 @@ func (s *service) rateGroup(
 		var passing error
 		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
 			p := &sharedImage{bus: s.bus, memory: s.images, stored: imageFile(made[k].Image)}
+			frames := scorer.FramesOf(rater)
+			if frames > 1 {
+				p.stored = videoFile(made[k].Trajectory)
+			}
 			im, err := p.hold(ctx, true)
 			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad &&
 				!errors.Is(err, bus.ErrNotFound) {
 				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)
 			}
 			return scorer.Input{
-				Media: im, Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params,
+				Media: im.Spaced(frames), Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params,
 			}, p.release, err
 		})
 		if err := cmp.Or(ctx.Err(), passing); err != nil {

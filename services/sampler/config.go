@@ -60,6 +60,8 @@ type EngineServer struct {
 	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
+	// Compile has the workers of torch compile the network.
+	Compile bool `koanf:"compile" help:"with --engine torch: compile the network; a slow start, then faster steps"`
 	// Waiting is told what a worker of torch, or a server, is waited for, and "" when the wait is over; nil: it is
 	// logged.
 	Waiting func(text string) `koanf:"-"`
@@ -169,7 +171,7 @@ func (c Config) Validate() error {
 func (c Config) torch() models.Torch {
 	return models.Torch{
 		Address: c.Engine, Compute: c.Compute, Key: c.EngineKey, Patience: c.EnginePatience, Ready: c.Health,
-		Waiting: c.Waiting, Spare: c.Spare,
+		Waiting: c.Waiting, Spare: c.Spare, Compile: c.Compile,
 	}
 }
 
@@ -185,6 +187,9 @@ func (c Config) server() models.Server {
 // draws the samples. Validate calls it.
 func (c Config) validateEngine() error {
 	var errs []error
+	if c.Compile && !models.IsTorch(c.Engine) {
+		errs = append(errs, errors.New("compile: set; must be absent without --engine torch"))
+	}
 	if c.Engine == "" {
 		if c.EngineKey != "" {
 			errs = append(errs, errors.New("engine_key: set; must be absent without engine"))

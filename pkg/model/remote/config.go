@@ -27,6 +27,8 @@ type Config struct {
 	Device, DType string
 	// Deterministic has the worker compute row by row, with one algorithm for each operation.
 	Deterministic bool
+	// Compile has a started worker compile the network, which takes minutes.
+	Compile bool
 	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
 	Threads int
 	// Patience is the least time after which a call without an answer counts as lost; at least MinPatience.
@@ -64,7 +66,9 @@ const (
 	helloPatience  = 30 * time.Second // hello answers at once
 	pollEvery      = 300 * time.Millisecond
 	redialMost     = 5 * time.Second
-	hangingShare   = 4 // of the patience: after a quarter of it a call without an answer is said to hang
+	// compilePatience is the least patience with a worker that compiles: it does so again for the first adapters.
+	compilePatience = 20 * time.Minute
+	hangingShare    = 4 // of the patience: after a quarter of it a call without an answer is said to hang
 )
 
 // Until a started worker listens, and while it loads, it is given readyPatience for each answer: imports may hold it
@@ -96,12 +100,17 @@ func (c Config) Check() error {
 			{"device", c.Device != "" && c.Device != "auto"},
 			{"dtype", c.DType != "" && c.DType != "auto"},
 			{"threads", c.Threads != 0},
+			{"compile", c.Compile},
 		} {
 			if beside.given {
 				errs = append(errs, fmt.Errorf("%s: set; must be absent beside torch=%s: give it to the worker",
 					beside.name, c.Address))
 			}
 		}
+	}
+	if c.Compile && c.Deterministic {
+		errs = append(errs, errors.New("compile: set; must be absent beside deterministic: compiled kernels depend on "+
+			"what ran before"))
 	}
 	switch c.DType {
 	case "", "auto", "f32", "bf16", "f16":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -245,6 +246,9 @@ func (l *link) checkSame(p *peer) error {
 	h := &p.hello
 	if l.first == nil {
 		l.first = h
+		if strings.Contains(h.Backend, "/compiled/") {
+			l.least = max(l.least, compilePatience)
+		}
 		return nil
 	}
 	if was := l.first; was.Class != h.Class || was.Backend != h.Backend || was.Card.Latent != h.Card.Latent {

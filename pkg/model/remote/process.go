@@ -67,6 +67,9 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, er
 	if cfg.Deterministic {
 		args = append(args, "--deterministic")
 	}
+	if cfg.Compile {
+		args = append(args, "--compile")
+	}
 	if cfg.Threads > 0 {
 		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
 	}
@@ -257,7 +260,7 @@ func (s *Spare) take(dir string, cfg Config) *process {
 	defer s.mu.Unlock()
 	p, of := s.process, s.of
 	if p == nil || dir != s.dir || cfg.Device != of.Device || cfg.DType != of.DType ||
-		cfg.Deterministic != of.Deterministic || cfg.Threads != of.Threads {
+		cfg.Deterministic != of.Deterministic || cfg.Compile != of.Compile || cfg.Threads != of.Threads {
 		return nil
 	}
 	s.process = nil

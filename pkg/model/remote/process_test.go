@@ -67,6 +67,21 @@ func (e *events) having(says string) (n int) {
 	return n
 }
 
+// A worker that is to compile says that it does, and a spare one that does not is not taken for it.
+func TestProcess_Compile(t *testing.T) {
+	interpret(t, "")
+	dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}
+	if _, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare}); err != nil {
+		t.Fatal(err)
+	}
+	defer spare.Close()
+	m := opened(t, dir, remote.Config{Compile: true, Spare: spare})
+	if b := m.Card().Backend; !strings.Contains(b, "/compiled/nondeterministic") {
+		t.Errorf("backend %s", b)
+	}
+	velocity(t, m, rowsOf(t, m, 2))
+}
+
 // A worker that is started has the settings, its stderr is in the log, and it ends with the model.
 func TestProcess(t *testing.T) {
 	interpret(t, "")

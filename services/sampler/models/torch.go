@@ -44,6 +44,8 @@ type Torch struct {
 	AdapterScale float64
 	// Ready adds a condition of readiness; nil: there is none.
 	Ready func(name string, check func() error)
+	// Compile has workers compile the network.
+	Compile bool
 	// Waiting is told what a worker is waited for, and "" when the wait is over; nil: nothing is told.
 	Waiting func(text string)
 	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
@@ -81,8 +83,8 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 	for device := range strings.SplitSeq(t.Compute.Device, ",") {
 		list = append(list, remote.Config{
 			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType, Deterministic: t.Compute.Deterministic,
-			Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
-			Spare: t.Spare, Log: func(e remote.Event) { t.logEvent(log, e) },
+			Compile: t.Compile, Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter,
+			AdapterScale: t.AdapterScale, Spare: t.Spare, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list

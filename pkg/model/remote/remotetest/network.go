@@ -136,6 +136,9 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	if w.o.Deterministic {
 		h.Backend = "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/deterministic"
 	}
+	if w.o.Compiled {
+		h.Backend = "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/compiled/nondeterministic"
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.o.Polls > 0 {

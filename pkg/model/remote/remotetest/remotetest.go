@@ -34,7 +34,9 @@ type Options struct {
 	Token         string // that hello must have
 	DType, Device string
 	Deterministic bool
-	Limits        wire.Limits
+	// Compiled says that the backend is.
+	Compiled bool
+	Limits   wire.Limits
 	// MaxRows is how many rows its memory is enough for; 0: any.
 	MaxRows int
 	// TLS has the certificate of a worker that speaks TLS.

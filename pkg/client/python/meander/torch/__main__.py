@@ -85,6 +85,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="compute rows one at a time: their bits do not depend on those beside them",
     )
     p.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network (torch.compile), which takes minutes at the start and with the first adapters",
+    )
+    p.add_argument(
         "--threads", type=int, default=0, metavar="N", help="threads of torch on a CPU (default: torch decides)"
     )
     p.add_argument(
@@ -100,6 +105,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         p.error("--token-file: missing; --listen needs it")
     if (a.tls_cert is None) != (a.tls_key is None) or (a.tls_cert and a.listen is None):
         p.error("--tls-cert and --tls-key: both or none, with --listen")
+    if a.compile and a.deterministic:
+        p.error("--compile: set; must be absent beside --deterministic, its kernels depend on what ran before")
     if a.threads < 0 or a.max_rows < 1:
         p.error("--threads: must be at least 0; --max-rows: at least 1")
     a.dtype = _DTYPES[a.dtype]
@@ -121,6 +128,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
     tls = _tls(a.tls_cert, a.tls_key) if a.tls_cert else None
     listener, address = _listen_unix(a.socket) if a.socket else _listen_tcp(a.listen)
     worker = Worker(family, a.device, a.dtype, a.deterministic, a.text_encoder_device, token, a.max_rows)
+    worker.compile = a.compile
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -138,7 +146,9 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
             from .engine import Engine, Settings
 
             return Engine(
-                family, Settings(a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows), say
+                family,
+                Settings(a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile),
+                say,
             )
 
         worker.load(make)

@@ -39,6 +39,7 @@ class Settings:
     deterministic: bool = False
     threads: int = 0  # of torch on the CPU; 0: torch decides
     max_rows: int = 64
+    compile: bool = False  # the networks, by torch.compile
 
 
 class Handles:
@@ -82,7 +83,24 @@ class Engine:
         _prepare(settings, self.dtype)
         family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
         self.device, self.handles = device, Handles()
-        self.weights = Weights(family.networks)  # its tables are taken before anything is added
+        self.weights = Weights(family.networks, settings.compile)  # its tables are taken before anything is added
+        if settings.compile:
+            self._compile(say)
+
+    def _compile(self, say: Callable[[str], None]) -> None:
+        """Compiles the networks at the default size, for one row and for several: other sizes seldom compile again."""
+        # Adapters are hooks, which a compiled network looks at only where it is told to.
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        for network in self.family.networks.values():
+            network.compile()
+        card = self.family.card()
+        size = Size(**card["size"])
+        item = self.encode([[""]], True)[0]["items"][0]
+        for n in range(1, min(2, self.settings.max_rows) + 1):
+            say(f"compiling the network for {n} of {self.settings.max_rows} rows")
+            x = np.zeros((n, *self.family.latent_shape(size)), np.float32)
+            for sigma in (0.99, 0.01):  # a second transformer has the small ones
+                self.velocity([sigma] * n, [item["handle"]] * n, [card["guidance"]] * n, size, "", {"x": x})
 
     def encode(self, prompts: list[Any], truncate: bool) -> Answer:
         items: list[dict[str, Any]] = []

@@ -213,6 +213,13 @@ class Family:
             raise Fault(
                 "config", f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}"
             )
+        if quantized := self.folder.read(part, "config.json").get("quantization_config"):
+            method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else "?"
+            raise Fault(
+                "config",
+                f"{part}/config.json: quantization_config: {method:.40}; must be none: quantized weights are not "
+                "computed, take the folder in bf16",
+            )
         return self.folder.check_weights(part, library)
 
     def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:

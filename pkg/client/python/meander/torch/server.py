@@ -86,7 +86,7 @@ class Worker:
             deterministic,
             encoders,
         )
-        self.token, self.rows = token, rows
+        self.token, self.rows, self.compile = token, rows, False
         self.engine: Engine | None = None
         self.error: Fault | None = None
         self.detail, self.import_s, self.load_s = "starting", 0.0, 0.0
@@ -169,7 +169,7 @@ class Worker:
         return (
             f"torch-{v['torch'].partition('+')[0]}/{self.device.partition(':')[0]}{self._gpu}/{self.dtype}"
             f"/diffusers-{v['diffusers']}/transformers-{v['transformers']}{'/ftfy' if v['ftfy'] else ''}{encoders}"
-            f"/{'' if self.deterministic else 'non'}deterministic"
+            f"{'/compiled' if self.compile else ''}/{'' if self.deterministic else 'non'}deterministic"
         )
 
     def _say(self, detail: str) -> None:

@@ -30,8 +30,8 @@ class Low:
 class Weights:
     """The versions that are resident, of networks by what begins their names. Not for two threads at once."""
 
-    def __init__(self, networks: dict[str, torch.nn.Module]):
-        self.networks = networks
+    def __init__(self, networks: dict[str, torch.nn.Module], compiled: bool = False):
+        self.networks, self.compiled = networks, compiled
         self.device = next(next(iter(networks.values())).parameters()).device
         self.layers = {
             start + n: m
@@ -72,8 +72,11 @@ class Weights:
                 used |= {_key(name, "A", k), _key(name, "B", k)}
         if extra := sorted(set(tensors) - used):
             raise Fault("weights", f"tensors: {extra[0]!r} and {len(extra) - 1} more belong to no entry of modules")
-        for name in wanted.keys() - self._hooked:
+        new = wanted.keys() - self._hooked
+        for name in new:
             self._hook(name)
+        if new and self.compiled:
+            torch._dynamo.reset()  # what was compiled has no such hooks
         self._adapters[version] = self._place(wanted)
 
     def load_whole(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -183,6 +183,15 @@ def test_prompts_of_wan_are_cleaned(dial, folders, monkeypatch):
     assert e.value.kind == "config"
 
 
+@pytest.mark.parametrize("part", ["transformer", "text_encoder_3"])
+def test_quantized_weights_are_refused(folders, tmp_path, part):
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    family = families.find(Folder(changed(folders["sd3"], tmp_path / "sd3", f"{part}/config.json", **config)))
+    with pytest.raises(Fault, match=f"{part}/config.json: quantization_config: bitsandbytes; must be none") as e:
+        family.check()
+    assert e.value.kind == "config"
+
+
 @pytest.mark.parametrize(
     ("file", "values", "says"),
     [

@@ -36,10 +36,12 @@ def relative(a, b):
 class Bench:
     """A worker of its own, whose velocities are of one state."""
 
-    def __init__(self, name, folder, dial):
+    def __init__(self, name, folder, dial, worker=None):
         family = families.find(Folder(folder))
-        self.worker = Worker(family, "cpu", "f32")
-        self.worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
+        self.worker = worker or Worker(family, "cpu", "f32")
+        if worker is None:
+            self.worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
+        assert self.worker.error is None, self.worker.error
         self.client = dial("", worker=self.worker)
         self.card = self.client.ready()["card"]
         self.x = latents(self.card, 2, H, W)
@@ -113,6 +115,41 @@ def test_an_adapter_is_pefts(name, bench, folders):
     assert relative(ours, theirs) < 5e-6
     assert np.array_equal(b.velocity(), base), "the base must have its bits again"
     assert b.client("modules")[0]["linear"] == b.linear, "names of layers must not change"
+
+
+def test_a_compiled_network_computes_every_version(folders, dial, monkeypatch):
+    """A compiled network keeps what it saw: adapters that come later, their order and their memory must reach it."""
+    plain = Bench("sd3", folders["sd3"], dial)
+    family = families.find(Folder(folders["sd3"]))
+    monkeypatch.setattr(type(family), "default_size", lambda self: (H, W))
+    worker = Worker(family, "cpu", "f32")
+    worker.compile = True
+    worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1, compile=True), say))
+    compiled = Bench("sd3", folders["sd3"], dial, worker)
+    assert "/compiled/nondeterministic" in compiled.client.ready()["backend"]
+    base = plain.velocity()
+
+    def agree(version=""):
+        theirs = plain.velocity(version)
+        assert relative(compiled.velocity(version), theirs) < 5e-6
+        assert not version or relative(theirs, base) > 1e-2
+
+    def load(version, seed, **settings):
+        for b in (plain, compiled):
+            b.load(version, *b.adapter(seed, **settings))
+        agree(version)
+
+    agree()
+    load(ONE, 1)
+    load(TWO, 2, scale=0.25)
+    agree()
+    agree(ONE)
+    for b in (plain, compiled):
+        b.client("unload", {"weights": ONE})
+    load(THREE, 3)  # in the memory of the first
+    load(ONE, 4, targets=["transformer_blocks.1.ff.net.2"], scale=2.0)  # a layer that had none
+    agree(TWO)
+    agree()
 
 
 def test_two_versions_beside_the_base(bench):
