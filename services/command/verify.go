@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -81,25 +82,33 @@ right. Otherwise the last lines say why not.`,
 			return a.printVerify(c.OutOrStdout(), report, tolerance)
 		}),
 	}
-	nameFlag(c.Flags(), &run, "run", "", "run; default the latest")
-	c.Flags().StringArrayVar(&options.Model, "model", nil,
-		"model to recompute with, a folder or a name; repeat it for each model of the run; default the models that its trajectories name")
-	nameFlag(c.Flags(), &options.Lane, "lane", "", "only trajectories of this lane")
-	nameFlag(c.Flags(), &options.UID, "uid", "", "only trajectories of this group")
-	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
-	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
-	engineFlag(c.Flags(), &options.Engine, "none: this program does; default what the backend of the samples names")
-	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto,
+	addVerifyFlags(c.Flags(), &run, &options, &tolerance)
+	return c
+}
+
+// addVerifyFlags adds the flags of 'meander verify', which set the run, the options and the largest difference that
+// passes. verifyCommand calls it.
+func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, tolerance *float64) {
+	nameFlag(f, run, "run", "", "run; default the latest")
+	f.StringArrayVar(&o.Model, "model", nil,
+		"model to recompute with, a folder or a name; repeat it for each model of the run; default the models that "+
+			"its trajectories name")
+	nameFlag(f, &o.Lane, "lane", "", "only trajectories of this lane")
+	nameFlag(f, &o.UID, "uid", "", "only trajectories of this group")
+	f.StringVar(&o.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
+	f.Float64Var(&o.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
+	engineFlag(f, &o.Engine, "none: this program does; default what the backend of the samples names")
+	f.StringVar(&o.Compute.Device, "device", devices.Auto,
 		"device: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
-	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
-	c.Flags().BoolVar(&options.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
-	c.Flags().IntVar(&options.Compute.Threads, "threads", 0, sampler.Help("Threads"))
-	c.Flags().Float64Var(&tolerance, "tolerance", 0,
-		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends")
-	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", 0,
+	f.StringVar(&o.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
+	f.BoolVar(&o.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
+	f.IntVar(&o.Compute.Threads, "threads", 0, sampler.Help("Threads"))
+	f.Float64Var(tolerance, "tolerance", 0,
+		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more "+
+			"than 0 only to compare builds or backends")
+	f.Float64Var(&o.EngineTolerance, "engine-tolerance", 0,
 		"largest difference that passes, of what a server drew; default by its precision: "+
 			"0.001 for fp32, 0.02 for fp16, 0.2 for bf16; for images 0.00001 for fp32, else 0.02")
-	return c
 }
 
 // printVerify prints the report of 'meander verify'. A run that is not verified gives exit status 1. verifyCommand
@@ -125,7 +134,8 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 		}
 		for _, m := range r.Missing {
 			present.Lines(out,
-				fmt.Sprintf("  add --model with the folder of %q, or choose other trajectories with --lane or --uid", m.Model))
+				fmt.Sprintf("  add --model with the folder of %q, or choose other trajectories with --lane or --uid",
+					m.Model))
 		}
 	}
 	if len(faults) > 0 {
@@ -149,7 +159,13 @@ func printReport(out io.Writer, r *verify.Report) {
 	for _, part := range []struct {
 		n    int
 		what string
-	}{{r.Failed, "samples failed"}, {r.StepsSkipped, "more lack stored latents"}, {r.StepsGone, "step events are gone"}, {r.StartsGone, "starts are gone"}, {r.ConditioningGone, "tensors of texts are gone"}} {
+	}{
+		{r.Failed, "samples failed"},
+		{r.StepsSkipped, "more lack stored latents"},
+		{r.StepsGone, "step events are gone"},
+		{r.StartsGone, "starts are gone"},
+		{r.ConditioningGone, "tensors of texts are gone"},
+	} {
 		if part.n > 0 {
 			fmt.Fprintf(out, ", %d %s", part.n, part.what)
 		}
@@ -160,9 +176,11 @@ func printReport(out io.Writer, r *verify.Report) {
 	switch {
 	case r.Drawn > 0:
 		fmt.Fprintf(out,
-			"\nmax difference of the server's numbers of a token from those of the model folder = %g, of which %g passes", r.MaxDrawnDifference, r.EngineTolerance)
+			"\nmax difference of the server's numbers of a token from those of the model folder = %g, of which %g "+
+				"passes", r.MaxDrawnDifference, r.EngineTolerance)
 	case len(r.DrawnBy) > 0:
-		fmt.Fprintf(out, "\nmax |ratio-1| of steps that %s made, and distance of %s made again = %g, of which %g passes",
+		fmt.Fprintf(out,
+			"\nmax |ratio-1| of steps that %s made, and distance of %s made again = %g, of which %g passes",
 			strings.Join(r.DrawnBy, ", "), present.Count(r.States, "state"), r.MaxDrawnDifference, r.EngineTolerance)
 	}
 	if r.Drawn > 0 && r.Tokens == 0 {

@@ -60,8 +60,10 @@ func (s *sample) checkConditioning(ctx context.Context) error {
 // if the tensor is gone or differs in kind, which it reports. An error is of the server.
 func (s *sample) storedConditioning(ctx context.Context, got, want *schemas.NamedTensor) ([]float32, error) {
 	t := &got.Tensor
-	if got.Name != want.Name || t.Ref == nil || t.DType != want.Tensor.DType || !slices.Equal(t.Shape, want.Tensor.Shape) {
-		s.fault(-1, "conditioning: %s, %s %v; must be a blob of %s, %s %v", got.Name, t.DType, t.Shape, want.Name, want.Tensor.DType, want.Tensor.Shape)
+	if got.Name != want.Name || t.Ref == nil || t.DType != want.Tensor.DType ||
+		!slices.Equal(t.Shape, want.Tensor.Shape) {
+		s.fault(-1, "conditioning: %s, %s %v; must be a blob of %s, %s %v", got.Name, t.DType, t.Shape, want.Name,
+			want.Tensor.DType, want.Tensor.Shape)
 		return nil, nil
 	}
 	data, ok := s.encoded[t.Ref.Digest]

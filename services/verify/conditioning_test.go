@@ -31,10 +31,14 @@ func TestRun_Conditioning(t *testing.T) {
 	for i, c := range first.Conditioning {
 		names = append(names, c.Name)
 		if c.Tensor.Ref == nil || *c.Tensor.Ref != *second.Conditioning[i].Tensor.Ref {
-			t.Errorf("%s: %+v, of the other sample %+v; want one blob", c.Name, c.Tensor.Ref, second.Conditioning[i].Tensor.Ref)
+			t.Errorf("%s: %+v, of the other sample %+v; want one blob", c.Name, c.Tensor.Ref,
+				second.Conditioning[i].Tensor.Ref)
 		}
 	}
-	if want := []string{"prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask"}; !slices.Equal(names, want) {
+	if want := []string{
+		"prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds",
+		"negative_prompt_embeds_mask",
+	}; !slices.Equal(names, want) {
 		t.Fatalf("conditioning %v, want %v", names, want)
 	}
 	if n := len(read("r1", 0).Conditioning); n != 0 {
@@ -56,7 +60,8 @@ func TestRun_Conditioning(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want a fault", run, report, err)
 		}
 	}
-	if report, err = verify.Run(t.Context(), b, "swapped", verify.Options{}); err != nil || report.MaxRatio == 0 || report.MaxConditioning == 0 {
+	if report, err = verify.Run(t.Context(), b, "swapped", verify.Options{}); err != nil || report.MaxRatio == 0 ||
+		report.MaxConditioning == 0 {
 		t.Errorf("velocities are not made with what is stored: %+v, %v", report, err)
 	}
 	gone, err := b.PutBlob(t.Context(), bytes.Repeat([]byte{7}, int(swapped.Size)))

@@ -32,7 +32,8 @@ func (x *textSample) checkConversation(ctx context.Context) {
 		part := schemas.TextResult{Settings: of.Settings, Turns: of.Turns[:i+1]}
 		turn := of.Turns[i]
 		got, err := interaction.Ask(ctx, nil, &schemas.InteractRequest{
-			Name: of.Settings.Interaction.Name, Messages: append(part.Messages(), schemas.Message{Role: schemas.RoleAssistant, Content: turn.Text}), FinishReason: turn.FinishReason,
+			Name: of.Settings.Interaction.Name, Messages: append(part.Messages(),
+				schemas.Message{Role: schemas.RoleAssistant, Content: turn.Text}), FinishReason: turn.FinishReason,
 			GroundTruth: x.t.Group.GroundTruth(),
 		}, 0)
 		if err != nil {
@@ -40,7 +41,8 @@ func (x *textSample) checkConversation(ctx context.Context) {
 			continue
 		}
 		ended := i == len(of.Turns)-1 && of.Conversation == schemas.ConversationTerminated
-		if got.Terminate != ended || got.Content != turn.Reply || !reflect.DeepEqual(got.Score, turn.Score) || len(turn.Metadata) > 0 {
+		if got.Terminate != ended || got.Content != turn.Reply || !reflect.DeepEqual(got.Score, turn.Score) ||
+			len(turn.Metadata) > 0 {
 			x.fault(-1, "turns[%d].reply: %q; %s says %q now", i, turn.Reply, of.Settings.Interaction.Name, got.Content)
 		}
 	}

@@ -60,7 +60,8 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 	default:
 		if !models.IsTorch(at) {
 			return nil, fmt.Errorf(
-				"engine: %q; must be none, torch or torch=ADDRESS: other servers draw samples, and compute none again", at)
+				"engine: %q; must be none, torch or torch=ADDRESS: other servers draw samples, and compute none again",
+				at)
 		}
 		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker { // a worker that is joined has its own settings
 			t.Compute = c

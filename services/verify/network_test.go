@@ -95,7 +95,10 @@ func serveDistilled(t *testing.T, plane *bustest.Plane) (
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model, config.Sampler.Models = "distilled", distilledFamily()
-	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		return pipeline.Run(ctx, b, config,
+			zerolog.Nop())
+	})
 	c := client.New(plane.Bus)
 	return func(run schemas.Run, p *schemas.Prompt) *schemas.Trajectory {
 		t.Helper()
@@ -169,7 +172,8 @@ func TestCFGUntil(t *testing.T) {
 		t.Errorf("%d evaluations with guidance in half of the steps; want %d", got, want)
 	}
 	if until.CFGUntil != 0.5 || whole.CFGUntil != 0 || until.GuidedSteps() != 2 ||
-		until.CFGRule != schemas.CFGPlainClamped || until.ScheduleDigest == whole.ScheduleDigest || until.Image.Digest == whole.Image.Digest {
+		until.CFGRule != schemas.CFGPlainClamped || until.ScheduleDigest == whole.ScheduleDigest ||
+		until.Image.Digest == whole.Image.Digest {
 		t.Errorf("%+v, with guidance in all steps %+v", until, whole)
 	}
 	exact(t, plane.Bus, "whole")
@@ -200,12 +204,16 @@ func TestTexts(t *testing.T) {
 		same.Image.Digest != one.Image.Digest {
 		t.Errorf("the prompt itself for all encoders: %+v", same)
 	}
-	if third.Prompt3 != "oil on canvas" || !slices.Equal(third.Texts(), []string{third.Prompt, third.Prompt, third.Prompt3}) {
+	if third.Prompt3 != "oil on canvas" || !slices.Equal(third.Texts(),
+		[]string{third.Prompt, third.Prompt, third.Prompt3}) {
 		t.Errorf("texts %q", third.Texts())
 	}
 	seen := map[string]bool{}
 	for _, x := range []*schemas.Trajectory{one, second, third} {
-		for _, digest := range []string{x.ScheduleDigest, x.ContentDigest, x.Image.Digest, x.Conditioning[0].Tensor.Ref.Digest} {
+		for _, digest := range []string{
+			x.ScheduleDigest, x.ContentDigest, x.Image.Digest,
+			x.Conditioning[0].Tensor.Ref.Digest,
+		} {
 			if seen[digest] {
 				t.Errorf("%q: another sample has its %.16s", x.Texts(), digest)
 			}

@@ -112,10 +112,12 @@ func (r *Report) setUnproven() {
 	case r.WeightsGone > 0:
 		r.Unproven = fmt.Sprintf("the weights of %d samples or steps are gone: removed by hand", r.WeightsGone)
 	case r.ConditioningGone > 0:
-		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand", r.ConditioningGone)
+		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand",
+			r.ConditioningGone)
 	case r.Steps > 0 || r.States > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
 	case r.NotComputed > 0:
-		r.Unproven = fmt.Sprintf("%d of the samples are from a server, and cannot be computed again: their digests alone were checked", r.NotComputed)
+		r.Unproven = fmt.Sprintf("%d of the samples are from a server, and cannot be computed again: their digests "+
+			"alone were checked", r.NotComputed)
 	case r.Failed == r.Trajectories:
 		r.Unproven = "nothing was checked: every sample failed"
 	case r.StepsSkipped > 0:
@@ -149,7 +151,8 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 		{"difference of a number of a token", r.MaxTokenDifference, Difference(tolerance), "--tolerance"},
 	} {
 		if !(d.value <= d.most) {
-			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most, d.flag))
+			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most,
+				d.flag))
 		}
 	}
 	if r.Worst != nil {

@@ -96,7 +96,8 @@ func (s *sample) checkPlan(ctx context.Context) error {
 	}
 	digest, err := plan.Digest()
 	mine := t.ScheduledSampling
-	if err != nil || digest != mine.PlanDigest || t.SampleIndex >= int64(len(plan.Samples)) || plan.Samples[t.SampleIndex] != mine.Roll {
+	if err != nil || digest != mine.PlanDigest || t.SampleIndex >= int64(len(plan.Samples)) ||
+		plan.Samples[t.SampleIndex] != mine.Roll {
 		s.fault(-1, "scheduled_sampling: not what the plan %.16s has for the sample", digest)
 	}
 	return err
@@ -106,7 +107,8 @@ func (s *sample) checkPlan(ctx context.Context) error {
 // it.
 func planFault(p *schemas.Plan) string {
 	set := scheduled.DefaultSettings()
-	set.Timesteps, set.MaxStepOffset, set.Strategy = int(p.RollSettings.Timesteps), int(p.MaxStepOffset), scheduled.Strategy(p.Strategy)
+	set.Timesteps, set.MaxStepOffset, set.Strategy = int(p.RollSettings.Timesteps), int(p.MaxStepOffset),
+		scheduled.Strategy(p.Strategy)
 	set.Ramp.Probability = p.Probability
 	timesteps := make([]float64, len(p.Samples))
 	for i, x := range p.Samples {
@@ -117,8 +119,10 @@ func planFault(p *schemas.Plan) string {
 		return err.Error()
 	}
 	for i, x := range drawn.Samples {
-		if got := p.Samples[i]; got.Source != int64(x.Source) || got.Offset != int64(x.Offset) || got.Reason != string(x.Reason) {
-			return fmt.Sprintf("sample %d goes from %d (offset %d, %q); its seed draws %d (offset %d, %q)", i, got.Source, got.Offset, got.Reason, x.Source, x.Offset, x.Reason)
+		if got := p.Samples[i]; got.Source != int64(x.Source) || got.Offset != int64(x.Offset) ||
+			got.Reason != string(x.Reason) {
+			return fmt.Sprintf("sample %d goes from %d (offset %d, %q); its seed draws %d (offset %d, %q)", i,
+				got.Source, got.Offset, got.Reason, x.Source, x.Offset, x.Reason)
 		}
 	}
 	return ""
@@ -167,8 +171,10 @@ func (s *sample) compareResult(ctx context.Context, r *images.Rolling) error {
 	if err != nil {
 		return s.rollFault(err)
 	}
-	if stored.Latents.Ref == nil || stored.Latents.DType != t.LatentsDType || !slices.Equal(stored.Latents.Shape, t.LatentsShape) {
-		s.fault(-1, "rolled.latents: %s %v; must be a blob of %s %v", stored.Latents.DType, stored.Latents.Shape, t.LatentsDType, t.LatentsShape)
+	if stored.Latents.Ref == nil || stored.Latents.DType != t.LatentsDType ||
+		!slices.Equal(stored.Latents.Shape, t.LatentsShape) {
+		s.fault(-1, "rolled.latents: %s %v; must be a blob of %s %v", stored.Latents.DType, stored.Latents.Shape,
+			t.LatentsDType, t.LatentsShape)
 		return nil
 	}
 	data, err := s.bus.GetBlob(ctx, *stored.Latents.Ref)

@@ -35,7 +35,10 @@ func tail(t *testing.T) (*bus.Bus, *schemas.Trajectory) {
 	p.Rollout.ReturnStepIndices = []int64{2, 3}
 	p.Start = &schemas.Start{
 		StepIndex: new(int64(1)),
-		Latents:   &schemas.Tensor{DType: "F32", Shape: append([]int64{samples}, shape...), Data: tensor.F32.AppendFloats(nil, states)},
+		Latents: &schemas.Tensor{
+			DType: "F32", Shape: append([]int64{samples}, shape...),
+			Data: tensor.F32.AppendFloats(nil, states),
+		},
 	}
 	sample(t, plane, "tail", p)
 	trajectory, err := c.Trajectory(t.Context(), "tail", "p1", 1)
@@ -57,7 +60,10 @@ func TestRun_Segment(t *testing.T) {
 		t.Errorf("a part as it was made: %+v", report)
 	}
 
-	store(t, b, "elsewhere", trajectory, func(e *schemas.Trajectory) { e.Start.StepIndex, e.Steps, e.LogProbs[1] = 2, e.Steps[1:], nil })
+	store(t, b, "elsewhere", trajectory, func(e *schemas.Trajectory) {
+		e.Start.StepIndex, e.Steps, e.LogProbs[1] = 2,
+			e.Steps[1:], nil
+	})
 	store(t, b, "others", trajectory, func(e *schemas.Trajectory) { e.SampleIndex = 0 })
 	store(t, b, "shapeless", trajectory, func(e *schemas.Trajectory) { e.Start.Latents.Shape = []int64{2, 64, 16} })
 	store(t, b, "shorter", trajectory, func(e *schemas.Trajectory) {
@@ -101,7 +107,8 @@ func TestRun_DrawnStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.OK(0) || len(report.Mismatches) != 1 || report.Mismatches[0].What != "latents 0: not those that the sample starts with" {
+	if report.OK(0) || len(report.Mismatches) != 1 ||
+		report.Mismatches[0].What != "latents 0: not those that the sample starts with" {
 		t.Errorf("another seed: %+v", report)
 	}
 }
@@ -120,7 +127,8 @@ func TestRun_StartGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.OK(0) || report.StartsGone != samples || len(report.Mismatches) != 0 || !strings.Contains(report.Unproven, "what 2 of the samples started with is gone") {
+	if report.OK(0) || report.StartsGone != samples || len(report.Mismatches) != 0 ||
+		!strings.Contains(report.Unproven, "what 2 of the samples started with is gone") {
 		t.Errorf("without the states: %+v", report)
 	}
 }

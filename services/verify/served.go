@@ -39,6 +39,7 @@ type Deviation struct {
 	Why    string `json:"why"`
 }
 
+// String says which sample, token or step and number it is, by how much it is off, and why, on one line.
 func (d *Deviation) String() string {
 	at := fmt.Sprintf("step %d", d.StepIndex)
 	if d.Token != nil {

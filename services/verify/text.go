@@ -143,7 +143,8 @@ func (s *sample) loadTokens(ctx context.Context, i int) (*schemas.Tokens, error)
 	}
 	t := s.t
 	if e.UID != t.UID || e.SampleIndex != t.SampleIndex || e.Attempt != t.StepAttempt(i) || e.N != int64(i) {
-		s.fault(int64(i), "sequence %d holds event %d of %s #%d, attempt %s", t.Steps[i].Seq, e.N, e.UID, e.SampleIndex, e.Attempt)
+		s.fault(int64(i), "sequence %d holds event %d of %s #%d, attempt %s", t.Steps[i].Seq, e.N, e.UID, e.SampleIndex,
+			e.Attempt)
 	}
 	if v := e.PolicyVersion; v < t.PolicyVersionMin || v > t.PolicyVersionMax {
 		s.fault(int64(i), "policy_version: %d, the trajectory has %d to %d", v, t.PolicyVersionMin, t.PolicyVersionMax)
@@ -303,7 +304,12 @@ func (x *textSample) compareWithTrajectory(e *schemas.Tokens) {
 		name   string
 		values []float32
 		in     *schemas.Tensor
-	}{{"log_probs", e.LogProbs, of.LogProbs}, {"processed_log_probs", e.ProcessedLogProbs, of.ProcessedLogProbs}, {"entropies", e.Entropies, of.Entropies}, {"top_log_probs", e.TopLogProbs, of.TopLogProbs}} {
+	}{
+		{"log_probs", e.LogProbs, of.LogProbs},
+		{"processed_log_probs", e.ProcessedLogProbs, of.ProcessedLogProbs},
+		{"entropies", e.Entropies, of.Entropies},
+		{"top_log_probs", e.TopLogProbs, of.TopLogProbs},
+	} {
 		if list.in == nil {
 			if len(list.values) > 0 {
 				x.fault(e.N, "%s: %d in the event, none in the trajectory", list.name, len(list.values))
@@ -347,7 +353,8 @@ func (x *textSample) checkTurnEnd(e *schemas.Tokens, end int) {
 		text += x.decoder.Flush()
 	}
 	if turn.Text != text || turn.Matched != matched || turn.FinishReason != e.FinishReason {
-		x.fault(e.N, "turns[%d]: %.40q, %s, stopped by %q; the tokens say %.40q, %s, %q", i, turn.Text, turn.FinishReason, turn.Matched, text, e.FinishReason, matched)
+		x.fault(e.N, "turns[%d]: %.40q, %s, stopped by %q; the tokens say %.40q, %s, %q", i, turn.Text,
+			turn.FinishReason, turn.Matched, text, e.FinishReason, matched)
 	}
 	x.answer, x.decoder = nil, lm.Decoder{}
 }

@@ -287,7 +287,10 @@ type sample struct {
 
 // fault adds a difference to the report, of a step or of the whole trajectory (-1).
 func (s *sample) fault(step int64, format string, args ...any) {
-	s.report.Mismatches = append(s.report.Mismatches, Mismatch{string(s.t.UID), s.t.SampleIndex, step, fmt.Sprintf(format, args...)})
+	s.report.Mismatches = append(s.report.Mismatches, Mismatch{
+		string(s.t.UID), s.t.SampleIndex, step,
+		fmt.Sprintf(format, args...),
+	})
 }
 
 // checkLogProb recomputes the log-prob of step i, if it has one and the latents before and after it are stored; of what
@@ -450,13 +453,16 @@ func (s *sample) onLoadError(ctx context.Context, at int64, err error) error {
 func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	t := s.t
 	begin, _ := t.Segment()
-	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.StepAttempt(int(i-begin)) || step.StepIndex != i {
-		s.fault(i, "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
+	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.StepAttempt(int(i-begin)) ||
+		step.StepIndex != i {
+		s.fault(i, "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID,
+			step.SampleIndex, step.Attempt)
 	}
 	if v := step.PolicyVersion; v < t.PolicyVersionMin || v > t.PolicyVersionMax {
 		s.fault(i, "policy_version: %d, the trajectory has %d to %d", v, t.PolicyVersionMin, t.PolicyVersionMax)
 	}
-	if step.WeightsDigest != t.WeightsDigest && (t.PolicyVersionMin == t.PolicyVersionMax || i+1 == begin+int64(len(t.Steps))) {
+	if step.WeightsDigest != t.WeightsDigest && (t.PolicyVersionMin == t.PolicyVersionMax ||
+		i+1 == begin+int64(len(t.Steps))) {
 		s.fault(i, "weights_digest: %.16s, the trajectory has %.16s", step.WeightsDigest, t.WeightsDigest)
 	}
 	if step.ScheduleDigest != t.ScheduleDigest {
@@ -497,7 +503,10 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 		if step == nil || step.Checkpoint == nil {
 			continue
 		}
-		if x := s.decode(step.StepIndex, &schemas.IndexedTensor{Index: step.StepIndex, Tensor: *step.Checkpoint}); x != nil {
+		if x := s.decode(step.StepIndex, &schemas.IndexedTensor{
+			Index:  step.StepIndex,
+			Tensor: *step.Checkpoint,
+		}); x != nil {
 			latents[step.StepIndex] = x
 		}
 	}
@@ -535,89 +544,4 @@ func (s *sample) decode(at int64, l *schemas.IndexedTensor) []float32 {
 		return nil
 	}
 	return x
-}
-
-// checkStart computes the state that the sample began with: noise that is drawn again, by the generator of what drew
-// it, or a state that the prompt or another sample gave. It compares that with the stored state, or uses it in its
-// place if the first state was not kept.
-func (s *sample) checkStart(ctx context.Context) error {
-	t := s.t
-	begin, _ := t.Segment()
-	x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
-	if by := s.inexactServer(); by != nil {
-		again, noise := images.ServerDraws(by, &t.Sampling, t.LatentsShape)
-		s.noise = noise
-		if stored, kept := s.latents[begin]; kept && again != nil {
-			s.compareMade(by, begin, stored, again)
-		} else if again != nil {
-			s.latents[begin] = again
-		}
-		return nil
-	}
-	if t.Start == nil {
-		flow.InitialNoise(x, t.NoiseSeed)
-	} else {
-		states, err := s.loadStart(ctx, t.Start)
-		switch {
-		case errors.Is(err, bus.ErrNotFound):
-			s.report.StartsGone++
-			return nil
-		case err == nil:
-			err = images.StartFrom(x, t.Start, states, t.SampleIndex, t.LatentsShape, t.Sigmas[begin], t.NoiseSeed)
-		case !errors.Is(err, bus.ErrCorrupt) && !errors.Is(err, bus.ErrFailed):
-			return fmt.Errorf("load the states it started with: %w", err)
-		}
-		if err != nil {
-			s.fault(begin, "%v", err)
-			return nil
-		}
-	}
-	tensor.DType(t.LatentsDType).Round(x)
-	if stored, kept := s.latents[begin]; !kept {
-		s.latents[begin] = x
-	} else if !slices.Equal(stored, x) {
-		s.fault(begin, "latents %d: not those that the sample starts with", begin)
-	}
-	return nil
-}
-
-// loadStart loads what a sample started with: latents that the prompt gave, the state that another sample stored
-// (branch), or data. Latents of a group are loaded once. bus.ErrNotFound: it is no longer stored.
-func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
-	t := start.Latents
-	switch {
-	case start.Branch != nil:
-		parent, err := s.bus.BranchTrajectory(ctx, *start.Branch)
-		if err != nil {
-			return nil, err
-		}
-		return s.bus.LoadBranch(ctx, *start.Branch, parent)
-	case start.Data != nil:
-		return images.LoadData(ctx, s.bus, s.image, start.Data, sampling.SizeOf(&s.t.Sampling))
-	case t.Ref == nil:
-		return t, nil
-	}
-	if s.states == nil || *s.states.Ref != *t.Ref {
-		data, err := s.bus.GetBlob(ctx, *t.Ref)
-		if err != nil {
-			return nil, err
-		}
-		s.verifier.states = &schemas.Tensor{Ref: t.Ref, Data: data}
-	}
-	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
-}
-
-func sameNumber(a, b *float64) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return *a == *b
-}
-
-// number formats an optional number for a fault; "-" is none.
-func number(v *float64) string {
-	if v == nil {
-		return "-"
-	}
-	return fmt.Sprint(*v)
 }

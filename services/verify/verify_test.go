@@ -44,8 +44,9 @@ func prompt() *schemas.Prompt {
 		UID: "p1", Prompt: "a red fox", Seed: new(int64(5)), GroupSize: new(int64(samples)),
 		ImageSettings: schemas.ImageSettings{
 			NumInferenceSteps: new(int64(steps)),
-			Height:            new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0), NegativePrompt: new("a fox"),
-			Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+			Height:            new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0),
+			NegativePrompt: new("a fox"),
+			Rollout:        schemas.Rollout{SDEStepIndices: []int64{1, 2}},
 		},
 	}
 }
@@ -61,7 +62,10 @@ func sampleWith(t *testing.T, plane *bustest.Plane, model string, run schemas.Ru
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = model
-	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		return pipeline.Run(ctx, b, config,
+			zerolog.Nop())
+	})
 	if _, err := client.New(plane.Bus).Publish(t.Context(), run, prompt); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +84,9 @@ func forge(t *testing.T, b *bus.Bus, run schemas.Run, change func(*schemas.Traje
 }
 
 // store stores a trajectory once more, changed, in a run of its own.
-func store(t *testing.T, b *bus.Bus, run schemas.Run, trajectory *schemas.Trajectory, change func(*schemas.Trajectory)) {
+func store(t *testing.T, b *bus.Bus, run schemas.Run, trajectory *schemas.Trajectory,
+	change func(*schemas.Trajectory),
+) {
 	t.Helper()
 	data, err := schemas.Encode(trajectory)
 	if err != nil {
@@ -158,7 +164,8 @@ func TestRun_Unproven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.OK(0) || report.StepsGone != 1 || len(report.Mismatches) != 0 || !strings.Contains(report.Unproven, "1 step event gone") {
+	if report.OK(0) || report.StepsGone != 1 || len(report.Mismatches) != 0 ||
+		!strings.Contains(report.Unproven, "1 step event gone") {
 		t.Errorf("without one step: %+v", report)
 	}
 	if _, err := b.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Prefix+"step.>"); err != nil {
@@ -191,7 +198,8 @@ func TestRun_NothingChecked(t *testing.T) {
 	sample(t, plane, "kept", prompt())
 	plane.Forge(t, schemas.TrajectorySubject("kept", "zz", 0), []byte("junk"))
 	report, err := verify.Run(t.Context(), plane.Bus, "kept", verify.Options{})
-	if err != nil || report.Trajectories != samples+1 || report.Steps != samples*stochastic || len(report.Mismatches) != 1 {
+	if err != nil || report.Trajectories != samples+1 || report.Steps != samples*stochastic ||
+		len(report.Mismatches) != 1 {
 		t.Errorf("with garbage: %+v, %v", report, err)
 	}
 }
@@ -212,7 +220,8 @@ func TestRun_RatioIsOne(t *testing.T) {
 		p.Rollout, p.Height, p.Width = rollout, new(int64(96)), new(int64(32))
 		sample(t, plane, run, p)
 		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{})
-		if err != nil || !report.OK(0) || report.MaxRatio != 0 || report.Steps < samples*stochastic || report.StepsSkipped != 0 {
+		if err != nil || !report.OK(0) || report.MaxRatio != 0 || report.Steps < samples*stochastic ||
+			report.StepsSkipped != 0 {
 			t.Errorf("%+v: %+v, %v", rollout, report, err)
 		}
 	}
@@ -245,7 +254,10 @@ func TestRun_Lanes(t *testing.T) {
 	t.Setenv("MEANDER_MODELS", "../../deploy/models")
 	plane := sampledPlane(t)
 	b := plane.Bus
-	text := &schemas.Prompt{UID: "p2", Routing: schemas.Routing{Model: "sums"}, Prompt: "1+2=?", Seed: new(int64(5)), GroupSize: new(int64(samples))}
+	text := &schemas.Prompt{
+		UID: "p2", Routing: schemas.Routing{Model: "sums"}, Prompt: "1+2=?", Seed: new(int64(5)),
+		GroupSize: new(int64(samples)),
+	}
 	sample(t, plane, "r1", text)
 	forge(t, b, "r1", func(t *schemas.Trajectory) {
 		t.UID, t.Group.Batch, t.Lane, t.WeightsDigest = "p3", "p3", "elsewhere", strings.Repeat("0", 64)
@@ -261,11 +273,26 @@ func TestRun_Lanes(t *testing.T) {
 		missing []verify.Missing // without digests
 	}{
 		{"those that are found", verify.Options{}, samples, samples, []verify.Missing{gone("elsewhere", 1)}},
-		{"those given", verify.Options{Model: []string{"sums", "synthetic"}}, samples, samples, []verify.Missing{gone("elsewhere", 1)}},
-		{"one given", verify.Options{Model: []string{"synthetic"}}, samples, 0, []verify.Missing{gone("sums", samples), gone("elsewhere", 1)}},
+		{
+			"those given",
+			verify.Options{Model: []string{"sums", "synthetic"}},
+			samples, samples,
+			[]verify.Missing{gone("elsewhere", 1)},
+		},
+		{
+			"one given",
+			verify.Options{Model: []string{"synthetic"}},
+			samples, 0,
+			[]verify.Missing{gone("sums", samples), gone("elsewhere", 1)},
+		},
 		{"a lane", verify.Options{Model: []string{"synthetic"}, Lane: "synthetic"}, samples, 0, nil},
 		{"a group", verify.Options{UID: "p2"}, 0, samples, nil},
-		{"another model", verify.Options{Model: []string{"sums"}, UID: "p1"}, 0, 0, []verify.Missing{gone("synthetic", samples)}},
+		{
+			"another model",
+			verify.Options{Model: []string{"sums"}, UID: "p1"},
+			0, 0,
+			[]verify.Missing{gone("synthetic", samples)},
+		},
 	} {
 		r, err := verify.Run(t.Context(), b, "r1", c.options)
 		if err != nil {
@@ -278,17 +305,25 @@ func TestRun_Lanes(t *testing.T) {
 			}
 			r.Missing[i].WeightsDigest = ""
 		}
-		if len(r.Mismatches) > 0 || r.Steps != c.images*stochastic || (r.Tokens > 0) != (c.texts > 0) || r.OK(0) != (c.missing == nil) || !slices.Equal(r.Missing, c.missing) {
-			t.Errorf("%s: %+v; want %d steps, tokens %v, missing %+v", c.name, r, c.images*stochastic, c.texts > 0, c.missing)
+		if len(r.Mismatches) > 0 || r.Steps != c.images*stochastic || (r.Tokens > 0) != (c.texts > 0) ||
+			r.OK(0) != (c.missing == nil) || !slices.Equal(r.Missing, c.missing) {
+			t.Errorf("%s: %+v; want %d steps, tokens %v, missing %+v", c.name, r, c.images*stochastic, c.texts > 0,
+				c.missing)
 		}
 	}
 	for name, c := range map[string]struct {
 		options verify.Options
 		want    string
 	}{
-		"a lane that is not there":  {verify.Options{Lane: "signs"}, `lane "signs": run "r1" has none of it; must be one of ["elsewhere" "sums" "synthetic"]`},
+		"a lane that is not there": {
+			verify.Options{Lane: "signs"},
+			`lane "signs": run "r1" has none of it; must be one of ["elsewhere" "sums" "synthetic"]`,
+		},
 		"a group that is not there": {verify.Options{UID: "p9"}, `has no stored trajectories of a group "p9"`},
-		"an adapter of which":       {verify.Options{Open: model.Options{Adapter: "x"}, Model: []string{"synthetic", "sums"}}, "adapter"},
+		"an adapter of which": {verify.Options{
+			Open:  model.Options{Adapter: "x"},
+			Model: []string{"synthetic", "sums"},
+		}, "adapter"},
 	} {
 		if _, err := verify.Run(t.Context(), b, "r1", c.options); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q said", name, err, c.want)
@@ -303,7 +338,8 @@ func TestRun_Errors(t *testing.T) {
 	} else if _, ok := errors.AsType[*verify.ModelError](err); !ok {
 		t.Errorf("a model that is not there: %v, want a ModelError", err)
 	}
-	if _, err := verify.Run(t.Context(), b, "nobody", verify.Options{}); err == nil || !strings.Contains(err.Error(), `run "nobody" has no stored trajectories`) {
+	if _, err := verify.Run(t.Context(), b, "nobody", verify.Options{}); err == nil ||
+		!strings.Contains(err.Error(), `run "nobody" has no stored trajectories`) {
 		t.Errorf("a run that is not there: %v", err)
 	}
 }
@@ -391,7 +427,8 @@ func TestRun_DrawnTokens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if exact := mode == schemas.VerifyExact; !report.OK(0) || (report.Tokens > 0) != exact || (report.Drawn > 0) == exact {
+		if exact := mode == schemas.VerifyExact; !report.OK(0) || (report.Tokens > 0) != exact ||
+			(report.Drawn > 0) == exact {
 			t.Errorf("%s: %+v, %v", run, report, err)
 		}
 	}
@@ -419,7 +456,8 @@ func TestRun_DrawnSteps(t *testing.T) {
 		}
 		faults := strings.Join(report.Faults(0), "; ")
 		if len(report.Mismatches) > 0 || report.Steps != stochastic || (faults == "") != (c.fault == "") ||
-			!strings.Contains(faults, c.fault) || (report.MaxRatio > 0) != (c.run == "exact") || (report.MaxDrawnDifference > 0) != (c.run == "tolerant") {
+			!strings.Contains(faults, c.fault) || (report.MaxRatio > 0) != (c.run == "exact") ||
+			(report.MaxDrawnDifference > 0) != (c.run == "tolerant") {
 			t.Errorf("%s with a tolerance of %g: %+v, faults %q; want %q", c.run, c.tolerance, report, faults, c.fault)
 		}
 	}

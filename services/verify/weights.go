@@ -116,7 +116,8 @@ func (s *sample) isAvailable(w *version, step int64) bool {
 	case errors.Is(w.err, bus.ErrNotFound):
 		s.report.WeightsGone++
 	case errors.Is(w.err, errUnknown):
-		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those", w.digest, s.model.Name(), s.model.Digest(), s.t.Lane)
+		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those",
+			w.digest, s.model.Name(), s.model.Digest(), s.t.Lane)
 	default:
 		s.fault(step, "weights_digest: %.16s: %v", w.digest, w.err)
 	}

@@ -257,16 +257,64 @@ func (s *Server) generate(ctx context.Context, q *Request) ([]byte, error) {
 	}
 	s.mu.Unlock()
 	x, noise := draw.Draws()
-	n := len(x)
 	step := []int{q.Steps, tokens, card.LatentChannels}
-	latents := values{shape: []int{len(q.Return), tokens, card.LatentChannels}}
-	logProbs, stds := values{shape: []int{q.Steps}}, values{shape: []int{q.Steps, 1}}
-	eps, means, outputs := values{shape: step}, values{shape: step}, values{shape: step}
+	r := &rollout{
+		x: x, latents: values{shape: []int{len(q.Return), tokens, card.LatentChannels}},
+		logProbs: values{shape: []int{q.Steps}}, stds: values{shape: []int{q.Steps, 1}},
+		eps: values{shape: step}, means: values{shape: step}, outputs: values{shape: step},
+	}
+	if err := s.denoise(ctx, q, size, sigmas, conds, noise, r); err != nil {
+		return nil, err
+	}
+	made, err := s.model.Decode(ctx, r.x, size)
+	if err != nil {
+		return nil, err
+	}
+	answer := map[string]any{
+		"prompt": q.Prompt, "seed": *q.Seed, "generated_output": encode(pixels(made, size)),
+		"rollout_log_probs": encode(r.logProbs),
+		"dit_trajectory": map[string]any{"latents": encode(r.latents), "sigmas": encode(values{
+			[]int{len(sigmas)},
+			sigmas,
+		})},
+	}
+	if q.Debug {
+		answer["rollout_debug_tensors"] = map[string]any{
+			"rollout_variance_noises": encode(r.eps), "rollout_prev_sample_means": encode(r.means),
+			"rollout_noise_std_devs": encode(r.stds), "rollout_model_outputs": encode(r.outputs),
+		}
+	}
+	if q.Conditioning {
+		env := map[string]any{}
+		for i, c := range conds {
+			t := c.Tensors[0]
+			env[[]string{"pos_cond_kwargs", "neg_cond_kwargs"}[i]] = map[string]any{
+				"encoder_hidden_states": []any{encode(values{t.Shape, t.Data})},
+			}
+		}
+		answer["denoising_env"] = env
+	}
+	return appendMsgpack(nil, []any{answer}), nil
+}
+
+// rollout is what an answer says of the steps: latents [k, tokens, channels] of the states asked for, and of each step
+// the noise, mean and velocity [tokens, channels], log-prob and standard deviation.
+type rollout struct {
+	x                                            []float32 // the newest state, [tokens, channels]
+	latents, logProbs, stds, eps, means, outputs values
+}
+
+// denoise runs all steps from r.x, with the noise [tokens, channels] of each stochastic step.
+func (s *Server) denoise(ctx context.Context, q *Request, size media.Size, sigmas []float32,
+	conds []*model.Conditioning, noise map[int][]float32, r *rollout,
+) error {
+	x := r.x
+	n := len(x)
 	velocities := images.NewVelocities(s.model)
 	keep := func(i int, x []float32) {
 		for _, of := range q.Return {
 			if of == i {
-				latents.add(x)
+				r.latents.add(x)
 			}
 		}
 	}
@@ -278,7 +326,7 @@ func (s *Server) generate(ctx context.Context, q *Request) ([]byte, error) {
 		}
 		k, err := flow.NewStepTransition(kind, q.NoiseLevel, sigmas, i)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		v, mean, next := make([]float32, n), make([]float32, n), make([]float32, n)
 		row := images.GuidedRow{Row: model.Row{X: x, Sigma: sigmas[i], Conditioning: conds[0], Dst: v}, Scale: q.CFG}
@@ -293,57 +341,30 @@ func (s *Server) generate(ctx context.Context, q *Request) ([]byte, error) {
 			err = k.Draw(next, mean, x, v, noise[i], tensor.F32)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p := flow.LogProb{}
 		if noise[i] == nil {
-			eps.add(make([]float32, n))
+			r.eps.add(make([]float32, n))
 		} else {
 			logProb := flow.Density
 			if q.Squared {
 				logProb = flow.Squared
 			}
 			if p, err = k.LogProb(logProb, x, v, next); err != nil {
-				return nil, err
+				return err
 			}
-			eps.add(noise[i])
+			r.eps.add(noise[i])
 		}
-		logProbs.add([]float32{float32(p.Mean)})
-		stds.add([]float32{float32(k.NoiseStd)})
-		means.add(mean)
-		outputs.add(v)
+		r.logProbs.add([]float32{float32(p.Mean)})
+		r.stds.add([]float32{float32(k.NoiseStd)})
+		r.means.add(mean)
+		r.outputs.add(v)
 		keep(i+1, next)
 		x = next
 	}
-	made, err := s.model.Decode(ctx, x, size)
-	if err != nil {
-		return nil, err
-	}
-	answer := map[string]any{
-		"prompt": q.Prompt, "seed": *q.Seed, "generated_output": encode(pixels(made, size)),
-		"rollout_log_probs": encode(logProbs),
-		"dit_trajectory": map[string]any{"latents": encode(latents), "sigmas": encode(values{
-			[]int{len(sigmas)},
-			sigmas,
-		})},
-	}
-	if q.Debug {
-		answer["rollout_debug_tensors"] = map[string]any{
-			"rollout_variance_noises": encode(eps), "rollout_prev_sample_means": encode(means),
-			"rollout_noise_std_devs": encode(stds), "rollout_model_outputs": encode(outputs),
-		}
-	}
-	if q.Conditioning {
-		env := map[string]any{}
-		for i, c := range conds {
-			t := c.Tensors[0]
-			env[[]string{"pos_cond_kwargs", "neg_cond_kwargs"}[i]] = map[string]any{
-				"encoder_hidden_states": []any{encode(values{t.Shape, t.Data})},
-			}
-		}
-		answer["denoising_env"] = env
-	}
-	return appendMsgpack(nil, []any{answer}), nil
+	r.x = x
+	return nil
 }
 
 // pixels returns an image as [3, 1, height, width] of 0 to 1.

@@ -1,0 +1,100 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
+)
+
+// checkStart computes the state that the sample began with: noise that is drawn again, by the generator of what drew
+// it, or a state that the prompt or another sample gave. It compares that with the stored state, or uses it in its
+// place if the first state was not kept.
+func (s *sample) checkStart(ctx context.Context) error {
+	t := s.t
+	begin, _ := t.Segment()
+	x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
+	if by := s.inexactServer(); by != nil {
+		again, noise := images.ServerDraws(by, &t.Sampling, t.LatentsShape)
+		s.noise = noise
+		if stored, kept := s.latents[begin]; kept && again != nil {
+			s.compareMade(by, begin, stored, again)
+		} else if again != nil {
+			s.latents[begin] = again
+		}
+		return nil
+	}
+	if t.Start == nil {
+		flow.InitialNoise(x, t.NoiseSeed)
+	} else {
+		states, err := s.loadStart(ctx, t.Start)
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			s.report.StartsGone++
+			return nil
+		case err == nil:
+			err = images.StartFrom(x, t.Start, states, t.SampleIndex, t.LatentsShape, t.Sigmas[begin], t.NoiseSeed)
+		case !errors.Is(err, bus.ErrCorrupt) && !errors.Is(err, bus.ErrFailed):
+			return fmt.Errorf("load the states it started with: %w", err)
+		}
+		if err != nil {
+			s.fault(begin, "%v", err)
+			return nil
+		}
+	}
+	tensor.DType(t.LatentsDType).Round(x)
+	if stored, kept := s.latents[begin]; !kept {
+		s.latents[begin] = x
+	} else if !slices.Equal(stored, x) {
+		s.fault(begin, "latents %d: not those that the sample starts with", begin)
+	}
+	return nil
+}
+
+// loadStart loads what a sample started with: latents that the prompt gave, the state that another sample stored
+// (branch), or data. Latents of a group are loaded once. bus.ErrNotFound: it is no longer stored.
+func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
+	t := start.Latents
+	switch {
+	case start.Branch != nil:
+		parent, err := s.bus.BranchTrajectory(ctx, *start.Branch)
+		if err != nil {
+			return nil, err
+		}
+		return s.bus.LoadBranch(ctx, *start.Branch, parent)
+	case start.Data != nil:
+		return images.LoadData(ctx, s.bus, s.image, start.Data, sampling.SizeOf(&s.t.Sampling))
+	case t.Ref == nil:
+		return t, nil
+	}
+	if s.states == nil || *s.states.Ref != *t.Ref {
+		data, err := s.bus.GetBlob(ctx, *t.Ref)
+		if err != nil {
+			return nil, err
+		}
+		s.verifier.states = &schemas.Tensor{Ref: t.Ref, Data: data}
+	}
+	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
+}
+
+func sameNumber(a, b *float64) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// number formats an optional number for a fault; "-" is none.
+func number(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprint(*v)
+}
