@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -354,6 +355,64 @@ func TestEngine_SaysWhatIsWrong(t *testing.T) {
 	}
 	vllm.Down(false)
 	w.advantages(t, "r", 1)
+}
+
+// A server is asked for as many answers at once as --engine-concurrency says, 64 by default, and for fewer while it is
+// overloaded.
+func TestEngine_Concurrency(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		args []string
+		// least and most are in flight at once; above full they are refused.
+		least, most, full int
+	}{
+		{"by default", nil, 20, 20, 0},
+		{"set", []string{"--engine-concurrency", "3"}, 3, 3, 0},
+		{"adapts", nil, 1, 20, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := remotelmtest.New(t, remotelmtest.LogProbs)
+			stream, reached := s.Stream(), make(chan struct{})
+			reach := sync.OnceFunc(func() { close(reached) })
+			var mu sync.Mutex
+			now, most, refused := 0, 0, 0
+			s.Then(func(w http.ResponseWriter, body map[string]any) {
+				mu.Lock()
+				now++
+				over := c.full > 0 && now > c.full
+				if most = max(most, now); now >= c.least {
+					reach()
+				}
+				if over {
+					refused++
+				}
+				mu.Unlock()
+				defer func() {
+					mu.Lock()
+					now--
+					mu.Unlock()
+				}()
+				if over {
+					http.Error(w, "too many", http.StatusTooManyRequests)
+					return
+				}
+				<-reached
+				remotelmtest.Whole(stream)(w, body)
+			})
+			_, sum := textRun(t, t.TempDir(), sums(t), append(c.args, "--engine", s.Engine(), "-n", "20",
+				remotelmtest.Prompt)...)
+			if sum.Complete != 1 || most < c.least || most > c.most {
+				t.Errorf("%+v, %d at once, %d refused; want %d to %d", sum, most, refused, c.least, c.most)
+			}
+		})
+	}
+	out := meander(t, t.TempDir(), "run", "--model", sums(t), "--engine", "vllm=http://127.0.0.1:1", "--batch",
+		"4", "x").must(t, 2)
+	if !strings.Contains(out.stderr, "--engine-concurrency") && !strings.Contains(out.stderr, "engine_concurrency") {
+		t.Errorf("--batch beside a server: %s", out.stderr)
+	}
 }
 
 // A real server, where MEANDER_ENGINE names one (vllm=URL or sglang=URL) that serves deploy/models/sums in float32,

@@ -25,6 +25,13 @@ const (
 	maxEvent = 1 << 30
 )
 
+// Overloaded reports whether an error of a Stream says that the server has more to do than it can.
+func Overloaded(err error) bool {
+	r, ok := errors.AsType[*remotehttp.StatusError](err)
+	return errors.Is(err, ErrSilent) ||
+		ok && (r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable)
+}
+
 // Health returns nil if the server accepts requests, else why not.
 func (s *Server) Health(ctx context.Context) error {
 	if err := s.http.Health(ctx); err != nil {

@@ -58,6 +58,9 @@ type EngineServer struct {
 	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the server that draws its samples, as KIND=URL: vllm=http://127.0.0.1:8000; default the sampler itself"`
 	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
 	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
+	// EngineConcurrency is the most samples of texts that a server is asked for at once. Fewer are while it is
+	// overloaded.
+	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that --engine draws at once; fewer if overloaded"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
 	// Compile has the workers of torch compile the network.
@@ -124,7 +127,7 @@ func DefaultConfig() Config {
 	return Config{
 		Weights:      Weights{Model: "signs", AdapterScale: 1, Models: families.All(), Languages: languages.All()},
 		Compute:      models.Compute{Device: devices.Auto, DType: devices.Auto},
-		EngineServer: EngineServer{EnginePatience: time.Minute},
+		EngineServer: EngineServer{EnginePatience: time.Minute, EngineConcurrency: 64},
 		Requests:     Requests{AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second},
 		Batching:     Batching{Batch: 8, SharePrefixes: true, PublishWindowMiB: 64},
 	}
@@ -178,7 +181,8 @@ func (c Config) torch() models.Torch {
 // server returns the settings of a server that draws the tokens.
 func (c Config) server() models.Server {
 	return models.Server{
-		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Ready: c.Health,
+		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Concurrency: c.EngineConcurrency,
+		Ready:   c.Health,
 		Waiting: c.Waiting,
 	}
 }
@@ -196,6 +200,9 @@ func (c Config) validateEngine() error {
 		}
 		return errors.Join(append(errs, c.Compute.Validate())...)
 	}
+	if c.EngineConcurrency < 1 || c.EngineConcurrency > 1024 {
+		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be between 1 and 1024", c.EngineConcurrency))
+	}
 	if c.EnginePatience < time.Second {
 		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
 	}
@@ -205,6 +212,20 @@ func (c Config) validateEngine() error {
 	errs = append(errs, c.Compute.Validate())
 	if err := c.server().Check(); err != nil {
 		errs = append(errs, fmt.Errorf("engine: %w", err))
+	}
+	usual, texts := DefaultConfig(), c.server().DrawsTexts()
+	if c.EngineConcurrency != usual.EngineConcurrency && !texts {
+		errs = append(errs, fmt.Errorf("engine_concurrency: %d; must be absent but for a server of texts",
+			c.EngineConcurrency))
+	}
+	for _, of := range []struct {
+		name  string
+		given bool
+	}{{"batch", c.Batch != usual.Batch}, {"workers", c.Workers != usual.Workers}} {
+		if of.given && texts {
+			errs = append(errs, fmt.Errorf("%s: set; must be absent beside a server of texts: engine_concurrency "+
+				"is for it", of.name))
+		}
 	}
 	for _, beside := range []struct {
 		name  string

@@ -57,6 +57,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err != nil {
 		return err
 	}
+	if n, ok := opened.All[0].Network.(engine.Concurrent); ok {
+		cfg.Batch, cfg.Workers = n.Concurrency(), 1 // one goroutine reads what the server sends
+	}
 	if cfg.Workers == 0 {
 		cfg.Workers = opened.Workers()
 	}

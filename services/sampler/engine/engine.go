@@ -58,6 +58,9 @@ type Watched interface {
 	Watch(ctx context.Context, log zerolog.Logger)
 }
 
+// Concurrent is a network whose server makes samples beside each other: as many are in flight at most.
+type Concurrent interface{ Concurrency() int }
+
 // Describer is a network that adds to each trajectory what is known before any step ran.
 type Describer interface{ Describe(t *schemas.Trajectory) }
 

@@ -17,6 +17,8 @@ type Server struct {
 	URL string
 	// Patience is how long the server may send nothing of a sample before it is asked again.
 	Patience time.Duration
+	// Concurrency is the most samples of texts that the server is asked for at once.
+	Concurrency int
 	// Key is sent as a bearer token.
 	Key string
 	// Waiting is told why the server is waited for, and "" when the wait is over; nil: it is logged.

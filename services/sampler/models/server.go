@@ -51,6 +51,12 @@ func (s Server) parse() (name string, bases []string, err error) {
 	return name, bases, err
 }
 
+// DrawsTexts reports whether the address is that of a server of texts.
+func (s Server) DrawsTexts() bool {
+	name, _, _ := s.parse()
+	return serverKinds[name].text != nil
+}
+
 // Check returns what is wrong with the address.
 func (s Server) Check() error {
 	_, _, err := s.parse()

@@ -20,8 +20,13 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	if err != nil {
 		return nil, err
 	}
-	s := &Served{language: l, config: config, changed: make(chan struct{})}
+	s := &Served{language: l, config: config, load: newLoad(max(1, at.Concurrency)), changed: make(chan struct{})}
 	s.config.Resumed = func(err error) {
+		if n := s.load.failed(err); n > 0 {
+			log.Warn().Err(err).Int("concurrency", n).Msg("the engine is overloaded; it is asked for fewer answers " +
+				"at once")
+			return
+		}
 		if s.Away() == nil { // else that is said already
 			log.Warn().Err(err).Msg("an answer broke off; it is gone on with")
 		}

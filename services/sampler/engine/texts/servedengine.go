@@ -24,6 +24,7 @@ type Served struct {
 	language lm.Language
 	server   *remotelm.Server
 	config   remotelm.Config
+	load     *load
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when the server has sent something
@@ -33,6 +34,8 @@ var (
 	_ engine.Network = (*Served)(nil)
 	_ engine.Watched = (*Served)(nil)
 	_ engine.Engine  = (*Served)(nil)
+
+	_ engine.Concurrent = (*Served)(nil)
 )
 
 // Name returns the name of the model whose folder is read.
@@ -68,6 +71,9 @@ func (e *Served) Policy() *schemas.Policy {
 	p.WeightsDigest, p.BaseDigest, p.Text.Engine, p.Text.MaxTokens = e.Digest(), e.Digest(), e.facts(), int64(e.context())
 	return p
 }
+
+// Concurrency is the most answers that the server is asked for at once.
+func (e *Served) Concurrency() int { return e.load.most }
 
 // Engine is the server itself.
 func (e *Served) Engine(engine.Options) engine.Engine { return e }
@@ -130,6 +136,8 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 		ctx, stop := context.WithCancel(ctx)
 		chunks := make(chan drawn, 1)
 		p.drawing.Go(func() {
+			defer e.notify()
+			defer e.load.leave()
 			for c, err := range e.server.Stream(ctx, r) {
 				select {
 				case chunks <- drawn{c, err}:
@@ -198,6 +206,9 @@ func (p *servedEpisode) poll() bool {
 		if p.openEvent(); p.turnFull() {
 			p.endTurn(schemas.FinishLength)
 			return true
+		}
+		if !p.e.load.take() {
+			return false
 		}
 		p.requestAnswer()
 	}
