@@ -73,9 +73,13 @@ func New(t testing.TB, folder string, o model.Options) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, family, err := families.All().Find(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := &Server{model: m, hung: make(chan struct{}, 64), models: map[string]any{
 		"model_path": folder, "dit_precision": precision, "vae_precision": precision,
-		"pipeline_name": "QwenImagePipeline",
+		"pipeline_name": family.Class,
 	}}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
