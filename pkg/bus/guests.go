@@ -42,16 +42,19 @@ func (b *Bus) SetupGuests(ctx context.Context, guests []auth.User) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.removeFormerGuests(ctx, guests) })
 }
 
-// retryUntilKnown runs a step of SetupGuests in a guest's account. When the server does not know the account yet, it
-// tries again for guestPatience; the error then says how to tell the server.
+// retryUntilKnown runs a step of SetupGuests in a guest's account. When the server does not know the account yet, or
+// its cluster finds no place for a copy, which passes in one that has just begun, it tries again for guestPatience; the
+// error then says how to tell the server.
 func (b *Bus) retryUntilKnown(ctx context.Context, u *auth.User, step func(context.Context, *auth.User) error) error {
 	for end := time.Now().Add(guestPatience); ; {
 		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return step(ctx, u) })
 		unknown := errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errNotDelivered)
+		api, refused := errors.AsType[*jetstream.APIError](err)
+		early := refused && api.ErrorCode == codeNoPeers // the cluster may not know yet which servers have room
 		switch {
 		case err == nil:
 			return nil
-		case unknown && time.Now().Before(end) && pause(ctx, rebindPause) == nil:
+		case (unknown || early) && time.Now().Before(end) && pause(ctx, rebindPause) == nil:
 			continue
 		case unknown:
 			err = fmt.Errorf("%w; the server must know the account %s: give it the new auth.conf and run "+
