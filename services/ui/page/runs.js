@@ -64,8 +64,8 @@ export async function runView(run, query) {
       ? h("p", { class: "muted" }, "The curve begins with the first group that closes with a reward.")
       : chart({
         title: `mean reward of ${plural(c.points.length, "point")}, from ${fixed(c.points[0].mean)} to ${fixed(c.points.at(-1).mean)}`, x: { label: "groups closed", values: c.points.map((p) => p.number) },
-        series: [{ label: "mean", values: c.points.map((p) => p.mean) }, { label: "best", values: c.points.map((p) => p.max), tone: "--muted", width: 1, points: false }, { label: "worst", values: c.points.map((p) => p.min), tone: "--muted", width: 1, points: false }],
-        bands: [[2, 3]],
+        series: [{ label: "best", values: c.points.map((p) => p.max), tone: "--muted", width: 1, points: false }, { label: "worst", values: c.points.map((p) => p.min), tone: "--muted", width: 1, points: false }, { label: "mean", values: c.points.map((p) => p.mean) }], // the mean is drawn above the band
+        bands: [[1, 2]],
       }));
   };
 
