@@ -68,7 +68,7 @@ class Lease:
         await api(self.nc, f"CONSUMER.CREATE.{_STREAM}.{self.name}.{subject}", body)
 
     async def holder_now(self) -> dict | None:
-        """Who has the lease: holder, since and mark; None: nobody."""
+        """Who has the lease: holder, since and mark; None: no trainer has it."""
         try:
             info = await api(self.nc, f"CONSUMER.INFO.{_STREAM}.{self.name}")
         except NotFoundError:

@@ -385,14 +385,14 @@ class Wan(Standardized):
         """t = 1000 sigma from which on downwards transformer_2 computes; None: there is none."""
         ratio = self.folder.index.get("boundary_ratio")
         two = bool(self.folder.named_class("transformer_2"))
-        if two != (ratio is not None) or (two and not (isinstance(ratio, float) and 0 < ratio < 1)):
+        if not two and ratio is None:
+            return None
+        if not two or not isinstance(ratio, float) or not 0 < ratio < 1:
             raise Fault(
                 "config",
                 f"model_index.json: boundary_ratio: {ratio!r}; must be a number between 0 and 1 beside transformer_2, "
                 "else absent",
             )
-        if not two:
-            return None
         own = [k for k, v in self.folder.read("transformer_2", "config.json").items() if self.config.get(k) != v]
         if own := [k for k in own if not k.startswith("_")]:
             raise Fault("config", f"transformer_2/config.json: {own[0]}: must be that of transformer/config.json")
