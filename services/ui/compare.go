@@ -32,6 +32,9 @@ type comparison struct {
 	Equal  int      `json:"equal"`
 }
 
+// pairsPage is how many pairs a page has.
+const pairsPage = 50
+
 // answerCompare answers with the groups of the runs a and b that have the same uid, or else the same prompt.
 func (s *server) answerCompare(r *http.Request) (any, error) {
 	offset, err := number(r, "offset", 0, 0, maxRows)
@@ -54,7 +57,7 @@ func (s *server) answerCompare(r *http.Request) (any, error) {
 	x := &comparison{Total: len(pairs)}
 	x.count(pairs)
 	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(size(b.Change), size(a.Change)) })
-	x.Pairs = pairs[min(offset, x.Total):min(offset+lettersPage, x.Total)]
+	x.Pairs = pairs[min(offset, x.Total):min(offset+pairsPage, x.Total)]
 	return x, nil
 }
 
@@ -70,22 +73,22 @@ func size(change *float64) float64 {
 // each group once.
 func pairsOf(a, b []row) []pair {
 	pairs := []pair{}
-	taken := map[schemas.UID]bool{}
+	takenA, takenB := map[schemas.UID]bool{}, map[schemas.UID]bool{}
 	join := func(key func(*row) string) {
 		free := map[string][]*row{}
 		for i := range b {
-			if !taken["b "+b[i].UID] {
+			if !takenB[b[i].UID] {
 				free[key(&b[i])] = append(free[key(&b[i])], &b[i])
 			}
 		}
 		for i := range a {
 			k := key(&a[i])
-			if taken["a "+a[i].UID] || len(free[k]) == 0 {
+			if takenA[a[i].UID] || len(free[k]) == 0 {
 				continue
 			}
 			other := free[k][0]
 			free[k] = free[k][1:]
-			taken["a "+a[i].UID], taken["b "+other.UID] = true, true
+			takenA[a[i].UID], takenB[other.UID] = true, true
 			p := pair{Prompt: a[i].Prompt, A: a[i], B: *other}
 			if p.A.Mean != nil && p.B.Mean != nil {
 				p.Change = new(*p.B.Mean - *p.A.Mean)

@@ -17,7 +17,7 @@ import (
 const (
 	// maxFollowers is how many runs are followed at once, maxRows how many groups of each are kept: the newest.
 	maxFollowers, maxRows = 8, 20000
-	// idle is how long a run is followed that nobody looks at.
+	// idle is how long a run is followed that no page shows.
 	idle = time.Minute
 	// maxCut is how many bytes of a prompt are in a list.
 	maxCut = 240
@@ -90,11 +90,10 @@ func (s *server) startFollower(run schemas.Run) *follower {
 	f.used.Store(time.Now().UnixNano())
 	s.followers[string(run)] = f
 	f.ended.Go(func() { f.read(ctx, s.bus) })
-	f.ended.Go(func() { s.endWhenIdle(ctx) })
 	return f
 }
 
-// endIdle ends followers that nobody looked at for a while, and the longest unused ones above most. s.mu is held.
+// endIdle ends followers that no page showed for a while, and the longest unused ones above most. s.mu is held.
 func (s *server) endIdle(most int) {
 	var all []*follower
 	for _, f := range s.followers {

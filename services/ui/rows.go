@@ -63,31 +63,28 @@ func (f *follower) takeRecord(m *bus.Message) {
 	f.touch(r)
 }
 
-// takeTrajectory counts a sample that was made. An event that is not valid changes nothing: services remove it.
+// takeTrajectory counts a sample that was made.
 func (f *follower) takeTrajectory(m *bus.Message) {
-	a, ok := schemas.ParseSubject(m.Subject)
-	if !ok {
-		return
-	}
-	f.count("trajectories", m.Time)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	r := f.rowOf(a.UID)
-	r.Made++
-	f.touch(r)
+	f.countSample(m, schemas.KindTrajectory, "trajectories", func(r *row) { r.Made++ })
 }
 
-// takeReward counts a sample that was scored. An event that is not valid changes nothing: services remove it.
+// takeReward counts a sample that was scored.
 func (f *follower) takeReward(m *bus.Message) {
+	f.countSample(m, schemas.KindReward, "rewards", func(r *row) { r.Scored++ })
+}
+
+// countSample counts an event of a sample, of which the subject alone is read: under rate, and in the row of its group
+// by add. A subject of another kind, such as that of a group's opening among the rewards, changes nothing.
+func (f *follower) countSample(m *bus.Message, kind, rate string, add func(*row)) {
 	a, ok := schemas.ParseSubject(m.Subject)
-	if !ok || a.Kind != schemas.KindReward {
+	if !ok || a.Kind != kind {
 		return
 	}
-	f.count("rewards", m.Time)
+	f.count(rate, m.Time)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.rowOf(a.UID)
-	r.Scored++
+	add(r)
 	f.touch(r)
 }
 

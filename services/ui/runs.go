@@ -203,7 +203,7 @@ func (s *server) answerCurve(r *http.Request) (any, error) {
 
 // wait is something that work waits for, in words.
 type wait struct {
-	// Grave says that nothing goes on until somebody does something; Fix says what.
+	// Grave says that nothing goes on until a person does something; Fix says what.
 	Grave bool   `json:"grave"`
 	Says  string `json:"says"`
 	Fix   string `json:"fix,omitempty"`
@@ -291,10 +291,8 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 	}
 	if p.judged > 0 {
 		waits = append(waits, wait{
-			Says: waiting(
-				p.judged,
-				"sample",
-			) + " for a verdict", Fix: fmt.Sprintf("give it with: meander verdict --run %s", run),
+			Says: waiting(p.judged, "sample") + " for a verdict",
+			Fix:  fmt.Sprintf("give it with: meander verdict --run %s", run),
 		})
 	}
 	if n := p.unscored - p.judged; n > 0 {

@@ -77,11 +77,14 @@ const maxAnswer = 2000
 // uidOf returns the run and the group that a request is about.
 func uidOf(r *http.Request) (schemas.Run, schemas.UID, error) {
 	run, err := runOf(r)
-	uid := schemas.UID(r.PathValue("uid"))
-	if err == nil && schemas.CheckToken("uid", uid) != nil {
-		err = &requestError{http.StatusBadRequest, schemas.CheckToken("uid", uid).Error()}
+	if err != nil {
+		return "", "", err
 	}
-	return run, uid, err
+	uid := schemas.UID(r.PathValue("uid"))
+	if err := schemas.CheckToken("uid", uid); err != nil {
+		return "", "", &requestError{http.StatusBadRequest, err.Error()}
+	}
+	return run, uid, nil
 }
 
 // record returns the record of a group and its result, which is nil while there is none. A pass has results alone.

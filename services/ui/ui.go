@@ -3,7 +3,7 @@
 // from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes
 // nothing.
 //
-// A follower keeps one row for each group of a run that somebody looks at, and counts what is stored of it. A snapshot
+// A follower keeps one row for each group of a run that some page shows, and counts what is stored of it. A snapshot
 // is an answer that several readers share for a moment. Both have bounds, so a long run costs no more than a short one.
 //
 // What comes from the stream is text for the page: it is sent as JSON, and the page never reads it as HTML. Images have
@@ -113,7 +113,13 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 		streams: make(chan struct{}, maxStreams), followers: map[string]*follower{},
 	}
 	s.runs.read, s.system.read = s.readRuns, s.readSystem
-	defer s.endFollowers()
+	var looking sync.WaitGroup
+	looking.Go(func() { s.endWhenIdle(ctx) })
+	defer func() {
+		end()
+		looking.Wait()
+		s.endFollowers()
+	}()
 	h := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
