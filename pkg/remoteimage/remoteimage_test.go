@@ -19,7 +19,7 @@ import (
 func request(change ...func(q *remoteimage.Request)) *remoteimage.Request {
 	q := &remoteimage.Request{
 		Prompt: remoteimagetest.Prompt, CFG: 1, Seed: remoteimagetest.Seed, Height: remoteimagetest.Height,
-		Width: remoteimagetest.Width, Tokens: 8, Channels: 64, Sigmas: []float32{1, 0.7430818, 0.42475128, 0.01999992, 0},
+		Width: remoteimagetest.Width, Tokens: 8, Channels: 64, Sigmas: remoteimagetest.Sigmas(),
 		Type: "sde", NoiseLevel: 0.7, SDESteps: []int{0, 1, 2, 3}, Return: []int{0, 1, 2, 3, 4},
 	}
 	for _, c := range change {

@@ -24,6 +24,9 @@ const (
 	Steps         = 4
 )
 
+// Sigmas returns the schedule of all recorded images, [Steps+1].
+func Sigmas() []float32 { return []float32{1, 0.7430818, 0.42475128, 0.01999992, 0} }
+
 // Recorded is one of the files of testdata.
 func Recorded(t testing.TB, name string) []byte {
 	t.Helper()

@@ -49,11 +49,8 @@ func recordedRequest(change func(r *schemas.Request)) *schemas.Request {
 		Identity: schemas.Identity{Run: "r", UID: "u"},
 		Sampling: schemas.Sampling{
 			Prompt: remoteimagetest.Prompt, Height: remoteimagetest.Height, Width: remoteimagetest.Width,
-			TrueCFGScale: 1,
-			SampleSeed:   remoteimagetest.Seed, NoiseSeed: remoteimagetest.Seed, Sigmas: []float32{
-				1, 0.7430818,
-				0.42475128, 0.01999992, 0,
-			},
+			TrueCFGScale: 1, SampleSeed: remoteimagetest.Seed, NoiseSeed: remoteimagetest.Seed,
+			Sigmas:      remoteimagetest.Sigmas(),
 			Transitions: []string{"sde", "sde", "sde", "sde"}, NoiseLevel: 0.7, Solver: "euler",
 			LogProbKind: "density", LatentsDType: "F32",
 		},
