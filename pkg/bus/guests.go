@@ -34,7 +34,7 @@ func (b *Bus) readable(stream string, filters ...string) error {
 func (b *Bus) SetupGuests(ctx context.Context, guests []auth.User) error {
 	for _, step := range []func(context.Context, *auth.User) error{b.setupCopies, b.checkDelivery} {
 		for i := range guests {
-			if err := b.retryUntilKnown(ctx, &guests[i], step); err != nil {
+			if err := b.retryGuestStep(ctx, &guests[i], step); err != nil {
 				return err
 			}
 		}
@@ -42,10 +42,10 @@ func (b *Bus) SetupGuests(ctx context.Context, guests []auth.User) error {
 	return b.retryWhileAway(ctx, func(ctx context.Context) error { return b.removeFormerGuests(ctx, guests) })
 }
 
-// retryUntilKnown runs a step of SetupGuests in a guest's account. When the server does not know the account yet, or
+// retryGuestStep runs a step of SetupGuests in a guest's account. When the server does not know the account yet, or
 // its cluster finds no place for a copy, which passes in one that has just begun, it tries again for guestPatience; the
 // error then says how to tell the server.
-func (b *Bus) retryUntilKnown(ctx context.Context, u *auth.User, step func(context.Context, *auth.User) error) error {
+func (b *Bus) retryGuestStep(ctx context.Context, u *auth.User, step func(context.Context, *auth.User) error) error {
 	for end := time.Now().Add(guestPatience); ; {
 		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return step(ctx, u) })
 		unknown := errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errNotDelivered)

@@ -275,8 +275,7 @@ func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.La
 	var served []schemas.Lane
 	for _, p := range all {
 		if slices.ContainsFunc(present, func(s *schemas.Presence) bool {
-			return s.Service == schemas.ServiceSampler &&
-				s.Lane == p.Lane
+			return s.Service == schemas.ServiceSampler && s.Lane == p.Lane
 		}) {
 			served = append(served, p.Lane)
 		}

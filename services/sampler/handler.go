@@ -50,8 +50,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	switch closed, err := s.bus.Result(ctx, req.Run, req.UID, req.GroupSize, req.Group.Batch); {
 	case err == nil: // the group closed without it, at its deadline for instance
-		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index",
-			req.SampleIndex).
+		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).
+			Int64("sample_index", req.SampleIndex).
 			Str("status", closed.Status).Msg("let go: its group has its result")
 		return nil
 	case !errors.Is(err, bus.ErrNotFound):
@@ -77,8 +77,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.removeSuperseded(ctx, m, t, stored); err != nil {
 		return err
 	}
-	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index",
-		req.SampleIndex).
+	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).
+		Int64("sample_index", req.SampleIndex).
 		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
 	return nil
 }
@@ -87,8 +87,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 // request of a paused run is parked: stored in its own stream until the run is resumed, and then taken off the queue.
 // After an error it comes again.
 func (s *service) endByControl(ctx context.Context, m *bus.Message, req *schemas.Request, c *schemas.Control) error {
-	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index",
-		req.SampleIndex).Logger()
+	log := zerolog.Ctx(ctx).With().Str("run", string(req.Run)).Str("uid", string(req.UID)).
+		Int64("sample_index", req.SampleIndex).Logger()
 	if c.Action == schemas.ControlCancel {
 		log.Info().Msg("let go: " + c.Sentence())
 		return m.AckAsync() // the cancel may have removed it already: no confirmation would come

@@ -259,8 +259,8 @@ func (v *Versions) Follow(ctx context.Context) error {
 			case err == nil:
 				continue
 			}
-			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version",
-				p.PolicyVersion).Msg("version not taken over, trying again")
+			zerolog.Ctx(ctx).Warn().Err(err).
+				Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
 			wait = time.After(loadPause)
 		}
 		select {
@@ -339,11 +339,11 @@ func (v *Versions) answerTo(ctx context.Context, p *schemas.Policy, fault error,
 	log := zerolog.Ctx(ctx)
 	if fault != nil {
 		a.State, a.Error = schemas.AppliedRefused, fault.Error()
-		log.Error().Err(fault).Int64("policy_version", p.PolicyVersion).Int64("serving",
-			a.Serving).Msg("version refused")
+		log.Error().Err(fault).Int64("policy_version", p.PolicyVersion).
+			Int64("serving", a.Serving).Msg("version refused")
 	} else {
-		log.Info().Int64("policy_version", p.PolicyVersion).Str("weights_digest", a.WeightsDigest).Dur("dur_ms",
-			took).Msg("version taken over")
+		log.Info().Int64("policy_version", p.PolicyVersion).Str("weights_digest", a.WeightsDigest).
+			Dur("dur_ms", took).Msg("version taken over")
 		v.options.Metrics.Load.Observe(took.Seconds())
 	}
 	v.options.Metrics.Updates.WithLabelValues(a.State).Inc()

@@ -239,10 +239,8 @@ func (e *flowEngine) startRolled(ctx context.Context, req *schemas.Request, from
 	tokens int,
 ) (engine.Episode, error) {
 	x0 := make([]float32, tokens*e.card.LatentChannels)
-	if err := StartState(x0, from.Latents, req.SampleIndex, []int64{
-		int64(tokens),
-		int64(e.card.LatentChannels),
-	}); err != nil {
+	shape := []int64{int64(tokens), int64(e.card.LatentChannels)}
+	if err := StartState(x0, from.Latents, req.SampleIndex, shape); err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.data.latents.%w", err))
 	}
 	rolling, err := NewRolling(e.card.SchedulerConfig, req.ScheduledSampling, req.LatentsDType, x0, req.NoiseSeed)

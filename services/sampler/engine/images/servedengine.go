@@ -77,8 +77,8 @@ func (s *Served) ask(req *schemas.Request, tokens int) *remoteimage.Request {
 		Sigmas: req.Sigmas, Type: remoteimage.ODE, NoiseLevel: req.NoiseLevel,
 		Squared: req.LogProbKind == schemas.LogProbSquared, Debug: len(req.Debug) > 0,
 		// Every token has a byte at least. A server cuts a text that is too long; its encoding tells.
-		Conditioning: req.ReturnConditioning || max(len(req.Prompt),
-			len(req.NegativePrompt)) > s.card.MaxPromptTokens-templateTokens,
+		Conditioning: req.ReturnConditioning ||
+			max(len(req.Prompt), len(req.NegativePrompt)) > s.card.MaxPromptTokens-templateTokens,
 	}
 	for _, i := range req.StochasticSteps() {
 		q.Type, q.SDESteps = req.Transitions[i], append(q.SDESteps, int(i))
@@ -102,8 +102,8 @@ func (s *Served) generate(ctx context.Context, q *remoteimage.Request) (*remotei
 	switch {
 	case errors.Is(err, remoteimage.ErrAway):
 		return nil, fmt.Errorf("%w: %w", engine.ErrAway, err)
-	case errors.Is(err, remotehttp.ErrRefused), errors.Is(err, remoteimage.ErrSchedule), errors.Is(err,
-		remoteimage.ErrNotFinite):
+	case errors.Is(err, remotehttp.ErrRefused), errors.Is(err, remoteimage.ErrSchedule),
+		errors.Is(err, remoteimage.ErrNotFinite):
 		return nil, bus.Terminal(schemas.CodeFailed, err)
 	case err != nil:
 		return nil, err
@@ -203,10 +203,9 @@ func (p *servedEpisode) Texts() (card model.Card, cond, negative *model.Conditio
 		if t == nil {
 			return nil
 		}
-		return &model.Conditioning{Prompt: prompt, Tensors: []model.Tensor{{
-			Name:  p.e.card.Conditioning[0],
-			Shape: t.Shape, Data: t.Data,
-		}}}
+		return &model.Conditioning{Prompt: prompt, Tensors: []model.Tensor{
+			{Name: p.e.card.Conditioning[0], Shape: t.Shape, Data: t.Data},
+		}}
 	}
 	return p.e.card, of(p.req.Prompt, p.answer.Prompt), of(p.req.NegativePrompt, p.answer.Negative)
 }
