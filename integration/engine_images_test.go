@@ -194,7 +194,7 @@ func (w *imageWorld) publishGroup(t *testing.T, uid schemas.UID, n int64) {
 	t.Helper()
 	w.publish(t, "r", &schemas.Prompt{
 		UID: uid, Prompt: sign, GroupSize: &n, Routing: schemas.Routing{Model: "signs"},
-		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(groupSteps))},
 	})
 }
 
@@ -233,14 +233,37 @@ func TestImageServer_Pool(t *testing.T) {
 	a.Kill()
 	b.Release()
 	w.checkGroup(t, w.advantages(t, "r", 1)["a"], 6)
-	if n, m := len(a.Asked()), len(b.Asked()); n != 2 || m != 7 {
-		t.Errorf("asked %d and %d times; want the probe and one image of the first, and all six of the second", n, m)
+	if n, m := samplesAsked(t, a), samplesAsked(t, b); n != 1 || m != 6 {
+		t.Errorf("asked for %d and %d images; want one of the first, and all six of the second", n, m)
 	}
 	w.says(t, "") // one is enough
 	report, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
 	if err != nil || !report.OK(0) || report.Trajectories != 6 {
 		t.Errorf("%+v, %v", report, err)
 	}
+}
+
+// groupSteps is how many steps the images of publishGroup have; the probe has others.
+const groupSteps = 3
+
+// samplesAsked returns how many images of publishGroup a server was asked for. All else must be the probe, which it is
+// asked for once, and again at each look while it is not used.
+func samplesAsked(t *testing.T, s *imageserver.Server) (n int) {
+	t.Helper()
+	asked := s.Asked()
+	if len(asked) == 0 || asked[0].Steps == groupSteps {
+		t.Fatal("the server was not probed first")
+	}
+	for _, q := range asked {
+		switch q.Steps {
+		case groupSteps:
+			n++
+		case asked[0].Steps:
+		default:
+			t.Errorf("asked for %d steps; want %d, or %d of the probe", q.Steps, groupSteps, asked[0].Steps)
+		}
+	}
+	return n
 }
 
 // A server of another pipeline ends the sampler with what to do. One of other weights than the first is not used.
@@ -251,8 +274,8 @@ func TestImageServer_Other(t *testing.T) {
 	w := newImageWorld(t, s, adapted)
 	w.publishGroup(t, "a", 3)
 	w.checkGroup(t, w.advantages(t, "r", 1)["a"], 3)
-	if n := len(adapted.Asked()); n != 1 {
-		t.Errorf("the server of other weights was asked %d times; want the probe alone", n)
+	if n := samplesAsked(t, adapted); n != 0 {
+		t.Errorf("the server of other weights was asked for %d images; want the probe alone", n)
 	}
 	fallback := imageserver.New(t, signs(t), model.Options{})
 	fallback.Say("pipeline_name", "DiffusersPipeline")
