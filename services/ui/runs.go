@@ -242,11 +242,6 @@ func systemWaits(x *systemState, faults []bus.Fault) []wait {
 			})
 		}
 	}
-	for _, p := range x.Present {
-		for _, m := range p.Missing {
-			waits = append(waits, wait{Says: fmt.Sprintf("reward function %s: %s", m.Name, m.Reason)})
-		}
-	}
 	return waits
 }
 
@@ -268,12 +263,22 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 		return nil
 	}
 	waits := slices.Clone(x.Waits)
+	absent := x.absentRewards()
 	if p.Stages[0].Done == 0 && len(waits) == 0 {
-		waits = append(waits, wait{
-			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model, " +
-				"or the prompts were refused",
-			Fix: "see the dead letters of the run, and 'meander doctor'",
-		})
+		says := "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
+			"service its reward functions, or the prompts were refused"
+		for _, name := range slices.Sorted(maps.Keys(absent)) {
+			says += fmt.Sprintf("; %s is not there: %s", name, absent[name])
+		}
+		waits = append(waits, wait{Says: says, Fix: "see the dead letters of the run, and 'meander doctor'"})
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.rewards)) {
+		if reason := absent[name]; reason != "" {
+			waits = append(waits, wait{
+				Grave: true, Says: fmt.Sprintf("no reward service has %s: %s", name, reason),
+				Fix: "start one that has it, or give the prompts another reward",
+			})
+		}
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
