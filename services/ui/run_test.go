@@ -333,26 +333,6 @@ func TestServe_Waits(t *testing.T) {
 	}
 }
 
-// A run whose prompts need a reward function that no service has says which one, and why.
-func TestServe_WaitsForReward(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	s := servePage(t, nil)
-	prompt := bustest.Encode(t, &schemas.Prompt{
-		UID: "a", Prompt: `a sign that says "A"`, Reward: []schemas.RewardSpec{{Name: "ocr"}},
-	})
-	if _, err := s.PublishPrompt(t.Context(), "r1", prompt, nil); err != nil {
-		t.Fatal(err)
-	}
-	s.startPipeline(t)
-	bustest.Until(t, "that the page says what is not there", func() error {
-		got := fmt.Sprint(get[object](t, s, "runs/r1")["waits"])
-		if !strings.Contains(got, "ocr is not there: ") || !strings.Contains(got, "tesseract is not installed") {
-			return errors.New(got)
-		}
-		return nil
-	})
-}
-
 // What comes from the stream is text, whatever it says; what is no event is left out; what is no image is not sent.
 func TestServe_Hostile(t *testing.T) {
 	s := servePage(t, nil)

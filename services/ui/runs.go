@@ -263,15 +263,14 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 		return nil
 	}
 	waits := slices.Clone(x.Waits)
-	absent := x.absentRewards()
 	if p.Stages[0].Done == 0 && len(waits) == 0 {
-		says := "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
-			"service its reward functions, or the prompts were refused"
-		for _, name := range slices.Sorted(maps.Keys(absent)) {
-			says += fmt.Sprintf("; %s is not there: %s", name, absent[name])
-		}
-		waits = append(waits, wait{Says: says, Fix: "see the dead letters of the run, and 'meander doctor'"})
+		waits = append(waits, wait{
+			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
+				"service its reward functions, or the prompts were refused",
+			Fix: "see the dead letters of the run, and 'meander doctor'",
+		})
 	}
+	absent := x.absentRewards()
 	for _, name := range slices.Sorted(maps.Keys(p.rewards)) {
 		if reason := absent[name]; reason != "" {
 			waits = append(waits, wait{
