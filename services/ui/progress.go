@@ -69,8 +69,6 @@ type progress struct {
 	Mean *float64 `json:"mean_reward"`
 
 	lanes map[schemas.Lane]int // open groups
-	// rewards names the functions of open groups that lack scores.
-	rewards map[string]bool
 	// unmade, unscored and unclosed count open samples and groups by what they lack; judged those that need verdicts.
 	unmade, unscored, unclosed, judged int64
 }
@@ -82,7 +80,7 @@ func (f *follower) progress() *progress {
 	now := time.Now()
 	p := &progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault, LeftOut: f.leftOut,
-		lanes: map[schemas.Lane]int{}, rewards: map[string]bool{}, Waits: []wait{},
+		lanes: map[schemas.Lane]int{}, Waits: []wait{},
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {
@@ -107,10 +105,6 @@ func (f *follower) progress() *progress {
 		p.unscored += max(0, int64(r.Made-r.Scored))
 		if int64(r.Scored) >= r.Size {
 			p.unclosed++
-		} else {
-			for _, name := range r.rewards {
-				p.rewards[name] = true
-			}
 		}
 		if r.verdicts {
 			p.judged += max(0, int64(r.Made-r.Scored))

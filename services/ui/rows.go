@@ -35,7 +35,6 @@ type row struct {
 	RefilledBy string   `json:"refilled_by,omitempty"`
 
 	lane     schemas.Lane
-	rewards  []string // the functions that score its samples
 	verdicts bool
 	revision uint64
 }
@@ -53,10 +52,6 @@ func (f *follower) takeRecord(m *bus.Message) {
 	r := f.rowOf(g.UID)
 	r.Prompt, r.Size, r.Opened, r.lane = cut(g.Prompt, maxCut), g.GroupSize, m.Time.UnixMilli(), g.Lane
 	r.Validation, r.verdicts = g.Group.Validation, len(results.VerdictNames(&g.Group)) > 0
-	r.rewards = nil
-	for i := range g.Group.Reward {
-		r.rewards = append(r.rewards, g.Group.Reward[i].Name)
-	}
 	if g.Group.Batch != string(g.UID) {
 		r.Batch = g.Group.Batch
 	}

@@ -15,17 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/intake"
-	"github.com/meander-rl/meander/services/pipeline"
-	"github.com/meander-rl/meander/services/reward"
-	"github.com/meander-rl/meander/services/sampler"
 )
 
 // The page shows what pkg/results reads.
@@ -337,42 +331,6 @@ func TestServe_Waits(t *testing.T) {
 	if got := get[object](t, s, "runs/r1")["state"]; got != "paused" {
 		t.Errorf("state %v", got)
 	}
-}
-
-// A run whose samples need a reward function that no service has any more says which one, and why.
-func TestServe_WaitsForReward(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // the second reward service is without tesseract
-	s := servePage(t, nil)
-	has := s.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		return b.Announce(ctx, func() *schemas.Presence {
-			return &schemas.Presence{Service: schemas.ServiceReward, Instance: "has-tesseract", Reward: []string{"ocr"}}
-		}, nil)
-	})
-	bustest.Until(t, "the service that has it", func() error {
-		if present, err := s.Present(t.Context()); err != nil || len(present) != 1 {
-			return fmt.Errorf("%d services, %w", len(present), err)
-		}
-		return nil
-	})
-	config := pipeline.DefaultConfig()
-	config.Sampler.Model = "synthetic"
-	s.Serve(t, func(ctx context.Context, b *bus.Bus) error { return intake.Run(ctx, config.Intake, b, zerolog.Nop()) })
-	s.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		return sampler.Run(ctx, config.Sampler, b, zerolog.Nop())
-	})
-	s.publish(t, "r1", "a", `a sign that says "A"`, func(p *schemas.Prompt) {
-		p.Reward = []schemas.RewardSpec{{Name: "ocr"}}
-	})
-	bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)
-	has.Stop()
-	s.Serve(t, func(ctx context.Context, b *bus.Bus) error { return reward.Run(ctx, config.Reward, b, zerolog.Nop()) })
-	bustest.Until(t, "that the page says what is not there", func() error {
-		got := fmt.Sprint(get[object](t, s, "runs/r1")["waits"])
-		if !strings.Contains(got, "no reward service has ocr: ") || !strings.Contains(got, "tesseract is not installed") {
-			return errors.New(got)
-		}
-		return nil
-	})
 }
 
 // What comes from the stream is text, whatever it says; what is no event is left out; what is no image is not sent.

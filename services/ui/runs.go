@@ -270,15 +270,6 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 			Fix: "see the dead letters of the run, and 'meander doctor'",
 		})
 	}
-	absent := x.absentRewards()
-	for _, name := range slices.Sorted(maps.Keys(p.rewards)) {
-		if reason := absent[name]; reason != "" {
-			waits = append(waits, wait{
-				Grave: true, Says: fmt.Sprintf("no reward service has %s: %s", name, reason),
-				Fix: "start one that has it, or give the prompts another reward",
-			})
-		}
-	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
 			waits = append(waits, wait{

@@ -105,22 +105,6 @@ func (x *systemState) serves(name schemas.Lane) bool {
 	)
 }
 
-// absentRewards returns the reward functions that no reward service has, and why.
-func (x *systemState) absentRewards() map[string]string {
-	absent := map[string]string{}
-	for _, p := range x.Present {
-		for _, m := range p.Missing {
-			absent[m.Name] = m.Reason
-		}
-	}
-	for _, p := range x.Present {
-		for _, name := range p.Reward {
-			delete(absent, name)
-		}
-	}
-	return absent
-}
-
 // readSystem reads what runs and how full the streams are.
 func (s *server) readSystem(ctx context.Context) (*systemState, error) {
 	x := &systemState{
