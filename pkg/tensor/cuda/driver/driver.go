@@ -102,12 +102,16 @@ const (
 	ErrUnavailable  Code = 46
 	ErrECC          Code = 214
 	ErrInvalidPTX   Code = 218
+	ErrContained    Code = 226
 	ErrNotFound     Code = 500
 	ErrAddress      Code = 700
 	ErrResources    Code = 701
 	ErrTimeout      Code = 702
 	ErrMisaligned   Code = 716
 	ErrLaunchFailed Code = 719
+	ErrTensorLeak   Code = 721
+	ErrTerminated   Code = 810
+	ErrExternal     Code = 911
 	ErrUnknown      Code = 999
 )
 
@@ -117,12 +121,16 @@ var texts = map[Code]string{
 	ErrUnavailable:  "the GPU is busy or not available",
 	ErrECC:          "uncorrectable error of the GPU's memory",
 	ErrInvalidPTX:   "invalid PTX",
+	ErrContained:    "a fault of the hardware or of access to another GPU",
 	ErrNotFound:     "not found",
 	ErrAddress:      "illegal address",
 	ErrResources:    "launch out of resources",
 	ErrTimeout:      "launch ran too long",
 	ErrMisaligned:   "misaligned address",
 	ErrLaunchFailed: "launch failed",
+	ErrTensorLeak:   "a kernel ended without freeing its tensor memory",
+	ErrTerminated:   "the MPS server ended this process's use of the GPU",
+	ErrExternal:     "a fault in a device that the GPU waited for",
 	ErrUnknown:      "the driver does not know what happened",
 }
 
@@ -134,11 +142,15 @@ func (c Code) Error() string {
 }
 
 // Lost says that nothing works on the GPU after this error until the process has ended: a
-// kernel's fault, a fault of the hardware, a driver that has gone.
+// kernel's fault, a fault of the hardware, a driver that has gone. Of 226, 721, 810 and 911
+// (CUDA_ERROR_CONTAINED, TENSOR_MEMORY_LEAK, MPS_CLIENT_TERMINATED, EXTERNAL_DEVICE) NVIDIA's header
+// says so in words: the process must be terminated and relaunched.
 func (c Code) Lost() bool {
-	switch {
-	case c == 4, c == ErrUnavailable, c == ErrECC, c == 220, c == ErrUnknown: // 4: the driver ends; 220: NVLink
+	switch c {
+	case 4, ErrUnavailable, ErrECC, 220, ErrUnknown: // 4: the driver ends; 220: NVLink
+		return true
+	case ErrContained, ErrTensorLeak, ErrTerminated, ErrExternal:
 		return true
 	}
-	return c == ErrAddress || c == ErrTimeout || c >= 708 && c <= 719 && c != 711 && c != 712 && c != 713
+	return c == ErrAddress || c == ErrTimeout || c >= 709 && c <= 719 && c != 711 && c != 712 && c != 713
 }
