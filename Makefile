@@ -87,7 +87,7 @@ build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too 
 cuda-build: ## build, vet and tests of what is for GPUs, on a GPU or without (needs a C compiler)
 	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/...
 	.ci/cuda go vet -tags cuda ./...
-	.ci/cuda go test -tags cuda $(TEST_LIMIT) -run GPU ./pkg/tensor/cuda/... ./integration/
+	.ci/cuda go test -tags cuda $(TEST_LIMIT) -run GPU ./pkg/tensor/cuda/... ./pkg/tensor/devices/ ./integration/
 
 gpu-programs: ## what deploy/bench/gpu.sh needs, into build/cuda/bin/; made without a GPU (needs a C compiler)
 	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/... ./integration/tools/bench

@@ -10,9 +10,10 @@ import (
 	"testing"
 )
 
-// The program computes on two interpreted GPUs. One is lost in the middle: its samples are made on
-// the other, and all of them prove right. With the last one the program ends.
-func TestGPU_Lost(t *testing.T) {
+// onInterpretedGPUs builds the program for GPUs and a driver of two interpreted ones. It returns a function that runs
+// it with them and one more variable of the environment.
+func onInterpretedGPUs(t *testing.T) (run func(env string, args ...string) (string, error)) {
+	t.Helper()
 	dir := t.TempDir()
 	for _, build := range [][]string{
 		{"-o", filepath.Join(dir, "meander"), "./services/cmd/meander"},
@@ -28,13 +29,43 @@ func TestGPU_Lost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := func(env string, args ...string) (string, error) {
+	return func(env string, args ...string) (string, error) {
 		c := exec.Command(filepath.Join(dir, "meander"), args...)
 		c.Dir, c.Env = dir, append(os.Environ(), "MEANDER_MODELS="+models,
 			"MEANDER_LIBCUDA="+filepath.Join(dir, "libcuda.so"), "PTXVM_UNCHECKED=1", "PTXVM_GPUS=2", env)
 		out, err := c.CombinedOutput()
 		return string(out), err
 	}
+}
+
+// A program for GPUs that computes on the CPU, or leaves a GPU out, warns and says why.
+func TestGPU_WarnsOfGPUsNotUsed(t *testing.T) {
+	run := onInterpretedGPUs(t)
+	sample := []string{
+		"run", "--log-level", "warn", "--group-size", "1", "--steps", "1", "--height", "32", "--width", "32",
+		"--out", "-",
+	}
+	for env, want := range map[string][]string{
+		"PTXVM_INIT=802": {"no GPU; computes on the CPU", "(CUresult 802)", "start nvidia-fabricmanager"},
+		"PTXVM_CAPABILITIES=75,61": {
+			"no GPU; computes on the CPU", "cuda:0: ptxvm has compute capability 7.5",
+			"cuda:1: ptxvm has compute capability 6.1",
+		},
+		"PTXVM_CAPABILITIES=75": {"GPU left out", "cuda:0: ptxvm has compute capability 7.5"},
+	} {
+		out, err := run(env, append(sample, "--store", strings.ReplaceAll(env, ",", "-"), "a")...)
+		for _, text := range append(want, "1 of 1 groups complete") {
+			if err != nil || !strings.Contains(out, text) {
+				t.Errorf("%s: %v, want %s in\n%s", env, err, text, out)
+			}
+		}
+	}
+}
+
+// The program computes on two interpreted GPUs. One is lost in the middle: its samples are made on
+// the other, and all of them prove right. With the last one the program ends.
+func TestGPU_Lost(t *testing.T) {
+	run := onInterpretedGPUs(t)
 	sample := []string{
 		"run", "--run", "a", "--group-size", "3", "--steps", "2", "--height", "32", "--width", "32",
 		"--out", "-",

@@ -107,9 +107,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		s.workers = append(s.workers, &worker{id: p.ID, index: i, queue: newQueue[*attempt]()})
 	}
 	defer metrics.registerDevices(opened)()
-	if opened.Note != "" {
-		log.Info().Str("reason", opened.Note).Msg("no GPU; computes on the CPU")
-	}
+	logUnused(log, opened)
 	key, err := weights.RetryLate(log.WithContext(ctx), b.SealKey)
 	if err != nil {
 		return unlessStopped(ctx, err)
@@ -142,6 +140,20 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	}
 	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version", s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 	return s.runLane(ctx, log)
+}
+
+// logUnused says which GPUs device auto does not use, and why. In a program that is built for them it warns.
+func logUnused(log zerolog.Logger, opened *models.Devices) {
+	if opened.Note != "" {
+		level := zerolog.InfoLevel
+		if opened.Built {
+			level = zerolog.WarnLevel
+		}
+		log.WithLevel(level).Str("reason", opened.Note).Msg("no GPU; computes on the CPU")
+	}
+	for _, why := range opened.Skipped {
+		log.Warn().Str("reason", why).Msg("GPU left out")
+	}
 }
 
 // weightOptions returns the options of package weights for this sampler: its own policy, its networks and its

@@ -7,7 +7,8 @@
 //
 // It has what package gpu calls, and no more. PTXVM_FAIL=n:code makes the n-th call from the
 // first launch on fail with a CUresult, and all after it where a GPU that did that is lost;
-// PTXVM_MEMORY is the bytes of each GPU.
+// PTXVM_MEMORY is the bytes of each GPU, PTXVM_CAPABILITIES=75,80 the compute capability of the
+// first ones (the others have 80). PTXVM_INIT is the CUresult of cuInit.
 package main
 
 /*
@@ -30,6 +31,7 @@ import (
 	"os"
 	"runtime/cgo"
 	"strconv"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -92,7 +94,7 @@ func cuInit(flags C.uint) C.int {
 	if len(gpus) == 0 {
 		return noDevice
 	}
-	return 0
+	return C.int(setting("PTXVM_INIT", 0))
 }
 
 // injected is the fault whose turn it is.
@@ -170,11 +172,17 @@ func cuDeviceGetName(name *C.char, size, device C.int) C.int {
 
 //export cuDeviceGetAttribute
 func cuDeviceGetAttribute(value *C.int, attribute, device C.int) C.int {
+	capability := 80
+	if list := strings.Split(os.Getenv("PTXVM_CAPABILITIES"), ","); int(device) < len(list) {
+		if n, err := strconv.Atoi(list[device]); err == nil {
+			capability = n
+		}
+	}
 	switch attribute {
 	case 75: // compute capability, major
-		*value = 8
+		*value = C.int(capability / 10)
 	case 76: // and minor
-		*value = 0
+		*value = C.int(capability % 10)
 	default:
 		return C.int(driver.ErrInvalidValue)
 	}

@@ -53,8 +53,14 @@ type Device struct {
 // none in this program or on this machine, and what would have to be.
 func Count() (int, error) { return gpu.Count() }
 
+// Built says whether the program is built for GPUs.
+const Built = gpu.Built
+
 // ErrNone is there being no GPU.
 var ErrNone = gpu.ErrNone
+
+// ErrOld is wrapped by the error of Open for a GPU that is too old.
+var ErrOld = gpu.ErrOld
 
 // Available returns an error with the reason if this machine has no GPU with that number; nil if it
 // has.

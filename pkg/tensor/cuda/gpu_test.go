@@ -208,6 +208,12 @@ func TestGPU_NoDriver(t *testing.T) {
 			{"MEANDER_LIBCUDA=/nowhere/libcuda.so.1", "no CUDA driver: /nowhere/libcuda.so.1: cannot open shared object " +
 				"file: No such file or directory; must be cpu, or install NVIDIA's driver"},
 			{"PTXVM_GPUS=0", "the CUDA driver finds no GPU; must be cpu"},
+			{"PTXVM_INIT=34", "a stub to link with, not a driver (CUresult 34); must be cpu, or take it out of"},
+			{"PTXVM_INIT=36", "older than the CUDA beside it (CUresult 36); must be cpu, or install a newer driver"},
+			{"PTXVM_INIT=802", "are not ready (CUresult 802); must be cpu, or start nvidia-fabricmanager"},
+			{"PTXVM_INIT=803", "have different versions (CUresult 803); must be cpu, or restart the machine"},
+			{"PTXVM_INIT=804", "cuda-compat does not work with these GPUs (CUresult 804); must be cpu, or take it out of"},
+			{"PTXVM_INIT=3", "the CUDA driver does not start (CUresult 3); must be cpu, or look for the reason in dmesg"},
 			{"PTXVM_GPUS=2", "no such GPU; must be one of cuda:0 to cuda:1"},
 		} {
 			path, err := interpreted()

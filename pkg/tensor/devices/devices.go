@@ -4,6 +4,7 @@ package devices
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +17,7 @@ import (
 
 // Names of no device in particular.
 const (
-	Auto = "auto" // all GPUs that there are, else the CPU
+	Auto = "auto" // all GPUs that there are and that are new enough, else the CPU
 	CPU  = "cpu"
 )
 
@@ -34,6 +35,10 @@ type Set struct {
 	Devices []Device
 	// Note says why Auto chose the CPU though a GPU could be expected; else empty.
 	Note string
+	// Skipped says of each GPU that Auto left out beside others why it did.
+	Skipped []string
+	// Built is set where the program is built for GPUs, so that a note is worth a warning.
+	Built bool
 }
 
 // parseNames returns the numbers of the GPUs that the setting device names; none for auto and cpu.
@@ -88,39 +93,26 @@ type Options struct {
 	Profile func(kernel string, took time.Duration)
 }
 
-// Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. auto is all GPUs, or the
-// CPU where there is none; then Note says why. The caller closes the set. If one does not open,
-// those before it are closed; an error for a device that is not there wraps ErrUnavailable.
+// Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. auto is all GPUs that are
+// new enough, or the CPU where there is none; Skipped and Note then say why. The caller closes the
+// set. If one does not open, those before it are closed; an error for a device that is not there
+// wraps ErrUnavailable.
 func Open(names string, o Options) (*Set, error) {
 	gpus, err := parseNames(names)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case names == Auto:
+		return openAuto(o, math.MaxInt)
+	case names == CPU:
+		return (&Set{Built: cuda.Built}).withCPU(o)
 	}
-	set := &Set{}
-	if names == Auto {
-		n, err := cuda.Count()
-		if err != nil {
-			set.Note = err.Error()
-		}
-		for i := range n {
-			gpus = append(gpus, i)
-		}
-	}
+	set := &Set{Built: cuda.Built}
 	for _, n := range gpus {
-		d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic, Profile: o.Profile})
-		if err != nil {
+		if err := set.openGPU(n, o); err != nil {
 			return nil, errors.Join(unavailable(n, err), set.Close())
 		}
-		set.Devices = append(set.Devices, Device{d, idOf(n)})
 	}
-	if len(gpus) > 0 {
-		return set, nil
-	}
-	d, err := cpu.NewDevice(cpu.Options{Threads: o.Threads})
-	if err != nil {
-		return nil, err
-	}
-	set.Devices = []Device{{d, CPU}}
 	return set, nil
 }
 
@@ -134,11 +126,55 @@ func One(names string, o Options) (*Set, error) {
 	case len(gpus) > 1:
 		return nil, fmt.Errorf("device: %q: %d GPUs; must be one here", names, len(gpus))
 	case names == Auto:
-		if n, err := cuda.Count(); err == nil && n > 0 {
-			names = "cuda:0"
-		}
+		return openAuto(o, 1)
 	}
 	return Open(names, o)
+}
+
+// openAuto opens at most that many GPUs, or the CPU. It leaves out GPUs that are too old; one that
+// does not open for another reason, such as another process that has it, is an error.
+func openAuto(o Options, most int) (*Set, error) {
+	set := &Set{Built: cuda.Built}
+	gpus, err := cuda.Count()
+	if err != nil {
+		set.Note = err.Error()
+	}
+	for n := 0; n < gpus && len(set.Devices) < most; n++ {
+		err := set.openGPU(n, o)
+		switch {
+		case errors.Is(err, cuda.ErrOld):
+			set.Skipped = append(set.Skipped, idOf(n)+": "+err.Error())
+		case err != nil:
+			return nil, errors.Join(unavailable(n, err), set.Close())
+		}
+	}
+	if len(set.Devices) > 0 {
+		return set, nil
+	}
+	if len(set.Skipped) > 0 {
+		set.Note, set.Skipped = strings.Join(set.Skipped, "; "), nil
+	}
+	return set.withCPU(o)
+}
+
+// openGPU opens a GPU and adds it to the set.
+func (s *Set) openGPU(n int, o Options) error {
+	d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic, Profile: o.Profile})
+	if err != nil {
+		return err
+	}
+	s.Devices = append(s.Devices, Device{d, idOf(n)})
+	return nil
+}
+
+// withCPU returns the set with the CPU as its device.
+func (s *Set) withCPU(o Options) (*Set, error) {
+	d, err := cpu.NewDevice(cpu.Options{Threads: o.Threads})
+	if err != nil {
+		return nil, err
+	}
+	s.Devices = []Device{{d, CPU}}
+	return s, nil
 }
 
 func idOf(gpu int) string { return "cuda:" + strconv.Itoa(gpu) }

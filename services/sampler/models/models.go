@@ -134,11 +134,14 @@ type Device struct {
 	Network engine.Network
 }
 
-// Devices are the devices of one model. Note says why device auto chose the CPU; else it is empty.
+// Devices are the devices of one model. Note says why device auto chose the CPU; else it is empty. Skipped says of each
+// GPU that auto left out beside others why it did. Built says whether the program is built for GPUs.
 type Devices struct {
-	All  []Device
-	Note string
-	set  *devices.Set
+	All     []Device
+	Note    string
+	Skipped []string
+	Built   bool
+	set     *devices.Set
 }
 
 // Open opens a model on each device of c, or with one on the first only. The caller closes what it returns. It fails
@@ -159,7 +162,7 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 	if err != nil {
 		return nil, err
 	}
-	p := &Devices{set: set, Note: set.Note}
+	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped, Built: set.Built}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())

@@ -6,6 +6,9 @@ import "github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 
 const notBuilt = none("this program is built without CUDA; must be cpu, or the program of make build-cuda")
 
+// Built says whether the program is built for GPUs.
+const Built = false
+
 // Count is the number of GPUs.
 func Count() (int, error) { return 0, notBuilt }
 

@@ -16,11 +16,13 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cuext"
 )
 
+// Built says whether the program is built for GPUs.
+const Built = true
+
 // Count is the number of GPUs.
 func Count() (int, error) {
 	if err := cudashim.Available(); err != nil {
-		return 0, none(err.Error() + "; must be cpu, or install NVIDIA's driver (in a container: give it the GPUs, " +
-			"--gpus all)")
+		return 0, none(err.Error())
 	}
 	n, err := cu.NumDevices()
 	if err != nil {
@@ -49,8 +51,8 @@ func Open(index int) (driver.Driver, error) {
 		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
 	if 10*major+minor < Least {
-		return nil, fmt.Errorf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu", name,
-			major, minor, Least/10, Least%10)
+		return nil, old(fmt.Sprintf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu",
+			name, major, minor, Least/10, Least%10))
 	}
 	context, err := d.RetainPrimaryCtx()
 	if err != nil {
