@@ -15,6 +15,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -34,6 +35,10 @@ type Group struct {
 	// Group is the uid of the group that replaced the prompt's own; empty if none did.
 	Group   schemas.UID `json:"group,omitempty"`
 	Members []Member    `json:"members"`
+	// Closed is when its last sample was scored, as the advantage event says; zero without a result.
+	Closed time.Time `json:"-"`
+	// Source is the run that has the samples, where this one is a pass over it; else empty.
+	Source schemas.Run `json:"-"`
 }
 
 // GroupResult is the result of a group.
@@ -93,6 +98,9 @@ type Member struct {
 	Roll       *Roll `json:"scheduled_sampling,omitempty"`
 	trajectory *schemas.Trajectory
 }
+
+// Trajectory returns the stored trajectory of the sample, which its caller must not change; nil if there is none.
+func (m *Member) Trajectory() *schemas.Trajectory { return m.trajectory }
 
 // Rollout is what a trainer needs, besides the latents, to recompute the log-probs of a sample, and to tell which
 // weights made it.
@@ -265,7 +273,10 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 	if err := c.digest.add("advantage."+string(a.UID), a); err != nil {
 		return err
 	}
-	g.GroupResult = groupResult(a, g.UID, g.Prompt)
+	g.GroupResult, g.Source = groupResult(a, g.UID, g.Prompt), a.SourceRun
+	if a.Closed > 0 {
+		g.Closed = time.Unix(0, a.Closed).UTC()
+	}
 	if a.UID != g.UID {
 		g.Group = a.UID
 	}
