@@ -95,6 +95,7 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
+	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"}, // a run as one page
 	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
@@ -163,7 +164,7 @@ var layers = map[string][]string{
 	// The page that shows a pipeline: it reads, by what clients read with.
 	"services/ui": {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/report", "pkg/results", "pkg/archive", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/model/tokenizer", "services/ui", // the page, and tokens as text on it
 	},
@@ -267,7 +268,7 @@ var dependencies = map[string]dependency{
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/internal/cuext"}},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract", users: []string{"pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},

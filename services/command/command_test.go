@@ -184,6 +184,7 @@ func TestExecute_FullOutput(t *testing.T) {
 		{"streams"},
 		{"runs", "ls"},
 		{"runs", "show", "r1"},
+		{"report", "r1"},
 		{"policy", "ls"},
 		{"watch", "--all", "--count", "1"},
 		{"gc", "--gc-age", "1h"},

@@ -1,0 +1,158 @@
+package command
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/report"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
+)
+
+// reportCommand makes the command 'meander report'.
+func reportCommand(a *app) *cobra.Command {
+	out, groups, images := "", 0, boot.Bytes(report.DefaultImageBytes)
+	c := &cobra.Command{
+		Use: "report RUN", Short: "write a run as one HTML page to mail or keep", Args: args(cobra.ExactArgs(1)),
+		Long: `report writes one HTML file of a run: what made it, its rewards in numbers and as a chart, and the groups
+that closed last with their images or texts, rewards, advantages and readings. The file needs nothing
+else: no network and no scripts. What is left out or reduced to keep it small is said in the page.
+
+An open group has no samples in the page; 'meander ui' shows them. A file of that name is replaced.`,
+		Example: `  meander report night
+  meander report night --out results/night.html --groups 20`,
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			if groups < 1 || groups > report.MaxGroups {
+				return usage(fmt.Errorf("--groups: %d; must be between 1 and %d", groups, report.MaxGroups))
+			}
+			if images < 1 || images > 1<<30 {
+				return usage(fmt.Errorf("--image-bytes: %v; must be between 1B and 1GiB", images))
+			}
+			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
+				return err
+			}
+			name := cmp.Or(out, given[0]+".html")
+			if err := tryReplace("--out", name); err != nil {
+				return usage(err)
+			}
+			o := report.Options{Groups: groups, ImageBytes: int(images), Made: time.Now()}
+			return a.writeReport(c.Context(), conn.Bus, schemas.Run(given[0]), name, o, c.OutOrStdout())
+		}),
+	}
+	c.Flags().StringVar(&out, "out", "", "file to write; default RUN.html")
+	c.Flags().IntVar(&groups, "groups", report.DefaultGroups,
+		fmt.Sprintf("how many groups to show, those that closed last; at most %d", report.MaxGroups))
+	c.Flags().TextVar(&images, "image-bytes", images, "size limit of all images together; larger ones are reduced to JPEG")
+	return c
+}
+
+// writeReport writes the page of a run to a file and prints what it wrote. A run without groups is an error.
+// reportCommand calls it.
+func (a *app) writeReport(
+	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o report.Options, out io.Writer,
+) error {
+	read, err := results.Read(ctx, b, run)
+	if err != nil {
+		return err
+	}
+	if len(read.Groups) == 0 {
+		return fmt.Errorf("run %q has no groups to report; 'meander runs show %s' says what it has", run, run)
+	}
+	var contents *report.Contents
+	size, err := replaceFile(name, func(w io.Writer) (err error) {
+		contents, err = report.Write(ctx, w, b, read, o)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return json.NewEncoder(out).Encode(struct {
+			File  string `json:"file"`
+			Bytes int64  `json:"bytes"`
+			*report.Contents
+		}{name, size, contents})
+	}
+	present.Linef(out, "%s: %s, %s, %s, %s", name, present.Size(size), present.Count(contents.Groups, "group"),
+		present.Count(contents.Samples, "sample"), present.Count(contents.Images, "image"))
+	for _, left := range []struct {
+		n    int
+		what string
+		how  string
+	}{
+		{contents.GroupsLeftOut, "group", "left out: see --groups"},
+		{contents.SamplesLeftOut, "sample", "left out"},
+		{contents.Reduced, "image", "reduced: see --image-bytes"},
+		{contents.ImagesLeftOut, "image", "left out: see --image-bytes"},
+		{contents.ImagesGone, "image", "no longer stored, or unreadable"},
+	} {
+		if left.n > 0 {
+			present.Linef(out, "  %s %s", present.Count(left.n, left.what), left.how)
+		}
+	}
+	return nil
+}
+
+// tryReplace is tryFile for a file that may be there: that one must be a plain file that can be written.
+func tryReplace(flag, name string) error {
+	if err := tryFile(flag, name); err != nil {
+		return err
+	}
+	info, err := os.Stat(name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err == nil && !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is no plain file", name)
+	case err == nil:
+		var f *os.File
+		if f, err = os.OpenFile(name, os.O_WRONLY, 0); err == nil {
+			err = f.Close()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w; must be a file that can be written", flag, err)
+	}
+	return nil
+}
+
+// replaceFile writes a file beside the one of that name and puts it in its place once it is whole; a link stays one. It
+// returns its size. If write fails, nothing is left of it.
+func replaceFile(name string, write func(io.Writer) error) (size int64, err error) {
+	if to, err := filepath.EvalSymlinks(name); err == nil {
+		name = to
+	}
+	temporary := filepath.Join(filepath.Dir(name), ".meander-"+rand.Text())
+	f, err := os.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return 0, err
+	}
+	w := bufio.NewWriter(f)
+	if err = write(w); err == nil {
+		err = w.Flush()
+	}
+	if info, stat := f.Stat(); stat == nil {
+		size = info.Size()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(temporary, name)
+	}
+	if err != nil {
+		return 0, errors.Join(err, os.Remove(temporary))
+	}
+	return size, nil
+}
