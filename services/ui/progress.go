@@ -40,8 +40,8 @@ func (r *rate) perSecond(now time.Time) float64 {
 	return float64(n) / (rateSeconds - 1)
 }
 
-// stage is one stage of a run: how much it has done, of how much, and how fast.
-type stage struct {
+// Stage is one stage of a run: how much it has done, of how much, and how fast.
+type Stage struct {
 	Name string `json:"name"`
 	// Counts names what is counted.
 	Counts string `json:"counts"`
@@ -51,17 +51,17 @@ type stage struct {
 	PerMinute float64 `json:"per_minute"`
 }
 
-// progress is what a page shows of a run above its groups.
-type progress struct {
+// Progress is what a page shows of a run above its groups.
+type Progress struct {
 	Run      schemas.Run    `json:"run"`
 	Epoch    string         `json:"epoch"`
 	Revision uint64         `json:"revision"`
 	State    string         `json:"state"`
-	Stages   []stage        `json:"stages"`
+	Stages   []Stage        `json:"stages"`
 	StepsPer float64        `json:"steps_per_minute"`
 	Statuses map[string]int `json:"statuses"`
 	// Waits says in words what the run waits for.
-	Waits []wait `json:"waits"`
+	Waits []Wait `json:"waits"`
 	Fault string `json:"fault,omitempty"`
 	// LeftOut is how many older groups are not in the list.
 	LeftOut int `json:"left_out,omitempty"`
@@ -74,13 +74,13 @@ type progress struct {
 }
 
 // progress counts what is stored of the run.
-func (f *follower) progress() *progress {
+func (f *follower) progress() *Progress {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
-	p := &progress{
+	p := &Progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault, LeftOut: f.leftOut,
-		lanes: map[schemas.Lane]int{}, Waits: []wait{},
+		lanes: map[schemas.Lane]int{}, Waits: []Wait{},
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {
@@ -118,7 +118,7 @@ func (f *follower) progress() *progress {
 		p.Mean = new(sum / float64(len(recent)))
 	}
 	groups := int64(len(f.order))
-	p.Stages = []stage{
+	p.Stages = []Stage{
 		{"intake", "groups", groups, groups, perMinute("groups")},
 		{"sampler", "samples", made, samples, perMinute("trajectories")},
 		{"reward", "samples", scored, samples, perMinute("rewards")},

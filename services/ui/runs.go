@@ -19,8 +19,8 @@ import (
 // maxRuns is how many runs a list has, the newest; maxPage how many groups, samples or letters a page has.
 const maxRuns, maxPage = 500, 200
 
-// runLine is one run in the list.
-type runLine struct {
+// RunLine is one run in the list.
+type RunLine struct {
 	*results.StoredRun
 	// State is running, paused, cancelled or done.
 	State string `json:"state"`
@@ -31,7 +31,7 @@ type runLine struct {
 }
 
 // readRuns reads the list of runs, the newest first.
-func (s *server) readRuns(ctx context.Context) ([]*runLine, error) {
+func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	stored, err := results.Runs(ctx, s.bus, "*")
 	if err != nil {
 		return nil, err
@@ -40,9 +40,9 @@ func (s *server) readRuns(ctx context.Context) ([]*runLine, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := []*runLine{}
+	lines := []*RunLine{}
 	for _, r := range stored {
-		line := &runLine{
+		line := &RunLine{
 			StoredRun: r,
 			State:     schemas.RunRunning,
 			Steps:     r.Streams[schemas.StreamSteps],
@@ -57,7 +57,7 @@ func (s *server) readRuns(ctx context.Context) ([]*runLine, error) {
 		line.Rewards -= min(line.Rewards, uint64(r.Groups)) // the stream has the openings of the groups, too
 		lines = append(lines, line)
 	}
-	slices.SortFunc(lines, func(a, b *runLine) int {
+	slices.SortFunc(lines, func(a, b *RunLine) int {
 		return cmp.Or(b.Newest.Compare(a.Newest), cmp.Compare(a.Run, b.Run))
 	})
 	return lines, nil
@@ -65,9 +65,9 @@ func (s *server) readRuns(ctx context.Context) ([]*runLine, error) {
 
 // runList is the list of runs, as pages get it.
 type runList struct {
-	Runs  []*runLine `json:"runs"`
+	Runs  []*RunLine `json:"runs"`
 	Total int        `json:"total"`
-	Waits []wait     `json:"waits"`
+	Waits []Wait     `json:"waits"`
 }
 
 // listRuns returns the list of runs, and what holds up the whole pipeline.
@@ -128,13 +128,18 @@ func (s *server) answerRun(r *http.Request) (any, error) {
 }
 
 // describe returns the progress of a run, and what it waits for.
-func (s *server) describe(ctx context.Context, f *follower) (*progress, error) {
-	p := f.progress()
-	status, err := f.status.get(ctx)
+func (s *server) describe(ctx context.Context, f *follower) (*Progress, error) {
+	system, err := s.system.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	system, err := s.system.get(ctx)
+	return f.describe(ctx, system)
+}
+
+// describe returns the progress of the run, and what it waits for in a pipeline of this state.
+func (f *follower) describe(ctx context.Context, system *System) (*Progress, error) {
+	p := f.progress()
+	status, err := f.status.get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +150,7 @@ func (s *server) describe(ctx context.Context, f *follower) (*progress, error) {
 
 // groupList is a page of the groups of a run.
 type groupList struct {
-	Rows  []row `json:"rows"`
+	Rows  []Row `json:"rows"`
 	Total int   `json:"total"`
 	// All is how many groups the run has, whatever was asked for.
 	All      int    `json:"all"`
@@ -201,8 +206,8 @@ func (s *server) answerCurve(r *http.Request) (any, error) {
 	return map[string]any{"points": points, "data_sources": sources}, nil
 }
 
-// wait is something that work waits for, in words.
-type wait struct {
+// Wait is something that work waits for, in words.
+type Wait struct {
 	// Grave says that nothing goes on until a person does something; Fix says what.
 	Grave bool   `json:"grave"`
 	Says  string `json:"says"`
@@ -210,25 +215,25 @@ type wait struct {
 }
 
 // systemWaits says what holds up the whole pipeline.
-func systemWaits(x *systemState, faults []bus.Fault) []wait {
-	waits := []wait{}
+func systemWaits(x *System, faults []bus.Fault) []Wait {
+	waits := []Wait{}
 	for _, f := range faults {
-		waits = append(waits, wait{Grave: true, Says: boot.Advice(f)})
+		waits = append(waits, Wait{Grave: true, Says: boot.Advice(f)})
 	}
 	if len(x.Present) == 0 {
-		waits = append(waits, wait{
+		waits = append(waits, Wait{
 			Says: "no sampler and no reward service runs; this is what is stored",
 			Fix:  "start the pipeline with 'meander up'",
 		})
 	}
 	for i := range x.Streams {
 		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
-			waits = append(waits, wait{Says: what, Fix: fix})
+			waits = append(waits, Wait{Says: what, Fix: fix})
 		}
 	}
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
 		if n := x.waiting[stage]; n > 0 && !x.atWork[stage] {
-			waits = append(waits, wait{
+			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
 				Fix: "start the pipeline with 'meander up', or meander-" + stage,
 			})
@@ -236,7 +241,7 @@ func systemWaits(x *systemState, faults []bus.Fault) []wait {
 	}
 	for _, lane := range slices.Sorted(maps.Keys(x.backlog)) {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
-			waits = append(waits, wait{
+			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
 				Fix: "start 'meander up' or meander-sampler with that model",
 			})
@@ -246,7 +251,7 @@ func systemWaits(x *systemState, faults []bus.Fault) []wait {
 }
 
 // runWaits says what an open run waits for.
-func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *systemState) []wait {
+func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []Wait {
 	by := ""
 	if status.By != "" {
 		by = " by " + status.By
@@ -256,15 +261,15 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 	}
 	switch status.State {
 	case schemas.RunPaused:
-		return []wait{{Grave: true, Says: "paused" + by, Fix: fmt.Sprintf("continue it with: meander resume %s", run)}}
+		return []Wait{{Grave: true, Says: "paused" + by, Fix: fmt.Sprintf("continue it with: meander resume %s", run)}}
 	case schemas.RunCancelled:
-		return []wait{{Says: "cancelled" + by + "; it stays so"}}
+		return []Wait{{Says: "cancelled" + by + "; it stays so"}}
 	case schemas.RunDone:
 		return nil
 	}
 	waits := slices.Clone(x.Waits)
 	if p.Stages[0].Done == 0 && len(waits) == 0 {
-		waits = append(waits, wait{
+		waits = append(waits, Wait{
 			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
 				"service its reward functions, or the prompts were refused",
 			Fix: "see the dead letters of the run, and 'meander doctor'",
@@ -272,7 +277,7 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
-			waits = append(waits, wait{
+			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("no sampler of lane %s runs", lane),
 				Fix: "start 'meander up' or meander-sampler with that model",
 			})
@@ -282,23 +287,23 @@ func runWaits(run schemas.Run, p *progress, status *schemas.RunStatus, x *system
 		return waits
 	}
 	if p.unmade > 0 {
-		waits = append(waits, wait{Says: waiting(p.unmade, "sample") + " in the queue, or are with a sampler"})
+		waits = append(waits, Wait{Says: waiting(p.unmade, "sample") + " in the queue, or are with a sampler"})
 	}
 	if p.judged > 0 {
-		waits = append(waits, wait{
+		waits = append(waits, Wait{
 			Says: waiting(p.judged, "sample") + " for a verdict",
 			Fix:  fmt.Sprintf("give it with: meander verdict --run %s", run),
 		})
 	}
 	if n := p.unscored - p.judged; n > 0 {
-		waits = append(waits, wait{Says: waiting(n, "sample") + " for a score"})
+		waits = append(waits, Wait{Says: waiting(n, "sample") + " for a score"})
 	}
 	if p.unclosed > 0 {
 		says := waiting(p.unclosed, "group") + " with all rewards for the others of the batch"
 		if status.OpenBatches == 0 {
 			says = waiting(p.unclosed, "group") + " to be closed"
 		}
-		waits = append(waits, wait{Says: says})
+		waits = append(waits, Wait{Says: says})
 	}
 	return waits
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// systemState is what runs, with which weights, and how full the streams are.
-type systemState struct {
+// System is what runs, with which weights, and how full the streams are.
+type System struct {
 	Present []*presence       `json:"present"`
 	Lanes   []*lane           `json:"lanes"`
 	Streams []bus.StreamStats `json:"streams"`
-	Waits   []wait            `json:"waits"`
+	Waits   []Wait            `json:"waits"`
 	// Dead is how many dead letters are stored.
 	Dead uint64 `json:"dead"`
 
@@ -98,7 +98,7 @@ func policyLineOf(p *schemas.Policy) *policyLine {
 }
 
 // serves reports whether a sampler serves a lane.
-func (x *systemState) serves(name schemas.Lane) bool {
+func (x *System) serves(name schemas.Lane) bool {
 	return slices.ContainsFunc(
 		x.Present,
 		func(p *presence) bool { return p.Service == schemas.ServiceSampler && p.Lane == name },
@@ -106,8 +106,8 @@ func (x *systemState) serves(name schemas.Lane) bool {
 }
 
 // readSystem reads what runs and how full the streams are.
-func (s *server) readSystem(ctx context.Context) (*systemState, error) {
-	x := &systemState{
+func (s *server) readSystem(ctx context.Context) (*System, error) {
+	x := &System{
 		Present: []*presence{}, Lanes: []*lane{}, Streams: []bus.StreamStats{}, waiting: map[string]uint64{},
 		atWork:  map[string]bool{},
 		backlog: map[schemas.Lane]uint64{},

@@ -89,11 +89,28 @@ type server struct {
 	reads   chan struct{}
 	streams chan struct{}
 
-	runs   snapshot[[]*runLine]
-	system snapshot[*systemState]
+	runs   snapshot[[]*RunLine]
+	system snapshot[*System]
 
 	mu        sync.Mutex
 	followers map[string]*follower
+}
+
+// newServer returns a page that is not served yet. end ends what it reads, and waits for that.
+func newServer(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) (s *server, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	s = &server{
+		cfg: c, bus: b, client: client.New(b), log: log, ctx: ctx, reads: make(chan struct{}, maxReads),
+		streams: make(chan struct{}, maxStreams), followers: map[string]*follower{},
+	}
+	s.runs.read, s.system.read = s.readRuns, s.readSystem
+	var looking sync.WaitGroup
+	looking.Go(func() { s.endWhenIdle(ctx) })
+	return s, func() {
+		cancel()
+		looking.Wait()
+		s.endFollowers()
+	}
 }
 
 // Serve serves the page on b until ctx ends. listening is called with the page's address once it answers. It fails if
@@ -106,20 +123,9 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	ctx, end := context.WithCancel(ctx)
+	s, end := newServer(ctx, b, c, log)
 	defer end()
-	s := &server{
-		cfg: c, bus: b, client: client.New(b), log: log, ctx: ctx, reads: make(chan struct{}, maxReads),
-		streams: make(chan struct{}, maxStreams), followers: map[string]*follower{},
-	}
-	s.runs.read, s.system.read = s.readRuns, s.readSystem
-	var looking sync.WaitGroup
-	looking.Go(func() { s.endWhenIdle(ctx) })
-	defer func() {
-		end()
-		looking.Wait()
-		s.endFollowers()
-	}()
+	ctx = s.ctx
 	h := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
