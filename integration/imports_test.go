@@ -271,7 +271,7 @@ var dependencies = map[string]dependency{
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract and reduced for reports", users: []string{"pkg/report", "pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration/..."}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration/..."}},
-	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},
+	"golang.org/x/term":                     {why: "is this a terminal, how wide, and its keys", users: []string{"services/internal/boot", "services/internal/present", "services/command", "integration/tools/bench"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model/tokenizer"}},
 	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},

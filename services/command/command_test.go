@@ -187,6 +187,7 @@ func TestExecute_FullOutput(t *testing.T) {
 		{"report", "r1"},
 		{"policy", "ls"},
 		{"watch", "--all", "--count", "1"},
+		{"top"},
 		{"gc", "--gc-age", "1h"},
 		{"model", "info", "synthetic"},
 		{"run", "--dry-run", "--model", "synthetic", "a fox"},

@@ -1,0 +1,522 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
+	"github.com/meander-rl/meander/services/ui"
+)
+
+// topGroups is how many groups of a run are shown, the newest.
+const topGroups = 20
+
+// topView is what 'meander top' shows.
+type topView struct {
+	where    string
+	now      time.Time
+	overview *ui.Overview // nil: nothing has been read yet
+	// away says that there is no connection to the server; fault why the last look failed.
+	away  bool
+	fault string
+	// chosen is the place of the chosen run, -1 where none can be chosen; choice is its name, which keeps it chosen
+	// when others come.
+	chosen int
+	choice schemas.Run
+	// opened is the run whose groups are shown; groups is nil until they are read.
+	opened schemas.Run
+	groups []ui.Row
+	total  int
+}
+
+// take takes what a look has found. After a failure, what was found before stays.
+func (v *topView) take(l topLook) {
+	v.fault = ""
+	if errors.Is(l.err, context.DeadlineExceeded) {
+		v.fault = "the server does not answer in time; it is asked again"
+	} else if l.err != nil && !errors.Is(l.err, context.Canceled) { // one that was ended because the server is away
+		v.fault = l.err.Error()
+	}
+	if l.overview != nil {
+		v.overview = l.overview
+		runs := v.overview.Runs
+		at := slices.IndexFunc(runs, func(r *ui.RunOverview) bool { return r.Run == v.choice })
+		if at < 0 || v.choice == "" {
+			at = max(0, min(v.chosen, len(runs)-1))
+		}
+		v.choose(at)
+	}
+	if l.err == nil && l.run == v.opened && l.run != "" {
+		v.groups, v.total = l.groups, l.total
+	}
+}
+
+// choose chooses a run by its place.
+func (v *topView) choose(at int) {
+	v.chosen, v.choice = at, ""
+	if at < len(v.overview.Runs) {
+		v.choice = v.overview.Runs[at].Run
+	}
+}
+
+// press does what a key asks for. It reports whether something else must be read.
+func (v *topView) press(k key) bool {
+	switch {
+	case k == keyBack:
+		v.opened, v.groups = "", nil
+	case v.overview == nil || v.opened != "":
+	case k == keyEnter:
+		v.opened = v.choice
+		return v.opened != ""
+	case k == keyUp:
+		v.choose(max(0, v.chosen-1))
+	case k == keyDown:
+		v.choose(max(0, min(v.chosen+1, len(v.overview.Runs)-1)))
+	}
+	return false
+}
+
+// topLine is a line of the screen. Its text has no colour of its own.
+type topLine struct {
+	colour present.Colour
+	text   string
+}
+
+// topLines are lines of the screen, all of at most so many columns. Whatever adds one has it made safe.
+type topLines struct {
+	columns int
+	lines   []topLine
+}
+
+// add adds a line, cut where the screen ends.
+func (t *topLines) add(c present.Colour, text string) {
+	text = strings.TrimRight(showable(text), " ")
+	if present.Columns(text) > t.columns {
+		text = present.Cut(text, t.columns)
+	}
+	t.lines = append(t.lines, topLine{c, text})
+}
+
+// wrap adds a text in as many lines as it needs: nothing of it is cut. The first begins with lead, all others with as
+// many blanks.
+func (t *topLines) wrap(c present.Colour, lead, text string) {
+	indent := present.Columns(lead)
+	var words []string
+	for _, word := range strings.Fields(showable(text)) {
+		part := ""
+		for _, r := range word {
+			if present.Columns(part+string(r)) >= t.columns-indent { // Wrap leaves a column free
+				words, part = append(words, part), ""
+			}
+			part += string(r)
+		}
+		words = append(words, part)
+	}
+	wrapped := present.Wrap(strings.Join(words, " "), t.columns-indent, 0)
+	for line := range strings.SplitSeq(wrapped, "\n") {
+		t.add(c, lead+line)
+		lead = strings.Repeat(" ", indent)
+	}
+}
+
+// title adds an empty line and a title.
+func (t *topLines) title(text string) {
+	t.add("", "")
+	t.add(present.Bold, text)
+}
+
+// showable returns a text in one line, in which characters that a terminal would obey are written as in Go.
+func showable(text string) string {
+	if !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return text
+	}
+	var s strings.Builder
+	for _, r := range text {
+		if unicode.IsPrint(r) {
+			s.WriteRune(r)
+		} else {
+			s.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return s.String()
+}
+
+// layOut returns what the screen shows, in lines of at most so many columns. rows is its height; 0 is that of a
+// snapshot, which has as many lines as it needs and knows no keys.
+func (v *topView) layOut(columns, rows int) []topLine {
+	t := &topLines{columns: columns}
+	v.addHead(t, rows > 0)
+	switch {
+	case v.overview == nil:
+		t.add("", "")
+		t.add("", "reading ...")
+	case v.opened != "":
+		v.addGroups(t)
+	default:
+		waits, services := &topLines{columns: columns}, &topLines{columns: columns}
+		v.addWaits(waits)
+		v.addServices(services)
+		room := 0
+		if rows > 0 { // a title is above the runs, the keys are below all; services are what may be left out
+			room = rows - len(t.lines) - len(waits.lines) - 2
+			room = max(4, room-len(services.lines), 2*room/3)
+		}
+		v.addRuns(t, room)
+		t.lines = append(append(t.lines, waits.lines...), services.lines...)
+	}
+	if rows == 0 {
+		return t.lines
+	}
+	foot := &topLines{columns: columns}
+	keys := "q ends   up, down choose a run   enter shows its groups"
+	if v.opened != "" {
+		keys = "q ends   esc goes back"
+	}
+	if more := len(t.lines) - (rows - 1); more > 0 {
+		t.lines = t.lines[:max(0, rows-2)]
+		foot.add(present.Yellow, fmt.Sprintf("%d more lines; a higher terminal shows them", more+1))
+	}
+	for len(t.lines)+len(foot.lines) < rows-1 {
+		t.add("", "")
+	}
+	foot.add("", keys)
+	lines := append(t.lines, foot.lines...)
+	return lines[max(0, len(lines)-rows):]
+}
+
+// addHead adds the server, the time and, while the server does not answer, what is tried.
+func (v *topView) addHead(t *topLines, live bool) {
+	clock := v.now.Format("15:04:05")
+	if !live {
+		clock = v.now.Format("2006-01-02 15:04:05")
+	}
+	left := "meander top  " + showable(v.where)
+	if room := t.columns - present.Columns(clock) - 2; present.Columns(left) > room {
+		left = present.Cut(left, room)
+	}
+	gap := max(1, t.columns-present.Columns(left)-present.Columns(clock))
+	t.add(present.Bold, left+strings.Repeat(" ", gap)+clock)
+	switch {
+	case v.away:
+		t.wrap(present.Red, "reconnecting: ", "the server is away; this is what there was before")
+	case v.fault != "":
+		t.wrap(present.Red, "trying again: ", v.fault)
+	}
+}
+
+// runColumns are the titles of the columns of a run, its name aside.
+var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
+
+// runCells returns the columns of a run, its name aside. Without progress, they are of what is stored.
+func runCells(r *ui.RunOverview) []string {
+	p := r.Progress
+	if p == nil {
+		return []string{r.State, done(int64(r.Groups-r.Open), int64(r.Groups)), strconv.Itoa(r.Samples), "-", "-"}
+	}
+	made, closed := p.Stages[1], p.Stages[3]
+	return []string{
+		stateOf(r), done(closed.Done, closed.Of), done(made.Done, made.Of), fmt.Sprintf("%.0f", p.StepsPer),
+		results.Number(p.Mean, "%.4f"),
+	}
+}
+
+// done says how much of something there is.
+func done(n, of int64) string { return fmt.Sprintf("%d/%d", n, of) }
+
+// stateOf returns the state of a run.
+func stateOf(r *ui.RunOverview) string {
+	if r.Progress != nil && r.Progress.State != "" {
+		return r.Progress.State
+	}
+	return r.State
+}
+
+// runTable lays out lines of runs, with the titles first.
+func runTable(runs []*ui.RunOverview, columns int) []string {
+	rows := [][]string{append([]string{"RUN"}, runColumns...)}
+	for _, r := range runs {
+		rows = append(rows, append([]string{string(r.Run)}, runCells(r)...))
+	}
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], present.Columns(cell))
+		}
+	}
+	rest := columns - 2 // the mark of the chosen run is before it
+	for _, w := range widths[1:] {
+		rest -= w + 2
+	}
+	widths[0] = max(8, min(widths[0], rest))
+	var lines []string
+	for _, row := range rows {
+		line := fill(row[0], widths[0], false) + "  " + fill(row[1], widths[1], false)
+		for i := 2; i < len(row); i++ {
+			line += "  " + fill(row[i], widths[i], true)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// fill returns a text of exactly that many columns: cut, or with blanks after it (before it: right).
+func fill(text string, columns int, right bool) string {
+	text = showable(text)
+	if present.Columns(text) > columns {
+		text = present.Cut(text, columns)
+	}
+	blanks := strings.Repeat(" ", max(0, columns-present.Columns(text)))
+	if right {
+		return blanks + text
+	}
+	return text + blanks
+}
+
+// addRuns adds the runs in at most so many lines, around the chosen one; 0: in as many as they need.
+func (v *topView) addRuns(t *topLines, room int) {
+	runs := v.overview.Runs
+	if len(runs) == 0 {
+		t.title("RUNS")
+		t.wrap("", "", "no run is stored yet. Publish prompts to make one:")
+		t.wrap("", "  ", `meander publish --run demo 'a red sign that says "OPEN"'`)
+		return
+	}
+	table := runTable(runs, t.columns)
+	blocks := make([][]topLine, len(runs))
+	for i, r := range runs {
+		b := &topLines{columns: t.columns}
+		mark, colour := "  ", present.Colour("")
+		if i == v.chosen {
+			mark, colour = "> ", present.Green
+		}
+		b.add(colour, mark+table[i+1])
+		if i == v.chosen || stateOf(r) == schemas.RunRunning || stateOf(r) == schemas.RunPaused {
+			addBars(b, r.Progress)
+		}
+		blocks[i] = b.lines
+	}
+	from, to := 0, len(blocks)
+	if room > 0 {
+		from, to = window(blocks, max(0, v.chosen), room-2)
+	}
+	title := "RUNS"
+	if from > 0 || to < v.overview.Total {
+		title = fmt.Sprintf("RUNS %d to %d of %d", from+1, to, v.overview.Total)
+	}
+	t.title(title)
+	t.add("", "  "+table[0])
+	for _, b := range blocks[from:to] {
+		t.lines = append(t.lines, b...)
+	}
+}
+
+// window returns the range of blocks around one that has so many lines; that one is always in it.
+func window(blocks [][]topLine, around, room int) (from, to int) {
+	from, to = around, around+1
+	room -= len(blocks[around])
+	for {
+		switch {
+		case to < len(blocks) && len(blocks[to]) <= room:
+			room -= len(blocks[to])
+			to++
+		case from > 0 && len(blocks[from-1]) <= room:
+			from--
+			room -= len(blocks[from])
+		default:
+			return from, to
+		}
+	}
+}
+
+// addBars adds a bar for each stage of a run: four in a line where that fits, else two.
+func addBars(t *topLines, p *ui.Progress) {
+	if p == nil {
+		return
+	}
+	each := 2
+	if t.columns >= 120 {
+		each = 4
+	}
+	const indent, gap, name = 4, 2, 9
+	cell := (t.columns - indent - gap*(each-1)) / each
+	tails, widest := make([]string, len(p.Stages)), 0
+	for i, s := range p.Stages {
+		tails[i] = done(s.Done, s.Of)
+		if cell >= 40 {
+			tails[i] += fmt.Sprintf("  %.0f/min", s.PerMinute)
+		}
+		widest = max(widest, present.Columns(tails[i]))
+	}
+	length := max(3, cell-name-widest-2)
+	for i := 0; i < len(p.Stages); i += each {
+		var cells []string
+		for j := i; j < min(i+each, len(p.Stages)); j++ {
+			s := p.Stages[j]
+			full := 0
+			if s.Of > 0 {
+				full = int(min(s.Done, s.Of) * int64(length) / s.Of)
+			}
+			bar := strings.Repeat("█", full) + strings.Repeat("░", length-full)
+			cells = append(cells, fill(s.Name, name, false)+" "+bar+" "+fill(tails[j], widest, false))
+		}
+		t.add("", strings.Repeat(" ", indent)+strings.Join(cells, strings.Repeat(" ", gap)))
+	}
+}
+
+// addWaits adds what waits, and what to do about it: first what holds up the whole pipeline, then what runs wait for.
+func (v *topView) addWaits(t *topLines) {
+	t.title("WHAT WAITS")
+	n := len(t.lines)
+	for _, w := range v.overview.Waits {
+		addWait(t, "", w)
+	}
+	for _, r := range v.overview.Runs {
+		if r.Progress == nil {
+			continue
+		}
+		for _, w := range r.Progress.Waits {
+			if !slices.Contains(v.overview.Waits, w) {
+				addWait(t, string(r.Run)+": ", w)
+			}
+		}
+		if r.Progress.Fault != "" {
+			t.wrap(present.Red, "! ", string(r.Run)+": "+r.Progress.Fault)
+		}
+	}
+	if len(t.lines) == n {
+		t.add("", "nothing")
+	}
+}
+
+// addWait adds one thing that work waits for, with its fix.
+func addWait(t *topLines, of string, w ui.Wait) {
+	lead, colour := "- ", present.Colour("")
+	if w.Grave {
+		lead, colour = "! ", present.Red
+	}
+	t.wrap(colour, lead, of+w.Says)
+	if w.Fix != "" {
+		t.wrap(present.Yellow, "  do: ", w.Fix)
+	}
+}
+
+// addServices adds lanes, what serves them, streams and dead letters.
+func (v *topView) addServices(t *topLines) {
+	x := v.overview.System
+	t.title("STREAMS AND SERVICES")
+	addStreams(t, x)
+	n := len(t.lines)
+	for _, l := range x.Lanes {
+		weights := "no weights"
+		if l.Current != nil {
+			weights = fmt.Sprintf("version %d", l.Current.Version)
+			if l.Served != l.Current.Version && l.Samplers > 0 {
+				weights += fmt.Sprintf(", %d is served", l.Served)
+			}
+		}
+		t.add("", fmt.Sprintf("lane %s: %s, %s, %s to do", l.Lane, weights, present.Count(l.Samplers, "sampler"),
+			present.Count(l.Backlog, "sample")))
+	}
+	for _, p := range x.Present {
+		line := p.Service + " " + p.Instance
+		if p.Lane != "" {
+			line += ": lane " + string(p.Lane)
+		}
+		if p.Backend != "" {
+			line += " on " + p.Backend
+		}
+		if p.Loading != nil {
+			line += fmt.Sprintf(", loads version %d", *p.Loading)
+		}
+		if p.Draining {
+			line += ", ends"
+		}
+		if p.Waiting > 0 {
+			line += ", " + present.Count(p.Waiting, "sample") + " without room"
+		}
+		if len(p.Reward) > 0 {
+			line += ": " + strings.Join(p.Reward, " ")
+		}
+		t.add("", line)
+	}
+	if len(t.lines) == n {
+		t.add("", "no sampler and no reward service")
+	}
+}
+
+// addStreams adds the streams that are nearly full, and how many dead letters there are.
+func addStreams(t *topLines, x *ui.System) {
+	says := "no stream is nearly full"
+	for _, s := range x.Streams {
+		if s.State != bus.StateNearlyFull && s.State != bus.StateFull {
+			continue
+		}
+		says = ""
+		of := present.Count(s.MaxMessages, "message")
+		if s.MaxBytes > 0 {
+			of = present.Size(s.MaxBytes)
+		}
+		t.wrap(present.Yellow, "", fmt.Sprintf("%s is %s: %s, %s; its limit is %s", s.Name, s.State,
+			present.Count(s.Messages, "message"), present.Size(s.Bytes), of))
+	}
+	if says != "" {
+		t.add("", says)
+	}
+	if x.Dead > 0 {
+		t.wrap(present.Yellow, "", present.Count(x.Dead, "dead letter")+"; 'meander dead ls' lists them")
+	} else {
+		t.add("", "no dead letters")
+	}
+}
+
+// addGroups adds the run that was opened, with its newest groups.
+func (v *topView) addGroups(t *topLines) {
+	for _, r := range v.overview.Runs {
+		if r.Run != v.opened {
+			continue
+		}
+		t.add("", "")
+		for i, line := range runTable([]*ui.RunOverview{r}, t.columns) {
+			t.add([]present.Colour{present.Bold, ""}[i], line)
+		}
+		addBars(t, r.Progress)
+		if r.Progress != nil {
+			for _, w := range r.Progress.Waits {
+				addWait(t, "", w)
+			}
+		}
+	}
+	if v.groups == nil {
+		t.add("", "")
+		t.add("", "reading the groups of "+string(v.opened)+" ...")
+		return
+	}
+	t.title(fmt.Sprintf("GROUPS, the newest %d of %d", len(v.groups), v.total))
+	uid, status := len("UID"), len("STATUS")
+	for i := range v.groups {
+		uid = max(uid, present.Columns(showable(string(v.groups[i].UID))))
+		status = max(status, present.Columns(showable(v.groups[i].Status)))
+	}
+	uid = min(uid, t.columns/3)
+	line := func(c present.Colour, name, is, mean, prompt string) {
+		t.add(c, fill(name, uid, false)+"  "+fill(is, status, false)+"  "+fill(mean, 8, true)+"  "+prompt)
+	}
+	line("", "UID", "STATUS", "MEAN", "PROMPT")
+	for i := range v.groups {
+		g := &v.groups[i]
+		c := present.Colour("")
+		if g.Error != "" {
+			c = present.Yellow
+		}
+		line(c, string(g.UID), g.Status, results.Number(g.Mean, "%.4f"), strings.Join(strings.Fields(g.Prompt), " "))
+	}
+}
