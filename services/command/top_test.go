@@ -107,7 +107,9 @@ func TestTop_Screen(t *testing.T) {
 	for i := range 30 {
 		r := &ui.RunOverview{RunLine: lineOf(fmt.Sprintf("run-%d-%s", i, strings.Repeat("n", 60)))}
 		r.Progress = &ui.Progress{State: "running", Stages: []ui.Stage{
-			{Name: "intake", Done: 4, Of: 4}, {Name: "sampler", Done: 3, Of: 16}, {Name: "reward", Done: 0, Of: 16},
+			{Name: "intake", Done: 4, Of: 4},
+			{Name: "sampler", Done: 3, Of: 16},
+			{Name: "reward", Done: 0, Of: 16},
 			{Name: "advantage", Done: 20000, Of: 20000},
 		}}
 		overview.Runs = append(overview.Runs, r)

@@ -21,10 +21,3 @@ func (none) Is(target error) bool { return target == ErrNone }
 // ErrOld is wrapped by the error for a GPU that is too old for the kernels. It says which, and what
 // would have to be.
 var ErrOld = errors.New("GPU too old")
-
-// old is an ErrOld with words of its own.
-type old string
-
-func (o old) Error() string { return string(o) }
-
-func (old) Is(target error) bool { return target == ErrOld }

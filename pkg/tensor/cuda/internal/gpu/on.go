@@ -70,6 +70,13 @@ func Open(index int) (driver.Driver, error) {
 	return g, nil
 }
 
+// old is an ErrOld with words of its own.
+type old string
+
+func (o old) Error() string { return string(o) }
+
+func (old) Is(target error) bool { return target == ErrOld }
+
 type device struct {
 	cu      cu.Device
 	name    string
