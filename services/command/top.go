@@ -104,6 +104,8 @@ type heldLog struct {
 // Under returns the writer below, which may be a terminal.
 func (h *heldLog) Under() io.Writer { return h.Writer }
 
+// Write passes a line on, or keeps it while the log is held: of those only the newest ten. A failure is of the writer
+// below.
 func (h *heldLog) Write(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
