@@ -1,9 +1,12 @@
 package command
 
 import (
+	"bufio"
 	"cmp"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -50,6 +53,29 @@ func tryFile(flag, name string) error {
 	return nil
 }
 
+// tryReplace is tryFile for a file that may be there: that one must be a plain file that can be written.
+func tryReplace(flag, name string) error {
+	if err := tryFile(flag, name); err != nil {
+		return err
+	}
+	info, err := os.Stat(name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err == nil && !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is no plain file", name)
+	case err == nil:
+		var f *os.File
+		if f, err = os.OpenFile(name, os.O_WRONLY, 0); err == nil {
+			err = f.Close()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w; must be a file that can be written", flag, err)
+	}
+	return nil
+}
+
 // tryWrite writes a file into a folder and removes it.
 func tryWrite(dir string) error {
 	f, err := os.CreateTemp(dir, ".meander-*")
@@ -58,4 +84,31 @@ func tryWrite(dir string) error {
 	}
 	_, err = f.WriteString("x")
 	return errors.Join(err, f.Close(), os.Remove(f.Name()))
+}
+
+// replaceFile writes a file beside the one of that name and puts it in its place once it is whole; a link stays one. It
+// returns its size. If write fails, nothing is left of it.
+func replaceFile(name string, write func(io.Writer) error) (size int64, err error) {
+	if to, err := filepath.EvalSymlinks(name); err == nil {
+		name = to
+	}
+	temporary := filepath.Join(filepath.Dir(name), ".meander-"+rand.Text())
+	f, err := os.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return 0, err
+	}
+	w := bufio.NewWriter(f)
+	if err = write(w); err == nil {
+		err = w.Flush()
+	}
+	if info, stat := f.Stat(); stat == nil {
+		size = info.Size()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(temporary, name)
+	}
+	if err != nil {
+		return 0, errors.Join(err, os.Remove(temporary))
+	}
+	return size, nil
 }

@@ -274,11 +274,7 @@ func fill(text string, columns int, right bool) string {
 	if present.Columns(text) > columns {
 		text = present.Cut(text, columns)
 	}
-	blanks := strings.Repeat(" ", max(0, columns-present.Columns(text)))
-	if right {
-		return blanks + text
-	}
-	return text + blanks
+	return present.Pad(text, columns, right)
 }
 
 // addRuns adds the runs in at most so many lines, around the chosen one; 0: in as many as they need.

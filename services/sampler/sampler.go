@@ -37,6 +37,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"
@@ -146,7 +147,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 func logUnused(log zerolog.Logger, opened *models.Devices) {
 	if opened.Note != "" {
 		level := zerolog.InfoLevel
-		if opened.Built {
+		if devices.Built {
 			level = zerolog.WarnLevel
 		}
 		log.WithLevel(level).Str("reason", opened.Note).Msg("no GPU; computes on the CPU")

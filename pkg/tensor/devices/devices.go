@@ -15,6 +15,9 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 )
 
+// Built says whether the program is built for GPUs: then it is worth a warning if Auto chooses the CPU.
+const Built = cuda.Built
+
 // Names of no device in particular.
 const (
 	Auto = "auto" // all GPUs that there are and that are new enough, else the CPU
@@ -37,8 +40,6 @@ type Set struct {
 	Note string
 	// Skipped says of each GPU that Auto left out beside others why it did.
 	Skipped []string
-	// Built is set where the program is built for GPUs, so that a note is worth a warning.
-	Built bool
 }
 
 // parseNames returns the numbers of the GPUs that the setting device names; none for auto and cpu.
@@ -105,9 +106,9 @@ func Open(names string, o Options) (*Set, error) {
 	case names == Auto:
 		return openAuto(o, math.MaxInt)
 	case names == CPU:
-		return (&Set{Built: cuda.Built}).withCPU(o)
+		return new(Set).withCPU(o)
 	}
-	set := &Set{Built: cuda.Built}
+	set := &Set{}
 	for _, n := range gpus {
 		if err := set.openGPU(n, o); err != nil {
 			return nil, errors.Join(unavailable(n, err), set.Close())
@@ -134,7 +135,7 @@ func One(names string, o Options) (*Set, error) {
 // openAuto opens at most that many GPUs, or the CPU. It leaves out GPUs that are too old; one that
 // does not open for another reason, such as another process that has it, is an error.
 func openAuto(o Options, most int) (*Set, error) {
-	set := &Set{Built: cuda.Built}
+	set := &Set{}
 	gpus, err := cuda.Count()
 	if err != nil {
 		set.Note = err.Error()

@@ -27,7 +27,7 @@ func TestGPU_AutoLeavesOutOldOnes(t *testing.T) {
 			for _, d := range set.Devices {
 				ids = append(ids, d.ID)
 			}
-			t.Logf("%s: %s; note %q; skipped %q; built %v", name, ids, set.Note, set.Skipped, set.Built)
+			t.Logf("%s: %s; note %q; skipped %q; built %v", name, ids, set.Note, set.Skipped, devices.Built)
 			if err := set.Close(); err != nil {
 				t.Error(err)
 			}

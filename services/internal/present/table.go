@@ -157,7 +157,7 @@ func (t *Table) cell(row []string, i int, widths []int) string {
 	if t.Fit != nil && i == len(widths)-1 {
 		return t.Fit(row[i], widths[i])
 	}
-	return pad(row[i], widths[i], t.Right)
+	return Pad(row[i], widths[i], t.Right)
 }
 
 // line joins cells with gaps, without blanks at the end.

@@ -99,7 +99,7 @@ func Terms(list [][2]string, columns int) string {
 			s.WriteString(term + "\n")
 			term = ""
 		}
-		s.WriteString(pad(term, indent, false) + text + "\n")
+		s.WriteString(Pad(term, indent, false) + text + "\n")
 	}
 	return s.String()
 }
@@ -146,8 +146,8 @@ func Size[N int | int64 | uint64](n N) string {
 
 func blanks(n int) string { return strings.Repeat(" ", max(0, n)) }
 
-// pad adds blanks to that many columns, before the text (right) or after it.
-func pad(text string, columns int, right bool) string {
+// Pad adds blanks to that many columns, before the text (right) or after it.
+func Pad(text string, columns int, right bool) string {
 	fill := blanks(columns - Columns(text))
 	if right {
 		return fill + text

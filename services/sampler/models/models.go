@@ -135,12 +135,11 @@ type Device struct {
 }
 
 // Devices are the devices of one model. Note says why device auto chose the CPU; else it is empty. Skipped says of each
-// GPU that auto left out beside others why it did. Built says whether the program is built for GPUs.
+// GPU that auto left out beside others why it did.
 type Devices struct {
 	All     []Device
 	Note    string
 	Skipped []string
-	Built   bool
 	set     *devices.Set
 }
 
@@ -162,7 +161,7 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 	if err != nil {
 		return nil, err
 	}
-	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped, Built: set.Built}
+	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
