@@ -32,6 +32,7 @@ line() {
 	shift 4
 	out=$(timeout --kill-after=5 "$limit" "$@" 2>&1)
 	status=$?
+	printf '== %s: exit status %s\n%s\n' "$name" "$status" "$out" >>"${report%.md}.log"
 	local found
 	found=$(grep -E -- "$pattern" <<<"$out" | tail -n 1 | tr '|' '/' | sed 's/^ *//')
 	if [ $status -eq 0 ] && [ -n "$found" ]; then
@@ -46,6 +47,7 @@ line() {
 }
 
 : >"$report"
+: >"${report%.md}.log" # the whole output of each line
 say "# GPU report"
 say
 say "$(date -u +%FT%TZ), $("$programs/meander" --version 2>&1 | tail -n 1), \`deploy/bench/gpu.sh $*\`"
@@ -57,6 +59,10 @@ say "| what | result |"
 say "| --- | --- |"
 gpu="a GPU of compute capability 8.0 or newer, and its driver"
 line "conformance of all operations" "$gpu" 60 '^--- PASS: TestGPU_Conformance ' bash -c 'tests "$@"' - -test.run '^TestGPU_Conformance$'
+line "conformance in bf16, own kernels" "$gpu" 60 '^--- PASS: TestGPU_ConformanceInBF16 ' bash -c 'tests "$@"' - -test.run '^TestGPU_ConformanceInBF16$'
+line "conformance in bf16, cuBLASLt" "$gpu, and cuBLASLt" 60 '^--- PASS: TestGPU_ProductsOfCuBLASLt ' bash -c 'tests "$@"' - -test.run '^TestGPU_ProductsOfCuBLASLt$'
+line "products and attention of Qwen-Image at 1024 pixels against the CPU" "$gpu" 60 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_LargeShapes$'
+line "velocities of two of its layers against the CPU" "$gpu" 60 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_QwenImageLayers$'
 line "velocities of signs in f32 against the CPU" "$gpu" 30 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_Signs$/^F32$'
 line "velocities of signs in bf16 against f32" "$gpu" 30 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_Signs$/^BF16$'
 paint=(run --seed 5 --group-size "$samples" --out "$store/out")
@@ -64,19 +70,20 @@ paint=(run --seed 5 --group-size "$samples" --out "$store/out")
 line "a run of signs" "$gpu" 40 'of 1 groups' "$programs/meander" "${paint[@]}" --store "$store/gpu" --run gpu --device "$device" --save-latents "$store/gpu.safetensors" 'a red sign that says "OPEN"'
 line "verify of that run" "the run above" 30 'ratio' "$programs/meander" verify --store "$store/gpu" --run gpu --device "$device"
 line "the same run on the CPU" "programs of make gpu-programs" 40 'of 1 groups' "$programs/meander" "${paint[@]}" --store "$store/cpu" --run cpu --device cpu --save-latents "$store/cpu.safetensors" 'a red sign that says "OPEN"'
-line "noise: initial states of both runs" "the two runs above" 10 'bits' "$python" -c '
-import json, struct, sys
-def first(path):
+line "states of both runs" "the two runs above" 10 'bits' "$python" -c '
+import array, json, struct, sys
+def states(path):
     b = open(path, "rb").read()
     n = struct.unpack("<Q", b[:8])[0]
-    head = {k: v for k, v in json.loads(b[8:8 + n]).items() if k != "__metadata__"}
-    name = min(head, key=lambda k: (head[k]["data_offsets"][0]))
-    v = head[name]
-    raw = b[8 + n:][slice(*v["data_offsets"])]
-    return raw[:len(raw) // v["shape"][0] // (v["shape"][1] if len(v["shape"]) > 3 else 1)]
-a, b = map(first, sys.argv[1:])
-assert a == b, "the initial states differ"
-print(f"the same {8 * len(a)} bits")' "$store/gpu.safetensors" "$store/cpu.safetensors"
+    head = {int(k.rsplit(".", 1)[1]): v for k, v in json.loads(b[8:8 + n]).items() if ".latents." in k}
+    first, last = (b[8 + n:][slice(*head[i]["data_offsets"])] for i in (0, max(head)))
+    return first, array.array("f", last)
+(a, x), (b, y) = map(states, sys.argv[1:])
+assert a and any(a) and a == b, "the initial states differ"
+norm = lambda x: sum(v * v for v in x) ** 0.5
+off = norm([u - v for u, v in zip(x, y)]) / norm(y)
+assert off < 1e-3, f"the last states are {off:.2g} apart"
+print(f"the initial ones are the same {8 * len(a)} bits; the last ones {off:.2g} apart, at most 0.001")' "$store/gpu.safetensors" "$store/cpu.safetensors"
 say
 say "## Fast"
 say

@@ -42,7 +42,9 @@ type Device struct {
 	lost    atomic.Pointer[error]
 	profile func(kernel string, took time.Duration)
 
-	products driver.Products // of a library; nil: the kernels
+	products      driver.Products // of a library; nil: the kernels
+	noLibrary     error           // why a device in bf16 has no products of a library
+	libraryFailed sync.Once       // guards the warning of it
 
 	uploading sync.Mutex
 	decoded   []float32 // of an upload
@@ -143,9 +145,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	}
 	if dev.bf16 && !o.Deterministic {
 		// Without a library the kernels do it.
-		if p, err := d.(*locked).Products(); err == nil {
-			dev.products = p
-		}
+		dev.products, dev.noLibrary = d.(*locked).Products()
 	}
 	return dev, nil
 }
@@ -251,6 +251,10 @@ func (d *Device) Name() string {
 	return name
 }
 
+// NoLibrary says why products in bf16 are left to the kernels where a library would be faster; nil if they are not, or
+// should be.
+func (d *Device) NoLibrary() error { return d.noLibrary }
+
 // Parallel is 1: one pass keeps all of a GPU busy.
 func (d *Device) Parallel() int { return 1 }
 
@@ -267,7 +271,7 @@ func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) 
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	s := &session{d: d, lists: map[*int32]list{}}
+	s := &session{ctx: ctx, d: d, lists: map[*int32]list{}}
 	d.busy.start()
 	defer func() {
 		if fault := s.awaitResults(); fault != nil {

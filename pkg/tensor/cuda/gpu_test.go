@@ -94,7 +94,12 @@ func TestGPU_Conformance(t *testing.T) {
 
 func openGPU(t *testing.T, factors tensor.DType) *cuda.Device {
 	t.Helper()
-	d, err := cuda.Open(0, cuda.Options{Factors: factors})
+	return openGPUAs(t, cuda.Options{Factors: factors})
+}
+
+func openGPUAs(t *testing.T, o cuda.Options) *cuda.Device {
+	t.Helper()
+	d, err := cuda.Open(0, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
@@ -74,6 +76,12 @@ func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilog
 	}
 	began := time.Now()
 	if err := s.d.products.Multiply(p); errors.Is(err, driver.ErrUnsupported) {
+		if err != driver.ErrUnsupported { //nolint:errorlint // a wrapped one says what failed
+			s.d.libraryFailed.Do(func() {
+				zerolog.Ctx(s.ctx).Warn().Err(err).Str("device", s.d.Name()).
+					Msg("a product failed; the own kernels do it and others like it, more slowly")
+			})
+		}
 		return false
 	} else if err != nil {
 		s.check(err)

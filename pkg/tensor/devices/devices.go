@@ -40,6 +40,8 @@ type Set struct {
 	Note string
 	// Skipped says of each GPU that Auto left out beside others why it did.
 	Skipped []string
+	// Slow says of each GPU that lacks what would make it faster what that is.
+	Slow []string
 }
 
 // parseNames returns the numbers of the GPUs that the setting device names; none for auto and cpu.
@@ -165,6 +167,9 @@ func (s *Set) openGPU(n int, o Options) error {
 		return err
 	}
 	s.Devices = append(s.Devices, Device{d, idOf(n)})
+	if err := d.NoLibrary(); err != nil {
+		s.Slow = append(s.Slow, idOf(n)+": "+err.Error())
+	}
 	return nil
 }
 

@@ -135,11 +135,12 @@ type Device struct {
 }
 
 // Devices are the devices of one model. Note says why device auto chose the CPU; else it is empty. Skipped says of each
-// GPU that auto left out beside others why it did.
+// GPU that auto left out beside others why it did, Slow of each GPU that lacks what would make it faster what that is.
 type Devices struct {
 	All     []Device
 	Note    string
 	Skipped []string
+	Slow    []string
 	set     *devices.Set
 }
 
@@ -161,7 +162,7 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 	if err != nil {
 		return nil, err
 	}
-	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped}
+	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped, Slow: set.Slow}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())

@@ -13,8 +13,8 @@ type Multiplier interface {
 type Products interface {
 	// Name is the library's, with its version.
 	Name() string
-	// Multiply enqueues a product among the launches. One that the library does not have fails
-	// with ErrUnsupported.
+	// Multiply enqueues a product among the launches. For one that the library does not have it returns
+	// ErrUnsupported, for one that it has and fails at an error that wraps it.
 	Multiply(p Product) error
 	Close() error
 }

@@ -82,7 +82,7 @@ static void blas_close(blas *b) {
   free(b);
 }
 
-enum { F32 = 0, BF16 = 14, COMPUTE_F32 = 68, TRANSPOSED = 1, TRANSA = 3, EPILOGUE = 7, BIAS_POINTER = 8, MAX_WORKSPACE = 1 };
+enum { F32 = 0, BF16 = 14, COMPUTE_F32 = 68, TRANSPOSED = 1, TRANSA = 3, EPILOGUE = 7, BIAS_POINTER = 8, MAX_WORKSPACE = 1, ALIGNMENT_A = 5 };
 
 static void plan_close(blas *b, plan *p) {
   if (p->desc) b->desc_destroy(p->desc);
@@ -93,9 +93,10 @@ static void plan_close(blas *b, plan *p) {
 }
 
 // The library counts columns first, so that it sees each matrix transposed, and computes
-// dst^T [n, m] = w x^T, w being the transpose of what it sees.
+// dst^T [n, m] = w x^T, w being the transpose of what it sees. alignments are those of w, x, dst and
+// dst in bytes: else it takes 256 for granted.
 static plan *plan_open(blas *b, int64_t m, int64_t n, int64_t k, int64_t dst_stride, int64_t x_stride, int64_t w_stride, int bf16, int epilogue,
-                       size_t workspace, int *status) {
+                       size_t workspace, const uint32_t *alignments, int *status) {
   plan *p = calloc(1, sizeof *p);
   void *preference = 0;
   int transposed = TRANSPOSED, found = 0;
@@ -107,6 +108,7 @@ static plan *plan_open(blas *b, int64_t m, int64_t n, int64_t k, int64_t dst_str
   if (!*status) *status = b->layout_create(&p->dst, bf16 ? BF16 : F32, n, m, dst_stride);
   if (!*status) *status = b->preference_create(&preference);
   if (!*status) *status = b->preference_set(preference, MAX_WORKSPACE, &workspace, sizeof workspace);
+  for (int i = 0; !*status && i < 4; i++) *status = b->preference_set(preference, ALIGNMENT_A + i, &alignments[i], sizeof alignments[i]);
   if (!*status) *status = b->heuristic(b->handle, p->desc, p->w, p->x, p->dst, p->dst, preference, 1, &p->chosen, &found);
   if (!*status && (!found || p->chosen.state)) *status = 15; // not supported
   if (preference) b->preference_destroy(preference);
@@ -131,6 +133,9 @@ import "C"
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"unsafe"
 
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
@@ -154,12 +159,13 @@ type Products struct {
 type shape struct {
 	m, n, k, dst, x, w, epilogue int
 	bf16                         bool
+	alignments                   [4]C.uint32_t // of w, x, dst and dst again
 }
 
-// Open finds the library: the file that MEANDER_LIBCUBLASLT names, else wherever the loader
-// looks.
+// Open finds the library: the file that MEANDER_LIBCUBLASLT names, else where the loader looks, else
+// in toolkits and in the packages of pip.
 func Open(d driver.Driver) (*Products, error) {
-	try := names
+	try := append(slices.Clone(names), installed()...)
 	if path := os.Getenv("MEANDER_LIBCUBLASLT"); path != "" {
 		try = []string{path}
 	}
@@ -173,7 +179,8 @@ func Open(d driver.Driver) (*Products, error) {
 		}
 	}
 	if p.blas == nil {
-		return nil, fmt.Errorf("no cuBLASLt: none of %q opens; name the file with MEANDER_LIBCUBLASLT", try)
+		return nil, fmt.Errorf("no cuBLASLt: none of %q opens; install it (pip install nvidia-cublas, or an image or a toolkit of CUDA), "+
+			"or name the file with MEANDER_LIBCUBLASLT", try)
 	}
 	var err error
 	if p.workspace, err = d.Alloc(workspaceBytes); err != nil {
@@ -181,6 +188,32 @@ func Open(d driver.Driver) (*Products, error) {
 		return nil, fmt.Errorf("workspace of cuBLASLt: %w", err)
 	}
 	return p, nil
+}
+
+// installed lists the library's files in the usual folders of toolkits and of pip, the newest version first.
+func installed() []string {
+	python, _ := exec.LookPath("python3")
+	home, _ := os.UserHomeDir()
+	var packages []string // folders of packages of Python
+	for _, prefix := range []string{
+		filepath.Dir(filepath.Dir(python)), os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX"), filepath.Join(home, ".local"), "/usr/local", "/usr",
+	} {
+		if filepath.IsAbs(prefix) {
+			packages = append(packages, prefix+"/lib/python3*/site-packages", prefix+"/lib/python3*/dist-packages")
+		}
+	}
+	folders := []string{"/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib", "/opt/cuda/lib64", os.Getenv("CUDA_HOME") + "/lib64"}
+	for _, p := range packages {
+		folders = append(folders, p+"/nvidia/*/lib")
+	}
+	var found []string
+	for _, name := range names {
+		for _, folder := range folders {
+			files, _ := filepath.Glob(filepath.Join(folder, name))
+			found = append(found, files...)
+		}
+	}
+	return found
 }
 
 // Name is the library's with its version, e.g. cublasLt-12.4.5.
@@ -198,7 +231,11 @@ const (
 
 // Multiply enqueues a product.
 func (p *Products) Multiply(q driver.Product) error {
-	s := shape{q.M, q.N, q.K, q.DstStride, q.XStride, q.WStride, 0, q.BF16}
+	to := alignment(q.Dst)
+	s := shape{
+		m: q.M, n: q.N, k: q.K, dst: q.DstStride, x: q.XStride, w: q.WStride, bf16: q.BF16,
+		alignments: [4]C.uint32_t{alignment(q.W), alignment(q.X), to, to},
+	}
 	if q.Bias != 0 {
 		s.epilogue |= epilogueBias
 	}
@@ -216,7 +253,7 @@ func (p *Products) Multiply(q driver.Product) error {
 		}
 		var status C.int
 		plan = C.plan_open(p.blas, C.int64_t(s.m), C.int64_t(s.n), C.int64_t(s.k), C.int64_t(s.dst), C.int64_t(s.x), C.int64_t(s.w), bf16,
-			C.int(s.epilogue), workspaceBytes, &status)
+			C.int(s.epilogue), workspaceBytes, &s.alignments[0], &status)
 		if len(p.plans) >= 4096 { // shapes follow the lengths of prompts
 			for old, l := range p.plans {
 				p.close(l)
@@ -230,10 +267,15 @@ func (p *Products) Multiply(q driver.Product) error {
 	}
 	status := C.multiply(p.blas, plan, C.uint64_t(q.Dst), C.uint64_t(q.X), C.uint64_t(q.W), C.uint64_t(q.Bias), C.uint64_t(p.workspace))
 	if status != 0 {
-		return fmt.Errorf("product of %d x %d x %d by cuBLASLt: status %d: %w", q.M, q.N, q.K, int(status), driver.ErrLaunchFailed)
+		p.close(plan)
+		p.plans[s] = nil // not again
+		return fmt.Errorf("product of %d x %d x %d: status %d of %s: %w", q.M, q.N, q.K, int(status), p.Name(), driver.ErrUnsupported)
 	}
 	return nil
 }
+
+// alignment is the largest power of two that divides an address, 256 at most: more makes no difference.
+func alignment(at driver.Pointer) C.uint32_t { return C.uint32_t(min(256, at&-at)) }
 
 func (p *Products) close(l *C.plan) {
 	if l != nil {

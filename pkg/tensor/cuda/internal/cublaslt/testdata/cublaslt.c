@@ -10,6 +10,7 @@
 typedef struct { int type; uint64_t rows, cols; int64_t ld; } layout;
 typedef struct { int compute, scale, transa; uint32_t epilogue; uint64_t bias; } desc;
 typedef struct { uint64_t algo[8]; size_t workspace; int state; float waves; int reserved[4]; } choice;
+typedef struct { size_t workspace; uint32_t alignments[4]; } preference;
 enum { F32 = 0, BF16 = 14, MAGIC = 0x5a5a };
 
 size_t cublasLtGetVersion(void) { return 120405; }
@@ -36,18 +37,23 @@ int cublasLtMatrixLayoutCreate(void **l, int type, uint64_t rows, uint64_t cols,
   return ld >= (int64_t)rows ? 0 : 103;
 }
 int cublasLtMatrixLayoutDestroy(void *l) { free(l); return 0; }
-int cublasLtMatmulPreferenceCreate(void **p) { *p = calloc(1, 8); return 0; }
-int cublasLtMatmulPreferenceSetAttribute(void *p, int a, const void *v, size_t n) {
-  if (a != 1 || n != 8) return 104;
-  memcpy(p, v, 8);
+int cublasLtMatmulPreferenceCreate(void **p) { *p = calloc(1, sizeof(preference)); return 0; }
+int cublasLtMatmulPreferenceSetAttribute(preference *p, int a, const void *v, size_t n) {
+  if (a == 1 && n == 8) memcpy(&p->workspace, v, n);
+  else if (a >= 5 && a <= 8 && n == 4) memcpy(&p->alignments[a - 5], v, n);
+  else return 104;
   return 0;
 }
 int cublasLtMatmulPreferenceDestroy(void *p) { free(p); return 0; }
-int cublasLtMatmulAlgoGetHeuristic(void *h, desc *d, layout *a, layout *b, layout *c, layout *e, uint64_t *pref, int want, choice *out, int *found) {
+int cublasLtMatmulAlgoGetHeuristic(void *h, desc *d, layout *a, layout *b, layout *c, layout *e, preference *pref, int want, choice *out, int *found) {
   *found = 0;
   if (a->rows % 8) return 0; // some products it does not have
-  if (!h || want != 1 || *pref < 1 << 20 || a->type != BF16 || b->type != BF16 || c != e) return 105;
+  if (!h || want != 1 || pref->workspace < 1 << 20 || a->type != BF16 || b->type != BF16 || c != e) return 105;
   memset(out, 0, sizeof *out);
+  for (int i = 0; i < 4; i++) {
+    if (pref->alignments[i] < 4 || pref->alignments[i] > 256) return 105;
+    out->algo[1 + i] = pref->alignments[i];
+  }
   out->algo[0] = MAGIC, out->workspace = 1 << 20, *found = 1;
   return 0;
 }
@@ -85,6 +91,8 @@ int cublasLtMatmul(void *h, desc *d, const float *alpha, uint64_t a, layout *la,
                    uint64_t out, layout *lo, const uint64_t *algo, uint64_t workspace, size_t workspace_size, void *stream) {
   if (!h || *alpha != 1 || *beta != 0 || c != out || lc != lo || algo[0] != MAGIC || !workspace || workspace_size != 1 << 20 || stream) return 106;
   if (d->transa != 1 || la->rows != lb->rows || la->cols != lo->rows || lb->cols != lo->cols) return 107;
+  if (a % algo[1] || b % algo[2] || c % algo[3] || out % algo[4]) return 111;
+  if (lo->rows == 48) return 13; // it fails at some that it has promised
   if ((d->epilogue & 4) && !d->bias || d->epilogue & ~(1u | 4u | 32u)) return 108;
   char *pa = columns(a, la), *pb = columns(b, lb), *po = malloc(lo->rows * 4 + 1), *bias = 0;
   layout lbias = {lo->type, lo->rows, 1, lo->rows};
