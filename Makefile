@@ -188,7 +188,9 @@ generate: ## write the generated files
 # Clang compiles for a GPU without a CUDA toolkit, and without a GPU.
 ptx: ## compile the CUDA kernels (needs clang-19)
 	cd pkg/tensor/cuda/kernels && $(CLANG) -x cuda --cuda-device-only -nocudainc -nocudalib --cuda-gpu-arch=sm_80 --cuda-feature=+ptx78 \
-		-O3 -ffp-contract=off -S kernels.cu -o sm_80.ptx && LC_ALL=C sha256sum *.cu *.cuh *.ptx | LC_ALL=C sort -k 2 > SUMS
+		-O3 -ffp-contract=off -S kernels.cu -o sm_80.ptx && \
+	$(CLANG) -x cuda --cuda-device-only -nocudainc -nocudalib --cuda-gpu-arch=sm_90a --cuda-feature=+ptx80 \
+		-O3 -ffp-contract=off -S hopper.cu -o sm_90a.ptx && LC_ALL=C sha256sum *.cu *.cuh *.ptx | LC_ALL=C sort -k 2 > SUMS
 
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check

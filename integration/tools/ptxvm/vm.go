@@ -17,6 +17,9 @@ type Options struct {
 	Jitter bool
 	// Unchecked looks neither for uninitialised memory nor for races: faster.
 	Unchecked bool
+	// Capability is the compute capability, 90 for 9.0; default 80. A module that is for that one only is refused by
+	// others.
+	Capability int
 	// Memory is the bytes that can be allocated, default 1 GiB.
 	Memory int
 	// Budget is the instructions of warps that a launch may take, default 2^32.
@@ -40,6 +43,9 @@ func New(o Options) *VM {
 	if o.Memory == 0 {
 		o.Memory = 1 << 30
 	}
+	if o.Capability == 0 {
+		o.Capability = 80
+	}
 	if o.Budget == 0 {
 		o.Budget = 1 << 32
 	}
@@ -48,6 +54,9 @@ func New(o Options) *VM {
 
 // Name is ptxvm.
 func (vm *VM) Name() string { return "ptxvm" }
+
+// Capability is that of Options.
+func (vm *VM) Capability() int { return vm.options.Capability }
 
 // Bind has nothing to do: there is no thread to keep to.
 func (vm *VM) Bind() (release func(), err error) { return func() {}, nil }

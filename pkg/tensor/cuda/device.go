@@ -43,7 +43,7 @@ type Device struct {
 	profile func(kernel string, took time.Duration)
 
 	products      driver.Products // of a library; nil: the kernels
-	noLibrary     error           // why a device in bf16 has no products of a library
+	slow          []error         // what a device in bf16 lacks
 	libraryFailed sync.Once       // guards the warning of it
 
 	uploading sync.Mutex
@@ -115,6 +115,11 @@ var names = []string{
 	"attention_bf16_128", "attention_bf16_384",
 }
 
+// hopperNames of those that GPUs of compute capability hopper have beside them.
+var hopperNames = []string{"attention_wgmma_64", "attention_wgmma_128"}
+
+const hopper = 90
+
 // New makes a device of a driver, which belongs to it from then on: it loads the kernels and, for
 // bf16, the library of products. Open calls it with a GPU's driver, tests with the interpreter's.
 // On an error the driver stays the caller's.
@@ -143,9 +148,23 @@ func New(d driver.Driver, o Options) (*Device, error) {
 			return nil, fmt.Errorf("device %s: %w", d.Name(), err)
 		}
 	}
+	if dev.bf16 && d.Capability() == hopper {
+		// A driver of before CUDA 12 does not take it.
+		if m, err := d.LoadModule(kernels.Hopper); err != nil {
+			dev.slow = append(dev.slow, fmt.Errorf("attention by the kernels of older GPUs: %w", err))
+		} else {
+			for _, name := range hopperNames {
+				if dev.kernels[name], err = m.Function(name); err != nil {
+					return nil, fmt.Errorf("device %s: %w", d.Name(), err)
+				}
+			}
+		}
+	}
 	if dev.bf16 && !o.Deterministic {
 		// Without a library the kernels do it.
-		dev.products, dev.noLibrary = d.(*locked).Products()
+		if dev.products, err = d.(*locked).Products(); err != nil {
+			dev.slow = append(dev.slow, err)
+		}
 	}
 	return dev, nil
 }
@@ -157,6 +176,8 @@ type locked struct {
 }
 
 func (l *locked) Name() string { return l.d.Name() }
+
+func (l *locked) Capability() int { return l.d.Capability() }
 
 func (l *locked) Bind() (release func(), err error) { return l.d.Bind() }
 
@@ -251,9 +272,8 @@ func (d *Device) Name() string {
 	return name
 }
 
-// NoLibrary says why products in bf16 are left to the kernels where a library would be faster; nil if they are not, or
-// should be.
-func (d *Device) NoLibrary() error { return d.noLibrary }
+// Slow says what the device lacks that would make it faster: a library of products, a newer driver.
+func (d *Device) Slow() []error { return d.slow }
 
 // Parallel is 1: one pass keeps all of a GPU busy.
 func (d *Device) Parallel() int { return 1 }

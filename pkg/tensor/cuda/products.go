@@ -10,9 +10,6 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
-// leastRows is from where on a product is worth the library's.
-const leastRows = 16
-
 // Products returns the driver's library of matrix products, behind the lock of the driver. Without
 // one the error is driver.ErrUnsupported or the reason why it did not open; the kernels then
 // multiply.
@@ -54,7 +51,7 @@ func (l *lockedProducts) Close() error {
 // the library does not have the product. What the library cannot do after the product, kernel
 // finish_f32 does. An error of the device is kept for Run.
 func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
-	if s.d.products == nil || s.err != nil || x.Rows < leastRows || a.n == 0 || a.k == 0 {
+	if s.d.products == nil || s.err != nil || a.n == 0 || a.k == 0 {
 		return false
 	}
 	p := driver.Product{

@@ -268,12 +268,15 @@ func (s *session) stage(bytes int) []byte {
 // launch runs a kernel over x by y blocks of threads. After an error of the session it does
 // nothing, and its own error is kept for Run.
 func (s *session) launch(name string, x, y, threads int, args ...driver.Arg) {
-	if s.err != nil || x == 0 || y == 0 {
+	s.launchGrid(name, driver.Grid{Blocks: driver.Dim{X: x, Y: y}, Threads: driver.Dim{X: threads}}, args...)
+}
+
+func (s *session) launchGrid(name string, g driver.Grid, args ...driver.Arg) {
+	if s.err != nil || g.Blocks.X == 0 || g.Blocks.Y == 0 {
 		return
 	}
 	began := time.Now()
-	s.check(s.d.driver.Launch(s.d.kernels[name],
-		driver.Grid{Blocks: driver.Dim{X: x, Y: y}, Threads: driver.Dim{X: threads}}, args...))
+	s.check(s.d.driver.Launch(s.d.kernels[name], g, args...))
 	s.profile(name, began)
 }
 

@@ -167,7 +167,7 @@ func (s *Set) openGPU(n int, o Options) error {
 		return err
 	}
 	s.Devices = append(s.Devices, Device{d, idOf(n)})
-	if err := d.NoLibrary(); err != nil {
+	for _, err := range d.Slow() {
 		s.Slow = append(s.Slow, idOf(n)+": "+err.Error())
 	}
 	return nil

@@ -12,6 +12,8 @@ import (
 type Driver interface {
 	// Name is the device's, e.g. NVIDIA H100 80GB HBM3.
 	Name() string
+	// Capability is the compute capability, 90 for 9.0.
+	Capability() int
 	// Bind makes the GPU that of the calling goroutine until release, which it calls itself. All
 	// calls below are made in between; it nests.
 	Bind() (release func(), err error)

@@ -126,3 +126,15 @@ DEVICE float finish(const Epilogue& e, int i, int j, float y) {
   if (e.residual) y = y + e.residual[(u64)i * e.residual_stride + j];
   return y;
 }
+
+// Copies up to 16 bytes to shared memory, the rest of 16 is zeros.
+DEVICE void copy16(u64 to, const bf16* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"l"(to), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+DEVICE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
+DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }

@@ -3,14 +3,6 @@
 // Rows of bf16 matrices begin at multiples of 8 elements; what lies beyond the last
 // column is not read.
 
-// Copies up to 16 bytes to shared memory, the rest of 16 is zeros.
-DEVICE void copy16(u64 to, const bf16* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"l"(to), "l"(from), "r"(bytes) : "memory");
-}
-DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-DEVICE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
 DEVICE void load_matrices(u32 (&r)[4], u64 a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "l"(a) : "memory");
@@ -23,10 +15,6 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-
-DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
-
 // A block of 256 threads makes 128 x 128 elements, in slabs of 32 of k, two in flight.
 // Warp w makes rows 64 (w/4) to +63, columns 32 (w%4) to +31, in tiles of 16 x 8.
 enum { MMA_TILE = 128, MMA_SLAB = 32, MMA_ROW = 40 };

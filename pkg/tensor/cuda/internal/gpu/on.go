@@ -58,7 +58,7 @@ func Open(index int) (driver.Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
-	g := &device{cu: d, name: name, context: context}
+	g := &device{cu: d, name: name, version: 10*major + minor, context: context}
 	release, err := g.Bind()
 	if err == nil {
 		g.copies, err = cu.MakeStream(cu.NonBlocking)
@@ -80,6 +80,7 @@ func (old) Is(target error) bool { return target == ErrOld }
 type device struct {
 	cu      cu.Device
 	name    string
+	version int // compute capability
 	context cu.CUContext
 	copies  cu.Stream // of Fetch; all else is on the stream that there is
 }
@@ -108,6 +109,8 @@ func result(err error) error {
 }
 
 func (d *device) Name() string { return d.name }
+
+func (d *device) Capability() int { return d.version }
 
 // Bind keeps the goroutine on its thread meanwhile: a context is current on a thread.
 func (d *device) Bind() (release func(), err error) {

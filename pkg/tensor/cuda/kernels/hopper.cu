@@ -1,0 +1,258 @@
+// Flash attention for GPUs of compute capability 9.0 (Hopper): products of a warpgroup, which run beside the
+// instructions that follow them and read their factors from shared memory. What it computes is what attention_bf16
+// does; see flash in mma.cu for the lists.
+//
+// A block of two warpgroups takes up to 128 queries, 64 each, of one head, and keys in chunks of 128. While the scores
+// of a chunk become weights, the product of the weights before and their values runs. Tiles are panels of 64 columns,
+// whose rows have 128 bytes; 16 of them lie at their place XOR the row (modulo 8), as the products want it.
+#include "common.cuh"
+
+enum { QUERIES = 128, CHUNK = 128, PANEL = 128 * 128 };
+
+extern __attribute__((shared)) __attribute__((aligned(1024))) char dynamic[];
+
+// d += a b^T of 64 rows and 16 columns; without add d is new. a and b are described.
+DEVICE void multiply(float (&d)[64], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "l"(a), "l"(b), "r"(add));
+}
+// d += a b with a of registers, as mma has it; b is described.
+DEVICE void accumulate(float (&d)[64], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+DEVICE void accumulate(float (&d)[32], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+DEVICE void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// What this thread has written to shared memory is there for products.
+DEVICE void fence_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void start() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most N batches of products run. d is what they have made: nothing reads it before.
+template <int N>
+DEVICE void finish(float (&d)[64]) {
+  asm volatile("wgmma.wait_group.sync.aligned %64;"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+                 "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+                 "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+                 "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+               : "n"(N) : "memory");
+}
+template <int N>
+DEVICE void finish(float (&d)[32]) {
+  asm volatile("wgmma.wait_group.sync.aligned %32;"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+               : "n"(N) : "memory");
+}
+
+// What a product is told of a tile: where it begins, the bytes from one panel to the next, 1024 from 8 rows to the next.
+DEVICE u64 describe(u64 at) { return (at >> 4 & 0x3fff) | (u64)(PANEL >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+
+// Rows of a head to a tile of D columns; bytes beyond d, and rows that are not there, are zeros.
+template <int D>
+DEVICE void load_tile(u64 tile, const bf16* p, int stride, const int* rows, int step, int n, int d) {
+  enum { PIECES = D / 8, AT_ONCE = 2 * QUERIES / PIECES }; // of a row; rows that the block loads at once
+  int piece = thread_x() % PIECES, first = thread_x() / PIECES, bytes = clamp(2 * (d - 8 * piece), 0, 16);
+  u64 to = tile + piece / 8 * PANEL + first * 128 + ((piece % 8 ^ first % 8) << 4);
+  const bf16* from = bytes > 0 ? p + 8 * piece : p;
+#pragma unroll
+  for (int i = 0; i < 128 / AT_ONCE; i++) {
+    int row = first + i * AT_ONCE;
+    bool there = row < n;
+    copy16(to + i * AT_ONCE * 128, there ? from + (u64)rows[row * step] * stride : p, there ? bytes : 0);
+  }
+}
+
+// Rows are what a thread has of two queries: row lane/4 of its warp's 16, and 8 further.
+struct Rows {
+  int count[2];            // keys that they see
+  float top[2], total[2];  // the highest score so far; this thread's part of the sum of weights
+};
+
+// Makes weights of the scores of a chunk; shrink is what the sums so far are to be multiplied by.
+DEVICE void weigh(float (&s)[64], Rows& r, float (&shrink)[2], int chunk, bool cut, float scale) {
+  if (cut) {
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+      if (chunk * CHUNK + i / 4 * 8 + thread_x() % 4 * 2 + i % 2 >= r.count[i / 2 % 2]) s[i] = -__builtin_inff();
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float now = r.top[half];
+#pragma unroll
+    for (int i = 0; i < 16; i++) now = larger(now, larger(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
+    now = larger(now, from_partner(now, 1));
+    now = larger(now, from_partner(now, 2));
+    float offset = now > -__builtin_inff() ? now * scale : 0.0f; // without a key so far all weights are 0
+    shrink[half] = exp2_approx(fma(r.top[half], scale, -offset));
+    r.top[half] = now;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float p = exp2_approx(fma(s[4 * i + 2 * half + e], scale, -offset));
+        s[4 * i + 2 * half + e] = p;
+        sum = sum + p;
+      }
+    r.total[half] = fma(r.total[half], shrink[half], sum);
+  }
+}
+
+template <int D>
+DEVICE void score(float (&s)[64], u64 q, u64 k) {
+#pragma unroll
+  for (int c = 0; c < D; c += 16)
+    multiply(s, describe(q + c / 64 * PANEL + c % 64 * 2), describe(k + c / 64 * PANEL + c % 64 * 2), c);
+}
+
+template <int N>
+DEVICE void add_values(float (&acc)[N], const u32 (&p)[8][4], u64 v) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) accumulate(acc, p[j], describe(v + j * 16 * 128));
+}
+
+template <int D>
+DEVICE void flash_wgmma(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v,
+                        int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads, int d,
+                        float scale, int types) {
+  enum { TILE = D / 64 * PANEL };
+  int lane = thread_x() % 32, head = block_y(), kv = head * kv_heads / heads;
+  int first_query = tiles[2 * block_x()], n = tiles[2 * block_x() + 1];
+  queries += 3 * first_query;
+  keys += queries[1];
+  int most = queries[3 * n - 1], least = queries[2]; // counts do not fall
+  q += head * d;
+  k += kv * d;
+  v += kv * d;
+  u64 qs = in_shared(dynamic), ks = qs + TILE, vs = ks + 2 * TILE, mine_q = qs + thread_x() / 128 * (64 * 128);
+
+  int mine = thread_x() / 32 * 16 + lane / 4; // and mine + 8
+  Rows r;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    r.count[half] = mine + 8 * half < n ? queries[3 * (mine + 8 * half) + 2] : 0;
+    r.top[half] = -__builtin_inff();
+    r.total[half] = 0;
+  }
+  float acc[D / 2], s[64], shrink[2];
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) acc[i] = 0;
+  u32 p[8][4];
+  scale = scale * 1.44269504088896341f; // powers of 2 from here on
+
+  load_tile<D>(qs, q, q_stride, queries, 3, n, d);
+  load_tile<D>(ks, k, k_stride, keys, 1, most, d);
+  commit();
+  int chunks = (most + CHUNK - 1) / CHUNK;
+  for (int c = 0; c < chunks; c++) {
+    wait<0>();
+    fence_proxy();
+    sync_block();
+    int next = (c + 1) * CHUNK;
+    if (next < most) load_tile<D>(ks + (c + 1 & 1) * TILE, k, k_stride, keys + next, 1, most - next, d);
+    load_tile<D>(vs + (c & 1) * TILE, v, v_stride, keys + c * CHUNK, 1, most - c * CHUNK, d);
+    commit();
+    fence();
+    score<D>(s, mine_q, ks + (c & 1) * TILE);
+    start();
+    if (c > 0) {
+      add_values(acc, p, vs + (c - 1 & 1) * TILE);
+      start();
+      finish<1>(s);
+    } else {
+      finish<0>(s);
+    }
+    weigh(s, r, shrink, c, next > least, scale);
+    finish<0>(acc);
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) acc[i] = acc[i] * shrink[i / 2 % 2];
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) p[j][i] = to_bf16x2(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
+  }
+  if (chunks > 0) {
+    wait<0>();
+    fence_proxy();
+    sync_block();
+    fence();
+    add_values(acc, p, vs + (chunks - 1 & 1) * TILE);
+    start();
+    finish<0>(acc);
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float sum = r.total[half] + from_partner(r.total[half], 2);
+    sum = sum + from_partner(sum, 1);
+    int row = mine + 8 * half;
+    if (row < n) {
+      u64 out = (u64)queries[3 * row] * dst_stride + head * d;
+      float one = r.count[half] > 0 ? divide(1.0f, sum) : 0.0f;
+#pragma unroll
+      for (int i = 0; i < D / 8; i++)
+        if (i * 8 < d)
+#pragma unroll
+          for (int e = 0; e < 2; e++)
+            put(dst, types & DST_BF16, out + i * 8 + lane % 4 * 2 + e, acc[4 * i + 2 * half + e] * one);
+    }
+  }
+}
+
+#define ATTENTION(D)                                                                                                       \
+  RESIDENT(2 * QUERIES, 1) attention_wgmma_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k,      \
+                                               int k_stride, const bf16* v, int v_stride, const int* tiles,                \
+                                               const int* queries, const int* keys, int heads, int kv_heads, int d,        \
+                                               float scale, int types) {                                                   \
+    flash_wgmma<D>(dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d,       \
+                   scale, types);                                                                                          \
+  }
+
+ATTENTION(64)
+ATTENTION(128)
