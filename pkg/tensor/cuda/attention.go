@@ -137,24 +137,29 @@ func (s *session) attentionF32(dst, q, k, v tensor.Matrix, p *plan, heads, kv in
 // and values.
 func (s *session) attentionBF16(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
 	d := q.Cols / heads
-	// On a GPU with products of warpgroups: a tile of queries, two of keys, two of values, each of 128 rows in bf16.
+	// On a GPU with products of warpgroups: a tile of queries, three of keys, three of values, each of 128 rows in bf16;
+	// and threads that load them.
 	wgmma := s.d.kernels["attention_wgmma_128"] != nil && scale > 0
 	name, shared := "attention_bf16_384", 0
 	switch {
 	case d <= 32:
 		name = "attention_bf16_32"
 	case d <= 64 && wgmma:
-		name, shared = "attention_wgmma_64", 5*queryTile*64*2
+		name, shared = "attention_wgmma_64", 7*queryTile*64*2
 	case d <= valueColumns && wgmma:
-		name, shared = "attention_wgmma_128", 5*queryTile*128*2
+		name, shared = "attention_wgmma_128", 7*queryTile*128*2
 	case d <= 64:
 		name = "attention_bf16_64"
 	case d <= valueColumns:
 		name = "attention_bf16_128"
 	}
 	q, k, v = s.factor(q), s.factor(k), s.factor(v)
+	threads := 2 * queryTile
+	if shared > 0 {
+		threads += 128
+	}
 	grid := driver.Grid{
-		Blocks: driver.Dim{X: p.tileCount, Y: heads * blocks(d, valueColumns)}, Threads: driver.Dim{X: 2 * queryTile},
+		Blocks: driver.Dim{X: p.tileCount, Y: heads * blocks(d, valueColumns)}, Threads: driver.Dim{X: threads},
 		Shared: shared,
 	}
 	s.launchGrid(name, grid, s.address(dst), i32(dst.Stride), s.address(q), i32(q.Stride), s.address(k), i32(k.Stride),

@@ -112,7 +112,7 @@ var names = []string{
 	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32",
 	"silu_mul_f32", "copy_f32", "upsample2_f32",
 	"norm_rope_f32", "finish_f32", "linear_bf16", "conv_bf16", "attention_bf16_32", "attention_bf16_64",
-	"attention_bf16_128", "attention_bf16_384",
+	"attention_bf16_128", "attention_bf16_384", "layer_norm_wide", "norm_rope_wide", "copy_wide", "finish_wide",
 }
 
 // hopperNames of those that GPUs of compute capability hopper have beside them.

@@ -11,6 +11,8 @@ import (
 const (
 	tile    = 64
 	mmaTile = 128 // in bf16
+
+	wideColumns = 4096 // of a row of layer_norm_wide
 )
 
 // epilogue checks e and returns the arguments that end those of every product kernel, for a product
@@ -123,11 +125,13 @@ func (s *session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []
 	}
 	defer s.releaseScratch()
 	scale, shift = s.float(scale), s.float(shift)
-	s.launchWarps("layer_norm_f32", dst.Rows, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
-		s.address(scale),
-		i32(scale.Stride),
-		s.address(shift), i32(shift.Stride), s.uploadInts(group), i32(dst.Rows), i32(dst.Cols), driver.Float(eps),
-		bf16Bits(dst, x))
+	name, warps := "layer_norm_f32", dst.Rows
+	if dst.Cols <= wideColumns && wide(dst.Cols, dst, x, scale, shift) {
+		name, warps = "layer_norm_wide", 4*dst.Rows
+	}
+	s.launchWarps(name, warps, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride), s.address(scale),
+		i32(scale.Stride), s.address(shift), i32(shift.Stride), s.uploadInts(group), i32(dst.Rows), i32(dst.Cols),
+		driver.Float(eps), bf16Bits(dst, x))
 }
 
 // norm launches the kernel that RMSNorm and L2Norm (op) share, over groups of w.Len() columns;
@@ -198,11 +202,13 @@ func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps fl
 	defer s.releaseScratch()
 	cos, sin = s.float(cos), s.float(sin)
 	heads := dst.Cols / (2 * half)
-	s.launchWarps("norm_rope_f32", dst.Rows*heads, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride),
-		s.vector(w), s.address(cos),
-		i32(cos.Stride),
-		s.address(sin), i32(sin.Stride), s.uploadInts(rows), i32(dst.Rows), i32(heads), i32(half), driver.Float(eps),
-		bf16Bits(dst, x))
+	name, warps := "norm_rope_f32", dst.Rows*heads
+	if (half == 32 || half == 64 || half == 128) && wide(dst.Cols, dst, x) {
+		name, warps = "norm_rope_wide", blocks(dst.Rows*dst.Cols/8, 32)
+	}
+	s.launchWarps(name, warps, 1, s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride), s.vector(w),
+		s.address(cos), i32(cos.Stride), s.address(sin), i32(sin.Stride), s.uploadInts(rows), i32(dst.Rows), i32(heads),
+		i32(half), driver.Float(eps), bf16Bits(dst, x))
 }
 
 func (s *session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {

@@ -49,7 +49,7 @@ func (l *lockedProducts) Close() error {
 
 // libraryProduct computes Linear in bf16 by the library; it returns false, with nothing done, where
 // the library does not have the product. What the library cannot do after the product, kernel
-// finish_f32 does. An error of the device is kept for Run.
+// finish_f32 or finish_wide does. An error of the device is kept for Run.
 func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
 	if s.d.products == nil || s.err != nil || a.n == 0 || a.k == 0 {
 		return false
@@ -91,7 +91,11 @@ func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilog
 			i32(dst.Cols),
 		},
 			s.epilogue("linear", e, dst.Rows, dst.Cols)...)
-		s.launchElements("finish_f32", dst.Rows*dst.Cols, append(args, bf16Bits(dst))...)
+		name, elements := "finish_f32", dst.Rows*dst.Cols
+		if wide(dst.Cols, dst, to, e.Gate, e.Residual) {
+			name, elements = "finish_wide", elements/8
+		}
+		s.launchElements(name, elements, append(args, bf16Bits(dst))...)
 	}
 	return true
 }

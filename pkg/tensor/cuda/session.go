@@ -162,10 +162,23 @@ func bf16Bits(ms ...tensor.Matrix) driver.Arg {
 	return i32(bits)
 }
 
+// wide says whether kernels that take eight columns at a time fit rows of so many columns, of all of ms.
+func wide(cols int, ms ...tensor.Matrix) bool {
+	for _, m := range ms {
+		if !m.IsZero() && (m.Offset%8 != 0 || m.Stride%8 != 0 && m.Rows > 1) {
+			return false
+		}
+	}
+	return cols%8 == 0
+}
+
 // copy copies rows ids of src (nil: all) to dst, from one type to the other.
 func (s *session) copy(dst, src tensor.Matrix, ids driver.Arg) {
-	s.launchElements("copy_f32", dst.Rows*dst.Cols, s.address(dst), i32(dst.Stride), s.address(src), i32(src.Stride),
-		ids, i32(dst.Rows),
+	name, elements := "copy_f32", dst.Rows*dst.Cols
+	if wide(dst.Cols, dst, src) {
+		name, elements = "copy_wide", elements/8
+	}
+	s.launchElements(name, elements, s.address(dst), i32(dst.Stride), s.address(src), i32(src.Stride), ids, i32(dst.Rows),
 		i32(dst.Cols), bf16Bits(dst, src))
 }
 

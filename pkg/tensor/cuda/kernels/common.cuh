@@ -66,6 +66,30 @@ DEVICE void put(void* p, int half, u64 i, float x) {
 // order, set where it is.
 enum { DST_BF16 = 1, X_BF16 = 2, Y_BF16 = 4 };
 
+// Eight elements of a matrix from i on, a multiple of 8; as get and put.
+DEVICE void get8(float (&x)[8], const void* p, int half, u64 i) {
+  if (half) {
+    u32 y[4];
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"((const bf16*)p + i));
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = from_bits(j % 2 ? y[j / 2] & 0xffff0000 : y[j / 2] << 16);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j += 4)
+      asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[j]), "=f"(x[j + 1]), "=f"(x[j + 2]), "=f"(x[j + 3]) : "l"((const float*)p + i + j));
+  }
+}
+DEVICE void put8(void* p, int half, u64 i, const float (&x)[8]) {
+  if (half) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((bf16*)p + i), "r"(to_bf16x2(x[0], x[1])), "r"(to_bf16x2(x[2], x[3])),
+                 "r"(to_bf16x2(x[4], x[5])), "r"(to_bf16x2(x[6], x[7])) : "memory");
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j += 4)
+      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"((float*)p + i + j), "f"(x[j]), "f"(x[j + 1]), "f"(x[j + 2]), "f"(x[j + 3]) : "memory");
+  }
+}
+
 // The sum over a warp in all lanes: ((lane + lane^16) + ^8) + ^4 ...
 DEVICE float warp_sum(float x) {
 #pragma unroll

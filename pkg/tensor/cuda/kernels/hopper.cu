@@ -7,7 +7,11 @@
 // whose rows have 128 bytes; 16 of them lie at their place XOR the row (modulo 8), as the products want it.
 #include "common.cuh"
 
-enum { QUERIES = 128, CHUNK = 128, PANEL = 128 * 128 };
+enum { QUERIES = 128, CHUNK = 128, LOADERS = 128, THREADS = LOADERS + 2 * 128, PANEL = 128 * 128 };
+
+DEVICE void copy_whole(u64 to, u64 from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)to), "l"(from) : "memory");
+}
 
 extern __attribute__((shared)) __attribute__((aligned(1024))) char dynamic[];
 
@@ -90,22 +94,64 @@ DEVICE void finish(float (&d)[32]) {
                : "n"(N) : "memory");
 }
 
-// What a product is told of a tile: where it begins, the bytes from one panel to the next, 1024 from 8 rows to the next.
-DEVICE u64 describe(u64 at) { return (at >> 4 & 0x3fff) | (u64)(PANEL >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+// What a product is told of a tile: where it begins, the bytes from one panel to the next, 1024 from 8 rows to the next,
+// all in units of 16; and that rows of 128 bytes are swizzled. The word is the lower one.
+DEVICE u32 low_word(u64 at) { return (u32)(at >> 4 & 0x3fff) | (PANEL >> 4) << 16; }
+DEVICE u64 describe(u32 low) {
+  u64 x;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(x) : "r"(low), "r"(1024 >> 4 | 1 << 30));
+  return x;
+}
 
-// Rows of a head to a tile of D columns; bytes beyond d, and rows that are not there, are zeros.
+// Piece is what a thread loads of each row of a tile of D columns: 16 bytes at the same place, of rows AT_ONCE apart.
 template <int D>
-DEVICE void load_tile(u64 tile, const bf16* p, int stride, const int* rows, int step, int n, int d) {
-  enum { PIECES = D / 8, AT_ONCE = 2 * QUERIES / PIECES }; // of a row; rows that the block loads at once
-  int piece = thread_x() % PIECES, first = thread_x() / PIECES, bytes = clamp(2 * (d - 8 * piece), 0, 16);
-  u64 to = tile + piece / 8 * PANEL + first * 128 + ((piece % 8 ^ first % 8) << 4);
-  const bf16* from = bytes > 0 ? p + 8 * piece : p;
-#pragma unroll
-  for (int i = 0; i < 128 / AT_ONCE; i++) {
-    int row = first + i * AT_ONCE;
-    bool there = row < n;
-    copy16(to + i * AT_ONCE * 128, there ? from + (u64)rows[row * step] * stride : p, there ? bytes : 0);
+struct Piece {
+  enum { PIECES = D / 8, AT_ONCE = LOADERS / PIECES, ROWS = 128 / AT_ONCE };
+  int first, column, bytes; // bytes beyond d are zeros
+  bool whole; // d is D
+  u64 place;
+  __attribute__((device, always_inline)) Piece(int d) {
+    int thread = thread_x() % LOADERS, piece = thread % PIECES;
+    first = thread / PIECES;
+    whole = d == D;
+    column = 8 * piece;
+    bytes = clamp(2 * (d - column), 0, 16);
+    if (bytes == 0) column = 0;
+    place = piece / 8 * PANEL + first * 128 + ((piece % 8 ^ first % 8) << 4);
   }
+  // Loads the rows that n of a list name; rows from n on are zeros.
+  __attribute__((device, always_inline)) void load(u64 tile, const bf16* p, int stride, const int* list, int n) const {
+    u64 to = tile + place;
+    u64 from = (u64)(p + column);
+    u32 step = 2 * stride;
+    list += first;
+    if (n >= 128 && whole) {
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) copy_whole(to + i * AT_ONCE * 128, from + (u64)(u32)list[i * AT_ONCE] * step);
+    } else {
+      asm volatile("");
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+        int row = first + i * AT_ONCE < n ? list[i * AT_ONCE] : 0;
+        copy16(to + i * AT_ONCE * 128, (const bf16*)(from + (u64)(u32)row * step), first + i * AT_ONCE < n ? bytes : 0);
+      }
+    }
+  }
+};
+
+// The 64 queries of a warpgroup, by itself: nobody else reads them.
+template <int D>
+DEVICE void load_queries(u64 tile, const bf16* q, int stride, const int* queries, int n, int d) {
+  Piece<D> piece(d);
+#pragma unroll
+  for (int i = 0; i < Piece<D>::ROWS / 2; i++) {
+    int row = piece.first + i * Piece<D>::AT_ONCE;
+    copy16(tile + piece.place + i * Piece<D>::AT_ONCE * 128, q + piece.column + (row < n ? (u64)queries[3 * row] * stride : 0),
+           row < n ? piece.bytes : 0);
+  }
+  commit();
+  wait<0>();
+  fence_proxy();
 }
 
 // Rows are what a thread has of two queries: row lane/4 of its warp's 16, and 8 further.
@@ -114,47 +160,98 @@ struct Rows {
   float top[2], total[2];  // the highest score so far; this thread's part of the sum of weights
 };
 
+// As exp2_approx, and where it is written: not after the wait for a product that is to run beside it.
+DEVICE float exp2_here(float x) { float y; asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
 // Makes weights of the scores of a chunk; shrink is what the sums so far are to be multiplied by.
 DEVICE void weigh(float (&s)[64], Rows& r, float (&shrink)[2], int chunk, bool cut, float scale) {
   if (cut) {
+    asm volatile(""); // a branch: most chunks are whole
 #pragma unroll
     for (int i = 0; i < 64; i++)
       if (chunk * CHUNK + i / 4 * 8 + thread_x() % 4 * 2 + i % 2 >= r.count[i / 2 % 2]) s[i] = -__builtin_inff();
   }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    float now = r.top[half];
+    float now = r.top[half], also = r.top[half];
 #pragma unroll
-    for (int i = 0; i < 16; i++) now = larger(now, larger(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
+    for (int i = 0; i < 16; i++) now = larger(now, s[4 * i + 2 * half]), also = larger(also, s[4 * i + 2 * half + 1]);
+    now = larger(now, also);
     now = larger(now, from_partner(now, 1));
     now = larger(now, from_partner(now, 2));
     float offset = now > -__builtin_inff() ? now * scale : 0.0f; // without a key so far all weights are 0
     shrink[half] = exp2_approx(fma(r.top[half], scale, -offset));
     r.top[half] = now;
-    float sum = 0;
+    float sum[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 16; i++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        float p = exp2_approx(fma(s[4 * i + 2 * half + e], scale, -offset));
+        float p = exp2_here(fma(s[4 * i + 2 * half + e], scale, -offset));
         s[4 * i + 2 * half + e] = p;
-        sum = sum + p;
+        sum[e] = sum[e] + p;
       }
-    r.total[half] = fma(r.total[half], shrink[half], sum);
+    r.total[half] = fma(r.total[half], shrink[half], sum[0] + sum[1]);
   }
 }
 
 template <int D>
-DEVICE void score(float (&s)[64], u64 q, u64 k) {
+DEVICE void score(float (&s)[64], u32 q, u32 k) {
 #pragma unroll
-  for (int c = 0; c < D; c += 16)
-    multiply(s, describe(q + c / 64 * PANEL + c % 64 * 2), describe(k + c / 64 * PANEL + c % 64 * 2), c);
+  for (int c = 0; c < D; c += 16) {
+    int at = (c / 64 * PANEL + c % 64 * 2) >> 4;
+    multiply(s, describe(q + at), describe(k + at), c);
+  }
 }
 
 template <int N>
-DEVICE void add_values(float (&acc)[N], const u32 (&p)[8][4], u64 v) {
+DEVICE void add_values(float (&acc)[N], const u32 (&p)[8][4], u32 v) {
 #pragma unroll
-  for (int j = 0; j < 8; j++) accumulate(acc, p[j], describe(v + j * 16 * 128));
+  for (int j = 0; j < 8; j++) accumulate(acc, p[j], describe(v + (j * 16 * 128 >> 4)));
+}
+
+// Elements i and i + 1 of a matrix; aligned says that i and where the matrix begins are even.
+DEVICE void put_pair(void* p, int half, bool aligned, u64 i, float x, float y) {
+  if (aligned && half) {
+    *(u32*)((bf16*)p + i) = to_bf16x2(x, y);
+  } else if (aligned) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"((float*)p + i), "f"(x), "f"(y) : "memory");
+  } else {
+    put(p, half, i, x);
+    put(p, half, i + 1, y);
+  }
+}
+
+// Barriers: FULL + 2 stage + warpgroup, where the loaders arrive and a warpgroup waits; EMPTY + stage, the other way, both
+// warpgroups.
+enum { STAGES = 3, FULL = 1, EMPTY = FULL + 2 * STAGES };
+DEVICE void arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+DEVICE void await(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// Chunk c of keys and chunk c - 1 of values share a stage: they are used together.
+template <int D>
+DEVICE void load_chunks(u64 stages, const bf16* k, int k_stride, const bf16* v, int v_stride, const int* keys, int most,
+                        int chunks, int d) {
+  Piece<D> piece(d);
+  enum { STAGE = 2 * (D / 64) * PANEL };
+  for (int c = 0, stage = 0; c <= chunks; c++, stage = stage + 1 < STAGES ? stage + 1 : 0) {
+    if (c >= STAGES) await(EMPTY + stage, THREADS);
+    u64 at = stages + stage * STAGE;
+    if (c < chunks) piece.load(at, k, k_stride, keys + c * CHUNK, most - c * CHUNK);
+    if (c > 0) piece.load(at + STAGE / 2, v, v_stride, keys + (c - 1) * CHUNK, most - (c - 1) * CHUNK);
+    commit();
+    if (c == 0) continue;
+    wait<1>();
+    fence_proxy();
+    int before = stage > 0 ? stage - 1 : STAGES - 1;
+    arrive(FULL + 2 * before, 2 * 128);
+    arrive(FULL + 2 * before + 1, 2 * 128);
+    if (c < chunks) continue;
+    wait<0>();
+    fence_proxy();
+    arrive(FULL + 2 * stage, 2 * 128);
+    arrive(FULL + 2 * stage + 1, 2 * 128);
+  }
 }
 
 template <int D>
@@ -167,10 +264,17 @@ DEVICE void flash_wgmma(void* dst, int dst_stride, const bf16* q, int q_stride, 
   queries += 3 * first_query;
   keys += queries[1];
   int most = queries[3 * n - 1], least = queries[2]; // counts do not fall
-  q += head * d;
-  k += kv * d;
-  v += kv * d;
-  u64 qs = in_shared(dynamic), ks = qs + TILE, vs = ks + 2 * TILE, mine_q = qs + thread_x() / 128 * (64 * 128);
+  int chunks = (most + CHUNK - 1) / CHUNK;
+  u64 qs = in_shared(dynamic); // queries, then stages of keys and values
+  int warpgroup = from_lane((int)thread_x() / 128, 0);
+  if (warpgroup == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    load_chunks<D>(qs + TILE, k + kv * d, k_stride, v + kv * d, v_stride, keys, most, chunks, d);
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  u32 q_low = low_word(qs + warpgroup * (64 * 128)), k_low = low_word(qs + TILE), v_low = low_word(qs + 2 * TILE);
+  load_queries<D>(qs + warpgroup * (64 * 128), q + head * d, q_stride, queries + 3 * 64 * warpgroup, n - 64 * warpgroup, d);
 
   int mine = thread_x() / 32 * 16 + lane / 4; // and mine + 8
   Rows r;
@@ -186,47 +290,52 @@ DEVICE void flash_wgmma(void* dst, int dst_stride, const bf16* q, int q_stride, 
   u32 p[8][4];
   scale = scale * 1.44269504088896341f; // powers of 2 from here on
 
-  load_tile<D>(qs, q, q_stride, queries, 3, n, d);
-  load_tile<D>(ks, k, k_stride, keys, 1, most, d);
-  commit();
-  int chunks = (most + CHUNK - 1) / CHUNK;
-  for (int c = 0; c < chunks; c++) {
-    wait<0>();
-    fence_proxy();
-    sync_block();
-    int next = (c + 1) * CHUNK;
-    if (next < most) load_tile<D>(ks + (c + 1 & 1) * TILE, k, k_stride, keys + next, 1, most - next, d);
-    load_tile<D>(vs + (c & 1) * TILE, v, v_stride, keys + c * CHUNK, 1, most - c * CHUNK, d);
-    commit();
+  if (chunks > 0) {
+    await(FULL + warpgroup, 2 * 128);
     fence();
-    score<D>(s, mine_q, ks + (c & 1) * TILE);
+    score<D>(s, q_low, k_low);
     start();
-    if (c > 0) {
-      add_values(acc, p, vs + (c - 1 & 1) * TILE);
-      start();
-      finish<1>(s);
-    } else {
-      finish<0>(s);
-    }
-    weigh(s, r, shrink, c, next > least, scale);
-    finish<0>(acc);
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) acc[i] = acc[i] * shrink[i / 2 % 2];
+    finish<0>(s);
+    weigh(s, r, shrink, 0, CHUNK > least, scale);
+    if (STAGES <= chunks) arrive(EMPTY, THREADS);
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
       for (int i = 0; i < 4; i++) p[j][i] = to_bf16x2(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
-  }
-  if (chunks > 0) {
-    wait<0>();
-    fence_proxy();
-    sync_block();
+    int stage = 1;
+    for (int c = 1; c < chunks; c++) {
+      u32 at = stage * (2 * TILE >> 4);
+      await(FULL + 2 * stage + warpgroup, 2 * 128);
+      fence();
+      score<D>(s, q_low, k_low + at);
+      start();
+      add_values(acc, p, v_low + at);
+      start();
+      finish<1>(s);
+      weigh(s, r, shrink, c, (c + 1) * CHUNK > least, scale);
+      // Never true. In a block of its own the wait stays after the weights, which the product is to run beside.
+      if (r.total[0] < 0 || r.total[1] < 0) sync_warp();
+      finish<0>(acc);
+      if (c + STAGES <= chunks) arrive(EMPTY + stage, THREADS);
+      stage = stage + 1 < STAGES ? stage + 1 : 0;
+      if (shrink[0] != 1.0f || shrink[1] != 1.0f) {
+        asm volatile("");
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) acc[i] = acc[i] * shrink[i / 2 % 2];
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[j][i] = to_bf16x2(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
+    }
+    await(FULL + 2 * stage + warpgroup, 2 * 128);
     fence();
-    add_values(acc, p, vs + (chunks - 1 & 1) * TILE);
+    add_values(acc, p, v_low + stage * (2 * TILE >> 4));
     start();
     finish<0>(acc);
   }
 
+  bool pairs = dst_stride % 2 == 0 && (u64)dst % 8 == 0;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float sum = r.total[half] + from_partner(r.total[half], 2);
@@ -237,16 +346,13 @@ DEVICE void flash_wgmma(void* dst, int dst_stride, const bf16* q, int q_stride, 
       float one = r.count[half] > 0 ? divide(1.0f, sum) : 0.0f;
 #pragma unroll
       for (int i = 0; i < D / 8; i++)
-        if (i * 8 < d)
-#pragma unroll
-          for (int e = 0; e < 2; e++)
-            put(dst, types & DST_BF16, out + i * 8 + lane % 4 * 2 + e, acc[4 * i + 2 * half + e] * one);
+        if (i * 8 < d) put_pair(dst, types & DST_BF16, pairs, out + i * 8 + lane % 4 * 2, acc[4 * i + 2 * half] * one, acc[4 * i + 2 * half + 1] * one);
     }
   }
 }
 
 #define ATTENTION(D)                                                                                                       \
-  RESIDENT(2 * QUERIES, 1) attention_wgmma_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k,      \
+  RESIDENT(THREADS, 1) attention_wgmma_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k,      \
                                                int k_stride, const bf16* v, int v_stride, const int* tiles,                \
                                                const int* queries, const int* keys, int heads, int kv_heads, int d,        \
                                                float scale, int types) {                                                   \

@@ -80,6 +80,34 @@ KERNEL(128) finish_f32(void* dst, int dst_stride, const float* y, int y_stride, 
   put(dst, types & DST_BF16, (u64)row * dst_stride + col, finish(e, row, col, y[(u64)row * y_stride + col]));
 }
 
+// finish_wide is finish_f32 as the wide kernels of rows.cu are.
+KERNEL(128) finish_wide(void* dst, int dst_stride, const float* y, int y_stride, int m, int n, const float* bias, int act,
+                        const float* gate, int gate_stride, const int* group, const float* residual, int residual_stride, int types) {
+  int i = block_x() * 128 + thread_x(), pieces = n / 8;
+  if (i >= m * pieces) return;
+  int row = i / pieces, col = 8 * (i - row * pieces);
+  float v[8], e[8];
+  get8(v, y, 0, (u64)row * y_stride + col);
+  if (bias) {
+    get8(e, bias, 0, col);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = v[j] + e[j];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; j++) v[j] = activate(act, v[j]);
+  if (gate) {
+    get8(e, gate, 0, (u64)(group ? group[row] : 0) * gate_stride + col);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = v[j] * e[j];
+  }
+  if (residual) {
+    get8(e, residual, 0, (u64)row * residual_stride + col);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = v[j] + e[j];
+  }
+  put8(dst, types & DST_BF16, (u64)row * dst_stride + col, v);
+}
+
 // Rows are rows of a matrix, from the first of a tile on.
 struct Rows {
   typedef int Column;

@@ -109,3 +109,92 @@ KERNEL(128) upsample2_f32(void* dst, const void* x, int n, int h, int w, int c, 
   int y = pixel / (2 * w), column = pixel - y * (2 * w); // y counts through the pictures: 2h is even
   put(dst, types & DST_BF16, i, get(x, types & X_BF16, ((u64)(y / 2) * w + column / 2) * c + ch));
 }
+
+// The wide kernels are those of the same names for rows that begin at multiples of 8 elements and are as many long: a
+// thread takes 8 columns at a time, with accesses of 16 bytes.
+
+// A block takes a row of at most 4096 columns: thread t has columns 8t to 8t+7, 8t+1024 to ... A thread adds its own in
+// ascending order, then the lanes are added as warp_sum does, then the four warps in their order.
+DEVICE float block_sum(float* parts, float x) {
+  x = warp_sum(x);
+  if (thread_x() % 32 == 0) parts[thread_x() / 32] = x;
+  sync_block();
+  return parts[0] + parts[1] + parts[2] + parts[3];
+}
+
+KERNEL(128) layer_norm_wide(void* dst, int dst_stride, const void* x, int x_stride, const float* scale, int scale_stride,
+                            const float* shift, int shift_stride, const int* group, int rows, int cols, float eps, int types) {
+  enum { MOST = 4 };
+  SHARED float parts[2][4];
+  int row = block_x(), t = thread_x();
+  u64 from = (u64)row * x_stride, to = (u64)row * dst_stride;
+  float v[MOST][8], sum = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < MOST; i++) {
+    int col = 8 * (t + 128 * i);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[i][j] = 0;
+    if (col < cols) {
+      get8(v[i], x, types & X_BF16, from + col);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum = sum + v[i][j];
+    }
+  }
+  float mean = divide(block_sum(parts[0], sum), (float)cols);
+#pragma unroll
+  for (int i = 0; i < MOST; i++)
+    if (8 * (t + 128 * i) < cols)
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        v[i][j] = v[i][j] - mean;
+        squares = fma(v[i][j], v[i][j], squares);
+      }
+  float deviation = root(divide(block_sum(parts[1], squares), (float)cols) + eps);
+  int g = group ? group[row] : 0;
+#pragma unroll
+  for (int i = 0; i < MOST; i++) {
+    int col = 8 * (t + 128 * i);
+    if (col < cols) {
+      float by[8], plus[8];
+      get8(by, scale, 0, (u64)g * scale_stride + col);
+      get8(plus, shift, 0, (u64)g * shift_stride + col);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[i][j] = fma(divide(v[i][j], deviation), 1.0f + by[j], plus[j]);
+      put8(dst, types & DST_BF16, to + col, v[i]);
+    }
+  }
+}
+
+// Heads have 64, 128 or 256 columns: 8, 16 or 32 lanes take one. A lane adds the squares of its own in ascending order,
+// then the lanes are added as warp_sum does.
+KERNEL(128) norm_rope_wide(void* dst, int dst_stride, const void* x, int x_stride, const float* w, const float* cosines, int cos_stride,
+                           const float* sines, int sin_stride, const int* table_rows, int rows, int heads, int half, float eps, int types) {
+  int lanes = half / 4, item = (block_x() * 128 + thread_x()) / lanes, col = thread_x() % lanes * 8;
+  bool there = item < rows * heads; // all lanes exchange their sums
+  int row = there ? item / heads : 0, first = there ? (item - row * heads) * 2 * half : 0, at = table_rows ? table_rows[row] : row;
+  float v[8], by[8], squares = 0;
+  get8(v, x, types & X_BF16, (u64)row * x_stride + first + col);
+  get8(by, w, 0, col);
+#pragma unroll
+  for (int j = 0; j < 8; j++) squares = fma(v[j], v[j], squares);
+  for (int m = lanes / 2; m > 0; m /= 2) squares = squares + from_partner(squares, m);
+  float divisor = root(divide(squares, (float)(2 * half)) + eps);
+  if (!there) return;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    float a = divide(v[2 * j], divisor) * by[2 * j], b = divide(v[2 * j + 1], divisor) * by[2 * j + 1];
+    float c = cosines[(u64)at * cos_stride + col / 2 + j], s = sines[(u64)at * sin_stride + col / 2 + j];
+    v[2 * j] = fma(-b, s, a * c);
+    v[2 * j + 1] = fma(a, s, b * c);
+  }
+  put8(dst, types & DST_BF16, (u64)row * dst_stride + first + col, v);
+}
+
+KERNEL(128) copy_wide(void* dst, int dst_stride, const void* x, int x_stride, const int* ids, int rows, int cols, int types) {
+  int i = block_x() * 128 + thread_x(), pieces = cols / 8;
+  if (i >= rows * pieces) return;
+  int row = i / pieces, col = 8 * (i - row * pieces);
+  float v[8];
+  get8(v, x, types & X_BF16, (u64)(ids ? ids[row] : row) * x_stride + col);
+  put8(dst, types & DST_BF16, (u64)row * dst_stride + col, v);
+}
