@@ -20,6 +20,7 @@ const (
 	Race          Kind = "race"
 	Divergence    Kind = "divergence"
 	Arithmetic    Kind = "unspecified result"
+	Descriptor    Kind = "matrix descriptor"
 	Budget        Kind = "instruction budget"
 )
 

@@ -88,9 +88,17 @@ func (c *compiler) layout() {
 			place(v, &k.shared, sharedStart)
 		}
 	}
+	k.maxShared = maxStatic
+	if strings.HasPrefix(c.p.target, "sm_90") {
+		k.maxShared = maxSharedHopper
+	}
 	if len(dynamic) > 0 {
 		k.dynamic = true
-		k.shared = (k.shared + 127) / 128 * 128
+		align := 128
+		for _, v := range dynamic {
+			align = max(align, v.align)
+		}
+		k.shared = (sharedStart+k.shared+align-1)/align*align - sharedStart
 		for _, v := range dynamic {
 			v.offset = k.shared
 		}
@@ -243,6 +251,8 @@ func (c *compiler) instruction(s *statement) inst {
 		c.wide(&in)
 	case "cp", "ldmatrix", "mma":
 		c.tensor(&in)
+	case "wgmma", "fence":
+		c.warpgroup(&in)
 	default:
 		c.unknown()
 	}

@@ -245,11 +245,13 @@ func (vm *VM) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) (err 
 	return nil
 }
 
-// Limits of a launch, those of compute capability 8.0.
+// Limits of a launch, those of compute capability 8.0. Kernels for 9.0 may have all of its
+// shared memory, as if the attribute of the function that asks for it were set.
 const (
-	maxThreads = 1024
-	maxShared  = 48 << 10 // without an attribute of the function that no one sets here
-	maxBlocks  = 1<<serialBits - 2
+	maxThreads      = 1024
+	maxStatic       = 48 << 10 // bytes of shared memory that a text may declare
+	maxSharedHopper = 227 << 10
+	maxBlocks       = 1<<serialBits - 2
 )
 
 // check refuses what a driver would refuse.
@@ -265,9 +267,9 @@ func (k *kernel) check(g driver.Grid, args []driver.Arg) error {
 	case g.Blocks.Y > 65535 || g.Blocks.Z > 65535 || g.Blocks.X > 1<<31-1 || g.Blocks.Count() > maxBlocks:
 		return fmt.Errorf("a grid of %d x %d x %d blocks: %w", g.Blocks.X, g.Blocks.Y, g.Blocks.Z,
 			driver.ErrInvalidValue)
-	case g.Shared < 0 || k.shared+g.Shared > maxShared:
-		return fmt.Errorf("%d + %d bytes of shared memory; must be at most %d: %w", k.shared, g.Shared, maxShared,
-			driver.ErrResources)
+	case g.Shared < 0 || k.shared > maxStatic || k.shared+g.Shared > k.maxShared:
+		return fmt.Errorf("%d + %d bytes of shared memory; must be at most %d, of which static %d: %w", k.shared,
+			g.Shared, k.maxShared, maxStatic, driver.ErrResources)
 	case g.Shared > 0 && !k.dynamic:
 		return fmt.Errorf("%d bytes of dynamic shared memory, of which the kernel has none: %w", g.Shared,
 			driver.ErrInvalidValue)
