@@ -18,6 +18,7 @@ const (
 	Pending       Kind = "copy pending"
 	ReadOnly      Kind = "read-only memory"
 	Race          Kind = "race"
+	Proxy         Kind = "proxy fence"
 	Divergence    Kind = "divergence"
 	Arithmetic    Kind = "unspecified result"
 	Descriptor    Kind = "matrix descriptor"

@@ -46,7 +46,12 @@ func lex(text string) []token {
 			i += end + 2
 		case isWord(c) || c == '-' && i+1 < len(text) && text[i+1] >= '0' && text[i+1] <= '9':
 			j := i + 1
-			for j < len(text) && (isWord(text[j]) || strings.HasPrefix(text[j-1:], "::") || strings.HasPrefix(text[j:], "::")) {
+			for j < len(text) {
+				if strings.HasPrefix(text[j:], "::") {
+					j++
+				} else if !isWord(text[j]) {
+					break
+				}
 				j++
 			}
 			tokens = append(tokens, token{text[i:j], line})

@@ -13,6 +13,8 @@ type compiler struct {
 	lines []string
 	s     *statement
 	used  []registers // of each instruction
+
+	products []int // instructions that are wgmma.mma_async
 }
 
 // compile decodes a kernel. It fails for every form that is not known.
@@ -38,6 +40,7 @@ func compile(p *program, k *kernel, lines []string) (err error) {
 		c.s.line = k.statements[n-1].line
 	}
 	k.code = append(k.code, c.instruction(c.s))
+	c.watch()
 	if i, name := unset(k.code, c.used, declared); i >= 0 {
 		c.s = &statement{line: k.code[i].line}
 		c.fail("register %s may be read before it is written", name)

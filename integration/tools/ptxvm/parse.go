@@ -58,6 +58,7 @@ type kernel struct {
 	local      int // bytes of local memory of a thread
 	dynamic    bool
 	maxShared  int    // bytes, static and dynamic
+	products   bool   // it has wgmma.mma_async
 	banks      [3]int // registers: 32-bit, 64-bit, predicates
 	scopes     []map[string]register
 	labels     map[string]int

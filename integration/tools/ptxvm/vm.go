@@ -290,6 +290,8 @@ type block struct {
 	serial stamp
 	floor  stamp // the first stamp of this launch
 	steps  int   // instructions left
+	all    []*warp
+	issues [][]issue // products so far of each warpgroup
 }
 
 func (vm *VM) launch(k *kernel, g driver.Grid, args []driver.Arg) {
@@ -307,14 +309,17 @@ func (vm *VM) launch(k *kernel, g driver.Grid, args []driver.Arg) {
 		binary.LittleEndian.PutUint64(b.params[v.offset:], uint64(args[i]))
 	}
 	b.shared = newRegion("shared memory", sharedStart, k.shared+g.Shared, vm.heap.checks)
-	warps := b.warps()
+	if k.products && b.shared.cells != nil {
+		b.shared.proxies = make([]proxy, len(b.shared.cells))
+	}
+	b.all = b.warps()
 	for z := range g.Blocks.Z {
 		for y := range g.Blocks.Y {
 			for x := range g.Blocks.X {
 				b.index = driver.Dim{X: x, Y: y, Z: z}
 				b.serial = vm.serial
 				vm.serial++
-				b.run(warps)
+				b.run()
 			}
 		}
 	}
@@ -347,8 +352,12 @@ func (b *block) warps() []*warp {
 }
 
 // run executes one block.
-func (b *block) run(warps []*warp) {
+func (b *block) run() {
+	warps := b.all
 	b.shared.renew()
+	if b.kernel.products {
+		b.issues = make([][]issue, (len(warps)+3)/4)
+	}
 	for _, w := range warps {
 		w.reset(b)
 		for name, slot := range b.kernel.specials {
@@ -371,6 +380,7 @@ func (b *block) run(warps []*warp) {
 			at = w.waiting
 		}
 		if at < 0 {
+			b.sameProducts()
 			return
 		}
 		if epoch >= 1<<epochBits {

@@ -3,12 +3,14 @@ package ptxvm
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Products of a warpgroup, four warps in a row: each computes its 16 rows when it starts
-// the product.
+// Products of a warpgroup, four warps in a row. Each warp computes its 16 rows when it
+// starts the product; that the hardware may do so at any time up to the wait, checks must
+// see to.
 
 // warpgroup decodes wgmma and the fences that go with it.
 func (c *compiler) warpgroup(in *inst) {
@@ -17,18 +19,22 @@ func (c *compiler) warpgroup(in *inst) {
 	case "fence.proxy.async", "fence.proxy.async.shared::cta":
 		c.target("sm_90")
 		c.count(0)
-		in.need, in.run = anyLanes, func(*warp, *inst, uint32) {}
-	case "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned":
+		in.need, in.run = anyLanes, proxyFence
+	case "wgmma.fence.sync.aligned":
 		c.target("sm_90a")
 		c.count(0)
-		in.run = func(*warp, *inst, uint32) {}
+		in.run = func(w *warp, _ *inst, _ uint32) { w.async.fences++ }
+	case "wgmma.commit_group.sync.aligned":
+		c.target("sm_90a")
+		c.count(0)
+		in.run = func(w *warp, _ *inst, _ uint32) { w.async.group++ }
 	case "wgmma.wait_group.sync.aligned":
 		c.target("sm_90a")
 		o := c.count(1)
 		if o[0].imm == nil || *o[0].imm > 7 {
 			c.fail("the number of groups must be a constant from 0 to 7")
 		}
-		in.imm, in.run = *o[0].imm, func(*warp, *inst, uint32) {}
+		in.imm, in.run = *o[0].imm, waitProducts
 	default:
 		c.product(in)
 	}
@@ -81,6 +87,37 @@ func (c *compiler) product(in *inst) {
 	constant("imm-scale-b", 5, 1)
 	in.imm = constant("imm-trans-b", len(o)-1, 0, 1)
 	in.space, in.run = shared, product
+	c.products = append(c.products, len(c.used)-1)
+}
+
+// watch finds the instructions that touch registers of products: only those pay for the
+// checks.
+func (c *compiler) watch() {
+	c.k.products = len(c.products) > 0
+	watched := map[int]bool{}
+	for _, i := range c.products {
+		for _, slots := range c.k.code[i].list[:2] {
+			for _, slot := range slots {
+				watched[slot] = true
+			}
+		}
+	}
+	for i := range c.k.code {
+		in := &c.k.code[i]
+		if slices.Contains(c.products, i) {
+			continue
+		}
+		for _, o := range c.used[i].reads {
+			if o.reg.bank == bank32 && watched[o.reg.slot] {
+				in.touches = append(in.touches, touch{slot: o.reg.slot})
+			}
+		}
+		for _, r := range c.used[i].writes {
+			if r.bank == bank32 && watched[r.slot] {
+				in.touches = append(in.touches, touch{slot: r.slot, writes: true})
+			}
+		}
+	}
 }
 
 // descriptor says where a matrix lies in shared memory; all numbers are bytes.
@@ -112,12 +149,6 @@ func (w *warp) descriptor(slot int, unbroken uint64) descriptor {
 	return d
 }
 
-// row is 16 bytes of a matrix: the hardware swaps those of each 128 by the address.
-func (w *warp) row(in *inst, address uint64) []byte {
-	address ^= address >> 7 & 7 << 4
-	return w.access(in, 0, address, 16, false)
-}
-
 // kMajor reads rows of 16 elements, each row without a gap.
 func (w *warp) kMajor(in *inst, d descriptor, first int, to [][16]uint32) {
 	for i := range to {
@@ -147,11 +178,11 @@ func (w *warp) nMajor(in *inst, d descriptor, to [][16]uint32) {
 
 // product computes the 16 rows of D that belong to this warp.
 func product(w *warp, in *inst, _ uint32) {
-	w.inGroup()
 	keep := w.p[in.c]
 	if keep != 0 && keep != allLanes {
 		w.fail(Divergence, bits.TrailingZeros32(keep), "scale-d is true in lanes %#x only", keep)
 	}
+	w.issue(in, keep != 0)
 	n := 2 * len(in.list[0])
 	var a [16][16]uint32 // rows, as float32 bits
 	var all [256][16]uint32
@@ -175,12 +206,5 @@ func product(w *warp, in *inst, _ uint32) {
 			}
 			*d = numerics.dot(*d, &a[lane/4+8*(i>>1&1)], &b[8*(i/4)+2*(lane%4)+i&1])
 		}
-	}
-}
-
-// inGroup fails where the block has no four warps for the group.
-func (w *warp) inGroup() {
-	if threads := w.block.grid.Threads.Count(); w.first/128*128+128 > threads {
-		w.fail(Divergence, 0, "a warpgroup is 128 threads, and the block ends at %d", threads)
 	}
 }

@@ -20,6 +20,8 @@ type tiled struct {
 	nMajor    bool // B is
 	keep      bool // D is added to
 	lines     map[string]string
+	guilty    string // the line that is marked as such
+	threads   int    // default 128
 }
 
 const atB = 9 * 1024 // where B starts, after A
@@ -64,6 +66,9 @@ func (p tiled) text() string {
 		if other, ok := p.lines[name]; ok {
 			text = other
 		}
+		if name != "" && name == p.guilty && !strings.Contains(b.String(), "// guilty") {
+			text += " // guilty"
+		}
 		fmt.Fprintln(&b, text)
 	}
 	line("", ".reg .f32 %%d<%d>;\n.reg .b32 %%a<4>;\nmov.u64 %%rd5, tile;", p.n/2)
@@ -78,11 +83,12 @@ func (p tiled) text() string {
 		d = append(d, fmt.Sprintf("%%d%d", i))
 	}
 	// D at the start: row - column.
-	line("", "shr.u32 %%r20, %%r1, 5; mul.lo.s32 %%r20, %%r20, 16; shr.u32 %%r21, %%r1, 2; and.b32 %%r21, %%r21, 7;")
+	line("", "shr.u32 %%r20, %%r1, 5; mul.lo.s32 %%r20, %%r20, 16;")
+	line("", "shr.u32 %%r21, %%r1, 2; and.b32 %%r21, %%r21, 7;")
 	line("", "add.s32 %%r20, %%r20, %%r21; and.b32 %%r21, %%r1, 3; mul.lo.s32 %%r21, %%r21, 2;")
 	line("", "sub.s32 %%r20, %%r20, %%r21;")
 	for i := range p.n / 2 {
-		line("", "add.s32 %%r21, %%r20, %d; cvt.rn.f32.s32 %%d%d, %%r21;", i>>1&1*8-i/4*8-i&1, i)
+		line("start", "add.s32 %%r21, %%r20, %d; cvt.rn.f32.s32 %%d%d, %%r21;", i>>1&1*8-i/4*8-i&1, i)
 	}
 	line("fence", "fence.proxy.async;")
 	line("barrier", "bar.sync 0;")
@@ -97,7 +103,7 @@ func (p tiled) text() string {
 	if p.keep {
 		scale = 0
 	}
-	line("", "setp.ge.s32 %%p1, %%r1, 0; setp.eq.s32 %%p2, %d, 0;", scale)
+	line("scale", "setp.ge.s32 %%p1, %%r1, 0; setp.eq.s32 %%p2, %d, 0;", scale)
 	line("arrive", "wgmma.fence.sync.aligned;")
 	for i := range 4 {
 		keep, operand, trans := "%p1", "%rd11", "0, 0"
@@ -127,7 +133,7 @@ func (p tiled) text() string {
 	line("wait", "wgmma.wait_group.sync.aligned 0;")
 	line("store", "mul.wide.u32 %%rd7, %%r1, %d; add.s64 %%rd9, %%rd2, %%rd7;", 2*p.n)
 	for i := range p.n / 2 {
-		line("", "st.global.f32 [%%rd9+%d], %%d%d;", 4*i, i)
+		line("read", "st.global.f32 [%%rd9+%d], %%d%d;", 4*i, i)
 	}
 	return headerHopper + ".extern .shared .align 1024 .b8 tile[];\n" + kernel(b.String())[len(header):]
 }
@@ -135,7 +141,8 @@ func (p tiled) text() string {
 // fragment loads the registers of A for a step: rows g and g+8, columns 2t and 2t+8.
 func (p tiled) fragment(line func(name, format string, args ...any), step int) {
 	for i := range 4 {
-		line("", "shr.u32 %%r22, %%r1, 5; mul.lo.s32 %%r22, %%r22, 16; shr.u32 %%r23, %%r1, 2; and.b32 %%r23, %%r23, 7;")
+		line("", "shr.u32 %%r22, %%r1, 5; mul.lo.s32 %%r22, %%r22, 16;")
+		line("", "shr.u32 %%r23, %%r1, 2; and.b32 %%r23, %%r23, 7;")
 		line("", "add.s32 %%r22, %%r22, %%r23; add.s32 %%r22, %%r22, %d; mul.lo.s32 %%r22, %%r22, 128;", 8*(i&1))
 		line("", "and.b32 %%r23, %%r1, 3; mul.lo.s32 %%r23, %%r23, 4; add.s32 %%r22, %%r22, %%r23;")
 		line("", "add.s32 %%r22, %%r22, %d; and.b32 %%r23, %%r22, 896; shr.u32 %%r23, %%r23, 3;", 32*step+16*(i>>1))
@@ -148,7 +155,10 @@ func (p tiled) fragment(line func(name, format string, args ...any), step int) {
 func (p tiled) run(t *testing.T, o ptxvm.Options) ([]uint32, error) {
 	t.Helper()
 	image := p.image()
-	return launch(t, o, p.text(), driver.Grid{Threads: driver.Dim{X: 128}, Shared: 4 * len(image)}, image, 64*p.n)
+	if p.threads == 0 {
+		p.threads = 128
+	}
+	return launch(t, o, p.text(), driver.Grid{Threads: driver.Dim{X: p.threads}, Shared: 4 * len(image)}, image, 64*p.n)
 }
 
 // Tiles and fragments of wgmma lie as the ISA says: products of small integers are exact
@@ -166,27 +176,73 @@ func TestWGMMA_Layout(t *testing.T) {
 		{n: 256, nMajor: true},
 		{n: 256, registers: true},
 	} {
-		mode := []ptxvm.Numerics{ptxvm.Hopper, ptxvm.Chain, ptxvm.Ampere}[i%3]
-		got, err := p.run(t, ptxvm.Options{Numerics: mode})
-		if err != nil {
-			t.Fatalf("%+v: %v", p, err)
-		}
-		for thread := range 128 {
-			for r := range p.n / 2 {
-				m := 16*(thread/32) + thread%32/4 + 8*(r>>1&1)
-				n := r/4*8 + 2*(thread%4) + r&1
-				want := float32(0)
-				if p.keep {
-					want = p.d(m, n)
-				}
-				for k := range 64 {
-					want += p.a(m, k) * p.b(k, n)
-				}
-				if g := math.Float32frombits(got[thread*p.n/2+r]); g != want {
-					t.Fatalf("%+v: element (%d, %d) is %v, want %v", p, m, n, g, want)
-				}
+		p.check(t, ptxvm.Options{Numerics: []ptxvm.Numerics{ptxvm.Hopper, ptxvm.Chain, ptxvm.Ampere}[i%3]})
+		p.check(t, ptxvm.Options{Unchecked: true})
+	}
+}
+
+// check compares all of D.
+func (p tiled) check(t *testing.T, o ptxvm.Options) {
+	t.Helper()
+	got, err := p.run(t, o)
+	if err != nil {
+		t.Fatalf("%+v: %v", p, err)
+	}
+	for thread := range 128 {
+		for r := range p.n / 2 {
+			m := 16*(thread/32) + thread%32/4 + 8*(r>>1&1)
+			n := r/4*8 + 2*(thread%4) + r&1
+			want := float32(0)
+			if p.keep {
+				want = p.d(m, n)
+			}
+			for k := range 64 {
+				want += p.a(m, k) * p.b(k, n)
+			}
+			if g := math.Float32frombits(got[thread*p.n/2+r]); g != want {
+				t.Fatalf("%+v: element (%d, %d) is %v, want %v", p, m, n, g, want)
 			}
 		}
+	}
+}
+
+const (
+	// again writes what is there to 16 bytes of the rows of A that the thread's warp multiplies.
+	again = `
+	shr.u32 %r20, %r1, 5; mul.lo.s32 %r20, %r20, 1536; mul.wide.u32 %rd7, %r20, 1; add.s64 %rd7, %rd7, %rd9;
+	ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%rd7]; st.shared.v4.u32 [%rd7], {%r10, %r11, %r12, %r13};`
+	overwrite = "st.shared.v4.u32 [%rd9+9216], {%r10, %r11, %r12, %r13};" // of B
+	another   = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 " +
+		"{%d0, %d1, %d2, %d3}, %rd11, %rd13, %p1, 1, 1, 0, 0;"
+)
+
+// What is ordered is no fault.
+func TestWGMMA_Ordered(t *testing.T) {
+	for _, p := range []tiled{
+		{n: 32, lines: map[string]string{"start": ""}}, // D is not added to
+		{n: 8, lines: map[string]string{"wait": "wgmma.wait_group.sync.aligned 0; bar.sync 0;" + overwrite}},
+		{n: 8, lines: map[string]string{
+			"wait": "bar.sync 0; wgmma.wait_group.sync.aligned 0; bar.sync 0;" + overwrite,
+		}},
+		{n: 8, lines: map[string]string{"descriptor": again + "fence.proxy.async.shared::cta; bar.warp.sync -1;"}},
+		{n: 8, lines: map[string]string{ // by the warp that waited
+			"wait": "wgmma.wait_group.sync.aligned 0;" + again,
+		}},
+		{n: 8, lines: map[string]string{"fence": "cp.async.cg.shared.global [%rd9], [%rd8], 16; " +
+			"cp.async.wait_all; fence.proxy.async;"}},
+		{n: 8, lines: map[string]string{ // as compilers put assembly
+			"arrive": "wgmma.fence.sync.aligned;\n// begin inline asm\n{\n.reg .pred p;\nsetp.ne.b32 p, %r2, 0;\n" +
+				strings.NewReplacer("%p1", "p", "%d2,", "\n%d2,").Replace(another) + "\n}\n// end inline asm",
+			"start": "mov.u32 %r2, %ntid.x; mov.f32 %d0, 0f00000000; mov.f32 %d1, %d0; mov.f32 %d2, %d0; " +
+				"mov.f32 %d3, %d0;",
+		}},
+		{n: 8, lines: map[string]string{ // D is not that of the group that still runs
+			"after": "wgmma.commit_group.sync.aligned; setp.lt.s32 %p1, %r1, 0; mov.u64 %rd11, %rd13;" +
+				strings.ReplaceAll(another, "%d", "%f"),
+			"wait": "wgmma.wait_group.sync.aligned 1; add.f32 %d0, %d0, 0f00000000; wgmma.wait_group.sync.aligned 0;",
+		}},
+	} {
+		p.check(t, ptxvm.Options{})
 	}
 }
 
@@ -254,5 +310,131 @@ func TestVM_SharedMemoryOfHopper(t *testing.T) {
 	text = strings.Replace(text, "fence.proxy.async.shared::cta;", "", 1)
 	if _, err := launch(t, ptxvm.Options{}, text, grid, []uint32{0}, 1); !errors.Is(err, driver.ErrResources) {
 		t.Errorf("got %v, want %v", err, driver.ErrResources)
+	}
+}
+
+// mistakes are those that people make with wgmma, and how each is reported.
+var mistakes = []struct {
+	name string
+	p    tiled
+	kind ptxvm.Kind
+}{
+	{"no wait", tiled{guilty: "read", lines: map[string]string{"wait": ""}}, ptxvm.Pending},
+	{"a wait that is one group too weak", tiled{guilty: "read", lines: map[string]string{
+		"wait": "wgmma.wait_group.sync.aligned 1;",
+	}}, ptxvm.Pending},
+	{"a group that is not committed", tiled{guilty: "read", lines: map[string]string{"commit": ""}}, ptxvm.Pending},
+	{"a thread ends", tiled{lines: map[string]string{"wait": "ret; // guilty"}}, ptxvm.Pending},
+	{"D is written", tiled{lines: map[string]string{"after": "mov.f32 %d0, 0f00000000; // guilty"}}, ptxvm.Pending},
+	{"D of another shape", tiled{n: 16, lines: map[string]string{"after": another + "// guilty"}}, ptxvm.Pending},
+	{"A is written", tiled{registers: true, lines: map[string]string{
+		"product": "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%d0, %d1, %d2, %d3}, {%a0, %a1, %a2, %a3}, " +
+			"%rd13, %p2, 1, 1, 0;\nmov.b32 %a1, 0; // guilty",
+	}}, ptxvm.Pending},
+	{"A is D of a product", tiled{lines: map[string]string{
+		"after": "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, {%d0, %d1, %d2, %d3}, " +
+			"%rd13, %p2, 1, 1, 0; // guilty",
+	}}, ptxvm.Pending},
+	{"no wgmma.fence", tiled{guilty: "product", lines: map[string]string{"arrive": ""}}, ptxvm.Race},
+	{"D is written after wgmma.fence", tiled{guilty: "product", lines: map[string]string{
+		"arrive": "wgmma.fence.sync.aligned; mov.f32 %d1, 0f00000000;",
+	}}, ptxvm.Race},
+	{
+		"D that was never written",
+		tiled{guilty: "product", keep: true, lines: map[string]string{"start": ""}},
+		ptxvm.Uninitialised,
+	},
+	{"no proxy fence", tiled{guilty: "product", lines: map[string]string{"fence": ""}}, ptxvm.Proxy},
+	{"a proxy fence before the write", tiled{guilty: "product", lines: map[string]string{
+		"fence": "fence.proxy.async; st.shared.v4.u32 [%rd9], {%r10, %r11, %r12, %r13};",
+	}}, ptxvm.Proxy},
+	{"a proxy fence after the barrier", tiled{guilty: "product", lines: map[string]string{
+		"fence": "bar.sync 0;", "barrier": "fence.proxy.async;",
+	}}, ptxvm.Proxy},
+	{"a proxy fence of one thread after the barrier", tiled{guilty: "product", lines: map[string]string{
+		"fence":   "setp.lt.s32 %p3, %r1, 32; @!%p3 fence.proxy.async;",
+		"barrier": "bar.sync 0; @%p3 fence.proxy.async; bar.warp.sync -1;",
+	}}, ptxvm.Proxy},
+	{"no barrier in the warp", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": again + "fence.proxy.async;",
+	}}, ptxvm.Race},
+	{"no barrier", tiled{guilty: "product", lines: map[string]string{"barrier": ""}}, ptxvm.Race},
+	{"a copy that was not waited for", tiled{guilty: "product", lines: map[string]string{
+		"fence": "cp.async.cg.shared.global [%rd9], [%rd8], 16; cp.async.commit_group; fence.proxy.async;",
+	}}, ptxvm.Pending},
+	{"B is overwritten before the wait", tiled{lines: map[string]string{
+		"after": "bar.sync 0;\n" + overwrite + "// guilty",
+	}}, ptxvm.Race},
+	{"B is copied to before the wait", tiled{lines: map[string]string{
+		"after": "bar.sync 0;\ncp.async.cg.shared.global [%rd9+9216], [%rd8], 16; // guilty",
+	}}, ptxvm.Race},
+	{"B is overwritten before others wait", tiled{lines: map[string]string{
+		"wait": "bar.sync 0; setp.ge.s32 %p3, %r1, 32; wgmma.wait_group.sync.aligned 0; @%p3 bra SKIP;\n" + overwrite +
+			"// guilty\nSKIP:",
+	}}, ptxvm.Race},
+	{"B is overwritten by the last that waits", tiled{lines: map[string]string{
+		"wait": "bar.sync 0; setp.lt.s32 %p3, %r1, 96; wgmma.wait_group.sync.aligned 0; @%p3 bra SKIP;\n" +
+			"st.shared.v4.u32 [%rd9+7680], {%r10, %r11, %r12, %r13}; // guilty\nSKIP:",
+	}}, ptxvm.Race},
+	{"A is in the tile of no one", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "add.s64 %rd11, %rd11, 8192;",
+	}}, ptxvm.Bounds},
+	{"no swizzle", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "shl.b64 %rd11, %rd11, 2; shr.u64 %rd11, %rd11, 2;",
+	}}, ptxvm.Descriptor},
+	{"another swizzle", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "mov.u64 %rd12, -9223372036854775808; or.b64 %rd13, %rd13, %rd12;",
+	}}, ptxvm.Descriptor},
+	{"a base offset", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "or.b64 %rd11, %rd11, 562949953421312;",
+	}}, ptxvm.Descriptor},
+	{"an address that is not shifted", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "or.b64 %rd11, %rd11, 16384;",
+	}}, ptxvm.Descriptor},
+	{
+		"rows across 128 bytes", tiled{guilty: "product", lines: map[string]string{
+			"descriptor": "add.s64 %rd11, %rd11, 7;",
+		}}, ptxvm.Descriptor,
+	},
+	{"lanes of another descriptor", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "and.b32 %r20, %r1, 2; cvt.u64.u32 %rd12, %r20; add.s64 %rd13, %rd13, %rd12;",
+	}}, ptxvm.Divergence},
+	{"warps of another descriptor", tiled{guilty: "product", lines: map[string]string{
+		"descriptor": "shr.u32 %r20, %r1, 6; mul.wide.u32 %rd12, %r20, 2; add.s64 %rd11, %rd11, %rd12;",
+	}}, ptxvm.Divergence},
+	{"lanes of another scale-d", tiled{guilty: "product", lines: map[string]string{
+		"scale": "setp.ge.s32 %p1, %r1, 0; setp.eq.s32 %p2, %r1, 3;",
+	}}, ptxvm.Divergence},
+	{"half of a warpgroup", tiled{guilty: "product", threads: 64}, ptxvm.Divergence},
+	{"a warp skips a product", tiled{lines: map[string]string{
+		"arrive": "wgmma.fence.sync.aligned; setp.lt.s32 %p3, %r1, 32; @%p3 bra SKIP;\n" + another + "// guilty\nSKIP:",
+	}}, ptxvm.Divergence},
+	{"a warp ends after fewer products", tiled{lines: map[string]string{
+		"after": "setp.lt.s32 %p3, %r1, 32; @%p3 bra SKIP;\n" + another + "\nSKIP:",
+		"wait":  "wgmma.wait_group.sync.aligned 0;\nret; // guilty",
+	}}, ptxvm.Divergence},
+	{"lanes skip a product", tiled{guilty: "product", lines: map[string]string{
+		"arrive": "wgmma.fence.sync.aligned; setp.lt.s32 %p3, %r1, 31; @!%p3 bra SKIP;", "after": "SKIP:",
+	}}, ptxvm.Divergence},
+}
+
+// Each is reported by its kind, at the guilty line.
+func TestWGMMA_Faults(t *testing.T) {
+	for _, tt := range mistakes {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.p.n == 0 {
+				tt.p.n = 8
+			}
+			_, err := tt.p.run(t, ptxvm.Options{})
+			var fault *ptxvm.Fault
+			if !errors.As(err, &fault) {
+				t.Fatalf("got %v, want a fault", err)
+			}
+			text := tt.p.text()
+			line := 1 + strings.Count(text[:strings.Index(text, "// guilty")], "\n")
+			if fault.Kind != tt.kind || fault.Line != line {
+				t.Errorf("got %v, want %s at line %d", err, tt.kind, line)
+			}
+		})
 	}
 }

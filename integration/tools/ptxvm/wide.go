@@ -64,7 +64,7 @@ func shuffle(w *warp, in *inst, m uint32) {
 
 // warpSync is bar.warp.sync: it orders the memory of its lanes.
 func warpSync(w *warp, _ *inst, _ uint32) {
-	if w.stamp>>syncShift&(1<<syncBits-1) < 1<<syncBits-1 {
+	if w.stamp>>syncShift&(1<<syncBits-1) < waited-1 {
 		w.stamp += 1 << syncShift
 	}
 }
