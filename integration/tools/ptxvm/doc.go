@@ -16,6 +16,12 @@
 // missing lanes, barriers that some threads miss, endless loops. An instruction that is
 // not known fails the load.
 //
+// Products of a warpgroup (wgmma, of bf16, with tiles of 128 swizzled bytes) are computed
+// when a warp starts them. What may happen to them up to the wait is checked: registers of a
+// product under way that others use, or that no wgmma.fence orders before it, shared memory
+// that is written while it may be read, or that a fence.proxy.async of its writer and a
+// barrier do not make visible, warps of a group that do not start the same products.
+//
 // Arithmetic is IEEE where PTX says so, with the same bits as a GPU. The .approx
 // functions are correctly rounded, or, with jitter, off by as much as hardware may be.
 // The accumulation of mma.sync, which PTX leaves open, follows a published model of the

@@ -18,8 +18,10 @@ const (
 	Pending       Kind = "copy pending"
 	ReadOnly      Kind = "read-only memory"
 	Race          Kind = "race"
+	Proxy         Kind = "proxy fence"
 	Divergence    Kind = "divergence"
 	Arithmetic    Kind = "unspecified result"
+	Descriptor    Kind = "matrix descriptor"
 	Budget        Kind = "instruction budget"
 )
 

@@ -14,7 +14,7 @@ func isWord(c byte) bool {
 }
 
 // lex splits the text. A mnemonic with its suffixes, a register and a number are one word
-// each; a minus before a digit belongs to its number.
+// each; a minus before a digit belongs to its number, :: to the mnemonic around it.
 func lex(text string) []token {
 	var tokens []token
 	line := 1
@@ -46,7 +46,12 @@ func lex(text string) []token {
 			i += end + 2
 		case isWord(c) || c == '-' && i+1 < len(text) && text[i+1] >= '0' && text[i+1] <= '9':
 			j := i + 1
-			for j < len(text) && isWord(text[j]) {
+			for j < len(text) {
+				if strings.HasPrefix(text[j:], "::") {
+					j++
+				} else if !isWord(text[j]) {
+					break
+				}
 				j++
 			}
 			tokens = append(tokens, token{text[i:j], line})

@@ -13,6 +13,8 @@ type compiler struct {
 	lines []string
 	s     *statement
 	used  []registers // of each instruction
+
+	products []int // instructions that are wgmma.mma_async
 }
 
 // compile decodes a kernel. It fails for every form that is not known.
@@ -38,6 +40,7 @@ func compile(p *program, k *kernel, lines []string) (err error) {
 		c.s.line = k.statements[n-1].line
 	}
 	k.code = append(k.code, c.instruction(c.s))
+	c.watch()
 	if i, name := unset(k.code, c.used, declared); i >= 0 {
 		c.s = &statement{line: k.code[i].line}
 		c.fail("register %s may be read before it is written", name)
@@ -88,9 +91,17 @@ func (c *compiler) layout() {
 			place(v, &k.shared, sharedStart)
 		}
 	}
+	k.maxShared = maxStatic
+	if strings.HasPrefix(c.p.target, "sm_90") {
+		k.maxShared = maxSharedHopper
+	}
 	if len(dynamic) > 0 {
 		k.dynamic = true
-		k.shared = (k.shared + 127) / 128 * 128
+		align := 128
+		for _, v := range dynamic {
+			align = max(align, v.align)
+		}
+		k.shared = (sharedStart+k.shared+align-1)/align*align - sharedStart
 		for _, v := range dynamic {
 			v.offset = k.shared
 		}
@@ -243,6 +254,8 @@ func (c *compiler) instruction(s *statement) inst {
 		c.wide(&in)
 	case "cp", "ldmatrix", "mma":
 		c.tensor(&in)
+	case "wgmma", "fence":
+		c.warpgroup(&in)
 	default:
 		c.unknown()
 	}

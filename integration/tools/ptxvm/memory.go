@@ -31,8 +31,9 @@ type region struct {
 	what     string
 	base     uint64
 	data     []byte
-	state    []byte // of each byte; nil: all are written
-	cells    []cell // of each two bytes; nil: no races are looked for
+	state    []byte  // of each byte; nil: all are written
+	cells    []cell  // of each two bytes; nil: no races are looked for
+	proxies  []proxy // of each two bytes, where products may read them
 	readOnly bool
 	freed    bool
 }
@@ -50,6 +51,8 @@ const (
 	epochBits  = 20
 	syncBits   = 10
 	threadBits = 10
+
+	waited = 1<<syncBits - 1 // in the place of the bar.warp.syncs: all of the warp waited for the access
 
 	threadShift = 2
 	syncShift   = threadShift + threadBits
@@ -97,6 +100,8 @@ func joined(before, now, floor stamp) stamp {
 		return now
 	case before.thread()/32 != now.thread()/32:
 		return now | oneBlock
+	case before.readers() != oneBlock && before>>syncShift != now>>syncShift: // ordered within the warp
+		return now
 	case before.thread() != now.thread():
 		return now | max(before.readers(), oneWarp)
 	}
@@ -312,6 +317,9 @@ func (w *warp) race(r *region, lane, at, n int, write bool) {
 	now, floor := w.stamp+stamp(lane)<<threadShift, w.block.floor
 	if r == w.block.shared { // what earlier blocks had is gone
 		floor = w.block.serial << serialShift
+	}
+	if write && r.proxies != nil {
+		w.overwrite(r, lane, at, n)
 	}
 	cells := r.cells[at/2 : (at+n+1)/2]
 	for i := range cells {

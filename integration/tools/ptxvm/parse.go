@@ -18,6 +18,8 @@ const (
 
 // program is a parsed module.
 type program struct {
+	target    string  // as .target names it
+	version   float64 // of the PTX ISA
 	variables map[string]*variable
 	kernels   map[string]*kernel
 	addresses map[string]uint64 // of const and global memory, once loaded
@@ -55,6 +57,8 @@ type kernel struct {
 	shared     int // bytes of static shared memory
 	local      int // bytes of local memory of a thread
 	dynamic    bool
+	maxShared  int    // bytes, static and dynamic
+	products   bool   // it has wgmma.mma_async
 	banks      [3]int // registers: 32-bit, 64-bit, predicates
 	scopes     []map[string]register
 	labels     map[string]int
@@ -181,10 +185,20 @@ func (ps *parser) integer() int {
 // directive reads what may stand outside of kernels.
 func (ps *parser) directive() {
 	switch word := ps.next(); word {
-	case ".version", ".target", ".address_size":
-		ps.next()
+	case ".version":
+		version, err := strconv.ParseFloat(ps.next(), 64)
+		if err != nil {
+			ps.at--
+			ps.fail("version %q; must be a number", ps.peek())
+		}
+		ps.p.version = version
+	case ".target", ".address_size":
+		first := ps.next()
 		for ps.accept(",") {
 			ps.next()
+		}
+		if word == ".target" {
+			ps.p.target = first
 		}
 	case ".visible", ".weak", ".extern":
 		if word == ".extern" {

@@ -254,11 +254,13 @@ func (vm *VM) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) (err 
 	return nil
 }
 
-// Limits of a launch, those of compute capability 8.0.
+// Limits of a launch, those of compute capability 8.0. Kernels for 9.0 may have all of its
+// shared memory, as if the attribute of the function that asks for it were set.
 const (
-	maxThreads = 1024
-	maxShared  = 48 << 10 // without an attribute of the function that no one sets here
-	maxBlocks  = 1<<serialBits - 2
+	maxThreads      = 1024
+	maxStatic       = 48 << 10 // bytes of shared memory that a text may declare
+	maxSharedHopper = 227 << 10
+	maxBlocks       = 1<<serialBits - 2
 )
 
 // check refuses what a driver would refuse.
@@ -274,9 +276,9 @@ func (k *kernel) check(g driver.Grid, args []driver.Arg) error {
 	case g.Blocks.Y > 65535 || g.Blocks.Z > 65535 || g.Blocks.X > 1<<31-1 || g.Blocks.Count() > maxBlocks:
 		return fmt.Errorf("a grid of %d x %d x %d blocks: %w", g.Blocks.X, g.Blocks.Y, g.Blocks.Z,
 			driver.ErrInvalidValue)
-	case g.Shared < 0 || k.shared+g.Shared > maxShared:
-		return fmt.Errorf("%d + %d bytes of shared memory; must be at most %d: %w", k.shared, g.Shared, maxShared,
-			driver.ErrResources)
+	case g.Shared < 0 || k.shared > maxStatic || k.shared+g.Shared > k.maxShared:
+		return fmt.Errorf("%d + %d bytes of shared memory; must be at most %d, of which static %d: %w", k.shared,
+			g.Shared, k.maxShared, maxStatic, driver.ErrResources)
 	case g.Shared > 0 && !k.dynamic:
 		return fmt.Errorf("%d bytes of dynamic shared memory, of which the kernel has none: %w", g.Shared,
 			driver.ErrInvalidValue)
@@ -297,6 +299,8 @@ type block struct {
 	serial stamp
 	floor  stamp // the first stamp of this launch
 	steps  int   // instructions left
+	all    []*warp
+	issues [][]issue // products so far of each warpgroup
 }
 
 func (vm *VM) launch(k *kernel, g driver.Grid, args []driver.Arg) {
@@ -314,14 +318,17 @@ func (vm *VM) launch(k *kernel, g driver.Grid, args []driver.Arg) {
 		binary.LittleEndian.PutUint64(b.params[v.offset:], uint64(args[i]))
 	}
 	b.shared = newRegion("shared memory", sharedStart, k.shared+g.Shared, vm.heap.checks)
-	warps := b.warps()
+	if k.products && b.shared.cells != nil {
+		b.shared.proxies = make([]proxy, len(b.shared.cells))
+	}
+	b.all = b.warps()
 	for z := range g.Blocks.Z {
 		for y := range g.Blocks.Y {
 			for x := range g.Blocks.X {
 				b.index = driver.Dim{X: x, Y: y, Z: z}
 				b.serial = vm.serial
 				vm.serial++
-				b.run(warps)
+				b.run()
 			}
 		}
 	}
@@ -354,8 +361,12 @@ func (b *block) warps() []*warp {
 }
 
 // run executes one block.
-func (b *block) run(warps []*warp) {
+func (b *block) run() {
+	warps := b.all
 	b.shared.renew()
+	if b.kernel.products {
+		b.issues = make([][]issue, (len(warps)+3)/4)
+	}
 	for _, w := range warps {
 		w.reset(b)
 		for name, slot := range b.kernel.specials {
@@ -378,6 +389,7 @@ func (b *block) run(warps []*warp) {
 			at = w.waiting
 		}
 		if at < 0 {
+			b.sameProducts()
 			return
 		}
 		if epoch >= 1<<epochBits {

@@ -536,6 +536,7 @@ func TestVM_LoadErrors(t *testing.T) {
 func FuzzLoadModule(f *testing.F) {
 	f.Add(kernel("st.global.u32 [%rd4], %r1;"))
 	f.Add(shared("LOOP: @%p1 bra LOOP; { .reg .b16 %t; mov.b32 {%t, %rs1}, %r1; }"))
+	f.Add(tiled{n: 8}.text())
 	f.Add(header + ".const .align 4 .f32 x[2] = {0f3F800000, 1};")
 	f.Add("/* \"")
 	f.Fuzz(func(t *testing.T, text string) {

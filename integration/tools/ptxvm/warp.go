@@ -24,6 +24,8 @@ type warp struct {
 	waiting int     // program counter of the barrier it waits at, or -1
 	stamp   stamp   // of lane 0 now
 	copies  [32][]asyncCopy
+	async   async
+	fences  [32][]stamp // when a lane executed fence.proxy.async
 
 	t32 v32 // scratch of instructions that some lanes skip
 	t64 v64
@@ -69,6 +71,7 @@ type inst struct {
 	signed     bool
 	wide       bool // a load into registers of 64 bits
 	hit        *region
+	touches    []touch // registers of products, in instructions that are none
 }
 
 // members says which lanes an instruction needs.
@@ -86,8 +89,9 @@ func (w *warp) reset(b *block) {
 	w.block, w.alive, w.waiting = b, w.start, -1
 	w.groups = append(w.groups[:0], group{lanes: w.start})
 	w.stamp = b.serial<<serialShift | stamp(w.first)<<threadShift
+	w.async.reset(b.kernel)
 	for i := range w.copies {
-		w.copies[i] = w.copies[i][:0]
+		w.copies[i], w.fences[i] = w.copies[i][:0], w.fences[i][:0]
 		if w.local[i] != nil {
 			w.local[i].renew()
 		}
@@ -186,6 +190,9 @@ func (w *warp) advance(g group, limit int) {
 			}
 			w.together(in, m)
 		}
+		if len(in.touches) > 0 && m != 0 {
+			w.touch(in, m)
+		}
 		switch in.control {
 		case plain:
 			if m != 0 {
@@ -254,6 +261,9 @@ func (w *warp) together(in *inst, m uint32) {
 }
 
 func (w *warp) exit(m uint32) {
+	if w.async.last > w.async.done && m != 0 {
+		w.fail(Pending, bits.TrailingZeros32(m), "the thread ends with products that were not waited for")
+	}
 	for rest := m; rest != 0; rest &= rest - 1 {
 		lane := bits.TrailingZeros32(rest)
 		if n := len(w.copies[lane]); n > 0 {

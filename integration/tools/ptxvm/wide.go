@@ -64,7 +64,7 @@ func shuffle(w *warp, in *inst, m uint32) {
 
 // warpSync is bar.warp.sync: it orders the memory of its lanes.
 func warpSync(w *warp, _ *inst, _ uint32) {
-	if w.stamp>>syncShift&(1<<syncBits-1) < 1<<syncBits-1 {
+	if w.stamp>>syncShift&(1<<syncBits-1) < waited-1 {
 		w.stamp += 1 << syncShift
 	}
 }
@@ -93,12 +93,9 @@ func ldmatrix(w *warp, in *inst, _ uint32) {
 // mma is mma.sync m16n8k16 of bf16 to float32: lists d, a, b, c.
 func mma(w *warp, in *inst, _ uint32) {
 	var a, b [16][16]uint32 // rows of A, columns of B, as float32 bits
+	w.rows(&a, in.list[1])
 	for lane := range 32 {
 		g, t := lane>>2, 2*(lane&3)
-		for i, slot := range in.list[1] {
-			row, k, x := g+8*(i&1), t+8*(i>>1), w.r32[slot][lane]
-			a[row][k], a[row][k+1] = x<<16, x&0xffff0000
-		}
 		for i, slot := range in.list[2] {
 			x := w.r32[slot][lane]
 			b[g][t+8*i], b[g][t+8*i+1] = x<<16, x&0xffff0000
@@ -114,6 +111,17 @@ func mma(w *warp, in *inst, _ uint32) {
 	}
 	for i, slot := range in.list[0] {
 		w.r32[slot] = out[i]
+	}
+}
+
+// rows unpacks the fragments of 16 rows of A.
+func (w *warp) rows(a *[16][16]uint32, slots []int) {
+	for lane := range 32 {
+		g, t := lane>>2, 2*(lane&3)
+		for i, slot := range slots {
+			row, k, x := g+8*(i&1), t+8*(i>>1), w.r32[slot][lane]
+			a[row][k], a[row][k+1] = x<<16, x&0xffff0000
+		}
 	}
 }
 
