@@ -242,7 +242,7 @@ answer "a run of 2 layers with --compile, nothing compiled before" \
 section "SD3.5 medium: dtypes and rows" "$all" differences
 say
 say "The velocity of 4 rows at the default size, relative L2: from that in f32, of each row alone from its row of a"
-say "call, and of the same call again. GiB: what torch reserved at most. All of this ran at once: no time in it is a figure."
+say "call, and of the same call again. GiB: what torch reserved at most. All of it ran at once: no time is a figure."
 
 # bench KEY SECONDS FLAGS...: one section of times.
 bench() {
