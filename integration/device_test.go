@@ -93,3 +93,37 @@ func TestDevice_ScriptWithoutGPU(t *testing.T) {
 		t.Errorf("no run on the CPU in\n%s", text)
 	}
 }
+
+// So does the one for the torch engine, where Python has no torch: none of its lines waits for what cannot come.
+func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
+	t.Parallel()
+	report := filepath.Join(t.TempDir(), "gpu-torch.md")
+	c := exec.Command("bash", filepath.Join(root, "deploy", "bench", "gpu-torch.sh"), filepath.Dir(program(t, "meander")),
+		report)
+	c.Env = append(os.Environ(), "PYTHON=false")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	data, err := os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	for _, line := range []string{
+		"sd3 in f32", "wan in bf16, deterministic", "networks, media and rows", "rows that do not fit", "a run of 2 layers",
+	} {
+		i := strings.Index(text, "| "+line)
+		if i < 0 {
+			t.Errorf("no line %q", line)
+			continue
+		}
+		if row, _, _ := strings.Cut(text[i:], "\n"); !strings.Contains(row, "**not measured**: needs ") {
+			t.Errorf("%s: does not say what it needs", row)
+		}
+	}
+	for _, section := range []string{"SD3.5 medium: dtypes and rows", "What a call costs", "Qwen-Image, 8 of 60 layers"} {
+		if _, after, ok := strings.Cut(text, "## "+section); !ok || !strings.Contains(after, "**not measured to its end**") {
+			t.Errorf("%s: missing, or does not say what it needs", section)
+		}
+	}
+}

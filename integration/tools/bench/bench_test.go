@@ -193,6 +193,18 @@ func TestBenchTorch(t *testing.T) {
 			t.Errorf("%q is not once in the report:\n%s", want, &out)
 		}
 	}
+	b.calls, b.compile = 0, true
+	out.Reset()
+	if err := b.run(t.Context(), &out, &stderr); err != nil || strings.Contains(out.String(), "A call there and back") ||
+		strings.Count(out.String(), "\n| 3 | worker, compiled | ") != 1 {
+		t.Errorf("%v without calls, with --compile:\n%s", err, &out)
+	}
+	b.calls, b.rounds = 3, 0
+	out.Reset()
+	if err := b.run(t.Context(), &out, &stderr); err != nil || !strings.Contains(out.String(), "A call there and back") ||
+		strings.Contains(out.String(), "A call of the network") {
+		t.Errorf("%v without rounds:\n%s", err, &out)
+	}
 	b.python = "/does/not/exist"
 	if err := b.run(t.Context(), &out, &stderr); exitCode(err) != exitUsage {
 		t.Errorf("%v without a Python, want a usage error", err)
@@ -259,6 +271,8 @@ func TestBenchUsage(t *testing.T) {
 		{"swarm", "--samplers", "0"},
 		{"torch", "--model", "synthetic"},
 		{"torch", "--batch", "0"},
+		{"torch", "--rounds", "-1"},
+		{"torch", "--rounds", "0", "--calls", "0"},
 	} {
 		if got := exitCode(execute(t.Context(), line)); got != exitUsage {
 			t.Errorf("%q: exit status %d, want %d", line, got, exitUsage)

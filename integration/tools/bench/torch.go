@@ -30,6 +30,7 @@ type torchBench struct {
 	prompt                             string
 	batches                            []int
 	runs, steps, rounds, calls         int
+	compile                            bool
 	bodies                             []torchBody
 
 	dir string
@@ -53,9 +54,11 @@ func benchTorchCommand() *cobra.Command {
 port, by a worker that gives latents back; calls of the network, and whole runs of samples without events,
 by our own engine where it computes the model, by a worker, and by one with --deterministic. Rounds of all
 take turns, so that other work on the machine disturbs them alike. Each computes on one thread of the CPU;
-on another device our own engine is left out. The report is Markdown.`,
+on another device our own engine is left out. --calls 0 or --rounds 0 leaves out one of the two halves. The
+report is Markdown.`,
 		Example: `  bench torch
-  bench torch --device cuda:0 --model ./sd35 --steps 28`,
+  bench torch --device cuda:0 --model ./sd35 --steps 28
+  bench torch --device cuda:0 --model ./sd35 --calls 0 --compile`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return b.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
@@ -73,16 +76,20 @@ on another device our own engine is left out. The report is Markdown.`,
 	f.IntSliceVar(&b.batches, "batch", []int{1, 2, 4, 8}, "rows of a call")
 	f.IntVar(&b.runs, "samples", 8, "samples of a run")
 	f.IntVar(&b.steps, "steps", 10, "denoising steps of a run")
-	f.IntVar(&b.rounds, "rounds", 7, "measured rounds of each engine; the medians are reported")
-	f.IntVar(&b.calls, "calls", 100, "measured calls of each size of body")
+	f.IntVar(&b.rounds, "rounds", 7, "measured rounds of each engine, of which the medians are reported; 0: none")
+	f.IntVar(&b.calls, "calls", 100, "measured calls of each size of body; 0: none")
+	f.BoolVar(&b.compile, "compile", false, "a third worker, with --compile: it starts slowly")
 	return c
 }
 
 func (b *torchBench) run(ctx context.Context, out, stderr io.Writer) (err error) {
 	if err := errors.Join(checkPositive("batch", b.batches, 64), checkPositive("samples", []int{b.runs}, 32),
-		checkPositive("steps", []int{b.steps}, 1000), checkPositive("rounds", []int{b.rounds}, 10000),
-		checkPositive("calls", []int{b.calls}, 100_000)); err != nil {
+		checkPositive("steps", []int{b.steps}, 1000)); err != nil {
 		return usage(err)
+	}
+	if b.rounds < 0 || b.calls < 0 || b.rounds > 10_000 || b.calls > 100_000 || b.rounds+b.calls == 0 {
+		return usage(fmt.Errorf("--rounds, --calls: %d, %d; must be 0 to 10000 and 0 to 100000, and one of them positive",
+			b.rounds, b.calls))
 	}
 	if b.dir, _, err = families.All().Find(b.model); err != nil || b.dir == "" {
 		return usage(errors.Join(err, fmt.Errorf("--model: %s; must be a folder in the diffusers layout", b.model)))
@@ -93,8 +100,13 @@ func (b *torchBench) run(ctx context.Context, out, stderr io.Writer) (err error)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(sockets)) }()
 	fmt.Fprintf(out, "%s\n", machine())
-	if err := b.overhead(ctx, out, stderr, sockets); err != nil {
-		return err
+	if b.calls > 0 {
+		if err := b.overhead(ctx, out, stderr, sockets); err != nil {
+			return err
+		}
+	}
+	if b.rounds == 0 {
+		return nil
 	}
 	return b.network(ctx, out, stderr, sockets)
 }

@@ -44,7 +44,11 @@ func (b *torchBench) network(ctx context.Context, out, stderr io.Writer, sockets
 			engines = append(engines, torchEngine{"meander", own, cpuSeconds})
 		}
 	}
-	for i, way := range [][]string{{"worker"}, {deterministicWorker, "--deterministic"}} {
+	ways := [][]string{{"worker"}, {deterministicWorker, "--deterministic"}}
+	if b.compile {
+		ways = append(ways, []string{"worker, compiled", "--compile"})
+	}
+	for i, way := range ways {
 		w, err := b.start(ctx, stderr, append([]string{
 			"-m", "meander.torch", "--socket", filepath.Join(sockets, fmt.Sprint("worker-", i)),
 			"--device", b.device, "--dtype", b.dtype, "--threads", "1",

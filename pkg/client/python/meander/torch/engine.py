@@ -262,11 +262,13 @@ def _prepare(settings: Settings, dtype: str) -> None:
     """Settings of torch for the whole process."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if dtype == "f32" or settings.deterministic:
+        # torch lets convolutions take TF32, whose 10 bits are far from what verify allows of f32.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if not settings.deterministic:
         return
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     # One kernel of attention for each dtype: flash takes no float32.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cuda.enable_flash_sdp(dtype != "f32")

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLINE="1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as the worker has it: deterministic engines need it
 sys.path.insert(0, str(Path(__file__).parent))
 
 NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b", "wan-two", "hunyuan-video", "ltx")
+DEVICE = os.environ.get("MEANDER_TEST_DEVICE", "cpu")  # of the tests in this process, such as cuda:0
 SIGNS = Path(__file__).parents[5] / "deploy/models/signs"
 
 
@@ -38,6 +40,7 @@ def pipelines(folders):
         if name not in kept:
             kept[name] = diffusers.DiffusionPipeline.from_pretrained(folders[name], dtype=torch.float32)
             kept[name].set_progress_bar_config(disable=True)
+            kept[name].to(DEVICE)
         return kept[name]
 
     return get
@@ -57,8 +60,8 @@ def workers(folders):
         if (name, deterministic) not in kept:
             family = families.find(Folder(folders[name]))
             family.check()
-            worker = kept[name, deterministic] = Worker(family, "cpu", "f32", deterministic)
-            worker.load(lambda say: Engine(family, Settings("cpu", "f32", deterministic=deterministic, threads=1), say))
+            worker = kept[name, deterministic] = Worker(family, DEVICE, "f32", deterministic)
+            worker.load(lambda say: Engine(family, Settings(DEVICE, "f32", deterministic=deterministic, threads=1), say))
             assert worker.error is None, worker.error
         return kept[name, deterministic]
 

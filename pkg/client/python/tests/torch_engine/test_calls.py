@@ -496,6 +496,18 @@ def test_device_and_dtype_are_chosen(folders, dial, monkeypatch):
         assert Engine(family, Settings(dtype="f32", threads=1)).dtype == "f32"
 
 
+@pytest.mark.parametrize(("dtype", "allowed"), [("f32", False), ("bf16", True)])
+def test_float32_is_float32(folders, dtype, allowed):
+    """Convolutions of a GPU would round to TF32 by default, and a row beside others differ by more than verify allows."""
+    kept = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = True
+        Engine(families.find(Folder(folders["sd3"])), Settings("cpu", dtype, threads=1))
+        assert torch.backends.cudnn.allow_tf32 == allowed
+    finally:
+        torch.backends.cudnn.allow_tf32 = kept
+
+
 def test_text_encoders_on_a_device_of_their_own(folders, dial):
     family = families.find(Folder(folders["flux1"]))
     worker = Worker(family, "cpu", "bf16", encoders="cpu:0")

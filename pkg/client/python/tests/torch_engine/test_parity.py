@@ -44,7 +44,7 @@ def zeroed(network):
 
 
 def relative(a, b):
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    a, b = (np.asarray(v.cpu() if isinstance(v, torch.Tensor) else v, np.float64) for v in (a, b))
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
@@ -97,7 +97,7 @@ def sample(pipe, name, z, output, frames):
         num_inference_steps=STEPS,
         latents=torch.from_numpy(z.copy()),
         output_type=output,
-        callback_on_step_end=lambda p, i, t, kw: (taken.append(p.scheduler.sigmas.numpy().copy()), kw)[1],
+        callback_on_step_end=lambda p, i, t, kw: (taken.append(p.scheduler.sigmas.cpu().numpy().copy()), kw)[1],
         return_dict=False,
         **call,
     )[0]
@@ -121,7 +121,7 @@ def agree(name, client, pipe):
     z = as_pipelines(name, card, x, frames)
     final, sigmas = sample(pipe, name, z, "latent", frames)
     ours = roll(client, card, x, sigmas, 1.0 if name in UNGUIDED else 4.5)
-    theirs = final.numpy()
+    theirs = final.cpu().numpy()
     error = relative(ours if theirs.ndim == 3 else as_pipelines(name, card, ours, frames), theirs)
     pixels, _ = sample(pipe, name, z, "np", frames)
     media = client.decode(ours[0], HEIGHT, WIDTH)
@@ -211,7 +211,7 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
     media = np.random.default_rng(0).uniform(-1, 1, (frames, HEIGHT, WIDTH, 3)).astype(np.float32)
     _, out = client("encode_media", {"frames": frames, "height": HEIGHT, "width": WIDTH}, {"media": media})
     pipe = pipelines(name)
-    vae, pixels = pipe.vae, torch.from_numpy(media).permute(0, 3, 1, 2)
+    vae, pixels = pipe.vae, torch.from_numpy(media).permute(0, 3, 1, 2).to(pipe.device)
     with torch.no_grad():
         if name in VIDEOS or name in ("qwen-image", "signs"):
             z = vae.encode(pixels.transpose(0, 1)[None]).latent_dist.mode()
@@ -221,7 +221,7 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
             z = pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
         elif getattr(vae.config, "latents_mean", None):
             mean, std = (
-                torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
+                z.new_tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
             )
             z = (z - mean) / std
         elif name == "flux2":
@@ -232,7 +232,7 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
         ours = lines(out["x"][None], HEIGHT // 16, WIDTH // 16)
     else:
         ours = grid(out["x"][None], card, frames).reshape(z.shape)
-    assert relative(ours, z.numpy()) < TOLERANCE
+    assert relative(ours, z) < TOLERANCE
 
 
 def test_each_expert_has_its_sigmas(dial):
