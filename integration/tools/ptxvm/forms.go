@@ -223,12 +223,29 @@ func (c *compiler) jump(in *inst) {
 // wide is what a warp or a block does together.
 func (c *compiler) wide(in *inst) {
 	switch c.s.op {
-	case "bar.sync", "barrier.sync", "barrier.sync.aligned":
+	case "bar.sync", "bar.arrive":
+		if len(c.s.operands) == 2 || c.s.op == "bar.arrive" {
+			o := c.count(2)
+			in.list[0] = []int{c.source(o[0], bank32), c.source(o[1], bank32)}
+			in.need, in.run, c.k.named = livingLane, arrive, true
+			if c.s.op == "bar.sync" {
+				in.control = barrier
+			}
+			return
+		}
+		fallthrough
+	case "barrier.sync", "barrier.sync.aligned":
 		o := c.count(1)
 		if o[0].imm == nil || *o[0].imm > 15 {
 			c.fail("barrier %s; must be a number from 0 to 15", o[0].original)
 		}
 		in.control, in.need, in.imm = barrier, livingLane, *o[0].imm
+	case "setmaxnreg.inc.sync.aligned.u32", "setmaxnreg.dec.sync.aligned.u32":
+		o := c.count(1)
+		if o[0].imm == nil || *o[0].imm < 24 || *o[0].imm > 256 || *o[0].imm%8 != 0 {
+			c.fail("%s registers; must be a multiple of 8 from 24 to 256", o[0].original)
+		}
+		in.need, in.run = everyLane, func(*warp, *inst, uint32) {} // registers are not counted
 	case "bar.warp.sync":
 		o := c.count(1)
 		in.c, in.need, in.run = c.source(o[0], bank32), maskLanes, warpSync

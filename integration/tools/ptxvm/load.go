@@ -250,7 +250,7 @@ func (c *compiler) instruction(s *statement) inst {
 		c.jump(&in)
 	case "mov":
 		c.pack(&in)
-	case "bar", "barrier", "shfl", "activemask":
+	case "bar", "barrier", "shfl", "activemask", "setmaxnreg":
 		c.wide(&in)
 	case "cp", "ldmatrix", "mma":
 		c.tensor(&in)

@@ -59,6 +59,7 @@ type kernel struct {
 	dynamic    bool
 	maxShared  int    // bytes, static and dynamic
 	products   bool   // it has wgmma.mma_async
+	named      bool   // it has barriers with a number of threads
 	banks      [3]int // registers: 32-bit, 64-bit, predicates
 	scopes     []map[string]register
 	labels     map[string]int

@@ -3,6 +3,7 @@ package ptxvm
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"strings"
 	"sync/atomic"
 
@@ -301,6 +302,73 @@ type block struct {
 	steps  int   // instructions left
 	all    []*warp
 	issues [][]issue // products so far of each warpgroup
+	named  [16]meeting
+	epoch  stamp // of the last barrier with a number of threads
+}
+
+// meeting is a barrier with a number of threads: who has arrived since it last opened, and who waits.
+type meeting struct {
+	threads, arrived int
+	waiting          []*warp
+}
+
+// arrive is bar.sync and bar.arrive with a number of threads: the warp arrives, and has to wait unless it is the last.
+// That orders memory as a barrier of the whole block would: of warps that do not meet here a race can go unseen.
+func arrive(w *warp, in *inst, m uint32) {
+	lane, b := bits.TrailingZeros32(m), w.block
+	id, threads := w.r32[in.list[0][0]], w.r32[in.list[0][1]]
+	for rest := m; rest != 0; rest &= rest - 1 {
+		if l := bits.TrailingZeros32(rest); id[l] != id[lane] || threads[l] != threads[lane] {
+			w.fail(Divergence, l, "barrier %d for %d threads, and %d for %d of lane %d", id[l], threads[l], id[lane], threads[lane],
+				lane)
+		}
+	}
+	if id[lane] > 15 || threads[lane] == 0 || threads[lane]%32 != 0 {
+		w.fail(Divergence, lane, "barrier %d for %d threads; must be 0 to 15, for a multiple of 32", id[lane], threads[lane])
+	}
+	at := &b.named[id[lane]]
+	if at.arrived > 0 && at.threads != int(threads[lane]) {
+		w.fail(Divergence, lane, "barrier %d for %d threads; it is for %d of others", id[lane], threads[lane], at.threads)
+	}
+	at.threads = int(threads[lane])
+	if at.arrived += 32; in.control == barrier {
+		at.waiting = append(at.waiting, w)
+	}
+	if at.arrived < at.threads {
+		return
+	}
+	if b.epoch++; b.epoch >= 1<<epochBits {
+		w.fail(Budget, 0, "more than %d barriers", 1<<epochBits-1)
+	}
+	for _, one := range at.waiting {
+		one.synced(b.epoch)
+	}
+	*at = meeting{}
+}
+
+// meet runs the warps of a block with such barriers in turn until all have ended.
+func (b *block) meet() {
+	b.named, b.epoch = [16]meeting{}, 0
+	for ran := true; ran; {
+		ran = false
+		for _, w := range b.all {
+			if w.alive != 0 && w.waiting < 0 {
+				w.run()
+				ran = true
+			}
+		}
+	}
+	for _, w := range b.all {
+		if w.waiting >= 0 {
+			w.at = &b.kernel.code[w.waiting]
+			w.fail(Divergence, 0, "waits for threads that do not come")
+		}
+	}
+	for id, at := range b.named {
+		if at.arrived > 0 {
+			b.all[0].fail(Divergence, 0, "%d threads arrived at barrier %d, and nobody waited", at.arrived, id)
+		}
+	}
 }
 
 func (vm *VM) launch(k *kernel, g driver.Grid, args []driver.Arg) {
@@ -375,6 +443,11 @@ func (b *block) run() {
 				w.r32[slot][lane] = uint32(f(b, w.first+lane, lane))
 			}
 		}
+	}
+	if b.kernel.named {
+		b.meet()
+		b.sameProducts()
+		return
 	}
 	for epoch := stamp(1); ; epoch++ {
 		at := -1

@@ -204,6 +204,9 @@ func (w *warp) advance(g group, limit int) {
 			if m != 0 {
 				w.waiting = g.pc - 1
 				w.groups = append(w.groups, g)
+				if in.run != nil {
+					in.run(w, in, m)
+				}
 				return
 			}
 		case exit:

@@ -162,7 +162,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	}
 	if dev.bf16 && !o.Deterministic {
 		// Without a library the kernels do it.
-		if dev.products, err = d.(*locked).Products(); err != nil {
+		if dev.products, err = d.(*locked).Products(); err != nil && err != driver.ErrUnsupported { //nolint:errorlint // what has no library lacks none
 			dev.slow = append(dev.slow, err)
 		}
 	}

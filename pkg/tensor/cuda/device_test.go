@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"context"
 	"errors"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 	"github.com/meander-rl/meander/pkg/tensor/reference"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
@@ -39,10 +41,12 @@ func TestDevice_Conformance(t *testing.T) { tensortest.Run(t, newDevice(t, ptxvm
 // With factors in bf16 an operation is off by their rounding, whichever way a tensor core
 // adds and whatever its approximations are.
 func TestDevice_ConformanceInBF16(t *testing.T) {
-	modes := []ptxvm.Options{{Numerics: ptxvm.Ampere, Jitter: true}, {Numerics: ptxvm.Hopper}, {}}
+	modes := []ptxvm.Options{{Numerics: ptxvm.Ampere, Jitter: true}, {Numerics: ptxvm.Hopper, Capability: 90}, {}}
 	var devices []*cuda.Device
+	launched := map[string]bool{}
+	note := func(kernel string, _ time.Duration) { launched[kernel] = true }
 	for _, o := range modes {
-		d, err := cuda.New(ptxvm.New(o), cuda.Options{Factors: tensor.BF16})
+		d, err := cuda.New(ptxvm.New(o), cuda.Options{Factors: tensor.BF16, Profile: note})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,13 +59,48 @@ func TestDevice_ConformanceInBF16(t *testing.T) {
 	for i, cs := range tensortest.Cases() {
 		t.Run(cs.Name, func(t *testing.T) {
 			want := cs.Output(t, reference.Device{}, false, false)
+			on := devices[i%len(devices) : i%len(devices)+1]
+			if strings.HasPrefix(cs.Name, "attention/") {
+				on = devices[:2] // Hopper has kernels of its own for it
+			}
 			for _, factors := range []bool{false, true} {
-				got := cs.Output(t, devices[i%len(devices)], false, factors)
-				if e := distance(got, want); len(want) > 0 && !(e < 1e-2) {
-					t.Errorf("relative L2 distance %.3g, want less than 0.01; operands are factors: %v", e, factors)
+				for _, d := range on {
+					if e := distance(cs.Output(t, d, false, factors), want); len(want) > 0 && !(e < 1e-2) {
+						t.Errorf("relative L2 distance %.3g, want less than 0.01; operands are factors: %v", e, factors)
+					}
 				}
 			}
 		})
+	}
+	everyKernel(t, launched, note)
+}
+
+// everyKernel checks that the cases launch each kernel that there is: those of float32 without bf16, the ends of products
+// beside a library.
+func everyKernel(t *testing.T, launched map[string]bool, note func(kernel string, took time.Duration)) {
+	t.Helper()
+	unchecked := ptxvm.New(ptxvm.Options{Unchecked: true})
+	for d, o := range map[driver.Driver]cuda.Options{
+		unchecked: {Profile: note}, &multiplier{Driver: ptxvm.New(ptxvm.Options{})}: {Profile: note, Factors: tensor.BF16},
+	} {
+		d, err := cuda.New(d, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		for _, cs := range tensortest.Cases() {
+			if o.Factors == "" || strings.HasPrefix(cs.Name, "linear/") {
+				cs.Output(t, d, false, false)
+			}
+		}
+	}
+	entries := regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`)
+	for _, ptx := range [][]byte{kernels.PTX, kernels.Hopper} {
+		for _, m := range entries.FindAllSubmatch(ptx, -1) {
+			if name := string(m[1]); !launched[name] {
+				t.Errorf("no case launches %s", name)
+			}
+		}
 	}
 }
 

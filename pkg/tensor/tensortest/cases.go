@@ -192,7 +192,7 @@ func cacheCase(causal bool) func(c *call) tensor.Matrix {
 func rowCases() []Case {
 	var cases []Case
 	add := func(name, op string, run func(c *call, m, n int) tensor.Matrix) {
-		for _, s := range [][2]int{{1, 1}, {3, 16}, {7, 33}, {5, 96}, {300, 100}} {
+		for _, s := range [][2]int{{1, 1}, {3, 16}, {7, 33}, {5, 96}, {300, 100}, {7, 32}, {5, 64}, {3, 128}, {2, 2112}} {
 			cases = append(cases, Case{name + "/" + shape(s[0], s[1]), op, 0, func(c *call) tensor.Matrix { return run(c, s[0], s[1]) }})
 		}
 	}

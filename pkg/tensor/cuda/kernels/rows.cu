@@ -149,7 +149,7 @@ KERNEL(128) layer_norm_wide(void* dst, int dst_stride, const void* x, int x_stri
         v[i][j] = v[i][j] - mean;
         squares = fma(v[i][j], v[i][j], squares);
       }
-  float deviation = root(divide(block_sum(parts[1], squares), (float)cols) + eps);
+  float factor = divide(1.0f, root(divide(block_sum(parts[1], squares), (float)cols) + eps));
   int g = group ? group[row] : 0;
 #pragma unroll
   for (int i = 0; i < MOST; i++) {
@@ -159,7 +159,7 @@ KERNEL(128) layer_norm_wide(void* dst, int dst_stride, const void* x, int x_stri
       get8(by, scale, 0, (u64)g * scale_stride + col);
       get8(plus, shift, 0, (u64)g * shift_stride + col);
 #pragma unroll
-      for (int j = 0; j < 8; j++) v[i][j] = fma(divide(v[i][j], deviation), 1.0f + by[j], plus[j]);
+      for (int j = 0; j < 8; j++) v[i][j] = fma(v[i][j] * factor, 1.0f + by[j], plus[j]);
       put8(dst, types & DST_BF16, to + col, v[i]);
     }
   }
@@ -172,17 +172,17 @@ KERNEL(128) norm_rope_wide(void* dst, int dst_stride, const void* x, int x_strid
   int lanes = half / 4, item = (block_x() * 128 + thread_x()) / lanes, col = thread_x() % lanes * 8;
   bool there = item < rows * heads; // all lanes exchange their sums
   int row = there ? item / heads : 0, first = there ? (item - row * heads) * 2 * half : 0, at = table_rows ? table_rows[row] : row;
-  float v[8], by[8], squares = 0;
-  get8(v, x, types & X_BF16, (u64)row * x_stride + first + col);
+  float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, by[8], squares = 0;
+  if (there) get8(v, x, types & X_BF16, (u64)row * x_stride + first + col);
   get8(by, w, 0, col);
 #pragma unroll
   for (int j = 0; j < 8; j++) squares = fma(v[j], v[j], squares);
   for (int m = lanes / 2; m > 0; m /= 2) squares = squares + from_partner(squares, m);
-  float divisor = root(divide(squares, (float)(2 * half)) + eps);
+  float factor = divide(1.0f, root(divide(squares, (float)(2 * half)) + eps));
   if (!there) return;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    float a = divide(v[2 * j], divisor) * by[2 * j], b = divide(v[2 * j + 1], divisor) * by[2 * j + 1];
+    float a = v[2 * j] * factor * by[2 * j], b = v[2 * j + 1] * factor * by[2 * j + 1];
     float c = cosines[(u64)at * cos_stride + col / 2 + j], s = sines[(u64)at * sin_stride + col / 2 + j];
     v[2 * j] = fma(-b, s, a * c);
     v[2 * j + 1] = fma(a, s, b * c);
