@@ -34,7 +34,7 @@ line() {
 	status=$?
 	printf '== %s: exit status %s\n%s\n' "$name" "$status" "$out" >>"${report%.md}.log"
 	local found
-	found=$(grep -E -- "$pattern" <<<"$out" | tail -n 1 | tr '|' '/' | sed 's/^ *//')
+	found=$(grep -E -- "$pattern" <<<"$out" | tail -n 1 | tr '|' '/' | sed -E 's/^ *([a-z_]+_test\.go:[0-9]+: )?//')
 	if [ $status -eq 0 ] && [ -n "$found" ]; then
 		say "| $name | $found |"
 		return
