@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
-	lines generate generate-check ptx golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -191,6 +191,14 @@ ptx: ## compile the CUDA kernels (needs clang-19)
 		-O3 -ffp-contract=off -S kernels.cu -o sm_80.ptx && \
 	$(CLANG) -x cuda --cuda-device-only -nocudainc -nocudalib --cuda-gpu-arch=sm_90a --cuda-feature=+ptx80 \
 		-O3 -ffp-contract=off -S hopper.cu -o sm_90a.ptx && LC_ALL=C sha256sum *.cu *.cuh *.ptx | LC_ALL=C sort -k 2 > SUMS
+
+# The package is 40 MB, and needs neither a GPU nor CUDA.
+build/ptxas/ok:
+	$(PYTHON) -m pip install --quiet --no-deps --target build/ptxas nvidia-cuda-nvcc-cu12==12.9.86
+	chmod +x build/ptxas/nvidia/cuda_nvcc/bin/ptxas && touch $@
+
+ptxas: build/ptxas/ok ## NVIDIA's assembler on the compiled kernels: registers, no spills (Python)
+	go test -count=1 -v -run '^TestPTX_Assembles$$' ./pkg/tensor/cuda/kernels
 
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check
