@@ -1,14 +1,18 @@
-// Flash attention for GPUs of compute capability 9.0 (Hopper): products of a warpgroup, which run beside the
-// instructions that follow them and read their factors from shared memory. What it computes is what attention_bf16
-// does; see flash in mma.cu for the lists.
+// Flash attention for GPUs of compute capability 9.0 (Hopper). Products of a warpgroup (wgmma) read their factors from
+// shared memory and run beside the instructions that follow them. What is computed, and the lists of queries and keys,
+// are those of flash in mma.cu.
 //
-// A block of two warpgroups takes up to 128 queries, 64 each, of one head, and keys in chunks of 128. While the scores
-// of a chunk become weights, the product of the weights before and their values runs. Tiles are panels of 64 columns,
-// whose rows have 128 bytes; 16 of them lie at their place XOR the row (modulo 8), as the products want it.
+// A block takes up to 128 queries of one head, and keys in chunks of 128. Two warpgroups have 64 queries each; a third
+// one loads keys and values into stages of shared memory, so that neither of the two waits for the other. While the
+// scores of a chunk become weights, the product of the weights before and their values runs.
+//
+// A tile of shared memory is panels of 64 columns: rows of 128 bytes, in which 16 bytes lie at their place XOR the row
+// (modulo 8), as the products want it.
 #include "common.cuh"
 
 enum { QUERIES = 128, CHUNK = 128, LOADERS = 128, THREADS = LOADERS + 2 * 128, PANEL = 128 * 128 };
 
+// Copies 16 bytes to shared memory.
 DEVICE void copy_whole(u64 to, u64 from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(to), "l"(from) : "memory");
 }
@@ -131,7 +135,7 @@ struct Piece {
 #pragma unroll
       for (int i = 0; i < ROWS; i++) copy_whole(to + i * AT_ONCE * 128, from + (u64)(u32)list[i * AT_ONCE] * step);
     } else {
-      asm volatile("");
+      asm volatile(""); // a branch: most chunks are whole
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
         int row = first + i * AT_ONCE < n ? list[i * AT_ONCE] : 0;
@@ -148,8 +152,8 @@ DEVICE void load_queries(u64 tile, const bf16* q, int stride, const int* queries
 #pragma unroll
   for (int i = 0; i < Piece<D>::ROWS / 2; i++) {
     int row = piece.first + i * Piece<D>::AT_ONCE;
-    copy16(tile + piece.place + i * Piece<D>::AT_ONCE * 128, q + piece.column + (row < n ? (u64)queries[3 * row] * stride : 0),
-           row < n ? piece.bytes : 0);
+    copy16(tile + piece.place + i * Piece<D>::AT_ONCE * 128,
+           q + piece.column + (row < n ? (u64)queries[3 * row] * stride : 0), row < n ? piece.bytes : 0);
   }
   commit();
   wait<0>();
@@ -197,6 +201,7 @@ DEVICE void weigh(float (&s)[64], Rows& r, float (&shrink)[2], int chunk, bool c
   }
 }
 
+// s is the scores of 64 queries and a chunk of keys; the words describe their tiles.
 template <int D>
 DEVICE void score(float (&s)[64], u32 q, u32 k) {
 #pragma unroll
@@ -206,6 +211,7 @@ DEVICE void score(float (&s)[64], u32 q, u32 k) {
   }
 }
 
+// Adds the values of a chunk by their weights p to acc.
 template <int N>
 DEVICE void add_values(float (&acc)[N], const u32 (&p)[8][4], u32 v) {
 #pragma unroll
@@ -230,7 +236,8 @@ enum { STAGES = 3, FULL = 1, EMPTY = FULL + 2 * STAGES };
 DEVICE void arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 DEVICE void await(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-// Chunk c of keys and chunk c - 1 of values share a stage: they are used together.
+// What the loaders do: chunk c of keys and chunk c - 1 of values share a stage, since they are used together. A stage is
+// announced when the next one is under way.
 template <int D>
 DEVICE void load_chunks(u64 stages, const bf16* k, int k_stride, const bf16* v, int v_stride, const int* keys, int most,
                         int chunks, int d) {
@@ -321,7 +328,7 @@ DEVICE void flash_wgmma(void* dst, int dst_stride, const bf16* q, int q_stride, 
       if (c + STAGES <= chunks) arrive(EMPTY + stage, THREADS);
       stage = stage + 1 < STAGES ? stage + 1 : 0;
       if (shrink[0] != 1.0f || shrink[1] != 1.0f) {
-        asm volatile("");
+        asm volatile(""); // a branch: a new maximum is rare
 #pragma unroll
         for (int i = 0; i < D / 2; i++) acc[i] = acc[i] * shrink[i / 2 % 2];
       }
@@ -348,16 +355,19 @@ DEVICE void flash_wgmma(void* dst, int dst_stride, const bf16* q, int q_stride, 
       float one = r.count[half] > 0 ? divide(1.0f, sum) : 0.0f;
 #pragma unroll
       for (int i = 0; i < D / 8; i++)
-        if (i * 8 < d) put_pair(dst, types & DST_BF16, pairs, out + i * 8 + lane % 4 * 2, acc[4 * i + 2 * half] * one, acc[4 * i + 2 * half + 1] * one);
+        if (i * 8 < d)
+          put_pair(dst, types & DST_BF16, pairs, out + i * 8 + lane % 4 * 2, acc[4 * i + 2 * half] * one,
+                   acc[4 * i + 2 * half + 1] * one);
     }
   }
 }
 
+// attention_wgmma_D is attention_bf16_D for heads of at most D columns, and a positive scale.
 #define ATTENTION(D)                                                                                                       \
-  RESIDENT(THREADS, 1) attention_wgmma_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k,      \
-                                               int k_stride, const bf16* v, int v_stride, const int* tiles,                \
-                                               const int* queries, const int* keys, int heads, int kv_heads, int d,        \
-                                               float scale, int types) {                                                   \
+  RESIDENT(THREADS, 1) attention_wgmma_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k,          \
+                                           int k_stride, const bf16* v, int v_stride, const int* tiles,                    \
+                                           const int* queries, const int* keys, int heads, int kv_heads, int d,            \
+                                           float scale, int types) {                                                       \
     flash_wgmma<D>(dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d,       \
                    scale, types);                                                                                          \
   }
