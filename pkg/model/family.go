@@ -53,6 +53,9 @@ type Options struct {
 	// PromptCacheBytes bounds the memory of cached conditionings; 0 is the default of the family,
 	// a negative number disables the cache.
 	PromptCacheBytes int
+	// Warn, where set, is told what makes a device slower than it could be, at any time. Whoever opens the device hears
+	// it: with Device set it is not used.
+	Warn func(error)
 	// Progress is called while the networks are loaded. Several goroutines call it, one at a time.
 	Progress Progress
 }

@@ -254,7 +254,8 @@ func (c Config) openModel(ctx context.Context, log zerolog.Logger) (*models.Devi
 	case c.Engine != "":
 		return c.server().Dial(ctx, known, c.Model, log)
 	}
-	return c.Compute.Open(known, c.Model, model.Options{Progress: progress}, false)
+	slow := func(err error) { log.Warn().Err(err).Msg("a GPU is slower than it could be") }
+	return c.Compute.Open(known, c.Model, model.Options{Progress: progress, Warn: slow}, false)
 }
 
 // PolicyOf returns the policy that the sampler would announce, without loading the model's weights. problems say why

@@ -143,8 +143,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	return s.runLane(ctx, log)
 }
 
-// logUnused says which GPUs device auto does not use, and which ones are slower than need be, and why. In a program that
-// is built for GPUs it warns.
+// logUnused says which GPUs device auto does not use, and why. In a program that is built for them it warns.
 func logUnused(log zerolog.Logger, opened *models.Devices) {
 	if opened.Note != "" {
 		level := zerolog.InfoLevel
@@ -155,9 +154,6 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 	}
 	for _, why := range opened.Skipped {
 		log.Warn().Str("reason", why).Msg("GPU left out")
-	}
-	for _, why := range opened.Slow {
-		log.Warn().Str("reason", why).Msg("a GPU could be faster")
 	}
 }
 

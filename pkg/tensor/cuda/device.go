@@ -26,6 +26,9 @@ type Options struct {
 	// library: that chooses another algorithm for other numbers of rows, so that bits depend on
 	// what shares a call. The name of the device says so.
 	Deterministic bool
+	// Warn, where set, is told what makes the device slower than it could be: a library of products that is missing or
+	// fails, an old driver.
+	Warn func(error)
 	// Profile, where set, is told how long each kernel took. The device then waits for each kernel.
 	Profile func(kernel string, took time.Duration)
 }
@@ -40,10 +43,10 @@ type Device struct {
 	staging staging
 	busy    stopwatch
 	lost    atomic.Pointer[error]
+	warn    func(error)
 	profile func(kernel string, took time.Duration)
 
 	products      driver.Products // of a library; nil: the kernels
-	slow          []error         // what a device in bf16 lacks
 	libraryFailed sync.Once       // guards the warning of it
 
 	uploading sync.Mutex
@@ -141,7 +144,10 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	}
 	dev := &Device{
 		driver: d, pool: newPool(d, o.Ceiling), staging: staging{d: d}, kernels: map[string]driver.Function{},
-		bf16: o.Factors == tensor.BF16, profile: o.Profile, turn: make(chan struct{}, 1),
+		bf16: o.Factors == tensor.BF16, warn: o.Warn, profile: o.Profile, turn: make(chan struct{}, 1),
+	}
+	if dev.warn == nil {
+		dev.warn = func(error) {}
 	}
 	for _, name := range names {
 		if dev.kernels[name], err = m.Function(name); err != nil {
@@ -151,7 +157,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	if dev.bf16 && d.Capability() == hopper {
 		// A driver of before CUDA 12 does not take it.
 		if m, err := d.LoadModule(kernels.Hopper); err != nil {
-			dev.slow = append(dev.slow, fmt.Errorf("attention by the kernels of older GPUs: %w", err))
+			dev.warn(fmt.Errorf("attention by the kernels of older GPUs: %w", err))
 		} else {
 			for _, name := range hopperNames {
 				if dev.kernels[name], err = m.Function(name); err != nil {
@@ -163,7 +169,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	if dev.bf16 && !o.Deterministic {
 		// Without a library the kernels do it.
 		if dev.products, err = d.(*locked).Products(); err != nil && err != driver.ErrUnsupported { //nolint:errorlint // what has no library lacks none
-			dev.slow = append(dev.slow, err)
+			dev.warn(err)
 		}
 	}
 	return dev, nil
@@ -272,9 +278,6 @@ func (d *Device) Name() string {
 	return name
 }
 
-// Slow says what the device lacks that would make it faster: a library of products, a newer driver.
-func (d *Device) Slow() []error { return d.slow }
-
 // Parallel is 1: one pass keeps all of a GPU busy.
 func (d *Device) Parallel() int { return 1 }
 
@@ -291,7 +294,7 @@ func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) 
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	s := &session{ctx: ctx, d: d, lists: map[*int32]list{}}
+	s := &session{d: d, lists: map[*int32]list{}}
 	d.busy.start()
 	defer func() {
 		if fault := s.awaitResults(); fault != nil {

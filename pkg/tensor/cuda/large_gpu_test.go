@@ -11,7 +11,6 @@ import (
 	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
-	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
@@ -107,7 +106,7 @@ func TestGPU_LargeShapes(t *testing.T) {
 func TestGPU_QwenImageLayers(t *testing.T) {
 	needsGPU(t)
 	dir := t.TempDir()
-	if err := checkpoint.Random(dir, model.Random{Layers: 2, TextLayers: 2, Vocabulary: 300}); err != nil {
+	if err := qwenimage.Family().Random(dir, model.Random{Layers: 2, TextLayers: 2, Vocabulary: 300}); err != nil {
 		t.Fatal(err)
 	}
 	velocity := func(d tensor.Device) []float32 {

@@ -2,9 +2,8 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
@@ -74,10 +73,7 @@ func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilog
 	began := time.Now()
 	if err := s.d.products.Multiply(p); errors.Is(err, driver.ErrUnsupported) {
 		if err != driver.ErrUnsupported { //nolint:errorlint // a wrapped one says what failed
-			s.d.libraryFailed.Do(func() {
-				zerolog.Ctx(s.ctx).Warn().Err(err).Str("device", s.d.Name()).
-					Msg("a product failed; the own kernels do it and others like it, more slowly")
-			})
+			s.d.libraryFailed.Do(func() { s.d.warn(fmt.Errorf("%w; the own kernels do it and others like it, more slowly", err)) })
 		}
 		return false
 	} else if err != nil {

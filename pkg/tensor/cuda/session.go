@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -22,7 +21,6 @@ type memory struct {
 
 // session is a pass. Once err is set its operations do nothing.
 type session struct {
-	ctx       context.Context // of Run, for its logger
 	d         *Device
 	err       error
 	taken     []driver.Pointer

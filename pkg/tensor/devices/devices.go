@@ -40,8 +40,6 @@ type Set struct {
 	Note string
 	// Skipped says of each GPU that Auto left out beside others why it did.
 	Skipped []string
-	// Slow says of each GPU that lacks what would make it faster what that is.
-	Slow []string
 }
 
 // parseNames returns the numbers of the GPUs that the setting device names; none for auto and cpu.
@@ -92,6 +90,8 @@ type Options struct {
 	Factors tensor.DType
 	// Deterministic is cuda.Options.Deterministic.
 	Deterministic bool
+	// Warn, where set, is told what makes a GPU slower than it could be, when it is opened or later.
+	Warn func(error)
 	// Profile, where set, is told how long each kernel of a GPU took. The GPU then waits for each kernel.
 	Profile func(kernel string, took time.Duration)
 }
@@ -162,14 +162,16 @@ func openAuto(o Options, most int) (*Set, error) {
 
 // openGPU opens a GPU and adds it to the set.
 func (s *Set) openGPU(n int, o Options) error {
-	d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic, Profile: o.Profile})
+	warn := func(err error) {
+		if o.Warn != nil {
+			o.Warn(fmt.Errorf("%s: %w", idOf(n), err))
+		}
+	}
+	d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic, Warn: warn, Profile: o.Profile})
 	if err != nil {
 		return err
 	}
 	s.Devices = append(s.Devices, Device{d, idOf(n)})
-	for _, err := range d.Slow() {
-		s.Slow = append(s.Slow, idOf(n)+": "+err.Error())
-	}
 	return nil
 }
 

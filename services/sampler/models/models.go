@@ -135,12 +135,11 @@ type Device struct {
 }
 
 // Devices are the devices of one model. Note says why device auto chose the CPU; else it is empty. Skipped says of each
-// GPU that auto left out beside others why it did, Slow of each GPU that lacks what would make it faster what that is.
+// GPU that auto left out beside others why it did.
 type Devices struct {
 	All     []Device
 	Note    string
 	Skipped []string
-	Slow    []string
 	set     *devices.Set
 }
 
@@ -158,11 +157,11 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 	if one {
 		open = devices.One
 	}
-	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors, Deterministic: c.Deterministic})
+	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors, Deterministic: c.Deterministic, Warn: o.Warn})
 	if err != nil {
 		return nil, err
 	}
-	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped, Slow: set.Slow}
+	p := &Devices{set: set, Note: set.Note, Skipped: set.Skipped}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
