@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,15 +62,14 @@ right. Otherwise the last lines say why not.`,
 					fmt.Fprintf(out, "verified %d trajectories\n", n)
 				}
 			}
-			check := options.Compute.Validate
 			options.EngineKey = engineKey(options.Engine)
-			if models.IsTorch(options.Engine) {
-				check = models.Torch{Address: options.Engine, Compute: options.Compute, Key: options.EngineKey}.Check
-			}
-			if err := check(); err != nil {
+			if err := checkCompute(options); err != nil {
 				return settingError(err)
 			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
+			if wrong, ok := errors.AsType[*verify.SettingError](err); ok {
+				return settingError(wrong)
+			}
 			if errors.Is(err, devices.ErrUnavailable) {
 				return usage(err)
 			}
@@ -84,6 +84,20 @@ right. Otherwise the last lines say why not.`,
 	}
 	addVerifyFlags(c.Flags(), &run, &options, &tolerance)
 	return c
+}
+
+// checkCompute checks how verify is to compute. Without --engine it refuses only what neither this program nor a worker
+// does: the trajectories say which of them computes.
+func checkCompute(o verify.Options) error {
+	worker := models.Torch{Address: cmp.Or(o.Engine, "torch"), Compute: o.Compute, Key: o.EngineKey}.Check
+	if models.IsTorch(o.Engine) {
+		return worker()
+	}
+	err := o.Compute.Validate()
+	if o.Engine == "" && err != nil && worker() == nil {
+		return nil
+	}
+	return err
 }
 
 // addVerifyFlags adds the flags of 'meander verify', which set the run, the options and the largest difference that

@@ -58,6 +58,8 @@ func TestVerify(t *testing.T) {
 	expect(t, exitOK, "run r1: 2 trajectories, 2 log-probs recomputed\nmax |ratio-1| = 0\n0 mismatches\nverified\n", "verify")
 	expect(t, exitOK, "run r1: 2 trajectories", "verify", "r1", "--model", "synthetic", "--lane", "synthetic", "--uid", "p")
 	expect(t, exitUsage, `RUN: "r1", and --run "r2"; give only one of them`, "verify", "r1", "--run", "r2")
+	expect(t, exitUsage, `--dtype: "f16"; must be auto, f32 or bf16`, "verify", "r1", "--dtype", "f16")
+	expect(t, exitUsage, `--dtype: "f8"; must be auto, f32 or bf16`, "verify", "r1", "--dtype", "f8")
 	expect(t, exitUsage, `--lane: "a b"`, "verify", "--lane", "a b")
 	expect(t, exitFailed, "not verified: lane synthetic: 2 of the samples are of the model \"synthetic\"", "verify", "--model", "synthetic-v")
 	lines := linesOf(t, expect(t, exitOK, "", "verify", "--run", "r1", "--json"))

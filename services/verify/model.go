@@ -31,13 +31,17 @@ func (o *opened) close() {
 }
 
 // openModel opens a model by folder or name and adds it to v.models. backend is what computed the sample which needs
-// it. A failure is a ModelError.
+// it. A failure is a ModelError, or
+// a SettingError.
 func (v *verifier) openModel(ctx context.Context, name, backend string) (*opened, error) {
 	if v.options.Open.Adapter != "" && len(v.models) > 0 {
 		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose one with a lane",
 			v.options.Open.Adapter, v.models[0].network.Name(), name)}
 	}
 	on, err := v.openOnDevices(ctx, name, backend)
+	if _, ok := errors.AsType[*SettingError](err); ok {
+		return nil, err
+	}
 	if err != nil {
 		return nil, &ModelError{err}
 	}
@@ -71,6 +75,9 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 	if worker {
 		t.Wait, t.Adapter, t.AdapterScale = joinWithin, v.options.Open.Adapter, v.options.Open.AdapterScale
 		return t.Open(ctx, name, v.options.Open.Progress, v.options.Log)
+	}
+	if err := c.Validate(); err != nil && !errors.Is(err, devices.ErrUnavailable) {
+		return nil, &SettingError{err}
 	}
 	return c.Open(models.Registry{Images: v.options.Models, Text: v.options.Languages}, name, v.options.Open, true)
 }

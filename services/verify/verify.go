@@ -81,9 +81,15 @@ type ModelError struct{ Err error }
 func (e *ModelError) Error() string { return e.Err.Error() }
 func (e *ModelError) Unwrap() error { return e.Err }
 
+// SettingError says that this program cannot compute as Options.Compute has it.
+type SettingError struct{ Err error }
+
+func (e *SettingError) Error() string { return e.Err.Error() }
+func (e *SettingError) Unwrap() error { return e.Err }
+
 // Run checks every stored trajectory of a run, for 'meander verify'. The report has what is wrong. An error means
 // that the run could not be read to its end, that there is nothing to check, or that a model could not be opened
-// (ModelError).
+// (ModelError, or SettingError for how).
 func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, error) {
 	if o.Models == nil {
 		o.Models = families.All()
