@@ -203,7 +203,7 @@ var testLayers = map[string][]string{
 	"pkg/remotelm":                 {"pkg/remotelm/remotelmtest"},
 	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/media", "integration/tools/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/lora", "pkg/sheet"},
+	"pkg/tensor/cuda":              {"pkg/media", "integration/tools/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/model/qwenimage/checkpoint", "pkg/lora", "pkg/safetensors", "pkg/sheet"},
 	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/driver", "integration/tools/ptxvm"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},

@@ -1,6 +1,8 @@
 package cuda_test
 
 import (
+	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
@@ -13,22 +15,52 @@ import (
 	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 )
 
-// steps takes steps of a model and of the same with a LoRA, in turns, and returns the velocities.
-// With each LoRA that no one has any more, memory goes back to the device.
-func steps(t *testing.T, d tensor.Device) (velocities [][]float32) {
+// wideHeads writes a model with heads of 128, as the published one has them, and returns its folder with a LoRA of it.
+func wideHeads(t *testing.T) (folder string, a *lora.Adapter) {
 	t.Helper()
-	const height, width = 64, 64
-	golden := filepath.Join("..", "..", "model", "qwenimage", "testdata", "golden")
-	a, err := lora.Open(filepath.Join(golden, "lora-first"))
+	const width, rank = 2 * 128, 4
+	folder = t.TempDir()
+	if err := checkpoint.Write(folder, checkpoint.Config{Heads: 2, HeadDim: 128}); err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(5, 6))
+	var file bytes.Buffer
+	var factors []safetensors.Tensor
+	for _, module := range []string{"to_q", "to_v", "add_k_proj"} {
+		for part, shape := range map[string][]int{"lora_A": {rank, width}, "lora_B": {width, rank}} {
+			x := make([]float32, rank*width)
+			for i := range x {
+				x[i] = float32(r.NormFloat64()) / 4
+			}
+			factors = append(factors, safetensors.Tensor{
+				Name: "transformer.transformer_blocks.0.attn." + module + "." + part + ".weight", DType: tensor.F32, Shape: shape,
+				Data: tensor.F32.AppendFloats(nil, x),
+			})
+		}
+	}
+	err := safetensors.Write(&file, factors, nil)
+	if err == nil {
+		a, err = lora.Parse("wide", file.Bytes(), nil)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	base, err := qwenimage.Open(filepath.Join(golden, "full"), qwenimage.Options{Device: d})
+	return folder, a
+}
+
+// steps takes steps of a model and of the same with a LoRA, in turns, and returns the velocities.
+// With each LoRA that no one has any more, memory goes back to the device.
+func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (velocities [][]float32) {
+	t.Helper()
+	const height, width = 64, 64
+	base, err := qwenimage.Open(folder, qwenimage.Options{Device: d})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +104,33 @@ func TestDevice_SwapsLoRAs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	want := steps(t, c)
+	golden := filepath.Join("..", "..", "model", "qwenimage", "testdata", "golden")
+	first, err := lora.Open(filepath.Join(golden, "lora-first"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("heads of 8", func(t *testing.T) { swapsLoRAs(t, c, filepath.Join(golden, "full"), first, 80) })
+	for _, capability := range []int{80, 90} {
+		t.Run(fmt.Sprintf("heads of 128, capability %d", capability), func(t *testing.T) {
+			folder, a := wideHeads(t)
+			swapsLoRAs(t, c, folder, a, capability)
+		})
+	}
+}
+
+// swapsLoRAs compares steps on a GPU of a compute capability with those on the processor c.
+func swapsLoRAs(t *testing.T, c tensor.Device, folder string, a *lora.Adapter, capability int) {
+	want := steps(t, c, folder, a)
 	for factors, most := range map[tensor.DType]float64{tensor.F32: 1e-5, tensor.BF16: 2e-2} {
-		vm := ptxvm.New(ptxvm.Options{Unchecked: true})
+		if factors == tensor.F32 && capability == 90 {
+			continue // the kernels of 80
+		}
+		vm := ptxvm.New(ptxvm.Options{Unchecked: true, Capability: capability})
 		d, err := cuda.New(vm, cuda.Options{Factors: factors})
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := steps(t, d)
+		got := steps(t, d, folder, a)
 		for i := range want {
 			e := distance(got[i], want[i])
 			t.Logf("%s, step %d: relative L2 distance %.2g", factors, i, e)
