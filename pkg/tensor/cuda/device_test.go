@@ -379,6 +379,22 @@ func TestDevice_Ceiling(t *testing.T) {
 	}
 }
 
+// Weights that nobody has any more make room for the next ones: memory for two is never needed.
+func TestDevice_WeightsMakeRoom(t *testing.T) {
+	const rows, cols = 64, 256
+	d, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Ceiling: rows * cols * 4 * 3 / 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	x := tensor.Floats(make([]float32, rows*cols), rows, cols)
+	for i := range 100 {
+		if _, err := d.Weight(x); err != nil {
+			t.Fatalf("weight %d: %v", i, err)
+		}
+	}
+}
+
 // What is not there: a type of factors without kernels, memory for a weight.
 func TestDevice_SaysWhatIsMissing(t *testing.T) {
 	_, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Factors: tensor.F16})

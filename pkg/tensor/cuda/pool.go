@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
@@ -40,17 +41,31 @@ func roundUp(bytes int) int {
 func (p *pool) allocate(bytes int) (driver.Pointer, error) { return p.allocateExactly(roundUp(bytes)) }
 
 // allocateExactly returns memory for weights, which live long and leave no gaps. Before it fails it
-// collects weights that are no longer referenced.
+// collects weights that are no longer referenced, twice: what a first collection finds may refer to more.
 func (p *pool) allocateExactly(bytes int) (driver.Pointer, error) {
 	at, err := p.tryAlloc(bytes)
-	if errors.Is(err, driver.ErrMemory) {
-		runtime.GC() // releases unreferenced weights
+	for try := 0; try < 2 && errors.Is(err, driver.ErrMemory); try++ {
+		collect()
 		at, err = p.tryAlloc(bytes)
 	}
 	if errors.Is(err, driver.ErrMemory) {
 		err = p.memoryError(bytes, err)
 	}
 	return at, err
+}
+
+// collect releases what is no longer referenced. The collector starts cleanups and does not wait for them: those of all
+// objects that became garbage before this one are started before its own, so it waits for that, and lets others end.
+func collect() {
+	type marker struct{ self *marker }
+	cleaned := make(chan struct{})
+	runtime.AddCleanup(&marker{}, func(done chan struct{}) { close(done) }, cleaned)
+	runtime.GC()
+	select {
+	case <-cleaned:
+	case <-time.After(time.Second): // it is only a hint
+	}
+	runtime.Gosched()
 }
 
 // memoryError is the error when the GPU has no memory for so many bytes: err with what is in use,
