@@ -388,7 +388,7 @@ func TestDevice_WeightsMakeRoom(t *testing.T) {
 	}
 	defer d.Close()
 	x := tensor.Floats(make([]float32, rows*cols), rows, cols)
-	for i := range 100 {
+	for i := range 20 {
 		if _, err := d.Weight(x); err != nil {
 			t.Fatalf("weight %d: %v", i, err)
 		}
