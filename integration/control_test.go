@@ -293,29 +293,33 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 			Reward:        []schemas.RewardSpec{{Name: "synthetic"}},
 		}
 	}
-	if _, err := w.client.Publish(t.Context(), "r", prompt("first")); err != nil {
-		t.Fatal(err)
+	var late *schemas.Prompt
+	run := schemas.Run("")
+	// A prompt must be taken up before its deadline. On a busy machine that needs a later one, and a run of its own.
+	for wait := time.Second; wait < bustest.Patience; wait *= 2 {
+		run += "r"
+		w.publish(t, run, prompt("first"))
+		w.advantages(t, run, 1)
+		if _, err := w.client.Control(t.Context(), &schemas.Control{Run: run, Action: schemas.ControlPause}); err != nil {
+			t.Fatal(err)
+		}
+		late = prompt("late")
+		late.Deadline = new(time.Now().Add(wait).UnixNano())
+		if !tooLate(t, w.client, run, late) {
+			break
+		}
 	}
-	w.advantages(t, "r", 1)
-	if _, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlPause}); err != nil {
-		t.Fatal(err)
-	}
-	late := prompt("late")
-	late.Deadline = new(time.Now().Add(time.Second).UnixNano())
-	if _, err := w.client.Publish(t.Context(), "r", late); err != nil {
-		t.Fatal(err)
-	}
-	if a := w.advantages(t, "r", 2)["late"]; a.Status == schemas.StatusComplete {
+	if a := w.advantages(t, run, 2)["late"]; a.Status == schemas.StatusComplete {
 		t.Fatalf("%+v", a)
 	}
 	bustest.Until(t, "nothing is parked", func() error {
-		s, err := w.client.Status(t.Context(), "r")
+		s, err := w.client.Status(t.Context(), run)
 		if err == nil && s.Parked+s.Waiting > 0 {
 			err = fmt.Errorf("%+v", s)
 		}
 		return err
 	})
-	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlResume}); err != nil ||
+	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: run, Action: schemas.ControlResume}); err != nil ||
 		r.Requests != 0 || r.Status.State != schemas.RunDone {
 		t.Errorf("resumed: %+v, %v", r, err)
 	}
@@ -324,7 +328,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := intake.Resolve("r", late, policies[0], intake.Origin{Created: time.Now()})
+	again, err := intake.Resolve(run, late, policies[0], intake.Origin{Created: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,8 +345,8 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		return err
 	})
 	for stream, filter := range map[string]string{
-		schemas.StreamTrajectories: schemas.TrajectoryFilter("r", "late"),
-		schemas.StreamSteps:        schemas.StepsFilter("r", "late", "*"),
+		schemas.StreamTrajectories: schemas.TrajectoryFilter(run, "late"),
+		schemas.StreamSteps:        schemas.StepsFilter(run, "late", "*"),
 	} {
 		if n, err := w.Subjects(t.Context(), stream, filter); err != nil || len(n) > 0 {
 			t.Errorf("%s: %d events of the group that has closed, %v", stream, len(n), err)

@@ -129,22 +129,28 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 	c := assemble(t)
 	c.up(t, "intake", "sampler", "reward", "advantage")
 	c.services(t, schemas.ServiceSampler, 1)
-	due := func(p *schemas.Prompt) *schemas.Prompt {
-		p.Deadline = new(time.Now().Add(5 * time.Second).UnixNano())
+	due := func(p *schemas.Prompt, wait time.Duration) *schemas.Prompt {
+		p.Deadline = new(time.Now().Add(wait).UnixNano())
 		return p
 	}
-	c.publish(t, "r", due(slowPrompt("stopped", many, 900)))
+	// A prompt must be taken up before its deadline. On a busy machine that needs a later one, and a run of its own.
+	run, wait := schemas.Run("r"), 5*time.Second
+	for tooLate(t, c.client, run, due(slowPrompt("stopped", many, 900), wait)) {
+		if run, wait = run+"r", 2*wait; wait > bustest.Patience {
+			t.Fatalf("not taken up within %v", bustest.Patience)
+		}
+	}
 	c.serving["sampler"].Stop()
-	none := due(slowPrompt("none", 3, 4))
+	none := due(slowPrompt("none", 3, 4), wait)
 	none.Batch = &schemas.BatchSpec{ID: "b", Groups: 1}
 	data, err := schemas.Encode(none)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.PublishPrompt(t.Context(), "r", data, nil); err != nil {
+	if _, err := c.PublishPrompt(t.Context(), run, data, nil); err != nil {
 		t.Fatal(err)
 	}
-	closed := c.advantages(t, "r", 2)
+	closed := c.advantages(t, run, 2)
 	stopped := closed["stopped"]
 	if s := stopped.Status; s != schemas.StatusFailed && s != schemas.StatusPartial || len(stopped.Members) != many {
 		t.Errorf("stopped: %s with %d members", s, len(stopped.Members))
@@ -153,11 +159,11 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 		len(a.Members) != 3 {
 		t.Errorf("none: %+v", a)
 	}
-	if b := c.batch(t, "r", "b"); b.Groups != 0 || b.Status == schemas.StatusComplete {
+	if b := c.batch(t, run, "b"); b.Groups != 0 || b.Status == schemas.StatusComplete {
 		t.Errorf("batch %+v", b)
 	}
 	// What no one has sampled is taken back, or let go by a sampler that comes back: it makes others.
-	made := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "stopped")))
+	made := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "stopped")))
 	if made == many {
 		t.Error("every sample had ended before the sampler was stopped; make them more")
 	}
@@ -168,14 +174,14 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 		}
 		return nil
 	})
-	c.publish(t, "r", slowPrompt("after", 2, 4))
-	closed = c.advantages(t, "r", 3)
+	c.publish(t, run, slowPrompt("after", 2, 4))
+	closed = c.advantages(t, run, 3)
 	if a := closed["after"]; a.Status != schemas.StatusComplete {
 		t.Errorf("after: %+v", a)
 	}
 	harness.AwaitIdle(t, c.Bus)
 	if n := len(harness.Subjects(t, c.Bus, schemas.StreamTrajectories,
-		schemas.TrajectoryFilter("r", "stopped"))); n != made {
+		schemas.TrajectoryFilter(run, "stopped"))); n != made {
 		t.Errorf("stopped: %d trajectories, %d when it had closed", n, made)
 	}
 	if a := closed["stopped"]; a.Status != stopped.Status || a.Status == schemas.StatusComplete {
