@@ -62,6 +62,23 @@ func TestGPU_WarnsOfGPUsNotUsed(t *testing.T) {
 	}
 }
 
+// doctor counts the GPUs that can be used, and says what is wrong with the others.
+func TestGPU_DoctorCountsUsable(t *testing.T) {
+	run := onInterpretedGPUs(t)
+	for env, want := range map[string][]string{
+		"PTXVM_CAPABILITIES=75":    {"CUDA: 1 GPU", "CUDA: cuda:0: ptxvm has compute capability 7.5", "CUDA_VISIBLE_DEVICES"},
+		"PTXVM_CAPABILITIES=75,61": {"CUDA: no GPU that is new enough", "CUDA: cuda:1: ptxvm has compute capability 6.1"},
+		"PTXVM_CAPABILITIES=":      {"CUDA: 2 GPUs"},
+	} {
+		out, _ := run(env, "doctor", "--store", strings.ReplaceAll(env, ",", "-"))
+		for _, text := range want {
+			if !strings.Contains(out, text) {
+				t.Errorf("%s: want %s in\n%s", env, text, out)
+			}
+		}
+	}
+}
+
 // The program computes on two interpreted GPUs. One is lost in the middle: its samples are made on
 // the other, and all of them prove right. With the last one the program ends.
 func TestGPU_Lost(t *testing.T) {

@@ -160,14 +160,19 @@ func checkDevice(_ context.Context, o *Options, say *notes) {
 	if o.Device == devices.CPU {
 		return
 	}
-	gpus, why := devices.GPUs()
+	gpus, old, why := devices.GPUs()
+	for _, text := range old {
+		say.add(Warning, "hide it with CUDA_VISIBLE_DEVICES, or put a newer one in its place", "CUDA: %s", text)
+	}
 	switch err := devices.Available(o.Device); {
 	case errors.Is(err, devices.ErrUnavailable):
 		say.add(Fault, "take --device auto or cpu, or repair what the message says", "%v", err)
 	case err != nil:
 		say.add(Fault, "name cpu, auto or GPUs such as cuda:0 (--device)", "%v", err)
+	case gpus > len(old):
+		say.ok("CUDA: %s", plural(gpus-len(old), "GPU"))
 	case gpus > 0:
-		say.ok("CUDA: %s", plural(gpus, "GPU"))
+		say.add(Warning, "compute on the CPU, or with a newer GPU", "CUDA: no GPU that is new enough")
 	default:
 		say.ok("CUDA: not used: %v", why)
 	}

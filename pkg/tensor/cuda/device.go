@@ -67,8 +67,8 @@ var ErrNone = gpu.ErrNone
 // ErrOld is wrapped by the error of Open for a GPU that is too old.
 var ErrOld = gpu.ErrOld
 
-// Available returns an error with the reason if this machine has no GPU with that number; nil if it
-// has.
+// Available returns an error with the reason if this machine has no GPU with that number, or one that is too old
+// (ErrOld); else nil.
 func Available(index int) error {
 	n, err := Count()
 	switch {
@@ -77,7 +77,7 @@ func Available(index int) error {
 	case index < 0 || index >= n:
 		return fmt.Errorf("no such GPU; must be %s", gpuNames(n))
 	}
-	return nil
+	return gpu.Usable(index)
 }
 
 // Open makes a device of the GPU with that number, below Count; the caller closes it. It fails

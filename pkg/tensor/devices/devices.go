@@ -79,8 +79,17 @@ func Available(names string) error {
 	return err
 }
 
-// GPUs is how many there are; the error says why there are none.
-func GPUs() (int, error) { return cuda.Count() }
+// GPUs is how many there are, and says of each that is too old which it is and what would have to be; the error says why
+// there are none.
+func GPUs() (n int, old []string, err error) {
+	n, err = cuda.Count()
+	for i := range n {
+		if fault := cuda.Available(i); errors.Is(fault, cuda.ErrOld) {
+			old = append(old, idOf(i)+": "+fault.Error())
+		}
+	}
+	return n, old, err
+}
 
 // Options say how devices are opened.
 type Options struct {

@@ -12,5 +12,8 @@ const Built = false
 // Count is the number of GPUs.
 func Count() (int, error) { return 0, notBuilt }
 
+// Usable returns an error for every GPU.
+func Usable(int) error { return notBuilt }
+
 // Open opens a GPU by its number, below Count.
 func Open(int) (driver.Driver, error) { return nil, notBuilt }

@@ -37,28 +37,15 @@ func Count() (int, error) {
 // Open opens a GPU by its number, below Count, on its primary context: what else of this
 // process uses the GPU, such as cuBLAS, shares that.
 func Open(index int) (driver.Driver, error) {
-	d, err := cu.GetDevice(index)
+	d, name, version, err := inspect(index)
 	if err != nil {
-		return nil, fmt.Errorf("open GPU %d: %w", index, result(err))
-	}
-	name, err := d.Name()
-	if err != nil {
-		return nil, fmt.Errorf("open GPU %d: %w", index, result(err))
-	}
-	major, err := d.Attribute(cu.ComputeCapabilityMajor)
-	minor, err2 := d.Attribute(cu.ComputeCapabilityMinor)
-	if err = errors.Join(err, err2); err != nil {
-		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
-	}
-	if 10*major+minor < Least {
-		return nil, old(fmt.Sprintf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu",
-			name, major, minor, Least/10, Least%10))
+		return nil, err
 	}
 	context, err := d.RetainPrimaryCtx()
 	if err != nil {
 		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
-	g := &device{cu: d, name: name, version: 10*major + minor, context: context}
+	g := &device{cu: d, name: name, version: version, context: context}
 	release, err := g.Bind()
 	if err == nil {
 		g.copies, err = cu.MakeStream(cu.NonBlocking)
@@ -68,6 +55,33 @@ func Open(index int) (driver.Driver, error) {
 		return nil, errors.Join(fmt.Errorf("open GPU %d, %s: %w", index, name, result(err)), result(d.ReleasePrimaryCtx()))
 	}
 	return g, nil
+}
+
+// Usable returns an error that wraps ErrOld for a GPU that is too old, without opening it.
+func Usable(index int) error {
+	_, _, _, err := inspect(index)
+	return err
+}
+
+// inspect returns a GPU, its name and its compute capability. One that is too old is an error that wraps ErrOld.
+func inspect(index int) (d cu.Device, name string, version int, err error) {
+	d, err = cu.GetDevice(index)
+	if err == nil {
+		name, err = d.Name()
+	}
+	if err != nil {
+		return d, "", 0, fmt.Errorf("open GPU %d: %w", index, result(err))
+	}
+	major, err := d.Attribute(cu.ComputeCapabilityMajor)
+	minor, err2 := d.Attribute(cu.ComputeCapabilityMinor)
+	if err = errors.Join(err, err2); err != nil {
+		return d, "", 0, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
+	}
+	if version = 10*major + minor; version < Least {
+		return d, "", 0, old(fmt.Sprintf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu",
+			name, major, minor, Least/10, Least%10))
+	}
+	return d, name, version, nil
 }
 
 // old is an ErrOld with words of its own.
