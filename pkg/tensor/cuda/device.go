@@ -138,6 +138,9 @@ func New(d driver.Driver, o Options) (*Device, error) {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
 	}
 	defer release()
+	if _, _, err := d.Memory(); err != nil { // so that there is always one that was read
+		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
+	}
 	m, err := d.LoadModule(kernels.PTX)
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
@@ -177,8 +180,9 @@ func New(d driver.Driver, o Options) (*Device, error) {
 
 // locked lets several goroutines use a driver: weights may come while a session runs.
 type locked struct {
-	mu sync.Mutex
-	d  driver.Driver
+	mu     sync.Mutex
+	d      driver.Driver
+	memory atomic.Pointer[[2]int] // free and total, as read last
 }
 
 func (l *locked) Name() string { return l.d.Name() }
@@ -187,10 +191,18 @@ func (l *locked) Capability() int { return l.d.Capability() }
 
 func (l *locked) Bind() (release func(), err error) { return l.d.Bind() }
 
+// Memory returns what was read last while another call is under way: copies take as long as a pass.
 func (l *locked) Memory() (free, total int, err error) {
-	l.mu.Lock()
+	if known := l.memory.Load(); known == nil {
+		l.mu.Lock()
+	} else if !l.mu.TryLock() {
+		return known[0], known[1], nil
+	}
 	defer l.mu.Unlock()
-	return l.d.Memory()
+	if free, total, err = l.d.Memory(); err == nil {
+		l.memory.Store(&[2]int{free, total})
+	}
+	return free, total, err
 }
 
 func (l *locked) Host(bytes int) ([]byte, error) {

@@ -395,6 +395,49 @@ func TestDevice_WeightsMakeRoom(t *testing.T) {
 	}
 }
 
+// slowCopies is a GPU whose copies to the host take until leave is closed.
+type slowCopies struct {
+	driver.Driver
+	entered, leave chan struct{}
+}
+
+func (d *slowCopies) CopyOut(dst []byte, src driver.Pointer) error {
+	close(d.entered)
+	<-d.leave
+	return d.Driver.CopyOut(dst, src)
+}
+
+// Who asks for the memory in use does not wait for a pass.
+func TestDevice_UsageDuringAPass(t *testing.T) {
+	slow := &slowCopies{ptxvm.New(ptxvm.Options{}), make(chan struct{}), make(chan struct{})}
+	d, err := cuda.New(slow, cuda.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed := make(chan error, 1)
+	go func() {
+		passed <- d.Run(context.Background(), false, func(s tensor.Session) error {
+			s.CopyOut(make([]float32, 1), tensor.NewMatrix(s, 1, 1))
+			return nil
+		})
+	}()
+	<-slow.entered
+	used := make(chan tensor.Usage, 1)
+	go func() { used <- d.Usage() }()
+	select {
+	case u := <-used:
+		if u.Total != 1<<30 || u.Free == 0 || u.Free > u.Total {
+			t.Errorf("%+v", u)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for the pass")
+	}
+	close(slow.leave)
+	if err := errors.Join(<-passed, d.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // What is not there: a type of factors without kernels, memory for a weight.
 func TestDevice_SaysWhatIsMissing(t *testing.T) {
 	_, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Factors: tensor.F16})
