@@ -58,6 +58,19 @@ type Limited interface {
 	FreeSpace() (bytes, factorBytes int, err error)
 }
 
+// Merger is a device that adds low-rank products to a weight where the weight is: weights of many GB do not travel.
+type Merger interface {
+	// Merge returns w with the products added in float32, and rounded once to the type that the device keeps it in. w
+	// keeps its values. Products of different rows only: no row may be in two of them.
+	Merge(w Weight, products []LowRank) (Weight, error)
+}
+
+// LowRank is what is added to rows From to From+N-1 of a weight with K columns: B A, with B [N, R] and A [R, K].
+type LowRank struct {
+	A, B          []float32
+	From, N, R, K int
+}
+
 // Narrow is a device that can store weights in a smaller type than it computes in, with the same bits of products.
 // It is faster for passes with few rows, where most time is spent on reading weights.
 type Narrow interface {

@@ -27,7 +27,7 @@ func Table(projections map[string]Projection) lora.Table {
 
 // Adapt adds the sums of low-rank products of adapters to the weights of projections, by the names of modules in a
 // checkpoint. It replaces the weights of the Linears that an adapter changes and keeps the others. A sum is
-// accumulated in float64 and rounded once. An adapter that does not fit is an error that names all its wrong
+// accumulated in float64 and rounded once; a tensor.Merger does it itself, in float32. An adapter that does not fit is an error that names all its wrong
 // modules.
 func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.Weighted) error {
 	if err := Table(projections).Check(adapters...); err != nil {
@@ -44,6 +44,18 @@ func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.W
 		stacked[projections[module].In] = append(stacked[projections[module].In], module)
 	}
 	for l, modules := range stacked { // one after the other, so that the host memory holds only one
+		if m, ok := d.(tensor.Merger); ok {
+			products := make([]tensor.LowRank, len(modules))
+			for i, module := range modules {
+				products[i] = projections[module].sum(module, adapters)
+			}
+			adapted, err := m.Merge(l.W, products)
+			if err != nil {
+				return fmt.Errorf("adapter: %s: %w", modules[0], err)
+			}
+			l.W = adapted
+			continue
+		}
 		w := make([]float32, l.W.N()*l.W.K())
 		if err := d.Read(w, l.W); err != nil {
 			return fmt.Errorf("adapter: %s: %w", modules[0], err)
@@ -58,6 +70,31 @@ func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.W
 		l.W = adapted
 	}
 	return nil
+}
+
+// sum returns the products of the adapters for a module as one: their ranks one after the other.
+func (p Projection) sum(module string, adapters []lora.Weighted) tensor.LowRank {
+	all := tensor.LowRank{From: p.From, N: p.N, K: p.K}
+	for _, a := range adapters {
+		if product := a.Adapter.Product(module); product != nil {
+			all.R += product.R
+			all.A = append(all.A, product.A...)
+		}
+	}
+	all.B = make([]float32, all.N*all.R)
+	at := 0
+	for _, a := range adapters {
+		product := a.Adapter.Product(module)
+		if product == nil {
+			continue
+		}
+		for i, v := range product.B {
+			row, rank := i/product.R, i%product.R
+			all.B[row*all.R+at+rank] = float32(a.Weight * product.Scale * float64(v))
+		}
+		at += product.R
+	}
+	return all
 }
 
 // low is the product of an adapter for a module, with its A in float64, which all rows read.

@@ -108,6 +108,7 @@ func gpuNames(n int) string {
 var (
 	_ tensor.Device  = (*Device)(nil)
 	_ tensor.Limited = (*Device)(nil)
+	_ tensor.Merger  = (*Device)(nil)
 )
 
 // names of the kernels that sessions launch.

@@ -63,14 +63,17 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args, bf16Bits(dst))...)
 		return
 	}
+	s.linearF32(dst, x, a, e)
+}
+
+// linearF32 launches Linear in float32. The caller releases the scratch memory.
+func (s *session) linearF32(dst, x tensor.Matrix, a *array, e tensor.Epilogue) {
 	x = s.float(x)
 	to, store := s.result(dst)
 	args := append([]driver.Arg{
-		s.address(to), i32(to.Stride), s.address(x), i32(x.Stride), s.array(a), i32(m), i32(a.n),
-		i32(a.k),
-	},
-		s.epilogue("linear", e, m, a.n)...)
-	s.launch("linear_f32", blocks(a.n, tile), blocks(m, tile), 64, args...)
+		s.address(to), i32(to.Stride), s.address(x), i32(x.Stride), s.array(a), i32(x.Rows), i32(a.n), i32(a.k),
+	}, s.epilogue("linear", e, x.Rows, a.n)...)
+	s.launch("linear_f32", blocks(a.n, tile), blocks(x.Rows, tile), 64, args...)
 	store()
 }
 

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -53,10 +54,9 @@ func (d *Device) putArrays(k int, dtype tensor.DType, parts ...tensor.Array) (*a
 		return a, nil
 	}
 	err := d.withContext(func() (err error) {
-		if a.at, err = d.pool.allocateExactly((a.Bytes() + 255) / 256 * 256); err != nil {
-			return d.deviceError(err)
+		if err = d.allocateArray(a); err != nil {
+			return err
 		}
-		runtime.AddCleanup(a, d.pool.release, a.at)
 		at := a.at
 		for _, p := range parts {
 			if err := d.upload(at, a, p); err != nil {
@@ -68,6 +68,59 @@ func (d *Device) putArrays(k int, dtype tensor.DType, parts ...tensor.Array) (*a
 	})
 	if err != nil {
 		return nil, fmt.Errorf("put %s on the device: %w", mib(a.Bytes()), err)
+	}
+	return a, nil
+}
+
+// allocateArray gives an array its memory, until it is no longer referenced. The context must be bound.
+func (d *Device) allocateArray(a *array) (err error) {
+	if a.at, err = d.pool.allocateExactly((a.Bytes() + 255) / 256 * 256); err != nil {
+		return d.deviceError(err)
+	}
+	runtime.AddCleanup(a, d.pool.release, a.at)
+	return nil
+}
+
+// matrix is an array as one.
+func (a *array) matrix() tensor.Matrix {
+	return tensor.Matrix{
+		Memory: &memory{at: a.at, len: a.n * a.stride, dtype: a.dtype, owner: a}, Rows: a.n, Cols: a.k, Stride: a.stride,
+	}
+}
+
+// Merge implements tensor.Merger: the products go to the device, and a copy of the weight has their sum in a session of
+// its own.
+func (d *Device) Merge(w tensor.Weight, products []tensor.LowRank) (tensor.Weight, error) {
+	base := w.(*array)
+	merged := *base
+	a := &merged
+	if base.Bytes() == 0 {
+		return a, nil
+	}
+	if err := d.withContext(func() error { return d.allocateArray(a) }); err != nil {
+		return nil, fmt.Errorf("put %s on the device: %w", mib(a.Bytes()), err)
+	}
+	err := d.Run(context.Background(), false, func(t tensor.Session) error {
+		s := t.(*session)
+		from, to := base.matrix(), a.matrix()
+		s.copy(to, from, 0)
+		for _, p := range products {
+			b, transposed := tensor.NewMatrix(s, p.N, p.R), tensor.NewMatrix(s, p.K, p.R)
+			s.CopyIn(b, p.B)
+			x := make([]float32, len(p.A))
+			for i, v := range p.A {
+				x[i%p.K*p.R+i/p.K] = v
+			}
+			s.CopyIn(transposed, x)
+			rows := to.SliceRows(p.From, p.From+p.N)
+			s.linearF32(rows, b, &array{n: p.K, k: p.R, dtype: tensor.F32, stride: p.R, at: driver.Pointer(s.address(transposed))},
+				tensor.Epilogue{Residual: from.SliceRows(p.From, p.From+p.N)})
+			s.releaseScratch()
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return a, nil
 }
