@@ -75,7 +75,8 @@ func TestDevice_ScriptWithoutGPU(t *testing.T) {
 	text := string(data)
 	for _, line := range []string{
 		"conformance of all operations", "velocities of signs in f32", "velocities of signs in bf16", "a run of signs",
-		"verify of that run", "noise",
+		"verify of that run", "states of both runs", "conformance in bf16, own kernels", "conformance in bf16, cuBLASLt",
+		"products and attention of Qwen-Image at 1024 pixels", "velocities of two of its layers",
 		"matrix products", "attention", "copies", "launch overhead", "evaluations and images/s", "memory at its largest",
 		"share of each kernel",
 		"share of a sample's time outside of the model",
