@@ -15,7 +15,7 @@ const (
 	localStart   = 64
 	localWindow  = 1 << 41
 	globalStart  = 1 << 44
-	globalGap    = 1 << 14 // between allocations: what runs over an end hits nothing
+	globalGap    = 1 << 14 // between allocations, by default: what runs over an end hits nothing
 	fresh        = 0xff    // every byte of new memory: NaN
 )
 
@@ -134,6 +134,7 @@ type heap struct {
 	next    uint64
 	used    int
 	limit   int
+	gap     int // between allocations
 	checks  bool
 }
 
@@ -146,7 +147,7 @@ func (h *heap) alloc(bytes int, what string) (*region, error) {
 	}
 	r := newRegion(what, h.next, bytes, h.checks)
 	h.used += bytes
-	h.next += (uint64(bytes) + globalGap + 255) &^ 255
+	h.next += (uint64(bytes) + uint64(h.gap) + 255) &^ 255
 	h.regions = append(h.regions, r)
 	return r, nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -23,6 +24,9 @@ type Options struct {
 	Capability int
 	// Memory is the bytes that can be allocated, default 1 GiB.
 	Memory int
+	// Gap is the bytes of addresses between allocations, default 16 KiB. With many of them rows that are allocations
+	// lie as far apart as those of a matrix that fills a GPU.
+	Gap int
 	// Budget is the instructions of warps that a launch may take, default 2^32.
 	Budget int
 }
@@ -50,7 +54,11 @@ func New(o Options) *VM {
 	if o.Budget == 0 {
 		o.Budget = 1 << 32
 	}
-	return &VM{options: o, serial: 1, heap: heap{next: globalStart, limit: o.Memory, checks: !o.Unchecked}}
+	if o.Gap == 0 {
+		o.Gap = globalGap
+	}
+	memory := heap{next: globalStart, limit: o.Memory, gap: o.Gap, checks: !o.Unchecked}
+	return &VM{options: o, serial: 1, heap: memory}
 }
 
 // Name is ptxvm.
@@ -319,8 +327,8 @@ func arrive(w *warp, in *inst, m uint32) {
 	id, threads := w.r32[in.list[0][0]], w.r32[in.list[0][1]]
 	for rest := m; rest != 0; rest &= rest - 1 {
 		if l := bits.TrailingZeros32(rest); id[l] != id[lane] || threads[l] != threads[lane] {
-			w.fail(Divergence, l, "barrier %d for %d threads, and %d for %d of lane %d", id[l], threads[l], id[lane], threads[lane],
-				lane)
+			w.fail(Divergence, l, "barrier %d for %d threads, and %d for %d of lane %d", id[l], threads[l], id[lane],
+				threads[lane], lane)
 		}
 	}
 	if id[lane] > 15 || threads[lane] == 0 || threads[lane]%32 != 0 {
@@ -333,6 +341,8 @@ func arrive(w *warp, in *inst, m uint32) {
 	at.threads = int(threads[lane])
 	if at.arrived += 32; in.control == barrier {
 		at.waiting = append(at.waiting, w)
+	} else {
+		w.paused = !b.ahead() // whoever waits goes on first: what it reads too early is not there
 	}
 	if at.arrived < at.threads {
 		return
@@ -346,12 +356,20 @@ func arrive(w *warp, in *inst, m uint32) {
 	*at = meeting{}
 }
 
-// meet runs the warps of a block with such barriers in turn until all have ended.
+func (b *block) ahead() bool { return b.serial%2 == 0 }
+
+// meet runs the warps of a block with such barriers in turn until all have ended. In every other block the last ones
+// run first, and as far as they can: those that fill memory for others are too early where nothing holds them.
 func (b *block) meet() {
 	b.named, b.epoch = [16]meeting{}, 0
+	order := b.all
+	if b.ahead() {
+		order = slices.Clone(order)
+		slices.Reverse(order)
+	}
 	for ran := true; ran; {
 		ran = false
-		for _, w := range b.all {
+		for _, w := range order {
 			if w.alive != 0 && w.waiting < 0 {
 				w.run()
 				ran = true

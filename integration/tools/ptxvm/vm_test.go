@@ -413,6 +413,22 @@ func TestVM_Memories(t *testing.T) {
 }
 
 // Special registers, over a grid of three dimensions.
+// Rows that are allocations of their own may be as far apart as a test wants.
+func TestVM_Gap(t *testing.T) {
+	vm := ptxvm.New(ptxvm.Options{Gap: 3 << 30})
+	var at [3]driver.Pointer
+	for i := range at {
+		p, err := vm.Alloc(100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at[i] = p
+	}
+	if d := at[1] - at[0]; d < 3<<30 || at[2]-at[1] != d {
+		t.Errorf("allocations at %#x, want the same distance of 3 GiB between them", at)
+	}
+}
+
 func TestVM_SpecialRegisters(t *testing.T) {
 	const body = `
 	mov.u32 %r2, %tid.y; mov.u32 %r3, %ctaid.y; mov.u32 %r4, %ntid.x; mov.u32 %r5, %nctaid.x; mov.u32 %r6, %ctaid.x; mov.u32 %r7, %laneid;

@@ -22,6 +22,7 @@ type warp struct {
 	groups  []group // by program counter
 	at      *inst   // being executed
 	waiting int     // program counter of the barrier it waits at, or -1
+	paused  bool    // others run first
 	stamp   stamp   // of lane 0 now
 	copies  [32][]asyncCopy
 	async   async
@@ -98,9 +99,9 @@ func (w *warp) reset(b *block) {
 	}
 }
 
-// run executes until the warp waits at a barrier or has ended.
+// run executes until the warp waits at a barrier, has arrived at one, or has ended.
 func (w *warp) run() {
-	for w.alive != 0 && w.waiting < 0 {
+	for w.paused = false; w.alive != 0 && w.waiting < 0 && !w.paused; {
 		i := w.pick()
 		g := w.groups[i]
 		limit := int(^uint(0) >> 1)
@@ -198,7 +199,10 @@ func (w *warp) advance(g group, limit int) {
 			if m != 0 {
 				in.run(w, in, m)
 			}
-			g.pc++
+			if g.pc++; w.paused {
+				w.groups = append(w.groups, g)
+				return
+			}
 		case barrier:
 			g.pc++
 			if m != 0 {
