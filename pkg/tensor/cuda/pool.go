@@ -57,9 +57,8 @@ func (p *pool) allocateExactly(bytes int) (driver.Pointer, error) {
 // collect releases what is no longer referenced. The collector starts cleanups and does not wait for them: those of all
 // objects that became garbage before this one are started before its own, so it waits for that, and lets others end.
 func collect() {
-	type marker struct{ self *marker }
-	cleaned := make(chan struct{})
-	runtime.AddCleanup(&marker{}, func(done chan struct{}) { close(done) }, cleaned)
+	cleaned, marker := make(chan struct{}), new([64]byte) // tiny objects share a block, which may be in use
+	runtime.AddCleanup(marker, func(done chan struct{}) { close(done) }, cleaned)
 	runtime.GC()
 	select {
 	case <-cleaned:
