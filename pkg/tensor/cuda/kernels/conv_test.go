@@ -80,7 +80,7 @@ func (g *gpu) convolution(kernel string, c convolution) error {
 	return nil
 }
 
-// farConvolution takes the first column of a very wide picture, for the first channels of very many: neither fits a
+// farConvolution takes the first column of a very wide image, for the first channels of very many: neither fits a
 // GPU, and what lies between is not read.
 func (g *gpu) farConvolution(kernel string) error {
 	const lines, in, kh = 70, 8, 5

@@ -341,7 +341,7 @@ func gather(kernel string) func(c *rowCall) ([][]float64, error) {
 	}
 }
 
-// upsample sees rows as the lines of two pictures of three columns.
+// upsample sees rows as the lines of two images of three columns.
 func upsample(c *rowCall) ([][]float64, error) {
 	const w = 3
 	x := c.g.matrix(2*c.rows*w, c.cols)
