@@ -91,12 +91,12 @@ func (g *gpu) farConvolution(kernel string) error {
 	}
 	x, w, residual, gate, group := g.matrix(lines, in), g.matrix(tile, kh*in), g.matrix(rows, tile), g.matrix(8,
 		tile), g.indices(rows, 8)
-	picture, dst := g.factors(factors, x, in), g.result(rows, tile, tile, false)
+	image, dst := g.factors(factors, x, in), g.result(rows, tile, tile, false)
 	g.far = false // rows of w follow each other
 	weights := g.factors(factors, w, kh*in)
 	g.far = true
-	width := int(picture[1]) / in
-	a := args(dst.args()[:1], picture[:1], weights[:1],
+	width := int(image[1]) / in
+	a := args(dst.args()[:1], image[:1], weights[:1],
 		list(num(1), num(lines), num(width), num(in), num(rows), num(1), num(dst.stride), num(kh), num(1), num(1), num(0),
 			num(0)),
 		list(0, num(0)), g.factors("float32", gate, tile), list(g.ints(group)), g.factors("float32", residual, tile))

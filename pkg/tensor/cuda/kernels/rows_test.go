@@ -346,7 +346,7 @@ func upsample(c *rowCall) ([][]float64, error) {
 	const w = 3
 	x := c.g.matrix(2*c.rows*w, c.cols)
 	n := 8 * c.rows * w * c.cols
-	c.dst = c.g.result(n, 1, 1, c.types&1 == 1) // pictures are dense
+	c.dst = c.g.result(n, 1, 1, c.types&1 == 1) // images are dense
 	err := c.g.launch("upsample2_f32", threads(n), args(c.dst.args()[:1], c.put(x, 1, c.cols)[:1],
 		list(num(2), num(c.rows), num(w), num(c.cols), num(c.types)))...)
 	return mapRows(n, 1, func(i, _ int) float64 {
