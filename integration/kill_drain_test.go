@@ -23,6 +23,7 @@ type drainTest struct {
 	steps        int64 // of a sample
 	images, side int64
 	asked        map[schemas.UID]int64 // samples by uid
+	rounds       int                   // groups of large images
 }
 
 func (d *drainTest) run(t *testing.T, name, version string, args ...string) *harness.Process {
@@ -129,40 +130,30 @@ func (d *drainTest) samples(t *testing.T) *schemas.Trajectory {
 	return one
 }
 
+// rewards ends a reward service that is busy with large images. On a busy machine it may have scored them all before the
+// signal came: then there are more.
 func (d *drainTest) rewards(t *testing.T, one *schemas.Trajectory) {
 	t.Helper()
-	c, b, images, side := d.crew, d.Bus, d.images, int(d.side)
-	// Reward: busy with large images.
-	ref := bigImage(t, b, side)
-	for i := range images {
-		e := *one
-		e.Run, e.SampleIndex, e.GroupSize = "images", i, images
-		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: int64(side), Height: int64(side), Digest: digest, Ref: &ref}
-		oneStep(t, b, &e)
-		if _, err := b.Publish(t.Context(), &e); err != nil {
-			t.Fatal(err)
+	c, ref := d.crew, bigImage(t, d.Bus, int(d.side))
+	trajectories, all := drainGroups*drainSize, uint64(0)
+	for unfinished := uint64(0); unfinished == 0; {
+		d.publishImages(t, one, ref)
+		d.rounds++
+		// The stream has the records of the groups, too.
+		small := uint64(drainGroups + d.rounds + trajectories)
+		trajectories += int(d.images)
+		all = small + uint64(d.images)
+		busy := d.run(t, "reward", fmt.Sprintf("1-%d", d.rounds), "--workers", "2", "--drain-timeout", "10ms")
+		bustest.Until(t, "some rewards", func() error {
+			if n := c.messages(t, schemas.StreamRewards); n <= small {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
+		d.stop(t, busy)
+		if unfinished = all - c.messages(t, schemas.StreamRewards); unfinished == 0 && d.rounds == 10 {
+			t.Fatal("ten reward services had nothing in hand; make the images larger")
 		}
-	}
-	// The stream has the records of the groups, too; that of the images is not intake's.
-	if _, err := b.Publish(t.Context(), &schemas.Opening{
-		Run: "images", UID: one.UID, GroupSize: images, PromptDigest: digest, Prompt: one.Prompt, Lane: one.Lane,
-		ScheduleDigest: one.ScheduleDigest, Group: one.Group,
-	}); err != nil {
-		t.Fatal(err)
-	}
-	const records = drainGroups + 1
-	trajectories := drainGroups*drainSize + int(images)
-	all := uint64(records + trajectories)
-	busy := d.run(t, "reward", "1", "--workers", "2", "--drain-timeout", "10ms")
-	bustest.Until(t, "some rewards", func() error {
-		if n := c.messages(t, schemas.StreamRewards); n <= records+drainGroups*drainSize {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
-	d.stop(t, busy)
-	if n := c.messages(t, schemas.StreamRewards); n == all {
-		t.Error("the first reward service had nothing in hand; make the images larger")
 	}
 	d.run(t, "reward", "2")
 	bustest.Until(t, "all rewards", func() error {
@@ -175,13 +166,35 @@ func (d *drainTest) rewards(t *testing.T, one *schemas.Trajectory) {
 	d.handedBack(t, schemas.StreamTrajectories, "reward", trajectories)
 }
 
+// publishImages publishes a group of large images, and the record of it, which is not intake's: each time in a run of its
+// own.
+func (d *drainTest) publishImages(t *testing.T, one *schemas.Trajectory, ref schemas.Ref) {
+	t.Helper()
+	run := schemas.Run(fmt.Sprintf("images-%d", d.rounds))
+	for i := range d.images {
+		e := *one
+		e.Run, e.SampleIndex, e.GroupSize = run, i, d.images
+		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: d.side, Height: d.side, Digest: digest, Ref: &ref}
+		oneStep(t, d.Bus, &e)
+		if _, err := d.Bus.Publish(t.Context(), &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := d.Bus.Publish(t.Context(), &schemas.Opening{
+		Run: run, UID: one.UID, GroupSize: d.images, PromptDigest: digest, Prompt: one.Prompt, Lane: one.Lane,
+		ScheduleDigest: one.ScheduleDigest, Group: one.Group,
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (d *drainTest) groups(t *testing.T) {
 	t.Helper()
 	c, b := d.crew, d.Bus
 	// Advantage: busy with a group that is not complete, its successor standing by.
 	active := d.run(t, "advantage", "1")
 	bustest.Until(t, "groups closed", func() error {
-		if n := c.messages(t, schemas.StreamAdvantages); n != drainGroups+1 {
+		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(drainGroups+d.rounds) {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -202,7 +215,7 @@ func (d *drainTest) groups(t *testing.T) {
 	putReward(t, b, rewardOf("half", "h", 3, 4, 3))
 	d.asked["h"] = 4
 	bustest.Until(t, "the half group is closed", func() error {
-		if n := c.messages(t, schemas.StreamAdvantages); n != drainGroups+2 {
+		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(drainGroups+d.rounds+1) {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
