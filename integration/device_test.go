@@ -81,17 +81,19 @@ func TestDevice_ScriptWithoutGPU(t *testing.T) {
 		"share of each kernel",
 		"share of a sample's time outside of the model",
 	} {
-		i := strings.Index(text, "| "+line)
-		if i < 0 {
-			t.Errorf("no line %q", line)
-			continue
-		}
-		if row, _, _ := strings.Cut(text[i:], "\n"); !strings.Contains(row, "**not measured**: needs ") {
-			t.Errorf("%s: does not say what it needs", row)
-		}
+		notMeasured(t, text, line)
 	}
 	if !strings.Contains(text, "| the same run on the CPU | run cpu: 1 of 1 groups complete") {
 		t.Errorf("no run on the CPU in\n%s", text)
+	}
+}
+
+// notMeasured checks that a report has a line and says what it needs.
+func notMeasured(t *testing.T, report, line string) {
+	t.Helper()
+	_, row, found := strings.Cut(report, "| "+line)
+	if row, _, _ = strings.Cut(row, "\n"); !found || !strings.Contains(row, "**not measured**: needs ") {
+		t.Errorf("line %q, %v: %s; must say what it needs", line, found, row)
 	}
 }
 
@@ -113,14 +115,7 @@ func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
 	for _, line := range []string{
 		"sd3 in f32", "wan in bf16, deterministic", "networks, media and rows", "rows that do not fit", "a run of 2 layers",
 	} {
-		i := strings.Index(text, "| "+line)
-		if i < 0 {
-			t.Errorf("no line %q", line)
-			continue
-		}
-		if row, _, _ := strings.Cut(text[i:], "\n"); !strings.Contains(row, "**not measured**: needs ") {
-			t.Errorf("%s: does not say what it needs", row)
-		}
+		notMeasured(t, text, line)
 	}
 	for _, section := range []string{"SD3.5 medium: dtypes and rows", "What a call costs", "Qwen-Image, 8 of 60 layers"} {
 		if _, after, ok := strings.Cut(text, "## "+section); !ok || !strings.Contains(after, "**not measured to its end**") {

@@ -31,8 +31,7 @@ func (o *opened) close() {
 }
 
 // openModel opens a model by folder or name and adds it to v.models. backend is what computed the sample which needs
-// it. A failure is a ModelError, or
-// a SettingError.
+// it. A failure is a ModelError, or a SettingError.
 func (v *verifier) openModel(ctx context.Context, name, backend string) (*opened, error) {
 	if v.options.Open.Adapter != "" && len(v.models) > 0 {
 		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose one with a lane",

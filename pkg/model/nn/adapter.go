@@ -27,8 +27,8 @@ func Table(projections map[string]Projection) lora.Table {
 
 // Adapt adds the sums of low-rank products of adapters to the weights of projections, by the names of modules in a
 // checkpoint. It replaces the weights of the Linears that an adapter changes and keeps the others. A sum is
-// accumulated in float64 and rounded once; a tensor.Merger does it itself, in float32. An adapter that does not fit is an error that names all its wrong
-// modules.
+// accumulated in float64 and rounded once; a tensor.Merger does it itself, in float32. An adapter that does not fit is
+// an error that names all its wrong modules.
 func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.Weighted) error {
 	if err := Table(projections).Check(adapters...); err != nil {
 		return err

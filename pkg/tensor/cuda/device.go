@@ -172,7 +172,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	}
 	if dev.bf16 && !o.Deterministic {
 		// Without a library the kernels do it.
-		if dev.products, err = d.(*locked).Products(); err != nil && err != driver.ErrUnsupported { //nolint:errorlint // what has no library lacks none
+		if dev.products, err = d.(*locked).Products(); err != nil && !errors.Is(err, driver.ErrUnsupported) {
 			dev.warn(err)
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
-	"github.com/meander-rl/meander/pkg/tensor/reference"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
 
@@ -31,12 +30,7 @@ func TestGPU_ConformanceInBF16(t *testing.T) {
 	needsGPU(t) // on an interpreted one: TestDevice_ConformanceInBF16
 	d := openGPUAs(t, cuda.Options{Factors: tensor.BF16, Deterministic: true})
 	for _, cs := range tensortest.Cases() {
-		want := cs.Output(t, reference.Device{}, false, false)
-		for _, factors := range []bool{false, true} {
-			if e := distance(cs.Output(t, d, false, factors), want); len(want) > 0 && !(e < 1e-2) {
-				t.Errorf("%s: relative L2 distance %.3g, want less than 0.01; operands are factors: %v", cs.Name, e, factors)
-			}
-		}
+		closeInBF16(t, d, cs)
 	}
 }
 

@@ -73,7 +73,9 @@ func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilog
 	began := time.Now()
 	if err := s.d.products.Multiply(p); errors.Is(err, driver.ErrUnsupported) {
 		if err != driver.ErrUnsupported { //nolint:errorlint // a wrapped one says what failed
-			s.d.libraryFailed.Do(func() { s.d.warn(fmt.Errorf("%w; the own kernels do it and others like it, more slowly", err)) })
+			s.d.libraryFailed.Do(func() {
+				s.d.warn(fmt.Errorf("%w; the own kernels do it and others like it, more slowly", err))
+			})
 		}
 		return false
 	} else if err != nil {

@@ -112,8 +112,8 @@ func (d *Device) Merge(w tensor.Weight, products []tensor.LowRank) (tensor.Weigh
 				x[i%p.K*p.R+i/p.K] = v
 			}
 			s.CopyIn(transposed, x)
-			rows := to.SliceRows(p.From, p.From+p.N)
-			s.linearF32(rows, b, &array{n: p.K, k: p.R, dtype: tensor.F32, stride: p.R, at: driver.Pointer(s.address(transposed))},
+			factor := &array{n: p.K, k: p.R, dtype: tensor.F32, stride: p.R, at: driver.Pointer(s.address(transposed))}
+			s.linearF32(to.SliceRows(p.From, p.From+p.N), b, factor,
 				tensor.Epilogue{Residual: from.SliceRows(p.From, p.From+p.N)})
 			s.releaseScratch()
 		}
