@@ -6,6 +6,10 @@
 .PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
+# One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
+# (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
+export GOFLAGS := $(strip $(shell go env GOFLAGS 2>/dev/null) -trimpath -gcflags=all=-dwarf=false)
+
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
 
@@ -53,7 +57,8 @@ access   := $(if $(filter secure,$(forms)),\
 token    := [ "$$MEANDER_NATS_TOKEN" ] || . ./build/compose.env; export MEANDER_NATS_TOKEN
 
 # What a caller may set: make race PACKAGES=./pkg/bus
-PACKAGES ?= ./...
+# The longest first: the others are compiled and tested beside them.
+PACKAGES ?= ./services/command ./integration ./...
 # Go ends the tests of a package after this long; its own 10 minutes are few on a busy machine.
 TEST_LIMIT ?= -timeout 30m
 # Packages, and tests of each, side by side: most wait for processes and servers, and leave the cores to others.
@@ -76,22 +81,22 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build all binaries into bin/: static, no cgo
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+	CGO_ENABLED=0 go build -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 build-onnx: ## the same with ONNX reward functions (needs a C compiler)
-	CGO_ENABLED=1 go build -trimpath -tags onnx -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+	CGO_ENABLED=1 go build -tags onnx -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too (needs a C compiler, no CUDA toolkit)
-	CGO_ENABLED=1 .ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+	CGO_ENABLED=1 .ci/cuda go build -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 cuda-build: ## build, vet and tests of what is for GPUs, on a GPU or without (needs a C compiler)
-	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/...
+	.ci/cuda go build -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/...
 	.ci/cuda go vet -tags cuda ./...
 	.ci/cuda go test -tags cuda $(TEST_LIMIT) -run GPU ./pkg/tensor/cuda/... ./pkg/tensor/devices/ ./integration/
 
 gpu-programs: ## what deploy/bench/gpu.sh needs, into build/cuda/bin/; made without a GPU (needs a C compiler)
-	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/... ./integration/tools/bench
-	.ci/cuda go test -c -trimpath -tags cuda -o build/cuda/bin/cuda.test ./pkg/tensor/cuda
+	.ci/cuda go build -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/... ./integration/tools/bench
+	.ci/cuda go test -c -tags cuda -o build/cuda/bin/cuda.test ./pkg/tensor/cuda
 
 gpu-bench: gpu-programs ## everything a GPU has to show, to build/gpu.md: right, fast, beside PyTorch; says what it lacks
 	PYTHON='$(PYTHON)' deploy/bench/gpu.sh
@@ -110,10 +115,10 @@ vet: ## go vet
 lint: $(golangci_lint) ## golangci-lint, which has staticcheck with all of its checks
 	$(golangci_lint) run ./...
 
-# As `make build` compiles: what that has made is not made again. `make vet` has more checks than go test would run.
+# `make vet` has more checks than go test would run.
 # GOGC: compilers and tests use more memory, and a fifth less time.
-test: ## all tests, without network or special hardware
-	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -trimpath -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
+test: ## tests of every package; no network or special hardware
+	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -short -vet=off $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
 
 race: ## all tests under the race detector (needs a C compiler)
 	$(test_tmp) CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
@@ -124,8 +129,9 @@ cover: ## test coverage over all packages: total, and build/cover.html
 fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 	.ci/fuzz $(FUZZTIME)
 
-integration: ## whole-pipeline tests only
-	$(test_tmp) CGO_ENABLED=0 go test -trimpath -count=1 $(TEST_LIMIT) $(TEST_WIDTH) ./integration/...
+# The packages whose tests have a long form, and no others (TestCode_LongTestsRun).
+integration: ## tests that take longer: whole pipelines, kills and faults, the commands of documents, every GPU kernel
+	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -vet=off $(TEST_LIMIT) $(TEST_WIDTH) ./integration/... ./pkg/tensor/cuda/...
 
 soak: ## terminal, memory and CUDA kernel tests in their long form, for an hour or so
 	MEANDER_SOAK=$(SOAK) go test -v -count=1 -timeout 4h -run '$(SOAK_TESTS)' ./integration/... ./pkg/tensor/cuda/...
@@ -177,7 +183,7 @@ bench-torch: build/bench ## workers of PyTorch: what a call costs, the network b
 # Go knows what has changed.
 .PHONY: build/bench
 build/bench:
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./integration/tools/bench
+	CGO_ENABLED=0 go build -ldflags "-s -w" -o $@ ./integration/tools/bench
 
 lines: ## lines of the product by folder: hand-written Go that programs and clients link
 	@.ci/lines
@@ -210,7 +216,7 @@ python-test: build build/python-venv/ok ## types and tests of the Python client,
 
 asyncapi-test: build/asyncapi/ok ## the AsyncAPI document by the official parser, and subscribers that are generated from it (npm, Python)
 	MEANDER_NODE_MODULES=$(CURDIR)/build/asyncapi/node_modules MEANDER_PYTHON=$(CURDIR)/build/asyncapi/venv/bin/python \
-		CGO_ENABLED=0 go test -trimpath -v -count=1 -run '^TestAsyncAPI$$' ./integration/
+		CGO_ENABLED=0 go test -v -count=1 -run '^TestAsyncAPI$$' ./integration/
 
 build/asyncapi/ok: integration/testdata/asyncapi/package.json integration/testdata/asyncapi/requirements.txt
 	mkdir -p build/asyncapi && cp integration/testdata/asyncapi/package.json build/asyncapi

@@ -54,6 +54,34 @@ func readSources(t *testing.T) []*source {
 	return all
 }
 
+// What the short form of the tests leaves out `make integration` runs: it names the folders.
+func TestCode_LongTestsRun(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, recipe, _ := strings.Cut(string(makefile), "\nintegration:")
+	recipe, _, _ = strings.Cut(recipe, "\n\n")
+	long := 0
+	for _, s := range readSources(t) {
+		text := strings.Join(s.lines, "\n")
+		if !strings.HasSuffix(s.name, "_test.go") || !strings.Contains(text, "testing."+"Short()") &&
+			!strings.Contains(text, "harness.") {
+			continue
+		}
+		long++
+		if !slices.ContainsFunc(strings.Fields(recipe), func(w string) bool {
+			folder, ok := strings.CutSuffix(strings.TrimPrefix(w, "./"), "/...")
+			return ok && strings.HasPrefix(s.name, folder+"/")
+		}) {
+			t.Errorf("%s has tests with a long form; make integration does not run its package", s.name)
+		}
+	}
+	if long == 0 {
+		t.Error("no test has a long form")
+	}
+}
+
 func TestCode_Lengths(t *testing.T) {
 	sequential(t)
 	t.Parallel()

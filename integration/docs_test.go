@@ -353,6 +353,7 @@ func TestDocs_NoLeftovers(t *testing.T) {
 
 // The Go example of the README compiles against the packages as they are. TestReading runs that of schemas/README.md.
 func TestDocs_GoExamplesCompile(t *testing.T) {
+	skipShort(t)
 	sequential(t)
 	t.Parallel()
 	goExample(t, "deploy/guide/publish-and-subscribe.md", "build")

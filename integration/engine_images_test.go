@@ -200,6 +200,7 @@ func (w *imageWorld) publishGroup(t *testing.T, uid schemas.UID, n int64) {
 
 // A server whose worker dies in the middle of an image says so; its samples wait, and none is lost.
 func TestImageServer_Killed(t *testing.T) {
+	skipShort(t)
 	t.Parallel()
 	s := imageserver.New(t, signs(t), model.Options{})
 	w := newImageWorld(t, s)

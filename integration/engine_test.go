@@ -203,6 +203,7 @@ func TestEngine_Estimate(t *testing.T) {
 // Answers that break off are gone on with, stop texts end them here, and what the server refuses fails its sample by
 // name.
 func TestEngine_States(t *testing.T) {
+	skipShort(t)
 	t.Parallel()
 	run := func(s *remotelmtest.Server, code int, args ...string) output {
 		return meander(t, t.TempDir(), append([]string{

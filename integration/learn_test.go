@@ -97,7 +97,9 @@ func TestLearn_Needs(t *testing.T) {
 		t.Parallel()
 		touched := filepath.Join(t.TempDir(), "touched")
 		refuse := "echo \"$0 $*\" >> " + touched + "; exit 1"
-		scripts := map[string]string{"python3": fmt.Sprintf(snake, 0, 0), "df": df(9), "go": refuse, "pip": refuse}
+		scripts := map[string]string{
+			"python3": fmt.Sprintf(snake, 0, 0), "df": df(9), "go": `[ "$*" = "env GOFLAGS" ] && exit; ` + refuse, "pip": refuse,
+		}
 		for _, target := range []string{"learn", "learn-hacked"} {
 			c := exec.Command("make", "-C", root, target)
 			c.Env = []string{"PATH=" + toolbox(t, []string{"make", "awk", "dirname", "mkdir"}, scripts)}

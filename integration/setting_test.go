@@ -28,6 +28,7 @@ var settingEdits = []struct{ file, before, text string }{
 // A new setting that decides bits goes from the prompt to the sampler and verify, whose tests run here over sources that
 // have one, and a language model refuses it by its name.
 func TestExtend_SettingIsVerified(t *testing.T) {
+	skipShort(t)
 	t.Parallel()
 	if len(settingEdits) > 4 {
 		t.Errorf("a setting touches %d files; must be at most 4", len(settingEdits))

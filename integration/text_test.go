@@ -193,6 +193,7 @@ func TestText_Messages(t *testing.T) {
 
 // Full logits of a large vocabulary go through a server that takes messages of 1 MiB, whole or in parts.
 func TestText_LargeVocabulary(t *testing.T) {
+	skipShort(t)
 	sequential(t)
 	t.Parallel()
 	for _, c := range []struct {

@@ -2,6 +2,8 @@ package integration_test
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -57,9 +59,10 @@ func (c config) run(name string) func(context.Context, *bus.Bus) error {
 // stages in the order in which data flows.
 var stages = []string{"intake", "sampler", "reward", "advantage"}
 
-// newWorld has an event plane and no services yet.
+// newWorld has an event plane and no services yet. In the short form the test is skipped.
 func newWorld(t *testing.T, change ...func(*natsd.Options)) *world {
 	t.Helper()
+	skipShort(t)
 	p := bustest.New(t, change...)
 	return &world{Plane: p, client: client.New(p.Bus)}
 }
@@ -97,6 +100,6 @@ func advantages(t *testing.T, c *client.Client, run schemas.Run, n int) map[sche
 			return out
 		}
 	}
-	t.Fatalf("%d groups of run %s closed, want %d", len(out), run, n)
+	t.Fatalf("%d groups of run %s closed, want %d: %v", len(out), run, n, slices.Collect(maps.Keys(out)))
 	return nil
 }

@@ -78,9 +78,18 @@ func build(packages string) (dir string, err error) {
 	return dir, nil
 }
 
-// Program is the path of one built program.
+// SkipShort skips a test that takes long where tests run in their short form, as in make test.
+func SkipShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes long: make integration, or go test without -short")
+	}
+}
+
+// Program is the path of one built program. In the short form the test is skipped.
 func Program(t testing.TB, name string) string {
 	t.Helper()
+	SkipShort(t)
 	dir, err := built()
 	if err != nil {
 		t.Fatalf("build: %v", err)
@@ -91,6 +100,7 @@ func Program(t testing.TB, name string) string {
 // ServerProgram is the path of the server that go.mod names.
 func ServerProgram(t testing.TB) string {
 	t.Helper()
+	SkipShort(t)
 	path, err := builtServer()
 	if err != nil {
 		t.Fatalf("build nats-server: %v", err)
@@ -101,6 +111,7 @@ func ServerProgram(t testing.TB) string {
 // WorkerProgram is the path of a worker for --engine torch that needs no Python.
 func WorkerProgram(t testing.TB) string {
 	t.Helper()
+	SkipShort(t)
 	path, err := builtWorker()
 	if err != nil {
 		t.Fatalf("build the worker: %v", err)

@@ -99,6 +99,9 @@ func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (veloc
 // A LoRA is swapped between steps on the device as on the processor: without it the bits are those
 // from before, and what it took is given back.
 func TestDevice_SwapsLoRAs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
 	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
 	if err != nil {
 		t.Fatal(err)

@@ -41,6 +41,9 @@ func TestDevice_Conformance(t *testing.T) { tensortest.Run(t, newDevice(t, ptxvm
 // With factors in bf16 an operation is off by their rounding, whichever way a tensor core
 // adds and whatever its approximations are.
 func TestDevice_ConformanceInBF16(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
 	modes := []ptxvm.Options{{Numerics: ptxvm.Ampere, Jitter: true}, {Numerics: ptxvm.Hopper, Capability: 90}, {}}
 	var devices []*cuda.Device
 	launched := map[string]bool{}

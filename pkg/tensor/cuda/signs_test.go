@@ -85,6 +85,9 @@ func distance(got, want []float32) float64 {
 // autoencoder, from the prompt to the pixels. A soak takes all 20 steps of a whole sign; not with factors
 // in bf16, since a way of 20 steps makes a difference some thirty times as large.
 func TestSigns_paintsLikeTheProcessor(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
 	steps, height, width, long := 2, signHeight/2, signWidth/2, os.Getenv("MEANDER_SOAK") != ""
 	if long {
 		steps, height, width = 20, signHeight, signWidth

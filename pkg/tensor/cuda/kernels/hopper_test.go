@@ -83,6 +83,9 @@ func wgmmaChecks(kernel string) []check {
 }
 
 func TestAttention_Warpgroups(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
 	for _, kernel := range []string{"attention_wgmma_64", "attention_wgmma_128"} {
 		inModes(t, kernels.Hopper, wgmmaChecks(kernel))
 	}

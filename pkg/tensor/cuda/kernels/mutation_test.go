@@ -242,6 +242,9 @@ func drawn(kernel string, rule int, all []mutant) []mutant {
 // Kernels that are wrong in one place fail: faults of the interpreter, or results. The long form takes every mutant;
 // the short one, of each kernel, one of every grave rule and of some others.
 func TestMutants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
 	const most = 0.97 // the part that must fail
 	total, killed := 0, 0
 	var table strings.Builder
