@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// shortestTurn and longestTurn bound how long a message stays away that was returned in favour of others. The
-	// shortest doubles with each of its deliveries: others may work for hours.
+	// shortestTurn and longestTurn bound how long a message stays away that was returned in favour of others. Between
+	// them it is as long as the others have worked already: they may work for hours.
 	// leastPace is the least time that a try counts for, with its acknowledgement.
 	shortestTurn = 50 * time.Millisecond
 	longestTurn  = time.Minute
@@ -21,11 +21,17 @@ const (
 // its limit, and without a word. The lock of the consumer guards it.
 type fairness struct {
 	config ConsumerConfig
-	// working are the families of the messages that handlers work on.
-	working  map[*Message][]string
+	// working are the messages that handlers work on.
+	working  map[*Message]try
 	suspects map[string]*suspect
 	// pace is the smoothed duration of a failing try.
 	pace time.Duration
+}
+
+// try is a handler's work on a message: since when, and the message's families.
+type try struct {
+	since    time.Time
+	families []string
 }
 
 type suspect struct {
@@ -34,7 +40,7 @@ type suspect struct {
 }
 
 func newFairness(c ConsumerConfig) *fairness {
-	return &fairness{config: c, working: map[*Message][]string{}, suspects: map[string]*suspect{}, pace: leastPace}
+	return &fairness{config: c, working: map[*Message]try{}, suspects: map[string]*suspect{}, pace: leastPace}
 }
 
 // innermostSuspect returns the innermost of the families that is suspect, or "".
@@ -55,23 +61,25 @@ func (f *fairness) admit(m *Message, now time.Time) (away time.Duration) {
 	}
 	families := f.config.Families(m)
 	if name := f.innermostSuspect(families); name != "" {
-		all, same := 0, 0
+		all, same, last := 0, 0, time.Time{} // last is when the last of them began
 		for _, other := range f.working {
-			switch f.innermostSuspect(other) {
+			switch f.innermostSuspect(other.families) {
 			case "":
 				continue
 			case name:
 				same++
 			}
 			all++
+			if other.since.After(last) {
+				last = other.since
+			}
 		}
 		inner := name == families[len(families)-1]
 		if (all >= max(1, f.config.Slots/2) || inner && same > 0) && !f.config.cameOften(m) {
-			shortest := min(shortestTurn<<min(max(m.Delivered, 1)-1, 16), longestTurn)
-			return max(shortest, f.suspects[name].nextTurn(now, f.pace))
+			return max(shortestTurn, min(now.Sub(last), longestTurn), f.suspects[name].nextTurn(now, f.pace))
 		}
 	}
-	f.working[m] = families
+	f.working[m] = try{now, families}
 	return 0
 }
 
@@ -94,7 +102,7 @@ func (f *fairness) leave(m *Message) { delete(f.working, m) }
 
 // succeeded clears the families of a message.
 func (f *fairness) succeeded(m *Message) {
-	for _, name := range f.working[m] {
+	for _, name := range f.working[m].families {
 		delete(f.suspects, name)
 	}
 }
@@ -103,7 +111,7 @@ func (f *fairness) succeeded(m *Message) {
 // innermost family has failed for as long as all tries of one message take. Then the first failure of each of its
 // messages is the last; otherwise a family of a thousand messages would be tried thousands of times.
 func (f *fairness) noteFailure(m *Message, took time.Duration, now time.Time) (hopeless bool) {
-	families := f.working[m]
+	families := f.working[m].families
 	if len(families) == 0 {
 		return false
 	}
