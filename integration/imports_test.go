@@ -55,7 +55,7 @@ var layers = map[string][]string{
 	"schemas/gen":                       {"schemas/document"},
 	"pkg/fieldflag":                     {"schemas"},
 	"pkg/safetensors":                   {"pkg/tensor"},
-	"pkg/lora":                          {"pkg/safetensors"}, // files and what they fit: for networks, and for clients that push them
+	"pkg/lora":                          {"pkg/safetensors", "pkg/tensor"}, // files and what they fit: for networks, and for clients that push them
 	"pkg/tensor/cpu":                    {"pkg/tensor"},
 	"pkg/tensor/cuda/driver":            nil,
 	"pkg/tensor/cuda/kernels":           nil,

@@ -44,8 +44,8 @@ type Weighted struct {
 
 // Files of an adapter folder, as PEFT and as diffusers name them.
 const (
-	peftWeights      = "adapter_model.safetensors"
-	peftConfigFile   = "adapter_config.json"
+	PEFTWeights      = "adapter_model.safetensors"
+	PEFTConfig       = "adapter_config.json"
 	diffusersWeights = "pytorch_lora_weights.safetensors"
 	// loraMetadata is the header entry in which diffusers keeps the configuration.
 	loraMetadata = "lora_adapter_metadata"
@@ -96,7 +96,7 @@ func readFiles(name string) (weights, config []byte, err error) {
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
 	if file == "" {
-		for _, file = range []string{peftWeights, diffusersWeights} {
+		for _, file = range []string{PEFTWeights, diffusersWeights} {
 			if _, err := folder.Stat(file); err == nil {
 				break
 			}
@@ -105,7 +105,7 @@ func readFiles(name string) (weights, config []byte, err error) {
 	if weights, err = folder.Read(file, MaxFile); err != nil {
 		return nil, nil, err
 	}
-	config, err = folder.Read(peftConfigFile, MaxConfig)
+	config, err = folder.Read(PEFTConfig, MaxConfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		return weights, nil, nil
 	}
@@ -116,7 +116,7 @@ func readFiles(name string) (weights, config []byte, err error) {
 // be empty. Samplers call it on what they fetched. Both are not copied and must not be modified.
 // name is for messages. Errors are those of Open.
 func Parse(name string, file, config []byte) (*Adapter, error) {
-	archive, err := safetensors.Parse(peftWeights, file)
+	archive, err := safetensors.Parse(PEFTWeights, file)
 	if err != nil {
 		return nil, err
 	}
@@ -132,8 +132,8 @@ func Parse(name string, file, config []byte) (*Adapter, error) {
 		return nil, err
 	}
 	d := safetensors.NewDigest()
-	d.File(peftWeights, file)
-	d.File(peftConfigFile, config)
+	d.File(PEFTWeights, file)
+	d.File(PEFTConfig, config)
 	a.digest = d.Hex()
 	return a, nil
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -68,20 +69,55 @@ func TestPEFT_Deltas(t *testing.T) {
 				t.Fatalf("%s: %s: %v", c.Name, module, err)
 			}
 			for i, w := range want {
-				got := 0.0
-				for r := range p.R {
-					got += p.Scale * float64(p.B[i/p.K*p.R+r]) * float64(p.A[r*p.K+i%p.K])
-				}
 				// PEFT adds it to a weight in float32, and the weight was taken away from the sum.
-				if math.Abs(got-float64(w)) > 3e-7 {
+				if got := delta(p, i); math.Abs(got-float64(w)) > 3e-7 {
 					t.Errorf("%s: %s: element %d is %v, want %v", c.Name, module, i, got, w)
 					break
 				}
 			}
 		}
+		checkSaved(t, a)
 	}
 	if len(refused) > 0 {
 		t.Errorf("not recorded: %v", refused)
+	}
+}
+
+// delta is element i of what a product adds to a weight.
+func delta(p *lora.Product, i int) (sum float64) {
+	for r := range p.R {
+		sum += p.Scale * float64(p.B[i/p.K*p.R+r]) * float64(p.A[r*p.K+i%p.K])
+	}
+	return sum
+}
+
+// checkSaved saves an adapter at half its strength: read again it adds half as much, and all modules are of one rank.
+func checkSaved(t *testing.T, a *lora.Adapter) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "saved")
+	for range 2 { // the second finds it there
+		if err := (lora.Weighted{Adapter: a, Weight: 0.5}).Save(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := lora.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rank := 0
+	for _, module := range a.Modules() {
+		was, is := a.Product(module), b.Product(module)
+		if is == nil || rank != 0 && is.R != rank || is.R < was.R {
+			t.Fatalf("%s: %s: %+v", a.Name(), module, is)
+		}
+		rank = is.R
+		for i := range was.N * was.K {
+			// Each of the products of B is rounded once to float32.
+			if got, want := delta(is, i), delta(was, i)/2; math.Abs(got-want) > 1e-6*(1+math.Abs(want)) {
+				t.Errorf("%s: %s: element %d is %v, want %v", a.Name(), module, i, got, want)
+				break
+			}
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package remotelm
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,7 +60,9 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 		}
 		return fmt.Errorf("%s: %w", s, err)
 	}
-	resp, err := s.http.Do(ctx, http.MethodPost, s.facts.Route, s.dialect.requestBody(s.facts, &r, top))
+	asked := s.facts
+	asked.Model = cmp.Or(s.adapter, asked.Model)
+	resp, err := s.http.Do(ctx, http.MethodPost, asked.Route, s.dialect.requestBody(asked, &r, top))
 	if err != nil {
 		return named(err)
 	}

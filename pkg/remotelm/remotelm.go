@@ -148,6 +148,7 @@ type Server struct {
 	config  Config
 	dialect dialect
 	facts   Facts
+	adapter string // the adapter that requests ask for; empty: the model without one
 	http    *remotehttp.Client
 }
 

@@ -33,13 +33,7 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	if err := s.http.Ask(ctx, http.MethodGet, "/version", nil, &version); err != nil {
 		return err
 	}
-	var models struct {
-		Data []struct {
-			ID     string  `json:"id"`
-			Parent *string `json:"parent"`
-			Tokens int     `json:"max_model_len"`
-		} `json:"data"`
-	}
+	var models vllmModelList
 	if err := s.http.Ask(ctx, http.MethodGet, "/v1/models", nil, &models); err != nil {
 		return err
 	}
@@ -50,6 +44,15 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 		}
 	}
 	return fmt.Errorf("%w: /v1/models: none; must be the model that it serves", ErrGarbage)
+}
+
+// vllmModelList is the answer of /v1/models.
+type vllmModelList struct {
+	Data []struct {
+		ID     string  `json:"id"`
+		Parent *string `json:"parent"`
+		Tokens int     `json:"max_model_len"`
+	} `json:"data"`
 }
 
 // requestBody implements dialect: the two routes name their fields differently.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"reflect"
 	"time"
 
@@ -61,6 +62,9 @@ type EngineServer struct {
 	// EngineConcurrency is the most samples of texts that a server is asked for at once. Fewer are while it is
 	// overloaded.
 	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that --engine draws at once; fewer if overloaded"`
+	// EngineAdapters is a folder that vllm can read, too: the adapters of policies are handed over in it. Empty: the
+	// server keeps the weights that it was started with.
+	EngineAdapters string `koanf:"engine_adapters" help:"folder in which vllm finds the adapters of pushed policies, by the same path; default none: its weights never change"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
 	// Compile has the workers of torch compile the network.
@@ -182,9 +186,26 @@ func (c Config) torch() models.Torch {
 func (c Config) server() models.Server {
 	return models.Server{
 		Address: c.Engine, Patience: c.EnginePatience, Key: c.EngineKey, Concurrency: c.EngineConcurrency,
-		Ready:   c.Health,
-		Waiting: c.Waiting,
+		Adapters: c.EngineAdapters, Ready: c.Health, Waiting: c.Waiting,
 	}
+}
+
+// validateAdapters returns what is wrong with the folder in which the server finds adapters. validateEngine calls it.
+func (c Config) validateAdapters() error {
+	if c.EngineAdapters == "" {
+		return nil
+	}
+	if !c.server().TakesAdapters() {
+		return errors.New("engine_adapters: set; must be absent but for vllm")
+	}
+	f, err := os.Stat(c.EngineAdapters)
+	switch {
+	case err != nil:
+		return fmt.Errorf("engine_adapters: %w", err)
+	case !f.IsDir():
+		return fmt.Errorf("engine_adapters: %q; must be a folder", c.EngineAdapters)
+	}
+	return nil
 }
 
 // validateEngine joins the faults of the settings of what computes: devices, workers in Python, or a server that
@@ -195,8 +216,10 @@ func (c Config) validateEngine() error {
 		errs = append(errs, errors.New("compile: set; must be absent without --engine torch"))
 	}
 	if c.Engine == "" {
-		if c.EngineKey != "" {
-			errs = append(errs, errors.New("engine_key: set; must be absent without engine"))
+		for name, set := range map[string]bool{"engine_key": c.EngineKey != "", "engine_adapters": c.EngineAdapters != ""} {
+			if set {
+				errs = append(errs, fmt.Errorf("%s: set; must be absent without engine", name))
+			}
 		}
 		return errors.Join(append(errs, c.Compute.Validate())...)
 	}
@@ -206,6 +229,7 @@ func (c Config) validateEngine() error {
 	if c.EnginePatience < time.Second {
 		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
 	}
+	errs = append(errs, c.validateAdapters())
 	if models.IsTorch(c.Engine) {
 		return errors.Join(append(errs, c.torch().Check())...)
 	}
@@ -231,7 +255,7 @@ func (c Config) validateEngine() error {
 		name  string
 		given bool
 	}{
-		{"adapter", c.Adapter != ""},
+		{"adapter", c.Adapter != "" && c.EngineAdapters == ""},
 		{"device", c.Device != devices.Auto && c.Device != devices.CPU},
 		{"dtype", c.DType != devices.Auto},
 		{"deterministic", c.Deterministic},

@@ -314,10 +314,10 @@ func TestNetwork_Kinds(t *testing.T) {
 	t.Parallel()
 	x := open(t, nil)
 	n := engine.Network(&images.Network{Model: x.model})
-	if same, err := n.With(engine.Change{}); same != n || err != nil {
+	if same, err := n.With(t.Context(), engine.Change{}); same != n || err != nil {
 		t.Errorf("%v, %v", same, err)
 	}
-	if _, err := n.With(engine.Change{Full: nil, Adapters: nil, Digest: "x"}); err != nil {
+	if _, err := n.With(t.Context(), engine.Change{Full: nil, Adapters: nil, Digest: "x"}); err != nil {
 		t.Error(err)
 	}
 }

@@ -28,13 +28,18 @@ type textSample struct {
 	decoder  lm.Decoder
 }
 
-// weightsDigest returns the digest of the weights to compute with: those of the sample, or those of the model's folder
-// if a server drew the tokens, as the weights of the server are not known.
-func (s *sample) weightsDigest() string {
-	if s.drawnBy() != nil {
-		return s.model.Digest()
+// weightsDigest returns the digest of the weights to compute with: those of the sample. Where a server drew the tokens
+// its own weights are not known: those of the model's folder take their place, unless the sample's are a policy's with
+// an adapter, which is added to them. An error is of the server.
+func (s *sample) weightsDigest(ctx context.Context) (string, error) {
+	if s.drawnBy() == nil {
+		return s.t.WeightsDigest, nil
 	}
-	return s.t.WeightsDigest
+	p, err := s.policyWith(ctx, s.t.Lane, s.t.WeightsDigest)
+	if p != nil && p.Adapter != nil {
+		return s.t.WeightsDigest, err
+	}
+	return s.model.Digest(), err
 }
 
 // checkText computes the logits of every generated token again from the stored tokens before it, draws the token

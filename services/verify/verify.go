@@ -208,7 +208,11 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		return err
 	}
 	s.model = s.opened.network
-	with, err := s.versionWith(ctx, s.weightsDigest())
+	digest, err := s.weightsDigest(ctx)
+	if err != nil {
+		return err
+	}
+	with, err := s.versionWith(ctx, digest)
 	if err != nil || !s.isAvailable(with, -1) {
 		return err
 	}

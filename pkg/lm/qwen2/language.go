@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -70,14 +71,18 @@ func (s chatCodec) encode(text string, err error) ([]int32, error) {
 	return ids, nil
 }
 
-// language is a model without its weights.
+// language is a model without its weights. modules is what adapters can change of them.
 type language struct {
 	chatCodec
-	card lm.Card
+	card    lm.Card
+	modules lora.Table
 }
 
 // Card returns the card without the fields that need the weights.
 func (l *language) Card() lm.Card { return l.card }
+
+// Modules returns what adapters can change of the weights, as Model.Modules does.
+func (l *language) Modules() lora.Table { return l.modules }
 
 // openLanguage implements Family.Language: it opens what turns conversations into ids, without
 // weights, for engines whose server has them. Errors are those of the folder's files.
@@ -91,6 +96,6 @@ func openLanguage(dir string) (lm.Language, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &language{s, c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0)}, nil
+		return &language{s, c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0), c.decoder.Modules(modulePrefix)}, nil
 	})
 }

@@ -71,12 +71,15 @@ func (s *shared) closeDevice() error {
 	return s.device.Close()
 }
 
+// modulePrefix is what the names of the decoder's modules begin with in a checkpoint.
+const modulePrefix = "model."
+
 // WithAdapters returns a model of the checkpoint plus exactly these adapters, with a cache of its
 // own; a sampler calls it for each policy. Both models must be closed. Adapters that do not fit,
 // and no memory, are errors.
 func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	d := m.base.Clone()
-	if err := nn.Adapt(m.device, d.Projections("model."), adapters); err != nil {
+	if err := nn.Adapt(m.device, d.Projections(modulePrefix), adapters); err != nil {
 		return nil, err
 	}
 	n := &Model{shared: m.shared, card: m.card, decoder: d, head: m.head}
@@ -90,7 +93,7 @@ func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 func (m *Model) BaseDigest() string { return m.baseDigest }
 
 // Modules returns the projections that adapters can change.
-func (m *Model) Modules() lora.Table { return nn.Table(m.base.Projections("model.")) }
+func (m *Model) Modules() lora.Table { return nn.Table(m.base.Projections(modulePrefix)) }
 
 // Adapted is WithAdapters as a method of lm.Adaptable.
 func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {

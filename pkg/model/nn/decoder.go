@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -230,6 +231,12 @@ func (t *Decoder) Clone() *Decoder {
 	n := *t
 	n.layers = append([]decoderLayer(nil), t.layers...)
 	return &n
+}
+
+// Modules returns the table of what adapters can change of a decoder of the configuration, which Check has passed.
+// prefix is what names of modules begin with.
+func (c *DecoderConfig) Modules(prefix string) lora.Table {
+	return Table((&Decoder{Config: c, layers: make([]decoderLayer, c.Layers)}).Projections(prefix))
 }
 
 // Projections returns all projections by their names in a checkpoint, which begin with prefix.

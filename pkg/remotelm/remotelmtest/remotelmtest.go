@@ -55,13 +55,17 @@ type Server struct {
 	// of a probe that asks for more than two numbers; nil: they stay. Both are set before a client asks.
 	MaxTop int
 	Row    func(logits []float64)
-	t      testing.TB
+	// NoAdapters makes it answer as one that was started without --enable-lora. It is set before a client asks.
+	NoAdapters bool
+	t          testing.TB
 
 	mu      sync.Mutex
 	answers []Answer
 	asked   []map[string]any
-	down    atomic.Bool
-	wake    chan struct{}
+	// adapters has the folder of each adapter that a client has loaded, as vLLM with --enable-lora.
+	adapters map[string]string
+	down     atomic.Bool
+	wake     chan struct{}
 }
 
 // Answer writes the response to a request for tokens.
@@ -122,7 +126,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case s.Mode != SGLang && path == "/version":
 		_, _ = w.Write(Recorded(s.t, "vllm-version.json"))
 	case s.Mode != SGLang && path == "/v1/models":
-		_, _ = w.Write(Recorded(s.t, "vllm-models.json"))
+		s.listModels(w)
+	case s.Mode != SGLang && (path == "/v1/load_lora_adapter" || path == "/v1/unload_lora_adapter"):
+		s.changeAdapter(w, r)
 	case s.Mode == Completions && path == "/inference/v1/generate":
 		http.Error(w, `{"error":{"message":"not enabled","code":403}}`, http.StatusForbidden)
 	case path == "/v1/completions", path == "/inference/v1/generate", path == "/generate":
@@ -139,7 +145,16 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error":{"message":"no JSON","code":400}}`, http.StatusBadRequest)
 		return
 	}
+	model, _ := body["model"].(string)
+	if _, loaded := s.Adapters()[model]; strings.HasPrefix(model, "meander-") && !loaded {
+		http.Error(w, fmt.Sprintf(`{"error":{"message":"The model %q does not exist.","code":404}}`, model), http.StatusNotFound)
+		return
+	}
 	id := fmt.Sprint(body["request_id"], body["rid"])
+	if strings.Contains(id, "meander-canary") {
+		s.answerCanary(w, model)
+		return
+	}
 	if strings.Contains(id, "meander-probe") {
 		s.answerProbe(w, body)
 		return

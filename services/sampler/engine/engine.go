@@ -29,9 +29,9 @@ type Network interface {
 	// Engine makes samples. Workers call it at once.
 	Engine(o Options) Engine
 	// With returns the network with a change, or itself where nothing changes. An error that stays is a *Refusal. The
-	// caller closes both.
-	With(c Change) (Network, error)
-	// Canary returns what the weights give for a fixed input; nil where a server has the weights.
+	// caller closes both. ctx bounds what is asked of a server, not the network that is returned.
+	With(ctx context.Context, c Change) (Network, error)
+	// Canary returns what the weights give for a fixed input; nil where a server has weights that never change.
 	Canary(ctx context.Context) (*schemas.Canary, error)
 	// Close closes the model.
 	Close() error

@@ -21,6 +21,9 @@ type Server struct {
 	Concurrency int
 	// Key is sent as a bearer token.
 	Key string
+	// Adapters is the folder, of this machine and the server's, in which the server finds the adapters of policies;
+	// empty: it keeps the weights that it was started with.
+	Adapters string
 	// Waiting is told why the server is waited for, and "" when the wait is over; nil: it is logged.
 	Waiting func(text string)
 	// Ready adds a condition of readiness; nil: there is none.

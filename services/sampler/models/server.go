@@ -27,11 +27,12 @@ type serverKind struct {
 	text  func(ctx context.Context, s engine.Server, l lm.Language, log zerolog.Logger) (engine.Network, error)
 	image func(ctx context.Context, s engine.Server, card model.Card, class string,
 		log zerolog.Logger) (engine.Network, error)
+	adapters bool // it takes adapters while it runs
 }
 
 // serverKinds are the kinds of servers by the name in their addresses.
 var serverKinds = map[string]serverKind{
-	schemas.EngineVLLM:            {text: texts.Dial},
+	schemas.EngineVLLM:            {text: texts.Dial, adapters: true},
 	schemas.EngineSGLang:          {text: texts.Dial},
 	schemas.EngineSGLangDiffusion: {image: images.Dial},
 }
@@ -55,6 +56,12 @@ func (s Server) parse() (name string, bases []string, err error) {
 func (s Server) DrawsTexts() bool {
 	name, _, _ := s.parse()
 	return serverKinds[name].text != nil
+}
+
+// TakesAdapters reports whether servers of the kind take adapters while they run.
+func (s Server) TakesAdapters() bool {
+	name, _, _ := s.parse()
+	return serverKinds[name].adapters
 }
 
 // Check returns what is wrong with the address.

@@ -34,7 +34,7 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 		return nil, err
 	}
 	for i, of := range v.options.Networks {
-		m, err := of.With(made.Change)
+		m, err := of.With(ctx, made.Change)
 		if err != nil {
 			return nil, err
 		}
@@ -156,5 +156,5 @@ func Apply(ctx context.Context, b *bus.Bus, m engine.Network, p *schemas.Policy)
 	if err != nil {
 		return nil, err
 	}
-	return m.With(made.Change)
+	return m.With(ctx, made.Change)
 }

@@ -47,7 +47,7 @@ func (n *network) Digest() string { return n.digest }
 
 func (n *network) Engine(engine.Options) engine.Engine { return nil }
 
-func (n *network) With(c engine.Change) (engine.Network, error) {
+func (n *network) With(_ context.Context, c engine.Change) (engine.Network, error) {
 	if c.Empty() {
 		return n, nil
 	}

@@ -85,7 +85,7 @@ func (n *Network) Engine(o engine.Options) engine.Engine { return newFlowEngine(
 
 // With returns the network with adapters, or with another transformer, for a policy. A *Refusal says that the model
 // accepts no such change.
-func (n *Network) With(c engine.Change) (engine.Network, error) {
+func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
 	m := n.Model
 	a, ok := m.(model.Adaptable)
 	switch {

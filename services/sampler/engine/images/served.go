@@ -160,7 +160,9 @@ func (s *Served) Policy() *schemas.Policy {
 func (s *Served) Engine(engine.Options) engine.Engine { return s }
 
 // With refuses changes: the servers have the weights that they were started with.
-func (s *Served) With(c engine.Change) (engine.Network, error) { return engine.Unchanged(s, c) }
+func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error) {
+	return engine.Unchanged(s, c)
+}
 
 // Canary is nil: the weights are not here.
 func (s *Served) Canary(context.Context) (*schemas.Canary, error) { return nil, nil }

@@ -76,7 +76,7 @@ func (n *Network) Engine(o engine.Options) engine.Engine {
 }
 
 // With returns the network with adapters, for a policy. A *Refusal says that the model accepts no such change.
-func (n *Network) With(c engine.Change) (engine.Network, error) {
+func (n *Network) With(_ context.Context, c engine.Change) (engine.Network, error) {
 	if c.Full != nil {
 		return nil, engine.Refuse("weights: the model %s takes none", n.Name())
 	}

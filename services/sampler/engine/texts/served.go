@@ -20,7 +20,10 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	if err != nil {
 		return nil, err
 	}
-	s := &Served{language: l, config: config, load: newLoad(max(1, at.Concurrency)), changed: make(chan struct{})}
+	s := &Served{
+		Health: &engine.Health{}, language: l, config: config, load: newLoad(max(1, at.Concurrency)),
+		adapters: newAdapters(at.Adapters, l), changed: make(chan struct{}),
+	}
 	s.config.Resumed = func(err error) {
 		if n := s.load.failed(err); n > 0 {
 			log.Warn().Err(err).Int("concurrency", n).Msg("the engine is overloaded; it is asked for fewer answers " +
@@ -80,8 +83,14 @@ func (e *Served) dial(ctx context.Context) error {
 	case err != nil:
 		return err
 	case e.server == nil:
-		e.server = s
-		return nil
+		e.server, e.adapter, err = e.adapters.loadZero(ctx, s)
+		if errors.Is(err, remotelm.ErrRefused) {
+			return engine.Refuse("engine_adapters: %w", err)
+		}
+		if err != nil {
+			e.server = nil
+		}
+		return err
 	}
 	defer s.Close()
 	was, is := e.server.Facts(), s.Facts()
@@ -89,5 +98,5 @@ func (e *Served) dial(ctx context.Context) error {
 		return fmt.Errorf("%s: serves %s with %s by %s, %d tokens, now, and served %s with %s by %s, %d tokens, when the lane was announced; restart the sampler",
 			s, is.Model, is.Values, is.Route, is.MaxTokens, was.Model, was.Values, was.Route, was.MaxTokens)
 	}
-	return nil
+	return e.adapters.loadAgain(ctx, s)
 }

@@ -1,6 +1,7 @@
 package texts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,11 +21,14 @@ import (
 // Served is a language model whose tokens a server draws. The model's folder gives the tokenizer and the chat
 // template. It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
 type Served struct {
-	engine.Health
-	language lm.Language
-	server   *remotelm.Server
-	config   remotelm.Config
-	load     *load
+	*engine.Health // of the server, which networks with adapters share
+	language       lm.Language
+	server         *remotelm.Server
+	config         remotelm.Config
+	load           *load
+	adapters       *adapters // nil: the server's weights never change
+	adapter        string    // the server's name for the network's adapter, one of zeros without a policy; empty: none
+	digest         string    // of the weights with the adapter
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when the server has sent something
@@ -53,8 +57,8 @@ func (e *Served) facts() *schemas.Engine {
 	}
 }
 
-// Digest names the weights by the server: their real digest is not known here.
-func (e *Served) Digest() string { return "served by " + e.server.Facts().Name }
+// Digest names the weights by the server, and by the adapter: their real digest is not known here.
+func (e *Served) Digest() string { return cmp.Or(e.digest, "served by "+e.server.Facts().Name) }
 
 // context returns the most tokens that a prompt and its answer may have together.
 func (e *Served) context() int {
@@ -77,18 +81,6 @@ func (e *Served) Concurrency() int { return e.load.most }
 
 // Engine is the server itself.
 func (e *Served) Engine(engine.Options) engine.Engine { return e }
-
-// With refuses changes: the server has the weights that it was started with.
-func (e *Served) With(c engine.Change) (engine.Network, error) { return engine.Unchanged(e, c) }
-
-// Canary is nil: the weights are not here.
-func (e *Served) Canary(context.Context) (*schemas.Canary, error) { return nil, nil }
-
-// Close closes the connection.
-func (e *Served) Close() error {
-	e.server.Close()
-	return nil
-}
 
 // servedEpisode is one sample whose tokens a server draws.
 type servedEpisode struct {
@@ -140,7 +132,7 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 			defer e.load.leave()
 			for c, err := range e.server.Stream(ctx, r) {
 				select {
-				case chunks <- drawn{c, err}:
+				case chunks <- drawn{c, e.checkAdapter(ctx, err)}:
 					e.notify()
 				case <-ctx.Done():
 					return

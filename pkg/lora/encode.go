@@ -1,0 +1,97 @@
+package lora
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Save writes the adapter with its weight to a new folder, in the plainest form of PEFT, which every server takes:
+// weights in float32, and a configuration without patterns. All modules get the largest rank, with rows of zeros, and
+// the scale 1: the weight and the scale of a module are multiplied into its lora_B, each element rounded once. The
+// folder is there with both files or not at all; it is no error that it is there already.
+func (a Weighted) Save(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	tensors, config, err := a.plain()
+	if err != nil {
+		return fmt.Errorf("write adapter %s: %w", a.Adapter.name, err)
+	}
+	made, err := os.MkdirTemp(filepath.Dir(dir), ".adapter-*")
+	if err != nil {
+		return fmt.Errorf("write adapter %s: %w", a.Adapter.name, err)
+	}
+	err = errors.Join(
+		os.Chmod(made, 0o755), // the server may be another user's
+		safetensors.WriteFile(filepath.Join(made, PEFTWeights), tensors, map[string]string{"format": "pt"}),
+		os.WriteFile(filepath.Join(made, PEFTConfig), config, 0o644),
+	)
+	if err == nil {
+		if err = os.Rename(made, dir); err == nil {
+			return nil
+		}
+		if _, there := os.Stat(dir); there == nil { // another sampler was first
+			err = nil
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("write adapter %s: %w", a.Adapter.name, err)
+	}
+	return errors.Join(err, os.RemoveAll(made))
+}
+
+// Zero returns an adapter of rank 1 for one projection of a model that adds zeros. A server that is asked for the model
+// with it computes the model alone.
+func (t Table) Zero() Weighted {
+	name := slices.Min(slices.Collect(maps.Keys(t)))
+	n, k := t[name][0], t[name][1]
+	zero := &Product{A: make([]float32, k), B: make([]float32, n), R: 1, N: n, K: k, Scale: 1}
+	return Weighted{Adapter: &Adapter{name: "zero", modules: map[string]*Product{name: zero}}, Weight: 1}
+}
+
+// plain returns the tensors and the configuration that Save writes.
+func (a Weighted) plain() (tensors []safetensors.Tensor, config []byte, err error) {
+	rank := 0
+	for _, p := range a.Adapter.modules {
+		rank = max(rank, p.R)
+	}
+	targets := map[string]bool{}
+	for _, name := range a.Adapter.Modules() {
+		p := a.Adapter.modules[name]
+		targets[name[strings.LastIndex(name, ".")+1:]] = true
+		down := make([]float32, rank*p.K) // [rank, K]
+		copy(down, p.A)
+		up := make([]float32, p.N*rank) // [N, rank]
+		for i := range p.N {
+			for j := range p.R {
+				up[i*rank+j] = float32(float64(p.B[i*p.R+j]) * p.Scale * a.Weight)
+			}
+		}
+		for _, t := range []struct {
+			kind  string
+			shape []int
+			x     []float32
+		}{{"A", []int{rank, p.K}, down}, {"B", []int{p.N, rank}, up}} {
+			full, err := safetensors.FloatTensor(
+				fmt.Sprintf("base_model.model.%s.lora_%s.weight", name, t.kind), tensor.F32, t.shape, t.x)
+			if err != nil {
+				return nil, nil, err
+			}
+			tensors = append(tensors, full)
+		}
+	}
+	config, err = json.Marshal(map[string]any{
+		"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "lora_dropout": 0,
+		"target_modules": slices.Sorted(maps.Keys(targets)),
+	})
+	return tensors, config, err
+}
