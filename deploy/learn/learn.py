@@ -55,9 +55,14 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
-    command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models" / model), "--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
-    if engine:
-        command += ["--engine", engine]
+    command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models" / model)]
+    if engine.startswith("vllm="):  # which gets each adapter in a folder
+        adapters = (out / "adapters").resolve()
+        adapters.mkdir()
+        command += ["--engine", engine, "--engine-adapters", str(adapters)]
+    else:
+        command += ["--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
+        command += ["--engine", engine] if engine else []
     env = os.environ | {"MEANDER_PYTHON": sys.executable}  # a worker has the packages that the trainer has
     with open(out / "up.log", "a") as log:
         up = subprocess.Popen(command, stdout=log, stderr=log, env=env)

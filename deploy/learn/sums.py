@@ -2,7 +2,8 @@
 """Runs an example of the Python client that trains sums on a pipeline of its own, once a seed, and draws what it
 learned.
 
-    sums.py [--example grpo_sums.py] [--seeds 0 1 2] [--out FOLDER] [--meander bin/meander] [-- flags of the example]
+    sums.py [--example grpo_sums.py] [--seeds 0 1 2] [--out FOLDER] [--meander bin/meander] [--engine vllm=URL]
+            [-- flags of the example]
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
     parser.add_argument("--meander", default="bin/meander")
+    parser.add_argument("--engine", default="", help="vllm=URL: a server that draws the tokens, started with --enable-lora")
     parser.add_argument("flags", nargs="*", help="of the example, behind --")
     args = parser.parse_args()
     for seed in args.seeds:
         out = args.out / f"seed-{seed}"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        with pipeline(args.meander, out, "sums") as url:
+        with pipeline(args.meander, out, "sums", args.engine) as url:
             example = ROOT / "pkg/client/python/examples" / args.example
             command = [sys.executable, str(example), "--url", url, "--seed", str(seed), "--out", str(out),
                        "--model", str(ROOT / "deploy/models/sums"), *args.flags]  # fmt: skip

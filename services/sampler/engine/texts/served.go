@@ -34,6 +34,9 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 			log.Warn().Err(err).Msg("an answer broke off; it is gone on with")
 		}
 	}
+	if s.adapters != nil && len(s.adapters.modules) == 0 {
+		return nil, engine.Refuse("engine_adapters: set; the model %s takes no adapters", s.Name())
+	}
 	s.Health.Dial, s.Ping = s.dial, func(ctx context.Context) error { return s.server.Health(ctx) }
 	if err := s.Reach(ctx, at, log); err != nil {
 		return nil, err
