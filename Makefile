@@ -8,7 +8,8 @@
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
-export GOFLAGS := $(strip $(shell go env GOFLAGS 2>/dev/null) -trimpath -gcflags=all=-dwarf=false)
+flags          := -trimpath -gcflags=all=-dwarf=false
+export GOFLAGS := $(strip $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/null)) $(flags))
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)

@@ -277,6 +277,10 @@ func TestDeploy_Make(t *testing.T) {
 func TestDeploy_Dockerfile(t *testing.T) {
 	sequential(t)
 	text, makefile := read(t, "deploy/Dockerfile"), read(t, "Makefile")
+	if !regexp.MustCompile(`(?m)^flags +:= .*-trimpath`).MatchString(makefile) ||
+		!regexp.MustCompile(`(?m)^export GOFLAGS := .*\$\(flags\)`).MatchString(makefile) {
+		t.Error("the Makefile builds without -trimpath")
+	}
 	for _, target := range regexp.MustCompile(`\bmake ([a-z-]+) VERSION=`).FindAllStringSubmatch(text, -1) {
 		recipe := regexp.MustCompile(`(?m)^` + target[1] + `: .*\n((?:\t.*\n)+)`).FindString(makefile)
 		if !strings.Contains(recipe, "-o bin/") || !strings.Contains(recipe, "CGO_ENABLED=") {

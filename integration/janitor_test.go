@@ -27,7 +27,6 @@ type point struct{ samples, heap, disk, steps float64 }
 // janitor on; neither memory nor disk grow with it, no event is lost to a reader with a durable, and
 // no stream holds more than its limit at any time.
 func TestJanitor_LongRun(t *testing.T) {
-	skipShort(t)
 	t.Parallel()
 	const size = 8
 	groups := soak(t, 400, 100_000) / size

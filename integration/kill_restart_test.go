@@ -293,7 +293,6 @@ const fewWaits = 4 * time.Second
 // While the requests are full, intake waits with the prompts in hand: longer than the
 // ack wait, without a redelivery, and without a dead letter.
 func TestPipeline_RequestsFull(t *testing.T) {
-	skipShort(t)
 	t.Parallel()
 	const groups, size, steps, room = 6, 5, 4, 7
 	c := assemble(t)
@@ -436,7 +435,6 @@ func TestPipeline_ResultsFull(t *testing.T) {
 // While the steps are full, the samplers wait with their samples in hand: longer than
 // the ack wait, without a redelivery. When what has been used is purged, they go on.
 func TestPipeline_StepsFull(t *testing.T) {
-	skipShort(t)
 	t.Parallel()
 	const groups, size, steps = 8, 4, 10
 	const room = 3*size*steps + 7

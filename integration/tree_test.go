@@ -131,7 +131,6 @@ func samePath(t *testing.T, leaf int64, a, b []client.PathStep) {
 // Samplers that are killed in the middle of a tree leave the same eight trajectories as calm
 // ones, each once: leaves that are made stay, and the others go on where their parents stored.
 func TestTree_Kill(t *testing.T) {
-	skipShort(t)
 	t.Parallel()
 	w := newWorld(t)
 	c := defaults()

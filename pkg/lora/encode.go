@@ -36,17 +36,12 @@ func (a Weighted) Save(dir string) error {
 		os.WriteFile(filepath.Join(made, PEFTConfig), config, 0o644),
 	)
 	if err == nil {
-		if err = os.Rename(made, dir); err == nil {
-			return nil
-		}
-		if _, there := os.Stat(dir); there == nil { // another sampler was first
-			err = nil
-		}
+		err = os.Rename(made, dir)
 	}
 	if err != nil {
-		err = fmt.Errorf("write adapter %s: %w", a.Adapter.name, err)
+		return errors.Join(fmt.Errorf("write adapter %s: %w", a.Adapter.name, err), os.RemoveAll(made))
 	}
-	return errors.Join(err, os.RemoveAll(made))
+	return nil
 }
 
 // Zero returns an adapter of rank 1 for one projection of a model that adds zeros. A server that is asked for the model

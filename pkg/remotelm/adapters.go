@@ -31,8 +31,8 @@ func (s *Server) LoadAdapter(ctx context.Context, name, folder string) error {
 	if s.facts.Name != VLLM {
 		return fmt.Errorf("%s: %w: it takes no adapters", s, ErrRefused)
 	}
-	models, err := vllmModels(ctx, s)
-	if err == nil && !slices.Contains(models, name) {
+	models, err := s.vllmModels(ctx)
+	if err == nil && !slices.ContainsFunc(models, func(m vllmModel) bool { return m.ID == name }) {
 		err = s.http.Ask(ctx, http.MethodPost, vllmLoadAdapter, map[string]any{"lora_name": name, "lora_path": folder}, nil)
 	}
 	status, answered := errors.AsType[*remotehttp.StatusError](err)
@@ -58,16 +58,4 @@ func (s *Server) UnloadAdapter(ctx context.Context, name string) error {
 func AdapterLost(err error) bool {
 	status, ok := errors.AsType[*remotehttp.StatusError](err)
 	return ok && status.Status == http.StatusNotFound
-}
-
-// vllmModels returns the names of the models that a server of vLLM has, adapters included.
-func vllmModels(ctx context.Context, s *Server) (names []string, err error) {
-	var models vllmModelList
-	if err := s.http.Ask(ctx, http.MethodGet, "/v1/models", nil, &models); err != nil {
-		return nil, err
-	}
-	for _, m := range models.Data {
-		names = append(names, m.ID)
-	}
-	return names, nil
 }

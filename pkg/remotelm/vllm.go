@@ -33,11 +33,11 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	if err := s.http.Ask(ctx, http.MethodGet, "/version", nil, &version); err != nil {
 		return err
 	}
-	var models vllmModelList
-	if err := s.http.Ask(ctx, http.MethodGet, "/v1/models", nil, &models); err != nil {
+	models, err := s.vllmModels(ctx)
+	if err != nil {
 		return err
 	}
-	for _, m := range models.Data {
+	for _, m := range models {
 		if m.Parent == nil { // not an adapter of another
 			f.Version, f.Model, f.MaxTokens = version.Version, m.ID, m.Tokens
 			return nil
@@ -46,13 +46,20 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	return fmt.Errorf("%w: /v1/models: none; must be the model that it serves", ErrGarbage)
 }
 
-// vllmModelList is the answer of /v1/models.
-type vllmModelList struct {
-	Data []struct {
-		ID     string  `json:"id"`
-		Parent *string `json:"parent"`
-		Tokens int     `json:"max_model_len"`
-	} `json:"data"`
+// vllmModel is an entry of /v1/models: the server's model, or an adapter of it, which has a parent.
+type vllmModel struct {
+	ID     string  `json:"id"`
+	Parent *string `json:"parent"`
+	Tokens int     `json:"max_model_len"`
+}
+
+// vllmModels asks a server of vLLM for its model and the adapters that it has loaded.
+func (s *Server) vllmModels(ctx context.Context) ([]vllmModel, error) {
+	var list struct {
+		Data []vllmModel `json:"data"`
+	}
+	err := s.http.Ask(ctx, http.MethodGet, "/v1/models", nil, &list)
+	return list.Data, err
 }
 
 // requestBody implements dialect: the two routes name their fields differently.

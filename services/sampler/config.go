@@ -216,10 +216,11 @@ func (c Config) validateEngine() error {
 		errs = append(errs, errors.New("compile: set; must be absent without --engine torch"))
 	}
 	if c.Engine == "" {
-		for name, set := range map[string]bool{"engine_key": c.EngineKey != "", "engine_adapters": c.EngineAdapters != ""} {
-			if set {
-				errs = append(errs, fmt.Errorf("%s: set; must be absent without engine", name))
-			}
+		if c.EngineKey != "" {
+			errs = append(errs, errors.New("engine_key: set; must be absent without engine"))
+		}
+		if c.EngineAdapters != "" {
+			errs = append(errs, errors.New("engine_adapters: set; must be absent without engine"))
 		}
 		return errors.Join(append(errs, c.Compute.Validate())...)
 	}

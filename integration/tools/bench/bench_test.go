@@ -175,9 +175,6 @@ func TestBenchEvents(t *testing.T) {
 
 // The worker of tests stands for those of Python.
 func TestBenchTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes long: make integration")
-	}
 	b := torchBench{
 		model: remotetest.Folder(t, "FluxPipeline", 1), python: harness.WorkerProgram(t), echo: "-m meander.torch",
 		device: "cpu", dtype: "f32", prompt: "a", batches: []int{1, 3}, runs: 2, steps: 2, rounds: 2, calls: 3,
