@@ -416,6 +416,70 @@ func TestEngine_Concurrency(t *testing.T) {
 	}
 }
 
+// Several servers of the same weights share the samples. One that is away, or has other weights, is said and not used;
+// what it had begun the others go on with.
+func TestEngine_Several(t *testing.T) {
+	t.Parallel()
+	a, b := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.LogProbs)
+	engine := a.Engine() + "," + b.URL
+	dir := t.TempDir()
+	_, sum := textRun(t, dir, sums(t), "--engine", engine, "--run", "r", "-n", "8", "--engine-concurrency", "4",
+		remotelmtest.Prompt)
+	if sum.Complete != 1 || len(a.Asked()) == 0 || len(b.Asked()) == 0 || len(a.Asked())+len(b.Asked()) != 8 {
+		t.Fatalf("%+v, asked %d and %d times; want both, 8 in all", sum, len(a.Asked()), len(b.Asked()))
+	}
+	if r := proven(t, dir, sums(t), "r"); r.Drawn != 32 || r.MaxDrawnDifference > 1e-3 {
+		t.Errorf("verify: %+v", r)
+	}
+	a.Then(remotelmtest.Cut(a.Stream(), 1))
+	b.Then(remotelmtest.Whole(remotelmtest.Tail(b.Stream(), 1)))
+	if _, sum = textRun(t, dir, sums(t), "--engine", engine, "--run", "cut", "-n", "1", remotelmtest.Prompt); sum.Complete != 1 ||
+		len(a.Asked()) != 1 || len(b.Asked()) != 1 {
+		t.Errorf("%+v: an answer that broke off: asked %d and %d times", sum, len(a.Asked()), len(b.Asked()))
+	}
+	b.Then(remotelmtest.Whole(b.Stream()))
+	b.Row = func(z []float64) { slices.Reverse(z) }
+	a.Then(remotelmtest.Whole(a.Stream()))
+	out := meander(t, dir, "run", "--model", sums(t), "--engine", engine, "--run", "other", "-n", "4",
+		remotelmtest.Prompt).must(t, 0)
+	if !strings.Contains(out.stderr, "a server of the engine is not used") || !strings.Contains(out.stderr, "other weights") ||
+		len(b.Asked()) != 0 {
+		t.Errorf("a server of other weights was asked %d times:\n%s", len(b.Asked()), out.stderr)
+	}
+}
+
+// A group that one engine has begun waits for an engine of the kind: another one does not finish it unless it is so
+// set, and then the results say who drew what.
+func TestEngine_Mix(t *testing.T) {
+	t.Parallel()
+	s, dir := remotelmtest.New(t, remotelmtest.LogProbs), t.TempDir()
+	s.Then(remotelmtest.Whole(s.Stream()), remotelmtest.Whole(s.Stream()), remotelmtest.Fail(http.StatusServiceUnavailable, "busy"))
+	args := []string{
+		"run", "--model", sums(t), "--json", "--seed", "11", "-n", "4", "--out", "-", "--reward", "exact_match",
+		"--ground-truth", "4", "--run", "r", remotelmtest.Prompt,
+	}
+	begun := background(t, dir, append(args, "--engine", s.Engine())...)
+	made(t, dir, "r", 2, begun)
+	begun.signal(t, os.Kill)
+	begun.wait(t)
+	out := meander(t, dir, args...).must(t, 2)
+	if !strings.Contains(out.stderr, `is made by the sampler itself; run "r" was started with what is served by vllm`) || !strings.Contains(out.stderr, "--engine-mix") {
+		t.Errorf("another engine: %s", out.stderr)
+	}
+	_, sum := textRun(t, dir, sums(t), "--engine-mix", "--run", "r", remotelmtest.Prompt)
+	if sum.Complete != 1 || sum.Engines["vllm 0.32.0"] != 2 || sum.Engines["sampler"] != 2 {
+		t.Errorf("%+v; want two samples of each engine", sum)
+	}
+	again := slices.DeleteFunc(append(args, "--engine-mix"), func(arg string) bool { return arg == "--json" })
+	out = meander(t, dir, again...).must(t, 0)
+	if !strings.Contains(out.stdout, "samples by engine: sampler 2, vllm 0.32.0 2") {
+		t.Errorf("the results for people: %s", out.stdout)
+	}
+	if r := proven(t, dir, sums(t), "r"); r.Drawn == 0 || r.Tokens == 0 {
+		t.Errorf("verify: %+v; want tokens of both", r)
+	}
+}
+
 // A real server, where MEANDER_ENGINE names one (vllm=URL or sglang=URL) that serves deploy/models/sums in float32,
 // gives what the recorded ones do: its numbers are those of the model here.
 func TestEngine_Real(t *testing.T) {

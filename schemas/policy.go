@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"reflect"
 	"strconv"
+	"strings"
 )
 
 // Policy is weights with their version, and what the lane that serves them takes. The current one of
@@ -48,6 +49,9 @@ type Policy struct {
 	Text *TextPolicy `msgpack:"text,omitempty"`
 	// Engine makes the images; absent: the sampler does. Of texts it is in Text.
 	Engine *Engine `msgpack:"engine,omitempty"`
+	// EngineMix says that the samplers also finish groups that another engine has begun: a server of another kind, or a
+	// server in place of a sampler, or the other way round. Else such groups wait for an engine of the kind.
+	EngineMix bool `msgpack:"engine_mix,omitempty"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
 	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
 	// Grid names the sigmas before the scheduler shifts them: linspace (T points from 1 to 1/T), scheduler (those that
@@ -117,13 +121,39 @@ func (e *Policy) SameLane(other *Policy) bool {
 // IsCheckpoint reports whether the policy is the checkpoint without an adapter or other weights.
 func (e *Policy) IsCheckpoint() bool { return e.Adapter == nil && len(e.Weights) == 0 }
 
-// Checkpoint returns the BaseDigest that prompts and requests must name. It is empty if a server draws the samples, as
-// its weights are not known here.
+// Checkpoint returns the BaseDigest that prompts and requests must name: that of the policy or, if a server draws the
+// samples, whose weights are not known here, its kind (ServedBy).
 func (e *Policy) Checkpoint() string {
-	if e.DrawnBy() != nil {
-		return ""
+	if by := e.DrawnBy(); by != nil {
+		return ServedBy(by.Name)
 	}
 	return e.BaseDigest
+}
+
+// servedBy begins the digests of what servers draw.
+const servedBy = "served by "
+
+// ServedBy returns what stands for the digest of the weights of a kind of server.
+func ServedBy(engine string) string { return servedBy + engine }
+
+// Continues reports whether the policy is the checkpoint of another one under another engine, see EngineMix: samples of
+// both count as samples of one version.
+func (e *Policy) Continues(other *Policy) bool {
+	return e.EngineMix && e.IsCheckpoint() && other.IsCheckpoint() && e.Checkpoint() != other.Checkpoint() &&
+		(e.DrawnBy() != nil || other.DrawnBy() != nil)
+}
+
+// IsServed reports whether a digest is one of ServedBy.
+func IsServed(digest string) bool { return strings.HasPrefix(digest, servedBy) }
+
+// Makes reports whether samplers of the policy make samples of groups that name the checkpoint base; empty: of any.
+// mixed says that the group was begun by another engine, see EngineMix.
+func (e *Policy) Makes(base string) (makes, mixed bool) {
+	if base == "" || base == e.Checkpoint() {
+		return true, false
+	}
+	mixed = e.EngineMix && (e.DrawnBy() != nil || IsServed(base))
+	return mixed, mixed
 }
 
 // DrawnBy returns the server that draws the samples of the lane; nil if its samplers do.

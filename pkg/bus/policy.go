@@ -42,7 +42,8 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 		return a.PolicyVersion == b.PolicyVersion && a.WeightsDigest == b.WeightsDigest
 	}
 	if (current == nil) != (after == nil) ||
-		current != nil && (!same(current, after) || p.PolicyVersion <= current.PolicyVersion && !same(current, p)) {
+		current != nil && (!same(current, after) || p.PolicyVersion <= current.PolicyVersion && !same(current, p) &&
+			!(p.PolicyVersion == current.PolicyVersion && p.Continues(current))) {
 		return ErrBehind
 	}
 	m, err := encode(ctx, p)

@@ -52,6 +52,13 @@ func permanent(status int) bool {
 		status != http.StatusRequestTimeout && status != http.StatusConflict
 }
 
+// Overloaded reports whether an error says that the server has more to do than it can.
+func Overloaded(err error) bool {
+	r, ok := errors.AsType[*StatusError](err)
+	return errors.Is(err, ErrSilent) ||
+		ok && (r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable)
+}
+
 // Split splits NAME=URL, and checks that URL is that of a server, over HTTP. base has no slash at its end.
 func Split(server string) (name, base string, err error) {
 	name, base, _ = strings.Cut(server, "=")

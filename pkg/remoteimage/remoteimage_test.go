@@ -254,38 +254,6 @@ func TestPool_Failover(t *testing.T) {
 	}
 }
 
-// TestPool_Hang: a server that hangs is given up once its health check has failed for the patience of the pool, and
-// another makes the image.
-func TestPool_Hang(t *testing.T) {
-	a, b := remoteimagetest.New(t), remoteimagetest.New(t)
-	p := dial(t, a, b)
-	begun, release := make(chan struct{}), make(chan struct{})
-	defer close(release)
-	a.SetAnswer(func(http.ResponseWriter, *http.Request) { close(begun); <-release })
-	done := make(chan error, 1)
-	go func() {
-		_, err := p.Generate(t.Context(), request())
-		done <- err
-	}()
-	<-begun
-	a.SetHealth(remoteimagetest.Say(http.StatusServiceUnavailable, nil))
-	if err := p.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case err := <-done:
-		t.Fatalf("given up at the first failure: %v", err)
-	default:
-	}
-	p.SetPatience(0)
-	if err := p.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil || len(b.Asked()) != 2 {
-		t.Errorf("%v; the other server was asked %d times, want the probe and the image", err, len(b.Asked()))
-	}
-}
-
 // TestPool_Refuses: addresses that are none, a pipeline without trajectories, and servers of different weights.
 func TestPool_Refuses(t *testing.T) {
 	for address, says := range map[string]string{

@@ -17,19 +17,51 @@ const (
 	vllmUnloadAdapter = "/v1/unload_lora_adapter"
 )
 
-// WithAdapter returns the same server, asked for its model with the adapter called name. LoadAdapter comes first.
-func (s *Server) WithAdapter(name string) *Server {
-	with := *s
-	with.adapter = name
-	return &with
+// LoadAdapter makes the servers load a LoRA from a folder in PEFT's form, which they must be able to read, and call it
+// name: those that can be used now, and each that is back later. It is no error that a server has one of that name. An
+// error that wraps ErrRefused says that a server takes no adapters, or not this one. A server that fails otherwise is
+// not used before it has the adapter, if another one has it.
+func (p *Pool) LoadAdapter(ctx context.Context, name, folder string) error {
+	p.mu.Lock()
+	p.adapters[name] = folder
+	p.mu.Unlock()
+	servers := p.pool.Servers()
+	failed := map[*member]error{}
+	err := ErrAway
+	for _, m := range servers {
+		why := m.server().loadAdapter(ctx, name, folder)
+		if why != nil {
+			why = fmt.Errorf("%s: %w", m, why)
+			failed[m] = why
+		}
+		if err = why; errors.Is(err, ErrRefused) {
+			break
+		}
+	}
+	if errors.Is(err, ErrRefused) || len(failed) == len(servers) {
+		p.UnloadAdapter(ctx, name)
+		return err
+	}
+	for m, why := range failed {
+		p.pool.Out(m, why)
+	}
+	return nil
 }
 
-// LoadAdapter makes the server load a LoRA from a folder in PEFT's form, which the server must be able to read, and
-// call it name. It is no error that it has one of that name. An error that wraps ErrRefused says that the server takes
-// no adapters, or not this one.
-func (s *Server) LoadAdapter(ctx context.Context, name, folder string) error {
+// UnloadAdapter makes the servers forget an adapter. One that is away has forgotten it.
+func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
+	p.mu.Lock()
+	delete(p.adapters, name)
+	p.mu.Unlock()
+	for _, m := range p.pool.Servers() {
+		_ = m.http.Ask(ctx, http.MethodPost, vllmUnloadAdapter, map[string]any{"lora_name": name}, nil)
+	}
+}
+
+// loadAdapter is Pool.LoadAdapter for one server.
+func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 	if s.facts.Name != VLLM {
-		return fmt.Errorf("%s: %w: it takes no adapters", s, ErrRefused)
+		return fmt.Errorf("%w: it takes no adapters", ErrRefused)
 	}
 	models, err := s.vllmModels(ctx)
 	if err == nil && !slices.ContainsFunc(models, func(m vllmModel) bool { return m.ID == name }) {
@@ -40,22 +72,17 @@ func (s *Server) LoadAdapter(ctx context.Context, name, folder string) error {
 	case err == nil:
 		return nil
 	case answered && (status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed):
-		return fmt.Errorf("%s: %w; it takes adapters if it is started with --enable-lora and with "+
-			"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and must be able to read %s", s, err, folder)
+		return fmt.Errorf("%w; it takes adapters if it is started with --enable-lora and with "+
+			"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and must be able to read %s", err, folder)
 	case answered && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
-		return fmt.Errorf("%s: %w: %w", s, ErrRefused, err)
+		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	return fmt.Errorf("%s: load adapter: %w", s, err)
+	return fmt.Errorf("load adapter: %w", err)
 }
 
-// UnloadAdapter makes the server forget an adapter.
-func (s *Server) UnloadAdapter(ctx context.Context, name string) error {
-	return s.http.Ask(ctx, http.MethodPost, vllmUnloadAdapter, map[string]any{"lora_name": name}, nil)
-}
-
-// AdapterLost reports whether the error of a Stream says that the server does not have the adapter, such as one that
-// was started again.
-func AdapterLost(err error) bool {
+// lost reports whether the error of a request says that the server does not have its adapter, such as one that was
+// started again.
+func lost(err error, r Request) bool {
 	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && status.Status == http.StatusNotFound
+	return ok && status.Status == http.StatusNotFound && r.Adapter != ""
 }

@@ -70,7 +70,7 @@ func (s *Server) givesLogits(ctx context.Context, plain []float64) (logits, whol
 	row, err := s.measure(ctx, 1, -1)
 	switch {
 	case err == nil:
-		s.facts.Precision = precisionOf(row)
+		s.numbers, s.facts.Precision = row, precisionOf(row)
 		return math.Abs(math.Log(massOf(row))) > massSlack, true, nil
 	case errors.Is(err, ErrRefused): // it gives fewer
 	case errors.Is(err, ErrGarbage):
@@ -87,6 +87,7 @@ func (s *Server) givesLogits(ctx context.Context, plain []float64) (logits, whol
 	default:
 		return false, false, fmt.Errorf("ask for the numbers of some tokens: %w", err)
 	}
+	s.numbers = row
 	mass, least := massOf(row), float64(len(row))/float64(s.config.Vocabulary)
 	return mass > 1+massSlack || mass < least*(1-massSlack), false, nil
 }

@@ -26,24 +26,9 @@ const (
 	maxEvent = 1 << 30
 )
 
-// Overloaded reports whether an error of a Stream says that the server has more to do than it can.
-func Overloaded(err error) bool {
-	r, ok := errors.AsType[*remotehttp.StatusError](err)
-	return errors.Is(err, ErrSilent) ||
-		ok && (r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable)
-}
-
-// Health returns nil if the server accepts requests, else why not.
-func (s *Server) Health(ctx context.Context) error {
-	if err := s.http.Health(ctx); err != nil {
-		return fmt.Errorf("%s: %w", s, err)
-	}
-	return nil
-}
-
 // generate sends one request for tokens and calls each with every event, until it returns false. It returns nil in
 // that case and when the answer is complete. If the stream ends early, it releases the request on the server.
-func (s *Server) generate(ctx context.Context, r Request, top int, each func(event) bool) error {
+func (s *Server) generate(ctx context.Context, r Request, top int, each func(event) bool) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := time.AfterFunc(s.config.Patience, func() { cancel(fmt.Errorf("%w for %v", ErrSilent, s.config.Patience)) })
@@ -54,17 +39,16 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			s.dialect.release(s, r.ID)
 		}
 	}()
-	named := func(err error) error {
-		if cause := context.Cause(ctx); errors.Is(cause, ErrSilent) {
-			return fmt.Errorf("%s: %w", s, cause)
+	defer func() {
+		if cause := context.Cause(ctx); err != nil && errors.Is(cause, ErrSilent) {
+			err = cause
 		}
-		return fmt.Errorf("%s: %w", s, err)
-	}
+	}()
 	asked := s.facts
-	asked.Model = cmp.Or(s.adapter, asked.Model)
+	asked.Model = cmp.Or(r.Adapter, asked.Model)
 	resp, err := s.http.Do(ctx, http.MethodPost, asked.Route, s.dialect.requestBody(asked, &r, top))
 	if err != nil {
-		return named(err)
+		return err
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewReaderSize(resp.Body, 64<<10)
@@ -76,7 +60,7 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			err = errCut
 		}
 		if err != nil {
-			return named(err)
+			return err
 		}
 		watch.Stop() // while the caller uses the event, the server may be blocked from sending
 		e, err := s.dialect.parseEvent(s.facts, data, done)
@@ -87,7 +71,7 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			err = fmt.Errorf("%w: more than the %d tokens that were asked for", ErrGarbage, r.MaxTokens)
 		}
 		if err != nil {
-			return named(err)
+			return err
 		}
 		for _, t := range e.tokens {
 			done = append(done, t.id)
@@ -102,10 +86,10 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 			return nil
 		case aborted:
 			ended = true
-			return named(fmt.Errorf("%w after %d tokens", ErrAborted, len(done)))
+			return fmt.Errorf("%w after %d tokens", ErrAborted, len(done))
 		default:
 			ended = true
-			return named(fmt.Errorf("%w: finish_reason: %.40q", ErrGarbage, e.finish))
+			return fmt.Errorf("%w: finish_reason: %.40q", ErrGarbage, e.finish)
 		}
 		watch.Reset(s.config.Patience)
 	}

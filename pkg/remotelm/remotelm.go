@@ -1,21 +1,20 @@
 // Package remotelm is a client of HTTP servers of language models, vLLM and SGLang. It sends token ids and streams
 // back the token ids that the server draws, each with its log-prob or its logits. Ids are never guessed from text.
 //
-// Dial connects to a server and finds out its Facts: its release, its model, and which kind of number it gives for a
-// token. Server.Stream sends a Request and yields Chunks of Tokens. A dialect holds what differs between the kinds of
-// server: vLLM streams new tokens, SGLang repeats all tokens in each event.
+// A Pool is one server or more, of the same model. Pool.Check finds out the Facts of each: its release, its model, and
+// which kind of number it gives for a token. Pool.Stream sends a Request and yields Chunks of Tokens. A dialect holds
+// what differs between the kinds of server: vLLM streams new tokens, SGLang repeats all tokens in each event.
 //
 // Servers end streams early, for an update of their weights or because they stop. Stream hides that: it asks again
-// from the tokens so far, a bounded number of times. All that a server sends is checked: an impossible number, an id
-// outside the vocabulary, and an event that is too large are errors.
+// from the tokens so far, another server if there is one, a bounded number of times. All that a server sends is
+// checked: an impossible number, an id outside the vocabulary, and an event that is too large are errors.
 package remotelm
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"slices"
+	"math"
 	"strings"
 	"time"
 
@@ -45,18 +44,19 @@ var (
 	ErrRefused = remotehttp.ErrRefused
 	ErrSilent  = remotehttp.ErrSilent
 	ErrGarbage = remotehttp.ErrGarbage
+	ErrAway    = remotehttp.ErrAway
 	ErrAborted = errors.New("aborted by the server")
 	errCut     = errors.New("the answer breaks off")
 )
 
-// Config says where a server is and what it must serve.
+// Config says where servers are and what they must serve.
 type Config struct {
-	// Server is NAME=URL: vllm=http://127.0.0.1:8000.
+	// Server is NAME=URL[,URL ...]: vllm=http://127.0.0.1:8000.
 	Server string
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary int
-	// ProbeIDs are token ids of a short prompt. Dial asks the server to continue it, and concludes from the numbers
-	// that come with the token which kind they are (Facts.Values).
+	// ProbeIDs are token ids of a short prompt. Each server is asked to continue it. From the numbers that come with the
+	// token follows which kind they are (Facts.Values), and whether the server has the weights of the first.
 	ProbeIDs []int32
 	// Patience is how long the server may send nothing for a request before the request is sent again; 0: a minute.
 	Patience time.Duration
@@ -65,22 +65,18 @@ type Config struct {
 	Pause time.Duration
 	// Key is sent as a bearer token; empty: none is sent.
 	Key string
+	// Concurrency is the most requests that each server gets at once; 0: one.
+	Concurrency int
+	// Changed and Overloaded are those of remotehttp.PoolConfig.
+	Changed    func(server string, err error)
+	Overloaded func(server string, most int, err error)
 	// Resumed is called with the reason each time a stream that broke off is asked for again; nil: no call.
 	Resumed func(err error)
 }
 
-// Parse splits NAME=URL into the kind and the base URL of a server, and checks both.
-func Parse(server string) (name, base string, err error) {
-	name, base, err = remotehttp.Split(server)
-	if !slices.Contains(Names(), name) {
-		return "", "", fmt.Errorf("%q; must be NAME=URL, NAME one of %s", server, strings.Join(Names(), ", "))
-	}
-	return name, base, err
-}
-
-// Facts are what Dial found out about a server.
+// Facts are what was found out about a server.
 type Facts struct {
-	// Name is the kind of server, Version its release, Model its own name for its model.
+	// Name is the kind of server, Version its release, Model its own name for the model.
 	Name, Version, Model string
 	// Values is the number that it gives for a token: Raw, Tempered, Processed or Logits.
 	Values string
@@ -97,6 +93,8 @@ type Facts struct {
 type Request struct {
 	// ID names the request to the server.
 	ID string
+	// Adapter is the name of the adapter to draw with, see Pool.LoadAdapter; empty: none.
+	Adapter string
 	// IDs are the tokens so far, at least one.
 	IDs []int32
 	// MaxTokens is the most tokens to draw, at least one. A token of Stop ends the answer and is part of it.
@@ -143,12 +141,12 @@ type Span struct {
 	Begin, End int
 }
 
-// Server is a server that Dial has checked. It is safe for concurrent use.
+// Server is one server of a Pool, as it was found when it joined.
 type Server struct {
 	config  Config
 	dialect dialect
 	facts   Facts
-	adapter string // the adapter that requests ask for; empty: the model without one
+	numbers []float64 // those of the tokens that follow ProbeIDs: of all by id, or the largest
 	http    *remotehttp.Client
 }
 
@@ -184,21 +182,10 @@ type scored struct {
 	of    []float64
 }
 
-// Dial connects to a server and finds out its Facts. An error that wraps ErrRefused says that the server cannot be
-// used; after any other error it may not have started yet, and a retry may help.
-func Dial(ctx context.Context, c Config) (*Server, error) {
-	name, base, err := Parse(c.Server)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
-	}
-	if c.Patience <= 0 {
-		c.Patience = time.Minute
-	}
-	if c.Pause <= 0 {
-		c.Pause = 200 * time.Millisecond
-	}
-	s := &Server{config: c, facts: Facts{Name: name}, http: remotehttp.New(base, c.Key, c.Patience)}
-	s.dialect = vllm{}
+// newServer finds out the Facts of a server. An error that wraps ErrRefused says that the server cannot be used; after
+// any other error it may not have started yet, and a retry may help.
+func newServer(ctx context.Context, c Config, name string, http *remotehttp.Client) (*Server, error) {
+	s := &Server{config: c, facts: Facts{Name: name}, http: http, dialect: vllm{}}
 	if name == SGLang {
 		s.dialect = sglang{vocabulary: c.Vocabulary}
 	}
@@ -206,13 +193,33 @@ func Dial(ctx context.Context, c Config) (*Server, error) {
 		if routeClosed(err) {
 			err = fmt.Errorf("%w%s", err, s.otherKind(ctx))
 		}
-		return nil, fmt.Errorf("%s: %w", s, err)
+		return nil, err
 	}
-	if err := s.fingerprint(ctx); err != nil {
-		return nil, fmt.Errorf("%s: %w", s, err)
-	}
-	return s, nil
+	return s, s.fingerprint(ctx)
 }
+
+// same returns an error if the server is not what the first server of its pool was, when it joined.
+func (s *Server) same(first *Server) error {
+	was, is := first.facts, s.facts
+	if was.Model = is.Model; was != is { // each has a name of its own for the model
+		return fmt.Errorf("it is release %s with %s numbers in %s by %s, %d tokens; the lane was announced with release %s, "+
+			"%s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values, is.Precision, is.Route,
+			is.MaxTokens, was.Version, was.Values, was.Precision, was.Route, was.MaxTokens)
+	}
+	off := 0.0
+	for i := range min(len(s.numbers), len(first.numbers)) {
+		off += math.Abs(s.numbers[i]-first.numbers[i]) / float64(len(s.numbers))
+	}
+	if most := sameNumbers[is.Precision]; len(s.numbers) != len(first.numbers) || !(off <= most) {
+		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those that the lane was announced with, of "+
+			"which %g passes: it has other weights; restart it with the same, or the sampler", off, most)
+	}
+	return nil
+}
+
+// sameNumbers is how far numbers of the same weights may be apart, on the average, by Facts.Precision: servers of other
+// machines add up in another order.
+var sameNumbers = map[string]float64{"fp32": 1e-3, "fp16": 0.02, "bf16": 0.2, "": 0.2}
 
 // otherKind says which other kind of server answers in the place of the one that is asked for.
 func (s *Server) otherKind(ctx context.Context) string {
@@ -221,98 +228,12 @@ func (s *Server) otherKind(ctx context.Context) string {
 			return fmt.Sprintf("; it is a server of %s: name it %s=%s", name, name, s.http.Base)
 		}
 	}
+	return noServer()
+}
+
+// noServer says that what answers is not a server of a supported kind.
+func noServer() string {
 	return fmt.Sprintf("; it is no server of %s: is its port right?", strings.Join(Names(), " or "))
-}
-
-// String returns the kind and the address of the server.
-func (s *Server) String() string { return s.facts.Name + " at " + s.http.Base }
-
-// Facts returns what Dial found out.
-func (s *Server) Facts() Facts { return s.facts }
-
-// Close closes idle connections.
-func (s *Server) Close() { s.http.Close() }
-
-// maxFailures is how often in a row an answer may break off without a new token before Stream gives up.
-const maxFailures = 4
-
-// Stream draws tokens until the answer ends, ctx is done, or the caller stops; a caller that stops early releases
-// the request on the server. An error ends the stream; if it wraps ErrRefused it says what to change. A stream that
-// breaks off continues from its tokens so far, with another seed: a server cannot restore the state of its random
-// numbers.
-func (s *Server) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
-	return func(yield func(Chunk, error) bool) {
-		first, failed := len(r.IDs), 0
-		var weights []Span
-		r.IDs = slices.Clone(r.IDs)
-		for again := uint64(0); ; again++ {
-			drawn := len(r.IDs) - first
-			next := r
-			next.MaxTokens, next.Seed = r.MaxTokens-drawn, seedOf(r.Seed, again)
-			if again > 0 {
-				next.ID = fmt.Sprintf("%s-%d", r.ID, again)
-			}
-			finish, stopped, told := "", false, []Span(nil)
-			err := s.generate(ctx, next, s.topCount(), func(e event) bool {
-				c := Chunk{Resumed: int(again), Weights: append(slices.Clone(weights), shiftSpans(e.weights, drawn)...)}
-				for i := range e.tokens {
-					c.Tokens = append(c.Tokens, s.newToken(&e.tokens[i]))
-					r.IDs = append(r.IDs, e.tokens[i].id)
-				}
-				if finish = e.finish; finish == Stop || finish == Length {
-					c.Finish = finish
-				}
-				told = c.Weights
-				stopped = (len(c.Tokens) > 0 || c.Finish != "") && !yield(c, nil)
-				return !stopped
-			})
-			switch {
-			case stopped || err == nil:
-				return
-			case ctx.Err() != nil, errors.Is(err, ErrRefused):
-				yield(Chunk{}, err)
-				return
-			}
-			if len(told) > 0 {
-				weights = told
-			}
-			if failed++; len(r.IDs)-first > drawn {
-				failed = 1
-			}
-			if r.MaxTokens == len(r.IDs)-first { // all tokens came, only the end of the stream is missing
-				yield(Chunk{Finish: Length, Weights: weights, Resumed: int(again)}, nil)
-				return
-			}
-			if failed > maxFailures {
-				yield(Chunk{}, fmt.Errorf("%w; given up after %d tries without a token", err, failed))
-				return
-			}
-			if s.config.Resumed != nil {
-				s.config.Resumed(err)
-			}
-			select {
-			case <-time.After(s.config.Pause << (failed - 1)):
-			case <-ctx.Done():
-				yield(Chunk{}, ctx.Err())
-				return
-			}
-		}
-	}
-}
-
-// seedOf returns the seed of attempt again: another one each time, so that no noise repeats, and below 2^53, which
-// every server accepts.
-func seedOf(seed, again uint64) uint64 {
-	return (seed ^ seed>>53 + again*0x9e3779b97f4a7c15) & (1<<53 - 1)
-}
-
-// shiftSpans returns spans with by added to their bounds.
-func shiftSpans(spans []Span, by int) []Span {
-	out := slices.Clone(spans)
-	for i := range out {
-		out[i].Begin, out[i].End = out[i].Begin+by, out[i].End+by
-	}
-	return out
 }
 
 // topCount returns how many numbers of other tokens to ask for with each token; -1: all.

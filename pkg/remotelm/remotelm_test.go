@@ -18,7 +18,7 @@ import (
 // The recorded answer: 305 and the end of a turn.
 var recordedIDs = []int32{18, 15, 20, 306}
 
-func dial(t *testing.T, s *remotelmtest.Server, patience time.Duration) *remotelm.Server {
+func dial(t *testing.T, s *remotelmtest.Server, patience time.Duration) *remotelm.Pool {
 	t.Helper()
 	got, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Patience: patience, Pause: time.Millisecond})
 	if err != nil {
@@ -39,7 +39,7 @@ type told struct {
 	err     error
 }
 
-func draw(ctx context.Context, s *remotelm.Server) (all told) {
+func draw(ctx context.Context, s *remotelm.Pool) (all told) {
 	r := remotelm.Request{ID: "r", IDs: []int32{305, 263}, MaxTokens: 8, Stop: []int32{306}, Temperature: 1, TopP: 1, Seed: 3}
 	for c, err := range s.Stream(ctx, r) {
 		if err != nil {

@@ -162,10 +162,12 @@ type Summary struct {
 	StepsStored  int         `json:"steps_stored"`
 	// Evaluations counts the evaluations of the model. FlatEvaluations is what as many samples
 	// without shared steps would need: more than Evaluations for trees.
-	Evaluations     int64   `json:"evaluations"`
-	FlatEvaluations int64   `json:"flat_evaluations"`
-	Digest          string  `json:"digest"`
-	Seconds         float64 `json:"seconds"`
+	Evaluations     int64 `json:"evaluations"`
+	FlatEvaluations int64 `json:"flat_evaluations"`
+	// Engines counts the samples by what drew them, servers or sampler, if that is more than one.
+	Engines map[string]int `json:"engines,omitempty"`
+	Digest  string         `json:"digest"`
+	Seconds float64        `json:"seconds"`
 	// Metrics have verl's names; those of evaluations begin with val-.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	Out     string             `json:"out,omitempty"`
@@ -201,7 +203,7 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 // content of all trajectories and advantages in key order: equal seeds and prompts give an equal digest, however the
 // work was packed, timed or repeated. It fails if the server cannot be read.
 func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Run, error) {
-	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}}
+	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}, engines: map[string]int{}}
 	for t, err := range Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
@@ -251,6 +253,9 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 	}
 	c.rolls.metrics(r.Summary.Metrics)
 	r.Summary.Evaluations, r.Summary.FlatEvaluations = c.evaluations, c.flatEvaluations
+	if len(c.engines) > 1 {
+		r.Summary.Engines = c.engines
+	}
 	r.Summary.Digest = c.digest.String()
 	return r, nil
 }
@@ -264,6 +269,7 @@ type collection struct {
 	digest       digest
 	// evaluations are as in the Summary.
 	evaluations, flatEvaluations int64
+	engines                      map[string]int
 }
 
 // fillGroup sets the result of a group and its members from the group's advantage event, and adds them to digest and
@@ -295,6 +301,11 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 				return err
 			}
 			c.countEvaluations(t)
+			by := "sampler"
+			if d := t.DrawnBy(); d != nil {
+				by = d.Engine.String()
+			}
+			c.engines[by]++
 		}
 		c.rolls.add(member.Roll)
 		g.Members = append(g.Members, member)

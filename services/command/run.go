@@ -267,6 +267,7 @@ func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *serv
 			return nil, err
 		}
 	}
+	with.BaseDigest = cmp.Or(with.begun, with.BaseDigest)
 	if with.Model != "" {
 		nameLane(prompts, with.Model, with.BaseDigest)
 	}

@@ -31,6 +31,9 @@ type started struct {
 	BaseDigest string       `json:"base_digest,omitempty"`
 	Adapter    string       `json:"adapter,omitempty"`
 	Created    int64        `json:"created"`
+
+	mix   bool   // groups that another engine has begun may be finished, see schemas.Policy
+	begun string // the checkpoint that the run was begun with, if mix
 }
 
 // startedWith returns what this command starts, and what the run was started with before (nil: the run is new). It
@@ -60,6 +63,10 @@ func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []pr
 	if !conn.serves() && slices.Contains(plan.facts.Live, mine.Model) {
 		mine.BaseDigest = plan.facts.Policy(mine.Model).Checkpoint()
 	}
+	mine.mix = conn.serves() && r.services.Sampler.EngineMix
+	if p := plan.facts.Policy(mine.Model); p != nil && !conn.serves() {
+		mine.mix = p.EngineMix
+	}
 	stored, err := conn.Run(ctx, r.id)
 	if errors.Is(err, bus.ErrNotFound) {
 		return mine, nil, nil
@@ -72,6 +79,9 @@ func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []pr
 	}
 	if err == nil {
 		err = r.checkResume(before, mine, conn.member == nil)
+	}
+	if mine.mix {
+		mine.begun = before.BaseDigest
 	}
 	return mine, before, err
 }
@@ -95,17 +105,30 @@ func (r *runner) checkResume(before, mine *started, elsewhere bool) error {
 		return usage(fmt.Errorf("--adapter: %s; run %q was started with %s%s", adapterName(mine.Adapter), r.id,
 			adapterName(before.Adapter), other))
 	}
-	return r.sameCheckpoint(fmt.Sprintf("lane %q serves", mine.Model), before.BaseDigest, mine.BaseDigest)
+	return r.sameCheckpoint(fmt.Sprintf("lane %q serves", mine.Model), before.BaseDigest, mine.BaseDigest, mine.mix)
 }
 
 // sameCheckpoint refuses a checkpoint other than the one that the run was started with. what says where it is from;
-// "" for an unknown checkpoint passes.
-func (r *runner) sameCheckpoint(what, before, mine string) error {
-	if before == "" || mine == "" || before == mine {
+// "" for an unknown checkpoint passes, and so does another engine with mix.
+func (r *runner) sameCheckpoint(what, before, mine string, mix bool) error {
+	otherEngine := schemas.IsServed(before) || schemas.IsServed(mine)
+	if before == "" || mine == "" || before == mine || mix && otherEngine {
 		return nil
+	}
+	if otherEngine {
+		return usage(fmt.Errorf("%s %s; run %q was started with what is %s; use that engine again, choose another --run, "+
+			"or have this one make the rest with --engine-mix", what, engineOf(mine), r.id, engineOf(before)))
 	}
 	return usage(fmt.Errorf("%s the checkpoint %.16s; run %q was started with %.16s; "+
 		"use that again, or choose another --run", what, mine, r.id, before))
+}
+
+// engineOf says which engine makes the samples of a checkpoint.
+func engineOf(digest string) string {
+	if schemas.IsServed(digest) {
+		return digest
+	}
+	return "made by the sampler itself"
 }
 
 // adapterName returns the beginning of an adapter's digest, or none.
@@ -148,7 +171,7 @@ func (s *services) awaitModel(ctx context.Context, b *bus.Bus) (string, error) {
 // error.
 func (r *runner) pipelineError(err error) error {
 	if other, ok := errors.AsType[*weights.OtherCheckpointError](err); ok {
-		return r.sameCheckpoint(fmt.Sprintf("--model: %q is", other.Model), other.Want, other.Has)
+		return r.sameCheckpoint(fmt.Sprintf("--model: %q is", other.Model), other.Want, other.Has, false)
 	}
 	return fmt.Errorf("pipeline: %w", err)
 }
@@ -173,7 +196,7 @@ func (r *runner) claimRun(ctx context.Context, conn *connection, mine *started, 
 				p.uid, r.id, g.Lane))
 		default:
 			what := fmt.Sprintf("group %q is of another model: lane %q serves", p.uid, g.Lane)
-			if err := r.sameCheckpoint(what, g.BaseDigest, p.textField("base_digest")); err != nil {
+			if err := r.sameCheckpoint(what, g.BaseDigest, p.textField("base_digest"), mine.mix); err != nil {
 				return err
 			}
 		}

@@ -38,6 +38,13 @@ func printRun(w io.Writer, r *results.Run) {
 	if s.Evaluations < s.FlatEvaluations {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))
 	}
+	if len(s.Engines) > 0 {
+		var by []string
+		for _, name := range slices.Sorted(maps.Keys(s.Engines)) {
+			by = append(by, fmt.Sprintf("%s %d", name, s.Engines[name]))
+		}
+		lines = append(lines, "samples by engine: "+strings.Join(by, ", "))
+	}
 	fmt.Fprintln(w)
 	for _, line := range lines {
 		present.Lines(w, line)

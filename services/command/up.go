@@ -181,6 +181,7 @@ func pipelineFlags(to *pflag.FlagSet, s *services) {
 	f.IntVar(&s.Sampler.EngineConcurrency, "engine-concurrency", s.Sampler.EngineConcurrency,
 		sampler.Help("EngineConcurrency"))
 	f.StringVar(&s.Sampler.EngineAdapters, "engine-adapters", "", sampler.Help("EngineAdapters"))
+	f.BoolVar(&s.Sampler.EngineMix, "engine-mix", false, sampler.Help("EngineMix"))
 	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
 	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale,
 		"scale of the adapter; 1 is the scale of its training")

@@ -119,7 +119,7 @@ func (s *service) whyOtherPipeline(
 
 // otherCheckpoint returns an error if the prompt asks for another checkpoint than its lane serves, and nil otherwise.
 func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
-	if p.BaseDigest == "" || p.BaseDigest == policy.Checkpoint() {
+	if makes, _ := policy.Makes(p.BaseDigest); makes {
 		return nil
 	}
 	return fmt.Errorf("base_digest: %.16s; must be the checkpoint that lane %q serves, %.16s", p.BaseDigest,

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -75,7 +76,7 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
 	return schemas.Request{
 		Identity:   schemas.Identity{Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane},
-		BaseDigest: policy.Checkpoint(),
+		BaseDigest: cmp.Or(p.BaseDigest, policy.Checkpoint()),
 		Sampling:   schemas.Sampling{Prompt: p.Prompt},
 		Priority:   *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
 	}

@@ -56,12 +56,14 @@ type EngineServer struct {
 	// Engine is what computes or draws the samples; empty: the sampler. torch computes the network of an image model in
 	// a worker, which torch=ADDRESS joins. Of a server that draws, Model is what it serves: of a language model the
 	// folder, which is read for the tokenizer.
-	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the server that draws its samples, as KIND=URL: vllm=http://127.0.0.1:8000; default the sampler itself"`
+	Engine string `koanf:"engine" help:"what computes --model: torch (diffusers, in a process that is started) or torch=ADDRESS (one that runs, at unix:/PATH, HOST:PORT or tls:HOST:PORT); or the servers that draw its samples, as KIND=URL[,URL]: vllm=http://127.0.0.1:8000; default the sampler itself"`
 	// EnginePatience is how long the server may send nothing of a sample before it is asked again.
-	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
+	EnginePatience time.Duration `koanf:"engine_patience" help:"how long a server of --engine may say nothing of a sample before that is asked for again"`
 	// EngineConcurrency is the most samples of texts that a server is asked for at once. Fewer are while it is
 	// overloaded.
-	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that --engine draws at once; fewer if overloaded"`
+	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
+	// EngineMix has the sampler finish groups that another engine has begun, see schemas.Policy.
+	EngineMix bool `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
 	// EngineAdapters is a folder that vllm can read, too: the adapters of policies are handed over in it. Empty: the
 	// server keeps the weights that it was started with.
 	EngineAdapters string `koanf:"engine_adapters" help:"folder in which vllm finds the adapters of pushed policies, by the same path; default none: its weights never change"`

@@ -36,8 +36,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 			return bus.Garbage(schemas.CodeInvalid, fault)
 		}
 	}
-	if base := s.versions.Newest().Policy.Checkpoint(); req.BaseDigest != "" && req.BaseDigest != base {
-		return s.otherBase.putBack(ctx, m, &req, base)
+	if policy := s.versions.Newest().Policy; !s.takes(ctx, policy, &req) {
+		return s.otherBase.putBack(ctx, m, &req, policy.Checkpoint())
 	}
 	var made schemas.Trajectory
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }

@@ -34,6 +34,26 @@ func putBackDelay(m *bus.Message) time.Duration {
 	return d
 }
 
+// takes reports whether the sampler makes the sample of a request, as far as the checkpoint decides it. A request of a
+// group that another engine has begun is made if it is so set, and the engine gives what the request asks for.
+func (s *service) takes(ctx context.Context, p *schemas.Policy, req *schemas.Request) bool {
+	makes, mixed := p.Makes(req.BaseDigest)
+	if !mixed {
+		return makes
+	}
+	err := p.Engine.Makes(req)
+	if req.Text != nil {
+		_, err = p.DrawnBy().Gives(req.Text)
+	}
+	if err == nil {
+		s.mixing.Do(func() {
+			zerolog.Ctx(ctx).Warn().Str("run", string(req.Run)).Str("begun", req.BaseDigest).
+				Msg("makes samples of groups that another engine has begun (--engine-mix)")
+		})
+	}
+	return err == nil
+}
+
 // otherBase notes which other checkpoints requests wait for: for the log and /readyz.
 type otherBase struct {
 	mu sync.Mutex
@@ -46,6 +66,9 @@ type otherBase struct {
 func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Request, have string) error {
 	why := fmt.Sprintf("requests of lane %q wait for a sampler of the checkpoint %.16s; this one has %.16s", req.Lane,
 		req.BaseDigest, have)
+	if schemas.IsServed(req.BaseDigest) || schemas.IsServed(have) {
+		why += ": another engine has begun their groups, and --engine-mix lets this one make the rest"
+	}
 	o.mu.Lock()
 	if o.until == nil {
 		o.until = map[string]time.Time{}

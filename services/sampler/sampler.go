@@ -165,6 +165,7 @@ func (s *service) weightOptions() weights.Options {
 		Bus: s.bus, Lane: cfg.Lane, Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
 		Own: weights.Own{
 			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter, Scale: cfg.AdapterScale,
+			EngineMix: cfg.EngineMix,
 		},
 		Metrics: weights.Metrics{Version: m.version, Resident: m.resident, Updates: m.updates, Load: m.load},
 		Changed: s.controls.presenceChanged, Drained: s.reclaimMemory,

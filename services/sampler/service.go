@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,7 @@ type service struct {
 	loading chan struct{}
 	// otherBase notes the requests that wait for a sampler of another checkpoint.
 	otherBase otherBase
+	mixing    sync.Once // until it is logged that the sampler finishes what another engine has begun
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
 	token string

@@ -3,21 +3,20 @@ package engine
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
 )
 
-// Server is a server that draws the samples of a network, and how it is asked.
+// Server is the servers that draw the samples of a network, one or more, and how they are asked.
 type Server struct {
-	// Address is NAME=URL; NAME is its kind.
+	// Address is NAME=URL[,URL ...]; NAME is their kind.
 	Address string
-	// URL is that of the address, without a slash at its end. Only what dials a server needs it.
-	URL string
-	// Patience is how long the server may send nothing of a sample before it is asked again.
+	// Patience is how long a server may send nothing of a sample before it is asked again.
 	Patience time.Duration
-	// Concurrency is the most samples of texts that the server is asked for at once.
+	// Concurrency is the most samples of texts that each server is asked for at once.
 	Concurrency int
 	// Key is sent as a bearer token.
 	Key string
@@ -30,24 +29,34 @@ type Server struct {
 	Ready func(name string, check func() error)
 }
 
+// LogChanged returns a function that logs which server cannot be used, or can be again. It is nil for a single server:
+// Health says that.
+func (s Server) LogChanged(log zerolog.Logger) func(server string, err error) {
+	if !strings.Contains(s.Address, ",") {
+		return nil
+	}
+	return func(server string, err error) {
+		if err != nil {
+			log.Warn().Err(err).Str("server", server).Msg("a server of the engine is not used")
+			return
+		}
+		log.Info().Str("server", server).Msg("a server of the engine is used again")
+	}
+}
+
 const (
-	// pingEvery is the pause between two pings of a server, redialEvery that between two tries to reach it, toldEvery
+	// pingEvery is the pause between two checks of a server, redialEvery that between two tries to reach it, toldEvery
 	// that between two log lines while the sampler waits for it.
 	pingEvery   = 2 * time.Second
 	redialEvery = time.Second
 	toldEvery   = 10 * time.Second
 )
 
-// Health is whether the server that draws the samples of a network can be reached. A network that embeds it is Watched.
-// Its episodes return Away while the server is away.
+// Health is whether the servers that draw the samples of a network can be used, one of them at least. A network that
+// embeds it is Watched. Its episodes return Away while all servers are away.
 type Health struct {
-	// Dial reaches the server and says why it cannot be used. It is called until it succeeds, and when the server is
-	// back: it then says whether the server still serves what it did. A *Refusal says that waiting does not help.
-	Dial func(ctx context.Context) error
-	// Ping says why a server that was reached does not answer.
-	Ping func(ctx context.Context) error
-
-	why atomic.Pointer[error] // why the server accepts no requests; nil: it does
+	check func(ctx context.Context) error
+	why   atomic.Pointer[error] // why no server accepts requests; nil: one does
 	// waiting is that of Server.
 	waiting func(text string)
 }
@@ -59,9 +68,10 @@ func (h *Health) tell(text string) {
 	}
 }
 
-// Reach waits until the server that draws the samples can be used, and logs that it waits. Readiness gets the
-// condition "engine". An error is the end of ctx, or a *Refusal of the server.
-func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error {
+// Reach waits until check succeeds, and logs that it waits. check says why no server can be used; a *Refusal, that
+// waiting does not help. Readiness gets the condition "engine". An error is the end of ctx, or a *Refusal.
+func (h *Health) Reach(ctx context.Context, s Server, check func(context.Context) error, log zerolog.Logger) error {
+	h.check = check
 	h.why.Store(new(fmt.Errorf("not reached yet: %s", s.Address)))
 	h.waiting = s.Waiting
 	if s.Ready != nil {
@@ -69,7 +79,7 @@ func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error 
 	}
 	var told time.Time
 	for {
-		err := h.Dial(ctx)
+		err := h.check(ctx)
 		switch {
 		case err == nil:
 			h.why.Store(nil)
@@ -96,7 +106,7 @@ func (h *Health) Reach(ctx context.Context, s Server, log zerolog.Logger) error 
 	}
 }
 
-// fault returns why the server accepts no requests; nil: it does.
+// fault returns why no server accepts requests; nil: one does.
 func (h *Health) fault() error {
 	if err := h.why.Load(); err != nil {
 		return *err
@@ -104,7 +114,7 @@ func (h *Health) fault() error {
 	return nil
 }
 
-// Away returns an ErrAway that says why the server accepts no requests; nil: it does.
+// Away returns an ErrAway that says why no server accepts requests; nil: one does.
 func (h *Health) Away() error {
 	if err := h.fault(); err != nil {
 		return fmt.Errorf("%w: %w", ErrAway, err)
@@ -112,8 +122,7 @@ func (h *Health) Away() error {
 	return nil
 }
 
-// Watch pings the server that draws the samples until ctx ends, so that readiness and Away say whether it answers. A
-// server that comes back is dialled as at the start.
+// Watch checks the servers that draw the samples until ctx ends, so that readiness and Away say whether one can be used.
 func (h *Health) Watch(ctx context.Context, log zerolog.Logger) {
 	for {
 		select {
@@ -121,10 +130,7 @@ func (h *Health) Watch(ctx context.Context, log zerolog.Logger) {
 		case <-ctx.Done():
 			return
 		}
-		err, was := h.Ping(ctx), h.fault()
-		if err == nil && was != nil {
-			err = h.Dial(ctx)
-		}
+		err, was := h.check(ctx), h.fault()
 		if ctx.Err() != nil {
 			return
 		}

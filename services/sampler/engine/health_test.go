@@ -29,16 +29,14 @@ func TestHealth(t *testing.T) {
 			return nil
 		}
 		var ready func() error
-		h := &engine.Health{
-			Ping: func(context.Context) error { return fault(&down) },
-			Dial: func(context.Context) error { return errors.Join(fault(&down), fault(&changed)) },
-		}
+		h := &engine.Health{}
+		check := func(context.Context) error { return errors.Join(fault(&down), fault(&changed)) }
 		ctx, stop := context.WithCancel(t.Context())
 		var log bytes.Buffer
 		go func() {
 			logger := zerolog.New(&log)
 			at := engine.Server{Ready: func(_ string, check func() error) { ready = check }}
-			if err := h.Reach(ctx, at, logger); err != nil {
+			if err := h.Reach(ctx, at, check, logger); err != nil {
 				t.Error(err)
 			}
 			h.Watch(ctx, logger)
@@ -82,8 +80,8 @@ func TestHealth(t *testing.T) {
 // What waiting does not change ends the start.
 func TestHealth_Refused(t *testing.T) {
 	t.Parallel()
-	h := &engine.Health{Dial: func(context.Context) error { return engine.Refuse("serves texts") }}
-	if err := h.Reach(t.Context(), engine.Server{}, zerolog.Nop()); !engine.Refused(err) {
+	check := func(context.Context) error { return engine.Refuse("serves texts") }
+	if err := (&engine.Health{}).Reach(t.Context(), engine.Server{}, check, zerolog.Nop()); !engine.Refused(err) {
 		t.Errorf("reach: %v; want the refusal", err)
 	}
 }

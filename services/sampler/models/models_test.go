@@ -49,10 +49,10 @@ func TestServer_Check(t *testing.T) {
 	for address, want := range map[string]string{
 		"vllm=http://127.0.0.1:8000/":        "",
 		"sglang=https://host":                "",
-		"foo=http://127.0.0.1:8000":          "NAME=URL, NAME one of sglang, sglang-diffusion, vllm",
+		"foo=http://127.0.0.1:8000":          "NAME=URL[,URL ...], NAME one of sglang, sglang-diffusion, vllm",
 		"vllm":                               "URL that of a server, such as vllm=http://127.0.0.1:8000",
 		"vllm=ftp://host":                    "URL that of a server",
-		"vllm=http://a,http://b":             "must be one URL",
+		"vllm=http://a,http://b":             "",
 		"sglang-diffusion=http://a,http://b": "",
 		"sglang-diffusion=http://a,http://a": "twice",
 	} {

@@ -19,7 +19,7 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// Server is the settings of a server that draws the samples of a model; Dial finds the URL in its address.
+// Server is the settings of the servers that draw the samples of a model.
 type Server engine.Server
 
 // serverKind dials a server of a kind, which draws texts or images: one of the two is set.
@@ -37,36 +37,31 @@ var serverKinds = map[string]serverKind{
 	schemas.EngineSGLangDiffusion: {image: images.Dial},
 }
 
-// parse splits the address into the name of a kind and the base URLs, and checks them. Only servers of images may be
-// several.
-func (s Server) parse() (name string, bases []string, err error) {
-	name, bases, err = remotehttp.SplitAll(s.Address)
-	kind, ok := serverKinds[name]
-	switch {
-	case !ok:
+// kind returns the name of the kind of servers in the address, which it checks.
+func (s Server) kind() (string, error) {
+	name, _, err := remotehttp.SplitAll(s.Address)
+	if _, ok := serverKinds[name]; !ok {
 		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
-		return "", nil, fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL, NAME one of %s", s.Address, names)
-	case err == nil && kind.image == nil && len(bases) > 1:
-		err = fmt.Errorf("%q; must be one URL", s.Address)
+		return "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL[,URL ...], NAME one of %s", s.Address, names)
 	}
-	return name, bases, err
+	return name, err
 }
 
 // DrawsTexts reports whether the address is that of a server of texts.
 func (s Server) DrawsTexts() bool {
-	name, _, _ := s.parse()
+	name, _ := s.kind()
 	return serverKinds[name].text != nil
 }
 
 // TakesAdapters reports whether servers of the kind take adapters while they run.
 func (s Server) TakesAdapters() bool {
-	name, _, _ := s.parse()
+	name, _ := s.kind()
 	return serverKinds[name].adapters
 }
 
 // Check returns what is wrong with the address.
 func (s Server) Check() error {
-	_, _, err := s.parse()
+	_, err := s.kind()
 	return err
 }
 
@@ -74,11 +69,10 @@ func (s Server) Check() error {
 // name is the folder or the name of the model that the server serves: of a language model its tokenizer is read, of an
 // image model its configuration. An error is of the settings, of the model, a refusal of the server, or the end of ctx.
 func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.Logger) (*Devices, error) {
-	kind, bases, err := s.parse()
+	kind, err := s.kind()
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	s.URL = bases[0]
 	n, err := serverKinds[kind].dial(ctx, engine.Server(s), r, name, log)
 	switch {
 	case ctx.Err() != nil:
@@ -92,12 +86,11 @@ func (s Server) Dial(ctx context.Context, r Registry, name string, log zerolog.L
 // PolicyOf is Registry.PolicyOf for a model whose samples a server draws: a server of texts is asked once, within ctx,
 // what it gives.
 func (s Server) PolicyOf(ctx context.Context, r Registry, name string) (*schemas.Policy, []string, error) {
-	kind, bases, err := s.parse()
+	kind, err := s.kind()
 	if err != nil {
 		return nil, nil, fmt.Errorf("engine: %w", err)
 	}
 	if serverKinds[kind].text != nil {
-		s.URL = bases[0]
 		l, err := r.language(name)
 		if err != nil {
 			return nil, nil, fmt.Errorf("engine: %w", err)

@@ -23,14 +23,14 @@ func TestServerKind_Image(t *testing.T) {
 		image: func(_ context.Context, s engine.Server, card model.Card, class string,
 			_ zerolog.Logger,
 		) (engine.Network, error) {
-			if s.URL != "http://host" || class != "QwenImagePipeline" || card.LatentChannels != 64 {
+			if s.Address != "http://host" || class != "QwenImagePipeline" || card.LatentChannels != 64 {
 				return nil, refusal
 			}
 			return &images.Served{}, nil
 		},
 	}
 	dial := func(url, model string) (engine.Network, error) {
-		return kind.dial(t.Context(), engine.Server{URL: url}, known, model, zerolog.Nop())
+		return kind.dial(t.Context(), engine.Server{Address: url}, known, model, zerolog.Nop())
 	}
 	const signs = "../../../deploy/models/signs"
 	without := t.TempDir()

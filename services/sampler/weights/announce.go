@@ -139,8 +139,9 @@ func (e *OtherCheckpointError) Error() string {
 func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	p := v.options.Networks[0].Policy()
 	p.Lane, p.PolicyVersion = v.options.Lane, v.options.Own.PolicyVersion
-	if want := v.options.Own.BaseDigest; want != "" && want != p.BaseDigest {
-		return nil, &OtherCheckpointError{Model: v.options.Own.Model, Has: p.BaseDigest, Want: want}
+	p.EngineMix = v.options.Own.EngineMix
+	if makes, _ := p.Makes(v.options.Own.BaseDigest); !makes {
+		return nil, &OtherCheckpointError{Model: v.options.Own.Model, Has: p.BaseDigest, Want: v.options.Own.BaseDigest}
 	}
 	var modules lora.Table
 	var tensors lora.Shapes
@@ -218,6 +219,8 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 			next.PolicyVersion, next.WeightsDigest, next.Adapter, next.Weights = version, p.WeightsDigest, p.Adapter,
 				p.Weights
 			next.Parent, next.Rollback, next.Rule, next.By, next.Note = p.Parent, p.Rollback, p.Rule, p.By, p.Note
+		case mine.Continues(current): // other engines, the same weights: no version of its own
+			next.PolicyVersion, next.Parent = version, current.Parent
 		default:
 			next.PolicyVersion, next.Parent = max(version+1, mine.PolicyVersion), &version
 		}

@@ -85,6 +85,8 @@ type Own struct {
 	PolicyVersion int64
 	// BaseDigest is the digest of the checkpoint that the sampler must have; empty: any.
 	BaseDigest string
+	// EngineMix is that of schemas.Policy.
+	EngineMix bool
 	// Adapter is the path of a LoRA to add to the checkpoint; empty: none. Scale is its strength.
 	Adapter string
 	Scale   float64

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/rs/zerolog"
 
@@ -61,25 +60,15 @@ func Dial(ctx context.Context, at engine.Server, card model.Card, class string, 
 	}
 	c := remoteimage.Config{
 		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: class, Probe: *probe, Same: s.sameWeights,
-	}
-	if strings.Contains(at.Address, ",") { // of a single server Health says it
-		c.Changed = func(server string, err error) {
-			if err != nil {
-				log.Warn().Err(err).Str("server", server).Msg("a server of the engine is not used")
-				return
-			}
-			log.Info().Str("server", server).Msg("a server of the engine is used again")
-		}
+		Changed: at.LogChanged(log),
 	}
 	if s.pool, err = remoteimage.NewPool(c); err != nil {
 		return nil, err
 	}
-	s.Health.Dial, s.Ping = s.check, s.check
-	if err := s.Reach(ctx, at, log); err != nil {
+	if err = s.Reach(ctx, at, s.check, log); err != nil {
 		s.pool.Close()
-		return nil, err
 	}
-	return s, nil
+	return s, err
 }
 
 // check asks all servers whether they are well. Reach and Watch call it.
@@ -147,7 +136,7 @@ func (s *Served) facts() *schemas.Engine {
 }
 
 // Digest names the weights by the server: their real digest is not known here.
-func (s *Served) Digest() string { return "served by " + remoteimage.SGLangDiffusion }
+func (s *Served) Digest() string { return schemas.ServedBy(remoteimage.SGLangDiffusion) }
 
 // Policy returns the policy that a sampler of the servers announces.
 func (s *Served) Policy() *schemas.Policy {

@@ -96,7 +96,7 @@ func makeOne(
 func TestServed_Recorded(t *testing.T) {
 	n := dialServed(t, remoteimagetest.New(t), 512)
 	if p := n.Policy(); n.Backend() != "sglang-diffusion 0.5.23/fp32" || p.Engine.Precision != "fp32" ||
-		p.Checkpoint() != "" {
+		p.Checkpoint() != "served by sglang-diffusion" {
 		t.Errorf("%s, %+v", n.Backend(), p)
 	}
 	e := n.Engine(engine.Options{})

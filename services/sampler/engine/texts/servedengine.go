@@ -18,20 +18,19 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// Served is a language model whose tokens a server draws. The model's folder gives the tokenizer and the chat
-// template. It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
+// Served is a language model whose tokens servers draw. The model's folder gives the tokenizer and the chat template.
+// It is Network and Engine. Its draws do not follow schemas/noise.md, and its samples say so.
 type Served struct {
-	*engine.Health // of the server, which networks with adapters share
+	*engine.Health // of the servers, which networks with adapters share
 	language       lm.Language
-	server         *remotelm.Server
+	pool           *remotelm.Pool
 	config         remotelm.Config
-	load           *load
-	adapters       *adapters // nil: the server's weights never change
-	adapter        string    // the server's name for the network's adapter, one of zeros without a policy; empty: none
+	adapters       *adapters // nil: the servers' weights never change
+	adapter        string    // the servers' name for the network's adapter, one of zeros without a policy; empty: none
 	digest         string    // of the weights with the adapter
 
 	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, when the server has sent something
+	changed chan struct{} // closed, and replaced, when a server has sent something
 }
 
 var (
@@ -50,7 +49,7 @@ func (e *Served) Backend() string { return e.facts().String() }
 
 // facts returns the server's name, release and kind of log-probs, as events have them.
 func (e *Served) facts() *schemas.Engine {
-	f := e.server.Facts()
+	f := e.pool.Facts()
 	return &schemas.Engine{
 		Name: f.Name, Version: f.Version, Values: f.Values,
 		Filters: schemas.FilterOrderOf(f.Name), Precision: f.Precision,
@@ -58,12 +57,12 @@ func (e *Served) facts() *schemas.Engine {
 }
 
 // Digest names the weights by the server, and by the adapter: their real digest is not known here.
-func (e *Served) Digest() string { return cmp.Or(e.digest, "served by "+e.server.Facts().Name) }
+func (e *Served) Digest() string { return cmp.Or(e.digest, schemas.ServedBy(e.pool.Facts().Name)) }
 
 // context returns the most tokens that a prompt and its answer may have together.
 func (e *Served) context() int {
 	n := e.language.Card().MaxPositions
-	if most := e.server.Facts().MaxTokens; most > 0 {
+	if most := e.pool.Facts().MaxTokens; most > 0 {
 		n = min(n, most)
 	}
 	return n
@@ -76,10 +75,10 @@ func (e *Served) Policy() *schemas.Policy {
 	return p
 }
 
-// Concurrency is the most answers that the server is asked for at once.
-func (e *Served) Concurrency() int { return e.load.most }
+// Concurrency is the most answers that the servers are asked for at once.
+func (e *Served) Concurrency() int { return e.pool.Size() * max(1, e.config.Concurrency) }
 
-// Engine is the server itself.
+// Engine is the pool of servers itself.
 func (e *Served) Engine(engine.Options) engine.Engine { return e }
 
 // servedEpisode is one sample whose tokens a server draws.
@@ -117,7 +116,7 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 		return nil, err
 	}
 	if n, most := len(ids), e.context(); n > most {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %d tokens in the model's template; must be at most %d, the context of %s", n, most, e.server))
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %d tokens in the model's template; must be at most %d, the context of %s", n, most, e.pool))
 	}
 	numbers, err := e.facts().Gives(req.Text)
 	if err != nil {
@@ -129,10 +128,9 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 		chunks := make(chan drawn, 1)
 		p.drawing.Go(func() {
 			defer e.notify()
-			defer e.load.leave()
-			for c, err := range e.server.Stream(ctx, r) {
+			for c, err := range e.pool.Stream(ctx, r) {
 				select {
-				case chunks <- drawn{c, e.checkAdapter(ctx, err)}:
+				case chunks <- drawn{c, err}:
 					e.notify()
 				case <-ctx.Done():
 					return
@@ -199,9 +197,6 @@ func (p *servedEpisode) poll() bool {
 			p.endTurn(schemas.FinishLength)
 			return true
 		}
-		if !p.e.load.take() {
-			return false
-		}
 		p.requestAnswer()
 	}
 	select {
@@ -232,7 +227,8 @@ func (p *servedEpisode) requestAnswer() {
 		stop = append(stop, int32(id))
 	}
 	r := remotelm.Request{
-		ID: fmt.Sprintf("%s.%s.%d.%x", p.req.Run, p.req.UID, p.req.SampleIndex, time.Now().UnixNano()), IDs: slices.Clone(p.ids),
+		ID: fmt.Sprintf("%s.%s.%d.%x", p.req.Run, p.req.UID, p.req.SampleIndex, time.Now().UnixNano()), Adapter: p.e.adapter,
+		IDs:       slices.Clone(p.ids),
 		MaxTokens: int(min(x.MaxNewTokens, int64(p.maxTokens-len(p.ids)))), Stop: stop,
 		Temperature: x.Temperature, TopP: x.TopP, MinP: x.MinP, TopK: int(x.TopK), Seed: p.req.SampleSeed + answerSeed*uint64(answerOf(int64(len(p.turns)-1))),
 	}
@@ -244,10 +240,10 @@ func (p *servedEpisode) requestAnswer() {
 func (p *servedEpisode) addChunk(c drawn) error {
 	if c.err != nil {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
+		case errors.Is(err, remotelm.ErrAway), p.e.Away() != nil:
+			return fmt.Errorf("%w: %w", engine.ErrAway, err)
 		case errors.Is(err, remotelm.ErrRefused):
 			return bus.Terminal(schemas.CodeFailed, err)
-		case p.e.Away() != nil:
-			return fmt.Errorf("%w: %w", engine.ErrAway, err)
 		default:
 			return err
 		}

@@ -1,0 +1,292 @@
+package remotehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// ErrAway says that no server of a pool can be used now.
+var ErrAway = errors.New("no server can be used")
+
+// Server is one server of a Pool.
+type Server interface {
+	comparable
+	fmt.Stringer
+}
+
+// PoolConfig says what the servers of a Pool are and how they are used.
+type PoolConfig[S Server] struct {
+	// Servers are all servers, at least one.
+	Servers []S
+	// Most is the most requests that a server gets at once. It gets fewer while it says that it is overloaded.
+	Most int
+	// Patience is how long a server may fail its health check before the requests that it works on are given up: it may
+	// be busy rather than gone.
+	Patience time.Duration
+	// Health returns nil if a server accepts requests.
+	Health func(ctx context.Context, s S) error
+	// Join returns nil if a server that accepts requests, and was not used, may be: it must be what the others are. It is
+	// called for one server after the other until one is used, then for several at once.
+	Join func(ctx context.Context, s S) error
+	// Changed is called when a server cannot be used, at first or any more, with the reason, and when it can be again,
+	// with nil. Overloaded is called when a server gets fewer requests at once from now on, with the reason. Neither may
+	// call the pool; nil: no call.
+	Changed    func(server string, err error)
+	Overloaded func(server string, most int, err error)
+}
+
+// Pool shares requests out among servers that give the same answers, and keeps track of which can be used. It is safe
+// for concurrent use.
+type Pool[S Server] struct {
+	config PoolConfig[S]
+	check  sync.Mutex // held by Check
+
+	mu      sync.Mutex
+	members []*member[S]
+	joined  bool          // a server has been used
+	changed chan struct{} // closed, and replaced, when a member is free or can be used
+}
+
+// member is one server of a pool.
+type member[S Server] struct {
+	server   S
+	out      error     // why it cannot be used; nil: it can
+	outSince time.Time // when its health check first failed
+	leases   map[*Lease[S]]context.CancelCauseFunc
+	limit    int // the most requests at once now
+	ended    int // requests that ended well since the limit last changed
+}
+
+// Lease is the right to send one request to a server of a pool. It ends with Done or Out.
+type Lease[S Server] struct {
+	Server S
+	// Context ends with that of Acquire, or when the server is given up, with the reason as its cause.
+	Context context.Context
+	member  *member[S]
+	pool    *Pool[S]
+}
+
+var errUnknown = errors.New("not asked yet")
+
+// NewPool returns a pool. It sends nothing: Check finds out which servers can be used.
+func NewPool[S Server](c PoolConfig[S]) *Pool[S] {
+	p := &Pool[S]{config: c, changed: make(chan struct{})}
+	for _, s := range c.Servers {
+		p.members = append(p.members,
+			&member[S]{server: s, out: errUnknown, leases: map[*Lease[S]]context.CancelCauseFunc{}, limit: c.Most})
+	}
+	return p
+}
+
+// Servers returns the servers that can be used.
+func (p *Pool[S]) Servers() (list []S) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.members {
+		if m.out == nil {
+			list = append(list, m.server)
+		}
+	}
+	return list
+}
+
+// Check asks each server whether it is well; one that is well again must join before it is used. The error says why
+// none can be used; it wraps ErrRefused if waiting does not help any of them.
+func (p *Pool[S]) Check(ctx context.Context) error {
+	p.check.Lock()
+	defer p.check.Unlock()
+	var wait sync.WaitGroup
+	all := faults{of: make([]error, len(p.members))}
+	for i, m := range p.members {
+		p.mu.Lock()
+		joined := p.joined
+		p.mu.Unlock()
+		if !joined { // which one is the first must not depend on chance
+			all.of[i] = p.checkMember(ctx, m)
+			continue
+		}
+		wait.Go(func() { all.of[i] = p.checkMember(ctx, m) })
+	}
+	wait.Wait()
+	all.refused = true
+	for i, err := range all.of {
+		if err == nil {
+			return nil
+		}
+		all.refused = all.refused && errors.Is(err, ErrRefused)
+		all.of[i] = fmt.Errorf("%s: %w", p.members[i].server, err)
+	}
+	return all
+}
+
+// faults are why each server of a pool cannot be used.
+type faults struct {
+	of      []error
+	refused bool // all of them wrap ErrRefused
+}
+
+// Error returns all faults in one line.
+func (f faults) Error() string {
+	var says []string
+	for _, err := range f.of {
+		says = append(says, err.Error())
+	}
+	return strings.Join(says, "; ")
+}
+
+// Unwrap returns the faults, unless waiting helps some and not others: then they have no class in common.
+func (f faults) Unwrap() []error {
+	if f.refused || len(f.of) == 1 {
+		return f.of
+	}
+	return nil
+}
+
+// checkMember is Check for one server.
+func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) error {
+	p.mu.Lock()
+	out := m.out
+	p.mu.Unlock()
+	err := p.config.Health(ctx, m.server)
+	if err == nil && out != nil {
+		err = p.config.Join(ctx, m.server)
+	}
+	if ctx.Err() == nil {
+		p.mu.Lock()
+		p.joined = p.joined || err == nil
+		p.set(m, err)
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// set says that a server cannot be used, for a reason, or that it can. p.mu is held.
+func (p *Pool[S]) set(m *member[S], err error) {
+	was := m.out
+	m.out = err
+	switch {
+	case err == nil:
+		m.outSince = time.Time{}
+	case m.outSince.IsZero():
+		m.outSince = time.Now()
+	case time.Since(m.outSince) >= p.config.Patience:
+		for _, giveUp := range m.leases {
+			giveUp(fmt.Errorf("%w: %w", ErrSilent, err))
+		}
+	}
+	changed := (was == nil) != (err == nil)
+	if p.config.Changed != nil && changed != errors.Is(was, errUnknown) { // of a first check the faults alone are said
+		p.config.Changed(m.server.String(), err)
+	}
+	p.wake()
+}
+
+// wake has those look again who wait for a server.
+func (p *Pool[S]) wake() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// Acquire waits for a server that can be used and has few enough requests, and takes the one with the fewest. It takes
+// that of a lease that has failed only if there is no other; nil: no lease has. ErrAway says that no server can be
+// used; else the error is that of ctx.
+func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S]) (*Lease[S], error) {
+	for {
+		p.mu.Lock()
+		m := p.choose(failed)
+		if m != nil {
+			asking, giveUp := context.WithCancelCause(ctx)
+			l := &Lease[S]{Server: m.server, Context: asking, member: m, pool: p}
+			m.leases[l] = giveUp
+			p.mu.Unlock()
+			return l, nil
+		}
+		changed, outs := p.changed, []string(nil)
+		for _, m := range p.members {
+			if m.out != nil {
+				outs = append(outs, fmt.Sprintf("%s: %v", m.server, m.out))
+			}
+		}
+		p.mu.Unlock()
+		if len(outs) == len(p.members) {
+			return nil, fmt.Errorf("%w: %s", ErrAway, strings.Join(outs, "; "))
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// choose returns the server for a request; nil: none is free. p.mu is held.
+func (p *Pool[S]) choose(failed *Lease[S]) (best *member[S]) {
+	usable := 0
+	for _, m := range p.members {
+		if m.out == nil {
+			usable++
+		}
+	}
+	for _, m := range p.members {
+		if m.out != nil || len(m.leases) >= m.limit || failed != nil && failed.member == m && usable > 1 {
+			continue
+		}
+		if best == nil || len(m.leases) < len(best.leases) {
+			best = m
+		}
+	}
+	return best
+}
+
+// Done ends a lease. err is why the request failed; nil: it did not. A server that says that it is overloaded gets half
+// as many requests at once, and one more each time that as many have ended well.
+func (l *Lease[S]) Done(err error) {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.end(err)
+}
+
+// Out ends a lease and says that its server cannot be used, until Check has had it join again.
+func (l *Lease[S]) Out(err error) {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	if l.end(err); l.member.out == nil {
+		l.pool.set(l.member, err)
+	}
+}
+
+// Out says that a server cannot be used, until Check has had it join again.
+func (p *Pool[S]) Out(s S, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.members {
+		if m.out == nil && m.server == s {
+			p.set(m, err)
+		}
+	}
+}
+
+// end is Done. The pool's mu is held.
+func (l *Lease[S]) end(err error) {
+	p, m := l.pool, l.member
+	busy := len(m.leases)
+	m.leases[l](nil)
+	delete(m.leases, l)
+	lowered := m.limit < p.config.Most && m.ended == 0 // a request sent before the limit fell says nothing new
+	switch {
+	case Overloaded(err) && !lowered && m.limit > 1:
+		m.limit, m.ended = max(1, min(m.limit, busy)/2), 0
+		if p.config.Overloaded != nil {
+			p.config.Overloaded(m.server.String(), m.limit, err)
+		}
+	case err == nil:
+		if m.ended++; m.ended >= m.limit && m.limit < p.config.Most {
+			m.limit, m.ended = m.limit+1, 0
+		}
+	}
+	p.wake()
+}

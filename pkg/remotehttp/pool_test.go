@@ -1,0 +1,249 @@
+package remotehttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
+)
+
+// server is the name of a server in a test.
+type server string
+
+func (s server) String() string { return string(s) }
+
+// fleet is the servers of a pool whose faults a test chooses.
+type fleet struct {
+	mu         sync.Mutex
+	down       map[server]error // of their health checks
+	refused    map[server]error // when they join
+	joins      map[server]int
+	said       []string // by Changed and Overloaded
+	overloaded int      // the last limit that Overloaded said
+}
+
+func (f *fleet) set(of map[server]error, s server, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	of[s] = err
+}
+
+// newPool returns the pool of a fleet, which no check has been made of.
+func (f *fleet) newPool(most int, names ...server) *remotehttp.Pool[server] {
+	f.down, f.refused, f.joins = map[server]error{}, map[server]error{}, map[server]int{}
+	return remotehttp.NewPool(remotehttp.PoolConfig[server]{
+		Servers: names, Most: most, Patience: time.Hour,
+		Health: func(_ context.Context, s server) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.down[s]
+		},
+		Join: func(_ context.Context, s server) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.joins[s]++
+			return f.refused[s]
+		},
+		Changed: func(s string, err error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.said = append(f.said, fmt.Sprint(s, ": ", err))
+		},
+		Overloaded: func(_ string, most int, _ error) { f.overloaded = most },
+	})
+}
+
+// acquire returns a lease of a server that is free now.
+func acquire(t *testing.T, p *remotehttp.Pool[server], failed *remotehttp.Lease[server]) *remotehttp.Lease[server] {
+	t.Helper()
+	l, err := p.Acquire(t.Context(), failed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// full reports whether no server is free.
+func full(p *remotehttp.Pool[server]) bool {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	l, err := p.Acquire(ctx, nil)
+	if err == nil {
+		l.Done(context.Canceled)
+	}
+	return err != nil
+}
+
+// The server with the fewest requests gets the next one; after a failure another one does, if there is one.
+func TestPool_Shares(t *testing.T) {
+	t.Parallel()
+	f := &fleet{}
+	p := f.newPool(2, "a", "b")
+	if _, err := p.Acquire(t.Context(), nil); !errors.Is(err, remotehttp.ErrAway) ||
+		!strings.Contains(err.Error(), "a: not asked yet; b: not asked yet") {
+		t.Errorf("before a check: %v", err)
+	}
+	if err := p.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	one := acquire(t, p, nil)
+	two := acquire(t, p, nil)
+	if one.Server != "a" || two.Server != "b" {
+		t.Errorf("%s, then %s; want a, then b", one.Server, two.Server)
+	}
+	one.Done(nil)
+	if again := acquire(t, p, one); again.Server != "b" {
+		t.Errorf("after a failure of a: %s", again.Server)
+	}
+	two.Out(errors.New("reset"))
+	if l := acquire(t, p, one); l.Server != "a" {
+		t.Errorf("after a failure of a, b away: %s", l.Server)
+	}
+	if n := len(p.Servers()); n != 1 {
+		t.Errorf("%d servers can be used, want one", n)
+	}
+	if err := p.Check(t.Context()); err != nil || f.joins["b"] != 2 || f.joins["a"] != 1 {
+		t.Errorf("%v, joins %v; want b to have joined again", err, f.joins)
+	}
+	if want := "b: reset, b: <nil>"; strings.Join(f.said, ", ") != want {
+		t.Errorf("said %v; want %s", f.said, want)
+	}
+}
+
+// Who waits gets the server that is free first, or ErrAway once none is left.
+func TestPool_Waits(t *testing.T) {
+	t.Parallel()
+	f := &fleet{}
+	p := f.newPool(1, "a")
+	if err := p.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []func(l *remotehttp.Lease[server]){
+		func(l *remotehttp.Lease[server]) { l.Done(nil) },
+		func(l *remotehttp.Lease[server]) { l.Out(errors.New("gone")) },
+	} {
+		l, got := acquire(t, p, nil), make(chan error, 1)
+		if !full(p) {
+			t.Fatal("two requests at once")
+		}
+		go func() {
+			next, err := p.Acquire(t.Context(), nil)
+			if err == nil {
+				next.Done(nil)
+			}
+			got <- err
+		}()
+		end(l)
+		if err := <-got; (err == nil) == (len(p.Servers()) == 0) || err != nil && !errors.Is(err, remotehttp.ErrAway) {
+			t.Errorf("%v with %d servers", err, len(p.Servers()))
+		}
+	}
+}
+
+// An overloaded server gets half as many requests at once, once for all that it refused together, and more again as
+// requests end well. Other errors change nothing.
+func TestPool_Overloaded(t *testing.T) {
+	t.Parallel()
+	f := &fleet{}
+	p := f.newPool(16, "a")
+	if err := p.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// count returns how many requests the server gets at once.
+	count := func() (n int) {
+		var all []*remotehttp.Lease[server]
+		for !full(p) {
+			all = append(all, acquire(t, p, nil))
+		}
+		for _, l := range all {
+			l.Done(context.Canceled)
+		}
+		return len(all)
+	}
+	var all []*remotehttp.Lease[server]
+	for range 16 {
+		all = append(all, acquire(t, p, nil))
+	}
+	if !full(p) {
+		t.Error("more than 16")
+	}
+	all[0].Done(remotehttp.ErrGarbage)
+	all[0] = acquire(t, p, nil)
+	busy := &remotehttp.StatusError{Status: http.StatusTooManyRequests, Err: errors.New("busy")}
+	for _, l := range all {
+		l.Done(busy)
+	}
+	if n := count(); n != 8 || f.overloaded != 8 {
+		t.Errorf("after a refusal of all: %d, said %d; want 8", n, f.overloaded)
+	}
+	for range 8 {
+		acquire(t, p, nil).Done(nil)
+	}
+	if n := count(); n != 9 {
+		t.Errorf("after 8 that ended well: %d; want 9", n)
+	}
+	for range 200 {
+		acquire(t, p, nil).Done(nil)
+	}
+	if n := count(); n != 16 {
+		t.Errorf("grown to %d; want 16", n)
+	}
+}
+
+// A server that fails its health check keeps its requests for the patience of the pool; then they are given up.
+func TestPool_Patience(t *testing.T) {
+	t.Parallel()
+	f := &fleet{}
+	p := f.newPool(1, "a", "b")
+	if err := p.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := acquire(t, p, nil)
+	f.set(f.down, "a", errors.New("no answer"))
+	if err := p.Check(t.Context()); err != nil || l.Context.Err() != nil {
+		t.Fatalf("%v; given up at the first failure: %v", err, l.Context.Err())
+	}
+	p.SetPatience(0)
+	if err := p.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Context.Done()
+	if cause := context.Cause(l.Context); !errors.Is(cause, remotehttp.ErrSilent) || !strings.Contains(cause.Error(), "no answer") {
+		t.Errorf("given up for %v", cause)
+	}
+	l.Done(context.Cause(l.Context))
+}
+
+// Why no server can be used is said of each. It is final only if it is of all.
+func TestPool_Check(t *testing.T) {
+	t.Parallel()
+	f := &fleet{}
+	p := f.newPool(1, "a", "b")
+	f.set(f.refused, "a", fmt.Errorf("%w: another model", remotehttp.ErrRefused))
+	f.set(f.down, "b", errors.New("starting"))
+	err := p.Check(t.Context())
+	if err == nil || errors.Is(err, remotehttp.ErrRefused) ||
+		err.Error() != "a: refused by the server: another model; b: starting" {
+		t.Errorf("%v; want both faults, and to wait", err)
+	}
+	f.set(f.down, "b", nil)
+	f.set(f.refused, "b", fmt.Errorf("%w: another model", remotehttp.ErrRefused))
+	if err = p.Check(t.Context()); !errors.Is(err, remotehttp.ErrRefused) {
+		t.Errorf("%v; want it to be final", err)
+	}
+	f.set(f.refused, "b", nil)
+	before := maps.Clone(f.joins)
+	if err = p.Check(t.Context()); err != nil || f.joins["b"] != before["b"]+1 {
+		t.Errorf("%v, joins %v after %v", err, f.joins, before)
+	}
+	if l := acquire(t, p, nil); l.Server != "b" {
+		t.Errorf("%s is used", l.Server)
+	}
+}

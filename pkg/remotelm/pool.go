@@ -1,0 +1,272 @@
+package remotelm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
+)
+
+// Pool is servers of the same model, one or more. It is safe for concurrent use.
+type Pool struct {
+	config Config
+	name   string
+	all    []*member
+	pool   *remotehttp.Pool[*member]
+
+	mu       sync.Mutex
+	first    *Server           // the first that could be used; nil: none yet
+	adapters map[string]string // the folders of those that each server must have loaded, by name
+}
+
+// member is one server of a pool.
+type member struct {
+	kind string
+	http *remotehttp.Client
+
+	mu  sync.Mutex
+	now *Server // as it was when it last joined
+}
+
+// String returns the kind and the address of the server.
+func (m *member) String() string { return m.kind + " at " + m.http.Base }
+
+// server returns the server as it was when it last joined.
+func (m *member) server() *Server {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.now
+}
+
+// Parse splits NAME=URL[,URL ...] into the kind and the base URLs of servers, and checks them.
+func Parse(server string) (name string, bases []string, err error) {
+	name, bases, err = remotehttp.SplitAll(server)
+	if !slices.Contains(Names(), name) {
+		return "", nil, fmt.Errorf("%q; must be NAME=URL[,URL ...], NAME one of %s", server, strings.Join(Names(), ", "))
+	}
+	return name, bases, err
+}
+
+// NewPool returns the pool of the servers in an address. It sends nothing: Check finds out which can be used. A wrong
+// address is ErrRefused.
+func NewPool(c Config) (*Pool, error) {
+	name, bases, err := Parse(c.Server)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	if c.Patience <= 0 {
+		c.Patience = time.Minute
+	}
+	if c.Pause <= 0 {
+		c.Pause = 200 * time.Millisecond
+	}
+	p := &Pool{config: c, name: name, adapters: map[string]string{}}
+	for _, base := range bases {
+		p.all = append(p.all, &member{kind: name, http: remotehttp.New(base, c.Key, c.Patience)})
+	}
+	p.pool = remotehttp.NewPool(remotehttp.PoolConfig[*member]{
+		Servers: p.all, Most: max(1, c.Concurrency), Patience: c.Patience, Changed: c.Changed, Overloaded: c.Overloaded,
+		Join: p.join,
+		Health: func(ctx context.Context, m *member) error {
+			err := m.http.Health(ctx)
+			if routeClosed(err) {
+				err = fmt.Errorf("%w%s", err, noServer())
+			}
+			return err
+		},
+	})
+	return p, nil
+}
+
+// Dial returns a pool of which a server can be used. An error that wraps ErrRefused says that none ever can be; after
+// any other error they may not have started yet, and a retry may help.
+func Dial(ctx context.Context, c Config) (*Pool, error) {
+	p, err := NewPool(c)
+	if err == nil {
+		err = p.Check(ctx)
+	}
+	return p, err
+}
+
+// Check asks each server whether it is well. One that is well again must be what the first was, and load all adapters,
+// before it is used. The error says why none can be used; it wraps ErrRefused if waiting does not help any of them.
+func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
+
+// join finds out what a server is, compares it with the first, and has it load the adapters.
+func (p *Pool) join(ctx context.Context, m *member) error {
+	s, err := newServer(ctx, p.config, p.name, m.http)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	if p.first == nil {
+		p.first = s
+	}
+	first, adapters := p.first, maps.Clone(p.adapters)
+	p.mu.Unlock()
+	if err := s.same(first); err != nil {
+		return err
+	}
+	for name, folder := range adapters {
+		if err := s.loadAdapter(ctx, name, folder); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now = s
+	return nil
+}
+
+// String names the servers.
+func (p *Pool) String() string {
+	var bases []string
+	for _, m := range p.all {
+		bases = append(bases, m.http.Base)
+	}
+	return p.name + " at " + strings.Join(bases, ",")
+}
+
+// Size returns how many servers there are.
+func (p *Pool) Size() int { return len(p.all) }
+
+// Facts returns what was found out about the first server that could be used. All others are like it, but for the name
+// of the model.
+func (p *Pool) Facts() Facts {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.first == nil {
+		return Facts{Name: p.name}
+	}
+	return p.first.facts
+}
+
+// Close closes idle connections.
+func (p *Pool) Close() {
+	for _, m := range p.all {
+		m.http.Close()
+	}
+}
+
+// maxFailures is how often in a row an answer may break off without a new token before Stream gives up.
+const maxFailures = 4
+
+// Stream draws tokens until the answer ends, ctx is done, or the caller stops; a caller that stops early releases
+// the request on the server. An error ends the stream; if it wraps ErrRefused it says what to change, and ErrAway that
+// no server can be used. A stream that breaks off continues from its tokens so far, at another server if there is one,
+// with another seed: a server cannot restore the state of its random numbers.
+func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
+	return func(yield func(Chunk, error) bool) {
+		begin, failed := len(r.IDs), 0
+		var broken *remotehttp.Lease[*member]
+		var weights []Span
+		r.IDs = slices.Clone(r.IDs)
+		for again := uint64(0); ; again++ {
+			drawn := len(r.IDs) - begin
+			next := r
+			next.MaxTokens, next.Seed = r.MaxTokens-drawn, seedOf(r.Seed, again)
+			if again > 0 {
+				next.ID = fmt.Sprintf("%s-%d", r.ID, again)
+			}
+			stopped, told := false, []Span(nil)
+			var err error
+			broken, err = p.send(ctx, broken, next, func(s *Server, e event) bool {
+				c := Chunk{Resumed: int(again), Weights: append(slices.Clone(weights), shiftSpans(e.weights, drawn)...)}
+				for i := range e.tokens {
+					c.Tokens = append(c.Tokens, s.newToken(&e.tokens[i]))
+					r.IDs = append(r.IDs, e.tokens[i].id)
+				}
+				if e.finish == Stop || e.finish == Length {
+					c.Finish = e.finish
+				}
+				told = c.Weights
+				stopped = (len(c.Tokens) > 0 || c.Finish != "") && !yield(c, nil)
+				return !stopped
+			})
+			switch {
+			case stopped || err == nil:
+				return
+			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && !lost(err, r):
+				yield(Chunk{}, err)
+				return
+			}
+			if len(told) > 0 {
+				weights = told
+			}
+			if failed++; len(r.IDs)-begin > drawn {
+				failed = 1
+			}
+			if r.MaxTokens == len(r.IDs)-begin { // all tokens came, only the end of the stream is missing
+				yield(Chunk{Finish: Length, Weights: weights, Resumed: int(again)}, nil)
+				return
+			}
+			if failed > maxFailures {
+				yield(Chunk{}, fmt.Errorf("%w; given up after %d tries without a token", err, failed))
+				return
+			}
+			if p.config.Resumed != nil {
+				p.config.Resumed(err)
+			}
+			select {
+			case <-time.After(p.config.Pause << (failed - 1)):
+			case <-ctx.Done():
+				yield(Chunk{}, ctx.Err())
+				return
+			}
+		}
+	}
+}
+
+// send sends a request to a server that is free, another than that of the broken lease if there is one, and calls each
+// with its events, see Server.generate. It returns the lease, which has ended.
+func (p *Pool) send(
+	ctx context.Context, broken *remotehttp.Lease[*member], r Request, each func(*Server, event) bool,
+) (l *remotehttp.Lease[*member], err error) {
+	if l, err = p.pool.Acquire(ctx, broken); err != nil {
+		return nil, err
+	}
+	defer func() {
+		switch {
+		case ctx.Err() != nil:
+			l.Done(ctx.Err())
+		case lost(err, r), disconnected(err) && len(p.pool.Servers()) > 1:
+			l.Out(err)
+		default:
+			l.Done(err)
+		}
+	}()
+	s := l.Server.server()
+	if err = s.generate(l.Context, r, s.topCount(), func(e event) bool { return each(s, e) }); err != nil {
+		err = fmt.Errorf("%s: %w", l.Server, err)
+	}
+	return l, err
+}
+
+// disconnected reports whether an error is one of the connection.
+func disconnected(err error) bool {
+	_, answered := errors.AsType[*remotehttp.StatusError](err)
+	is := func(class error) bool { return errors.Is(err, class) }
+	return err != nil && !answered && !slices.ContainsFunc([]error{ErrRefused, ErrSilent, ErrGarbage, ErrAborted, errCut}, is)
+}
+
+// seedOf returns the seed of attempt again: another one each time, so that no noise repeats, and below 2^53, which
+// every server accepts.
+func seedOf(seed, again uint64) uint64 {
+	return (seed ^ seed>>53 + again*0x9e3779b97f4a7c15) & (1<<53 - 1)
+}
+
+// shiftSpans returns spans with by added to their bounds.
+func shiftSpans(spans []Span, by int) []Span {
+	out := slices.Clone(spans)
+	for i := range out {
+		out[i].Begin, out[i].End = out[i].Begin+by, out[i].End+by
+	}
+	return out
+}
