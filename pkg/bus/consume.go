@@ -147,17 +147,12 @@ func (w *consumer) returnAfterLostPin() {
 // startHandlers takes messages from the queue while slots are free, and runs a handler for each in its own goroutine.
 // Messages that fairness does not admit, because those like it fail, go back to the server.
 func (w *consumer) startHandlers(work, shutdown context.Context, handlers *sync.WaitGroup) {
-	for w.freeSlots() > 0 {
-		m := w.puller.pop()
-		if m == nil {
-			return
-		}
+	for m := w.takeMessage(); m != nil; m = w.takeMessage() {
 		if away := w.admit(m); away > 0 {
 			w.nak(m, away)
-			w.addBusyHandlers(0) // ask for another message in its place
+			w.addBusyHandlers(-1)
 			continue
 		}
-		w.addBusyHandlers(1)
 		handlers.Go(func() {
 			defer w.addBusyHandlers(-1)
 			w.handleMessage(w.contextOf(work, shutdown, m), shutdown, m)
@@ -165,11 +160,18 @@ func (w *consumer) startHandlers(work, shutdown context.Context, handlers *sync.
 	}
 }
 
-// freeSlots returns how many more handlers may start.
-func (w *consumer) freeSlots() int {
+// takeMessage takes the next message from the queue and a slot for its handler; nil: there is none of either.
+func (w *consumer) takeMessage() *Message {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.config.Slots - w.busy
+	if w.busy >= w.config.Slots {
+		return nil
+	}
+	m := w.puller.pop()
+	if m != nil {
+		w.busy++
+	}
+	return m
 }
 
 // addBusyHandlers adds n to the busy handlers, and has the puller ask for as many messages as slots are free.

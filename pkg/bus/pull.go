@@ -307,7 +307,8 @@ func (p *puller) repair(ctx context.Context) {
 }
 
 // pop removes the next message from the queue and returns it; nil when the queue is empty. It skips messages that
-// were returned to the server while they waited.
+// were returned to the server while they waited. One message fewer is wanted then: with any time between the two,
+// another one would be requested in the place of a message whose handler is about to start, and wait behind it.
 func (p *puller) pop() *Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -318,6 +319,7 @@ func (p *puller) pop() *Message {
 			p.queue = nil
 		}
 		if !m.Acknowledged() {
+			p.wanted = max(0, p.wanted-1)
 			return m
 		}
 	}
