@@ -211,7 +211,7 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 				yield(Chunk{}, fmt.Errorf("%w; given up after %d tries without a token", err, failed))
 				return
 			}
-			if p.config.Resumed != nil {
+			if p.config.Resumed != nil && slices.Contains(p.pool.Servers(), broken.Server) { // else Changed says it
 				p.config.Resumed(err)
 			}
 			select {
