@@ -96,6 +96,7 @@ var layers = map[string][]string{
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
 	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"}, // a run as one page
+	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
 	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
@@ -164,7 +165,7 @@ var layers = map[string][]string{
 	// The page that shows a pipeline: it reads, by what clients read with.
 	"services/ui": {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/report", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/model/tokenizer", "services/ui", // the page, and tokens as text on it
 	},
@@ -225,6 +226,7 @@ var testLayers = map[string][]string{
 	"pkg/fieldflag":                {"schemas/document"},
 	"services/command":             {"pkg/bus/bustest", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
+	"pkg/shards":                   {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/doctor":              {"pkg/bus/bustest"},
@@ -257,6 +259,7 @@ var dependencies = map[string]dependency{
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "pkg/auth"}},
 	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/auth", "pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration/..."}},
+	"github.com/parquet-go/parquet-go":      {why: "Parquet files of runs that are exported as datasets", users: []string{"pkg/shards"}},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration/..."}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration/..."}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},

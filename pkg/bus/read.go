@@ -49,11 +49,22 @@ const (
 var errStalled = errors.New("the reader's server does not answer")
 
 // Read yields the stored messages that match the filters (none: all) in stream order, each once, and continues after
-// a lost connection. It ends with an error when the stream cannot be read, and without one when ctx ends. It acks
-// nothing and leaves no state on the server. For rewards, see RewardFilter.
+// a lost connection. It ends with an error when the stream cannot be read, and when ctx ends before all is read; a live
+// read, which has no other end, without one. It acks nothing and leaves no state on the server. For rewards, see
+// RewardFilter.
 func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadOptions) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
-		if err := b.read(ctx, stream, filters, o, yield); err != nil && ctx.Err() == nil {
+		stopped := false
+		err := b.read(ctx, stream, filters, o, func(m *Message, err error) bool {
+			stopped = !yield(m, err)
+			return !stopped
+		})
+		if ctx.Err() != nil {
+			if err = nil; !o.Live {
+				err = context.Cause(ctx)
+			}
+		}
+		if err != nil && !stopped {
 			yield(nil, fmt.Errorf("read %s: %w", stream, err))
 		}
 	}

@@ -95,6 +95,32 @@ func TestBus_Read(t *testing.T) {
 	})
 }
 
+// A read whose context ends before everything is read says so: what came is not all.
+func TestBus_Read_cancelled(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		for s := range int64(4) {
+			if _, err := e.Publish(t.Context(), trajectory(uid(0), s)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for live, want := range map[bool]error{false: context.Canceled, true: nil} {
+			ctx, stop := context.WithCancel(t.Context())
+			n, got := 0, error(nil)
+			for _, err := range e.Read(ctx, schemas.StreamTrajectories, nil, bus.ReadOptions{Live: live}) {
+				if err != nil {
+					got = err
+					continue
+				}
+				n++
+				stop()
+			}
+			if n == 0 || !errors.Is(got, want) || (got == nil) != (want == nil) {
+				t.Errorf("live %t: %d messages, then %v; want some, then %v", live, n, got, want)
+			}
+		}
+	})
+}
+
 func TestBus_Read_live(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishGroup(t, e.Bus, "u1", 0, 3)

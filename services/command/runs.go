@@ -9,7 +9,9 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/archive"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/shards"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
@@ -161,50 +164,138 @@ that are older than two minutes. Dead letters stay. A run with open groups is re
 	return c
 }
 
+// exporter is the command 'meander runs export'.
+type exporter struct {
+	*app
+	out, format string
+	shardMiB    int64
+	latents     bool
+}
+
+// archiveFormat is the format that import reads; all others are of package shards.
+const archiveFormat = "archive"
+
 // runsExportCommand makes the command 'meander runs export'.
 func runsExportCommand(a *app) *cobra.Command {
-	out := ""
+	e := &exporter{app: a}
 	c := &cobra.Command{
-		Use: "export RUN", Short: "write a run to a file that needs no server", Args: args(cobra.ExactArgs(1)),
-		Long: `export writes all events of a run, and the blobs that they name, to a tar file. Each event is a file
-with its msgpack bytes, STREAM/NUMBER-SUBJECT.msgpack; each blob is blobs/<sha-256>; SHA256SUMS has all
-digests. 'meander runs read' checks the file, 'meander runs import' stores it again. tar, sha256sum and
-any msgpack library can read it too, and pkg/archive in Go.`,
-		Example: "  meander runs export night --out night.tar\n  meander runs read night.tar",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) (err error) {
+		Use: "export RUN", Short: "write a run to files that need no server", Args: args(cobra.ExactArgs(1)),
+		Long: `export writes a run to files. 'meander runs read' checks them.
+
+archive (default) is one tar file with all events of the run, and the blobs that they name: each event
+is STREAM/NUMBER-SUBJECT.msgpack, each blob blobs/<sha-256>; SHA256SUMS has all digests. 'meander runs
+import' stores it again.
+
+webdataset, parquet and safetensors are datasets of the samples in closed groups: prompt, image or
+text, reward, advantage, log-probs and stored latents. They are a folder of files of whole groups, with
+their digests in index.json. An export that was stopped goes on where it stopped, and a later one adds
+the groups that have closed since.`,
+		Example: `  meander runs export night --out night.tar
+  meander runs export night --format parquet --latents=false --out night
+  meander runs read night`,
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
-			name := cmp.Or(out, given[0]+".tar")
-			f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-			switch {
-			case errors.Is(err, os.ErrExist):
-				return usage(fmt.Errorf("--out: %q exists already; name another file", name))
-			case errors.Is(err, os.ErrNotExist):
-				return usage(fmt.Errorf("--out: %q is in a folder that does not exist; make the folder first", name))
-			case err != nil:
-				return usage(fmt.Errorf("--out: %w; must be a new file that can be written", err))
+			if e.format == archiveFormat {
+				for _, flag := range []string{"shard-mib", "latents"} {
+					if c.Flags().Changed(flag) {
+						return usage(fmt.Errorf("--%s: set; must be absent for --format %s, which has all events in one file",
+							flag, e.format))
+					}
+				}
+				return e.writeArchive(c, conn, given[0])
 			}
-			s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(given[0]), f)
-			if err = errors.Join(err, f.Close()); err != nil {
-				return errors.Join(err, os.Remove(name))
-			}
-			return a.printArchive(c.OutOrStdout(), name, s)
+			return e.writeShards(c, conn, given[0])
 		}),
 	}
-	c.Flags().StringVar(&out, "out", "", "new file to write; default RUN.tar")
+	f := c.Flags()
+	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(shards.Formats(), ", "))
+	f.StringVar(&e.out, "out", "", "new file or, for datasets, the folder to write; default RUN.tar, RUN")
+	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
+	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
 	return c
+}
+
+// writeArchive writes all events of a run to a new file, which has its name only once it is whole.
+func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) error {
+	name := cmp.Or(e.out, run+".tar")
+	if _, err := os.Lstat(name); err == nil {
+		return usage(fmt.Errorf("--out: %q exists already; name another file", name))
+	}
+	f, err := os.Create(name + ".part")
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return usage(fmt.Errorf("--out: %q is in a folder that does not exist; make the folder first", name))
+	case err != nil:
+		return usage(fmt.Errorf("--out: %w; must be a new file that can be written", err))
+	}
+	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), f)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return e.printArchive(c.OutOrStdout(), name, s)
+}
+
+// writeShards writes the samples of a run as a dataset.
+func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
+	switch {
+	case !slices.Contains(shards.Formats(), e.format):
+		return usage(fmt.Errorf("--format: %q; must be one of %s, %s", e.format, archiveFormat,
+			strings.Join(shards.Formats(), ", ")))
+	case e.shardMiB < 1 || e.shardMiB > 1<<20:
+		return usage(fmt.Errorf("--shard-mib: %d; must be between 1 and %d", e.shardMiB, 1<<20))
+	}
+	folder := cmp.Or(e.out, run)
+	x, err := shards.Write(c.Context(), conn.Bus, schemas.Run(run), shards.Options{
+		Format: e.format, Folder: folder, Bytes: e.shardMiB << 20, Latents: e.latents,
+		Written: func(s shards.Shard) {
+			fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s, %s\n", filepath.Join(folder, s.File), present.Count(s.Groups, "group"),
+				present.Count(s.Samples, "sample"), present.Size(s.Bytes))
+		},
+	})
+	if errors.Is(err, shards.ErrOther) || errors.Is(err, shards.ErrChanged) {
+		return usage(fmt.Errorf("--out: %w", err))
+	}
+	if err != nil {
+		return err
+	}
+	return e.printShards(c.OutOrStdout(), folder, x)
+}
+
+// printShards prints what a dataset has.
+func (a *app) printShards(out io.Writer, folder string, x *shards.Index) error {
+	if a.json {
+		return json.NewEncoder(out).Encode(x)
+	}
+	t := x.Totals()
+	fmt.Fprintf(out, "%s: %s of %s as %s, %s in %s, %s\n", folder, present.Count(t.Groups, "group"), x.Run, x.Format,
+		present.Count(t.Samples, "sample"), present.Count(len(x.Shards), "file"), present.Size(t.Bytes))
+	if t.LeftOut > 0 {
+		fmt.Fprintf(out, "  %s left out: not completed, or no longer stored\n", present.Count(t.LeftOut, "sample"))
+	}
+	return nil
 }
 
 // runsReadCommand makes the command 'meander runs read'.
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "read FILE", Short: "check an exported run and count its events; needs no server", Args: args(cobra.ExactArgs(1)),
+		Use: "read FILE", Short: "check an exported run and count what it has; needs no server", Args: args(cobra.ExactArgs(1)),
 		Long: `read compares every file of an export with its digest in SHA256SUMS, steps with the digests in their
-trajectories, and tensors with the digests of their parts. If a file has changed, read names it and the
-exit status is 1.`,
+trajectories, and tensors with the digests of their parts. Of the folder of a dataset it compares the
+files with their digests in index.json. If a file has changed, read names it and the exit status is 1.`,
 		Example: "  meander runs read night.tar",
 		RunE: func(c *cobra.Command, given []string) error {
+			if dir, err := os.Stat(given[0]); err == nil && dir.IsDir() {
+				x, err := shards.Check(given[0])
+				if err != nil {
+					return err
+				}
+				return a.printShards(c.OutOrStdout(), given[0], x)
+			}
 			f, err := os.Open(given[0])
 			if err != nil {
 				return err

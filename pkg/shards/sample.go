@@ -1,0 +1,210 @@
+package shards
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Record is what all formats say of a sample, in JSON or as columns.
+type Record struct {
+	Run         string `json:"run" parquet:"run"`
+	UID         string `json:"uid" parquet:"uid"`
+	SampleIndex int64  `json:"sample_index" parquet:"sample_index"`
+	Lane        string `json:"lane" parquet:"lane"`
+	Prompt      string `json:"prompt" parquet:"prompt"`
+	// GroupStatus is that of the group's result: only complete and partial have advantages.
+	GroupStatus string   `json:"group_status" parquet:"group_status"`
+	Reward      *float64 `json:"reward" parquet:"reward,optional"`
+	Advantage   *float64 `json:"advantage" parquet:"advantage,optional"`
+	Scores      []Score  `json:"scores" parquet:"scores,list"`
+	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights that made the sample.
+	PolicyVersionMin int64  `json:"policy_version_min" parquet:"policy_version_min"`
+	PolicyVersionMax int64  `json:"policy_version_max" parquet:"policy_version_max"`
+	WeightsDigest    string `json:"weights_digest" parquet:"weights_digest"`
+	ContentDigest    string `json:"content_digest" parquet:"content_digest"`
+	SampleSeed       uint64 `json:"sample_seed,string" parquet:"sample_seed"`
+
+	// Of images and videos.
+	NegativePrompt string     `json:"negative_prompt,omitempty" parquet:"negative_prompt"`
+	Height         int64      `json:"height,omitempty" parquet:"height"`
+	Width          int64      `json:"width,omitempty" parquet:"width"`
+	Frames         int64      `json:"frames,omitempty" parquet:"frames"`
+	TrueCFGScale   float64    `json:"true_cfg_scale,omitempty" parquet:"true_cfg_scale"`
+	NoiseLevel     float64    `json:"noise_level,omitempty" parquet:"noise_level"`
+	LogProbKind    string     `json:"log_prob_kind,omitempty" parquet:"log_prob_kind"`
+	Sigmas         []float32  `json:"sigmas,omitempty" parquet:"sigmas,list"`
+	Transitions    []string   `json:"transitions,omitempty" parquet:"transitions,list"`
+	LogProbs       []*float64 `json:"log_probs,omitempty" parquet:"log_probs,list"`
+	// LatentIndices [K] are the indices of the stored states: i is before step i. LatentsShape is [K, S, C].
+	LatentIndices []int64 `json:"latent_indices,omitempty" parquet:"latent_indices,list"`
+	LatentsShape  []int64 `json:"latents_shape,omitempty" parquet:"latents_shape,list"`
+
+	// Of texts. Messages are JSON. IDs [n] are the whole sequence, Mask is 1 for generated tokens; TokenLogProbs are
+	// before temperature and filters, ProcessedLogProbs after them, both 0 for given tokens.
+	Messages          string    `json:"messages,omitempty" parquet:"messages"`
+	Answer            string    `json:"answer,omitempty" parquet:"answer"`
+	FinishReason      string    `json:"finish_reason,omitempty" parquet:"finish_reason"`
+	Temperature       float64   `json:"temperature,omitempty" parquet:"temperature"`
+	IDs               []int32   `json:"ids,omitempty" parquet:"ids,list"`
+	Mask              []int32   `json:"mask,omitempty" parquet:"mask,list"`
+	TokenLogProbs     []float32 `json:"token_log_probs,omitempty" parquet:"token_log_probs,list"`
+	ProcessedLogProbs []float32 `json:"processed_log_probs,omitempty" parquet:"processed_log_probs,list"`
+}
+
+// Score is what one reward function gave.
+type Score struct {
+	Name  string   `json:"name" parquet:"name"`
+	Value *float64 `json:"value" parquet:"value,optional"`
+}
+
+// sample is a sample with its files.
+type sample struct {
+	Record
+	image, video []byte    // PNG; animated PNG of all frames, nil for images
+	latents      []float32 // [K, S, C]
+}
+
+// key names the sample in a file. A uid has no "/" and no ".".
+func (s *sample) key() string { return fmt.Sprintf("%s_%06d", s.UID, s.SampleIndex) }
+
+// size is about how many bytes the sample takes.
+func (s *sample) size() int64 {
+	return int64(2000 + len(s.image) + len(s.video) + 4*len(s.latents) + 16*len(s.IDs))
+}
+
+// gather reads the samples of a closed group. leftOut are those that did not complete, and those of which something is
+// no longer stored.
+func gather(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool) (list []*sample, leftOut int, err error) {
+	trajectories := map[int64]*schemas.Trajectory{}
+	for t, err := range results.Trajectories(ctx, b, a.Run, a.UID) {
+		if err != nil {
+			return nil, 0, err
+		}
+		trajectories[t.SampleIndex] = t.Trajectory
+	}
+	rewards, err := results.Rewards(ctx, b, a.Run, a.UID)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, m := range a.Members {
+		t := trajectories[m.SampleIndex]
+		if t == nil || t.StopReason != schemas.StopCompleted {
+			leftOut++
+			continue
+		}
+		member := results.MemberOf(&m, t, rewards[results.Sample{UID: a.UID, Index: m.SampleIndex}])
+		s, err := newSample(ctx, b, a, &member, latents)
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			leftOut++
+		case err != nil:
+			return nil, 0, fmt.Errorf("sample %d: %w", m.SampleIndex, err)
+		default:
+			list = append(list, s)
+		}
+	}
+	return list, leftOut, nil
+}
+
+// newSample reads what belongs to a sample. ErrNotFound: some of it is no longer stored.
+func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member, latents bool) (*sample, error) {
+	t := m.Trajectory()
+	s := &sample{Record: Record{
+		Run: string(a.Run), UID: string(a.UID), SampleIndex: t.SampleIndex, Lane: string(t.Lane), Prompt: t.Prompt,
+		GroupStatus: a.Status, Reward: m.Reward, Advantage: m.Advantage, Scores: []Score{},
+		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, WeightsDigest: t.WeightsDigest,
+		ContentDigest: t.ContentDigest, SampleSeed: t.SampleSeed,
+	}}
+	for _, score := range m.Scores {
+		s.Scores = append(s.Scores, Score{score.Name, score.Value})
+	}
+	if t.Text != nil {
+		return s, s.setText(ctx, b, t)
+	}
+	s.NegativePrompt, s.Height, s.Width, s.Frames = t.NegativePrompt, t.Height, t.Width, max(1, t.Frames)
+	s.TrueCFGScale, s.NoiseLevel, s.LogProbKind = t.TrueCFGScale, t.NoiseLevel, t.LogProbKind
+	s.Sigmas, s.Transitions, s.LogProbs = t.Sigmas, t.Transitions, t.LogProbs
+	c := client.New(b)
+	var err error
+	if t.Image != nil {
+		if s.image, err = c.Image(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	if t.Video != nil {
+		if s.video, err = c.Video(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	if !latents || len(t.LatentStepIndices) == 0 {
+		return s, nil
+	}
+	kept, err := c.Latents(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	s.LatentIndices = t.LatentStepIndices
+	s.LatentsShape = append([]int64{int64(len(t.LatentStepIndices))}, t.LatentsShape...)
+	for _, i := range t.LatentStepIndices {
+		s.latents = append(s.latents, kept[i]...)
+	}
+	return s, nil
+}
+
+// setText sets what is of texts.
+func (s *sample) setText(ctx context.Context, b *bus.Bus, t *schemas.Trajectory) error {
+	x, err := results.LoadText(ctx, b, t)
+	if err != nil {
+		return err
+	}
+	messages, err := json.Marshal(schemas.JSON(x.Messages))
+	if err != nil {
+		return err
+	}
+	s.Messages, s.Answer, s.FinishReason, s.Temperature = string(messages), x.Answer, x.FinishReason, x.Temperature
+	s.IDs, s.Mask, s.TokenLogProbs, s.ProcessedLogProbs = x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs
+	return nil
+}
+
+// tensors returns the arrays of the sample; names begin with prefix.
+func (s *sample) tensors(prefix string) (list []safetensors.Tensor, err error) {
+	floats := func(name string, x []float32, shape ...int) {
+		if len(x) == 0 || err != nil {
+			return
+		}
+		var t safetensors.Tensor
+		t, err = safetensors.FloatTensor(prefix+name, tensor.F32, shape, x)
+		list = append(list, t)
+	}
+	integers := func(name string, x []int32) {
+		if len(x) > 0 {
+			list = append(list, safetensors.Tensor{
+				Name: prefix + name, DType: tensor.I64, Shape: []int{len(x)}, Data: littleEndian(x),
+			})
+		}
+	}
+	if len(s.latents) > 0 {
+		var shape []int
+		for _, n := range s.LatentsShape {
+			shape = append(shape, int(n))
+		}
+		floats("latents", s.latents, shape...)
+	}
+	floats("sigmas", s.Sigmas, len(s.Sigmas))
+	floats("log_probs", numbers(s.LogProbs), len(s.LogProbs))
+	integers("ids", s.IDs)
+	integers("mask", s.Mask)
+	floats("token_log_probs", s.TokenLogProbs, len(s.TokenLogProbs))
+	floats("processed_log_probs", s.ProcessedLogProbs, len(s.ProcessedLogProbs))
+	return slices.Clip(list), err
+}

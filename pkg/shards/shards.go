@@ -1,0 +1,338 @@
+// Package shards writes the samples of a run as a dataset that other programs load: files of one of three formats,
+// each with whole groups, up to a size.
+//
+//   - webdataset: a tar in the layout of WebDataset: UID_INDEX.json, .png or .apng, .safetensors for each sample;
+//   - parquet: a row for each sample, with the image as datasets.Image wants it;
+//   - safetensors: tensors RUN-wide by sample, UID/INDEX/NAME, and the samples' records in the metadata.
+//
+// A sample's record is the same in all of them (Record). Groups come in the order in which they closed. index.json
+// lists the files with their SHA-256. [Write] goes on where an earlier Write of the same folder stopped: files that are
+// whole stay as they are. [Check] compares the files with the index; it needs no server.
+package shards
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// IndexFile is the name of the index in a folder of shards.
+const IndexFile = "index.json"
+
+// ErrOther says that the folder has another export: of another run, store or format, or with other settings.
+var ErrOther = errors.New("the folder has another export")
+
+// ErrChanged says that a file is not as the index says.
+var ErrChanged = errors.New("changed since the export")
+
+// format is how samples become a file.
+type format struct {
+	end    string
+	create func(path string) (writer, error)
+}
+
+// writer writes the samples of one file.
+type writer interface {
+	add(s *sample) error
+	Close() error
+}
+
+var formats = map[string]format{
+	"webdataset":  {".tar", newTar},
+	"parquet":     {".parquet", newParquet},
+	"safetensors": {".safetensors", newTensorFile},
+}
+
+// Formats returns the names of the formats, sorted.
+func Formats() []string { return slices.Sorted(maps.Keys(formats)) }
+
+// Options say what is written, and where.
+type Options struct {
+	// Format is one of Formats.
+	Format string
+	// Folder is made if it does not exist. It must be empty, or have an export of the same run with the same options.
+	Folder string
+	// Bytes is the size from which on a file gets no further group; at least 1.
+	Bytes int64
+	// Latents has the stored states of images written, too. They are most of the bytes.
+	Latents bool
+	// Written is called after each file.
+	Written func(Shard)
+}
+
+// Shard is one file.
+type Shard struct {
+	File   string `json:"file"`
+	SHA256 string `json:"sha256"`
+	Bytes  int64  `json:"bytes"`
+	// Groups and Samples are those in the file. LeftOut are samples of its groups that are not: they did not complete, or
+	// parts of them are no longer stored.
+	Groups  int `json:"groups"`
+	Samples int `json:"samples"`
+	LeftOut int `json:"left_out"`
+	// Full says that the file gets no further group.
+	Full bool `json:"full"`
+	// LastSeq is the sequence of the last group's result in its stream, LastUID the group.
+	LastSeq uint64      `json:"last_seq"`
+	LastUID schemas.UID `json:"last_uid"`
+}
+
+// Index is the content of index.json.
+type Index struct {
+	Run        schemas.Run `json:"run"`
+	Format     string      `json:"format"`
+	ShardBytes int64       `json:"shard_bytes"`
+	Latents    bool        `json:"latents"`
+	Shards     []Shard     `json:"shards"`
+}
+
+// Totals returns the sums of all files.
+func (x *Index) Totals() (t Shard) {
+	for _, s := range x.Shards {
+		t.Bytes, t.Groups, t.Samples, t.LeftOut = t.Bytes+s.Bytes, t.Groups+s.Groups, t.Samples+s.Samples, t.LeftOut+s.LeftOut
+	}
+	return t
+}
+
+// Write writes the closed groups of a run. What an earlier Write of the folder has written stays, but for a last file
+// that is not full: groups may have closed since. ErrOther and ErrChanged say why it cannot go on.
+func Write(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Index, error) {
+	f, ok := formats[o.Format]
+	if !ok {
+		return nil, fmt.Errorf("format: %q; must be one of %v", o.Format, Formats())
+	}
+	x := &Index{Run: run, Format: o.Format, ShardBytes: max(1, o.Bytes), Latents: o.Latents, Shards: []Shard{}}
+	if err := os.MkdirAll(o.Folder, 0o755); err != nil {
+		return nil, err
+	}
+	if err := x.resume(o.Folder); err != nil {
+		return nil, err
+	}
+	e := &export{bus: b, run: run, options: o, format: f, index: x}
+	err := e.writeGroups(ctx)
+	if err == nil {
+		err = e.finish(false)
+	}
+	if err != nil {
+		return x, fmt.Errorf("export %s: %w", run, errors.Join(err, e.discard()))
+	}
+	return x, nil
+}
+
+// resume takes over the whole files of an earlier Write.
+func (x *Index) resume(folder string) error {
+	before, err := readIndex(folder)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if files, err := os.ReadDir(folder); err != nil || len(files) > 0 {
+			return errors.Join(err, fmt.Errorf("%w: %s has files, and no %s; name an empty folder", ErrOther, folder, IndexFile))
+		}
+		return x.save(folder) // before any file: what is begun can be told from another's files
+	case err != nil:
+		return err
+	case before.Run != x.Run || before.Format != x.Format || before.ShardBytes != x.ShardBytes || before.Latents != x.Latents:
+		return fmt.Errorf("%w: run %s as %s, files of %d bytes, latents %t; name another folder, or the same settings",
+			ErrOther, before.Run, before.Format, before.ShardBytes, before.Latents)
+	}
+	x.Shards = before.Shards
+	if n := len(x.Shards); n > 0 && !x.Shards[n-1].Full {
+		x.Shards = x.Shards[:n-1]
+	}
+	for _, s := range x.Shards {
+		if err := s.check(folder); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readIndex reads the index of a folder.
+func readIndex(folder string) (*Index, error) {
+	data, err := os.ReadFile(filepath.Join(folder, IndexFile))
+	if err != nil {
+		return nil, err
+	}
+	x := &Index{}
+	if err := json.Unmarshal(data, x); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(folder, IndexFile), err)
+	}
+	for _, s := range x.Shards {
+		if !filepath.IsLocal(s.File) {
+			return nil, fmt.Errorf("%s: file %q; must be in the folder", filepath.Join(folder, IndexFile), s.File)
+		}
+	}
+	return x, nil
+}
+
+// save writes the index in one step.
+func (x *Index) save(folder string) error {
+	data, err := json.MarshalIndent(x, "", "  ")
+	if err != nil {
+		return err
+	}
+	part := filepath.Join(folder, IndexFile+partEnd)
+	if err := os.WriteFile(part, append(data, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(part, filepath.Join(folder, IndexFile))
+}
+
+// check compares a file with what the index says of it.
+func (s *Shard) check(folder string) error {
+	name := filepath.Join(folder, s.File)
+	digest, size, err := digestOf(name)
+	if err == nil && (size != s.Bytes || digest != s.SHA256) {
+		err = fmt.Errorf("%s: %w", name, ErrChanged)
+	}
+	return err
+}
+
+// digestOf returns the SHA-256 and the size of a file.
+func digestOf(name string) (digest string, size int64, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", 0, err
+	}
+	defer func() { _ = f.Close() }() // read-only
+	h := sha256.New()
+	size, err = io.Copy(h, f)
+	return hex.EncodeToString(h.Sum(nil)), size, err
+}
+
+// Check compares all files of a folder with its index, which it returns. The error is ErrChanged, or of the file
+// system.
+func Check(folder string) (*Index, error) {
+	x, err := readIndex(folder)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range x.Shards {
+		if err := s.check(folder); err != nil {
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+// partEnd ends the names of files that are being written.
+const partEnd = ".part"
+
+// export is the state of one Write.
+type export struct {
+	bus     *bus.Bus
+	run     schemas.Run
+	options Options
+	format  format
+	index   *Index
+
+	open    writer // nil: no file is open
+	current Shard
+	written int64 // bytes of samples in the open file
+}
+
+// writeGroups writes the groups that have closed since the last file.
+func (e *export) writeGroups(ctx context.Context) error {
+	read, after := bus.ReadOptions{}, (*Shard)(nil)
+	if n := len(e.index.Shards); n > 0 {
+		after = &e.index.Shards[n-1]
+		read.FromSeq = after.LastSeq
+	}
+	for m, err := range e.bus.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(e.run, "*")}, read) {
+		if err != nil {
+			return err
+		}
+		var a schemas.Advantage
+		if bus.Fits(m, &a) != nil {
+			continue // not a result; the group's true one will replace it
+		}
+		if after != nil {
+			if m.Seq != after.LastSeq || a.UID != after.LastUID {
+				return fmt.Errorf("%w: of a run with that name in another store; name another folder", ErrOther)
+			}
+			after = nil
+			continue
+		}
+		if err := e.writeGroup(ctx, &a, m.Seq); err != nil {
+			return fmt.Errorf("group %s: %w", a.UID, err)
+		}
+	}
+	if after != nil {
+		return fmt.Errorf("%w: group %s is no longer stored, so what closed since cannot be told; name another folder",
+			ErrOther, after.LastUID)
+	}
+	return nil
+}
+
+// writeGroup adds a group to the open file, and closes it when it is full.
+func (e *export) writeGroup(ctx context.Context, a *schemas.Advantage, seq uint64) error {
+	if e.open == nil {
+		e.current, e.written = Shard{File: fmt.Sprintf("%05d%s", len(e.index.Shards), e.format.end)}, 0
+		var err error
+		if e.open, err = e.format.create(filepath.Join(e.options.Folder, e.current.File+partEnd)); err != nil {
+			return err
+		}
+	}
+	samples, leftOut, err := gather(ctx, e.bus, a, e.options.Latents)
+	if err != nil {
+		return err
+	}
+	for _, s := range samples {
+		if err := e.open.add(s); err != nil {
+			return fmt.Errorf("sample %d: %w", s.SampleIndex, err)
+		}
+		e.written += s.size()
+	}
+	e.current.Groups++
+	e.current.Samples += len(samples)
+	e.current.LeftOut += leftOut
+	e.current.LastSeq, e.current.LastUID = seq, a.UID
+	if e.written >= e.index.ShardBytes {
+		return e.finish(true)
+	}
+	return nil
+}
+
+// discard removes the open file.
+func (e *export) discard() error {
+	if e.open == nil {
+		return nil
+	}
+	_ = e.open.Close() // it is removed
+	return os.Remove(filepath.Join(e.options.Folder, e.current.File+partEnd))
+}
+
+// finish closes the open file and enters it in the index.
+func (e *export) finish(full bool) error {
+	if e.open == nil {
+		return nil
+	}
+	w, name := e.open, filepath.Join(e.options.Folder, e.current.File)
+	e.current.Full = full
+	if err := w.Close(); err != nil {
+		return err
+	}
+	e.open = nil
+	var err error
+	if e.current.SHA256, e.current.Bytes, err = digestOf(name + partEnd); err != nil {
+		return err
+	}
+	if err := os.Rename(name+partEnd, name); err != nil {
+		return err
+	}
+	e.index.Shards = append(e.index.Shards, e.current)
+	if e.options.Written != nil {
+		e.options.Written(e.current)
+	}
+	return e.index.save(e.options.Folder)
+}
