@@ -105,6 +105,7 @@ func TestBus_Read_cancelled(t *testing.T) {
 		}
 		for live, want := range map[bool]error{false: context.Canceled, true: nil} {
 			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
 			n, got := 0, error(nil)
 			for _, err := range e.Read(ctx, schemas.StreamTrajectories, nil, bus.ReadOptions{Live: live}) {
 				if err != nil {

@@ -1,0 +1,225 @@
+package trace
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// stored is an event as the server has it.
+type stored[E any] struct {
+	event  E
+	at     time.Time // when it was stored
+	header nats.Header
+}
+
+// group is what is stored of a closed group.
+type group struct {
+	result  stored[schemas.Advantage]
+	record  *stored[schemas.GroupRecord] // nil: it is no longer stored
+	samples map[int64]stored[schemas.Trajectory]
+	rewards map[int64]stored[schemas.Reward]
+	// steps are when the steps, or tokens, of an attempt were stored, by its name.
+	steps map[string][]step
+}
+
+// step is a stored step of an attempt.
+type step struct {
+	index string
+	at    time.Time
+}
+
+// readGroup reads what is stored of a group that has closed.
+func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]) (*group, error) {
+	run, uid := result.event.Run, result.event.UID
+	g := &group{
+		result: result, samples: map[int64]stored[schemas.Trajectory]{}, rewards: map[int64]stored[schemas.Reward]{},
+		steps: map[string][]step{},
+	}
+	err := each(ctx, b, schemas.StreamGroups, schemas.GroupSubject(run, uid), func(e stored[schemas.GroupRecord]) {
+		g.record = &e
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = each(ctx, b, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, uid), func(e stored[schemas.Trajectory]) {
+		g.samples[e.event.SampleIndex] = e
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = each(ctx, b, schemas.StreamRewards, schemas.RewardFilter(run, "*", uid), func(e stored[schemas.Reward]) {
+		g.rewards[e.event.SampleIndex] = e
+	})
+	if err != nil {
+		return nil, err
+	}
+	steps := []string{schemas.StepsFilter(run, uid, "*")}
+	for m, err := range b.Read(ctx, schemas.StreamSteps, steps, bus.ReadOptions{HeadersOnly: true}) {
+		if err != nil {
+			return nil, err
+		}
+		if a, ok := schemas.ParseSubject(m.Subject); ok && (a.Kind == schemas.KindStep || a.Kind == schemas.KindTokens) {
+			g.steps[a.Attempt] = append(g.steps[a.Attempt], step{a.Step, m.Time})
+		}
+	}
+	return g, nil
+}
+
+// each calls do with the events that are stored under a subject. What is not such an event is left out.
+func each[E any, P interface {
+	*E
+	schemas.Keyed
+}](ctx context.Context, b *bus.Bus, stream, subject string, do func(stored[E])) error {
+	for m, err := range b.Read(ctx, stream, []string{subject}, bus.ReadOptions{}) {
+		if err != nil {
+			return err
+		}
+		var e E
+		if bus.Fits(m, P(&e)) == nil {
+			do(stored[E]{e, m.Time, m.Header})
+		}
+	}
+	return nil
+}
+
+// traceparent returns the trace context that the prompt's client gave; empty: none. Every message of the group has it.
+func (g *group) traceparent() string {
+	for _, s := range g.samples {
+		if tp := s.header.Get(schemas.HeaderTraceparent); tp != "" {
+			return tp
+		}
+		for name, v := range s.header { // as other languages spell it
+			if strings.EqualFold(name, schemas.HeaderTraceparent) && len(v) > 0 {
+				return v[0]
+			}
+		}
+	}
+	return ""
+}
+
+// add records the spans of the group.
+func (g *group) add(r *recorder) {
+	a := &g.result.event
+	names := []string{string(a.Run), string(a.UID)}
+	created := moment(cmp.Or(a.Opened, g.result.at.UnixNano()))
+	if g.record != nil && g.record.event.Group.Created > 0 {
+		created = moment(g.record.event.Group.Created)
+	}
+	of := []attribute.KeyValue{
+		attribute.String("meander.run", string(a.Run)), attribute.String("meander.uid", string(a.UID)),
+		attribute.String("meander.status", a.Status), attribute.Int64("meander.group_size", a.GroupSize),
+		attribute.Int64("meander.policy_version", a.PolicyVersionMax),
+	}
+	if a.Mean != nil {
+		of = append(of, attribute.Float64("meander.reward.mean", *a.Mean))
+	}
+	if g.record != nil {
+		of = append(of, attribute.String("meander.lane", string(g.record.event.Lane)))
+	}
+	fault := ""
+	if !slices.Contains([]string{schemas.StatusComplete, schemas.StatusPartial, schemas.StatusFiltered}, a.Status) {
+		fault = cmp.Or(a.Error, a.Status)
+	}
+	ctx := r.add(root(g.traceparent(), names...), span{
+		name: "group", service: "advantage", begin: created, end: g.result.at, attributes: of, fault: fault,
+	}, names...)
+	accepted := created
+	if g.record != nil {
+		accepted = g.record.at
+		r.add(ctx, span{name: "intake", service: "intake", begin: created, end: accepted, fault: g.record.event.Error})
+	}
+	last := accepted
+	for _, m := range a.Members {
+		if t, made := g.samples[m.SampleIndex]; made {
+			last = later(last, g.addSample(ctx, r, &t, accepted))
+		}
+	}
+	r.add(ctx, span{name: "advantage", service: "advantage", begin: last, end: g.result.at})
+}
+
+// addSample records the spans of a sample, and returns when it was scored.
+func (g *group) addSample(
+	ctx context.Context, r *recorder, t *stored[schemas.Trajectory], accepted time.Time,
+) (scored time.Time) {
+	e, times := &t.event, t.event.Timings
+	reward, rated := g.rewards[e.SampleIndex]
+	scored = t.at
+	if rated {
+		scored = moment(reward.event.Scored)
+	}
+	index := strconv.FormatInt(e.SampleIndex, 10)
+	of := []attribute.KeyValue{
+		attribute.Int64("meander.sample_index", e.SampleIndex), attribute.String("meander.stop_reason", e.StopReason),
+		attribute.String("meander.backend", e.Backend), attribute.Int64("meander.policy_version", e.PolicyVersionMax),
+		attribute.Int("meander.attempts", len(e.Attempts())),
+	}
+	if rated && reward.event.Reward != nil {
+		of = append(of, attribute.Float64("meander.reward", *reward.event.Reward))
+	}
+	ctx = r.add(ctx, span{
+		name: "sample", service: "sampler", instance: e.Sampler, begin: accepted, end: later(scored, t.at), attributes: of,
+		fault: e.Error,
+	}, index)
+	sampler := func(name string, begin, end time.Time, events ...event) {
+		r.add(ctx, span{name: name, service: "sampler", instance: e.Sampler, begin: begin, end: end, events: events})
+	}
+	received, started, finished := moment(times.Received), moment(times.Started), moment(times.Finished)
+	encoded := received.Add(time.Duration(times.EncodeNS))
+	denoised := started.Add(time.Duration(times.DenoiseNS))
+	sampler("queue", accepted, received)
+	sampler("encode", received, encoded)
+	sampler("wait for a slot", encoded, started)
+	if e.Text != nil {
+		sampler("generate", started, denoised, g.stepEvents(e)...)
+	} else {
+		sampler("denoise", started, denoised, g.stepEvents(e)...)
+	}
+	if times.DecodeNS > 0 {
+		sampler("decode", finished.Add(-time.Duration(times.DecodeNS)), finished)
+	}
+	if !rated {
+		return scored
+	}
+	first := scored
+	for _, s := range reward.event.Scores {
+		if begin := scored.Add(-time.Duration(s.DurationNS)); begin.Before(first) {
+			first = begin
+		}
+	}
+	r.add(ctx, span{name: "wait for scoring", service: "reward", begin: t.at, end: first})
+	for _, s := range reward.event.Scores {
+		r.add(ctx, span{
+			name: "score " + s.Name, service: "reward", begin: scored.Add(-time.Duration(s.DurationNS)), end: scored,
+			fault: s.Error,
+		})
+	}
+	return scored
+}
+
+// stepEvents returns an event for each stored step that counts, in the order of the steps.
+func (g *group) stepEvents(t *schemas.Trajectory) (events []event) {
+	for _, attempt := range t.Attempts() {
+		for _, s := range g.steps[attempt] {
+			events = append(events, event{"step", s.at, []attribute.KeyValue{attribute.String("meander.step_index", s.index)}})
+		}
+	}
+	return events
+}
+
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
