@@ -63,7 +63,7 @@ type Routing struct {
 	// Model is the lane that serves the prompt.
 	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
 	// BaseDigest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
-	// another one is refused.
+	// another one is refused. Of a server that draws the samples it is its kind, "served by vllm".
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`
 	// MinPolicyVersion holds the prompt until a sampler of the lane serves these weights, or newer ones.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty" range:"0.." default:"0"`

@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -86,7 +87,7 @@ func (s *sample) size() int64 {
 // no longer stored.
 func gather(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool) (list []*sample, leftOut int, err error) {
 	trajectories := map[int64]*schemas.Trajectory{}
-	for t, err := range results.Trajectories(ctx, b, a.Run, a.UID) {
+	for t, err := range results.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
 		if err != nil {
 			return nil, 0, err
 		}

@@ -311,6 +311,27 @@ func onlyFile(t *testing.T, folder string) string {
 	return ""
 }
 
+// Of samples that were scored again under another run, the trajectories are those of the first.
+func TestWrite_Rescored(t *testing.T) {
+	b := serve(t, 1)
+	m, err := b.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("r", "g0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a schemas.Advantage
+	if err := schemas.Decode(m.Data, &a); err != nil {
+		t.Fatal(err)
+	}
+	a.Run, a.SourceRun = "again", "r"
+	if _, err := b.Publish(t.Context(), &a); err != nil {
+		t.Fatal(err)
+	}
+	o := shards.Options{Format: "webdataset", Folder: t.TempDir(), Bytes: 1 << 30, Latents: true}
+	if x, err := shards.Write(t.Context(), b, "again", o); err != nil || x.Totals().Samples != 2 || x.Totals().LeftOut != 0 {
+		t.Errorf("%+v, %v; want both samples", x, err)
+	}
+}
+
 // A folder with anything else is not written to, and a file that has changed is found.
 func TestWrite_Refuses(t *testing.T) {
 	b := serve(t, 1)
