@@ -25,12 +25,12 @@ type PoolConfig[S Server] struct {
 	// Most is the most requests that a server gets at once. It gets fewer while it says that it is overloaded.
 	Most int
 	// Patience is how long a server may fail its health check before the requests that it works on are given up: it may
-	// be busy rather than gone.
+	// be busy rather than gone. 0: they never are.
 	Patience time.Duration
 	// Health returns nil if a server accepts requests.
 	Health func(ctx context.Context, s S) error
 	// Join returns nil if a server that accepts requests, and was not used, may be: it must be what the others are. It is
-	// called for one server after the other until one is used, then for several at once.
+	// called for one server after the other while none is used, else for several at once.
 	Join func(ctx context.Context, s S) error
 	// Changed is called when a server cannot be used, at first or any more, with the reason, and when it can be again,
 	// with nil. Overloaded is called when a server gets fewer requests at once from now on, with the reason. Neither may
@@ -47,7 +47,6 @@ type Pool[S Server] struct {
 
 	mu      sync.Mutex
 	members []*member[S]
-	joined  bool          // a server has been used
 	changed chan struct{} // closed, and replaced, when a member is free or can be used
 }
 
@@ -56,9 +55,11 @@ type member[S Server] struct {
 	server   S
 	out      error     // why it cannot be used; nil: it can
 	outSince time.Time // when its health check first failed
+	asked    bool      // its check goes on
 	leases   map[*Lease[S]]context.CancelCauseFunc
 	limit    int // the most requests at once now
 	ended    int // requests that ended well since the limit last changed
+	lowered  int // how often the limit has been lowered
 }
 
 // Lease is the right to send one request to a server of a pool. It ends with Done or Out.
@@ -68,6 +69,7 @@ type Lease[S Server] struct {
 	Context context.Context
 	member  *member[S]
 	pool    *Pool[S]
+	lowered int // that of the member when it began
 }
 
 var errUnknown = errors.New("not asked yet")
@@ -94,31 +96,48 @@ func (p *Pool[S]) Servers() (list []S) {
 	return list
 }
 
+// checkWait is how long Check waits for servers that join beside one that is used.
+const checkWait = 2 * time.Second
+
 // Check asks each server whether it is well; one that is well again must join before it is used. The error says why
-// none can be used; it wraps ErrRefused if waiting does not help any of them.
+// none can be used; it wraps ErrRefused if waiting does not help any of them. A server that joins slowly keeps no other
+// from being checked again.
 func (p *Pool[S]) Check(ctx context.Context) error {
 	p.check.Lock()
 	defer p.check.Unlock()
 	var wait sync.WaitGroup
-	all := faults{of: make([]error, len(p.members))}
-	for i, m := range p.members {
+	for _, m := range p.members {
 		p.mu.Lock()
-		joined := p.joined
+		again := m.asked
+		m.asked = true
 		p.mu.Unlock()
-		if !joined { // which one is the first must not depend on chance
-			all.of[i] = p.checkMember(ctx, m)
+		if again {
 			continue
 		}
-		wait.Go(func() { all.of[i] = p.checkMember(ctx, m) })
+		if len(p.Servers()) == 0 { // which one is the first must not depend on chance
+			p.checkMember(ctx, m)
+			continue
+		}
+		wait.Go(func() { p.checkMember(ctx, m) })
 	}
-	wait.Wait()
-	all.refused = true
-	for i, err := range all.of {
-		if err == nil {
+	checked := make(chan struct{})
+	go func() {
+		defer close(checked)
+		wait.Wait()
+	}()
+	select {
+	case <-checked:
+	case <-time.After(checkWait):
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := faults{refused: true}
+	for _, m := range p.members {
+		if m.out == nil {
 			return nil
 		}
-		all.refused = all.refused && errors.Is(err, ErrRefused)
-		all.of[i] = fmt.Errorf("%s: %w", p.members[i].server, err)
+		all.refused = all.refused && errors.Is(m.out, ErrRefused)
+		all.of = append(all.of, fmt.Errorf("%s: %w", m.server, m.out))
 	}
 	return all
 }
@@ -147,7 +166,7 @@ func (f faults) Unwrap() []error {
 }
 
 // checkMember is Check for one server.
-func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) error {
+func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) {
 	p.mu.Lock()
 	out := m.out
 	p.mu.Unlock()
@@ -155,13 +174,13 @@ func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) error {
 	if err == nil && out != nil {
 		err = p.config.Join(ctx, m.server)
 	}
-	if ctx.Err() == nil {
-		p.mu.Lock()
-		p.joined = p.joined || err == nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.asked = false
+	leftMeanwhile := out == nil && m.out != nil // it has to join
+	if ctx.Err() == nil && (err != nil || !leftMeanwhile) {
 		p.set(m, err)
-		p.mu.Unlock()
 	}
-	return err
 }
 
 // set says that a server cannot be used, for a reason, or that it can. p.mu is held.
@@ -173,9 +192,9 @@ func (p *Pool[S]) set(m *member[S], err error) {
 		m.outSince = time.Time{}
 	case m.outSince.IsZero():
 		m.outSince = time.Now()
-	case time.Since(m.outSince) >= p.config.Patience:
+	case p.config.Patience > 0 && time.Since(m.outSince) >= p.config.Patience:
 		for _, giveUp := range m.leases {
-			giveUp(fmt.Errorf("%w: %w", ErrSilent, err))
+			giveUp(fmt.Errorf("%w: %v", ErrSilent, err)) //nolint:errorlint // its class is of the server, not of the request
 		}
 	}
 	changed := (was == nil) != (err == nil)
@@ -192,7 +211,7 @@ func (p *Pool[S]) wake() {
 }
 
 // Acquire waits for a server that can be used and has few enough requests, and takes the one with the fewest. It takes
-// that of a lease that has failed only if there is no other; nil: no lease has. ErrAway says that no server can be
+// that of a lease that has failed only if no other is free; nil: no lease has. ErrAway says that no server can be
 // used; else the error is that of ctx.
 func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S]) (*Lease[S], error) {
 	for {
@@ -200,7 +219,7 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S]) (*Lease[S], err
 		m := p.choose(failed)
 		if m != nil {
 			asking, giveUp := context.WithCancelCause(ctx)
-			l := &Lease[S]{Server: m.server, Context: asking, member: m, pool: p}
+			l := &Lease[S]{Server: m.server, Context: asking, member: m, pool: p, lowered: m.lowered}
 			m.leases[l] = giveUp
 			p.mu.Unlock()
 			return l, nil
@@ -225,19 +244,18 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S]) (*Lease[S], err
 
 // choose returns the server for a request; nil: none is free. p.mu is held.
 func (p *Pool[S]) choose(failed *Lease[S]) (best *member[S]) {
-	usable := 0
+	var again *member[S]
 	for _, m := range p.members {
-		if m.out == nil {
-			usable++
-		}
-	}
-	for _, m := range p.members {
-		if m.out != nil || len(m.leases) >= m.limit || failed != nil && failed.member == m && usable > 1 {
-			continue
-		}
-		if best == nil || len(m.leases) < len(best.leases) {
+		switch {
+		case m.out != nil || len(m.leases) >= m.limit:
+		case failed != nil && failed.member == m:
+			again = m
+		case best == nil || len(m.leases) < len(best.leases):
 			best = m
 		}
+	}
+	if best == nil {
+		return again
 	}
 	return best
 }
@@ -276,10 +294,9 @@ func (l *Lease[S]) end(err error) {
 	busy := len(m.leases)
 	m.leases[l](nil)
 	delete(m.leases, l)
-	lowered := m.limit < p.config.Most && m.ended == 0 // a request sent before the limit fell says nothing new
 	switch {
-	case Overloaded(err) && !lowered && m.limit > 1:
-		m.limit, m.ended = max(1, min(m.limit, busy)/2), 0
+	case Overloaded(err) && l.lowered == m.lowered && m.limit > 1: // one that began before the limit fell says nothing new
+		m.limit, m.ended, m.lowered = max(1, min(m.limit, busy)/2), 0, m.lowered+1
 		if p.config.Overloaded != nil {
 			p.config.Overloaded(m.server.String(), m.limit, err)
 		}

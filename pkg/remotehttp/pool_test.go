@@ -210,7 +210,7 @@ func TestPool_Patience(t *testing.T) {
 	if err := p.Check(t.Context()); err != nil || l.Context.Err() != nil {
 		t.Fatalf("%v; given up at the first failure: %v", err, l.Context.Err())
 	}
-	p.SetPatience(0)
+	p.SetPatience(1)
 	if err := p.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}

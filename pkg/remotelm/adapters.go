@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
@@ -48,14 +49,18 @@ func (p *Pool) LoadAdapter(ctx context.Context, name, folder string) error {
 	return nil
 }
 
-// UnloadAdapter makes the servers forget an adapter. One that is away has forgotten it.
+// UnloadAdapter makes the servers forget an adapter, as far as they answer.
 func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 	p.mu.Lock()
 	delete(p.adapters, name)
 	p.mu.Unlock()
-	for _, m := range p.pool.Servers() {
-		_ = m.http.Ask(ctx, http.MethodPost, vllmUnloadAdapter, map[string]any{"lora_name": name}, nil)
+	var wait sync.WaitGroup
+	for _, m := range p.all {
+		wait.Go(func() {
+			_ = m.http.Ask(ctx, http.MethodPost, vllmUnloadAdapter, map[string]any{"lora_name": name}, nil)
+		})
 	}
+	wait.Wait()
 }
 
 // loadAdapter is Pool.LoadAdapter for one server.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -72,8 +73,8 @@ func NewPool(c Config) (*Pool, error) {
 		p.all = append(p.all, &member{kind: name, http: remotehttp.New(base, c.Key, c.Patience)})
 	}
 	p.pool = remotehttp.NewPool(remotehttp.PoolConfig[*member]{
-		Servers: p.all, Most: max(1, c.Concurrency), Patience: c.Patience, Changed: c.Changed, Overloaded: c.Overloaded,
-		Join: p.join,
+		// No request is given up for its server's health: a stream that falls silent ends by itself.
+		Servers: p.all, Most: max(1, c.Concurrency), Changed: c.Changed, Overloaded: c.Overloaded, Join: p.join,
 		Health: func(ctx context.Context, m *member) error {
 			err := m.http.Health(ctx)
 			if routeClosed(err) {
@@ -95,24 +96,34 @@ func Dial(ctx context.Context, c Config) (*Pool, error) {
 	return p, err
 }
 
-// Check asks each server whether it is well. One that is well again must be what the first was, and load all adapters,
+// Check asks each server whether it is well. One that is well again must be what the others are, and load all adapters,
 // before it is used. The error says why none can be used; it wraps ErrRefused if waiting does not help any of them.
 func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
 
-// join finds out what a server is, compares it with the first, and has it load the adapters.
+// join finds out what a server is, compares it with the first, and has it load the adapters. While no other is used its
+// weights may be new ones: whoever runs it may have changed them.
 func (p *Pool) join(ctx context.Context, m *member) error {
 	s, err := newServer(ctx, p.config, p.name, m.http)
 	if err != nil {
 		return err
 	}
+	alone := len(p.pool.Servers()) == 0
 	p.mu.Lock()
 	if p.first == nil {
 		p.first = s
 	}
 	first, adapters := p.first, maps.Clone(p.adapters)
 	p.mu.Unlock()
-	if err := s.same(first); err != nil {
+	if err := s.sameFacts(first); err != nil {
 		return err
+	}
+	if err := s.sameNumbers(first); err != nil && !alone {
+		return err
+	}
+	if alone {
+		p.mu.Lock()
+		p.first = s
+		p.mu.Unlock()
 	}
 	for name, folder := range adapters {
 		if err := s.loadAdapter(ctx, name, folder); err != nil {
@@ -193,7 +204,7 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 			switch {
 			case stopped || err == nil:
 				return
-			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && !lost(err, r):
+			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && p.uses(broken.Server):
 				yield(Chunk{}, err)
 				return
 			}
@@ -211,7 +222,7 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 				yield(Chunk{}, fmt.Errorf("%w; given up after %d tries without a token", err, failed))
 				return
 			}
-			if p.config.Resumed != nil && slices.Contains(p.pool.Servers(), broken.Server) { // else Changed says it
+			if p.config.Resumed != nil && p.uses(broken.Server) { // else Changed says it
 				p.config.Resumed(err)
 			}
 			select {
@@ -236,7 +247,7 @@ func (p *Pool) send(
 		switch {
 		case ctx.Err() != nil:
 			l.Done(ctx.Err())
-		case lost(err, r), disconnected(err) && len(p.pool.Servers()) > 1:
+		case lost(err, r), (disconnected(err) || shutOut(err)) && len(p.pool.Servers()) > 1:
 			l.Out(err)
 		default:
 			l.Done(err)
@@ -247,6 +258,15 @@ func (p *Pool) send(
 		err = fmt.Errorf("%s: %w", l.Server, err)
 	}
 	return l, err
+}
+
+// uses reports whether a server can be used.
+func (p *Pool) uses(m *member) bool { return slices.Contains(p.pool.Servers(), m) }
+
+// shutOut reports whether an error says that a server lets us in no more, or does not have the model.
+func shutOut(err error) bool {
+	status, ok := errors.AsType[*remotehttp.StatusError](err)
+	return ok && slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}, status.Status)
 }
 
 // disconnected reports whether an error is one of the connection.

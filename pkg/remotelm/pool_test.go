@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,8 +76,8 @@ func TestPool_GoesOnElsewhere(t *testing.T) {
 	}
 }
 
-// A server that gives other numbers for the same prompt, or is of another release, is not used; nor is one that comes
-// back so.
+// A server that gives other numbers for the same prompt, or of another kind, is not used. Nor is one that comes back with
+// numbers of another kind, but the only one may come back with other weights.
 func TestPool_Refuses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -112,10 +113,29 @@ func TestPool_Refuses(t *testing.T) {
 			_ = p.Check(t.Context())
 			a.Down(false)
 			c.b(a)
-			if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the first server comes back changed: %v; want %q", err, c.says)
+			err := p.Check(t.Context())
+			if weights := name == "other weights"; (err == nil) != weights || !weights && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("the only server comes back changed: %v; want %q, but for weights", err, c.says)
 			}
 		})
+	}
+}
+
+// A server that lets us in no more is left for another one; of a single one that is the end of the answer.
+func TestPool_ShutOut(t *testing.T) {
+	t.Parallel()
+	a, b, told := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.LogProbs), &said{}
+	p := dialBoth(t, a, b, told)
+	a.Then(remotelmtest.Fail(http.StatusForbidden, "no key"))
+	b.Then(remotelmtest.Whole(b.Stream()), remotelmtest.Fail(http.StatusForbidden, "no key"))
+	if got := draw(t.Context(), p); got.err != nil || !slices.Equal(got.ids, recordedIDs) {
+		t.Errorf("drew %+v; want the answer of the other server", got)
+	}
+	if why := told.of["vllm at "+a.URL]; why == nil || !strings.Contains(why.Error(), "no key") {
+		t.Errorf("said %v", told.of)
+	}
+	if got := draw(t.Context(), p); !errors.Is(got.err, remotelm.ErrRefused) {
+		t.Errorf("no server lets us in: %v; want ErrRefused", got.err)
 	}
 }
 

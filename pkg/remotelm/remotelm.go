@@ -198,28 +198,34 @@ func newServer(ctx context.Context, c Config, name string, http *remotehttp.Clie
 	return s, s.fingerprint(ctx)
 }
 
-// same returns an error if the server is not what the first server of its pool was, when it joined.
-func (s *Server) same(first *Server) error {
+// sameFacts returns an error if the server is not what the first server of its pool was, when it joined.
+func (s *Server) sameFacts(first *Server) error {
 	was, is := first.facts, s.facts
 	if was.Model = is.Model; was != is { // each has a name of its own for the model
 		return fmt.Errorf("it is release %s with %s numbers in %s by %s, %d tokens; the lane was announced with release %s, "+
 			"%s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values, is.Precision, is.Route,
 			is.MaxTokens, was.Version, was.Values, was.Precision, was.Route, was.MaxTokens)
 	}
+	return nil
+}
+
+// sameNumbers returns an error if the server has other weights than the first server of its pool, by its numbers for a
+// fixed prompt.
+func (s *Server) sameNumbers(first *Server) error {
 	off := 0.0
 	for i := range min(len(s.numbers), len(first.numbers)) {
 		off += math.Abs(s.numbers[i]-first.numbers[i]) / float64(len(s.numbers))
 	}
-	if most := sameNumbers[is.Precision]; len(s.numbers) != len(first.numbers) || !(off <= most) {
-		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those that the lane was announced with, of "+
-			"which %g passes: it has other weights; restart it with the same, or the sampler", off, most)
+	if most := numberTolerance[s.facts.Precision]; len(s.numbers) != len(first.numbers) || !(off <= most) {
+		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those of the other servers, of which %g passes: "+
+			"it has other weights; restart it with the same", off, most)
 	}
 	return nil
 }
 
-// sameNumbers is how far numbers of the same weights may be apart, on the average, by Facts.Precision: servers of other
+// numberTolerance is how far numbers of the same weights may be apart, on the average, by Facts.Precision: servers of other
 // machines add up in another order.
-var sameNumbers = map[string]float64{"fp32": 1e-3, "fp16": 0.02, "bf16": 0.2, "": 0.2}
+var numberTolerance = map[string]float64{"fp32": 1e-3, "fp16": 0.02, "bf16": 0.2, "": 0.2}
 
 // otherKind says which other kind of server answers in the place of the one that is asked for.
 func (s *Server) otherKind(ctx context.Context) string {

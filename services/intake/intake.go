@@ -200,6 +200,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return ctx.Err()
 	}
 	defer func() { <-s.resolving }()
+	if err := s.keepCheckpoint(ctx, run, &p, policy); err != nil {
+		return err
+	}
 	began := time.Now()
 	s.metrics.resolving.Inc()
 	defer s.metrics.resolving.Dec()
@@ -235,6 +238,25 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.sendReceipt(m, receiptOf(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
+}
+
+// keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the
+// lane has gone over to another engine since and finishes such groups.
+func (s *service) keepCheckpoint(ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) error {
+	if !policy.EngineMix || p.BaseDigest != "" {
+		return nil
+	}
+	first, err := s.bus.Group(ctx, run, p.UID)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if makes, _ := policy.Makes(first.BaseDigest); makes {
+		p.BaseDigest = first.BaseDigest
+	}
+	return nil
 }
 
 // receiptOf returns the receipt of an accepted prompt, given the requests of its group. handle calls it.

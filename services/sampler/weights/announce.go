@@ -220,7 +220,7 @@ func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*sche
 				p.Weights
 			next.Parent, next.Rollback, next.Rule, next.By, next.Note = p.Parent, p.Rollback, p.Rule, p.By, p.Note
 		case mine.Continues(current): // other engines, the same weights: no version of its own
-			next.PolicyVersion, next.Parent = version, current.Parent
+			next.PolicyVersion, next.Parent = max(version, mine.PolicyVersion), current.Parent
 		default:
 			next.PolicyVersion, next.Parent = max(version+1, mine.PolicyVersion), &version
 		}

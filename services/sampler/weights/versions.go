@@ -229,7 +229,8 @@ func (v *Versions) chooseNext() (p *schemas.Policy, ready bool) {
 	same := func(q *schemas.Policy) bool {
 		return q != nil && p.PolicyVersion == q.PolicyVersion && p.WeightsDigest == q.WeightsDigest
 	}
-	if p == nil || p.PolicyVersion < v.current.Version() || same(v.current.Policy) || same(v.refused) {
+	if p == nil || p.PolicyVersion < v.current.Version() || same(v.current.Policy) || same(v.refused) ||
+		p.PolicyVersion == v.current.Version() && p.Continues(v.current.Policy) { // the same weights, by another engine
 		return nil, true
 	}
 	v.loading = &p.PolicyVersion
