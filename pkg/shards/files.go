@@ -54,10 +54,10 @@ func newTar(path string) (writer, error) {
 }
 
 // add writes the files of a sample: its record, its image or video, and its arrays.
-func (w *tarFile) add(s *sample) error {
+func (w *tarFile) add(s *sample) (int64, error) {
 	record, err := json.Marshal(s.Record)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var arrays bytes.Buffer
 	tensors, err := s.tensors("")
@@ -65,8 +65,9 @@ func (w *tarFile) add(s *sample) error {
 		err = safetensors.Write(&arrays, tensors, nil)
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
+	n := 0
 	for _, part := range []struct {
 		end  string
 		data []byte
@@ -76,13 +77,14 @@ func (w *tarFile) add(s *sample) error {
 		}
 		err := w.tar.WriteHeader(&tar.Header{Name: s.key() + "." + part.end, Mode: 0o644, Size: int64(len(part.data))})
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if _, err := w.tar.Write(part.data); err != nil {
-			return err
+			return 0, err
 		}
+		n += len(part.data)
 	}
-	return nil
+	return int64(n), nil
 }
 
 func (w *tarFile) Close() error { return errors.Join(w.tar.Close(), w.file.Close()) }
@@ -108,7 +110,11 @@ type imageFile struct {
 type parquetFile struct {
 	file *os.File
 	rows *parquet.GenericWriter[row]
+	held int64 // bytes of rows that are in memory
 }
+
+// rowGroupBytes is from which size on rows become a row group, and leave the memory.
+const rowGroupBytes = 64 << 20
 
 // newParquet creates a file whose large values are in no statistics.
 func newParquet(path string) (writer, error) {
@@ -121,11 +127,11 @@ func newParquet(path string) (writer, error) {
 		// Statistics of a page have its largest value a second time.
 		options = append(options, parquet.SkipPageBounds(path...), parquet.SkipPageStatistics(path...))
 	}
-	return &parquetFile{f, parquet.NewGenericWriter[row](f, options...)}, nil
+	return &parquetFile{file: f, rows: parquet.NewGenericWriter[row](f, options...)}, nil
 }
 
 // add writes the row of a sample.
-func (w *parquetFile) add(s *sample) error {
+func (w *parquetFile) add(s *sample) (int64, error) {
 	r := row{Record: s.Record, Video: s.video}
 	if s.image != nil {
 		r.Image = &imageFile{s.image, s.key() + ".png"}
@@ -133,8 +139,12 @@ func (w *parquetFile) add(s *sample) error {
 	if len(s.latents) > 0 {
 		r.Latents = tensor.F32.AppendFloats(nil, s.latents)
 	}
+	n := int64(500 + len(s.image) + len(s.video) + len(r.Latents) + 16*len(s.IDs) + len(s.Messages) + len(s.Turns))
 	_, err := w.rows.Write([]row{r})
-	return err
+	if w.held += n; err == nil && w.held >= rowGroupBytes {
+		w.held, err = 0, w.rows.Flush()
+	}
+	return n, err
 }
 
 func (w *parquetFile) Close() error { return errors.Join(w.rows.Close(), w.file.Close()) }
@@ -148,24 +158,33 @@ type tensorFile struct {
 
 func newTensorFile(path string) (writer, error) { return &tensorFile{path: path}, nil }
 
-// add keeps the tensors of a sample, its pixels and its record for Close.
-func (w *tensorFile) add(s *sample) error {
+// add keeps the tensors of a sample, its pixels and its record for Close. What is a tensor is not in the record: records
+// are in the header, which readers want to be small.
+func (w *tensorFile) add(s *sample) (n int64, err error) {
 	prefix := fmt.Sprintf("%s/%d/", s.UID, s.SampleIndex)
 	tensors, err := s.tensors(prefix)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if s.image != nil {
 		pixels, shape, err := rgb(s)
 		if err != nil {
-			return err
+			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
 		}
 		tensors = append(tensors, safetensors.Tensor{Name: prefix + "image", DType: tensor.U8, Shape: shape, Data: pixels})
 	}
-	record, err := json.Marshal(s.Record)
+	short := s.Record
+	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil
+	record, err := json.Marshal(short)
 	w.tensors, w.records = append(w.tensors, tensors...), append(w.records, string(record))
-	return err
+	for _, t := range tensors {
+		n += int64(len(t.Data))
+	}
+	return n + headerShare*int64(len(record)), err
 }
+
+// headerShare is how much more a byte of the header counts than one of a tensor: a header may have 100 MB.
+const headerShare = 4
 
 // rgb returns the pixels of an image [H, W, 3], of a video [F, H, W, 3].
 func rgb(s *sample) (pixels []byte, shape []int, err error) {

@@ -25,9 +25,15 @@ type Record struct {
 	Prompt      string `json:"prompt" parquet:"prompt"`
 	// GroupStatus is that of the group's result: only complete and partial have advantages.
 	GroupStatus string   `json:"group_status" parquet:"group_status"`
+	Status      string   `json:"status" parquet:"status"` // scored, or failed
 	Reward      *float64 `json:"reward" parquet:"reward,optional"`
 	Advantage   *float64 `json:"advantage" parquet:"advantage,optional"`
-	Scores      []Score  `json:"scores" parquet:"scores,list"`
+	// StepAdvantages are there where they differ over the trained steps, or tokens; Advantage is then their mean.
+	StepAdvantages []float64 `json:"step_advantages,omitempty" parquet:"step_advantages,list"`
+	Scores         []Score   `json:"scores" parquet:"scores,list"`
+	// Validation marks samples that were made to measure, not to train on. Metadata is the prompt's, JSON.
+	Validation bool   `json:"validation" parquet:"validation"`
+	Metadata   string `json:"metadata,omitempty" parquet:"metadata"`
 	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights that made the sample.
 	PolicyVersionMin int64  `json:"policy_version_min" parquet:"policy_version_min"`
 	PolicyVersionMax int64  `json:"policy_version_max" parquet:"policy_version_max"`
@@ -50,9 +56,10 @@ type Record struct {
 	LatentIndices []int64 `json:"latent_indices,omitempty" parquet:"latent_indices,list"`
 	LatentsShape  []int64 `json:"latents_shape,omitempty" parquet:"latents_shape,list"`
 
-	// Of texts. Messages are JSON. IDs [n] are the whole sequence, Mask is 1 for generated tokens; TokenLogProbs are
+	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is 1 for generated tokens; TokenLogProbs are
 	// before temperature and filters, ProcessedLogProbs after them, both 0 for given tokens.
 	Messages          string    `json:"messages,omitempty" parquet:"messages"`
+	Turns             string    `json:"turns,omitempty" parquet:"turns"`
 	Answer            string    `json:"answer,omitempty" parquet:"answer"`
 	FinishReason      string    `json:"finish_reason,omitempty" parquet:"finish_reason"`
 	Temperature       float64   `json:"temperature,omitempty" parquet:"temperature"`
@@ -78,24 +85,21 @@ type sample struct {
 // key names the sample in a file. A uid has no "/" and no ".".
 func (s *sample) key() string { return fmt.Sprintf("%s_%06d", s.UID, s.SampleIndex) }
 
-// size is about how many bytes the sample takes.
-func (s *sample) size() int64 {
-	return int64(2000 + len(s.image) + len(s.video) + 4*len(s.latents) + 16*len(s.IDs))
-}
-
-// gather reads the samples of a closed group. leftOut are those that did not complete, and those of which something is
-// no longer stored.
-func gather(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool) (list []*sample, leftOut int, err error) {
+// eachSample calls do with the samples of a closed group, one after the other. leftOut are those that did not complete,
+// and those of which something is no longer stored or not what it should be.
+func eachSample(
+	ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool, do func(*sample) error,
+) (leftOut int, err error) {
 	trajectories := map[int64]*schemas.Trajectory{}
 	for t, err := range results.Trajectories(ctx, b, cmp.Or(a.SourceRun, a.Run), a.UID) {
 		if err != nil {
-			return nil, 0, err
+			return 0, err
 		}
 		trajectories[t.SampleIndex] = t.Trajectory
 	}
 	rewards, err := results.Rewards(ctx, b, a.Run, a.UID)
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	for _, m := range a.Members {
 		t := trajectories[m.SampleIndex]
@@ -105,16 +109,17 @@ func gather(ctx context.Context, b *bus.Bus, a *schemas.Advantage, latents bool)
 		}
 		member := results.MemberOf(&m, t, rewards[results.Sample{UID: a.UID, Index: m.SampleIndex}])
 		s, err := newSample(ctx, b, a, &member, latents)
+		if err == nil {
+			err = do(s)
+		}
 		switch {
-		case errors.Is(err, bus.ErrNotFound):
+		case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt), errors.Is(err, errUnreadable):
 			leftOut++
 		case err != nil:
-			return nil, 0, fmt.Errorf("sample %d: %w", m.SampleIndex, err)
-		default:
-			list = append(list, s)
+			return 0, fmt.Errorf("sample %d: %w", m.SampleIndex, err)
 		}
 	}
-	return list, leftOut, nil
+	return leftOut, nil
 }
 
 // newSample reads what belongs to a sample. ErrNotFound: some of it is no longer stored.
@@ -122,12 +127,20 @@ func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results
 	t := m.Trajectory()
 	s := &sample{Record: Record{
 		Run: string(a.Run), UID: string(a.UID), SampleIndex: t.SampleIndex, Lane: string(t.Lane), Prompt: t.Prompt,
-		GroupStatus: a.Status, Reward: m.Reward, Advantage: m.Advantage, Scores: []Score{},
+		GroupStatus: a.Status, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, Scores: []Score{},
+		StepAdvantages: m.StepAdvantages, Validation: a.Validation,
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, WeightsDigest: t.WeightsDigest,
 		ContentDigest: t.ContentDigest, SampleSeed: t.SampleSeed,
 	}}
 	for _, score := range m.Scores {
 		s.Scores = append(s.Scores, Score{score.Name, score.Value})
+	}
+	if len(a.Metadata) > 0 {
+		metadata, err := json.Marshal(schemas.JSON(a.Metadata))
+		if err != nil {
+			return nil, err
+		}
+		s.Metadata = string(metadata)
 	}
 	if t.Text != nil {
 		return s, s.setText(ctx, b, t)
@@ -157,6 +170,9 @@ func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results
 	s.LatentIndices = t.LatentStepIndices
 	s.LatentsShape = append([]int64{int64(len(t.LatentStepIndices))}, t.LatentsShape...)
 	for _, i := range t.LatentStepIndices {
+		if len(kept[i]) == 0 {
+			return nil, fmt.Errorf("latents %d: %w", i, bus.ErrNotFound)
+		}
 		s.latents = append(s.latents, kept[i]...)
 	}
 	return s, nil
@@ -172,6 +188,11 @@ func (s *sample) setText(ctx context.Context, b *bus.Bus, t *schemas.Trajectory)
 	if err != nil {
 		return err
 	}
+	turns, err := json.Marshal(schemas.JSON(x.Turns))
+	if err != nil {
+		return err
+	}
+	s.Turns = string(turns)
 	s.Messages, s.Answer, s.FinishReason, s.Temperature = string(messages), x.Answer, x.FinishReason, x.Temperature
 	s.IDs, s.Mask, s.TokenLogProbs, s.ProcessedLogProbs = x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs
 	return nil

@@ -6,8 +6,8 @@
 //   - safetensors: tensors RUN-wide by sample, UID/INDEX/NAME, and the samples' records in the metadata.
 //
 // A sample's record is the same in all of them (Record). Groups come in the order in which they closed. index.json
-// lists the files with their SHA-256. [Write] goes on where an earlier Write of the same folder stopped: files that are
-// whole stay as they are. [Check] compares the files with the index; it needs no server.
+// lists the files with their SHA-256. [Write] goes on where an earlier Write of the same folder stopped: the files that
+// the index lists never change. [Check] compares them with the index; it needs no server.
 package shards
 
 import (
@@ -44,9 +44,13 @@ type format struct {
 
 // writer writes the samples of one file.
 type writer interface {
-	add(s *sample) error
+	// add returns about how many bytes the sample takes. errUnreadable: it is left out.
+	add(s *sample) (int64, error)
 	Close() error
 }
+
+// errUnreadable says that a part of a sample is not what its event says.
+var errUnreadable = errors.New("unreadable")
 
 var formats = map[string]format{
 	"webdataset":  {".tar", newTar},
@@ -81,8 +85,6 @@ type Shard struct {
 	Groups  int `json:"groups"`
 	Samples int `json:"samples"`
 	LeftOut int `json:"left_out"`
-	// Full says that the file gets no further group.
-	Full bool `json:"full"`
 	// LastSeq is the sequence of the last group's result in its stream, LastUID the group.
 	LastSeq uint64      `json:"last_seq"`
 	LastUID schemas.UID `json:"last_uid"`
@@ -105,8 +107,8 @@ func (x *Index) Totals() (t Shard) {
 	return t
 }
 
-// Write writes the closed groups of a run. What an earlier Write of the folder has written stays, but for a last file
-// that is not full: groups may have closed since. ErrOther and ErrChanged say why it cannot go on.
+// Write writes the groups of a run that have closed and are not in the folder yet. ErrOther and ErrChanged say why it
+// cannot go on with what an earlier Write has written.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Index, error) {
 	f, ok := formats[o.Format]
 	if !ok {
@@ -122,7 +124,7 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Index,
 	e := &export{bus: b, run: run, options: o, format: f, index: x}
 	err := e.writeGroups(ctx)
 	if err == nil {
-		err = e.finish(false)
+		err = e.finish()
 	}
 	if err != nil {
 		return x, fmt.Errorf("export %s: %w", run, errors.Join(err, e.discard()))
@@ -146,9 +148,6 @@ func (x *Index) resume(folder string) error {
 			ErrOther, before.Run, before.Format, before.ShardBytes, before.Latents)
 	}
 	x.Shards = before.Shards
-	if n := len(x.Shards); n > 0 && !x.Shards[n-1].Full {
-		x.Shards = x.Shards[:n-1]
-	}
 	for _, s := range x.Shards {
 		if err := s.check(folder); err != nil {
 			return err
@@ -256,12 +255,15 @@ func (e *export) writeGroups(ctx context.Context) error {
 		if bus.Fits(m, &a) != nil {
 			continue // not a result; the group's true one will replace it
 		}
-		if after != nil {
-			if m.Seq != after.LastSeq || a.UID != after.LastUID {
+		if after != nil && m.Seq == after.LastSeq {
+			if a.UID != after.LastUID {
 				return fmt.Errorf("%w: of a run with that name in another store; name another folder", ErrOther)
 			}
 			after = nil
 			continue
+		}
+		if after != nil { // what closed since then may be gone, too
+			break
 		}
 		if err := e.writeGroup(ctx, &a, m.Seq); err != nil {
 			return fmt.Errorf("group %s: %w", a.UID, err)
@@ -283,22 +285,22 @@ func (e *export) writeGroup(ctx context.Context, a *schemas.Advantage, seq uint6
 			return err
 		}
 	}
-	samples, leftOut, err := gather(ctx, e.bus, a, e.options.Latents)
+	leftOut, err := eachSample(ctx, e.bus, a, e.options.Latents, func(s *sample) error {
+		n, err := e.open.add(s)
+		if err == nil {
+			e.current.Samples++
+			e.written += n
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	for _, s := range samples {
-		if err := e.open.add(s); err != nil {
-			return fmt.Errorf("sample %d: %w", s.SampleIndex, err)
-		}
-		e.written += s.size()
-	}
 	e.current.Groups++
-	e.current.Samples += len(samples)
 	e.current.LeftOut += leftOut
 	e.current.LastSeq, e.current.LastUID = seq, a.UID
 	if e.written >= e.index.ShardBytes {
-		return e.finish(true)
+		return e.finish()
 	}
 	return nil
 }
@@ -313,12 +315,11 @@ func (e *export) discard() error {
 }
 
 // finish closes the open file and enters it in the index.
-func (e *export) finish(full bool) error {
+func (e *export) finish() error {
 	if e.open == nil {
 		return nil
 	}
 	w, name := e.open, filepath.Join(e.options.Folder, e.current.File)
-	e.current.Full = full
 	if err := w.Close(); err != nil {
 		return err
 	}

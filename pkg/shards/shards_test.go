@@ -294,8 +294,20 @@ func TestWrite_GoesOn(t *testing.T) {
 	o := shards.Options{Format: "webdataset", Folder: before, Bytes: 1 << 30}
 	write(t, b, o)
 	add(t, b, "late")
-	if x := write(t, b, o); x.Totals().Groups != 6 || len(x.Shards) != 1 || x.Shards[0].LastUID != "late" {
+	if x := write(t, b, o); x.Totals().Groups != 6 || len(x.Shards) != 2 || x.Shards[1].LastUID != "late" {
 		t.Errorf("after another group: %+v", x)
+	}
+	have := files(t, before)
+	if write(t, b, o); !maps.Equal(files(t, before), have) {
+		t.Error("an export without anything new changes files")
+	}
+	if _, err := b.Purge(t.Context(), "r"); err != nil {
+		t.Fatal(err)
+	}
+	add(t, b, "much-later")
+	if _, err := shards.Write(t.Context(), b, "r", o); !errors.Is(err, shards.ErrOther) ||
+		!strings.Contains(err.Error(), "group late is no longer stored") || !maps.Equal(files(t, before), have) {
+		t.Errorf("after the run was removed: %v; want no change of the files", err)
 	}
 }
 

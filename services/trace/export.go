@@ -3,6 +3,7 @@ package trace
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -28,13 +29,20 @@ type Options struct {
 // Export exports a trace for each group that has closed and, for all runs, for each policy that was pushed. It ends
 // with an error when a stream cannot be read, or Failed says so.
 func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
+	var mu sync.Mutex // held for Exported and Failed
 	read := bus.ReadOptions{Live: o.Live, FromTime: o.Since}
 	send := func(ctx context.Context, name string, r *recorder) error {
 		n := len(r.ended)
-		if err := r.export(ctx, to); err != nil && ctx.Err() == nil {
+		err := r.export(ctx, to)
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case ctx.Err() != nil: // it may have been sent, or not
+		case err != nil:
 			return o.Failed(fmt.Errorf("%s: %w", name, err))
+		default:
+			o.Exported(name, n)
 		}
-		o.Exported(name, n)
 		return nil
 	}
 	g, ctx := errgroup.WithContext(ctx)

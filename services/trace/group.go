@@ -41,6 +41,7 @@ type step struct {
 // readGroup reads what is stored of a group that has closed.
 func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]) (*group, error) {
 	run, uid := result.event.Run, result.event.UID
+	made := cmp.Or(result.event.SourceRun, run) // the run of the samples, where they were scored again
 	g := &group{
 		result: result, samples: map[int64]stored[schemas.Trajectory]{}, rewards: map[int64]stored[schemas.Reward]{},
 		steps: map[string][]step{},
@@ -51,7 +52,7 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	if err != nil {
 		return nil, err
 	}
-	err = each(ctx, b, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, uid), func(e stored[schemas.Trajectory]) {
+	err = each(ctx, b, schemas.StreamTrajectories, schemas.TrajectoryFilter(made, uid), func(e stored[schemas.Trajectory]) {
 		g.samples[e.event.SampleIndex] = e
 	})
 	if err != nil {
@@ -63,7 +64,7 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	if err != nil {
 		return nil, err
 	}
-	steps := []string{schemas.StepsFilter(run, uid, "*")}
+	steps := []string{schemas.StepsFilter(made, uid, "*")}
 	for m, err := range b.Read(ctx, schemas.StreamSteps, steps, bus.ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return nil, err
@@ -94,11 +95,15 @@ func each[E any, P interface {
 
 // traceparent returns the trace context that the prompt's client gave; empty: none. Every message of the group has it.
 func (g *group) traceparent() string {
+	headers := []nats.Header{g.result.header}
+	if g.record != nil {
+		headers = append(headers, g.record.header)
+	}
 	for _, s := range g.samples {
-		if tp := s.header.Get(schemas.HeaderTraceparent); tp != "" {
-			return tp
-		}
-		for name, v := range s.header { // as other languages spell it
+		headers = append(headers, s.header)
+	}
+	for _, h := range headers {
+		for name, v := range h { // as other languages spell it
 			if strings.EqualFold(name, schemas.HeaderTraceparent) && len(v) > 0 {
 				return v[0]
 			}
@@ -107,14 +112,24 @@ func (g *group) traceparent() string {
 	return ""
 }
 
+// created returns when the prompt was stored, as far as an event says it.
+func (g *group) created() time.Time {
+	of := int64(0)
+	if g.record != nil {
+		of = g.record.event.Group.Created
+	}
+	for _, s := range g.samples {
+		of = cmp.Or(of, s.event.Group.Created)
+	}
+	return moment(cmp.Or(of, g.result.event.Opened, g.result.at.UnixNano()))
+}
+
 // add records the spans of the group.
 func (g *group) add(r *recorder) {
 	a := &g.result.event
-	names := []string{string(a.Run), string(a.UID)}
-	created := moment(cmp.Or(a.Opened, g.result.at.UnixNano()))
-	if g.record != nil && g.record.event.Group.Created > 0 {
-		created = moment(g.record.event.Group.Created)
-	}
+	created := g.created()
+	// The time tells groups of one name apart, of two stores.
+	names := []string{string(a.Run), string(a.UID), strconv.FormatInt(created.UnixNano(), 10)}
 	of := []attribute.KeyValue{
 		attribute.String("meander.run", string(a.Run)), attribute.String("meander.uid", string(a.UID)),
 		attribute.String("meander.status", a.Status), attribute.Int64("meander.group_size", a.GroupSize),

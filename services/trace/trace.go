@@ -11,7 +11,7 @@
 //	policy                    a push; one "apply" for each sampler that took it over or refused it
 //
 // Ids follow from names, so that a trace that is exported twice has the same ones: the trace of a group without a
-// traceparent is the SHA-256 of its run and uid, a span's id that of its names. Times are those in the events, and those
+// traceparent is the SHA-256 of its run, its uid and the time of its prompt, a span's id that of its names. Times are those in the events, and those
 // at which the server stored them.
 package trace
 
@@ -56,6 +56,12 @@ func (r *recorder) Shutdown(context.Context) error { return nil }
 // ForceFlush implements sdk.SpanProcessor.
 func (r *recorder) ForceFlush(context.Context) error { return nil }
 
+// unlimited keeps the events of all steps, which are bounded by what a sample may have.
+var unlimited = sdk.SpanLimits{
+	AttributeValueLengthLimit: -1, AttributeCountLimit: -1, EventCountLimit: -1, LinkCountLimit: -1,
+	AttributePerEventCountLimit: -1, AttributePerLinkCountLimit: -1,
+}
+
 // tracer returns the tracer of a service; instance is the process, empty: not known.
 func (r *recorder) tracer(service, instance string) trace.Tracer {
 	key := service + " " + instance
@@ -66,7 +72,7 @@ func (r *recorder) tracer(service, instance string) trace.Tracer {
 			of = append(of, attribute.String("service.instance.id", instance))
 		}
 		p = sdk.NewTracerProvider(sdk.WithSpanProcessor(r), sdk.WithIDGenerator(ids{}),
-			sdk.WithResource(resource.NewSchemaless(of...)))
+			sdk.WithResource(resource.NewSchemaless(of...)), sdk.WithRawSpanLimits(unlimited))
 		r.providers[key] = p
 	}
 	return p.Tracer("github.com/meander-rl/meander/services/trace")

@@ -5,7 +5,7 @@
     python -m meander.track RUN --to trackio=my-project --once
 
 A point has the means of --every groups; its step is the number of groups that have closed. Points do not depend on when
-they are read: a second call logs the same ones. The best and the worst sample of a group are shown every --samples
+they are read: a second call logs the same ones, while all groups are stored. The best and the worst sample of a group are shown every --samples
 points. It reads only: the rights of a viewer are enough.
 """
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,10 @@ import numpy.typing as npt
 from nats.js.errors import NotFoundError
 
 from .client import Client, connect
-from .events import PREFIX, Event, EventError, Gone, decode, fitting, trajectory_form
+from .events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting, trajectory_form
 from .tasks import together
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GONE = (EventError, Gone, NotFoundError)  # a part of a group is no longer stored, or not what its name says
 
@@ -64,8 +66,8 @@ class TensorBoard:
         self.board.flush()
 
     def show(self, rows: list[Event], step: int) -> None:
-        for place, row in zip(("best", "worst"), rows):
-            said = f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
+        for row in rows:
+            place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
             if row["image"] is not None:
                 self.board.add_image(f"samples/{place}", row["image"], step, dataformats="HWC")
             self.board.add_text(f"samples/{place}", f"{said}\n\n{row['text']}", step)
@@ -86,8 +88,8 @@ class Tracker:
         self.module.log(values, step=step)
 
     def show(self, rows: list[Event], step: int) -> None:
-        for place, row in zip(("best", "worst"), rows):
-            said = f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
+        for row in rows:
+            place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
             shown = self.module.Image(row["image"], caption=said) if row["image"] is not None else f"{said}\n\n{row['text']}"
             if row["image"] is not None or self.module.__name__ == "trackio":
                 self.module.log({f"samples/{place}": shown}, step=step)
@@ -136,9 +138,10 @@ class Point:
         add = lambda name, value: self.sums[name].append(float(value))  # noqa: E731
         kind = "val" if group.get("validation") else "reward"
         scored = [m["reward"] for m in group["members"] if m["reward"] is not None]
+        if scored:
+            add("policy/version", group["policy_version_max"])
         add("groups/complete", group["status"] == "complete")
         add("samples/not_scored", 1 - len(scored) / max(1, len(group["members"])))
-        add("policy/version", group["policy_version_max"])
         if group["closed"] > group["opened"] > 0:
             add("seconds/first_to_last_sample", (group["closed"] - group["opened"]) / 1e9)
         for m in group["members"]:
@@ -171,7 +174,7 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
     async def one(i: int) -> Event | None:
         subject = f"{PREFIX}reward.*.{group['run']}.{group['batch']}.{group['uid']}.{i}"
         try:
-            return decode((await client.js.get_last_msg("MDR_REWARDS", subject)).data or b"")
+            return decode((await _patiently(lambda: client.js.get_last_msg("MDR_REWARDS", subject))).data or b"")
         except _GONE:
             return None
 
@@ -179,15 +182,25 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
     return [r for r in found if r is not None]
 
 
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer of the server, which is asked again where it is late."""
+    for pause in (0.5, 1, 2, 4):
+        try:
+            return await ask()
+        except asyncio.TimeoutError:
+            await asyncio.sleep(pause)
+    return await ask()
+
+
 async def samples(client: Client, run: str, group: Event) -> list[Event]:
-    """The best and the worst sample of a group, as rows: uid, sample_index, prompt, reward, advantage, policy_version,
+    """The best and the worst sample of a group, as rows: place (best or worst), uid, sample_index, prompt, reward, advantage, policy_version,
     text, and image, uint8 [H, W, 3] or None. What is no longer stored is left out."""
     scored = sorted((m for m in group["members"] if m["reward"] is not None), key=lambda m: m["reward"], reverse=True)
     rows = []
-    for member in scored[:1] + scored[1:][-1:]:
+    for place, member in [("best", m) for m in scored[:1]] + [("worst", m) for m in scored[1:][-1:]]:
         try:
-            rows.append(await _row(client, group.get("source_run") or run, group["uid"], member))
-        except _GONE as e:
+            rows.append({"place": place} | await _row(client, group.get("source_run") or run, group["uid"], member))
+        except (*_GONE, OSError, ImportError) as e:  # no image, or no Pillow
             _log.warning("%s #%d is not shown: %s", group["uid"], member["sample_index"], e)
     return rows
 
@@ -212,22 +225,38 @@ async def follow(client: Client, run: str, to: Sink, every: int = 8, samples_eve
     every: groups of a point. samples_every: points from one pair of samples to the next; 0: none are shown.
     Returns the number of groups. The last point of once has fewer groups where they do not come out even.
     """
-    left = await _stored(client, run) if once else -1
-    point, closed, points = Point(), 0, 0
-    if left == 0:
+    if once and not await _stored(client, run):
         return 0
-    events: AsyncIterator[Event] = client.advantages(run)
-    async for group in events:
-        closed += 1
-        point.add(group, await _rewards(client, group))
-        if point.groups == every or closed == left:
+    point, closed, points = Point(), 0, 0
+    async for group, last in _results(client, run):
+        end = once and last
+        if group:
+            closed += 1
+            point.add(group, await _rewards(client, group))
+        if point.groups == every or end and point.groups:
             to.log(point.values(), closed)
-            if samples_every and points % samples_every == 0:
+            if samples_every and points % samples_every == 0 and group:
                 to.show(await samples(client, run, group), closed)
             point, points = Point(), points + 1
-        if closed == left:
+        if end:
             break
     return closed
+
+
+async def _results(client: Client, run: str) -> AsyncIterator[tuple[Event | None, bool]]:
+    """The results of groups, None for what is none, and whether it is the last one that is stored now."""
+    subscription = await client.js.subscribe(f"{PREFIX}advantage.{run}.*", stream="MDR_ADVANTAGES", ordered_consumer=True)
+    try:
+        async for m in subscription.messages:
+            group = None
+            try:
+                group = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
+            except EventError as e:  # the services take it off the stream, and the true one comes
+                _log.warning("skipped %s: %s", m.subject, e)
+            yield group, m.metadata.num_pending == 0
+    finally:
+        with contextlib.suppress(Exception):
+            await subscription.unsubscribe()
 
 
 async def _stored(client: Client, run: str) -> int:
@@ -274,7 +303,7 @@ class _All:
         for s in self.sinks:
             s.log(values, step)
         mean = values.get("reward/mean", values.get("val/mean", math.nan))
-        print(f"{step} groups: reward {mean:.4g}, policy version {values['policy/version']:.4g}", flush=True)
+        print(f"{step} groups: reward {mean:.4g}, policy version {values.get('policy/version', math.nan):.4g}", flush=True)
 
     def show(self, rows: list[Event], step: int) -> None:
         for s in self.sinks:

@@ -78,6 +78,7 @@ def test_points_are_means_of_groups(url, stored):
         for source, r in of.items():
             assert math.isclose(point[f"reward/data_source/{source}"], statistics.fmean(r))
         best, worst = kept.rows[step]
+        assert (best["place"], worst["place"]) == ("best", "worst")
         assert best["reward"] == max(rewards[-1]) >= worst["reward"] == min(rewards[-1])
         assert best["image"].dtype == np.uint8 and best["image"].shape[2] == 3 and best["prompt"] and best["text"] == ""
     assert asyncio.run(go(2)).points == kept.points, "a second look must log the same"
@@ -100,12 +101,29 @@ def test_follows_groups_as_they_close(url):
     asyncio.run(go())
 
 
+def test_what_strangers_store_is_left_out(url):
+    """Neither garbage nor a map without fields ends or holds up a look at what is stored, as the last event either."""
+    name = "strange" + uuid.uuid4().hex[:8]
+
+    async def go():
+        kept = Kept()
+        async with meander.connect(url) as client:
+            await publish(client, name, "u0")
+            await closed(client, name, 1)
+            for uid, body in (("x", b"garbage"), ("y", b"\x80")):
+                await client.js.publish(f"mdr.v1.advantage.{name}.{uid}", body)
+            assert await asyncio.wait_for(track.follow(client, name, kept, every=8, once=True), 60) == 1
+        return kept
+
+    assert list(asyncio.run(go()).points) == [1]
+
+
 def test_a_group_without_rewards_is_a_point():
     """Failed and cancelled groups count, and have no reward; what is not finite is not logged."""
     member = {"reward": None, "tokens": 3}
     p = track.Point()
     p.add({"status": "failed", "members": [member, member], "policy_version_max": 4, "opened": 0, "closed": 0}, [])
-    assert p.values() == {"groups/complete": 0, "policy/version": 4, "samples/not_scored": 1, "samples/tokens": 3}
+    assert p.values() == {"groups/complete": 0, "samples/not_scored": 1, "samples/tokens": 3}
     p.add(
         {"status": "complete", "members": [{"reward": math.inf}], "policy_version_max": 4, "opened": 1, "closed": 2, "validation": True},
         [{"scores": [{"name": "x", "value": 1.0}, {"name": "y", "value": None}]}],
