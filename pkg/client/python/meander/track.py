@@ -244,7 +244,7 @@ async def follow(client: Client, run: str, to: Sink, every: int = 8, samples_eve
 
 
 async def _results(client: Client, run: str) -> AsyncIterator[tuple[Event | None, bool]]:
-    """The results of groups, None for what is none, and whether it is the last one that is stored now."""
+    """The results of groups, None for an event that is not valid, and whether it is the last one that is stored now."""
     subscription = await client.js.subscribe(f"{PREFIX}advantage.{run}.*", stream="MDR_ADVANTAGES", ordered_consumer=True)
     try:
         async for m in subscription.messages:
