@@ -161,7 +161,7 @@ func workplace(t *testing.T) (dir, address string) {
 		t.Fatal(err)
 	}
 	wrap := func(name, script string) {
-		if err := os.WriteFile(filepath.Join(dir, "bin", name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+		if err := harness.WriteProgram(filepath.Join(dir, "bin", name), []byte("#!/bin/sh\n"+script+"\n")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -307,7 +307,7 @@ func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	data, err := os.ReadFile(from)
 	if err == nil {
-		err = errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, data, 0o755))
+		err = errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), harness.WriteProgram(to, data))
 	}
 	if err != nil {
 		t.Fatal(err)

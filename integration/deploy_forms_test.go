@@ -201,7 +201,7 @@ esac
 `
 		here := strings.NewReplacer("RUNTIMES", v.here.runtimes, "CONTAINERS", v.here.containers, "VOLUMES", v.here.volumes)
 		script = here.Replace(script)
-		if err := os.WriteFile(filepath.Join(bin, "docker"), []byte(script), 0o700); err != nil {
+		if err := harness.WriteProgram(filepath.Join(bin, "docker"), []byte(script)); err != nil {
 			t.Fatal(err)
 		}
 		target := "compose-check"

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	yaml "go.yaml.in/yaml/v3"
+
+	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
 // volume is one mount of a service, in the long form.
@@ -260,7 +262,7 @@ func TestDeploy_Make(t *testing.T) {
 	}{{"", false}, {"2.19.1", false}, {"v2.20.0", true}, {"2.39.1-desktop.1", true}, {"5.0.0", true}} {
 		bin := t.TempDir()
 		script := "#!/bin/sh\n[ -n '" + v.version + "' ] && echo '" + v.version + "' || exit 1\n"
-		if err := os.WriteFile(filepath.Join(bin, "docker"), []byte(script), 0o700); err != nil {
+		if err := harness.WriteProgram(filepath.Join(bin, "docker"), []byte(script)); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command("make", "-C", root, "compose-plugin")

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/integration/tools/harness"
 )
 
 // toolbox is a PATH with the named programs of this machine, and with stand-ins: scripts by name.
@@ -23,7 +25,7 @@ func toolbox(t *testing.T, programs []string, scripts map[string]string) string 
 		}
 	}
 	for name, script := range scripts {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+		if err := harness.WriteProgram(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -383,6 +384,8 @@ func program(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tesseract")
 	script := "#!/bin/sh\ncase \"$1\" in --version) echo 'tesseract 5.0.0'; exit;; --list-langs) printf 'List:\\neng\\n'; exit;; esac\n" + body
+	syscall.ForkLock.RLock() // a process that starts meanwhile would inherit the open file: ETXTBSY
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

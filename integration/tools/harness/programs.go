@@ -179,3 +179,11 @@ func Verify(t testing.TB, url string, run schemas.Run, trajectories int) {
 			err, report.Trajectories, report.Steps, report.Max, report.Mismatches, trajectories)
 	}
 }
+
+// WriteProgram writes a program, a script for instance, that a test is about to start. A process that another goroutine
+// starts meanwhile would inherit the open file, and the kernel runs no file that is open for writing (ETXTBSY).
+func WriteProgram(path string, data []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, data, 0o755)
+}
