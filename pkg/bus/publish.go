@@ -169,7 +169,7 @@ func header(ctx context.Context, subject, typ, content string) nats.Header {
 
 // setTrace adds the trace context of ctx, unless the header has one.
 func setTrace(ctx context.Context, h nats.Header) {
-	if tp := Traceparent(ctx); tp != "" && traceparentOf(h) == "" {
+	if tp := Traceparent(ctx); tp != "" && TraceparentOf(h) == "" {
 		h[schemas.HeaderTraceparent] = []string{tp}
 	}
 }

@@ -26,9 +26,9 @@ func Traceparent(ctx context.Context) string {
 	return s
 }
 
-// traceparentOf returns the trace header of a message in any spelling: clients in other languages write it in lower
+// TraceparentOf returns the trace header of a message in any spelling: clients in other languages write it in lower
 // case, as the standard recommends, and Go's canonical form differs.
-func traceparentOf(h nats.Header) string {
+func TraceparentOf(h nats.Header) string {
 	if v := h[schemas.HeaderTraceparent]; len(v) > 0 {
 		return v[0]
 	}

@@ -1,6 +1,7 @@
 package remotelm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,19 +47,13 @@ func (m *member) server() *Server {
 	return m.now
 }
 
-// Parse splits NAME=URL[,URL ...] into the kind and the base URLs of servers, and checks them.
-func Parse(server string) (name string, bases []string, err error) {
-	name, bases, err = remotehttp.SplitAll(server)
-	if !slices.Contains(Names(), name) {
-		return "", nil, fmt.Errorf("%q; must be NAME=URL[,URL ...], NAME one of %s", server, strings.Join(Names(), ", "))
-	}
-	return name, bases, err
-}
-
 // NewPool returns the pool of the servers in an address. It sends nothing: Check finds out which can be used. A wrong
 // address is ErrRefused.
 func NewPool(c Config) (*Pool, error) {
-	name, bases, err := Parse(c.Server)
+	name, bases, err := remotehttp.SplitAll(c.Server)
+	if !slices.Contains(Names(), name) {
+		err = fmt.Errorf("%q; must be NAME=URL[,URL ...], NAME one of %s", c.Server, strings.Join(Names(), ", "))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
@@ -101,7 +96,7 @@ func Dial(ctx context.Context, c Config) (*Pool, error) {
 func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
 
 // join finds out what a server is, compares it with the first, and has it load the adapters. While no other is used its
-// weights may be new ones: whoever runs it may have changed them.
+// weights may be new ones: its owner may have changed them.
 func (p *Pool) join(ctx context.Context, m *member) error {
 	s, err := newServer(ctx, p.config, p.name, m.http)
 	if err != nil {
@@ -109,10 +104,7 @@ func (p *Pool) join(ctx context.Context, m *member) error {
 	}
 	alone := len(p.pool.Servers()) == 0
 	p.mu.Lock()
-	if p.first == nil {
-		p.first = s
-	}
-	first, adapters := p.first, maps.Clone(p.adapters)
+	first, adapters := cmp.Or(p.first, s), maps.Clone(p.adapters)
 	p.mu.Unlock()
 	if err := s.sameFacts(first); err != nil {
 		return err

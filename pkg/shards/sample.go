@@ -56,8 +56,9 @@ type Record struct {
 	LatentIndices []int64 `json:"latent_indices,omitempty" parquet:"latent_indices,list"`
 	LatentsShape  []int64 `json:"latents_shape,omitempty" parquet:"latents_shape,list"`
 
-	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is 1 for generated tokens; TokenLogProbs are
-	// before temperature and filters, ProcessedLogProbs after them, both 0 for given tokens.
+	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is 1
+	// for generated tokens; TokenLogProbs are before temperature and filters, ProcessedLogProbs after them, both 0 for
+	// given tokens.
 	Messages          string    `json:"messages,omitempty" parquet:"messages"`
 	Turns             string    `json:"turns,omitempty" parquet:"turns"`
 	Answer            string    `json:"answer,omitempty" parquet:"answer"`
@@ -135,12 +136,11 @@ func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results
 	for _, score := range m.Scores {
 		s.Scores = append(s.Scores, Score{score.Name, score.Value})
 	}
+	var err error
 	if len(a.Metadata) > 0 {
-		metadata, err := json.Marshal(schemas.JSON(a.Metadata))
-		if err != nil {
+		if s.Metadata, err = jsonText(a.Metadata); err != nil {
 			return nil, err
 		}
-		s.Metadata = string(metadata)
 	}
 	if t.Text != nil {
 		return s, s.setText(ctx, b, t)
@@ -149,7 +149,6 @@ func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results
 	s.TrueCFGScale, s.NoiseLevel, s.LogProbKind = t.TrueCFGScale, t.NoiseLevel, t.LogProbKind
 	s.Sigmas, s.Transitions, s.LogProbs = t.Sigmas, t.Transitions, t.LogProbs
 	c := client.New(b)
-	var err error
 	if t.Image != nil {
 		if s.image, err = c.Image(ctx, t); err != nil {
 			return nil, err
@@ -184,18 +183,19 @@ func (s *sample) setText(ctx context.Context, b *bus.Bus, t *schemas.Trajectory)
 	if err != nil {
 		return err
 	}
-	messages, err := json.Marshal(schemas.JSON(x.Messages))
-	if err != nil {
+	if s.Messages, err = jsonText(x.Messages); err != nil {
 		return err
 	}
-	turns, err := json.Marshal(schemas.JSON(x.Turns))
-	if err != nil {
-		return err
-	}
-	s.Turns = string(turns)
-	s.Messages, s.Answer, s.FinishReason, s.Temperature = string(messages), x.Answer, x.FinishReason, x.Temperature
+	s.Answer, s.FinishReason, s.Temperature = x.Answer, x.FinishReason, x.Temperature
 	s.IDs, s.Mask, s.TokenLogProbs, s.ProcessedLogProbs = x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs
-	return nil
+	s.Turns, err = jsonText(x.Turns)
+	return err
+}
+
+// jsonText returns a part of an event as JSON, with the names of the contract.
+func jsonText(v any) (string, error) {
+	text, err := json.Marshal(schemas.JSON(v))
+	return string(text), err
 }
 
 // tensors returns the arrays of the sample; names begin with prefix.

@@ -148,12 +148,7 @@ func (x *Index) resume(folder string) error {
 			ErrOther, before.Run, before.Format, before.ShardBytes, before.Latents)
 	}
 	x.Shards = before.Shards
-	for _, s := range x.Shards {
-		if err := s.check(folder); err != nil {
-			return err
-		}
-	}
-	return nil
+	return x.check(folder)
 }
 
 // readIndex reads the index of a folder.
@@ -187,14 +182,19 @@ func (x *Index) save(folder string) error {
 	return os.Rename(part, filepath.Join(folder, IndexFile))
 }
 
-// check compares a file with what the index says of it.
-func (s *Shard) check(folder string) error {
-	name := filepath.Join(folder, s.File)
-	digest, size, err := digestOf(name)
-	if err == nil && (size != s.Bytes || digest != s.SHA256) {
-		err = fmt.Errorf("%s: %w", name, ErrChanged)
+// check compares the files with what the index says of them.
+func (x *Index) check(folder string) error {
+	for _, s := range x.Shards {
+		name := filepath.Join(folder, s.File)
+		digest, size, err := digestOf(name)
+		if err != nil {
+			return err
+		}
+		if size != s.Bytes || digest != s.SHA256 {
+			return fmt.Errorf("%s: %w", name, ErrChanged)
+		}
 	}
-	return err
+	return nil
 }
 
 // digestOf returns the SHA-256 and the size of a file.
@@ -216,12 +216,7 @@ func Check(folder string) (*Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range x.Shards {
-		if err := s.check(folder); err != nil {
-			return nil, err
-		}
-	}
-	return x, nil
+	return x, x.check(folder)
 }
 
 // partEnd ends the names of files that are being written.

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,8 +114,10 @@ func TestRun_Healthy(t *testing.T) {
 	serve(t, p, "v1", "intake", "sampler", "reward", "advantage")
 	work(t, p, nil)
 	found := look(t, doctor.Options{Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1", DiskFree: func() (int64, error) { return 1 << 50, nil }})
-	has(t, found, "server", doctor.OK, "answers in") // on a busy machine with the warning that this takes long
-	for _, area := range []string{"streams", "permissions", "limits", "clocks", "services", "consumers", "disk", "model", "device"} {
+	found["server"] = slices.DeleteFunc(found["server"], func(f doctor.Finding) bool {
+		return strings.HasPrefix(f.Says, "a round trip takes ") // it measures the machine, which may be busy
+	})
+	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "consumers", "disk", "model", "device"} {
 		only(t, found, area, doctor.OK)
 	}
 	has(t, found, "consumers", doctor.OK, "20 consumers, none of them behind without a worker")

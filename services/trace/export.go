@@ -3,6 +3,7 @@ package trace
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,6 +48,7 @@ func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
+		r := newRecorder()
 		for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(o.Run, "*")}, read) {
 			if err != nil {
 				return err
@@ -59,7 +61,6 @@ func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
 			if err != nil {
 				return err
 			}
-			r := newRecorder()
 			closed.add(r)
 			if err := send(ctx, fmt.Sprintf("group %s of %s", result.event.UID, result.event.Run), r); err != nil {
 				return err
@@ -78,6 +79,7 @@ func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
 func exportPolicies(
 	ctx context.Context, b *bus.Bus, read bus.ReadOptions, send func(ctx context.Context, name string, r *recorder) error,
 ) error {
+	r, history := newRecorder(), map[schemas.Lane][]*schemas.Policy{}
 	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject("*", "*")}, read) {
 		if err != nil {
 			return err
@@ -86,13 +88,14 @@ func exportPolicies(
 		if bus.Fits(m, &a) != nil {
 			continue
 		}
-		history, err := b.PolicyHistory(ctx, a.Lane)
-		if err != nil {
-			return err
+		answered := func(p *schemas.Policy) bool { return p.PolicyVersion == a.PolicyVersion }
+		if !slices.ContainsFunc(history[a.Lane], answered) {
+			if history[a.Lane], err = b.PolicyHistory(ctx, a.Lane); err != nil {
+				return err
+			}
 		}
-		r := newRecorder()
-		for _, p := range history {
-			if p.PolicyVersion == a.PolicyVersion {
+		for _, p := range history[a.Lane] {
+			if answered(p) {
 				addPolicy(r, p, &a)
 			}
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -103,10 +102,8 @@ func (g *group) traceparent() string {
 		headers = append(headers, s.header)
 	}
 	for _, h := range headers {
-		for name, v := range h { // as other languages spell it
-			if strings.EqualFold(name, schemas.HeaderTraceparent) && len(v) > 0 {
-				return v[0]
-			}
+		if tp := bus.TraceparentOf(h); tp != "" {
+			return tp
 		}
 	}
 	return ""

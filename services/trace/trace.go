@@ -11,8 +11,8 @@
 //	policy                    a push; one "apply" for each sampler that took it over or refused it
 //
 // Ids follow from names, so that a trace that is exported twice has the same ones: the trace of a group without a
-// traceparent is the SHA-256 of its run, its uid and the time of its prompt, a span's id that of its names. Times are those in the events, and those
-// at which the server stored them.
+// traceparent is the SHA-256 of its run, its uid and the time of its prompt, a span's id that of its names. Times are
+// those in the events, and those at which the server stored them.
 package trace
 
 import (
@@ -35,7 +35,7 @@ type Exporter interface {
 	ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error
 }
 
-// recorder makes the spans of one trace. Each service has a provider, which says whose a span is.
+// recorder makes the spans of one trace after the other. Each service has a provider, which says whose a span is.
 type recorder struct {
 	providers map[string]*sdk.TracerProvider
 	ended     []sdk.ReadOnlySpan

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgpack
@@ -135,18 +135,23 @@ class Client(Controls):
                     raise TimeoutError(f"{subject}: nothing is stored: the server has no stream for it; is a pipeline up?") from None
             await asyncio.sleep(0.05)
 
-    async def _events(self, subject: str, stored: str) -> AsyncIterator[Event]:
+    async def _messages(self, subject: str, stored: str) -> AsyncGenerator[Msg, None]:
         sub = await self.js.subscribe(PREFIX + subject, stream=stored, ordered_consumer=True)
         try:
             async for m in sub.messages:
+                yield m
+        finally:
+            with contextlib.suppress(Exception):
+                await sub.unsubscribe()
+
+    async def _events(self, subject: str, stored: str) -> AsyncIterator[Event]:
+        async with contextlib.aclosing(self._messages(subject, stored)) as messages:
+            async for m in messages:
                 # Whatever a stranger stored: the services take it off the stream, and its true event comes.
                 try:
                     yield decode(m.data)
                 except EventError as e:
                     _log.warning("skipped %s: %s", m.subject, e)
-        finally:
-            with contextlib.suppress(Exception):
-                await sub.unsubscribe()
 
     def advantages(self, run: str) -> AsyncIterator[Event]:
         """The results of the groups of a run as events: first the stored ones, then new ones as groups close."""
@@ -230,9 +235,7 @@ class Client(Controls):
     async def _sample(self, run: str, uid: str, member: Event, logits: bool) -> Sample:
         if not member["trajectory_seq"]:
             return Sample(member, None, [])
-        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
-        m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
-        trajectory = fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
+        trajectory = await self._trajectory(run, uid, member)
         if trajectory.get("text") is not None:
             completed = trajectory["stop_reason"] == "completed"
             return Sample(member, trajectory, [], text=await self.text(trajectory, logits) if completed else None)
@@ -241,6 +244,11 @@ class Client(Controls):
         for t in texts:
             await self.load(t["tensor"])
         return Sample(member, trajectory, steps, {t["name"]: tensor(t["tensor"]) for t in texts})
+
+    async def _trajectory(self, run: str, uid: str, member: Event) -> Event:
+        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
+        m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
+        return fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
 
     async def text(self, trajectory: Event, logits: bool = False) -> Text:
         """What a completed sample of text says, token by token; with logits also what is stored of those.

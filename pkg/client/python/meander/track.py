@@ -29,7 +29,7 @@ import numpy.typing as npt
 from nats.js.errors import NotFoundError
 
 from .client import Client, connect
-from .events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting, trajectory_form
+from .events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting
 from .tasks import together
 
 T = TypeVar("T")
@@ -206,9 +206,7 @@ async def samples(client: Client, run: str, group: Event) -> list[Event]:
 
 
 async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
-    subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
-    stored = await client._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
-    t = fitting(stored.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
+    t = await client._trajectory(run, uid, member)
     image: npt.NDArray[np.uint8] | None = await client.pixels(t) if t.get("image") else None
     of_text = t.get("text")
     messages = (of_text or {}).get("messages") or []
@@ -245,18 +243,14 @@ async def follow(client: Client, run: str, to: Sink, every: int = 8, samples_eve
 
 async def _results(client: Client, run: str) -> AsyncIterator[tuple[Event | None, bool]]:
     """The results of groups, None for an event that is not valid, and whether it is the last one that is stored now."""
-    subscription = await client.js.subscribe(f"{PREFIX}advantage.{run}.*", stream="MDR_ADVANTAGES", ordered_consumer=True)
-    try:
-        async for m in subscription.messages:
+    async with contextlib.aclosing(client._messages(f"advantage.{run}.*", "MDR_ADVANTAGES")) as messages:
+        async for m in messages:
             group = None
             try:
                 group = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
             except EventError as e:  # the services take it off the stream, and the true one comes
                 _log.warning("skipped %s: %s", m.subject, e)
             yield group, m.metadata.num_pending == 0
-    finally:
-        with contextlib.suppress(Exception):
-            await subscription.unsubscribe()
 
 
 async def _stored(client: Client, run: str) -> int:
