@@ -48,9 +48,22 @@ func (a Weighted) Save(dir string) error {
 // with it computes the model alone.
 func (t Table) Zero() Weighted {
 	name := slices.Min(slices.Collect(maps.Keys(t)))
-	n, k := t[name][0], t[name][1]
-	zero := &Product{A: make([]float32, k), B: make([]float32, n), R: 1, N: n, K: k, Scale: 1}
-	return Weighted{Adapter: &Adapter{name: "zero", modules: map[string]*Product{name: zero}}, Weight: 1}
+	return Weighted{Adapter: &Adapter{name: "zero", modules: map[string]*Product{name: zeroProduct(t[name])}}, Weight: 1}
+}
+
+// Including returns the adapter with zeros for the modules of t that it does not change, of those that are named.
+func (a Weighted) Including(t Table, modules ...string) Weighted {
+	all := maps.Clone(a.Adapter.modules)
+	for _, name := range modules {
+		if shape, ok := t[name]; ok && all[name] == nil {
+			all[name] = zeroProduct(shape)
+		}
+	}
+	return Weighted{Adapter: &Adapter{name: a.Adapter.name, modules: all}, Weight: a.Weight}
+}
+
+func zeroProduct(shape [2]int) *Product {
+	return &Product{A: make([]float32, shape[1]), B: make([]float32, shape[0]), R: 1, N: shape[0], K: shape[1], Scale: 1}
 }
 
 // plain returns the tensors and the configuration that Save writes.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
@@ -72,6 +73,58 @@ func (f *Full) Archive() *safetensors.Archive { return f.archive }
 
 // Files returns the bytes of the file, or of the shards in order. They must not be modified.
 func (f *Full) Files() [][]byte { return f.files }
+
+// Table returns the projections of the transformer, which adapters can change: its matrices.
+func (f *Full) Table() Table {
+	t := Table{}
+	for _, name := range f.archive.Names() {
+		info, _ := f.archive.Info(name)
+		if module, ok := strings.CutSuffix(name, ".weight"); ok && len(info.Shape) == 2 {
+			t[module] = [2]int{info.Shape[0], info.Shape[1]}
+		}
+	}
+	return t
+}
+
+// Shapes returns the shapes of the tensors.
+func (f *Full) Shapes() Shapes {
+	s := Shapes{}
+	for _, name := range f.archive.Names() {
+		info, _ := f.archive.Info(name)
+		s[name] = info.Shape
+	}
+	return s
+}
+
+// Save writes the files to a new folder, under the names that diffusers gives them. The folder is there with all of them
+// or not at all; it is no error that it is there already.
+func (f *Full) Save(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	made, err := os.MkdirTemp(filepath.Dir(dir), ".weights-*")
+	if err != nil {
+		return err
+	}
+	err = os.Chmod(made, 0o755) // the server may be another user's
+	for i, file := range f.files {
+		name := "diffusion_pytorch_model.safetensors"
+		if len(f.files) > 1 {
+			name = fmt.Sprintf("diffusion_pytorch_model-%05d-of-%05d.safetensors", i+1, len(f.files))
+		}
+		err = errors.Join(err, os.WriteFile(filepath.Join(made, name), file, 0o644))
+	}
+	if err == nil {
+		err = os.Rename(made, dir)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write weights: %w", err), os.RemoveAll(made))
+	}
+	return nil
+}
 
 // Close closes the files.
 func (f *Full) Close() error { return f.archive.Close() }

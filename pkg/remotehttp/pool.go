@@ -32,6 +32,10 @@ type PoolConfig[S Server] struct {
 	// Join returns nil if a server that accepts requests, and was not used, may be: it must be what the others are. It is
 	// called for one server after the other while none is used, else for several at once.
 	Join func(ctx context.Context, s S) error
+	// Switch has a server that works on nothing use other weights, those of a name. The empty name is that of the weights
+	// that it has after Join. An error that wraps ErrRefused says that no server can use them. nil: all requests are for
+	// the empty name.
+	Switch func(ctx context.Context, s S, weights string) error
 	// Changed is called when a server cannot be used, at first or any more, with the reason, and when it can be again,
 	// with nil. Overloaded is called when a server gets fewer requests at once from now on, with the reason. Neither may
 	// call the pool; nil: no call.
@@ -57,10 +61,17 @@ type member[S Server] struct {
 	outSince time.Time // when its health check first failed
 	asked    bool      // its check goes on
 	leases   map[*Lease[S]]context.CancelCauseFunc
-	limit    int // the most requests at once now
-	ended    int // requests that ended well since the limit last changed
-	lowered  int // how often the limit has been lowered
+	limit    int    // the most requests at once now
+	ended    int    // requests that ended well since the limit last changed
+	lowered  int    // how often the limit has been lowered
+	weights  string // those that it has; unknownWeights after a Switch that failed
+	draining string // the weights that it gets once it works on nothing, if drains
+	drains   bool   // it gets no requests until then
+	switched bool   // its Switch goes on
 }
+
+// unknownWeights is the name of weights that no request asks for.
+const unknownWeights = "\x00"
 
 // Lease is the right to send one request to a server of a pool. It ends with Done or Out.
 type Lease[S Server] struct {
@@ -179,6 +190,9 @@ func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) {
 	m.asked = false
 	leftMeanwhile := out == nil && m.out != nil // it has to join
 	if ctx.Err() == nil && (err != nil || !leftMeanwhile) {
+		if out != nil && err == nil {
+			m.weights, m.drains = "", false
+		}
 		p.set(m, err)
 	}
 }
@@ -211,19 +225,29 @@ func (p *Pool[S]) wake() {
 }
 
 // Acquire waits for a server that can be used and has few enough requests, and takes the one with the fewest. It takes
-// that of a lease that has failed only if no other is free; nil: no lease has. ErrAway says that no server can be
-// used; else the error is that of ctx.
-func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S]) (*Lease[S], error) {
+// that of a lease that has failed only if no other is free; nil: no lease has. The server has the weights of a name:
+// one that has others is switched when it works on nothing. ErrAway says that no server can be used; else the error is
+// that of ctx, or one of a switch that wraps ErrRefused: it comes with the lease, which has ended.
+func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string) (*Lease[S], error) {
 	for {
 		p.mu.Lock()
-		m := p.choose(failed)
+		m := p.choose(failed, weights)
 		if m != nil {
 			asking, giveUp := context.WithCancelCause(ctx)
 			l := &Lease[S]{Server: m.server, Context: asking, member: m, pool: p, lowered: m.lowered}
 			m.leases[l] = giveUp
+			m.switched = m.weights != weights
+			p.endDrain(weights)
 			p.mu.Unlock()
-			return l, nil
+			switch err := l.switchTo(weights); {
+			case err == nil, errors.Is(err, ErrRefused):
+				return l, err
+			case ctx.Err() != nil:
+				return nil, ctx.Err()
+			}
+			continue
 		}
+		p.drain(weights)
 		changed, outs := p.changed, []string(nil)
 		for _, m := range p.members {
 			if m.out != nil {
@@ -237,20 +261,79 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S]) (*Lease[S], err
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.endDrain(weights)
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// choose returns the server for a request; nil: none is free. p.mu is held.
-func (p *Pool[S]) choose(failed *Lease[S]) (best *member[S]) {
-	var again *member[S]
+// switchTo has the server of a new lease use weights, if it has others. With an error the lease has ended; unless that
+// is of ctx or ErrRefused, the server is out.
+func (l *Lease[S]) switchTo(weights string) error {
+	m, p := l.member, l.pool
+	if !m.switched {
+		return nil
+	}
+	err := p.config.Switch(l.Context, m.server, weights)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.switched, m.weights = false, weights
+	if err == nil {
+		p.wake()
+		return nil
+	}
+	m.weights = unknownWeights
+	givenUp := l.Context.Err() != nil
+	if l.end(err); !givenUp && !errors.Is(err, ErrRefused) && m.out == nil {
+		p.set(m, err)
+	}
+	return err
+}
+
+// drain has the server with the fewest requests work off what it has, and then get weights, unless there is one with
+// them, or that gets them. p.mu is held.
+func (p *Pool[S]) drain(weights string) {
+	var least *member[S]
 	for _, m := range p.members {
 		switch {
-		case m.out != nil || len(m.leases) >= m.limit:
+		case m.out != nil:
+		case m.weights == weights && !m.drains, m.drains && m.draining == weights:
+			return
+		case !m.drains && !m.switched && (least == nil || len(m.leases) < len(least.leases)):
+			least = m
+		}
+	}
+	if least != nil {
+		least.draining, least.drains = weights, true
+	}
+}
+
+// endDrain has servers that would get weights take requests again, for whoever asked for that has a server, or waits no
+// more. Another that waits for these weights drains one again. p.mu is held.
+func (p *Pool[S]) endDrain(weights string) {
+	for _, m := range p.members {
+		if m.drains && m.draining == weights {
+			m.drains = false
+			defer p.wake()
+		}
+	}
+}
+
+// choose returns the server for a request; nil: none is free. One that has its weights comes before one that must be
+// switched. p.mu is held.
+func (p *Pool[S]) choose(failed *Lease[S], weights string) (best *member[S]) {
+	var again *member[S]
+	for _, m := range p.members {
+		has := m.weights == weights
+		switch {
+		case m.out != nil || len(m.leases) >= m.limit || m.switched:
+		case !has && len(m.leases) > 0, m.drains && m.draining != weights:
 		case failed != nil && failed.member == m:
 			again = m
-		case best == nil || len(m.leases) < len(best.leases):
+		case best == nil || has != (best.weights == weights) && has ||
+			has == (best.weights == weights) && len(m.leases) < len(best.leases):
 			best = m
 		}
 	}

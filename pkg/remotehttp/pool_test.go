@@ -63,7 +63,7 @@ func (f *fleet) newPool(most int, names ...server) *remotehttp.Pool[server] {
 // acquire returns a lease of a server that is free now.
 func acquire(t *testing.T, p *remotehttp.Pool[server], failed *remotehttp.Lease[server]) *remotehttp.Lease[server] {
 	t.Helper()
-	l, err := p.Acquire(t.Context(), failed)
+	l, err := p.Acquire(t.Context(), failed, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func acquire(t *testing.T, p *remotehttp.Pool[server], failed *remotehttp.Lease[
 func full(p *remotehttp.Pool[server]) bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	l, err := p.Acquire(ctx, nil)
+	l, err := p.Acquire(ctx, nil, "")
 	if err == nil {
 		l.Done(context.Canceled)
 	}
@@ -86,7 +86,7 @@ func TestPool_Shares(t *testing.T) {
 	t.Parallel()
 	f := &fleet{}
 	p := f.newPool(2, "a", "b")
-	if _, err := p.Acquire(t.Context(), nil); !errors.Is(err, remotehttp.ErrAway) ||
+	if _, err := p.Acquire(t.Context(), nil, ""); !errors.Is(err, remotehttp.ErrAway) ||
 		!strings.Contains(err.Error(), "a: not asked yet; b: not asked yet") {
 		t.Errorf("before a check: %v", err)
 	}
@@ -134,7 +134,7 @@ func TestPool_Waits(t *testing.T) {
 			t.Fatal("two requests at once")
 		}
 		go func() {
-			next, err := p.Acquire(t.Context(), nil)
+			next, err := p.Acquire(t.Context(), nil, "")
 			if err == nil {
 				next.Done(nil)
 			}

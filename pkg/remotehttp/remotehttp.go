@@ -4,6 +4,7 @@ package remotehttp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -170,6 +171,7 @@ func Reason(body []byte) string {
 	var e struct {
 		Error   json.RawMessage `json:"error"`
 		Message string          `json:"message"`
+		Because string          `json:"error_message"`
 		Detail  json.RawMessage `json:"detail"`
 	}
 	said := string(body)
@@ -181,8 +183,8 @@ func Reason(body []byte) string {
 		switch {
 		case json.Unmarshal(e.Error, &in) == nil && in.Message != "":
 			said = in.Message
-		case e.Message != "":
-			said = e.Message
+		case e.Message != "", e.Because != "":
+			said = cmp.Or(e.Message, e.Because)
 		case json.Unmarshal(e.Error, &text) == nil && text != "", json.Unmarshal(e.Detail, &text) == nil && text != "":
 			said = text
 		case len(e.Detail) > 0:

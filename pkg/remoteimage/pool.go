@@ -2,6 +2,7 @@ package remoteimage
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -29,6 +30,9 @@ type Config struct {
 	// answers of two servers are of the same weights.
 	Probe Request
 	Same  func(a, b *Answer) error
+	// Changes has the weights of the servers change, by Pool.AddWeights. A server that joins is set back to those that it
+	// was started with: another client may have changed them.
+	Changes bool
 	// Changed is that of remotehttp.PoolConfig.
 	Changed func(server string, err error)
 }
@@ -39,9 +43,12 @@ type Pool struct {
 	all    []*server
 	pool   *remotehttp.Pool[*server]
 
-	mu    sync.Mutex
-	facts Facts
-	probe *Answer // of the first server that could be used; nil: none yet
+	nickname string // of the adapters that the servers get from this pool
+
+	mu      sync.Mutex
+	weights map[string]Weights // by name
+	facts   Facts
+	probe   *Answer // of the first server that could be used; nil: none yet
 }
 
 // NewPool returns the pool of the servers in an address. It sends nothing: Check finds out which can be used.
@@ -56,12 +63,13 @@ func NewPool(c Config) (*Pool, error) {
 	if c.Patience <= 0 {
 		c.Patience = time.Minute
 	}
-	p := &Pool{config: c}
+	p := &Pool{config: c, nickname: "meander-" + strings.ToLower(rand.Text()[:8]), weights: map[string]Weights{}}
 	for _, base := range bases {
-		p.all = append(p.all, &server{remotehttp.New(base, c.Key, longest)})
+		p.all = append(p.all, &server{http: remotehttp.New(base, c.Key, longest)})
 	}
 	p.pool = remotehttp.NewPool(remotehttp.PoolConfig[*server]{
 		Servers: p.all, Most: 1, Patience: c.Patience, Changed: c.Changed, Join: p.join,
+		Switch: p.switchTo,
 		Health: func(ctx context.Context, s *server) error { return classify(s.http.Health(ctx)) },
 	})
 	return p, nil
@@ -110,6 +118,12 @@ func (p *Pool) join(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
+	if p.config.Changes {
+		s.full = unknown
+		if err := s.use(ctx, Weights{}, p.nickname); err != nil {
+			return fmt.Errorf("set it back to the weights that it was started with: %w", err)
+		}
+	}
 	probe, err := s.generate(ctx, &p.config.Probe)
 	switch {
 	case errors.Is(err, ErrSchedule), errors.Is(err, ErrNotFinite):
@@ -137,11 +151,14 @@ func (p *Pool) join(ctx context.Context, s *server) error {
 // errors that wrap ErrRefused, ErrSchedule or ErrNotFinite are terminal; against others a retry may help.
 func (p *Pool) Generate(ctx context.Context, q *Request) (*Answer, error) {
 	for {
-		l, err := p.pool.Acquire(ctx, nil)
+		l, err := p.pool.Acquire(ctx, nil, q.Weights)
 		if err != nil {
 			return nil, err
 		}
 		a, err := l.Server.generate(l.Context, q)
+		if err == nil && p.config.Changes {
+			err = l.Server.checkWeights(l.Context, p.weightsOf(q.Weights), p.nickname)
+		}
 		gone := err != nil && ctx.Err() == nil && away(err)
 		if gone {
 			l.Out(err)

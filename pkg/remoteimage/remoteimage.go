@@ -45,6 +45,9 @@ type Request struct {
 	Squared bool
 	// Return are the indices of the states to send, ascending, at least one.
 	Return []int
+	// Weights is the name of the weights to make it with, see Pool.AddWeights; empty: those that the server was started
+	// with.
+	Weights string
 	// Debug asks for the noise, mean and velocity of all steps, Conditioning for the encoded texts.
 	Debug, Conditioning bool
 }
@@ -108,6 +111,9 @@ const FP32 = "fp32"
 // server is one server.
 type server struct {
 	http *remotehttp.Client
+	// path is its name for the model that it was started with. full is the folder of the whole transformer that it has;
+	// empty: that of the model. Both are set when it joins, then by who has its lease.
+	path, full string
 }
 
 func (s *server) String() string { return SGLangDiffusion + " at " + s.http.Base }
@@ -133,6 +139,7 @@ func (s *server) discover(ctx context.Context, pipeline string) (f Facts, err er
 	if err := s.http.Ask(ctx, http.MethodGet, "/server_info", nil, &info); err != nil {
 		return f, err
 	}
+	s.path = models.Path
 	if models.Pipeline != pipeline {
 		return f, fmt.Errorf("%w: it runs the pipeline %.80q; must be %s: start it with the --model-id of the model",
 			remotehttp.ErrRefused, models.Pipeline, pipeline)

@@ -12,11 +12,9 @@ import (
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
 
-// Routes of vLLM by which it takes adapters while it runs.
-const (
-	vllmLoadAdapter   = "/v1/load_lora_adapter"
-	vllmUnloadAdapter = "/v1/unload_lora_adapter"
-)
+// adapterRoutes are the paths by which servers of a kind take adapters while they run, and what they need for it. Both
+// are asked with the name of the adapter in lora_name, the first with its folder in lora_path.
+type adapterRoutes struct{ load, unload, need string }
 
 // LoadAdapter makes the servers load a LoRA from a folder in PEFT's form, which they must be able to read, and call it
 // name: those that can be used now, and each that is back later. It is no error that a server has one of that name. An
@@ -57,7 +55,8 @@ func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 	var wait sync.WaitGroup
 	for _, m := range p.all {
 		wait.Go(func() {
-			_ = m.http.Ask(ctx, http.MethodPost, vllmUnloadAdapter, map[string]any{"lora_name": name}, nil)
+			path := dialectOf(m.kind, p.config).adapterRoutes().unload
+			_ = m.http.Ask(ctx, http.MethodPost, path, map[string]any{"lora_name": name}, nil)
 		})
 	}
 	wait.Wait()
@@ -65,20 +64,19 @@ func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 
 // loadAdapter is Pool.LoadAdapter for one server.
 func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
-	if s.facts.Name != VLLM {
-		return fmt.Errorf("%w: it takes no adapters", ErrRefused)
-	}
-	models, err := s.vllmModels(ctx)
-	if err == nil && !slices.ContainsFunc(models, func(m vllmModel) bool { return m.ID == name }) {
-		err = s.http.Ask(ctx, http.MethodPost, vllmLoadAdapter, map[string]any{"lora_name": name, "lora_path": folder}, nil)
+	routes := s.dialect.adapterRoutes()
+	models, err := s.models(ctx)
+	if err == nil && !slices.ContainsFunc(models, func(m servedModel) bool { return m.ID == name }) {
+		err = s.http.Ask(ctx, http.MethodPost, routes.load, map[string]any{"lora_name": name, "lora_path": folder}, nil)
 	}
 	status, answered := errors.AsType[*remotehttp.StatusError](err)
 	switch {
 	case err == nil:
 		return nil
-	case answered && (status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed):
-		return fmt.Errorf("%w; it takes adapters if it is started with --enable-lora and with "+
-			"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and must be able to read %s", err, folder)
+	case answered && (status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed ||
+		strings.Contains(err.Error(), "not enabled")):
+		return fmt.Errorf("%w; it takes adapters if it is started with %s, and must be able to read %s", err, routes.need,
+			folder)
 	case answered && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
@@ -89,5 +87,6 @@ func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 // started again.
 func lost(err error, r Request) bool {
 	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && status.Status == http.StatusNotFound && r.Adapter != ""
+	return ok && r.Adapter != "" &&
+		(status.Status == http.StatusNotFound || strings.Contains(err.Error(), "has never been loaded")) // SGLang's 400
 }

@@ -232,7 +232,7 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 func (p *Pool) send(
 	ctx context.Context, broken *remotehttp.Lease[*member], r Request, each func(*Server, event) bool,
 ) (l *remotehttp.Lease[*member], err error) {
-	if l, err = p.pool.Acquire(ctx, broken); err != nil {
+	if l, err = p.pool.Acquire(ctx, broken, ""); err != nil {
 		return nil, err
 	}
 	defer func() {

@@ -163,6 +163,8 @@ type dialect interface {
 	processedKind() string
 	// parseEvent returns the tokens of an event that follow the tokens of before.
 	parseEvent(f Facts, data []byte, before []int32) (event, error)
+	// adapterRoutes says how the server takes adapters.
+	adapterRoutes() adapterRoutes
 	// release makes the server drop a request whose stream is closed before its end.
 	release(s *Server, id string)
 }
@@ -185,10 +187,7 @@ type scored struct {
 // newServer finds out the Facts of a server. An error that wraps ErrRefused says that the server cannot be used; after
 // any other error it may not have started yet, and a retry may help.
 func newServer(ctx context.Context, c Config, name string, http *remotehttp.Client) (*Server, error) {
-	s := &Server{config: c, facts: Facts{Name: name}, http: http, dialect: vllm{}}
-	if name == SGLang {
-		s.dialect = sglang{vocabulary: c.Vocabulary}
-	}
+	s := &Server{config: c, facts: Facts{Name: name}, http: http, dialect: dialectOf(name, c)}
 	if err := s.dialect.discover(ctx, s, &s.facts); err != nil {
 		if routeClosed(err) {
 			err = fmt.Errorf("%w%s", err, s.otherKind(ctx))
@@ -196,6 +195,14 @@ func newServer(ctx context.Context, c Config, name string, http *remotehttp.Clie
 		return nil, err
 	}
 	return s, s.fingerprint(ctx)
+}
+
+// dialectOf returns the dialect of a kind of server.
+func dialectOf(name string, c Config) dialect {
+	if name == SGLang {
+		return sglang{vocabulary: c.Vocabulary}
+	}
+	return vllm{}
 }
 
 // sameFacts returns an error if the server is not what the first server of its pool was, when it joined.

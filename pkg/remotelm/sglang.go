@@ -21,6 +21,12 @@ const sglangGenerate = "/generate"
 
 func (sglang) routes() []string { return []string{sglangGenerate} }
 
+func (sglang) adapterRoutes() adapterRoutes {
+	return adapterRoutes{
+		"/load_lora_adapter", "/unload_lora_adapter", "--enable-lora, --max-lora-rank and --lora-target-modules",
+	}
+}
+
 func (sglang) processedKind() string { return Tempered }
 
 // release aborts a request: when only its connection closes, it may stay in the queue of the server.
@@ -72,13 +78,17 @@ func (d sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
 	if k == 0 {
 		k = -1
 	}
-	return map[string]any{
+	body := map[string]any{
 		"input_ids": r.IDs, "rid": r.ID, "stream": true, "return_logprob": true, "top_logprobs_num": top,
 		"sampling_params": map[string]any{
 			"max_new_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": k, "min_p": r.MinP, "sampling_seed": r.Seed & (1<<31 - 1),
 			"stop_token_ids": r.Stop, "ignore_eos": true, "no_stop_trim": true, "skip_special_tokens": false,
 		},
 	}
+	if r.Adapter != "" {
+		body["lora_path"] = r.Adapter
+	}
+	return body
 }
 
 type sglangEvent struct {

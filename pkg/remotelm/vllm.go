@@ -21,6 +21,13 @@ const (
 
 func (vllm) routes() []string { return []string{vllmTokens, vllmCompletions} }
 
+func (vllm) adapterRoutes() adapterRoutes {
+	return adapterRoutes{
+		"/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+		"--enable-lora and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
+	}
+}
+
 func (vllm) processedKind() string { return Processed }
 
 func (vllm) release(*Server, string) {}
@@ -33,7 +40,7 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	if err := s.http.Ask(ctx, http.MethodGet, "/version", nil, &version); err != nil {
 		return err
 	}
-	models, err := s.vllmModels(ctx)
+	models, err := s.models(ctx)
 	if err != nil {
 		return err
 	}
@@ -46,17 +53,17 @@ func (vllm) discover(ctx context.Context, s *Server, f *Facts) error {
 	return fmt.Errorf("%w: /v1/models: none; must be the model that it serves", ErrGarbage)
 }
 
-// vllmModel is an entry of /v1/models: the server's model, or an adapter of it, which has a parent.
-type vllmModel struct {
+// servedModel is an entry of /v1/models: the server's model, or an adapter of it, which has a parent.
+type servedModel struct {
 	ID     string  `json:"id"`
 	Parent *string `json:"parent"`
 	Tokens int     `json:"max_model_len"`
 }
 
-// vllmModels asks a server of vLLM for its model and the adapters that it has loaded.
-func (s *Server) vllmModels(ctx context.Context) ([]vllmModel, error) {
+// models asks a server for its model and the adapters that it has loaded.
+func (s *Server) models(ctx context.Context) ([]servedModel, error) {
 	var list struct {
-		Data []vllmModel `json:"data"`
+		Data []servedModel `json:"data"`
 	}
 	err := s.http.Ask(ctx, http.MethodGet, "/v1/models", nil, &list)
 	return list.Data, err

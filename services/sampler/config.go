@@ -64,9 +64,9 @@ type EngineServer struct {
 	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
 	// EngineMix has the sampler finish groups that another engine has begun, see schemas.Policy.
 	EngineMix bool `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
-	// EngineAdapters is a folder that vllm can read, too: the adapters of policies are handed over in it. Empty: the
+	// EngineAdapters is a folder that the server can read, too: the weights of policies are handed over in it. Empty: the
 	// server keeps the weights that it was started with.
-	EngineAdapters string `koanf:"engine_adapters" help:"folder in which vllm finds the adapters of pushed policies, by the same path; default none: its weights never change"`
+	EngineAdapters string `koanf:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
 	// Compile has the workers of torch compile the network.
@@ -197,8 +197,8 @@ func (c Config) validateAdapters() error {
 	if c.EngineAdapters == "" {
 		return nil
 	}
-	if !c.server().TakesAdapters() {
-		return errors.New("engine_adapters: set; must be absent but for vllm")
+	if models.IsTorch(c.Engine) {
+		return errors.New("engine_adapters: set; must be absent with torch, whose workers get the weights without a folder")
 	}
 	f, err := os.Stat(c.EngineAdapters)
 	switch {

@@ -29,14 +29,14 @@ type textSample struct {
 }
 
 // weightsDigest returns the digest of the weights to compute with: those of the sample. Where a server drew the tokens
-// its own weights are not known: those of the model's folder take their place, unless the sample's are a policy's with
-// an adapter, which is added to them. An error is of the server.
+// its own weights are not known: those of the model's folder take their place, unless the sample's are those that a
+// policy has pushed. An error is of the server.
 func (s *sample) weightsDigest(ctx context.Context) (string, error) {
 	if s.drawnBy() == nil {
 		return s.t.WeightsDigest, nil
 	}
 	p, err := s.policyWith(ctx, s.t.Lane, s.t.WeightsDigest)
-	if p != nil && p.Adapter != nil {
+	if p != nil && !p.IsCheckpoint() {
 		return s.t.WeightsDigest, err
 	}
 	return s.model.Digest(), err

@@ -10,7 +10,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/lm"
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/remotehttp"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -25,14 +24,12 @@ type Server engine.Server
 // serverKind dials a server of a kind, which draws texts or images: one of the two is set.
 type serverKind struct {
 	text  func(ctx context.Context, s engine.Server, l lm.Language, log zerolog.Logger) (engine.Network, error)
-	image func(ctx context.Context, s engine.Server, card model.Card, class string,
-		log zerolog.Logger) (engine.Network, error)
-	adapters bool // it takes adapters while it runs
+	image func(ctx context.Context, s engine.Server, of images.ServedModel, log zerolog.Logger) (engine.Network, error)
 }
 
 // serverKinds are the kinds of servers by the name in their addresses.
 var serverKinds = map[string]serverKind{
-	schemas.EngineVLLM:            {text: texts.Dial, adapters: true},
+	schemas.EngineVLLM:            {text: texts.Dial},
 	schemas.EngineSGLang:          {text: texts.Dial},
 	schemas.EngineSGLangDiffusion: {image: images.Dial},
 }
@@ -51,12 +48,6 @@ func (s Server) kind() (string, error) {
 func (s Server) DrawsTexts() bool {
 	name, _ := s.kind()
 	return serverKinds[name].text != nil
-}
-
-// TakesAdapters reports whether servers of the kind take adapters while they run.
-func (s Server) TakesAdapters() bool {
-	name, _ := s.kind()
-	return serverKinds[name].adapters
 }
 
 // Check returns what is wrong with the address.
@@ -132,19 +123,19 @@ func (k serverKind) dial(
 		}
 		return k.text(ctx, s, l, log)
 	}
-	card, class, err := servedCard(r, name)
+	of, err := servedModel(r, name)
 	if err != nil {
 		return nil, fmt.Errorf("%q; --model must be the folder of the image model that it serves: %w", name, err)
 	}
-	return k.image(ctx, s, card, class, log)
+	return k.image(ctx, s, of, log)
 }
 
-// servedCard returns the card of the image model called name, and the class of its pipeline, which servers know it by.
-// Only the folder's configuration is needed: the weights are the server's.
-func servedCard(r Registry, name string) (card model.Card, class string, err error) {
-	_, family, err := r.Images.Find(name)
+// servedModel returns the image model called name as servers have it. Only the folder's configuration is needed: the
+// weights are the server's.
+func servedModel(r Registry, name string) (of images.ServedModel, err error) {
+	dir, family, err := r.Images.Find(name)
 	if err != nil {
-		return card, "", err
+		return of, err
 	}
 	info, err := r.Images.Inspect(name)
 	if err == nil {
@@ -154,7 +145,7 @@ func servedCard(r Registry, name string) (card model.Card, class string, err err
 		err = fmt.Errorf("the family %s has no pipeline of diffusers", family.Name)
 	}
 	if err != nil {
-		return card, "", err
+		return of, err
 	}
-	return info.Card, family.Class, nil
+	return images.ServedModel{Card: info.Card, Class: family.Class, Folder: dir}, nil
 }

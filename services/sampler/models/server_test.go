@@ -10,7 +10,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -20,10 +19,8 @@ import (
 func TestServerKind_Image(t *testing.T) {
 	known, refusal := Registry{Images: families.All()}, errors.New("another model")
 	kind := serverKind{
-		image: func(_ context.Context, s engine.Server, card model.Card, class string,
-			_ zerolog.Logger,
-		) (engine.Network, error) {
-			if s.Address != "http://host" || class != "QwenImagePipeline" || card.LatentChannels != 64 {
+		image: func(_ context.Context, s engine.Server, of images.ServedModel, _ zerolog.Logger) (engine.Network, error) {
+			if s.Address != "http://host" || of.Class != "QwenImagePipeline" || of.Card.LatentChannels != 64 {
 				return nil, refusal
 			}
 			return &images.Served{}, nil

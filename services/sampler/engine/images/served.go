@@ -21,16 +21,21 @@ import (
 // folder the configuration is read, not the weights. It is Network and Engine. Its noise is that of torch's generator
 // (pkg/torchrandom), and its samples say so.
 type Served struct {
-	engine.Health
-	card model.Card
-	pool *remoteimage.Pool
+	*engine.Health
+	card    model.Card
+	pool    *remoteimage.Pool
+	probe   *remoteimage.Request // the request that each server must be able to make before it is used
+	weights *servedWeights       // nil: the servers keep those that they were started with
+	changed string               // the name of the network's own weights; empty: those of the checkpoint
+	digest  string
 }
 
 var (
-	_ engine.Network   = (*Served)(nil)
-	_ engine.Watched   = (*Served)(nil)
-	_ engine.Engine    = (*Served)(nil)
-	_ engine.Describer = (*Served)(nil)
+	_ engine.Network    = (*Served)(nil)
+	_ engine.Watched    = (*Served)(nil)
+	_ engine.Engine     = (*Served)(nil)
+	_ engine.Describer  = (*Served)(nil)
+	_ engine.Changeable = (*Served)(nil)
 )
 
 // The probe that each server must make before it is used: a small sample with noise at every step.
@@ -42,25 +47,33 @@ const (
 	sameFP32, sameRounded = 1e-3, 5e-2 // relative distance of the probe's end states of two servers of the same weights
 )
 
-// Dial waits until a server that makes the images of a model can be reached, see engine.Health. card is the model's,
-// class that of its pipeline. An error is the end of ctx, a refusal of all servers, or says that the model's images
-// cannot be made so.
-func Dial(ctx context.Context, at engine.Server, card model.Card, class string, log zerolog.Logger) (engine.Network,
-	error,
-) {
+// ServedModel is a model that servers have: its card, the class of its pipeline in diffusers, and its folder here.
+type ServedModel struct {
+	Card   model.Card
+	Class  string
+	Folder string
+}
+
+// Dial waits until a server that makes the images of a model can be reached, see engine.Health. An error is the end of
+// ctx, a refusal of all servers, or says that the model's images cannot be made so.
+func Dial(ctx context.Context, at engine.Server, of ServedModel, log zerolog.Logger) (engine.Network, error) {
+	card := of.Card
 	if len(card.Conditioning) != 1 || card.MaxFrames > 1 || card.Guidance != 0 || card.Prompts > 1 {
 		return nil,
 			fmt.Errorf("model %s of the family %s; must be one of images of one text, without a guidance input",
 				card.Name, card.Family)
 	}
-	s := &Served{card: card}
-	probe, err := s.probe()
-	if err != nil {
+	s := &Served{Health: &engine.Health{}, card: card, digest: schemas.ServedBy(remoteimage.SGLangDiffusion)}
+	var err error
+	if s.weights, err = newServedWeights(at.Adapters, of.Folder); err != nil {
+		return nil, engine.Refuse("%w", err)
+	}
+	if s.probe, err = s.newProbe(); err != nil {
 		return nil, err
 	}
 	c := remoteimage.Config{
-		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: class, Probe: *probe, Same: s.sameWeights,
-		Changed: at.LogChanged(log),
+		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: of.Class, Probe: *s.probe, Same: s.sameWeights,
+		Changes: s.weights != nil, Changed: at.LogChanged(log),
 	}
 	if s.pool, err = remoteimage.NewPool(c); err != nil {
 		return nil, err
@@ -80,8 +93,8 @@ func (s *Served) check(ctx context.Context) error {
 	return err
 }
 
-// probe returns the request that each server must be able to make before it is used.
-func (s *Served) probe() (*remoteimage.Request, error) {
+// newProbe returns the request that each server must be able to make before it is used.
+func (s *Served) newProbe() (*remoteimage.Request, error) {
 	r := &schemas.Request{Sampling: schemas.Sampling{
 		Prompt: probePrompt, TrueCFGScale: 1, Height: probeSide, Width: probeWidth, SampleSeed: probeSeed,
 		NoiseLevel:  probeNoise,
@@ -135,8 +148,8 @@ func (s *Served) facts() *schemas.Engine {
 	return &schemas.Engine{Name: remoteimage.SGLangDiffusion, Version: f.Version, Precision: f.Precision}
 }
 
-// Digest names the weights by the server: their real digest is not known here.
-func (s *Served) Digest() string { return schemas.ServedBy(remoteimage.SGLangDiffusion) }
+// Digest names the weights: those of the checkpoint by the server, as their real digest is not known here.
+func (s *Served) Digest() string { return s.digest }
 
 // Policy returns the policy that a sampler of the servers announces.
 func (s *Served) Policy() *schemas.Policy {
@@ -148,25 +161,11 @@ func (s *Served) Policy() *schemas.Policy {
 // Engine is the pool of servers itself.
 func (s *Served) Engine(engine.Options) engine.Engine { return s }
 
-// With refuses changes: the servers have the weights that they were started with.
-func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error) {
-	return engine.Unchanged(s, c)
-}
-
-// Canary is nil: the weights are not here.
-func (s *Served) Canary(context.Context) (*schemas.Canary, error) { return nil, nil }
-
 // Check says why no request can be made for the model; nil: requests can.
 func (s *Served) Check() error { return CheckSchedule(s.card) }
 
 // Describe adds the model's rule of guidance, which is the server's, too.
 func (s *Served) Describe(t *schemas.Trajectory) { t.CFGRule = s.card.CFGRule }
-
-// Close closes the connections.
-func (s *Served) Close() error {
-	s.pool.Close()
-	return nil
-}
 
 // ServerDraws returns what a server drew for a sample: x_T and the noise of its stochastic steps, both [S, C], for
 // verify. Both are nil where that is not known: in a network of fewer bits than float32 x_T is drawn in another way.

@@ -31,7 +31,7 @@ func dialServed(t *testing.T, s *remoteimagetest.Server, tokens int) engine.Netw
 	}
 	info.Card.MaxPromptTokens = tokens
 	n, err := images.Dial(t.Context(), engine.Server{Address: "sglang-diffusion=" + s.URL, Patience: time.Minute},
-		info.Card, "QwenImagePipeline", zerolog.Nop())
+		images.ServedModel{Card: info.Card, Class: "QwenImagePipeline"}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func (s *Served) ask(req *schemas.Request, tokens int) *remoteimage.Request {
 		Prompt: req.Prompt, Negative: req.NegativePrompt, CFG: req.TrueCFGScale, Seed: req.SampleSeed,
 		Height: int(req.Height), Width: int(req.Width), Tokens: tokens, Channels: s.card.LatentChannels,
 		Sigmas: req.Sigmas, Type: remoteimage.ODE, NoiseLevel: req.NoiseLevel,
-		Squared: req.LogProbKind == schemas.LogProbSquared, Debug: len(req.Debug) > 0,
+		Weights: s.changed, Squared: req.LogProbKind == schemas.LogProbSquared, Debug: len(req.Debug) > 0,
 		// Every token has a byte at least. A server cuts a text that is too long; its encoding tells.
 		Conditioning: req.ReturnConditioning ||
 			max(len(req.Prompt), len(req.NegativePrompt)) > s.card.MaxPromptTokens-templateTokens,

@@ -2,12 +2,8 @@ package texts
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/lm"
@@ -17,29 +13,20 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
-// adapters says where the servers of one sampler find the adapters of policies: each in a folder of its own in folder.
-// Servers know an adapter by the name of its folder. The names are this sampler's alone: another sampler of the same
-// servers may unload its own at any time.
+// adapters says where the servers of one sampler find the adapters of policies. Servers know an adapter by the name of
+// its folder: another sampler of the same servers may unload its own at any time.
 type adapters struct {
-	folder  string
-	owner   string
+	*engine.WeightsFolder
 	modules lora.Table
 }
 
 // newAdapters returns the adapters of servers that find them in folder; nil where folder is empty.
 func newAdapters(folder string, l lm.Language) *adapters {
-	if folder == "" {
-		return nil
+	if f := engine.NewWeightsFolder(folder); f != nil {
+		return &adapters{WeightsFolder: f, modules: engine.Modules(l)}
 	}
-	if full, err := filepath.Abs(folder); err == nil { // the servers have another working folder
-		folder = full
-	}
-	owner := strings.ToLower(rand.Text()[:8])
-	return &adapters{folder: folder, owner: owner, modules: engine.Modules(l)}
+	return nil
 }
-
-// path returns the folder of an adapter.
-func (a *adapters) path(name string) string { return filepath.Join(a.folder, name) }
 
 // loadZero has the servers load an adapter of zeros, with which samples of the checkpoint are drawn, and returns its
 // name. vLLM computes requests without an adapter wrong on CPUs when it batches them with requests that have one: it
@@ -50,12 +37,12 @@ func (a *adapters) loadZero(ctx context.Context, p *remotelm.Pool) (string, erro
 
 // load writes an adapter to its folder, has the servers load it, and returns its name, of which version is a part.
 func (a *adapters) load(ctx context.Context, p *remotelm.Pool, w lora.Weighted, version string) (string, error) {
-	name := fmt.Sprintf("meander-%.12s-%s", version, a.owner)
-	if err := w.Save(a.path(name)); err != nil {
+	name, err := a.SaveAdapter(w, version)
+	if err != nil {
 		return "", err
 	}
-	if err := p.LoadAdapter(ctx, name, a.path(name)); err != nil {
-		return "", errors.Join(err, os.RemoveAll(a.path(name)))
+	if err := p.LoadAdapter(ctx, name, a.Path(name)); err != nil {
+		return "", errors.Join(err, a.Remove(name))
 	}
 	return name, nil
 }
@@ -65,7 +52,7 @@ func (a *adapters) unload(p *remotelm.Pool, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), unloadPatience)
 	defer cancel()
 	p.UnloadAdapter(ctx, name)
-	return os.RemoveAll(a.path(name))
+	return a.Remove(name)
 }
 
 // unloadPatience bounds how long the end of a version waits for the servers.

@@ -1,0 +1,167 @@
+package remoteimage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/remotehttp"
+)
+
+// Weights are what servers make images with in place of the weights that they were started with: one of the two. Both
+// are folders that the servers can read, by the same path.
+type Weights struct {
+	// Adapter has a LoRA in PEFT's form.
+	Adapter string
+	// Full has a folder "transformer" with a whole transformer in the form of diffusers.
+	Full string
+}
+
+// unknown is the server.full of a server that may have any transformer.
+const unknown = "?"
+
+// ErrChanged says that another client has changed the weights of a server.
+var ErrChanged = errors.New("its weights were changed by another client: a server belongs to one sampler that changes them")
+
+// AddWeights lets requests name weights. A server loads them when the first such request comes to it.
+func (p *Pool) AddWeights(name string, w Weights) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.weights[name] = w
+}
+
+// RemoveWeights forgets weights that no request names any more. A server keeps them until it gets others.
+func (p *Pool) RemoveWeights(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.weights, name)
+}
+
+// weightsOf returns weights by their name.
+func (p *Pool) weightsOf(name string) Weights {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.weights[name]
+}
+
+// switchTo has a server use the weights of a name.
+func (p *Pool) switchTo(ctx context.Context, s *server, name string) error {
+	return s.use(ctx, p.weightsOf(name), p.nickname)
+}
+
+// use has the server use weights, in place of all that it has got before. It refuses those that the server cannot load,
+// and leaves it then with those that it was started with, or unknown ones. Adapters have one nickname: the server keeps
+// each that has another in memory for good.
+func (s *server) use(ctx context.Context, w Weights, nickname string) error {
+	if err := s.unmerge(ctx); err != nil { // an adapter survives a change of the transformer
+		return err
+	}
+	if s.full != w.Full {
+		loaded, _, err := s.adapters(ctx)
+		switch {
+		case err != nil:
+			return err
+		case loaded > 0 && s.full == unknown && w.Full == "":
+			s.full = "" // its adapters were added to the checkpoint: no whole transformer can have come after them
+		case loaded > 0:
+			return fmt.Errorf("%w: a whole transformer: SGLang-Diffusion leaves its tensors out, with status 200, once the "+
+				"server has had an adapter; restart the server", remotehttp.ErrRefused)
+		}
+	}
+	if s.full != w.Full {
+		path := w.Full
+		if path == "" {
+			path = s.path
+		}
+		s.full = unknown
+		if err := s.ask(ctx, "/update_weights_from_disk", map[string]any{
+			"model_path": path, "flush_cache": true, "target_modules": []string{"transformer"},
+		}); err != nil {
+			return refuseWeights(err)
+		}
+		s.full = w.Full
+	}
+	if w.Adapter == "" {
+		return nil
+	}
+	err := s.ask(ctx, "/v1/set_lora", map[string]any{
+		"lora_nickname": nickname, "lora_path": w.Adapter, "target": "transformer", "strength": 1,
+	})
+	if err != nil { // after a wrong shape it makes no images before it is set back
+		return errors.Join(refuseWeights(err), s.unmerge(ctx))
+	}
+	return nil
+}
+
+// unmerge has the server take all adapters away.
+func (s *server) unmerge(ctx context.Context) error {
+	return s.ask(ctx, "/v1/unmerge_lora_weights", map[string]any{"target": "all"})
+}
+
+// ask sends a change of the weights. The server works off the images of others before.
+func (s *server) ask(ctx context.Context, path string, body map[string]any) error {
+	resp, err := s.http.Do(ctx, http.MethodPost, path, body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, classify(err))
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, answerBytes))
+	return err
+}
+
+// refuseWeights refuses what the server says of weights, with any status.
+func refuseWeights(err error) error {
+	status, answered := errors.AsType[*remotehttp.StatusError](err)
+	if answered && status.Status != http.StatusServiceUnavailable && !errors.Is(err, ErrExited) {
+		return fmt.Errorf("%w: %w", remotehttp.ErrRefused, err)
+	}
+	return err
+}
+
+// adapters returns how many adapters the server has in memory, and those that it uses: the nickname and the folder of
+// each.
+func (s *server) adapters(ctx context.Context) (loaded int, used []string, err error) {
+	type adapter struct {
+		Nickname string `json:"nickname"`
+		Path     string `json:"path"`
+	}
+	var list struct {
+		Loaded []adapter            `json:"loaded_adapters"`
+		Active map[string][]adapter `json:"active"`
+	}
+	resp, err := s.http.Do(ctx, http.MethodGet, "/v1/list_loras", nil)
+	if err != nil {
+		return 0, nil, classify(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, answerBytes)).Decode(&list); err != nil {
+		return 0, nil, garbage("/v1/list_loras: %w", err)
+	}
+	for _, of := range list.Active {
+		for _, a := range of {
+			used = append(used, a.Nickname+" "+a.Path)
+		}
+	}
+	return len(list.Loaded), used, nil
+}
+
+// checkWeights returns ErrChanged if the server uses another adapter now. It is asked after each image, which is then
+// made again: whoever else changes the weights may do so at any time.
+func (s *server) checkWeights(ctx context.Context, w Weights, nickname string) error {
+	_, has, err := s.adapters(ctx)
+	if err != nil {
+		return err
+	}
+	var want []string
+	if w.Adapter != "" {
+		want = []string{nickname + " " + w.Adapter}
+	}
+	if !slices.Equal(has, want) {
+		return fmt.Errorf("%w: it has the adapters %q; must be %q", ErrChanged, has, want)
+	}
+	return nil
+}

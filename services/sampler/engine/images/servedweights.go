@@ -1,0 +1,137 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/remotehttp"
+	"github.com/meander-rl/meander/pkg/remoteimage"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
+)
+
+// servedWeights says where the servers of one sampler find the weights of policies, and what weights fit the model.
+type servedWeights struct {
+	*engine.WeightsFolder
+	modules lora.Table
+	tensors lora.Shapes
+}
+
+// newServedWeights returns the weights of servers that find them in folder; nil where folder is empty. The transformer
+// of the model's folder is opened for the shapes of its tensors.
+func newServedWeights(folder, dir string) (*servedWeights, error) {
+	f := engine.NewWeightsFolder(folder)
+	if f == nil {
+		return nil, nil
+	}
+	base, err := lora.OpenFull(dir)
+	if err != nil {
+		return nil, fmt.Errorf("engine_adapters: set; the shapes of the weights are read from the model's folder: %w", err)
+	}
+	w := &servedWeights{WeightsFolder: f, modules: base.Table(), tensors: base.Shapes()}
+	return w, base.Close()
+}
+
+// completed returns an adapter that changes all or none of the projections of the text that the server computes as one:
+// it leaves out those of which one is missing, with status 200.
+func (w *servedWeights) completed(a lora.Weighted) lora.Weighted {
+	parts := []string{"add_q_proj", "add_k_proj", "add_v_proj"}
+	var all []string
+	for _, module := range a.Adapter.Modules() {
+		for _, part := range parts {
+			if block, ok := strings.CutSuffix(module, part); ok {
+				for _, other := range parts {
+					all = append(all, block+other)
+				}
+			}
+		}
+	}
+	return a.Including(w.modules, all...)
+}
+
+// With returns the network with other weights. A server loads them when it makes the first image with them; images of
+// both networks can be asked for at once. A *Refusal says that they do not fit the model.
+func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error) {
+	switch {
+	case c.Empty():
+		return s, nil
+	case s.weights == nil:
+		return engine.Unchanged(s, c)
+	case len(c.Adapters) > 1:
+		return nil, engine.Refuse("adapter: %d; %s takes one", len(c.Adapters), s.Backend())
+	}
+	n := &Served{
+		Health: s.Health, card: s.card, pool: s.pool, weights: s.weights, probe: s.probe,
+		digest: lora.WeightsDigest(s.Digest(), c.Adapters...),
+	}
+	var err error
+	var w remoteimage.Weights
+	if c.Full != nil {
+		if err := s.weights.tensors.Check(c.Full); err != nil {
+			return nil, engine.Refuse("%w", err)
+		}
+		n.digest = c.Digest
+		n.changed, err = s.weights.SaveFull(c.Full, n.digest)
+		w.Full = s.weights.Path(n.changed)
+	} else {
+		if err := s.weights.modules.Check(c.Adapters...); err != nil {
+			return nil, engine.Refuse("%w", err)
+		}
+		n.changed, err = s.weights.SaveAdapter(s.weights.completed(c.Adapters[0]), n.digest)
+		w.Adapter = s.weights.Path(n.changed)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.pool.AddWeights(n.changed, w)
+	return n, nil
+}
+
+// Modules lists what adapters can change; nil: the servers keep their weights.
+func (s *Served) Modules() lora.Table {
+	if s.weights == nil {
+		return nil
+	}
+	return s.weights.modules
+}
+
+// Tensors lists what full weights replace; nil: the servers keep their weights.
+func (s *Served) Tensors() lora.Shapes {
+	if s.weights == nil {
+		return nil
+	}
+	return s.weights.tensors
+}
+
+// Canary makes the image of the probe and returns the digest of its latents; nil where the servers keep their weights. A
+// *Refusal says that no server makes it with these weights.
+func (s *Served) Canary(ctx context.Context) (*schemas.Canary, error) {
+	if s.weights == nil {
+		return nil, nil
+	}
+	return engine.Canary("latents of an image", func() ([]float32, error) {
+		q := *s.probe
+		q.Weights = s.changed
+		a, err := s.pool.Generate(ctx, &q)
+		switch {
+		case errors.Is(err, remotehttp.ErrRefused), errors.Is(err, remoteimage.ErrNotFinite):
+			return nil, engine.Refuse("%w", err)
+		case err != nil:
+			return nil, err
+		}
+		return a.Latents[probeSteps], nil
+	})
+}
+
+// Close removes the network's weights; that of the checkpoint closes the connections.
+func (s *Served) Close() error {
+	if s.changed == "" {
+		s.pool.Close()
+		return nil
+	}
+	s.pool.RemoveWeights(s.changed)
+	return s.weights.Remove(s.changed)
+}
