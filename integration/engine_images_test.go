@@ -15,6 +15,8 @@ import (
 
 	"github.com/meander-rl/meander/integration/tools/imageserver"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/remoteimage/remoteimagetest"
 	"github.com/meander-rl/meander/schemas"
@@ -156,9 +158,15 @@ type imageWorld struct {
 
 func newImageWorld(t *testing.T, servers ...*imageserver.Server) *imageWorld {
 	t.Helper()
+	return newImageWorldWith(t, "", servers...)
+}
+
+// newImageWorldWith is newImageWorld of servers that find pushed weights in a folder.
+func newImageWorldWith(t *testing.T, folder string, servers ...*imageserver.Server) *imageWorld {
+	t.Helper()
 	w := &imageWorld{world: newWorld(t)}
 	c := defaults()
-	c.sampler.Model, c.sampler.Engine = signs(t), imageserver.Engine(servers...)
+	c.sampler.Model, c.sampler.Engine, c.sampler.EngineAdapters = signs(t), imageserver.Engine(servers...), folder
 	c.sampler.Health = func(name string, check func() error) {
 		if name == "engine" {
 			w.mu.Lock()
@@ -286,5 +294,104 @@ func TestImageServer_Other(t *testing.T) {
 	defer stop()
 	if err := sampler.Run(ctx, c, w.Bus, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "--model-id") {
 		t.Errorf("a server of another pipeline: %v", err)
+	}
+}
+
+// pushed waits for what the lane's sampler says of a policy.
+func (w *imageWorld) pushed(t *testing.T, p *schemas.Policy, err error) (*schemas.Policy, *schemas.Applied) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers, err := w.client.AwaitPolicy(t.Context(), p)
+	if err != nil || len(answers) != 1 {
+		t.Fatalf("answers %+v, %v; want one", answers, err)
+	}
+	return p, answers[0].Answer
+}
+
+// Weights that are pushed to servers of images make the samples that follow, and verify computes with them. Samples that
+// have begun end with the weights before. A server that starts again gets the new ones, and an image that the adapter of
+// another client spoiled is made again.
+func TestImageServer_PushedWeights(t *testing.T) {
+	skipShort(t)
+	t.Parallel()
+	a, b := imageserver.New(t, signs(t), model.Options{}), imageserver.New(t, signs(t), model.Options{})
+	w := newImageWorldWith(t, t.TempDir(), a, b)
+	w.awaitLane(t)
+	full, err := lora.ParseFull(transformer(t, 2, set(t, "proj_out.bias", 0.5, -0.5))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := 0
+	finish := func(uid schemas.UID, n int64) {
+		t.Helper()
+		groups++
+		w.checkGroup(t, w.advantages(t, "r", groups)[uid], n)
+	}
+	p, err := w.client.PushWeights(t.Context(), full, client.Push{})
+	whole, first := w.pushed(t, p, err)
+	if first.State != schemas.AppliedApplied || first.Canary == nil {
+		t.Fatalf("a whole transformer: %+v", first)
+	}
+	a.Hang()
+	b.Hang()
+	w.publishGroup(t, "begun", 3)
+	<-a.Hung()
+	<-b.Hung()
+	adapter := filepath.Join(root, "deploy/demo/adapter")
+	change, err := lora.Open(adapter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err = w.client.PushPolicy(t.Context(), change, client.Push{}); err != nil {
+		t.Fatal(err)
+	}
+	a.Release()
+	b.Release()
+	finish("begun", 3)
+	adapted, second := w.pushed(t, p, nil)
+	if second.State != schemas.AppliedApplied || second.Canary.Digest == first.Canary.Digest {
+		t.Fatalf("an adapter: %+v", second)
+	}
+	w.publishGroup(t, "adapted", 3)
+	finish("adapted", 3)
+	for _, s := range []*imageserver.Server{a, b} {
+		if err := s.SetAdapter("other", adapter); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.publishGroup(t, "spoiled", 3)
+	finish("spoiled", 3)
+	a.Kill()
+	b.Kill()
+	w.says(t, "has ended")
+	for _, s := range []*imageserver.Server{a, b} {
+		s.StartAgain()
+		s.Restart()
+	}
+	w.says(t, "")
+	w.publishGroup(t, "again", 3)
+	finish("again", 3)
+	for uid, want := range map[schemas.UID]*schemas.Policy{
+		"begun": whole, "adapted": adapted, "spoiled": adapted, "again": adapted,
+	} {
+		tr := w.trajectory(t, "r", uid, 0)
+		if tr.WeightsDigest != want.WeightsDigest || tr.PolicyVersionMin != want.PolicyVersion {
+			t.Errorf("%s: version %d, weights %.16s; want %d", uid, tr.PolicyVersionMin, tr.WeightsDigest, want.PolicyVersion)
+		}
+	}
+	report, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
+	if err != nil || !report.OK(0) || report.Trajectories != 12 || report.Versions != 2 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	p, err = w.client.PushWeights(t.Context(), full, client.Push{})
+	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedRefused ||
+		!strings.Contains(answer.Error, "restart the server") {
+		t.Errorf("a whole transformer after an adapter: %+v; want it refused", answer)
+	}
+	p, err = w.client.PushPolicy(t.Context(), nil, client.Push{})
+	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedApplied {
+		t.Errorf("the checkpoint again: %+v", answer)
 	}
 }

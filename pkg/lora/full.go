@@ -109,14 +109,7 @@ func (f *Full) Save(dir string) error {
 	if err != nil {
 		return err
 	}
-	err = os.Chmod(made, 0o755) // the server may be another user's
-	for i, file := range f.files {
-		name := "diffusion_pytorch_model.safetensors"
-		if len(f.files) > 1 {
-			name = fmt.Sprintf("diffusion_pytorch_model-%05d-of-%05d.safetensors", i+1, len(f.files))
-		}
-		err = errors.Join(err, os.WriteFile(filepath.Join(made, name), file, 0o644))
-	}
+	err = errors.Join(os.Chmod(made, 0o755), f.write(made)) // the server may be another user's
 	if err == nil {
 		err = os.Rename(made, dir)
 	}
@@ -124,6 +117,33 @@ func (f *Full) Save(dir string) error {
 		return errors.Join(fmt.Errorf("write weights: %w", err), os.RemoveAll(made))
 	}
 	return nil
+}
+
+// write writes the files to a folder, and where there are several the index of their tensors.
+func (f *Full) write(dir string) error {
+	const stem = "diffusion_pytorch_model"
+	if len(f.files) == 1 {
+		return os.WriteFile(filepath.Join(dir, stem+".safetensors"), f.files[0], 0o644)
+	}
+	files := map[string]string{} // by tensor
+	for i, file := range f.files {
+		name := fmt.Sprintf("%s-%05d-of-%05d.safetensors", stem, i+1, len(f.files))
+		shard, err := safetensors.Parse(name, file)
+		if err != nil {
+			return err
+		}
+		for _, tensor := range shard.Names() {
+			files[tensor] = name
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), file, 0o644); err != nil {
+			return err
+		}
+	}
+	index, err := json.Marshal(map[string]any{"metadata": map[string]any{}, "weight_map": files})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, stem+".safetensors.index.json"), index, 0o644)
 }
 
 // Close closes the files.

@@ -37,6 +37,7 @@ type Server struct {
 	model model.Model
 
 	turn sync.Mutex // held by the request that is worked on: one at a time
+	held held       // turn guards it
 
 	mu     sync.Mutex
 	dead   bool
@@ -81,6 +82,7 @@ func New(t testing.TB, folder string, o model.Options) *Server {
 		"model_path": folder, "dit_precision": precision, "vae_precision": precision,
 		"pipeline_name": family.Class,
 	}}
+	s.StartAgain()
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
 		s.Release()
@@ -216,7 +218,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/msgpack")
 		_, _ = w.Write(body)
 	default:
-		http.NotFound(w, r)
+		if !s.changeWeights(w, r) {
+			http.NotFound(w, r)
+		}
 	}
 }
 
@@ -230,7 +234,7 @@ func (v *values) add(x []float32) { v.data = append(v.data, x...) }
 
 // generate computes the body of an answer.
 func (s *Server) generate(ctx context.Context, q *Request) ([]byte, error) {
-	card, size := s.model.Card(), media.ImageSize(q.Height, q.Width)
+	card, size := s.held.now.Card(), media.ImageSize(q.Height, q.Width)
 	tokens, err := card.Tokens(size)
 	if err != nil {
 		return nil, err
@@ -247,7 +251,7 @@ func (s *Server) generate(ctx context.Context, q *Request) ([]byte, error) {
 	if q.CFG > 1 {
 		texts = append(texts, q.Negative)
 	}
-	conds, err := s.model.EncodeTruncated(ctx, texts)
+	conds, err := s.held.now.EncodeTruncated(ctx, texts)
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +274,7 @@ func (s *Server) generate(ctx context.Context, q *Request) ([]byte, error) {
 	if err := s.denoise(ctx, q, size, sigmas, conds, noise, r); err != nil {
 		return nil, err
 	}
-	made, err := s.model.Decode(ctx, r.x, size)
+	made, err := s.held.now.Decode(ctx, r.x, size)
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +318,7 @@ func (s *Server) denoise(ctx context.Context, q *Request, size media.Size, sigma
 ) error {
 	x := r.x
 	n := len(x)
-	velocities := images.NewVelocities(s.model)
+	velocities := images.NewVelocities(s.held.now)
 	keep := func(i int, x []float32) {
 		for _, of := range q.Return {
 			if of == i {
