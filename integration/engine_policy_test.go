@@ -14,16 +14,16 @@ import (
 	"github.com/meander-rl/meander/services/verify"
 )
 
-// servedLane is a lane of texts whose tokens a server of vLLM draws, with a folder for adapters.
+// servedLane is a lane of texts whose tokens a server draws, with a folder for adapters.
 type servedLane struct {
 	*world
 	server *remotelmtest.Server
 	folder string
 }
 
-func newServedLane(t *testing.T) *servedLane {
+func newServedLane(t *testing.T, mode string) *servedLane {
 	t.Helper()
-	l := &servedLane{server: remotelmtest.New(t, remotelmtest.LogProbs), folder: t.TempDir()}
+	l := &servedLane{server: remotelmtest.New(t, mode), folder: t.TempDir()}
 	l.world = start(t, func(c *config) {
 		c.sampler.Model, c.sampler.Engine, c.sampler.EngineAdapters = sumsFolder(t), l.server.Engine(), l.folder
 	})
@@ -75,18 +75,27 @@ func (l *servedLane) draw(t *testing.T, run schemas.Run) (tr *schemas.Trajectory
 	}
 	models = map[any]bool{}
 	for _, body := range l.server.Asked()[before:] {
-		models[body["model"]] = true
+		models[body[l.server.AdapterField()]] = true
 	}
 	return l.trajectory(t, run, "g", 0), models
 }
 
-// An adapter that is pushed to a lane of vLLM is loaded by the server, and draws the samples that follow: also after
-// the server was started again. The one before is unloaded, and its folder removed.
+// An adapter that is pushed to a lane of served texts is loaded by the server, and draws the samples that follow: also
+// after the server was started again. The one before is unloaded, and its folder removed.
 func TestEngine_PushedAdapters(t *testing.T) {
 	t.Parallel()
-	l := newServedLane(t)
+	for mode, engine := range map[string]string{remotelmtest.LogProbs: "vllm", remotelmtest.SGLang: "sglang"} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			testPushedAdapters(t, mode, schemas.ServedBy(engine))
+		})
+	}
+}
+
+func testPushedAdapters(t *testing.T, mode, served string) {
+	l := newServedLane(t, mode)
 	base, models := l.draw(t, "base")
-	if len(models) != 1 || base.WeightsDigest != "served by vllm" {
+	if len(models) != 1 || base.WeightsDigest != served {
 		t.Fatalf("models %v, weights %s", models, base.WeightsDigest)
 	}
 	pushed, answer := l.push(t, 7)
@@ -140,7 +149,7 @@ func TestEngine_PushedAdapters(t *testing.T) {
 // comes to a server, and a lane without a folder takes none.
 func TestEngine_PushRefused(t *testing.T) {
 	t.Parallel()
-	l := newServedLane(t)
+	l := newServedLane(t, remotelmtest.LogProbs)
 	other := parsedLoRA(t, loraFile(t, "model.layers.0.mlp.down_proj", 384, 128, 4, 7, 0))
 	_, err := l.client.PushPolicy(t.Context(), other, client.Push{})
 	if _, refused := errors.AsType[*client.RefusedError](err); !refused {
@@ -162,10 +171,7 @@ func TestEngine_PushRefused(t *testing.T) {
 		"not enabled": {[]string{"--engine", without.Engine(), "--engine-adapters", t.TempDir()}, 1, "--enable-lora"},
 		"no folder":   {[]string{"--engine", without.Engine(), "--engine-adapters", "gone"}, 2, "engine-adapters: stat gone"},
 		"no server":   {[]string{"--engine-adapters", t.TempDir()}, 2, "must be absent without engine"},
-		"other kind": {
-			[]string{"--engine", "sglang=" + without.URL, "--engine-adapters", t.TempDir()},
-			2, "must be absent but for vllm",
-		},
+		"other kind":  {[]string{"--engine", "torch", "--engine-adapters", t.TempDir()}, 2, "must be absent with torch"},
 	} {
 		args := append([]string{"run", "--model", sums(t)}, append(c.args, remotelmtest.Prompt)...)
 		if out := meander(t, t.TempDir(), args...).must(t, c.code); !strings.Contains(out.stderr, c.says) {

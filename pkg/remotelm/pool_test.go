@@ -142,13 +142,19 @@ func TestPool_ShutOut(t *testing.T) {
 // All servers load an adapter, also one that was started again; one that has lost it is not used until it has it.
 func TestPool_Adapters(t *testing.T) {
 	t.Parallel()
+	for _, mode := range []string{remotelmtest.LogProbs, remotelmtest.SGLang} {
+		t.Run(mode, func(t *testing.T) { testAdapters(t, mode) })
+	}
+}
+
+func testAdapters(t *testing.T, mode string) {
 	folder := t.TempDir()
 	for _, name := range []string{"adapter_config.json", "adapter_model.safetensors"} {
 		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	a, b, told := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.LogProbs), &said{}
+	a, b, told := remotelmtest.New(t, mode), remotelmtest.New(t, mode), &said{}
 	p := dialBoth(t, a, b, told)
 	if err := p.LoadAdapter(t.Context(), "meander-x", folder); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,23 @@ func (s *Server) Restart() {
 	s.adapters = nil
 }
 
-// listModels answers as vLLM does: with its model, which is recorded, and the adapters beside it.
+// AdapterField is the field of a request that names its adapter.
+func (s *Server) AdapterField() string {
+	if s.Mode == SGLang {
+		return "lora_path"
+	}
+	return "model"
+}
+
+// adapterPrefix is what the routes of adapters begin with.
+func (s *Server) adapterPrefix() string {
+	if s.Mode == SGLang {
+		return ""
+	}
+	return "/v1"
+}
+
+// listModels answers as both kinds of server do: with its model, recorded from vLLM, and the adapters beside it.
 func (s *Server) listModels(w http.ResponseWriter) {
 	var list struct {
 		Object string           `json:"object"`
@@ -43,7 +59,8 @@ func (s *Server) listModels(w http.ResponseWriter) {
 	_, _ = w.Write(data)
 }
 
-// changeAdapter loads an adapter or forgets one, with the answers of vLLM.
+// changeAdapter loads an adapter or forgets one, with the answers of vLLM; of SGLang with the word by which clients know
+// that adapters are off.
 func (s *Server) changeAdapter(w http.ResponseWriter, r *http.Request) {
 	var in struct {
 		Name string `json:"lora_name"`
@@ -61,6 +78,8 @@ func (s *Server) changeAdapter(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	_, loaded := s.adapters[in.Name]
 	switch load := filepath.Base(r.URL.Path) == "load_lora_adapter"; {
+	case s.NoAdapters && s.Mode == SGLang:
+		http.Error(w, `{"success":false,"error_message":"LoRA is not enabled. Please set --enable-lora."}`, http.StatusBadRequest)
 	case s.NoAdapters:
 		http.NotFound(w, r)
 	case load && loaded:
@@ -88,6 +107,12 @@ func (s *Server) changeAdapter(w http.ResponseWriter, r *http.Request) {
 func (s *Server) answerCanary(w http.ResponseWriter, model string) {
 	weights, _ := os.ReadFile(filepath.Join(s.Adapters()[model], "adapter_model.safetensors"))
 	number := -float64(crc32.ChecksumIEEE(weights)) / (1 << 30)
+	if s.Mode == SGLang {
+		fmt.Fprintf(w, `data: {"output_ids":[7],"meta_info":{"completion_tokens":1,"finish_reason":{"type":"length"},`+
+			`"output_token_logprobs":[[%g,7,null]],"output_top_logprobs":[[[%g,7,null],[%g,8,null]]]}}`+"\n\n",
+			number, number, number-1)
+		return
+	}
 	entry := map[string]any{"token_id": 7, "logprob": number}
 	choice := map[string]any{
 		"index": 0, "finish_reason": "length", "token_ids": []int{7},

@@ -125,9 +125,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(Recorded(s.t, "sglang"+strings.ReplaceAll(path, "/", "-")+".json"))
 	case s.Mode != SGLang && path == "/version":
 		_, _ = w.Write(Recorded(s.t, "vllm-version.json"))
-	case s.Mode != SGLang && path == "/v1/models":
+	case path == "/v1/models":
 		s.listModels(w)
-	case s.Mode != SGLang && (path == "/v1/load_lora_adapter" || path == "/v1/unload_lora_adapter"):
+	case strings.TrimPrefix(path, s.adapterPrefix()) == "/load_lora_adapter",
+		strings.TrimPrefix(path, s.adapterPrefix()) == "/unload_lora_adapter":
 		s.changeAdapter(w, r)
 	case s.Mode == Completions && path == "/inference/v1/generate":
 		http.Error(w, `{"error":{"message":"not enabled","code":403}}`, http.StatusForbidden)
@@ -145,9 +146,14 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error":{"message":"no JSON","code":400}}`, http.StatusBadRequest)
 		return
 	}
-	model, _ := body["model"].(string)
+	model, _ := body[s.AdapterField()].(string)
 	if _, loaded := s.Adapters()[model]; strings.HasPrefix(model, "meander-") && !loaded {
-		http.Error(w, fmt.Sprintf(`{"error":{"message":"The model %q does not exist.","code":404}}`, model), http.StatusNotFound)
+		status, says := http.StatusNotFound, "The model %q does not exist."
+		if s.Mode == SGLang {
+			status, says = http.StatusBadRequest, "Got LoRA adapter that has never been loaded: %s"
+		}
+		text, _ := json.Marshal(fmt.Sprintf(says, model))
+		http.Error(w, fmt.Sprintf(`{"error":{"message":%s,"code":%d}}`, text, status), status)
 		return
 	}
 	id := fmt.Sprint(body["request_id"], body["rid"])
