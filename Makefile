@@ -31,7 +31,7 @@ FORMS    := secure cluster
 profiles := $(subst $(comma), ,$(PROFILE))
 forms    := $(strip $(foreach f,$(FORMS),$(filter $f,$(profiles))))
 # Every profile of docker-compose.yml: what any of them started is stopped.
-PROFILES := all-in-one gpu metrics torch
+PROFILES := all-in-one gpu metrics observability torch
 # Compose takes a name that it does not know, and starts what has none.
 ifneq ($(filter up down logs compose-check,$(MAKECMDGOALS)),)
 unknown  := $(filter-out $(FORMS) $(PROFILES),$(profiles))
@@ -324,7 +324,7 @@ compose-test: ## the containers of docker-compose.yml for real, on images made w
 # What each container gets of the credentials, for users of the containers to read: nobody else gets past the folder.
 .PHONY: credentials
 credentials: $(AUTH)/users.json ## the folders of credentials that make up PROFILE=secure mounts, made anew
-	set -e; for role in intake sampler reward advantage admin; do \
+	set -e; for role in intake sampler reward advantage admin viewer; do \
 		install -d -m 755 $(AUTH)/containers $(AUTH)/containers/$$role; \
 		install -m 444 $(AUTH)/$$role.creds $(AUTH)/containers/$$role/key.creds; \
 		install -m 444 $(AUTH)/tls/ca.pem $(AUTH)/containers/$$role; done

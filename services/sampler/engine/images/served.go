@@ -71,6 +71,9 @@ func Dial(ctx context.Context, at engine.Server, card model.Card, class string, 
 	return s, err
 }
 
+// Servers implements engine.Served.
+func (s *Served) Servers() (used, all int) { return s.pool.Used(), s.pool.Size() }
+
 // check asks all servers whether they are well. Reach and Watch call it.
 func (s *Served) check(ctx context.Context) error {
 	err := s.pool.Check(ctx)
