@@ -316,3 +316,156 @@ func checkAlerts(t *testing.T, p *watched) {
 		return nil
 	})
 }
+
+// span is a span as collectors and Jaeger write it.
+type span struct {
+	TraceID      string `json:"traceId"`
+	SpanID       string `json:"spanId"`
+	ParentSpanID string `json:"parentSpanId"`
+	Name         string `json:"name"`
+	Events       []any  `json:"events"`
+}
+
+// otlpTraces is OTLP in JSON.
+type otlpTraces struct {
+	ResourceSpans []struct {
+		Resource struct {
+			Attributes []struct {
+				Key   string
+				Value struct{ StringValue string }
+			}
+		}
+		ScopeSpans []struct{ Spans []span }
+	}
+}
+
+// tree says what keeps spans from being the one tree of tracedRun.
+func (all otlpTraces) tree() error {
+	stages, spans := map[string]bool{}, map[string]span{}
+	for _, of := range all.ResourceSpans {
+		service := ""
+		for _, a := range of.Resource.Attributes {
+			if a.Key == "service.name" {
+				service = a.Value.StringValue
+			}
+		}
+		for _, scope := range of.ScopeSpans {
+			for _, s := range scope.Spans {
+				stages[service+" "+s.Name] = true
+				spans[s.SpanID] = s
+			}
+		}
+	}
+	if got := slices.Sorted(maps.Keys(stages)); !slices.Equal(got, tracedStages) || len(spans) != 27 {
+		return fmt.Errorf("%d spans of %v; want 27 of %v", len(spans), got, tracedStages)
+	}
+	steps, roots := 0, 0
+	for _, s := range spans {
+		if s.Name == "denoise" {
+			steps += len(s.Events)
+		}
+		if s.TraceID != clientTrace {
+			return fmt.Errorf("span %s is of trace %s", s.Name, s.TraceID)
+		}
+		if s.ParentSpanID == clientSpan {
+			roots++
+		} else if _, there := spans[s.ParentSpanID]; !there {
+			return fmt.Errorf("span %s is below %s, which is not there", s.Name, s.ParentSpanID)
+		}
+	}
+	if roots != 1 || steps != 12 {
+		return fmt.Errorf("%d spans below the client's and %d steps; want 1 and 12", roots, steps)
+	}
+	return nil
+}
+
+// collect starts a collector or Jaeger, which take the same configuration, and waits until it accepts connections. It
+// returns where it takes OTLP over HTTP, which is OTLP in the configuration.
+func collect(t *testing.T, name, dir, config string) (endpoint string) {
+	t.Helper()
+	path, address := foreign(t, name), freeAddress(t)
+	config = strings.ReplaceAll(config, "OTLP", address)
+	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	launch(t, dir, path, "--config", name+".yaml")
+	bustest.Until(t, name, func() error {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
+	return "http://" + address
+}
+
+const collectorConfig = `
+receivers: {otlp: {protocols: {http: {endpoint: "OTLP"}}}}
+exporters: {file: {path: traces.json}}
+service:
+  telemetry: {metrics: {level: none}}
+  pipelines: {traces: {receivers: [otlp], exporters: [file]}}
+`
+
+const jaegerConfig = `
+receivers: {otlp: {protocols: {http: {endpoint: "OTLP"}}}}
+exporters: {jaeger_storage_exporter: {trace_storage: store}}
+extensions:
+  jaeger_storage: {backends: {store: {memory: {max_traces: 100}}}}
+  jaeger_query: {storage: {traces: store}, http: {endpoint: "PAGE"}, grpc: {endpoint: "RPC"}}
+service:
+  extensions: [jaeger_storage, jaeger_query]
+  telemetry: {metrics: {level: none}}
+  pipelines: {traces: {receivers: [otlp], exporters: [jaeger_storage_exporter]}}
+`
+
+// The trace of a prompt that four programs worked on is one tree in a real collector, which writes it to a file, and in
+// a real Jaeger.
+func TestObservability_Traces(t *testing.T) {
+	if _, err := exec.LookPath("jaeger"); err != nil {
+		foreign(t, "otelcol") // one of both is enough to go on
+	}
+	skipShort(t)
+	w, dir := tracedRun(t)
+	export := func(t *testing.T, endpoint string) {
+		t.Helper()
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+		meander(t, dir, "trace", "r", "--once", "--nats", w.Server.ClientURL()).must(t, 0)
+	}
+	t.Run("collector", func(t *testing.T) {
+		export(t, collect(t, "otelcol", dir, collectorConfig))
+		bustest.Until(t, "the file of the collector", func() error {
+			f, err := os.Open(filepath.Join(dir, "traces.json"))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			var all otlpTraces
+			for d := json.NewDecoder(f); ; {
+				var some otlpTraces
+				if err := d.Decode(&some); err == io.EOF {
+					return all.tree()
+				} else if err != nil {
+					return err
+				}
+				all.ResourceSpans = append(all.ResourceSpans, some.ResourceSpans...)
+			}
+		})
+	})
+	t.Run("Jaeger", func(t *testing.T) {
+		page := freeAddress(t)
+		export(t, collect(t, "jaeger", dir, strings.NewReplacer("PAGE", page, "RPC", freeAddress(t)).Replace(jaegerConfig)))
+		bustest.Until(t, "the trace in Jaeger", func() error {
+			resp, err := http.Get("http://" + page + "/api/v3/traces/" + clientTrace)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			var out struct{ Result otlpTraces }
+			if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+				return err
+			}
+			return out.Result.tree()
+		})
+	})
+}
