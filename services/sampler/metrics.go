@@ -36,8 +36,8 @@ type instruments struct {
 }
 
 // newInstruments registers those metrics of the sampler that its code counts; those that are read at each scrape have
-// a function each below. All have the labels lane and model: a process has one of each. A run is no label, since runs
-// are without number.
+// a function each below. All have the labels lane and model: a process has one of each. A run is no label, since their
+// number has no bound.
 func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *instruments {
 	if r != nil {
 		r = prometheus.WrapRegistererWith(prometheus.Labels{"lane": string(lane), "model": model}, r)
