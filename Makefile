@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
+.PHONY: help build python-test asyncapi-test observability-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -31,7 +31,7 @@ FORMS    := secure cluster
 profiles := $(subst $(comma), ,$(PROFILE))
 forms    := $(strip $(foreach f,$(FORMS),$(filter $f,$(profiles))))
 # Every profile of docker-compose.yml: what any of them started is stopped.
-PROFILES := all-in-one gpu metrics torch
+PROFILES := all-in-one gpu metrics observability torch
 # Compose takes a name that it does not know, and starts what has none.
 ifneq ($(filter up down logs compose-check,$(MAKECMDGOALS)),)
 unknown  := $(filter-out $(FORMS) $(PROFILES),$(profiles))
@@ -226,6 +226,13 @@ build/asyncapi/ok: integration/testdata/asyncapi/package.json integration/testda
 	build/asyncapi/venv/bin/python -m pip install --quiet --requirement integration/testdata/asyncapi/requirements.txt
 	touch $@
 
+observability-test: build/observability/ok ## the board, the alerts and traces by real Prometheus, OpenTelemetry collector and Jaeger; Go builds those that are not on PATH, for minutes
+	PATH="$(CURDIR)/build/observability/bin:$$PATH" CGO_ENABLED=0 go test -v -count=1 $(TEST_LIMIT) -run '^TestObservability' ./integration/
+
+build/observability/ok: .ci/observability
+	.ci/observability build/observability
+	touch $@
+
 build/python-venv/ok: pkg/client/python/pyproject.toml
 	python3 -m venv build/python-venv
 	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
@@ -324,7 +331,7 @@ compose-test: ## the containers of docker-compose.yml for real, on images made w
 # What each container gets of the credentials, for users of the containers to read: nobody else gets past the folder.
 .PHONY: credentials
 credentials: $(AUTH)/users.json ## the folders of credentials that make up PROFILE=secure mounts, made anew
-	set -e; for role in intake sampler reward advantage admin; do \
+	set -e; for role in intake sampler reward advantage admin viewer; do \
 		install -d -m 755 $(AUTH)/containers $(AUTH)/containers/$$role; \
 		install -m 444 $(AUTH)/$$role.creds $(AUTH)/containers/$$role/key.creds; \
 		install -m 444 $(AUTH)/tls/ca.pem $(AUTH)/containers/$$role; done

@@ -65,7 +65,7 @@ func TestDeploy_Forms(t *testing.T) {
 					t.Errorf("%s: %s: volume %s is not declared", file, name, v.Source)
 				}
 				_, role, isKeys := strings.Cut(v.Source, "/containers/")
-				of := map[string]string{"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin"}[name]
+				of := map[string]string{"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin", "trace": "viewer"}[name]
 				if isKeys && (!v.ReadOnly || role != name && role != of) {
 					t.Errorf("%s: %s has the keys of %s", file, name, role)
 				}
@@ -168,7 +168,7 @@ func TestDeploy_FormsRefused(t *testing.T) {
 		settings, says string
 		here           engine
 	}{
-		{"PROFILE=sekure", "there is no sekure; must be of secure cluster all-in-one gpu metrics torch", one},
+		{"PROFILE=sekure", "there is no sekure; must be of secure cluster all-in-one gpu metrics observability torch", one},
 		{"PROFILE=secure,claster", "there is no claster", one},
 		{"COMPOSE_PROFILES=metrics,secure", "secure must be in PROFILE", one},
 		{"PROFILE=gpu", `no runtime "nvidia"`, one},

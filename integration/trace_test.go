@@ -19,24 +19,43 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// The trace of a prompt that four programs worked on has all stages, under the names of the programs, and goes on with
-// the trace of the prompt's client. It comes to a collector by OTLP.
-func TestTrace_FourPrograms(t *testing.T) {
-	const own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	w, dir := newWorld(t, bustest.TCP), t.TempDir()
+// The trace of the client of tracedRun, and its span.
+const (
+	clientTrace = "0af7651916cd43dd8448eb211c80319c"
+	clientSpan  = "b7ad6b7169203331"
+)
+
+// tracedStages are the spans of the run that tracedRun makes, by the program and the stage. There are 27.
+var tracedStages = []string{
+	"meander-advantage advantage", "meander-advantage group", "meander-intake intake", "meander-reward score jpeg_compressibility",
+	"meander-reward wait for scoring", "meander-sampler decode", "meander-sampler denoise", "meander-sampler encode",
+	"meander-sampler queue", "meander-sampler sample", "meander-sampler wait for a slot",
+}
+
+// tracedRun has four programs make a group of three samples in the run r, whose prompt goes on with a client's trace.
+func tracedRun(t *testing.T) (w *world, dir string) {
+	t.Helper()
+	w, dir = newWorld(t, bustest.TCP), t.TempDir()
 	for name, args := range map[string][]string{"intake": nil, "sampler": {"--model", "synthetic"}, "reward": nil, "advantage": nil} {
 		p := harness.Raise(t, &harness.Process{
 			Name: name, Path: program(t, "meander-"+name), Dir: dir,
 			Args: append([]string{"--nats-url", w.Server.ClientURL(), "--health-addr", ""}, args...),
 		})
-		defer p.Bury(t)
+		t.Cleanup(func() { p.Bury(t) })
 	}
-	if _, err := w.client.Publish(bus.WithTraceparent(t.Context(), own), "r", slowPrompt("g", 3, 4)); err != nil {
+	if _, err := w.client.Publish(bus.WithTraceparent(t.Context(), "00-"+clientTrace+"-"+clientSpan+"-01"), "r", slowPrompt("g", 3, 4)); err != nil {
 		t.Fatal(err)
 	}
 	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusComplete {
 		t.Fatalf("%+v", a)
 	}
+	return w, dir
+}
+
+// The trace of a prompt that four programs worked on has all stages, under the names of the programs, and goes on with
+// the trace of the prompt's client. It comes to a collector by OTLP.
+func TestTrace_FourPrograms(t *testing.T) {
+	w, dir := tracedRun(t)
 	var mu sync.Mutex
 	got, traces, steps := map[string]int{}, map[string]bool{}, 0
 	otlp := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -72,14 +91,9 @@ func TestTrace_FourPrograms(t *testing.T) {
 	defer otlp.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.URL)
 	out := meander(t, dir, "trace", "r", "--once", "--nats", w.Server.ClientURL()).must(t, 0)
-	want := []string{
-		"meander-advantage advantage", "meander-advantage group", "meander-intake intake", "meander-reward score jpeg_compressibility",
-		"meander-reward wait for scoring", "meander-sampler decode", "meander-sampler denoise", "meander-sampler encode",
-		"meander-sampler queue", "meander-sampler sample", "meander-sampler wait for a slot",
-	}
-	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) || got["meander-sampler sample"] != 3 || steps != 12 ||
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, tracedStages) || got["meander-sampler sample"] != 3 || steps != 12 ||
 		len(traces) != 1 || !strings.Contains(out.stdout, "1 trace, 27 spans") {
-		t.Errorf("spans %v, %d steps, %d traces; want %v: %s", got, steps, len(traces), want, out.stdout)
+		t.Errorf("spans %v, %d steps, %d traces; want %v: %s", got, steps, len(traces), tracedStages, out.stdout)
 	}
 	otlp.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")

@@ -91,6 +91,12 @@ func (p *Pool) String() string {
 	return SGLangDiffusion + " at " + strings.Join(bases, ",")
 }
 
+// Size returns how many servers there are.
+func (p *Pool) Size() int { return len(p.all) }
+
+// Used returns how many servers can be used now.
+func (p *Pool) Used() int { return len(p.pool.Servers()) }
+
 // Facts returns what the first server that could be used says of itself.
 func (p *Pool) Facts() Facts {
 	p.mu.Lock()

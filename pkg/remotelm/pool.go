@@ -140,6 +140,9 @@ func (p *Pool) String() string {
 // Size returns how many servers there are.
 func (p *Pool) Size() int { return len(p.all) }
 
+// Used returns how many servers can be used now.
+func (p *Pool) Used() int { return len(p.pool.Servers()) }
+
 // Facts returns what was found out about the first server that could be used. All others are like it, but for the name
 // of the model.
 func (p *Pool) Facts() Facts {

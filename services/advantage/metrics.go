@@ -21,6 +21,7 @@ type instruments struct {
 	openGroups, held  prometheus.Gauge
 	latency, estimate prometheus.Observer
 	batchMetric       *prometheus.GaugeVec
+	groupReward       *prometheus.GaugeVec
 }
 
 // newInstruments registers the metrics of the advantage service with r; nil: nowhere. Run calls it.
@@ -42,6 +43,15 @@ func newInstruments(r prometheus.Registerer) *instruments {
 			WithLabelValues(),
 		estimate:    s.Seconds("estimate_seconds", "time of the estimator").WithLabelValues(),
 		batchMetric: s.Gauge("batch_metric", "metrics of the last batch, by the names that verl has", "name"),
+		groupReward: s.Gauge("group_reward", "mean reward of the group that closed last, by lane", "lane"),
+	}
+}
+
+// group counts a closed group of a lane. Only lanes that made samples become labels, so their number is bounded.
+func (i *instruments) group(lane schemas.Lane, a *schemas.Advantage) {
+	i.groups.WithLabelValues(a.Status).Inc()
+	if a.Mean != nil {
+		i.groupReward.WithLabelValues(string(lane)).Set(*a.Mean)
 	}
 }
 

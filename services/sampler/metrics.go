@@ -9,6 +9,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
+	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/models"
 )
 
@@ -35,8 +36,12 @@ type instruments struct {
 }
 
 // newInstruments registers those metrics of the sampler that its code counts; those that are read at each scrape have
-// a function each below.
-func newInstruments(r prometheus.Registerer) *instruments {
+// a function each below. All have the labels lane and model: a process has one of each. A run is no label, since their
+// number has no bound.
+func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *instruments {
+	if r != nil {
+		r = prometheus.WrapRegistererWith(prometheus.Labels{"lane": string(lane), "model": model}, r)
+	}
 	s := instrument.New(r, "sampler")
 	return &instruments{
 		set:        s,
@@ -113,6 +118,23 @@ func (i *instruments) registerDevices(opened *models.Devices) (stop func()) {
 			i.set.CounterOf("device_busy_seconds_total", "time that a GPU had a pass", func() float64 { return m.Usage().Busy.Seconds() }, prometheus.Labels{"device": p.ID}))
 	}
 	return callAll(stops)
+}
+
+// registerServers registers how many servers draw the samples of a network, by whether they can be used, until stop is
+// called. Of a network that computes here there are none.
+func (i *instruments) registerServers(n engine.Network) (stop func()) {
+	count := func() (used, all int) { return 0, 0 }
+	if e, ok := n.(engine.Served); ok {
+		count = e.Servers
+	}
+	servers := func(state string, read func() int) func() {
+		return i.set.GaugeOf("engine_servers", "servers of the engine, by whether they can be used: used or away",
+			func() float64 { return float64(read()) }, prometheus.Labels{"state": state})
+	}
+	return callAll([]func(){
+		servers("used", func() int { used, _ := count(); return used }),
+		servers("away", func() int { used, all := count(); return all - used }),
+	})
 }
 
 // registerPublisher registers metrics of the step events that are published and not yet stored, until stop.

@@ -93,7 +93,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	if err != nil {
 		return unlessStopped(ctx, err)
 	}
-	metrics := newInstruments(cfg.Metrics)
+	metrics := newInstruments(cfg.Metrics, cfg.Lane, network.Name())
 	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
 	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
 	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
@@ -108,6 +108,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		s.workers = append(s.workers, &worker{id: p.ID, index: i, queue: newQueue[*attempt]()})
 	}
 	defer metrics.registerDevices(opened)()
+	defer metrics.registerServers(network)()
 	logUnused(log, opened)
 	key, err := weights.RetryLate(log.WithContext(ctx), b.SealKey)
 	if err != nil {

@@ -110,7 +110,7 @@ func newStage(t *testing.T, e engine.Engine, batch int) *stage {
 	s := &stage{t: t, queue: newQueue[*attempt](), stop: stop, ended: make(chan struct{}), engine: e}
 	go func() {
 		defer close(s.ended)
-		(&scheduler{batch: batch, queue: s.queue, metrics: newInstruments(nil)}).run(ctx)
+		(&scheduler{batch: batch, queue: s.queue, metrics: newInstruments(nil, "", "")}).run(ctx)
 	}()
 	return s
 }
@@ -176,7 +176,7 @@ func TestAttempt_LeavesTheQueue(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	a, _ := cast("a", "a", 1)
-	a.service, a.worker = &service{metrics: newInstruments(nil)}, &worker{queue: newQueue[*attempt]()}
+	a.service, a.worker = &service{metrics: newInstruments(nil, "", "")}, &worker{queue: newQueue[*attempt]()}
 	stop()
 	if err := a.runSteps(ctx); !errors.Is(err, context.Canceled) || a.worker.queue.pop() != nil {
 		t.Errorf("%v; want the end of the context, and an empty queue", err)
@@ -186,7 +186,7 @@ func TestAttempt_LeavesTheQueue(t *testing.T) {
 // Two devices that are lost at once are both the last: neither waits for the other to be told.
 func TestWorkers_LostAtOnce(t *testing.T) {
 	t.Parallel()
-	s := &service{metrics: newInstruments(nil), ended: make(chan error, 1), workers: []*worker{{id: "cuda:0"}, {id: "cuda:1"}}}
+	s := &service{metrics: newInstruments(nil, "", ""), ended: make(chan error, 1), workers: []*worker{{id: "cuda:0"}, {id: "cuda:1"}}}
 	if w, leave, err := s.chooseWorker(); err != nil || w.id != "cuda:0" {
 		t.Errorf("%v, %v", w, err)
 	} else if other, _, _ := s.chooseWorker(); other.id != "cuda:1" {
@@ -363,7 +363,7 @@ func TestScheduler_RejoinsOnce(t *testing.T) {
 			time.Sleep(time.Second) // the talker's interaction is quicker
 			return nil
 		}
-		talks.service, talks.worker = &service{metrics: newInstruments(nil)}, &worker{queue: s.queue}
+		talks.service, talks.worker = &service{metrics: newInstruments(nil, "", "")}, &worker{queue: s.queue}
 		over := make(chan error)
 		go func() {
 			for {

@@ -84,7 +84,12 @@ func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus
 			d.Received(m)
 		}
 		err := h(ctx, m)
-		if _, terminal := errors.AsType[*bus.TerminalError](err); err != nil && !terminal && !m.Acknowledged() && ctx.Err() == nil {
+		terminal, _ := errors.AsType[*bus.TerminalError](err)
+		switch {
+		case m.Acknowledged():
+		case terminal != nil && terminal.Garbage: // the bus gives it up without OnGiveUp
+			d.Dead(terminal.Code)
+		case err != nil && terminal == nil && ctx.Err() == nil:
 			d.Retried(err)
 			if errors.Is(err, bus.ErrStreamFull) {
 				held.Store(m, nil)

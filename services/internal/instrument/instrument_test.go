@@ -72,7 +72,10 @@ func TestSet_Count(t *testing.T) {
 	told := false
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	outcomes := []error{bus.ErrStreamFull, errors.New("it may pass"), bus.Terminal(schemas.CodeInvalid, errors.New("never"))}
+	outcomes := []error{
+		bus.ErrStreamFull, errors.New("it may pass"), bus.Terminal(schemas.CodeInvalid, errors.New("never")),
+		bus.Garbage(schemas.CodeDecode, errors.New("no event")),
+	}
 	consumer, handle := instrument.New(r, "x").Count(bus.ConsumerConfig{
 		Durable: schemas.Durable{Stream: schemas.StreamPrompts, Name: "x"}, RetryDelay: time.Millisecond,
 		OnGiveUp: func(context.Context, *bus.Message, error) error { told = true; return nil },
@@ -84,13 +87,17 @@ func TestSet_Count(t *testing.T) {
 	consumed := make(chan error, 1)
 	go func() { consumed <- b.Consume(ctx, consumer, handle) }()
 	bustest.Await(t, b, 1, schemas.StreamDead)
+	if _, err := b.PublishPrompt(t.Context(), "s", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Await(t, b, 2, schemas.StreamDead)
 	cancel()
 	if err := <-consumed; err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
-		"meander_x_dead_total{invalid,MDR_PROMPTS} 1",
-		"meander_x_deliveries_total{again,MDR_PROMPTS} 1", "meander_x_deliveries_total{first,MDR_PROMPTS} 1",
+		"meander_x_dead_total{decode,MDR_PROMPTS} 1", "meander_x_dead_total{invalid,MDR_PROMPTS} 1",
+		"meander_x_deliveries_total{again,MDR_PROMPTS} 1", "meander_x_deliveries_total{first,MDR_PROMPTS} 2",
 		"meander_x_retries_total{error,MDR_PROMPTS} 1", "meander_x_retries_total{full,MDR_PROMPTS} 1",
 	}
 	if got := values(t, r); !slices.Equal(got, want) || !told {

@@ -58,6 +58,9 @@ type Watched interface {
 	Watch(ctx context.Context, log zerolog.Logger)
 }
 
+// Served is a network whose samples servers draw: Servers returns how many can be used now, of all.
+type Served interface{ Servers() (used, all int) }
+
 // Concurrent is a network whose server makes samples beside each other: as many are in flight at most.
 type Concurrent interface{ Concurrency() int }
 
