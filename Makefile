@@ -273,8 +273,9 @@ learn-sums: build build/learn-venv/ok ## train an adapter of the language model 
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
 	build/trl-venv/bin/python deploy/learn/sums.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
 
-trainers-test: build build/trl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio
+trainers-test: build build/trl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio, datasets, WebDataset
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/trl-venv/bin/python -m pytest -q -rs tests/test_sync.py tests/test_dataset.py tests/test_trl.py tests/test_accelerate.py tests/test_track.py
+	MEANDER_PYTHON=$(CURDIR)/build/trl-venv/bin/python go test -v -count=1 -run '^TestWrite_Python$$' ./pkg/shards/
 
 build/trl-venv/ok: deploy/learn/requirements-trl.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
 	TORCH='$(TORCH)' deploy/learn/needs.sh build/trl-venv
