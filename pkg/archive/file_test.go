@@ -48,7 +48,8 @@ func large(t *testing.T) *bustest.Plane {
 	put := func(e interface {
 		schemas.Event
 		Subject() string
-	}) uint64 {
+	},
+	) uint64 {
 		ack, err := p.PublishRaw(t.Context(), e.Subject(), bustest.Encode(t, e), nil, "")
 		if err != nil {
 			t.Fatal(err)

@@ -27,15 +27,16 @@ import (
 // runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "runs", Short: "list, show, export, import and remove stored runs", Args: args(noSuchCommand),
+		Use: "runs", Short: "list, show, export, import, replay and remove stored runs", Args: args(noSuchCommand),
 		Example: `  meander runs ls
   meander runs export night --out night.tar
   meander runs import night.tar
+  meander runs replay night --speed 10
   meander runs rm night`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a))
-	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a))
+	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a), runsReplayCommand(a))
 	return c
 }
 
