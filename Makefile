@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
+.PHONY: help build python-test asyncapi-test ts-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -224,6 +224,16 @@ build/asyncapi/ok: integration/testdata/asyncapi/package.json integration/testda
 	npm install --prefix build/asyncapi --ignore-scripts --no-package-lock --no-audit --no-fund
 	python3 -m venv build/asyncapi/venv
 	build/asyncapi/venv/bin/python -m pip install --quiet --requirement integration/testdata/asyncapi/requirements.txt
+	touch $@
+
+ts-test: ## the TypeScript client: types of every golden event, and a program on a pipeline (needs node 20 and npm; says so without)
+	@if command -v node > /dev/null && command -v npm > /dev/null; then $(MAKE) build/typescript/ok && \
+		MEANDER_TYPESCRIPT=$(CURDIR)/build/typescript CGO_ENABLED=0 go test -v -count=1 -run '^TestTypeScript' ./integration/; \
+	else echo 'make ts-test: skipped, for want of node (20 or newer) and npm in PATH'; fi
+
+build/typescript/ok: pkg/client/typescript/package.json
+	mkdir -p build/typescript && cp $< build/typescript
+	npm install --prefix build/typescript --ignore-scripts --no-package-lock --no-audit --no-fund
 	touch $@
 
 build/python-venv/ok: pkg/client/python/pyproject.toml
