@@ -54,7 +54,7 @@ contract](../deploy/guide/the-contract.md), the fields of a prompt are in [READM
 		t := events[0]
 		events = events[1:]
 		written = append(written, t)
-		fmt.Fprintf(&s, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", t.Name(), c.inWireNames(t, t.Name()))
+		fmt.Fprintf(&s, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", t.Name(), wrapped(c.inWireNames(t, t.Name())))
 		for _, f := range schemas.Fields(t) {
 			text, err := c.Describe(t, f)
 			if err != nil {
@@ -74,6 +74,19 @@ contract](../deploy/guide/the-contract.md), the fields of a prompt are in [READM
 		}
 	}
 	return []byte(s.String()), nil
+}
+
+// wrapped returns a text in lines of at most 120 columns.
+func wrapped(text string) string {
+	var lines []string
+	for word := range strings.FieldsSeq(text) {
+		if n := len(lines); n > 0 && len(lines[n-1])+len(word) < 119 {
+			lines[n-1] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // structOf returns the struct that a field has, alone or in a list; nil without one.
