@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test observability-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
+.PHONY: help build python-test asyncapi-test ts-test observability-test engines-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -233,6 +233,16 @@ build/observability/ok: .ci/observability
 	.ci/observability build/observability
 	touch $@
 
+ts-test: ## the TypeScript client: types of every golden event, and a program on a pipeline (needs node 20 and npm; says so without)
+	@if command -v node > /dev/null && command -v npm > /dev/null; then $(MAKE) build/typescript/ok && \
+		MEANDER_TYPESCRIPT=$(CURDIR)/build/typescript CGO_ENABLED=0 go test -v -count=1 -run '^TestTypeScript' ./integration/; \
+	else echo 'make ts-test: skipped, for want of node (20 or newer) and npm in PATH'; fi
+
+build/typescript/ok: pkg/client/typescript/package.json
+	mkdir -p build/typescript && cp $< build/typescript
+	npm install --prefix build/typescript --ignore-scripts --no-package-lock --no-audit --no-fund
+	touch $@
+
 build/python-venv/ok: pkg/client/python/pyproject.toml
 	python3 -m venv build/python-venv
 	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
@@ -280,8 +290,9 @@ learn-sums: build build/learn-venv/ok ## train an adapter of the language model 
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
 	build/trl-venv/bin/python deploy/learn/sums.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
 
-trainers-test: build build/trl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio
+trainers-test: build build/trl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio, datasets, WebDataset
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/trl-venv/bin/python -m pytest -q -rs tests/test_sync.py tests/test_dataset.py tests/test_trl.py tests/test_accelerate.py tests/test_track.py
+	MEANDER_PYTHON=$(CURDIR)/build/trl-venv/bin/python go test -v -count=1 -run '^TestWrite_Python$$' ./pkg/shards/
 
 build/trl-venv/ok: deploy/learn/requirements-trl.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
 	TORCH='$(TORCH)' deploy/learn/needs.sh build/trl-venv

@@ -97,6 +97,7 @@ var layers = map[string][]string{
 	"pkg/sheet":   {"pkg/media"},
 	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"},                                  // a run as one page
 	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
+	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
 	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
@@ -166,7 +167,7 @@ var layers = map[string][]string{
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
 	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
-		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/tensor/devices",
+		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/model/tokenizer", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
@@ -222,6 +223,7 @@ var testLayers = map[string][]string{
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/janitor":             {"pkg/bus/bustest"},
 	"pkg/archive":                  {"pkg/bus/bustest"},
+	"pkg/replay":                   {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument": {"pkg/bus/bustest"},
 	"pkg/fieldflag":                {"schemas/document"},

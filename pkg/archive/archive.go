@@ -7,17 +7,15 @@
 //	SHA256SUMS
 //
 // The number is the event's sequence in the stream, the time of the file is when the event was stored. The last file
-// has the SHA-256 of all others, as sha256sum writes and checks it. [Write] writes an archive, [Read] reads and
-// checks it, [Import] stores its run on a server.
+// has the SHA-256 of all others, as sha256sum writes and checks it. [Write] writes an archive, [WriteFile] one that
+// goes on after a stop, [Read] reads and checks it, [Import] stores its run on a server.
 //
-// 'meander runs export' calls Write and then Read to check the file, 'meander runs import' calls Import. A check
-// keeps the digests of the files that Read has yielded; an importer is the state of one Import. Errors call the
-// archive by its name on the command line, the export.
+// A check keeps the digests of the files that Read has yielded; an importer is the state of one Import, an exporter
+// that of one Write. Errors call the archive by its name on the command line, the export.
 package archive
 
 import (
 	"archive/tar"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -25,7 +23,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"maps"
 	"path"
 	"reflect"
 	"slices"
@@ -61,6 +58,8 @@ type Summary struct {
 	// Missing counts the blobs that events name and that are no longer stored.
 	Missing int   `json:"missing_blobs"`
 	Bytes   int64 `json:"bytes"` // of events and blobs
+	// Before are those of Bytes that an earlier WriteFile had written.
+	Before int64 `json:"bytes_before,omitempty"`
 }
 
 // exportOrder is the order in which streams are written: steps before the trajectories that name them. Requests come
@@ -68,80 +67,6 @@ type Summary struct {
 var exportOrder = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamControl,
-}
-
-// Write writes all stored events of a run, and their blobs, as a tar. Services may work on the run meanwhile: an
-// event that is stored during Write is either in the archive together with the events that it names, or left out.
-// Blobs that are gone are counted in Summary.Missing. An error leaves an archive without its list of digests, which
-// Read refuses.
-func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
-	if err := schemas.CheckToken("run", run); err != nil {
-		return nil, err
-	}
-	files, summary, sums := tar.NewWriter(w), &Summary{Events: map[string]int{}}, strings.Builder{}
-	addFile := func(name string, at time.Time, data []byte) error {
-		summary.Bytes += int64(len(data))
-		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(data), name)
-		err := files.WriteHeader(&tar.Header{
-			Name: name, Mode: 0o644, Size: int64(len(data)), ModTime: at, Format: tar.FormatPAX,
-		})
-		if err == nil {
-			_, err = files.Write(data)
-		}
-		return err
-	}
-	refs, filters, limits := map[schemas.Ref]bool{}, schemas.RunFilters(run), map[string]uint64{}
-	for _, stream := range exportOrder {
-		if !isWorkQueue(stream) && len(limits) == 0 {
-			// Events are written up to these sequences. Those of later streams are read first: then each event that
-			// they name has a sequence within the limit of its own stream.
-			for _, of := range slices.Backward(exportOrder) {
-				info, err := b.StreamInfo(ctx, of)
-				if err != nil {
-					return summary, fmt.Errorf("export %s: %w", run, err)
-				}
-				limits[of] = info.State.LastSeq
-			}
-		}
-		for m, err := range storedEvents(ctx, b, stream, run, filters[stream]) {
-			if err != nil {
-				return summary, fmt.Errorf("export %s: %w", run, err)
-			}
-			if len(limits) > 0 && m.Seq > limits[stream] {
-				break
-			}
-			name := fmt.Sprintf("%s/%010d-%s%s", stream, m.Seq, m.Subject, eventEnd)
-			if err := addFile(name, m.Time, m.Data); err != nil {
-				return summary, fmt.Errorf("export %s: %w", run, err)
-			}
-			summary.Events[stream]++
-			for _, ref := range refsOf(m.Subject, m.Data) {
-				refs[ref] = true
-			}
-		}
-	}
-	for _, ref := range slices.SortedFunc(maps.Keys(refs),
-		func(a, b schemas.Ref) int { return cmp.Compare(a.Digest, b.Digest) }) {
-		data, err := b.GetBlob(ctx, ref)
-		if errors.Is(err, bus.ErrNotFound) {
-			summary.Missing++
-			continue
-		}
-		if err == nil {
-			err = addFile(path.Join(blobFolder, ref.Digest), time.Now(), data)
-		}
-		if err != nil {
-			return summary, fmt.Errorf("export %s: %w", run, err)
-		}
-		summary.Blobs++
-	}
-	if err := ctx.Err(); err != nil {
-		return summary, err
-	}
-	if err := addFile(sumsFile, time.Now(), []byte(sums.String())); err != nil {
-		return summary, fmt.Errorf("export %s: %w", run, err)
-	}
-	return summary, files.Close()
 }
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.
@@ -152,12 +77,12 @@ func isWorkQueue(stream string) bool {
 
 // storedEvents yields the events of a run in a stream, for Write and for Import, which compares them with an archive.
 // It reads the whole of a work queue and skips other runs, because a reader with filters would take its messages
-// away. After an error it yields no more.
+// away. Of other streams it yields what begins at a sequence. After an error it yields no more.
 func storedEvents(
-	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string,
+	ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string, from uint64,
 ) iter.Seq2[*bus.Message, error] {
 	if !isWorkQueue(stream) {
-		return b.Read(ctx, stream, filters, bus.ReadOptions{})
+		return b.Read(ctx, stream, filters, bus.ReadOptions{FromSeq: from})
 	}
 	return func(yield func(*bus.Message, error) bool) {
 		for m, err := range b.Queued(ctx, stream) {

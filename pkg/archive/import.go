@@ -116,7 +116,7 @@ func (m *importer) readArchive(ctx context.Context) error {
 func (m *importer) compareStored(ctx context.Context) error {
 	filters := schemas.RunFilters(m.result.Run)
 	for _, stream := range importOrder {
-		for e, err := range storedEvents(ctx, m.b, stream, m.result.Run, filters[stream]) {
+		for e, err := range storedEvents(ctx, m.b, stream, m.result.Run, filters[stream], 0) {
 			if err != nil {
 				return err
 			}

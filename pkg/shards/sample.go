@@ -41,6 +41,12 @@ type Record struct {
 	ContentDigest    string `json:"content_digest" parquet:"content_digest"`
 	SampleSeed       uint64 `json:"sample_seed,string" parquet:"sample_seed"`
 
+	// Parent is the sample whose stored state this one began with, at Parent.StepIndex: the steps before, and their
+	// states, are in the parent's record.
+	Parent *Parent `json:"parent,omitempty" parquet:"parent,optional"`
+	// Path is there for leaves of a tree: whose steps led to this one, from the root, a part for each branch point.
+	Path []Part `json:"path,omitempty" parquet:"path,list"`
+
 	// Of images and videos.
 	NegativePrompt string     `json:"negative_prompt,omitempty" parquet:"negative_prompt"`
 	Height         int64      `json:"height,omitempty" parquet:"height"`
@@ -74,6 +80,49 @@ type Record struct {
 type Score struct {
 	Name  string   `json:"name" parquet:"name"`
 	Value *float64 `json:"value" parquet:"value,optional"`
+}
+
+// Parent names a state that a sample stored: the one before a step.
+type Parent struct {
+	Run         string `json:"run" parquet:"run"`
+	UID         string `json:"uid" parquet:"uid"`
+	SampleIndex int64  `json:"sample_index" parquet:"sample_index"`
+	StepIndex   int64  `json:"step_index" parquet:"step_index"`
+}
+
+// Part is the steps of a path from StepIndex to the next part: SampleIndex took them. Leaves scored samples have them on
+// their paths. Advantage is that of these steps; null of the root, which is compared with nothing.
+type Part struct {
+	SampleIndex int64    `json:"sample_index" parquet:"sample_index"`
+	StepIndex   int64    `json:"step_index" parquet:"step_index"`
+	Leaves      int64    `json:"leaves" parquet:"leaves"`
+	Advantage   *float64 `json:"advantage" parquet:"advantage,optional"`
+}
+
+// pathOf returns the path of a leaf; nil without a tree.
+func pathOf(a *schemas.Advantage, tree *schemas.Tree, leaf int64) []Part {
+	if tree == nil {
+		return nil
+	}
+	root := Part{}
+	for _, m := range a.Members {
+		if m.Status == schemas.StatusScored {
+			root.Leaves++
+		}
+	}
+	path := []Part{root}
+	for i, at := range tree.Branches {
+		part := Part{SampleIndex: tree.SampleOf(leaf, i+1), StepIndex: at.StepIndex}
+		for _, b := range a.Branches {
+			for _, c := range b.Children {
+				if b.StepIndex == part.StepIndex && c.SampleIndex == part.SampleIndex {
+					part.Leaves, part.Advantage = c.Leaves, c.Advantage
+				}
+			}
+		}
+		path = append(path, part)
+	}
+	return path
 }
 
 // sample is a sample with its files.
@@ -136,6 +185,11 @@ func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results
 	for _, score := range m.Scores {
 		s.Scores = append(s.Scores, Score{score.Name, score.Value})
 	}
+	if t.Start != nil && t.Start.Branch != nil {
+		at := t.Start.Branch
+		s.Parent = &Parent{string(at.Run), string(at.UID), at.SampleIndex, at.StepIndex}
+	}
+	s.Path = pathOf(a, t.Group.Tree, t.SampleIndex)
 	var err error
 	if len(a.Metadata) > 0 {
 		if s.Metadata, err = jsonText(a.Metadata); err != nil {

@@ -46,16 +46,20 @@ func serve(t *testing.T, groups int) *bus.Bus {
 }
 
 // add makes one more group of the run.
-func add(t *testing.T, b *bus.Bus, uid schemas.UID) {
+func add(t *testing.T, b *bus.Bus, uid schemas.UID, change ...func(*schemas.Prompt)) {
 	t.Helper()
 	c := client.New(b)
-	if _, err := c.Publish(t.Context(), "r", &schemas.Prompt{
+	p := &schemas.Prompt{
 		UID: uid, Prompt: "a fox, " + string(uid), Seed: new(int64(5)), GroupSize: new(int64(2)),
 		ImageSettings: schemas.ImageSettings{
 			NumInferenceSteps: new(int64(3)), Height: new(int64(side)), Width: new(int64(side)),
 			Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
 		},
-	}); err != nil {
+	}
+	for _, f := range change {
+		f(p)
+	}
+	if _, err := c.Publish(t.Context(), "r", p); err != nil {
 		t.Fatal(err)
 	}
 	bustest.Until(t, "the group has closed", func() error {

@@ -1,6 +1,6 @@
 // Package document generates the documents of the contract from its Go types: JSON
-// Schemas, the AsyncAPI document, and the tables in schemas/README.md. Everything that
-// they say about a field comes from its tags and its comment in package schemas.
+// Schemas, the AsyncAPI document, a page of all events, types for TypeScript, and the tables in schemas/README.md.
+// Everything that they say about a field comes from its tags and its comment in package schemas.
 package document
 
 import (
@@ -26,6 +26,12 @@ func Files(dir string) (map[string][]byte, error) {
 		return nil, err
 	}
 	if files["asyncapi.yaml"], err = asyncAPI(); err != nil {
+		return nil, err
+	}
+	if files[typeScriptFile], err = typeScript(c); err != nil {
+		return nil, err
+	}
+	if files["EVENTS.md"], err = eventsPage(c); err != nil {
 		return nil, err
 	}
 	files["README.md"], err = readme(filepath.Join(dir, "README.md"), c)
@@ -102,10 +108,12 @@ func values(f schemas.Field) string {
 		s = "`" + strings.Join(f.Enum, "`, `") + "`"
 	case f.Form != "":
 		s = strings.ReplaceAll(f.Form, "_", " ")
-	case kind.Kind() == reflect.Int64:
+	case kind.Kind() >= reflect.Int && kind.Kind() <= reflect.Uint64:
 		s = "integer"
-	case kind.Kind() == reflect.Float64:
+	case kind.Kind() == reflect.Float64 || kind.Kind() == reflect.Float32:
 		s = "number"
+	case kind.Kind() == reflect.Slice && kind != reflect.TypeFor[schemas.Metadata]():
+		s = "bytes"
 	case kind.Kind() == reflect.String:
 		s = "text"
 	case kind.Kind() == reflect.Bool:
@@ -137,6 +145,8 @@ func interval(r *schemas.Range) string {
 	switch {
 	case math.IsInf(r.High, 1):
 		return "≥ " + low
+	case math.IsInf(r.Low, -1):
+		return "≤ " + high
 	case r.OpenLow:
 		return "in (" + low + ", " + high + "]"
 	case r.OpenHigh:

@@ -27,15 +27,16 @@ import (
 // runsCommand makes the command 'meander runs' with its subcommands.
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "runs", Short: "list, show, export, import and remove stored runs", Args: args(noSuchCommand),
+		Use: "runs", Short: "list, show, export, import, replay and remove stored runs", Args: args(noSuchCommand),
 		Example: `  meander runs ls
   meander runs export night --out night.tar
   meander runs import night.tar
+  meander runs replay night --speed 10
   meander runs rm night`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a))
-	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a))
+	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a), runsReplayCommand(a))
 	return c
 }
 
@@ -188,8 +189,9 @@ import' stores it again.
 
 webdataset, parquet and safetensors are datasets of the samples in closed groups: prompt, image or
 text, reward, advantage, log-probs and stored latents. They are a folder of files of whole groups, with
-their digests in index.json. An export that was stopped goes on where it stopped, and a later one adds
-the groups that have closed since.`,
+their digests in index.json. A later export to the same folder adds the groups that have closed since.
+
+An export that was stopped or killed goes on where it stopped when the same command is given again.`,
 		Example: `  meander runs export night --out night.tar
   meander runs export night --format parquet --latents=false --out night
   meander runs read night`,
@@ -217,25 +219,24 @@ the groups that have closed since.`,
 	return c
 }
 
-// writeArchive writes all events of a run to a new file, which has its name only once it is whole.
+// writeArchive writes all events of a run to a new file, which has its name only once it is whole. It goes on with a
+// file that was begun.
 func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) error {
 	name := cmp.Or(e.out, run+".tar")
 	if _, err := os.Lstat(name); err == nil {
 		return usage(fmt.Errorf("--out: %q exists already; name another file", name))
 	}
-	f, err := os.Create(name + ".part")
+	s, err := archive.WriteFile(c.Context(), conn.Bus, schemas.Run(run), name)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return usage(fmt.Errorf("--out: %q is in a folder that does not exist; make the folder first", name))
+	case errors.Is(err, os.ErrPermission), errors.Is(err, archive.ErrBegun):
+		return usage(fmt.Errorf("--out: %w", err))
 	case err != nil:
-		return usage(fmt.Errorf("--out: %w; must be a new file that can be written", err))
+		return fmt.Errorf("%w; %s is kept, and the same command goes on with it", err, name+archive.PartEnd)
 	}
-	s, err := archive.Write(c.Context(), conn.Bus, schemas.Run(run), f)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+	if s.Before > 0 {
+		fmt.Fprintf(c.ErrOrStderr(), "%s: %s were there already, of an export that was stopped\n", name, present.Size(s.Before))
 	}
 	return e.printArchive(c.OutOrStdout(), name, s)
 }

@@ -242,30 +242,16 @@ func stateOf(r *ui.RunOverview) string {
 
 // runTable lays out lines of runs, with the titles first.
 func runTable(runs []*ui.RunOverview, columns int) []string {
-	rows := [][]string{append([]string{"RUN"}, runColumns...)}
+	t := present.New(append([]string{"RUN"}, runColumns...)...)
+	t.Numbers = []bool{false, false, true, true, true, true}
 	for _, r := range runs {
-		rows = append(rows, append([]string{string(r.Run)}, runCells(r)...))
-	}
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], present.Columns(cell))
+		row := []any{showable(string(r.Run))}
+		for _, cell := range runCells(r) {
+			row = append(row, showable(cell))
 		}
+		t.Row(row...)
 	}
-	rest := columns - 2 // the mark of the chosen run is before it
-	for _, w := range widths[1:] {
-		rest -= w + 2
-	}
-	widths[0] = max(8, min(widths[0], rest))
-	var lines []string
-	for _, row := range rows {
-		line := fill(row[0], widths[0], false) + "  " + fill(row[1], widths[1], false)
-		for i := 2; i < len(row); i++ {
-			line += "  " + fill(row[i], widths[i], true)
-		}
-		lines = append(lines, line)
-	}
-	return lines
+	return t.Rows(columns - 2) // the mark of the chosen run is before it
 }
 
 // fill returns a text of exactly that many columns: cut, or with blanks after it (before it: right).
@@ -442,7 +428,7 @@ func (v *topView) addServices(t *topLines) {
 		if len(p.Reward) > 0 {
 			line += ": " + strings.Join(p.Reward, " ")
 		}
-		t.add("", line)
+		t.wrap("", "", line)
 	}
 	if len(t.lines) == n {
 		t.add("", "no sampler and no reward service")
@@ -497,22 +483,17 @@ func (v *topView) addGroups(t *topLines) {
 		return
 	}
 	t.title(fmt.Sprintf("GROUPS, the newest %d of %d", len(v.groups), v.total))
-	uid, status := len("UID"), len("STATUS")
-	for i := range v.groups {
-		uid = max(uid, present.Columns(showable(string(v.groups[i].UID))))
-		status = max(status, present.Columns(showable(v.groups[i].Status)))
+	table := present.New("UID", "STATUS", "MEAN", "PROMPT")
+	table.Numbers, table.Fit = []bool{false, false, true}, present.Cut
+	for _, g := range v.groups {
+		table.Row(present.Cut(showable(string(g.UID)), t.columns/3), showable(g.Status), results.Number(g.Mean, "%.4f"),
+			showable(strings.Join(strings.Fields(g.Prompt), " ")))
 	}
-	uid = min(uid, t.columns/3)
-	line := func(c present.Colour, name, is, mean, prompt string) {
-		t.add(c, fill(name, uid, false)+"  "+fill(is, status, false)+"  "+fill(mean, 8, true)+"  "+prompt)
-	}
-	line("", "UID", "STATUS", "MEAN", "PROMPT")
-	for i := range v.groups {
-		g := &v.groups[i]
+	for i, line := range table.Rows(t.columns) {
 		c := present.Colour("")
-		if g.Error != "" {
+		if i > 0 && v.groups[i-1].Error != "" {
 			c = present.Yellow
 		}
-		line(c, string(g.UID), g.Status, results.Number(g.Mean, "%.4f"), strings.Join(strings.Fields(g.Prompt), " "))
+		t.add(c, line)
 	}
 }

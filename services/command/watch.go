@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/replay"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -97,24 +97,17 @@ streams, so it does not slow the pipeline down.`,
 	return c
 }
 
-// watching is one kind of events: its stream, and where the next read begins.
-type watching struct {
-	kind, stream, filter string
-	from                 bus.ReadOptions
-}
-
 // errEnough ends a watch that has printed --count events.
 var errEnough = errors.New("enough")
 
 // watch prints the stored events, then new ones, until ctx ends or --count events are printed.
 func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOptions, out, stderr io.Writer) error {
-	var sources []*watching
+	var sources []*replay.Source
 	for _, k := range watched {
-		if !slices.Contains(w.kinds, k.kind) {
-			continue
+		if slices.Contains(w.kinds, k.kind) {
+			filter := schemas.Address{Kind: k.kind, Run: w.run}.Filter()
+			sources = append(sources, &replay.Source{Stream: k.stream, Filters: []string{filter}, From: from})
 		}
-		filter := schemas.Address{Kind: k.kind, Run: w.run}.Filter()
-		sources = append(sources, &watching{kind: k.kind, stream: k.stream, filter: filter, from: from})
 	}
 	err := w.printStored(ctx, conn, sources, out)
 	if err == nil {
@@ -129,41 +122,12 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 
 // printStored prints the stored events of all sources, in the order in which they were stored. The error is
 // errEnough, or of the server. watch calls it.
-func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
-	type head struct {
-		*watching
-		m    *bus.Message
-		next func() (*bus.Message, error, bool)
-	}
-	var heads []*head
-	// advance reads the next message of a source, and removes a source that has none.
-	advance := func(h *head) error {
-		m, err, ok := h.next()
-		switch {
-		case err != nil:
-			return fmt.Errorf("watch %s: %w", h.kind, err)
-		case !ok:
-			heads = slices.DeleteFunc(heads, func(x *head) bool { return x == h })
-		default:
-			h.m, h.from = m, bus.ReadOptions{FromSeq: m.Seq + 1}
+func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*replay.Source, out io.Writer) error {
+	for m, err := range replay.Merge(ctx, conn.Bus, sources) {
+		if err == nil {
+			err = w.print(m, out)
 		}
-		return nil
-	}
-	for _, s := range sources {
-		next, stop := iter.Pull2(conn.Read(ctx, s.stream, []string{s.filter}, s.from))
-		defer stop()
-		h := &head{watching: s, next: next}
-		heads = append(heads, h)
-		if err := advance(h); err != nil {
-			return err
-		}
-	}
-	for len(heads) > 0 {
-		first := slices.MinFunc(heads, func(a, b *head) int { return a.m.Time.Compare(b.m.Time) })
-		if err := w.print(first.kind, first.m, out); err != nil {
-			return err
-		}
-		if err := advance(first); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -171,21 +135,20 @@ func (w *watcher) printStored(ctx context.Context, conn *connection, sources []*
 }
 
 // printLive prints new events of all sources as they come, until ctx ends. The error is errEnough, or of the server.
-func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
+func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*replay.Source, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type item struct {
-		kind string
-		m    *bus.Message
-		err  error
+		m   *bus.Message
+		err error
 	}
 	events := make(chan item)
 	for _, s := range sources {
-		s.from.Live = true
+		s.From.Live = true
 		go func() {
-			for m, err := range conn.Read(ctx, s.stream, []string{s.filter}, s.from) {
+			for m, err := range conn.Read(ctx, s.Stream, s.Filters, s.From) {
 				select {
-				case events <- item{s.kind, m, err}:
+				case events <- item{m, err}:
 				case <-ctx.Done():
 					return
 				}
@@ -198,9 +161,9 @@ func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*wa
 			return nil
 		case e := <-events:
 			if e.err != nil {
-				return fmt.Errorf("watch %s: %w", e.kind, e.err)
+				return e.err
 			}
-			if err := w.print(e.kind, e.m, out); err != nil {
+			if err := w.print(e.m, out); err != nil {
 				return err
 			}
 		}
@@ -208,28 +171,33 @@ func (w *watcher) printLive(ctx context.Context, conn *connection, sources []*wa
 }
 
 // print prints an event in one line, unless it is not asked for. It returns errEnough after --count events.
-func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
-	line, owner, err := eventLine(kind, m)
+func (w *watcher) print(m *bus.Message, out io.Writer) error {
+	a, _ := schemas.ParseSubject(m.Subject)
+	line, owner, err := eventLine(a.Kind, m)
 	if err != nil {
 		line = "unreadable: " + err.Error()
 	}
 	if line == "" || w.uid != "" && owner != w.uid {
 		return nil
 	}
-	if w.json {
-		err = json.NewEncoder(out).Encode(map[string]any{
-			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": schemas.JSONOfBytes(m.Data),
-		})
-	} else {
-		_, err = fmt.Fprintf(out, "%s  %-10s %s\n", m.Time.Local().Format("15:04:05.000"), kind, line)
-	}
-	if err != nil {
+	if err := w.printEvent(out, a.Kind, m, line); err != nil {
 		return err
 	}
 	if w.printed++; w.count > 0 && w.printed >= w.count {
 		return errEnough
 	}
 	return nil
+}
+
+// printEvent prints an event: line, with its time and kind, or as JSON.
+func (a *app) printEvent(out io.Writer, kind string, m *bus.Message, line string) (err error) {
+	if a.json {
+		return json.NewEncoder(out).Encode(map[string]any{
+			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": schemas.JSONOfBytes(m.Data),
+		})
+	}
+	_, err = fmt.Fprintf(out, "%s  %-10s %s\n", m.Time.Local().Format("15:04:05.000"), kind, line)
+	return err
 }
 
 // eventLine returns an event as one line, with the uid that it belongs to. Parts of a step have no line. An error
@@ -306,9 +274,11 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		err = schemas.Decode(m.Data, &e)
 		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples,
 			results.Number(e.Mean, "%.4f")), "", err
-	default:
+	case schemas.KindDead:
 		var e schemas.Dead
 		err = schemas.Decode(m.Data, &e)
 		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, present.FirstLine(e.Reason)), e.UID, err
+	default: // of those that only a replay has
+		return strings.TrimPrefix(m.Subject, schemas.Prefix+kind+"."), "", nil
 	}
 }

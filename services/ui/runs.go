@@ -287,7 +287,11 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		return waits
 	}
 	if p.unmade > 0 {
-		waits = append(waits, Wait{Says: waiting(p.unmade, "sample") + " in the queue, or are with a sampler"})
+		is := "are"
+		if p.unmade == 1 {
+			is = "is"
+		}
+		waits = append(waits, Wait{Says: waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"})
 	}
 	if p.judged > 0 {
 		waits = append(waits, Wait{

@@ -33,6 +33,24 @@ func TestTable_Folds(t *testing.T) {
 	}
 }
 
+// Rows have a line each at any width: the first column gives way, numbers are at the right of theirs.
+func TestTable_Rows(t *testing.T) {
+	t.Parallel()
+	x := New("RUN", "STATE", "N")
+	x.Numbers = []bool{false, false, true}
+	x.Row("a-long-name-of-a-run", "done", 7)
+	x.Row("b", "running", 120)
+	for columns, want := range map[int]string{
+		40: "RUN                   STATE      N\na-long-name-of-a-run  done       7\nb                     running  120",
+		24: "RUN         STATE      N\na-long-na…  done       7\nb           running  120",
+		9:  "RUN       STATE      N\na-long-…  done       7\nb         running  120",
+	} {
+		if got := strings.Join(x.Rows(columns), "\n"); got != want {
+			t.Errorf("%d columns:\n%s\nwant\n%s", columns, got, want)
+		}
+	}
+}
+
 // A table of samples shows every cell once, in blocks that begin with the names of the rows.
 func TestTable_Blocks(t *testing.T) {
 	t.Parallel()

@@ -11,8 +11,9 @@ import (
 type Table struct {
 	// Indent is the number of blanks before each row.
 	Indent int
-	// Right aligns the cells to the right.
-	Right bool
+	// Right aligns the cells to the right; Numbers does so with single columns.
+	Right   bool
+	Numbers []bool
 	// Blocks says how columns go below the others: in a block for all rows, which begins with the first column again.
 	// Otherwise each row goes on in an indented line of its own.
 	Blocks bool
@@ -46,6 +47,33 @@ func (t *Table) Print(out io.Writer) {
 	}
 	fmt.Fprint(out, t.layout(columns))
 }
+
+// leastFirst is how far Rows shortens the first column.
+const leastFirst = 8
+
+// Rows returns each row as one line. Cells of the first column are cut where the rows would be wider than that.
+func (t *Table) Rows(columns int) (lines []string) {
+	widths := t.widths(columns)
+	over := t.Indent - tableGap - columns
+	for _, w := range widths {
+		over += tableGap + w
+	}
+	if over > 0 {
+		widths[0] = max(min(widths[0], leastFirst), widths[0]-over)
+	}
+	for _, row := range t.rows {
+		cells := t.cells(row, [2]int{1, len(row)}, widths)
+		first := row[0]
+		if Columns(first) > widths[0] {
+			first = Cut(first, widths[0])
+		}
+		lines = append(lines, line(t.Indent, append([]string{Pad(first, widths[0], t.right(0))}, cells...), tableGap))
+	}
+	return lines
+}
+
+// right reports whether a column is aligned to the right.
+func (t *Table) right(i int) bool { return t.Right || i < len(t.Numbers) && t.Numbers[i] }
 
 // Columns returns how wide the table would be with all columns side by side, without the one that Fit shortens.
 func (t *Table) Columns() int {
@@ -157,7 +185,7 @@ func (t *Table) cell(row []string, i int, widths []int) string {
 	if t.Fit != nil && i == len(widths)-1 {
 		return t.Fit(row[i], widths[i])
 	}
-	return Pad(row[i], widths[i], t.Right)
+	return Pad(row[i], widths[i], t.right(i))
 }
 
 // line joins cells with gaps, without blanks at the end.

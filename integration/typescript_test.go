@@ -1,0 +1,216 @@
+package integration_test
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// typeScript compiles the client with more files, strictly, and returns the folder of the programs.
+func typeScript(t *testing.T, more map[string]string) (programs string) {
+	t.Helper()
+	packages := os.Getenv("MEANDER_TYPESCRIPT")
+	if packages == "" {
+		t.Skip("the TypeScript client is not tested: MEANDER_TYPESCRIPT is not set; make ts-test sets it, and needs node and npm")
+	}
+	dir := t.TempDir()
+	sources := os.DirFS(filepath.Join(root, "pkg/client/typescript"))
+	if err := os.CopyFS(dir, sources); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range more {
+		if err := os.WriteFile(filepath.Join(dir, "src", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(packages, "node_modules"), filepath.Join(dir, "node_modules")); err != nil {
+		t.Fatal(err)
+	}
+	compile := exec.Command(filepath.Join(packages, "node_modules/.bin/tsc"), "--strict", "-p", dir)
+	if out, err := compile.CombinedOutput(); err != nil {
+		t.Fatalf("tsc: %v\n%s", err, out)
+	}
+	return filepath.Join(dir, "dist")
+}
+
+// literal writes what msgpack decodes to as a TypeScript literal: integers that @msgpack/msgpack gives as bigint, bytes
+// as Uint8Array.
+func literal(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case bool:
+		return strconv.FormatBool(v)
+	case string:
+		text, _ := json.Marshal(v) // a string has no error
+		return string(text)
+	case []byte:
+		return fmt.Sprintf("bytes(%q)", hex.EncodeToString(v))
+	case float32:
+		return literal(float64(v))
+	case float64:
+		switch {
+		case math.IsNaN(v):
+			return "NaN"
+		case math.IsInf(v, 0):
+			return strings.Replace(strings.TrimSuffix(fmt.Sprint(v), "Inf")+"Infinity", "+", "", 1)
+		}
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	case []any:
+		items := make([]string, len(v))
+		for i, x := range v {
+			items[i] = literal(x)
+		}
+		return "[" + strings.Join(items, ", ") + "]"
+	case map[string]any:
+		var items []string
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			items = append(items, literal(k)+": "+literal(v[k]))
+		}
+		return "{" + strings.Join(items, ", ") + "}"
+	}
+	if x := reflect.ValueOf(v); x.CanUint() {
+		if n := x.Uint(); n > math.MaxUint32 {
+			return fmt.Sprintf("%dn", n)
+		}
+	} else if n := x.Int(); n > math.MaxUint32 || n < math.MinInt32 {
+		return fmt.Sprintf("%dn", n)
+	}
+	return fmt.Sprint(v)
+}
+
+// The generated types take every golden event, and its bytes decode to it: no field, literal or bit is another.
+func TestTypeScript_Goldens(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, "schemas/testdata/golden/*.msgpack"))
+	if err != nil || len(files) < 100 {
+		t.Fatalf("%d goldens, %v", len(files), err)
+	}
+	types := map[string]string{}
+	for _, e := range schemas.Events() {
+		name, _, _ := strings.Cut(e.Type(), "/")
+		types[name] = reflect.TypeOf(e).Elem().Name()
+	}
+	var program strings.Builder
+	program.WriteString(`import { deepStrictEqual } from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { decode } from "./client.js";
+import type * as contract from "./contract.js";
+
+const bytes = (hex: string) => Uint8Array.from(Buffer.from(hex, "hex"));
+const plain = (v: unknown): unknown => // Uint8Array in place of views of the file
+  v instanceof Uint8Array ? Uint8Array.from(v)
+  : Array.isArray(v) ? v.map(plain)
+  : v && typeof v === "object" ? Object.fromEntries(Object.entries(v).map(([k, x]) => [k, plain(x)])) : v;
+const check = (file: string, want: unknown) => deepStrictEqual(plain(decode(readFileSync(file))), want, file);
+`)
+	for i, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v any
+		if err := msgpack.Unmarshal(data, &v); err != nil {
+			t.Fatal(err)
+		}
+		path, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".msgpack"), "-")
+		fmt.Fprintf(&program, "const e%d: contract.%s = %s;\ncheck(%q, e%d);\n", i, types[name], literal(v), path, i)
+	}
+	fmt.Fprintf(&program, "console.log(%d);\n", len(files))
+	dir := typeScript(t, map[string]string{"goldens.ts": program.String()})
+	if out, err := exec.Command("node", filepath.Join(dir, "goldens.js")).CombinedOutput(); err != nil ||
+		strings.TrimSpace(string(out)) != fmt.Sprint(len(files)) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// A program of the client publishes a prompt, is refused another, follows the run, and reads what is stored.
+func TestTypeScript_Program(t *testing.T) {
+	dir := typeScript(t, map[string]string{"program.ts": read(t, "integration/testdata/typescript/program.ts")})
+	url := serve(t, t.TempDir()).URL
+	var errs bytes.Buffer
+	program := exec.Command("node", filepath.Join(dir, "program.js"), url)
+	program.Stderr = &errs
+	out, err := program.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, out, &errs)
+	}
+	var got struct {
+		Accepted bool
+		Steps    int
+		Refused  string
+		Seen     map[string]int
+		Sigmas   int
+		Subject  string
+		Seq      uint64
+		Time     int64
+		Samples  []struct {
+			Reward, Advantage *float64
+			Seed              string
+			LogProbs          []*float64 `json:"log_probs"`
+			Digest, Image     string
+		}
+		Halves []float64
+	}
+	if err := json.Unmarshal(out, &got); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if !got.Accepted || got.Steps != 8 || got.Refused != "uid_conflict" || got.Sigmas != 8 || fmt.Sprint(got.Halves) != "[1 -2.5]" ||
+		fmt.Sprint(got.Seen) != "map[advantage:1 reward:2 step:8 trajectory:2]" {
+		t.Errorf("%.600s", out)
+	}
+	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	c := client.New(b)
+	m, err := b.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("ts", "p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group schemas.Advantage
+	if err := schemas.Decode(m.Data, &group); err != nil {
+		t.Fatal(err)
+	}
+	if got.Subject != m.Subject || got.Seq != m.Seq || got.Time != m.Time.UnixMilli() || len(got.Samples) != len(group.Members) {
+		t.Errorf("%s #%d at %d, %d samples; stored are %s #%d at %d, %d", got.Subject, got.Seq, got.Time, len(got.Samples),
+			m.Subject, m.Seq, m.Time.UnixMilli(), len(group.Members))
+	}
+	for i, s := range got.Samples {
+		stored, err := c.Trajectory(t.Context(), "ts", "p", int64(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		image, err := c.Image(t.Context(), stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if *s.Reward != *group.Members[i].Reward || *s.Advantage != *group.Members[i].Advantage || s.Seed != fmt.Sprint(stored.SampleSeed) ||
+			!reflect.DeepEqual(s.LogProbs, stored.LogProbs) || s.Digest != stored.ContentDigest || s.Image != base64.StdEncoding.EncodeToString(image) {
+			t.Errorf("sample %d: %+v; stored is %+v", i, s, stored)
+		}
+	}
+}

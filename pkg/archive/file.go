@@ -1,0 +1,171 @@
+package archive
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// PartEnd ends the name of a file that WriteFile has begun, stateEnd that of the state beside it.
+	PartEnd  = ".part"
+	stateEnd = PartEnd + ".json"
+	// stateBytes is after how many bytes the state is written again: what a kill costs at most.
+	stateBytes = 4 << 20
+)
+
+// ErrBegun says that WriteFile cannot go on with the file that was begun: it is of another run or store, or changed, or
+// another process writes it.
+var ErrBegun = errors.New("cannot go on with the export that was begun")
+
+// state says how much of a begun file is on the disk, and how the export goes on.
+type state struct {
+	Run    schemas.Run       `json:"run"`
+	Limits map[string]uint64 `json:"limits"` // see exporter
+	Bytes  int64             `json:"bytes"`
+	SHA256 string            `json:"sha256"` // of these bytes
+}
+
+// WriteFile writes an archive, as Write does, to a new file. The file is NAME.part until it is whole. If WriteFile was
+// stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same bytes: it adds
+// the events up to the moment of the first call.
+func WriteFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*Summary, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(name+PartEnd, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // all of it is synchronised
+	if syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return nil, fmt.Errorf("%w: another process writes %s", ErrBegun, file.Name())
+	}
+	f := &partFile{name: name, file: file, sum: sha256.New()}
+	f.exporter = newExporter(b, run, f)
+	f.added = f.saveSometimes
+	if err := f.resume(ctx); err != nil {
+		return f.summary, err
+	}
+	if err := f.write(ctx); err != nil {
+		return f.summary, errors.Join(err, f.save())
+	}
+	if err := file.Sync(); err != nil {
+		return f.summary, err
+	}
+	// First the state: one without its file would be of no use.
+	if err := os.Remove(name + stateEnd); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return f.summary, err
+	}
+	return f.summary, os.Rename(file.Name(), name)
+}
+
+// partFile is a file that is not whole yet.
+type partFile struct {
+	*exporter
+	name         string
+	file         *os.File
+	sum          hash.Hash
+	bytes, saved int64
+}
+
+// Write writes to the file, and notes what is in it.
+func (f *partFile) Write(p []byte) (int, error) {
+	n, err := f.file.Write(p)
+	f.sum.Write(p[:n])
+	f.bytes += int64(n)
+	return n, err
+}
+
+// saveSometimes saves the state when enough has come since.
+func (f *partFile) saveSometimes() error {
+	if f.bytes-f.saved < stateBytes {
+		return nil
+	}
+	return f.save()
+}
+
+// save makes what is written count for later calls. Before the first event outside of the work queues there is
+// nothing that another call could compare with the store: it begins again.
+func (f *partFile) save() error {
+	if f.lastEvent == nil || f.files.Flush() != nil { // it ends within a file: the last state holds
+		return nil
+	}
+	if err := f.file.Sync(); err != nil {
+		return err
+	}
+	data, err := json.Marshal(state{f.run, f.limits, f.bytes, hex.EncodeToString(f.sum.Sum(nil))})
+	if err != nil {
+		return err
+	}
+	next := f.name + stateEnd + ".new"
+	if err := os.WriteFile(next, append(data, '\n'), 0o644); err != nil {
+		return err
+	}
+	f.saved = f.bytes
+	return os.Rename(next, f.name+stateEnd)
+}
+
+// resume reads what earlier calls have written, and removes what is behind it.
+func (f *partFile) resume(ctx context.Context) error {
+	data, err := os.ReadFile(f.name + stateEnd)
+	if errors.Is(err, os.ErrNotExist) {
+		return f.file.Truncate(0)
+	}
+	s := &state{}
+	if err == nil {
+		err = json.Unmarshal(data, s)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", f.name+stateEnd, err)
+	case s.Run != f.run:
+		return fmt.Errorf("%w: %s is of run %s; name another file, or remove it", ErrBegun, f.file.Name(), s.Run)
+	}
+	f.limits = s.Limits
+	changed := fmt.Errorf("%w: %s has changed since it was written; remove it and %s", ErrBegun, f.file.Name(), f.name+stateEnd)
+	files := tar.NewReader(io.TeeReader(io.LimitReader(f.file, s.Bytes), f.sum))
+	for {
+		header, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var e *Entry
+		if err == nil {
+			e, err = readEntry(header, files)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", changed, err)
+		}
+		f.addSum(header.Name, e.Data)
+		f.count(e)
+	}
+	if f.lastEvent == nil || hex.EncodeToString(f.sum.Sum(nil)) != s.SHA256 {
+		return changed
+	}
+	m, err := f.bus.Get(ctx, f.lastEvent.Stream, f.lastEvent.Seq)
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return err
+	}
+	if err != nil || m.Subject != f.lastEvent.Subject || string(m.Data) != string(f.lastEvent.Data) {
+		return fmt.Errorf("%w: %s of %s in %s is not stored here, or no longer; remove it and %s to begin again",
+			ErrBegun, f.lastEvent.Subject, f.lastEvent.Stream, f.file.Name(), f.name+stateEnd)
+	}
+	f.bytes, f.saved, f.summary.Before = s.Bytes, s.Bytes, f.summary.Bytes
+	if err := f.file.Truncate(s.Bytes); err != nil {
+		return err
+	}
+	_, err = f.file.Seek(s.Bytes, io.SeekStart)
+	return err
+}

@@ -1,0 +1,155 @@
+package replay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/replay"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// recorded stores events of two runs, one after the other, in several streams.
+func recorded(t *testing.T) *bustest.Plane {
+	t.Helper()
+	p := bustest.New(t)
+	put := func(subject string, e schemas.Event) {
+		if _, err := p.PublishRaw(t.Context(), subject, bustest.Encode(t, e), nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(schemas.PromptSubject("r"), &schemas.Prompt{Prompt: "a red fox", UID: "u"})
+	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
+	for i := range int64(3) {
+		step := &schemas.Step{Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
+		put(step.Subject(), step)
+		made := &schemas.Trajectory{Identity: schemas.Identity{Run: "r", UID: "u", SampleIndex: i}}
+		put(made.Subject(), made)
+		put(schemas.RewardSubject("r", "u", "u", i), &schemas.Reward{Run: "r", UID: "u", SampleIndex: i})
+	}
+	put(schemas.AdvantageSubject("r", "u"), &schemas.Advantage{Run: "r", UID: "u"})
+	return p
+}
+
+// play plays the run, and returns its events and when each was due.
+func play(t *testing.T, b *bus.Bus, pace replay.Pace, kinds ...string) (played []*bus.Message, due []time.Duration) {
+	t.Helper()
+	pace.Wait = func(_ context.Context, d time.Duration) error {
+		due = append(due, d)
+		return nil
+	}
+	for m, err := range replay.Events(t.Context(), b, replay.Sources("r", kinds), pace) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		played = append(played, m)
+	}
+	return played, due
+}
+
+// Events of a run come in their order, with the pauses that were between them.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	p := recorded(t)
+	played, due := play(t, p.Bus, replay.Pace{Speed: 0.5}, replay.Kinds()...)
+	var kinds []string
+	for i, m := range played {
+		a, _ := schemas.ParseSubject(m.Subject)
+		kinds = append(kinds, a.Kind)
+		if want := 2 * m.Time.Sub(played[0].Time); due[i] != want {
+			t.Errorf("event %d is due after %v, want %v", i, due[i], want)
+		}
+	}
+	if got, want := strings.Join(kinds, " "), "prompt"+strings.Repeat(" step trajectory reward", 3)+" advantage"; got != want {
+		t.Errorf("played %s, want %s", got, want)
+	}
+	if due[len(due)-1] == 0 {
+		t.Error("there are no pauses")
+	}
+	longest := time.Duration(1)
+	if _, due := play(t, p.Bus, replay.Pace{Speed: 1, MaxPause: longest}, replay.Kinds()...); due[len(due)-1] > time.Duration(len(due)-1)*longest {
+		t.Errorf("with short pauses they are due after %v", due)
+	}
+	if played, due := play(t, p.Bus, replay.Pace{}, schemas.KindReward, schemas.KindAdvantage); len(played) != 4 || len(due) != 0 {
+		t.Errorf("at once, of two kinds: %d events, %d pauses", len(played), len(due))
+	}
+}
+
+// A pause ends with the context, and the replay with it.
+func TestEvents_Stopped(t *testing.T) {
+	t.Parallel()
+	p := recorded(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var errs []error
+	for _, err := range replay.Events(ctx, p.Bus, replay.Sources("r", replay.Kinds()), replay.Pace{Speed: 1e-12}) {
+		if errs = append(errs, err); err == nil {
+			stop() // the next one is due in years
+		}
+	}
+	if len(errs) != 2 || errs[0] != nil || !errors.Is(errs[1], context.Canceled) {
+		t.Errorf("%v; want an event, and why there are no more", errs)
+	}
+}
+
+// A message has a subject of its own, says where the event is stored, and has nothing that a server would act on.
+func TestMessage(t *testing.T) {
+	t.Parallel()
+	stored := &bus.Message{
+		Subject: "mdr.v1.trajectory.r.u.0", Stream: schemas.StreamTrajectories, Seq: 7,
+		Time:   time.Date(2026, 5, 4, 3, 2, 1, 9, time.UTC),
+		Header: map[string][]string{schemas.HeaderType: {"trajectory/1"}, "Nats-Msg-Id": {"x"}, "Nats-Expected-Last-Sequence": {"6"}, schemas.HeaderReply: {"inbox"}},
+	}
+	subject, header, err := replay.Message("replay.night", stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var headers []string
+	for name, v := range header {
+		headers = append(headers, fmt.Sprint(name, v))
+	}
+	slices.Sort(headers)
+	if got, want := strings.Join(headers, " "), "Mdr-Type[trajectory/1] Nats-Sequence[7] Nats-Stream[MDR_TRAJECTORIES] "+
+		"Nats-Subject[mdr.v1.trajectory.r.u.0] Nats-Time-Stamp[2026-05-04T03:02:01.000000009Z]"; got != want {
+		t.Errorf("headers %s, want %s", got, want)
+	}
+	if subject != "replay.night.trajectory.r.u.0" {
+		t.Errorf("on %s", subject)
+	}
+	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay", "replay.a b"} {
+		if _, _, err := replay.Message(prefix, stored); err == nil || !strings.Contains(err.Error(), `must be "replay"`) {
+			t.Errorf("prefix %q: %v", prefix, err)
+		}
+	}
+}
+
+// No stream of the pipeline stores what begins with Root.
+func TestRoot_IsInNoStream(t *testing.T) {
+	t.Parallel()
+	for _, s := range schemas.Streams() {
+		for _, subject := range s.Subjects {
+			if first, _, _ := strings.Cut(subject, "."); first == replay.Root || first == "*" || first == ">" {
+				t.Errorf("%s stores %s", s.Name, subject)
+			}
+		}
+	}
+}
+
+func ExampleEvents() {
+	ctx := context.Background()
+	b := &bus.Bus{} // of bus.Connect
+	sources := replay.Sources("night", []string{schemas.KindReward, schemas.KindAdvantage})
+	for m, err := range replay.Events(ctx, b, sources, replay.Pace{Speed: 10, MaxPause: time.Second}) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(m.Time, m.Subject, len(m.Data))
+	}
+}

@@ -1,0 +1,336 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/replay"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
+)
+
+// replayer is the command 'meander runs replay'.
+type replayer struct {
+	*app
+	speed, subject, to string
+	maxPause           time.Duration
+	kinds              []string
+	bytes              bool
+
+	pace replay.Pace
+}
+
+// runsReplayCommand makes the command 'meander runs replay'.
+func runsReplayCommand(a *app) *cobra.Command {
+	r := &replayer{app: a}
+	c := &cobra.Command{
+		Use: "replay RUN", Short: "play the events of a stored run again, to test what reads them", Args: args(cobra.ExactArgs(1)),
+		Long: `replay gives the stored events of a run to a consumer once more: in their order, with the pauses that
+were between them, at any speed. It changes nothing that is stored, and no service takes what it plays
+for work.
+
+Without --subject it prints the events: a line each, with --json as JSON, with --bytes also the msgpack
+bytes (base64, field data). With --subject replay it publishes them, byte for byte, on core NATS:
+mdr.v1.advantage.night.p becomes replay.advantage.night.p; the headers Nats-Stream, Nats-Sequence,
+Nats-Subject and Nats-Time-Stamp say where and when it was stored. An empty message on replay.end
+is the last. Nothing keeps these messages: start the consumer first.
+
+On a server with roles only the admin may publish there. As a viewer print the events, or publish them
+on a server of your own with --to.`,
+		Example: `  meander runs replay night --speed 10
+  meander runs replay night --speed max --json --kinds trajectory,reward,advantage | ./consumer
+  meander runs replay night --subject replay --max-pause 2s
+  meander runs replay night --subject replay.test --to nats://127.0.0.1:4333`,
+		PreRunE: func(*cobra.Command, []string) error { return r.check() },
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
+				return err
+			}
+			return r.replay(c, conn, schemas.Run(given[0]))
+		}),
+	}
+	f := c.Flags()
+	f.StringVar(&r.speed, "speed", "1", "how many times as fast as in the run: 1, 10, 0.5, or max: without pauses")
+	f.DurationVar(&r.maxPause, "max-pause", 0, "wait at most this long between two events; 0: as long as it was, by --speed")
+	f.StringSliceVar(&r.kinds, "kinds", replay.Kinds(), "kinds of events to play")
+	f.StringVar(&r.subject, "subject", "", "publish on subjects with this prefix, replay or replay.NAME; empty: print")
+	f.StringVar(&r.to, "to", "", "URL of the NATS server to publish on; default the one that stores the run")
+	f.BoolVar(&r.bytes, "bytes", false, "with --json: add the bytes of each event, and the parts of large steps")
+	return c
+}
+
+// check checks the flags.
+func (r *replayer) check() error {
+	r.pace.MaxPause = r.maxPause
+	speed, err := strconv.ParseFloat(r.speed, 64)
+	switch {
+	case r.speed == "max":
+	case err != nil || !(speed > 0) || math.IsInf(speed, 0):
+		return usage(fmt.Errorf("--speed: %q; must be max or a number above 0", r.speed))
+	default:
+		r.pace.Speed = speed
+	}
+	for _, k := range r.kinds {
+		if all := replay.Kinds(); !slices.Contains(all, k) {
+			return usage(oneOf("kinds", k, all))
+		}
+	}
+	switch {
+	case r.maxPause < 0:
+		return usage(fmt.Errorf("--max-pause: %v; must be at least 0", r.maxPause))
+	case r.subject == "" && r.to != "":
+		return usage(errors.New("--to: is for --subject; give both"))
+	case r.subject != "" && (r.json || r.bytes):
+		return usage(errors.New("--json, --bytes: are for events that are printed; leave out --subject or these"))
+	case r.bytes && !r.json:
+		return usage(errors.New("--bytes: is for --json; give both"))
+	}
+	if r.subject != "" {
+		if err := replay.CheckPrefix(r.subject); err != nil {
+			return usage(fmt.Errorf("--subject: %w", err))
+		}
+	}
+	return nil
+}
+
+// replay plays the run's events.
+func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) error {
+	ctx, stderr := c.Context(), c.ErrOrStderr()
+	sources, total, err := r.sources(ctx, conn, run, stderr)
+	if err != nil {
+		return err
+	}
+	play, end := r.print(c.OutOrStdout()), func() error { return nil }
+	where := "stdout"
+	if r.subject != "" {
+		p, err := r.connect(conn)
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		play, end, where = p.publish, p.end, r.subject+".> of "+p.where
+	}
+	pace := r.speed + "x"
+	if r.pace.Speed == 0 {
+		pace = "as fast as they are taken"
+	}
+	fmt.Fprintf(stderr, "replaying %s of run %s to %s, %s; Ctrl-C ends\n", present.Count(total, "event"), run, where, pace)
+	shown := newReplayProgress(stderr, int(total), boot.IsTerminal(stderr) && (r.subject != "" || !boot.IsTerminal(c.OutOrStdout())))
+	begin, played := time.Now(), 0
+	for m, err := range replay.Events(ctx, conn.Bus, sources, r.pace) {
+		if err == nil {
+			err = play(m)
+		}
+		if err != nil {
+			shown.close(false)
+			return fmt.Errorf("replay of run %s, after %d of %s: %w", run, played, present.Count(total, "event"), err)
+		}
+		played++
+		shown.count()
+	}
+	shown.close(true)
+	if err := end(); err != nil {
+		return err
+	}
+	fmt.Fprintf(stderr, "%s in %v\n", present.Count(played, "event"), time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// sources returns what is played, and how many events that are. It says which kinds the user's role may not read.
+func (r *replayer) sources(ctx context.Context, conn *connection, run schemas.Run, stderr io.Writer) (sources []*replay.Source, total uint64, err error) {
+	for _, s := range replay.Sources(run, r.kinds) {
+		n := uint64(0)
+		for _, filter := range s.Filters {
+			subjects, err := conn.Subjects(ctx, s.Stream, filter)
+			if err != nil {
+				return nil, 0, err
+			}
+			for _, k := range subjects {
+				n += k
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		for _, err := range conn.Read(ctx, s.Stream, s.Filters, bus.ReadOptions{HeadersOnly: true}) {
+			if errors.Is(err, bus.ErrPermission) {
+				fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n", present.Count(n, "event"), s.Stream)
+				n = 0
+			} else if err != nil {
+				return nil, 0, err
+			}
+			break
+		}
+		if n > 0 {
+			sources, total = append(sources, s), total+n
+		}
+	}
+	if total == 0 {
+		return nil, 0, fmt.Errorf("run %s: no events of the kinds %s are stored", run, strings.Join(r.kinds, ", "))
+	}
+	return sources, total, nil
+}
+
+// print returns the function that prints an event.
+func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
+	return func(m *bus.Message) error {
+		a, _ := schemas.ParseSubject(m.Subject)
+		if schemas.IsPart(m.Subject) && !r.bytes {
+			return nil
+		}
+		if r.bytes {
+			var event any
+			if !schemas.IsPart(m.Subject) {
+				event = schemas.JSONOfBytes(m.Data)
+			}
+			return json.NewEncoder(out).Encode(map[string]any{
+				"kind": a.Kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": event, "data": m.Data,
+			})
+		}
+		line, _, err := eventLine(a.Kind, m)
+		if err != nil {
+			line = "unreadable: " + err.Error()
+		}
+		return r.printEvent(out, a.Kind, m, line)
+	}
+}
+
+// publisher publishes events on subjects of their own.
+type publisher struct {
+	prefix, where string
+	nc            *nats.Conn
+	replies       *nats.Subscription // what the server answers where nobody listens
+	close         func()
+	sent, unheard int
+}
+
+// connect returns a publisher on the server of --to, or on that of the run.
+func (r *replayer) connect(conn *connection) (*publisher, error) {
+	p := &publisher{prefix: r.subject, where: conn.where, nc: conn.Conn(), close: func() {}}
+	if r.to != "" {
+		nc, err := nats.Connect(r.to, nats.Name("meander runs replay"))
+		if err != nil {
+			return nil, fmt.Errorf("--to: %s: %w", bus.RedactURL(r.to), err)
+		}
+		p.nc, p.where, p.close = nc, bus.RedactURL(r.to), nc.Close
+	}
+	replies, err := p.nc.SubscribeSync(p.nc.NewInbox())
+	if err == nil {
+		err = replies.SetPendingLimits(-1, -1)
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	p.replies = replies
+	return p, nil
+}
+
+// publish publishes an event. The first one also tells whether the server lets the user publish.
+func (p *publisher) publish(m *bus.Message) error {
+	subject, header, err := replay.Message(p.prefix, m)
+	if err == nil { // with a reply subject the server says when nobody listens
+		err = p.nc.PublishMsg(&nats.Msg{Subject: subject, Header: header, Data: m.Data, Reply: p.replies.Subject})
+	}
+	if err != nil {
+		return err
+	}
+	if p.sent++; p.sent == 1 {
+		if err := p.flush(); err != nil {
+			return err
+		}
+	}
+	return p.countUnheard()
+}
+
+// flush waits until the server has everything. It fails if the server has refused a message.
+func (p *publisher) flush() error {
+	if err := p.nc.Flush(); err != nil {
+		return err
+	}
+	if err := p.nc.LastError(); err != nil && strings.Contains(err.Error(), `"`+p.prefix+".") {
+		return fmt.Errorf("%w; print the events, publish as admin, or on a server of your own with --to", err)
+	}
+	return nil
+}
+
+// countUnheard counts the messages which the server says that nobody has heard.
+func (p *publisher) countUnheard() error {
+	for {
+		n, _, err := p.replies.Pending()
+		if n > 0 && err == nil {
+			_, err = p.replies.NextMsg(time.Second)
+		}
+		switch {
+		case errors.Is(err, nats.ErrNoResponders):
+			p.unheard++
+		case err != nil || n == 0:
+			return err
+		}
+	}
+}
+
+// end publishes the last message, and fails if nobody has heard any other.
+func (p *publisher) end() error {
+	if err := errors.Join(p.flush(), p.countUnheard()); err != nil {
+		return err
+	}
+	if p.unheard == p.sent {
+		return fmt.Errorf("nobody listened on %s.> of %s: start the consumer first, on a server that both reach "+
+			"('meander up', --nats or --to)", p.prefix, p.where)
+	}
+	return errors.Join(p.nc.Publish(p.prefix+".end", nil), p.nc.Flush())
+}
+
+// replayProgress shows how far a replay is: a bar, or a line from time to time.
+type replayProgress struct {
+	out    io.Writer
+	total  int
+	played int
+	told   time.Time
+	bars   *mpb.Progress
+	bar    *mpb.Bar
+}
+
+func newReplayProgress(out io.Writer, total int, bar bool) *replayProgress {
+	p := &replayProgress{out: out, total: total, told: time.Now()}
+	if bar {
+		p.bars, p.bar = newBar(out, int64(total), mpb.AppendDecorators(decor.CountersNoUnit("%d/%d events"),
+			decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
+	}
+	return p
+}
+
+// count counts one event.
+func (p *replayProgress) count() {
+	p.played++
+	switch {
+	case p.bar != nil:
+		p.bar.Increment()
+	case time.Since(p.told) >= 10*time.Second:
+		p.told = time.Now()
+		fmt.Fprintf(p.out, "%d of %s\n", p.played, present.Count(p.total, "event"))
+	}
+}
+
+// close leaves the bar on the screen.
+func (p *replayProgress) close(complete bool) {
+	if p.bar != nil {
+		endBar(p.bars, p.bar, complete)
+	}
+}
