@@ -54,12 +54,12 @@ class ServerAdapter(BaseRollout):
         if not tensors:  # of another process, or the checkpoint under an adapter, which the lane has
             return
         s = rows.settings_of(self.config)
-        about = {"by": "verl", "note": "" if global_steps is None else f"global_steps={global_steps}"}
+        note = "" if global_steps is None else rows.note_of(global_steps)
         async with client.connect(s["url"], **s["connection"]) as connection:
             if peft_config is None:
-                pushed = await policy.push_weights(connection, tensors, s["lane"], **about)
+                pushed = await policy.push_weights(connection, tensors, s["lane"], by="verl", note=note)
             else:
                 trained = any(t.any() for name, t in tensors.items() if ".lora_A." not in name)
                 adapter, config = (tensors, peft_config) if trained else (None, None)
-                pushed = await policy.push_policy(connection, adapter, s["lane"], config=config, **about)
+                pushed = await policy.push_policy(connection, adapter, s["lane"], config=config, by="verl", note=note)
             await policy.check_taken(connection, pushed, s["timeout"])

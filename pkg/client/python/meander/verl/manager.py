@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ from ..lane import Lane
 from . import rows
 
 R = TypeVar("R")
-_NOTE = re.compile(r"global_steps=(\d+)")
 
 
 class Asking:
@@ -38,15 +36,23 @@ class Asking:
         """As verl's, once the newest weights of the lane are known: prompts wait for them."""
         served = await policy.policy(self.lane.client.asynchronous, self.lane.lane)
         self.lane.version = served["policy_version"]
-        if step := _NOTE.fullmatch(served.get("note") or ""):
-            self.steps[self.lane.version] = int(step[1])
+        if (step := rows.step_of(served.get("note") or "")) is not None:
+            self.steps[self.lane.version] = step
         return await super().generate_sequences(batch)  # type: ignore[misc]
 
     async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, trace: bool = True, **row: Any
+        self,
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        *,
+        agent_name: str,
+        trace: bool = True,
+        **row: Any,
     ) -> Any:
         if agent_name != rows.LOOP:
-            raise ValueError(f"agent_name: {agent_name!r}; must be {rows.LOOP!r}: turns are those of the lane, text.interaction")
+            raise ValueError(
+                f"agent_name: {agent_name!r}; must be {rows.LOOP!r}: turns are those of the lane, text.interaction"
+            )
         validate, config = trajectory["validate"], self.rollout_config
         key = (row["uid"], validate, tuple(sorted(sampling_params.items())))
         group = self._groups.get(key)
@@ -59,7 +65,9 @@ class Asking:
         fields = rows.output(sample, config.prompt_length, config.response_length, log_probs, self.steps)
         return await self._agent_loop_postprocess(AgentLoopOutput(**fields), validate, **row)  # type: ignore[attr-defined]
 
-    async def _ask(self, key: Any, group: _Asked, sampling_params: dict[str, Any], validate: bool, row: dict[str, Any]) -> list[Sample]:
+    async def _ask(
+        self, key: Any, group: _Asked, sampling_params: dict[str, Any], validate: bool, row: dict[str, Any]
+    ) -> list[Sample]:
         """The samples of a group. It begins when the rows that were begun with the first have come."""
         del self._groups[key]
         text = rows.text_of(sampling_params, self.rollout_config.response_length)
@@ -94,7 +102,9 @@ class AgentLoopManager(VerlManager):
 
     worker_class: type = Worker
 
-    def __init__(self, config: Any, llm_client: Any = None, teacher_client: Any = None, reward_loop_worker_handles: Any = None):
+    def __init__(
+        self, config: Any, llm_client: Any = None, teacher_client: Any = None, reward_loop_worker_handles: Any = None
+    ):
         super().__init__(config, llm_client, teacher_client, reward_loop_worker_handles)
         rows.check(config)
         if teacher_client:

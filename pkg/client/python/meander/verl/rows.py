@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def settings_of(rollout: Any) -> dict[str, Any]:
 
     ValueError: url is not there, or a name is unknown.
     """
-    given = dict((rollout.engine_kwargs or {}).get("meander") or {})
+    given = _plain((rollout.engine_kwargs or {}).get("meander") or {})
     where = "rollout.engine_kwargs.meander"
     if not given.get("url"):
         raise ValueError(f"{where}.url: empty; must be the address of a pipeline: nats://127.0.0.1:4222")
@@ -42,20 +42,31 @@ def settings_of(rollout: Any) -> dict[str, Any]:
     return out
 
 
+def _plain(value: Any) -> Any:
+    """A part of OmegaConf's as Python's own dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value
+
+
 def check(config: Any) -> None:
     """ValueError: verl's configuration asks for what a lane cannot do."""
     rollout, data, model = config.actor_rollout_ref.rollout, config.data, config.actor_rollout_ref.model
-    trace, template = rollout.get("trace") or {}, "the template is that of the lane's model"
+    template, turns = "the template is that of the lane's model", "turns are those of the lane: text.interaction"
+    noise = "noise follows engine_kwargs.meander.fields.seed"
+    trace, arguments = rollout.get("trace") or {}, data.get("apply_chat_template_kwargs")
     for name, value, only, why in (
-        ("rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, (LOOP,), "turns are those of the lane: text.interaction"),
-        ("rollout.repetition_penalty", rollout.get("repetition_penalty", 1.0), (1.0, 1), "a lane has none"),
-        ("rollout.full_determinism", rollout.get("full_determinism", False), (False,), "for equal noise set engine_kwargs.meander.run and fields.seed"),
-        ("rollout.trace.backend", trace.get("backend"), (None,), "traces of a pipeline are those of meander trace"),
-        ("data.apply_chat_template_kwargs", dict(data.get("apply_chat_template_kwargs") or {}), ({},), template),
-        ("model.custom_chat_template", model.get("custom_chat_template"), (None,), template),
-    ):  # fmt: skip
-        if value not in only:
-            raise ValueError(f"{name}: {value!r}; must be {only[0]!r}: {why}")
+        ("rollout.agent.default_agent_loop", rollout.agent.default_agent_loop, LOOP, turns),
+        ("rollout.repetition_penalty", rollout.get("repetition_penalty", 1.0), 1.0, "a lane has none"),
+        ("rollout.full_determinism", rollout.get("full_determinism", False), False, noise),
+        ("rollout.trace.backend", trace.get("backend"), None, "traces of a pipeline are those of meander trace"),
+        ("data.apply_chat_template_kwargs", dict(arguments or {}), {}, template),
+        ("model.custom_chat_template", model.get("custom_chat_template"), None, template),
+    ):
+        if value != only:
+            raise ValueError(f"{name}: {value!r}; must be {only!r}: {why}")
 
 
 def text_of(sampling_params: Mapping[str, Any], response_length: int) -> dict[str, Any]:
@@ -69,7 +80,8 @@ def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
     out = [dict(m) for m in raw_prompt]
     for i, m in enumerate(out):
         if not isinstance(m.get("content"), str):
-            raise ValueError(f"raw_prompt[{i}].content: {type(m.get('content')).__name__}; must be a text, which is all that lanes of language models take")
+            kind = type(m.get("content")).__name__
+            raise ValueError(f"raw_prompt[{i}].content: {kind}; must be a text: a lane of texts takes nothing else")
     return out
 
 
@@ -81,16 +93,30 @@ def with_truth(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
     return fields | {"reward": [{"ground_truth": str(truth), **spec} for spec in fields["reward"]]}
 
 
-def output(sample: Sample, prompt_length: int, response_length: int, log_probs: bool, steps: Mapping[int, int]) -> dict[str, Any]:
+def note_of(global_steps: int) -> str:
+    """The note of a policy that says whose weights it has: those behind a step of the trainer."""
+    return f"global_steps={global_steps}"
+
+
+def step_of(note: str) -> int | None:
+    """The step that note_of wrote; None: another note."""
+    name, _, step = note.partition("=")
+    return int(step) if name == "global_steps" and step.isdecimal() else None
+
+
+def output(
+    sample: Sample, prompt_length: int, response_length: int, log_probs: bool, steps: Mapping[int, int]
+) -> dict[str, Any]:
     """The fields of verl's AgentLoopOutput. steps are the trainer's steps by policy version.
 
     ValueError: the sample is longer than a row of verl's. Unanswered: it is an image, or has no log-probs.
     """
     t, trajectory = written(sample), sample.trajectory or {}
-    ids, begin = t.ids.tolist(), t.prompt_length
+    ids, begin, name = t.ids.tolist(), t.prompt_length, _name(trajectory)
     for what, n, most in (("prompt", begin, prompt_length), ("response", len(ids) - begin, response_length)):
         if n > most:
-            raise ValueError(f"{trajectory['uid']} #{trajectory['sample_index']}: a {what} of {n} tokens; rollout.{what}_length is {most}, and nothing is cut: raise it, or drop such prompts")
+            limit = f"rollout.{what}_length is {most}, and nothing is cut: raise it, or drop such prompts"
+            raise ValueError(f"{name}: a {what} of {n} tokens; {limit}")
     oldest, newest = trajectory["policy_version_min"], trajectory["policy_version_max"]
     return {
         "prompt_ids": ids[:begin],
@@ -103,10 +129,15 @@ def output(sample: Sample, prompt_length: int, response_length: int, log_probs: 
         "extra_fields": {
             "turn_scores": [], "tool_rewards": [], "reward_extra_info": {},
             "min_global_steps": steps.get(oldest), "max_global_steps": steps.get(newest),
-            "meander_run": trajectory["run"], "meander_uid": trajectory["uid"], "meander_sample_index": trajectory["sample_index"],
+            "meander_run": trajectory["run"], "meander_uid": trajectory["uid"],
+            "meander_sample_index": trajectory["sample_index"],
             "meander_policy_version_min": oldest, "meander_policy_version_max": newest,
         },
     }  # fmt: skip
+
+
+def _name(trajectory: Mapping[str, Any]) -> str:
+    return f"{trajectory['uid']} #{trajectory['sample_index']}"
 
 
 def _seconds(trajectory: Mapping[str, Any]) -> dict[str, float]:
@@ -118,7 +149,9 @@ def _seconds(trajectory: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def diffusion_output(sample: Sample, frames: npt.NDArray[np.uint8], prompt_ids: list[int], global_steps: int | None = None) -> dict[str, Any]:
+def diffusion_output(
+    sample: Sample, frames: npt.NDArray[np.uint8], prompt_ids: list[int], global_steps: int | None = None
+) -> dict[str, Any]:
     """The fields of verl-omni's DiffusionAgentLoopOutput, of torch tensors, which its workers pad and collate.
 
     frames [T, H, W, 3] uint8 are those of client.frames(sample.trajectory): [3, H, W] of an image, [T, 3, H, W] of a
@@ -135,16 +168,18 @@ def diffusion_output(sample: Sample, frames: npt.NDArray[np.uint8], prompt_ids: 
         raise ValueError(f"sample {sample.member['sample_index']}: must be an image or a video that was made")
     indices = [s["step_index"] for s in sample.trained]
     if indices and indices != list(range(indices[0], indices[0] + len(indices))):
-        raise ValueError(f"{t['uid']} #{t['sample_index']}: all_latents: steps {indices}; must follow one another: set rollout.sde_window_size")
+        raise ValueError(f"{_name(t)}: steps {indices}; must follow one another: set rollout.sde_window")
     pixels = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))
-    extra = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in sample.conditioning.items()}
+    extra = {name: torch.tensor(a) for name, a in sample.conditioning.items()}
+    log_probs = None
     if indices:
+        log_probs = torch.tensor([s["log_prob"] for s in sample.trained], dtype=torch.float32)
         extra["all_latents"] = torch.from_numpy(np.stack([sample.latents(i) for i in [*indices, indices[-1] + 1]]))
         extra["all_timesteps"] = torch.tensor([s["timestep"] for s in sample.trained], dtype=torch.float32)
     return {
         "prompt_ids": prompt_ids,
         "response_diffusion_output": pixels if len(pixels) > 1 else pixels[0],
-        "response_logprobs": torch.tensor([s["log_prob"] for s in sample.trained], dtype=torch.float32) if indices else None,
+        "response_logprobs": log_probs,
         "reward_score": None if sample.member["reward"] is None else float(sample.member["reward"]),
         "num_turns": 2,
         "metrics": _seconds(t),

@@ -10,7 +10,7 @@ from verl.utils.ray_utils import auto_await
 from .manager import AgentLoopManager, Asking
 
 
-class WorkerTQ(Asking, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc]
+class WorkerTQ(Asking, AgentLoopWorkerTQ.__ray_actor_class__):
     """Puts samples into the queue as their groups close."""
 
 
