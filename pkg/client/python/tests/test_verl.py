@@ -61,7 +61,6 @@ def test_fields():
     }
     assert rows.with_truth(fields, {}) is fields
     assert rows.messages_of(np.array([{"role": "user", "content": "a"}], object)) == [{"role": "user", "content": "a"}]
-    assert rows.step_of(rows.note_of(12)) == 12 and rows.step_of("a note") is rows.step_of("global_steps=x") is None
     with pytest.raises(ValueError, match=r"raw_prompt\[0\].content: list; must be a text"):
         rows.messages_of([{"role": "user", "content": [{"type": "image"}]}])
 
@@ -83,6 +82,7 @@ def test_rows_of_samples(run, sums):
         )
         np.testing.assert_array_equal(out["response_logprobs"], t.numbers["processed_log_probs"][t.prompt_length :])
         assert out["extra_fields"]["min_global_steps"] == out["extra_fields"]["max_global_steps"] == 7
+        assert rows.output(sample, 16, 16, True, {-1: 5})["extra_fields"]["max_global_steps"] == 5, "that before"
         assert out["extra_fields"]["meander_uid"] == "u" and out["extra_fields"]["meander_sample_index"] == 1
         assert out["metrics"]["generate_sequences"] > 0 <= out["metrics"]["compute_score"]
         assert rows.output(sample, 16, 16, False, {})["response_logprobs"] is None
@@ -339,7 +339,7 @@ def test_weights(sums):
                 p.normal_(std=0.01)
     update(3, base_sync_done=False)  # the checkpoint under the adapter is there already
     update(3)
-    out = manager.generate_sequences(prompts_of(PROBLEMS[:1]))
+    out = manager.generate_sequences(prompts_of(PROBLEMS[:1], global_steps=4))
     after = out.non_tensor_batch
     assert set(after["min_global_steps"]) == set(after["max_global_steps"]) == {3}
     assert set(after["meander_policy_version_min"]) == {before["meander_policy_version_max"][0] + 1}
@@ -396,7 +396,8 @@ def test_transfer_queue(sums):
         lengths = [tags[k]["response_len"] for k in keys]
         assert [len(r) for r in data["responses"]] == [len(r) for r in data["rollout_log_probs"]] == lengths
         assert [float(s[-1]) for s in data["rm_scores"]] == [float(s.sum()) for s in data["rm_scores"]]
-        assert {extra["meander_run"] for extra in data["extra_fields"].tolist()} == {manager.run}
+        assert {tags[k]["min_global_steps"] for k in keys} == {tags[k]["max_global_steps"] for k in keys} == {0}
+        assert {extra["meander_run"] for extra in data["extra_fields"]} == {manager.run}
         manager.close()
         tq.close()
     finally:

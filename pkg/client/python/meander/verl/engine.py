@@ -54,7 +54,7 @@ class ServerAdapter(BaseRollout):
         if not tensors:  # of another process, or the checkpoint under an adapter, which the lane has
             return
         s = rows.settings_of(self.config)
-        note = "" if global_steps is None else rows.note_of(global_steps)
+        note = "" if global_steps is None else f"global_steps={global_steps}"
         async with client.connect(s["url"], **s["connection"]) as connection:
             if peft_config is None:
                 pushed = await policy.push_weights(connection, tensors, s["lane"], by="verl", note=note)

@@ -36,9 +36,12 @@ class Asking:
         """As verl's, once the newest weights of the lane are known: prompts wait for them."""
         served = await policy.policy(self.lane.client.asynchronous, self.lane.lane)
         self.lane.version = served["policy_version"]
-        if (step := rows.step_of(served.get("note") or "")) is not None:
-            self.steps[self.lane.version] = step
+        self.steps[self.lane.version] = self._step(batch) - 1  # verl counts weights by the step that they are behind
         return await super().generate_sequences(batch)  # type: ignore[misc]
+
+    def _step(self, batch: Any) -> int:
+        """The step that a batch is for."""
+        return int(batch.meta_info.get("global_steps", 1))
 
     async def _run_agent_loop(
         self,

@@ -93,21 +93,10 @@ def with_truth(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
     return fields | {"reward": [{"ground_truth": str(truth), **spec} for spec in fields["reward"]]}
 
 
-def note_of(global_steps: int) -> str:
-    """The note of a policy that says whose weights it has: those behind a step of the trainer."""
-    return f"global_steps={global_steps}"
-
-
-def step_of(note: str) -> int | None:
-    """The step that note_of wrote; None: another note."""
-    name, _, step = note.partition("=")
-    return int(step) if name == "global_steps" and step.isdecimal() else None
-
-
 def output(
     sample: Sample, prompt_length: int, response_length: int, log_probs: bool, steps: Mapping[int, int]
 ) -> dict[str, Any]:
-    """The fields of verl's AgentLoopOutput. steps are the trainer's steps by policy version.
+    """The fields of verl's AgentLoopOutput. steps are the steps of the trainer by the policy version behind each.
 
     ValueError: the sample is longer than a row of verl's. Unanswered: it is an image, or has no log-probs.
     """
@@ -128,12 +117,17 @@ def output(
         "metrics": _seconds(trajectory),
         "extra_fields": {
             "turn_scores": [], "tool_rewards": [], "reward_extra_info": {},
-            "min_global_steps": steps.get(oldest), "max_global_steps": steps.get(newest),
+            "min_global_steps": _step(steps, oldest), "max_global_steps": _step(steps, newest),
             "meander_run": trajectory["run"], "meander_uid": trajectory["uid"],
             "meander_sample_index": trajectory["sample_index"],
             "meander_policy_version_min": oldest, "meander_policy_version_max": newest,
         },
     }  # fmt: skip
+
+
+def _step(steps: Mapping[int, int], version: int) -> int:
+    """The trainer's step of a version; of one that it did not push, that before."""
+    return max((step for pushed, step in steps.items() if pushed <= version), default=0)
 
 
 def _name(trajectory: Mapping[str, Any]) -> str:

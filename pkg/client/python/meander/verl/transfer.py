@@ -13,6 +13,9 @@ from .manager import AgentLoopManager, Asking
 class WorkerTQ(Asking, AgentLoopWorkerTQ.__ray_actor_class__):
     """Puts samples into the queue as their groups close."""
 
+    def _step(self, batch: Any) -> int:
+        return int(batch["global_steps"])
+
 
 class AgentLoopManagerTQ(AgentLoopManager):
     """AgentLoopManager for trainer.use_v1=True: generate_sequences returns once the prompts are on their way. A group
