@@ -44,9 +44,9 @@ def dataset(file: Path, asked: list[tuple[str, str]]) -> Path:
     return file
 
 
-def under(name: str, **values: object) -> list[str]:
+def under(part: str, /, **values: object) -> list[str]:
     """Overrides of a part of verl's configuration; ++ also adds what its files do not have."""
-    return [f"++{name}.{key}={value}" for key, value in values.items()]
+    return [f"++{part}.{key}={value}" for key, value in values.items()]
 
 
 def settings(a: argparse.Namespace) -> list[str]:
