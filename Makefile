@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test ts-test observability-test engines-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
-	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -290,13 +290,18 @@ learn-sums: build build/learn-venv/ok ## train an adapter of the language model 
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
 	build/trl-venv/bin/python deploy/learn/sums.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
 
-trainers-test: build build/trl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio, datasets, WebDataset
+learn-verl: build build/verl-venv/ok ## the same by verl's trainer, which runs on Ray: deploy/bench/learn-verl.md (Python; SEEDS="0 1 2")
+	build/verl-venv/bin/python deploy/learn/sums.py --example verl_sums.py --out meander-out/learn-verl --seeds $(SEEDS)
+
+trainers-test: build build/trl-venv/ok build/verl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio, datasets, WebDataset, verl
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/trl-venv/bin/python -m pytest -q -rs tests/test_sync.py tests/test_dataset.py tests/test_trl.py tests/test_accelerate.py tests/test_track.py
 	MEANDER_PYTHON=$(CURDIR)/build/trl-venv/bin/python go test -v -count=1 -run '^TestWrite_Python$$' ./pkg/shards/
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/verl-venv/bin/python -m pytest -q -rs tests/test_verl.py
 
-build/trl-venv/ok: deploy/learn/requirements-trl.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
-	TORCH='$(TORCH)' deploy/learn/needs.sh build/trl-venv
-	TORCH='$(TORCH)' deploy/learn/install.sh build/trl-venv deploy/learn/requirements-trl.txt
+# verl takes older transformers than TRL.
+build/trl-venv/ok build/verl-venv/ok: build/%-venv/ok: deploy/learn/requirements-%.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
+	TORCH='$(TORCH)' deploy/learn/needs.sh build/$*-venv
+	TORCH='$(TORCH)' deploy/learn/install.sh build/$*-venv deploy/learn/requirements-$*.txt
 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_texts.py

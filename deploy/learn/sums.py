@@ -27,7 +27,7 @@ SMOOTH = 5  # updates: a batch has other problems each time
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--example", choices=["grpo_sums.py", "trl_sums.py"], default="grpo_sums.py")
+    parser.add_argument("--example", choices=["grpo_sums.py", "trl_sums.py", "verl_sums.py"], default="grpo_sums.py")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
     parser.add_argument("--meander", default="bin/meander")

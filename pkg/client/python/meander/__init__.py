@@ -33,7 +33,7 @@ _MODULES = {
     "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"), "client": ("Client", "Judged", "Refused", "connect"),
     "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"), "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
     "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
-    "ask": (), "trl": (), "accelerate": (),
+    "ask": (), "trl": (), "verl": (), "accelerate": (),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

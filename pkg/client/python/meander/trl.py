@@ -14,77 +14,24 @@ import queue
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import sync
-from .ask import Asker, Unanswered, drawn_log_probs, written
+from .ask import Unanswered, drawn_log_probs, written
 from .batch import Sample
+from .lane import Fields, Lane, Prompt
 from .tasks import together
 
 if TYPE_CHECKING:
     import torch
     from trl import GRPOTrainer
 
-Prompt = Any
-"""A text, or a conversation: a list of messages with role and content."""
-
-Fields = Mapping[str, Any] | Callable[[Prompt], Mapping[str, Any]]
-"""Fields of a Prompt, such as reward, or a function that says them for a prompt."""
-
-
 def reward(completions: list[Any], meander_reward: list[float], **_: Any) -> list[float]:
     """The reward function that passes on what the pipeline gave."""
     return meander_reward
-
-
-class _Lane:
-    """A connection to a lane: its weights, and a run to ask in."""
-
-    def __init__(
-        self,
-        url: str,
-        lane: str,
-        run: str,
-        fields: Fields,
-        attempts: int,
-        timeout: float,
-        connection: Mapping[str, Any],
-    ):
-        self.connection = sync.connect(url, **connection)
-        self.client = self.connection.__enter__()
-        self.run, self.lane, self.fields = run or "trl-" + secrets.token_hex(4), lane, fields
-        self.asker = Asker(self.client.asynchronous, self.run, attempts=attempts, timeout=timeout)
-        self.version = 0
-
-    def fields_of(self, prompt: Prompt, text: Mapping[str, Any]) -> dict[str, Any]:
-        """What a prompt is published with. text are the settings of the trainer; those of fields go before."""
-        own = dict(self.fields(prompt) if callable(self.fields) else self.fields)
-        own["text"] = {**text, **own.get("text", {})}
-        if self.lane:
-            own["model"] = self.lane
-        return {"min_policy_version": self.version, "advantage": {"estimator": "grpo"}, **own}
-
-    def push(self, folder: Path) -> None:
-        """Has the lane serve the weights of a folder, an adapter in PEFT's form or whole weights, and waits until its
-        samplers have answered. An adapter that is as it began is the checkpoint alone.
-
-        PolicyRefused: nobody can use them. TimeoutError: not all samplers have answered.
-        """
-        adapter, policy = folder / "adapter_model.safetensors", sync.policy
-        if adapter.exists():
-            pushed = policy.push_policy(self.client, None if _untrained(adapter) else folder, self.lane, by=self.run)
-        else:
-            pushed = policy.push_weights(self.client, folder, self.lane, by=self.run)
-        policy.check_taken(self.client, pushed, self.asker.timeout)
-        self.version = pushed["policy_version"]
-
-    def close(self) -> None:
-        self.client.thread.finish(self.asker.close())
-        self.connection.__exit__(None, None, None)
 
 
 class Rollouts:
@@ -114,7 +61,7 @@ class Rollouts:
         timeout: float = 600,
         **connection: Any,
     ):
-        self._lane = _Lane(url, lane, run, fields, attempts, timeout, connection)
+        self._lane = Lane(url, lane, run or "trl-" + secrets.token_hex(4), fields, attempts, timeout, connection)
         self._pushed_at = -1
 
     @property
@@ -185,14 +132,6 @@ class Rollouts:
         self._pushed_at = trainer.state.global_step
 
 
-def _untrained(adapter: Path) -> bool:
-    """Whether the second matrices of an adapter are still 0: it changes nothing, and samplers refuse it."""
-    from safetensors import safe_open
-
-    with safe_open(adapter, "pt") as f:
-        return not any(f.get_tensor(name).any() for name in f.keys() if ".lora_A." not in name)
-
-
 def fold(prompts: list[Prompt], most: int) -> list[tuple[Prompt, int]]:
     """Neighbours that are equal as one prompt with their number, at most `most`."""
     out: list[tuple[Prompt, int]] = []
@@ -249,7 +188,7 @@ class RolloutWorker:
         for what, value in (("num_generations", num_generations), ("ahead", ahead), ("most", most)):
             if value < 1:
                 raise ValueError(f"{what}: {value}; must be at least 1")
-        self._lane = _Lane(url, lane, run, fields, attempts, timeout, connection)
+        self._lane = Lane(url, lane, run or "trl-" + secrets.token_hex(4), fields, attempts, timeout, connection)
         self._prompts, self._n, self._ahead, self._most, self._text = prompts, num_generations, ahead, most, dict(text)
         self.rollout_buffer: queue.Queue[Any] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -1,0 +1,70 @@
+"""A lane as trainers of others see it: prompts to it, weights of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import sync
+from .ask import Asker
+
+Prompt = Any
+"""A text, or a conversation: a list of messages with role and content."""
+
+Fields = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
+"""Fields of a Prompt, such as reward, or a function that says them for a prompt."""
+
+
+class Lane:
+    """A connection to a lane: its weights, and a run to ask in."""
+
+    def __init__(
+        self,
+        url: str,
+        lane: str,
+        run: str,
+        fields: Fields,
+        attempts: int,
+        timeout: float,
+        connection: Mapping[str, Any],
+    ):
+        self.connection = sync.connect(url, **connection)
+        self.client = self.connection.__enter__()
+        self.run, self.lane, self.fields = run, lane, fields
+        self.asker = Asker(self.client.asynchronous, self.run, attempts=attempts, timeout=timeout)
+        self.version = 0
+
+    def fields_of(self, prompt: Prompt, text: Mapping[str, Any]) -> dict[str, Any]:
+        """What a prompt is published with. text are the settings of the trainer; those of fields go before."""
+        own = dict(self.fields(prompt) if callable(self.fields) else self.fields)
+        own["text"] = {**text, **own.get("text", {})}
+        if self.lane:
+            own["model"] = self.lane
+        return {"min_policy_version": self.version, "advantage": {"estimator": "grpo"}, **own}
+
+    def push(self, folder: Path) -> None:
+        """Has the lane serve the weights of a folder, an adapter in PEFT's form or whole weights, and waits until its
+        samplers have answered. An adapter that is as it began is the checkpoint alone.
+
+        PolicyRefused: nobody can use them. TimeoutError: not all samplers have answered.
+        """
+        adapter, policy = folder / "adapter_model.safetensors", sync.policy
+        if adapter.exists():
+            pushed = policy.push_policy(self.client, None if _untrained(adapter) else folder, self.lane, by=self.run)
+        else:
+            pushed = policy.push_weights(self.client, folder, self.lane, by=self.run)
+        policy.check_taken(self.client, pushed, self.asker.timeout)
+        self.version = pushed["policy_version"]
+
+    def close(self) -> None:
+        self.client.thread.finish(self.asker.close())
+        self.connection.__exit__(None, None, None)
+
+
+def _untrained(adapter: Path) -> bool:
+    """Whether the second matrices of an adapter are still 0: it changes nothing, and samplers refuse it."""
+    from safetensors import safe_open
+
+    with safe_open(adapter, "pt") as f:
+        return not any(f.get_tensor(name).any() for name in f.keys() if ".lora_A." not in name)
