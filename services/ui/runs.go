@@ -68,6 +68,8 @@ type runList struct {
 	Runs  []*RunLine `json:"runs"`
 	Total int        `json:"total"`
 	Waits []Wait     `json:"waits"`
+	// Dead is how many dead letters are stored.
+	Dead uint64 `json:"dead"`
 }
 
 // listRuns returns the list of runs, and what holds up the whole pipeline.
@@ -80,7 +82,7 @@ func (s *server) listRuns(ctx context.Context) (*runList, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runList{Runs: lines[:min(len(lines), maxRuns)], Total: len(lines), Waits: system.Waits}, nil
+	return &runList{lines[:min(len(lines), maxRuns)], len(lines), system.Waits, system.Dead}, nil
 }
 
 func (s *server) answerRuns(r *http.Request) (any, error) { return s.listRuns(r.Context()) }
@@ -289,13 +291,13 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	if p.unmade > 0 {
 		waits = append(waits, Wait{Says: waiting(p.unmade, "sample") + " in the queue, or are with a sampler"})
 	}
-	if p.judged > 0 {
+	if p.Judged > 0 {
 		waits = append(waits, Wait{
-			Says: waiting(p.judged, "sample") + " for a verdict",
+			Says: waiting(p.Judged, "sample") + " for a verdict",
 			Fix:  fmt.Sprintf("give it with: meander verdict --run %s", run),
 		})
 	}
-	if n := p.unscored - p.judged; n > 0 {
+	if n := p.unscored - p.Judged; n > 0 {
 		waits = append(waits, Wait{Says: waiting(n, "sample") + " for a score"})
 	}
 	if p.unclosed > 0 {

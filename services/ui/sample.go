@@ -296,10 +296,19 @@ type token struct {
 	Generated bool     `json:"generated,omitempty"`
 	LogProb   *float64 `json:"log_prob,omitempty"`
 	Entropy   *float64 `json:"entropy,omitempty"`
+	// Top are the likeliest tokens here, where the logits of topk are stored.
+	Top []choice `json:"top,omitempty"`
 }
 
-// maxTokens is how many tokens of a text a page shows.
-const maxTokens = 4000
+// choice is a token that could have been drawn.
+type choice struct {
+	ID      int32   `json:"id"`
+	Text    string  `json:"text,omitempty"`
+	LogProb float64 `json:"log_prob"`
+}
+
+// maxTokens is how many tokens of a text a page shows, maxTop how many that could have been drawn of each.
+const maxTokens, maxTop = 4000, 8
 
 // sampleOf returns the trajectory that a request is about.
 func (s *server) sampleOf(r *http.Request) (*schemas.Trajectory, error) {
@@ -408,6 +417,41 @@ func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory
 		}
 		x.Tokens = append(x.Tokens, k)
 	}
+	return s.setTop(ctx, x, t)
+}
+
+// setTop fills the likeliest tokens beside those that were drawn, if the events of the tokens have them. Events that
+// are no longer stored are left out.
+func (s *server) setTop(ctx context.Context, x *sample, t *schemas.Trajectory) error {
+	if l := t.Text.Settings.Logits; l == nil || l.Form != schemas.LogitsTopK {
+		return nil
+	}
+	for e, err := range s.client.Tokens(ctx, t) {
+		if errors.Is(err, client.ErrNotFound) || err == nil && e.Position >= int64(len(x.Tokens)) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !e.Generated || e.Logits == nil {
+			continue
+		}
+		top, err := client.Likeliest(e, maxTop)
+		if err != nil {
+			return err
+		}
+		for i, list := range top {
+			if at := int(e.Position) + i; at < len(x.Tokens) {
+				for _, c := range list {
+					k := choice{ID: c.ID, LogProb: c.LogProb}
+					if s.cfg.Piece != nil {
+						k.Text = s.cfg.Piece(c.ID)
+					}
+					x.Tokens[at].Top = append(x.Tokens[at].Top, k)
+				}
+			}
+		}
+	}
 	return nil
 }
 
@@ -454,6 +498,10 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 		}
 		add("Size", size, false)
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
+		if begin, end := t.Segment(); t.Timings.DenoiseNS > 0 && end > begin {
+			step := time.Duration(t.Timings.DenoiseNS / (end - begin))
+			add("Time of a step", fmt.Sprint(step.Round(max(time.Microsecond, step/1000))), false)
+		}
 		if begin, end := t.Segment(); begin > 0 || end < int64(len(t.Transitions)) {
 			add("Part that ran", fmt.Sprintf("steps %d to %d", begin, end-1), false)
 		}

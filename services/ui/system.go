@@ -324,9 +324,9 @@ const maxOriginal = 64 << 10
 
 // answerLetter answers with one dead letter and its original.
 func (s *server) answerLetter(r *http.Request) (any, error) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
-	if err != nil || id == 0 {
-		return nil, &requestError{http.StatusBadRequest, "that is not the number of a dead letter"}
+	id, err := letterID(r)
+	if err != nil {
+		return nil, err
 	}
 	m, err := s.bus.Get(r.Context(), schemas.StreamDead, id)
 	if err != nil {

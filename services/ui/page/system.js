@@ -1,6 +1,6 @@
 // What runs, with which weights, how full the streams are, and the dead letters.
 import { h, link, bytes, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
-import { ask, api, listen } from "./app.js";
+import { ask, api, listen, change, may } from "./app.js";
 
 const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
 const short = (digest) => h("span", { class: "mono", title: digest || "" }, (digest || "–").slice(0, 12));
@@ -67,6 +67,37 @@ export async function letterView(id) {
       h("div", { class: "card" }, h("h2", {}, "Why"), h("p", { class: "promptbox" }, d.reason)),
       h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", new Date(d.at).toLocaleString()], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
         d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored.")),
-      h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), h("p", { class: "small" }, "Publish it again, or remove it:"), h("pre", { class: "json" }, `meander dead replay ${id}\nmeander dead drop ${id}`))],
+      h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), may.admin ? actions(id) : [h("p", { class: "small" }, "Publish it again, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)])],
   };
+}
+
+// actions are the buttons of a dead letter. What is dropped does not come back, so that button is pressed twice.
+function actions(id) {
+  const says = h("p", { role: "status" }), buttons = h("div", { class: "tools" });
+  const act = async (what, done) => {
+    try { only(buttons); const x = await change(`dead/${id}/${what}`); only(says, done(x), " ", h("a", { href: "#/dead" }, "The other dead letters")); } catch (err) { only(says, err.message); draw(); }
+  };
+  const drop = () => only(buttons, h("span", {}, "It does not come back."), h("button", { class: "bad", onclick: () => act("drop", () => "Dropped.") }, "Drop it for ever"), h("button", { onclick: draw }, "Keep it"));
+  const draw = () => only(buttons, h("button", { onclick: () => act("replay", (x) => `Published again on ${x.subject}; the letter is gone.`) }, "Replay: publish it again"), h("button", { onclick: drop }, "Drop"));
+  draw();
+  return [buttons, says];
+}
+
+const found = { ok: "good", warning: "warn", fault: "bad", "not checked": "" };
+
+export async function doctorView() {
+  const list = h("div", { class: "stack" }), sub = h("p", { class: "muted", role: "status" }, "The checks take a few seconds."), button = h("button", { onclick: () => check() }, "Check again");
+  const check = async () => {
+    button.disabled = true;
+    try {
+      const { findings } = await ask("doctor");
+      const counts = Object.keys(found).map((s) => [s, findings.filter((f) => f.state === s).length]).filter(([, n]) => n > 0);
+      sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". It is what 'meander doctor' prints.";
+      const grave = findings.filter((f) => f.state === "fault" || f.state === "warning");
+      only(list, grave.length > 0 && waits(grave.map((f) => ({ grave: true, says: `${f.area}: ${f.says}`, fix: f.fix }))),
+        h("div", { class: "card flush" }, table([["Area"], ["State"], ["Found"]], findings.map((f) => h("tr", {}, h("td", {}, f.area), h("td", {}, badge(f.state, found[f.state])), h("td", {}, f.says, f.fix && h("div", { class: "small muted" }, f.fix)))))));
+    } catch (err) { sub.textContent = err.message; }
+    button.disabled = false;
+  };
+  return { title: "Doctor", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Doctor"), sub), button), list], start: () => { check(); return listen({ topic: "system" }, {}); } };
 }
