@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -131,12 +132,18 @@ func (p *pageFlags) resolve(model string) error {
 	return nil // it makes images, or another program has it
 }
 
+// onMachines are the areas of the doctor that are on machines which the page does not see.
+var onMachines = []string{"disk", "model", "device", "rewards"}
+
 // serve serves the page until ctx ends, and says on out where it is.
 func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Logger, out io.Writer) error {
 	p.Where = conn.where
 	p.Doctor = func(ctx context.Context) (findings []ui.Finding) {
 		o := doctor.Options{Bus: conn.Bus, Where: conn.where, Own: conn.serves(), Version: boot.Version()}
 		doctor.Run(ctx, o, func(f doctor.Finding) {
+			if f.State == doctor.Unchecked && slices.Contains(onMachines, f.Area) {
+				return
+			}
 			findings = append(findings, ui.Finding{Area: f.Area, State: string(f.State), Says: f.Says, Fix: f.Fix})
 		})
 		return findings

@@ -132,6 +132,9 @@ func (s *server) dropLetter(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := s.bus.Get(r.Context(), schemas.StreamDead, id); err != nil {
+		return nil, err
+	}
 	return map[string]any{"dropped": id}, s.bus.Delete(r.Context(), schemas.StreamDead, id)
 }
 

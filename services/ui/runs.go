@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -220,12 +221,31 @@ type Wait struct {
 func systemWaits(x *System, faults []bus.Fault) []Wait {
 	waits := []Wait{}
 	for _, f := range faults {
-		waits = append(waits, Wait{Grave: true, Says: boot.Advice(f)})
+		what, fix := boot.Advise(f)
+		waits = append(waits, Wait{Grave: true, Says: what, Fix: fix})
 	}
 	if len(x.Present) == 0 {
 		waits = append(waits, Wait{
 			Says: "no sampler and no reward service runs; this is what is stored",
 			Fix:  "start the pipeline with 'meander up'",
+		})
+	}
+	runs := map[string]bool{}
+	for _, p := range x.Present {
+		if runs[p.Service] = true; p.Starting != "" {
+			waits = append(waits, Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane, p.Starting)})
+		}
+	}
+	if len(x.Present) > 0 && !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting] {
+		waits = append(waits, Wait{
+			Grave: true, Says: "no sampler runs: prompts are held, and no sample is made",
+			Fix: "start 'meander up' or meander-sampler" + lanesKnown(x.Lanes),
+		})
+	}
+	if len(x.Present) > 0 && !runs[schemas.ServiceReward] {
+		waits = append(waits, Wait{
+			Grave: true, Says: "no reward service runs: no sample is scored, and no group closes",
+			Fix: "start 'meander up' or meander-reward",
 		})
 	}
 	for i := range x.Streams {
@@ -252,6 +272,18 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	return waits
 }
 
+// lanesKnown names the lanes that there were samplers of.
+func lanesKnown(lanes []*lane) string {
+	names := make([]string, len(lanes))
+	for i, l := range lanes {
+		names[i] = string(l.Lane)
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " with --model; there were samplers of " + strings.Join(names, ", ")
+}
+
 // runWaits says what an open run waits for.
 func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []Wait {
 	by := ""
@@ -267,9 +299,9 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	case schemas.RunCancelled:
 		return []Wait{{Says: "cancelled" + by + "; it stays so"}}
 	case schemas.RunDone:
-		return nil
+		return refusals(p)
 	}
-	waits := slices.Clone(x.Waits)
+	waits := append(refusals(p), x.Waits...)
 	if p.Stages[0].Done == 0 && len(waits) == 0 {
 		waits = append(waits, Wait{
 			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
@@ -308,6 +340,22 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		waits = append(waits, Wait{Says: says})
 	}
 	return waits
+}
+
+// refusals says that prompts of a run were refused.
+func refusals(p *Progress) []Wait {
+	n := p.Statuses[schemas.StatusRefused]
+	if n == 0 {
+		return nil
+	}
+	says := fmt.Sprintf("%d of %d prompts were refused", n, p.Stages[0].Done)
+	if p.Stages[0].Done == 1 {
+		says = "the prompt was refused"
+	}
+	return []Wait{{
+		Grave: int64(n) == p.Stages[0].Done, Says: says,
+		Fix: "the reason is in the list below, and with the dead letters; correct the prompt, and publish it with another uid",
+	}}
 }
 
 // waiting says that so many things wait.

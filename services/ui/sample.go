@@ -499,8 +499,7 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 		add("Size", size, false)
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
 		if begin, end := t.Segment(); t.Timings.DenoiseNS > 0 && end > begin {
-			step := time.Duration(t.Timings.DenoiseNS / (end - begin))
-			add("Time of a step", fmt.Sprint(step.Round(max(time.Microsecond, step/1000))), false)
+			add("Time of a step", fmt.Sprintf("%.3g ms", float64(t.Timings.DenoiseNS)/1e6/float64(end-begin)), false)
 		}
 		if begin, end := t.Segment(); begin > 0 || end < int64(len(t.Transitions)) {
 			add("Part that ran", fmt.Sprintf("steps %d to %d", begin, end-1), false)

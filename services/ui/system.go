@@ -40,11 +40,18 @@ type presence struct {
 	Weights  string       `json:"weights_digest,omitempty"`
 	Loading  *int64       `json:"loading,omitempty"`
 	Draining bool         `json:"draining,omitempty"`
+	// Starting is why a sampler that has started serves its lane not yet.
+	Starting string `json:"starting,omitempty"`
 	// Waiting samples need space in MDR_STEPS, or on the disk; Held bytes are reserved.
 	Waiting int64 `json:"waiting,omitempty"`
 	Held    int64 `json:"held_bytes,omitempty"`
 	Disk    bool  `json:"disk,omitempty"`
 	At      int64 `json:"at"` // Unix milliseconds
+	// Samples were in the newest micro-batch, of Places; it took StepMS and ended EvaluatedAt, Unix milliseconds.
+	Samples     int64   `json:"batch_samples,omitempty"`
+	Places      int64   `json:"batch_places,omitempty"`
+	StepMS      float64 `json:"step_ms,omitempty"`
+	EvaluatedAt int64   `json:"evaluated_at,omitempty"`
 	// Applied is its last answer to a policy: how long it loaded, and on what it computes.
 	Backend string `json:"backend,omitempty"`
 	LoadMS  int64  `json:"load_ms,omitempty"`
@@ -190,10 +197,14 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 func presenceOf(p *schemas.Presence) *presence {
 	out := &presence{
 		Service: p.Service, Instance: p.Instance, Lane: p.Lane, Reward: p.Reward, Version: p.PolicyVersion,
-		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, At: p.At / int64(time.Millisecond),
+		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, At: p.At / int64(time.Millisecond),
 	}
 	for _, m := range p.Missing {
 		out.Missing = append(out.Missing, missing{m.Name, m.Reason})
+	}
+	if e := p.Evaluation; e != nil {
+		out.Samples, out.Places, out.StepMS = e.Samples, e.Places, float64(e.TookNS)/float64(time.Millisecond)
+		out.EvaluatedAt = e.At / int64(time.Millisecond)
 	}
 	if p.Room != nil {
 		out.Waiting, out.Held, out.Disk = p.Room.Waiting, p.Room.Held, p.Room.Disk

@@ -256,3 +256,40 @@ func TestServe_Password(t *testing.T) {
 		}
 	}
 }
+
+// A page with Admin changes something only for itself: what a form or a script of another site sends is refused.
+func TestServe_Admin(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) { c.Admin = true })
+	m := &bus.Message{Subject: schemas.PromptSubject("r1"), Data: bustest.Encode(t, &schemas.Prompt{UID: "p", Prompt: "x"}), Stream: schemas.StreamPrompts, Seq: 1}
+	if err := s.Bus.Dead(t.Context(), schemas.ServiceIntake, schemas.CodeInvalid, "why", m); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		headers map[string]string
+		path    string
+		want    int
+	}{
+		"another site":     {map[string]string{"Content-Type": "application/json", "Sec-Fetch-Site": "cross-site"}, "/api/dead/1/drop", 403},
+		"another origin":   {map[string]string{"Content-Type": "application/json", "Origin": "http://evil.example"}, "/api/dead/1/drop", 403},
+		"a form":           {map[string]string{"Content-Type": "text/plain"}, "/api/dead/1/drop", 403},
+		"nothing there":    {map[string]string{"Content-Type": "application/json"}, "/api/dead/9/drop", 404},
+		"no sample":        {map[string]string{"Content-Type": "application/json"}, "/api/runs/r1/groups/a/0/verdict", 404},
+		"the list of runs": {map[string]string{"Content-Type": "application/json"}, "/api/runs", 405},
+	} {
+		status, _, body := s.ask(t, "POST", c.path, func(r *http.Request) {
+			for k, v := range c.headers {
+				r.Header.Set(k, v)
+			}
+		})
+		if status != c.want {
+			t.Errorf("%s: %d, want %d: %s", name, status, c.want, body)
+		}
+	}
+	if got := bustest.Dead(t, s.Bus, 1); len(got) != 1 {
+		t.Errorf("%d letters are left", len(got))
+	}
+	status, _, body := s.ask(t, "POST", "/api/dead/1/drop", func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
+	if status != 200 {
+		t.Errorf("drop: %d %s", status, body)
+	}
+}

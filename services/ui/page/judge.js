@@ -57,7 +57,7 @@ export async function judgeView(run) {
     only(body, h("div", { class: "shot" },
       l.image ? h("div", { class: "pic" }, h("img", { src: "/media/" + api(run, w.uid, w.sample_index, l.video ? "video" : "image"), alt: `sample ${w.sample_index}`, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" })) : h("div", { class: "card" }, h("p", { class: "promptbox" }, l.answer || "(empty)")),
       h("div", { class: "card stack" }, h("div", {}, h("h2", {}, w.prompt), w.ground_truth && h("p", { class: "muted small" }, `Ground truth: ${w.ground_truth}`),
-        h("p", { class: "small" }, h("a", { href: link("runs", run, w.uid, w.sample_index) }, `Sample ${w.sample_index} of ${w.uid}`), ` waits for ${w.name}`)),
+        h("p", { class: "small" }, h("a", { href: link("runs", run, w.uid, w.sample_index) }, `Sample ${w.sample_index} of ${w.uid}`), ` waits for the verdict ${w.name}`)),
       may.admin ? h("form", { class: "stack", onsubmit: (e) => { e.preventDefault(); give(); } }, h("div", { class: "tools", role: "group", "aria-label": "value" }, choices, other),
         h("div", { class: "tools" }, submit, h("button", { type: "button", onclick: skip }, kbd("s"), " Later")), h("p", { class: "small muted" }, "A key chooses, Enter gives. The first verdict counts: it cannot be changed."))
         : h("div", {}, h("p", { class: "small" }, "This page only reads. Start it with --admin to judge here, or give it by a command:"), h("pre", { class: "json", tabindex: 0 }, `meander ui --admin\nmeander verdict --run ${run} ${w.uid} ${w.sample_index}=0.8`)))));

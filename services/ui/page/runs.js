@@ -13,8 +13,9 @@ export async function runsView() {
   const first = await ask("runs");
   const body = h("div", { class: "card flush" }), state = h("div");
   const draw = (x) => {
-    only(state, waits(x.waits));
-    state.hidden = x.waits.length === 0;
+    const list = x.dead > 0 ? [...x.waits, { says: `${plural(x.dead, "dead letter")}: refused prompts, or events that no service could use`, fix: h("a", { href: "#/dead" }, "Read why, and what to do") }] : x.waits;
+    only(state, waits(list));
+    state.hidden = list.length === 0;
     if (x.runs.length === 0) { only(body, x.dead > 0 ? empty("No prompt was accepted", h("p", {}, `${plural(x.dead, "message")} could not be used; the reason of each is kept.`), h("a", { href: "#/dead" }, "See the dead letters")) : hello()); return; }
     const focused = document.activeElement && document.activeElement.getAttribute("href");
     only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
@@ -57,7 +58,7 @@ export async function runView(run, query) {
     const list = p.fault ? [{ grave: true, says: p.fault }, ...p.waits] : p.waits;
     only(state, waits(list));
     state.hidden = list.length === 0;
-    sub.textContent = p.mean_reward === null ? "No reward yet." : `Mean reward of the last ${Math.min(50, p.stages[3].done)} groups: ${fixed(p.mean_reward)}`;
+    sub.textContent = p.mean_reward === null ? "No reward yet." : `Mean reward of the last ${plural(Math.min(50, p.stages[3].done), "group")}: ${fixed(p.mean_reward)}`;
   };
 
   const drawCurve = (c, source) => {
@@ -84,7 +85,7 @@ export async function runView(run, query) {
   const line = (r, isFresh) => h("tr", { class: isFresh ? "fresh" : "" },
     h("td", { class: "n hide-s" }, r.number),
     h("td", { class: "prompt" }, h("a", { class: "row", href: link("runs", run, r.uid), "data-item": true }, h("span", { class: "clamp" }, r.prompt || r.uid)),
-      h("span", { class: "small muted hide-s" }, r.uid, r.batch && ` · batch ${r.batch}`, r.data_source && ` · ${r.data_source}`, r.validation && " · validation"), r.error && h("span", { class: "small clamp" }, r.error)),
+      h("span", { class: "small muted hide-s" }, r.prompt ? r.uid : "", r.batch && ` · batch ${r.batch}`, r.data_source && ` · ${r.data_source}`, r.validation && " · validation"), r.error && h("span", { class: "small clamp" }, r.error)),
     h("td", {}, badge(r.status), r.status === "open" && h("span", { class: "small num only-s" }, ` ${Math.min(r.scored, r.size)}/${r.size}`)),
     h("td", { class: "hide-s" }, h("span", { class: "small num" }, `${Math.min(r.scored, r.size)} / ${r.size}`), meter(r.scored + r.made, 2 * r.size, `${r.made} made, ${r.scored} scored of ${r.size}`)),
     h("td", { class: "n" }, fixed(r.mean)), h("td", { class: "n hide-s" }, fixed(r.std)), h("td", { class: "n hide-s" }, r.min === null ? "–" : `${fixed(r.min)} … ${fixed(r.max)}`),

@@ -111,6 +111,8 @@ function tokens(x) {
   const says = h("p", { class: "small muted", role: "status" }, "Point at a token, or go through them with Tab, to see its log-prob and entropy."), top = h("ol", { class: "likely", "aria-label": "likeliest tokens here" });
   const drawTop = (t) => only(top, (t.top || []).map((c) => h("li", { class: c.id === t.id ? "drawn" : "" }, h("code", {}, c.text ? visible(c.text).trimEnd() || "␠" : `⟨${c.id}⟩`), h("progress", { class: "meter", max: 1, value: Math.exp(c.log_prob), "aria-hidden": "true" }), h("span", { class: "num small" }, fixed(Math.exp(c.log_prob), 4)))));
   const tell = (t, i) => { drawTop(t); says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", given"); };
+  const least = x.tokens.reduce((at, t, i) => (t.top && (at < 0 || t.log_prob < x.tokens[at].log_prob) ? i : at), -1);
+  if (least >= 0) tell(x.tokens[least], least); // the least likely one, until a reader points at another
   return h("div", { class: "card" }, h("h2", {}, "Tokens"), h("div", { class: "legend" }, ["p > 0.9", "> 0.5", "> 0.1", "> 0.01", "less"].map((t, i) => h("span", { class: `tok t${i}` }, t)), h("span", { class: "tok given" }, "given"), h("span", {}, `log-probs ${x.log_probs_of}`)), says,
     x.tokens.some((t) => t.top) ? top : h("p", { class: "small muted" }, "What else could have been drawn is stored with --logits topk:20 of the prompt."),
     h("div", { class: "tokens" }, x.tokens.map((t, i) => h("span", { class: "tok " + (t.generated && t.log_prob !== undefined ? `t${tone(t.log_prob)}` : "given") + (t.text ? "" : " id"), tabindex: t.generated ? 0 : null, onmouseenter: () => tell(t, i), onfocus: () => tell(t, i) }, t.text ? visible(t.text) : `⟨${t.id}⟩`))),
@@ -151,8 +153,8 @@ export async function sampleView(run, uid, index) {
   return {
     title: `#${index} of ${uid}`, keys: { j: () => go(at + 1), k: () => go(at - 1) },
     body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run), h("a", { href: link("runs", run, uid) }, uid)), h("h1", {}, `Sample ${index}`), h("p", { class: "muted clamp" }, x.prompt)),
-      h("div", { class: "tools" }, h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
-    h("div", { class: "shot" }, x.text ? h("div", { class: "stack" }, conversation(x), tokens(x)) : picture, h("div", { class: "grid" }, score, facts)), strip, x.text ? null : curves(x), x.text ? null : steps(x), waterfall(x.timings)].filter(Boolean),
+      h("div", { class: "tools" }, h("span", { class: "reward" }, x.reward === null ? badge(x.status) : fixed(x.reward)), advantage(x.advantage), h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
+    h("div", { class: "shot" }, h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip], waterfall(x.timings)), h("div", { class: "stack" }, score, facts)), x.text ? null : curves(x), x.text ? null : steps(x)].filter(Boolean),
     start: x.group.status !== "open" ? null : () => listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again(); } }),
   };
 }

@@ -1,5 +1,5 @@
 // What runs, with which weights, how full the streams are, and the dead letters.
-import { h, link, bytes, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
+import { h, link, bytes, seconds, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
 import { ask, api, listen, change, may } from "./app.js";
 
 const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
@@ -12,10 +12,10 @@ export async function systemView() {
   const draw = (x) => {
     only(body, waits(x.waits));
     body.hidden = x.waits.length === 0;
-    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", { tabindex: 0 }, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
+    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", { tabindex: 0 }, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["Batch"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
       h("td", {}, h("b", {}, p.service), h("div", { class: "small muted mono" }, p.instance)), h("td", {}, p.lane || "–"),
-      h("td", {}, p.policy_version === undefined ? "–" : h("span", {}, `version ${p.policy_version} `, short(p.weights_digest))), h("td", {}, p.backend || "–"),
-      h("td", {}, p.draining ? badge("drains", "warn") : p.loading !== undefined ? badge(`loads version ${p.loading}`, "info") : p.waiting ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn") : badge("at work", "good")),
+      h("td", {}, p.policy_version === undefined ? "–" : h("span", {}, `version ${p.policy_version} `, short(p.weights_digest))), h("td", {}, p.backend || "–"), h("td", {}, p.batch_places ? [h("div", { class: "small num" }, `${p.batch_samples} of ${p.batch_places} places, ${seconds(p.step_ms / 1000)}`), meter(p.batch_samples, p.batch_places, "places of the newest batch"), h("div", { class: "small muted" }, ago(p.evaluated_at))] : "–"),
+      h("td", {}, p.starting ? [badge("starting", "warn"), h("div", { class: "small" }, p.starting)] : p.draining ? badge("drains", "warn") : p.loading !== undefined ? badge(`loads version ${p.loading}`, "info") : p.waiting ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn") : badge("at work", "good")),
       h("td", { class: "small hide-s" }, (p.reward || []).join(", "), (p.missing || []).map((m) => h("div", {}, badge(m.name, "bad"), " ", m.reason))), h("td", { class: "n hide-s" }, ago(p.at))))));
     only(lanes, h("div", { class: "cardhead" }, h("h2", {}, "Policies")), x.lanes.length === 0 ? empty("No lane is known yet", h("p", {}, "A sampler announces its model and weights when it starts.")) : table([["Lane"], ["Model"], ["Served", "n"], ["Newest", "n"], ["Weights"], ["Samplers", "n"], ["Requests", "n"], ["Announced", "n hide-s"]], x.lanes.map((l) => h("tr", {},
       h("td", {}, h("a", { class: "row", href: link("system", l.lane), "data-item": true }, l.lane)), h("td", {}, l.current.model, l.text && " (text)"), h("td", { class: "n" }, l.served_version), h("td", { class: "n" }, l.current.version, l.current.version !== l.served_version && l.samplers > 0 && h("div", {}, badge("not taken over", "warn"))),
@@ -92,7 +92,7 @@ export async function doctorView() {
     try {
       const { findings } = await ask("doctor");
       const counts = Object.keys(found).map((s) => [s, findings.filter((f) => f.state === s).length]).filter(([, n]) => n > 0);
-      sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". It is what 'meander doctor' prints.";
+      sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". Disk, model, device and reward functions of a machine are checked there, by 'meander doctor'.";
       const grave = findings.filter((f) => f.state === "fault" || f.state === "warning");
       only(list, grave.length > 0 && waits(grave.map((f) => ({ grave: true, says: `${f.area}: ${f.says}`, fix: f.fix }))),
         h("div", { class: "card flush" }, table([["Area"], ["State"], ["Found"]], findings.map((f) => h("tr", {}, h("td", {}, f.area), h("td", {}, badge(f.state, found[f.state])), h("td", {}, f.says, f.fix && h("div", { class: "small muted" }, f.fix)))))));
