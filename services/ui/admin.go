@@ -91,6 +91,9 @@ func (s *server) giveVerdict(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.Run != schemas.Run(r.PathValue("run")) {
+		return nil, &requestError{http.StatusBadRequest, "the sample is of another run, " + string(t.Run)}
+	}
 	var v verdict
 	if err := json.NewDecoder(r.Body).Decode(&v); err != nil || v.Value == nil {
 		return nil, &requestError{http.StatusBadRequest, "must be a name and a value"}

@@ -2,30 +2,18 @@ package ui_test
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
-	"image"
 	"image/png"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/intake"
-	"github.com/meander-rl/meander/services/pipeline"
-	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/ui"
 )
 
@@ -61,131 +49,6 @@ func axe(t *testing.T) string {
 	}
 	chromium(t)
 	return string(data)
-}
-
-// serveModel starts all services with a model of the project.
-func (s *served) serveModel(t *testing.T, name string) *bustest.Service {
-	t.Helper()
-	config := pipeline.DefaultConfig()
-	config.Sampler.Model = name
-	return s.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
-}
-
-const models = "../../deploy/models/"
-
-// startWorld serves a page of a pipeline of images and texts, with runs of each kind: images of two data sources (signs
-// and again), a tree, scheduled sampling, texts with logits, samples that wait for verdicts, a pushed policy and dead
-// letters.
-func startWorld(t *testing.T) *served {
-	t.Helper()
-	words, err := tokenizer.Load(models + "sums")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := servePage(t, func(c *ui.Config) {
-		c.Admin, c.Where, c.Piece = true, "nats://127.0.0.1:4222", words.Piece
-		c.Doctor = func(context.Context) []ui.Finding {
-			return []ui.Finding{
-				{Area: "streams", State: "fault", Says: "MDR_STEPS is full: 8.0 GiB of 8.0 GiB", Fix: "free old groups with 'meander gc --gc-age 24h'"},
-				{Area: "server", State: "ok", Says: "answers in 1 ms"},
-			}
-		}
-	}, bustest.TCP)
-	s.serveModel(t, models+"signs")
-	s.serveModel(t, models+"sums")
-	signs := func(run schemas.Run, uid schemas.UID, text string, change func(*schemas.Prompt)) {
-		s.publish(t, run, uid, text, func(p *schemas.Prompt) {
-			p.Model, p.GroupSize, p.Reward = "signs", new(int64(4)), []schemas.RewardSpec{{Name: "glyph"}}
-			p.NumInferenceSteps, p.Height, p.Width, p.Rollout = new(int64(10)), nil, nil, schemas.Rollout{}
-			if change != nil {
-				change(p)
-			}
-		})
-	}
-	closed := 0
-	for _, run := range []schemas.Run{"again", "signs"} {
-		for i, word := range []string{"EXIT", "OPEN", "4071", "SCHOOL", "BAKERY", "17", "TAXI", "308", "QKZ", "5562"} {
-			closed++
-			colour := []string{"red", "blue", "green", "black"}[i%4]
-			signs(run, schemas.UID(fmt.Sprintf("p%02d", i)), fmt.Sprintf("a %s sign that says %q", colour, word), func(p *schemas.Prompt) {
-				source := map[bool]string{true: "numbers", false: "words"}[strings.ContainsAny(word, "0123456789")]
-				p.Seed = new(int64(i + map[schemas.Run]int{"again": 100}[run]))
-				if p.Metadata, err = schemas.MetadataFrom(map[string]any{"data_source": source}); err != nil {
-					t.Fatal(err)
-				}
-				if i == 4 { // one whose rewards differ
-					p.Prompt, p.Seed, p.GroupSize = `a black sign that says "QKZ"`, new(*p.Seed+1), new(int64(12))
-				}
-			})
-		}
-	}
-	signs("tree", "t", `a red sign that says "OPEN"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.Tree = nil, &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 3, Width: 2}, {StepIndex: 5, Width: 2}}}
-	})
-	signs("scheduled", "s", `a red sign that says "OPEN"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.NumInferenceSteps = new(int64(2)), nil
-		p.Reward = []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
-		p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: grey(t, 64, 64)}, {Data: grey(t, 64, 64)}}}}
-		p.ScheduledSampling = &schemas.ScheduledSampling{Probability: new(1.0), MaxStepOffset: new(int64(5)), BaseTimesteps: []float64{20, 30}, Timesteps: new(int64(50)), Decode: true}
-	})
-	for i, sum := range []string{"347+58=?", "612-274=?", "805-806=?"} {
-		s.publish(t, "sums", schemas.UID(fmt.Sprintf("q%d", i)), sum, func(p *schemas.Prompt) {
-			p.Model, p.ImageSettings, p.GroupSize, p.Reward = "sums", schemas.ImageSettings{}, new(int64(4)), nil
-			p.Text = &schemas.Text{Logits: &schemas.Logits{Form: schemas.LogitsTopK}}
-		})
-	}
-	signs("judged", "v", `a blue sign that says "TAXI"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.Reward, p.Deadline = new(int64(3)), []schemas.RewardSpec{{Name: "external:taste"}}, new(time.Now().Add(time.Hour).UnixNano())
-	})
-	for i := range 2 {
-		bad := &schemas.Prompt{UID: "x", Prompt: "a sign"}
-		bad.Model, bad.Height = "signs", new(int64(17+i))
-		data, err := schemas.Encode(bad)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.PublishPrompt(t.Context(), "odd", data, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	adapter, err := lora.Open("../../deploy/demo/adapter")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.New(s.Bus).PushPolicy(t.Context(), adapter, client.Push{Lane: "signs", By: "ann", Note: "the first adapter"}); err != nil {
-		t.Fatal(err)
-	}
-	bustest.Await(t, s.Bus, closed+5, schemas.StreamAdvantages)
-	bustest.Await(t, s.Bus, 3, schemas.StreamTrajectories, schemas.TrajectoryFilter("judged", "*"))
-	bustest.Dead(t, s.Bus, 2)
-	return s
-}
-
-// startAllButSamplers starts intake and the reward service.
-func (s *served) startAllButSamplers(t *testing.T) {
-	t.Helper()
-	s.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		return intake.Run(ctx, intake.DefaultConfig(), b, zerolog.Nop())
-	})
-	s.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		return reward.Run(ctx, reward.DefaultConfig(), b, zerolog.Nop())
-	})
-	bustest.Until(t, "the reward service is there", func() error {
-		if got := fmt.Sprint(get[object](t, s, "system")["present"]); !strings.Contains(got, "reward") || strings.Contains(got, "sampler") {
-			return errors.New(got)
-		}
-		return nil
-	})
-}
-
-// grey returns a grey image as a PNG.
-func grey(t *testing.T, width, height int) []byte {
-	t.Helper()
-	var buf bytes.Buffer
-	if err := png.Encode(&buf, image.NewGray(image.Rect(0, 0, width, height))); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
 }
 
 // places are the pages of the world, with what each must show.
@@ -336,7 +199,9 @@ func (p *tab) navigate() {
 	p.settled()
 	p.press("u")
 	at("#/runs/signs/p04")
-	p.press("u", "u")
+	p.press("u")
+	at("#/runs/signs")
+	p.press("u")
 	at("#/runs")
 	p.press("?")
 	p.shows("next and previous row or sample")
@@ -376,7 +241,7 @@ func (p *tab) guide(t *testing.T) {
 	}{
 		{"run", "#/runs/signs", 1080, 860, false},
 		{"group", "#/runs/signs/p04", 1080, 620, true},
-		{"sample", "#/runs/signs/p04/3", 1080, 1400, false},
+		{"sample", "#/runs/signs/p04/3", 940, 1280, false},
 		{"tokens", "#/runs/sums/q2/1", 1080, 780, true},
 		{"phone", "#/runs/signs/p04", 390, 780, false},
 	} {
@@ -434,7 +299,7 @@ func TestPage_Restarts(t *testing.T) {
 
 	address := strings.TrimSuffix(strings.TrimPrefix(s.url, "http://"), "/")
 	s.stop()
-	p.shows("reconnecting")
+	p.shows("reconnecting", "is 'meander ui' still running?")
 	p.save("broken-page-away")
 	p.to("#/system")
 	p.shows("the page's server does not answer", "Try again")
@@ -458,14 +323,16 @@ func TestPage_Broken(t *testing.T) {
 	})
 	t.Run("no sampler", func(t *testing.T) {
 		s := servePage(t, nil)
-		s.startPipeline(t).Stop() // it has announced its lane
+		pipeline := s.startPipeline(t)
+		bustest.Await(t, s.Bus, 1, schemas.StreamPolicies)
+		pipeline.Stop()
 		s.startAllButSamplers(t)
 		prompt := bustest.Encode(t, &schemas.Prompt{UID: "a", Prompt: "a fox"})
 		if _, err := s.PublishPrompt(t.Context(), "waits", prompt, nil); err != nil {
 			t.Fatal(err)
 		}
 		p := b.open(t, s.url)
-		p.shows("no sampler runs: prompts are held, and no sample is made", "meander-sampler")
+		p.shows("no sampler runs: 1 prompt waits, and no sample is made", "there were samplers of synthetic")
 		p.save("broken-no-sampler-runs")
 		p.to("#/runs/waits")
 		p.shows("no sampler runs", "start 'meander up'")

@@ -238,7 +238,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting] {
 		waits = append(waits, Wait{
-			Grave: true, Says: "no sampler runs: prompts are held, and no sample is made",
+			Grave: true, Says: "no sampler runs: " + waiting(x.held, "prompt") + ", and no sample is made",
 			Fix: "start 'meander up' or meander-sampler" + lanesKnown(x.Lanes),
 		})
 	}

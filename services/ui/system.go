@@ -26,6 +26,7 @@ type System struct {
 	// waiting counts by stage the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
 	atWork  map[string]bool
+	held    uint64 // prompts that intake has not answered
 	backlog map[schemas.Lane]uint64
 }
 
@@ -112,6 +113,27 @@ func (x *System) serves(name schemas.Lane) bool {
 	)
 }
 
+// countConsumers notes which stages are at work on a stream and what waits for them; requests gets the consumers of
+// the lanes by name.
+func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.ConsumerStats) {
+	for _, c := range st.Consumers {
+		if st.Name == schemas.StreamRequests {
+			requests[c.Name] = c
+		}
+		if !c.Takes {
+			continue
+		}
+		if c.Stage == schemas.ServiceIntake && st.Name == schemas.StreamPrompts {
+			x.held += c.Pending + uint64(max(0, c.AckPending))
+		}
+		if c.Pulls > 0 || c.AckPending > 0 {
+			x.atWork[c.Stage] = true
+		} else {
+			x.waiting[c.Stage] += c.Pending
+		}
+	}
+}
+
 // readSystem reads what runs and how full the streams are.
 func (s *server) readSystem(ctx context.Context) (*System, error) {
 	x := &System{
@@ -143,19 +165,7 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 		if st.Name == schemas.StreamDead {
 			x.Dead = st.Messages
 		}
-		for _, c := range st.Consumers {
-			if st.Name == schemas.StreamRequests {
-				requests[c.Name] = c
-			}
-			if !c.Takes {
-				continue
-			}
-			if c.Pulls > 0 || c.AckPending > 0 {
-				x.atWork[c.Stage] = true
-			} else {
-				x.waiting[c.Stage] += c.Pending
-			}
-		}
+		x.countConsumers(&st, requests)
 		if st.Name == schemas.StreamPrompts && len(st.Consumers) == 0 { // no intake has ever run
 			x.waiting[schemas.ServiceIntake] = st.Messages
 		}

@@ -280,7 +280,8 @@ func (s *server) answer(read func(r *http.Request) (any, error)) http.HandlerFun
 
 // errLost is the answer while the server of the pipeline is away.
 var errLost = &requestError{
-	http.StatusServiceUnavailable, "the connection to the pipeline's server is lost; it is tried again",
+	http.StatusServiceUnavailable, "the connection to the pipeline's server is lost; it is tried again. If the server has ended, start it: " +
+		"'meander up', or your NATS server",
 }
 
 // admit waits until fewer than maxReads questions run. It returns errLost while there is no connection.

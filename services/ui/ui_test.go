@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
@@ -291,5 +292,54 @@ func TestServe_Admin(t *testing.T) {
 	status, _, body := s.ask(t, "POST", "/api/dead/1/drop", func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
 	if status != 200 {
 		t.Errorf("drop: %d %s", status, body)
+	}
+}
+
+// A person gives verdicts to the samples that wait for them: the first one counts, and closes the group.
+func TestServe_Verdicts(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) {
+		c.Admin, c.Doctor = true, func(context.Context) []ui.Finding { return []ui.Finding{{Area: "disk", State: "ok"}} }
+	})
+	s.startPipeline(t)
+	s.publish(t, "r1", "a", "a fox", func(p *schemas.Prompt) {
+		p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
+	})
+	bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)
+	var waiting []any
+	bustest.Until(t, "two samples wait", func() error {
+		if waiting = get[object](t, s, "runs/r1/verdicts")["waiting"].([]any); len(waiting) != 2 {
+			return fmt.Errorf("%v", waiting)
+		}
+		return nil
+	})
+	name := waiting[0].(object)["name"]
+	for _, c := range []struct {
+		sample, body string
+		want         int
+	}{
+		{"0", `{"name": "other", "value": 1}`, 400}, {"0", fmt.Sprintf(`{"name": %q}`, name), 400}, {"0", "x", 400},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200}, {"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 409}, {"1", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 200},
+	} {
+		status, _, body := s.ask(t, "POST", "/api/runs/r1/groups/a/"+c.sample+"/verdict", func(r *http.Request) {
+			r.Header.Set("Content-Type", "application/json")
+			r.Body = io.NopCloser(strings.NewReader(c.body))
+		})
+		if status != c.want {
+			t.Errorf("%s for sample %s: %d, want %d: %s", c.body, c.sample, status, c.want, body)
+		}
+	}
+	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	bustest.Until(t, "the result on the page", func() error {
+		if got := get[object](t, s, "runs/r1/groups/a"); got["mean"] != 0.75 {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	if got := get[object](t, s, "page"); got["admin"] != true || got["doctor"] != true {
+		t.Errorf("the page may %v", got)
+	}
+	if got := fmt.Sprint(get[object](t, s, "doctor")); !strings.Contains(got, "disk") {
+		t.Errorf("findings %s", got)
 	}
 }

@@ -64,6 +64,7 @@ export function listen(query, handlers) {
     source.onopen = () => setLink("live", "live");
     source.onerror = () => {
       setLink("lost", "reconnecting");
+      setBanner("The page's server does not answer; is 'meander ui' still running? It is tried again.");
       if (source.readyState === EventSource.CLOSED) { // the server refused: try later
         close();
         retry = setTimeout(open, 3000);
@@ -72,6 +73,7 @@ export function listen(query, handlers) {
     source.addEventListener("health", (e) => {
       const x = JSON.parse(e.data);
       setBanner(x.fault);
+      setLink(x.fault ? "lost" : "live", x.fault ? "no server" : "live");
       setWhere(x.where);
       setDead(x.dead);
     });

@@ -21,7 +21,7 @@ export async function runsView() {
     only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
       h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t)))),
     h("tbody", {}, x.runs.map((r) => h("tr", {},
-      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, badge(r.state)),
+      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, r.state === "done" && r.samples === 0 ? badge("no sample", "warn") : badge(r.state)),
       h("td", {}, h("div", { class: "num small" }, `${whole(r.groups - r.open_groups)} of ${whole(r.groups)} closed`), meter(r.groups - r.open_groups, r.groups, "groups closed")),
       h("td", { class: "n" }, whole(r.samples)), h("td", { class: "n" }, whole(r.rewards)), h("td", { class: "n hide-s" }, whole(r.steps)),
       h("td", { class: "n hide-s" }, bytes(r.bytes)), h("td", { class: "n hide-s" }, ago(r.newest))))))),
@@ -50,10 +50,10 @@ export async function runView(run, query) {
   let fresh = 0, current = page, drawn = "";
 
   const drawProgress = (p) => {
-    only(status, badge(p.state), ...Object.entries(p.statuses).filter(([s]) => s !== "open" && s !== "complete").map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")),
+    only(status, p.stages[0].done > 0 && p.statuses.refused === p.stages[0].done ? null : badge(p.state), ...Object.entries(p.statuses).filter(([s]) => s !== "open" && s !== "complete").map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")),
       p.judged > 0 && h("a", { class: "button", href: link("judge", run) }, `Judge ${plural(p.judged, "sample")}`));
     only(stages, p.stages.map((s) => h("div", { class: "stage" }, h("span", { class: "name" }, s.name),
-      h("span", { class: "big" }, whole(s.done), s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`), h("small", {}, ` ${s.counts}`)),
+      h("span", { class: "big" }, whole(s.done), s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`), h("small", {}, ` ${(s.name === "intake" ? s.done : s.of) === 1 ? s.counts.slice(0, -1) : s.counts}`)),
       meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`), h("span", { class: "small muted num" }, rate(s.per_minute) + (s.name === "sampler" ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min` : "")))));
     const list = p.fault ? [{ grave: true, says: p.fault }, ...p.waits] : p.waits;
     only(state, waits(list));
