@@ -29,6 +29,8 @@ type Presence struct {
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
+	// Backend names what a sampler computes on.
+	Backend string `msgpack:"backend,omitempty" size:"0..MaxName"`
 	// Evaluation is a sampler's newest evaluation of its model; absent: there was none yet.
 	Evaluation *Evaluation `msgpack:"evaluation,omitempty"`
 	// At is when it was renewed, Unix nanoseconds.

@@ -311,7 +311,7 @@ func groupSamples(t testing.TB) []sample {
 		}},
 		{"presence-evaluation", &schemas.Presence{
 			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000,
-			Evaluation: &schemas.Evaluation{Samples: 6, Places: 8, TookNS: 31_000_000, At: 1_763_690_399_000_000_000},
+			Backend: "cpu/avx2", Evaluation: &schemas.Evaluation{Samples: 6, Places: 8, TookNS: 31_000_000, At: 1_763_690_399_000_000_000},
 		}},
 		{"presence-reward", &schemas.Presence{
 			Service: "reward", Instance: "reward-k4", Reward: []string{"jpeg_compressibility", "http:clip"},

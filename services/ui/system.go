@@ -53,9 +53,8 @@ type presence struct {
 	Places      int64   `json:"batch_places,omitempty"`
 	StepMS      float64 `json:"step_ms,omitempty"`
 	EvaluatedAt int64   `json:"evaluated_at,omitempty"`
-	// Applied is its last answer to a policy: how long it loaded, and on what it computes.
+	// Backend is what it computes on.
 	Backend string `json:"backend,omitempty"`
-	LoadMS  int64  `json:"load_ms,omitempty"`
 }
 
 // missing is a reward function that cannot be had, and why.
@@ -187,17 +186,6 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 		l.Backlog = c.Pending + uint64(max(0, c.AckPending))
 		x.backlog[p.Lane] = l.Backlog
 		x.Lanes = append(x.Lanes, l)
-		applied, err := s.bus.Applied(ctx, p.Lane)
-		if err != nil {
-			return nil, err
-		}
-		for _, a := range applied {
-			for _, on := range x.Present {
-				if on.Instance == a.Instance {
-					on.Backend, on.LoadMS = a.Backend, a.LoadNS/int64(time.Millisecond)
-				}
-			}
-		}
 	}
 	x.Waits = systemWaits(x, faults)
 	return x, nil
@@ -207,7 +195,7 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 func presenceOf(p *schemas.Presence) *presence {
 	out := &presence{
 		Service: p.Service, Instance: p.Instance, Lane: p.Lane, Reward: p.Reward, Version: p.PolicyVersion,
-		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, At: p.At / int64(time.Millisecond),
+		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, Backend: p.Backend, At: p.At / int64(time.Millisecond),
 	}
 	for _, m := range p.Missing {
 		out.Missing = append(out.Missing, missing{m.Name, m.Reason})

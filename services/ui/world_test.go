@@ -56,16 +56,21 @@ func startWorld(t *testing.T) *served {
 	s.serveModel(t, models+"signs")
 	s.serveModel(t, models+"sums")
 	bustest.Await(t, s.Bus, 2, schemas.StreamPolicies)
-	closed := s.publishSigns(t) + s.publishSums(t)
-	s.publishRefused(t)
 	adapter, err := lora.Open("../../deploy/demo/adapter")
 	if err != nil {
 		t.Fatal(err)
 	}
 	push := client.Push{Lane: "signs", By: "ann", Note: "the first adapter"}
-	if _, err := client.New(s.Bus).PushPolicy(t.Context(), adapter, push); err != nil {
+	c := client.New(s.Bus)
+	pushed, err := c.PushPolicy(t.Context(), adapter, push)
+	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := c.AwaitPolicy(t.Context(), pushed); err != nil {
+		t.Fatal(err)
+	}
+	closed := s.publishSigns(t) + s.publishSums(t)
+	s.publishRefused(t)
 	bustest.Await(t, s.Bus, closed, schemas.StreamAdvantages)
 	bustest.Await(t, s.Bus, 3, schemas.StreamTrajectories, schemas.TrajectoryFilter("judged", "*"))
 	bustest.Dead(t, s.Bus, 2)
