@@ -317,9 +317,13 @@ func TestServe_Verdicts(t *testing.T) {
 		sample, body string
 		want         int
 	}{
-		{"0", `{"name": "other", "value": 1}`, 400}, {"0", fmt.Sprintf(`{"name": %q}`, name), 400}, {"0", "x", 400},
-		{"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200}, {"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200},
-		{"0", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 409}, {"1", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 200},
+		{"0", `{"name": "other", "value": 1}`, 400},
+		{"0", fmt.Sprintf(`{"name": %q}`, name), 400},
+		{"0", "x", 400},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 409},
+		{"1", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 200},
 	} {
 		status, _, body := s.ask(t, "POST", "/api/runs/r1/groups/a/"+c.sample+"/verdict", func(r *http.Request) {
 			r.Header.Set("Content-Type", "application/json")
