@@ -428,7 +428,7 @@ func TestPage_Large(t *testing.T) {
 	add(0, 10_000)
 	p := startBrowser(t).open(t, s.url)
 	p.to("#/runs/r1")
-	p.shows("1 of 1 groups")
+	p.shows("1 of 1 group")
 	small := p.measure()
 	check := func(what string) {
 		t.Helper()
