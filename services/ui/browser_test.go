@@ -285,6 +285,19 @@ func (p *tab) click(selector string) {
 	}
 }
 
+// follow clicks a link until the page is at its address: what stands above it may move it while it is clicked.
+func (p *tab) follow(hash string) {
+	p.Helper()
+	bustest.Until(p.T, "a click that leads to "+hash, func() error {
+		if at := eval[string](p, "location.hash"); at != hash {
+			p.click(`a[href=` + quoted(hash) + `]`)
+			return errors.New("the page is at " + at)
+		}
+		return nil
+	})
+	p.settled()
+}
+
 // keys are the keys that have no character.
 var keys = map[string]object{
 	"Enter": {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"},

@@ -2,6 +2,7 @@ package ui_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"image/png"
 	"os"
@@ -27,9 +28,9 @@ func TestPage(t *testing.T) {
 	s.publish(t, "r1", "a", "a fox", nil)
 	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
 	p := startBrowser(t).open(t, s.url)
-	p.click(`a[href="#/runs/r1"]`)
-	p.click(`a[href="#/runs/r1/a"]`)
-	p.click(`a[href="#/runs/r1/a/1"]`)
+	for _, hash := range []string{"#/runs/r1", "#/runs/r1/a", "#/runs/r1/a/1"} {
+		p.follow(hash)
+	}
 	p.shows("Sample 1", "Sigma and noise by step", "Denoising")
 	p.to("#/runs/r1")
 	s.publish(t, "r1", "b", "a hen", nil)
@@ -324,7 +325,12 @@ func TestPage_Broken(t *testing.T) {
 	t.Run("no sampler", func(t *testing.T) {
 		s := servePage(t, nil)
 		pipeline := s.startPipeline(t)
-		bustest.Await(t, s.Bus, 1, schemas.StreamPolicies)
+		bustest.Until(t, "the lane is announced", func() error {
+			if lanes := get[object](t, s, "system")["lanes"].([]any); len(lanes) == 0 {
+				return errors.New("none")
+			}
+			return nil
+		})
 		pipeline.Stop()
 		s.startAllButSamplers(t)
 		prompt := bustest.Encode(t, &schemas.Prompt{UID: "a", Prompt: "a fox"})

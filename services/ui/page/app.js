@@ -55,6 +55,13 @@ function setDead(n) {
   count.textContent = n > 999 ? "999+" : String(n);
 }
 
+// While a button is pressed nothing is drawn anew: a click needs the same element below the pointer at both its ends.
+let pressed = false, waiting = [];
+addEventListener("pointerdown", () => { pressed = true; });
+for (const name of ["pointerup", "pointercancel"]) {
+  addEventListener(name, () => setTimeout(() => { pressed = false; for (const f of waiting.splice(0)) f(); }));
+}
+
 // listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
 export function listen(query, handlers) {
   let source = null, last = query.since || "", retry = 0;
@@ -80,7 +87,9 @@ export function listen(query, handlers) {
     for (const [name, f] of Object.entries(handlers)) {
       source.addEventListener(name, (e) => {
         if (e.lastEventId) last = e.lastEventId;
-        f(JSON.parse(e.data));
+        const take = () => source && f(JSON.parse(e.data));
+        if (pressed) waiting.push(take);
+        else take();
       });
     }
   };
