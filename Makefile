@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test ts-test observability-test engines-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
+.PHONY: help build python-test asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -218,6 +218,27 @@ python-test: build build/python-venv/ok ## types and tests of the Python client,
 asyncapi-test: build/asyncapi/ok ## the AsyncAPI document by the official parser, and subscribers that are generated from it (npm, Python)
 	MEANDER_NODE_MODULES=$(CURDIR)/build/asyncapi/node_modules MEANDER_PYTHON=$(CURDIR)/build/asyncapi/venv/bin/python \
 		CGO_ENABLED=0 go test -v -count=1 -run '^TestAsyncAPI$$' ./integration/
+
+# CHROMIUM: another browser. UI_SHOTS: a folder for an image of each page, size and colours that the tests see.
+CHROMIUM  ?= $(firstword $(foreach b,chromium chromium-browser google-chrome,$(shell command -v $b)))
+UI_SHOTS  ?=
+ui_test    = $(test_tmp) CHROMIUM='$(CHROMIUM)' MEANDER_UI_AXE='$(CURDIR)/build/ui-test/node_modules/axe-core/axe.min.js' \
+	MEANDER_UI_SHOTS='$(UI_SHOTS)' go test -v -count=1 $(TEST_LIMIT)
+ui-test: ui-needs build/ui-test/ok ## the page of meander ui in a browser: clicks, keys, restarts, broken pipelines, 10 000 groups, accessibility (Chromium, npm)
+	$(ui_test) -run '^TestPage' ./services/ui
+
+ui-images: ui-needs build/ui-test/ok ## the images of the page in the guide, made anew (Chromium, npm)
+	MEANDER_UI_GUIDE='$(CURDIR)/deploy/guide' $(ui_test) -run '^TestPage_World$$' ./services/ui
+
+.PHONY: ui-needs
+ui-needs: ## fail and say what make ui-test needs of this machine that is not there
+	@[ '$(CHROMIUM)' ] || { echo "make ui-test needs Chromium: install chromium or google-chrome, or name one with CHROMIUM=/path" >&2; exit 1; }
+	@command -v npm >/dev/null || { echo "make ui-test needs npm, for the checker of accessibility: install Node.js" >&2; exit 1; }
+
+build/ui-test/ok: services/ui/testdata/package.json
+	mkdir -p build/ui-test && cp services/ui/testdata/package.json build/ui-test
+	npm install --prefix build/ui-test --ignore-scripts --no-package-lock --no-audit --no-fund
+	touch $@
 
 build/asyncapi/ok: integration/testdata/asyncapi/package.json integration/testdata/asyncapi/requirements.txt
 	mkdir -p build/asyncapi && cp integration/testdata/asyncapi/package.json build/asyncapi

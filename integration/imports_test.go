@@ -163,7 +163,7 @@ var layers = map[string][]string{
 	},
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
-	// The page that shows a pipeline: it reads, by what clients read with.
+	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus"}, // traces of what is stored
 	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
@@ -233,7 +233,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/doctor":              {"pkg/bus/bustest"},
-	"services/ui":                  {"pkg/bus/bustest", "pkg/natsd", "services/pipeline"},
+	"services/ui":                  {"pkg/bus/bustest", "pkg/lora", "pkg/model/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":               {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},

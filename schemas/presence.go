@@ -29,8 +29,22 @@ type Presence struct {
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
 	Room *Room `msgpack:"room,omitempty"`
+	// Backend names what a sampler computes on.
+	Backend string `msgpack:"backend,omitempty" size:"0..MaxName"`
+	// Evaluation is a sampler's newest evaluation of its model; absent: there was none yet.
+	Evaluation *Evaluation `msgpack:"evaluation,omitempty"`
 	// At is when it was renewed, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
+}
+
+// Evaluation is one evaluation of a model for a micro-batch.
+type Evaluation struct {
+	// Samples is how many it was for, of the Places that a micro-batch has.
+	Samples int64 `msgpack:"samples" range:"1.."`
+	Places  int64 `msgpack:"places" range:"1.."`
+	// TookNS is its time in nanoseconds, At when it ended, Unix nanoseconds.
+	TookNS int64 `msgpack:"took_ns" range:"0.."`
+	At     int64 `msgpack:"at" range:"0.."`
 }
 
 // MissingReward is a reward function that cannot be served.

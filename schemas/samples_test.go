@@ -309,6 +309,10 @@ func groupSamples(t testing.TB) []sample {
 			Room: &schemas.Room{Held: 31_000_000, Wants: 62_000_000, Turn: 812, Waiting: 4, Need: 15_500_000, Since: 1_763_690_398_000_000_000, Disk: true},
 			At:   1_763_690_400_000_000_000,
 		}},
+		{"presence-evaluation", &schemas.Presence{
+			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000,
+			Backend: "cpu/avx2", Evaluation: &schemas.Evaluation{Samples: 6, Places: 8, TookNS: 31_000_000, At: 1_763_690_399_000_000_000},
+		}},
 		{"presence-reward", &schemas.Presence{
 			Service: "reward", Instance: "reward-k4", Reward: []string{"jpeg_compressibility", "http:clip"},
 			Missing: []schemas.MissingReward{{Name: "ocr", Reason: "tesseract is not installed"}}, At: 1_763_690_400_000_000_000,

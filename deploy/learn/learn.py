@@ -56,7 +56,7 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
         port = s.getsockname()[1]
     # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
     command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models" / model)]
-    if engine.startswith("vllm="):  # which gets each adapter in a folder
+    if engine.startswith(("vllm=", "sglang=")):  # which get each adapter in a folder
         adapters = (out / "adapters").resolve()
         adapters.mkdir()
         command += ["--engine", engine, "--engine-adapters", str(adapters)]

@@ -2,8 +2,10 @@ package client
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"iter"
+	"math"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -124,6 +126,38 @@ func (c *Client) Tokens(ctx context.Context, t *schemas.Trajectory) iter.Seq2[*s
 			}
 		}
 	}
+}
+
+// Choice is a token that a model could have drawn, and its log-prob by the stored logits, in nats.
+type Choice struct {
+	ID      int32
+	LogProb float64
+}
+
+// Likeliest returns, of each token of an event that has the logits of topk, the likeliest most tokens, the likeliest
+// first. It fails if the event has no such logits.
+func Likeliest(e *schemas.Tokens, most int) ([][]Choice, error) {
+	l := e.Logits
+	if l == nil || l.Form != schemas.LogitsTopK || l.IDs == nil || len(l.Values.Shape) != 2 || l.Values.Shape[1] < 1 {
+		return nil, fmt.Errorf("tokens %d: they have no logits of %s", e.N, schemas.LogitsTopK)
+	}
+	k := int(l.Values.Shape[1])
+	values := make([]float32, l.Values.Shape[0]*l.Values.Shape[1])
+	if err := tensor.DType(l.Values.DType).DecodeFloats(values, l.Values.Data); err != nil {
+		return nil, fmt.Errorf("tokens %d: logits: %w", e.N, err)
+	}
+	if len(l.IDs.Data) != 4*len(values) || len(e.LogSumExps)*k != len(values) {
+		return nil, fmt.Errorf("tokens %d: %d logits do not fit %d bytes of ids and %d tokens", e.N, len(values),
+			len(l.IDs.Data), len(e.LogSumExps))
+	}
+	out := make([][]Choice, len(e.LogSumExps))
+	for i := range out {
+		for j := i * k; j < i*k+min(k, most) && !math.IsInf(float64(values[j]), -1); j++ {
+			id := int32(binary.LittleEndian.Uint32(l.IDs.Data[4*j:]))
+			out[i] = append(out[i], Choice{id, float64(values[j]) - float64(e.LogSumExps[i])})
+		}
+	}
+	return out, nil
 }
 
 // Latents returns the kept states of a trajectory by index, packed [S, C] in row-major order: index 0 is x_T, k the

@@ -37,15 +37,15 @@ func VerdictNames(g *schemas.Group) []string {
 	return names
 }
 
-// WaitingForVerdicts returns the verdicts that finished samples of a run still wait for, sorted by uid, sample and
-// name. It fails if the server cannot be read.
-func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run) ([]Waiting, error) {
-	rewards, err := Rewards(ctx, b, run, "*")
+// WaitingForVerdicts returns the verdicts that finished samples of a group (uid "*": of all groups) of a run still wait
+// for, sorted by uid, sample and name. It fails if the server cannot be read.
+func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) ([]Waiting, error) {
+	rewards, err := Rewards(ctx, b, run, uid)
 	if err != nil {
 		return nil, err
 	}
 	var waiting []Waiting
-	for t, err := range Trajectories(ctx, b, run, "*") {
+	for t, err := range Trajectories(ctx, b, run, uid) {
 		if err != nil {
 			return nil, err
 		}

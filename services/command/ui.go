@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/doctor"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/ui"
 )
 
@@ -30,12 +33,14 @@ func uiCommand(a *app) *cobra.Command {
 		Short: "serve a page that shows runs, groups and samples while they are made",
 		Long: `ui serves one page for a browser: runs with the progress of every stage and what they wait for, groups
 with their images or texts, rewards and advantages, the steps and log-probs of each sample, samplers,
-weights, streams and dead letters. It follows the pipeline by itself. It reads, and changes nothing.
+weights, streams and dead letters, and what 'meander doctor' finds. It follows the pipeline by itself.
+It reads, and changes nothing, unless --admin lets people give verdicts and replay dead letters there.
 
 Only this machine reaches it, unless --listen names another address; MEANDER_UI_TOKEN must then have a
 password, which browsers ask for. Put a proxy with TLS before it on a network that others share.`,
 		Example: `  meander ui
   meander ui --listen 127.0.0.1:8080
+  meander ui --admin                           # people judge samples on the page
   meander ui --nats tls://nats.example.org:4222 --nats-creds auth/viewer.creds --nats-tls-ca auth/tls/ca.pem
   meander ui --tokenizer deploy/models/sums    # shows the tokens of that model as text
   MEANDER_UI_TOKEN=secret meander ui --listen 0.0.0.0:4280 --host rollouts.example.org`,
@@ -86,6 +91,7 @@ func (p *pageFlags) add(f *pflag.FlagSet) {
 	)
 	f.StringVar(&p.tokenizer, p.prefix+"tokenizer", "",
 		"folder of a language model, whose tokenizer shows tokens as text; default the model of the pipeline")
+	f.BoolVar(&p.Admin, p.prefix+"admin", false, "let the page give verdicts, and replay or drop dead letters")
 }
 
 // resolveBeside is resolve for a command that serves the pipeline with this model. Flags of a page that is not wanted
@@ -94,7 +100,7 @@ func (p *pageFlags) resolveBeside(f *pflag.FlagSet, model string) error {
 	if p.wanted {
 		return p.resolve(model)
 	}
-	for _, name := range []string{"listen", "host", "tokenizer"} {
+	for _, name := range []string{"listen", "host", "tokenizer", "admin"} {
 		if f.Changed(p.prefix + name) {
 			return usage(fmt.Errorf("--%s%s: given without the page; add --ui", p.prefix, name))
 		}
@@ -126,9 +132,22 @@ func (p *pageFlags) resolve(model string) error {
 	return nil // it makes images, or another program has it
 }
 
+// onMachines are the areas of the doctor that are on machines which the page does not see.
+var onMachines = []string{"disk", "model", "device", "rewards"}
+
 // serve serves the page until ctx ends, and says on out where it is.
 func (p *pageFlags) serve(ctx context.Context, conn *connection, log zerolog.Logger, out io.Writer) error {
 	p.Where = conn.where
+	p.Doctor = func(ctx context.Context) (findings []ui.Finding) {
+		o := doctor.Options{Bus: conn.Bus, Where: conn.where, Own: conn.serves(), Version: boot.Version()}
+		doctor.Run(ctx, o, func(f doctor.Finding) {
+			if f.State == doctor.Unchecked && slices.Contains(onMachines, f.Area) {
+				return
+			}
+			findings = append(findings, ui.Finding{Area: f.Area, State: string(f.State), Says: f.Says, Fix: f.Fix})
+		})
+		return findings
+	}
 	return ui.Serve(ctx, conn.Bus, p.Config, log, func(url string) {
 		fmt.Fprintf(out, "the page of %s is at %s; Ctrl-C ends it\n", conn.where, url)
 	})

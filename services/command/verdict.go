@@ -215,7 +215,7 @@ func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (
 // showWaiting lists the samples of a run that wait for a verdict; with dir it also writes their images there.
 // verdictCommand calls it.
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir string, out, stderr io.Writer) error {
-	waiting, err := results.WaitingForVerdicts(ctx, b, run)
+	waiting, err := results.WaitingForVerdicts(ctx, b, run, "*")
 	if err == nil && dir != "" {
 		err = writeWaiting(ctx, b, waiting, dir)
 	}

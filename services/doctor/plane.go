@@ -173,7 +173,7 @@ func reportFullness(s *bus.Examined, say *notes) {
 	switch {
 	case s.Rolls:
 	case s.State == bus.StateFull:
-		what, fix, _ := strings.Cut(boot.Advice(bus.Fault{StreamStats: s.StreamStats}), "; ")
+		what, fix := boot.Advise(bus.Fault{StreamStats: s.StreamStats})
 		say.add(Fault, fix, "%s", what)
 	default:
 		if what, fix := boot.Scarce(&s.StreamStats); what != "" {

@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +34,8 @@ type instruments struct {
 	rolls                                    rollInstruments
 	step, fill                               prometheus.Observer
 	encode, denoise, decode, publish, whole  prometheus.Observer
+	// newest is the newest evaluation of the model; nil: there was none yet.
+	newest atomic.Pointer[schemas.Evaluation]
 }
 
 // newInstruments registers those metrics of the sampler that its code counts; those that are read at each scrape have
@@ -72,6 +75,15 @@ func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *i
 		publish:      s.Seconds("publish_seconds", "time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
 		whole:        s.Seconds("image_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
 	}
+}
+
+// countEvaluation counts an evaluation of the model for a number of samples, which took a time. stepBatch calls it.
+func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
+	i.step.Observe(took.Seconds())
+	i.fill.Observe(float64(samples) / float64(places))
+	i.newest.Store(&schemas.Evaluation{
+		Samples: int64(samples), Places: int64(places), TookNS: took.Nanoseconds(), At: time.Now().UnixNano(),
+	})
 }
 
 // countTrajectory counts a stored trajectory and its times. publishTrajectory calls it.

@@ -97,8 +97,7 @@ func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 	began := time.Now()
 	err := engine.Guarded(func() error { return batch[0].engine.Step(ctx, episodes) })
 	took := time.Since(began)
-	s.metrics.step.Observe(took.Seconds())
-	s.metrics.fill.Observe(float64(len(batch)) / float64(s.batch))
+	s.metrics.countEvaluation(len(batch), s.batch, took)
 	for _, a := range batch {
 		if err != nil {
 			s.endAttempt(a, err)

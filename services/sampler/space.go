@@ -22,6 +22,7 @@ func (s *service) presence() *schemas.Presence {
 	return &schemas.Presence{
 		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(), Draining: s.stopping(),
 		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
+		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(),
 	}
 }
 

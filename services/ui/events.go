@@ -95,7 +95,7 @@ func (p *stream) send(name, id string, v any) error {
 // healthTimeout bounds the questions of a stream of events, so that it soon says what is wrong.
 const healthTimeout = 5 * time.Second
 
-// sendHealth says whether the server of the pipeline answers; err is what the last question to it ended with.
+// sendHealth says whether the server of the pipeline answers, and how many dead letters it has; err is what the last question to it ended with.
 func (p *stream) sendHealth(err error) error {
 	says := ""
 	switch {
@@ -104,7 +104,11 @@ func (p *stream) sendHealth(err error) error {
 	case err != nil:
 		says = err.Error()
 	}
-	return p.send("health", "", map[string]string{"fault": says, "where": p.cfg.Where})
+	x := map[string]any{"fault": says, "where": p.cfg.Where}
+	if system := p.system.peek(); system != nil {
+		x["dead"] = system.Dead
+	}
+	return p.send("health", "", x)
 }
 
 // beat keeps a silent connection open.

@@ -68,9 +68,12 @@ type Progress struct {
 	// Mean is that of the groups' mean rewards, over the last 50 that have one.
 	Mean *float64 `json:"mean_reward"`
 
+	// Judged is how many samples wait for a verdict.
+	Judged int64 `json:"judged,omitempty"`
+
 	lanes map[schemas.Lane]int // open groups
-	// unmade, unscored and unclosed count open samples and groups by what they lack; judged those that need verdicts.
-	unmade, unscored, unclosed, judged int64
+	// unmade, unscored and unclosed count open samples and groups by what they lack.
+	unmade, unscored, unclosed int64
 }
 
 // progress counts what is stored of the run.
@@ -107,7 +110,7 @@ func (f *follower) progress() *Progress {
 			p.unclosed++
 		}
 		if r.verdicts {
-			p.judged += max(0, int64(r.Made-r.Scored))
+			p.Judged += max(0, int64(r.Made-r.Scored))
 		}
 	}
 	if recent := means[max(0, len(means)-50):]; len(recent) > 0 {

@@ -186,6 +186,8 @@ type point struct {
 	Least  float64 `json:"min"`
 	Most   float64 `json:"max"`
 	Std    float64 `json:"std"`
+	// Sources has the mean of each data source that closed a group here.
+	Sources map[string]float64 `json:"sources,omitempty"`
 }
 
 // curve returns the rewards of the run's groups in the order in which they closed, in at most most points.
@@ -219,6 +221,7 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 			Least:  *part[0].Mean,
 			Most:   *part[0].Mean,
 		}
+		p.Sources = meansBySource(part)
 		for _, r := range part {
 			p.Mean += *r.Mean / float64(len(part))
 			if r.Std != nil {
@@ -234,6 +237,26 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 		points = append(points, p)
 	}
 	return points, sources
+}
+
+// meansBySource returns the mean reward of each data source that rows have; nil: they have none.
+func meansBySource(rows []*Row) map[string]float64 {
+	var sums map[string]float64
+	counts := map[string]float64{}
+	for _, r := range rows {
+		if r.Source == "" {
+			continue
+		}
+		if sums == nil {
+			sums = map[string]float64{}
+		}
+		sums[r.Source] += *r.Mean
+		counts[r.Source]++
+	}
+	for name := range sums {
+		sums[name] /= counts[name]
+	}
+	return sums
 }
 
 // cut shortens a text to a number of bytes, at the end of a character.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -68,6 +69,8 @@ type runList struct {
 	Runs  []*RunLine `json:"runs"`
 	Total int        `json:"total"`
 	Waits []Wait     `json:"waits"`
+	// Dead is how many dead letters are stored.
+	Dead uint64 `json:"dead"`
 }
 
 // listRuns returns the list of runs, and what holds up the whole pipeline.
@@ -80,7 +83,7 @@ func (s *server) listRuns(ctx context.Context) (*runList, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runList{Runs: lines[:min(len(lines), maxRuns)], Total: len(lines), Waits: system.Waits}, nil
+	return &runList{lines[:min(len(lines), maxRuns)], len(lines), system.Waits, system.Dead}, nil
 }
 
 func (s *server) answerRuns(r *http.Request) (any, error) { return s.listRuns(r.Context()) }
@@ -218,12 +221,31 @@ type Wait struct {
 func systemWaits(x *System, faults []bus.Fault) []Wait {
 	waits := []Wait{}
 	for _, f := range faults {
-		waits = append(waits, Wait{Grave: true, Says: boot.Advice(f)})
+		what, fix := boot.Advise(f)
+		waits = append(waits, Wait{Grave: true, Says: what, Fix: fix})
 	}
 	if len(x.Present) == 0 {
 		waits = append(waits, Wait{
 			Says: "no sampler and no reward service runs; this is what is stored",
 			Fix:  "start the pipeline with 'meander up'",
+		})
+	}
+	runs := map[string]bool{}
+	for _, p := range x.Present {
+		if runs[p.Service] = true; p.Starting != "" {
+			waits = append(waits, Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane, p.Starting)})
+		}
+	}
+	if len(x.Present) > 0 && !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting] {
+		waits = append(waits, Wait{
+			Grave: true, Says: "no sampler runs: " + waiting(x.held, "prompt") + ", and no sample is made",
+			Fix: "start 'meander up' or meander-sampler" + lanesKnown(x.Lanes),
+		})
+	}
+	if len(x.Present) > 0 && !runs[schemas.ServiceReward] {
+		waits = append(waits, Wait{
+			Grave: true, Says: "no reward service runs: no sample is scored, and no group closes",
+			Fix: "start 'meander up' or meander-reward",
 		})
 	}
 	for i := range x.Streams {
@@ -250,6 +272,18 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	return waits
 }
 
+// lanesKnown names the lanes that there were samplers of.
+func lanesKnown(lanes []*lane) string {
+	names := make([]string, len(lanes))
+	for i, l := range lanes {
+		names[i] = string(l.Lane)
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " with --model; there were samplers of " + strings.Join(names, ", ")
+}
+
 // runWaits says what an open run waits for.
 func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []Wait {
 	by := ""
@@ -265,9 +299,9 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	case schemas.RunCancelled:
 		return []Wait{{Says: "cancelled" + by + "; it stays so"}}
 	case schemas.RunDone:
-		return nil
+		return refusals(p)
 	}
-	waits := slices.Clone(x.Waits)
+	waits := append(refusals(p), x.Waits...)
 	if p.Stages[0].Done == 0 && len(waits) == 0 {
 		waits = append(waits, Wait{
 			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
@@ -293,13 +327,13 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		}
 		waits = append(waits, Wait{Says: waiting(p.unmade, "sample") + " in the queue, or " + is + " with a sampler"})
 	}
-	if p.judged > 0 {
+	if p.Judged > 0 {
 		waits = append(waits, Wait{
-			Says: waiting(p.judged, "sample") + " for a verdict",
+			Says: waiting(p.Judged, "sample") + " for a verdict",
 			Fix:  fmt.Sprintf("give it with: meander verdict --run %s", run),
 		})
 	}
-	if n := p.unscored - p.judged; n > 0 {
+	if n := p.unscored - p.Judged; n > 0 {
 		waits = append(waits, Wait{Says: waiting(n, "sample") + " for a score"})
 	}
 	if p.unclosed > 0 {
@@ -310,6 +344,22 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		waits = append(waits, Wait{Says: says})
 	}
 	return waits
+}
+
+// refusals says that prompts of a run were refused.
+func refusals(p *Progress) []Wait {
+	n := p.Statuses[schemas.StatusRefused]
+	if n == 0 {
+		return nil
+	}
+	says := fmt.Sprintf("%d of %d prompts were refused", n, p.Stages[0].Done)
+	if p.Stages[0].Done == 1 {
+		says = "the prompt was refused"
+	}
+	return []Wait{{
+		Grave: int64(n) == p.Stages[0].Done, Says: says,
+		Fix: "the reason is in the list below, and with the dead letters; correct the prompt, and publish it with another uid",
+	}}
 }
 
 // waiting says that so many things wait.

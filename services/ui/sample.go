@@ -289,18 +289,6 @@ type attempt struct {
 	Last    int    `json:"last"`
 }
 
-// token is one token of a text.
-type token struct {
-	ID        int32    `json:"id"`
-	Text      string   `json:"text,omitempty"`
-	Generated bool     `json:"generated,omitempty"`
-	LogProb   *float64 `json:"log_prob,omitempty"`
-	Entropy   *float64 `json:"entropy,omitempty"`
-}
-
-// maxTokens is how many tokens of a text a page shows.
-const maxTokens = 4000
-
 // sampleOf returns the trajectory that a request is about.
 func (s *server) sampleOf(r *http.Request) (*schemas.Trajectory, error) {
 	run, uid, err := uidOf(r)
@@ -369,48 +357,6 @@ func (s *server) answerSample(r *http.Request) (any, error) {
 	return x, nil
 }
 
-// dropTensors returns a text without the lists that the tokens have.
-func dropTensors(x *results.Text) *results.Text {
-	if x != nil {
-		x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs, x.Entropies = nil, nil, nil, nil, nil
-	}
-	return x
-}
-
-// setTokens fills the tokens of a text, which may be in the object store.
-func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory) error {
-	if t.Text.IDs == nil {
-		return nil // it did not complete
-	}
-	text, err := results.LoadText(ctx, s.bus, t)
-	if err != nil {
-		return err
-	}
-	logProbs, of := text.LogProbs, "before temperature and filters"
-	if logProbs == nil {
-		logProbs, of = text.ProcessedLogProbs, "after temperature and filters"
-	}
-	x.LogProbsOf = of
-	for i, id := range text.IDs {
-		if len(x.Tokens) == maxTokens {
-			x.More = len(text.IDs) - maxTokens
-			break
-		}
-		k := token{ID: id, Generated: i < len(text.Mask) && text.Mask[i] == 1}
-		if s.cfg.Piece != nil {
-			k.Text = s.cfg.Piece(id)
-		}
-		if k.Generated && i < len(logProbs) {
-			k.LogProb = new(float64(logProbs[i]))
-		}
-		if k.Generated && i < len(text.Entropies) {
-			k.Entropy = new(float64(text.Entropies[i]))
-		}
-		x.Tokens = append(x.Tokens, k)
-	}
-	return nil
-}
-
 // factsOf returns the facts of a sample.
 func factsOf(t *schemas.Trajectory) (facts []fact) {
 	add := func(name, value string, mono bool) {
@@ -454,6 +400,9 @@ func factsOf(t *schemas.Trajectory) (facts []fact) {
 		}
 		add("Size", size, false)
 		add("Steps", fmt.Sprint(len(t.Transitions)), false)
+		if begin, end := t.Segment(); t.Timings.DenoiseNS > 0 && end > begin {
+			add("Time of a step", fmt.Sprintf("%.3g ms", float64(t.Timings.DenoiseNS)/1e6/float64(end-begin)), false)
+		}
 		if begin, end := t.Segment(); begin > 0 || end < int64(len(t.Transitions)) {
 			add("Part that ran", fmt.Sprintf("steps %d to %d", begin, end-1), false)
 		}

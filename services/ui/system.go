@@ -26,6 +26,7 @@ type System struct {
 	// waiting counts by stage the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
 	atWork  map[string]bool
+	held    uint64 // prompts that intake has not answered
 	backlog map[schemas.Lane]uint64
 }
 
@@ -40,14 +41,20 @@ type presence struct {
 	Weights  string       `json:"weights_digest,omitempty"`
 	Loading  *int64       `json:"loading,omitempty"`
 	Draining bool         `json:"draining,omitempty"`
+	// Starting is why a sampler that has started serves its lane not yet.
+	Starting string `json:"starting,omitempty"`
 	// Waiting samples need space in MDR_STEPS, or on the disk; Held bytes are reserved.
 	Waiting int64 `json:"waiting,omitempty"`
 	Held    int64 `json:"held_bytes,omitempty"`
 	Disk    bool  `json:"disk,omitempty"`
 	At      int64 `json:"at"` // Unix milliseconds
-	// Applied is its last answer to a policy: how long it loaded, and on what it computes.
+	// Samples were in the newest micro-batch, of Places; it took StepMS and ended EvaluatedAt, Unix milliseconds.
+	Samples     int64   `json:"batch_samples,omitempty"`
+	Places      int64   `json:"batch_places,omitempty"`
+	StepMS      float64 `json:"step_ms,omitempty"`
+	EvaluatedAt int64   `json:"evaluated_at,omitempty"`
+	// Backend is what it computes on.
 	Backend string `json:"backend,omitempty"`
-	LoadMS  int64  `json:"load_ms,omitempty"`
 }
 
 // missing is a reward function that cannot be had, and why.
@@ -105,6 +112,27 @@ func (x *System) serves(name schemas.Lane) bool {
 	)
 }
 
+// countConsumers notes which stages are at work on a stream and what waits for them; requests gets the consumers of
+// the lanes by name.
+func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.ConsumerStats) {
+	for _, c := range st.Consumers {
+		if st.Name == schemas.StreamRequests {
+			requests[c.Name] = c
+		}
+		if !c.Takes {
+			continue
+		}
+		if c.Stage == schemas.ServiceIntake && st.Name == schemas.StreamPrompts {
+			x.held += c.Pending + uint64(max(0, c.AckPending))
+		}
+		if c.Pulls > 0 || c.AckPending > 0 {
+			x.atWork[c.Stage] = true
+		} else {
+			x.waiting[c.Stage] += c.Pending
+		}
+	}
+}
+
 // readSystem reads what runs and how full the streams are.
 func (s *server) readSystem(ctx context.Context) (*System, error) {
 	x := &System{
@@ -136,19 +164,7 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 		if st.Name == schemas.StreamDead {
 			x.Dead = st.Messages
 		}
-		for _, c := range st.Consumers {
-			if st.Name == schemas.StreamRequests {
-				requests[c.Name] = c
-			}
-			if !c.Takes {
-				continue
-			}
-			if c.Pulls > 0 || c.AckPending > 0 {
-				x.atWork[c.Stage] = true
-			} else {
-				x.waiting[c.Stage] += c.Pending
-			}
-		}
+		x.countConsumers(&st, requests)
 		if st.Name == schemas.StreamPrompts && len(st.Consumers) == 0 { // no intake has ever run
 			x.waiting[schemas.ServiceIntake] = st.Messages
 		}
@@ -170,17 +186,6 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 		l.Backlog = c.Pending + uint64(max(0, c.AckPending))
 		x.backlog[p.Lane] = l.Backlog
 		x.Lanes = append(x.Lanes, l)
-		applied, err := s.bus.Applied(ctx, p.Lane)
-		if err != nil {
-			return nil, err
-		}
-		for _, a := range applied {
-			for _, on := range x.Present {
-				if on.Instance == a.Instance {
-					on.Backend, on.LoadMS = a.Backend, a.LoadNS/int64(time.Millisecond)
-				}
-			}
-		}
 	}
 	x.Waits = systemWaits(x, faults)
 	return x, nil
@@ -190,10 +195,14 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 func presenceOf(p *schemas.Presence) *presence {
 	out := &presence{
 		Service: p.Service, Instance: p.Instance, Lane: p.Lane, Reward: p.Reward, Version: p.PolicyVersion,
-		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, At: p.At / int64(time.Millisecond),
+		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, Backend: p.Backend, At: p.At / int64(time.Millisecond),
 	}
 	for _, m := range p.Missing {
 		out.Missing = append(out.Missing, missing{m.Name, m.Reason})
+	}
+	if e := p.Evaluation; e != nil {
+		out.Samples, out.Places, out.StepMS = e.Samples, e.Places, float64(e.TookNS)/float64(time.Millisecond)
+		out.EvaluatedAt = e.At / int64(time.Millisecond)
 	}
 	if p.Room != nil {
 		out.Waiting, out.Held, out.Disk = p.Room.Waiting, p.Room.Held, p.Room.Disk
@@ -324,9 +333,9 @@ const maxOriginal = 64 << 10
 
 // answerLetter answers with one dead letter and its original.
 func (s *server) answerLetter(r *http.Request) (any, error) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
-	if err != nil || id == 0 {
-		return nil, &requestError{http.StatusBadRequest, "that is not the number of a dead letter"}
+	id, err := letterID(r)
+	if err != nil {
+		return nil, err
 	}
 	m, err := s.bus.Get(r.Context(), schemas.StreamDead, id)
 	if err != nil {

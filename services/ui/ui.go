@@ -1,7 +1,7 @@
 // Package ui serves 'meander ui': one page that shows what a pipeline does, while it does it. The page is embedded:
 // HTML, CSS and JavaScript modules in the folder page, without a build step. It gets its data from a small JSON API and
-// from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes
-// nothing.
+// from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes nothing,
+// unless Config.Admin lets it store verdicts and replay dead letters.
 //
 // A follower keeps one row for each group of a run that some page shows, and counts what is stored of it. A snapshot
 // is an answer that several readers share for a moment. Both have bounds, so a long run costs no more than a short one.
@@ -48,6 +48,10 @@ type Config struct {
 	Where string
 	// Piece returns the text of a token; nil: the page shows numbers.
 	Piece func(id int32) string
+	// Admin lets the page give verdicts, and replay or drop dead letters.
+	Admin bool
+	// Doctor checks the whole pipeline; nil: the page makes no checks.
+	Doctor func(context.Context) []Finding
 }
 
 // DefaultConfig returns settings for a page on this machine.
@@ -89,8 +93,9 @@ type server struct {
 	reads   chan struct{}
 	streams chan struct{}
 
-	runs   snapshot[[]*RunLine]
-	system snapshot[*System]
+	runs     snapshot[[]*RunLine]
+	system   snapshot[*System]
+	findings snapshot[[]Finding]
 
 	mu        sync.Mutex
 	followers map[string]*follower
@@ -103,7 +108,7 @@ func newServer(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) (s
 		cfg: c, bus: b, client: client.New(b), log: log, ctx: ctx, reads: make(chan struct{}, maxReads),
 		streams: make(chan struct{}, maxStreams), followers: map[string]*follower{},
 	}
-	s.runs.read, s.system.read = s.readRuns, s.readSystem
+	s.runs.read, s.system.read, s.findings.read = s.readRuns, s.readSystem, s.readFindings
 	var looking sync.WaitGroup
 	looking.Go(func() { s.endWhenIdle(ctx) })
 	return s, func() {
@@ -169,9 +174,19 @@ func (s *server) handler() http.Handler {
 		"lanes/{lane}":                     s.answerLane,
 		"dead":                             s.answerDead,
 		"dead/{id}":                        s.answerLetter,
+		"runs/{run}/verdicts":              s.answerVerdicts,
+		"doctor":                           s.answerDoctor,
 	} {
 		mux.HandleFunc("GET /api/"+path, s.answer(answer))
 	}
+	for path, change := range map[string]func(*http.Request) (any, error){
+		"runs/{run}/groups/{uid}/{sample}/verdict": s.giveVerdict,
+		"dead/{id}/replay":                         s.replayLetter,
+		"dead/{id}/drop":                           s.dropLetter,
+	} {
+		mux.HandleFunc("POST /api/"+path, s.answer(change))
+	}
+	mux.HandleFunc("GET /api/page", s.answerPage)
 	mux.HandleFunc("GET /api/events", s.follow)
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, _ *http.Request) {
 		writeError(w, http.StatusNotFound, "there is nothing at this address")
@@ -197,11 +212,6 @@ func (s *server) guard(next http.Handler) http.Handler {
 				"the page is not served as %q; open it by its address, or start 'meander ui' with --host", r.Host))
 			return
 		}
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			h.Set("Allow", "GET, HEAD")
-			writeError(w, http.StatusMethodNotAllowed, "the page reads, and changes nothing")
-			return
-		}
 		if s.cfg.Token != "" {
 			_, given, _ := r.BasicAuth()
 			if subtle.ConstantTimeCompare([]byte(given), []byte(s.cfg.Token)) != 1 {
@@ -213,6 +223,9 @@ func (s *server) guard(next http.Handler) http.Handler {
 				)
 				return
 			}
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && !s.allows(w, r) {
+			return
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -267,7 +280,8 @@ func (s *server) answer(read func(r *http.Request) (any, error)) http.HandlerFun
 
 // errLost is the answer while the server of the pipeline is away.
 var errLost = &requestError{
-	http.StatusServiceUnavailable, "the connection to the pipeline's server is lost; it is tried again",
+	http.StatusServiceUnavailable, "the connection to the pipeline's server is lost; it is tried again. If the server has ended, start it: " +
+		"'meander up', or your NATS server",
 }
 
 // admit waits until fewer than maxReads questions run. It returns errLost while there is no connection.
@@ -328,6 +342,13 @@ const (
 	refresh = time.Second
 	share   = 4
 )
+
+// peek returns the last answer, however old.
+func (s *snapshot[T]) peek() T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
 
 // get returns the answer, which is made anew if it is old. Others wait meanwhile.
 func (s *snapshot[T]) get(ctx context.Context) (T, error) {

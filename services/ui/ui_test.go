@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
@@ -254,5 +255,95 @@ func TestServe_Password(t *testing.T) {
 				t.Errorf("%s with the password %q: %d, want %d", path, password, status, want)
 			}
 		}
+	}
+}
+
+// A page with Admin changes something only for itself: what a form or a script of another site sends is refused.
+func TestServe_Admin(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) { c.Admin = true })
+	m := &bus.Message{Subject: schemas.PromptSubject("r1"), Data: bustest.Encode(t, &schemas.Prompt{UID: "p", Prompt: "x"}), Stream: schemas.StreamPrompts, Seq: 1}
+	if err := s.Bus.Dead(t.Context(), schemas.ServiceIntake, schemas.CodeInvalid, "why", m); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		headers map[string]string
+		path    string
+		want    int
+	}{
+		"another site":     {map[string]string{"Content-Type": "application/json", "Sec-Fetch-Site": "cross-site"}, "/api/dead/1/drop", 403},
+		"another origin":   {map[string]string{"Content-Type": "application/json", "Origin": "http://evil.example"}, "/api/dead/1/drop", 403},
+		"a form":           {map[string]string{"Content-Type": "text/plain"}, "/api/dead/1/drop", 403},
+		"nothing there":    {map[string]string{"Content-Type": "application/json"}, "/api/dead/9/drop", 404},
+		"no sample":        {map[string]string{"Content-Type": "application/json"}, "/api/runs/r1/groups/a/0/verdict", 404},
+		"the list of runs": {map[string]string{"Content-Type": "application/json"}, "/api/runs", 405},
+	} {
+		status, _, body := s.ask(t, "POST", c.path, func(r *http.Request) {
+			for k, v := range c.headers {
+				r.Header.Set(k, v)
+			}
+		})
+		if status != c.want {
+			t.Errorf("%s: %d, want %d: %s", name, status, c.want, body)
+		}
+	}
+	if got := bustest.Dead(t, s.Bus, 1); len(got) != 1 {
+		t.Errorf("%d letters are left", len(got))
+	}
+	status, _, body := s.ask(t, "POST", "/api/dead/1/drop", func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
+	if status != 200 {
+		t.Errorf("drop: %d %s", status, body)
+	}
+}
+
+// A person gives verdicts to the samples that wait for them: the first one counts, and closes the group.
+func TestServe_Verdicts(t *testing.T) {
+	s := servePage(t, func(c *ui.Config) {
+		c.Admin, c.Doctor = true, func(context.Context) []ui.Finding { return []ui.Finding{{Area: "disk", State: "ok"}} }
+	})
+	s.startPipeline(t)
+	s.publish(t, "r1", "a", "a fox", func(p *schemas.Prompt) {
+		p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
+	})
+	bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)
+	var waiting []any
+	bustest.Until(t, "two samples wait", func() error {
+		if waiting = get[object](t, s, "runs/r1/verdicts")["waiting"].([]any); len(waiting) != 2 {
+			return fmt.Errorf("%v", waiting)
+		}
+		return nil
+	})
+	name := waiting[0].(object)["name"]
+	for _, c := range []struct {
+		sample, body string
+		want         int
+	}{
+		{"0", `{"name": "other", "value": 1}`, 400},
+		{"0", fmt.Sprintf(`{"name": %q}`, name), 400},
+		{"0", "x", 400},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 0.5}`, name), 200},
+		{"0", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 409},
+		{"1", fmt.Sprintf(`{"name": %q, "value": 1}`, name), 200},
+	} {
+		status, _, body := s.ask(t, "POST", "/api/runs/r1/groups/a/"+c.sample+"/verdict", func(r *http.Request) {
+			r.Header.Set("Content-Type", "application/json")
+			r.Body = io.NopCloser(strings.NewReader(c.body))
+		})
+		if status != c.want {
+			t.Errorf("%s for sample %s: %d, want %d: %s", c.body, c.sample, status, c.want, body)
+		}
+	}
+	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	bustest.Until(t, "the result on the page", func() error {
+		if got := get[object](t, s, "runs/r1/groups/a"); got["mean"] != 0.75 {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	if got := get[object](t, s, "page"); got["admin"] != true || got["doctor"] != true {
+		t.Errorf("the page may %v", got)
+	}
+	if got := fmt.Sprint(get[object](t, s, "doctor")); !strings.Contains(got, "disk") {
+		t.Errorf("findings %s", got)
 	}
 }

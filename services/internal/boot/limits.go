@@ -216,21 +216,30 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 
 // Advice says in one line why a stream stores nothing, and what to do. Health endpoints and commands show it.
 func Advice(f bus.Fault) string {
+	what, fix := Advise(f)
+	return what + "; " + fix
+}
+
+// Advise is Advice in two parts: what is wrong, and what to do.
+func Advise(f bus.Fault) (what, fix string) {
 	if !f.Full() {
-		return fmt.Sprintf("%s: the server does not do what is asked (%v); see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another one has to be started again", f.Name, f.Err)
+		return fmt.Sprintf("%s: the server does not do what is asked (%v)", f.Name, f.Err),
+			"see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another " +
+				"one has to be started again"
 	}
 	if f.OnDisk {
-		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s; make room on its disk, it goes on by itself then", f.Name, f.Waiting, Bytes(f.Need).Rough())
+		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s", f.Name, f.Waiting,
+			Bytes(f.Need).Rough()), "make room on its disk, it goes on by itself then"
 	}
-	fix := ", or free old groups with 'meander gc --gc-age 24h' or 'meander runs rm RUN'"
+	fix = "free old groups with 'meander gc --gc-age 24h' or 'meander runs rm RUN'"
 	if f.Name == schemas.StreamBlobBucket {
-		fix = ", or free images and weights that no event names with 'meander gc --blobs', those of old groups with " +
+		fix = "free images and weights that no event names with 'meander gc --blobs', those of old groups with " +
 			"'meander gc --gc-age 24h', those of a run with 'meander runs rm RUN'"
 	}
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
-		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages) + fix
+		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages), fix
 	}
-	what := fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
+	what = fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
 	if f.Refused > 0 {
 		what += fmt.Sprintf(", and %s are to be stored", Bytes(f.Refused).Rough())
 	}
@@ -239,7 +248,7 @@ func Advice(f bus.Fault) string {
 			f.Waiting, Bytes(f.Need).Rough())
 	}
 	if flag := SizeFlag(f.Name); flag != "" {
-		what += fmt.Sprintf("; give it more with 'meander streams limit --%s SIZE'", flag)
+		fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
 	}
-	return what + fix
+	return what, fix
 }

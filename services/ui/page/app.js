@@ -3,24 +3,32 @@ import { h, only, fault } from "./dom.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
 import { compareView } from "./compare.js";
-import { systemView, laneView, deadView, letterView } from "./system.js";
+import { systemView, laneView, deadView, letterView, doctorView } from "./system.js";
+import { judgeView } from "./judge.js";
 
 const main = document.getElementById("main");
 let view = null; // what is shown: {stop, keys}
 let turn = 0; // counts what was shown: answers for an earlier view are late
 
+// may is what this page may do: admin changes something, doctor makes checks.
+export const may = { admin: false, doctor: false };
+
 // ask gets an answer of the API; an error has the server's words.
-export async function ask(path, query) {
-  const text = query ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined)) : "";
+export const ask = (path, query) => call("GET", path + (query ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined)) : ""));
+
+// change asks the API to change something.
+export const change = (path, what = {}) => call("POST", path, JSON.stringify(what));
+
+async function call(method, path, body) {
   let answer;
   try {
-    answer = await fetch("/api/" + path + text, { headers: { Accept: "application/json" } });
+    answer = await fetch("/api/" + path, { method, body, headers: { Accept: "application/json", ...(body && { "Content-Type": "application/json" }) } });
   } catch {
     throw new Error("the page's server does not answer; is 'meander ui' still running?");
   }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw Object.assign(new Error(body.error || `the server answered ${answer.status}`), { status: answer.status });
-  return body;
+  const said = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
+  return said;
 }
 
 // api makes a path of the API of names that may have any characters.
@@ -41,6 +49,19 @@ function setBanner(says) {
 
 function setWhere(text) { document.getElementById("where").textContent = text || ""; }
 
+function setDead(n) {
+  const count = document.getElementById("deadcount");
+  count.hidden = !n;
+  count.textContent = n > 999 ? "999+" : String(n);
+}
+
+// While a button is pressed nothing is drawn anew: a click needs the same element below the pointer at both its ends.
+let pressed = false, waiting = [];
+addEventListener("pointerdown", () => { pressed = true; });
+for (const name of ["pointerup", "pointercancel"]) {
+  addEventListener(name, () => setTimeout(() => { pressed = false; for (const f of waiting.splice(0)) f(); }));
+}
+
 // listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
 export function listen(query, handlers) {
   let source = null, last = query.since || "", retry = 0;
@@ -50,6 +71,7 @@ export function listen(query, handlers) {
     source.onopen = () => setLink("live", "live");
     source.onerror = () => {
       setLink("lost", "reconnecting");
+      setBanner("The page's server does not answer; is 'meander ui' still running? It is tried again.");
       if (source.readyState === EventSource.CLOSED) { // the server refused: try later
         close();
         retry = setTimeout(open, 3000);
@@ -58,12 +80,16 @@ export function listen(query, handlers) {
     source.addEventListener("health", (e) => {
       const x = JSON.parse(e.data);
       setBanner(x.fault);
+      setLink(x.fault ? "lost" : "live", x.fault ? "no server" : "live");
       setWhere(x.where);
+      setDead(x.dead);
     });
     for (const [name, f] of Object.entries(handlers)) {
       source.addEventListener(name, (e) => {
         if (e.lastEventId) last = e.lastEventId;
-        f(JSON.parse(e.data));
+        const take = () => source && f(JSON.parse(e.data));
+        if (pressed) waiting.push(take);
+        else take();
       });
     }
   };
@@ -79,9 +105,11 @@ const routes = [
   [/^\/runs\/([^/]+)$/, (m, q) => runView(m[1], q), "runs"],
   [/^\/runs\/([^/]+)\/([^/]+)$/, (m, q) => groupView(m[1], m[2], q), "runs"],
   [/^\/runs\/([^/]+)\/([^/]+)\/(\d+)$/, (m) => sampleView(m[1], m[2], m[3]), "runs"],
+  [/^\/judge\/([^/]+)$/, (m) => judgeView(m[1]), "runs"],
   [/^\/compare$/, (_, q) => compareView(q), "runs"],
   [/^\/system$/, () => systemView(), "system"],
   [/^\/system\/([^/]+)$/, (m) => laneView(m[1]), "system"],
+  [/^\/doctor$/, () => doctorView(), "doctor"],
   [/^\/dead$/, (_, q) => deadView(q), "dead"],
   [/^\/dead\/(\d+)$/, (m) => letterView(m[1]), "dead"],
 ];
@@ -115,12 +143,14 @@ async function show() {
     view = next;
     document.title = next.title + " · meander";
     only(main, next.body);
+    main.dataset.shown = location.hash;
     if (next.start) next.stop = next.start();
     else setLink("", "");
   } catch (err) {
     clearTimeout(loading);
     if (mine !== turn) return;
     document.title = "meander";
+    main.dataset.shown = location.hash;
     only(main, fault(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, err.message),
       h("div", { class: "tools" }, h("button", { onclick: show }, "Try again"), h("a", { href: "#/runs" }, "All runs"))));
     setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
@@ -133,7 +163,7 @@ export const again = show;
 function showKeys() {
   const d = document.getElementById("keys");
   only(d, h("h2", { id: "keystitle" }, "Keys"), h("dl", {},
-    [["g r", "runs"], ["g s", "system"], ["g d", "dead letters"], ["j  k", "next and previous row or sample"], ["Enter", "open it"], ["u", "up, to what it is part of"], ["/", "search"], ["?", "this list"]]
+    [["g r", "runs"], ["g s", "system"], ["g d", "dead letters"], ...(may.doctor ? [["g o", "doctor"]] : []), ["j  k", "next and previous row or sample"], ["Enter", "open it"], ["u", "up, to what it is part of"], ["/", "search"], ["?", "this list"]]
       .flatMap(([k, says]) => [h("dt", {}, h("kbd", {}, k)), h("dd", {}, says)])),
     h("button", { onclick: () => d.close() }, "Close"));
   d.showModal();
@@ -145,19 +175,22 @@ document.addEventListener("keydown", (e) => {
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) { if (e.key === "Escape") e.target.blur(); return; }
   const pair = before + e.key;
   before = e.key === "g" ? "g" : "";
-  const go = { gr: "#/runs", gs: "#/system", gd: "#/dead" }[pair];
+  const go = { gr: "#/runs", gs: "#/system", gd: "#/dead", go: "#/doctor" }[pair];
   if (go) { location.hash = go; return; }
+  if (view && view.keys && view.keys[e.key]) { e.preventDefault(); view.keys[e.key](); return; }
   const items = [...main.querySelectorAll("[data-item]")];
   const at = items.indexOf(document.activeElement);
   switch (e.key) {
     case "?": showKeys(); break;
     case "/": { const s = main.querySelector("input[type=search]"); if (s) { e.preventDefault(); s.focus(); } break; }
     case "j": case "k":
-      if (view && view.keys && view.keys[e.key]) view.keys[e.key]();
-      else if (items.length) items[Math.max(0, Math.min(items.length - 1, at + (e.key === "j" ? 1 : -1)))].focus();
+      if (items.length) items[Math.max(0, Math.min(items.length - 1, at + (e.key === "j" ? 1 : -1)))].focus();
       break;
     case "u": { const up = [...main.querySelectorAll(".crumbs a")].pop(); if (up) location.hash = up.getAttribute("href"); break; }
   }
 });
 addEventListener("hashchange", () => { if (location.hash !== "#main") { show(); scrollTo(0, 0); } });
+try { Object.assign(may, await ask("page")); } catch { /* show says it */ }
+document.getElementById("doctor").hidden = !may.doctor;
+document.getElementById("rights").textContent = may.admin ? "People may judge and replay here." : "Read-only.";
 show();

@@ -21,14 +21,15 @@ export function chart({ x, series, bands = [], title, height = 240 }) {
     plot = new uPlot({
       width, height, axes, bands: bands.map((b) => ({ series: b, fill: token("--accent-soft") })),
       cursor: { points: { size: 7 } }, scales: { x: { time: false } },
-      series: [{ label: x.label || "at" }, ...series.map((s) => ({
+      series: [{ label: x.label || "at", value: (_, v) => v ?? "–" }, ...series.map((s) => ({
         label: s.label, scale: "y", stroke: token(s.tone || "--accent"), width: s.width ?? 2, dash: s.dashed ? [5, 4] : undefined,
         points: { show: s.points ?? series[0].values.length < 40, size: 5 }, spanGaps: !!s.gaps,
         value: (_, v) => (v === null || v === undefined ? "–" : Math.abs(v) >= 1000 ? v.toFixed(0) : v.toFixed(4)),
       }))],
     }, [x.values, ...series.map((s) => s.values)], box);
   };
-  const sized = new ResizeObserver(() => { if (!plot || Math.floor(box.clientWidth) !== plot.width) draw(); });
+  // A drawing changes the height of the box: in the next frame, not while the observer looks.
+  const sized = new ResizeObserver(() => requestAnimationFrame(() => { if (!plot || Math.floor(box.clientWidth) !== plot.width) draw(); }));
   sized.observe(box);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", draw);

@@ -3,6 +3,9 @@ import { h, link, fixed, whole, plural, bytes, ago, rate, badge, meter, waits, c
 import { ask, api, listen } from "./app.js";
 import { chart } from "./chart.js";
 
+// tones tell the lines of a chart apart, with their dashes.
+const tones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
+
 const hello = () => empty("No run is stored yet", h("p", {}, "Publish a prompt, and it shows up here by itself:"),
   h("pre", { tabindex: 0 }, "meander publish --run demo 'a red sign that says \"OPEN\"'"), h("p", { class: "small" }, "or, with everything in one process: meander run 'a red sign'"));
 
@@ -10,14 +13,15 @@ export async function runsView() {
   const first = await ask("runs");
   const body = h("div", { class: "card flush" }), state = h("div");
   const draw = (x) => {
-    only(state, waits(x.waits));
-    state.hidden = x.waits.length === 0;
-    if (x.runs.length === 0) { only(body, hello()); return; }
+    const list = x.dead > 0 ? [...x.waits, { says: `${plural(x.dead, "dead letter")}: refused prompts, or events that no service could use`, fix: h("a", { href: "#/dead" }, "Read why, and what to do") }] : x.waits;
+    only(state, waits(list));
+    state.hidden = list.length === 0;
+    if (x.runs.length === 0) { only(body, x.dead > 0 ? empty("No prompt was accepted", h("p", {}, `${plural(x.dead, "message")} could not be used; the reason of each is kept.`), h("a", { href: "#/dead" }, "See the dead letters")) : hello()); return; }
     const focused = document.activeElement && document.activeElement.getAttribute("href");
     only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
       h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t)))),
     h("tbody", {}, x.runs.map((r) => h("tr", {},
-      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, badge(r.state)),
+      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, r.state === "done" && r.samples === 0 ? badge("no sample", "warn") : badge(r.state)),
       h("td", {}, h("div", { class: "num small" }, `${whole(r.groups - r.open_groups)} of ${whole(r.groups)} closed`), meter(r.groups - r.open_groups, r.groups, "groups closed")),
       h("td", { class: "n" }, whole(r.samples)), h("td", { class: "n" }, whole(r.rewards)), h("td", { class: "n hide-s" }, whole(r.steps)),
       h("td", { class: "n hide-s" }, bytes(r.bytes)), h("td", { class: "n hide-s" }, ago(r.newest))))))),
@@ -46,14 +50,15 @@ export async function runView(run, query) {
   let fresh = 0, current = page, drawn = "";
 
   const drawProgress = (p) => {
-    only(status, badge(p.state), ...Object.entries(p.statuses).filter(([s]) => s !== "open" && s !== "complete").map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")));
+    only(status, p.stages[0].done > 0 && p.statuses.refused === p.stages[0].done ? null : badge(p.state), ...Object.entries(p.statuses).filter(([s]) => s !== "open" && s !== "complete").map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")),
+      p.judged > 0 && h("a", { class: "button", href: link("judge", run) }, `Judge ${plural(p.judged, "sample")}`));
     only(stages, p.stages.map((s) => h("div", { class: "stage" }, h("span", { class: "name" }, s.name),
-      h("span", { class: "big" }, whole(s.done), s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`), h("small", {}, ` ${s.counts}`)),
+      h("span", { class: "big" }, whole(s.done), s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`), h("small", {}, ` ${(s.name === "intake" ? s.done : s.of) === 1 ? s.counts.slice(0, -1) : s.counts}`)),
       meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`), h("span", { class: "small muted num" }, rate(s.per_minute) + (s.name === "sampler" ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min` : "")))));
     const list = p.fault ? [{ grave: true, says: p.fault }, ...p.waits] : p.waits;
     only(state, waits(list));
     state.hidden = list.length === 0;
-    sub.textContent = p.mean_reward === null ? "No reward yet." : `Mean reward of the last ${Math.min(50, p.stages[3].done)} groups: ${fixed(p.mean_reward)}`;
+    sub.textContent = p.mean_reward === null ? "No reward yet." : `Mean reward of the last ${plural(Math.min(50, p.stages[3].done), "group")}: ${fixed(p.mean_reward)}`;
   };
 
   const drawCurve = (c, source) => {
@@ -66,13 +71,21 @@ export async function runView(run, query) {
         title: `mean reward of ${plural(c.points.length, "point")}, from ${fixed(c.points[0].mean)} to ${fixed(c.points.at(-1).mean)}`, x: { label: "groups closed", values: c.points.map((p) => p.number) },
         series: [{ label: "best", values: c.points.map((p) => p.max), tone: "--muted", width: 1, points: false }, { label: "worst", values: c.points.map((p) => p.min), tone: "--muted", width: 1, points: false }, { label: "mean", values: c.points.map((p) => p.mean) }], // the mean is drawn above the band
         bands: [[1, 2]],
-      }));
+      }), !source && bySource(c));
+  };
+
+  const bySource = (c) => {
+    const names = (c.data_sources || []).slice(0, tones.length);
+    return names.length > 1 && [h("h3", {}, "By data source" + (c.data_sources.length > names.length ? `, the first ${names.length} of ${c.data_sources.length}` : "")), chart({
+      title: `mean rewards of ${names.join(", ")}`, x: { label: "groups closed", values: c.points.map((p) => p.number) }, height: 200,
+      series: names.map((s, i) => ({ label: s, values: c.points.map((p) => (p.sources || {})[s] ?? undefined), tone: tones[i], dashed: i % 2 === 1, gaps: true })),
+    })];
   };
 
   const line = (r, isFresh) => h("tr", { class: isFresh ? "fresh" : "" },
     h("td", { class: "n hide-s" }, r.number),
     h("td", { class: "prompt" }, h("a", { class: "row", href: link("runs", run, r.uid), "data-item": true }, h("span", { class: "clamp" }, r.prompt || r.uid)),
-      h("span", { class: "small muted hide-s" }, r.uid, r.batch && ` · batch ${r.batch}`, r.data_source && ` · ${r.data_source}`, r.validation && " · validation"), r.error && h("span", { class: "small clamp" }, r.error)),
+      h("span", { class: "small muted hide-s" }, r.prompt ? r.uid : "", r.batch && ` · batch ${r.batch}`, r.data_source && ` · ${r.data_source}`, r.validation && " · validation"), r.error && h("span", { class: "small clamp" }, r.error)),
     h("td", {}, badge(r.status), r.status === "open" && h("span", { class: "small num only-s" }, ` ${Math.min(r.scored, r.size)}/${r.size}`)),
     h("td", { class: "hide-s" }, h("span", { class: "small num" }, `${Math.min(r.scored, r.size)} / ${r.size}`), meter(r.scored + r.made, 2 * r.size, `${r.made} made, ${r.scored} scored of ${r.size}`)),
     h("td", { class: "n" }, fixed(r.mean)), h("td", { class: "n hide-s" }, fixed(r.std)), h("td", { class: "n hide-s" }, r.min === null ? "–" : `${fixed(r.min)} … ${fixed(r.max)}`),

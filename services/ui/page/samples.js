@@ -1,6 +1,6 @@
 // A group with its samples, and one sample.
 import { h, link, fixed, signed, plural, seconds, ago, badge, crumbs, empty, only, whole } from "./dom.js";
-import { ask, api, listen } from "./app.js";
+import { ask, api, listen, again } from "./app.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
@@ -108,9 +108,13 @@ const visible = (t) => t.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");
 
 function tokens(x) {
   if (!x.tokens || x.tokens.length === 0) return null;
-  const says = h("p", { class: "small muted", role: "status" }, "Point at a token, or go through them with Tab, to see its log-prob and entropy.");
-  const tell = (t, i) => { says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", given"); };
+  const says = h("p", { class: "small muted", role: "status" }, "Point at a token, or go through them with Tab, to see its log-prob and entropy."), top = h("ol", { class: "likely", "aria-label": "likeliest tokens here" });
+  const drawTop = (t) => only(top, (t.top || []).map((c) => h("li", { class: c.id === t.id ? "drawn" : "" }, h("code", {}, c.text ? visible(c.text).trimEnd() || "␠" : `⟨${c.id}⟩`), h("progress", { class: "meter", max: 1, value: Math.exp(c.log_prob), "aria-hidden": "true" }), h("span", { class: "num small" }, fixed(Math.exp(c.log_prob), 4)))));
+  const tell = (t, i) => { drawTop(t); says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", given"); };
+  const least = x.tokens.reduce((at, t, i) => (t.top && (at < 0 || t.log_prob < x.tokens[at].log_prob) ? i : at), -1);
+  if (least >= 0) tell(x.tokens[least], least); // the least likely one, until a reader points at another
   return h("div", { class: "card" }, h("h2", {}, "Tokens"), h("div", { class: "legend" }, ["p > 0.9", "> 0.5", "> 0.1", "> 0.01", "less"].map((t, i) => h("span", { class: `tok t${i}` }, t)), h("span", { class: "tok given" }, "given"), h("span", {}, `log-probs ${x.log_probs_of}`)), says,
+    x.tokens.some((t) => t.top) ? top : h("p", { class: "small muted" }, "What else could have been drawn is stored with --logits topk:20 of the prompt."),
     h("div", { class: "tokens" }, x.tokens.map((t, i) => h("span", { class: "tok " + (t.generated && t.log_prob !== undefined ? `t${tone(t.log_prob)}` : "given") + (t.text ? "" : " id"), tabindex: t.generated ? 0 : null, onmouseenter: () => tell(t, i), onfocus: () => tell(t, i) }, t.text ? visible(t.text) : `⟨${t.id}⟩`))),
     x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`));
 }
@@ -145,11 +149,12 @@ export async function sampleView(run, uid, index) {
   const facts = h("div", { class: "card" }, h("h2", {}, "Facts"), h("dl", { class: "facts" }, x.facts.flatMap((f) => [h("dt", {}, f.name), h("dd", { class: f.mono ? "mono" : "" }, f.value)]),
     x.attempts && x.attempts.length > 0 && [h("dt", {}, "Attempts"), h("dd", {}, x.attempts.length === 1 ? h("span", {}, "one, ", h("span", { class: "mono" }, x.attempts[0].attempt)) : x.attempts.map((a) => h("div", {}, `steps ${a.first} to ${a.last}: `, h("span", { class: "mono" }, a.attempt))))]));
   const strip = x.states.length > 1 && h("div", { class: "card" }, h("h2", {}, "Denoising"), h("p", { class: "small muted" }, "Stored latents in false colours: the three directions in which those of the last state differ most."),
-    h("div", { class: "strip", tabindex: 0, role: "group", "aria-label": "stored states" }, x.states.map((k) => h("figure", {}, h("img", { src: media(run, uid, index, k), alt: `state ${k}`, loading: "lazy", width: 96, height: 96 }), h("figcaption", {}, `${k}`, x.rollout && ` · σ ${fixed(x.rollout.sigmas[k], 2)}`)))));
+    h("div", { class: "strip", tabindex: 0, role: "group", "aria-label": "stored states" }, x.states.map((k) => h("figure", {}, h("img", { src: media(run, uid, index, k), alt: `state ${k}`, loading: "lazy", width: 96, height: 96 }), h("figcaption", {}, `${k}`, x.rollout && ` · σ ${fixed(x.rollout.sigmas[k], 2)}`))), l.image && h("figure", {}, h("img", { src: media(run, uid, index, "image"), alt: "the image", width: 96, height: 96 }), h("figcaption", {}, "image"))));
   return {
     title: `#${index} of ${uid}`, keys: { j: () => go(at + 1), k: () => go(at - 1) },
     body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run), h("a", { href: link("runs", run, uid) }, uid)), h("h1", {}, `Sample ${index}`), h("p", { class: "muted clamp" }, x.prompt)),
-      h("div", { class: "tools" }, h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
-    h("div", { class: "shot" }, x.text ? h("div", { class: "stack" }, conversation(x), tokens(x)) : picture, h("div", { class: "grid" }, score, facts)), strip, x.text ? null : curves(x), x.text ? null : steps(x), waterfall(x.timings)].filter(Boolean),
+      h("div", { class: "tools" }, h("span", { class: "reward" }, x.reward === null ? badge(x.status) : fixed(x.reward)), advantage(x.advantage), h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
+    h("div", { class: "shot" }, h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip], waterfall(x.timings)), h("div", { class: "stack" }, score, facts)), x.text ? null : curves(x), x.text ? null : steps(x)].filter(Boolean),
+    start: x.group.status !== "open" ? null : () => listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again(); } }),
   };
 }

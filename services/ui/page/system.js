@@ -1,6 +1,6 @@
 // What runs, with which weights, how full the streams are, and the dead letters.
-import { h, link, bytes, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
-import { ask, api, listen } from "./app.js";
+import { h, link, bytes, seconds, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
+import { ask, api, listen, change, may } from "./app.js";
 
 const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
 const short = (digest) => h("span", { class: "mono", title: digest || "" }, (digest || "–").slice(0, 12));
@@ -12,17 +12,17 @@ export async function systemView() {
   const draw = (x) => {
     only(body, waits(x.waits));
     body.hidden = x.waits.length === 0;
-    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", { tabindex: 0 }, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
+    only(running, h("div", { class: "cardhead" }, h("h2", {}, "Samplers and reward services")), x.present.length === 0 ? empty("None runs", h("p", {}, "Start a pipeline on this store:"), h("pre", { tabindex: 0 }, "meander up")) : table([["Service"], ["Lane"], ["Weights"], ["Computes on"], ["Batch"], ["State"], ["Functions", "hide-s"], ["Seen", "n hide-s"]], x.present.map((p) => h("tr", {},
       h("td", {}, h("b", {}, p.service), h("div", { class: "small muted mono" }, p.instance)), h("td", {}, p.lane || "–"),
-      h("td", {}, p.policy_version === undefined ? "–" : h("span", {}, `version ${p.policy_version} `, short(p.weights_digest))), h("td", {}, p.backend || "–"),
-      h("td", {}, p.draining ? badge("drains", "warn") : p.loading !== undefined ? badge(`loads version ${p.loading}`, "info") : p.waiting ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn") : badge("at work", "good")),
+      h("td", {}, p.policy_version === undefined ? "–" : h("span", {}, `version ${p.policy_version} `, short(p.weights_digest))), h("td", {}, p.backend || "–"), h("td", { class: "batch" }, p.batch_places ? [h("div", { class: "small num" }, `${p.batch_samples} of ${p.batch_places} places, ${seconds(p.step_ms / 1000)}`), meter(p.batch_samples, p.batch_places, "places of the newest batch"), h("div", { class: "small muted" }, ago(p.evaluated_at))] : "–"),
+      h("td", {}, p.starting ? [badge("starting", "warn"), h("div", { class: "small" }, p.starting)] : p.draining ? badge("drains", "warn") : p.loading !== undefined ? badge(`loads version ${p.loading}`, "info") : p.waiting ? badge(`${p.waiting} wait for ${p.disk ? "disk" : "space"}`, "warn") : badge("at work", "good")),
       h("td", { class: "small hide-s" }, (p.reward || []).join(", "), (p.missing || []).map((m) => h("div", {}, badge(m.name, "bad"), " ", m.reason))), h("td", { class: "n hide-s" }, ago(p.at))))));
     only(lanes, h("div", { class: "cardhead" }, h("h2", {}, "Policies")), x.lanes.length === 0 ? empty("No lane is known yet", h("p", {}, "A sampler announces its model and weights when it starts.")) : table([["Lane"], ["Model"], ["Served", "n"], ["Newest", "n"], ["Weights"], ["Samplers", "n"], ["Requests", "n"], ["Announced", "n hide-s"]], x.lanes.map((l) => h("tr", {},
       h("td", {}, h("a", { class: "row", href: link("system", l.lane), "data-item": true }, l.lane)), h("td", {}, l.current.model, l.text && " (text)"), h("td", { class: "n" }, l.served_version), h("td", { class: "n" }, l.current.version, l.current.version !== l.served_version && l.samplers > 0 && h("div", {}, badge("not taken over", "warn"))),
       h("td", {}, l.current.kind, " ", short(l.current.weights_digest)), h("td", { class: "n" }, l.samplers === 0 ? badge("none", "bad") : l.samplers), h("td", { class: "n" }, whole(l.backlog)), h("td", { class: "n hide-s" }, ago(l.current.announced))))));
-    only(streams, h("div", { class: "cardhead" }, h("h2", {}, "Streams")), table([["Stream"], ["State"], ["Full"], ["Messages", "n"], ["Size", "n"], ["Limit", "n"], ["Newest", "n hide-s"]], x.streams.map((s) => h("tr", {},
+    only(streams, h("div", { class: "cardhead" }, h("h2", {}, "Streams")), table([["Stream"], ["State"], ["Full"], ["Messages", "n hide-s"], ["Size", "n"], ["Limit", "n hide-s"], ["Newest", "n hide-s"]], x.streams.map((s) => h("tr", {},
       h("td", { class: "mono" }, s.name), h("td", {}, badge(s.state, states[s.state])), h("td", {}, s.max_bytes > 0 ? meter(s.bytes + (s.held_bytes || 0), s.max_bytes, `${s.name}: ${Math.round((100 * s.bytes) / s.max_bytes)} % full`, s.state === "full") : h("span", { class: "small muted" }, "no limit")),
-      h("td", { class: "n" }, whole(s.messages)), h("td", { class: "n" }, bytes(s.bytes)), h("td", { class: "n" }, s.max_bytes > 0 ? bytes(s.max_bytes) : "–"), h("td", { class: "n hide-s" }, ago(s.newest))))));
+      h("td", { class: "n hide-s" }, whole(s.messages)), h("td", { class: "n" }, bytes(s.bytes)), h("td", { class: "n hide-s" }, s.max_bytes > 0 ? bytes(s.max_bytes) : "–"), h("td", { class: "n hide-s" }, ago(s.newest))))));
     const open = consumers.open;
     const list = x.streams.flatMap((s) => s.consumers.map((c) => [s, c]));
     only(consumers, h("summary", { class: "cardhead" }, h("h2", {}, `Consumers (${list.length})`)), table([["Consumer"], ["Stream"], ["Waiting", "n"], ["In flight", "n"], ["Redelivered", "n"], ["At work", ""]], list.map(([s, c]) => h("tr", {}, h("td", { class: "mono" }, c.name), h("td", { class: "mono small" }, s.name), h("td", { class: "n" }, whole(c.pending)), h("td", { class: "n" }, whole(c.ack_pending)), h("td", { class: "n" }, whole(c.redelivered)), h("td", {}, c.pulls > 0 ? "yes" : "no")))));
@@ -67,6 +67,37 @@ export async function letterView(id) {
       h("div", { class: "card" }, h("h2", {}, "Why"), h("p", { class: "promptbox" }, d.reason)),
       h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", new Date(d.at).toLocaleString()], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
         d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored.")),
-      h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), h("p", { class: "small" }, "Publish it again, or remove it:"), h("pre", { class: "json" }, `meander dead replay ${id}\nmeander dead drop ${id}`))],
+      h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), may.admin ? actions(id) : [h("p", { class: "small" }, "Publish it again, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)])],
   };
+}
+
+// actions are the buttons of a dead letter. What is dropped does not come back, so that button is pressed twice.
+function actions(id) {
+  const says = h("p", { role: "status" }), buttons = h("div", { class: "tools" });
+  const act = async (what, done) => {
+    try { only(buttons); const x = await change(`dead/${id}/${what}`); only(says, done(x), " ", h("a", { href: "#/dead" }, "The other dead letters")); } catch (err) { only(says, err.message); draw(); }
+  };
+  const drop = () => only(buttons, h("span", {}, "It does not come back."), h("button", { class: "bad", onclick: () => act("drop", () => "Dropped.") }, "Drop it for ever"), h("button", { onclick: draw }, "Keep it"));
+  const draw = () => only(buttons, h("button", { onclick: () => act("replay", (x) => `Published again on ${x.subject}; the letter is gone.`) }, "Replay: publish it again"), h("button", { onclick: drop }, "Drop"));
+  draw();
+  return [buttons, says];
+}
+
+const found = { ok: "good", warning: "warn", fault: "bad", "not checked": "" };
+
+export async function doctorView() {
+  const list = h("div", { class: "stack" }), sub = h("p", { class: "muted", role: "status" }, "The checks take a few seconds."), button = h("button", { onclick: () => check() }, "Check again");
+  const check = async () => {
+    button.disabled = true;
+    try {
+      const { findings } = await ask("doctor");
+      const counts = Object.keys(found).map((s) => [s, findings.filter((f) => f.state === s).length]).filter(([, n]) => n > 0);
+      sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". Disk, model, device and reward functions of a machine are checked there, by 'meander doctor'.";
+      const grave = findings.filter((f) => f.state === "fault" || f.state === "warning");
+      only(list, grave.length > 0 && waits(grave.map((f) => ({ grave: true, says: `${f.area}: ${f.says}`, fix: f.fix }))),
+        h("div", { class: "card flush" }, table([["Area"], ["State"], ["Found"]], findings.map((f) => h("tr", {}, h("td", {}, f.area), h("td", {}, badge(f.state, found[f.state])), h("td", {}, f.says, f.fix && h("div", { class: "small muted" }, f.fix)))))));
+    } catch (err) { sub.textContent = err.message; }
+    button.disabled = false;
+  };
+  return { title: "Doctor", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Doctor"), sub), button), list], start: () => { check(); return listen({ topic: "system" }, {}); } };
 }

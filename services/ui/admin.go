@@ -1,0 +1,166 @@
+package ui
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Finding is what a check of the pipeline has found: its State is ok, warning, fault or not checked.
+type Finding struct {
+	Area  string `json:"area"`
+	State string `json:"state"`
+	Says  string `json:"says"`
+	Fix   string `json:"fix,omitempty"`
+}
+
+// answerPage answers with what the page may do. It needs no server of the pipeline.
+func (s *server) answerPage(w http.ResponseWriter, _ *http.Request) {
+	data, _ := json.Marshal(map[string]bool{"admin": s.cfg.Admin, "doctor": s.cfg.Doctor != nil}) // it always encodes
+	w.Header().Set("Content-Type", "application/json")
+	s.write(w, data)
+}
+
+// answerDoctor answers with the findings of all checks, which pages share for a moment.
+func (s *server) answerDoctor(r *http.Request) (any, error) {
+	if s.cfg.Doctor == nil {
+		return nil, &requestError{http.StatusNotFound, "this page makes no checks; run 'meander doctor'"}
+	}
+	findings, err := s.findings.get(r.Context())
+	return map[string]any{"findings": findings}, err
+}
+
+// judged is a sample that waits for a verdict, with what a person judges.
+type judged struct {
+	results.Waiting
+	Line  *sampleLine `json:"line"`
+	Truth string      `json:"ground_truth,omitempty"`
+}
+
+// maxJudged is how many samples that wait for a verdict a page gets at once.
+const maxJudged = 50
+
+// answerVerdicts answers with the samples of a run that wait for a verdict, those of the oldest groups first.
+func (s *server) answerVerdicts(r *http.Request) (any, error) {
+	f, err := s.followed(r)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	var uids []schemas.UID
+	for _, row := range f.order {
+		if row.verdicts && row.Status == results.StatusOpen && row.Made > row.Scored {
+			uids = append(uids, row.UID)
+		}
+	}
+	f.mu.Unlock()
+	list := []judged{}
+	for _, uid := range uids {
+		waiting, err := results.WaitingForVerdicts(r.Context(), s.bus, f.run, uid)
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range waiting {
+			list = append(list, judged{w, lineOf(nil, w.Trajectory, nil), w.Trajectory.Group.GroundTruth()})
+		}
+		if len(list) >= maxJudged {
+			break
+		}
+	}
+	return map[string]any{"waiting": list[:min(len(list), maxJudged)]}, nil
+}
+
+// verdict is what a person gives a sample on the page.
+type verdict struct {
+	Name  string   `json:"name"`
+	Value *float64 `json:"value"`
+}
+
+// giveVerdict stores the verdict of a person. The first one of a sample and a name counts.
+func (s *server) giveVerdict(r *http.Request) (any, error) {
+	t, err := s.sampleOf(r)
+	if err != nil {
+		return nil, err
+	}
+	if t.Run != schemas.Run(r.PathValue("run")) {
+		return nil, &requestError{http.StatusBadRequest, "the sample is of another run, " + string(t.Run)}
+	}
+	var v verdict
+	if err := json.NewDecoder(r.Body).Decode(&v); err != nil || v.Value == nil {
+		return nil, &requestError{http.StatusBadRequest, "must be a name and a value"}
+	}
+	if !slices.Contains(results.VerdictNames(&t.Group), v.Name) {
+		return nil, &requestError{http.StatusBadRequest, fmt.Sprintf("the sample waits for no verdict %q", v.Name)}
+	}
+	err = s.client.Verdict(r.Context(), &schemas.Verdict{
+		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, Name: v.Name, Value: v.Value, At: time.Now().UnixNano(),
+	})
+	if errors.Is(err, client.ErrJudged) {
+		return nil, &requestError{http.StatusConflict, err.Error()}
+	}
+	return v, err
+}
+
+// letterID returns the number of the dead letter that a request is about.
+func letterID(r *http.Request) (uint64, error) {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
+	if err != nil || id == 0 {
+		return 0, &requestError{http.StatusBadRequest, "that is not the number of a dead letter"}
+	}
+	return id, nil
+}
+
+// replayLetter publishes the original of a dead letter again, and removes the letter.
+func (s *server) replayLetter(r *http.Request) (any, error) {
+	id, err := letterID(r)
+	if err != nil {
+		return nil, err
+	}
+	ack, subject, err := s.bus.Replay(r.Context(), id)
+	return map[string]any{"subject": subject, "stream": ack.Stream, "sequence": ack.Seq}, err
+}
+
+// dropLetter removes a dead letter.
+func (s *server) dropLetter(r *http.Request) (any, error) {
+	id, err := letterID(r)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.bus.Get(r.Context(), schemas.StreamDead, id); err != nil {
+		return nil, err
+	}
+	return map[string]any{"dropped": id}, s.bus.Delete(r.Context(), schemas.StreamDead, id)
+}
+
+// readFindings makes the checks.
+func (s *server) readFindings(ctx context.Context) ([]Finding, error) {
+	return s.cfg.Doctor(ctx), ctx.Err()
+}
+
+// maxBody is how many bytes an action of the page may have.
+const maxBody = 4 << 10
+
+// allows reports whether a request may change something: the page was started with Admin, and the request was made by
+// the page itself, which no form of another site can do. It answers when the request may not.
+func (s *server) allows(w http.ResponseWriter, r *http.Request) bool {
+	switch {
+	case r.Method != http.MethodPost || !s.cfg.Admin:
+		w.Header().Set("Allow", "GET, HEAD")
+		writeError(w, http.StatusMethodNotAllowed, "the page reads, and changes nothing; start it with --admin")
+	case new(http.CrossOriginProtection).Check(r) != nil || r.Header.Get("Content-Type") != "application/json":
+		writeError(w, http.StatusForbidden, "only the page itself may change something")
+	default:
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		return true
+	}
+	return false
+}
