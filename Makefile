@@ -335,6 +335,12 @@ engines-torch: build/torch-venv/ok ## tests of the torch engine's worker: each f
 	cd pkg/client/python && $(CURDIR)/build/torch-venv/bin/python -m pytest -q -rs tests/torch_engine
 	MEANDER_PYTHON=$(CURDIR)/build/torch-venv/bin/python go test $(TEST_LIMIT) -run 'TestTorch_Python' ./integration/
 
+engines-test: build/engines/ok ## real vLLM, SGLang and SGLang-Diffusion on the CPU: whole pipelines, pushed weights, kills (Python, gcc; 6 GB, half an hour)
+	MEANDER_ENGINES=$(CURDIR)/build/engines go test -v -count=1 -timeout 90m -run '^TestEngines' ./integration/
+
+build/engines/ok: $(wildcard deploy/engines/*) $(wildcard deploy/engines/*/*/*)
+	deploy/engines/install.sh build/engines
+
 build/torch-venv/ok: $(TORCH_TESTS)/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
 	TORCH='$(TORCH)' deploy/learn/needs.sh build/torch-venv
 	TORCH='$(TORCH)' deploy/learn/install.sh build/torch-venv $(TORCH_TESTS)/requirements.txt

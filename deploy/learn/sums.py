@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
     parser.add_argument("--meander", default="bin/meander")
-    parser.add_argument("--engine", default="", help="vllm=URL: a server that draws the tokens, started with --enable-lora")
+    parser.add_argument("--engine", default="", help="vllm=URL or sglang=URL: a server that draws the tokens, started with --enable-lora")
     parser.add_argument("flags", nargs="*", help="of the example, behind --")
     args = parser.parse_args()
     for seed in args.seeds:

@@ -1,0 +1,319 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/integration/tools/harness"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// realEngine is how a real engine is started, in the environments that deploy/engines/install.sh makes.
+type realEngine struct {
+	kind, model string
+	program     func(env string) string
+	args        []string
+	path        []string // folders of deploy/engines in its PYTHONPATH
+}
+
+var (
+	realVLLM = realEngine{
+		kind: schemas.EngineVLLM, model: "sums",
+		program: func(env string) string { return env + "/vllm/bin/python" },
+		args: []string{
+			"-m", "vllm.entrypoints.openai.api_server", "--served-model-name", "sums", "--dtype", "float32", "--enforce-eager",
+			"--max-model-len", "256", "--max-logprobs", "-1", "--logprobs-mode", "raw_logits", "--enable-scale-out",
+			"--enable-lora", "--max-lora-rank", "16", "--max-loras", "3", "--model",
+		},
+	}
+	realSGLang = realEngine{
+		kind: schemas.EngineSGLang, model: "sums",
+		program: func(env string) string { return env + "/sglang/bin/python" },
+		args: []string{
+			"-m", "sglang.launch_server", "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
+			"--max-total-tokens", "20000", "--context-length", "256", "--mem-fraction-static", "0.5",
+			"--disable-overlap-schedule", "--skip-server-warmup", "--enable-lora", "--max-lora-rank", "16", "--lora-backend",
+			"torch_native", "--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+			"--model-path",
+		},
+		path: []string{"sglang-texts", "sglang"},
+	}
+	realDiffusion = realEngine{
+		kind: schemas.EngineSGLangDiffusion, model: "signs",
+		program: func(env string) string { return env + "/sglang/bin/sglang" },
+		args: []string{
+			"serve", "--model-type", "diffusion", "--model-id", "Qwen-Image", "--warmup-mode", "off", "--num-gpus", "1",
+			"--dit-precision", "fp32", "--vae-precision", "fp32", "--text-encoder-precisions", "fp32", "--model-path",
+		},
+		path: []string{"sglang"},
+	}
+)
+
+// enginePatience bounds the start of an engine: they import for minutes on a busy machine.
+const enginePatience = 8 * time.Minute
+
+// server is a real engine that runs.
+type realServer struct {
+	*harness.Process
+	url string
+}
+
+// start starts the engine with the model in a folder, and waits until it is well.
+func (e realEngine) start(t *testing.T, folder string) *realServer {
+	t.Helper()
+	env := os.Getenv("MEANDER_ENGINES")
+	if env == "" {
+		t.Skip("MEANDER_ENGINES: not set; make engines-test installs the real engines and names them")
+	}
+	address := harness.FreeAddress(t)
+	host, port, _ := strings.Cut(address, ":")
+	var path []string
+	for _, name := range e.path {
+		path = append(path, absolute(t, filepath.Join(root, "deploy/engines", name)))
+	}
+	s := &realServer{url: "http://" + address, Process: harness.Raise(t, &harness.Process{
+		Name: e.kind + "-" + port, Dir: t.TempDir(), Path: e.program(env),
+		Args: append(slices.Clone(e.args), folder, "--host", host, "--port", port),
+		Env: []string{
+			"PYTHONPATH=" + strings.Join(path, ":"), "HF_HUB_OFFLINE=1", "CUDA_VISIBLE_DEVICES=", "NO_PROXY=127.0.0.1",
+			"no_proxy=127.0.0.1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "VLLM_CPU_KVCACHE_SPACE=1",
+			"VLLM_CPU_OMP_THREADS_BIND=nobind", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1",
+		},
+	})}
+	s.await(t)
+	return s
+}
+
+// await waits until the server is well.
+func (s *realServer) await(t *testing.T) {
+	t.Helper()
+	deadline := time.Now().Add(enginePatience)
+	for {
+		resp, err := http.Get(s.url + "/health")
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+			err = fmt.Errorf("%s", resp.Status)
+		}
+		if time.Now().After(deadline) || len(s.Deaths()) > 0 {
+			t.Fatalf("%s is not well: %v; %v", s.Name, err, s.Deaths())
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// realLane is a pipeline whose lane is served by real servers.
+type realLane struct {
+	*world
+	model string
+	runs  int
+}
+
+func newRealLane(t *testing.T, e realEngine, folder string, change func(*config), servers ...*realServer) *realLane {
+	t.Helper()
+	var urls []string
+	for _, s := range servers {
+		urls = append(urls, s.url)
+	}
+	l := &realLane{model: folder}
+	l.world = start(t, func(c *config) {
+		c.sampler.Model, c.sampler.Engine = folder, e.kind+"="+strings.Join(urls, ",")
+		if change != nil {
+			change(c)
+		}
+	})
+	l.awaitLane(t)
+	return l
+}
+
+// prompt is a prompt of a group of the lane.
+func (l *realLane) prompt(uid schemas.UID, n int64, change func(*schemas.Prompt)) *schemas.Prompt {
+	p := &schemas.Prompt{UID: uid, GroupSize: &n, Prompt: sign}
+	if filepath.Base(l.model) == "sums" {
+		p.Prompt = "What is 12 + 30?"
+	} else {
+		p.NumInferenceSteps = new(int64(4))
+	}
+	if change != nil {
+		change(p)
+	}
+	return p
+}
+
+// group makes a group in a run of its own, and returns the run; all samples must be scored.
+func (l *realLane) group(t *testing.T, n int64, change func(*schemas.Prompt)) schemas.Run {
+	t.Helper()
+	l.runs++
+	run := schemas.Run(fmt.Sprintf("r%d", l.runs))
+	l.publish(t, run, l.prompt("g", n, change))
+	l.checkGroup(t, l.advantages(t, run, 1)["g"], n)
+	return run
+}
+
+// verified computes a run again, and returns how far the numbers of the server are off at most.
+func (l *realLane) verified(t *testing.T, run schemas.Run, most verify.Difference) verify.Report {
+	t.Helper()
+	r, err := verify.Run(t.Context(), l.Bus, run, verify.Options{Model: []string{l.model}})
+	if err != nil || !r.OK(0) || r.MaxDrawnDifference > most || len(r.DrawnBy) != 1 {
+		t.Errorf("verify %s: %+v, %v; want at most %g", run, r, err, most)
+	}
+	return *r
+}
+
+// push pushes an adapter, and fails unless the lane's sampler takes it over.
+func (l *realLane) push(t *testing.T, a *lora.Adapter) *schemas.Policy {
+	t.Helper()
+	p, err := l.client.PushPolicy(t.Context(), a, client.Push{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers, err := l.client.AwaitPolicy(t.Context(), p)
+	if err != nil || len(answers) != 1 || answers[0].Answer.State != schemas.AppliedApplied {
+		t.Fatalf("%+v, %v; want it applied", answers, err)
+	}
+	return p
+}
+
+// The two text engines, for real: every setting of a lane of texts, numbers within 1e-5 of ours, adapters that are pushed,
+// two samplers of one server, two servers of one sampler, kill -9 and a frozen server in the middle of a run.
+func TestEngines_Texts(t *testing.T) {
+	for name, e := range map[string]realEngine{"vllm": realVLLM, "sglang": realSGLang} {
+		t.Run(name, func(t *testing.T) {
+			folder := absolute(t, filepath.Join(root, "deploy/models/sums"))
+			a, b := e.start(t, folder), e.start(t, folder)
+			shared := t.TempDir()
+			l := newRealLane(t, e, folder, func(c *config) {
+				c.sampler.EngineAdapters, c.sampler.EngineConcurrency = shared, 8
+			}, a, b)
+			base := l.group(t, 4, nil)
+			l.verified(t, base, 1e-5)
+			for _, change := range []func(*schemas.Prompt){
+				func(p *schemas.Prompt) { p.Text = &schemas.Text{Temperature: new(0.7)} },
+				func(p *schemas.Prompt) { p.Text = &schemas.Text{TopK: new(int64(5))} },
+				func(p *schemas.Prompt) { p.Text = &schemas.Text{TopP: new(0.9)} },
+				func(p *schemas.Prompt) { p.Text = &schemas.Text{MinP: new(0.02)} },
+				func(p *schemas.Prompt) { p.Text = &schemas.Text{Temperature: new(0.0)} },
+				func(p *schemas.Prompt) { p.Text = &schemas.Text{MaxNewTokens: new(int64(3))} },
+			} {
+				l.verified(t, l.group(t, 4, change), 1e-5)
+			}
+			pushed := l.push(t, parsedLoRA(t, loraFile(t, "model.layers.1.self_attn.q_proj", 128, 128, 4, 7, 0)))
+			adapted := l.group(t, 4, nil)
+			if r := l.verified(t, adapted, 1e-5); r.Versions != 1 {
+				t.Errorf("%d versions were fetched; want that of the adapter", r.Versions)
+			}
+			if tr := l.trajectory(t, adapted, "g", 0); tr.WeightsDigest != pushed.WeightsDigest {
+				t.Errorf("weights %.16s; want %.16s", tr.WeightsDigest, pushed.WeightsDigest)
+			}
+			if _, err := l.client.Publish(t.Context(), "killed", l.prompt("k", 64, nil)); err != nil {
+				t.Fatal(err)
+			}
+			bustest.Until(t, "samples of the run", func() error {
+				_, err := l.client.Trajectory(t.Context(), "killed", "k", 3)
+				return err
+			})
+			a.Kill()
+			b.Pause(3 * time.Second)
+			l.checkGroup(t, l.advantages(t, "killed", 1)["k"], 64)
+			l.verified(t, "killed", 1e-5)
+			a.await(t)
+			other := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = folder, e.kind+"="+b.url })
+			other.awaitLane(t)
+			other.publish(t, "r", l.prompt("g", 4, nil))
+			l.group(t, 4, nil)
+			other.checkGroup(t, other.advantages(t, "r", 1)["g"], 4)
+		})
+	}
+}
+
+// SGLang-Diffusion, for real: settings of a lane of images, x_T and noise of equal bits, numbers within 1e-5 of ours, whole
+// weights and adapters that are pushed, kill -9 of the server in the middle of a run.
+func TestEngines_Images(t *testing.T) {
+	folder := signs(t)
+	a, b := realDiffusion.start(t, folder), realDiffusion.start(t, folder)
+	shared := t.TempDir()
+	l := newRealLane(t, realDiffusion, folder, func(c *config) { c.sampler.EngineAdapters = shared }, a, b)
+	for _, change := range []func(*schemas.Prompt){
+		nil,
+		func(p *schemas.Prompt) { p.TrueCFGScale, p.NegativePrompt = new(2.5), new("red") },
+		func(p *schemas.Prompt) {
+			p.Rollout.SDEType, p.Rollout.NoiseLevel, p.Rollout.LogProbKind = "cps", new(0.8), "squared"
+		},
+		func(p *schemas.Prompt) { p.Rollout.SDEStepIndices = []int64{1, 2} },
+		func(p *schemas.Prompt) {
+			p.Height, p.Width = new(int64(96)), new(int64(32))
+			p.Reward = []schemas.RewardSpec{{Name: "jpeg_compressibility"}} // glyphs are read in one size
+		},
+		func(p *schemas.Prompt) { p.Rollout.SDEType = "ode" },
+	} {
+		r := l.verified(t, l.group(t, 2, change), 1e-5)
+		if r.States == 0 {
+			t.Errorf("no state was made again: %+v", r)
+		}
+	}
+	full, err := lora.ParseFull(transformer(t, 2, set(t, "proj_out.bias", 0.5, -0.5))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := l.client.PushWeights(t.Context(), full, client.Push{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answers, err := l.client.AwaitPolicy(t.Context(), p); err != nil || len(answers) != 1 ||
+		answers[0].Answer.State != schemas.AppliedApplied {
+		t.Fatalf("whole weights: %+v, %v", answers, err)
+	}
+	if r := l.verified(t, l.group(t, 2, nil), 1e-5); r.Versions != 1 {
+		t.Errorf("whole weights: %d versions were fetched", r.Versions)
+	}
+	change, err := lora.Open(filepath.Join(root, "deploy/demo/adapter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.push(t, change)
+	l.verified(t, l.group(t, 4, nil), 1e-5)
+	if _, err := l.client.Publish(t.Context(), "killed", l.prompt("k", 8, nil)); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Until(t, "a sample of the run", func() error {
+		_, err := l.client.Trajectory(t.Context(), "killed", "k", 0)
+		return err
+	})
+	a.Kill()
+	l.checkGroup(t, l.advantages(t, "killed", 1)["k"], 8)
+	if r := l.verified(t, "killed", 1e-5); r.Trajectories != 8 {
+		t.Errorf("%+v", r)
+	}
+	l.push(t, nil)
+	l.verified(t, l.group(t, 2, nil), 1e-5)
+}
+
+// Servers of other weights, or another precision, than the first are not used, or the numbers show it.
+func TestEngines_OtherWeights(t *testing.T) {
+	folder := absolute(t, filepath.Join(root, "deploy/models/sums"))
+	e := realVLLM
+	e.args = slices.Clone(e.args)
+	e.args[slices.Index(e.args, "float32")] = "bfloat16"
+	l := newRealLane(t, e, folder, nil, e.start(t, folder))
+	run := l.group(t, 2, nil)
+	r, err := verify.Run(t.Context(), l.Bus, run, verify.Options{Model: []string{folder}})
+	if err != nil || r.MaxDrawnDifference < 1e-4 {
+		t.Errorf("a server in bfloat16: %+v, %v; want a difference that shows", r, err)
+	}
+	if out, err := json.Marshal(r); err != nil || !strings.Contains(string(out), "engine_tolerance") {
+		t.Errorf("%s, %v", out, err)
+	}
+}
