@@ -305,7 +305,7 @@ learn-transfer: build/learn-venv/ok ## the kept adapters drawn by diffusers and 
 learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meander-out/learn
 	build/learn-venv/bin/python deploy/learn/figures.py meander-out/learn/*-*
 
-learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2"; ENGINE=vllm=URL)
+learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2"; ENGINE=vllm=URL or sglang=URL)
 	build/learn-venv/bin/python deploy/learn/sums.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE))
 
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")

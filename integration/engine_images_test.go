@@ -356,13 +356,21 @@ func TestImageServer_PushedWeights(t *testing.T) {
 	}
 	w.publishGroup(t, "adapted", 3)
 	finish("adapted", 3)
+	other := filepath.Join(t.TempDir(), "other")
+	if err := (lora.Weighted{Adapter: change, Weight: 3}).Save(other); err != nil {
+		t.Fatal(err)
+	}
 	for _, s := range []*imageserver.Server{a, b} {
-		if err := s.SetAdapter("other", adapter); err != nil {
+		if err := s.SetAdapter("meander", other); err != nil {
 			t.Fatal(err)
 		}
 	}
+	before := samplesAsked(t, a) + samplesAsked(t, b)
 	w.publishGroup(t, "spoiled", 3)
 	finish("spoiled", 3)
+	if n := samplesAsked(t, a) + samplesAsked(t, b) - before; n < 4 {
+		t.Errorf("asked for %d images; want those of the other adapter to be made again", n)
+	}
 	a.Kill()
 	b.Kill()
 	w.says(t, "has ended")
@@ -389,6 +397,17 @@ func TestImageServer_PushedWeights(t *testing.T) {
 	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedRefused ||
 		!strings.Contains(answer.Error, "restart the server") {
 		t.Errorf("a whole transformer after an adapter: %+v; want it refused", answer)
+	}
+	// The refused version is behind; the one before comes back under a new number, beside the same weights.
+	p, err = w.client.RollbackPolicy(t.Context(), adapted.PolicyVersion, client.Push{})
+	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedApplied {
+		t.Fatalf("the adapter again: %+v", answer)
+	}
+	w.publishGroup(t, "back", 2)
+	finish("back", 2)
+	if report, err = verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}}); err != nil ||
+		!report.OK(0) || report.Trajectories != 14 {
+		t.Errorf("after a refusal and a rollback: %+v, %v", report, err)
 	}
 	p, err = w.client.PushPolicy(t.Context(), nil, client.Push{})
 	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedApplied {

@@ -109,7 +109,13 @@ func (f *Full) Save(dir string) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(os.Chmod(made, 0o755), f.write(made)) // the server may be another user's
+	// The server may be another user's, whatever the umask is.
+	err = errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(made, 0o755), f.write(made))
+	if files, _ := filepath.Glob(filepath.Join(made, "*")); err == nil {
+		for _, file := range files {
+			err = errors.Join(err, os.Chmod(file, 0o644))
+		}
+	}
 	if err == nil {
 		err = os.Rename(made, dir)
 	}

@@ -9,8 +9,12 @@ import (
 	"time"
 )
 
-// ErrAway says that no server of a pool can be used now.
-var ErrAway = errors.New("no server can be used")
+// ErrAway says that no server of a pool can be used now; ErrWeights, that those that can be have all refused the weights
+// of a request. With the latter come their reasons, which wrap ErrRefused.
+var (
+	ErrAway    = errors.New("no server can be used")
+	ErrWeights = errors.New("no server that can be used takes the weights")
+)
 
 // Server is one server of a Pool.
 type Server interface {
@@ -33,8 +37,8 @@ type PoolConfig[S Server] struct {
 	// called for one server after the other while none is used, else for several at once.
 	Join func(ctx context.Context, s S) error
 	// Switch has a server that works on nothing use other weights, those of a name. The empty name is that of the weights
-	// that it has after Join. An error that wraps ErrRefused says that no server can use them. nil: all requests are for
-	// the empty name.
+	// that it has after Join. An error that wraps ErrRefused says that the server can never use them. nil: all requests are
+	// for the empty name.
 	Switch func(ctx context.Context, s S, weights string) error
 	// Changed is called when a server cannot be used, at first or any more, with the reason, and when it can be again,
 	// with nil. Overloaded is called when a server gets fewer requests at once from now on, with the reason. Neither may
@@ -61,13 +65,14 @@ type member[S Server] struct {
 	outSince time.Time // when its health check first failed
 	asked    bool      // its check goes on
 	leases   map[*Lease[S]]context.CancelCauseFunc
-	limit    int    // the most requests at once now
-	ended    int    // requests that ended well since the limit last changed
-	lowered  int    // how often the limit has been lowered
-	weights  string // those that it has; unknownWeights after a Switch that failed
-	draining string // the weights that it gets once it works on nothing, if drains
-	drains   bool   // it gets no requests until then
-	switched bool   // its Switch goes on
+	limit    int              // the most requests at once now
+	ended    int              // requests that ended well since the limit last changed
+	lowered  int              // how often the limit has been lowered
+	weights  string           // those that it has; unknownWeights after a Switch that failed
+	next     string           // the weights that it gets, if drains or switches
+	drains   bool             // it works off what it has, and gets no requests before that
+	switches bool             // its Switch goes on
+	refused  map[string]error // why it takes weights never, by name
 }
 
 // unknownWeights is the name of weights that no request asks for.
@@ -182,8 +187,15 @@ func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) {
 	out := m.out
 	p.mu.Unlock()
 	err := p.config.Health(ctx, m.server)
+	p.mu.Lock()
+	working := len(m.leases) > 0
+	p.mu.Unlock()
 	if err == nil && out != nil {
-		err = p.config.Join(ctx, m.server)
+		if working && p.config.Switch != nil { // it may change its weights when it joins: not beside a request
+			err = out
+		} else {
+			err = p.config.Join(ctx, m.server)
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,7 +203,7 @@ func (p *Pool[S]) checkMember(ctx context.Context, m *member[S]) {
 	leftMeanwhile := out == nil && m.out != nil // it has to join
 	if ctx.Err() == nil && (err != nil || !leftMeanwhile) {
 		if out != nil && err == nil {
-			m.weights, m.drains = "", false
+			m.weights, m.drains, m.refused = "", false, nil
 		}
 		p.set(m, err)
 	}
@@ -226,8 +238,7 @@ func (p *Pool[S]) wake() {
 
 // Acquire waits for a server that can be used and has few enough requests, and takes the one with the fewest. It takes
 // that of a lease that has failed only if no other is free; nil: no lease has. The server has the weights of a name:
-// one that has others is switched when it works on nothing. ErrAway says that no server can be used; else the error is
-// that of ctx, or one of a switch that wraps ErrRefused: it comes with the lease, which has ended.
+// one that has others is switched when it works on nothing. The error is ErrAway, ErrWeights, or that of ctx.
 func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string) (*Lease[S], error) {
 	for {
 		p.mu.Lock()
@@ -236,25 +247,31 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string)
 			asking, giveUp := context.WithCancelCause(ctx)
 			l := &Lease[S]{Server: m.server, Context: asking, member: m, pool: p, lowered: m.lowered}
 			m.leases[l] = giveUp
-			m.switched = m.weights != weights
+			m.switches, m.next = m.weights != weights, weights
 			p.endDrain(weights)
 			p.mu.Unlock()
-			switch err := l.switchTo(weights); {
-			case err == nil, errors.Is(err, ErrRefused):
-				return l, err
-			case ctx.Err() != nil:
+			if l.switchTo(weights) {
+				return l, nil
+			}
+			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 			continue
 		}
 		p.drain(weights)
-		changed, outs := p.changed, []string(nil)
+		changed, outs, refusals := p.changed, []string(nil), []error(nil)
 		for _, m := range p.members {
-			if m.out != nil {
+			switch {
+			case m.out != nil:
 				outs = append(outs, fmt.Sprintf("%s: %v", m.server, m.out))
+			case m.refused[weights] != nil:
+				refusals = append(refusals, fmt.Errorf("%s: %w", m.server, m.refused[weights]))
 			}
 		}
 		p.mu.Unlock()
+		if len(refusals) > 0 && len(outs)+len(refusals) == len(p.members) {
+			return nil, fmt.Errorf("%w: %w", ErrWeights, errors.Join(refusals...))
+		}
 		if len(outs) == len(p.members) {
 			return nil, fmt.Errorf("%w: %s", ErrAway, strings.Join(outs, "; "))
 		}
@@ -269,27 +286,34 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string)
 	}
 }
 
-// switchTo has the server of a new lease use weights, if it has others. With an error the lease has ended; unless that
-// is of ctx or ErrRefused, the server is out.
-func (l *Lease[S]) switchTo(weights string) error {
+// switchTo has the server of a new lease use weights, if it has others. If it does not, the lease has ended; unless that
+// was ctx or a refusal, the server is out.
+func (l *Lease[S]) switchTo(weights string) bool {
 	m, p := l.member, l.pool
-	if !m.switched {
-		return nil
+	if !m.switches {
+		return true
 	}
 	err := p.config.Switch(l.Context, m.server, weights)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m.switched, m.weights = false, weights
+	m.switches, m.weights = false, weights
 	if err == nil {
 		p.wake()
-		return nil
+		return true
 	}
 	m.weights = unknownWeights
 	givenUp := l.Context.Err() != nil
-	if l.end(err); !givenUp && !errors.Is(err, ErrRefused) && m.out == nil {
+	switch l.end(err); {
+	case givenUp:
+	case errors.Is(err, ErrRefused):
+		if m.refused == nil {
+			m.refused = map[string]error{}
+		}
+		m.refused[weights] = err
+	case m.out == nil:
 		p.set(m, err)
 	}
-	return err
+	return false
 }
 
 // drain has the server with the fewest requests work off what it has, and then get weights, unless there is one with
@@ -298,15 +322,15 @@ func (p *Pool[S]) drain(weights string) {
 	var least *member[S]
 	for _, m := range p.members {
 		switch {
-		case m.out != nil:
-		case m.weights == weights && !m.drains, m.drains && m.draining == weights:
+		case m.out != nil, m.refused[weights] != nil:
+		case m.weights == weights && !m.drains && !m.switches, (m.drains || m.switches) && m.next == weights:
 			return
-		case !m.drains && !m.switched && (least == nil || len(m.leases) < len(least.leases)):
+		case !m.drains && !m.switches && (least == nil || len(m.leases) < len(least.leases)):
 			least = m
 		}
 	}
 	if least != nil {
-		least.draining, least.drains = weights, true
+		least.next, least.drains = weights, true
 	}
 }
 
@@ -314,7 +338,7 @@ func (p *Pool[S]) drain(weights string) {
 // more. Another that waits for these weights drains one again. p.mu is held.
 func (p *Pool[S]) endDrain(weights string) {
 	for _, m := range p.members {
-		if m.drains && m.draining == weights {
+		if m.drains && m.next == weights {
 			m.drains = false
 			defer p.wake()
 		}
@@ -328,8 +352,8 @@ func (p *Pool[S]) choose(failed *Lease[S], weights string) (best *member[S]) {
 	for _, m := range p.members {
 		has := m.weights == weights
 		switch {
-		case m.out != nil || len(m.leases) >= m.limit || m.switched:
-		case !has && len(m.leases) > 0, m.drains && m.draining != weights:
+		case m.out != nil || len(m.leases) >= m.limit || m.switches || m.refused[weights] != nil:
+		case !has && len(m.leases) > 0, m.drains && m.next != weights:
 		case failed != nil && failed.member == m:
 			again = m
 		case best == nil || has != (best.weights == weights) && has ||

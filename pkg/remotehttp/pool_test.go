@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/remotehttp"
@@ -246,4 +248,164 @@ func TestPool_Check(t *testing.T) {
 	if l := acquire(t, p, nil); l.Server != "b" {
 		t.Errorf("%s is used", l.Server)
 	}
+}
+
+// switching is a pool of servers whose weights can be switched, with the switches so far.
+type switching struct {
+	*remotehttp.Pool[server]
+	mu    sync.Mutex
+	did   []string
+	joins int
+	fail  []error // of the next switches
+}
+
+func newSwitching(t *testing.T, most int, names ...server) *switching {
+	t.Helper()
+	s := &switching{}
+	well := func(context.Context, server) error { return nil }
+	join := func(context.Context, server) error {
+		s.joins++
+		return nil
+	}
+	s.Pool = remotehttp.NewPool(remotehttp.PoolConfig[server]{
+		Servers: names, Most: most, Health: well, Join: join,
+		Switch: func(_ context.Context, of server, weights string) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.did = append(s.did, fmt.Sprintf("%s %q", of, weights))
+			if len(s.fail) == 0 {
+				return nil
+			}
+			err := s.fail[0]
+			s.fail = s.fail[1:]
+			return err
+		},
+	})
+	if err := s.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// acquired is what an Acquire in the background returned.
+type acquired struct {
+	lease *remotehttp.Lease[server]
+	err   error
+}
+
+// ask acquires in the background.
+func (s *switching) ask(ctx context.Context, weights string) <-chan acquired {
+	c := make(chan acquired, 1)
+	go func() {
+		l, err := s.Acquire(ctx, nil, weights)
+		c <- acquired{l, err}
+	}()
+	return c
+}
+
+// A server that is left while it works does not join beside its request: it may change its weights then.
+func TestPool_SwitchNoJoinBesideRequest(t *testing.T) {
+	t.Parallel()
+	s := newSwitching(t, 1, "a")
+	l, err := s.Acquire(t.Context(), nil, "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Pool.Out("a", errors.New("one check failed"))
+	if err := s.Check(t.Context()); err == nil || s.joins != 1 {
+		t.Errorf("%v, joined %d times; want it to be left while it works", err, s.joins)
+	}
+	l.Done(nil)
+	if err := s.Check(t.Context()); err != nil || s.joins != 2 {
+		t.Errorf("%v, joined %d times", err, s.joins)
+	}
+}
+
+// A server gets other weights when it works on nothing. While a request waits for that, it gets no other requests; if
+// the request gives up it does.
+func TestPool_Switch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSwitching(t, 2, "a")
+		first := <-s.ask(t.Context(), "")
+		ctx, giveUp := context.WithCancel(t.Context())
+		other := s.ask(ctx, "w")
+		synctest.Wait()
+		same := s.ask(t.Context(), "")
+		synctest.Wait()
+		if len(other)+len(same) != 0 || len(s.did) != 0 {
+			t.Fatalf("%d and %d have a lease, switched %v; want both to wait", len(other), len(same), s.did)
+		}
+		giveUp()
+		if got := <-other; !errors.Is(got.err, context.Canceled) {
+			t.Errorf("gave up: %v", got.err)
+		}
+		second := <-same
+		if second.err != nil {
+			t.Fatal(second.err)
+		}
+		other = s.ask(t.Context(), "w")
+		synctest.Wait()
+		first.lease.Done(nil)
+		synctest.Wait()
+		if len(other) != 0 {
+			t.Fatal("switched beside a request")
+		}
+		second.lease.Done(nil)
+		w := <-other
+		if want := []string{`a "w"`}; w.err != nil || !slices.Equal(s.did, want) {
+			t.Fatalf("%v; switched %v, want %v", w.err, s.did, want)
+		}
+		w.lease.Done(nil)
+		(<-s.ask(t.Context(), "w")).lease.Done(nil)
+		(<-s.ask(t.Context(), "")).lease.Done(nil)
+		if want := []string{`a "w"`, `a ""`}; !slices.Equal(s.did, want) {
+			t.Errorf("switched %v, want %v", s.did, want)
+		}
+	})
+}
+
+// Of two servers one is switched, and requests go to that which has their weights. A switch that is refused is the
+// request's fault; another fault is the server's, and the other server is switched. A server that joins again has
+// its own weights.
+func TestPool_SwitchFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSwitching(t, 2, "a", "b")
+		held := <-s.ask(t.Context(), "")
+		w := <-s.ask(t.Context(), "w")
+		if w.lease.Server == held.lease.Server {
+			t.Fatalf("both at %s", w.lease.Server)
+		}
+		if again := <-s.ask(t.Context(), "w"); again.lease.Server != w.lease.Server || len(s.did) != 1 {
+			t.Errorf("at %s, switched %v", again.lease.Server, s.did)
+		} else {
+			again.lease.Done(nil)
+		}
+		w.lease.Done(nil)
+		held.lease.Done(nil)
+		refused := fmt.Errorf("%w: no such weights", remotehttp.ErrRefused)
+		s.fail = append(s.fail, refused, nil)
+		(<-s.ask(t.Context(), "half")).lease.Done(nil) // one refuses them, the other takes them
+		s.fail = append(s.fail, refused, refused)
+		if got := <-s.ask(t.Context(), "bad"); !errors.Is(got.err, remotehttp.ErrRefused) ||
+			!errors.Is(got.err, remotehttp.ErrWeights) || len(s.Servers()) != 2 {
+			t.Errorf("refused: %v, %v", got.err, s.Servers())
+		}
+		for _, weights := range []string{"", "w"} { // the server of the refusal has neither for sure
+			(<-s.ask(t.Context(), weights)).lease.Done(nil)
+		}
+		s.fail = append(s.fail, errors.New("it went away"))
+		got := <-s.ask(t.Context(), "v")
+		if got.err != nil || len(s.Servers()) != 1 || s.Servers()[0] != got.lease.Server {
+			t.Fatalf("%+v; used %v", got, s.Servers())
+		}
+		if err := s.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		n := len(s.did)
+		if own := <-s.ask(t.Context(), ""); own.lease.Server == got.lease.Server || len(s.did) != n {
+			t.Errorf("at %s, switched %v", own.lease.Server, s.did[n:])
+		}
+	})
 }

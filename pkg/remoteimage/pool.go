@@ -2,7 +2,6 @@ package remoteimage
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -33,6 +32,8 @@ type Config struct {
 	// Changes has the weights of the servers change, by Pool.AddWeights. A server that joins is set back to those that it
 	// was started with: another client may have changed them.
 	Changes bool
+	// Spoiled is called when the weights of a server were changed by another client, see ErrChanged; nil: no call.
+	Spoiled func(err error)
 	// Changed is that of remotehttp.PoolConfig.
 	Changed func(server string, err error)
 }
@@ -42,8 +43,6 @@ type Pool struct {
 	config Config
 	all    []*server
 	pool   *remotehttp.Pool[*server]
-
-	nickname string // of the adapters that the servers get from this pool
 
 	mu      sync.Mutex
 	weights map[string]Weights // by name
@@ -63,7 +62,7 @@ func NewPool(c Config) (*Pool, error) {
 	if c.Patience <= 0 {
 		c.Patience = time.Minute
 	}
-	p := &Pool{config: c, nickname: "meander-" + strings.ToLower(rand.Text()[:8]), weights: map[string]Weights{}}
+	p := &Pool{config: c, weights: map[string]Weights{}}
 	for _, base := range bases {
 		p.all = append(p.all, &server{http: remotehttp.New(base, c.Key, longest)})
 	}
@@ -117,19 +116,16 @@ func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
 
 // join has a server make the probe, and compares it with the first server.
 func (p *Pool) join(ctx context.Context, s *server) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.config.Patience,
-		fmt.Errorf("%w of a small request for %v", remotehttp.ErrSilent, p.config.Patience))
-	defer cancel()
 	facts, err := s.discover(ctx, p.config.Pipeline)
+	if err == nil {
+		err = s.setBack(ctx, p.config.Changes)
+	}
 	if err != nil {
 		return err
 	}
-	if p.config.Changes {
-		s.full = unknown
-		if err := s.use(ctx, Weights{}, p.nickname); err != nil {
-			return fmt.Errorf("set it back to the weights that it was started with: %w", err)
-		}
-	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.config.Patience,
+		fmt.Errorf("%w of a small request for %v", remotehttp.ErrSilent, p.config.Patience))
+	defer cancel()
 	probe, err := s.generate(ctx, &p.config.Probe)
 	switch {
 	case errors.Is(err, ErrSchedule), errors.Is(err, ErrNotFinite):
@@ -153,9 +149,14 @@ func (p *Pool) join(ctx context.Context, s *server) error {
 	return p.config.Same(first, probe)
 }
 
-// Generate has a server make an image. If the server goes away, another one makes it. ErrAway says that none is left;
+// Generate has a server make an image. If the server goes away, another one makes it. ErrAway says that none is left,
+// remotehttp.ErrWeights that none of those takes the request's weights;
 // errors that wrap ErrRefused, ErrSchedule or ErrNotFinite are terminal; against others a retry may help.
 func (p *Pool) Generate(ctx context.Context, q *Request) (*Answer, error) {
+	weights, err := p.weightsOf(q.Weights)
+	if err != nil {
+		return nil, err
+	}
 	for {
 		l, err := p.pool.Acquire(ctx, nil, q.Weights)
 		if err != nil {
@@ -163,7 +164,10 @@ func (p *Pool) Generate(ctx context.Context, q *Request) (*Answer, error) {
 		}
 		a, err := l.Server.generate(l.Context, q)
 		if err == nil && p.config.Changes {
-			err = l.Server.checkWeights(l.Context, p.weightsOf(q.Weights), p.nickname)
+			err = l.Server.checkWeights(l.Context, weights)
+			if errors.Is(err, ErrChanged) && p.config.Spoiled != nil {
+				p.config.Spoiled(fmt.Errorf("%s: %w", l.Server, err))
+			}
 		}
 		gone := err != nil && ctx.Err() == nil && away(err)
 		if gone {

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/remotehttp"
 )
@@ -42,21 +44,65 @@ func (p *Pool) RemoveWeights(name string) {
 }
 
 // weightsOf returns weights by their name.
-func (p *Pool) weightsOf(name string) Weights {
+func (p *Pool) weightsOf(name string) (Weights, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.weights[name]
+	w, ok := p.weights[name]
+	if !ok && name != "" {
+		return w, fmt.Errorf("weights %s: removed", name)
+	}
+	return w, nil
 }
 
 // switchTo has a server use the weights of a name.
 func (p *Pool) switchTo(ctx context.Context, s *server, name string) error {
-	return s.use(ctx, p.weightsOf(name), p.nickname)
+	w, err := p.weightsOf(name)
+	if err != nil {
+		return fmt.Errorf("%w: %w", remotehttp.ErrRefused, err)
+	}
+	return s.use(ctx, w)
+}
+
+// nickname is that of all adapters: the server keeps each that has another in memory for good.
+const nickname = "meander"
+
+// setBack has a server that joins use the weights that it was started with: a client before, or another one, may have
+// changed them. Where changes is false they stay as they are, and an adapter that a client like this left is refused.
+func (s *server) setBack(ctx context.Context, changes bool) error {
+	if changes {
+		s.full = unknown
+		if err := s.use(ctx, Weights{}); err != nil {
+			return fmt.Errorf("set it back to the weights that it was started with: %w", err)
+		}
+		return nil
+	}
+	_, used, err := s.adapters(ctx)
+	status, answered := errors.AsType[*remotehttp.StatusError](err)
+	switch {
+	case answered && status.Status == http.StatusNotFound:
+		return nil // a release that has no adapters
+	case err != nil:
+		return err
+	case slices.ContainsFunc(used, func(a string) bool { return strings.HasPrefix(a, nickname+" ") }):
+		return fmt.Errorf("%w: it has an adapter that a sampler pushed, %q: restart it", remotehttp.ErrRefused, used)
+	}
+	return nil
+}
+
+// SetBack takes the adapters of all servers away, as far as they answer.
+func (p *Pool) SetBack(ctx context.Context) {
+	var wait sync.WaitGroup
+	for _, s := range p.all {
+		wait.Go(func() { _ = s.unmerge(ctx) })
+	}
+	wait.Wait()
 }
 
 // use has the server use weights, in place of all that it has got before. It refuses those that the server cannot load,
-// and leaves it then with those that it was started with, or unknown ones. Adapters have one nickname: the server keeps
-// each that has another in memory for good.
-func (s *server) use(ctx context.Context, w Weights, nickname string) error {
+// and leaves it then with those that it was started with, or unknown ones. A whole transformer loads for minutes.
+func (s *server) use(ctx context.Context, w Weights) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, longest, fmt.Errorf("%w for %v", remotehttp.ErrSilent, longest))
+	defer cancel()
 	if err := s.unmerge(ctx); err != nil { // an adapter survives a change of the transformer
 		return err
 	}
@@ -113,10 +159,9 @@ func (s *server) ask(ctx context.Context, path string, body map[string]any) erro
 	return err
 }
 
-// refuseWeights refuses what the server says of weights, with any status.
+// refuseWeights refuses what the server says of an adapter that it cannot load: with status 500.
 func refuseWeights(err error) error {
-	status, answered := errors.AsType[*remotehttp.StatusError](err)
-	if answered && status.Status != http.StatusServiceUnavailable && !errors.Is(err, ErrExited) {
+	if err != nil && strings.Contains(err.Error(), "Failed to set LoRA adapter") {
 		return fmt.Errorf("%w: %w", remotehttp.ErrRefused, err)
 	}
 	return err
@@ -151,7 +196,7 @@ func (s *server) adapters(ctx context.Context) (loaded int, used []string, err e
 
 // checkWeights returns ErrChanged if the server uses another adapter now. It is asked after each image, which is then
 // made again: whoever else changes the weights may do so at any time.
-func (s *server) checkWeights(ctx context.Context, w Weights, nickname string) error {
+func (s *server) checkWeights(ctx context.Context, w Weights) error {
 	_, has, err := s.adapters(ctx)
 	if err != nil {
 		return err

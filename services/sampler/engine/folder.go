@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/meander-rl/meander/pkg/lora"
 )
@@ -16,6 +17,7 @@ import (
 type WeightsFolder struct {
 	folder string
 	owner  string
+	saved  atomic.Int64 // how many; each has a name of its own, also two of the same digest
 }
 
 // NewWeightsFolder returns the folder; nil where its name is empty.
@@ -34,20 +36,22 @@ func (f *WeightsFolder) Path(name string) string { return filepath.Join(f.folder
 
 // SaveAdapter writes an adapter in PEFT's form, and returns its name, of which version is a part.
 func (f *WeightsFolder) SaveAdapter(a lora.Weighted, version string) (name string, err error) {
-	name = f.name(version)
+	name = f.newName(version)
 	return name, a.Save(f.Path(name))
 }
 
 // SaveFull writes a whole transformer as a model of diffusers has it, and returns its name, of which version is a part.
 func (f *WeightsFolder) SaveFull(w *lora.Full, version string) (name string, err error) {
-	name = f.name(version)
+	name = f.newName(version)
 	if err := w.Save(filepath.Join(f.Path(name), "transformer")); err != nil {
 		return "", errors.Join(err, f.Remove(name))
 	}
 	return name, nil
 }
 
-func (f *WeightsFolder) name(version string) string { return fmt.Sprintf("meander-%.12s-%s", version, f.owner) }
+func (f *WeightsFolder) newName(version string) string {
+	return fmt.Sprintf("meander-%.12s-%s-%d", version, f.owner, f.saved.Add(1))
+}
 
 // Remove removes weights by their name.
 func (f *WeightsFolder) Remove(name string) error { return os.RemoveAll(f.Path(name)) }

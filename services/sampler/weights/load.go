@@ -35,6 +35,9 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 	}
 	for i, of := range v.options.Networks {
 		m, err := of.With(ctx, made.Change)
+		if isFull(err) { // the folder that servers read the weights from
+			err = engine.Refuse("%w: free space, and push the version again", err)
+		}
 		if err != nil {
 			return nil, err
 		}

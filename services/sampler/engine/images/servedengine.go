@@ -100,7 +100,7 @@ const templateTokens = 16
 func (s *Served) generate(ctx context.Context, q *remoteimage.Request) (*remoteimage.Answer, error) {
 	a, err := s.pool.Generate(ctx, q)
 	switch {
-	case errors.Is(err, remoteimage.ErrAway):
+	case errors.Is(err, remoteimage.ErrAway), errors.Is(err, remotehttp.ErrWeights): // the one that has them is away
 		return nil, fmt.Errorf("%w: %w", engine.ErrAway, err)
 	case errors.Is(err, remotehttp.ErrRefused), errors.Is(err, remoteimage.ErrSchedule),
 		errors.Is(err, remoteimage.ErrNotFinite):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/remotehttp"
@@ -60,6 +61,8 @@ func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error
 		return s, nil
 	case s.weights == nil:
 		return engine.Unchanged(s, c)
+	case s.Away() != nil: // before anything large is written
+		return nil, s.Away()
 	case len(c.Adapters) > 1:
 		return nil, engine.Refuse("adapter: %d; %s takes one", len(c.Adapters), s.Backend())
 	}
@@ -126,9 +129,18 @@ func (s *Served) Canary(ctx context.Context) (*schemas.Canary, error) {
 	})
 }
 
-// Close removes the network's weights; that of the checkpoint closes the connections.
+// setBackPatience bounds how long the end of a sampler waits for its servers.
+const setBackPatience = 2 * time.Second
+
+// Close removes the network's weights. That of the checkpoint takes the adapters of the servers away, and closes the
+// connections.
 func (s *Served) Close() error {
 	if s.changed == "" {
+		if s.weights != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), setBackPatience)
+			defer cancel()
+			s.pool.SetBack(ctx)
+		}
 		s.pool.Close()
 		return nil
 	}
