@@ -297,8 +297,32 @@ func TestImageServer_Other(t *testing.T) {
 	}
 }
 
-// pushed waits for what the lane's sampler says of a policy.
-func (w *imageWorld) pushed(t *testing.T, p *schemas.Policy, err error) (*schemas.Policy, *schemas.Applied) {
+// changing is an image world of two servers whose weights change.
+type changing struct {
+	*imageWorld
+	servers []*imageserver.Server
+	groups  int
+	adapter *lora.Adapter
+	full    *lora.Full
+}
+
+func newChanging(t *testing.T) *changing {
+	t.Helper()
+	a, b := imageserver.New(t, signs(t), model.Options{}), imageserver.New(t, signs(t), model.Options{})
+	w := &changing{imageWorld: newImageWorldWith(t, t.TempDir(), a, b), servers: []*imageserver.Server{a, b}}
+	w.awaitLane(t)
+	var err error
+	if w.adapter, err = lora.Open(filepath.Join(root, "deploy/demo/adapter")); err != nil {
+		t.Fatal(err)
+	}
+	if w.full, err = lora.ParseFull(transformer(t, 2, set(t, "proj_out.bias", 0.5, -0.5))...); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// answer waits for what the lane's sampler says of a policy.
+func (w *changing) answer(t *testing.T, p *schemas.Policy, err error) (*schemas.Policy, *schemas.Applied) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -310,107 +334,124 @@ func (w *imageWorld) pushed(t *testing.T, p *schemas.Policy, err error) (*schema
 	return p, answers[0].Answer
 }
 
+// push pushes an adapter, or whole weights without one, which must be taken over.
+func (w *changing) push(t *testing.T, adapter *lora.Adapter) (*schemas.Policy, *schemas.Applied) {
+	t.Helper()
+	p, err := w.client.PushPolicy(t.Context(), adapter, client.Push{})
+	p, a := w.answer(t, p, err)
+	if a.State != schemas.AppliedApplied || a.Canary == nil {
+		t.Fatalf("%+v", a)
+	}
+	return p, a
+}
+
+// finish waits for a group, the next one of the world, whose samples must have the weights of a policy.
+func (w *changing) finish(t *testing.T, uid schemas.UID, n int64, p *schemas.Policy) {
+	t.Helper()
+	w.groups++
+	w.checkGroup(t, w.advantages(t, "r", w.groups)[uid], n)
+	tr := w.trajectory(t, "r", uid, 0)
+	if tr.WeightsDigest != p.WeightsDigest || tr.PolicyVersionMin != p.PolicyVersion {
+		t.Errorf("%s: version %d, weights %.16s; want %d", uid, tr.PolicyVersionMin, tr.WeightsDigest, p.PolicyVersion)
+	}
+}
+
+// verified computes all samples again, with as many versions that were pushed.
+func (w *changing) verified(t *testing.T, versions int) {
+	t.Helper()
+	r, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
+	if err != nil || !r.OK(0) || r.Trajectories == 0 || r.Versions != versions {
+		t.Errorf("%+v, %v; want %d versions", r, err, versions)
+	}
+}
+
 // Weights that are pushed to servers of images make the samples that follow, and verify computes with them. Samples that
-// have begun end with the weights before. A server that starts again gets the new ones, and an image that the adapter of
-// another client spoiled is made again.
+// have begun end with the weights before. Whole weights after an adapter are refused: the server would leave them out.
 func TestImageServer_PushedWeights(t *testing.T) {
 	skipShort(t)
 	t.Parallel()
-	a, b := imageserver.New(t, signs(t), model.Options{}), imageserver.New(t, signs(t), model.Options{})
-	w := newImageWorldWith(t, t.TempDir(), a, b)
-	w.awaitLane(t)
-	full, err := lora.ParseFull(transformer(t, 2, set(t, "proj_out.bias", 0.5, -0.5))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	groups := 0
-	finish := func(uid schemas.UID, n int64) {
-		t.Helper()
-		groups++
-		w.checkGroup(t, w.advantages(t, "r", groups)[uid], n)
-	}
-	p, err := w.client.PushWeights(t.Context(), full, client.Push{})
-	whole, first := w.pushed(t, p, err)
+	w := newChanging(t)
+	p, err := w.client.PushWeights(t.Context(), w.full, client.Push{})
+	whole, first := w.answer(t, p, err)
 	if first.State != schemas.AppliedApplied || first.Canary == nil {
 		t.Fatalf("a whole transformer: %+v", first)
 	}
-	a.Hang()
-	b.Hang()
+	for _, s := range w.servers {
+		s.Hang()
+	}
 	w.publishGroup(t, "begun", 3)
-	<-a.Hung()
-	<-b.Hung()
-	adapter := filepath.Join(root, "deploy/demo/adapter")
-	change, err := lora.Open(adapter)
-	if err != nil {
-		t.Fatal(err)
+	for _, s := range w.servers {
+		<-s.Hung()
 	}
-	if p, err = w.client.PushPolicy(t.Context(), change, client.Push{}); err != nil {
-		t.Fatal(err)
+	p, err = w.client.PushPolicy(t.Context(), w.adapter, client.Push{})
+	for _, s := range w.servers {
+		s.Release()
 	}
-	a.Release()
-	b.Release()
-	finish("begun", 3)
-	adapted, second := w.pushed(t, p, nil)
+	w.finish(t, "begun", 3, whole)
+	adapted, second := w.answer(t, p, err)
 	if second.State != schemas.AppliedApplied || second.Canary.Digest == first.Canary.Digest {
 		t.Fatalf("an adapter: %+v", second)
 	}
 	w.publishGroup(t, "adapted", 3)
-	finish("adapted", 3)
+	w.finish(t, "adapted", 3, adapted)
+	p, err = w.client.PushWeights(t.Context(), w.full, client.Push{})
+	if _, answer := w.answer(t, p, err); answer.State != schemas.AppliedRefused ||
+		!strings.Contains(answer.Error, "restart the server") {
+		t.Errorf("a whole transformer after an adapter: %+v; want it refused", answer)
+	}
+	// The adapter comes back under a new number, beside the same weights.
+	p, err = w.client.RollbackPolicy(t.Context(), adapted.PolicyVersion, client.Push{})
+	back, answer := w.answer(t, p, err)
+	if answer.State != schemas.AppliedApplied {
+		t.Fatalf("the adapter again: %+v", answer)
+	}
+	w.publishGroup(t, "back", 2)
+	w.finish(t, "back", 2, back)
+	w.verified(t, 2)
+	base, _ := w.push(t, nil)
+	w.publishGroup(t, "base", 2)
+	w.finish(t, "base", 2, base)
+}
+
+// An image that the adapter of another client spoiled is made again; servers that start again get the pushed weights.
+func TestImageServer_SpoiledWeights(t *testing.T) {
+	skipShort(t)
+	t.Parallel()
+	w := newChanging(t)
+	adapted, _ := w.push(t, w.adapter)
+	w.publishGroup(t, "adapted", 3)
+	w.finish(t, "adapted", 3, adapted)
 	other := filepath.Join(t.TempDir(), "other")
-	if err := (lora.Weighted{Adapter: change, Weight: 3}).Save(other); err != nil {
+	if err := (lora.Weighted{Adapter: w.adapter, Weight: 3}).Save(other); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []*imageserver.Server{a, b} {
+	asked := func() (n int) {
+		for _, s := range w.servers {
+			n += len(s.Asked())
+		}
+		return n
+	}
+	before := asked()
+	for _, s := range w.servers {
 		if err := s.SetAdapter("meander", other); err != nil {
 			t.Fatal(err)
 		}
 	}
-	before := samplesAsked(t, a) + samplesAsked(t, b)
 	w.publishGroup(t, "spoiled", 3)
-	finish("spoiled", 3)
-	if n := samplesAsked(t, a) + samplesAsked(t, b) - before; n < 4 {
+	w.finish(t, "spoiled", 3, adapted)
+	if n := asked() - before; n < 4 {
 		t.Errorf("asked for %d images; want those of the other adapter to be made again", n)
 	}
-	a.Kill()
-	b.Kill()
+	for _, s := range w.servers {
+		s.Kill()
+	}
 	w.says(t, "has ended")
-	for _, s := range []*imageserver.Server{a, b} {
+	for _, s := range w.servers {
 		s.StartAgain()
 		s.Restart()
 	}
 	w.says(t, "")
 	w.publishGroup(t, "again", 3)
-	finish("again", 3)
-	for uid, want := range map[schemas.UID]*schemas.Policy{
-		"begun": whole, "adapted": adapted, "spoiled": adapted, "again": adapted,
-	} {
-		tr := w.trajectory(t, "r", uid, 0)
-		if tr.WeightsDigest != want.WeightsDigest || tr.PolicyVersionMin != want.PolicyVersion {
-			t.Errorf("%s: version %d, weights %.16s; want %d", uid, tr.PolicyVersionMin, tr.WeightsDigest, want.PolicyVersion)
-		}
-	}
-	report, err := verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}})
-	if err != nil || !report.OK(0) || report.Trajectories != 12 || report.Versions != 2 {
-		t.Errorf("%+v, %v", report, err)
-	}
-	p, err = w.client.PushWeights(t.Context(), full, client.Push{})
-	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedRefused ||
-		!strings.Contains(answer.Error, "restart the server") {
-		t.Errorf("a whole transformer after an adapter: %+v; want it refused", answer)
-	}
-	// The refused version is behind; the one before comes back under a new number, beside the same weights.
-	p, err = w.client.RollbackPolicy(t.Context(), adapted.PolicyVersion, client.Push{})
-	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedApplied {
-		t.Fatalf("the adapter again: %+v", answer)
-	}
-	w.publishGroup(t, "back", 2)
-	finish("back", 2)
-	if report, err = verify.Run(t.Context(), w.Bus, "r", verify.Options{Model: []string{signs(t)}}); err != nil ||
-		!report.OK(0) || report.Trajectories != 14 {
-		t.Errorf("after a refusal and a rollback: %+v, %v", report, err)
-	}
-	p, err = w.client.PushPolicy(t.Context(), nil, client.Push{})
-	if _, answer := w.pushed(t, p, err); answer.State != schemas.AppliedApplied {
-		t.Errorf("the checkpoint again: %+v", answer)
-	}
+	w.finish(t, "again", 3, adapted)
+	w.verified(t, 1)
 }

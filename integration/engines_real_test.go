@@ -153,13 +153,27 @@ func (l *realLane) prompt(uid schemas.UID, n int64, change func(*schemas.Prompt)
 	return p
 }
 
+// scored waits for the one group of a run, all of whose samples must be scored.
+func scored(t *testing.T, w *world, run schemas.Run, uid schemas.UID, n int64) {
+	t.Helper()
+	a := w.advantages(t, run, 1)[uid]
+	if a.Status != schemas.StatusComplete || int64(len(a.Members)) != n {
+		t.Fatalf("%s: %+v; want %d scored samples", run, a, n)
+	}
+	for _, m := range a.Members {
+		if m.Status != schemas.StatusScored {
+			t.Errorf("%s: %+v", run, m)
+		}
+	}
+}
+
 // group makes a group in a run of its own, and returns the run; all samples must be scored.
 func (l *realLane) group(t *testing.T, n int64, change func(*schemas.Prompt)) schemas.Run {
 	t.Helper()
 	l.runs++
 	run := schemas.Run(fmt.Sprintf("r%d", l.runs))
 	l.publish(t, run, l.prompt("g", n, change))
-	l.checkGroup(t, l.advantages(t, run, 1)["g"], n)
+	scored(t, l.world, run, "g", n)
 	return run
 }
 
@@ -227,14 +241,14 @@ func TestEngines_Texts(t *testing.T) {
 			})
 			a.Kill()
 			b.Pause(3 * time.Second)
-			l.checkGroup(t, l.advantages(t, "killed", 1)["k"], 64)
+			scored(t, l.world, "killed", "k", 64)
 			l.verified(t, "killed", 1e-5)
 			a.await(t)
 			other := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = folder, e.kind+"="+b.url })
 			other.awaitLane(t)
 			other.publish(t, "r", l.prompt("g", 4, nil))
 			l.group(t, 4, nil)
-			other.checkGroup(t, other.advantages(t, "r", 1)["g"], 4)
+			scored(t, other, "r", "g", 4)
 		})
 	}
 }
@@ -293,7 +307,7 @@ func TestEngines_Images(t *testing.T) {
 		return err
 	})
 	a.Kill()
-	l.checkGroup(t, l.advantages(t, "killed", 1)["k"], 8)
+	scored(t, l.world, "killed", "k", 8)
 	if r := l.verified(t, "killed", 1e-5); r.Trajectories != 8 {
 		t.Errorf("%+v", r)
 	}

@@ -177,7 +177,7 @@ var layers = map[string][]string{
 	"integration/tools/torchworker": {"pkg/model/remote/remotetest"},           // a worker for --engine torch without Python
 	// a server for --engine sglang-diffusion without one
 	"integration/tools/imageserver": {
-		"pkg/flow", "pkg/media", "pkg/model", "pkg/model/families", "pkg/remoteimage", "pkg/safetensors", "pkg/tensor",
+		"pkg/flow", "pkg/lora", "pkg/media", "pkg/model", "pkg/model/families", "pkg/remoteimage", "pkg/safetensors", "pkg/tensor",
 		"services/sampler/engine/images",
 	},
 	"integration/tools/kernelgen": nil,                        // writes the assembly of pkg/tensor/cpu
