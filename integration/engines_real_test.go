@@ -196,7 +196,10 @@ func (l *realLane) push(t *testing.T, a *lora.Adapter) *schemas.Policy {
 	}
 	answers, err := l.client.AwaitPolicy(t.Context(), p)
 	if err != nil || len(answers) != 1 || answers[0].Answer.State != schemas.AppliedApplied {
-		t.Fatalf("%+v, %v; want it applied", answers, err)
+		for _, a := range answers {
+			t.Errorf("%+v", a.Answer)
+		}
+		t.Fatalf("%d answers, %v; want one, applied", len(answers), err)
 	}
 	return p
 }

@@ -51,12 +51,18 @@ func (t Table) Zero() Weighted {
 	return Weighted{Adapter: &Adapter{name: "zero", modules: map[string]*Product{name: zeroProduct(t[name])}}, Weight: 1}
 }
 
-// Including returns the adapter with zeros for the modules of t that it does not change, of those that are named.
-func (a Weighted) Including(t Table, modules ...string) Weighted {
+// Completed returns the adapter with zeros added, so that of the modules of t that differ in the parts at their ends alone
+// it changes all or none: for servers that compute them as one, and do not take a part of them.
+func (a Weighted) Completed(t Table, parts ...string) Weighted {
 	all := maps.Clone(a.Adapter.modules)
-	for _, name := range modules {
-		if shape, ok := t[name]; ok && all[name] == nil {
-			all[name] = zeroProduct(shape)
+	for name := range a.Adapter.modules {
+		for _, part := range parts {
+			stem, ok := strings.CutSuffix(name, part)
+			for _, other := range parts {
+				if shape, is := t[stem+other]; ok && is && all[stem+other] == nil {
+					all[stem+other] = zeroProduct(shape)
+				}
+			}
 		}
 	}
 	return Weighted{Adapter: &Adapter{name: a.Adapter.name, modules: all}, Weight: a.Weight}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/lora"
@@ -21,6 +20,10 @@ type servedWeights struct {
 	tensors lora.Shapes
 }
 
+// textProjections are the projections of a text that the servers compute as one. They leave out an adapter of some of
+// them, with status 200.
+var textProjections = []string{".add_q_proj", ".add_k_proj", ".add_v_proj"}
+
 // newServedWeights returns the weights of servers that find them in folder; nil where folder is empty. The transformer
 // of the model's folder is opened for the shapes of its tensors.
 func newServedWeights(folder, dir string) (*servedWeights, error) {
@@ -34,23 +37,6 @@ func newServedWeights(folder, dir string) (*servedWeights, error) {
 	}
 	w := &servedWeights{WeightsFolder: f, modules: base.Table(), tensors: base.Shapes()}
 	return w, base.Close()
-}
-
-// completed returns an adapter that changes all or none of the projections of the text that the server computes as one:
-// it leaves out those of which one is missing, with status 200.
-func (w *servedWeights) completed(a lora.Weighted) lora.Weighted {
-	parts := []string{"add_q_proj", "add_k_proj", "add_v_proj"}
-	var all []string
-	for _, module := range a.Adapter.Modules() {
-		for _, part := range parts {
-			if block, ok := strings.CutSuffix(module, part); ok {
-				for _, other := range parts {
-					all = append(all, block+other)
-				}
-			}
-		}
-	}
-	return a.Including(w.modules, all...)
 }
 
 // With returns the network with other weights. A server loads them when it makes the first image with them; images of
@@ -83,7 +69,8 @@ func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error
 		if err := s.weights.modules.Check(c.Adapters...); err != nil {
 			return nil, engine.Refuse("%w", err)
 		}
-		n.changed, err = s.weights.SaveAdapter(s.weights.completed(c.Adapters[0]), n.digest)
+		n.changed, err = s.weights.SaveAdapter(
+			c.Adapters[0].Completed(s.weights.modules, textProjections...), n.digest)
 		w.Adapter = s.weights.Path(n.changed)
 	}
 	if err != nil {

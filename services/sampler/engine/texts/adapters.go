@@ -37,6 +37,9 @@ func (a *adapters) loadZero(ctx context.Context, p *remotelm.Pool) (string, erro
 
 // load writes an adapter to its folder, has the servers load it, and returns its name, of which version is a part.
 func (a *adapters) load(ctx context.Context, p *remotelm.Pool, w lora.Weighted, version string) (string, error) {
+	if p.Facts().Name == remotelm.SGLang { // which computes these as one, and refuses a part of them
+		w = w.Completed(a.modules, ".q_proj", ".k_proj", ".v_proj").Completed(a.modules, ".gate_proj", ".up_proj")
+	}
 	name, err := a.SaveAdapter(w, version)
 	if err != nil {
 		return "", err
