@@ -393,6 +393,8 @@ func TestServe_Paging(t *testing.T) {
 		uid := schemas.UID(fmt.Sprintf("g%04d", i))
 		g, a := *record, *result
 		g.Run, g.UID, g.Group.Batch, g.Prompt = "big", uid, string(uid), fmt.Sprintf("owl %d", i)
+		source := fmt.Sprintf("%03d", i)
+		g.Group.Metadata = append([]byte("\x81\xabdata_source\xa3"), source...)
 		if _, err := s.Publish(t.Context(), &g); err != nil {
 			t.Fatal(err)
 		}
@@ -442,7 +444,15 @@ func TestServe_Paging(t *testing.T) {
 	if found, _ := read("text="+url.QueryEscape("OWL 44"), 11); found[10] != "g0044" {
 		t.Errorf("found %v", found)
 	}
-	points := get[object](t, s, "runs/big/curve?points=50")["points"].([]any)
+	curve := get[object](t, s, "runs/big/curve?points=50")
+	points, named := curve["points"].([]any), 0
+	for _, p := range points {
+		sources, _ := p.(object)["sources"].(object)
+		named += len(sources)
+	}
+	if listed := len(curve["data_sources"].([]any)); listed != 100 || named != listed {
+		t.Errorf("%d data sources are listed, and points have %d", listed, named)
+	}
 	if n := points[len(points)-1].(object)["number"]; len(points) > 50 || n != float64(groups*2/3) {
 		t.Errorf("%d points; the last is of group %v", len(points), n)
 	}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ class Asker:
     """Publishes prompts in a run, and waits for their samples; many at once. To be used on one event loop.
 
     A sample that failed, and a group that counts for nothing, is asked for again as a group of its own, with another
-    seed, in at most `attempts` groups. timeout: seconds for a group to close.
+    seed, in at most `attempts` groups. timeout: seconds in which no group closes; a slow lane may take longer for all.
     """
 
     def __init__(self, client: Client, run: str, *, attempts: int = 3, timeout: float = 600):
@@ -37,6 +38,7 @@ class Asker:
             raise ValueError(f"attempts: {attempts}; must be at least 1")
         self.client, self.run, self.attempts, self.timeout = client, run, attempts, timeout
         self.again = 0  # samples that were asked for again
+        self._closed_at = 0.0  # when a group closed last, by the monotonic clock
         self._mark, self._count = secrets.token_hex(4), itertools.count()
         self._waiting: dict[str, asyncio.Future[Event]] = {}
         self._reads: asyncio.Task[None] | None = None
@@ -46,7 +48,7 @@ class Asker:
         Prompt.
 
         Unanswered: samples failed in every attempt, or the group was cancelled. Refused: intake takes the prompt for
-        none. TimeoutError: a group did not close in time.
+        none. TimeoutError: no group closed in time; this one is cancelled.
         """
         text, asked = ("", {"messages": prompt}) if isinstance(prompt, list) else (prompt, {})
         found, why = list[Sample](), ""
@@ -76,11 +78,16 @@ class Asker:
         outcome = self._waiting[uid] = asyncio.get_running_loop().create_future()
         try:
             await self.client.publish(self.run, text, timeout=self.timeout, **{**fields, "uid": uid})
-            return await asyncio.wait_for(outcome, self.timeout)
-        except asyncio.TimeoutError:
-            raise TimeoutError(
-                f"run {self.run}: a group has not closed in {self.timeout:g} s; {await self._state()}"
-            ) from None
+            began = time.monotonic()
+            while (left := max(began, self._closed_at) + self.timeout - time.monotonic()) > 0:
+                if (await asyncio.wait({outcome}, timeout=left))[0]:
+                    return outcome.result()
+            raise asyncio.TimeoutError
+        except (TimeoutError, asyncio.TimeoutError):
+            state = await self._state()
+            with contextlib.suppress(ValueError, TimeoutError, nats.errors.Error):  # state says what is wrong
+                await self.client.cancel(self.run, uid, reason=f"no group has closed in {self.timeout:g} s")
+            raise TimeoutError(f"run {self.run}: no group has closed in {self.timeout:g} s; {state}") from None
         finally:
             self._waiting.pop(uid, None)
 
@@ -105,6 +112,7 @@ class Asker:
                 except EventError:
                     continue  # whatever a stranger stored: its true event comes
                 outcome = self._waiting.get(event["uid"])
+                self._closed_at = time.monotonic()
                 if outcome is not None and not outcome.done():
                     outcome.set_result(event)
                 await cursor.done(m.metadata.sequence.stream)

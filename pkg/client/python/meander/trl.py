@@ -47,7 +47,7 @@ class Rollouts:
 
     url, connection: as meander.connect. lane: the only one there is, unless named. run: a new name, unless given.
     fields: fields of the prompts, such as reward; a function gets the prompt.
-    attempts, timeout: how often samples are asked for, and the seconds for each time.
+    attempts, timeout: how often samples are asked for, and the seconds in which no group closes.
     """
 
     def __init__(

@@ -5,12 +5,15 @@ import os
 import types
 import uuid
 
+import nats
 import numpy as np
 import pytest
+from nats.js.errors import BadRequestError
 
 import meander
 import meander.sync
 from conftest import SUMS
+from meander import ask
 from meander.batch import Sample
 from meander.verl import rows
 
@@ -60,9 +63,88 @@ def test_fields():
         "seed": 1,
     }
     assert rows.with_truth(fields, {}) is fields
+    for truth in (["15"], {"answer": 15}, 15.0, np.array([15])):
+        row = {"reward_model": {"ground_truth": truth}}
+        with pytest.raises(ValueError, match=rf"reward_model.ground_truth: {type(truth).__name__}; must be a text"):
+            rows.with_truth(fields, row)
+        own = {"reward": fields["reward"][1:]}
+        assert rows.with_truth(own, row) is own
+    assert rows.with_truth(fields, {"reward_model": {"ground_truth": np.int64(15)}})["reward"][0]["ground_truth"] == "15"
     assert rows.messages_of(np.array([{"role": "user", "content": "a"}], object)) == [{"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match=r"raw_prompt\[0\].content: list; must be a text"):
         rows.messages_of([{"role": "user", "content": [{"type": "image"}]}])
+
+
+def test_retried():
+    """What the server does not answer is asked again until the time is over; what it refuses is not."""
+    faults = [nats.errors.NoRespondersError(), ConnectionResetError(), TimeoutError()]
+
+    async def answer():
+        if faults:
+            raise faults.pop(0)
+        return 7
+
+    assert asyncio.run(rows.retried(answer, 60)) == 7
+    for fault, timeout in ((nats.errors.TimeoutError(), 0), (BadRequestError(code=400), 60), (ValueError(), 60)):
+        faults[:] = [fault, None]
+        with pytest.raises(type(fault)):
+            asyncio.run(rows.retried(answer, timeout))
+
+
+def test_slow_lanes(monkeypatch):
+    """A group may take as long as it wants while others close. When none does, it is cancelled."""
+    published, cancelled = [], []
+
+    class Client:
+        nc = None
+
+        async def publish(self, run, text, uid, **_):
+            published.append(uid)
+
+        async def cancel(self, run, uid, **_):
+            cancelled.append(uid)
+
+        async def status(self, run, **_):
+            return {"state": "running"}
+
+        async def group(self, *_):
+            sample = types.SimpleNamespace(trajectory={}, member={"reward": 1.0})
+            return types.SimpleNamespace(samples=[sample])
+
+    async def test():
+        closed = asyncio.Queue()
+
+        class Cursor:
+            def __init__(self, *_):
+                self.next = closed.get
+
+            async def done(self, _):
+                pass
+
+            async def close(self):
+                pass
+
+        def close(uid):
+            sequence = types.SimpleNamespace(stream=1)
+            metadata = types.SimpleNamespace(sequence=sequence)
+            event = {"uid": uid, "status": "complete"}
+            closed.put_nowait(types.SimpleNamespace(data=event, subject="", metadata=metadata))
+
+        monkeypatch.setattr(ask, "Cursor", Cursor)
+        monkeypatch.setattr(ask, "fitting", lambda event, *_: event)
+        asker = ask.Asker(Client(), "r", timeout=1)
+        slow = asyncio.create_task(asker.samples("1+2=?", 1, {}))
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            close("another")
+        assert not slow.done()
+        close(published[0])
+        assert len(await slow) == 1 and not cancelled
+        with pytest.raises(TimeoutError, match="no group has closed in 1 s; state running"):
+            await asker.samples("1+2=?", 1, {})
+        assert cancelled == published[1:]
+
+    asyncio.run(test())
 
 
 def test_rows_of_samples(run, sums):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +58,10 @@ class ServerAdapter(BaseRollout):
         note = "" if global_steps is None else f"global_steps={global_steps}"
         async with client.connect(s["url"], **s["connection"]) as connection:
             if peft_config is None:
-                pushed = await policy.push_weights(connection, tensors, s["lane"], by="verl", note=note)
+                push = partial(policy.push_weights, connection, tensors, s["lane"])
             else:
                 trained = any(t.any() for name, t in tensors.items() if ".lora_A." not in name)
                 adapter, config = (tensors, peft_config) if trained else (None, None)
-                pushed = await policy.push_policy(connection, adapter, s["lane"], config=config, by="verl", note=note)
+                push = partial(policy.push_policy, connection, adapter, s["lane"], config=config)
+            pushed = await rows.retried(partial(push, by="verl", note=note), s["timeout"])
             await policy.check_taken(connection, pushed, s["timeout"])

@@ -34,7 +34,8 @@ class Asking:
 
     async def generate_sequences(self, batch: Any) -> Any:
         """As verl's, once the newest weights of the lane are known: prompts wait for them."""
-        served = await policy.policy(self.lane.client.asynchronous, self.lane.lane)
+        client, lane = self.lane.client.asynchronous, self.lane.lane
+        served = await rows.retried(lambda: policy.policy(client, lane), self.lane.asker.timeout)
         self.lane.version = served["policy_version"]
         self.steps[self.lane.version] = self._step(batch) - 1  # verl counts weights by the step that they are behind
         return await super().generate_sequences(batch)  # type: ignore[misc]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeVar
 
+import nats
 import numpy as np
 import numpy.typing as npt
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from ..ask import drawn_log_probs, written
 from ..batch import Sample
+
+R = TypeVar("R")
 
 LOOP = "single_turn_agent"
 """The agent loop of verl that a lane stands in for; conversations of several turns are those of the lane."""
@@ -75,6 +81,20 @@ def text_of(sampling_params: Mapping[str, Any], response_length: int) -> dict[st
     return out | {"top_k": max(int(sampling_params["top_k"]), 0), "max_new_tokens": response_length}
 
 
+async def retried(ask: Callable[[], Awaitable[R]], timeout: float) -> R:
+    """What ask gives; while the server is away, it is asked again, for timeout seconds."""
+    end, pause = time.monotonic() + timeout, 0.1
+    while True:
+        try:
+            return await ask()
+        except (nats.errors.Error, ConnectionError, TimeoutError, asyncio.TimeoutError) as e:
+            refused = isinstance(e, APIError) and not isinstance(e, ServiceUnavailableError)
+            if refused or time.monotonic() + pause > end:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 5)
+
+
 def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
     """A row's raw_prompt as a conversation. ValueError: it has images, or what else is no text."""
     out = [dict(m) for m in raw_prompt]
@@ -86,10 +106,16 @@ def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
 
 
 def with_truth(fields: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a prompt, with the row's reward_model.ground_truth for each reward function that names none."""
+    """The fields of a prompt, with the row's reward_model.ground_truth for each reward function that names none.
+
+    ValueError: it is no text or whole number, of which a reward function would make nothing.
+    """
     truth = (row.get("reward_model") or {}).get("ground_truth")
-    if truth is None or not fields.get("reward"):
+    if truth is None or all("ground_truth" in spec for spec in fields.get("reward") or ()):
         return fields
+    if not isinstance(truth, (str, Integral, np.bool_)):
+        how = "must be a text or a whole number, or fields must set ground_truth of each reward function"
+        raise ValueError(f"reward_model.ground_truth: {type(truth).__name__}; {how}")
     return fields | {"reward": [{"ground_truth": str(truth), **spec} for spec in fields["reward"]]}
 
 
