@@ -284,7 +284,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 			x.held = storageFull
 		}
 		what, fix := boot.Advise(f)
-		waits = append(waits, Wait{Grave: true, Says: what, Fix: fix})
+		waits = append(waits, Wait{Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(x.Present) == 0 {
 		waits = append(waits, Wait{
@@ -317,7 +317,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	}
 	for i := range x.Streams {
 		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
-			waits = append(waits, Wait{Says: what, Fix: fix})
+			waits = append(waits, Wait{Says: what, Fix: capital(fix)})
 		}
 	}
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
@@ -441,6 +441,9 @@ func waiting[N int64 | uint64](n N, thing string) string {
 	}
 	return fmt.Sprintf("%d %ss wait", n, thing)
 }
+
+// capital begins a text, which is of this project, with a capital letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // plural says how many things are.
 func plural(n uint64, thing string) string {

@@ -213,7 +213,7 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 }
 
 // freeOld says how to free space, and what goes.
-const freeOld = "free old groups with 'meander gc --gc-age 24h': all events of groups that closed over a day ago go"
+const freeOld = "free old groups with 'meander gc --gc-age 24h' (all events go of those that closed over a day ago)"
 
 // moreSpace says how to double the limit of a stream, and add what more is to be stored; empty if it has no size.
 func moreSpace(s *bus.StreamStats, more int64) string {
@@ -233,8 +233,6 @@ func whenFull(stream string) string {
 	switch stream {
 	case schemas.StreamPrompts, schemas.StreamVerdicts, schemas.StreamPolicies, schemas.StreamControl:
 		return "; what is new is refused, and nothing stored is lost"
-	case schemas.StreamSteps:
-		return "; samples wait, and nothing is lost. New prompts wait, too, and are refused after the time of --hold"
 	}
 	return "; samples wait, and nothing is lost"
 }
@@ -256,7 +254,10 @@ func Advise(f bus.Fault) (what, fix string) {
 		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s", f.Name, f.Waiting,
 			Bytes(f.Need).Rough()), "make room on its disk, it goes on by itself then"
 	}
-	fix = freeOld + "; or a whole run with 'meander runs rm RUN'"
+	fix = freeOld + " or 'meander runs rm RUN' (all events of a run go)"
+	if f.Name == schemas.StreamSteps {
+		fix += ". New prompts wait, too, and are refused after the time of --hold"
+	}
 	if f.Name == schemas.StreamBlobBucket {
 		fix = "free images and weights that no event names with 'meander gc --blobs', those of old groups with " +
 			"'meander gc --gc-age 24h', those of a run with 'meander runs rm RUN'"
@@ -272,5 +273,5 @@ func Advise(f bus.Fault) (what, fix string) {
 		what += fmt.Sprintf(", %s kept for samples in flight; %d samples wait, the first for %s", Bytes(f.Held).Rough(),
 			f.Waiting, Bytes(f.Need).Rough())
 	}
-	return what + whenFull(f.Name), moreSpace(&f.StreamStats, f.Refused) + fix
+	return what + whenFull(f.Name), moreSpace(&f.StreamStats, f.Refused+f.Need) + fix
 }
