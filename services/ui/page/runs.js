@@ -24,7 +24,7 @@ export async function runsView() {
     only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups closed", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
       h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t)))),
     h("tbody", {}, x.runs.map((r) => h("tr", {},
-      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, h("span", { class: "tools" }, stateOf(r))),
+      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, h("span", { class: "states" }, stateOf(r))),
       h("td", {}, h("div", { class: "num small line" }, `${whole(r.groups - r.open_groups)} / ${whole(r.groups)}`), meter(r.groups - r.open_groups, r.groups, "groups closed", r.samples === 0 && r.refused > 0)),
       h("td", { class: "n" }, whole(r.samples)), h("td", { class: "n" }, whole(r.rewards)), h("td", { class: "n hide-s" }, whole(r.steps)),
       h("td", { class: "n hide-s" }, bytes(r.bytes)), h("td", { class: "n hide-s" }, ago(r.newest))))))),

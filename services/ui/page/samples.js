@@ -76,7 +76,7 @@ function tree(run, g) {
     svg.append(h("line", { x1: x(begin), x2: x(steps), y1: y(at), y2: y(at), class: s.reward === best ? "best" : "" }),
       h("text", { x: x(steps) + 10, y: y(at) + 4 }, `#${s.sample_index}  ${s.reward === null ? s.status : fixed(s.reward)}  ${s.advantage === null ? "" : signed(s.advantage)}`));
   }
-  return h("div", { class: "card" }, h("h2", {}, "Tree"), h("p", { class: "small muted" }, `Each line is a sample, from the step where it leaves its parent to step ${steps}. The best have the colour of the page. At its end: reward and advantage.`), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "tree" }, svg));
+  return h("div", { class: "card" }, h("h2", {}, "Tree"), h("p", { class: "small muted" }, `Each line is a sample with its reward and advantage, from the step where it leaves its parent to step ${steps}. The best have the colour of the page.`), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "tree" }, svg));
 }
 
 // curves draws what changes over the steps of an image.

@@ -63,7 +63,7 @@ export async function deadView(query) {
     else { first.rest = first.rest || first.more.appendChild(h("span")); first.rest.textContent = ` and ${whole(first.n - 10)} more`; }
     return null;
   };
-  const row = (d) => h("tr", {}, h("td", { class: "n" }, d.id), h("td", {}, h("a", { class: "row", href: link("dead", d.id), "data-item": true }, h("span", { class: "clamp" }, d.reason)), h("div", { class: "small" }, whatToDo(d), d.deliveries > 1 && ` It was tried ${d.deliveries} times.`)), h("td", {}, badge(d.code, "bad")), h("td", {}, d.stage || "–"), h("td", {}, d.run ? h("a", { href: link("runs", d.run) }, d.run) : "–"), h("td", { class: "small mono hide-s" }, d.uid || "–"), h("td", { class: "n" }, ago(d.at)));
+  const row = (d) => h("tr", {}, h("td", { class: "n" }, d.id), h("td", { class: "reason" }, h("a", { class: "row", href: link("dead", d.id), "data-item": true }, h("span", { class: "clamp" }, d.reason)), h("div", { class: "small" }, whatToDo(d), d.deliveries > 1 && ` It was tried ${d.deliveries} times.`)), h("td", {}, badge(d.code, "bad")), h("td", {}, d.stage || "–"), h("td", {}, d.run ? h("a", { href: link("runs", d.run) }, d.run) : "–"), h("td", { class: "small mono hide-s" }, d.uid || "–"), h("td", { class: "n" }, ago(d.at)));
   const load = async (before) => {
     const x = await ask("dead", { run, before });
     rows.append(...x.letters.map(line).filter(Boolean));
@@ -85,9 +85,9 @@ export async function letterView(id) {
   return {
     title: `Dead letter ${id}`, body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, `Dead letter ${id}`)), badge(d.code, "bad")),
       h("div", { class: "card" }, h("h2", {}, "Why"), h("p", { class: "promptbox" }, d.reason)),
+      h("div", { class: "card" }, h("h2", {}, "What to do"), h("p", { class: "todo" }, whatToDo(d)), may.admin ? actions(id) : [h("p", { class: "small" }, "Replay it as it is, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)]),
       h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", when(d.at)], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
-        d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored.")),
-      h("div", { class: "card" }, h("h2", {}, "What to do"), h("p", {}, whatToDo(d)), may.admin ? actions(id) : [h("p", { class: "small" }, "Replay it as it is, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)])],
+        d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored."))],
   };
 }
 
