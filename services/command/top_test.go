@@ -47,8 +47,8 @@ func TestTop(t *testing.T) {
 	for _, columns := range []int{40, 60, 100, 200} {
 		got := snapshot(t, columns)
 		for _, want := range []string{
-			"r1", "done", "1/1", "2/2", "no sampler and no reward service runs",
-			"do: start the pipeline with 'meander up'", "no stream is nearly full", "no dead letters",
+			"r1", "done", "1/1", "2/2", "No sampler and no reward service is running",
+			"do: Start the pipeline: 'meander up'", "no stream is nearly full", "no dead letters",
 		} {
 			if !strings.Contains(flat(got), want) {
 				t.Errorf("%d columns: %q is not in\n%s", columns, want, got)

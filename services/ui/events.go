@@ -100,7 +100,7 @@ func (p *stream) sendHealth(err error) error {
 	says := ""
 	switch {
 	case !p.bus.Conn().IsConnected():
-		says = errLost.says
+		says = p.lost().says
 	case err != nil:
 		says = err.Error()
 	}
@@ -171,7 +171,7 @@ func (p *stream) sendListOnce(ctx context.Context, topic string) error {
 
 // sendRun sends the changed groups of a run, and how far it is, until ctx ends or the browser has gone.
 func (p *stream) sendRun(ctx context.Context, run schemas.Run, since string) {
-	last, looked, wake := time.Now(), time.Time{}, make(<-chan struct{})
+	last, wake := time.Now(), make(<-chan struct{})
 	var f *follower
 	var revision uint64
 	for ctx.Err() == nil {
@@ -190,13 +190,20 @@ func (p *stream) sendRun(ctx context.Context, run schemas.Run, since string) {
 			f.mu.Lock()
 			wake = f.changed
 			f.mu.Unlock()
-			if revision, err = p.sendGroups(f, revision); err != nil {
+			var status *schemas.RunStatus
+			var system *System
+			if err == nil {
+				err = p.ask(ctx, func(ctx context.Context) (err error) {
+					if system, err = p.system.get(ctx); err == nil {
+						status, err = f.status.get(ctx)
+					}
+					return err
+				})
+			}
+			var gone error
+			if revision, gone = p.sendGroups(f, revision, status, system); gone != nil {
 				return
 			}
-		}
-		if err == nil && f != nil && time.Since(looked) >= refresh {
-			looked = time.Now()
-			err = p.sendProgress(ctx, f)
 		}
 		if ctx.Err() != nil || p.sendHealth(err) != nil || p.beat(&last) != nil || !waitFor(ctx, everyEvents) {
 			return
@@ -231,30 +238,28 @@ func (f *follower) resume(since string) (revision uint64, reset bool) {
 	return f.revision, since != ""
 }
 
-// sendGroups sends the groups that have changed after a revision, and returns the one that they lead to. It fails if
-// the browser has gone.
-func (p *stream) sendGroups(f *follower, revision uint64) (uint64, error) {
+// sendGroups sends the groups that have changed after a revision, and returns the one that they lead to. Right after
+// them come the counts of the same moment, so that a page that is left alone has none that are older than its list;
+// without a status, which the server could not tell, come none. It fails if the browser has gone.
+func (p *stream) sendGroups(
+	f *follower, revision uint64, status *schemas.RunStatus, system *System,
+) (uint64, error) {
 	for {
-		rows, to := f.since(revision, maxBundle)
-		if len(rows) == 0 {
-			return revision, nil
+		rows, to, counts := f.since(revision, maxBundle)
+		if len(rows) > 0 {
+			if err := p.send("groups", fmt.Sprintf("%s-%d", f.epoch, to), map[string]any{"rows": rows}); err != nil {
+				return revision, err
+			}
 		}
-		revision = to
-		if err := p.send("groups", fmt.Sprintf("%s-%d", f.epoch, to), map[string]any{"rows": rows}); err != nil {
-			return revision, err
+		switch revision = to; {
+		case to < counts.Revision: // one bundle was not enough
+		case status == nil:
+			return revision, nil
+		default:
+			f.explain(counts, status, system)
+			return revision, p.send("run", "", counts)
 		}
 	}
-}
-
-// sendProgress sends how far a run is, and what it waits for. It fails if the server of the pipeline cannot be read.
-func (p *stream) sendProgress(ctx context.Context, f *follower) error {
-	return p.ask(ctx, func(ctx context.Context) error {
-		x, err := p.describe(ctx, f)
-		if err == nil {
-			_ = p.send("run", "", x) // that the browser has gone is found by what is sent next
-		}
-		return err
-	})
 }
 
 // waitFor waits for a time; false: ctx has ended.

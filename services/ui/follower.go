@@ -245,13 +245,14 @@ func (f *follower) count(kind string, at time.Time) {
 	}
 }
 
-// since returns copies of the rows that have changed after a revision, at most most, the longest unchanged first, and
-// the revision that they lead to.
-func (f *follower) since(revision uint64, most int) ([]Row, uint64) {
+// since returns copies of the rows that have changed after a revision, at most most, the longest unchanged first, the
+// revision that they lead to, and the counts of the same moment.
+func (f *follower) since(revision uint64, most int) ([]Row, uint64, *Progress) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	counts := f.tally()
 	if revision >= f.revision {
-		return nil, revision
+		return nil, revision, counts
 	}
 	var changed []*Row
 	for _, r := range f.order {
@@ -269,5 +270,5 @@ func (f *follower) since(revision uint64, most int) ([]Row, uint64) {
 	for i, r := range changed {
 		out[i] = *r
 	}
-	return out, to
+	return out, to, counts
 }

@@ -330,14 +330,14 @@ func TestPage_Restarts(t *testing.T) {
 	bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
 	p := startBrowser(t).open(t, s.url)
 	p.to("#/runs/r1")
-	p.shows("live", "a fox")
+	p.shows("connected", "a fox")
 
 	pipeline.Stop()
 	s.Options.Listen = strings.TrimPrefix(s.Server.ClientURL(), "nats://")
 	if err := s.Server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p.shows("the connection to the pipeline's server is lost; it is tried again")
+	p.shows("Lost the server; retrying. If it stopped: meander up, or restart your NATS server. Figures are from ")
 	p.save("broken-server-away")
 	s.Start(t)
 	p.until(`document.getElementById("banner").hidden`)
@@ -347,16 +347,16 @@ func TestPage_Restarts(t *testing.T) {
 
 	address := strings.TrimSuffix(strings.TrimPrefix(s.url, "http://"), "/")
 	s.stop()
-	p.shows("reconnecting", "is 'meander ui' still running?")
+	p.shows("reconnecting", "This page lost its program. Start meander ui again; the page reconnects itself. Figures are from ")
 	p.save("broken-page-away")
 	p.to("#/system")
-	p.shows("the page's server does not answer", "Try again")
+	p.shows("This page lost its program", "Try again")
 	p.to("#/runs/r1")
 	s.publish(t, "r1", "c", "an owl", nil)
 	bustest.Await(t, s.Bus, 3, schemas.StreamAdvantages)
 	s.serve(t, func(c *ui.Config) { c.Listen = address })
 	p.click("main button") // Try again
-	p.shows("live", "an owl", "a hen")
+	p.shows("connected", "an owl", "a hen")
 }
 
 // Each broken pipeline says what is wrong, and what to do.
@@ -366,7 +366,8 @@ func TestPage_Broken(t *testing.T) {
 	t.Run("nothing is stored", func(t *testing.T) {
 		s := servePage(t, nil)
 		p := b.open(t, s.url)
-		p.shows("No run is stored yet", "meander publish --run demo", "start the pipeline with 'meander up'")
+		p.shows("No run is stored yet", "1. meander up", "2. meander publish --run demo")
+		p.until(`!document.querySelector(".wait")`)
 		p.save("broken-empty")
 	})
 	t.Run("no sampler", func(t *testing.T) {
@@ -385,10 +386,10 @@ func TestPage_Broken(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := b.open(t, s.url)
-		p.shows("no sampler runs: 1 prompt waits, and no sample is made", "there were samplers of synthetic")
+		p.shows("No sampler is running: 1 prompt is waiting", "Start one: meander up --model synthetic, or meander-sampler --model synthetic")
 		p.save("broken-no-sampler-runs")
 		p.to("#/runs/waits")
-		p.shows("no sampler runs", "start 'meander up'")
+		p.shows("No sampler is running", "waiting for a sampler")
 		p.save("broken-no-sampler-run")
 	})
 	t.Run("full stream", func(t *testing.T) {
@@ -400,7 +401,7 @@ func TestPage_Broken(t *testing.T) {
 		s.publish(t, "r1", "b", "a hen", nil)
 		p := b.open(t, s.url)
 		p.to("#/runs/r1")
-		p.shows("MDR_STEPS is full", "meander streams limit --max-steps-bytes")
+		p.shows("MDR_STEPS is full", "samples wait, and nothing is lost", "meander streams limit --max-steps-bytes 1MiB", "storage full")
 		p.save("broken-full-run")
 		p.to("#/system")
 		p.until(`[...document.querySelectorAll("tr")].some((r) => r.innerText.includes("MDR_STEPS") && r.innerText.includes("full"))`)
@@ -423,12 +424,14 @@ func TestPage_Broken(t *testing.T) {
 		bustest.Dead(t, s.Bus, 2)
 		p := b.open(t, s.url)
 		p.until(`document.getElementById("deadcount").textContent === "2"`)
+		p.shows("1 refused")
+		p.until(`document.querySelector("tbody .meter.bad")`)
 		p.save("broken-refused-runs")
 		p.to("#/runs/odd")
-		p.shows("height: 17; must be a multiple of 16", "1 refused")
+		p.shows("The prompt was refused: height: 17; must be a multiple of 16", "Correct height, and publish the prompt again with another uid", "1 refused")
 		p.save("broken-refused-run")
 		p.to("#/dead")
-		p.shows("must be a multiple of")
+		p.shows("must be a multiple of", "What to do: end the cause", "publish it again with another uid", "the same again: #1")
 		p.save("broken-refused-dead")
 	})
 }

@@ -57,6 +57,7 @@ type Progress struct {
 	Epoch    string         `json:"epoch"`
 	Revision uint64         `json:"revision"`
 	State    string         `json:"state"`
+	Held     string         `json:"held,omitempty"` // what holds it up, in a few words
 	Stages   []Stage        `json:"stages"`
 	StepsPer float64        `json:"steps_per_minute"`
 	Statuses map[string]int `json:"statuses"`
@@ -72,6 +73,9 @@ type Progress struct {
 	Judged int64 `json:"judged,omitempty"`
 
 	lanes map[schemas.Lane]int // open groups
+	// refusal is the reason of the newest refused prompt, refusedUID its uid.
+	refusal    string
+	refusedUID schemas.UID
 	// unmade, unscored and unclosed count open samples and groups by what they lack.
 	unmade, unscored, unclosed int64
 }
@@ -80,6 +84,11 @@ type Progress struct {
 func (f *follower) progress() *Progress {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.tally()
+}
+
+// tally is progress; f.mu is held.
+func (f *follower) tally() *Progress {
 	now := time.Now()
 	p := &Progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault, LeftOut: f.leftOut,
@@ -94,7 +103,9 @@ func (f *follower) progress() *Progress {
 	var samples, made, scored, closed int64
 	var means []float64
 	for _, r := range f.order {
-		p.Statuses[r.Status]++
+		if p.Statuses[r.Status]++; r.Status == schemas.StatusRefused {
+			p.refusal, p.refusedUID = r.Error, r.UID
+		}
 		samples, made, scored = samples+r.Size, made+int64(r.Made), scored+int64(r.Scored)
 		if r.Mean != nil {
 			means = append(means, *r.Mean)

@@ -205,13 +205,20 @@ func (s *served) follow(t *testing.T, query string, lastID string) (events <-cha
 	return out, stop
 }
 
-// await returns the rows of the next events until one has the status, and the id of the last event.
+// await returns the rows of the next events until one has the status, and the id of the last event. What stands above
+// the list is never older than the list: after groups come their counts.
 func await(t *testing.T, events <-chan event, uid, status string) (uids []string, id string) {
 	t.Helper()
 	for {
 		e := bustest.Receive(t, "an event with group "+uid, events)
 		if e.name != "groups" {
 			continue
+		}
+		counts := bustest.Receive(t, "the counts after groups", events)
+		if _, revision, _ := strings.Cut(e.id, "-"); counts.name != "run" || fmt.Sprint(counts.data["revision"]) != revision {
+			t.Errorf("after groups %s comes %s %v", e.id, counts.name, counts.data)
+		} else if open := counts.data["statuses"].(object)["open"]; open != nil && counts.data["state"] == "done" {
+			t.Errorf("done, with %v open groups", open)
 		}
 		for _, x := range e.data["rows"].([]any) {
 			r := x.(object)
@@ -292,7 +299,7 @@ func TestServe_Lost(t *testing.T) {
 	if err := s.Server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	health(events, "connection to the pipeline's server is lost")
+	health(events, "Lost the server; retrying")
 	if status, _, body := s.ask(t, "GET", "/api/runs", nil); status != http.StatusServiceUnavailable {
 		t.Errorf("without a server: %d %s", status, body)
 	}

@@ -23,8 +23,11 @@ const maxRuns, maxPage = 500, 200
 // RunLine is one run in the list.
 type RunLine struct {
 	*results.StoredRun
-	// State is running, paused, cancelled or done.
+	// State is running, paused, cancelled or done; Held says in a few words what a running one waits for.
 	State string `json:"state"`
+	Held  string `json:"held,omitempty"`
+	// Refused is how many of its prompts intake has refused, as far as their dead letters are stored.
+	Refused int `json:"refused,omitempty"`
 	// Steps is how many step events are stored of it.
 	Steps uint64 `json:"steps"`
 	// Rewards is how many samples have one.
@@ -41,6 +44,16 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 	if err != nil {
 		return nil, err
 	}
+	letters, err := s.bus.Subjects(ctx, schemas.StreamDead,
+		schemas.Address{Kind: schemas.KindDead, Stage: schemas.ServiceIntake}.Filter())
+	if err != nil {
+		return nil, err
+	}
+	refused := map[schemas.Run]int{}
+	for subject := range letters { // one for each uid
+		a, _ := schemas.ParseSubject(subject)
+		refused[a.Run]++
+	}
 	lines := []*RunLine{}
 	for _, r := range stored {
 		line := &RunLine{
@@ -48,6 +61,7 @@ func (s *server) readRuns(ctx context.Context) ([]*RunLine, error) {
 			State:     schemas.RunRunning,
 			Steps:     r.Streams[schemas.StreamSteps],
 			Rewards:   r.Streams[schemas.StreamRewards],
+			Refused:   refused[r.Run],
 		}
 		if r.Groups > 0 && r.Open == 0 {
 			line.State = schemas.RunDone
@@ -83,7 +97,15 @@ func (s *server) listRuns(ctx context.Context) (*runList, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runList{lines[:min(len(lines), maxRuns)], len(lines), system.Waits, system.Dead}, nil
+	shown := make([]*RunLine, min(len(lines), maxRuns))
+	for i := range shown { // the lines are shared
+		line := *lines[i]
+		if line.State == schemas.RunRunning {
+			line.Held = system.held
+		}
+		shown[i] = &line
+	}
+	return &runList{shown, len(lines), system.Waits, system.Dead}, nil
 }
 
 func (s *server) answerRuns(r *http.Request) (any, error) { return s.listRuns(r.Context()) }
@@ -141,14 +163,24 @@ func (s *server) describe(ctx context.Context, f *follower) (*Progress, error) {
 
 // describe returns the progress of the run, and what it waits for in a pipeline of this state.
 func (f *follower) describe(ctx context.Context, system *System) (*Progress, error) {
-	p := f.progress()
 	status, err := f.status.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p.State = status.State
-	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
+	p := f.progress()
+	f.explain(p, status, system)
 	return p, nil
+}
+
+// explain says in what state a run of this progress is, and what it waits for.
+func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *System) {
+	if p.State = status.State; p.State == schemas.RunDone && p.Statuses[results.StatusOpen] > 0 {
+		p.State = schemas.RunRunning // a group has opened since the status was read
+	}
+	if p.State == schemas.RunRunning {
+		p.Held = heldOf(p, system)
+	}
+	p.Waits = append(p.Waits, runWaits(f.run, p, status, system)...)
 }
 
 // groupList is a page of the groups of a run.
@@ -217,17 +249,47 @@ type Wait struct {
 	Fix   string `json:"fix,omitempty"`
 }
 
+// waitsForSampler and storageFull are what holds runs up, in the words of a badge.
+const waitsForSampler, storageFull = "waiting for a sampler", "storage full"
+
+// heldOf returns what holds up a running run.
+func heldOf(p *Progress, x *System) string {
+	if x.held != waitsForSampler {
+		return cmp.Or(x.held, heldByLane(p, x))
+	}
+	if p.Stages[0].Done > 0 && p.unmade == 0 {
+		return ""
+	}
+	return x.held
+}
+
+// heldByLane returns what holds up a run whose lanes have no sampler, while other lanes have some.
+func heldByLane(p *Progress, x *System) string {
+	for lane := range p.lanes {
+		if lane == "" || x.serves(lane) {
+			return ""
+		}
+	}
+	if p.unmade == 0 {
+		return ""
+	}
+	return waitsForSampler
+}
+
 // systemWaits says what holds up the whole pipeline.
 func systemWaits(x *System, faults []bus.Fault) []Wait {
 	waits := []Wait{}
 	for _, f := range faults {
+		if f.Full() {
+			x.held = storageFull
+		}
 		what, fix := boot.Advise(f)
-		waits = append(waits, Wait{Grave: true, Says: what, Fix: fix})
+		waits = append(waits, Wait{Grave: true, Says: what, Fix: capital(fix)})
 	}
 	if len(x.Present) == 0 {
 		waits = append(waits, Wait{
-			Says: "no sampler and no reward service runs; this is what is stored",
-			Fix:  "start the pipeline with 'meander up'",
+			Says: "No sampler and no reward service is running. This is what is stored",
+			Fix:  "Start the pipeline: 'meander up'",
 		})
 	}
 	runs := map[string]bool{}
@@ -236,28 +298,33 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 			waits = append(waits, Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane, p.Starting)})
 		}
 	}
-	if len(x.Present) > 0 && !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting] {
-		waits = append(waits, Wait{
-			Grave: true, Says: "no sampler runs: " + waiting(x.held, "prompt") + ", and no sample is made",
-			Fix: "start 'meander up' or meander-sampler" + lanesKnown(x.Lanes),
-		})
+	noSampler := !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting]
+	if noSampler {
+		x.held = cmp.Or(x.held, waitsForSampler)
+	}
+	if len(x.Present) > 0 && noSampler {
+		says := "No sampler is running"
+		if n := x.unanswered; n > 0 {
+			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
+		}
+		waits = append(waits, Wait{Grave: true, Says: says, Fix: "Start one: " + startSampler(x.Lanes)})
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] {
 		waits = append(waits, Wait{
-			Grave: true, Says: "no reward service runs: no sample is scored, and no group closes",
-			Fix: "start 'meander up' or meander-reward",
+			Grave: true, Says: "No reward service is running: no sample is scored, and no group closes",
+			Fix: "Start one: 'meander up', or 'meander-reward'",
 		})
 	}
 	for i := range x.Streams {
 		if what, fix := boot.Scarce(&x.Streams[i]); what != "" {
-			waits = append(waits, Wait{Says: what, Fix: fix})
+			waits = append(waits, Wait{Says: what, Fix: capital(fix)})
 		}
 	}
 	for _, stage := range []string{schemas.ServiceIntake, schemas.ServiceReward, schemas.ServiceAdvantage} {
 		if n := x.waiting[stage]; n > 0 && !x.atWork[stage] {
 			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("%s for %s, and none runs", waiting(n, "message"), stage),
-				Fix: "start the pipeline with 'meander up', or meander-" + stage,
+				Fix: "Start the pipeline: 'meander up', or 'meander-" + stage + "'",
 			})
 		}
 	}
@@ -265,23 +332,24 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
 			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
-				Fix: "start 'meander up' or meander-sampler with that model",
+				Fix: "Start one: " + startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
 	return waits
 }
 
-// lanesKnown names the lanes that there were samplers of.
-func lanesKnown(lanes []*lane) string {
-	names := make([]string, len(lanes))
-	for i, l := range lanes {
-		names[i] = string(l.Lane)
+// startSampler says how to start a sampler of the model that was served last on the lanes.
+func startSampler(lanes []*lane) string {
+	if len(lanes) == 0 {
+		return "'meander up', or 'meander-sampler'"
 	}
-	if len(names) == 0 {
-		return ""
+	last := slices.MaxFunc(lanes, func(a, b *lane) int { return cmp.Compare(a.Current.Announced, b.Current.Announced) })
+	how := fmt.Sprintf("'meander up --model %s', or 'meander-sampler --model %[1]s'", last.Current.Model)
+	if last.Current.Model != "synthetic" {
+		how += "; a model of your own by its folder"
 	}
-	return " with --model; there were samplers of " + strings.Join(names, ", ")
+	return how
 }
 
 // runWaits says what an open run waits for.
@@ -312,8 +380,8 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
 			waits = append(waits, Wait{
-				Grave: true, Says: fmt.Sprintf("no sampler of lane %s runs", lane),
-				Fix: "start 'meander up' or meander-sampler with that model",
+				Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
+				Fix: "Start one: " + startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
@@ -352,13 +420,17 @@ func refusals(p *Progress) []Wait {
 	if n == 0 {
 		return nil
 	}
-	says := fmt.Sprintf("%d of %d prompts were refused", n, p.Stages[0].Done)
+	says := fmt.Sprintf("%d of %d prompts were refused, the last one: ", n, p.Stages[0].Done)
 	if p.Stages[0].Done == 1 {
-		says = "the prompt was refused"
+		says = "The prompt was refused: "
+	}
+	what := "the prompt"
+	if field, _, named := strings.Cut(p.refusal, ": "); named && !strings.Contains(field, " ") {
+		what = field
 	}
 	return []Wait{{
-		Grave: int64(n) == p.Stages[0].Done, Says: says,
-		Fix: "the reason is in the list below, and with the dead letters; correct the prompt, and publish it with another uid",
+		Grave: int64(n) == p.Stages[0].Done, Says: says + p.refusal,
+		Fix: fmt.Sprintf("Correct %s, and publish the prompt again with another uid: %q is used", what, p.refusedUID),
 	}}
 }
 
@@ -368,6 +440,17 @@ func waiting[N int64 | uint64](n N, thing string) string {
 		return "1 " + thing + " waits"
 	}
 	return fmt.Sprintf("%d %ss wait", n, thing)
+}
+
+// capital begins a text, which is of this project, with a capital letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
+// plural says how many things are.
+func plural(n uint64, thing string) string {
+	if n == 1 {
+		return "1 " + thing + " is"
+	}
+	return fmt.Sprintf("%d %ss are", n, thing)
 }
 
 // milliseconds returns a moment for the page; 0 for none.

@@ -26,8 +26,10 @@ type System struct {
 	// waiting counts by stage the messages that no process asks for, backlog by lane the requests.
 	waiting map[string]uint64
 	atWork  map[string]bool
-	held    uint64 // prompts that intake has not answered
-	backlog map[schemas.Lane]uint64
+	// unanswered counts prompts that intake has not answered; held is what holds all runs up, in a few words.
+	unanswered uint64
+	held       string
+	backlog    map[schemas.Lane]uint64
 }
 
 // presence is a sampler or a reward service that runs.
@@ -112,6 +114,15 @@ func (x *System) serves(name schemas.Lane) bool {
 	)
 }
 
+// lanesOf returns a lane, if it is known.
+func (x *System) lanesOf(name schemas.Lane) []*lane {
+	i := slices.IndexFunc(x.Lanes, func(l *lane) bool { return l.Lane == name })
+	if i < 0 {
+		return nil
+	}
+	return x.Lanes[i : i+1]
+}
+
 // countConsumers notes which stages are at work on a stream and what waits for them; requests gets the consumers of
 // the lanes by name.
 func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.ConsumerStats) {
@@ -123,7 +134,7 @@ func (x *System) countConsumers(st *bus.StreamStats, requests map[string]bus.Con
 			continue
 		}
 		if c.Stage == schemas.ServiceIntake && st.Name == schemas.StreamPrompts {
-			x.held += c.Pending + uint64(max(0, c.AckPending))
+			x.unanswered += c.Pending + uint64(max(0, c.AckPending))
 		}
 		if c.Pulls > 0 || c.AckPending > 0 {
 			x.atWork[c.Stage] = true

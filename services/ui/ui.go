@@ -279,16 +279,20 @@ func (s *server) answer(read func(r *http.Request) (any, error)) http.HandlerFun
 	}
 }
 
-// errLost is the answer while the server of the pipeline is away.
-var errLost = &requestError{
-	http.StatusServiceUnavailable, "the connection to the pipeline's server is lost; it is tried again. If the server has ended, start it: " +
-		"'meander up', or your NATS server",
+// lost returns the answer while the server of the pipeline is away.
+func (s *server) lost() *requestError {
+	where := ""
+	if s.cfg.Where != "" {
+		where = " at " + s.cfg.Where
+	}
+	return &requestError{http.StatusServiceUnavailable,
+		"Lost the server" + where + "; retrying. If it stopped: 'meander up', or restart your NATS server."}
 }
 
-// admit waits until fewer than maxReads questions run. It returns errLost while there is no connection.
+// admit waits until fewer than maxReads questions run. It returns lost while there is no connection.
 func (s *server) admit(ctx context.Context) (release func(), err error) {
 	if !s.bus.Conn().IsConnected() {
-		return nil, errLost
+		return nil, s.lost()
 	}
 	select {
 	case s.reads <- struct{}{}:

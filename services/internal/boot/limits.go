@@ -204,14 +204,37 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 	if s.State != bus.StateNearlyFull || s.Name == schemas.StreamRequests {
 		return "", ""
 	}
-	fix = "free old groups with 'meander gc --gc-age 24h'"
+	fix = freeOld
 	if s.Name == schemas.StreamBlobBucket {
 		fix = "free images and weights that no event names with 'meander gc --blobs'"
 	}
-	if flag := SizeFlag(s.Name); flag != "" {
-		fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
-	}
+	fix = moreSpace(s, 0) + fix
 	return fmt.Sprintf("%s is nearly full: %s of %s", s.Name, Bytes(s.Bytes).Rough(), Bytes(s.MaxBytes).Rough()), fix
+}
+
+// freeOld says how to free space, and what goes.
+const freeOld = "free old groups with 'meander gc --gc-age 24h' (all events go of those that closed over a day ago)"
+
+// moreSpace says how to double the limit of a stream, and add what more is to be stored; empty if it has no size.
+func moreSpace(s *bus.StreamStats, more int64) string {
+	flag := SizeFlag(s.Name)
+	if flag == "" || s.MaxBytes <= 0 {
+		return ""
+	}
+	size, unit := Bytes(2*s.MaxBytes+more), MiB
+	if size > GiB {
+		unit = GiB
+	}
+	return fmt.Sprintf("give it more space, such as 'meander streams limit --%s %v', or ", flag, (size+unit-1)/unit*unit)
+}
+
+// whenFull says what a full stream does to what is new.
+func whenFull(stream string) string {
+	switch stream {
+	case schemas.StreamPrompts, schemas.StreamVerdicts, schemas.StreamPolicies, schemas.StreamControl:
+		return "; what is new is refused, and nothing stored is lost"
+	}
+	return "; samples wait, and nothing is lost"
 }
 
 // Advice says in one line why a stream stores nothing, and what to do. Health endpoints and commands show it.
@@ -231,13 +254,16 @@ func Advise(f bus.Fault) (what, fix string) {
 		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s", f.Name, f.Waiting,
 			Bytes(f.Need).Rough()), "make room on its disk, it goes on by itself then"
 	}
-	fix = "free old groups with 'meander gc --gc-age 24h' or 'meander runs rm RUN'"
+	fix = freeOld + " or 'meander runs rm RUN' (all events of a run go)"
+	if f.Name == schemas.StreamSteps {
+		fix += ". New prompts wait, too, and are refused after the time of --hold"
+	}
 	if f.Name == schemas.StreamBlobBucket {
 		fix = "free images and weights that no event names with 'meander gc --blobs', those of old groups with " +
 			"'meander gc --gc-age 24h', those of a run with 'meander runs rm RUN'"
 	}
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
-		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages), fix
+		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages) + whenFull(f.Name), fix
 	}
 	what = fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
 	if f.Refused > 0 {
@@ -247,8 +273,5 @@ func Advise(f bus.Fault) (what, fix string) {
 		what += fmt.Sprintf(", %s kept for samples in flight; %d samples wait, the first for %s", Bytes(f.Held).Rough(),
 			f.Waiting, Bytes(f.Need).Rough())
 	}
-	if flag := SizeFlag(f.Name); flag != "" {
-		fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
-	}
-	return what, fix
+	return what + whenFull(f.Name), moreSpace(&f.StreamStats, f.Refused+f.Need) + fix
 }

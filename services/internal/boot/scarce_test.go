@@ -13,7 +13,7 @@ func TestScarce(t *testing.T) {
 		return &bus.StreamStats{Name: name, State: state, Bytes: 85 << 20, MaxBytes: 100 << 20}
 	}
 	what, fix := Scarce(stats(schemas.StreamSteps, bus.StateNearlyFull))
-	if what != "MDR_STEPS is nearly full: 85.0 MiB of 100.0 MiB" || !strings.Contains(fix, "meander streams limit --max-steps-bytes SIZE") {
+	if what != "MDR_STEPS is nearly full: 85.0 MiB of 100.0 MiB" || !strings.Contains(fix, "meander streams limit --max-steps-bytes 200MiB") {
 		t.Errorf("%q, %q", what, fix)
 	}
 	for _, s := range []*bus.StreamStats{stats(schemas.StreamSteps, bus.StateOK), stats(schemas.StreamDead, bus.StateRolling), stats(schemas.StreamRequests, bus.StateNearlyFull)} {
@@ -28,8 +28,8 @@ func TestAdvice_Blobs(t *testing.T) {
 	full := bus.StreamStats{Name: schemas.StreamBlobBucket, State: bus.StateFull, Bytes: 6 << 30, MaxBytes: 8 << 30}
 	says := Advice(bus.Fault{StreamStats: full, Refused: 3 << 30})
 	for _, want := range []string{
-		"OBJ_mdr-blobs is full: 6.0 GiB of 8.0 GiB, and 3.0 GiB are to be stored",
-		"meander streams limit --max-blobs-bytes SIZE", "meander gc --blobs", "meander runs rm RUN",
+		"OBJ_mdr-blobs is full: 6.0 GiB of 8.0 GiB, and 3.0 GiB are to be stored; samples wait, and nothing is lost",
+		"meander streams limit --max-blobs-bytes 19GiB", "meander gc --blobs", "meander runs rm RUN",
 	} {
 		if !strings.Contains(says, want) {
 			t.Errorf("%q does not say %q", says, want)

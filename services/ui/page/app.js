@@ -1,5 +1,5 @@
 // The page: an address after # names what is shown, and one stream of events keeps it fresh.
-import { h, only, fault } from "./dom.js";
+import { h, only, fault, words } from "./dom.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
 import { compareView } from "./compare.js";
@@ -24,7 +24,7 @@ async function call(method, path, body) {
   try {
     answer = await fetch("/api/" + path, { method, body, headers: { Accept: "application/json", ...(body && { "Content-Type": "application/json" }) } });
   } catch {
-    throw new Error("the page's server does not answer; is 'meander ui' still running?");
+    throw new Error("This page lost its program. Start 'meander ui' again, then try again.");
   }
   const said = await answer.json().catch(() => ({}));
   if (!answer.ok) throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
@@ -41,10 +41,13 @@ function setLink(state, says) {
   document.getElementById("linksays").textContent = says;
 }
 
+// setBanner says what is lost, and since when nothing has come; empty: nothing is lost.
+let lostAt = null;
 function setBanner(says) {
   const b = document.getElementById("banner");
+  lostAt = says ? lostAt || new Date() : null;
   b.hidden = !says;
-  b.textContent = says;
+  only(b, says && h("span", {}, words(says), ` Figures are from ${lostAt.toLocaleTimeString(undefined, { timeStyle: "short" })}.`));
 }
 
 function setWhere(text) { document.getElementById("where").textContent = text || ""; }
@@ -72,10 +75,10 @@ export function listen(query, handlers) {
   const open = () => {
     if (source || document.hidden) return;
     source = new EventSource("/api/events?" + new URLSearchParams({ ...query, since: last }));
-    source.onopen = () => setLink("live", "live");
+    source.onopen = () => setLink("live", "connected");
     source.onerror = () => {
       setLink("lost", "reconnecting");
-      setBanner("The page's server does not answer; is 'meander ui' still running? It is tried again.");
+      setBanner("This page lost its program. Start 'meander ui' again; the page reconnects itself.");
       if (source.readyState === EventSource.CLOSED) { // the server refused: try later
         close();
         retry = setTimeout(open, 3000);
@@ -84,7 +87,7 @@ export function listen(query, handlers) {
     source.addEventListener("health", (e) => {
       const x = JSON.parse(e.data);
       setBanner(x.fault);
-      setLink(x.fault ? "lost" : "live", x.fault ? "no server" : "live");
+      setLink(x.fault ? "lost" : "live", x.fault ? "no server" : "connected");
       setWhere(x.where);
       setDead(x.dead);
     });
@@ -155,7 +158,7 @@ async function show() {
     if (mine !== turn) return;
     document.title = "meander";
     main.dataset.shown = location.hash;
-    only(main, fault(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, err.message),
+    only(main, fault(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, words(err.message)),
       h("div", { class: "tools" }, h("button", { onclick: show }, "Try again"), h("a", { href: "#/runs" }, "All runs"))));
     setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
   }

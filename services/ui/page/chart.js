@@ -21,10 +21,11 @@ export function chart({ x, series, bands = [], title, height = 240 }) {
     plot = new uPlot({
       width, height, axes, bands: bands.map((b) => ({ series: b, fill: token("--accent-soft") })),
       cursor: { points: { size: 7 } }, scales: { x: { time: false } },
-      series: [{ label: x.label || "at", value: (_, v) => v ?? "–" }, ...series.map((s) => ({
+      // Without a place that is pointed at (no index) the legend has names alone.
+      series: [{ label: x.label || "at", value: (_, v) => v ?? "" }, ...series.map((s) => ({
         label: s.label, scale: "y", stroke: token(s.tone || "--accent"), width: s.width ?? 2, dash: s.dashed ? [5, 4] : undefined,
         points: { show: s.points ?? series[0].values.length < 40, size: 5 }, spanGaps: !!s.gaps,
-        value: (_, v) => (v === null || v === undefined ? "–" : Math.abs(v) >= 1000 ? v.toFixed(0) : v.toFixed(4)),
+        value: (_, v, __, at) => (v === null || v === undefined ? (at === null ? "" : "–") : Math.abs(v) >= 1000 ? v.toFixed(0) : v.toFixed(4)),
       }))],
     }, [x.values, ...series.map((s) => s.values)], box);
   };

@@ -48,13 +48,19 @@ export function ago(at) {
 
 export const rate = (n) => (n >= 10 ? whole(Math.round(n)) : n > 0 ? n.toFixed(1) : "0") + " /min";
 
+// when is a moment in words that do not break over lines.
+export const when = (at) => h("span", { class: "when" }, new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }));
+
+// words shows the commands of a text, which are in quotes, as code.
+export const words = (text) => (text instanceof Node ? text : text.split(/'(meander[^']*)'/).map((part, i) => (i % 2 === 1 ? h("code", {}, part) : part)));
+
 const tones = { complete: "good", done: "good", scored: "good", running: "info", open: "info", made: "info", partial: "warn", paused: "warn", stale: "warn", mixed: "warn", filtered: "warn", failed: "bad", refused: "bad", cancelled: "bad", missing: "bad" };
 export const badge = (status, tone) => h("span", { class: "badge " + (tone || tones[status] || "") }, status);
 
 export const meter = (done, of, label, bad) => h("progress", { class: "meter" + (bad ? " bad" : ""), max: Math.max(1, of), value: Math.min(done, Math.max(1, of)), "aria-label": label });
 
 export const waits = (list) => list.length === 0 ? null : h("div", { class: "waits", role: "status" }, list.map((w) =>
-  h("div", { class: "wait" + (w.grave ? " grave" : "") }, h("div", {}, h("b", {}, w.says), w.fix && h("div", { class: "small" }, w.fix)))));
+  h("div", { class: "wait" + (w.grave ? " grave" : "") }, h("div", {}, h("b", {}, words(w.says)), w.fix && h("div", { class: "small" }, words(w.fix))))));
 
 export const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "Path" }, parts.flatMap((p, i) => [i > 0 && h("span", { "aria-hidden": true }, "/"), p]));
 

@@ -6,23 +6,26 @@ import { chart } from "./chart.js";
 // tones tell the lines of a chart apart, with their dashes.
 const tones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
 
-const hello = () => empty("No run is stored yet", h("p", {}, "Publish a prompt, and it shows up here by itself:"),
-  h("pre", { tabindex: 0 }, "meander publish --run demo 'a red sign that says \"OPEN\"'"), h("p", { class: "small" }, "or, with everything in one process: meander run 'a red sign'"));
+const hello = (up) => empty("No run is stored yet", h("pre", { tabindex: 0 }, (up ? "" : "1. meander up\n2. ") + "meander publish --run demo 'a red sign that says \"OPEN\"'"), h("p", { class: "small" }, "The run then shows up here by itself."));
+
+// stateOf is the badge of a run: how far it is, or what holds it up; and how many of its prompts were refused.
+const stateOf = (r) => [(r.state !== "done" || r.samples > 0 || !r.refused) && (r.held ? badge(r.held, "warn") : r.state === "done" && r.samples === 0 ? badge("no sample", "warn") : badge(r.state)), r.refused > 0 && badge(`${whole(r.refused)} refused`, "bad")];
 
 export async function runsView() {
   const first = await ask("runs");
   const body = h("div", { class: "card flush" }), state = h("div");
   const draw = (x) => {
     const list = x.dead > 0 ? [...x.waits, { says: `${plural(x.dead, "dead letter")}: refused prompts, or events that no service could use`, fix: h("a", { href: "#/dead" }, "Read why, and what to do") }] : x.waits;
-    only(state, waits(list));
-    state.hidden = list.length === 0;
-    if (x.runs.length === 0) { only(body, x.dead > 0 ? empty("No prompt was accepted", h("p", {}, `${plural(x.dead, "message")} could not be used; the reason of each is kept.`), h("a", { href: "#/dead" }, "See the dead letters")) : hello()); return; }
+    const first = x.runs.length === 0 && !list.some((w) => w.grave) && x.dead === 0; // then one box says all
+    only(state, !first && waits(list));
+    state.hidden = first || list.length === 0;
+    if (x.runs.length === 0) { only(body, x.dead > 0 ? empty("No prompt was accepted", h("p", {}, `${plural(x.dead, "message")} could not be used; the reason of each is kept.`), h("a", { href: "#/dead" }, "See the dead letters")) : hello(list.length === 0)); return; }
     const focused = document.activeElement && document.activeElement.getAttribute("href");
-    only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
+    only(body, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "list" }, h("table", {}, h("thead", {}, h("tr", {}, ["Run", "State", "Groups closed", "Samples", "Rewards", "Steps", "Size", "Newest"].map((t, i) =>
       h("th", { class: i > 2 ? "n" + (i > 4 ? " hide-s" : "") : "" }, t)))),
     h("tbody", {}, x.runs.map((r) => h("tr", {},
-      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, r.state === "done" && r.samples === 0 ? badge("no sample", "warn") : badge(r.state)),
-      h("td", {}, h("div", { class: "num small" }, `${whole(r.groups - r.open_groups)} of ${whole(r.groups)} closed`), meter(r.groups - r.open_groups, r.groups, "groups closed")),
+      h("td", {}, h("a", { class: "row", href: link("runs", r.run), "data-item": true }, r.run)), h("td", {}, h("span", { class: "states" }, stateOf(r))),
+      h("td", {}, h("div", { class: "num small line" }, `${whole(r.groups - r.open_groups)} / ${whole(r.groups)}`), meter(r.groups - r.open_groups, r.groups, "groups closed", r.samples === 0 && r.refused > 0)),
       h("td", { class: "n" }, whole(r.samples)), h("td", { class: "n" }, whole(r.rewards)), h("td", { class: "n hide-s" }, whole(r.steps)),
       h("td", { class: "n hide-s" }, bytes(r.bytes)), h("td", { class: "n hide-s" }, ago(r.newest))))))),
     x.total > x.runs.length && h("p", { class: "pager small" }, `${whole(x.total - x.runs.length)} older runs are not shown`));
@@ -50,11 +53,12 @@ export async function runView(run, query) {
   let fresh = 0, current = page, drawn = "";
 
   const drawProgress = (p) => {
-    only(status, p.stages[0].done > 0 && p.statuses.refused === p.stages[0].done ? null : badge(p.state), ...Object.entries(p.statuses).filter(([s]) => s !== "open" && s !== "complete").map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")),
+    const refused = p.stages[0].done > 0 && p.statuses.refused === p.stages[0].done; // all of them
+    only(status, refused ? null : p.held ? badge(p.held, "warn") : badge(p.state), ...Object.entries(p.statuses).filter(([s]) => s !== "open" && s !== "complete").map(([s, n]) => badge(`${n} ${s}`, s === "refused" || s === "failed" ? "bad" : "warn")),
       p.judged > 0 && h("a", { class: "button", href: link("judge", run) }, `Judge ${plural(p.judged, "sample")}`));
     only(stages, p.stages.map((s) => h("div", { class: "stage" }, h("span", { class: "name" }, s.name),
       h("span", { class: "big" }, whole(s.done), s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`), h("small", {}, ` ${(s.name === "intake" ? s.done : s.of) === 1 ? s.counts.slice(0, -1) : s.counts}`)),
-      meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`), h("span", { class: "small muted num" }, rate(s.per_minute) + (s.name === "sampler" ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min` : "")))));
+      meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`, refused), h("span", { class: "small muted num" }, rate(s.per_minute) + (s.name === "sampler" ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min` : "")))));
     const list = p.fault ? [{ grave: true, says: p.fault }, ...p.waits] : p.waits;
     only(state, waits(list));
     state.hidden = list.length === 0;

@@ -1,15 +1,16 @@
 // A group with its samples, and one sample.
-import { h, link, fixed, signed, plural, seconds, ago, badge, crumbs, empty, only, whole } from "./dom.js";
+import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, only, whole } from "./dom.js";
 import { ask, api, listen, again } from "./app.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
 const media = (run, uid, sample, kind) => "/media/" + api(run, uid, sample, kind);
 
-const scores = (list) => list && list.length > 0 && h("ul", { class: "scores" }, list.map((s) => h("li", {}, h("span", {}, s.name, s.detail && h("q", {}, s.detail), s.error && h("span", { class: "small" }, ` ${s.error}`)),
-  h("span", { class: "num" }, s.value === null ? s.status : fixed(s.value), s.exact === true && " ✓"))));
+// scores lists what each function said; the value of the only one is not said again if it is the reward.
+const scores = (list, reward) => list && list.length > 0 && h("ul", { class: "scores" }, list.map((s) => h("li", {}, h("span", {}, s.name, s.detail && h("div", { class: "read" }, "read: ", h("q", {}, s.detail)), s.error && h("span", { class: "small" }, ` ${s.error}`)),
+  h("span", { class: "num" }, s.value === null ? s.status : list.length > 1 || s.value !== reward ? fixed(s.value) : "", s.exact === true && h("span", { title: "exact" }, " ✓")))));
 
-const advantage = (v) => v !== null && v !== undefined && h("span", { class: "adv " + (v > 0 ? "up" : v < 0 ? "down" : ""), title: "advantage" }, signed(v));
+const advantage = (v) => v !== null && v !== undefined && h("span", { class: "adv " + (v > 0 ? "up" : v < 0 ? "down" : "") }, `advantage ${signed(v)}`);
 
 function card(run, g, s) {
   const text = s.answer !== undefined || s.finish_reason;
@@ -18,7 +19,7 @@ function card(run, g, s) {
     !text && h("div", { class: "pic" }, picture),
     h("div", { class: "body" },
       h("div", { class: "line" }, h("span", { class: "reward" }, s.reward === null ? badge(s.status) : fixed(s.reward)), advantage(s.advantage)),
-      text && h("div", { class: "answer" }, s.answer || "(empty)"), scores(s.scores), s.error && h("p", { class: "small clamp" }, s.error),
+      text && h("div", { class: "answer" }, s.answer || "(empty)"), scores(s.scores, s.reward), s.error && h("p", { class: "small clamp" }, s.error),
       h("div", { class: "line small muted" }, h("span", {}, `#${s.sample_index}`), h("span", {}, s.reward !== null && s.status !== "scored" ? s.status : text ? plural(s.tokens || 0, "token") : s.parent !== undefined ? `from #${s.parent} at ${s.parent_step}` : ""))));
 }
 
@@ -34,8 +35,8 @@ export async function groupView(run, uid, query) {
       g.error && h("p", {}, badge(g.status), " ", g.error));
     prompt.hidden = prompt.children.length === 0;
     const rows = [["Mean reward", g.mean === null ? null : fixed(g.mean, 4)], ["Std", g.std === null ? null : `${fixed(g.std, 4)} (${g.std_label})`], ["Estimator", g.estimator], ["Rewards", g.rewards.map((r) => (g.rewards.length > 1 ? `${r.weight} × ${r.name}` : r.name)).join(", ")],
-      ["Lane", g.lane], ["Batch", g.batch === g.uid ? null : g.batch], ["Opened", g.opened ? `${new Date(g.opened).toLocaleString()} (${ago(g.opened)})` : null], ["Open for", g.closed ? seconds(Math.max(0, g.closed - g.opened) / 1000) : null],
-      ["Deadline", g.deadline && !g.closed ? new Date(g.deadline).toLocaleString() : null]].filter(([, v]) => v);
+      ["Lane", g.lane], ["Batch", g.batch === g.uid ? null : g.batch], ["Opened", g.opened ? [when(g.opened), " ", h("span", { class: "when muted" }, ago(g.opened))] : null], ["Open for", g.closed ? seconds(Math.max(0, g.closed - g.opened) / 1000) : null],
+      ["Deadline", g.deadline && !g.closed ? when(g.deadline) : null]].filter(([, v]) => v);
     if (g.refilled_by) rows.push(["Replaced by", h("a", { href: link("runs", run, g.refilled_by) }, g.refilled_by)]);
     only(facts, h("dl", { class: "facts wide" }, rows.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))));
     const forest = tree(run, g);
@@ -75,17 +76,17 @@ function tree(run, g) {
     svg.append(h("line", { x1: x(begin), x2: x(steps), y1: y(at), y2: y(at), class: s.reward === best ? "best" : "" }),
       h("text", { x: x(steps) + 10, y: y(at) + 4 }, `#${s.sample_index}  ${s.reward === null ? s.status : fixed(s.reward)}  ${s.advantage === null ? "" : signed(s.advantage)}`));
   }
-  return h("div", { class: "card" }, h("h2", {}, "Tree"), h("p", { class: "small muted" }, `Each line is a sample, from the step where it leaves its parent to step ${steps}. The best have the colour of the page.`), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "tree" }, svg));
+  return h("div", { class: "card" }, h("h2", {}, "Tree"), h("p", { class: "small muted" }, `Each line is a sample with its reward and advantage, from the step where it leaves its parent to step ${steps}. The best have the colour of the page.`), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "tree" }, svg));
 }
 
 // curves draws what changes over the steps of an image.
 function curves(x) {
   const r = x.rollout;
-  if (!r || !r.sigmas || r.sigmas.length === 0) return null;
+  if (!r || !r.sigmas || r.sigmas.length === 0) return waterfall(x.timings);
   const n = x.transitions.length, at = [...Array(n).keys()];
   const logProbs = at.map((i) => x.log_probs && x.log_probs[i] !== undefined ? x.log_probs[i] : null);
   const drawn = logProbs.some((v) => v !== null);
-  return h("div", { class: "grid" },
+  return h("div", { class: "grid" }, waterfall(x.timings),
     h("div", { class: "card" }, h("h2", {}, "Sigma and noise by step"), chart({
       title: `sigma from ${fixed(r.sigmas[0])} to ${fixed(r.sigmas[n])} in ${n} steps`, x: { label: "step", values: [...at, n] },
       series: [{ label: "sigma", values: r.sigmas }, { label: "noise std", values: [...r.noise_std, null], tone: "--warn", dashed: true }],
@@ -108,15 +109,16 @@ const visible = (t) => t.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");
 
 function tokens(x) {
   if (!x.tokens || x.tokens.length === 0) return null;
-  const says = h("p", { class: "small muted", role: "status" }, "Point at a token, or go through them with Tab, to see its log-prob and entropy."), top = h("ol", { class: "likely", "aria-label": "likeliest tokens here" });
+  const says = h("p", { class: "small", role: "status" }), tops = x.tokens.some((t) => t.top), top = h("ol", { class: "likely", "aria-label": "likeliest tokens here" });
   const drawTop = (t) => only(top, (t.top || []).map((c) => h("li", { class: c.id === t.id ? "drawn" : "" }, h("code", {}, c.text ? visible(c.text).trimEnd() || "␠" : `⟨${c.id}⟩`), h("progress", { class: "meter", max: 1, value: Math.exp(c.log_prob), "aria-hidden": "true" }), h("span", { class: "num small" }, fixed(Math.exp(c.log_prob), 4)))));
-  const tell = (t, i) => { drawTop(t); says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", given"); };
+  const tell = (t, i) => { drawTop(t); says.textContent = `token ${i}: id ${t.id}` + (t.generated ? `, log-prob ${fixed(t.log_prob, 4)} (p = ${fixed(Math.exp(t.log_prob), 4)})` + (t.entropy !== undefined ? `, entropy ${fixed(t.entropy, 4)} nats` : "") : ", part of the prompt"); };
   const least = x.tokens.reduce((at, t, i) => (t.top && (at < 0 || t.log_prob < x.tokens[at].log_prob) ? i : at), -1);
   if (least >= 0) tell(x.tokens[least], least); // the least likely one, until a reader points at another
-  return h("div", { class: "card" }, h("h2", {}, "Tokens"), h("div", { class: "legend" }, ["p > 0.9", "> 0.5", "> 0.1", "> 0.01", "less"].map((t, i) => h("span", { class: `tok t${i}` }, t)), h("span", { class: "tok given" }, "given"), h("span", {}, `log-probs ${x.log_probs_of}`)), says,
-    x.tokens.some((t) => t.top) ? top : h("p", { class: "small muted" }, "What else could have been drawn is stored with --logits topk:20 of the prompt."),
+  return h("div", { class: "card" }, h("h2", {}, "Tokens"), h("div", { class: "legend" }, ["p > 0.9", "> 0.5", "> 0.1", "> 0.01", "less"].map((t, i) => h("span", { class: `tok t${i}` }, t)), h("span", { class: "tok given" }, "part of the prompt"), h("span", {}, `log-probs ${x.log_probs_of}`)),
     h("div", { class: "tokens" }, x.tokens.map((t, i) => h("span", { class: "tok " + (t.generated && t.log_prob !== undefined ? `t${tone(t.log_prob)}` : "given") + (t.text ? "" : " id"), tabindex: t.generated ? 0 : null, onmouseenter: () => tell(t, i), onfocus: () => tell(t, i) }, t.text ? visible(t.text) : `⟨${t.id}⟩`))),
-    x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`));
+    x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`),
+    h("p", { class: "small muted" }, `Point at a token for its ${tops ? "alternatives" : "log-prob and entropy"}, or go through them with Tab.`), says,
+    tops ? top : h("p", { class: "small muted" }, "Alternatives are stored with --logits topk:20 of the prompt."));
 }
 
 export function conversation(x) {
@@ -145,7 +147,7 @@ export async function sampleView(run, uid, index) {
   const go = (to) => { if (to >= 0 && to < size) location.hash = link("runs", run, uid, to); };
   const kind = l.video ? "video" : "image";
   const picture = h("div", { class: "pic" }, l.image ? h("img", { src: media(run, uid, index, kind), alt: `sample ${index}: ${x.prompt.slice(0, 120)}`, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" }) : h("p", {}, x.error || "no image"));
-  const score = h("div", { class: "card" }, h("h2", {}, "Reward"), h("div", { class: "line tools" }, h("span", { class: "reward" }, x.reward === null ? badge(x.status) : fixed(x.reward, 4)), advantage(x.advantage), x.reward !== null && h("span", { class: "small muted" }, `group: mean ${fixed(x.group.mean)}, std ${fixed(x.group.std)}`)), scores(x.scores), x.error && h("p", { class: "small" }, x.error));
+  const score = h("div", { class: "card" }, h("h2", {}, "Reward"), h("div", { class: "line tools" }, h("span", { class: "reward" }, x.reward === null ? badge(x.status) : fixed(x.reward, 4)), advantage(x.advantage), x.reward !== null && h("span", { class: "small muted" }, `group: mean ${fixed(x.group.mean)}, std ${fixed(x.group.std)}`)), scores(x.scores, x.reward), x.error && h("p", { class: "small" }, x.error));
   const facts = h("div", { class: "card" }, h("h2", {}, "Facts"), h("dl", { class: "facts" }, x.facts.flatMap((f) => [h("dt", {}, f.name), h("dd", { class: f.mono ? "mono" : "" }, f.value)]),
     x.attempts && x.attempts.length > 0 && [h("dt", {}, "Attempts"), h("dd", {}, x.attempts.length === 1 ? h("span", {}, "one, ", h("span", { class: "mono" }, x.attempts[0].attempt)) : x.attempts.map((a) => h("div", {}, `steps ${a.first} to ${a.last}: `, h("span", { class: "mono" }, a.attempt))))]));
   const strip = x.states.length > 1 && h("div", { class: "card" }, h("h2", {}, "Denoising"), h("p", { class: "small muted" }, "Stored latents in false colours: the three directions in which those of the last state differ most."),
@@ -153,8 +155,8 @@ export async function sampleView(run, uid, index) {
   return {
     title: `#${index} of ${uid}`, keys: { j: () => go(at + 1), k: () => go(at - 1) },
     body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run), h("a", { href: link("runs", run, uid) }, uid)), h("h1", {}, `Sample ${index}`), h("p", { class: "muted clamp" }, x.prompt)),
-      h("div", { class: "tools" }, h("span", { class: "reward" }, x.reward === null ? badge(x.status) : fixed(x.reward)), advantage(x.advantage), h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
-    h("div", { class: "shot" }, h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip], waterfall(x.timings)), h("div", { class: "stack" }, score, facts)), x.text ? null : curves(x), x.text ? null : steps(x)].filter(Boolean),
+      h("div", { class: "tools" }, h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
+    h("div", { class: "shot" }, h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip]), h("div", { class: "stack" }, score, facts)), x.text ? waterfall(x.timings) : curves(x), x.text ? null : steps(x)].filter(Boolean),
     start: x.group.status !== "open" ? null : () => listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again(); } }),
   };
 }

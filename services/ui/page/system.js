@@ -1,5 +1,5 @@
 // What runs, with which weights, how full the streams are, and the dead letters.
-import { h, link, bytes, seconds, ago, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
+import { h, link, bytes, seconds, ago, when, words, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
 import { ask, api, listen, change, may } from "./app.js";
 
 const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
@@ -41,13 +41,32 @@ export async function laneView(lane) {
   };
 }
 
+// todo says what to do about a dead letter, by its code.
+const todo = {
+  decode: "These bytes are no event: mend the program that published them.", invalid: "Mend the program that published it.", unknown_model: "Start a sampler of that model, then replay it.",
+  unknown_reward: "Start a reward service that has that function, then replay it.", uid_conflict: "Publish the prompt again with another uid.", exhausted: "End the cause, then replay it.",
+  late: "Nothing: its group had closed.", failed: "End the cause, and publish the prompt again with another uid.", panic: "The program has a fault: report it with its log.", too_large: "Publish a smaller one.",
+  cancelled: "Nothing: someone has cancelled it.", displaced: "Mend the program that published in the place of another event.",
+};
+const whatToDo = (d) => (d.code === "invalid" && d.stage === "intake" ? "Correct the prompt, and publish it again with another uid." : todo[d.code] || "Read the reason, and end the cause.");
+
 export async function deadView(query) {
   const run = query.get("run") || "", rows = h("tbody"), more = h("div", { class: "pager" });
   let shown = 0;
-  const line = (d) => h("tr", {}, h("td", { class: "n" }, d.id), h("td", {}, h("a", { class: "row", href: link("dead", d.id), "data-item": true }, h("span", { class: "clamp" }, d.reason))), h("td", {}, badge(d.code, "bad")), h("td", {}, d.stage || "–"), h("td", {}, d.run ? h("a", { href: link("runs", d.run) }, d.run) : "–"), h("td", { class: "small mono hide-s" }, d.uid || "–"), h("td", { class: "n" }, ago(d.at)));
+  // Letters that differ in their number and time alone share a line.
+  const same = new Map();
+  const line = (d) => {
+    const key = JSON.stringify([d.reason, d.code, d.stage, d.run, d.uid]), first = same.get(key);
+    if (!first) { const one = { tr: row(d), more: h("div", { class: "small muted" }), n: 1 }; one.tr.children[1].append(one.more); same.set(key, one); return one.tr; }
+    if (++first.n === 2) first.more.append("the same again:");
+    if (first.n <= 10) first.more.append(" ", h("a", { href: link("dead", d.id) }, `#${d.id}`));
+    else { first.rest = first.rest || first.more.appendChild(h("span")); first.rest.textContent = ` and ${whole(first.n - 10)} more`; }
+    return null;
+  };
+  const row = (d) => h("tr", {}, h("td", { class: "n" }, d.id), h("td", { class: "reason" }, h("a", { class: "row", href: link("dead", d.id), "data-item": true }, h("span", { class: "clamp" }, d.reason)), h("div", { class: "small" }, whatToDo(d), d.deliveries > 1 && ` It was tried ${d.deliveries} times.`)), h("td", {}, badge(d.code, "bad")), h("td", {}, d.stage || "–"), h("td", {}, d.run ? h("a", { href: link("runs", d.run) }, d.run) : "–"), h("td", { class: "small mono hide-s" }, d.uid || "–"), h("td", { class: "n" }, ago(d.at)));
   const load = async (before) => {
     const x = await ask("dead", { run, before });
-    rows.append(...x.letters.map(line));
+    rows.append(...x.letters.map(line).filter(Boolean));
     shown += x.letters.length;
     only(more, h("span", { class: "small muted" }, run ? `${plural(shown, "letter")} of run ${run}` : `${whole(shown)} of ${plural(x.total, "letter")}`), x.before && h("button", { onclick: () => load(x.before) }, "Older ones"));
     return x;
@@ -55,7 +74,8 @@ export async function deadView(query) {
   await load();
   const none = shown === 0 && more.children.length < 2;
   return {
-    title: "Dead letters", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Dead letters"), h("p", { class: "muted" }, "Input that no service could use, kept with the reason.", run && h("span", {}, " Only run ", h("b", {}, run), "; ", h("a", { href: "#/dead" }, "show all"))))),
+    title: "Dead letters", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Dead letters"), h("p", { class: "muted" }, "Input that no service could use, kept with the reason.", run && h("span", {}, " Only run ", h("b", {}, run), "; ", h("a", { href: "#/dead" }, "show all"))),
+      !none && h("p", {}, h("b", {}, "What to do: "), "end the cause, then ", h("code", {}, "meander dead replay ID"), ". A refused prompt is refused again: correct it, and publish it with another uid. ", h("code", {}, "meander dead drop ID"), " removes a letter."))),
       h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [table([["#", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]], rows), more])],
     start: () => listen({ topic: "system" }, {}),
   };
@@ -66,9 +86,9 @@ export async function letterView(id) {
   return {
     title: `Dead letter ${id}`, body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, `Dead letter ${id}`)), badge(d.code, "bad")),
       h("div", { class: "card" }, h("h2", {}, "Why"), h("p", { class: "promptbox" }, d.reason)),
-      h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", new Date(d.at).toLocaleString()], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
-        d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored.")),
-      h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), may.admin ? actions(id) : [h("p", { class: "small" }, "Publish it again, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)])],
+      h("div", { class: "card" }, h("h2", {}, "What to do"), h("p", { class: "todo" }, whatToDo(d)), may.admin ? actions(id) : [h("p", { class: "small" }, "Replay it as it is, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)]),
+      h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", when(d.at)], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
+        d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored."))],
     start: () => listen({ topic: "system" }, {}),
   };
 }
@@ -97,7 +117,7 @@ export async function doctorView() {
       sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". Disk, model, device and reward functions of a machine are checked there, by 'meander doctor'." + ` Made at ${new Date(at).toLocaleTimeString()}.`;
       const grave = findings.filter((f) => f.state === "fault" || f.state === "warning");
       only(list, grave.length > 0 && waits(grave.map((f) => ({ grave: true, says: `${f.area}: ${f.says}`, fix: f.fix }))),
-        h("div", { class: "card flush" }, table([["Area"], ["State"], ["Found"]], findings.map((f) => h("tr", {}, h("td", {}, f.area), h("td", {}, badge(f.state, found[f.state])), h("td", {}, f.says, f.fix && h("div", { class: "small muted" }, f.fix)))))));
+        h("div", { class: "card flush" }, table([["Area"], ["State"], ["Found"]], findings.map((f) => h("tr", {}, h("td", {}, f.area), h("td", {}, badge(f.state, found[f.state])), h("td", {}, words(f.says), f.fix && h("div", { class: "small muted" }, words(f.fix))))))));
     } catch (err) { sub.textContent = err.message; }
     button.disabled = false;
   };
