@@ -33,9 +33,14 @@ func typeScript(t *testing.T, more map[string]string) (programs string) {
 		t.Skip("the TypeScript client is not tested: MEANDER_TYPESCRIPT is not set; make ts-test sets it, and needs node and npm")
 	}
 	dir := t.TempDir()
-	sources := os.DirFS(filepath.Join(root, "pkg/client/typescript"))
-	if err := os.CopyFS(dir, sources); err != nil {
+	err := os.CopyFS(filepath.Join(dir, "src"), os.DirFS(filepath.Join(root, "pkg/client/typescript/src")))
+	if err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range []string{"package.json", "tsconfig.json"} { // and not what npm has made there
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(read(t, "pkg/client/typescript/"+name)), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for name, text := range more {
 		if err := os.WriteFile(filepath.Join(dir, "src", name), []byte(text), 0o600); err != nil {
@@ -45,7 +50,7 @@ func typeScript(t *testing.T, more map[string]string) (programs string) {
 	if err := os.Symlink(filepath.Join(packages, "node_modules"), filepath.Join(dir, "node_modules")); err != nil {
 		t.Fatal(err)
 	}
-	compile := exec.Command(filepath.Join(packages, "node_modules/.bin/tsc"), "--strict", "-p", dir)
+	compile := exec.CommandContext(t.Context(), filepath.Join(packages, "node_modules/.bin/tsc"), "--strict", "-p", dir)
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("tsc: %v\n%s", err, out)
 	}
@@ -140,7 +145,7 @@ const check = (file: string, want: unknown) => deepStrictEqual(plain(decode(read
 	}
 	fmt.Fprintf(&program, "console.log(%d);\n", len(files))
 	dir := typeScript(t, map[string]string{"goldens.ts": program.String()})
-	if out, err := exec.Command("node", filepath.Join(dir, "goldens.js")).CombinedOutput(); err != nil ||
+	if out, err := exec.CommandContext(t.Context(), "node", filepath.Join(dir, "goldens.js")).CombinedOutput(); err != nil ||
 		strings.TrimSpace(string(out)) != fmt.Sprint(len(files)) {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -151,7 +156,7 @@ func TestTypeScript_Program(t *testing.T) {
 	dir := typeScript(t, map[string]string{"program.ts": read(t, "integration/testdata/typescript/program.ts")})
 	url := serve(t, t.TempDir()).URL
 	var errs bytes.Buffer
-	program := exec.Command("node", filepath.Join(dir, "program.js"), url)
+	program := exec.CommandContext(t.Context(), "node", filepath.Join(dir, "program.js"), url)
 	program.Stderr = &errs
 	out, err := program.Output()
 	if err != nil {
@@ -172,7 +177,9 @@ func TestTypeScript_Program(t *testing.T) {
 			LogProbs          []*float64 `json:"log_probs"`
 			Digest, Image     string
 		}
-		Halves []float64
+		Halves, Bits []float64
+		Latents      [][2]int
+		Ended        []string
 	}
 	if err := json.Unmarshal(out, &got); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -181,13 +188,33 @@ func TestTypeScript_Program(t *testing.T) {
 		fmt.Sprint(got.Seen) != "map[advantage:1 reward:2 step:8 trajectory:2]" {
 		t.Errorf("%.600s", out)
 	}
+	for _, n := range got.Latents {
+		if n[0] != n[1] || n[0] == 0 {
+			t.Errorf("a tensor has %d numbers; its shape says %d", n[0], n[1])
+		}
+	}
+	if len(got.Latents) == 0 || fmt.Sprint(got.Bits) != "[15360]" {
+		t.Errorf("%d tensors were watched; bits of F16 are %v", len(got.Latents), got.Bits)
+	}
+	if len(got.Ended) != 5 || strings.Count(strings.Join(got.Ended[:4], ", "), "enough") != 4 ||
+		!strings.Contains(got.Ended[4], "closed") {
+		t.Errorf("waits ended with %q", got.Ended)
+	}
 	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "test"}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = b.Close() }()
 	c := client.New(b)
-	m, err := b.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("ts", "p"))
+	m, err := b.Last(t.Context(), schemas.StreamPrompts, schemas.PromptSubject("ts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var prompt schemas.Prompt // decoded strictly: an integer is no float
+	if err := schemas.Decode(m.Data, &prompt); err != nil || *prompt.Seed != 1<<40 {
+		t.Errorf("the stored prompt: %+v, %v", prompt, err)
+	}
+	m, err = b.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("ts", "p"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,6 +60,8 @@ type Summary struct {
 	Bytes   int64 `json:"bytes"` // of events and blobs
 	// Before are those of Bytes that an earlier WriteFile had written.
 	Before int64 `json:"bytes_before,omitempty"`
+	// Removed says that events which an earlier WriteFile had written are no longer stored: later ones may lack, too.
+	Removed bool `json:"removed_meanwhile,omitempty"`
 }
 
 // exportOrder is the order in which streams are written: steps before the trajectories that name them. Requests come

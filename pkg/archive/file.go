@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -33,13 +34,15 @@ var ErrBegun = errors.New("cannot go on with the export that was begun")
 type state struct {
 	Run    schemas.Run       `json:"run"`
 	Limits map[string]uint64 `json:"limits"` // see exporter
-	Bytes  int64             `json:"bytes"`
-	SHA256 string            `json:"sha256"` // of these bytes
+	// Created tells the store from others.
+	Created map[string]time.Time `json:"created"`
+	Bytes   int64                `json:"bytes"`
+	SHA256  string               `json:"sha256"` // of these bytes
 }
 
 // WriteFile writes an archive, as Write does, to a new file. The file is NAME.part until it is whole. If WriteFile was
 // stopped, or its process killed, another call goes on behind what is on the disk, and comes to the same bytes: it adds
-// the events up to the moment of the first call.
+// the events up to the moment of the first call. The summary is nil if the file cannot be opened, or is in use.
 func WriteFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
@@ -49,8 +52,18 @@ func WriteFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*
 		return nil, err
 	}
 	defer func() { _ = file.Close() }() // all of it is synchronised
-	if syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+	// Some file systems have no locks: there it goes on without.
+	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, fmt.Errorf("%w: another process writes %s", ErrBegun, file.Name())
+	}
+	opened, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	// Another process may have ended the export before the lock.
+	if onDisk, err := os.Stat(file.Name()); err != nil || !os.SameFile(opened, onDisk) {
+		return nil, fmt.Errorf("%w: another process has ended or removed %s meanwhile", ErrBegun, file.Name())
 	}
 	f := &partFile{name: name, file: file, sum: sha256.New()}
 	f.exporter = newExporter(b, run, f)
@@ -64,11 +77,10 @@ func WriteFile(ctx context.Context, b *bus.Bus, run schemas.Run, name string) (*
 	if err := file.Sync(); err != nil {
 		return f.summary, err
 	}
-	// First the state: one without its file would be of no use.
-	if err := os.Remove(name + stateEnd); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Rename(file.Name(), name); err != nil {
 		return f.summary, err
 	}
-	return f.summary, os.Rename(file.Name(), name)
+	return f.summary, f.removeState()
 }
 
 // partFile is a file that is not whole yet.
@@ -96,6 +108,14 @@ func (f *partFile) saveSometimes() error {
 	return f.save()
 }
 
+// removeState removes the state, which may be absent.
+func (f *partFile) removeState() error {
+	if err := os.Remove(f.name + stateEnd); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // save makes what is written count for later calls. Before the first event outside of the work queues there is
 // nothing that another call could compare with the store: it begins again.
 func (f *partFile) save() error {
@@ -105,20 +125,29 @@ func (f *partFile) save() error {
 	if err := f.file.Sync(); err != nil {
 		return err
 	}
-	data, err := json.Marshal(state{f.run, f.limits, f.bytes, hex.EncodeToString(f.sum.Sum(nil))})
+	data, err := json.Marshal(state{f.run, f.limits, f.created, f.bytes, hex.EncodeToString(f.sum.Sum(nil))})
 	if err != nil {
 		return err
 	}
-	next := f.name + stateEnd + ".new"
-	if err := os.WriteFile(next, append(data, '\n'), 0o644); err != nil {
+	next, err := os.Create(f.name + stateEnd + ".new")
+	if err != nil {
+		return err
+	}
+	_, err = next.Write(append(data, '\n'))
+	if err := errors.Join(err, next.Sync(), next.Close()); err != nil {
 		return err
 	}
 	f.saved = f.bytes
-	return os.Rename(next, f.name+stateEnd)
+	return os.Rename(next.Name(), f.name+stateEnd)
 }
 
 // resume reads what earlier calls have written, and removes what is behind it.
 func (f *partFile) resume(ctx context.Context) error {
+	if info, err := f.file.Stat(); err != nil {
+		return err
+	} else if info.Size() == 0 {
+		return f.removeState() // of a file that is gone
+	}
 	data, err := os.ReadFile(f.name + stateEnd)
 	if errors.Is(err, os.ErrNotExist) {
 		return f.file.Truncate(0)
@@ -129,11 +158,11 @@ func (f *partFile) resume(ctx context.Context) error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("%s: %w", f.name+stateEnd, err)
+		return fmt.Errorf("%w: %s: %w; remove it to begin again", ErrBegun, f.name+stateEnd, err)
 	case s.Run != f.run:
 		return fmt.Errorf("%w: %s is of run %s; name another file, or remove it", ErrBegun, f.file.Name(), s.Run)
 	}
-	f.limits = s.Limits
+	f.limits, f.created = s.Limits, s.Created
 	changed := fmt.Errorf("%w: %s has changed since it was written; remove it and %s", ErrBegun, f.file.Name(), f.name+stateEnd)
 	files := tar.NewReader(io.TeeReader(io.LimitReader(f.file, s.Bytes), f.sum))
 	for {
@@ -154,13 +183,24 @@ func (f *partFile) resume(ctx context.Context) error {
 	if f.lastEvent == nil || hex.EncodeToString(f.sum.Sum(nil)) != s.SHA256 {
 		return changed
 	}
-	m, err := f.bus.Get(ctx, f.lastEvent.Stream, f.lastEvent.Seq)
-	if err != nil && !errors.Is(err, bus.ErrNotFound) {
-		return err
+	for _, stream := range exportOrder {
+		info, err := f.bus.StreamInfo(ctx, stream)
+		if err != nil {
+			return err
+		}
+		if !info.Created.Equal(s.Created[stream]) {
+			return fmt.Errorf("%w: %s is of another store, by when its stream %s was made; name another file, or the server of that store",
+				ErrBegun, f.file.Name(), stream)
+		}
 	}
-	if err != nil || m.Subject != f.lastEvent.Subject || string(m.Data) != string(f.lastEvent.Data) {
-		return fmt.Errorf("%w: %s of %s in %s is not stored here, or no longer; remove it and %s to begin again",
-			ErrBegun, f.lastEvent.Subject, f.lastEvent.Stream, f.file.Name(), f.name+stateEnd)
+	m, err := f.bus.Get(ctx, f.lastEvent.Stream, f.lastEvent.Seq)
+	switch f.summary.Removed = errors.Is(err, bus.ErrNotFound); {
+	case f.summary.Removed:
+	case err != nil:
+		return err
+	case m.Subject != f.lastEvent.Subject || string(m.Data) != string(f.lastEvent.Data):
+		return fmt.Errorf("%w: %s of %s in %s is not what is stored here; name another file", ErrBegun, f.lastEvent.Subject,
+			f.lastEvent.Stream, f.file.Name())
 	}
 	f.bytes, f.saved, f.summary.Before = s.Bytes, s.Bytes, f.summary.Bytes
 	if err := f.file.Truncate(s.Bytes); err != nil {

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -184,8 +185,17 @@ func TestWriteFile_Other(t *testing.T) {
 		}
 	}
 	refused(p.Bus, "s", "is of run r")
-	refused(bustest.New(t).Bus, "r", "is not stored here")
-	f, err := os.OpenFile(name+".part", os.O_RDWR, 0)
+	refused(bustest.New(t).Bus, "r", "is of another store")
+	f, err := os.Open(name + ".part")
+	if err == nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(p.Bus, "r", "another process writes")
+	_ = f.Close()
+	f, err = os.OpenFile(name+".part", os.O_RDWR, 0)
 	if err == nil {
 		_, err = f.WriteAt([]byte{99}, 2<<20)
 	}
@@ -193,10 +203,29 @@ func TestWriteFile_Other(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(p.Bus, "r", "has changed since it was written")
-	if err := os.Remove(name + ".part.json"); err != nil {
+	if err := os.WriteFile(name+".part.json", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused(p.Bus, "r", "remove it")
+	if err := os.Remove(name + ".part"); err != nil { // the state alone says nothing
 		t.Fatal(err)
 	}
 	if s, err := archive.WriteFile(t.Context(), p.Bus, "r", name); err != nil || s.Before != 0 {
 		t.Errorf("begun again: %+v, %v", s, err)
+	}
+}
+
+// An export goes on when what it had written is no longer stored, and says so.
+func TestWriteFile_Removed(t *testing.T) {
+	t.Parallel()
+	p := large(t)
+	name := filepath.Join(t.TempDir(), "r.tar")
+	killed(t, p, name, 6<<20, 4<<20)
+	if _, err := p.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: "r"}.Filter()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := archive.WriteFile(t.Context(), p.Bus, "r", name)
+	if err != nil || !s.Removed || s.Before < 4<<20 || s.Events[schemas.StreamTrajectories] != 9 {
+		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -41,6 +41,8 @@ type exporter struct {
 	blobs   map[string]bool // that are written
 	// limits are the sequences up to which events are written, by stream; empty until the work queues are.
 	limits map[string]uint64
+	// created says when each stream was made, as of then.
+	created map[string]time.Time
 	// lastEvent is the last one outside of the work queues. lastBlob is the digest of the last blob.
 	lastEvent *Entry
 	lastBlob  string
@@ -52,7 +54,7 @@ type exporter struct {
 func newExporter(b *bus.Bus, run schemas.Run, w io.Writer) *exporter {
 	return &exporter{
 		bus: b, run: run, files: tar.NewWriter(w), summary: &Summary{Events: map[string]int{}},
-		refs: map[schemas.Ref]bool{}, blobs: map[string]bool{}, limits: map[string]uint64{},
+		refs: map[schemas.Ref]bool{}, blobs: map[string]bool{}, limits: map[string]uint64{}, created: map[string]time.Time{},
 		added: func() error { return nil },
 	}
 }
@@ -93,7 +95,7 @@ func (x *exporter) writeEvents(ctx context.Context) error {
 				if err != nil {
 					return err
 				}
-				x.limits[of] = info.State.LastSeq
+				x.limits[of], x.created[of] = info.State.LastSeq, info.Created
 			}
 		}
 		from := uint64(0)

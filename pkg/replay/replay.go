@@ -124,6 +124,9 @@ type Pace struct {
 	Wait func(ctx context.Context, due time.Duration) error
 }
 
+// longest is the latest that an event is due; the sum of two fits in time.Duration.
+const longest = 100 * 365 * 24 * time.Hour
+
 // Events yields the events of the sources in the order of their times, each when it is due.
 func Events(ctx context.Context, b *bus.Bus, sources []*Source, p Pace) iter.Seq2[*bus.Message, error] {
 	return func(yield func(*bus.Message, error) bool) {
@@ -134,11 +137,11 @@ func Events(ctx context.Context, b *bus.Bus, sources []*Source, p Pace) iter.Seq
 				if last.IsZero() {
 					last, begin = m.Time, time.Now()
 				}
-				pause := time.Duration(float64(m.Time.Sub(last)) / p.Speed)
+				pause := time.Duration(min(max(0, float64(m.Time.Sub(last))/p.Speed), float64(longest)))
 				if p.MaxPause > 0 {
 					pause = min(pause, p.MaxPause)
 				}
-				last, due = m.Time, due+max(0, pause)
+				last, due = m.Time, min(due+pause, longest)
 				if p.Wait != nil {
 					err = p.Wait(ctx, due)
 				} else {
@@ -154,6 +157,9 @@ func Events(ctx context.Context, b *bus.Bus, sources []*Source, p Pace) iter.Seq
 
 // sleepUntil returns at that time, or the cause why ctx ended before.
 func sleepUntil(ctx context.Context, at time.Time) error {
+	if ctx.Err() != nil { // of two that are ready, select takes either
+		return context.Cause(ctx)
+	}
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)

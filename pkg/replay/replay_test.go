@@ -98,6 +98,33 @@ func TestEvents_Stopped(t *testing.T) {
 	}
 }
 
+// A pause that takes longer than a time.Duration is as long as one can be.
+func TestEvents_LongPause(t *testing.T) {
+	t.Parallel()
+	_, due := play(t, recorded(t).Bus, replay.Pace{Speed: 1e-300}, replay.Kinds()...)
+	if years := due[1].Hours() / 24 / 365; years != 100 || due[len(due)-1] != due[1] {
+		t.Errorf("due after %v", due)
+	}
+}
+
+// A pause that has begun ends with the context; one whose context has ended does not begin, due or not.
+func TestSleepUntil(t *testing.T) {
+	t.Parallel()
+	why := errors.New("enough")
+	ctx, stop := context.WithCancelCause(t.Context())
+	slept := make(chan error)
+	go func() { slept <- replay.SleepUntil(ctx, time.Now().Add(time.Hour)) }()
+	stop(why)
+	if err := <-slept; !errors.Is(err, why) {
+		t.Errorf("a pause ended with %v", err)
+	}
+	for range 64 {
+		if err := replay.SleepUntil(ctx, time.Time{}); !errors.Is(err, why) {
+			t.Fatalf("a pause that was over ended with %v", err)
+		}
+	}
+}
+
 // A message has a subject of its own, says where the event is stored, and has nothing that a server would act on.
 func TestMessage(t *testing.T) {
 	t.Parallel()

@@ -228,15 +228,21 @@ func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) 
 	}
 	s, err := archive.WriteFile(c.Context(), conn.Bus, schemas.Run(run), name)
 	switch {
-	case errors.Is(err, os.ErrNotExist):
+	case s == nil && errors.Is(err, os.ErrNotExist):
 		return usage(fmt.Errorf("--out: %q is in a folder that does not exist; make the folder first", name))
-	case errors.Is(err, os.ErrPermission), errors.Is(err, archive.ErrBegun):
+	case err != nil && (s == nil || errors.Is(err, os.ErrPermission) || errors.Is(err, archive.ErrBegun)):
 		return usage(fmt.Errorf("--out: %w", err))
 	case err != nil:
+		if _, gone := os.Lstat(name + archive.PartEnd); gone != nil {
+			return err
+		}
 		return fmt.Errorf("%w; %s is kept, and the same command goes on with it", err, name+archive.PartEnd)
 	}
 	if s.Before > 0 {
 		fmt.Fprintf(c.ErrOrStderr(), "%s: %s were there already, of an export that was stopped\n", name, present.Size(s.Before))
+	}
+	if s.Removed {
+		fmt.Fprintf(c.ErrOrStderr(), "%s: events of the run were removed since then; it has those that were written before\n", name)
 	}
 	return e.printArchive(c.OutOrStdout(), name, s)
 }

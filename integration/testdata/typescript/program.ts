@@ -4,7 +4,7 @@ import type { Prompt, Stamped } from "./client.js";
 
 const client = await Client.connect({ servers: process.argv[2]! });
 const prompt: Prompt = {
-  prompt: "a red fox", uid: "p", group_size: 2, num_inference_steps: 4, height: 64, width: 64, seed: 5n,
+  prompt: "a red fox", uid: "p", group_size: 2, num_inference_steps: 4, height: 64, width: 64, seed: 2 ** 40,
   rollout: { sde_step_indices: [1], return_step_indices: [1, 2] }, reward: [{ name: "synthetic", weight: 2 }],
 };
 // @ts-expect-error: the prompt itself must be there
@@ -18,9 +18,15 @@ const refused = await client.publish("ts", { ...prompt, group_size: 3 }).catch((
 const seen: Record<string, number> = {};
 let last: Stamped<"advantage"> | undefined;
 const sigmas: number[] = [];
+const latents: number[][] = []; // how many numbers the states of a step have, and how many its shape says
 for await (const e of client.watch("ts", ["step", "trajectory", "reward", "advantage"])) {
   seen[e.kind] = (seen[e.kind] ?? 0) + 1;
-  if (e.kind === "step") sigmas.push(e.event.sigma); // the kind says which event it is
+  if (e.kind === "step") { // the kind says which event it is
+    sigmas.push(e.event.sigma);
+    for (const { tensor } of e.event.latents ?? []) {
+      latents.push([numbers(tensor).length, (tensor.shape ?? []).reduce((a, b) => a * b, 1)]);
+    }
+  }
   if (e.kind === "advantage") last = e;
   if (seen["step"] === 8 && seen["trajectory"] === 2 && seen["reward"] === 2 && last) break;
 }
@@ -35,10 +41,25 @@ for (const member of group.members ?? []) {
     image: Buffer.from(image ?? []).toString("base64"),
   });
 }
+
+// A wait ends with its signal, or with the connection, and says so.
+const why = (wait: Promise<unknown>) => wait.then(() => "it ended", (e: Error) => e.message);
+const next = (waiting = {}) => client.watch("none", ["advantage"], waiting).next();
+const signal = AbortSignal.abort(new Error("enough"));
+const late = new AbortController();
+const waits = [client.publish("ts", prompt, { signal }), client.group("none", "p", { signal }), next({ signal }), next(late)];
+setTimeout(() => late.abort(new Error("enough")));
+const ended = await Promise.all(waits.map(why));
+
 const halves = numbers({ dtype: "BF16", shape: [2], data: Uint8Array.of(0x80, 0x3f, 0x20, 0xc0) });
+const bits = [...numbers({ dtype: "F16", shape: [1], data: Uint8Array.of(0x00, 0x3c) })];
+const open = client.watch("ts", ["advantage"]);
+await open.next();
+const left = why(open.next());
+await client.close();
+ended.push(await left);
 console.log(JSON.stringify({
   accepted: receipt.accepted, steps: receipt.samples * receipt.num_inference_steps, refused: refused instanceof RefusedError && refused.receipt.code,
-  seen, sigmas: sigmas.length, subject: last?.subject, seq: last?.seq, time: last?.time.getTime(), samples, halves: [...halves],
+  seen, sigmas: sigmas.length, latents, subject: last?.subject, seq: last?.seq, time: last?.time.getTime(), samples, halves: [...halves], bits, ended,
 }));
-await client.close();
 missing; other;

@@ -23,7 +23,15 @@ export function decode<T>(data: Uint8Array): T {
 
 /** Encodes an event; bigint becomes an integer of 64 bits. What is undefined is left out, as in JSON. */
 export function encode(event: unknown): Uint8Array {
-  return pack(event, { useBigInt64: true, ignoreUndefined: true });
+  return pack(wide(event), { useBigInt64: true, ignoreUndefined: true });
+}
+
+/** Makes integers of more than 32 bits bigint, anywhere in a value: pack would write them as floats. */
+function wide(v: unknown): unknown {
+  if (typeof v === "number") return Number.isSafeInteger(v) && (v > 0xffffffff || v < -0x80000000) ? BigInt(v) : v;
+  if (Array.isArray(v)) return v.map(wide);
+  if (!v || typeof v !== "object" || ArrayBuffer.isView(v)) return v;
+  return Object.fromEntries(Object.entries(v).map(([k, x]) => [k, wide(x)]));
 }
 
 /** Intake has refused the prompt. */
@@ -33,23 +41,42 @@ export class RefusedError extends Error {
   }
 }
 
-export class Client {
-  private constructor(readonly nats: NatsConnection) {}
+/** A signal ends a wait before its time: the wait throws the signal's reason. */
+export interface Waiting {
+  signal?: AbortSignal;
+}
 
-  /** Connects with the options of nats.js, e.g. { servers: "nats://127.0.0.1:4222" }. */
+export class Client {
+  private readonly closed = new AbortController();
+
+  private constructor(readonly nats: NatsConnection, private readonly inboxPrefix?: string) {
+    void nats.closed().then((err) => this.closed.abort(err ?? new Error("the connection was closed")));
+  }
+
+  /** Connects with the options of nats.js, e.g. { servers: "nats://127.0.0.1:4222" }. Roles need inboxPrefix. */
   static async connect(options: ConnectionOptions): Promise<Client> {
-    return new Client(await connect(options));
+    return new Client(await connect(options), options.inboxPrefix);
   }
 
   close(): Promise<void> {
     return this.nats.drain();
   }
 
+  /** Calls stop when a wait must end; check throws why. */
+  private ending({ signal }: Waiting, stop: () => void) {
+    const end = AbortSignal.any([this.closed.signal, ...(signal ? [signal] : [])]);
+    end.addEventListener("abort", stop);
+    if (end.aborted) stop();
+    return { check: () => end.throwIfAborted(), release: () => end.removeEventListener("abort", stop) };
+  }
+
   /** Publishes a prompt and returns intake's receipt, the last one where the prompt waits for a sampler. */
-  async publish(run: string, prompt: Prompt): Promise<Receipt> {
-    const inbox = createInbox();
+  async publish(run: string, prompt: Prompt, waiting: Waiting = {}): Promise<Receipt> {
+    const inbox = createInbox(this.inboxPrefix);
     const answers = this.nats.subscribe(inbox);
+    const end = this.ending(waiting, () => answers.unsubscribe());
     try {
+      end.check();
       const h = headers();
       h.set(replyHeader, inbox);
       await this.nats.jetstream().publish(subjects.prompt(run), encode(prompt), { headers: h });
@@ -58,47 +85,61 @@ export class Client {
         if (receipt.accepted) return receipt;
         if (!receipt.waiting) throw new RefusedError(receipt);
       }
+      end.check();
       throw new Error(`publish to run ${run}: the connection was closed before an answer came`);
     } finally {
+      end.release();
       answers.unsubscribe();
     }
   }
 
   /** Yields the stored events of a run on some channels, then new ones, until the loop ends. Channels come side by side. */
-  async *watch<K extends Stored>(run: string, kinds: readonly K[]): AsyncGenerator<Stamped<K>> {
+  async *watch<K extends Stored>(run: string, kinds: readonly K[], waiting: Waiting = {}): AsyncGenerator<Stamped<K>> {
     const readers: { kind: K; messages: ConsumerMessages }[] = [];
+    const stop = () => readers.forEach(({ messages }) => messages.stop());
+    const end = this.ending(waiting, stop);
     try {
       for (const kind of kinds) {
+        end.check();
         const consumer = await this.nats.jetstream().consumers.get(streams[kind], { filterSubjects: filters[kind](run) });
         readers.push({ kind, messages: await consumer.consume() });
       }
-      const next = ({ kind, messages }: (typeof readers)[number]) => {
+      const pulls = readers.map(({ kind, messages }, i) => {
         const iterator = messages[Symbol.asyncIterator]();
-        return async () => ({ kind, result: await iterator.next() });
-      };
-      const pulls = readers.map(next);
-      const pending = pulls.map((pull, i) => pull().then((got) => ({ i, got })));
+        return () => {
+          const pulled = iterator.next().then((result) => ({ i, kind, result }));
+          pulled.catch(() => {}); // thrown where it is awaited
+          return pulled;
+        };
+      });
+      const pending = pulls.map((pull) => pull());
       while (true) {
-        const { i, got } = await Promise.race(pending);
-        if (got.result.done) return;
-        const m = got.result.value;
-        pending[i] = pulls[i]!().then((next) => ({ i, got: next }));
+        end.check();
+        const { i, kind, result } = await Promise.race(pending);
+        end.check();
+        if (result.done) throw new Error(`watch of run ${run}: the connection was closed`);
+        const m = result.value;
+        pending[i] = pulls[i]!();
         yield {
-          kind: got.kind, subject: m.subject, seq: m.seq, time: new Date(m.info.timestampNanos / 1e6), event: decode(m.data),
+          kind, subject: m.subject, seq: m.seq, time: new Date(m.info.timestampNanos / 1e6), event: decode(m.data),
         } as Stamped<K>;
       }
     } finally {
-      for (const { messages } of readers) messages.stop();
+      end.release();
+      stop();
     }
   }
 
   /** The result of a group; waits until it has closed. */
-  async group(run: string, uid: string): Promise<Advantage> {
-    const subscription = await this.nats.jetstream().consumers.get(streams.advantage, { filterSubjects: subjects.advantage(run, uid) });
-    const messages = await subscription.consume({ max_messages: 1 });
+  async group(run: string, uid: string, waiting: Waiting = {}): Promise<Advantage> {
+    const consumer = await this.nats.jetstream().consumers.get(streams.advantage, { filterSubjects: subjects.advantage(run, uid) });
+    const messages = await consumer.consume({ max_messages: 1 });
+    const end = this.ending(waiting, () => messages.stop());
     try {
       for await (const m of messages) return decode<Advantage>(m.data);
+      end.check();
     } finally {
+      end.release();
       messages.stop();
     }
     throw new Error(`group ${uid} of run ${run}: the connection was closed before it had closed`);
@@ -127,11 +168,12 @@ export class Client {
 }
 
 /** The numbers of a tensor that has its bytes in the event: F32, F16 as stored bits, BF16 widened to float32, I32, I64, U8. */
-export function numbers(t: Tensor): Float32Array | Int32Array | BigInt64Array | Uint8Array {
+export function numbers(t: Tensor): Float32Array | Uint16Array | Int32Array | BigInt64Array | Uint8Array {
   if (!t.data) throw new Error("the tensor's bytes are in a blob or in parts of the event");
-  const bytes = t.data.slice().buffer; // aligned
+  const bytes = Uint8Array.from(t.data).buffer; // aligned; slice of a Buffer would be a view
   switch (t.dtype) {
     case "F32": return new Float32Array(bytes);
+    case "F16": return new Uint16Array(bytes);
     case "BF16": return new Float32Array(Uint32Array.from(new Uint16Array(bytes), (bits) => bits << 16).buffer);
     case "I32": return new Int32Array(bytes);
     case "I64": return new BigInt64Array(bytes);

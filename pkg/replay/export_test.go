@@ -1,0 +1,3 @@
+package replay
+
+var SleepUntil = sleepUntil // for tests
