@@ -368,6 +368,18 @@ export interface Engine {
   verify?: "exact" | "tolerance" | "none" | "" | null;
 }
 
+/** Evaluation is one evaluation of a model for a micro-batch. */
+export interface Evaluation {
+  /** samples is how many it was for, of the places that a micro-batch has. */
+  samples: Integer;
+  /** samples is how many it was for, of the places that a micro-batch has. */
+  places: Integer;
+  /** took_ns is its time in nanoseconds, at when it ended, Unix nanoseconds. */
+  took_ns: Integer;
+  /** took_ns is its time in nanoseconds, at when it ended, Unix nanoseconds. */
+  at: Integer;
+}
+
 /** Group is what the reward and advantage services need to know of a sample's group; it travels with every event so that no service has to look it up. */
 export interface Group {
   /** batch is the batch id; a group without a batch is a batch of one, named by its uid. */
@@ -880,6 +892,10 @@ export interface Presence {
   draining?: boolean | null;
   /** room is what a sampler takes of MDR_STEPS; absent: nothing. */
   room?: Room | null;
+  /** backend names what a sampler computes on. */
+  backend?: string | null;
+  /** evaluation is a sampler's newest evaluation of its model; absent: there was none yet. */
+  evaluation?: Evaluation | null;
   /** at is when it was renewed, Unix nanoseconds. */
   at: Integer;
 }
