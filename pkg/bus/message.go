@@ -35,6 +35,9 @@ type Message struct {
 	heartbeats   *heartbeats
 }
 
+// Pending is how many messages were behind this one for its reader when the server sent it.
+func (m *Message) Pending() uint64 { return m.pending }
+
 // Acknowledgements, as the server reads them.
 const (
 	ackAck      = "+ACK"

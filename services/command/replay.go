@@ -48,7 +48,8 @@ Without --subject it prints the events: a line each, with --json as JSON, with -
 bytes (base64, field data). With --subject replay it publishes them, byte for byte, on core NATS:
 mdr.v1.advantage.night.p becomes replay.advantage.night.p; the headers Nats-Stream, Nats-Sequence,
 Nats-Subject and Nats-Time-Stamp say where and when it was stored. An empty message on replay.end
-is the last. Nothing keeps these messages: start the consumer first.
+is the last; if not all was played it has the header Mdr-Error, which says why. Nothing keeps these
+messages: start the consumer first.
 
 On a server with roles only the admin may publish there. As a viewer print the events, or publish them
 on a server of your own with --to.`,
@@ -109,7 +110,7 @@ func (r *replayer) check() error {
 }
 
 // replay plays the run's events.
-func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) error {
+func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (err error) {
 	ctx, stderr := c.Context(), c.ErrOrStderr()
 	sources, total, err := r.sources(ctx, conn, run, stderr)
 	if err != nil {
@@ -118,16 +119,20 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) e
 	play, end := r.print(c.OutOrStdout()), func() error { return nil }
 	where := "stdout"
 	if r.subject != "" {
-		p, err := r.connect(conn)
-		if err != nil {
-			return err
+		p, connectErr := r.connect(conn, stderr)
+		if connectErr != nil {
+			return connectErr
 		}
 		defer p.close()
+		defer func() { p.endWith(err) }()
 		play, end, where = p.publish, p.end, r.subject+".> of "+p.where
 	}
 	pace := r.speed + "x"
 	if r.pace.Speed == 0 {
 		pace = "as fast as they are taken"
+		if r.subject != "" {
+			pace = "without pauses"
+		}
 	}
 	fmt.Fprintf(stderr, "replaying %s of run %s to %s, %s; Ctrl-C ends\n", present.Count(total, "event"), run, where, pace)
 	shown := newReplayProgress(stderr, int(total), boot.IsTerminal(stderr) && (r.subject != "" || !boot.IsTerminal(c.OutOrStdout())))
@@ -143,7 +148,10 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) e
 		played++
 		shown.count()
 	}
-	shown.close(true)
+	shown.close(uint64(played) >= total)
+	if uint64(played) < total {
+		return fmt.Errorf("replay of run %s: %d of %s were played: the others were removed meanwhile", run, played, present.Count(total, "event"))
+	}
 	if err := end(); err != nil {
 		return err
 	}
@@ -154,25 +162,23 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) e
 // sources returns what is played, and how many events that are. It says which kinds the user's role may not read.
 func (r *replayer) sources(ctx context.Context, conn *connection, run schemas.Run, stderr io.Writer) (sources []*replay.Source, total uint64, err error) {
 	for _, s := range replay.Sources(run, r.kinds) {
+		if r.subject == "" && !r.bytes { // parts are not printed
+			s.Filters = slices.DeleteFunc(s.Filters, schemas.IsPart)
+		}
 		n := uint64(0)
-		for _, filter := range s.Filters {
-			subjects, err := conn.Subjects(ctx, s.Stream, filter)
-			if err != nil {
-				return nil, 0, err
-			}
-			for _, k := range subjects {
-				n += k
-			}
-		}
-		if n == 0 {
-			continue
-		}
-		for _, err := range conn.Read(ctx, s.Stream, s.Filters, bus.ReadOptions{HeadersOnly: true}) {
+		for m, err := range conn.Read(ctx, s.Stream, s.Filters, bus.ReadOptions{HeadersOnly: true}) {
 			if errors.Is(err, bus.ErrPermission) {
-				fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n", present.Count(n, "event"), s.Stream)
+				if n, err = r.stored(ctx, conn, s); err != nil {
+					return nil, 0, err
+				}
+				if n > 0 {
+					fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n", present.Count(n, "event"), s.Stream)
+				}
 				n = 0
 			} else if err != nil {
 				return nil, 0, err
+			} else {
+				n = 1 + m.Pending()
 			}
 			break
 		}
@@ -186,13 +192,24 @@ func (r *replayer) sources(ctx context.Context, conn *connection, run schemas.Ru
 	return sources, total, nil
 }
 
+// stored counts the events of a source that the user may not read.
+func (r *replayer) stored(ctx context.Context, conn *connection, s *replay.Source) (n uint64, err error) {
+	for _, filter := range s.Filters {
+		subjects, err := conn.Subjects(ctx, s.Stream, filter)
+		if err != nil {
+			return 0, err
+		}
+		for _, k := range subjects {
+			n += k
+		}
+	}
+	return n, nil
+}
+
 // print returns the function that prints an event.
 func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 	return func(m *bus.Message) error {
 		a, _ := schemas.ParseSubject(m.Subject)
-		if schemas.IsPart(m.Subject) && !r.bytes {
-			return nil
-		}
 		if r.bytes {
 			var event any
 			if !schemas.IsPart(m.Subject) {
@@ -210,6 +227,9 @@ func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 	}
 }
 
+// headerReplayError of the last message says why a replay is not whole.
+const headerReplayError = "Mdr-Error"
+
 // publisher publishes events on subjects of their own.
 type publisher struct {
 	prefix, where string
@@ -217,18 +237,21 @@ type publisher struct {
 	replies       *nats.Subscription // what the server answers where nobody listens
 	close         func()
 	sent, unheard int
+	stderr        io.Writer
+	reconnects    uint64 // of the connection, at the beginning
 }
 
 // connect returns a publisher on the server of --to, or on that of the run.
-func (r *replayer) connect(conn *connection) (*publisher, error) {
-	p := &publisher{prefix: r.subject, where: conn.where, nc: conn.Conn(), close: func() {}}
+func (r *replayer) connect(conn *connection, stderr io.Writer) (*publisher, error) {
+	p := &publisher{prefix: r.subject, where: conn.where, nc: conn.Conn(), close: func() {}, stderr: stderr}
 	if r.to != "" {
-		nc, err := nats.Connect(r.to, nats.Name("meander runs replay"))
+		nc, err := nats.Connect(r.to, nats.Name("meander runs replay"), nats.NoReconnect())
 		if err != nil {
 			return nil, fmt.Errorf("--to: %s: %w", bus.RedactURL(r.to), err)
 		}
 		p.nc, p.where, p.close = nc, bus.RedactURL(r.to), nc.Close
 	}
+	p.reconnects = p.nc.Stats().Reconnects
 	replies, err := p.nc.SubscribeSync(p.nc.NewInbox())
 	if err == nil {
 		err = replies.SetPendingLimits(-1, -1)
@@ -294,7 +317,25 @@ func (p *publisher) end() error {
 		return fmt.Errorf("nobody listened on %s.> of %s: start the consumer first, on a server that both reach "+
 			"('meander up', --nats or --to)", p.prefix, p.where)
 	}
+	if p.nc.Stats().Reconnects != p.reconnects {
+		return fmt.Errorf("the connection to %s was lost meanwhile, and messages with it: play the run again", p.where)
+	}
+	if p.unheard > 0 {
+		fmt.Fprintf(p.stderr, "%d of %s were heard by nobody\n", p.unheard, present.Count(p.sent, "event"))
+	}
 	return errors.Join(p.nc.Publish(p.prefix+".end", nil), p.nc.Flush())
+}
+
+// endWith publishes the last message of a replay that has failed; the consumer must not take it for whole.
+func (p *publisher) endWith(failed error) {
+	if failed == nil {
+		return
+	}
+	m := nats.NewMsg(p.prefix + ".end")
+	m.Header.Set(headerReplayError, strings.ReplaceAll(failed.Error(), "\n", "; "))
+	if err := errors.Join(p.nc.PublishMsg(m), p.nc.Flush()); err != nil {
+		fmt.Fprintf(p.stderr, "the consumer does not know that this failed: %v\n", err)
+	}
 }
 
 // replayProgress shows how far a replay is: a bar, or a line from time to time.

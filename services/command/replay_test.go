@@ -137,7 +137,7 @@ func TestReplay_Publish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, exitOK, " events in ", "runs", "replay", "r1", "--speed", "1000", "--subject", "replay.night")
+	expect(t, exitOK, "without pauses", "runs", "replay", "r1", "--speed", "max", "--subject", "replay.night")
 	for range want {
 		m, err := heard.NextMsgWithContext(t.Context())
 		if err != nil {
@@ -149,7 +149,7 @@ func TestReplay_Publish(t *testing.T) {
 			t.Errorf("%s of %s: %v, %d bytes", m.Subject, subject, m.Header, len(m.Data))
 		}
 	}
-	if m, err := heard.NextMsgWithContext(t.Context()); err != nil || m.Subject != "replay.night.end" || len(m.Data) > 0 {
+	if m, err := heard.NextMsgWithContext(t.Context()); err != nil || m.Subject != "replay.night.end" || len(m.Data) > 0 || m.Header != nil {
 		t.Errorf("the last message: %+v, %v", m, err)
 	}
 	if after := messagesOf(t); after != before {
@@ -159,6 +159,17 @@ func TestReplay_Publish(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitFailed, "nobody listened on replay.night.>", "runs", "replay", "r1", "--speed", "max", "--subject", "replay.night")
+	ended, err := nc.SubscribeSync("replay.night.end")
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitFailed, "nobody listened", "runs", "replay", "r1", "--speed", "max", "--subject", "replay.night")
+	if m, err := ended.NextMsgWithContext(t.Context()); err != nil || !strings.Contains(m.Header.Get(headerReplayError), "nobody listened") {
+		t.Errorf("the last message of a replay that failed: %+v, %v", m, err)
+	}
 	// On another server.
 	other := bustest.Bare(t, bustest.TCP)
 	if heard, err = other.Conn().SubscribeSync("replay.advantage.>"); err == nil {
@@ -167,7 +178,8 @@ func TestReplay_Publish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, exitOK, "replay.> of nats://", "runs", "replay", "r1", "--speed", "max", "--subject", "replay", "--to", other.Server.ClientURL())
+	unheard := fmt.Sprintf("%d of %d events were heard by nobody", len(want)-1, len(want))
+	expect(t, exitOK, unheard, "runs", "replay", "r1", "--speed", "max", "--subject", "replay", "--to", other.Server.ClientURL())
 	if m, err := heard.NextMsgWithContext(t.Context()); err != nil || !bytes.Equal(m.Data, want["mdr.v1.advantage.r1.p"]) {
 		t.Errorf("%+v, %v", m, err)
 	}
