@@ -151,6 +151,23 @@ const check = (file: string, want: unknown) => deepStrictEqual(plain(decode(read
 	}
 }
 
+// checkReads checks what the program says of watched tensors, of a tensor of F16, and of how its waits ended.
+func checkReads(t *testing.T, latents [][2]int, bits []float64, ended []string) {
+	t.Helper()
+	for _, n := range latents {
+		if n[0] != n[1] || n[0] == 0 {
+			t.Errorf("a tensor has %d numbers; its shape says %d", n[0], n[1])
+		}
+	}
+	if len(latents) == 0 || fmt.Sprint(bits) != "[15360]" {
+		t.Errorf("%d tensors were watched; bits of F16 are %v", len(latents), bits)
+	}
+	if len(ended) != 5 || strings.Count(strings.Join(ended[:4], ", "), "enough") != 4 ||
+		!strings.Contains(ended[4], "closed") {
+		t.Errorf("waits ended with %q", ended)
+	}
+}
+
 // A program of the client publishes a prompt, is refused another, follows the run, and reads what is stored.
 func TestTypeScript_Program(t *testing.T) {
 	dir := typeScript(t, map[string]string{"program.ts": read(t, "integration/testdata/typescript/program.ts")})
@@ -188,18 +205,7 @@ func TestTypeScript_Program(t *testing.T) {
 		fmt.Sprint(got.Seen) != "map[advantage:1 reward:2 step:8 trajectory:2]" {
 		t.Errorf("%.600s", out)
 	}
-	for _, n := range got.Latents {
-		if n[0] != n[1] || n[0] == 0 {
-			t.Errorf("a tensor has %d numbers; its shape says %d", n[0], n[1])
-		}
-	}
-	if len(got.Latents) == 0 || fmt.Sprint(got.Bits) != "[15360]" {
-		t.Errorf("%d tensors were watched; bits of F16 are %v", len(got.Latents), got.Bits)
-	}
-	if len(got.Ended) != 5 || strings.Count(strings.Join(got.Ended[:4], ", "), "enough") != 4 ||
-		!strings.Contains(got.Ended[4], "closed") {
-		t.Errorf("waits ended with %q", got.Ended)
-	}
+	checkReads(t, got.Latents, got.Bits, got.Ended)
 	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "test"}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
