@@ -1,10 +1,12 @@
 package ui
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -35,15 +37,21 @@ func (s *server) answerDoctor(r *http.Request) (any, error) {
 	if s.cfg.Doctor == nil {
 		return nil, &requestError{http.StatusNotFound, "this page makes no checks; run 'meander doctor'"}
 	}
-	findings, err := s.findings.get(r.Context())
-	return map[string]any{"findings": findings}, err
+	return s.findings.get(r.Context())
+}
+
+// checked are the findings of all checks, and when they were made, Unix milliseconds.
+type checked struct {
+	Findings []Finding `json:"findings"`
+	At       int64     `json:"at"`
 }
 
 // judged is a sample that waits for a verdict, with what a person judges.
 type judged struct {
 	results.Waiting
-	Line  *sampleLine `json:"line"`
-	Truth string      `json:"ground_truth,omitempty"`
+	Line  *sampleLine   `json:"line"`
+	Text  *results.Text `json:"text,omitempty"` // the whole conversation
+	Truth string        `json:"ground_truth,omitempty"`
 }
 
 // maxJudged is how many samples that wait for a verdict a page gets at once.
@@ -70,7 +78,12 @@ func (s *server) answerVerdicts(r *http.Request) (any, error) {
 			return nil, err
 		}
 		for _, w := range waiting {
-			list = append(list, judged{w, lineOf(nil, w.Trajectory, nil), w.Trajectory.Group.GroundTruth()})
+			t := w.Trajectory
+			x := judged{Waiting: w, Line: lineOf(nil, t, nil), Truth: t.Group.GroundTruth()}
+			if t.Text != nil {
+				x.Text = dropTensors(results.TextOf(t))
+			}
+			list = append(list, x)
 		}
 		if len(list) >= maxJudged {
 			break
@@ -142,12 +155,12 @@ func (s *server) dropLetter(r *http.Request) (any, error) {
 }
 
 // readFindings makes the checks.
-func (s *server) readFindings(ctx context.Context) ([]Finding, error) {
-	return s.cfg.Doctor(ctx), ctx.Err()
+func (s *server) readFindings(ctx context.Context) (*checked, error) {
+	return &checked{s.cfg.Doctor(ctx), time.Now().UnixMilli()}, ctx.Err()
 }
 
-// maxBody is how many bytes an action of the page may have.
-const maxBody = 4 << 10
+// maxBody is how many bytes an action of the page may have, bodyTimeout how long a browser may take to send them.
+const maxBody, bodyTimeout = 4 << 10, 10 * time.Second
 
 // allows reports whether a request may change something: the page was started with Admin, and the request was made by
 // the page itself, which no form of another site can do. It answers when the request may not.
@@ -159,8 +172,22 @@ func (s *server) allows(w http.ResponseWriter, r *http.Request) bool {
 	case new(http.CrossOriginProtection).Check(r) != nil || r.Header.Get("Content-Type") != "application/json":
 		writeError(w, http.StatusForbidden, "only the page itself may change something")
 	default:
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		return true
+		return readBody(w, r)
 	}
 	return false
+}
+
+// readBody reads what an action says before the action takes a place among the questions, of which there are few. It
+// answers when that fails.
+func readBody(w http.ResponseWriter, r *http.Request) bool {
+	c := http.NewResponseController(w)
+	_ = c.SetReadDeadline(time.Now().Add(bodyTimeout)) // servers of net/http have deadlines
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		writeError(w, http.StatusBadRequest, fmt.Sprintf("the action cannot be read: %v", err))
+		return false
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return true
 }

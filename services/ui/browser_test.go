@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -60,11 +61,15 @@ func startBrowser(t *testing.T) *browser {
 		t.Fatal(err)
 	}
 	// The sandbox of Chromium needs rights that containers lack; what is shown is our own page.
+	data, err := os.MkdirTemp("", "meander-ui-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := exec.Command(chromium(t), "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
 		"--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--force-color-profile=srgb",
-		"--user-data-dir="+t.TempDir(), "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "about:blank")
+		"--user-data-dir="+data, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "about:blank")
 	c.ExtraFiles = []*os.File{toBrowser, fromBrowser}
-	c.WaitDelay = 10 * time.Second
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {
 		t.Fatalf("start the browser: %v", err)
 	}
@@ -73,10 +78,19 @@ func startBrowser(t *testing.T) *browser {
 	b := &browser{in: in, answers: map[int]chan reply{}, gone: make(chan struct{})}
 	go b.read(out)
 	t.Cleanup(func() {
-		in.Close() // it ends when its pipe does
-		<-b.gone
+		_ = b.send(0, "", "Browser.close", nil)
+		select {
+		case <-b.gone:
+		case <-time.After(10 * time.Second):
+		}
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // those of its processes that are left
+		in.Close()
 		out.Close()
-		_ = c.Wait() // closing the pipe is no clean end for it
+		<-b.gone
+		_ = c.Wait() // a kill is no clean end for it
+		for i := 0; os.RemoveAll(data) != nil && i < 50; i++ {
+			time.Sleep(100 * time.Millisecond) // a process that ends writes to it still
+		}
 	})
 	if err := b.call("", "Browser.getVersion", nil, nil); err != nil && os.Getenv("MEANDER_UI_AXE") == "" {
 		t.Skipf("the browser does not start here: %v", err)
@@ -112,18 +126,8 @@ func (b *browser) call(session, method string, params, result any) error {
 	c := make(chan reply, 1)
 	b.mu.Lock()
 	b.id++
-	message := object{"id": b.id, "method": method}
-	if params != nil {
-		message["params"] = params
-	}
-	if session != "" {
-		message["sessionId"] = session
-	}
 	b.answers[b.id] = c
-	data, err := json.Marshal(message)
-	if err == nil {
-		_, err = b.in.Write(append(data, 0))
-	}
+	err := b.send(b.id, session, method, params)
 	b.mu.Unlock()
 	if err != nil {
 		return err
@@ -142,6 +146,22 @@ func (b *browser) call(session, method string, params, result any) error {
 	case <-time.After(2 * time.Minute):
 		return fmt.Errorf("%s: no answer in two minutes", method)
 	}
+}
+
+// send writes a command to the browser, whose answer has the number id.
+func (b *browser) send(id int, session, method string, params any) error {
+	message := object{"id": id, "method": method}
+	if params != nil {
+		message["params"] = params
+	}
+	if session != "" {
+		message["sessionId"] = session
+	}
+	data, err := json.Marshal(message)
+	if err == nil {
+		_, err = b.in.Write(append(data, 0))
+	}
+	return err
 }
 
 // tab is one tab of a browser.

@@ -106,7 +106,7 @@ func (p *stream) sendHealth(err error) error {
 	}
 	x := map[string]any{"fault": says, "where": p.cfg.Where}
 	if system := p.system.peek(); system != nil {
-		x["dead"] = system.Dead
+		x["dead"] = (*system).Dead
 	}
 	return p.send("health", "", x)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -35,6 +36,52 @@ func TestPage(t *testing.T) {
 	p.to("#/runs/r1")
 	s.publish(t, "r1", "b", "a hen", nil)
 	p.until(`[...document.querySelectorAll("tbody tr")].some((r) => r.innerText.includes("a hen") && r.innerText.includes("complete"))`)
+	// A press that is no click, or whose end the page never sees, holds nothing back for long.
+	eval[any](p, `document.body.dispatchEvent(new PointerEvent("pointerdown", { bubbles: true, isPrimary: true, button: 2 }))`)
+	eval[any](p, `document.body.dispatchEvent(new PointerEvent("pointerdown", { bubbles: true, isPrimary: true, button: 0 }))`)
+	s.publish(t, "r1", "c", "an owl", nil)
+	p.shows("an owl")
+}
+
+// What a person looks at stays when samples come before it in the list: the verdict goes to what is shown.
+func TestPage_Judge(t *testing.T) {
+	chromium(t)
+	s := servePage(t, func(c *ui.Config) { c.Admin = true })
+	s.startPipeline(t)
+	judged := func(p *schemas.Prompt) {
+		p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
+	}
+	s.publish(t, "r1", "a", "a fox", judged)
+	bustest.Await(t, s.Bus, 2, schemas.StreamTrajectories)
+	p := startBrowser(t).open(t, s.url)
+	bustest.Until(t, "two samples wait", func() error {
+		if n := len(get[object](t, s, "runs/r1/verdicts")["waiting"].([]any)); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	// Sample 0 comes late to the page.
+	eval[any](p, `(() => { const real = window.fetch; window.late = true; window.fetch = async (path, ...rest) => {
+		const answer = await real(path, ...rest);
+		if (!path.endsWith("/verdicts")) return answer;
+		const x = await answer.json();
+		if (window.late) x.waiting = x.waiting.filter((w) => w.uid !== "a" || w.sample_index !== 0);
+		return new Response(JSON.stringify(x));
+	}; })()`)
+	p.to("#/judge/r1")
+	p.until(`document.querySelector(".shot a").hash === "#/runs/r1/a/1"`)
+	p.press("4")
+	eval[any](p, `window.late = false`)
+	s.publish(t, "r1", "b", "a hen", judged)
+	p.until(`document.querySelector("#main .head").innerText.includes("4 ")`)
+	p.press("Enter")
+	p.until(`document.querySelector(".shot a").hash === "#/runs/r1/a/0"`)
+	m := bustest.Await(t, s.Bus, 1, schemas.StreamVerdicts)
+	for _, x := range m {
+		if v := bustest.Decode[schemas.Verdict](t, x); v.UID != "a" || v.SampleIndex != 1 || *v.Value != 0.75 {
+			t.Errorf("the verdict %v of sample %d of %s", *v.Value, v.SampleIndex, v.UID)
+		}
+	}
 }
 
 // axe is where make ui-test has put the checker of accessibility; without it the test is skipped.

@@ -186,9 +186,12 @@ type point struct {
 	Least  float64 `json:"min"`
 	Most   float64 `json:"max"`
 	Std    float64 `json:"std"`
-	// Sources has the mean of each data source that closed a group here.
+	// Sources has the mean of each listed data source that closed a group here.
 	Sources map[string]float64 `json:"sources,omitempty"`
 }
+
+// maxSources is how many data sources a curve lists.
+const maxSources = 100
 
 // curve returns the rewards of the run's groups in the order in which they closed, in at most most points.
 func (f *follower) curve(source string, most int) (points []point, sources []string) {
@@ -200,7 +203,7 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 		if r.Mean == nil {
 			continue
 		}
-		if r.Source != "" && !seen[r.Source] && len(seen) < 100 {
+		if r.Source != "" && !seen[r.Source] && len(seen) < maxSources {
 			seen[r.Source] = true
 			sources = append(sources, r.Source)
 		}
@@ -221,7 +224,7 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 			Least:  *part[0].Mean,
 			Most:   *part[0].Mean,
 		}
-		p.Sources = meansBySource(part)
+		p.Sources = meansBySource(part, seen)
 		for _, r := range part {
 			p.Mean += *r.Mean / float64(len(part))
 			if r.Std != nil {
@@ -239,12 +242,12 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 	return points, sources
 }
 
-// meansBySource returns the mean reward of each data source that rows have; nil: they have none.
-func meansBySource(rows []*Row) map[string]float64 {
+// meansBySource returns the mean reward of those of named data sources that rows have; nil: they have none.
+func meansBySource(rows []*Row, named map[string]bool) map[string]float64 {
 	var sums map[string]float64
 	counts := map[string]float64{}
 	for _, r := range rows {
-		if r.Source == "" {
+		if !named[r.Source] {
 			continue
 		}
 		if sums == nil {

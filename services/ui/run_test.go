@@ -384,15 +384,14 @@ func TestServe_Paging(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := bustest.Decode[schemas.Advantage](
-		t,
-		bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)[schemas.AdvantageSubject("r1", "a")],
-	)
+	closed := bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	result := bustest.Decode[schemas.Advantage](t, closed[schemas.AdvantageSubject("r1", "a")])
 	const groups = 450
 	for i := range groups {
 		uid := schemas.UID(fmt.Sprintf("g%04d", i))
 		g, a := *record, *result
 		g.Run, g.UID, g.Group.Batch, g.Prompt = "big", uid, string(uid), fmt.Sprintf("owl %d", i)
+		g.Group.Metadata = fmt.Appendf(nil, "\x81\xabdata_source\xa3%03d", i)
 		if _, err := s.Publish(t.Context(), &g); err != nil {
 			t.Fatal(err)
 		}
@@ -442,7 +441,15 @@ func TestServe_Paging(t *testing.T) {
 	if found, _ := read("text="+url.QueryEscape("OWL 44"), 11); found[10] != "g0044" {
 		t.Errorf("found %v", found)
 	}
-	points := get[object](t, s, "runs/big/curve?points=50")["points"].([]any)
+	curve := get[object](t, s, "runs/big/curve?points=50")
+	points, named := curve["points"].([]any), 0
+	for _, p := range points {
+		sources, _ := p.(object)["sources"].(object)
+		named += len(sources)
+	}
+	if listed := len(curve["data_sources"].([]any)); listed != 100 || named != listed {
+		t.Errorf("%d data sources are listed, and points have %d", listed, named)
+	}
 	if n := points[len(points)-1].(object)["number"]; len(points) > 50 || n != float64(groups*2/3) {
 		t.Errorf("%d points; the last is of group %v", len(points), n)
 	}

@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
@@ -69,11 +70,19 @@ func (s *server) setTokens(ctx context.Context, x *sample, t *schemas.Trajectory
 		}
 		x.Tokens = append(x.Tokens, k)
 	}
-	return s.setTop(ctx, x, t)
+	within, done := context.WithTimeout(ctx, topTimeout)
+	defer done()
+	if err := s.setTop(within, x, t); err != nil && ctx.Err() == nil {
+		s.log.Warn().Err(err).Str("uid", string(t.UID)).Msg("the page shows tokens without the likeliest others")
+	}
+	return nil
 }
 
+// topTimeout bounds how long a page waits for the likeliest tokens of a long text: it shows the others without them.
+const topTimeout = 4 * time.Second
+
 // setTop fills the likeliest tokens beside those that were drawn, if the events of the tokens have them. Events that
-// are no longer stored are left out.
+// are no longer stored are left out. When it fails, the tokens before have theirs.
 func (s *server) setTop(ctx context.Context, x *sample, t *schemas.Trajectory) error {
 	if l := t.Text.Settings.Logits; l == nil || l.Form != schemas.LogitsTopK {
 		return nil

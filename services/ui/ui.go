@@ -25,6 +25,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -95,7 +96,7 @@ type server struct {
 
 	runs     snapshot[[]*RunLine]
 	system   snapshot[*System]
-	findings snapshot[[]Finding]
+	findings snapshot[*checked]
 
 	mu        sync.Mutex
 	followers map[string]*follower
@@ -331,10 +332,10 @@ func writeError(w http.ResponseWriter, status int, says string) {
 // snapshot is an answer that readers share for a moment: at least refresh, and longer if it takes long to make.
 type snapshot[T any] struct {
 	read func(context.Context) (T, error)
+	last atomic.Pointer[T] // peek reads it while another answer is made
 	mu   sync.Mutex
 	at   time.Time
 	took time.Duration
-	last T
 }
 
 const (
@@ -343,12 +344,8 @@ const (
 	share   = 4
 )
 
-// peek returns the last answer, however old.
-func (s *snapshot[T]) peek() T {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.last
-}
+// peek returns the last answer, however old; nil: there was none. It does not wait.
+func (s *snapshot[T]) peek() *T { return s.last.Load() }
 
 // get returns the answer, which is made anew if it is old. Others wait meanwhile.
 func (s *snapshot[T]) get(ctx context.Context) (T, error) {
@@ -359,13 +356,14 @@ func (s *snapshot[T]) get(ctx context.Context) (T, error) {
 		return none, err
 	}
 	if !s.at.IsZero() && time.Since(s.at) < max(refresh, share*s.took) {
-		return s.last, nil
+		return *s.last.Load(), nil
 	}
 	began := time.Now()
 	v, err := s.read(ctx)
 	if err != nil {
 		return v, err
 	}
-	s.last, s.at, s.took = v, time.Now(), time.Since(began)
+	s.last.Store(&v)
+	s.at, s.took = time.Now(), time.Since(began)
 	return v, nil
 }

@@ -1,11 +1,13 @@
 package ui_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -312,6 +314,19 @@ func TestServe_Verdicts(t *testing.T) {
 		}
 		return nil
 	})
+	// Browsers that do not send what they have announced keep nobody from reading.
+	for range 20 {
+		c, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(s.url, "http://"), "/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprint(c, "POST /api/runs/r1/groups/a/0/verdict HTTP/1.1\r\nHost: localhost\r\n"+
+			"Content-Type: application/json\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(line, "100 Continue") {
+			t.Fatalf("%q %v", line, err)
+		}
+	}
 	name := waiting[0].(object)["name"]
 	for _, c := range []struct {
 		sample, body string
@@ -346,4 +361,26 @@ func TestServe_Verdicts(t *testing.T) {
 	if got := fmt.Sprint(get[object](t, s, "doctor")); !strings.Contains(got, "disk") {
 		t.Errorf("findings %s", got)
 	}
+}
+
+// A person judges a text by its whole conversation.
+func TestServe_VerdictsOfTexts(t *testing.T) {
+	s := servePage(t, nil)
+	s.serveModel(t, models+"sums")
+	s.publish(t, "r1", "a", "347+58=?", func(p *schemas.Prompt) {
+		p.Model, p.ImageSettings = "sums", schemas.ImageSettings{}
+		p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
+	})
+	bustest.Until(t, "two samples wait", func() error {
+		waiting := get[object](t, s, "runs/r1/verdicts")["waiting"].([]any)
+		if len(waiting) != 2 {
+			return fmt.Errorf("%v", waiting)
+		}
+		text := waiting[0].(object)["text"].(object)
+		if turns := text["turns"].([]any); len(turns) < 2 || text["ids"] != nil ||
+			!strings.Contains(fmt.Sprint(text["messages"]), "347+58=?") {
+			t.Errorf("judged is %v", text)
+		}
+		return nil
+	})
 }

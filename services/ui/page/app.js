@@ -56,11 +56,15 @@ function setDead(n) {
 }
 
 // While a button is pressed nothing is drawn anew: a click needs the same element below the pointer at both its ends.
-let pressed = false, waiting = [];
-addEventListener("pointerdown", () => { pressed = true; });
-for (const name of ["pointerup", "pointercancel"]) {
-  addEventListener(name, () => setTimeout(() => { pressed = false; for (const f of waiting.splice(0)) f(); }));
-}
+// Menus and lists of the browser take the second end for themselves, so it is not awaited for longer than a second.
+let pressed = 0, waiting = [];
+const release = () => { clearTimeout(pressed); pressed = 0; for (const f of waiting.splice(0)) f(); };
+addEventListener("pointerdown", (e) => {
+  if (!e.isPrimary || e.button !== 0) return;
+  clearTimeout(pressed);
+  pressed = setTimeout(release, 1000);
+});
+for (const name of ["pointerup", "pointercancel", "contextmenu", "blur", "change"]) addEventListener(name, () => setTimeout(release));
 
 // listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
 export function listen(query, handlers) {
@@ -122,7 +126,7 @@ async function show() {
   view = null;
   for (const c of main.querySelectorAll(".chart")) if (c.stop) c.stop();
   setBanner("");
-  const loading = setTimeout(() => only(main, h("div", { class: "skeleton", role: "status", "aria-label": "loading" }), h("div", { class: "skeleton" })), 150);
+  const loading = setTimeout(() => mine === turn && only(main, h("div", { class: "skeleton", role: "status", "aria-label": "loading" }), h("div", { class: "skeleton" })), 150);
   let found = null;
   for (const [pattern, make, section] of routes) {
     const m = pattern.exec(path);

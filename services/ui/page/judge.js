@@ -1,26 +1,30 @@
 // Verdicts: the samples of a run that wait for a person, one after the other, by keyboard.
 import { h, link, plural, crumbs, empty, only } from "./dom.js";
 import { ask, api, change, listen, may } from "./app.js";
+import { conversation } from "./samples.js";
 
 const values = [0, 0.25, 0.5, 0.75, 1];
 
 export async function judgeView(run) {
   let list = (await ask(api("runs", run, "verdicts"))).waiting, skipped = new Set(), value = null, busy = false, timer = 0, shown = "";
+  const given = new Set(); // a list that was asked for before has them still
   const says = h("p", { class: "small", role: "status" }), left = h("p", { class: "muted" }), body = h("div");
   const key = (w) => [w.uid, w.sample_index, w.name].join(" ");
-  const next = () => list.find((w) => !skipped.has(key(w))) || list[0];
+  const next = () => list.find((w) => key(w) === shown) || list.find((w) => !skipped.has(key(w))) || list[0]; // what is shown stays
 
   const load = async () => {
-    list = (await ask(api("runs", run, "verdicts"))).waiting;
+    const { waiting } = await ask(api("runs", run, "verdicts"));
+    list = waiting.filter((w) => !given.has(key(w)));
     draw();
   };
   const give = async () => {
-    const w = next();
-    if (!w || value === null || busy) return;
+    const w = next(), v = value;
+    if (!w || v === null || busy) return;
     busy = true;
     try {
-      await change(api("runs", run, "groups", w.uid, w.sample_index, "verdict"), { name: w.name, value });
-      says.textContent = `${value} given to sample ${w.sample_index} of ${w.uid}.`;
+      await change(api("runs", run, "groups", w.uid, w.sample_index, "verdict"), { name: w.name, value: v });
+      given.add(key(w));
+      says.textContent = `${v} given to sample ${w.sample_index} of ${w.uid}.`;
       list = list.filter((x) => key(x) !== key(w));
       if (list.length === 0) await load();
     } catch (err) { says.textContent = err.message; if (err.status === 409) await load().catch(() => {}); }
@@ -32,6 +36,7 @@ export async function judgeView(run) {
     if (!w) return;
     if (skipped.size + 1 >= list.length) skipped = new Set(); // all are skipped: from the first again
     else skipped.add(key(w));
+    shown = "";
     says.textContent = `Sample ${w.sample_index} of ${w.uid} is left for later.`;
     draw();
   };
@@ -55,7 +60,7 @@ export async function judgeView(run) {
     };
     keys.choose = choose;
     only(body, h("div", { class: "shot" },
-      l.image ? h("div", { class: "pic" }, h("img", { src: "/media/" + api(run, w.uid, w.sample_index, l.video ? "video" : "image"), alt: `sample ${w.sample_index}`, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" })) : h("div", { class: "card" }, h("p", { class: "promptbox" }, l.answer || "(empty)")),
+      l.image ? h("div", { class: "pic" }, h("img", { src: "/media/" + api(run, w.uid, w.sample_index, l.video ? "video" : "image"), alt: `sample ${w.sample_index}`, class: Math.max(l.width, l.height) < 256 ? "smallpic" : "" })) : conversation(w) || h("div", { class: "card" }, h("p", { class: "promptbox" }, l.answer || "(empty)")),
       h("div", { class: "card stack" }, h("div", {}, h("h2", {}, w.prompt), w.ground_truth && h("p", { class: "muted small" }, `Ground truth: ${w.ground_truth}`),
         h("p", { class: "small" }, h("a", { href: link("runs", run, w.uid, w.sample_index) }, `Sample ${w.sample_index} of ${w.uid}`), ` waits for the verdict ${w.name}`)),
       may.admin ? h("form", { class: "stack", onsubmit: (e) => { e.preventDefault(); give(); } }, h("div", { class: "tools", role: "group", "aria-label": "value" }, choices, other),

@@ -119,7 +119,7 @@ function tokens(x) {
     x.more_tokens && h("p", { class: "small muted" }, `and ${whole(x.more_tokens)} more tokens`));
 }
 
-function conversation(x) {
+export function conversation(x) {
   const t = x.text;
   if (!t) return null;
   const said = [];

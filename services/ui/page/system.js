@@ -57,6 +57,7 @@ export async function deadView(query) {
   return {
     title: "Dead letters", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Dead letters"), h("p", { class: "muted" }, "Input that no service could use, kept with the reason.", run && h("span", {}, " Only run ", h("b", {}, run), "; ", h("a", { href: "#/dead" }, "show all"))))),
       h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [table([["#", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]], rows), more])],
+    start: () => listen({ topic: "system" }, {}),
   };
 }
 
@@ -68,6 +69,7 @@ export async function letterView(id) {
       h("div", { class: "card" }, h("h2", {}, "What"), h("dl", { class: "facts" }, [["Stage", d.stage], ["Run", d.run], ["Uid", d.uid], ["Subject", d.subject], ["Stream", d.stream], ["Deliveries", d.deliveries], ["When", new Date(d.at).toLocaleString()], ["Bytes", d.bytes]].filter(([, v]) => v).flatMap(([k, v]) => [h("dt", {}, k), h("dd", { class: "mono" }, v)])),
         d.original ? h("pre", { class: "json", tabindex: 0, "aria-label": "original" }, JSON.stringify(d.original, null, 2)) : h("p", { class: "small muted" }, "The original is no msgpack, is too large to show, or is no longer stored.")),
       h("div", { class: "card" }, h("h2", {}, "When the cause is mended"), may.admin ? actions(id) : [h("p", { class: "small" }, "Publish it again, or remove it, by a command; a page that was started with --admin has buttons for both:"), h("pre", { class: "json", tabindex: 0 }, `meander dead replay ${id}\nmeander dead drop ${id}`)])],
+    start: () => listen({ topic: "system" }, {}),
   };
 }
 
@@ -90,9 +92,9 @@ export async function doctorView() {
   const check = async () => {
     button.disabled = true;
     try {
-      const { findings } = await ask("doctor");
+      const { findings, at } = await ask("doctor");
       const counts = Object.keys(found).map((s) => [s, findings.filter((f) => f.state === s).length]).filter(([, n]) => n > 0);
-      sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". Disk, model, device and reward functions of a machine are checked there, by 'meander doctor'.";
+      sub.textContent = counts.map(([s, n]) => `${n} ${s}`).join(", ") + ". Disk, model, device and reward functions of a machine are checked there, by 'meander doctor'." + ` Made at ${new Date(at).toLocaleTimeString()}.`;
       const grave = findings.filter((f) => f.state === "fault" || f.state === "warning");
       only(list, grave.length > 0 && waits(grave.map((f) => ({ grave: true, says: `${f.area}: ${f.says}`, fix: f.fix }))),
         h("div", { class: "card flush" }, table([["Area"], ["State"], ["Found"]], findings.map((f) => h("tr", {}, h("td", {}, f.area), h("td", {}, badge(f.state, found[f.state])), h("td", {}, f.says, f.fix && h("div", { class: "small muted" }, f.fix)))))));
