@@ -391,17 +391,14 @@ func TestServe_Paging(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result := bustest.Decode[schemas.Advantage](
-		t,
-		bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)[schemas.AdvantageSubject("r1", "a")],
-	)
+	closed := bustest.Await(t, s.Bus, 1, schemas.StreamAdvantages)
+	result := bustest.Decode[schemas.Advantage](t, closed[schemas.AdvantageSubject("r1", "a")])
 	const groups = 450
 	for i := range groups {
 		uid := schemas.UID(fmt.Sprintf("g%04d", i))
 		g, a := *record, *result
 		g.Run, g.UID, g.Group.Batch, g.Prompt = "big", uid, string(uid), fmt.Sprintf("owl %d", i)
-		source := fmt.Sprintf("%03d", i)
-		g.Group.Metadata = append([]byte("\x81\xabdata_source\xa3"), source...)
+		g.Group.Metadata = fmt.Appendf(nil, "\x81\xabdata_source\xa3%03d", i)
 		if _, err := s.Publish(t.Context(), &g); err != nil {
 			t.Fatal(err)
 		}
