@@ -83,7 +83,7 @@ func (e realEngine) start(t *testing.T, folder string) *realServer {
 		path = append(path, absolute(t, filepath.Join(root, "deploy/engines", name)))
 	}
 	s := &realServer{url: "http://" + address, Process: harness.Raise(t, &harness.Process{
-		Name: e.kind + "-" + port, Dir: t.TempDir(), Path: e.program(env),
+		Name: e.kind + "-" + port, Dir: t.TempDir(), Path: e.program(env), Group: true,
 		Args: append(slices.Clone(e.args), folder, "--host", host, "--port", port),
 		Env: []string{
 			"PYTHONPATH=" + strings.Join(path, ":"), "HF_HUB_OFFLINE=1", "CUDA_VISIBLE_DEVICES=", "NO_PROXY=127.0.0.1",

@@ -21,6 +21,8 @@ type Process struct {
 	// Name is that of its log, and Path that of its program; it runs in Dir, and logs to a file there.
 	Name, Path, Dir string
 	Args, Env       []string
+	// Group is set of a program that starts others: signals go to all of them.
+	Group bool
 
 	log string
 
@@ -72,6 +74,7 @@ func (v *Process) supervise(first chan<- error) {
 		cmd := exec.Command(v.Path, v.Args...)
 		cmd.Dir, cmd.Stdout, cmd.Stderr = v.Dir, log, log
 		cmd.Env = append(os.Environ(), v.Env...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: v.Group}
 		v.mu.Lock()
 		if v.stopping {
 			v.mu.Unlock()
@@ -118,7 +121,7 @@ func (v *Process) Kill() bool {
 		return false
 	}
 	v.killed = true
-	return v.process.Kill() == nil
+	return v.signal(v.process, syscall.SIGKILL) == nil
 }
 
 // KillFor is Kill, but the process is started again only when up is called, or the test ends.
@@ -148,7 +151,7 @@ func (v *Process) Restart() bool {
 		return false
 	}
 	v.again = true
-	return v.process.Signal(syscall.SIGTERM) == nil
+	return v.signal(v.process, syscall.SIGTERM) == nil
 }
 
 // Pause makes a zombie for d: to the others the process is dead, and then it goes on
@@ -157,10 +160,10 @@ func (v *Process) Pause(d time.Duration) bool {
 	v.mu.Lock()
 	p, running := v.process, v.running
 	v.mu.Unlock()
-	if !running || p.Signal(syscall.SIGSTOP) != nil {
+	if !running || v.signal(p, syscall.SIGSTOP) != nil {
 		return false
 	}
-	time.AfterFunc(d, func() { _ = p.Signal(syscall.SIGCONT) })
+	time.AfterFunc(d, func() { _ = v.signal(p, syscall.SIGCONT) })
 	return true
 }
 
@@ -223,8 +226,16 @@ func (v *Process) End(sig os.Signal) {
 		return
 	}
 	v.killed = v.killed || sig == syscall.SIGKILL
-	_ = v.process.Signal(syscall.SIGCONT)
-	_ = v.process.Signal(sig)
+	_ = v.signal(v.process, syscall.SIGCONT)
+	_ = v.signal(v.process, sig.(syscall.Signal))
+}
+
+// signal sends a signal to the process, or to all of its group.
+func (v *Process) signal(p *os.Process, sig syscall.Signal) error {
+	if v.Group {
+		return syscall.Kill(-p.Pid, sig)
+	}
+	return p.Signal(sig)
 }
 
 // tail is the end of its log, in bytes.
