@@ -138,7 +138,8 @@ func StoredSubject(subject string) string {
 	return subject
 }
 
-// PublishedSubject returns the subject on which an event was published that is stored under subject.
+// PublishedSubject takes from a stored subject the partition that the stream added to it. What remains is the subject
+// on which the event was published. One without the partition of its batch is returned as it is.
 func PublishedSubject(subject string) string {
 	a, ok := ParseSubject(subject)
 	if !ok || a.Partition == "" || a.Partition != strconv.Itoa(Partition(a.Batch)) {

@@ -115,7 +115,7 @@ func (p *Prompt) checkTree(f *faults) {
 	if t.Leaf != nil {
 		if s := p.Advantage.BranchScope; s != "" {
 			f.inStruct("advantage").add("branch_scope", quote(s),
-				"must be absent of one leaf alone, which has no siblings")
+				"must be absent beside tree.leaf: one leaf has no siblings")
 		}
 		if *t.Leaf < MaxGroupSize {
 			g.checkWithin("leaf", *t.Leaf, 0, leaves-1)

@@ -145,7 +145,7 @@ func TestPrompt_Validate_tree(t *testing.T) {
 		{"another size", func(p *P) { p.GroupSize = new(int64(8)) }, "group_size: 8; must be 4, the leaves of the tree, or absent; it has 2 x 2"},
 		{"no such leaf", func(p *P) { p.Tree.Leaf = new(int64(4)) }, "tree.leaf: 4; must be between 0 and 3"},
 		{"several of a leaf", func(p *P) { p.Tree.Leaf, p.GroupSize = new(int64(3)), new(int64(4)) }, "group_size: 4; must be 1, one leaf alone, or absent"},
-		{"a leaf compared", func(p *P) { p.Tree.Leaf, p.Advantage.BranchScope = new(int64(3)), "depth" }, `advantage.branch_scope: "depth"; must be absent of one leaf alone, which has no siblings`},
+		{"a leaf compared", func(p *P) { p.Tree.Leaf, p.Advantage.BranchScope = new(int64(3)), "depth" }, `advantage.branch_scope: "depth"; must be absent beside tree.leaf: one leaf has no siblings`},
 		{"started", func(p *P) { p.Start = &schemas.Start{Branch: &schemas.Branch{UID: "u"}} }, "start: given; must be absent beside tree, whose samples begin with one another's states"},
 		{"stopped before", func(p *P) { p.Stop = &schemas.Stop{StepIndex: new(int64(5))} }, "stop.step_index: 5; must be above 5, the last branch point"},
 		{"compared otherwise", func(p *P) { p.Advantage.BranchScope = "width" }, `advantage.branch_scope: "width"; must be one of siblings, depth, leaves`},

@@ -392,8 +392,9 @@ func (w *consumer) deadLetter(ctx, shutdown context.Context, m *Message, cause e
 	}
 }
 
-// callGiveUpHook calls OnGiveUp of the configuration, if there is one, before the dead letter. A panic of the hook is
-// logged and is no error: the dead letter must not depend on it.
+// callGiveUpHook calls OnGiveUp of the configuration, if there is one, before the dead letter is written. After an
+// error the caller tries again, unless that is a TerminalError, which the letter then names. A panic is only logged:
+// it would come each time, and the letter would never be written.
 func (w *consumer) callGiveUpHook(ctx context.Context, m *Message, cause error) (err error) {
 	if w.config.OnGiveUp == nil {
 		return nil

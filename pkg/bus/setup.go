@@ -125,9 +125,10 @@ func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfi
 	return nil
 }
 
-// createBlobs creates the object store, with its least size divided by scale. Weights of large models are gigabytes a
-// version, so the store gets more than its least size if the server can reserve twice as much: the other half stays
-// free for streams whose limits are raised.
+// createBlobs creates the object store. Weights of large models are gigabytes a version. So at scale 1 it gets the
+// largest size of which the server can reserve twice as much: the other half stays free for streams whose limits are
+// raised. If there is none, or on a small disk, where scale is more than 1, it gets its least size divided by scale.
+// An error says that this is too much, too: the caller tries again with twice the scale.
 func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error {
 	config := jetstream.ObjectStoreConfig{
 		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",

@@ -335,7 +335,8 @@ func turnScores(_ context.Context, in Input, o textOptions) (r Result) {
 	return r
 }
 
-// topKMass implements TopKMass.
+// topKMass returns the probability of the k likeliest tokens, as a mean over the tokens of the text. A text without
+// tokens, and logits that cannot be read, are the error of its score.
 func topKMass(ctx context.Context, in Input, o textOptions) (r Result) {
 	if len(in.Text.LogProbs) == 0 {
 		return Result{Err: errNoTokens}

@@ -167,7 +167,8 @@ type scale struct {
 	weights                           string
 }
 
-// scaleOf returns the scale of an estimator; text: the samples are texts. estimate calls it.
+// scaleOf returns the settings of an estimator that groups must have in common to be normalised together; text: the
+// samples are texts. estimate calls it.
 func scaleOf(c estimator.Config, text bool) scale {
 	s := scale{
 		c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text,

@@ -61,7 +61,7 @@ func startBrowser(t *testing.T) *browser {
 		t.Fatal(err)
 	}
 	// The sandbox of Chromium needs rights that containers lack; what is shown is our own page.
-	data, err := os.MkdirTemp("", "meander-ui-")
+	data, err := os.MkdirTemp("", "meander-ui-") //nolint:usetesting // Chromium's helpers still write while the test ends
 	if err != nil {
 		t.Fatal(err)
 	}

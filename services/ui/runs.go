@@ -227,7 +227,8 @@ func (s *server) answerGroups(r *http.Request) (any, error) {
 	}, nil
 }
 
-// answerCurve answers with the rewards of a run over time, of one data source or of all, and with their names.
+// answerCurve answers with the rewards of a run over time, of one data source or of all, and with the names of the
+// data sources.
 func (s *server) answerCurve(r *http.Request) (any, error) {
 	most, err := number(r, "points", 400, 1, 2000)
 	if err != nil {

@@ -285,8 +285,10 @@ func (s *server) lost() *requestError {
 	if s.cfg.Where != "" {
 		where = " at " + s.cfg.Where
 	}
-	return &requestError{http.StatusServiceUnavailable,
-		"Lost the server" + where + "; retrying. If it stopped: 'meander up', or restart your NATS server."}
+	return &requestError{
+		http.StatusServiceUnavailable,
+		"Lost the server" + where + "; retrying. If it stopped: 'meander up', or restart your NATS server.",
+	}
 }
 
 // admit waits until fewer than maxReads questions run. It returns lost while there is no connection.

@@ -42,7 +42,8 @@ type Output struct {
 // Out returns an Output.
 func Out(name string, n int) Output { return Output{Name: name, N: n} }
 
-// Linear reads projections of one input of k columns and stacks them.
+// Linear reads projections that share one input of k columns, as q, k and v do, and stacks them. Where a tensor is
+// missing or has another shape, the result is empty, and Finish returns the error.
 func (l *Loader) Linear(k int, withBias bool, outs ...Output) Linear {
 	var ws []tensor.Array
 	var bias []float32

@@ -241,7 +241,8 @@ func (m *vaeMiddle) forward(s tensor.Session, f *frames, x tensor.Image) tensor.
 	return m.second.forward(s, f, x)
 }
 
-// convolve writes the convolution of x to f.next, which becomes f.x.
+// convolve returns the convolution of x, with its bias. It is in f.next, the spare buffer, which becomes f.x; x must
+// not lie in f.next.
 func convolve(s tensor.Session, f *frames, c *nn.Conv, x tensor.Image, how tensor.Conv) tensor.Image {
 	kh, kw := c.W.Size()
 	_, channels := c.W.Channels()

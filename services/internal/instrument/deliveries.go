@@ -37,7 +37,7 @@ func (s Set) Deliveries(stream string) Deliveries {
 	return d
 }
 
-// Received counts a message that was received.
+// Received counts a message that was received: first deliveries apart from later ones.
 func (d Deliveries) Received(m *bus.Message) {
 	if m.Delivered > 1 {
 		d.again.Inc()

@@ -277,7 +277,7 @@ func (v *Versions) Follow(ctx context.Context) error {
 	}
 }
 
-// noteHandled notes that p needs no more work. refused is p where it was refused, else nil.
+// noteHandled notes that p needs no more work. refused is p if it was refused, else nil.
 func (v *Versions) noteHandled(p, refused *schemas.Policy) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
