@@ -193,12 +193,12 @@ const (
 )
 
 // Message returns the subject and the headers under which an event goes to other subscribers, with its bytes: the prefix
-// stands in place of "mdr.v1". Those of its headers that speak to a server are left out.
+// stands in place of that of the contract. Those of its headers that speak to a server are left out.
 func Message(prefix string, m *bus.Message) (subject string, header map[string][]string, err error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return "", nil, err
 	}
-	rest, ok := strings.CutPrefix(m.Subject, schemas.Prefix)
+	rest, ok := schemas.SubjectTail(m.Subject)
 	if !ok {
 		return "", nil, fmt.Errorf("%q: no subject of an event", m.Subject)
 	}
