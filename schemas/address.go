@@ -141,6 +141,9 @@ func StoredSubject(subject string) string {
 // SubjectTail returns a subject without the prefix that all subjects of this contract have; false: it has another.
 func SubjectTail(subject string) (string, bool) { return strings.CutPrefix(subject, Prefix) }
 
+// KindPrefix returns what all subjects of a kind begin with.
+func KindPrefix(kind string) string { return Prefix + kind + "." }
+
 // PublishedSubject takes from a stored subject the partition that the stream added to it. What remains is the subject
 // on which the event was published. One without the partition of its batch is returned as it is.
 func PublishedSubject(subject string) string {

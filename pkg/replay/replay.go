@@ -192,8 +192,8 @@ const (
 	HeaderTime    = "Nats-Time-Stamp"
 )
 
-// Message returns the subject and the headers under which an event goes to other subscribers, with its bytes: the prefix
-// stands in place of that of the contract. Those of its headers that speak to a server are left out.
+// Message returns the subject and the headers under which an event goes to other subscribers, with its bytes: the
+// prefix stands in place of that of the contract. Those of its headers that speak to a server are left out.
 func Message(prefix string, m *bus.Message) (subject string, header map[string][]string, err error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return "", nil, err

@@ -279,7 +279,6 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		err = schemas.Decode(m.Data, &e)
 		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, present.FirstLine(e.Reason)), e.UID, err
 	default: // of those that only a replay has
-		tail, _ := schemas.SubjectTail(m.Subject)
-		return strings.TrimPrefix(tail, kind+"."), "", nil
+		return strings.TrimPrefix(m.Subject, schemas.KindPrefix(kind)), "", nil
 	}
 }
