@@ -1,4 +1,4 @@
-"""Stands in for the CUDA libraries of torch, 2.7 GB, on a machine without a GPU: stubs.py FOLDER.
+"""Stands in for the CUDA libraries of torch, 2.7 GB, on a machine without a GPU: cuda_stubs.py FOLDER.
 
 FOLDER has torch, installed without its dependencies. torch is linked against these libraries and does not start without
 them, though it calls none. Each becomes a link to one small library, whose functions say their name and abort.

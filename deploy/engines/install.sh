@@ -6,6 +6,27 @@
 # the two that images need on a CPU, sglang-texts/ what it imports for texts.
 set -eu
 folder=$1 here=$(cd "$(dirname "$0")" && pwd)
+
+lacks= # all of it is said before anything is installed
+lack() { lacks="$lacks
+  $1"; }
+[ "$(uname -sm)" = 'Linux x86_64' ] || lack "Linux on x86_64, which the pinned packages are for; this is $(uname -sm)"
+for tool in gcc readelf nm; do
+	command -v $tool >/dev/null || lack "$tool: apt-get install gcc binutils"
+done
+if ! python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+	lack 'Python 3.11 as python3, which the pinned packages are for'
+elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+	lack 'the modules venv and ensurepip of Python: apt-get install python3-venv'
+fi
+mkdir -p "$folder"
+free=$(df -Pk "$folder" | awk 'END { print int($4 / 1048576) }')
+[ "$free" -ge 8 ] || lack "8 GiB of disk for $folder, which has $free"
+[ -z "$lacks" ] || {
+	echo "make engines-test lacks:$lacks" >&2
+	exit 1
+}
+
 rm -rf "$folder"
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
