@@ -63,7 +63,7 @@ var (
 // enginePatience bounds the start of an engine: they import for minutes on a busy machine.
 const enginePatience = 8 * time.Minute
 
-// server is a real engine that runs.
+// realServer is a real engine that runs.
 type realServer struct {
 	*harness.Process
 	url string

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 	yaml "go.yaml.in/yaml/v3"
 
+	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -38,17 +39,6 @@ func foreign(t *testing.T, name string) string {
 		t.Skipf("%s is not on PATH, so nothing was asked of it; make observability-test builds it", name)
 	}
 	return path
-}
-
-// freeAddress returns an address of this machine where nothing listens.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // Each alert says what is wrong and what to do, fires for that, and does not fire for what looks like it.
@@ -109,7 +99,7 @@ func watch(t *testing.T, prometheus string, addresses ...string) *watched {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, address := t.TempDir(), freeAddress(t)
+	dir, address := t.TempDir(), harness.FreeAddress(t)
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +373,7 @@ func (all otlpTraces) tree() error {
 // returns where it takes OTLP over HTTP, which is OTLP in the configuration.
 func collect(t *testing.T, name, dir, config string) (endpoint string) {
 	t.Helper()
-	path, address := foreign(t, name), freeAddress(t)
+	path, address := foreign(t, name), harness.FreeAddress(t)
 	config = strings.ReplaceAll(config, "OTLP", address)
 	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -453,8 +443,8 @@ func TestObservability_Traces(t *testing.T) {
 		})
 	})
 	t.Run("Jaeger", func(t *testing.T) {
-		page := freeAddress(t)
-		export(t, collect(t, "jaeger", dir, strings.NewReplacer("PAGE", page, "RPC", freeAddress(t)).Replace(jaegerConfig)))
+		page := harness.FreeAddress(t)
+		export(t, collect(t, "jaeger", dir, strings.NewReplacer("PAGE", page, "RPC", harness.FreeAddress(t)).Replace(jaegerConfig)))
 		bustest.Until(t, "the trace in Jaeger", func() error {
 			resp, err := http.Get("http://" + page + "/api/v3/traces/" + clientTrace)
 			if err != nil {

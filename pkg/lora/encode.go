@@ -19,27 +19,40 @@ import (
 // the scale 1: the weight and the scale of a module are multiplied into its lora_B, each element rounded once. The
 // folder is there with both files or not at all; it is no error that it is there already.
 func (a Weighted) Save(dir string) error {
+	return saveFolder(dir, "adapter "+a.Adapter.name, func(made string) error {
+		tensors, config, err := a.plain()
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			safetensors.WriteFile(filepath.Join(made, PEFTWeights), tensors, map[string]string{"format": "pt"}),
+			os.WriteFile(filepath.Join(made, PEFTConfig), config, 0o644),
+		)
+	})
+}
+
+// saveFolder has write write files to a new folder, which is there with all of them or not at all; it is no error that it
+// is there already. All may be read by a server of another user, whatever the umask is.
+func saveFolder(dir, what string, write func(made string) error) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
 	}
-	tensors, config, err := a.plain()
+	made, err := os.MkdirTemp(filepath.Dir(dir), ".weights-*")
 	if err != nil {
-		return fmt.Errorf("write adapter %s: %w", a.Adapter.name, err)
+		return fmt.Errorf("write %s: %w", what, err)
 	}
-	made, err := os.MkdirTemp(filepath.Dir(dir), ".adapter-*")
-	if err != nil {
-		return fmt.Errorf("write adapter %s: %w", a.Adapter.name, err)
+	if err = errors.Join(os.Chmod(made, 0o755), write(made)); err == nil {
+		var files []string
+		files, err = filepath.Glob(filepath.Join(made, "*"))
+		for _, file := range files {
+			err = errors.Join(err, os.Chmod(file, 0o644))
+		}
 	}
-	err = errors.Join(
-		os.Chmod(made, 0o755), // the server may be another user's
-		safetensors.WriteFile(filepath.Join(made, PEFTWeights), tensors, map[string]string{"format": "pt"}),
-		os.WriteFile(filepath.Join(made, PEFTConfig), config, 0o644),
-	)
 	if err == nil {
 		err = os.Rename(made, dir)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write adapter %s: %w", a.Adapter.name, err), os.RemoveAll(made))
+		return errors.Join(fmt.Errorf("write %s: %w", what, err), os.RemoveAll(made))
 	}
 	return nil
 }

@@ -77,10 +77,9 @@ func (f *Full) Files() [][]byte { return f.files }
 // Table returns the projections of the transformer, which adapters can change: its matrices.
 func (f *Full) Table() Table {
 	t := Table{}
-	for _, name := range f.archive.Names() {
-		info, _ := f.archive.Info(name)
-		if module, ok := strings.CutSuffix(name, ".weight"); ok && len(info.Shape) == 2 {
-			t[module] = [2]int{info.Shape[0], info.Shape[1]}
+	for name, shape := range f.Shapes() {
+		if module, ok := strings.CutSuffix(name, ".weight"); ok && len(shape) == 2 {
+			t[module] = [2]int(shape)
 		}
 	}
 	return t
@@ -96,33 +95,14 @@ func (f *Full) Shapes() Shapes {
 	return s
 }
 
-// Save writes the files to a new folder, under the names that diffusers gives them. The folder is there with all of them
-// or not at all; it is no error that it is there already.
+// Save writes the files to a new folder in one that it makes if need be, under the names that diffusers gives them. The
+// folder is there with all of them or not at all; it is no error that it is there already.
 func (f *Full) Save(dir string) error {
-	if _, err := os.Stat(dir); err == nil {
-		return nil
+	parent := filepath.Dir(dir)
+	if err := errors.Join(os.MkdirAll(parent, 0o755), os.Chmod(parent, 0o755)); err != nil {
+		return fmt.Errorf("write weights: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return err
-	}
-	made, err := os.MkdirTemp(filepath.Dir(dir), ".weights-*")
-	if err != nil {
-		return err
-	}
-	// The server may be another user's, whatever the umask is.
-	err = errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(made, 0o755), f.write(made))
-	if files, _ := filepath.Glob(filepath.Join(made, "*")); err == nil {
-		for _, file := range files {
-			err = errors.Join(err, os.Chmod(file, 0o644))
-		}
-	}
-	if err == nil {
-		err = os.Rename(made, dir)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("write weights: %w", err), os.RemoveAll(made))
-	}
-	return nil
+	return saveFolder(dir, "weights", f.write)
 }
 
 // write writes the files to a folder, and where there are several the index of their tensors.

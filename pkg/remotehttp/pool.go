@@ -334,8 +334,8 @@ func (p *Pool[S]) drain(weights string) {
 	}
 }
 
-// endDrain has servers that would get weights take requests again, for whoever asked for that has a server, or waits no
-// more. Another that waits for these weights drains one again. p.mu is held.
+// endDrain has servers that would get weights take requests again: the request that waited for that has a server, or has
+// given up. Another one that waits for these weights drains one again. p.mu is held.
 func (p *Pool[S]) endDrain(weights string) {
 	for _, m := range p.members {
 		if m.drains && m.next == weights {

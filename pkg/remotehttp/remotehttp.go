@@ -144,6 +144,11 @@ func (c *Client) Do(ctx context.Context, method, path string, body any) (*http.R
 func (c *Client) Ask(ctx context.Context, method, path string, body, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	return c.AskSlow(ctx, method, path, body, v)
+}
+
+// AskSlow is Ask for a request that the server may work on for as long as ctx lasts.
+func (c *Client) AskSlow(ctx context.Context, method, path string, body, v any) error {
 	resp, err := c.Do(ctx, method, path, body)
 	if err != nil {
 		return err

@@ -103,13 +103,6 @@ func (p *Pool) Facts() Facts {
 	return p.facts
 }
 
-// Probed returns the answer of the first server that could be used to the probe; nil: none could be.
-func (p *Pool) Probed() *Answer {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.probe
-}
-
 // Check asks each server whether it is well. One that is well again must be what the others are, and make the probe,
 // before it is used. The error says why none can be used; it wraps ErrRefused if waiting does not help any of them.
 func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }

@@ -1,11 +1,10 @@
 package remoteimage
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -106,30 +105,8 @@ func (s *server) use(ctx context.Context, w Weights) error {
 	if err := s.unmerge(ctx); err != nil { // an adapter survives a change of the transformer
 		return err
 	}
-	if s.full != w.Full {
-		loaded, _, err := s.adapters(ctx)
-		switch {
-		case err != nil:
-			return err
-		case loaded > 0 && s.full == unknown && w.Full == "":
-			s.full = "" // its adapters were added to the checkpoint: no whole transformer can have come after them
-		case loaded > 0:
-			return fmt.Errorf("%w: a whole transformer: SGLang-Diffusion leaves its tensors out, with status 200, once the "+
-				"server has had an adapter; restart the server", remotehttp.ErrRefused)
-		}
-	}
-	if s.full != w.Full {
-		path := w.Full
-		if path == "" {
-			path = s.path
-		}
-		s.full = unknown
-		if err := s.ask(ctx, "/update_weights_from_disk", map[string]any{
-			"model_path": path, "flush_cache": true, "target_modules": []string{"transformer"},
-		}); err != nil {
-			return refuseWeights(err)
-		}
-		s.full = w.Full
+	if err := s.useFull(ctx, w.Full); err != nil {
+		return err
 	}
 	if w.Adapter == "" {
 		return nil
@@ -143,6 +120,32 @@ func (s *server) use(ctx context.Context, w Weights) error {
 	return nil
 }
 
+// useFull has the server use the whole transformer of a folder; empty: that of its model.
+func (s *server) useFull(ctx context.Context, folder string) error {
+	if s.full == folder {
+		return nil
+	}
+	loaded, _, err := s.adapters(ctx)
+	switch {
+	case err != nil:
+		return err
+	case loaded > 0 && s.full == unknown && folder == "":
+		s.full = "" // its adapters were added to the checkpoint: no whole transformer can have come after them
+		return nil
+	case loaded > 0:
+		return fmt.Errorf("%w: a whole transformer: SGLang-Diffusion leaves its tensors out, with status 200, once the "+
+			"server has had an adapter; restart the server", remotehttp.ErrRefused)
+	}
+	s.full = unknown
+	if err := s.ask(ctx, "/update_weights_from_disk", map[string]any{
+		"model_path": cmp.Or(folder, s.path), "flush_cache": true, "target_modules": []string{"transformer"},
+	}); err != nil {
+		return err
+	}
+	s.full = folder
+	return nil
+}
+
 // unmerge has the server take all adapters away.
 func (s *server) unmerge(ctx context.Context) error {
 	return s.ask(ctx, "/v1/unmerge_lora_weights", map[string]any{"target": "all"})
@@ -150,13 +153,7 @@ func (s *server) unmerge(ctx context.Context) error {
 
 // ask sends a change of the weights. The server works off the images of others before.
 func (s *server) ask(ctx context.Context, path string, body map[string]any) error {
-	resp, err := s.http.Do(ctx, http.MethodPost, path, body)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, classify(err))
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, answerBytes))
-	return err
+	return classify(s.http.AskSlow(ctx, http.MethodPost, path, body, nil))
 }
 
 // refuseWeights refuses what the server says of an adapter that it cannot load: with status 500.
@@ -178,13 +175,8 @@ func (s *server) adapters(ctx context.Context) (loaded int, used []string, err e
 		Loaded []adapter            `json:"loaded_adapters"`
 		Active map[string][]adapter `json:"active"`
 	}
-	resp, err := s.http.Do(ctx, http.MethodGet, "/v1/list_loras", nil)
-	if err != nil {
+	if err := s.http.AskSlow(ctx, http.MethodGet, "/v1/list_loras", nil, &list); err != nil {
 		return 0, nil, classify(err)
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, answerBytes)).Decode(&list); err != nil {
-		return 0, nil, garbage("/v1/list_loras: %w", err)
 	}
 	for _, of := range list.Active {
 		for _, a := range of {
@@ -195,7 +187,7 @@ func (s *server) adapters(ctx context.Context) (loaded int, used []string, err e
 }
 
 // checkWeights returns ErrChanged if the server uses another adapter now. It is asked after each image, which is then
-// made again: whoever else changes the weights may do so at any time.
+// made again: another client may change the weights at any time.
 func (s *server) checkWeights(ctx context.Context, w Weights) error {
 	_, has, err := s.adapters(ctx)
 	if err != nil {

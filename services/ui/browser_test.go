@@ -265,11 +265,11 @@ func (p *tab) shows(texts ...string) {
 func (p *tab) to(hash string) {
 	p.Helper()
 	eval[any](p, `location.hash = `+quoted(hash))
-	p.settled()
+	p.awaitShown()
 }
 
-// settled waits until the page shows what it was asked for, with its images.
-func (p *tab) settled() {
+// awaitShown waits until the page shows what it was asked for, with its images.
+func (p *tab) awaitShown() {
 	p.Helper()
 	p.until(`!document.querySelector(".skeleton") && document.getElementById("main").dataset.shown === location.hash`)
 	p.until(`[...document.images].every((i) => i.complete || i.loading === "lazy" && i.getBoundingClientRect().top > innerHeight)`)
@@ -315,7 +315,7 @@ func (p *tab) follow(hash string) {
 		}
 		return nil
 	})
-	p.settled()
+	p.awaitShown()
 }
 
 // keys are the keys that have no character.

@@ -138,7 +138,7 @@ func TestPage_World(t *testing.T) {
 			for _, dark := range []bool{false, true} {
 				p.size(width, 900)
 				p.dark(dark)
-				p.settled()
+				p.awaitShown()
 				if over := eval[int](p, "document.documentElement.scrollWidth - innerWidth"); over > 0 {
 					t.Errorf("%s at %d px scrolls sideways by %d", place.name, width, over)
 				}
@@ -229,7 +229,7 @@ func (p *tab) judge(s *served) {
 // navigate goes from the list of runs to a sample and back by keys alone.
 func (p *tab) navigate() {
 	p.Helper()
-	at := func(hash string) { p.Helper(); p.until("location.hash === " + quoted(hash)); p.settled() }
+	at := func(hash string) { p.Helper(); p.until("location.hash === " + quoted(hash)); p.awaitShown() }
 	p.to("#/system")
 	p.press("g", "r")
 	at("#/runs")
@@ -244,7 +244,7 @@ func (p *tab) navigate() {
 	at("#/runs/signs/p04")
 	p.press("j", "j", "k", "Enter")
 	p.until(`/^#\/runs\/signs\/p04\/\d+$/.test(location.hash)`)
-	p.settled()
+	p.awaitShown()
 	p.press("u")
 	at("#/runs/signs/p04")
 	p.press("u")
@@ -300,7 +300,7 @@ func (p *tab) guide(t *testing.T) {
 			p.click(".tokens .tok[tabindex]")
 		}
 		eval[any](p, `scrollTo(0, 0)`)
-		p.settled()
+		p.awaitShown()
 		img, err := png.Decode(bytes.NewReader(p.shot(false)))
 		if err != nil {
 			t.Fatal(err)

@@ -470,7 +470,7 @@ def test_transfer_queue(sums):
             keys=uids, partition_id="train", tags=[{"is_prompt": True, "status": "pending", "global_steps": 1}] * 3
         )
         manager.generate_sequences(batch)
-        tags = settled(tq, uids)
+        tags = ended_tags(tq, uids)
         assert [tags[u]["status"] for u in uids] == ["finished", "finished", "failure"]
         keys = sorted(k for k in tags if k not in uids)
         assert keys == [f"u{i}_{n}_0" for i in range(2) for n in range(4)]
@@ -486,7 +486,7 @@ def test_transfer_queue(sums):
         ray.shutdown()
 
 
-def settled(tq, uids):
+def ended_tags(tq, uids):
     """The tags of the queue once no prompt is pending or running."""
     import time
 

@@ -53,8 +53,7 @@ func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error
 		return nil, engine.Refuse("adapter: %d; %s takes one", len(c.Adapters), s.Backend())
 	}
 	n := &Served{
-		Health: s.Health, card: s.card, pool: s.pool, weights: s.weights, probe: s.probe,
-		digest: lora.WeightsDigest(s.Digest(), c.Adapters...),
+		Health: s.Health, card: s.card, pool: s.pool, weights: s.weights, probe: s.probe, digest: c.Digest,
 	}
 	var err error
 	var w remoteimage.Weights
@@ -62,13 +61,13 @@ func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error
 		if err := s.weights.tensors.Check(c.Full); err != nil {
 			return nil, engine.Refuse("%w", err)
 		}
-		n.digest = c.Digest
 		n.changed, err = s.weights.SaveFull(c.Full, n.digest)
 		w.Full = s.weights.Path(n.changed)
 	} else {
 		if err := s.weights.modules.Check(c.Adapters...); err != nil {
 			return nil, engine.Refuse("%w", err)
 		}
+		n.digest = lora.WeightsDigest(s.Digest(), c.Adapters...)
 		n.changed, err = s.weights.SaveAdapter(
 			c.Adapters[0].Completed(s.weights.modules, textProjections...), n.digest)
 		w.Adapter = s.weights.Path(n.changed)
