@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
-	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -306,13 +306,16 @@ learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meande
 	build/learn-venv/bin/python deploy/learn/figures.py meander-out/learn/*-*
 
 learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2"; ENGINE=vllm=URL or sglang=URL)
-	build/learn-venv/bin/python deploy/learn/sums.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE))
+	build/learn-venv/bin/python deploy/learn/examples.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE))
 
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
-	build/trl-venv/bin/python deploy/learn/sums.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
+	build/trl-venv/bin/python deploy/learn/examples.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
 
 learn-verl: build build/verl-venv/ok ## the same by verl's trainer, which runs on Ray: deploy/bench/learn-verl.md (Python; SEEDS="0 1 2")
-	build/verl-venv/bin/python deploy/learn/sums.py --example verl_sums.py --out meander-out/learn-verl --seeds $(SEEDS)
+	build/verl-venv/bin/python deploy/learn/examples.py --example verl_sums.py --out meander-out/learn-verl --seeds $(SEEDS)
+
+learn-accelerate: build build/trl-venv/ok ## an adapter of signs by accelerate and FSDP2, in two processes: deploy/bench/learn-accelerate.md (Python; SEEDS="0 1 2")
+	build/trl-venv/bin/python deploy/learn/examples.py --example accelerate_signs.py --out meander-out/learn-accelerate --seeds $(SEEDS) -- --updates 40
 
 trainers-test: build build/trl-venv/ok build/verl-venv/ok ## tests of the plugs for what people train with: DataLoader, TRL, accelerate, TensorBoard, W&B, trackio, datasets, WebDataset, verl
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/trl-venv/bin/python -m pytest -q -rs tests/test_sync.py tests/test_dataset.py tests/test_trl.py tests/test_accelerate.py tests/test_track.py

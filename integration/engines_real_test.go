@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -15,6 +14,9 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/media"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
@@ -204,8 +206,90 @@ func (l *realLane) push(t *testing.T, a *lora.Adapter) *schemas.Policy {
 	return p
 }
 
+// cancelled cancels a run of n samples when the first is there; its group must close so.
+func (l *realLane) cancelled(t *testing.T, n int64) {
+	t.Helper()
+	if _, err := l.client.Publish(t.Context(), "cancelled", l.prompt("c", n, nil)); err != nil {
+		t.Fatal(err)
+	}
+	l.firstSample(t, "cancelled", "c")
+	ask := &schemas.Control{Run: "cancelled", Action: schemas.ControlCancel}
+	if _, err := l.client.Control(t.Context(), ask); err != nil {
+		t.Fatal(err)
+	}
+	if a := l.advantages(t, "cancelled", 1)["c"]; a.Status != schemas.StatusCancelled {
+		t.Errorf("the cancelled group: %+v", a)
+	}
+}
+
+// firstSample waits for a trajectory of a group.
+func (l *realLane) firstSample(t *testing.T, run schemas.Run, uid schemas.UID) {
+	t.Helper()
+	ctx, moved := bustest.WhileItMoves(t)
+	for tr, err := range l.client.Trajectories(ctx, run) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved()
+		if tr.UID == uid {
+			return
+		}
+	}
+	t.Fatalf("no sample of %s", run)
+}
+
+// samePixels decodes the last state of a run's sample with the model here. The server's pixels must be within 1 of 255:
+// both round.
+func (l *realLane) samePixels(t *testing.T, m model.Model, run schemas.Run) {
+	t.Helper()
+	tr := l.trajectory(t, run, "g", 1)
+	states, err := l.client.Latents(t.Context(), tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := media.ImageSize(tr.Height, tr.Width)
+	own, err := m.Decode(t.Context(), states[int64(len(tr.Sigmas)-1)], size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := l.client.Image(t.Context(), tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served, err := media.Decode(stored, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range served.Frames[0].Pix {
+		if d := int(v) - int(own.Frames[0].Pix[i]); d > 1 || d < -1 {
+			t.Fatalf("%s: byte %d of the image is %d, and %d here", run, i, v, own.Frames[0].Pix[i])
+		}
+	}
+}
+
+// otherWeights returns a copy of a model's folder in which the last tensor of a file of bfloat16 has other signs.
+func otherWeights(t *testing.T, folder, file string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), filepath.Base(folder))
+	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := len(data) - 1; i >= len(data)-128; i -= 2 {
+		data[i] ^= 0x80
+	}
+	if err := os.WriteFile(filepath.Join(dir, file), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // The two text engines, for real: every setting of a lane of texts, numbers within 1e-5 of ours, adapters that are pushed,
-// two samplers of one server, two servers of one sampler, kill -9 and a frozen server in the middle of a run.
+// two samplers of one server, two servers of one sampler; a run that is cancelled, kill -9 and a frozen server in the
+// middle of one.
 func TestEngines_Texts(t *testing.T) {
 	for name, e := range map[string]realEngine{"vllm": realVLLM, "sglang": realSGLang} {
 		t.Run(name, func(t *testing.T) {
@@ -235,13 +319,11 @@ func TestEngines_Texts(t *testing.T) {
 			if tr := l.trajectory(t, adapted, "g", 0); tr.WeightsDigest != pushed.WeightsDigest {
 				t.Errorf("weights %.16s; want %.16s", tr.WeightsDigest, pushed.WeightsDigest)
 			}
+			l.cancelled(t, 64)
 			if _, err := l.client.Publish(t.Context(), "killed", l.prompt("k", 64, nil)); err != nil {
 				t.Fatal(err)
 			}
-			bustest.Until(t, "samples of the run", func() error {
-				_, err := l.client.Trajectory(t.Context(), "killed", "k", 3)
-				return err
-			})
+			l.firstSample(t, "killed", "k")
 			a.Kill()
 			b.Pause(3 * time.Second)
 			scored(t, l.world, "killed", "k", 64)
@@ -256,13 +338,19 @@ func TestEngines_Texts(t *testing.T) {
 	}
 }
 
-// SGLang-Diffusion, for real: settings of a lane of images, x_T and noise of equal bits, numbers within 1e-5 of ours, whole
-// weights and adapters that are pushed, kill -9 of the server in the middle of a run.
+// SGLang-Diffusion, for real: settings of a lane of images, x_T and noise of equal bits, numbers within 1e-5 of ours, the
+// pixels of ours, two samplers of one server, whole weights and adapters that are pushed; a run that is cancelled, kill -9
+// and a frozen server in the middle of one.
 func TestEngines_Images(t *testing.T) {
 	folder := signs(t)
 	a, b := realDiffusion.start(t, folder), realDiffusion.start(t, folder)
 	shared := t.TempDir()
 	l := newRealLane(t, realDiffusion, folder, func(c *config) { c.sampler.EngineAdapters = shared }, a, b)
+	own, err := families.All().Open(folder, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = own.Close() }()
 	for _, change := range []func(*schemas.Prompt){
 		nil,
 		func(p *schemas.Prompt) { p.TrueCFGScale, p.NegativePrompt = new(2.5), new("red") },
@@ -276,11 +364,18 @@ func TestEngines_Images(t *testing.T) {
 		},
 		func(p *schemas.Prompt) { p.Rollout.SDEType = "ode" },
 	} {
-		r := l.verified(t, l.group(t, 2, change), 1e-5)
-		if r.States == 0 {
+		run := l.group(t, 2, change)
+		if r := l.verified(t, run, 1e-5); r.States == 0 {
 			t.Errorf("no state was made again: %+v", r)
 		}
+		l.samePixels(t, own, run)
 	}
+	other := newRealLane(t, realDiffusion, folder, nil, b)
+	both := schemas.Run("both")
+	other.publish(t, both, other.prompt("g", 2, nil))
+	l.group(t, 2, nil)
+	scored(t, other.world, both, "g", 2)
+	other.verified(t, both, 1e-5)
 	full, err := lora.ParseFull(transformer(t, 2, set(t, "proj_out.bias", 0.5, -0.5))...)
 	if err != nil {
 		t.Fatal(err)
@@ -302,14 +397,13 @@ func TestEngines_Images(t *testing.T) {
 	}
 	l.push(t, change)
 	l.verified(t, l.group(t, 4, nil), 1e-5)
+	l.cancelled(t, 8)
 	if _, err := l.client.Publish(t.Context(), "killed", l.prompt("k", 8, nil)); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Until(t, "a sample of the run", func() error {
-		_, err := l.client.Trajectory(t.Context(), "killed", "k", 0)
-		return err
-	})
+	l.firstSample(t, "killed", "k")
 	a.Kill()
+	b.Pause(3 * time.Second)
 	scored(t, l.world, "killed", "k", 8)
 	if r := l.verified(t, "killed", 1e-5); r.Trajectories != 8 {
 		t.Errorf("%+v", r)
@@ -318,19 +412,50 @@ func TestEngines_Images(t *testing.T) {
 	l.verified(t, l.group(t, 2, nil), 1e-5)
 }
 
-// Servers of other weights, or another precision, than the first are not used, or the numbers show it.
+// A server of other weights than the first is not used.
 func TestEngines_OtherWeights(t *testing.T) {
-	folder := absolute(t, filepath.Join(root, "deploy/models/sums"))
-	e := realVLLM
-	e.args = slices.Clone(e.args)
-	e.args[slices.Index(e.args, "float32")] = "bfloat16"
-	l := newRealLane(t, e, folder, nil, e.start(t, folder))
-	run := l.group(t, 2, nil)
-	r, err := verify.Run(t.Context(), l.Bus, run, verify.Options{Model: []string{folder}})
-	if err != nil || r.MaxDrawnDifference < 1e-4 {
-		t.Errorf("a server in bfloat16: %+v, %v; want a difference that shows", r, err)
+	for _, c := range []struct {
+		realEngine
+		folder, file string
+	}{
+		{realVLLM, absolute(t, filepath.Join(root, "deploy/models/sums")), "model.safetensors"},
+		{realSGLang, absolute(t, filepath.Join(root, "deploy/models/sums")), "model.safetensors"},
+		{realDiffusion, signs(t), "transformer/diffusion_pytorch_model.safetensors"},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			a, b := c.start(t, c.folder), c.start(t, otherWeights(t, c.folder, c.file))
+			l := newRealLane(t, c.realEngine, c.folder, nil, a, b)
+			if r := l.verified(t, l.group(t, 8, nil), 1e-5); r.Trajectories != 8 {
+				t.Errorf("%+v", r)
+			}
+			a.Kill()
+			a.await(t)
+			l.verified(t, l.group(t, 8, nil), 1e-5)
+		})
 	}
-	if out, err := json.Marshal(r); err != nil || !strings.Contains(string(out), "engine_tolerance") {
-		t.Errorf("%s, %v", out, err)
+}
+
+// Numbers of servers in bfloat16 pass within the tolerance of bfloat16, and the report says so.
+func TestEngines_OtherPrecision(t *testing.T) {
+	for _, e := range []realEngine{realVLLM, realSGLang, realDiffusion} {
+		t.Run(e.kind, func(t *testing.T) {
+			folder := signs(t)
+			if e.model == "sums" {
+				folder = absolute(t, filepath.Join(root, "deploy/models/sums"))
+			}
+			e.args = slices.Clone(e.args)
+			for i, arg := range e.args {
+				e.args[i] = map[string]string{"float32": "bfloat16", "fp32": "bf16"}[arg]
+				if e.args[i] == "" {
+					e.args[i] = arg
+				}
+			}
+			l := newRealLane(t, e, folder, nil, e.start(t, folder))
+			run := l.group(t, 2, nil)
+			r, err := verify.Run(t.Context(), l.Bus, run, verify.Options{Model: []string{folder}})
+			if err != nil || !r.OK(0) || r.MaxDrawnDifference < 1e-4 || r.EngineTolerance < 1e-2 {
+				t.Errorf("a server in bfloat16: %+v, %v; want a difference within the tolerance of bfloat16", r, err)
+			}
+		})
 	}
 }

@@ -8,10 +8,13 @@ One process needs no torchrun. Without GPUs the processes talk by gloo.
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import random
 import secrets
+import time
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -32,7 +35,9 @@ args.add_argument("--updates", type=int, default=5)
 args.add_argument("--groups", type=int, default=8, help="of a batch, for all processes together (default %(default)s)")
 args.add_argument("--samples", type=int, default=8, help="of a group (default %(default)s)")
 args.add_argument("--lr", type=float, default=2e-3)
-args.add_argument("--save", default="", help="a folder for the last adapter")
+args.add_argument("--seed", type=int, default=0)
+args.add_argument("--out", type=Path, help="a folder for the last adapter, log.jsonl and summary.json")
+args.add_argument("--held-out", type=Path, help="a file of prompts to rate before and after, in JSON lines")
 args.add_argument("--ddp", action="store_true", help="DDP in place of FSDP2")
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
@@ -40,7 +45,7 @@ TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_
 
 def network_of(a: argparse.Namespace, accelerator: Accelerator) -> torch.nn.Module:
     """The transformer with a LoRA, sharded over the processes."""
-    torch.manual_seed(0)  # the adapters of all processes begin alike
+    torch.manual_seed(a.seed)  # the adapters of all processes begin alike
     network = QwenImageTransformer2DModel.from_pretrained(a.model, subfolder="transformer", torch_dtype=torch.float32)
     network.requires_grad_(False).add_adapter(LoraConfig(r=16, lora_alpha=16, target_modules=TARGETS))
     if accelerator.num_processes == 1:
@@ -68,15 +73,31 @@ def log_probs(network: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Ten
 
 def ask(client: meander.sync.Client, a: argparse.Namespace, run: str, number: int, version: int) -> None:
     """Publishes the prompts of a batch, for weights of that version or newer."""
-    rng = random.Random(number)
+    rng = random.Random(f"{a.seed} {number}")
     for i in range(a.groups):
         text = "".join(rng.choices("ABCDEFGHIKLMNOPRSTUVW", k=rng.randint(2, 6)))
         client.publish(
-            run, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"b{number}-{i}", seed=number,
-            model=a.lane, group_size=a.samples, num_inference_steps=4, initial_noise="shared",
-            min_policy_version=version, reward=[{"name": "glyph"}], batch={"id": f"b{number}", "groups": a.groups},
+            run, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"b{number}-{i}",
+            seed=1000 * a.seed + number, model=a.lane, group_size=a.samples, num_inference_steps=4,
+            initial_noise="shared", min_policy_version=version, reward=[{"name": "glyph"}],
+            batch={"id": f"b{number}", "groups": a.groups},
             rollout={"sde_step_indices": [0, 1], "noise_level": 0.9, "return_conditioning": True},
         )  # fmt: skip
+
+
+def measure(client: meander.sync.Client | None, a: argparse.Namespace, run: str, version: int) -> float:
+    """The mean reward of the held-out prompts, drawn without noise by that version or newer, as one batch. NaN without
+    prompts, and in every process but the first."""
+    if not client or not a.held_out:
+        return math.nan
+    asked = [json.loads(line)["prompt"] for line in a.held_out.read_text().splitlines()]
+    for i, prompt in enumerate(asked):
+        client.publish(
+            run, prompt, uid=f"h{i}", seed=1, model=a.lane, group_size=2, num_inference_steps=4, validation=True,
+            min_policy_version=version, reward=[{"name": "glyph"}], batch={"id": "held-out", "groups": len(asked)},
+            rollout={"sde_type": "ode"},
+        )  # fmt: skip
+    return float(next(client.batch_events(run))["mean"])
 
 
 def main(a: argparse.Namespace) -> None:
@@ -95,6 +116,10 @@ def main(a: argparse.Namespace) -> None:
         if client:
             a.lane = a.lane or meander.sync.policy.policy(client)["lane"]
             version = meander.sync.policy.push_policy(client, None, a.lane)["policy_version"]  # the checkpoint as it is
+        began, before = time.monotonic(), measure(client, a, f"{run}-before", version if first else 0)
+        if first and a.out:
+            a.out.mkdir(parents=True, exist_ok=True)
+        log = stack.enter_context(open(a.out / "log.jsonl", "w")) if first and a.out else None
         data = BatchDataset(a.url, run, "trainer", timeout=600)
         batches = iter(data.loader())
         for number in range(a.updates):
@@ -117,8 +142,17 @@ def main(a: argparse.Namespace) -> None:
             reward = float(rewards / (steps / old.shape[1]))
             print(f"process {accelerator.process_index}: {len(old)} samples, first ratio {off:.0e} from 1", flush=True)
             accelerator.print(f"update {number}: reward {reward:.6f}, norm {float(whole):.8f}, version {version}")
-        if a.save:
-            meander.accelerate.save_adapter(accelerator, network, a.save)
+            if log:
+                record = {"update": number, "reward": reward, "norm": float(whole), "ratio_off": off, "version": version}
+                print(json.dumps(record | {"seconds": time.monotonic() - began}), file=log, flush=True)
+        after = measure(client, a, f"{run}-after", version)
+        if a.held_out:
+            accelerator.print(f"held out: mean reward {before:.3f} before, {after:.3f} after {a.updates} updates")
+        if a.out:
+            meander.accelerate.save_adapter(accelerator, network, a.out)
+        if first and a.out:
+            summary = {"before": before, "after": after, "updates": a.updates, "seconds": time.monotonic() - began}
+            (a.out / "summary.json").write_text(json.dumps(summary))
     accelerator.end_training()
 
 

@@ -22,7 +22,7 @@ def train(url, out, processes, *flags):
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLE), "--url", url, "--model", str(SIGNS), "--save", str(out)]
+    command = [sys.executable, str(EXAMPLE), "--url", url, "--model", str(SIGNS), "--out", str(out)]
     command += ["--updates", "2", "--groups", "3", "--samples", "4", *flags]
     group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [group | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(processes)] if processes > 1 else [{}]
