@@ -43,7 +43,7 @@ var replySubjects = map[string]string{
 }
 
 // workersAnswers go to the inbox of the service that asked, where no one else may read.
-var workersAnswers = []string{"score_reply", "interact_reply"}
+var workersAnswers = []string{"score_reply", "interact_reply", "teacher_reply"}
 
 // describedChannels reads the channels of the document, and nothing else of this project.
 func describedChannels(t *testing.T, document string) []described {

@@ -244,6 +244,7 @@ var (
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}
+	TeacherCodes      = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
 	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
 	RunStates         = []string{RunRunning, RunPaused, RunCancelled, RunDone}
 	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}
