@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
-	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -308,6 +308,9 @@ learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meande
 learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2"; ENGINE=vllm=URL or sglang=URL)
 	build/learn-venv/bin/python deploy/learn/examples.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE))
 
+learn-distill: build build/learn-venv/ok ## on-policy distillation: a teacher of sums, trained first unless TEACHER=ADAPTER names one, and students, a minute each: deploy/bench/learn-distill.md (Python; SEEDS="0 1 2")
+	build/learn-venv/bin/python deploy/learn/examples.py --example distill_sums.py --out meander-out/learn-distill --seeds $(SEEDS) $(if $(TEACHER),--teacher $(TEACHER))
+
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
 	build/trl-venv/bin/python deploy/learn/examples.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
 
@@ -328,7 +331,7 @@ build/trl-venv/ok build/verl-venv/ok: build/%-venv/ok: deploy/learn/requirements
 	TORCH='$(TORCH)' deploy/learn/install.sh build/$*-venv deploy/learn/requirements-$*.txt
 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
-	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_texts.py
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_teacher.py tests/test_texts.py
 
 build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml | learn-needs
 	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv

@@ -215,7 +215,9 @@ type refusal struct {
 func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
 
-func refuse(code, format string, args ...any) error { return &refusal{code, fmt.Errorf(format, args...)} }
+func refuse(code, format string, args ...any) error {
+	return &refusal{code, fmt.Errorf(format, args...)}
+}
 
 // answer returns the reply to a request.
 func (s *service) answer(network engine.Network, data []byte) (reply *schemas.TeacherReply) {

@@ -28,6 +28,7 @@ from .control import Controls
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
 from .tasks import together
+from .teacher import Teachers
 from .text import NUMBERS, Text, add_events, text_of
 
 _log = logging.getLogger("meander")
@@ -83,8 +84,8 @@ async def connect(
             await nc.drain()
 
 
-class Client(Controls):
-    """Publishes prompts, verdicts and controls, and reads the results."""
+class Client(Controls, Teachers):
+    """Publishes prompts, verdicts and controls, reads the results, and asks teachers."""
 
     def __init__(self, nc: nats.NATS, mark: str = ""):
         self.nc = nc

@@ -147,6 +147,8 @@ class Client:
     image = waiting(aio.Client.image)
     pixels = waiting(aio.Client.pixels)
     frames = waiting(aio.Client.frames)
+    teacher_reply = waiting(aio.Client.teacher_reply)
+    teacher_log_probs = waiting(aio.Client.teacher_log_probs)
     video = waiting(aio.Client.video)
 
     pause = waiting(control.Controls.pause)
