@@ -258,6 +258,19 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 		return packed(t, &schemas.InteractReply{Content: "too low"})
 	})
 
+	if _, err := w.Conn().QueueSubscribe(schemas.TeacherSubject("reference"), "reference", func(m *nats.Msg) {
+		reply := &schemas.TeacherReply{Error: "it is an image", Code: schemas.CodeUnfit}
+		if err := m.Respond(bustest.Encode(t, reply)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var refused *client.RefusedError
+	if _, err := w.client.TeacherReply(ctx, "reference", "images", "g", 0, 0); !errors.As(err, &refused) {
+		t.Fatal(err)
+	}
+
 	publish := func(run schemas.Run, p *schemas.Prompt) {
 		t.Helper()
 		p.Seed, p.GroupSize = new(int64(3)), new(int64(2))
