@@ -237,7 +237,7 @@ func TestRun_StopsWhenAllIsAnswered(t *testing.T) {
 	plane := bustest.New(t)
 	sample(t, plane, sums, "", textPrompt())
 	stop := teach(t, plane, "sums", sums, func(c *teacher.Config) { c.Name, c.Workers = "sums", 1 })
-	c, first := client.New(plane.Bus), make(chan struct{})
+	c, first := client.New(plane.Bus), make(chan struct{}, 1)
 	var asking sync.WaitGroup
 	for range 32 {
 		asking.Go(func() {

@@ -1,12 +1,14 @@
 """Log-probs of stored samples under another model, from `meander teacher`."""
 
+import json
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import meander
-from conftest import ENVIRONMENT, SUMS, first, publish
+from conftest import ENVIRONMENT, ROOT, SUMS, first, publish
 from test_texts import ask
 
 
@@ -77,14 +79,23 @@ def test_images(run, url, teach):
     run(test)
 
 
+def adapted():
+    """sums in transformers, with an adapter of random weights."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    base = AutoModelForCausalLM.from_pretrained(SUMS, dtype=torch.float32)
+    return get_peft_model(base, LoraConfig(r=4, lora_alpha=1, target_modules="all-linear", init_lora_weights=False))
+
+
 def test_transformers(run, sums, teach, tmp_path):
     """Log-probs and likeliest tokens are those of transformers and peft, of the checkpoint and with an adapter."""
     torch = pytest.importorskip("torch", reason="no torch: the teacher's numbers are not compared with transformers")
-    transformers = pytest.importorskip("transformers", reason="no transformers: the teacher's numbers are not compared with its own")
-    peft = pytest.importorskip("peft", reason="no peft: the teacher's numbers with an adapter are not compared")
-    torch.manual_seed(3)
-    network = transformers.AutoModelForCausalLM.from_pretrained(SUMS, dtype=torch.float32)
-    network = peft.get_peft_model(network, peft.LoraConfig(r=4, lora_alpha=1, target_modules="all-linear", init_lora_weights=False))
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package, reason=f"no {package}: the teacher's numbers are not compared with its own")
+    network = adapted()
     network.save_pretrained(tmp_path / "adapter")
     teach(sums, "base", "--model", str(SUMS))
     teach(sums, "adapted", "--model", str(SUMS), "--adapter", str(tmp_path / "adapter"))
@@ -114,3 +125,20 @@ def test_transformers(run, sums, teach, tmp_path):
         assert abs(means[0] - means[1]) > 0.01, "the adapter changes them"
 
     run(test, sums)
+
+
+def test_distill_sums(sums, teach, tmp_path):
+    """The example goes on with what the teacher says of each batch, and names a teacher that does not run."""
+    for package in ("torch", "transformers", "peft"):
+        pytest.importorskip(package, reason=f"no {package}: the example that distils is not run")
+    adapted().save_pretrained(tmp_path / "teacher")
+    example = str(ROOT / "pkg/client/python/examples/distill_sums.py")
+    flags = ["--url", sums, "--model", str(SUMS), "--out", str(tmp_path), "--updates", "2", "--prompts", "8", "--held-out", "10"]
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}
+    teach(sums, "other", "--model", str(SUMS), "--adapter", str(tmp_path / "teacher"))
+    done = subprocess.run([sys.executable, example, *flags, "--teacher", "other"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert len(log) == 2 and 0 < log[0]["kl"] < 1 and log[1]["made_by"] == log[0]["pushed"] < log[1]["pushed"]
+    done = subprocess.run([sys.executable, example, *flags, "--teacher", "nobody"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("distill_sums: no teacher nobody answers"), done.stderr[-3000:]

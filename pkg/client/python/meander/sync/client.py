@@ -12,12 +12,13 @@ from .. import control
 from ..batch import Batch, Group
 from ..events import Event
 from ..reader import Batches, Groups, Health
+from ..teacher import Teachers
 from .thread import LoopThread, background
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-S = TypeVar("S", bound=control.Controls)
+S = TypeVar("S", bound=control.Controls | Teachers)
 
 
 class Stream(Generic[T]):
