@@ -32,10 +32,17 @@ const (
 	givenBytes  = 32 << 20
 )
 
-// Logits returns the logits [V] that token at of the sequence is drawn from. at is at least 1, and rises from call to
-// call. The result is the caller's until the next call. An error is the model's, or of ctx.
+// Logits returns the logits [V] that token at of the sequence is drawn from: any but the first. It is fast where at
+// rises from call to call. The result is the caller's until the next call. An error is the model's, or of ctx.
 func (g *Given) Logits(ctx context.Context, at int) ([]float32, error) {
 	v := g.model.Card().Vocabulary
+	if at < 1 || at >= len(g.ids) {
+		return nil, fmt.Errorf("token %d: must be between 1 and %d", at, len(g.ids)-1)
+	}
+	if at < g.from {
+		g.sequence.Close()
+		g.sequence, g.from, g.n = g.model.NewSequence(), 0, 0
+	}
 	if at >= g.from+g.n {
 		if before := g.ids[g.sequence.Len() : at-1]; len(before) > 0 {
 			if err := g.forward(ctx, before, nil); err != nil {
