@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -95,6 +96,7 @@ func (a *app) serveTeacher(c *cobra.Command, conn *connection, cfg teacher.Confi
 		fmt.Fprintf(c.ErrOrStderr(), "teacher %s answers on %s at %s; Ctrl-C ends it\n", name, schemas.TeacherSubject(name),
 			conn.where)
 	}
+	defer context.AfterFunc(c.Context(), func() { health.SetReady(false) })()
 	err = teacher.Run(c.Context(), cfg, conn.Bus, log)
 	if errors.Is(err, model.ErrUnknown) || errors.Is(err, devices.ErrUnavailable) {
 		return usage(err)
