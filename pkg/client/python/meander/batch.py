@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .events import Event, EventError, tensor
 from .text import Text
-from .transition import Kernel, kernel
+from .transition import Kernel, step_kernel
 
 if TYPE_CHECKING:
     import torch
@@ -72,10 +72,10 @@ class Sample:
 
     def kernel(self, step_index: int) -> Kernel:
         """Returns the transition of a step."""
-        t = self.trajectory
-        if t is None:
-            raise EventError(f"sample {self.member['sample_index']} has no trajectory")
-        return kernel(t["transitions"][step_index], t["noise_level"], t["sigmas"], step_index)
+        for step in self.steps:
+            if step["step_index"] == step_index:
+                return step_kernel(step)
+        raise EventError(f"sample {self.member['sample_index']} has no event of step {step_index}")
 
 
 @dataclasses.dataclass
