@@ -24,16 +24,21 @@ import numpy as np
 import numpy.typing as npt
 
 TRANSITIONS = ("sde", "dance_sde", "cps", "ode")
+"""The transitions that there are."""
 LOG_PROB_KINDS = ("density", "scaled", "squared")
+"""What a log-prob is of: see Kernel.log_prob."""
 _NEAR_ONE = 1e-5
 _HALF_LN_2_PI = 0.5 * math.log(2 * math.pi)
 
 Floats = npt.NDArray[np.float64]
+"""An array of float64."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """The transition of one step. The coefficients are float32 numbers, as the sampler has them."""
+    """The transition of one step, one of TRANSITIONS, from sigma to sigma_next: what comes next is x_coefficient x +
+    v_coefficient v + noise_std eps. std_dev_t is the diffusion coefficient g. The coefficients are float32 numbers, as
+    the sampler has them."""
 
     transition: str
     sigma: float
