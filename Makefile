@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
+.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -264,9 +264,17 @@ build/typescript/ok: pkg/client/typescript/package.json
 	npm install --prefix build/typescript --ignore-scripts --no-package-lock --no-audit --no-fund
 	touch $@
 
-build/python-venv/ok: pkg/client/python/pyproject.toml
+python-wheel: build build/python-venv/ok ## the wheel and source distribution of the Python client into build/dist: built twice alike, checked, tried on each Python from 3.10 to 3.14 that is here
+	cd pkg/client/python && ../../../build/python-venv/bin/mypy
+	.ci/python-wheel build/python-venv/bin/python build/dist
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander MEANDER_DIST=$(CURDIR)/build/dist ../../../build/python-venv/bin/python -m pytest -q -rs tests/test_package.py tests/test_wheel.py
+
+python-docs: build/python-venv/ok ## the reference of the Python client from its docstrings, to build/python-docs/index.html
+	build/python-venv/bin/python pkg/client/python/reference.py build/python-docs
+
+build/python-venv/ok: pkg/client/python/pyproject.toml pkg/client/python/tests/requirements.txt
 	python3 -m venv build/python-venv
-	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
+	build/python-venv/bin/python -m pip install --quiet --editable pkg/client/python --requirement pkg/client/python/tests/requirements.txt
 	touch $@
 
 golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts, chat templates and the text reward (Python, pinned requirements)

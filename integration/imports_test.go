@@ -98,7 +98,7 @@ var layers = map[string][]string{
 	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"},                                  // a run as one page
 	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
 	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
-	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
+	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
 	"pkg/sampling": {"schemas", "pkg/flow", "pkg/media", "pkg/tensor"},

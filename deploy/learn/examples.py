@@ -30,7 +30,7 @@ TEACHER_SEED = 0
 SMOOTH = 5  # updates: a batch has other prompts each time
 MODELS = {"grpo_sums.py": "sums", "distill_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums", "accelerate_signs.py": "signs"}
 TITLES = {"reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats", "norm": "norm of the gradient",
-          "kl": f"KL(student || teacher) of a token, nats, mean of {SMOOTH} updates"}  # fmt: skip
+          "kl": "KL(student || teacher), nats a token"}  # fmt: skip
 
 
 def main() -> None:

@@ -359,7 +359,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 // compareNext makes step i again as a server did, from state x with a velocity, and compares the state after it with
 // what is stored. A step whose noise is not known is left out. checkLogProb calls it.
 func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
-	k, err := flow.NewStepTransition(plan.Transitions[i], plan.NoiseLevel, plan.Sigmas, i)
+	k, err := plan.StepTransition(i)
 	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
 		return err
 	}

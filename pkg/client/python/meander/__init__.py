@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .text import Text
     from .textbatch import TextBatch
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "NoTeacher", "Ratio", "RatioOff", "Refused",
     "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise", "policy",

@@ -1150,7 +1150,7 @@ export interface Request {
   true_cfg_scale: number;
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
-  /** transitions are what each of the T steps runs: sde, cps, dance_sde or ode. */
+  /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
@@ -1470,7 +1470,7 @@ export interface Sampling {
   scheduled_sampling?: ScheduledSample | null;
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
-  /** transitions are what each of the T steps runs: sde, cps, dance_sde or ode. */
+  /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
@@ -1660,7 +1660,7 @@ export interface Step {
   step_index: number;
   /** T, the number of denoising steps */
   num_inference_steps: number;
-  /** transition is what ran: sde, cps, dance_sde or ode. */
+  /** transition is what ran. */
   transition: "sde" | "cps" | "dance_sde" | "ode";
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
@@ -2048,7 +2048,7 @@ export interface Trajectory {
   sigmas: number[] | null;
   /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
   timesteps: number[] | null;
-  /** transitions are what each of the T steps runs: sde, cps, dance_sde or ode. */
+  /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** log_probs [T] are null on ode steps and on those that did not run. */
   log_probs: (number | null)[] | null;
