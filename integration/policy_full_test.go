@@ -198,7 +198,7 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			forged.Weights = append(forged.Weights, ref)
+			forged.Weights = append(forged.Weights, schemas.FileOfBlob(ref))
 		}
 		forged.PolicyVersion, forged.Parent = current.PolicyVersion+1, &current.PolicyVersion
 		if err := f.SetPolicy(t.Context(), &forged, current); err != nil {

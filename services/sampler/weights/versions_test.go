@@ -96,6 +96,7 @@ type lane struct {
 	base   *network
 	// instance is the name of its samplers.
 	instance string
+	dir      string // which they share; empty: none
 	log      logged
 }
 
@@ -142,7 +143,7 @@ func (l *lane) sampler(own weights.Own) *sampler {
 		updates:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "updates"}, []string{"state"}),
 	}
 	s.Versions = weights.New(weights.Options{
-		Bus: l.Bus, Lane: "synthetic", Networks: []engine.Network{l.base}, Own: own, Instance: l.instance,
+		Source: weights.Source{Bus: l.Bus, Dir: l.dir}, Lane: "synthetic", Networks: []engine.Network{l.base}, Own: own, Instance: l.instance,
 		Metrics: weights.Metrics{
 			Version: prometheus.NewGauge(prometheus.GaugeOpts{Name: "version"}), Resident: s.resident, Updates: s.updates,
 			Load: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "load"}),
@@ -181,7 +182,7 @@ func (l *lane) push(change func(p *schemas.Policy)) *schemas.Policy {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	next.Weights, next.WeightsDigest = []schemas.Ref{ref}, lora.FullDigest(current.BaseDigest, ref.Digest)
+	next.Weights, next.WeightsDigest = []schemas.WeightsFile{schemas.FileOfBlob(ref)}, lora.FullDigest(current.BaseDigest, ref.Digest)
 	if change != nil {
 		change(&next)
 	}
@@ -322,7 +323,7 @@ func TestVersions_Refused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Weights = []schemas.Ref{ref}
+		p.Weights = []schemas.WeightsFile{schemas.FileOfBlob(ref)}
 	})
 	l.script.set(func(s *script) { s.wrong = func(string) string { return "other" } })
 	refuses("weights_digest", nil)
@@ -373,15 +374,15 @@ func TestApply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := weights.Apply(t.Context(), l.Bus, l.base, bare); err != nil || n != engine.Network(l.base) {
+	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, bare); err != nil || n != engine.Network(l.base) {
 		t.Errorf("the checkpoint: %v, %v", n, err)
 	}
 	p := l.push(nil)
-	if n, err := weights.Apply(t.Context(), l.Bus, l.base, p); err != nil || n.Digest() != p.WeightsDigest {
+	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, p); err != nil || n.Digest() != p.WeightsDigest {
 		t.Errorf("a policy: %v, %v", n, err)
 	}
 	p.Weights[0].Digest = strings.Repeat("2", 64)
-	if _, err := weights.Apply(t.Context(), l.Bus, l.base, p); !errors.Is(err, bus.ErrNotFound) {
+	if _, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, p); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("a missing file: %v", err)
 	}
 }
