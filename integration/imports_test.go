@@ -187,7 +187,7 @@ var layers = map[string][]string{
 	"integration/tools/bench": {
 		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/model/remote", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
-		"pkg/client", "pkg/lora", "pkg/safetensors", // weights that it pushes
+		"pkg/client", "pkg/lora", "pkg/safetensors", "pkg/model/qwenimage/checkpoint", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
 	},
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -178,6 +180,19 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 				t.Errorf("without a folder: %+v", a)
 			}
 			f.content(t, "on", f.base)
+
+			// A server that is full of weights says so, and that these need not go there.
+			if _, err := f.push(t, data); err != nil {
+				t.Fatal(err)
+			}
+			f.Change(t, schemas.StreamBlobBucket, func(c *jetstream.StreamConfig) {
+				c.MaxBytes = int64(f.Info(t, schemas.StreamBlobBucket).State.Bytes) + 1<<20
+			})
+			_, err := f.push(t, transformer(t, 1, set(t, weight, 0.75))...)
+			want := fmt.Sprintf("weights of 1 versions take %d bytes", len(data))
+			if !errors.Is(err, bus.ErrStreamFull) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--weights-dir") {
+				t.Errorf("a full server: %v; want %q in it", err, want)
+			}
 			continue
 		}
 		secret := weightsIn(t, data, outside, "secret.safetensors")

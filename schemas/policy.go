@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -120,6 +121,14 @@ func (e *Policy) SameLane(other *Policy) bool {
 
 // IsCheckpoint reports whether the policy is the checkpoint without an adapter or other weights.
 func (e *Policy) IsCheckpoint() bool { return e.Adapter == nil && len(e.Weights) == 0 }
+
+// Files returns the files of the adapter or of the whole transformer.
+func (e *Policy) Files() []WeightsFile {
+	if e.Adapter != nil {
+		return append(slices.Clone(e.Weights), FileOfBlob(e.Adapter.File))
+	}
+	return e.Weights
+}
 
 // Checkpoint returns the BaseDigest that prompts and requests must name: that of the policy or, if a server draws the
 // samples, whose weights are not known here, its kind (ServedBy).

@@ -336,11 +336,8 @@ func (x *BlobIndex) countPolicies(ctx context.Context) error {
 			continue
 		}
 		v := policyBlobs{number: p.PolicyVersion, blobs: blobs}
-		if p.Adapter != nil {
-			v.size = p.Adapter.File.Size
-		}
-		for _, ref := range p.Weights {
-			v.size += ref.Size
+		for _, f := range p.Files() {
+			v.size += f.Size
 		}
 		x.weights[p.WeightsDigest] = blobs
 		x.versions[p.Lane] = append(x.versions[p.Lane], v)

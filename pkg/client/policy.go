@@ -64,7 +64,7 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 		}
 		ref, err := c.bus.PutBlob(ctx, adapter.File())
 		if err != nil {
-			return nil, fmt.Errorf("store the adapter: %w", err)
+			return nil, c.explainStore(ctx, fmt.Errorf("store the adapter: %w", err))
 		}
 		next.Adapter = &schemas.PolicyAdapter{File: ref, Config: adapter.Config(), Scale: with.Weight}
 		next.WeightsDigest = lora.WeightsDigest(current.BaseDigest, with)
@@ -115,15 +115,41 @@ func (c *Client) storeWeights(ctx context.Context, weights *lora.Full, dir strin
 	}
 	for _, file := range weights.Files() {
 		ref, err := c.bus.PutBlob(ctx, file)
-		if errors.Is(err, bus.ErrStreamFull) {
-			return nil, fmt.Errorf("store the weights: %w; weights that go by path take no space there: see --weights-dir", err)
-		}
 		if err != nil {
-			return nil, fmt.Errorf("store the weights: %w", err)
+			return nil, c.explainStore(ctx, fmt.Errorf("store the weights: %w", err))
 		}
 		out = append(out, schemas.FileOfBlob(ref))
 	}
 	return out, nil
+}
+
+// explainStore adds to the error of an object store that is full how much of it weights take, and what to do.
+func (c *Client) explainStore(ctx context.Context, err error) error {
+	if !errors.Is(err, bus.ErrStreamFull) {
+		return err
+	}
+	policies, listErr := c.bus.Policies(ctx)
+	versions, size, seen := 0, int64(0), map[string]bool{}
+	for _, of := range policies {
+		history, historyErr := c.bus.PolicyHistory(ctx, of.Lane)
+		listErr = errors.Join(listErr, historyErr)
+		for _, p := range history {
+			before := size
+			for _, f := range p.Files() {
+				if f.Path == "" && !seen[f.Digest] && c.bus.HasBlob(ctx, f.Blob()) == nil {
+					seen[f.Digest], size = true, size+f.Size
+				}
+			}
+			if size > before {
+				versions++
+			}
+		}
+	}
+	if listErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w; of them weights of %d versions take %d bytes: 'meander gc --blobs' frees those that no stored sample "+
+		"needs, and whole transformers take no space there if they are pushed by path (--weights-dir)", err, versions, size)
 }
 
 // placeWeights puts the files of a transformer into the shared folder, those that are not in it.
@@ -181,11 +207,7 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 				next := *current
 				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest,
 					&version
-				files := slices.Clone(p.Weights)
-				if p.Adapter != nil {
-					files = append(files, schemas.FileOfBlob(p.Adapter.File))
-				}
-				for _, file := range files {
+				for _, file := range p.Files() {
 					if file.Path != "" {
 						continue // samplers look at it
 					}

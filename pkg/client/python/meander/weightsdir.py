@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .events import Event
@@ -22,7 +22,8 @@ def place(folder: str | Path, store: str, files: Sequence[Path | bytes]) -> list
 
     OSError: the folder or a file cannot be read or written.
     """
-    root, copies, said = Path(folder).resolve(strict=True), [], time.monotonic()
+    root, said = Path(folder).resolve(strict=True), time.monotonic()
+    copies: list[Path] = []
 
     def keep(now: bool = False) -> None:
         nonlocal said
@@ -51,7 +52,7 @@ def _each(file: Path | bytes, each: Callable[[bytes], object]) -> tuple[str, int
     h, size = hashlib.sha256(), 0
     with contextlib.ExitStack() as stack:
         if isinstance(file, bytes):
-            pieces = (file[i : i + _PIECE] for i in range(0, len(file), _PIECE))
+            pieces: Iterator[bytes] = (file[i : i + _PIECE] for i in range(0, len(file), _PIECE))
         else:
             opened = stack.enter_context(file.open("rb"))
             pieces = iter(lambda: opened.read(_PIECE), b"")
@@ -83,7 +84,7 @@ def _copy(file: Path | bytes, target: Path, digest: str, each: Callable[[bytes],
             to.flush()
             os.fsync(to.fileno())
         if copied != digest:
-            raise OSError(f"{file}: was changed while it was copied")
+            raise OSError(f"{file!r}: was changed while it was copied")
         part.chmod(0o644)
         part.replace(target)
     except BaseException:
