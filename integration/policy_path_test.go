@@ -282,3 +282,40 @@ func TestPolicy_ByPathKilled(t *testing.T) {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 }
+
+// The commands of the guide, on programs: the folder is /shared for who pushes, and another path for the pipeline.
+func TestPolicy_ByPathCommands(t *testing.T) {
+	sequential(t)
+	skipShort(t)
+	t.Parallel()
+	dir, mount := sharedFolder(t)
+	folder := t.TempDir()
+	model, err := filepath.Abs(signsFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	launch(t, folder, program(t, "meander"), "up", "--model", model, "--listen", "127.0.0.1:0", "--weights-dir", mount)
+	running(t, folder)
+	meander(t, folder, "run", "--run", "r0", "-n", "1", "--steps", "3", "--out", "-", "a red sign").must(t, 0) // the sampler is there
+	weightsIn(t, transformer(t, 1, set(t, weight, 0.5))[0], dir, "run-7", "transformer", "model.safetensors")
+	if out := meander(t, folder, "policy", "push", "--full", "--weights-dir", dir, filepath.Join(dir, "run-7")).must(t, 0); !strings.Contains(
+		out.stdout, "in use by 1 of 1 sampler") {
+		t.Errorf("push says %q", out.stdout)
+	}
+	if out := meander(t, folder, "policy", "show").must(t, 0); !strings.Contains(out.stdout, "by path: run-7/transformer/model.safetensors") {
+		t.Errorf("show says %q", out.stdout)
+	}
+	meander(t, folder, "run", "--run", "r1", "-n", "1", "--steps", "3", "--out", "-", "a red sign").must(t, 0)
+	meander(t, folder, "verify", "r1", "--model", model, "--weights-dir", dir).must(t, 0)
+	if out := meander(t, folder, "verify", "r1", "--model", model).must(t, 1); !strings.Contains(out.stdout, "start with --weights-dir") {
+		t.Errorf("verify without the folder says %q", out.stdout)
+	}
+	meander(t, folder, "gc", "--weights-dir", dir).must(t, 0)
+	if _, err := os.Stat(filepath.Join(dir, "run-7", "transformer", "model.safetensors")); err != nil {
+		t.Errorf("gc removed a file of the user: %v", err)
+	}
+	out := meander(t, folder, "policy", "push", "--weights-dir", dir, filepath.Join(dir, "run-7")).must(t, 2)
+	if !strings.Contains(out.stderr, "--full") {
+		t.Errorf("an adapter by path: %q", out.stderr)
+	}
+}
