@@ -94,6 +94,8 @@ func (p *placing) read(ctx context.Context, from io.Reader, each func([]byte) er
 	})
 }
 
+// place names one file: where it is if it lies in the folder, else its copy, which it makes if need be. An error is of
+// reading, of writing, or of ctx.
 func (p *placing) place(ctx context.Context, s Source) (w schemas.WeightsFile, err error) {
 	name, inside := p.inside(s.Path)
 	from, err := s.open()

@@ -118,6 +118,7 @@ func catchCutOff(load func() error) (err error) {
 	return load()
 }
 
+// close unmaps and closes the files, once the change is loaded or refused.
 func (c *fetchedChange) close() (err error) {
 	for _, unmap := range c.unmaps {
 		err = errors.Join(err, unmap())
