@@ -103,7 +103,7 @@ _MEMBER: Event = {
 # What this package reads of each kind. The services check all of it, and take what is faulty off the streams.
 ADVANTAGE: Event = {
     "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER], "source_run": Maybe(str),
-    "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str),
+    "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str), "estimator": Maybe(str),
 }
 BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
 _SAMPLE: Event = {

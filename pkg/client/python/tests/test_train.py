@@ -20,7 +20,8 @@ from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
-from meander.train.objective import Kernel, Loss  # noqa: E402
+from meander.train.losses import PPO, Guard, Steps  # noqa: E402
+from meander.train.objective import Kernel  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 S, C, L, D = 8, 16, 5, 24
@@ -88,31 +89,33 @@ def _kept(index, x):
 def test_ratio_is_one_before_a_step_and_not_after(folder):
     net = network(folder)
     batch = rolled(net)
-    learner = Learner(net, Loss(), lr=1e-2, micro_batch=3)
+    learner = Learner(net, PPO(), lr=1e-2, micro_batch=3)
     first = learner.update(batch)
     assert max(first.ratio_off) < 1e-6 and first.used == batch.size
     assert learner.update(batch).ratio_off[0] > 1e-6  # of weights that have moved: what an adapter that did not arrive looks like
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo_guard"])
-def test_loss_is_the_reference(folder, name):
+@pytest.mark.parametrize("kind", [PPO, Guard])
+def test_loss_is_the_reference(folder, kind):
     net, other = network(folder), network(folder, seed=2)
     for p in other.parameters():
         p.data += 0.02
     batch = rolled(other)
-    loss = Loss(name, clip=1e-3, adv_clip_max=0.9)
+    loss = kind(clip=1e-3, adv_clip_max=0.9)
     learner = Learner(net, loss)
     new, means = learner.score(batch, list(range(batch.size)))
     _, old_means = Learner(other, loss).score(batch, list(range(batch.size)))
     for j, kernel in enumerate(batch.kernels):
         args = [torch.tensor(a[:, j]) for a in (new, batch.log_probs, batch.advantages)]
-        got, _ = loss.losses(kernel, *args, means[:, j], old_means[:, j])
+        drift = kernel.divergence(means[:, j], old_means[:, j])
+        n, step = (torch.tensor([x], dtype=torch.float64) for x in (kernel.noise_std, kernel.step))
+        got, _ = loss(Steps(*(a[:, None] for a in args), torch.ones(batch.size, 1, dtype=torch.float64), n, step, torch.tensor(batch.rewards), drift[:, None]))
         common = dict(clip=1e-3, adv_clip_max=0.9)
-        if name == "ppo":
+        if kind is PPO:
             want = reference.ppo(*args, **common)
         else:
             want = reference.grpo_guard(*args, means[:, j], old_means[:, j], kernel.noise_std, kernel.step, **common)
-        np.testing.assert_allclose(got.numpy(), want["losses"], rtol=1e-9)
+        np.testing.assert_allclose(got[:, 0].numpy(), want["losses"], rtol=1e-9)
     np.testing.assert_allclose(new, batch.batch.recompute_log_prob(_velocities(net, batch)), atol=2e-7)
 
 
@@ -173,9 +176,9 @@ def test_gradient_does_not_depend_on_micro_batches_and_points_at_the_reward(fold
     for size in (1, 3, 64):
         net = network(folder)
         batch = rolled(net)
-        Learner(net, Loss(beta=0.01), lr=1e-2, micro_batch=size).update(batch)
+        Learner(net, PPO(), lr=1e-2, micro_batch=size, beta=0.01).update(batch)
         states.append(net.state())
-        new, _ = Learner(net, Loss()).score(batch, list(range(batch.size)))
+        new, _ = Learner(net, PPO()).score(batch, list(range(batch.size)))
         assert ((new - batch.log_probs) * batch.advantages).sum() > 0  # what was better than its group is likelier now
     for name, value in states[0].items():
         for other in states[1:]:
@@ -187,16 +190,16 @@ def test_older_batches_have_importance_weights(folder):
     for p in older.parameters():
         p.data += 0.05
     batch = rolled(older)
-    report = Learner(net, Loss()).update(batch, behind=1)
-    new, _ = Learner(network(folder), Loss()).score(batch, list(range(batch.size)))
+    report = Learner(net, PPO()).update(batch, behind=1)
+    new, _ = Learner(network(folder), PPO()).score(batch, list(range(batch.size)))
     assert report.weight == pytest.approx(np.minimum(np.exp(new - batch.log_probs), 2).mean(), rel=1e-6)
-    assert report.weight != 1 and report.clipped == 0  # the ratio is that of the step itself
+    assert report.weight != 1 and report.figures["clipped"] == 0  # the ratio is that of the step itself
 
 
 def test_a_run_goes_on_to_the_bit(folder, tmp_path):
     def begin():
         net = network(folder)
-        return Learner(net, Loss(), lr=1e-2, ema=0.5), rolled(net)
+        return Learner(net, PPO(), lr=1e-2, ema=0.5), rolled(net)
 
     whole, batch = begin()
     for _ in range(3):
@@ -263,7 +266,7 @@ def test_a_share_without_samples_adds_nothing(folder, behind):
     """That of a process beyond the number of groups."""
     net = network(folder)
     before = digest(net.state())
-    report = Learner(net, Loss(beta=0.1), lr=1e-2, minibatches=2).update(Rollouts.without_samples("b", 2), behind)
+    report = Learner(net, PPO(), lr=1e-2, minibatches=2, beta=0.1).update(Rollouts.without_samples("b", 2), behind)
     assert report.used == 0 and len(report.kl) == 2 and report.grad_norm == 0 and digest(net.state()) == before
 
 

@@ -20,12 +20,11 @@ from safetensors.torch import load_file
 
 from ..client import Client, connect
 from ..events import EventError
-from . import distributed, evaluate, prompts, records
+from . import distributed, evaluate, losses, prompts, records
 from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
 from .learner import Learner, Report
 from .model import Network
-from .objective import Loss
 from .rollouts import Rollouts
 from .stream import Stream, Task
 
@@ -44,8 +43,8 @@ class Trainer:
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
                                checkpointing=config.checkpointing)  # fmt: skip
-        self.learner = Learner(self.network, Loss(config.loss, config.clip, config.adv_clip_max, config.beta), config.lr, config.adam_beta2, config.weight_decay,
-                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold)  # fmt: skip
+        self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
+                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold, config.beta)  # fmt: skip
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
         self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
@@ -162,7 +161,8 @@ class Trainer:
         if self.first:
             if self.draw is not None and not self.config.follow:
                 for number in range(self.taken, self.taken + min(self.config.ahead + 1, self.config.updates - self.updated)):
-                    await self.stream.ask(prompts.training(self.config, number, self.draw.batch(number), self.draw.epoch(number), self.version, self.alarms.held()), number)
+                    drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
+                    await self.stream.ask(prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number)
             fetched = self.stream.reader.health.fetched
             found = await self.stream.next()
             clock.lap("rollout")
@@ -204,8 +204,8 @@ class Trainer:
         return {
             "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
             "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
-            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, "clipped": report.clipped, "loss": report.loss,
-            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.lr,
+            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures, "loss": report.loss,
+            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.lr, "steps": batch.batch["step_indices"][0].tolist(),
             "policy_version": int(batch.batch["policy_version"].max()), "made_by": sorted(set(batch.batch["weights_digest"].tolist())), "pushed": self.version,
             "adapter_digest": self.stream.digest,
             "waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()},
