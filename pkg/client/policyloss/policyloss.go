@@ -1,7 +1,8 @@
 // Package policyloss is the trainer's side of a rollout in plain float64: the policy
-// loss of Flow-GRPO and its relatives with its metrics (PPO, Guard), and the corrections for
-// log-probs that another engine computed (Correction). It is a reference, small enough to
-// read, to check a trainer's own loss against. It has no gradients.
+// loss of Flow-GRPO and its relatives with its metrics (PPO, Guard), other losses with their
+// gradients (GSPO, DPPO, DPO, NFT), and the corrections for log-probs that another engine
+// computed (Correction). It is a reference, small enough to read, to check a trainer's own
+// loss against.
 //
 // A log-prob is of one step of one sample: the mean over the latent's elements, as in
 // step events of kind density.
