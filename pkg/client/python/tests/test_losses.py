@@ -140,3 +140,31 @@ def test_settings_that_do_not_fit_are_refused(fields, fault):
 def test_settings_reach_the_loss():
     assert losses.of(Config(prompts="p", loss="grpo_guard", clip=2e-6)) == losses.Guard(clip=2e-6)
     assert losses.of(Config(prompts="p", loss="diffusion_nft", adv_clip_max=1.0, loss_options="mix_beta=0.1")) == losses.DiffusionNFT(0.1, adv_clip_max=1.0)
+
+
+def windows(batches, **fields):
+    c = Config(prompts="p", steps=6, sde_steps="0-4", **fields)
+    return [c.window(b) for b in batches]
+
+
+def test_windows():
+    """MixGRPO's, as verl-omni has them."""
+    assert windows(range(2)) == [[0, 1, 2, 3, 4]] * 2
+    moved = windows(range(6), sde_window=2, sde_window_order="progressive", sde_shift=2)
+    assert moved == [[0, 1], [0, 1], [2, 3], [2, 3], [3, 4], [3, 4]]
+    drawn = windows(range(60), sde_window=2)
+    assert drawn == windows(range(60), sde_window=2) != windows(range(60), sde_window=2, seed=3)
+    assert {w[0] for w in drawn} == {0, 1, 2, 3} and all(w[1] == w[0] + 1 for w in drawn)
+    for fields, fault in (({"sde_window": 6}, "must be 1 to 5"), ({"sde_shift": 2, "sde_window": 2}, "needs --sde-window"), ({"sde_window_order": "x"}, "random or progressive")):
+        with pytest.raises(ValueError, match=fault):
+            windows([0], **fields)
+
+
+def test_learning_rate():
+    rates = lambda **fields: [Config(prompts="p", updates=6, lr=1.0, **fields).learning_rate(u) for u in range(6)]  # noqa: E731
+    assert rates() == [1] * 6
+    assert rates(warmup=2, lr_schedule="linear") == [0.5, 1, 1, 0.75, 0.5, 0.25]
+    assert rates(lr_schedule="cosine") == pytest.approx([1, 0.9330127, 0.75, 0.5, 0.25, 0.0669873])
+    for fields in ({"warmup": 6}, {"lr_schedule": "step"}):
+        with pytest.raises(ValueError, match="--(warmup|lr-schedule)"):
+            rates(**fields)

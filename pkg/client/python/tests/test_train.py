@@ -20,7 +20,7 @@ from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
-from meander.train.losses import PPO, Guard, Steps  # noqa: E402
+from meander.train.losses import GSPO, LOSSES, PPO, Guard, Steps, make  # noqa: E402
 from meander.train.objective import Kernel  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
@@ -185,6 +185,82 @@ def test_gradient_does_not_depend_on_micro_batches_and_points_at_the_reward(fold
             torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-5)
 
 
+def cleaned(batch):
+    """The batch with the last latents of its samples, which forward losses noise again."""
+    for sample in batch.batch.samples:
+        x = sample.latents(2) * np.float32(0.5)
+        sample.steps.append({"step_index": 2, "log_prob": None, "latents": [_kept(3, x)]})
+    return batch
+
+
+def errors(net, batch):
+    """Of each sample, how far its velocities are from the one that leads to its noised latents, at all sigmas."""
+    rows, out = np.arange(batch.size), np.zeros(batch.size)
+    with torch.no_grad():
+        for i in range(3):
+            clean, x, sigma, texts = batch.noised(rows, i, net.device)
+            v = net.guided(x, sigma, texts, batch.frame, 1.0, "plain")
+            out += (x - sigma[:, None, None] * v - clean).square().mean(dim=(1, 2)).numpy()
+    return out
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, name):
+    states = []
+    for size in (2, 64):
+        net = network(folder)
+        batch = cleaned(rolled(net))
+        before = errors(net, batch)
+        report = Learner(net, make(name), lr=3e-3, micro_batch=size).update(batch)
+        assert max(report.ratio_off) < 1e-6 and all(math.isfinite(x) for x in (*report.figures.values(), report.loss, *report.kl))
+        assert report.figures.keys() == set(LOSSES[name].figures)
+        states.append(net.state())
+        moved = Learner(net, PPO()).score(batch, list(range(batch.size)))[0] - batch.log_probs
+        if name == "dpo":
+            best, worst = batch.pairs()[0::2], batch.pairs()[1::2]
+            assert report.used == 4 and (moved[best] - moved[worst]).sum() > 0
+            assert [batch.rewards[b] - batch.rewards[w] for b, w in zip(best, worst)] == [np.ptp(r) for r in batch.by_group(batch.rewards)]
+        elif name == "diffusion_nft":
+            assert ((before - errors(net, batch)) * batch.advantages[:, 0]).sum() > 0
+        else:
+            assert (moved * batch.advantages).sum() > 0
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
+    net, other = network(folder), network(folder, seed=2)
+    for p in (*net.parameters(), *other.parameters()):
+        p.data += 0.02
+    batch, loss = rolled(other), GSPO(0.5, 0.5)  # so wide that nothing is clipped
+    learner, rows = Learner(net, loss, micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)
+    log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)) for j, k in enumerate(batch.kernels)], dim=1)
+    ratio = (log_probs - torch.tensor(batch.log_probs)).mean(dim=1).exp()
+    want = torch.autograd.grad(-(ratio * torch.tensor(batch.advantages[:, 0])).mean(), net.parameters())
+    report = learner.update(batch)
+    assert report.figures == {"clipped": 0.0} and report.loss == pytest.approx(float(-(ratio * torch.tensor(batch.advantages[:, 0])).mean()), rel=1e-9)
+    for p, g in zip(net.parameters(), want, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-8)
+
+
+def test_a_forward_loss_wants_the_weights_that_made_the_batch(folder):
+    net = network(folder)
+    batch = rolled(net)
+    with pytest.raises(ValueError, match="batch b is 1 updates old"):
+        Learner(net, make("diffusion_nft")).update(batch, behind=1)
+    with pytest.raises(ValueError, match="latents 3 were not kept"):
+        Learner(net, make("diffusion_nft")).update(batch)
+    # With two steps of the optimizer the second one's velocities still are compared with those before the first.
+    two = cleaned(batch)
+    assert Learner(net, make("diffusion_nft"), minibatches=2, lr=3e-3).update(two).grad_norm > 0
+
+
+def test_pairs_are_of_groups_with_a_better_and_a_worse_sample(folder):
+    batch = rolled(network(folder), groups=3)
+    batch.rewards = np.array([1.0, 0, 0, 1, 2, 2, 2, 2, 0, 3, 1, 0])
+    assert batch.pairs() == [0, 2, 9, 11]
+
+
 def test_older_batches_have_importance_weights(folder):
     net, older = network(folder), network(folder, seed=2)
     for p in older.parameters():
@@ -196,10 +272,11 @@ def test_older_batches_have_importance_weights(folder):
     assert report.weight != 1 and report.figures["clipped"] == 0  # the ratio is that of the step itself
 
 
-def test_a_run_goes_on_to_the_bit(folder, tmp_path):
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "diffusion_nft"])
+def test_a_run_goes_on_to_the_bit(folder, tmp_path, loss):
     def begin():
         net = network(folder)
-        return Learner(net, PPO(), lr=1e-2, ema=0.5), rolled(net)
+        return Learner(net, make(loss), lr=1e-2, ema=0.5), cleaned(rolled(net))
 
     whole, batch = begin()
     for _ in range(3):

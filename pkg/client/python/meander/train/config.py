@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import random
 import typing
 from typing import Any
+
+from ..track import Sink, sink
 
 
 def _setting(default: Any, help: str, section: str) -> Any:
@@ -56,6 +59,8 @@ class Config:
     rank: int = _setting(16, "rank of the LoRA", _LOSS)
     alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)
     lr: float = _setting(2e-3, "learning rate", _LOSS)
+    lr_schedule: str = _setting("constant", "of the learning rate: constant, or linear or cosine, which end near 0 at --updates", _LOSS)
+    warmup: int = _setting(0, "updates in which it rises to --lr first", _LOSS)
     adam_beta2: float = _setting(0.99, "AdamW's second beta", _LOSS)
     weight_decay: float = _setting(0.0, "AdamW's", _LOSS)
     max_grad_norm: float = _setting(1.0, "longer gradients are cut to this", _LOSS)
@@ -73,6 +78,7 @@ class Config:
     checkpoint_every: int = _setting(1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN)
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
+    track: str = _setting("", "log there, too: wandb[=PROJECT], trackio[=PROJECT] or several of them with commas", _RUN)
 
     held_out: str = _setting("", "file of prompts to validate on: they choose the adapter; none: no evaluation", _EVAL)
     test: str = _setting("", "file of other prompts to test on, once, at the end: base, kept adapter and last", _EVAL)
@@ -109,6 +115,10 @@ class Config:
             raise ValueError(f"--ema: {self.ema}; must be at least 0 and below 1")
         if self.minibatches > self.groups:
             raise ValueError(f"--minibatches: {self.minibatches}; must be at most the {self.groups} groups of a batch: groups stay whole")
+        if self.lr_schedule not in ("constant", "linear", "cosine"):
+            raise ValueError(f"--lr-schedule: {self.lr_schedule!r}; must be constant, linear or cosine")
+        if not 0 <= self.warmup < self.updates:
+            raise ValueError(f"--warmup: {self.warmup}; must be at least 0 and below the {self.updates} updates")
         if self.sde_window < 0 or self.sde_window and self.sde_window > len(self.trained):
             raise ValueError(f"--sde-window: {self.sde_window}; must be 1 to {len(self.trained)} of --sde-steps {self.sde_steps}, or 0 for all")
         if self.sde_window_order not in ("random", "progressive"):
@@ -142,6 +152,17 @@ class Config:
         else:
             start = min(batch // self.sde_shift * self.sde_window, last)
         return steps[start : start + self.sde_window]
+
+    def learning_rate(self, update: int) -> float:
+        """The learning rate of an update, counted from 0: of nothing else, so that a run that goes on has it, too."""
+        if update < self.warmup:
+            return self.lr * (update + 1) / self.warmup
+        done = (update - self.warmup) / (self.updates - self.warmup)
+        return self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.lr_schedule]
+
+    def trackers(self) -> list[Sink]:
+        """The sinks of track. ValueError: there is no such one, or its package is missing."""
+        return [sink(to.strip(), f"{self.run}-{self.trainer}", "--track") for to in filter(None, self.track.split(","))]
 
     def options(self) -> dict[str, float]:
         """The settings in loss_options."""

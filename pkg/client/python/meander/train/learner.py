@@ -44,13 +44,16 @@ class Learner:
         self.optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=weight_decay)
         self.average = network.state() if ema else None
 
-    def update(self, batch: Rollouts, behind: int = 0) -> Report:
-        """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights.
+    def update(self, batch: Rollouts, behind: int = 0, lr: float | None = None) -> Report:
+        """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights. lr:
+        another learning rate from now on.
 
         The log-probs of an older batch are computed again, with importance weights for how far the weights have changed
         since.
         """
         network, loss = self.network, self.loss
+        for group in self.optimizer.param_groups if lr is not None else ():
+            group["lr"] = lr
         rows = loss.rows(batch, self.beta > 0)
         part = _Part(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
         if loss.forward:

@@ -53,7 +53,7 @@ class Trainer:
         if both := {p["prompt"] for p in self.held_out} & {p["prompt"] for p in self.test}:
             raise ValueError(f"--test: {len(both)} of its prompts choose the adapter, too, such as {min(both)!r}")
         self.stopped = ""  # why, where an alarm did
-        self.records = records.Records(self.out, config.tensorboard and self.first)
+        self.records = records.Records(self.out, config.tensorboard and self.first, config.trackers() if self.first else ())
         self.updated = 0  # updates taken
         self.taken, self.cursor = 0, ""  # batches read, and the place of the last one
         self.made: dict[str, int] = {}  # by digest of weights: the update that they are of
@@ -74,6 +74,7 @@ class Trainer:
         if stopped and self.first:
             _log.warning("this run was stopped: %s; --no-stop goes on", stopped)
         async with contextlib.AsyncExitStack() as held:
+            held.callback(self.records.close)
             self.progress = held.enter_context(_Progress(self.config, self.updated, self.first))
             if self.first:
                 await self._begin(held)
@@ -132,7 +133,7 @@ class Trainer:
             return ""
         marks = asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)) if whole else None
         try:
-            report = await _in(self.beside, self.learner.update, batch, behind)
+            report = await _in(self.beside, self.learner.update, batch, behind, self.config.learning_rate(self.updated))
         except BaseException:
             if marks is not None:
                 marks.cancel()
@@ -205,7 +206,8 @@ class Trainer:
             "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
             "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
             "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures, "loss": report.loss,
-            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.lr, "steps": batch.batch["step_indices"][0].tolist(),
+            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.learning_rate(self.updated - 1),
+            "steps": batch.batch["step_indices"][0].tolist(),
             "policy_version": int(batch.batch["policy_version"].max()), "made_by": sorted(set(batch.batch["weights_digest"].tolist())), "pushed": self.version,
             "adapter_digest": self.stream.digest,
             "waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()},
