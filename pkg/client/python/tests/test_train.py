@@ -19,6 +19,7 @@ from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
+from meander.train.loop import _merged  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
 from meander.train.losses import GSPO, LOSSES, PPO, Guard, Steps, make  # noqa: E402
 from meander.train.objective import Kernel  # noqa: E402
@@ -243,6 +244,21 @@ def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
         torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["ppo", "dpo"])
+def test_batches_of_one_update_are_one_large_batch(folder, name):
+    whole = rolled(network(folder), groups=4).batch.groups
+    net, again = network(folder), network(folder)
+    Learner(net, make(name), ema=0.5).update(Rollouts(Batch(whole, "b", "7@1")))
+    learner = Learner(again, make(name), ema=0.5)
+    halves = [Rollouts(Batch(whole[i : i + 2], f"b{i}", "7@1")) for i in (0, 2)]
+    start = digest(again.state())
+    first = learner.update(halves[0], part=0, parts=2)
+    assert first.grad_norm == 0 and digest(again.state()) == start and digest(learner.best()) == start
+    assert learner.update(halves[1], part=1, parts=2).ratio_off[0] < 1e-6, "no step was taken between them"
+    for key, value in net.state().items():
+        torch.testing.assert_close(again.state()[key], value, rtol=1e-3, atol=1e-6)
+
+
 def test_a_forward_loss_wants_the_weights_that_made_the_batch(folder):
     net = network(folder)
     batch = rolled(net)
@@ -434,6 +450,31 @@ def test_settings_are_checked():
         with pytest.raises(ValueError, match="sde-steps"):
             Config(prompts="p", sde_steps=steps).trained  # noqa: B018
     assert Config(prompts="p", sde_steps="0,2-3").trained == [0, 2, 3]
+
+
+def test_several_batches_of_an_update_are_one_line():
+    one = {"batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan], "kl": [1.0, math.nan], "made_by": ["w"], "behind": 0, "steps": [0, 1]}
+    two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "kl": [3.0, 5.0]}
+    assert _merged([one]) == one
+    want = {"batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9], "kl": [2.0, 5.0], "made_by": ["w"], "behind": 0, "steps": [0, 1]}
+    assert _merged([one, two]) == want
+
+
+def test_records_go_to_trackers_too(tmp_path):
+    class Kept:
+        def log(self, values, step):
+            self.values, self.step = values, step
+
+        def close(self):
+            self.closed = True
+
+    kept = Kept()
+    log = records.Records(tmp_path, False, [kept])
+    log.add({"kind": "update", "update": 3, "reward": 0.5, "kl": [0.1, math.nan], "batch": "u2"})
+    log.close()
+    assert (kept.values, kept.step, kept.closed) == ({"update/reward": 0.5, "update/kl/0": 0.1}, 3, True)
+    with pytest.raises(ValueError, match="--track: 'file'; must be tensorboard, wandb or trackio"):
+        Config(prompts="p", track="file").trackers()
 
 
 def test_summary_is_a_table():

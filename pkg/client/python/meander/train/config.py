@@ -38,9 +38,9 @@ class Config:
     group_size: int = _setting(16, "samples of a prompt", _ROLL)
     steps: int = _setting(4, "denoising steps", _ROLL)
     sde_steps: str = _setting("0-1", "the stochastic ones, which are trained: as 0-1 or 0,2", _ROLL)
-    sde_window: int = _setting(0, "only so many of them at a time, another window for each batch (MixGRPO); 0: all", _ROLL)
+    sde_window: int = _setting(0, "only so many of them at a time, another window for each update (MixGRPO); 0: all", _ROLL)
     sde_window_order: str = _setting("random", "where the window is: random, or progressive, from the first to the last of --sde-steps, where it stays", _ROLL)
-    sde_shift: int = _setting(1, "batches after which a progressive window moves on, by its length", _ROLL)
+    sde_shift: int = _setting(1, "updates after which a progressive window moves on, by its length", _ROLL)
     sde_type: str = _setting("sde", "their transition: sde, cps or dance_sde", _ROLL)
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
@@ -65,6 +65,7 @@ class Config:
     weight_decay: float = _setting(0.0, "AdamW's", _LOSS)
     max_grad_norm: float = _setting(1.0, "longer gradients are cut to this", _LOSS)
     minibatches: int = _setting(1, "optimizer steps of a batch", _LOSS)
+    accumulate: int = _setting(1, "batches of an update: their gradients are added before the one step of the optimizer", _LOSS)
     micro_batch: int = _setting(64, "samples of one forward pass; gradients of several are accumulated", _LOSS)
     ema: float = _setting(0.9, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
     dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
@@ -99,7 +100,7 @@ class Config:
     reward_drop: float = _setting(0.15, "collapse: the mean reward of five updates is this far below the best five", _STOP)
 
     def __post_init__(self) -> None:
-        positive = ("groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every", "patience", "eval_every", "eval_samples", "sde_shift")
+        positive = ("groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every", "patience", "eval_every", "eval_samples", "sde_shift", "accumulate")
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
@@ -125,6 +126,8 @@ class Config:
             raise ValueError(f"--sde-window-order: {self.sde_window_order!r}; must be random or progressive")
         if self.sde_shift > 1 and not (self.sde_window and self.sde_window_order == "progressive"):
             raise ValueError("--sde-shift: needs --sde-window and --sde-window-order progressive")
+        if self.accumulate > 1 and self.minibatches > 1:
+            raise ValueError("--accumulate: makes one step of several batches, --minibatches several steps of one; must not be both")
         if not self.follow and not self.prompts:
             raise ValueError("--prompts: empty; must name a file of prompts, or --follow the run of another trainer")
 
@@ -147,10 +150,11 @@ class Config:
         if not self.sde_window:
             return steps
         last = len(steps) - self.sde_window
+        update = batch // self.accumulate
         if self.sde_window_order == "random":
-            start = random.Random(f"{self.seed} window {batch}").randint(0, last)
+            start = random.Random(f"{self.seed} window {update}").randint(0, last)
         else:
-            start = min(batch // self.sde_shift * self.sde_window, last)
+            start = min(update // self.sde_shift * self.sde_window, last)
         return steps[start : start + self.sde_window]
 
     def learning_rate(self, update: int) -> float:

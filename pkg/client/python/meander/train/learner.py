@@ -43,10 +43,11 @@ class Learner:
         self.minibatches, self.micro_batch, self.decay, self.is_threshold = minibatches, micro_batch, ema, is_threshold
         self.optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=weight_decay)
         self.average = network.state() if ema else None
+        self.gathered = 0  # samples with a gradient since the last step of the optimizer
 
-    def update(self, batch: Rollouts, behind: int = 0, lr: float | None = None) -> Report:
+    def update(self, batch: Rollouts, behind: int = 0, lr: float | None = None, part: int = 0, parts: int = 1) -> Report:
         """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights. lr:
-        another learning rate from now on.
+        another learning rate from now on. Of an update of several parts, each a batch, the last one takes the step.
 
         The log-probs of an older batch are computed again, with importance weights for how far the weights have changed
         since.
@@ -55,126 +56,131 @@ class Learner:
         for group in self.optimizer.param_groups if lr is not None else ():
             group["lr"] = lr
         rows = loss.rows(batch, self.beta > 0)
-        part = _Part(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
+        shared = _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
         if loss.forward:
             if behind:
                 raise ValueError(f"batch {batch.name} is {behind} updates old; must be of the current weights for a forward loss")
             if self.minibatches > 1:
-                part.velocities = self._velocities(batch, rows)
+                shared.velocities = self._velocities(batch, rows)
         elif loss.drift or behind and not loss.pairs:
-            found, part.means = self.score(batch, rows)
+            found, shared.means = self.score(batch, rows)
             if behind and rows:
-                part.old = np.where(np.isfinite(found), found, part.old)
-                part.weights[rows] = reference.rollout_weights(part.old[rows], batch.log_probs[rows], threshold=self.is_threshold)
-        count = distributed.total(loss.count(batch)) / self.minibatches
+                shared.old = np.where(np.isfinite(found), found, shared.old)
+                shared.weights[rows] = reference.rollout_weights(shared.old[rows], batch.log_probs[rows], threshold=self.is_threshold)
+        count = distributed.total(loss.count(batch)) * parts / self.minibatches
         norm = 0.0
         for k, chosen in enumerate(batch.split(rows, self.minibatches)):
-            self.optimizer.zero_grad(set_to_none=False)
+            if part == 0:
+                self.optimizer.zero_grad(set_to_none=False)
+                self.gathered = 0
             for i, piece in enumerate(batch.pieces(chosen, self.micro_batch)):
-                part.fresh, part.compare = k == 0, k == i == 0
-                (self._add_noised if loss.forward else self._add)(part, piece, count)
+                shared.fresh, shared.compare = k == 0, k == i == 0
+                (self._add_noised if loss.forward else self._add)(shared, piece, count)
+            self.gathered += distributed.total(len(chosen))
+            if part < parts - 1:
+                continue
             for p in network.parameters():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             distributed.add([p.grad for p in network.parameters() if p.grad is not None])
             norm = max(norm, float(torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)))
             if not math.isfinite(norm):
                 raise FloatingPointError(f"the gradient of batch {batch.name} has norm {norm}: the adapter is left as it is")
-            if distributed.total(len(chosen)):
+            if self.gathered:
                 self.optimizer.step()
-        if self.average is not None:
+        if self.average is not None and part == parts - 1:
             for name, value in network.state().items():
                 self.average[name].lerp_(value, 1 - self.decay)
-        return part.tally.report(norm, distributed.total(len(rows)), self.minibatches)
+        return shared.tally.report(norm, distributed.total(len(rows)), self.minibatches)
 
-    def _add(self, part: _Part, rows: np.ndarray, count: float) -> None:
+    def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of all trained steps of some samples. The graph of one step is held at a time: of a loss of
         whole trajectories the gradient by the log-probs is found first, in a pass without a graph."""
-        w, slopes = len(part.batch.kernels), None
+        w, slopes = len(shared.batch.kernels), None
         share = count * w
         if self.loss.trajectory:
             with torch.no_grad():
-                seen = [self._step(part, rows, j, self.loss.base) for j in range(w)]
+                seen = [self._step(shared, rows, j, self.loss.base) for j in range(w)]
             leaves = [torch.stack(t, dim=1).requires_grad_() for t in zip(*((s.log_prob, s.drift) for s in seen))]
             bases = torch.stack([s.base for s in seen], dim=1)
             with torch.enable_grad():
-                losses = self._call(part, rows, slice(None), leaves[0], leaves[1], bases)
+                losses = self._call(shared, rows, slice(None), leaves[0], leaves[1], bases)
                 slopes = torch.autograd.grad(losses.sum() / share, leaves, allow_unused=True)
-            part.tally.loss += float(losses.detach().sum()) / share
+            shared.tally.loss += float(losses.detach().sum()) / share
         for j in range(w):
-            now = self._step(part, rows, j, self.beta > 0 or part.compare or self.loss.base and slopes is None)
+            now = self._step(shared, rows, j, self.beta > 0 or shared.compare or self.loss.base and slopes is None)
             if slopes is None:
-                total = self._call(part, rows, slice(j, j + 1), now.log_prob[:, None], now.drift[:, None], now.base[:, None]).sum() / share
-                part.tally.loss += float(total.detach())
+                total = self._call(shared, rows, slice(j, j + 1), now.log_prob[:, None], now.drift[:, None], now.base[:, None]).sum() / share
+                shared.tally.loss += float(total.detach())
             else:
                 by_log_prob, by_drift = slopes
                 total = (by_log_prob[:, j] * now.log_prob).sum() + (0 if by_drift is None else (by_drift[:, j] * now.drift).sum())
             if self.beta:
                 penalty = self.beta * now.divergence.sum() / share
-                part.tally.loss += float(penalty.detach())
+                shared.tally.loss += float(penalty.detach())
                 total = total + penalty
             total.backward()
-            self._check(part, rows, j, now)
-        weights = part.weights[rows]
-        part.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
+            self._check(shared, rows, j, now)
+        weights = shared.weights[rows]
+        shared.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
 
-    def _call(self, part: _Part, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    def _call(self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """The losses [n, w] of some samples at some trained steps."""
-        batch, kernels = part.batch, part.batch.kernels[steps]
+        batch, kernels = shared.batch, shared.batch.kernels[steps]
 
         def tensor(x: object) -> torch.Tensor:
             return torch.as_tensor(x, dtype=torch.float64, device=self.network.device)
 
-        old, advantages, weights = (tensor(a[rows, steps]) for a in (part.old, batch.advantages, part.weights))
+        old, advantages, weights = (tensor(a[rows, steps]) for a in (shared.old, batch.advantages, shared.weights))
         lengths = (tensor([getattr(k, name) for k in kernels]) for name in ("noise_std", "step"))
         given = self.loss(Steps(log_prob, old, advantages, weights, *lengths, tensor(batch.rewards[rows]), drift, base))
-        return part.tally.told(given, log_prob.shape)
+        return shared.tally.told(given, log_prob.shape)
 
-    def _step(self, part: _Part, rows: np.ndarray, j: int, base: bool) -> _Seen:
+    def _step(self, shared: _Shared, rows: np.ndarray, j: int, base: bool) -> _Seen:
         """Trained step j of some samples under the network, and under its base."""
-        kernel, batch = part.batch.kernels[j], part.batch
+        kernel, batch = shared.batch.kernels[j], shared.batch
         mean, after = self._mean(batch, rows, j)
         nothing = torch.full((len(rows),), math.nan, dtype=torch.float64, device=mean.device)
         seen = _Seen(kernel.log_prob(mean, after), nothing, nothing, nothing)
-        if part.means is not None:
-            seen.drift = kernel.divergence(mean, part.means[rows, j])
+        if shared.means is not None:
+            seen.drift = kernel.divergence(mean, shared.means[rows, j])
         if base:
             with torch.no_grad(), self.network.base():
                 of_base, _ = self._mean(batch, rows, j)
             seen.divergence, seen.base = kernel.divergence(mean, of_base), kernel.log_prob(of_base, after)
         return seen
 
-    def _check(self, part: _Part, rows: np.ndarray, j: int, seen: _Seen) -> None:
+    def _check(self, shared: _Shared, rows: np.ndarray, j: int, seen: _Seen) -> None:
         """Tallies how far the network is from what made the samples, and from the base."""
-        off = (seen.log_prob.detach() - torch.as_tensor(part.batch.log_probs[rows, j], device=seen.log_prob.device)).abs()
-        tally = part.tally
-        if part.fresh:
+        off = (seen.log_prob.detach() - torch.as_tensor(shared.batch.log_probs[rows, j], device=seen.log_prob.device)).abs()
+        tally = shared.tally
+        if shared.fresh:
             tally.off[j] = max(float(tally.off[j]), float(off.max()))
         else:
             tally.moved += torch.tensor([float(off.sum()), len(rows)], dtype=torch.float64)
-        if part.compare:
+        if shared.compare:
             tally.kl[j] += torch.tensor([float(seen.divergence.detach().sum()), len(rows)], dtype=torch.float64)
 
-    def _add_noised(self, part: _Part, rows: np.ndarray, count: float) -> None:
+    def _add_noised(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of a forward loss of some samples, at all sigmas of the schedule."""
-        batch, device = part.batch, self.network.device
-        if part.compare:  # log-probs say whether the sampler's weights are these, here too
+        batch, device = shared.batch, self.network.device
+        if shared.compare:  # log-probs say whether the sampler's weights are these, here too
             with torch.no_grad():
                 for j in range(len(batch.kernels)):
-                    self._check(part, rows, j, self._step(part, rows, j, base=True))
+                    self._check(shared, rows, j, self._step(shared, rows, j, base=True))
         share = count * len(batch.schedule)
         advantages = torch.as_tensor(batch.advantages[rows].mean(axis=1), dtype=torch.float64, device=device)
         for i in range(len(batch.schedule)):
             clean, x, sigma, texts = batch.noised(rows, i, device)
             v = self._guided(batch, x, sigma, texts)
-            old = v.detach() if part.velocities is None else part.velocities[i][rows].to(device)
+            old = v.detach() if shared.velocities is None else shared.velocities[i][rows].to(device)
             given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator))
-            total = part.tally.told(given, advantages.shape).sum() / share
+            total = shared.tally.told(given, advantages.shape).sum() / share
             if self.beta:
                 with torch.no_grad(), self.network.base():
                     base = self._guided(batch, x, sigma, texts)
                 total = total + self.beta * (v - base).double().square().mean(dim=(1, 2)).sum() / share
             total.backward()
-            part.tally.loss += float(total.detach())
+            shared.tally.loss += float(total.detach())
 
     @torch.no_grad()
     def _velocities(self, batch: Rollouts, rows: list[int]) -> list[torch.Tensor]:
@@ -256,7 +262,7 @@ class _Tally:
 
 
 @dataclasses.dataclass
-class _Part:
+class _Shared:
     """What the pieces of an update share."""
 
     batch: Rollouts

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,24 +127,31 @@ class Trainer:
 
     async def _update(self) -> str:
         """Makes one update. Returns why the run stops, if it does."""
-        clock = _Clock()
-        whole, batch, behind = await self._next(clock)
-        if batch is None:
-            return ""
-        marks = asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)) if whole else None
+        clock, done, parts, lr = _Clock(), list[dict](), self.config.accumulate, self.config.learning_rate(self.updated)
+        marks = list[asyncio.Future]()
         try:
-            report = await _in(self.beside, self.learner.update, batch, behind, self.config.learning_rate(self.updated))
+            for part in range(parts):
+                whole, batch, behind = await self._next(clock, part)
+                while batch is None:
+                    whole, batch, behind = await self._next(clock, part)
+                if whole is not None:
+                    marks.append(asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)))
+                report = await _in(self.beside, self.learner.update, batch, behind, lr, part, parts)
+                clock.lap("update")
+                if whole is not None:
+                    done.append(self._record(whole, behind, report))
+            self.updated += 1
+            if self.first:
+                clock.seconds["push"] = await self._push()
+                done = [d | await m for d, m in zip(done, marks, strict=True)]
         except BaseException:
-            if marks is not None:
-                marks.cancel()
+            for mark in marks:
+                mark.cancel()
             raise
-        clock.lap("update")
-        self.updated += 1
         why = ""
         if self.first:
-            clock.seconds["push"] = await self._push()
-            assert whole is not None and marks is not None, "the first process has both"
-            record = self._record(whole, behind, report, clock) | await marks
+            record = {"kind": "update", "update": self.updated, **_merged(done), "lr": lr, "pushed": self.version, "adapter_digest": self.stream.digest}
+            record |= {"waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()}}
             found = self.alarms.update(record)
             self.records.add(record)
             self.progress.step(record)
@@ -155,13 +162,14 @@ class Trainer:
                 self._checkpoint()
         return await self._share(why)
 
-    async def _next(self, clock: "_Clock") -> tuple[Rollouts | None, Rollouts | None, int]:
-        """Returns the next batch (in the first process), what this process trains on (None for a batch to skip), and
-        how many updates its weights are behind."""
+    async def _next(self, clock: "_Clock", part: int) -> tuple[Rollouts | None, Rollouts | None, int]:
+        """Returns the next batch of an update that has so many (in the first process), what this process trains on
+        (None for a batch to skip), and how many updates its weights are behind."""
         whole, task = None, None
         if self.first:
             if self.draw is not None and not self.config.follow:
-                for number in range(self.taken, self.taken + min(self.config.ahead + 1, self.config.updates - self.updated)):
+                wanted = min(self.config.ahead + 1, self.config.updates - self.updated) * self.config.accumulate - part
+                for number in range(self.taken, self.taken + wanted):
                     drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
                     await self.stream.ask(prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number)
             fetched = self.stream.reader.health.fetched
@@ -200,17 +208,15 @@ class Trainer:
         clock.lap("read")
         return whole, mine, task.behind
 
-    def _record(self, batch: Rollouts, behind: int, report: Report, clock: "_Clock") -> dict:
+    def _record(self, batch: Rollouts, behind: int, report: Report) -> dict:
         groups = batch.by_group(batch.rewards)
         return {
-            "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
+            "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
             "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
             "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures, "loss": report.loss,
-            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.learning_rate(self.updated - 1),
-            "steps": batch.batch["step_indices"][0].tolist(),
-            "policy_version": int(batch.batch["policy_version"].max()), "made_by": sorted(set(batch.batch["weights_digest"].tolist())), "pushed": self.version,
-            "adapter_digest": self.stream.digest,
-            "waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()},
+            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
+            "steps": batch.batch["step_indices"][0].tolist(), "policy_version": int(batch.batch["policy_version"].max()),
+            "made_by": sorted(set(batch.batch["weights_digest"].tolist())),
         }  # fmt: skip
 
     async def _evaluate(self) -> list[tuple[str, str]]:
@@ -311,6 +317,39 @@ class Trainer:
         if tested:
             summary["test"] = tested
         return summary
+
+
+def _merged(parts: list[dict]) -> dict:
+    """The record of an update of several batches: names joined, what is counted added, the largest of what is off, and
+    means of the rest."""
+    out = dict(parts[-1])
+    for name, last in out.items() if len(parts) > 1 else ():
+        values = [p[name] for p in parts]
+        if name in ("batch", "batch_digest"):
+            out[name] = "+".join(values)
+        elif name == "made_by":
+            out[name] = sorted({w for v in values for w in v})
+        elif name in ("samples", "used", "loss"):
+            out[name] = sum(values)
+        elif name in ("behind", "policy_version", "grad_norm"):
+            out[name] = max(values)
+        elif name == "ratio_off":
+            out[name] = [max(_known(v), default=math.nan) for v in zip(*values)]
+        elif name == "kl":
+            out[name] = [_mean(v) for v in zip(*values)]
+        elif isinstance(last, float):
+            out[name] = _mean(values)
+    return out
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    """Those that there are samples for."""
+    return [v for v in values if not math.isnan(v)]
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = _known(values)
+    return sum(known) / len(known) if known else math.nan
 
 
 def _waiting(seconds: list[dict[str, float]]) -> float:
