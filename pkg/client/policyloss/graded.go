@@ -77,13 +77,8 @@ func DPPO(
 	if err != nil {
 		return nil, err
 	}
-	if err := sameLength(logProb, advantages, "advantages"); err != nil {
+	if err := sameLengths(logProb, advantages, weights); err != nil {
 		return nil, err
-	}
-	if weights != nil {
-		if err := sameLength(logProb, weights, "weights"); err != nil {
-			return nil, err
-		}
 	}
 	std := make([]float64, len(means))
 	for i := range std {
@@ -208,6 +203,7 @@ func (c NFT) half(s Noised, share, b float64, gradient []float64) float64 {
 	return scale * square
 }
 
+// validate returns an error naming what is not one finite number for each element of Clean, or out of its range.
 func (s Noised) validate() error {
 	for _, other := range []struct {
 		name   string

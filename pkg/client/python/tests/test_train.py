@@ -233,15 +233,16 @@ def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
     net, other = network(folder), network(folder, seed=2)
     for p in (*net.parameters(), *other.parameters()):
         p.data += 0.02
-    batch, loss = rolled(other), GSPO(0.5, 0.5)  # so wide that nothing is clipped
-    learner, rows = Learner(net, loss, micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)
+    batch = rolled(other)
+    learner, rows = Learner(net, GSPO(0.5, 0.5), micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)  # nothing is clipped
     log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)) for j, k in enumerate(batch.kernels)], dim=1)
     ratio = (log_probs - torch.tensor(batch.log_probs)).mean(dim=1).exp()
-    want = torch.autograd.grad(-(ratio * torch.tensor(batch.advantages[:, 0])).mean(), net.parameters())
+    loss = -(ratio * torch.tensor(batch.advantages[:, 0])).mean()
+    want = torch.autograd.grad(loss, net.parameters(), allow_unused=True, materialize_grads=True)
     report = learner.update(batch)
-    assert report.figures == {"clipped": 0.0} and report.loss == pytest.approx(float(-(ratio * torch.tensor(batch.advantages[:, 0])).mean()), rel=1e-9)
-    for p, g in zip(net.parameters(), want, strict=True):
-        torch.testing.assert_close(p.grad, g, rtol=1e-4, atol=1e-8)
+    assert report.figures == {"clipped": 0.0} and report.loss == pytest.approx(float(loss.detach()), abs=1e-8)
+    got, want = (torch.cat([g.flatten() for g in grads]) for grads in ([p.grad for p in net.parameters()], want))
+    assert (got - want).norm() < 1e-3 * want.norm()
 
 
 @pytest.mark.parametrize("name", ["ppo", "dpo"])
