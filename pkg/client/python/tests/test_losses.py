@@ -118,13 +118,13 @@ def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     for name, fault in (("mine:none", "no attribute"), ("mine", "must be one of ppo"), ("nowhere:f", "No module"), ("mine:number", "must be a function of Steps")):
         with pytest.raises(ValueError, match=f"--loss: '{name}'.*{fault}"):
             losses.make(name)
-    with pytest.raises(ValueError, match=r"--loss-options: 'part'; must be a setting of mine:half: share \(0.5\)"):
+    with pytest.raises(ValueError, match=r"--loss-options: 'part': must be a setting of mine:half: share \(0.5\)"):
         losses.make("mine:half", part=1)
 
 
 @pytest.mark.parametrize("fields, fault", [
-    ({"loss": "gspo", "clip": 0.1}, r"'clip'; must be a setting of gspo: clip_low \(0.0003\), clip_high \(0.0004\)"),
-    ({"loss": "ppo", "loss_options": "mix_beta=1"}, "'mix_beta'; must be a setting of ppo"),
+    ({"loss": "gspo", "clip": 0.1}, r"--clip: must be a setting of gspo: clip_low \(0.0003\), clip_high \(0.0004\)"),
+    ({"loss": "ppo", "loss_options": "mix_beta=1"}, "--loss-options: 'mix_beta': must be a setting of ppo"),
     ({"loss": "ppo", "loss_options": "clip"}, "'clip'; must be NAME=NUMBER"),
     ({"loss": "dpo", "loss_options": "dpo_beta=0"}, "--loss dpo: dpo_beta: 0.0; must be a finite number above 0"),
     ({"loss": "dpo", "micro_batch": 3}, "--micro-batch: 3; must be even"),

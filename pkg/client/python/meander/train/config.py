@@ -79,7 +79,7 @@ class Config:
     checkpoint_every: int = _setting(1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN)
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
-    track: str = _setting("", "log there, too: wandb[=PROJECT], trackio[=PROJECT] or several of them with commas", _RUN)
+    track: str = _setting("", "log there, too, as RUN-TRAINER: wandb[=PROJECT], trackio[=PROJECT] or several of them with commas", _RUN)
 
     held_out: str = _setting("", "file of prompts to validate on: they choose the adapter; none: no evaluation", _EVAL)
     test: str = _setting("", "file of other prompts to test on, once, at the end: base, kept adapter and last", _EVAL)

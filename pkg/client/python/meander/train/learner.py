@@ -131,8 +131,9 @@ class Learner:
             return torch.as_tensor(x, dtype=torch.float64, device=self.network.device)
 
         old, advantages, weights = (tensor(a[rows, steps]) for a in (shared.old, batch.advantages, shared.weights))
-        lengths = (tensor([getattr(k, name) for k in kernels]) for name in ("noise_std", "step"))
-        given = self.loss(Steps(log_prob, old, advantages, weights, *lengths, tensor(batch.rewards[rows]), drift, base))
+        noise_std, step = tensor([k.noise_std for k in kernels]), tensor([k.step for k in kernels])
+        more = drift if self.loss.drift else None, base if self.loss.base else None
+        given = self.loss(Steps(log_prob, old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more))
         return shared.tally.told(given, log_prob.shape)
 
     def _step(self, shared: _Shared, rows: np.ndarray, j: int, base: bool) -> _Seen:

@@ -248,6 +248,10 @@ LOSSES: dict[str, type[Loss]] = {
 }  # fmt: skip
 
 
+# Settings with flags of their own, and what these are unless they are given.
+_FLAGS = {"clip": PPO.clip, "adv_clip_max": PPO.adv_clip_max}
+
+
 class _Own(Loss):
     """A function of Steps as a loss; its parameters with defaults are its settings."""
 
@@ -262,18 +266,23 @@ def make(name: str, **options: float) -> Loss:
     """Returns the loss of a name, one of LOSSES or module:name, with some of its settings. ValueError: what is wrong
     with it."""
     kind: Any = LOSSES.get(name) or _import(name)
-    if inspect.isclass(kind):
+    function = not inspect.isclass(kind)
+    if not function:
         known = {f.name: f.default for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
     else:
         known = {p.name: p.default for p in list(inspect.signature(kind).parameters.values())[1:] if p.default is not p.empty}
     for option in options:
         if option not in known:
             has = ", ".join(f"{k} ({v})" for k, v in known.items()) or "none"
-            raise ValueError(f"--loss-options: {option!r}; must be a setting of {name}: {has}")
+            flag = f"--{option.replace('_', '-')}" if option in _FLAGS else f"--loss-options: {option!r}"
+            raise ValueError(f"{flag}: must be a setting of {name}: {has}")
+    if function:
+        return _Own(kind, **options)
     try:
-        return kind(**options) if inspect.isclass(kind) else _Own(kind, **options)
+        loss: Loss = kind(**options)
     except ValueError as e:
         raise ValueError(f"--loss {name}: {e}") from None
+    return loss
 
 
 def _import(name: str) -> Any:
@@ -294,9 +303,7 @@ def _import(name: str) -> Any:
 def of(config: Config) -> Loss:
     """Returns the loss of a configuration. ValueError: it does not fit the other settings."""
     options = config.options()
-    for name, default in (("clip", PPO.clip), ("adv_clip_max", PPO.adv_clip_max)):  # settings with flags of their own
-        if (value := getattr(config, name)) != default:
-            options = {name: value} | options
+    options = {name: value for name, default in _FLAGS.items() if (value := getattr(config, name)) != default} | options
     loss = make(config.loss, **options)
     if loss.forward and (config.ahead or config.follow):
         raise ValueError(f"--loss {config.loss}: needs the weights that made a batch; it is without --ahead and --follow")

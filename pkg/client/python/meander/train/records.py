@@ -56,9 +56,9 @@ class Records:
         with open(self.folder / "log.jsonl", "a") as f:
             f.write(json.dumps(record) + "\n")
         values = {f"{record['kind']}/{name}": value for name, value in _flat(record).items() if name != "update"}
-        for name, value in values.items() if self.board else ():
-            self.board.add_scalar(name, value, record["update"])
         if self.board:
+            for name, value in values.items():
+                self.board.add_scalar(name, value, record["update"])
             self.board.flush()
         for tracker in self.trackers:
             tracker.log(values, record["update"])
