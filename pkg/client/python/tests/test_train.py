@@ -355,12 +355,12 @@ def test_an_epoch_is_shuffled_once(monkeypatch):
     assert len(shuffled) == 4 and sorted(drawn) == sorted(map(str, [*range(100)] * 4))
 
 
-@pytest.mark.parametrize("behind", [0, 1])
-def test_a_share_without_samples_adds_nothing(folder, behind):
+@pytest.mark.parametrize("name, behind", [("ppo", 1), *((name, 0) for name in LOSSES)])
+def test_a_share_without_samples_adds_nothing(folder, name, behind):
     """That of a process beyond the number of groups."""
     net = network(folder)
     before = digest(net.state())
-    report = Learner(net, PPO(), lr=1e-2, minibatches=2, beta=0.1).update(Rollouts.without_samples("b", 2), behind)
+    report = Learner(net, make(name), lr=1e-2, minibatches=2, beta=0.1).update(Rollouts.without_samples("b", 2), behind)
     assert report.used == 0 and len(report.kl) == 2 and report.grad_norm == 0 and digest(net.state()) == before
 
 

@@ -104,8 +104,10 @@ class Trainer:
         self.records.begin(self.updated)
         if not self.resumed and not self.config.follow and await self.stream.used():
             raise ValueError(f"--run: {self.config.run!r} has groups already, and {self.out} no checkpoint to go on from; must be a new name")
-        self._checkpoint()
         self.stream.open(self.cursor)
+        # The server's own place of the trainer is further before the first checkpoint after a batch.
+        self.cursor = self.cursor or await self.stream.reader.cursor.acknowledged()
+        self._checkpoint()
         await self._push()
         if self.updated == 0 and not self.config.follow:
             await self._evaluate()
