@@ -22,7 +22,7 @@ func (g *Graded) add(n int, loss float64, gradient ...float64) {
 	g.Gradient = append(g.Gradient, gradient)
 }
 
-// GSPO is the clipped loss of GSPO (Zheng et al. 2025, eq. 5) for trajectories of W steps, whose log-probs are [B][W]:
+// GSPO is the clipped loss of GSPO (Zheng et al. 2025) for trajectories of W steps, whose log-probs are [B][W]:
 // with one ratio r = exp(mean of log_prob - old) for all steps,
 //
 //	max(-A r, -A clamp(r, 1-low, 1+high))

@@ -137,7 +137,7 @@ class GSPO(Loss):
     """GSPO (arXiv 2507.18071): one ratio for a whole trajectory, exp(mean over its trained steps of log_prob - old),
     clipped to [1 - clip_low, 1 + clip_high].
 
-    In the paper's token form (its equation 13): each step has the value of the trajectory's ratio and its own gradient,
+    In the paper's token form: each step has the value of the trajectory's ratio and its own gradient,
     so that steps may have advantages of their own. The clips are the paper's. Advantages are not clamped.
     """
 
