@@ -118,7 +118,7 @@ def test_each_loss_trains(signs, tmp_path, loss):
 def test_an_update_of_two_batches_goes_on_where_it_was_killed(signs, tmp_path):
     """A window that moves, a learning rate that changes, two batches of an update and clean latents: all of them again
     to the bit, also from before the first checkpoint behind a batch."""
-    fields = {"accumulate": 2, "checkpoint_every": 2, "loss": "diffusion_nft", "lr_schedule": "cosine", "warmup": 1, "sde_steps": "0-2", "sde_window": 1, "sde_window_order": "progressive"}
+    fields = {"accumulate": 2, "checkpoint_every": 2, "loss": "diffusion_nft", "lr_schedule": "cosine", "warmup": 1, "sde_steps": "0-2", "sde_window": 1, "sde_window_order": "progressive", "stop": False}
     process = started(signs, tmp_path / "cut", **fields)
     asyncio.run(asyncio.wait_for(until(process, tmp_path / "cut", 1), 300))
     process.send_signal(signal.SIGKILL)

@@ -164,16 +164,21 @@ class Trainer:
                 self._checkpoint()
         return await self._share(why)
 
+    async def _ask(self, count: int) -> None:
+        """Publishes the prompts of so many batches behind those that were read, unless they are there."""
+        if self.draw is None or self.config.follow:
+            return
+        for number in range(self.taken, self.taken + count):
+            drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
+            await self.stream.ask(prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number)
+
     async def _next(self, clock: "_Clock", part: int) -> tuple[Rollouts | None, Rollouts | None, int]:
         """Returns the next batch of an update that has so many (in the first process), what this process trains on
         (None for a batch to skip), and how many updates its weights are behind."""
         whole, task = None, None
         if self.first:
-            if self.draw is not None and not self.config.follow:
-                wanted = min(self.config.ahead + 1, self.config.updates - self.updated) * self.config.accumulate - part
-                for number in range(self.taken, self.taken + wanted):
-                    drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
-                    await self.stream.ask(prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number)
+            ahead = min(self.config.ahead + 1, self.config.updates - self.updated) * self.config.accumulate - part
+            await self._ask(ahead if self.config.ahead else 1)
             fetched = self.stream.reader.health.fetched
             found = await self.stream.next()
             clock.lap("rollout")
@@ -197,9 +202,11 @@ class Trainer:
         self.left_out = self.left_out + 1 if task.left_out else 0
         if task.left_out:
             self._raise(task.left_out)
-            if self.left_out == _LEFT_OUT + self.config.ahead:
+            if self.left_out == _LEFT_OUT + self.config.ahead * self.config.accumulate:
                 raise EventError(f"run {self.config.run}: {self.left_out} batches one after the other cannot be trained on; the last: {task.left_out[0][1]}")
             return None, None, task.behind
+        if self.first and part + 1 < self.config.accumulate and not self.config.ahead:
+            await self._ask(1)  # one after the other is read, so that equal seeds have them in equal order
         mine = whole
         if mine is None or distributed.world() > 1:
             share = await self.stream.mine(task, whole.batch if whole else None)
