@@ -281,12 +281,13 @@ build/python-venv/ok: pkg/client/python/pyproject.toml pkg/client/python/tests/r
 	build/python-venv/bin/python -m pip install --quiet --editable pkg/client/python --requirement pkg/client/python/tests/requirements.txt
 	touch $@
 
-golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts, chat templates and the text reward (Python, pinned requirements)
+golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts, losses, chat templates and the text reward (Python, pinned requirements)
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json
 	build/golden-venv/bin/python deploy/golden/make_shifts.py pkg/flow/testdata/shifts.json
 	build/golden-venv/bin/python deploy/golden/make_grids.py pkg/flow/testdata/grids.json
 	build/golden-venv/bin/python deploy/golden/make_torch_random.py pkg/torchrandom/testdata/randn.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
+	build/golden-venv/bin/python deploy/golden/make_losses.py pkg/client/policyloss/testdata/losses.json
 	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 	build/golden-venv/bin/python deploy/golden/make_simpletuner.py pkg/scheduled/testdata/simpletuner.json
 	build/golden-venv/bin/python deploy/golden/make_tables.py pkg/scheduled/testdata/tables.json
@@ -343,7 +344,7 @@ build/trl-venv/ok build/verl-venv/ok: build/%-venv/ok: deploy/learn/requirements
 	TORCH='$(TORCH)' deploy/learn/install.sh build/$*-venv deploy/learn/requirements-$*.txt
 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
-	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_teacher.py tests/test_texts.py
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_losses.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_teacher.py tests/test_texts.py
 
 build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml | learn-needs
 	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv

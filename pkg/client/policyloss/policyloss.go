@@ -1,7 +1,8 @@
 // Package policyloss is the trainer's side of a rollout in plain float64: the policy
-// loss of Flow-GRPO and its relatives with its metrics (PPO, Guard), and the corrections for
-// log-probs that another engine computed (Correction). It is a reference, small enough to
-// read, to check a trainer's own loss against. It has no gradients.
+// loss of Flow-GRPO and its relatives with its metrics (PPO, Guard), other losses with their
+// gradients (GSPO, DPPO, DPO, NFT), and the corrections for log-probs that another engine
+// computed (Correction). It is a reference, small enough to read, to check a trainer's own
+// loss against.
 //
 // A log-prob is of one step of one sample: the mean over the latent's elements, as in
 // step events of kind density.
@@ -128,13 +129,8 @@ func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*L
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	if err := sameLength(logProb, advantages, "advantages"); err != nil {
+	if err := sameLengths(logProb, advantages, weights); err != nil {
 		return nil, err
-	}
-	if weights != nil {
-		if err := sameLength(logProb, weights, "weights"); err != nil {
-			return nil, err
-		}
 	}
 	n := float64(len(ratios))
 	l := &Loss{Ratios: ratios, Losses: make([]float64, len(ratios))}
@@ -242,6 +238,16 @@ func meanSquare(a, b []float64) (float64, error) {
 		return 0, fmt.Errorf("sum of squares is %v; must be finite", sum)
 	}
 	return sum / float64(len(a)), nil
+}
+
+// sameLengths returns an error unless there is one finite advantage, and one weight where there are weights, for each
+// sample.
+func sameLengths(logProb, advantages, weights []float64) error {
+	err := sameLength(logProb, advantages, "advantages")
+	if err == nil && weights != nil {
+		err = sameLength(logProb, weights, "weights")
+	}
+	return err
 }
 
 // sameLength returns an error unless both slices have one finite number for each sample.

@@ -102,13 +102,14 @@ _REF: Event = {"bucket": str, "digest": str, "size": int}
 TENSOR: Event = {
     "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF), "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
 }
+"""The form of a tensor: its bytes, or where they are."""
 _MEMBER: Event = {
     "sample_index": int, "reward": Maybe(NUMBER), "advantage": Maybe(NUMBER), "status": str, "trajectory_seq": int, "step_advantages": Maybe([NUMBER]),
 }
 # What this package reads of each kind. The services check all of it, and take what is faulty off the streams.
 ADVANTAGE: Event = {
     "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER], "source_run": Maybe(str),
-    "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str),
+    "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str), "estimator": Maybe(str),
 }
 """What is read of the result of a group."""
 BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}

@@ -11,13 +11,14 @@ import msgpack
 import nats
 import numpy as np
 import numpy.typing as npt
+from nats.aio.client import Client as NATS
 
 from .batch import Batch, Sample
 from .events import NUMBER, PREFIX, TENSOR, Event, EventError, Maybe, decode, fault, tensor
 from .tasks import together
 from .textbatch import KINDS, TextBatch
 
-Array = npt.NDArray[Any]
+_Array = npt.NDArray[Any]
 
 _PAUSE = 0.2  # seconds before a busy teacher is asked again
 _TENSORS = ("log_probs", "processed_log_probs", "log_sum_exps", "entropies", "top_ids", "top_logits")
@@ -57,6 +58,7 @@ class TeacherReply:
     model: str
     weights_digest: str
     backend: str
+    """What computed it, such as cpu."""
     numbers: dict[str, npt.NDArray[np.float32]]
     top_ids: npt.NDArray[np.int32] | None
     top_logits: npt.NDArray[np.float32] | None
@@ -69,7 +71,7 @@ class Teachers:
     """The calls of a client that ask teachers."""
 
     if TYPE_CHECKING:
-        nc: nats.NATS
+        nc: NATS
 
         async def load(self, t: Event, subject: str = "") -> None: ...
 
@@ -98,7 +100,7 @@ class Teachers:
             await asyncio.sleep(_PAUSE)
         if reply.get("error"):
             raise Unscored(teacher, reply)
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, _Array] = {}
         for name in _TENSORS:
             if reply.get(name):
                 await self.load(reply[name])
@@ -127,7 +129,7 @@ class Teachers:
         return out
 
 
-def _answers(batch: TextBatch, sample: Sample, reply: TeacherReply) -> Array:
+def _answers(batch: TextBatch, sample: Sample, reply: TeacherReply) -> _Array:
     """What a reply says of the tokens behind the prompt."""
     if sample.text is None or (numbers := reply.numbers.get(KINDS[batch.log_prob_kind])) is None or len(numbers) != len(sample.text.ids):
         raise EventError(f"{sample.member['sample_index']}: the teacher's numbers are not those of the sample's tokens")

@@ -108,8 +108,8 @@ class Tracker:
         self.module.finish()
 
 
-def sink(to: str, run: str) -> Sink:
-    """The sink of --to: NAME or NAME=PLACE, a folder of TensorBoard, else a project.
+def sink(to: str, run: str, flag: str = "--to") -> Sink:
+    """The sink of a flag: NAME or NAME=PLACE, a folder of TensorBoard, else a project.
 
     ValueError: there is no such sink, or its package is not installed; it says what to install.
     """
@@ -127,8 +127,8 @@ def sink(to: str, run: str) -> Sink:
             return Tracker(trackio, place, run, resume="allow")
     except ImportError as e:
         package = {"tensorboard": "tensorboardX"}.get(name, name)
-        raise ValueError(f"--to: {name} needs a package: pip install {package} ({e})") from None
-    raise ValueError(f"--to: {to!r}; must be tensorboard, wandb or trackio, with =FOLDER or =PROJECT")
+        raise ValueError(f"{flag}: {name} needs a package: pip install {package} ({e})") from None
+    raise ValueError(f"{flag}: {to!r}; must be tensorboard, wandb or trackio, with =FOLDER or =PROJECT")
 
 
 class Point:

@@ -17,7 +17,7 @@ pytest.importorskip("peft")
 import meander  # noqa: E402
 from meander import lease  # noqa: E402
 from conftest import ENVIRONMENT, ROOT, SIGNS  # noqa: E402
-from meander.train import evaluate, prompts, records  # noqa: E402
+from meander.train import evaluate, losses, prompts, records  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.loop import train  # noqa: E402
 from meander.train.model import digest  # noqa: E402
@@ -105,6 +105,29 @@ def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_pat
     assert digest(adapter(out)) == digest(adapter(whole[0]))
     with pytest.raises(ValueError, match="--run"):
         trained(signs, tmp_path / "other", run="killed")
+
+
+@pytest.mark.parametrize("loss", [name for name in losses.LOSSES if name != "ppo"])
+def test_each_loss_trains(signs, tmp_path, loss):
+    log = trained(signs, tmp_path / loss, loss=loss, updates=2)
+    assert [r["behind"] for r in log] == [0, 0] and len({r["made_by"][0] for r in log}) == 2
+    assert max(max(r["ratio_off"]) for r in log) < 1e-6, "the samplers had the weights of the update before"
+    assert all(r["grad_norm"] > 0 and set(losses.LOSSES[loss].figures) <= r.keys() for r in log)
+
+
+def test_an_update_of_two_batches_goes_on_where_it_was_killed(signs, tmp_path):
+    """A window that moves, a learning rate that changes, two batches of an update and clean latents: all of them again
+    to the bit, also from before the first checkpoint behind a batch."""
+    fields = {"accumulate": 2, "checkpoint_every": 2, "loss": "diffusion_nft", "lr_schedule": "cosine", "warmup": 1, "sde_steps": "0-2", "sde_window": 1, "sde_window_order": "progressive", "stop": False}
+    process = started(signs, tmp_path / "cut", **fields)
+    asyncio.run(asyncio.wait_for(until(process, tmp_path / "cut", 1), 300))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    log = trained(signs, tmp_path / "cut", **fields)
+    assert [r["batch"] for r in log] == ["u000000+u000001", "u000002+u000003", "u000004+u000005"]
+    assert [r["steps"] for r in log] == [[0], [1], [2]] and [r["lr"] for r in log] == pytest.approx([2e-3, 2e-3, 1e-3])
+    for r, want in zip(log, trained(signs, tmp_path / "uncut", **fields), strict=True):
+        assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest", "loss")] == [want[k] for k in ("batch_digest", "made_by", "adapter_digest", "loss")]
 
 
 def test_two_trainers_read_one_run_and_one_is_killed(signs, tmp_path):

@@ -19,8 +19,10 @@ from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
+from meander.train.loop import _merged  # noqa: E402
 from meander.train.model import Network, Texts, digest  # noqa: E402
-from meander.train.objective import Kernel, Loss  # noqa: E402
+from meander.train.losses import GSPO, LOSSES, PPO, Guard, Steps, make  # noqa: E402
+from meander.train.objective import Kernel  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 S, C, L, D = 8, 16, 5, 24
@@ -88,31 +90,33 @@ def _kept(index, x):
 def test_ratio_is_one_before_a_step_and_not_after(folder):
     net = network(folder)
     batch = rolled(net)
-    learner = Learner(net, Loss(), lr=1e-2, micro_batch=3)
+    learner = Learner(net, PPO(), lr=1e-2, micro_batch=3)
     first = learner.update(batch)
     assert max(first.ratio_off) < 1e-6 and first.used == batch.size
     assert learner.update(batch).ratio_off[0] > 1e-6  # of weights that have moved: what an adapter that did not arrive looks like
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo_guard"])
-def test_loss_is_the_reference(folder, name):
+@pytest.mark.parametrize("kind", [PPO, Guard])
+def test_loss_is_the_reference(folder, kind):
     net, other = network(folder), network(folder, seed=2)
     for p in other.parameters():
         p.data += 0.02
     batch = rolled(other)
-    loss = Loss(name, clip=1e-3, adv_clip_max=0.9)
+    loss = kind(clip=1e-3, adv_clip_max=0.9)
     learner = Learner(net, loss)
     new, means = learner.score(batch, list(range(batch.size)))
     _, old_means = Learner(other, loss).score(batch, list(range(batch.size)))
     for j, kernel in enumerate(batch.kernels):
         args = [torch.tensor(a[:, j]) for a in (new, batch.log_probs, batch.advantages)]
-        got, _ = loss.losses(kernel, *args, means[:, j], old_means[:, j])
+        drift = kernel.divergence(means[:, j], old_means[:, j])
+        n, step = (torch.tensor([x], dtype=torch.float64) for x in (kernel.noise_std, kernel.step))
+        got, _ = loss(Steps(*(a[:, None] for a in args), torch.ones(batch.size, 1, dtype=torch.float64), n, step, torch.tensor(batch.rewards), drift[:, None]))
         common = dict(clip=1e-3, adv_clip_max=0.9)
-        if name == "ppo":
+        if kind is PPO:
             want = reference.ppo(*args, **common)
         else:
             want = reference.grpo_guard(*args, means[:, j], old_means[:, j], kernel.noise_std, kernel.step, **common)
-        np.testing.assert_allclose(got.numpy(), want["losses"], rtol=1e-9)
+        np.testing.assert_allclose(got[:, 0].numpy(), want["losses"], rtol=1e-9)
     np.testing.assert_allclose(new, batch.batch.recompute_log_prob(_velocities(net, batch)), atol=2e-7)
 
 
@@ -173,13 +177,105 @@ def test_gradient_does_not_depend_on_micro_batches_and_points_at_the_reward(fold
     for size in (1, 3, 64):
         net = network(folder)
         batch = rolled(net)
-        Learner(net, Loss(beta=0.01), lr=1e-2, micro_batch=size).update(batch)
+        Learner(net, PPO(), lr=1e-2, micro_batch=size, beta=0.01).update(batch)
         states.append(net.state())
-        new, _ = Learner(net, Loss()).score(batch, list(range(batch.size)))
+        new, _ = Learner(net, PPO()).score(batch, list(range(batch.size)))
         assert ((new - batch.log_probs) * batch.advantages).sum() > 0  # what was better than its group is likelier now
     for name, value in states[0].items():
         for other in states[1:]:
             torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-5)
+
+
+def cleaned(batch):
+    """The batch with the last latents of its samples, which forward losses noise again."""
+    for sample in batch.batch.samples:
+        x = sample.latents(2) * np.float32(0.5)
+        sample.steps.append({"step_index": 2, "log_prob": None, "latents": [_kept(3, x)]})
+    return batch
+
+
+def errors(net, batch):
+    """Of each sample, how far its velocities are from the one that leads to its noised latents, at all sigmas."""
+    rows, out = np.arange(batch.size), np.zeros(batch.size)
+    with torch.no_grad():
+        for i in range(3):
+            clean, x, sigma, texts = batch.noised(rows, i, net.device)
+            v = net.guided(x, sigma, texts, batch.frame, 1.0, "plain")
+            out += (x - sigma[:, None, None] * v - clean).square().mean(dim=(1, 2)).numpy()
+    return out
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, name):
+    states = []
+    for size in (2, 64):
+        net = network(folder)
+        batch = cleaned(rolled(net))
+        before = errors(net, batch)
+        report = Learner(net, make(name), lr=3e-3, micro_batch=size).update(batch)
+        assert max(report.ratio_off) < 1e-6 and all(math.isfinite(x) for x in (*report.figures.values(), report.loss, *report.kl))
+        assert report.figures.keys() == set(LOSSES[name].figures)
+        states.append(net.state())
+        moved = Learner(net, PPO()).score(batch, list(range(batch.size)))[0] - batch.log_probs
+        if name == "dpo":
+            best, worst = batch.pairs()[0::2], batch.pairs()[1::2]
+            assert report.used == 4 and (moved[best] - moved[worst]).sum() > 0
+            assert [batch.rewards[b] - batch.rewards[w] for b, w in zip(best, worst)] == [np.ptp(r) for r in batch.by_group(batch.rewards)]
+        elif name == "diffusion_nft":
+            assert ((before - errors(net, batch)) * batch.advantages[:, 0]).sum() > 0
+        else:
+            assert (moved * batch.advantages).sum() > 0
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
+    net, other = network(folder), network(folder, seed=2)
+    for p in (*net.parameters(), *other.parameters()):
+        p.data += 0.02
+    batch = rolled(other)
+    learner, rows = Learner(net, GSPO(0.5, 0.5), micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)  # nothing is clipped
+    log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)) for j, k in enumerate(batch.kernels)], dim=1)
+    ratio = (log_probs - torch.tensor(batch.log_probs)).mean(dim=1).exp()
+    loss = -(ratio * torch.tensor(batch.advantages[:, 0])).mean()
+    want = torch.autograd.grad(loss, net.parameters(), allow_unused=True, materialize_grads=True)
+    report = learner.update(batch)
+    assert report.figures == {"clipped": 0.0} and report.loss == pytest.approx(float(loss.detach()), abs=1e-8)
+    got, want = (torch.cat([g.flatten() for g in grads]) for grads in ([p.grad for p in net.parameters()], want))
+    assert (got - want).norm() < 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("name", ["ppo", "dpo"])
+def test_batches_of_one_update_are_one_large_batch(folder, name):
+    whole = rolled(network(folder), groups=4).batch.groups
+    net, again = network(folder), network(folder)
+    Learner(net, make(name), ema=0.5).update(Rollouts(Batch(whole, "b", "7@1")))
+    learner = Learner(again, make(name), ema=0.5)
+    halves = [Rollouts(Batch(whole[i : i + 2], f"b{i}", "7@1")) for i in (0, 2)]
+    start = digest(again.state())
+    first = learner.update(halves[0], part=0, parts=2)
+    assert first.grad_norm == 0 and digest(again.state()) == start and digest(learner.best()) == start
+    assert learner.update(halves[1], part=1, parts=2).ratio_off[0] < 1e-6, "no step was taken between them"
+    for key, value in net.state().items():
+        torch.testing.assert_close(again.state()[key], value, rtol=1e-3, atol=1e-6)
+
+
+def test_a_forward_loss_wants_the_weights_that_made_the_batch(folder):
+    net = network(folder)
+    batch = rolled(net)
+    with pytest.raises(ValueError, match="batch b is 1 updates old"):
+        Learner(net, make("diffusion_nft")).update(batch, behind=1)
+    with pytest.raises(ValueError, match="latents 3 were not kept"):
+        Learner(net, make("diffusion_nft")).update(batch)
+    # With two steps of the optimizer the second one's velocities still are compared with those before the first.
+    two = cleaned(batch)
+    assert Learner(net, make("diffusion_nft"), minibatches=2, lr=3e-3).update(two).grad_norm > 0
+
+
+def test_pairs_are_of_groups_with_a_better_and_a_worse_sample(folder):
+    batch = rolled(network(folder), groups=3)
+    batch.rewards = np.array([1.0, 0, 0, 1, 2, 2, 2, 2, 0, 3, 1, 0])
+    assert batch.pairs() == [0, 2, 9, 11]
 
 
 def test_older_batches_have_importance_weights(folder):
@@ -187,16 +283,17 @@ def test_older_batches_have_importance_weights(folder):
     for p in older.parameters():
         p.data += 0.05
     batch = rolled(older)
-    report = Learner(net, Loss()).update(batch, behind=1)
-    new, _ = Learner(network(folder), Loss()).score(batch, list(range(batch.size)))
+    report = Learner(net, PPO()).update(batch, behind=1)
+    new, _ = Learner(network(folder), PPO()).score(batch, list(range(batch.size)))
     assert report.weight == pytest.approx(np.minimum(np.exp(new - batch.log_probs), 2).mean(), rel=1e-6)
-    assert report.weight != 1 and report.clipped == 0  # the ratio is that of the step itself
+    assert report.weight != 1 and report.figures["clipped"] == 0  # the ratio is that of the step itself
 
 
-def test_a_run_goes_on_to_the_bit(folder, tmp_path):
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "diffusion_nft"])
+def test_a_run_goes_on_to_the_bit(folder, tmp_path, loss):
     def begin():
         net = network(folder)
-        return Learner(net, Loss(), lr=1e-2, ema=0.5), rolled(net)
+        return Learner(net, make(loss), lr=1e-2, ema=0.5), cleaned(rolled(net))
 
     whole, batch = begin()
     for _ in range(3):
@@ -258,12 +355,12 @@ def test_an_epoch_is_shuffled_once(monkeypatch):
     assert len(shuffled) == 4 and sorted(drawn) == sorted(map(str, [*range(100)] * 4))
 
 
-@pytest.mark.parametrize("behind", [0, 1])
-def test_a_share_without_samples_adds_nothing(folder, behind):
+@pytest.mark.parametrize("name, behind", [("ppo", 1), *((name, 0) for name in LOSSES)])
+def test_a_share_without_samples_adds_nothing(folder, name, behind):
     """That of a process beyond the number of groups."""
     net = network(folder)
     before = digest(net.state())
-    report = Learner(net, Loss(beta=0.1), lr=1e-2, minibatches=2).update(Rollouts.without_samples("b", 2), behind)
+    report = Learner(net, make(name), lr=1e-2, minibatches=2, beta=0.1).update(Rollouts.without_samples("b", 2), behind)
     assert report.used == 0 and len(report.kl) == 2 and report.grad_norm == 0 and digest(net.state()) == before
 
 
@@ -354,6 +451,31 @@ def test_settings_are_checked():
         with pytest.raises(ValueError, match="sde-steps"):
             Config(prompts="p", sde_steps=steps).trained  # noqa: B018
     assert Config(prompts="p", sde_steps="0,2-3").trained == [0, 2, 3]
+
+
+def test_several_batches_of_an_update_are_one_line():
+    one = {"batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan], "kl": [1.0, math.nan], "made_by": ["w"], "behind": 0, "steps": [0, 1]}
+    two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "kl": [3.0, 5.0]}
+    assert _merged([one]) == one
+    want = {"batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9], "kl": [2.0, 5.0], "made_by": ["w"], "behind": 0, "steps": [0, 1]}
+    assert _merged([one, two]) == want
+
+
+def test_records_go_to_trackers_too(tmp_path):
+    class Kept:
+        def log(self, values, step):
+            self.values, self.step = values, step
+
+        def close(self):
+            self.closed = True
+
+    kept = Kept()
+    log = records.Records(tmp_path, False, [kept])
+    log.add({"kind": "update", "update": 3, "reward": 0.5, "kl": [0.1, math.nan], "batch": "u2"})
+    log.close()
+    assert (kept.values, kept.step, kept.closed) == ({"update/reward": 0.5, "update/kl/0": 0.1}, 3, True)
+    with pytest.raises(ValueError, match="--track: 'file'; must be tensorboard, wandb or trackio"):
+        Config(prompts="p", track="file").trackers()
 
 
 def test_summary_is_a_table():

@@ -45,9 +45,14 @@ def main() -> None:
         parser.error(str(e))
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
+        from . import losses
         from .loop import train
     except ImportError as e:
         sys.exit(f"meander-train: {e}; pip install 'meander-client[train]' has what it needs")
+    try:
+        losses.of(config)
+    except ValueError as e:
+        parser.error(str(e))
     out = Path(config.out)
     if os.environ.get("RANK", "0") == "0":
         out.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import random
 import typing
 from typing import Any
+
+from ..track import Sink, sink
 
 
 def _setting(default: Any, help: str, section: str) -> Any:
@@ -34,6 +38,9 @@ class Config:
     group_size: int = _setting(16, "samples of a prompt", _ROLL)
     steps: int = _setting(4, "denoising steps", _ROLL)
     sde_steps: str = _setting("0-1", "the stochastic ones, which are trained: as 0-1 or 0,2", _ROLL)
+    sde_window: int = _setting(0, "only so many of them at a time, another window for each update (MixGRPO); 0: all", _ROLL)
+    sde_window_order: str = _setting("random", "where the window is: random, or progressive, from the first to the last of --sde-steps, where it stays", _ROLL)
+    sde_shift: int = _setting(1, "updates after which a progressive window moves on, by its length", _ROLL)
     sde_type: str = _setting("sde", "their transition: sde, cps or dance_sde", _ROLL)
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
@@ -43,18 +50,22 @@ class Config:
     estimator: str = _setting("flow_grpo", "what turns rewards into advantages", _ROLL)
     ahead: int = _setting(0, "batches published before the weights that they shall be followed by: 0 trains on-policy", _ROLL)
 
-    loss: str = _setting("ppo", "ppo, the clipped ratio, or grpo_guard", _LOSS)
-    clip: float = _setting(1e-4, "how far ratios count; log-probs are means over elements, so about 0.2 / elements", _LOSS)
-    adv_clip_max: float = _setting(5.0, "advantages are clamped to plus or minus this", _LOSS)
-    beta: float = _setting(0.005, "weight of the divergence from the base", _LOSS)
+    loss: str = _setting("ppo", "ppo, grpo_guard, gspo, flow_dppo, dpo, diffusion_nft, or your own as module:name (see meander.train.losses)", _LOSS)
+    loss_options: str = _setting("", "its other settings, as mix_beta=0.1,adaptive_weight_min=1e-4; an unknown one is refused with all there are", _LOSS)
+    clip: float = _setting(1e-4, "of ppo and grpo_guard: how far ratios count; log-probs are means over elements, so about 0.2 / elements", _LOSS)
+    adv_clip_max: float = _setting(5.0, "of ppo, grpo_guard and diffusion_nft: advantages are clamped to plus or minus this", _LOSS)
+    beta: float = _setting(0.005, "weight of the divergence from the base, beside any loss; of diffusion_nft, of the mean square distance of velocities", _LOSS)
     is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
     rank: int = _setting(16, "rank of the LoRA", _LOSS)
     alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)
     lr: float = _setting(2e-3, "learning rate", _LOSS)
+    lr_schedule: str = _setting("constant", "of the learning rate: constant, or linear or cosine, which end near 0 at --updates", _LOSS)
+    warmup: int = _setting(0, "updates in which it rises to --lr first", _LOSS)
     adam_beta2: float = _setting(0.99, "AdamW's second beta", _LOSS)
     weight_decay: float = _setting(0.0, "AdamW's", _LOSS)
     max_grad_norm: float = _setting(1.0, "longer gradients are cut to this", _LOSS)
     minibatches: int = _setting(1, "optimizer steps of a batch", _LOSS)
+    accumulate: int = _setting(1, "batches of an update: their gradients are added before the one step of the optimizer", _LOSS)
     micro_batch: int = _setting(64, "samples of one forward pass; gradients of several are accumulated", _LOSS)
     ema: float = _setting(0.9, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
     dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
@@ -68,6 +79,7 @@ class Config:
     checkpoint_every: int = _setting(1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN)
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
+    track: str = _setting("", "log there, too, as RUN-TRAINER: wandb[=PROJECT], trackio[=PROJECT] or several of them with commas", _RUN)
 
     held_out: str = _setting("", "file of prompts to validate on: they choose the adapter; none: no evaluation", _EVAL)
     test: str = _setting("", "file of other prompts to test on, once, at the end: base, kept adapter and last", _EVAL)
@@ -88,7 +100,7 @@ class Config:
     reward_drop: float = _setting(0.15, "collapse: the mean reward of five updates is this far below the best five", _STOP)
 
     def __post_init__(self) -> None:
-        positive = ("groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every", "patience", "eval_every", "eval_samples")
+        positive = ("groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every", "patience", "eval_every", "eval_samples", "sde_shift", "accumulate")
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
@@ -104,6 +116,18 @@ class Config:
             raise ValueError(f"--ema: {self.ema}; must be at least 0 and below 1")
         if self.minibatches > self.groups:
             raise ValueError(f"--minibatches: {self.minibatches}; must be at most the {self.groups} groups of a batch: groups stay whole")
+        if self.lr_schedule not in ("constant", "linear", "cosine"):
+            raise ValueError(f"--lr-schedule: {self.lr_schedule!r}; must be constant, linear or cosine")
+        if not 0 <= self.warmup < self.updates:
+            raise ValueError(f"--warmup: {self.warmup}; must be at least 0 and below the {self.updates} updates")
+        if self.sde_window < 0 or self.sde_window and self.sde_window > len(self.trained):
+            raise ValueError(f"--sde-window: {self.sde_window}; must be 1 to {len(self.trained)} of --sde-steps {self.sde_steps}, or 0 for all")
+        if self.sde_window_order not in ("random", "progressive"):
+            raise ValueError(f"--sde-window-order: {self.sde_window_order!r}; must be random or progressive")
+        if self.sde_shift > 1 and not (self.sde_window and self.sde_window_order == "progressive"):
+            raise ValueError("--sde-shift: needs --sde-window and --sde-window-order progressive")
+        if self.accumulate > 1 and self.minibatches > 1:
+            raise ValueError("--accumulate: makes one step of several batches, --minibatches several steps of one; must not be both")
         if not self.follow and not self.prompts:
             raise ValueError("--prompts: empty; must name a file of prompts, or --follow the run of another trainer")
 
@@ -119,6 +143,41 @@ class Config:
         if not out or max(out) >= self.steps:
             raise ValueError(f"--sde-steps: {self.sde_steps!r}; must be steps from 0 to {self.steps - 1}")
         return sorted(out)
+
+    def window(self, batch: int) -> list[int]:
+        """The steps of trained that are stochastic in a batch (MixGRPO, arXiv 2507.21802, as verl-omni has it)."""
+        steps = self.trained
+        if not self.sde_window:
+            return steps
+        last = len(steps) - self.sde_window
+        update = batch // self.accumulate
+        if self.sde_window_order == "random":
+            start = random.Random(f"{self.seed} window {update}").randint(0, last)
+        else:
+            start = min(update // self.sde_shift * self.sde_window, last)
+        return steps[start : start + self.sde_window]
+
+    def learning_rate(self, update: int) -> float:
+        """The learning rate of an update, counted from 0: of nothing else, so that a run that goes on has it, too."""
+        if update < self.warmup:
+            return self.lr * (update + 1) / self.warmup
+        done = (update - self.warmup) / (self.updates - self.warmup)
+        return self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.lr_schedule]
+
+    def trackers(self) -> list[Sink]:
+        """The sinks of track. ValueError: there is no such one, or its package is missing."""
+        return [sink(to.strip(), f"{self.run}-{self.trainer}", "--track") for to in filter(None, self.track.split(","))]
+
+    def options(self) -> dict[str, float]:
+        """The settings in loss_options."""
+        out = {}
+        for part in filter(None, self.loss_options.split(",")):
+            name, _, value = part.strip().partition("=")
+            try:
+                out[name] = float(value)
+            except ValueError:
+                raise ValueError(f"--loss-options: {part!r}; must be NAME=NUMBER") from None
+        return out
 
     def rewards(self, diversity: float = 0.0) -> list[dict[str, Any]]:
         """Those of training, with diversity beside them: to look at, or with a weight."""

@@ -11,8 +11,8 @@ import torch
 
 from .. import loss as reference
 from . import distributed
-from .model import Network
-from .objective import Loss
+from .losses import Loss, Noised, Steps
+from .model import Network, Texts
 from .rollouts import Rollouts
 
 
@@ -24,8 +24,8 @@ class Report:
     """max |log_prob - old| of samples that no optimizer step had been taken for."""
     moved: float
     """mean |log_prob - old| of the others."""
-    clipped: float
-    """The share of ratios that the clip cut."""
+    figures: dict[str, float]
+    """Means of what the loss tells: clipped, the share of ratios that the clip cut."""
     loss: float
     """The mean loss over the minibatches."""
     grad_norm: float
@@ -35,7 +35,7 @@ class Report:
     weight: float
     """The mean importance weight."""
     used: int
-    """Samples whose advantage is not 0."""
+    """Samples that the loss has a gradient for."""
 
 
 class Learner:
@@ -45,77 +45,172 @@ class Learner:
     """
 
     def __init__(self, network: Network, loss: Loss, lr: float = 2e-3, beta2: float = 0.99, weight_decay: float = 0.0, max_grad_norm: float = 1.0,
-                 minibatches: int = 1, micro_batch: int = 64, ema: float = 0.0, is_threshold: float = 2.0):  # fmt: skip
-        self.network, self.loss, self.max_grad_norm = network, loss, max_grad_norm
+                 minibatches: int = 1, micro_batch: int = 64, ema: float = 0.0, is_threshold: float = 2.0, beta: float = 0.0):  # fmt: skip
+        """beta: weight of the divergence from the base; that of a forward loss is the mean square of the distance of
+        velocities."""
+        self.network, self.loss, self.beta, self.max_grad_norm = network, loss, beta, max_grad_norm
         self.minibatches, self.micro_batch, self.decay, self.is_threshold = minibatches, micro_batch, ema, is_threshold
         self.optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=weight_decay)
         self.average = network.state() if ema else None
+        self.gathered = 0  # samples with a gradient since the last step of the optimizer
 
-    def update(self, batch: Rollouts, behind: int = 0) -> Report:
-        """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights.
+    def update(self, batch: Rollouts, behind: int = 0, lr: float | None = None, part: int = 0, parts: int = 1) -> Report:
+        """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights. lr:
+        another learning rate from now on. Of an update of several parts, each a batch, the last one takes the step.
 
         The log-probs of an older batch are computed again, with importance weights for how far the weights have changed
         since.
         """
-        network, w = self.network, len(batch.kernels)
-        used = list(range(batch.size)) if self.loss.beta else batch.used
-        old, means, weights = batch.log_probs, None, np.ones_like(batch.log_probs)
-        if behind or self.loss.name == "grpo_guard":
-            found, means = self.score(batch, used)
-            if behind and used:
-                old = np.where(np.isfinite(found), found, old)
-                weights[used] = reference.rollout_weights(old[used], batch.log_probs[used], threshold=self.is_threshold)
-        tally = _Tally(w)
+        network, loss = self.network, self.loss
+        for group in self.optimizer.param_groups if lr is not None else ():
+            group["lr"] = lr
+        rows = loss.rows(batch, self.beta > 0)
+        shared = _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
+        if loss.forward:
+            if behind:
+                raise ValueError(f"batch {batch.name} is {behind} updates old; must be of the current weights for a forward loss")
+            if self.minibatches > 1:
+                shared.velocities = self._velocities(batch, rows)
+        elif loss.drift or behind and not loss.pairs:
+            found, shared.means = self.score(batch, rows)
+            if behind and rows:
+                shared.old = np.where(np.isfinite(found), found, shared.old)
+                shared.weights[rows] = reference.rollout_weights(shared.old[rows], batch.log_probs[rows], threshold=self.is_threshold)
+        count = distributed.total(loss.count(batch)) * parts / self.minibatches
         norm = 0.0
-        for part, rows in enumerate(batch.split(used, self.minibatches)):
-            self.optimizer.zero_grad(set_to_none=False)
-            if part == 0 or self.minibatches > 1:
-                share = distributed.total(batch.size) / self.minibatches * w
-            for k, piece in enumerate(batch.pieces(rows, self.micro_batch)):
-                for j in range(w):
-                    self._add(batch, piece, j, old, means, weights, share, tally, fresh=part == 0, compare=part == k == 0)
+        for k, chosen in enumerate(batch.split(rows, self.minibatches)):
+            if part == 0:
+                self.optimizer.zero_grad(set_to_none=False)
+                self.gathered = 0
+            for i, piece in enumerate(batch.pieces(chosen, self.micro_batch)):
+                shared.fresh, shared.compare = k == 0, k == i == 0
+                (self._add_noised if loss.forward else self._add)(shared, piece, count)
+            self.gathered += distributed.total(len(chosen))
+            if part < parts - 1:
+                continue
             for p in network.parameters():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             distributed.add([p.grad for p in network.parameters() if p.grad is not None])
             norm = max(norm, float(torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)))
             if not math.isfinite(norm):
                 raise FloatingPointError(f"the gradient of batch {batch.name} has norm {norm}: the adapter is left as it is")
-            if distributed.total(len(rows)):
+            if self.gathered:
                 self.optimizer.step()
-        if self.average is not None:
+        if self.average is not None and part == parts - 1:
             for name, value in network.state().items():
                 self.average[name].lerp_(value, 1 - self.decay)
-        return tally.report(norm, distributed.total(len(batch.used)), self.minibatches)
+        return shared.tally.report(norm, distributed.total(len(rows)), self.minibatches)
 
-    def _add(self, batch: Rollouts, rows: np.ndarray, j: int, old: np.ndarray, means: torch.Tensor | None, weights: np.ndarray, share: float,
-             tally: "_Tally", fresh: bool, compare: bool) -> None:  # fmt: skip
-        """Adds the gradient of trained step j of some samples."""
-        kernel, device = batch.kernels[j], self.network.device
-        was, a, weight = (torch.as_tensor(t[rows], dtype=torch.float64, device=device) for t in (old[:, j], batch.advantages[:, j], weights[:, j]))
+    def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
+        """Adds the gradient of all trained steps of some samples. The graph of one step is held at a time: of a loss of
+        whole trajectories the gradient by the log-probs is found first, in a pass without a graph."""
+        w, slopes = len(shared.batch.kernels), None
+        share = count * w
+        if self.loss.trajectory:
+            with torch.no_grad():
+                seen = [self._step(shared, rows, j, self.loss.base) for j in range(w)]
+            leaves = [torch.stack(t, dim=1).requires_grad_() for t in zip(*((s.log_prob, s.drift) for s in seen))]
+            bases = torch.stack([s.base for s in seen], dim=1)
+            with torch.enable_grad():
+                losses = self._call(shared, rows, slice(None), leaves[0], leaves[1], bases)
+                slopes = torch.autograd.grad(losses.sum() / share, leaves, allow_unused=True)
+            shared.tally.loss += float(losses.detach().sum()) / share
+        for j in range(w):
+            now = self._step(shared, rows, j, self.beta > 0 or shared.compare or self.loss.base and slopes is None)
+            if slopes is None:
+                total = self._call(shared, rows, slice(j, j + 1), now.log_prob[:, None], now.drift[:, None], now.base[:, None]).sum() / share
+                shared.tally.loss += float(total.detach())
+            else:
+                by_log_prob, by_drift = slopes
+                total = (by_log_prob[:, j] * now.log_prob).sum() + (0 if by_drift is None else (by_drift[:, j] * now.drift).sum())
+            if self.beta:
+                penalty = self.beta * now.divergence.sum() / share
+                shared.tally.loss += float(penalty.detach())
+                total = total + penalty
+            total.backward()
+            self._check(shared, rows, j, now)
+        weights = shared.weights[rows]
+        shared.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
+
+    def _call(self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """The losses [n, w] of some samples at some trained steps."""
+        batch, kernels = shared.batch, shared.batch.kernels[steps]
+
+        def tensor(x: object) -> torch.Tensor:
+            return torch.as_tensor(x, dtype=torch.float64, device=self.network.device)
+
+        old, advantages, weights = (tensor(a[rows, steps]) for a in (shared.old, batch.advantages, shared.weights))
+        noise_std, step = tensor([k.noise_std for k in kernels]), tensor([k.step for k in kernels])
+        more = drift if self.loss.drift else None, base if self.loss.base else None
+        given = self.loss(Steps(log_prob, old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more))
+        return shared.tally.told(given, log_prob.shape)
+
+    def _step(self, shared: _Shared, rows: np.ndarray, j: int, base: bool) -> _Seen:
+        """Trained step j of some samples under the network, and under its base."""
+        kernel, batch = shared.batch.kernels[j], shared.batch
         mean, after = self._mean(batch, rows, j)
-        log_prob = kernel.log_prob(mean, after)
-        losses, ratio = self.loss.losses(kernel, log_prob, was, a, mean, None if means is None else means[rows, j], weight)
-        total = losses.sum() / share
-        if self.loss.beta or compare:
+        nothing = torch.full((len(rows),), math.nan, dtype=torch.float64, device=mean.device)
+        seen = _Seen(kernel.log_prob(mean, after), nothing, nothing, nothing)
+        if shared.means is not None:
+            seen.drift = kernel.divergence(mean, shared.means[rows, j])
+        if base:
             with torch.no_grad(), self.network.base():
-                base, _ = self._mean(batch, rows, j)
-            divergence = kernel.divergence(mean, base)
-            if self.loss.beta:
-                total = total + self.loss.beta * divergence.sum() / share
-            if compare:
-                tally.kl[j] += torch.stack([divergence.detach().sum().cpu(), torch.tensor(float(len(rows)), dtype=torch.float64)])
-        total.backward()
-        off = (log_prob.detach() - torch.as_tensor(batch.log_probs[rows, j], device=device)).abs()
-        if fresh:
+                of_base, _ = self._mean(batch, rows, j)
+            seen.divergence, seen.base = kernel.divergence(mean, of_base), kernel.log_prob(of_base, after)
+        return seen
+
+    def _check(self, shared: _Shared, rows: np.ndarray, j: int, seen: _Seen) -> None:
+        """Tallies how far the network is from what made the samples, and from the base."""
+        off = (seen.log_prob.detach() - torch.as_tensor(shared.batch.log_probs[rows, j], device=seen.log_prob.device)).abs()
+        tally = shared.tally
+        if shared.fresh:
             tally.off[j] = max(float(tally.off[j]), float(off.max()))
-        tally.sums += torch.tensor([float(total.detach()), 0 if fresh else float(off.sum()), 0 if fresh else len(rows), float(((ratio - 1).abs() > self.loss.clip).sum()),
-                                    float(weight.sum()), len(rows)], dtype=torch.float64)  # fmt: skip
+        else:
+            tally.moved += torch.tensor([float(off.sum()), len(rows)], dtype=torch.float64)
+        if shared.compare:
+            tally.kl[j] += torch.tensor([float(seen.divergence.detach().sum()), len(rows)], dtype=torch.float64)
+
+    def _add_noised(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
+        """Adds the gradient of a forward loss of some samples, at all sigmas of the schedule."""
+        batch, device = shared.batch, self.network.device
+        if shared.compare:  # log-probs say whether the sampler's weights are these, here too
+            with torch.no_grad():
+                for j in range(len(batch.kernels)):
+                    self._check(shared, rows, j, self._step(shared, rows, j, base=True))
+        share = count * len(batch.schedule)
+        advantages = torch.as_tensor(batch.advantages[rows].mean(axis=1), dtype=torch.float64, device=device)
+        for i in range(len(batch.schedule)):
+            clean, x, sigma, texts = batch.noised(rows, i, device)
+            v = self._guided(batch, x, sigma, texts)
+            old = v.detach() if shared.velocities is None else shared.velocities[i][rows].to(device)
+            given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator))
+            total = shared.tally.told(given, advantages.shape).sum() / share
+            if self.beta:
+                with torch.no_grad(), self.network.base():
+                    base = self._guided(batch, x, sigma, texts)
+                total = total + self.beta * (v - base).double().square().mean(dim=(1, 2)).sum() / share
+            total.backward()
+            shared.tally.loss += float(total.detach())
+
+    @torch.no_grad()
+    def _velocities(self, batch: Rollouts, rows: list[int]) -> list[torch.Tensor]:
+        """The velocities [B, S, C] of the noised samples at each sigma, under the weights that made them."""
+        out = []
+        for i in range(len(batch.schedule)):
+            found = torch.zeros(batch.size, *batch.batch["latents"].shape[2:])
+            for piece in batch.pieces(rows, self.micro_batch):
+                _, x, sigma, texts = batch.noised(piece, i, self.network.device)
+                found[piece] = self._guided(batch, x, sigma, texts).cpu()
+            out.append(found)
+        return out
+
+    def _guided(self, batch: Rollouts, x: torch.Tensor, sigma: torch.Tensor, texts: Texts) -> torch.Tensor:
+        return self.network.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule)
 
     def _mean(self, batch: Rollouts, rows: np.ndarray, j: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean of trained step j of some samples under the network, and the state after it."""
         x, after, sigma, texts = batch.step(rows, j, self.network.device)
-        v = self.network.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule)
-        return batch.kernels[j].mean(x, v), after
+        return batch.kernels[j].mean(x, self._guided(batch, x, sigma, texts)), after
 
     @torch.no_grad()
     def score(self, batch: Rollouts, rows: list[int]) -> tuple[np.ndarray, torch.Tensor]:
@@ -146,20 +241,56 @@ class Learner:
 
 
 class _Tally:
-    """Sums over the pieces of an update, of all processes."""
+    """Sums over the pieces of an update, of all processes. Of two numbers the second counts."""
 
-    def __init__(self, steps: int):
+    def __init__(self, steps: int, figures: tuple[str, ...]):
         self.off = torch.full((steps,), -math.inf, dtype=torch.float64)
-        self.kl = torch.zeros(steps, 2, dtype=torch.float64)
-        self.sums = torch.zeros(6, dtype=torch.float64)
+        self.kl, self.moved, self.weight = (torch.zeros(*shape, 2, dtype=torch.float64) for shape in ((steps,), (), ()))
+        self.figures = {name: torch.zeros(2, dtype=torch.float64) for name in figures}
+        self.loss = 0.0
+
+    def told(self, given: torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]], shape: torch.Size) -> torch.Tensor:
+        """The losses of what a loss gave, whose figures are tallied. ValueError: it is not what a loss gives."""
+        losses, figures = given if isinstance(given, tuple) else (given, {})
+        if losses.shape != shape:
+            raise ValueError(f"--loss: it returns {list(losses.shape)}; must be one loss for each of {list(shape)}")
+        if unknown := figures.keys() - self.figures.keys():
+            raise ValueError(f"--loss: it returns the figures {', '.join(sorted(unknown))}, which its class must name in figures")
+        for name, value in figures.items():
+            self.figures[name] += torch.tensor([float(value.detach().sum()), value.numel()], dtype=torch.float64)
+        return losses
 
     def report(self, norm: float, used: int, minibatches: int) -> Report:
-        distributed.add([self.kl, self.sums])
+        loss = torch.tensor(self.loss, dtype=torch.float64)
+        distributed.add([self.kl, self.moved, self.weight, loss, *self.figures.values()])
         distributed.largest(self.off)
-        loss, moved, later, clipped, weight, n = self.sums.tolist()
 
-        def per(x: float, count: float) -> float:
-            return x / count if count else math.nan
+        def per(t: torch.Tensor) -> float:
+            return float(t[0] / t[1]) if t[1] else math.nan
 
-        return Report([x if math.isfinite(x) else math.nan for x in self.off.tolist()], per(moved, later), per(clipped, n), loss / minibatches, norm,
-                      [per(a, b) for a, b in self.kl.tolist()], per(weight, n), used)  # fmt: skip
+        return Report([x if math.isfinite(x) else math.nan for x in self.off.tolist()], per(self.moved), {name: per(t) for name, t in self.figures.items()},
+                      float(loss) / minibatches, norm, [per(t) for t in self.kl], per(self.weight), used)  # fmt: skip
+
+
+@dataclasses.dataclass
+class _Shared:
+    """What the pieces of an update share."""
+
+    batch: Rollouts
+    old: np.ndarray  # [B, W] log-probs that ratios are against
+    weights: np.ndarray  # [B, W] importance weights
+    tally: _Tally
+    means: torch.Tensor | None = None  # [B, W, S, C] of the transitions of old
+    velocities: list[torch.Tensor] | None = None  # of the noised samples under the weights that made them
+    fresh: bool = True  # no optimizer step has been taken
+    compare: bool = True  # the first piece, which is compared with the base
+
+
+@dataclasses.dataclass
+class _Seen:
+    """A trained step of n samples under the network, [n]; NaN for what was not asked for."""
+
+    log_prob: torch.Tensor
+    drift: torch.Tensor
+    base: torch.Tensor  # log-prob of the network without its adapter
+    divergence: torch.Tensor  # from that network

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +20,11 @@ from safetensors.torch import load_file
 
 from ..client import Client, connect
 from ..events import EventError
-from . import distributed, evaluate, prompts, records
+from . import distributed, evaluate, losses, prompts, records
 from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
 from .learner import Learner, Report
 from .model import Network
-from .objective import Loss
 from .rollouts import Rollouts
 from .stream import Stream, Task
 
@@ -44,8 +43,8 @@ class Trainer:
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
                                checkpointing=config.checkpointing)  # fmt: skip
-        self.learner = Learner(self.network, Loss(config.loss, config.clip, config.adv_clip_max, config.beta), config.lr, config.adam_beta2, config.weight_decay,
-                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold)  # fmt: skip
+        self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
+                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold, config.beta)  # fmt: skip
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
         self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
@@ -54,7 +53,7 @@ class Trainer:
         if both := {p["prompt"] for p in self.held_out} & {p["prompt"] for p in self.test}:
             raise ValueError(f"--test: {len(both)} of its prompts choose the adapter, too, such as {min(both)!r}")
         self.stopped = ""  # why, where an alarm did
-        self.records = records.Records(self.out, config.tensorboard and self.first)
+        self.records = records.Records(self.out, config.tensorboard and self.first, config.trackers() if self.first else ())
         self.updated = 0  # updates taken
         self.taken, self.cursor = 0, ""  # batches read, and the place of the last one
         self.made: dict[str, int] = {}  # by digest of weights: the update that they are of
@@ -76,6 +75,7 @@ class Trainer:
         if stopped and self.first:
             _log.warning("this run was stopped: %s; --no-stop goes on", stopped)
         async with contextlib.AsyncExitStack() as held:
+            held.callback(self.records.close)
             self.progress = held.enter_context(_Progress(self.config, self.updated, self.first))
             if self.first:
                 await self._begin(held)
@@ -105,8 +105,10 @@ class Trainer:
         self.records.begin(self.updated)
         if not self.resumed and not self.config.follow and await self.stream.used():
             raise ValueError(f"--run: {self.config.run!r} has groups already, and {self.out} no checkpoint to go on from; must be a new name")
-        self._checkpoint()
         self.stream.open(self.cursor)
+        # The server's own place of the trainer is further before the first checkpoint after a batch.
+        self.cursor = self.cursor or await self.stream.reader.cursor.acknowledged()
+        self._checkpoint()
         await self._push()
         if self.updated == 0 and not self.config.follow:
             await self._evaluate()
@@ -128,24 +130,31 @@ class Trainer:
 
     async def _update(self) -> str:
         """Makes one update. Returns why the run stops, if it does."""
-        clock = _Clock()
-        whole, batch, behind = await self._next(clock)
-        if batch is None:
-            return ""
-        marks = asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)) if whole else None
+        clock, done, parts, lr = _Clock(), list[dict[str, Any]](), self.config.accumulate, self.config.learning_rate(self.updated)
+        marks = list[asyncio.Future[Any]]()
         try:
-            report = await _in(self.beside, self.learner.update, batch, behind)
+            for part in range(parts):
+                whole, batch, behind = await self._next(clock, part)
+                while batch is None:
+                    whole, batch, behind = await self._next(clock, part)
+                if whole is not None:
+                    marks.append(asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)))
+                report = await _in(self.beside, self.learner.update, batch, behind, lr, part, parts)
+                clock.lap("update")
+                if whole is not None:
+                    done.append(self._record(whole, behind, report))
+            self.updated += 1
+            if self.first:
+                clock.seconds["push"] = await self._push()
+                done = [d | await m for d, m in zip(done, marks, strict=True)]
         except BaseException:
-            if marks is not None:
-                marks.cancel()
+            for mark in marks:
+                mark.cancel()
             raise
-        clock.lap("update")
-        self.updated += 1
         why = ""
         if self.first:
-            clock.seconds["push"] = await self._push()
-            assert whole is not None and marks is not None, "the first process has both"
-            record = self._record(whole, behind, report, clock) | await marks
+            record = {"kind": "update", "update": self.updated, **_merged(done), "lr": lr, "pushed": self.version, "adapter_digest": self.stream.digest}
+            record |= {"waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()}}
             found = self.alarms.update(record)
             self.records.add(record)
             self.progress.step(record)
@@ -156,14 +165,21 @@ class Trainer:
                 self._checkpoint()
         return await self._share(why)
 
-    async def _next(self, clock: "_Clock") -> tuple[Rollouts | None, Rollouts | None, int]:
-        """Returns the next batch (in the first process), what this process trains on (None for a batch to skip), and
-        how many updates its weights are behind."""
+    async def _ask(self, count: int) -> None:
+        """Publishes the prompts of so many batches behind those that were read, unless they are there."""
+        if self.draw is None or self.config.follow:
+            return
+        for number in range(self.taken, self.taken + count):
+            drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
+            await self.stream.ask(prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number)
+
+    async def _next(self, clock: "_Clock", part: int) -> tuple[Rollouts | None, Rollouts | None, int]:
+        """Returns the next batch of an update that has so many (in the first process), what this process trains on
+        (None for a batch to skip), and how many updates its weights are behind."""
         whole, task = None, None
         if self.first:
-            if self.draw is not None and not self.config.follow:
-                for number in range(self.taken, self.taken + min(self.config.ahead + 1, self.config.updates - self.updated)):
-                    await self.stream.ask(prompts.training(self.config, number, self.draw.batch(number), self.draw.epoch(number), self.version, self.alarms.held()), number)
+            ahead = min(self.config.ahead + 1, self.config.updates - self.updated) * self.config.accumulate - part
+            await self._ask(ahead if self.config.ahead else 1)
             fetched = self.stream.reader.health.fetched
             found = await self.stream.next()
             clock.lap("rollout")
@@ -187,9 +203,11 @@ class Trainer:
         self.left_out = self.left_out + 1 if task.left_out else 0
         if task.left_out:
             self._raise(task.left_out)
-            if self.left_out == _LEFT_OUT + self.config.ahead:
+            if self.left_out == _LEFT_OUT + self.config.ahead * self.config.accumulate:
                 raise EventError(f"run {self.config.run}: {self.left_out} batches one after the other cannot be trained on; the last: {task.left_out[0][1]}")
             return None, None, task.behind
+        if self.first and part + 1 < self.config.accumulate and not self.config.ahead:
+            await self._ask(1)  # one after the other is read, so that equal seeds have them in equal order
         mine = whole
         if mine is None or distributed.world() > 1:
             share = await self.stream.mine(task, whole.batch if whole else None)
@@ -200,16 +218,15 @@ class Trainer:
         clock.lap("read")
         return whole, mine, task.behind
 
-    def _record(self, batch: Rollouts, behind: int, report: Report, clock: "_Clock") -> dict[str, Any]:
+    def _record(self, batch: Rollouts, behind: int, report: Report) -> dict[str, Any]:
         groups = batch.by_group(batch.rewards)
         return {
-            "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
+            "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
             "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
-            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, "clipped": report.clipped, "loss": report.loss,
-            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.lr,
-            "policy_version": int(batch.batch["policy_version"].max()), "made_by": sorted(set(batch.batch["weights_digest"].tolist())), "pushed": self.version,
-            "adapter_digest": self.stream.digest,
-            "waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()},
+            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures, "loss": report.loss,
+            "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
+            "steps": batch.batch["step_indices"][0].tolist(), "policy_version": int(batch.batch["policy_version"].max()),
+            "made_by": sorted(set(batch.batch["weights_digest"].tolist())),
         }  # fmt: skip
 
     async def _evaluate(self) -> list[tuple[str, str]]:
@@ -310,6 +327,39 @@ class Trainer:
         if tested:
             summary["test"] = tested
         return summary
+
+
+def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of an update of several batches: names joined, what is counted added, the largest of what is off, and
+    means of the rest."""
+    out = dict(parts[-1])
+    for name, last in out.items() if len(parts) > 1 else ():
+        values = [p[name] for p in parts]
+        if name in ("batch", "batch_digest"):
+            out[name] = "+".join(values)
+        elif name == "made_by":
+            out[name] = sorted({w for v in values for w in v})
+        elif name in ("samples", "used", "loss"):
+            out[name] = sum(values)
+        elif name in ("behind", "policy_version", "grad_norm"):
+            out[name] = max(values)
+        elif name == "ratio_off":
+            out[name] = [max(_known(v), default=math.nan) for v in zip(*values)]
+        elif name == "kl":
+            out[name] = [_mean(v) for v in zip(*values)]
+        elif isinstance(last, float):
+            out[name] = _mean(values)
+    return out
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    """Those that there are samples for."""
+    return [v for v in values if not math.isnan(v)]
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = _known(values)
+    return sum(known) / len(known) if known else math.nan
 
 
 def _waiting(seconds: list[dict[str, float]]) -> float:

@@ -1,8 +1,4 @@
-"""Flow-GRPO's objective (arXiv 2505.05470) in torch: log-probs of stored steps under the network, clipped ratios,
-divergence.
-
-meander.loss is the reference in float64 without gradients; the tests hold one against the other.
-"""
+"""Log-probs and divergences of stored steps in torch, with gradients; the losses of them are in losses.py."""
 
 from __future__ import annotations
 
@@ -51,35 +47,3 @@ class Kernel:
 
 def _row_mean(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(1).mean(dim=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """The loss made from log-probs: ppo, the clipped ratio, or grpo_guard (arXiv 2510.22319), which also removes the
-    bias of the ratio and scales the steps."""
-
-    name: str = "ppo"
-    """ppo or grpo_guard."""
-    clip: float = 1e-4
-    """Ratios count within 1 - clip and 1 + clip."""
-    adv_clip_max: float = 5.0
-    """Advantages are clamped to plus or minus this."""
-    beta: float = 0.0
-    """The weight of the divergence from the base."""
-
-    def __post_init__(self) -> None:
-        if self.name not in ("ppo", "grpo_guard"):
-            raise ValueError(f"loss: {self.name!r}; must be ppo or grpo_guard")
-
-    def losses(self, kernel: Kernel, log_prob: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mean: torch.Tensor | None = None,
-               old_mean: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Returns the losses [B] of one step, and the ratios [B] that were clipped."""
-        a = advantages.clamp(-self.adv_clip_max, self.adv_clip_max)
-        log_ratio, scale = log_prob - old, 1.0
-        if self.name == "grpo_guard":
-            assert mean is not None and old_mean is not None
-            log_ratio = (log_ratio + kernel.divergence(mean, old_mean)) * kernel.noise_std
-            scale = 1 / kernel.step
-        ratio = log_ratio.exp()
-        out = torch.maximum(-a * ratio, -a * ratio.clamp(1 - self.clip, 1 + self.clip)) * scale
-        return (out if weights is None else out * weights), ratio

@@ -59,11 +59,13 @@ class Draw:
         return self._orders[epoch]
 
 
-def training(config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0) -> list[dict[str, Any]]:
-    """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the
-    reward."""
-    trained = config.trained
-    kept = sorted({i for s in trained for i in (s, s + 1)})
+def training(
+    config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0, clean: bool = False
+) -> list[dict[str, Any]]:
+    """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the reward,
+    clean says that the last latents are wanted, too."""
+    trained = config.window(batch)
+    kept = sorted({i for s in trained for i in (s, s + 1)} | ({config.steps} if clean else set()))
     return [
         {
             **_common(config, f"{batch_id(batch)}-{i:03d}", config.seed, batch, i),

@@ -8,19 +8,21 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..track import Sink
 from .model import Network
 
 
 class Records:
     """The files of a run. Every line is complete: after a crash the log continues at the checkpoint's update."""
 
-    def __init__(self, folder: Path, tensorboard: bool):
-        self.folder = folder
+    def __init__(self, folder: Path, tensorboard: bool, trackers: Sequence[Sink] = ()):
+        self.folder, self.trackers = folder, trackers
         self.lines: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self.board = None
@@ -56,12 +58,19 @@ class Records:
         self.lines.append(record)
         with open(self.folder / "log.jsonl", "a") as f:
             f.write(json.dumps(record) + "\n")
+        values = {f"{record['kind']}/{name}": value for name, value in _flat(record).items() if name != "update"}
         if self.board:
-            for name, value in _flat(record).items():
-                if name not in ("update", "kind"):
-                    self.board.add_scalar(f"{record['kind']}/{name}", value, record["update"])
+            for name, value in values.items():
+                self.board.add_scalar(name, value, record["update"])
             self.board.flush()
+        for tracker in self.trackers:
+            tracker.log(values, record["update"])
         self._table()
+
+    def close(self) -> None:
+        """Ends what follows the run elsewhere."""
+        for tracker in self.trackers:
+            tracker.close()
 
     def _table(self) -> None:
         rows = [_flat(r) for r in self.lines if r["kind"] == "update"]

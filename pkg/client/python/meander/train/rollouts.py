@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -48,9 +49,9 @@ class Rollouts:
         self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
-        steps = len(first["transitions"])
-        # whether trained step j has guidance
-        self.guided = [(int(i) + 1) / steps <= batch["cfg_until"][0] for i in batch["step_indices"][0]]
+        self.schedule = first["sigmas"][:-1]
+        steps = len(self.schedule)
+        self.guided_steps = [(i + 1) / steps <= batch["cfg_until"][0] for i in range(steps)]
 
     @classmethod
     def without_samples(cls, name: str, steps: int) -> "Rollouts":
@@ -59,6 +60,7 @@ class Rollouts:
         out.batch, out.name, out.size = Batch([], name), name, 0
         out.batch.arrays |= {"group_index": np.zeros(0, np.int64), "latents": np.zeros((0, steps, 0, 0), np.float32)}
         out.log_probs, out.advantages, out.rewards = np.zeros((0, steps)), np.zeros((0, steps)), np.zeros(0)
+        out.schedule = []
         out.kernels = [Kernel(0.0, 0.0, 1.0, 1.0, "density")] * steps
         return out
 
@@ -66,6 +68,25 @@ class Rollouts:
     def used(self) -> list[int]:
         """The rows that have a gradient."""
         return [int(i) for i in np.flatnonzero((self.advantages != 0).any(axis=1))]
+
+    @property
+    def estimator(self) -> str:
+        """What the advantages are of."""
+        found = sorted({g.advantage.get("estimator", "") for g in self.batch.groups})
+        if len(found) > 1:
+            raise EventError(f"batch {self.name}: its groups have the estimators {', '.join(found)}; must be of one")
+        return found[0] if found else ""
+
+    def pairs(self) -> list[int]:
+        """The best and the worst sample of each group whose rewards are not all equal, one after the other."""
+        out: list[int] = []
+        for k in range(len(self.batch.groups)):
+            rows = np.flatnonzero(self.batch["group_index"] == k)
+            rewards = self.rewards[rows]
+            if len(rows) and rewards.max() > rewards.min():
+                # Of equal ones the first is the best and the last the worst, as verl-omni sorts them.
+                out += [int(rows[rewards.argmax()]), int(rows[::-1][rewards[::-1].argmin()])]
+        return out
 
     def split(self, rows: list[int], parts: int) -> list[list[int]]:
         """Splits the rows into parts of whole groups, of about equal size."""
@@ -80,11 +101,24 @@ class Rollouts:
         """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
         names = ("latents", "next_latents", "sigmas")
         x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in names)
+        return x, after, sigma, self._texts(rows, self.guided_steps[int(self.batch["step_indices"][0, j])], device)
+
+    def noised(self, rows: np.ndarray, i: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
+        """Returns the clean latents of some rows [n, S, C], the same noised to the sigma of step i of the schedule,
+        that sigma [n] and the texts. The noise is drawn of the sample and the step: it is the same in each
+        micro-batch, process and repetition."""
+        clean = torch.stack([torch.as_tensor(self.batch.samples[r].latents(len(self.schedule))) for r in rows])
+        noise = torch.stack([torch.randn(clean.shape[1:], generator=_generator(self.batch["uid"][r], self.batch["sample_index"][r], i)) for r in rows])
+        sigma = torch.full((len(rows),), self.schedule[i], dtype=torch.float32)
+        s = sigma[:, None, None]
+        x, clean, sigma = (t.to(device) for t in ((1 - s) * clean + s * noise, clean, sigma))
+        return clean, x, sigma, self._texts(rows, self.guided_steps[i], device)
+
+    def _texts(self, rows: np.ndarray, guided: bool, device: torch.device) -> Texts:
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         groups = self.batch["group_index"][rows].tolist()
-        guided = groups if self.guidance > 1 and self.guided[j] else []
-        there, away = ([self._prompt(g, p, device) for g in gs] for p, gs in (("", groups), ("negative_", guided)))
-        return x, after, sigma, Texts(there, guidance, away)
+        away = groups if self.guidance > 1 and guided else []
+        return Texts([self._prompt(g, "", device) for g in groups], guidance, [self._prompt(g, "negative_", device) for g in away])
 
     def _prompt(self, group: int, prefix: str, device: torch.device) -> Row:
         """The tensors of a group's prompt, without padding; prefix is that of the negative prompt's names."""
@@ -108,3 +142,8 @@ class Rollouts:
         for x in self.by_group(self.batch["next_latents"][:, -1].astype(np.float64)):
             out += [float(np.sqrt(((x[i + 1 :] - x[i]) ** 2).mean(axis=(1, 2))).mean()) for i in range(len(x) - 1)]
         return float(np.mean(out)) if out else math.nan
+
+
+def _generator(*of: object) -> torch.Generator:
+    seed = int.from_bytes(hashlib.sha256(" ".join(map(str, of)).encode()).digest()[:8], "big", signed=True)
+    return torch.Generator().manual_seed(seed)

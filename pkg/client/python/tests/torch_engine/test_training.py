@@ -12,8 +12,8 @@ pytest.importorskip("peft")
 from meander import transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
+from meander.train.losses import PPO  # noqa: E402
 from meander.train.model import Network  # noqa: E402
-from meander.train.objective import Loss  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 HEIGHT, WIDTH, SCALE = 64, 96, 4.5
@@ -116,11 +116,11 @@ def velocities(network, batch):
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_first_ratio_is_one_and_the_adapter_learns(name, folders, rollout):
     network, batch = begin(folders[name], rollout(name))
-    scored, _ = Learner(network, Loss()).score(batch, list(range(batch.size)))
+    scored, _ = Learner(network, PPO()).score(batch, list(range(batch.size)))
     assert batch.batch.check(scored, TOLERANCE).max_abs <= TOLERANCE
     base = {n: p.detach().clone() for n, p in network.transformer.named_parameters() if not p.requires_grad}
     before = velocities(network, batch)
-    learner = Learner(network, Loss(), lr=1e-2, micro_batch=3)
+    learner = Learner(network, PPO(), lr=1e-2, micro_batch=3)
     report = learner.update(batch)
     assert max(report.ratio_off) <= TOLERANCE and report.grad_norm > 0 and report.used == batch.size
     trained = {n for n, p in network.transformer.named_parameters() if p.grad is not None}
@@ -145,7 +145,7 @@ def test_every_target_is_found(name, folders):
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_worker_computes_the_trained_adapter(name, folders, rollout, dial):
     network, batch = begin(folders[name], rollout(name))
-    Learner(network, Loss(), lr=1e-2).update(batch)
+    Learner(network, PPO(), lr=1e-2).update(batch)
     state, modules, tensors = network.state(), [], {}
     for key, a in state.items():
         if ".lora_A." in key:
@@ -170,7 +170,7 @@ def test_bf16_learns_too(name, folders, rollout):
     assert network.transformer.dtype == torch.bfloat16
     assert all(p.dtype == torch.float32 for p in network.parameters())
     before = velocities(network, batch)
-    report = Learner(network, Loss(), lr=1e-2).update(batch)
+    report = Learner(network, PPO(), lr=1e-2).update(batch)
     assert report.grad_norm > 0 and not torch.equal(velocities(network, batch), before)
 
 
@@ -181,7 +181,7 @@ def test_checkpointing_changes_no_gradient(name, folders, rollout):
         network = Network(folders[name], rank=2, seed=1, checkpointing=checkpointing)
         assert network.transformer.is_gradient_checkpointing == checkpointing
         batch = Rollouts(Batch(rollout(name), "b"), network.family.conditioning)
-        Learner(network, Loss(), lr=1e-2).update(batch)
+        Learner(network, PPO(), lr=1e-2).update(batch)
         states.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     assert 0 <= float((states[1] - states[0]).norm()) < 1e-4 * float(states[0].norm())
 
