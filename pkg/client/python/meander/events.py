@@ -102,6 +102,7 @@ _REF: Event = {"bucket": str, "digest": str, "size": int}
 TENSOR: Event = {
     "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF), "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
 }
+"""What is read of a tensor."""
 _MEMBER: Event = {
     "sample_index": int, "reward": Maybe(NUMBER), "advantage": Maybe(NUMBER), "status": str, "trajectory_seq": int, "step_advantages": Maybe([NUMBER]),
 }

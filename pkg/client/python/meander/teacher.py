@@ -8,16 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-import nats
+import nats.errors
 import numpy as np
 import numpy.typing as npt
+from nats.aio.client import Client as NATS
 
 from .batch import Batch, Sample
 from .events import NUMBER, PREFIX, TENSOR, Event, EventError, Maybe, decode, fault, tensor
 from .tasks import together
 from .textbatch import KINDS, TextBatch
 
-Array = npt.NDArray[Any]
+_Array = npt.NDArray[Any]
 
 _PAUSE = 0.2  # seconds before a busy teacher is asked again
 _TENSORS = ("log_probs", "processed_log_probs", "log_sum_exps", "entropies", "top_ids", "top_logits")
@@ -43,7 +44,7 @@ class Unscored(ValueError):
 
 @dataclasses.dataclass
 class TeacherReply:
-    """What the model of a teacher gives a sample; weights_digest names its weights.
+    """What the model of a teacher gives a sample; weights_digest names its weights, backend what computed.
 
     Of a text of n tokens, 0 where a token was given: numbers [n] float32 by name, nats: log_probs are before
     temperature and filters, processed_log_probs after those of the sample (-inf where they leave the token out),
@@ -69,7 +70,7 @@ class Teachers:
     """The calls of a client that ask teachers."""
 
     if TYPE_CHECKING:
-        nc: nats.NATS
+        nc: NATS
 
         async def load(self, t: Event, subject: str = "") -> None: ...
 
@@ -98,7 +99,7 @@ class Teachers:
             await asyncio.sleep(_PAUSE)
         if reply.get("error"):
             raise Unscored(teacher, reply)
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, _Array] = {}
         for name in _TENSORS:
             if reply.get(name):
                 await self.load(reply[name])
@@ -127,7 +128,7 @@ class Teachers:
         return out
 
 
-def _answers(batch: TextBatch, sample: Sample, reply: TeacherReply) -> Array:
+def _answers(batch: TextBatch, sample: Sample, reply: TeacherReply) -> _Array:
     """What a reply says of the tokens behind the prompt."""
     if sample.text is None or (numbers := reply.numbers.get(KINDS[batch.log_prob_kind])) is None or len(numbers) != len(sample.text.ids):
         raise EventError(f"{sample.member['sample_index']}: the teacher's numbers are not those of the sample's tokens")
