@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-torch \
+.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -175,6 +175,10 @@ bench-swarm: build/bench ## 16, 128 and 1024 virtual samplers of the synthetic m
 
 bench-policy: build/bench ## from a push of weights to the first sample that is made with them, under load
 	build/bench policy
+
+# WEIGHTS_FLAGS: --gb 10 --ways path --push-only and the like.
+bench-weights: build build/bench ## whole transformers by path: time, and memory of who pushes and of the sampler
+	build/bench weights $(WEIGHTS_FLAGS)
 
 # TORCH_FLAGS: --device cuda:0 --model FOLDER and the like. Without a Python of yours, that of make engines-torch.
 bench-torch: build/bench ## workers of PyTorch: what a call costs, the network beside our own, deterministic beside batched (Python)

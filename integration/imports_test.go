@@ -91,7 +91,8 @@ var layers = map[string][]string{
 	"pkg/archive":                       {"schemas", "pkg/bus"},    // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":             nil,
-	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora"},
+	"pkg/weightsdir":                    {"schemas", "pkg/safetensors"}, // files of weights that go by path
+	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora", "pkg/weightsdir"},
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   {"pkg/media"},
@@ -109,10 +110,10 @@ var layers = map[string][]string{
 		"pkg/scorer", "pkg/estimator", "services/internal/instrument",
 	},
 	"services/sampler/recorder":    {"pkg/bus", "pkg/flow", "pkg/interaction", "pkg/media", "pkg/model", "pkg/sampling", "schemas", "services/sampler/engine", "services/sampler/engine/images"},
-	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "schemas", "services/sampler/engine"},
+	"services/sampler/weights":     {"pkg/bus", "pkg/lora", "pkg/safetensors", "pkg/weightsdir", "schemas", "services/sampler/engine"},
 	"services/reward":              {"pkg/media", "schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
-	"services/janitor":             {"schemas", "pkg/bus", "services/internal/instrument"},
+	"services/janitor":             {"schemas", "pkg/bus", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
@@ -191,7 +192,7 @@ var layers = map[string][]string{
 	"integration/tools/bench": {
 		"pkg/media", "schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/sampling", "pkg/model", "pkg/model/families", "pkg/model/remote", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage",
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
-		"pkg/client", "pkg/lora", "pkg/safetensors", // weights that it pushes
+		"pkg/client", "pkg/lora", "pkg/safetensors", "pkg/model/qwenimage/checkpoint", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
 	},
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -70,9 +71,9 @@ type fullPlane struct {
 	made int
 }
 
-func newFullPlane(t *testing.T) *fullPlane {
+func newFullPlane(t *testing.T, change ...func(*pipeline.Config)) *fullPlane {
 	t.Helper()
-	plane, peer, base := signsPlane(t, 1)
+	plane, peer, base := signsPlane(t, 1, change...)
 	return &fullPlane{Plane: plane, peer: peer, base: base}
 }
 
@@ -198,7 +199,7 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			forged.Weights = append(forged.Weights, ref)
+			forged.Weights = append(forged.Weights, schemas.FileOfBlob(ref))
 		}
 		forged.PolicyVersion, forged.Parent = current.PolicyVersion+1, &current.PolicyVersion
 		if err := f.SetPolicy(t.Context(), &forged, current); err != nil {

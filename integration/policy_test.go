@@ -72,11 +72,14 @@ func parsedLoRA(t *testing.T, file []byte) *lora.Adapter {
 }
 
 // signsPlane serves the model signs.
-func signsPlane(t *testing.T, replicas int) (*bustest.Plane, *client.Client, *schemas.Policy) {
+func signsPlane(t *testing.T, replicas int, change ...func(*pipeline.Config)) (*bustest.Plane, *client.Client, *schemas.Policy) {
 	t.Helper()
 	plane := bustest.New(t)
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model, config.Sampler.Batch, config.Replicas = signsFolder, 2, replicas
+	for _, change := range change {
+		change(&config)
+	}
 	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
 	peer := client.New(plane.Bus)
 	var p *schemas.Policy

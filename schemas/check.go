@@ -196,6 +196,11 @@ func (f *faults) checkText(c *Field, s string, i int) {
 		if !isDigest(s) {
 			f.checkDigest(c.itemName(i), s)
 		}
+	case c.Form == FormPath:
+		if !isPath(s) {
+			f.add(c.itemName(i), quote(s), "must be a relative path of at most "+strconv.Itoa(MaxPath)+
+				" bytes, with slashes and without . or ..")
+		}
 	case c.Form == FormRewardName:
 		if !isRewardName(s) {
 			f.checkRewardName(c.itemName(i), s)

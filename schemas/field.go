@@ -22,8 +22,8 @@ import (
 //	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
 //	                          unique: every item comes at most once
 //	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
-//	form:"token"              form of a text, or of each of a list: token, digest or
-//	                          reward_name; "digest?": or empty
+//	form:"token"              form of a text, or of each of a list: token, digest, path
+//	                          or reward_name; "digest?": or empty
 //	default:"8"               value that stands in for an absent one
 //	absent:"the model's"      the same in words, where no literal says it
 //	unit:"pixels"             unit of a number
@@ -83,6 +83,7 @@ type Range struct {
 const (
 	FormToken      = "token"
 	FormDigest     = "digest"
+	FormPath       = "path"
 	FormRewardName = "reward_name"
 )
 
@@ -117,7 +118,7 @@ var limits = map[string]float64{
 	"MaxSchedulerConfig": MaxSchedulerConfig, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxSubject": MaxSubject, "MaxTensorBytes": MaxTensorBytes,
 	"MaxTensorDims": MaxTensorDims, "MaxText": MaxText, "MaxToken": MaxToken, "MaxWarnings": MaxWarnings,
-	"MaxWeight": MaxWeight,
+	"MaxWeight": MaxWeight, "MaxWeightsFile": MaxWeightsFile,
 }
 
 // enums are the lists of legal values that tags name.
@@ -213,8 +214,8 @@ func newField(s reflect.StructField) (Field, error) {
 	}
 	var may bool
 	f.Form, f.Empty = strings.CutSuffix(s.Tag.Get("form"), "?")
-	if f.Form != "" && !slices.Contains([]string{FormToken, FormDigest, FormRewardName}, f.Form) {
-		return f, fmt.Errorf("form: %q; must be token, digest or reward_name", f.Form)
+	if f.Form != "" && !slices.Contains([]string{FormToken, FormDigest, FormPath, FormRewardName}, f.Form) {
+		return f, fmt.Errorf("form: %q; must be token, digest, path or reward_name", f.Form)
 	}
 	if tag := s.Tag.Get("enum"); tag != "" {
 		tag, may = strings.CutSuffix(tag, "?")

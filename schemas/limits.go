@@ -86,6 +86,9 @@ const (
 	MaxInlineImage = 512 << 10
 	// MaxPolicyFiles bounds the files of a transformer.
 	MaxPolicyFiles = 256
+	// MaxWeightsFile is the size of one of them, MaxPath the length of its path.
+	MaxWeightsFile = 1 << 42
+	MaxPath        = 1024
 	// MaxBlobBytes is the size of an object in the blob bucket that an event may point to.
 	MaxBlobBytes = 1 << 36
 	// MaxText bounds an error or a reason, MaxName a name of a model, instance, version or backend.

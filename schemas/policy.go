@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -27,7 +28,7 @@ type Policy struct {
 	Adapter *PolicyAdapter `msgpack:"adapter,omitempty" of:"version"`
 	// Weights are the files of a whole transformer (safetensors) in place of the checkpoint's; none: the checkpoint's
 	// own.
-	Weights []Ref `msgpack:"weights,omitempty" size:"0..MaxPolicyFiles" of:"version"`
+	Weights []WeightsFile `msgpack:"weights,omitempty" size:"0..MaxPolicyFiles" of:"version"`
 	// Tensors is the table of what Weights must have: JSON, of each tensor its name and shape; absent: the
 	// model takes no others.
 	Tensors *Ref `msgpack:"tensors,omitempty"`
@@ -121,6 +122,14 @@ func (e *Policy) SameLane(other *Policy) bool {
 // IsCheckpoint reports whether the policy is the checkpoint without an adapter or other weights.
 func (e *Policy) IsCheckpoint() bool { return e.Adapter == nil && len(e.Weights) == 0 }
 
+// Files returns the files of the adapter or of the whole transformer.
+func (e *Policy) Files() []WeightsFile {
+	if e.Adapter != nil {
+		return append(slices.Clone(e.Weights), FileOfBlob(e.Adapter.File))
+	}
+	return e.Weights
+}
+
 // Checkpoint returns the BaseDigest that prompts and requests must name: that of the policy or, if a server draws the
 // samples, whose weights are not known here, its kind (ServedBy).
 func (e *Policy) Checkpoint() string {
@@ -179,6 +188,35 @@ type PolicyAdapter struct {
 	Config []byte `msgpack:"config" size:"0..MaxAdapterConfig"`
 	// Scale is how much of it is added; 1 is what it was trained at.
 	Scale float64 `msgpack:"scale" range:"-MaxAdapterScale..MaxAdapterScale"`
+}
+
+// WeightsFile is a file of a whole transformer: a blob in the object store, or a file in the folder that those who push
+// share with the samplers.
+type WeightsFile struct {
+	// Bucket is the object store bucket of a blob; absent: it is the file at Path.
+	Bucket string `msgpack:"bucket,omitempty" form:"token"`
+	// Digest is the sha-256 of the bytes in lower-case hex; it is also the name of a blob.
+	Digest string `msgpack:"digest" form:"digest"`
+	// Size is the length in bytes.
+	Size int64 `msgpack:"size" range:"1..MaxWeightsFile"`
+	// Path leads to the file from the shared folder on, which each sampler may have in another place (--weights-dir): its
+	// elements with slashes between them, none of them "." or "..".
+	Path string `msgpack:"path,omitempty" form:"path"`
+}
+
+// Blob returns the reference to the blob.
+func (e *WeightsFile) Blob() Ref { return Ref{Bucket: e.Bucket, Digest: e.Digest, Size: e.Size} }
+
+// FileOfBlob returns a blob as a file of weights.
+func FileOfBlob(ref Ref) WeightsFile {
+	return WeightsFile{Bucket: ref.Bucket, Digest: ref.Digest, Size: ref.Size}
+}
+
+// checkRules checks that the file is in one place.
+func (e *WeightsFile) checkRules(f *faults) {
+	if (e.Bucket == "") == (e.Path == "") {
+		f.add("path", quote(e.Path), "must be given without bucket, and only then")
+	}
 }
 
 // Rules of a policy for samples that have begun.

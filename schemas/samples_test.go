@@ -242,6 +242,16 @@ func policySamples(t testing.TB) []sample {
 			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 8, TrueCFGScale: 1,
 			MaxPixels: 1 << 20, Announced: 1_763_690_301_000_000_000,
 		}},
+		{"policy-weights", &schemas.Policy{
+			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 14, WeightsDigest: digestOf("whole"), BaseDigest: digestOf("weights"),
+			Weights: []schemas.WeightsFile{
+				{Bucket: schemas.BlobBucket, Digest: digestOf("shard 1"), Size: 4096},
+				{Path: "run-7/transformer/model-00002-of-00002.safetensors", Digest: digestOf("shard 2"), Size: 40 << 30},
+			},
+			Tensors:        &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("tensors"), Size: 240},
+			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 8, TrueCFGScale: 1,
+			MaxPixels: 1 << 20, Announced: 1_763_690_303_000_000_000,
+		}},
 		{"applied", &schemas.Applied{
 			Lane: "tiny", Instance: "sampler-k3", PolicyVersion: 13, State: "applied", Serving: 13, WeightsDigest: digestOf("adapted"),
 			Canary: &schemas.Canary{Digest: digestOf("canary"), Norm: 12.5}, Backend: "cpu/avx512", LoadNS: 80_000_000, At: 1_763_690_301_100_000_000,

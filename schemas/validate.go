@@ -3,6 +3,7 @@ package schemas
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"reflect"
 	"slices"
 	"strconv"
@@ -174,6 +175,12 @@ func isDigest(s string) bool {
 		}
 	}
 	return true
+}
+
+// isPath reports whether s is a path below some folder: relative, clean, and the same on all systems.
+func isPath(s string) bool {
+	return len(s) <= MaxPath && s != "." && fs.ValidPath(s) &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == '\\' })
 }
 
 // checkLength checks the number of items of a list, and reports whether it is legal.

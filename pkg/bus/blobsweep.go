@@ -62,6 +62,8 @@ type BlobIndex struct {
 	// each lane, oldest first.
 	weights  map[string][]string
 	versions map[schemas.Lane][]policyBlobs
+	// counted says that uses counts all events. Without old blobs it does not.
+	counted bool
 	// unused are the digests in old that no event names.
 	unused []string
 }
@@ -122,6 +124,24 @@ func (x *BlobIndex) Forget(events ...*Message) {
 		}
 	}
 }
+
+// Needed returns a function that reports whether an event needs what has a digest, for files of weights that lie
+// elsewhere.
+func (x *BlobIndex) Needed(ctx context.Context) (func(digest string) bool, error) {
+	if !x.counted {
+		if err := x.countUses(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return func(digest string) bool {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.uses[digest] > 0
+	}, nil
+}
+
+// Before returns since when blobs of the index were not stored or used.
+func (x *BlobIndex) Before() time.Time { return x.before }
 
 // Sweep removes the blobs that no event names any more. It returns their number and bytes, also beside an error; with
 // dry it only counts them.
@@ -230,6 +250,7 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 
 // countUses counts, for each blob, the stored events that contain its digest anywhere. IndexBlobs calls it.
 func (x *BlobIndex) countUses(ctx context.Context) error {
+	x.counted = true
 	if err := x.countPolicies(ctx); err != nil {
 		return err
 	}
@@ -315,11 +336,8 @@ func (x *BlobIndex) countPolicies(ctx context.Context) error {
 			continue
 		}
 		v := policyBlobs{number: p.PolicyVersion, blobs: blobs}
-		if p.Adapter != nil {
-			v.size = p.Adapter.File.Size
-		}
-		for _, ref := range p.Weights {
-			v.size += ref.Size
+		for _, f := range p.Files() {
+			v.size += f.Size
 		}
 		x.weights[p.WeightsDigest] = blobs
 		x.versions[p.Lane] = append(x.versions[p.Lane], v)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -272,6 +273,21 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 		}
 	}
 	return p, err
+}
+
+// StoreID names the store of the server, as long as it keeps the history of its policies: the digits of when that began.
+// Folders that several stores share have a folder for each.
+func (b *Bus) StoreID(ctx context.Context) (string, error) {
+	info, err := b.StreamInfo(ctx, schemas.StreamPolicies)
+	if err != nil {
+		return "", fmt.Errorf("name of the store: %w", err)
+	}
+	return strings.Map(func(r rune) rune {
+		if r < '0' || r > '9' {
+			return -1
+		}
+		return r
+	}, info.Created.UTC().Format(time.RFC3339Nano)), nil
 }
 
 // CurrentPolicy returns the newest policy of a lane that its samplers have not refused, or ErrNotFound.

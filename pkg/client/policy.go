@@ -12,6 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -27,6 +28,10 @@ type Push struct {
 	Base string
 	// Rule says what happens to samples that have begun: finish, switch or restart; empty is finish.
 	Rule string
+	// WeightsDir is a folder that the samplers have too, maybe elsewhere (their --weights-dir). PushWeights names the
+	// files by their path in it, and stores nothing of them: those that lie in it stay where they are, others it copies
+	// to it, for the janitor to remove. Empty: the weights are stored in the server. Adapters always are.
+	WeightsDir string
 	// By is who pushes; default "client". Note is for people.
 	By, Note string
 }
@@ -59,7 +64,7 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 		}
 		ref, err := c.bus.PutBlob(ctx, adapter.File())
 		if err != nil {
-			return nil, fmt.Errorf("store the adapter: %w", err)
+			return nil, c.explainStore(ctx, fmt.Errorf("store the adapter: %w", err))
 		}
 		next.Adapter = &schemas.PolicyAdapter{File: ref, Config: adapter.Config(), Scale: with.Weight}
 		next.WeightsDigest = lora.WeightsDigest(current.BaseDigest, with)
@@ -91,17 +96,80 @@ func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push)
 		}
 		next := *current
 		next.Rollback, next.Adapter, next.Weights = nil, nil, nil
+		if next.Weights, err = c.storeWeights(ctx, weights, push.WeightsDir); err != nil {
+			return nil, err
+		}
 		var digests []string
-		for _, file := range weights.Files() {
-			ref, err := c.bus.PutBlob(ctx, file)
-			if err != nil {
-				return nil, fmt.Errorf("store the weights: %w", err)
-			}
-			next.Weights, digests = append(next.Weights, ref), append(digests, ref.Digest)
+		for _, file := range next.Weights {
+			digests = append(digests, file.Digest)
 		}
 		next.WeightsDigest = lora.FullDigest(current.BaseDigest, digests...)
 		return &next, nil
 	})
+}
+
+// storeWeights puts the files of a transformer where samplers find them: into the server, or into the shared folder dir.
+func (c *Client) storeWeights(ctx context.Context, weights *lora.Full, dir string) (out []schemas.WeightsFile, err error) {
+	if dir != "" {
+		return c.placeWeights(ctx, weights, dir)
+	}
+	for _, file := range weights.Files() {
+		ref, err := c.bus.PutBlob(ctx, file)
+		if err != nil {
+			return nil, c.explainStore(ctx, fmt.Errorf("store the weights: %w", err))
+		}
+		out = append(out, schemas.FileOfBlob(ref))
+	}
+	return out, nil
+}
+
+// explainStore adds to the error of an object store that is full how much of it weights take, and what to do.
+func (c *Client) explainStore(ctx context.Context, err error) error {
+	if !errors.Is(err, bus.ErrStreamFull) {
+		return err
+	}
+	policies, listErr := c.bus.Policies(ctx)
+	versions, size, seen := 0, int64(0), map[string]bool{}
+	for _, of := range policies {
+		history, historyErr := c.bus.PolicyHistory(ctx, of.Lane)
+		listErr = errors.Join(listErr, historyErr)
+		for _, p := range history {
+			before := size
+			for _, f := range p.Files() {
+				if f.Path == "" && !seen[f.Digest] && c.bus.HasBlob(ctx, f.Blob()) == nil {
+					seen[f.Digest], size = true, size+f.Size
+				}
+			}
+			if size > before {
+				versions++
+			}
+		}
+	}
+	if listErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w; of them weights of %d versions take %d bytes: 'meander gc --blobs' frees those that no stored sample "+
+		"needs, and whole transformers take no space there if they are pushed by path (--weights-dir)", err, versions, size)
+}
+
+// placeWeights puts the files of a transformer into the shared folder, those that are not in it.
+func (c *Client) placeWeights(ctx context.Context, weights *lora.Full, path string) (out []schemas.WeightsFile, err error) {
+	store, err := c.bus.StoreID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := weightsdir.Open(path)
+	if err != nil {
+		return nil, refusedPolicy("weights_dir: %w", err)
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	files := make([]weightsdir.Source, len(weights.Files()))
+	for i, file := range weights.Files() {
+		if files[i].Bytes = file; weights.Paths() != nil {
+			files[i].Path = weights.Paths()[i]
+		}
+	}
+	return dir.Place(ctx, store, files...)
 }
 
 // checkBase refuses a push for another checkpoint than the lane's.
@@ -139,12 +207,11 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 				next := *current
 				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest,
 					&version
-				files := slices.Clone(p.Weights)
-				if p.Adapter != nil {
-					files = append(files, p.Adapter.File)
-				}
-				for _, file := range files {
-					if err := c.bus.HasBlob(ctx, file); err != nil {
+				for _, file := range p.Files() {
+					if file.Path != "" {
+						continue // samplers look at it
+					}
+					if err := c.bus.HasBlob(ctx, file.Blob()); err != nil {
 						return nil, refusedPolicy("version: %d; its weights are not stored any more: %w", version, err)
 					}
 				}

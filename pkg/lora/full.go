@@ -17,6 +17,7 @@ import (
 type Full struct {
 	archive *safetensors.Archive
 	files   [][]byte
+	paths   []string // of files that were opened by name
 }
 
 // OpenFull opens whole weights to push: a safetensors file, or a folder with the file or the shards
@@ -24,12 +25,12 @@ type Full struct {
 // it: the files are in use until then. What is not there or no safetensors is an error with its
 // name.
 func OpenFull(name string) (*Full, error) {
-	open := safetensors.Open
-	if info, err := os.Stat(name); err == nil && info.IsDir() {
-		open = func(dir string) (*safetensors.Archive, error) {
-			if inner, err := os.Stat(filepath.Join(dir, "transformer")); err == nil && inner.IsDir() {
-				dir = filepath.Join(dir, "transformer")
-			}
+	open, dir := safetensors.Open, filepath.Dir(name)
+	if isFolder(name) {
+		if dir = name; isFolder(filepath.Join(dir, "transformer")) {
+			dir = filepath.Join(dir, "transformer")
+		}
+		open = func(string) (*safetensors.Archive, error) {
 			folder, err := safetensors.OpenFolder(dir)
 			if err != nil {
 				return nil, err
@@ -42,7 +43,16 @@ func OpenFull(name string) (*Full, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open weights %q: %w", name, err)
 	}
-	return newFull(a), nil
+	f := newFull(a)
+	for _, c := range a.Files() {
+		f.paths = append(f.paths, filepath.Join(dir, c.Name))
+	}
+	return f, nil
+}
+
+func isFolder(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
 }
 
 // ParseFull is OpenFull for files in memory, in the order of Files: samplers call it on what they
@@ -52,7 +62,12 @@ func ParseFull(files ...[]byte) (*Full, error) {
 	for i, f := range files {
 		contents[i] = safetensors.Contents{Name: fmt.Sprintf("file %d of the weights", i+1), Bytes: f}
 	}
-	a, err := safetensors.ParseAll(contents...)
+	return FullOf(contents...)
+}
+
+// FullOf is ParseFull for files that may be mapped.
+func FullOf(files ...safetensors.Contents) (*Full, error) {
+	a, err := safetensors.ParseAll(files...)
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +88,9 @@ func (f *Full) Archive() *safetensors.Archive { return f.archive }
 
 // Files returns the bytes of the file, or of the shards in order. They must not be modified.
 func (f *Full) Files() [][]byte { return f.files }
+
+// Paths returns where Files are; none for files in memory.
+func (f *Full) Paths() []string { return f.paths }
 
 // Table returns the projections of the transformer, which adapters can change: its matrices.
 func (f *Full) Table() Table {
@@ -174,13 +192,14 @@ func (s Shapes) Check(f *Full) error {
 		case !slices.Equal(info.Shape, shape):
 			shapes = append(shapes, fmt.Sprintf("%s: %v; must be %v", name, info.Shape, shape))
 		default:
-			x, err := f.archive.Floats(name)
-			if err != nil {
+			finite := true
+			if err := f.archive.Pieces(name, func(x []float32) { finite = finite && allFinite(x) }); err != nil {
 				return err
 			}
-			if !allFinite(x) {
+			if !finite {
 				values = append(values, name)
 			}
+			f.archive.Release()
 		}
 	}
 	for _, name := range f.archive.Names() {

@@ -34,10 +34,11 @@ type Archive struct {
 }
 
 type file struct {
-	name  string
-	bytes []byte
-	unmap func() error
-	data  int // where the data starts
+	name   string
+	bytes  []byte
+	unmap  func() error
+	mapped bool // bytes are of Map
+	data   int  // where the data starts
 }
 
 type located struct {
@@ -113,7 +114,7 @@ func (a *Archive) addFile(folder *Folder, name string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	a.files = append(a.files, file{name: name, bytes: b, unmap: unmap})
+	a.files = append(a.files, file{name: name, bytes: b, unmap: unmap, mapped: unmap != nil})
 	return a.addTensors(len(a.files) - 1)
 }
 
@@ -173,14 +174,14 @@ func (a *Archive) checkIndex(index map[string]string) error {
 }
 
 // Parse reads a file in memory; name is for messages. Slices that Bytes returns share b.
-func Parse(name string, b []byte) (*Archive, error) { return ParseAll(Contents{name, b}) }
+func Parse(name string, b []byte) (*Archive, error) { return ParseAll(Contents{Name: name, Bytes: b}) }
 
 // ParseAll is Parse for several shards in memory, without an index; each has the name that errors
 // show. Errors are those of Parse, and a tensor that is in two of them.
 func ParseAll(files ...Contents) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for i, f := range files {
-		a.files = append(a.files, file{name: f.Name, bytes: f.Bytes})
+		a.files = append(a.files, file{name: f.Name, bytes: f.Bytes, mapped: f.Mapped})
 		if err := a.addTensors(i); err != nil {
 			return nil, fmt.Errorf("parse %q: %w", f.Name, err)
 		}
@@ -222,15 +223,27 @@ func (a *Archive) Metadata() map[string]string { return a.meta }
 type Contents struct {
 	Name  string // relative to the folder opened
 	Bytes []byte // read-only, valid until Close
+	// Mapped says that the bytes are those of Map.
+	Mapped bool
 }
 
 // Files returns the files in order, for digests.
 func (a *Archive) Files() []Contents {
 	out := make([]Contents, len(a.files))
 	for i, f := range a.files {
-		out[i] = Contents{f.name, f.bytes}
+		out[i] = Contents{Name: f.name, Bytes: f.bytes, Mapped: f.mapped}
 	}
 	return out
+}
+
+// Release lets the system take back the memory of all that was read from mapped files so far. What is used again is read
+// again.
+func (a *Archive) Release() {
+	for _, f := range a.files {
+		if f.mapped {
+			release(f.bytes)
+		}
+	}
 }
 
 // Bytes returns the little-endian data of a tensor, without copying. It is read-only
@@ -285,6 +298,26 @@ func (a *Archive) ReadFloats(dst []float32, name string) error {
 	}
 	if err := decodeFloats(dst, t.DType, b); err != nil {
 		return fmt.Errorf("%s: tensor %q: %w", t.File, name, err)
+	}
+	return nil
+}
+
+// Pieces calls piece with the elements of a tensor as float32, a part at a time in memory that is used again. Errors are
+// those of Floats.
+func (a *Archive) Pieces(name string, piece func([]float32)) error {
+	b, err := a.Bytes(name)
+	if err != nil {
+		return err
+	}
+	t := a.tensors[name]
+	size := t.DType.Size()
+	x := make([]float32, min(t.Elements(), 1<<16))
+	for part := range slices.Chunk(b, max(1, len(x))*size) {
+		x = x[:len(part)/size]
+		if err := decodeFloats(x, t.DType, part); err != nil {
+			return fmt.Errorf("%s: tensor %q: %w", t.File, name, err)
+		}
+		piece(x)
 	}
 	return nil
 }

@@ -186,6 +186,9 @@ func setForm(p *jsonschema.Schema, f *schemas.Field) {
 		if f.Empty {
 			p.Pattern = "^([0-9a-f]{64})?$"
 		}
+	case schemas.FormPath:
+		const element = `([^./\\\x00-\x1f]|\.[^./\\\x00-\x1f]|\.\.[^/\\\x00-\x1f])[^/\\\x00-\x1f]*`
+		p.Pattern, p.MaxLength = "^"+element+"(/"+element+")*$", new(uint64(schemas.MaxPath))
 	case schemas.FormRewardName: // that the whole has at most MaxToken characters is the length
 		p.Pattern = "^[A-Za-z0-9_-]+(:[A-Za-z0-9_-]+)?$"
 		p.MaxLength = new(uint64(schemas.MaxToken))

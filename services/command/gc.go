@@ -37,17 +37,21 @@ time.
 With --blobs alone gc removes no group. It removes images and other blobs that no event names, and
 weights of versions that made no stored sample. Of each lane it keeps the newest versions, so that you
 can roll back: up to eight while they need less than a quarter of the object store, and always the
-last two. Blobs that are younger than two minutes stay.`,
+last two. Blobs that are younger than two minutes stay.
+
+With --weights-dir it also frees, by the same rule, the files of weights that pushes by path have
+copied to that folder. Files that people put there stay.`,
 		Example: `  meander gc --gc-age 48h --dry-run      # shows what it would free
   meander gc --gc-above 60               # frees the oldest until all streams are below 48 %
   meander gc --gc-read --run night       # groups of one run that every consumer has read
-  meander gc --blobs                     # unused images and weights, no groups`,
+  meander gc --blobs                     # unused images and weights, no groups
+  meander gc --weights-dir /shared       # also what pushes by path have copied there`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			if err := cfg.Validate(); err != nil {
 				return settingError(err)
 			}
-			if !cfg.Rules() && !blobs {
-				return usage(errors.New("no rule given; give one of --gc-above, --gc-age and --gc-read, or --blobs"))
+			if !cfg.Rules() && !blobs && cfg.WeightsDir == "" {
+				return usage(errors.New("no rule given; give one of --gc-above, --gc-age and --gc-read, or --blobs or --weights-dir"))
 			}
 			if cfg.Run = schemas.Run(run); run != "" {
 				if _, err := storedRun(c.Context(), conn.Bus, run); err != nil {
@@ -70,6 +74,8 @@ last two. Blobs that are younger than two minutes stay.`,
 	gcFlags(c.Flags(), &cfg)
 	c.Flags().BoolVar(&blobs, "blobs", false,
 		"free unused images and weights; no groups unless another rule is given")
+	c.Flags().StringVar(&cfg.WeightsDir, "weights-dir", "",
+		"shared folder of weights that are pushed by path: also free the copies there that nothing needs")
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what gc would free, and free nothing")
 	c.Flags().StringVar(&run, "run", "", "only groups of this run; default all runs")
 	return c

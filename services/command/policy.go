@@ -74,6 +74,11 @@ With --full it pushes the weights of a whole transformer: a file, or a folder wi
 shards. They must be finite and have all tensors of the checkpoint, in the same shapes. Samplers need
 memory for both versions while samples end on the old one.
 
+With --weights-dir too, weights of any size go by path: nothing of them is stored in the server. DIR is a
+folder that samplers were given as well (their --weights-dir), maybe as another path. Files that lie in
+it stay where they are: leave them unchanged as long as a sampler or verify may need them. Others are
+copied to a folder of meander's in it, and freed by 'meander gc --weights-dir DIR' or 'meander up'.
+
 push then waits until every running sampler uses the version or has refused it. If no sampler runs,
 the next one starts with it. Weights that the lane already has are not pushed again.
 
@@ -81,11 +86,16 @@ Exit status: 0 every sampler uses it, 1 one refused it or did not answer in time
 pushed.`,
 		Example: `  meander policy push ./adapter
   meander policy push ./adapter --lane signs --rule switch --note "update 12"
-  meander policy push --full ./checkpoint-40/transformer`,
+  meander policy push --full ./checkpoint-40/transformer
+  meander policy push --full --weights-dir /shared /shared/checkpoint-40/transformer`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			if full {
 				return k.pushFull(c, conn, given[0])
+			}
+			if k.WeightsDir != "" {
+				return usage(errors.New("--weights-dir: given for an adapter; adapters are stored in the server: leave it out, " +
+					"or push a whole transformer with --full"))
 			}
 			adapter, err := lora.Open(given[0])
 			if err != nil {
@@ -98,6 +108,8 @@ pushed.`,
 	}
 	k.addFlags(c.Flags())
 	c.Flags().BoolVar(&full, "full", false, "push the weights of a whole transformer, not an adapter")
+	c.Flags().StringVar(&k.WeightsDir, "weights-dir", "",
+		"with --full: push by path, in this folder, which samplers share")
 	c.Flags().Float64Var(&k.Scale, "scale", 1, "scale of the adapter; 1 is the scale of its training")
 	c.MarkFlagsMutuallyExclusive("full", "scale")
 	c.Flags().StringVar(&k.Base, "base", "",
@@ -445,6 +457,14 @@ func policyShowCommand(a *app) *cobra.Command {
 	return c
 }
 
+// pathOf says where in the shared folder a file of weights is; nothing of a blob.
+func pathOf(w schemas.WeightsFile) string {
+	if w.Path == "" {
+		return ""
+	}
+	return ", by path: " + w.Path
+}
+
 // printPolicy prints a version and the samplers' answers to it. policyShowCommand calls it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
@@ -461,8 +481,8 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 	if p.Adapter != nil {
 		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, present.Size(p.Adapter.File.Size), p.Adapter.Scale)
 	}
-	for _, ref := range p.Weights {
-		line("weights of", "%s, %s", ref.Digest, present.Size(ref.Size))
+	for _, w := range p.Weights {
+		line("weights of", "%s, %s%s", w.Digest, present.Size(w.Size), pathOf(w))
 	}
 	if p.Parent != nil {
 		line("follows", "%d", *p.Parent)

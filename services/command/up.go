@@ -185,6 +185,7 @@ func pipelineFlags(to *pflag.FlagSet, s *services) {
 	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
 	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale,
 		"scale of the adapter; 1 is the scale of its training")
+	f.StringVar(&s.Sampler.WeightsDir, "weights-dir", "", sampler.Help("WeightsDir"))
 	f.StringVar(&s.Sampler.Device, "device", s.Sampler.Device, sampler.Help("Device"))
 	f.StringVar(&s.Sampler.DType, "dtype", s.Sampler.DType, sampler.Help("DType"))
 	f.BoolVar(&s.Sampler.Deterministic, "deterministic", false, sampler.Help("Deterministic"))

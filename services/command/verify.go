@@ -111,6 +111,7 @@ func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, toler
 	nameFlag(f, &o.UID, "uid", "", "only trajectories of this group")
 	f.StringVar(&o.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
 	f.Float64Var(&o.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
+	f.StringVar(&o.WeightsDir, "weights-dir", "", "shared folder with the transformers that were pushed by path")
 	engineFlag(f, &o.Engine, "none: this program does; default what the backend of the samples names")
 	f.StringVar(&o.Compute.Device, "device", devices.Auto,
 		"device: auto (a GPU if there is one, else the CPU), cpu or cuda:0")

@@ -40,6 +40,9 @@ type Config struct {
 	Grace time.Duration `koanf:"gc_grace" help:"how long a closed group stays whatever the rules say"`
 	// Every is the pause between two passes.
 	Every time.Duration `koanf:"gc_every" help:"pause between two looks of the janitor"`
+	// WeightsDir is the folder to which pushes of weights by path have copied files, which go once no event needs them;
+	// empty: there is none.
+	WeightsDir string `koanf:"gc_weights_dir" help:"shared folder of weights that are pushed by path; the copies that pushes made there are freed when nothing needs them"`
 	// Run limits the janitor to one run; empty: all.
 	Run schemas.Run `koanf:"-"`
 	// Metrics is where the counters are registered; nil: they are not shown.
@@ -55,6 +58,8 @@ const sweepEvery = bus.BlobGrace / 8
 type blobSweeps struct {
 	index        *bus.BlobIndex
 	swept, freed time.Time
+	// versions is how many policies there were: with each new one an older one may go from the shared folder.
+	versions uint64
 	// once says that this is a single pass, not one of many.
 	once bool
 }
@@ -72,6 +77,10 @@ func (s *blobSweeps) startSweep(p *pass) bool {
 	blobs := p.streams[schemas.StreamBlobBucket]
 	full := p.pressing[schemas.StreamBlobBucket] ||
 		blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
+	policies := p.streams[schemas.StreamPolicies]
+	if p.cfg.WeightsDir != "" && policies != nil && policies.Messages != s.versions {
+		s.versions, full = policies.Messages, true
+	}
 	if !s.once && !full && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
 		return false
 	}
@@ -121,6 +130,9 @@ type Report struct {
 	Bytes    map[string]uint64 `json:"bytes"`
 	// Blobs counts the blobs that no stored event names.
 	Blobs int `json:"blobs"`
+	// WeightsFiles counts the files that went from the shared folder, WeightsBytes is their size.
+	WeightsFiles int    `json:"weights_files"`
+	WeightsBytes uint64 `json:"weights_bytes"`
 	// Kept counts closed groups that a rule would free, by the reason why they stay.
 	Kept map[string]int `json:"kept"`
 	// Oldest and Newest are the closing times of the first and the last freed group.
@@ -195,8 +207,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		m.groups.Add(float64(r.Groups))
 		m.bytes.Add(float64(r.Total()))
 		m.gone.Add(float64(r.Blobs))
-		if r.Groups > 0 || r.Blobs > 0 {
-			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Any("kept", r.Kept).Msg("freed")
+		if r.Groups > 0 || r.Blobs > 0 || r.WeightsFiles > 0 {
+			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Int("weights_files", r.WeightsFiles).
+				Uint64("weights_bytes", r.WeightsBytes).Any("kept", r.Kept).Msg("freed")
 		}
 	}
 }

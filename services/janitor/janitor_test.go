@@ -456,14 +456,20 @@ func push(t *testing.T, p *bustest.Plane, v int64, last *schemas.Policy, adapter
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := &schemas.Policy{
-		Lane: "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base", Adapter: &schemas.PolicyAdapter{File: ref, Scale: 1},
-		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: 1,
-	}
+	next := bare(v)
+	next.Adapter = &schemas.PolicyAdapter{File: ref, Scale: 1}
 	if err := p.SetPolicy(t.Context(), next, last); err != nil {
 		t.Fatal(err)
 	}
 	return ref, next
+}
+
+// bare is a version of the lane signs.
+func bare(v int64) *schemas.Policy {
+	return &schemas.Policy{
+		Lane: "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base",
+		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: 1,
+	}
 }
 
 // Versions to go back to take a quarter of the object store at most, but for the last two.

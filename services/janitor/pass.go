@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -42,6 +43,8 @@ type pass struct {
 	// floors are the positions of other programs' durables, by stream; readers says that one of them reads results.
 	floors  map[string][]bus.ConsumerFloor
 	readers bool
+	// weightsFault says what is wrong with the shared folder of weights. It keeps nothing else from being freed.
+	weightsFault error
 
 	// mu guards the fields below: groups are freed side by side.
 	mu      sync.Mutex
@@ -127,7 +130,8 @@ func (p *pass) resultFilters() []string {
 
 // run makes the pass: unnamed blobs first, then due groups with their batches, oldest first, then prompts of groups
 // that are gone. It ends at the first error of the server; the next pass goes on.
-func (p *pass) run(ctx context.Context) error {
+func (p *pass) run(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, p.weightsFault) }()
 	if err := p.readSizes(ctx); err != nil {
 		return err
 	}
@@ -400,7 +404,33 @@ func (p *pass) sweep(ctx context.Context) (err error) {
 	if p.blobs.index, err = p.b.IndexBlobs(ctx, p.cfg.blobGrace()); err != nil {
 		return err
 	}
+	p.weightsFault = errors.Join(p.weightsFault, p.freeWeights(ctx))
 	return p.freeBlobs(ctx)
+}
+
+// freeWeights frees the files that pushes by path have copied and that no event needs. The index is new: a version that
+// was pushed since would not count.
+func (p *pass) freeWeights(ctx context.Context) (err error) {
+	if p.cfg.WeightsDir == "" {
+		return nil
+	}
+	store, err := p.b.StoreID(ctx)
+	if err != nil {
+		return err
+	}
+	needed, err := p.blobs.index.Needed(ctx)
+	if err != nil {
+		return err
+	}
+	dir, err := weightsdir.Open(p.cfg.WeightsDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	n, bytes, err := dir.Sweep(store, p.blobs.index.Before(), needed, p.dry)
+	p.report.WeightsFiles += n
+	p.report.WeightsBytes += bytes
+	return err
 }
 
 // freeBlobs frees the blobs that no event names any more; without an index it does nothing.
@@ -547,6 +577,10 @@ func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
 	}
 	out := []string{fmt.Sprintf("%s %d groups, about %s, and %d blobs that nothing names", freed, r.Groups,
 		size(r.Total()), r.Blobs)}
+	if r.WeightsFiles > 0 {
+		out = append(out, fmt.Sprintf("%s %d files of weights in the shared folder, %s", freed, r.WeightsFiles,
+			size(r.WeightsBytes)))
+	}
 	if r.Groups > 0 {
 		out = append(out, fmt.Sprintf("closed from %s to %s", r.Oldest.UTC().Format(time.RFC3339),
 			r.Newest.UTC().Format(time.RFC3339)))

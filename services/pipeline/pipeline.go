@@ -82,6 +82,7 @@ func (c *Config) share() {
 	for _, wait := range []*time.Duration{&c.Intake.AckWait, &c.Sampler.AckWait, &c.Reward.AckWait, &c.Advantage.AckWait} {
 		*wait = c.AckWait
 	}
+	c.Janitor.WeightsDir = c.Sampler.WeightsDir
 }
 
 // Run serves with all services until ctx ends and they have drained; then the error is nil. If one service fails, all

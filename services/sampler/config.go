@@ -39,6 +39,8 @@ type Weights struct {
 	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
 	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
 	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	// WeightsDir is a folder that is shared with those who push weights by path; empty: such versions are refused.
+	WeightsDir string `koanf:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
 	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
 	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
 	// BaseDigest is the digest of the checkpoint that the model must be; empty: any.
@@ -148,6 +150,9 @@ func (c Config) Validate() error {
 	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
 		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
 	}
+	if c.WeightsDir != "" {
+		errs = append(errs, checkFolder("weights_dir", c.WeightsDir))
+	}
 	errs = append(errs, c.validateEngine())
 	if c.Lane != "" {
 		errs = append(errs, schemas.CheckToken("lane", c.Lane))
@@ -200,12 +205,17 @@ func (c Config) validateAdapters() error {
 	if models.IsTorch(c.Engine) {
 		return errors.New("engine_adapters: set; must be absent with torch, whose workers get the weights without a folder")
 	}
-	f, err := os.Stat(c.EngineAdapters)
+	return checkFolder("engine_adapters", c.EngineAdapters)
+}
+
+// checkFolder returns an error if the folder of a setting is not there.
+func checkFolder(setting, dir string) error {
+	f, err := os.Stat(dir)
 	switch {
 	case err != nil:
-		return fmt.Errorf("engine_adapters: %w", err)
+		return fmt.Errorf("%s: %w", setting, err)
 	case !f.IsDir():
-		return fmt.Errorf("engine_adapters: %q; must be a folder", c.EngineAdapters)
+		return fmt.Errorf("%s: %q; must be a folder", setting, dir)
 	}
 	return nil
 }
@@ -233,6 +243,9 @@ func (c Config) validateEngine() error {
 		errs = append(errs, fmt.Errorf("engine_patience: %v; must be at least 1s", c.EnginePatience))
 	}
 	errs = append(errs, c.validateAdapters())
+	if c.WeightsDir != "" && c.EngineAdapters == "" && !models.IsTorch(c.Engine) {
+		errs = append(errs, errors.New("weights_dir: set; must be absent without engine_adapters: the server keeps its weights"))
+	}
 	if models.IsTorch(c.Engine) {
 		return errors.Join(append(errs, c.torch().Check())...)
 	}

@@ -163,7 +163,8 @@ func logUnused(log zerolog.Logger, opened *models.Devices) {
 func (s *service) weightOptions() weights.Options {
 	cfg, m := s.cfg, s.metrics
 	o := weights.Options{
-		Bus: s.bus, Lane: cfg.Lane, Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
+		Source: weights.Source{Bus: s.bus, Dir: cfg.WeightsDir}, Lane: cfg.Lane,
+		Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
 		Own: weights.Own{
 			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter, Scale: cfg.AdapterScale,
 			EngineMix: cfg.EngineMix,

@@ -286,7 +286,7 @@ func TestService_Policies(t *testing.T) {
 		if p.PolicyVersion != 1 {
 			t.Errorf("version %d after a restart with the same files", p.PolicyVersion-1)
 		}
-		p.WeightsDigest, p.Weights = strings.Repeat("1", 64), []schemas.Ref{{Bucket: schemas.BlobBucket, Digest: strings.Repeat("2", 64), Size: 8}}
+		p.WeightsDigest, p.Weights = strings.Repeat("1", 64), []schemas.WeightsFile{{Bucket: schemas.BlobBucket, Digest: strings.Repeat("2", 64), Size: 8}}
 	})
 	answered(1, schemas.AppliedRefused)
 	for i, rule := range []string{schemas.SwapRestart, schemas.SwapSwitch} {

@@ -54,6 +54,8 @@ type Options struct {
 	// Lane and UID choose the trajectories of one lane, or of one group; empty: all.
 	Lane schemas.Lane
 	UID  schemas.UID
+	// WeightsDir is the folder with the files of weights that were pushed by path; empty: none.
+	WeightsDir string
 	// Compute chooses the device to compute on; the zero value is auto.
 	Compute models.Compute
 	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; EngineNone: this program

@@ -58,7 +58,7 @@ func (s *sample) versionWith(ctx context.Context, digest string) (*version, erro
 	}
 	w := &version{digest: digest, err: errUnknown}
 	if p != nil {
-		n, err := weights.Apply(ctx, s.bus, o.network, p)
+		n, err := weights.Apply(ctx, weights.Source{Bus: s.bus, Dir: s.options.WeightsDir}, o.network, p)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}

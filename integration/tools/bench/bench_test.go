@@ -269,6 +269,8 @@ func TestBenchUsage(t *testing.T) {
 		{"events", "--latency", "-1s"},
 		{"events", "--grow", "10,5"},
 		{"swarm", "--samplers", "0"},
+		{"weights", "--ways", "pigeon"},
+		{"weights", "--gb", "0"},
 		{"torch", "--model", "synthetic"},
 		{"torch", "--batch", "0"},
 		{"torch", "--rounds", "-1"},

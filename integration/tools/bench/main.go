@@ -44,7 +44,7 @@ func execute(ctx context.Context, args []string) error {
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
-		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchTorchCommand(), benchFolderCommand(),
+		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(), benchFolderCommand(),
 		benchGPUCommand())
 	c.SetArgs(args)
 	return c.ExecuteContext(ctx)

@@ -80,6 +80,7 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 	if l.dry || l.failed != nil {
 		return a, false
 	}
+	l.archive.Release() // what was read before is on the device
 	data, err := l.archive.Bytes(l.Prefix + name)
 	if l.noteError(err) {
 		return a, false

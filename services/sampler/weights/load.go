@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/weightsdir"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -28,13 +30,13 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 	if base := v.base(); p.BaseDigest != "" && p.BaseDigest != base {
 		return nil, engine.Refuse("base_digest: %.16s; must be of the checkpoint that this sampler has, %.16s", p.BaseDigest, base)
 	}
-	made, err := fetchChange(ctx, v.options.Bus, p)
-	w.files = made.files
+	made, err := fetchChange(ctx, v.options.Source, p)
+	defer func() { err = errors.Join(err, made.close()) }()
 	if err != nil {
 		return nil, err
 	}
 	for i, of := range v.options.Networks {
-		m, err := of.With(ctx, made.Change)
+		m, err := made.apply(ctx, of)
 		if isFull(err) { // the folder that servers read the weights from
 			err = engine.Refuse("%w: free space, and push the version again", err)
 		}
@@ -66,10 +68,65 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 	return w, nil
 }
 
-// fetchedChange is what a policy changes in its checkpoint, with functions that unmap the files it is read from.
+// Source is where the weights of policies are.
+type Source struct {
+	Bus *bus.Bus
+	// Dir is the folder with the files of those that were pushed by path; empty: there is none here.
+	Dir string
+}
+
+// fetchedChange is what a policy changes in its checkpoint. It is read from files, which are closed once it is loaded.
 type fetchedChange struct {
 	engine.Change
-	files []func() error
+	unmaps []func() error     // of blobs
+	shared []*weightsdir.File // of the shared folder
+}
+
+// apply returns n with the change. Files of the shared folder that are written to meanwhile are a *engine.Refusal.
+func (c *fetchedChange) apply(ctx context.Context, n engine.Network) (m engine.Network, err error) {
+	err = catchCutOff(func() (err error) {
+		m, err = n.With(ctx, c.Change)
+		return err
+	})
+	for _, f := range c.shared {
+		if changed := f.Unchanged(); changed != nil {
+			if err == nil && m != n {
+				changed = errors.Join(changed, m.Close())
+			}
+			return nil, engine.Refuse("weights: %w", changed)
+		}
+	}
+	return m, err
+}
+
+// catchCutOff calls load, which reads mapped files. If one is cut off meanwhile, what is missing of it cannot be read:
+// that is a *engine.Refusal, and would end the process otherwise.
+func catchCutOff(load func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch fault := recover().(type) {
+		case nil:
+		case interface { // of memory
+			error
+			Addr() uintptr
+		}:
+			err = engine.Refuse("weights: a file was cut off while it was loaded: %w", fault)
+		default:
+			panic(fault)
+		}
+	}()
+	return load()
+}
+
+// close unmaps and closes the files, once the change is loaded or refused.
+func (c *fetchedChange) close() (err error) {
+	for _, unmap := range c.unmaps {
+		err = errors.Join(err, unmap())
+	}
+	for _, f := range c.shared {
+		err = errors.Join(err, f.Close())
+	}
+	return err
 }
 
 // mappedFrom is the size in bytes from which on a blob is mapped from a file, not held in memory.
@@ -101,34 +158,16 @@ func isFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
 }
 
-// fetchChange reads the adapter or the full weights of a policy. Blobs that are missing, corrupt, cannot be parsed or
-// do not fit into the folder for temporary files are a *engine.Refusal; other errors may pass. made.files are set with
-// an error, too: the caller unmaps them.
-func fetchChange(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made fetchedChange, err error) {
-	blob := func(field string, ref schemas.Ref) ([]byte, error) {
-		file, unmap, err := readBlob(ctx, b, ref)
-		if unmap != nil {
-			made.files = append(made.files, unmap)
-		}
-		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
-			return nil, engine.Refuse("%s: %w", field, err)
-		}
-		if isFull(err) {
-			return nil, engine.Refuse("%s: %d bytes do not fit into the folder for temporary files, %s: free "+
-				"space there, or name another with TMPDIR, and push the version again: %w", field, ref.Size,
-				os.TempDir(), err)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("fetch the weights of version %d: %w", p.PolicyVersion, err)
-		}
-		return file, nil
-	}
+// fetchChange reads the adapter or the full weights of a policy. Files that are missing, not those that were pushed,
+// cannot be parsed or do not fit into the folder for temporary files are a *engine.Refusal; other errors may pass. The
+// caller closes made, with an error, too.
+func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetchedChange, err error) {
 	if p.Adapter != nil {
-		file, err := blob("adapter.file", p.Adapter.File)
+		file, err := made.blob(ctx, from, "adapter.file", p.Adapter.File)
 		if err != nil {
 			return made, err
 		}
-		a, err := lora.Parse(fmt.Sprintf("of version %d", p.PolicyVersion), file, p.Adapter.Config)
+		a, err := lora.Parse(fmt.Sprintf("of version %d", p.PolicyVersion), file.Bytes, p.Adapter.Config)
 		if err != nil {
 			return made, engine.Refuse("adapter: %w", err)
 		}
@@ -137,27 +176,74 @@ func fetchChange(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made fetch
 	if len(p.Weights) == 0 {
 		return made, nil
 	}
-	files, digests := make([][]byte, len(p.Weights)), make([]string, len(p.Weights))
-	for i, ref := range p.Weights {
-		if files[i], err = blob(fmt.Sprintf("weights[%d]", i), ref); err != nil {
+	files, digests := make([]safetensors.Contents, len(p.Weights)), make([]string, len(p.Weights))
+	for i, w := range p.Weights {
+		read, field := made.sharedFile, fmt.Sprintf("weights[%d]", i)
+		if w.Path == "" {
+			read = func(ctx context.Context, from Source, field string, w schemas.WeightsFile) (safetensors.Contents, error) {
+				return made.blob(ctx, from, field, w.Blob())
+			}
+		}
+		if files[i], err = read(ctx, from, field, w); err != nil {
 			return made, err
 		}
-		digests[i] = ref.Digest
+		digests[i] = w.Digest
 	}
-	if made.Full, err = lora.ParseFull(files...); err != nil {
+	if made.Full, err = lora.FullOf(files...); err != nil {
 		return made, engine.Refuse("weights: %w", err)
 	}
 	made.Digest = lora.FullDigest(p.BaseDigest, digests...)
 	return made, nil
 }
 
+// blob reads a blob of the policy's field of that name.
+func (c *fetchedChange) blob(ctx context.Context, from Source, field string, ref schemas.Ref) (f safetensors.Contents, err error) {
+	f.Name = "blob " + ref.Digest
+	data, unmap, err := readBlob(ctx, from.Bus, ref)
+	if f.Bytes, f.Mapped = data, unmap != nil; unmap != nil {
+		c.unmaps = append(c.unmaps, unmap)
+	}
+	switch {
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+		return f, engine.Refuse("%s: %w", field, err)
+	case isFull(err):
+		return f, engine.Refuse("%s: %d bytes do not fit into the folder for temporary files, %s: free space there, or "+
+			"name another with TMPDIR, and push the version again: %w", field, ref.Size, os.TempDir(), err)
+	case err != nil:
+		return f, fmt.Errorf("fetch the weights: %s: %w", field, err)
+	}
+	return f, nil
+}
+
+// sharedFile opens and checks a file of the shared folder.
+func (c *fetchedChange) sharedFile(ctx context.Context, from Source, field string, w schemas.WeightsFile) (f safetensors.Contents, err error) {
+	if from.Dir == "" {
+		return f, engine.Refuse("%s: %q lies in a shared folder, and none is given here: start with --weights-dir", field,
+			w.Path)
+	}
+	dir, err := weightsdir.Open(from.Dir)
+	if err != nil {
+		return f, engine.Refuse("%s: %w", field, err)
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	file, err := dir.File(ctx, w)
+	switch {
+	case errors.Is(err, weightsdir.ErrUnfit):
+		return f, engine.Refuse("%s: %w", field, err)
+	case err != nil:
+		return f, fmt.Errorf("%s: %w", field, err)
+	}
+	c.shared = append(c.shared, file)
+	return file.Contents, nil
+}
+
 // Apply returns m with the change of policy p, for meander verify. It returns m itself where p changes nothing; else
-// the caller closes the network that is returned. Mapped files stay mapped. Blobs that are missing or do not fit are
-// an error.
-func Apply(ctx context.Context, b *bus.Bus, m engine.Network, p *schemas.Policy) (engine.Network, error) {
-	made, err := fetchChange(ctx, b, p)
+// the caller closes the network that is returned. Files that are missing or do not fit are an error.
+func Apply(ctx context.Context, from Source, m engine.Network, p *schemas.Policy) (_ engine.Network, err error) {
+	made, err := fetchChange(ctx, from, p)
+	defer func() { err = errors.Join(err, made.close()) }()
 	if err != nil {
 		return nil, err
 	}
-	return m.With(ctx, made.Change)
+	return made.apply(ctx, m)
 }

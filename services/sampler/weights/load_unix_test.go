@@ -33,7 +33,7 @@ func TestVersions_FullDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Weights = []schemas.Ref{ref}
+		p.Weights = []schemas.WeightsFile{schemas.FileOfBlob(ref)}
 		signal.Ignore(syscall.SIGXFSZ) // a write beyond the limit is an error then
 		limit := syscall.Rlimit{Cur: 5 << 20, Max: 5 << 20}
 		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {

@@ -3,10 +3,10 @@
 // (Versions.Follow).
 //
 // A policy is a version of the weights of a lane; its change to the checkpoint (adapters or full weights) is stored as
-// blobs. A Loaded has the weights of one policy in memory. Samples pin it (Versions.Pin) and release it. When another
-// policy becomes current, the one before is retired: no sample begins with it, and it is closed when the last sample
-// has released it. So at most two are in memory (resident), and the next one loads only after the retired one is
-// closed.
+// blobs, or lies in a shared folder (Source). A Loaded has the weights of one policy in memory. Samples pin it
+// (Versions.Pin) and release it. When another policy becomes current, the one before is retired: no sample begins with
+// it, and it is closed when the last sample has released it. So at most two are in memory (resident), and the next one
+// loads only after the retired one is closed.
 //
 // A policy that can never be loaded here is refused (engine.Refusal) and not tried again. All other errors are
 // retried. The sampler publishes a schemas.Applied for each policy that it took over or refused.
@@ -26,7 +26,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -37,7 +36,6 @@ type Loaded struct {
 	Engines []engine.Engine
 	canary  *schemas.Canary
 	opened  []engine.Network // the networks that close closes: those that With made
-	files   []func() error   // unmap the files of the weights, after opened is closed
 
 	// The lock of Versions guards both.
 	users   int  // samples that have it pinned
@@ -47,22 +45,18 @@ type Loaded struct {
 // Version returns the version of the policy.
 func (w *Loaded) Version() int64 { return w.Policy.PolicyVersion }
 
-// close closes the networks that were made for the policy, then unmaps their files, when no sample uses them any
-// more.
+// close closes the networks that were made for the policy, when no sample uses them any more.
 func (w *Loaded) close() error {
 	var errs []error
 	for _, m := range w.opened {
 		errs = append(errs, m.Close())
-	}
-	for _, unmap := range w.files {
-		errs = append(errs, unmap())
 	}
 	return errors.Join(errs...)
 }
 
 // Options say for whom Versions loads weights, and whom it tells.
 type Options struct {
-	Bus  *bus.Bus
+	Source
 	Lane schemas.Lane
 	// Networks are the open checkpoint, one network for each device.
 	Networks []engine.Network

@@ -2,9 +2,13 @@ package weights_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -58,6 +62,11 @@ func (n *network) With(_ context.Context, c engine.Change) (engine.Network, erro
 			return nil, err
 		}
 	}
+	for name := range c.Full.Shapes() { // as a model does that loads it
+		if _, err := c.Full.Archive().Floats(name); err != nil {
+			return nil, err
+		}
+	}
 	digest := c.Digest
 	if n.script.wrong != nil {
 		digest = n.script.wrong(digest)
@@ -96,6 +105,7 @@ type lane struct {
 	base   *network
 	// instance is the name of its samplers.
 	instance string
+	dir      string // which they share; empty: none
 	log      logged
 }
 
@@ -142,7 +152,7 @@ func (l *lane) sampler(own weights.Own) *sampler {
 		updates:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "updates"}, []string{"state"}),
 	}
 	s.Versions = weights.New(weights.Options{
-		Bus: l.Bus, Lane: "synthetic", Networks: []engine.Network{l.base}, Own: own, Instance: l.instance,
+		Source: weights.Source{Bus: l.Bus, Dir: l.dir}, Lane: "synthetic", Networks: []engine.Network{l.base}, Own: own, Instance: l.instance,
 		Metrics: weights.Metrics{
 			Version: prometheus.NewGauge(prometheus.GaugeOpts{Name: "version"}), Resident: s.resident, Updates: s.updates,
 			Load: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "load"}),
@@ -181,7 +191,7 @@ func (l *lane) push(change func(p *schemas.Policy)) *schemas.Policy {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	next.Weights, next.WeightsDigest = []schemas.Ref{ref}, lora.FullDigest(current.BaseDigest, ref.Digest)
+	next.Weights, next.WeightsDigest = []schemas.WeightsFile{schemas.FileOfBlob(ref)}, lora.FullDigest(current.BaseDigest, ref.Digest)
 	if change != nil {
 		change(&next)
 	}
@@ -322,7 +332,7 @@ func TestVersions_Refused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Weights = []schemas.Ref{ref}
+		p.Weights = []schemas.WeightsFile{schemas.FileOfBlob(ref)}
 	})
 	l.script.set(func(s *script) { s.wrong = func(string) string { return "other" } })
 	refuses("weights_digest", nil)
@@ -338,6 +348,69 @@ func TestVersions_Refused(t *testing.T) {
 	late := l.sampler(weights.Own{})
 	if err := late.Begin(t.Context()); err != nil || late.Newest().Version() != 0 {
 		t.Errorf("a sampler that starts: %v, version %d; want 0, the newest that is not refused", err, late.Newest().Version())
+	}
+}
+
+// Weights by path are read from the folder that the sampler was given. A file that changes while it is loaded, is cut off
+// even, is refused; the sampler goes on, and takes the next.
+func TestVersions_ByPath(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	none := l.serve(weights.Own{})
+	l.instance, l.dir = "shared", t.TempDir()
+	s := l.serve(weights.Own{})
+	file := filepath.Join(l.dir, "model.safetensors")
+	byPath := func(p *schemas.Policy) {
+		data := safetensors(float32(p.PolicyVersion))
+		sum := sha256.Sum256(data)
+		p.Weights = []schemas.WeightsFile{{Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}}
+		p.WeightsDigest = lora.FullDigest(p.BaseDigest, p.Weights[0].Digest)
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := func(instance string, version int64) (a *schemas.Applied) {
+		t.Helper()
+		bustest.Until(t, fmt.Sprintf("%s to answer version %d", instance, version), func() error {
+			all, err := l.Bus.Applied(t.Context(), "synthetic")
+			if i := slices.IndexFunc(all, func(a *schemas.Applied) bool {
+				return a.PolicyVersion == version && a.Instance == instance
+			}); err == nil && i >= 0 {
+				a = all[i]
+				return nil
+			}
+			return fmt.Errorf("not yet: %v", err)
+		})
+		return a
+	}
+	l.push(byPath)
+	if a := answer("s", 1); a.State != schemas.AppliedRefused || !strings.Contains(a.Error, "start with --weights-dir") ||
+		none.Newest().Version() != 0 {
+		t.Errorf("without a folder: %+v", a)
+	}
+	if a := answer("shared", 1); a.State != schemas.AppliedApplied || s.Newest().Version() != 1 {
+		t.Errorf("with the folder: %+v", a)
+	}
+	for i, c := range []struct {
+		change func() error
+		want   string
+	}{
+		{func() error { return os.Truncate(file, 0) }, "was changed while it was loaded"},
+		{func() error { return os.Chtimes(file, time.Time{}, time.Now().Add(time.Hour)) }, "was changed while it was loaded"},
+	} {
+		l.script.set(func(s *script) { s.with = c.change })
+		p := l.push(byPath)
+		if a := answer("shared", p.PolicyVersion); a.State != schemas.AppliedRefused || !strings.Contains(a.Error, c.want) || a.Serving != 1 {
+			t.Errorf("change %d: %+v; want %q", i, a, c.want)
+		}
+	}
+	l.script.set(func(s *script) { s.with = nil })
+	p := l.push(byPath)
+	if a := answer("shared", p.PolicyVersion); a.State != schemas.AppliedApplied {
+		t.Errorf("the next: %+v", a)
+	}
+	if n := l.script.opened.Load(); n != 1 {
+		t.Errorf("%d networks are open, want one", n)
 	}
 }
 
@@ -373,15 +446,15 @@ func TestApply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := weights.Apply(t.Context(), l.Bus, l.base, bare); err != nil || n != engine.Network(l.base) {
+	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, bare); err != nil || n != engine.Network(l.base) {
 		t.Errorf("the checkpoint: %v, %v", n, err)
 	}
 	p := l.push(nil)
-	if n, err := weights.Apply(t.Context(), l.Bus, l.base, p); err != nil || n.Digest() != p.WeightsDigest {
+	if n, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, p); err != nil || n.Digest() != p.WeightsDigest {
 		t.Errorf("a policy: %v, %v", n, err)
 	}
 	p.Weights[0].Digest = strings.Repeat("2", 64)
-	if _, err := weights.Apply(t.Context(), l.Bus, l.base, p); !errors.Is(err, bus.ErrNotFound) {
+	if _, err := weights.Apply(t.Context(), weights.Source{Bus: l.Bus}, l.base, p); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("a missing file: %v", err)
 	}
 }

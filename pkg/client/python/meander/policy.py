@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import math
+import mmap
 import struct
 import time
 import uuid
@@ -19,8 +20,9 @@ import msgpack
 import numpy as np
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
-from . import tensorfile
+from . import tensorfile, weightsdir
 from .control import keys
+from .cursor import api
 from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
 
 if TYPE_CHECKING:
@@ -144,14 +146,18 @@ async def push_policy(
 async def push_weights(
     client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any], lane: str = "", *,
     rule: str = "finish", version: int | None = None, base: str = "", by: str = "python", note: str = "",
+    weights_dir: str | Path | None = None,
 ) -> Event:
     """push_policy of a whole transformer in place of the checkpoint's.
 
     files: its safetensors file, its shards in their order, or the folder of either; or its tensors by name, as a state
     dict has them. Its tensors, F32, F16, BF16 or F64,
     have the names and shapes of those of the checkpoint. The other arguments and errors are those of push_policy.
+    weights_dir: a folder that samplers have too, as their --weights-dir. The files go by path, in any size, and nothing
+    of them is stored in the server. Those that lie in it stay where they are, others are copied to it.
     """
-    contents = [_encoded(files)[0]] if isinstance(files, Mapping) else [_bytes("weights", p) for p in _shards(files)]
+    paths = [] if isinstance(files, Mapping) else _shards(files)
+    contents: list[bytes | memoryview] = [_encoded(files)[0]] if isinstance(files, Mapping) else [_mapped(p) for p in paths]
     if not contents:
         raise PolicyRefused(f"weights: {files}: no safetensors file")
 
@@ -160,7 +166,14 @@ async def push_weights(
         if not now.get("tensors"):
             raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none")
         check_weights(contents, json.loads(await client.blob(now["tensors"])))
-        refs = [await _put_blob(client, data) for data in contents]
+        if weights_dir is None:
+            refs = [await _put_blob(client, data) for data in contents]
+        else:
+            store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
+            try:
+                refs = await asyncio.to_thread(weightsdir.place, weights_dir, store, paths or [bytes(c) for c in contents])
+            except OSError as err:
+                raise PolicyRefused(f"weights_dir: {weights_dir}: {err}") from err
         lines = "".join(f"full {ref['digest']}\n" for ref in refs)
         return {"weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs}
 
@@ -215,7 +228,8 @@ async def rollback_policy(
             raise PolicyRefused(f"version: {version}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
         try:
             for ref in [*([then["adapter"]["file"]] if then.get("adapter") else []), *(then.get("weights") or [])]:
-                await client.blob(ref)
+                if ref.get("bucket"):  # samplers look at what lies by path
+                    await client.blob(ref)
         except Gone as err:
             raise PolicyRefused(f"version: {version}; its weights are not stored any more: {err}") from None
         return {"weights_digest": then["weights_digest"], "rollback": version} | {k: then[k] for k in ("adapter", "weights") if then.get(k)}
@@ -361,6 +375,21 @@ def _bytes(what: str, path: Path) -> bytes:
         raise PolicyRefused(f"{what}: {path}: {err.strerror or err}") from err
 
 
+def _mapped(path: Path) -> memoryview:
+    """The bytes of a file of weights, which are read when they are used."""
+    try:
+        with path.open("rb") as f:
+            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as err:  # ValueError: it is empty
+        raise PolicyRefused(f"weights: {path}: {getattr(err, 'strerror', None) or err}") from err
+
+
+def _release(file: bytes | memoryview) -> None:
+    """Lets the system take back the memory of what was read from a mapped file."""
+    if isinstance(file, memoryview) and isinstance(file.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        file.obj.madvise(mmap.MADV_DONTNEED)
+
+
 def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> bytes:
     """Checks the bytes of adapter_model.safetensors and adapter_config.json, which may be empty, and returns the
     configuration that counts: config, or that in the file's header.
@@ -405,7 +434,7 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
     return effective
 
 
-def check_weights(files: Sequence[bytes], table: dict[str, list[int]]) -> None:
+def check_weights(files: Sequence[bytes | memoryview], table: dict[str, list[int]]) -> None:
     """Checks the bytes of a transformer's safetensors files, of F32, F16, BF16 or F64. table has the shape of each
     tensor by its name.
 
@@ -425,17 +454,18 @@ def check_weights(files: Sequence[bytes], table: dict[str, list[int]]) -> None:
                 raise PolicyRefused(f"weights: {name}: {info['shape']}; must be {list(table[name])}")
             if not np.isfinite(x).all():
                 raise PolicyRefused(f"weights: {name}: not finite")
+            _release(file)
     if left:
         raise PolicyRefused(f"weights: {len(left)} tensors are missing, {min(left)} for one")
 
 
-def _header(what: str, file: bytes) -> tuple[dict[str, Any], bytes]:
+def _header(what: str, file: bytes | memoryview) -> tuple[dict[str, Any], bytes | memoryview]:
     """The header of a safetensors file, and the bytes behind it. PolicyRefused: it is none; what is its name."""
     try:
         size = struct.unpack("<Q", file[:8])[0]
         if size > len(file) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(file)}: truncated")
-        header = json.loads(file[8 : 8 + size])
+        header = json.loads(bytes(file[8 : 8 + size]))
         if not isinstance(header, dict):
             raise ValueError("no header")
     except (struct.error, ValueError) as err:
@@ -443,7 +473,7 @@ def _header(what: str, file: bytes) -> tuple[dict[str, Any], bytes]:
     return header, file[8 + size :]
 
 
-def _floats(what: str, name: str, info: Any, data: bytes) -> np.ndarray:
+def _floats(what: str, name: str, info: Any, data: bytes | memoryview) -> np.ndarray:
     """The elements of a tensor, flat, in float32 or as stored. data is what is behind the header, info the tensor's
     entry in it. PolicyRefused: the entry is wrong."""
     if wrong := fault(info, {"dtype": str, "shape": [int], "data_offsets": [int]}):
@@ -470,7 +500,7 @@ def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:
     return hashlib.sha256(f"{base}\n{d.hexdigest()} {bits:x}\n".encode()).hexdigest()
 
 
-async def _put_blob(client: Client, data: bytes) -> Event:
+async def _put_blob(client: Client, data: bytes | memoryview) -> Event:
     """Stores bytes under their SHA-256, unless they are there."""
     digest = hashlib.sha256(data).digest()
     ref = {"bucket": "mdr-blobs", "digest": digest.hex(), "size": len(data)}
@@ -485,7 +515,7 @@ async def _put_blob(client: Client, data: bytes) -> Event:
         pass
     nuid = uuid.uuid4().hex
     for begin in range(0, len(data), _CHUNK):
-        await client.js.publish(f"$O.mdr-blobs.C.{nuid}", data[begin : begin + _CHUNK])
+        await client.js.publish(f"$O.mdr-blobs.C.{nuid}", bytes(data[begin : begin + _CHUNK]))
     entry = {
         "name": digest.hex(), "options": {"max_chunk_size": _CHUNK}, "bucket": "mdr-blobs", "nuid": nuid, "size": len(data),
         "chunks": -(-len(data) // _CHUNK), "digest": "SHA-256=" + base64.urlsafe_b64encode(digest).decode(),

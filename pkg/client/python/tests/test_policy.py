@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import re
 import struct
 
 import numpy as np
 import pytest
 
 import meander
-from conftest import SIGNS, first
+from conftest import SIGNS, Up, announced, first
 from meander import policy
 
 MODULE = "transformer_blocks.0.attn.to_q"
@@ -200,6 +201,44 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
         await policy.taken(client, await policy.push_policy(client, None))
 
     run(test, signs)
+
+
+def test_weights_by_path(binary, tmp_path):
+    """Files in the folder that the samplers share stay where they are, others are copied to it; nothing of them is in the
+    server."""
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    (shared / "mine").mkdir(parents=True)
+    elsewhere.mkdir()
+    (tmp_path / "up").mkdir()
+    header, data = policy._header("weights", (SIGNS / "transformer/diffusion_pytorch_model.safetensors").read_bytes())
+    header.pop("__metadata__", None)
+    tensors = {name: (info, data[slice(*info["data_offsets"])]) for name, info in header.items()}
+    name, (info, x) = next((n, t) for n, t in tensors.items() if n.endswith("attn.to_q.weight") and t[0]["dtype"] == "BF16")
+    mine = shard(shared / "mine/model.safetensors", tensors | {name: (info, x[: len(x) // 2] + bytes(len(x) - len(x) // 2))})
+    other = shard(elsewhere / "model.safetensors", tensors | {name: (info, bytes(len(x)))})
+    up = Up(tmp_path / "up", None, "--weights-dir", str(shared), model=SIGNS).start()
+
+    async def test():
+        await announced(up.url)
+        async with meander.connect(up.url) as client:
+            for file, where in (mine, r"mine/model\.safetensors"), (other, r"meander-[0-9]+/[0-9a-f]{64}\.safetensors"):
+                pushed = await policy.push_weights(client, file, weights_dir=shared)
+                (of,) = pushed["weights"]
+                assert re.fullmatch(where, of["path"]) and "bucket" not in of and (shared / of["path"]).read_bytes() == file.read_bytes()
+                (sampler,) = await policy.taken(client, pushed)
+                assert sampler["answer"]["state"] == "applied", sampler["answer"]
+                with pytest.raises(meander.Gone):
+                    await client.blob({"bucket": "mdr-blobs"} | of)
+            back = await policy.rollback_policy(client, 1)
+            await policy.check_taken(client, back)
+            assert back["weights"][0]["path"] == "mine/model.safetensors"
+            with pytest.raises(policy.PolicyRefused, match="weights_dir: "):
+                await policy.push_weights(client, other, weights_dir=shared / "none")
+
+    try:
+        asyncio.run(test())
+    finally:
+        up.stop()
 
 
 def test_other_bytes_under_a_digest_are_refused(run, signs, tmp_path):

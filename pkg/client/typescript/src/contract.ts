@@ -779,7 +779,7 @@ export interface Policy {
   /** adapter is what is added to the checkpoint; absent: nothing. */
   adapter?: PolicyAdapter | null;
   /** weights are the files of a whole transformer (safetensors) in place of the checkpoint's; none: the checkpoint's own. */
-  weights?: Ref[] | null;
+  weights?: WeightsFile[] | null;
   /** tensors is the table of what weights must have: JSON, of each tensor its name and shape; absent: the model takes no others. */
   tensors?: Ref | null;
   /** modules is the table of what adapters can change: JSON, of each projection its name and the shape [n, k] of its weight; absent: the model takes no adapters. */
@@ -2182,6 +2182,18 @@ export interface WeightSpan {
   begin: number;
   /** begin and end are its tokens, [begin, end). */
   end: number;
+}
+
+/** WeightsFile is a file of a whole transformer: a blob in the object store, or a file in the folder that those who push share with the samplers. */
+export interface WeightsFile {
+  /** bucket is the object store bucket of a blob; absent: it is the file at path. */
+  bucket?: string | null;
+  /** digest is the sha-256 of the bytes in lower-case hex; it is also the name of a blob. */
+  digest: string;
+  /** size is the length in bytes. */
+  size: Integer;
+  /** path leads to the file from the shared folder on, which each sampler may have in another place (--weights-dir): its elements with slashes between them, none of them "." or "..". */
+  path?: string | null;
 }
 
 /** The event of each channel. */
