@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-import nats
+import nats.errors
 import numpy as np
 import numpy.typing as npt
 from nats.aio.client import Client as NATS
@@ -44,7 +44,7 @@ class Unscored(ValueError):
 
 @dataclasses.dataclass
 class TeacherReply:
-    """What the model of a teacher gives a sample; weights_digest names its weights.
+    """What the model of a teacher gives a sample; weights_digest names its weights, backend what computed.
 
     Of a text of n tokens, 0 where a token was given: numbers [n] float32 by name, nats: log_probs are before
     temperature and filters, processed_log_probs after those of the sample (-inf where they leave the token out),
