@@ -3,8 +3,8 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch \
-	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch \
+	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -268,9 +268,17 @@ build/typescript/ok: pkg/client/typescript/package.json
 	npm install --prefix build/typescript --ignore-scripts --no-package-lock --no-audit --no-fund
 	touch $@
 
-build/python-venv/ok: pkg/client/python/pyproject.toml
+python-wheel: build build/python-venv/ok ## the wheel and source distribution of the Python client into build/dist: built twice alike, checked, tried on each Python from 3.10 to 3.14 that is here
+	cd pkg/client/python && ../../../build/python-venv/bin/mypy
+	.ci/python-wheel build/python-venv/bin/python build/dist
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander MEANDER_DIST=$(CURDIR)/build/dist ../../../build/python-venv/bin/python -m pytest -q -rs tests/test_package.py tests/test_wheel.py
+
+python-docs: build/python-venv/ok ## the reference of the Python client from its docstrings, to build/python-docs/index.html
+	build/python-venv/bin/python pkg/client/python/reference.py build/python-docs
+
+build/python-venv/ok: pkg/client/python/pyproject.toml pkg/client/python/tests/requirements.txt
 	python3 -m venv build/python-venv
-	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
+	build/python-venv/bin/python -m pip install --quiet --editable pkg/client/python --requirement pkg/client/python/tests/requirements.txt
 	touch $@
 
 golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts, chat templates and the text reward (Python, pinned requirements)
@@ -312,6 +320,9 @@ learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meande
 learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2"; ENGINE=vllm=URL or sglang=URL)
 	build/learn-venv/bin/python deploy/learn/examples.py --seeds $(SEEDS) $(if $(ENGINE),--engine $(ENGINE))
 
+learn-distill: build build/learn-venv/ok ## on-policy distillation: a teacher of sums, trained first unless TEACHER=ADAPTER names one, and students, a minute each: deploy/bench/learn-distill.md (Python; SEEDS="0 1 2")
+	build/learn-venv/bin/python deploy/learn/examples.py --example distill_sums.py --out meander-out/learn-distill --seeds $(SEEDS) $(if $(TEACHER),--teacher $(TEACHER))
+
 learn-trl: build build/trl-venv/ok ## the same by TRL's GRPOTrainer, two minutes a seed: deploy/bench/learn-trl.md (Python; SEEDS="0 1 2")
 	build/trl-venv/bin/python deploy/learn/examples.py --example trl_sums.py --out meander-out/learn-trl --seeds $(SEEDS)
 
@@ -332,7 +343,7 @@ build/trl-venv/ok build/verl-venv/ok: build/%-venv/ok: deploy/learn/requirements
 	TORCH='$(TORCH)' deploy/learn/install.sh build/$*-venv deploy/learn/requirements-$*.txt
 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
-	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_texts.py
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_teacher.py tests/test_texts.py
 
 build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml | learn-needs
 	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv

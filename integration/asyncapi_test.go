@@ -43,7 +43,7 @@ var replySubjects = map[string]string{
 }
 
 // workersAnswers go to the inbox of the service that asked, where no one else may read.
-var workersAnswers = []string{"score_reply", "interact_reply"}
+var workersAnswers = []string{"score_reply", "interact_reply", "teacher_reply"}
 
 // describedChannels reads the channels of the document, and nothing else of this project.
 func describedChannels(t *testing.T, document string) []described {
@@ -257,6 +257,19 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 	replies(t, w, "tutor", func(*schemas.InteractRequest) []byte {
 		return packed(t, &schemas.InteractReply{Content: "too low"})
 	})
+
+	if _, err := w.Conn().QueueSubscribe(schemas.TeacherSubject("reference"), "reference", func(m *nats.Msg) {
+		reply := &schemas.TeacherReply{Error: "it is an image", Code: schemas.CodeUnfit}
+		if err := m.Respond(bustest.Encode(t, reply)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var refused *client.RefusedError
+	if _, err := w.client.TeacherReply(ctx, "reference", "images", "g", 0, 0); !errors.As(err, &refused) {
+		t.Fatal(err)
+	}
 
 	publish := func(run schemas.Run, p *schemas.Prompt) {
 		t.Helper()

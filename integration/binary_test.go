@@ -40,10 +40,16 @@ func meander(t *testing.T, dir string, args ...string) output {
 	return background(t, dir, args...).wait(t)
 }
 
-// serve runs a pipeline on the store of dir until the test ends.
+// serve runs a pipeline of the synthetic model on the store of dir until the test ends.
 func serve(t *testing.T, dir string) natsd.Info {
 	t.Helper()
-	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
+	return serveModel(t, dir, "synthetic")
+}
+
+// serveModel is serve with a model.
+func serveModel(t *testing.T, dir, model string) natsd.Info {
+	t.Helper()
+	up := exec.Command(program(t, "meander"), "up", "--model", model, "--listen", "127.0.0.1:0")
 	up.Dir = dir
 	if err := up.Start(); err != nil {
 		t.Fatal(err)

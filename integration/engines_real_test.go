@@ -148,6 +148,7 @@ func (l *realLane) prompt(uid schemas.UID, n int64, change func(*schemas.Prompt)
 		p.Prompt = "347+58=?"
 	} else {
 		p.NumInferenceSteps = new(int64(4))
+		p.Rollout.ReturnStepIndices = []int64{0, 1, 2, 3, 4}
 	}
 	if change != nil {
 		change(p)

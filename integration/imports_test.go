@@ -99,7 +99,7 @@ var layers = map[string][]string{
 	"pkg/report":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "schemas"},                                  // a run as one page
 	"pkg/shards":  {"pkg/bus", "pkg/client", "pkg/media", "pkg/results", "pkg/safetensors", "pkg/tensor", "schemas"}, // as a dataset
 	"pkg/replay":  {"pkg/bus", "schemas"},                                                                            // events again, at their pace
-	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
+	"pkg/results": {"pkg/media", "schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sampling", "pkg/scorer", "pkg/sheet", "pkg/tensor"},
 
 	// What the settings of a sample mean.
 	"pkg/sampling": {"schemas", "pkg/flow", "pkg/media", "pkg/tensor"},
@@ -155,6 +155,11 @@ var layers = map[string][]string{
 		"services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 		"services/sampler/models", "services/sampler/weights",
 	},
+	"services/teacher": {
+		"schemas", "pkg/bus", "pkg/decoding", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families",
+		"pkg/sampling", "pkg/tensor", "pkg/tensor/devices", "services/sampler/engine", "services/sampler/engine/images",
+		"services/sampler/engine/texts", "services/sampler/models",
+	},
 	// Looks everything over: what runs, and what is on this machine.
 	"services/doctor": {"schemas", "pkg/auth", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/sampler/models", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
@@ -169,7 +174,7 @@ var layers = map[string][]string{
 	"services/ui":    {"schemas", "pkg/bus", "pkg/client", "pkg/media", "pkg/results", "services/internal/boot"},
 	"services/command": {
 		"pkg/media", "schemas", "pkg/auth", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/replay", "pkg/report", "pkg/results", "pkg/archive", "pkg/shards", "pkg/tensor/devices",
-		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
+		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/model/tokenizer", "services/trace", "services/ui", // the page, and tokens as text on it
 	},
 	// Tools of the project and of its tests: no program and no client links them.
@@ -237,6 +242,7 @@ var testLayers = map[string][]string{
 	"services/ui":                  {"pkg/bus/bustest", "pkg/lora", "pkg/model/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
 	"services/trace":               {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"services/teacher":             {"pkg/bus/bustest", "pkg/client", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint", "services/pipeline"},
 	"integration/tools/chaos":      {"integration/tools/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 
 	"services/sampler": {"pkg/bus/bustest", "pkg/flow", "pkg/model/qwenimage/checkpoint", "services/intake"},

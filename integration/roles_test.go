@@ -208,13 +208,16 @@ var matrix = append([]right{
 	{"change the spec of another run", sends("$KV.mdr-runs.b", "x"), []string{"trainer"}},
 	{"change the secret of seals", sends("$KV.mdr-seal.steps", "x"), []string{"sampler"}},
 	{"read the secret of seals", sends("$JS.API.DIRECT.GET.KV_mdr-seal.$KV.mdr-seal.steps", ""), []string{"sampler"}},
-	{"write a blob", sends("$O.mdr-blobs.M.x", "x"), []string{"intake", "sampler", "reward", "advantage", "trainer"}},
+	{"write a blob", sends("$O.mdr-blobs.M.x", "x"), []string{"intake", "sampler", "reward", "advantage", "trainer", "teacher"}},
 	{"ask a scorer", sends("mdr.v1.score.colour", "x"), []string{"reward"}},
 	{"answer a scorer's queue", listens("mdr.v1.score.colour", "colour"), []string{"scorer"}},
 	{"listen to a scorer's queue", listens("mdr.v1.score.>", ""), nil},
 	{"ask an interaction", sends("mdr.v1.interact.tutor", "x"), []string{"sampler"}},
 	{"answer an interaction's queue", listens("mdr.v1.interact.tutor", "tutor"), []string{"scorer"}},
 	{"listen to an interaction's queue", listens("mdr.v1.interact.>", ""), nil},
+	{"ask a teacher", sends("mdr.v1.teacher.reference", "x"), []string{"trainer"}},
+	{"answer a teacher's queue", listens("mdr.v1.teacher.reference", "reference"), []string{"teacher"}},
+	{"listen to a teacher's queue", listens("mdr.v1.teacher.>", ""), nil},
 	{"listen to all events", listens("mdr.v1.>", ""), nil},
 	{"listen to all inboxes", listens("_INBOX.>", ""), nil},
 	{"listen to another's inbox", listens("_INBOX.UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW.>", ""), nil},
@@ -247,22 +250,22 @@ var matrix = append([]right{
 	{"delete of a bucket", sends("$JS.API.STREAM.MSG.DELETE.OBJ_mdr-blobs", `{"seq":1}`), nil},
 	{"say who is there", sends("$KV.mdr-presence.x", "x"), []string{"intake", "sampler", "reward", "advantage"}},
 	{"find the services", sends("$SRV.INFO", ""), []string{"intake", "trainer", "viewer"}},
-	{"answer for the services", listens("$SRV.PING", ""), []string{"intake", "sampler", "reward", "advantage"}},
+	{"answer for the services", listens("$SRV.PING", ""), []string{"intake", "sampler", "reward", "advantage", "teacher"}},
 	{"read prompts", sends("$JS.API.DIRECT.GET.MDR_PROMPTS", `{"seq":1}`), []string{"intake", "advantage", "viewer", "viewer-a", "trainer", "trainer-a"}},
-	{"read any trajectory", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES", `{"seq":1}`), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
-	{"read a trajectory of a run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.a.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
-	{"read a trajectory of another run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.b.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
+	{"read any trajectory", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES", `{"seq":1}`), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "teacher", "trainer-a", "viewer-a"}},
+	{"read a trajectory of a run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.a.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "teacher", "trainer-a", "viewer-a"}},
+	{"read a trajectory of another run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.b.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "teacher", "trainer-a", "viewer-a"}},
 	{"follow a run", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.advantage.a.*", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 	{"follow another run", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.advantage.b.*", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 	{"follow all runs", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.>", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 	{"follow rewards of another run", sends("$JS.API.CONSUMER.CREATE.MDR_REWARDS.x.mdr.v1.reward.*.b.>", "{"), []string{"intake", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
-	{"read a blob", sends("$JS.API.DIRECT.GET.OBJ_mdr-blobs.$O.mdr-blobs.M.x", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer"}},
+	{"read a blob", sends("$JS.API.DIRECT.GET.OBJ_mdr-blobs.$O.mdr-blobs.M.x", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "teacher"}},
 	{"read who is paused", sends("$JS.API.DIRECT.GET.KV_mdr-control.$KV.mdr-control.b", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 }, consumerRights()...)
 
 // everyRole are the users that the matrix tries; the last two are guests, in accounts of their own.
 var everyRole = []string{
-	"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a",
+	"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "teacher", "trainer-a", "viewer-a",
 }
 
 // consumerRights are what must not be done to the durables that services take their work from, by each subject of the

@@ -220,6 +220,13 @@ func callWithVersion(e Event) (v *int64, c any) {
 			c.Error = legalText(c.Error, MaxText)
 			return &c.V
 		})
+	case *TeacherRequest:
+		v, c = copyWithVersion(e, func(c *TeacherRequest) *int64 { return &c.V })
+	case *TeacherReply:
+		v, c = copyWithVersion(e, func(c *TeacherReply) *int64 {
+			c.Error = legalText(c.Error, MaxText)
+			return &c.V
+		})
 	}
 	return v, c
 }
@@ -280,5 +287,6 @@ func Events() []Event {
 		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Tokens{}, &Trajectory{}, &Reward{}, &Verdict{},
 		&Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
 		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{}, &InteractRequest{}, &InteractReply{},
+		&TeacherRequest{}, &TeacherReply{},
 	}
 }

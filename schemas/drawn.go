@@ -193,7 +193,8 @@ func (e *Engine) Makes(r *Request) error {
 		}
 	}
 	refuse(len(kinds) > 1, "transitions", strings.Join(kinds, ", "), "ode and one other")
-	has := slices.DeleteFunc(slices.Clone(SDETypes), func(t string) bool { return t == TransitionDanceSDE })
-	refuse(slices.Contains(kinds, TransitionDanceSDE), "rollout.sde_type", TransitionDanceSDE, strings.Join(has, ", "))
+	for _, t := range kinds {
+		refuse(!slices.Contains(servedTransitions, t), "rollout.sde_type", t, strings.Join(servedTransitions, ", "))
+	}
 	return errors.Join(errs...)
 }

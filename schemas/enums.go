@@ -195,6 +195,9 @@ const (
 	CodeDisplaced     = "displaced"      // not the event that its subject is for, which took its place
 )
 
+// servedTransitions are those that a server of images has.
+var servedTransitions = []string{TransitionSDE, TransitionCPS, TransitionODE}
+
 // The legal values of the contract's enumerations, in the order messages list
 // them. Not to be modified. Names of reward functions and estimators are not among
 // them: the services know those.
@@ -244,6 +247,7 @@ var (
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}
+	TeacherCodes      = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
 	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
 	RunStates         = []string{RunRunning, RunPaused, RunCancelled, RunDone}
 	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}

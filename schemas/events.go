@@ -45,6 +45,9 @@ const (
 
 	TypeInteractRequest = "interact_request/1"
 	TypeInteractReply   = "interact_reply/1"
+
+	TypeTeacherRequest = "teacher_request/1"
+	TypeTeacherReply   = "teacher_reply/1"
 )
 
 func (*Prompt) Type() string      { return TypePrompt }

@@ -45,7 +45,7 @@ type Sampling struct {
 	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule,
 	// whatever part of it runs.
 	Sigmas []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma" for:"image" digest:"schedule"`
-	// Transitions are what each of the T steps runs: sde, cps, dance_sde or ode.
+	// Transitions are what each of the T steps runs.
 	Transitions []string `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes" for:"image" digest:"schedule"`
 	NoiseLevel  float64  `msgpack:"noise_level" range:"0..MaxNoiseLevel" for:"image" digest:"schedule"`
 	Solver      string   `msgpack:"solver" enum:"Solvers?" for:"image" digest:"schedule"`

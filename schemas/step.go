@@ -12,7 +12,7 @@ type Step struct {
 	Attempt           string `msgpack:"attempt" form:"token"`
 	StepIndex         int64  `msgpack:"step_index" range:"0..MaxSteps-1"`
 	NumInferenceSteps int64  `msgpack:"num_inference_steps" range:"1..MaxSteps"`
-	// Transition is what ran: sde, cps, dance_sde or ode.
+	// Transition is what ran.
 	Transition string  `msgpack:"transition" enum:"SDETypes"`
 	NoiseLevel float64 `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
 	Sigma      float32 `msgpack:"sigma" range:"(0..MaxSigma]"`

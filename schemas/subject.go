@@ -82,6 +82,9 @@ func ScoreSubject(name string) string { return Prefix + "score." + name }
 // InteractSubject returns the subject on which workers of an interaction answer requests (core NATS, queue group name).
 func InteractSubject(name string) string { return Prefix + "interact." + name }
 
+// TeacherSubject returns the subject on which the replicas of a teacher answer requests (core NATS, queue group name).
+func TeacherSubject(name string) string { return Prefix + "teacher." + name }
+
 // AdvantageSubject returns the subject of the result of one group.
 func AdvantageSubject(run Run, uid UID) string {
 	return Prefix + "advantage." + string(run) + "." + string(uid)

@@ -160,6 +160,18 @@ func textSamples(t testing.TB) []sample {
 		{"interact_reply", &schemas.InteractReply{Content: "too low", Score: new(0.5), Metadata: metadata(t)}},
 		{"interact_reply-end", &schemas.InteractReply{Terminate: true, Score: new(1.0)}},
 		{"interact_reply-error", &schemas.InteractReply{Error: "out of memory", Retry: true}},
+		{"teacher_request", &schemas.TeacherRequest{Name: "big", Run: "run-1", UID: "p17", SampleIndex: 3, TopK: 2}},
+		{"teacher_reply-text", &schemas.TeacherReply{
+			Model: "sums", WeightsDigest: digestOf("teacher"), Backend: "cpu/avx512",
+			LogProbs: vector("F32", []int64{2}, 0, -0.5), ProcessedLogProbs: vector("F32", []int64{2}, 0, -0.375),
+			LogSumExps: vector("F32", []int64{2}, 0, 2.5), Entropies: vector("F32", []int64{2}, 0, 1.5),
+			TopIDs: vector("I32", []int64{2, 1}, 0, 7), TopLogits: vector("F32", []int64{2, 1}, 0, 2),
+		}},
+		{"teacher_reply-image", &schemas.TeacherReply{
+			Model: "signs", WeightsDigest: digestOf("teacher"), Backend: "cpu/avx512", LogProbKind: "density",
+			StepIndices: []int64{1, 3}, StepLogProbs: []float64{1.25, -0.5}, StepsLeftOut: []int64{2},
+		}},
+		{"teacher_reply-error", &schemas.TeacherReply{Error: "sample 3 of group p17 of run run-1: no trajectory is stored", Code: "unknown_sample"}},
 		{"policy-text", &schemas.Policy{
 			Lane: "sums", Model: "sums", Family: "qwen2", WeightsDigest: "w", Announced: 1,
 			Text: &schemas.TextPolicy{Vocabulary: 32, MaxTokens: 64, MaxNewTokens: 16, Temperature: 1, TopP: 1},

@@ -136,7 +136,7 @@ func TestRollout_Validate(t *testing.T) {
 	}
 	const last = "must leave out the last step for log_prob_kind density: the last cps step has no noise (use squared, or choose the steps)"
 	faults(t, func() *P { return fullPrompt(t) }, []fault[P]{
-		{"sde type", func(p *P) { p.Rollout.SDEType = "foo" }, `rollout.sde_type: "foo"; must be one of sde, cps, dance_sde, ode`},
+		{"sde type", func(p *P) { p.Rollout.SDEType = "foo" }, `rollout.sde_type: "foo"; must be one of ` + transitions},
 		{"kind", func(p *P) { p.Rollout.LogProbKind = "full" }, `rollout.log_prob_kind: "full"; must be one of density, scaled, squared`},
 		{"solver", func(p *P) { p.Rollout.Solver = "ddim" }, `rollout.solver: "ddim"; must be one of euler, heun, unipc, dpm, rk4`},
 		{"dtype", func(p *P) { p.Rollout.LatentsDType = "F64" }, `rollout.latents_dtype: "F64"; must be one of F32, F16, BF16`},
@@ -240,7 +240,7 @@ func TestRequest_Validate(t *testing.T) {
 			}
 		}, "sigmas: 5001 items; must be at most 1001\ntransitions: 5000 items; must be at most 1000\nreturn_step_indices[0]: 4000; must be between 0 and 1000"},
 		{"few transitions", func(r *R) { r.Transitions = r.Transitions[:3] }, "transitions: 3 items; must be 4, one less than the sigmas"},
-		{"transition", func(r *R) { r.Transitions[1] = "" }, `transitions[1]: ""; must be one of sde, cps, dance_sde, ode`},
+		{"transition", func(r *R) { r.Transitions[1] = "" }, `transitions[1]: ""; must be one of ` + transitions},
 		{"noise level", func(r *R) { r.NoiseLevel = 11 }, "noise_level: 11; must be between 0 and 10"},
 		{"kind", func(r *R) { r.LogProbKind = "" }, `log_prob_kind: ""; must be one of density, scaled, squared`},
 		{"solver", func(r *R) { r.Solver = "" }, `solver: ""; must be one of euler, heun, unipc, dpm, rk4`},
@@ -264,7 +264,7 @@ func TestStep_Validate(t *testing.T) {
 		{"sample", func(s *S) { s.SampleIndex = -1 }, "sample_index: -1; must be between 0 and 1023"},
 		{"step index", func(s *S) { s.StepIndex = 5; s.Latents = nil }, "step_index: 5; must be between 0 and 4"},
 		{"steps", func(s *S) { s.NumInferenceSteps = 0 }, "num_inference_steps: 0; must be between 1 and 1000"},
-		{"transition", func(s *S) { s.Transition = "euler" }, `transition: "euler"; must be one of sde, cps, dance_sde, ode`},
+		{"transition", func(s *S) { s.Transition = "euler" }, `transition: "euler"; must be one of ` + transitions},
 		{"sigma", func(s *S) { s.Sigma, s.Timestep = 2, 2000 }, "sigma: 2; must be above 0 and at most 1\ntimestep: 2000; must be between 0 and 1000"},
 		{"sigma next", func(s *S) { s.SigmaNext = 0.7 }, "sigma_next: 0.7; must be at least 0 and below sigma"},
 		{"NaN sigma next", func(s *S) { s.SigmaNext = float32(math.NaN()) }, "sigma_next: NaN; must be at least 0 and below 1"},
@@ -473,6 +473,9 @@ func TestReceipt_Validate(t *testing.T) {
 }
 
 // What an attacker sends must not come back as a report of a megabyte.
+// transitions are what a prompt may ask for, as messages list them.
+var transitions = strings.Join(schemas.SDETypes, ", ")
+
 func TestValidate_boundsTheReport(t *testing.T) {
 	b := find[schemas.Batch](t, "batch-closed")
 	b.Metrics = nil

@@ -3,17 +3,21 @@
 learned.
 
     examples.py [--example grpo_sums.py] [--seeds 0 1 2] [--out FOLDER] [--meander bin/meander] [--engine vllm=URL]
-            [-- flags of the example]
+            [--teacher ADAPTER] [-- flags of the example]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
@@ -22,9 +26,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from learn import ROOT, pipeline  # noqa: E402
 
+TEACHER_SEED = 0
 SMOOTH = 5  # updates: a batch has other prompts each time
-MODELS = {"grpo_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums", "accelerate_signs.py": "signs"}
-TITLES = {"reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats", "norm": "norm of the gradient"}
+MODELS = {"grpo_sums.py": "sums", "distill_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums", "accelerate_signs.py": "signs"}
+TITLES = {"reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats", "norm": "norm of the gradient",
+          "kl": "KL(student || teacher), nats a token"}  # fmt: skip
 
 
 def main() -> None:
@@ -34,6 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
     parser.add_argument("--meander", default="bin/meander")
     parser.add_argument("--engine", default="", help="vllm=URL or sglang=URL: a server that draws the tokens, started with --enable-lora")
+    parser.add_argument("--teacher", type=Path, help="of distill_sums.py: the teacher's adapter of the model; default one that grpo_sums.py trains first")
     parser.add_argument("flags", nargs="*", help="of the example, behind --")
     args = parser.parse_args()
     model = MODELS[args.example]
@@ -42,17 +49,44 @@ def main() -> None:
     if model == "signs":
         python += ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
         flags = ["--held-out", str(ROOT / "deploy/learn/held_out.jsonl"), *flags]
-    for seed in args.seeds:
-        out = args.out / f"seed-{seed}"
+
+    def train(name: str, seed: int, out: Path, flags: list[str], adapter: Path | None = None) -> None:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        with pipeline(args.meander, out, model, args.engine) as url:
-            example = str(ROOT / "pkg/client/python/examples" / args.example)
+        with pipeline(args.meander, out, model, args.engine) as url, teacher(args.meander, out, url, model, adapter):
+            example = str(ROOT / "pkg/client/python/examples" / name)
             command = [*python, example, "--url", url, "--seed", str(seed), "--out", str(out), *flags]
             env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
             if code := subprocess.run(command, env=env).returncode:
                 sys.exit(code)
+
+    adapter = None
+    if args.example == "distill_sums.py" and (adapter := args.teacher) is None:
+        train("grpo_sums.py", TEACHER_SEED, args.out / "teacher", flags[:2])
+        adapter = args.out / "teacher/adapter"
+    for seed in args.seeds:
+        train(args.example, seed, args.out / f"seed-{seed}", flags, adapter)
     report(args.out, args.seeds)
+
+
+@contextlib.contextmanager
+def teacher(meander: str, out: Path, url: str, model: str, adapter: Path | None) -> Iterator[None]:
+    """meander teacher with an adapter of the model, named teacher; it ends with the run. Without an adapter: none."""
+    if adapter is None:
+        yield
+        return
+    command = [meander, "teacher", "--nats", url, "--model", str(ROOT / "deploy/models" / model), "--adapter", str(adapter), "--name", "teacher"]
+    with open(out / "teacher.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while "answers on" not in (out / "teacher.log").read_text():
+            if process.poll() is not None:
+                sys.exit(f"meander teacher ended; see {out / 'teacher.log'}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
 
 
 def report(out: Path, seeds: list[int]) -> None:
@@ -66,7 +100,7 @@ def report(out: Path, seeds: list[int]) -> None:
         # TRL and verl have no ratio of the first pass to show.
         worst = [f"{max(r[k] for r in log):.1e}" if k in log[0] else "" for k in ("ratio_off", "furthest_token")]
         print(f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | {worst[0]} | {worst[1]} | {s['seconds']:.0f} |")
-        for ax, key in zip(axes, ("reward", "entropy" if "entropy" in log[0] else "norm"), strict=True):
+        for ax, key in zip(axes, ("reward", next(k for k in ("kl", "entropy", "norm") if k in log[0])), strict=True):
             values = [r[key] for r in log]
             mean = [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
             (line,) = ax.plot(values, alpha=0.25)

@@ -73,7 +73,9 @@ func (g Grant) rights(u *User) (Rights, error) {
 	if g.AnswersClients {
 		r.allow("_INBOX.>")
 	}
-	r.allow(g.Asks...)
+	if !guest { // workers answer in the pipeline's account
+		r.allow(g.Asks...)
+	}
 	r.Subscribe = append(r.Subscribe, InboxOf(u.Key)+".>")
 	for _, subject := range g.Answers {
 		// only in a queue group, so that no user gets copies of the requests

@@ -28,6 +28,7 @@ const (
 	RoleTrainer   Role = "trainer"
 	RoleViewer    Role = "viewer"
 	RoleScorer    Role = "scorer"
+	RoleTeacher   Role = "teacher"
 	RoleAdmin     Role = "admin"
 )
 
@@ -147,8 +148,8 @@ func serviceGrants() []Grant {
 	}
 }
 
-// clientGrants returns the grants of the trainers, viewers and scorers who use a pipeline from outside. Grants joins
-// them with those of the services.
+// clientGrants returns the grants of those who use a pipeline from outside, trainers, viewers, scorers and teachers.
+// Grants joins them with those of the services.
 func clientGrants() []Grant {
 	return []Grant{
 		{
@@ -160,6 +161,7 @@ func clientGrants() []Grant {
 			}, resultStreams()...),
 			Writes:       []string{schemas.RunBucket, schemas.PolicyBucket, schemas.BlobBucket},
 			Acknowledges: []string{schemas.StreamAdvantages},
+			Asks:         []string{schemas.TeacherSubject("*")},
 			SeesServices: true, MayBeGuest: true,
 		},
 		{
@@ -178,6 +180,14 @@ func clientGrants() []Grant {
 				schemas.StreamPresenceBucket, schemas.StreamBlobBucket,
 			},
 			Answers: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
+		},
+		{
+			Role: RoleTeacher, Purpose: "meander teacher: gives the log-probs of stored samples under other weights",
+			Reads: []string{
+				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamBlobBucket,
+			},
+			Writes:  []string{schemas.BlobBucket},
+			Answers: []string{schemas.TeacherSubject("*")}, Discoverable: true,
 		},
 	}
 }

@@ -156,6 +156,18 @@ func checkStorage(d tensor.DType) error {
 	return nil
 }
 
+// StepTransition returns the transition of the step with this index: what a trainer or a report computes with. Errors: an
+// invalid plan, and an index outside it.
+func (p Plan) StepTransition(index int) (StepTransition, error) {
+	if err := p.Validate(); err != nil {
+		return StepTransition{}, err
+	}
+	if index < 0 || index >= p.Steps() {
+		return StepTransition{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, p.Steps()-1)
+	}
+	return p.stepTransition(index)
+}
+
 // stepTransition returns the transition of the step with this index. All of p but its transitions
 // must be valid. It is an error if the noise level is too large at the step's sigma, or if the step
 // cannot have a log-prob of the plan's kind.
@@ -175,13 +187,7 @@ func (p Plan) stepTransition(index int) (StepTransition, error) {
 // values of a rollout it returns the bits of that rollout. Errors: an invalid plan, an index
 // outside it, and those of StepTransition.LogProb, such as for an ode step.
 func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
-	if err := p.Validate(); err != nil {
-		return LogProb{}, err
-	}
-	if index < 0 || index >= p.Steps() {
-		return LogProb{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, p.Steps()-1)
-	}
-	k, err := p.stepTransition(index)
+	k, err := p.StepTransition(index)
 	if err != nil {
 		return LogProb{}, err
 	}

@@ -79,7 +79,7 @@ type Model interface {
 	Language
 	// NewSequence returns an empty sequence.
 	NewSequence() Sequence
-	// Forward appends the ids of each row to its sequence and sets the logits after the last of them. The bits of a
+	// Forward appends the ids of each row to its sequence and sets the logits after the last or each of them. The bits of a
 	// row depend only on the ids of its sequence: neither on other rows, nor on how the ids were split into calls.
 	// After an error no sequence has changed, and Logits hold no result.
 	Forward(ctx context.Context, rows []Row) error
@@ -94,7 +94,7 @@ type Model interface {
 type Row struct {
 	Sequence Sequence
 	IDs      []int32   // at least one
-	Logits   []float32 // [V]; nil if they are not needed
+	Logits   []float32 // [V], after the last id; [len(IDs), V], after each; nil if they are not needed
 }
 
 // Sequence is the tokens that a model has seen, with their place in its cache.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -127,8 +128,9 @@ func (m *Member) setRollout(t *schemas.Trajectory) error {
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale, ScheduleDigest: t.ScheduleDigest,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
-	for i, transition := range t.Transitions {
-		k, err := flow.NewStepTransition(flow.Transition(transition), t.NoiseLevel, t.Sigmas, i)
+	plan := sampling.Plan(&t.Sampling)
+	for i := range t.Transitions {
+		k, err := plan.StepTransition(i)
 		if err != nil {
 			return fmt.Errorf("step %d: %w", i, err)
 		}

@@ -53,6 +53,8 @@ var channels = []channel{
 	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none; on the reply subject of the NATS request", "scoring worker", []string{"reward"}},
 	{"interact", schemas.Prefix + "interact.{name}", schemas.TypeInteractRequest, "", "one answer of a model for a worker of the interaction, queue group NAME", "sampler", []string{"interaction worker"}},
 	{"interact_reply", "", schemas.TypeInteractReply, "", "what the interaction says to the answer, or why it says nothing; on the reply subject of the NATS request", "interaction worker", []string{"sampler"}},
+	{"teacher", schemas.Prefix + "teacher.{name}", schemas.TypeTeacherRequest, "", "a stored sample whose log-probs a teacher is asked for, queue group NAME", "client", []string{"teacher"}},
+	{"teacher_reply", "", schemas.TypeTeacherReply, "", "the log-probs that the teacher gives the sample, or why it gives none; on the reply subject of the NATS request", "teacher", []string{"client"}},
 	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
 	{"control_receipt", "", schemas.TypeControlReceipt, "", "intake's answer to a control that asked for one", "intake", []string{"client"}},
 }
@@ -314,6 +316,8 @@ func operations(c channel) []entry[operation] {
 			o.Reply = &reply{Channel: reference{"#/channels/score_reply"}}
 		case c.event == schemas.TypeInteractRequest:
 			o.Reply = &reply{Channel: reference{"#/channels/interact_reply"}}
+		case c.event == schemas.TypeTeacherRequest:
+			o.Reply = &reply{Channel: reference{"#/channels/teacher_reply"}}
 		}
 		return entry[operation]{strings.ReplaceAll(service, " ", "-") + "-" + action + "-" + c.name, o}
 	}

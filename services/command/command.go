@@ -225,7 +225,7 @@ with an embedded NATS server.`,
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
 		publishCommand(a), watchCommand(a), topCommand(a), uiCommand(a), traceCommand(a), showCommand(a),
 		reportCommand(a),
-		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
+		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)
 	return root

@@ -23,7 +23,7 @@ func checkTree(tree *schemas.Tree, plan flow.Plan) error {
 		if at >= end {
 			return fault("must be below %d, the steps that run", end)
 		}
-		k, err := flow.NewStepTransition(plan.Transitions[at], plan.NoiseLevel, plan.Sigmas, at)
+		k, err := plan.StepTransition(at)
 		switch {
 		case err != nil:
 			return err

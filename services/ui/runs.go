@@ -308,7 +308,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 		if n := x.unanswered; n > 0 {
 			says += fmt.Sprintf(": %s waiting", plural(n, "prompt"))
 		}
-		waits = append(waits, Wait{Grave: true, Says: says, Fix: "Start one: " + startSampler(x.Lanes)})
+		waits = append(waits, Wait{Grave: true, Says: says, Fix: startSampler(x.Lanes)})
 	}
 	if len(x.Present) > 0 && !runs[schemas.ServiceReward] {
 		waits = append(waits, Wait{
@@ -333,7 +333,7 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
 			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
-				Fix: "Start one: " + startSampler(x.lanesOf(lane)),
+				Fix: startSampler(x.lanesOf(lane)),
 			})
 		}
 	}
@@ -343,10 +343,11 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 // startSampler says how to start a sampler of the model that was served last on the lanes.
 func startSampler(lanes []*lane) string {
 	if len(lanes) == 0 {
-		return "'meander up', or 'meander-sampler'"
+		return "Start one beside it: 'meander-sampler'. Or start all services again: 'meander up'"
 	}
 	last := slices.MaxFunc(lanes, func(a, b *lane) int { return cmp.Compare(a.Current.Announced, b.Current.Announced) })
-	how := fmt.Sprintf("'meander up --model %s', or 'meander-sampler --model %[1]s'", last.Current.Model)
+	how := fmt.Sprintf("Start one beside it: 'meander-sampler --model %s'. Or start all services again: 'meander up --model %[1]s'",
+		last.Current.Model)
 	if last.Current.Model != "synthetic" {
 		how += "; a model of your own by its folder"
 	}
@@ -382,7 +383,7 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
 			waits = append(waits, Wait{
 				Grave: true, Says: fmt.Sprintf("No sampler of lane %s is running", lane),
-				Fix: "Start one: " + startSampler(x.lanesOf(lane)),
+				Fix: startSampler(x.lanesOf(lane)),
 			})
 		}
 	}

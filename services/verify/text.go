@@ -2,8 +2,6 @@ package verify
 
 import (
 	"context"
-	"encoding/binary"
-	"fmt"
 	"reflect"
 	"slices"
 
@@ -17,15 +15,13 @@ import (
 // textSample is a sample of text, with the state of the model that computes its tokens again.
 type textSample struct {
 	*sample
-	ids  []int32 // all tokens: of the prompt, of answers, of replies
-	seen int     // how many of ids the sequence has
+	ids []int32 // all tokens: of the prompt, of answers, of replies
 
-	version  *version
-	sequence lm.Sequence // the model's state after the first seen tokens; nil: none
-	logits   []float32   // of the next token
-	d        decoding.Distribution
-	answer   []byte // the text of the current answer so far
-	decoder  lm.Decoder
+	version *version
+	given   *texts.Given // the model's evaluation of ids with the weights of version; nil: none yet
+	d       decoding.Distribution
+	answer  []byte // the text of the current answer so far
+	decoder lm.Decoder
 }
 
 // weightsDigest returns the digest of the weights to compute with: those of the sample. Where a server drew the tokens
@@ -51,12 +47,8 @@ func (s *sample) checkText(ctx context.Context) error {
 		s.fault(-1, "text: present; the model %q makes images", s.version.network.Name())
 		return nil
 	}
-	x := &textSample{sample: s, version: s.version, logits: make([]float32, m.Card().Vocabulary)}
-	defer func() {
-		if x.sequence != nil {
-			x.sequence.Close()
-		}
-	}()
+	x := &textSample{sample: s, version: s.version}
+	defer x.forget()
 	if ok, err := x.loadIDs(ctx); !ok || err != nil {
 		return err
 	}
@@ -91,6 +83,14 @@ func (s *sample) checkText(ctx context.Context) error {
 	return nil
 }
 
+// forget frees what the model has evaluated.
+func (x *textSample) forget() {
+	if x.given != nil {
+		x.given.Close()
+		x.given = nil
+	}
+}
+
 // nextAfterGone returns where the event after event i begins if i is gone: -1, the next event says it. After the last
 // one it is the end of all tokens. The tokens of the event that is gone stay unproven.
 func (x *textSample) nextAfterGone(i, at int) int {
@@ -103,22 +103,20 @@ func (x *textSample) nextAfterGone(i, at int) int {
 // loadIDs loads the token ids of the whole sequence. It returns false, and reports that, if they are gone or not
 // valid. The error is of ctx. checkText calls it.
 func (x *textSample) loadIDs(ctx context.Context) (bool, error) {
-	ids := new(*x.t.Text.IDs)
-	if err := x.bus.LoadTensors(ctx, ids); err != nil {
+	tensor := new(*x.t.Text.IDs)
+	if err := x.bus.LoadTensors(ctx, tensor); err != nil {
 		if ctx.Err() != nil {
 			return false, ctx.Err()
 		}
 		x.report.StepsGone++
 		return false, nil
 	}
-	for at := 0; at+4 <= len(ids.Data); at += 4 {
-		id := binary.LittleEndian.Uint32(ids.Data[at:])
-		if int(id) >= len(x.logits) {
-			x.fault(-1, "ids[%d]: %d; must be below %d", at/4, id, len(x.logits))
-			return false, nil
-		}
-		x.ids = append(x.ids, int32(id))
+	ids, err := texts.IDsOf(tensor, x.version.text.Card().Vocabulary)
+	if err != nil {
+		x.fault(-1, "%v", err)
+		return false, nil
 	}
+	x.ids = ids
 	return true, nil
 }
 
@@ -188,11 +186,8 @@ func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) 
 		if err != nil || !x.isAvailable(with, e.N) {
 			return end, err
 		}
-		x.version, x.seen = with, 0
-		if x.sequence != nil {
-			x.sequence.Close()
-			x.sequence = nil
-		}
+		x.forget()
+		x.version = with
 	}
 	again := &schemas.Tokens{Turn: e.Turn}
 	for i := range e.IDs {
@@ -208,15 +203,15 @@ func (x *textSample) checkEvent(ctx context.Context, e *schemas.Tokens, at int) 
 // drawAgain computes the logits of the token at an index of the sequence, and draws it again if the sampler drew it. It
 // adds the numbers that are recorded of a token to again.
 func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at int) error {
-	m, settings := x.version.text, &x.t.Text.Settings
-	if x.sequence == nil {
-		x.sequence = m.NewSequence()
+	settings := &x.t.Text.Settings
+	if x.given == nil {
+		x.given = texts.NewGiven(x.version.text, x.ids)
 	}
-	if err := m.Forward(ctx, []lm.Row{{Sequence: x.sequence, IDs: x.ids[x.seen:at], Logits: x.logits}}); err != nil {
-		return fmt.Errorf("evaluate model: %w", err)
+	logits, err := x.given.Logits(ctx, at)
+	if err != nil {
+		return err
 	}
-	x.seen = at
-	if err := x.d.Reset(x.logits, texts.ParamsOf(settings, x.drawnBy())); err != nil {
+	if err := x.d.Reset(logits, texts.ParamsOf(settings, x.drawnBy())); err != nil {
 		x.fault(e.N, "token %d: %v", at, err)
 		return nil
 	}
@@ -228,8 +223,8 @@ func (x *textSample) drawAgain(ctx context.Context, e, again *schemas.Tokens, at
 			x.fault(e.N, "token %d: %d is stored, %d is drawn", at, x.ids[at], id)
 		}
 	}
-	texts.RecordToken(again, settings, &x.d, x.ids[at], x.logits)
-	if err := texts.KeepLogits(again, settings, x.logits); err != nil {
+	texts.RecordToken(again, settings, &x.d, x.ids[at], logits)
+	if err := texts.KeepLogits(again, settings, logits); err != nil {
 		x.fault(e.N, "token %d: %v", at, err)
 	}
 	return nil

@@ -235,10 +235,8 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		return err
 	}
 	s.steps, s.latents = steps, s.storedLatents(steps)
-	if !s.latentsFitModel() {
-		return nil
-	}
-	if err := images.CheckGuidance(s.image.Card(), &t.Sampling); err != nil {
+	card := s.image.Card()
+	if err := cmp.Or(images.CheckLatents(card, t), images.CheckGuidance(card, &t.Sampling)); err != nil {
 		s.fault(-1, "%v", err)
 		return nil
 	}
@@ -363,7 +361,7 @@ func (s *sample) checkLogProb(ctx context.Context, plan flow.Plan, i int) error 
 // compareNext makes step i again as a server did, from state x with a velocity, and compares the state after it with
 // what is stored. A step whose noise is not known is left out. checkLogProb calls it.
 func (s *sample) compareNext(by *schemas.Engine, plan flow.Plan, i int, x, velocity, stored []float32) error {
-	k, err := flow.NewStepTransition(plan.Transitions[i], plan.NoiseLevel, plan.Sigmas, i)
+	k, err := plan.StepTransition(i)
 	if err != nil || plan.Solver != flow.Euler || k.Transition.Stochastic() && s.noise[i] == nil {
 		return err
 	}
@@ -523,23 +521,6 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 		}
 	}
 	return latents
-}
-
-// latentsFitModel reports whether the sample's latents have the shape that the model would make; a fault if not.
-// checkTrajectory calls it.
-func (s *sample) latentsFitModel() bool {
-	t, card := s.t, s.image.Card()
-	tokens, err := card.Tokens(sampling.SizeOf(&t.Sampling))
-	if err != nil {
-		s.fault(-1, "%v", err)
-		return false
-	}
-	want := []int64{int64(tokens), int64(card.LatentChannels)}
-	if !slices.Equal(t.LatentsShape, want) {
-		s.fault(-1, "latents_shape: %v; the model has %v", t.LatentsShape, want)
-		return false
-	}
-	return true
 }
 
 // decode returns stored latents [S, C] as float32; nil, and a fault of step at, if shape or bytes are wrong.

@@ -9,7 +9,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -129,15 +128,6 @@ func (s *sample) isAvailable(w *version, step int64) bool {
 // guidedVelocity returns the output [S, C] of the model, with guidance, at a point, computed with some weights. The
 // error is the model's, or of ctx.
 func (s *sample) guidedVelocity(ctx context.Context, with *version, at images.Point) ([]float32, error) {
-	var negative *model.Conditioning
-	if len(s.conds) == 2 {
-		negative = s.conds[1]
-	}
-	at.Dst = make([]float32, len(at.X))
-	row := images.RowOf(&s.t.Sampling, s.conds[0], negative, at)
-	faults, err := with.velocities.Eval(ctx, []images.GuidedRow{row}, sampling.SizeOf(&s.t.Sampling))
-	if err == nil {
-		err = faults[0]
-	}
-	return row.Dst, err
+	given := images.Given{Velocities: with.velocities, Sampling: &s.t.Sampling, Conditionings: s.conds}
+	return given.Velocity(ctx, at)
 }

@@ -217,3 +217,27 @@ func checkRefused(t *testing.T, name string, err, is error) {
 		t.Errorf("%s: %v, want an error (%v)", name, err, is)
 	}
 }
+
+// The logits after each id of a row have the bits of those after the last, also where the row takes several passes.
+func TestForward_LogitsOfEachID(t *testing.T) {
+	t.Parallel()
+	m := open(t, folder(t, qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 1200}), lm.Options{})
+	v, r := m.Card().Vocabulary, rand.New(rand.NewPCG(3, 4))
+	ids, other := randomIDs(r, 520), randomIDs(r, 9)
+	s, beside := m.NewSequence(), m.NewSequence()
+	defer s.Close()
+	defer beside.Close()
+	all, last := make([]float32, len(ids)*v), make([]float32, v)
+	forward(t, m, lm.Row{Sequence: beside, IDs: other, Logits: last}, lm.Row{Sequence: s, IDs: ids, Logits: all})
+	if !slices.Equal(last, logits(t, m, other)) {
+		t.Error("the row beside: other bits than alone")
+	}
+	for _, n := range []int{1, 2, 60, 503, 504, 520} {
+		if !slices.Equal(all[(n-1)*v:n*v], logits(t, m, ids[:n])) {
+			t.Errorf("logits after id %d: other bits than those after the last of %d ids", n-1, n)
+		}
+	}
+	if err := m.Forward(t.Context(), []lm.Row{{Sequence: s, IDs: ids[:3], Logits: all[:2*v]}}); err == nil {
+		t.Error("logits of two ids of three: no error")
+	}
+}

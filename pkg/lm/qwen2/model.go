@@ -151,7 +151,11 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 		for from := 0; from < len(r.IDs); {
 			n := min(len(r.IDs)-from, passTokens-taken)
 			p := part{rows: r.Sequence.(*sequence).Rows()[:before[i]+from+n], ids: r.IDs[from : from+n]}
-			if from += n; from == len(r.IDs) {
+			each := len(r.Logits) == len(r.IDs)*m.card.Vocabulary
+			if each {
+				p.logits = r.Logits[from*m.card.Vocabulary : (from+n)*m.card.Vocabulary]
+			}
+			if from += n; from == len(r.IDs) && !each {
 				p.logits = r.Logits
 			}
 			parts = append(parts, p)
@@ -181,8 +185,9 @@ func (m *Model) checkRows(rows []lm.Row) error {
 		case s.Len()+len(r.IDs) > m.card.MaxPositions:
 			return fmt.Errorf("row %d: %w: %d tokens; must be at most %d", i, lm.ErrLong, s.Len()+len(r.IDs),
 				m.card.MaxPositions)
-		case r.Logits != nil && len(r.Logits) != m.card.Vocabulary:
-			return fmt.Errorf("row %d: logits of %d elements; must be %d", i, len(r.Logits), m.card.Vocabulary)
+		case r.Logits != nil && len(r.Logits) != m.card.Vocabulary && len(r.Logits) != len(r.IDs)*m.card.Vocabulary:
+			return fmt.Errorf("row %d: logits of %d elements; must be %d, or as many for each id", i, len(r.Logits),
+				m.card.Vocabulary)
 		}
 		seen[s] = true
 		for _, id := range r.IDs {
@@ -194,7 +199,8 @@ func (m *Model) checkRows(rows []lm.Row) error {
 	return nil
 }
 
-// part is some tokens (ids) of a sequence in one pass. rows are its rows in the cache, up to the last of ids.
+// part is some tokens (ids) of a sequence in one pass. rows are its rows in the cache, up to the last of ids. logits
+// are those after the last of ids, or after each.
 type part struct {
 	rows   []int32
 	ids    []int32
@@ -237,8 +243,8 @@ func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part
 			order[from+j] = int32(from + j)
 		}
 		past.Queries[i], past.Keys[i] = order[from:from+n], p.rows
-		if p.logits != nil {
-			last = append(last, int32(from+n-1))
+		for j := n - len(p.logits)/m.card.Vocabulary; j < n; j++ {
+			last = append(last, int32(from+j))
 		}
 	}
 	past.Rows, past.Positions = rows, positions
@@ -254,9 +260,9 @@ func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part
 	m.head.Apply(s, logits, ends, tensor.Epilogue{})
 	i := 0
 	for _, p := range parts {
-		if p.logits != nil {
-			s.CopyOutLater(p.logits, logits.SliceRows(i, i+1))
-			i++
+		if n := len(p.logits) / m.card.Vocabulary; n > 0 {
+			s.CopyOutLater(p.logits, logits.SliceRows(i, i+n))
+			i += n
 		}
 	}
 	return nil

@@ -213,7 +213,7 @@ func Scarce(s *bus.StreamStats) (what, fix string) {
 }
 
 // freeOld says how to free space, and what goes.
-const freeOld = "free old groups with 'meander gc --gc-age 24h' (all events go of those that closed over a day ago)"
+const freeOld = "delete the groups that closed over a day ago with 'meander gc --gc-age 24h'"
 
 // moreSpace says how to double the limit of a stream, and add what more is to be stored; empty if it has no size.
 func moreSpace(s *bus.StreamStats, more int64) string {
@@ -254,9 +254,9 @@ func Advise(f bus.Fault) (what, fix string) {
 		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s", f.Name, f.Waiting,
 			Bytes(f.Need).Rough()), "make room on its disk, it goes on by itself then"
 	}
-	fix = freeOld + " or 'meander runs rm RUN' (all events of a run go)"
+	fix = freeOld + ", or a whole run with 'meander runs rm RUN'"
 	if f.Name == schemas.StreamSteps {
-		fix += ". New prompts wait, too, and are refused after the time of --hold"
+		fix += ". New prompts wait, too; after intake's --hold (30 minutes unless set) they are refused"
 	}
 	if f.Name == schemas.StreamBlobBucket {
 		fix = "free images and weights that no event names with 'meander gc --blobs', those of old groups with " +

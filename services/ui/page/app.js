@@ -24,7 +24,7 @@ async function call(method, path, body) {
   try {
     answer = await fetch("/api/" + path, { method, body, headers: { Accept: "application/json", ...(body && { "Content-Type": "application/json" }) } });
   } catch {
-    throw new Error("This page lost its program. Start 'meander ui' again, then try again.");
+    throw new Error("This page cannot reach 'meander ui', which serves it. Start it again, then try again.");
   }
   const said = await answer.json().catch(() => ({}));
   if (!answer.ok) throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
@@ -78,7 +78,7 @@ export function listen(query, handlers) {
     source.onopen = () => setLink("live", "connected");
     source.onerror = () => {
       setLink("lost", "reconnecting");
-      setBanner("This page lost its program. Start 'meander ui' again; the page reconnects itself.");
+      setBanner("This page cannot reach 'meander ui', which serves it. Start it again; the page reconnects itself.");
       if (source.readyState === EventSource.CLOSED) { // the server refused: try later
         close();
         retry = setTimeout(open, 3000);

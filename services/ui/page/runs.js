@@ -6,7 +6,9 @@ import { chart } from "./chart.js";
 // tones tell the lines of a chart apart, with their dashes.
 const tones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
 
-const hello = (up) => empty("No run is stored yet", h("pre", { tabindex: 0 }, (up ? "" : "1. meander up\n2. ") + "meander publish --run demo 'a red sign that says \"OPEN\"'"), h("p", { class: "small" }, "The run then shows up here by itself."));
+const hello = (up) => empty("No run is stored yet", !up && [h("p", {}, "Start a pipeline, which goes on until Ctrl-C:"), h("pre", { tabindex: 0 }, "meander up")],
+  h("p", {}, up ? "Publish a prompt:" : "In another terminal, publish a prompt:"), h("pre", { tabindex: 0 }, "meander publish --run demo 'a red sign that says \"OPEN\"'"),
+  h("p", { class: "small" }, "The run then shows up here by itself."));
 
 // stateOf is the badge of a run: how far it is, or what holds it up; and how many of its prompts were refused.
 const stateOf = (r) => [(r.state !== "done" || r.samples > 0 || !r.refused) && (r.held ? badge(r.held, "warn") : r.state === "done" && r.samples === 0 ? badge("no sample", "warn") : badge(r.state)), r.refused > 0 && badge(`${whole(r.refused)} refused`, "bad")];
@@ -15,7 +17,8 @@ export async function runsView() {
   const first = await ask("runs");
   const body = h("div", { class: "card flush" }), state = h("div");
   const draw = (x) => {
-    const list = x.dead > 0 ? [...x.waits, { says: `${plural(x.dead, "dead letter")}: refused prompts, or events that no service could use`, fix: h("a", { href: "#/dead" }, "Read why, and what to do") }] : x.waits;
+    const refused = x.runs.filter((r) => r.refused > 0).map((r) => r.run);
+    const list = x.dead > 0 ? [...x.waits, { says: `${plural(x.dead, "dead letter")}: ${refused.length > 0 ? `prompts of ${refused.slice(0, 3).join(", ")}${refused.length > 3 ? " and others" : ""} were refused` : "events that no service could use"}`, fix: h("a", { href: "#/dead" }, "Read why, and what to do") }] : x.waits;
     const first = x.runs.length === 0 && !list.some((w) => w.grave) && x.dead === 0; // then one box says all
     only(state, !first && waits(list));
     state.hidden = first || list.length === 0;
@@ -58,7 +61,7 @@ export async function runView(run, query) {
       p.judged > 0 && h("a", { class: "button", href: link("judge", run) }, `Judge ${plural(p.judged, "sample")}`));
     only(stages, p.stages.map((s) => h("div", { class: "stage" }, h("span", { class: "name" }, s.name),
       h("span", { class: "big" }, whole(s.done), s.name !== "intake" && h("small", {}, ` of ${whole(s.of)}`), h("small", {}, ` ${(s.name === "intake" ? s.done : s.of) === 1 ? s.counts.slice(0, -1) : s.counts}`)),
-      meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`, refused), h("span", { class: "small muted num" }, rate(s.per_minute) + (s.name === "sampler" ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min` : "")))));
+      meter(s.done, s.of, `${s.name}: ${s.done} of ${s.of} ${s.counts}`, refused), h("span", { class: "small muted num" }, rate(s.per_minute) + (s.name === "sampler" && p.steps_per_minute >= 0.5 ? ` · ${whole(Math.round(p.steps_per_minute))} steps/min` : "")))));
     const list = p.fault ? [{ grave: true, says: p.fault }, ...p.waits] : p.waits;
     only(state, waits(list));
     state.hidden = list.length === 0;

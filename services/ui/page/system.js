@@ -58,7 +58,7 @@ export async function deadView(query) {
   const line = (d) => {
     const key = JSON.stringify([d.reason, d.code, d.stage, d.run, d.uid]), first = same.get(key);
     if (!first) { const one = { tr: row(d), more: h("div", { class: "small muted" }), n: 1 }; one.tr.children[1].append(one.more); same.set(key, one); return one.tr; }
-    if (++first.n === 2) first.more.append("the same again:");
+    if (++first.n === 2) first.more.append("also");
     if (first.n <= 10) first.more.append(" ", h("a", { href: link("dead", d.id) }, `#${d.id}`));
     else { first.rest = first.rest || first.more.appendChild(h("span")); first.rest.textContent = ` and ${whole(first.n - 10)} more`; }
     return null;
@@ -75,8 +75,8 @@ export async function deadView(query) {
   const none = shown === 0 && more.children.length < 2;
   return {
     title: "Dead letters", body: [h("div", { class: "head" }, h("div", {}, h("h1", {}, "Dead letters"), h("p", { class: "muted" }, "Input that no service could use, kept with the reason.", run && h("span", {}, " Only run ", h("b", {}, run), "; ", h("a", { href: "#/dead" }, "show all"))),
-      !none && h("p", {}, h("b", {}, "What to do: "), "end the cause, then ", h("code", {}, "meander dead replay ID"), ". A refused prompt is refused again: correct it, and publish it with another uid. ", h("code", {}, "meander dead drop ID"), " removes a letter."))),
-      h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [table([["#", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]], rows), more])],
+      !none && h("p", {}, h("b", {}, "What to do: "), "correct a prompt that was refused, and publish it again with another uid. For other letters end the cause, then ", h("code", {}, "meander dead replay ID"), ". A letter may stay; ", h("code", {}, "meander dead drop ID"), " removes it."))),
+      h("div", { class: "card flush" }, none ? empty("No dead letters", h("p", {}, "Nothing was refused.")) : [table([["ID", "n"], ["Reason"], ["Code"], ["Stage"], ["Run"], ["Uid", "hide-s"], ["When", "n"]], rows), more])],
     start: () => listen({ topic: "system" }, {}),
   };
 }

@@ -40,6 +40,7 @@ args.add_argument("--out", type=Path, help="a folder for the last adapter, log.j
 args.add_argument("--held-out", type=Path, help="a file of prompts to rate before and after, in JSON lines")
 args.add_argument("--ddp", action="store_true", help="DDP in place of FSDP2")
 
+PATIENCE = 600  # seconds to wait for the pipeline
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 
 
@@ -80,7 +81,7 @@ def ask(client: meander.sync.Client, a: argparse.Namespace, run: str, number: in
             run, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"b{number}-{i}",
             seed=1000 * a.seed + number, model=a.lane, group_size=a.samples, num_inference_steps=4,
             initial_noise="shared", min_policy_version=version, reward=[{"name": "glyph"}],
-            batch={"id": f"b{number}", "groups": a.groups},
+            batch={"id": f"b{number}", "groups": a.groups}, timeout=PATIENCE,
             rollout={"sde_step_indices": [0, 1], "noise_level": 0.9, "return_conditioning": True},
         )  # fmt: skip
 
@@ -95,7 +96,7 @@ def measure(client: meander.sync.Client | None, a: argparse.Namespace, run: str,
         client.publish(
             run, prompt, uid=f"h{i}", seed=1, model=a.lane, group_size=2, num_inference_steps=4, validation=True,
             min_policy_version=version, reward=[{"name": "glyph"}], batch={"id": "held-out", "groups": len(asked)},
-            rollout={"sde_type": "ode"},
+            rollout={"sde_type": "ode"}, timeout=PATIENCE,
         )  # fmt: skip
     return float(next(client.batch_events(run))["mean"])
 
@@ -120,7 +121,7 @@ def main(a: argparse.Namespace) -> None:
         if first and a.out:
             a.out.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(open(a.out / "log.jsonl", "w")) if first and a.out else None
-        data = BatchDataset(a.url, run, "trainer", timeout=600)
+        data = BatchDataset(a.url, run, "trainer", timeout=PATIENCE)
         batches = iter(data.loader())
         for number in range(a.updates):
             if client:

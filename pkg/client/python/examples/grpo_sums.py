@@ -15,6 +15,7 @@ import random
 import secrets
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from transformers import AutoModelForCausalLM
 
 import meander
 from meander.tasks import together
+
+Advantages = Callable[[meander.Client, argparse.Namespace, meander.TextBatch, dict[str, torch.Tensor]], Awaitable[tuple[torch.Tensor, dict[str, float]]]]
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("--url", default=os.environ.get("MEANDER_URL", "nats://127.0.0.1:4222"), help="of the pipeline (default %(default)s)")
@@ -96,13 +99,18 @@ def log_probs(network: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Ten
     return logits[:, first - 1 : -1].log_softmax(-1).gather(-1, t["responses"][..., None])[..., 0]
 
 
-async def main(a: argparse.Namespace) -> None:
+async def rewarded(client: meander.Client, a: argparse.Namespace, batch: meander.TextBatch, t: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """The advantages of a batch's tokens [B, R], and figures for the log: those of the pipeline."""
+    return t["advantages"], {}
+
+
+async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: str = "learn-sums") -> None:
     torch.manual_seed(a.seed)
     torch.set_num_threads(1)
     base = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32)
     network = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=a.lr, betas=(0.9, 0.95), weight_decay=0)
-    rng, run, began = random.Random(a.seed), "learn-sums-" + secrets.token_hex(4), time.monotonic()
+    rng, run, began = random.Random(a.seed), f"{name}-{secrets.token_hex(4)}", time.monotonic()
     held_out = problems(random.Random(7), a.held_out, True)
     a.out.mkdir(parents=True, exist_ok=True)
     async with meander.connect(a.url) as client:
@@ -121,7 +129,8 @@ async def main(a: argparse.Namespace) -> None:
                 # The same weights, on both sides: every ratio is 1. The push of the update before has arrived.
                 off = batch.check(new.detach().numpy())
                 ratio = (new - t["log_probs"]).exp()
-                loss = -(t["advantages"] * ratio * mask).sum() / mask.sum()  # one step for each batch: there is nothing to clip
+                weights, figures = await advantages(client, a, batch, t)
+                loss = -(weights * ratio * mask).sum() / mask.sum()  # one step for each batch: there is nothing to clip
                 optimizer.zero_grad()
                 loss.backward()
                 norm = float(torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0))
@@ -130,9 +139,10 @@ async def main(a: argparse.Namespace) -> None:
                 pushed = await meander.policy.push_policy(client, a.out / "adapter", a.lane, by=run)
                 entropy = float((batch["entropies"] * batch["response_mask"]).sum() / batch["response_mask"].sum())
                 record = {"update": update, "reward": float(batch["rewards"].mean()), "ratio_off": off.max_abs, "furthest_token": off.worst, "entropy": entropy, "norm": norm,
-                          "made_by": int(batch["policy_version"].max()), "pushed": pushed["policy_version"], "seconds": time.monotonic() - began}  # fmt: skip
+                          "made_by": int(batch["policy_version"].max()), "pushed": pushed["policy_version"], "seconds": time.monotonic() - began} | figures  # fmt: skip
                 print(json.dumps(record), file=log, flush=True)
-                print(f"update {update}: {record['reward']:.3f} right, first ratio {off.max_abs:.0e} from 1 (a token {off.worst:.0e}), entropy {entropy:.2f}, version {record['pushed']}", flush=True)
+                shown = "".join(f", {k} {v:.4f}" for k, v in figures.items())
+                print(f"update {update}: {record['reward']:.3f} right{shown}, first ratio {off.max_abs:.0e} from 1 (a token {off.worst:.0e}), entropy {entropy:.2f}, version {record['pushed']}", flush=True)
         await batches.done(batch)
         after = await accuracy(client, a, f"{run}-after", held_out, pushed["policy_version"])
         summary = {"before": before, "after": after, "held_out": a.held_out, "samples": a.samples, "updates": a.updates, "seconds": time.monotonic() - began}

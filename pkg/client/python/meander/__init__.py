@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from .cursor import CursorError, Taken
     from .events import EventError, Gone, tensor
     from .reader import Batches, Groups, Health
+    from .teacher import NoTeacher, TeacherReply, Unscored
     from .text import Text
     from .textbatch import TextBatch
 
+__version__ = "0.1.0"
+
 __all__ = [
-    "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "Text", "TextBatch", "connect", "dataset", "fresh", "loss", "noise", "policy",
+    "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "NoTeacher", "Ratio", "RatioOff", "Refused",
+    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise", "policy",
     "scheduled", "sync", "tensor", "transition",
 ]
 
@@ -32,6 +35,7 @@ _MODULES = {
     "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),
     "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"), "client": ("Client", "Judged", "Refused", "connect"),
     "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"), "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
+    "teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
     "ask": (), "trl": (), "verl": (), "accelerate": (),
 }  # fmt: skip

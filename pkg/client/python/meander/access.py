@@ -14,7 +14,7 @@ import ssl
 from typing import Any
 
 import nats
-import nats.aio.client
+from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 
 _log = logging.getLogger("meander")
@@ -24,13 +24,13 @@ _BARE = re.compile(r"^\$JS\.API\.CONSUMER\.CREATE\.[^.]+$")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]*)"')
 
 
-def options(token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> dict:
+def options(token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> dict[str, Any]:
     """Returns the keyword arguments of nats.connect. credentials is a file of meander auth, or a JWT and its key; the
     others are PEM files.
 
     ValueError: the file has no credentials, or the arguments exclude each other.
     """
-    out: dict = {"token": token}
+    out: dict[str, Any] = {"token": token}
     if token and credentials:
         raise ValueError("token: excludes credentials; use one of them")
     if (cert is None) != (key is None):
@@ -59,7 +59,7 @@ class ClearText(Exception):
     """The connection should use TLS, but would not be encrypted."""
 
 
-class _Secured(nats.aio.client.Client):
+class _Secured(NATS):
     """Sends nothing before the connection uses TLS. The library itself goes on unencrypted if the server offers no TLS,
     even for tls://."""
 
@@ -77,9 +77,9 @@ class _Secured(nats.aio.client.Client):
         return super()._connect_command()
 
 
-async def open_connection(url: str, **options: Any) -> nats.NATS:
+async def open_connection(url: str, **options: Any) -> NATS:
     """Calls nats.connect. If the URL or the options ask for TLS, the connection uses TLS or ClearText is raised."""
-    nc = _Secured() if url.startswith("tls://") or options.get("tls") else nats.NATS()
+    nc = _Secured() if url.startswith("tls://") or options.get("tls") else NATS()
     try:
         await nc.connect(url, **options)
     except ClearText:
@@ -121,7 +121,7 @@ class Denials:
     def __init__(self, credentials: str | None = None):
         role = _ROLE.search(pathlib.Path(credentials).read_text()) if credentials else None
         self._who = f"role {role[1]}" if role else "this user of the server"
-        self._waiting: dict[str, set[asyncio.Future]] = {}
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.last: Exception | None = None
 
     async def note(self, error: Exception) -> None:
@@ -137,7 +137,7 @@ class Denials:
         if not waiting:
             _log.error("no permission: %s may not use %s", self._who, m[1])
 
-    def watch(self, nc: nats.NATS) -> None:
+    def watch(self, nc: NATS) -> None:
         """Makes denied requests of nc raise PermissionError at once, instead of waiting for their timeout."""
         plain = nc.request
 

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from .events import Event, EventError, tensor
 from .text import Text
-from .transition import Kernel, kernel
+from .transition import Kernel, step_kernel
 
 if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
+"""An array of numpy, of any dtype."""
 
 
 @dataclasses.dataclass
@@ -29,13 +30,15 @@ class Sample:
     member: Event
     trajectory: Event | None
     steps: list[Event]
-    # The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8 [tokens].
     conditioning: dict[str, Array] = dataclasses.field(default_factory=dict)
-    # The text, if the sample is one and completed.
+    """The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8
+    [tokens]."""
     text: Text | None = None
+    """The text, if the sample is one and completed."""
 
     @property
     def advantage(self) -> float | None:
+        """The advantage of the whole sample; None: it has none, as where it failed."""
         return self.member["advantage"]
 
     @property
@@ -72,10 +75,10 @@ class Sample:
 
     def kernel(self, step_index: int) -> Kernel:
         """Returns the transition of a step."""
-        t = self.trajectory
-        if t is None:
-            raise EventError(f"sample {self.member['sample_index']} has no trajectory")
-        return kernel(t["transitions"][step_index], t["noise_level"], t["sigmas"], step_index)
+        for step in self.steps:
+            if step["step_index"] == step_index:
+                return step_kernel(step)
+        raise EventError(f"sample {self.member['sample_index']} has no event of step {step_index}")
 
 
 @dataclasses.dataclass
@@ -84,11 +87,13 @@ class Group:
     streamed."""
 
     advantage: Event
+    """The result of the group, as stored: an advantage event of the contract."""
     samples: list[Sample]
     cursor: str = ""
 
     @property
     def uid(self) -> str:
+        """The name of the group in its run: that of its prompt."""
         return str(self.advantage["uid"])
 
     @property
@@ -117,8 +122,11 @@ class Ratio:
     """
 
     max_abs: float
+    """The largest distance of a step, or of a turn of texts."""
     per_step: dict[int, float]
+    """The distance of each step, or turn, by its index."""
     tolerance: float
+    """The distance that is still ok."""
     worst: float = 0.0
 
     @property
@@ -155,11 +163,15 @@ class Batch(Mapping[str, Any]):
     one writes to both. Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has
     them by group, [G, L, D]. Samples are sorted by uid and sample_index, so that equal groups give equal batches, in
     whatever order they closed.
+
+    groups and samples are what the arrays are made of. name is the batch id, empty without; cursor is where reading
+    goes on behind the batch.
     """
 
-    # The unit of per_step in a Ratio, and why ratios may be off.
     unit = "step"
+    """What per_step of a Ratio counts."""
     why_off = "other weights, another guidance, other text embeddings or a lower precision than the sampler's"
+    """What a ratio that is off may come from."""
 
     def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = ""):
         self.name, self.cursor = name, cursor

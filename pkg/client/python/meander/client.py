@@ -18,6 +18,7 @@ import msgpack
 import nats
 import numpy as np
 import numpy.typing as npt
+from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
@@ -28,6 +29,7 @@ from .control import Controls
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
 from .tasks import together
+from .teacher import Teachers
 from .text import NUMBERS, Text, add_events, text_of
 
 _log = logging.getLogger("meander")
@@ -39,9 +41,9 @@ _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
 
 
 class Refused(ValueError):
-    """Intake refused a prompt or a control. code is the class of the reason."""
+    """Intake refused a prompt or a control. code is the class of the reason, receipt the whole answer."""
 
-    def __init__(self, receipt: dict):
+    def __init__(self, receipt: dict[str, Any]):
         super().__init__(receipt.get("error", ""))
         self.code = receipt.get("code", "")
         self.receipt = receipt
@@ -83,17 +85,20 @@ async def connect(
             await nc.drain()
 
 
-class Client(Controls):
-    """Publishes prompts, verdicts and controls, and reads the results."""
+class Client(Controls, Teachers):
+    """Publishes prompts, verdicts and controls, reads the results, and asks teachers.
 
-    def __init__(self, nc: nats.NATS, mark: str = ""):
+    nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with.
+    """
+
+    def __init__(self, nc: NATS, mark: str = ""):
         self.nc = nc
-        self.mark = mark  # of the names of our durable consumers (access.mark)
+        self.mark = mark  # see access.mark
         self.js = nc.jetstream()
         self._gets = asyncio.Semaphore(_GETS)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
-    async def publish(self, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict:
+    async def publish(self, /, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict[str, Any]:
         """Stores a prompt and returns intake's receipt. fields are fields of a Prompt, such as group_size=8.
 
         Refused: intake refuses the prompt.
@@ -102,7 +107,7 @@ class Client(Controls):
         """
         return await self._ask(f"prompt.{run}", "prompt/1", msgpack.packb({"v": 1, "prompt": prompt, **fields}), timeout)
 
-    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float) -> dict:
+    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float) -> dict[str, Any]:
         """Stores an event that intake answers, and returns the receipt."""
         inbox = self.nc.new_inbox()
         answers = await self.nc.subscribe(inbox)
@@ -387,7 +392,7 @@ class Client(Controls):
             return _decoded(await self.video(trajectory), trajectory, video, video["frames"])
         return (await self.pixels(trajectory))[None]
 
-    async def interact(self, name: str, answer: Callable[[Event], dict], ready: Callable[[], None] = lambda: None) -> None:
+    async def interact(self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], None] = lambda: None) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
         listens.
 
@@ -408,7 +413,7 @@ class Client(Controls):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        tasks: set[asyncio.Task] = set()
+        tasks: set[asyncio.Task[None]] = set()
         sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
         try:
             await self.nc.flush()
@@ -452,7 +457,7 @@ class Client(Controls):
                 raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
             await asyncio.sleep(0.05)
 
-    async def _verdict(self, subject: str, refusal: APIError) -> dict | None:
+    async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
         """Returns the verdict on a subject; None if it is malformed, or gone."""
         try:
             m = await self.js.get_last_msg("MDR_VERDICTS", subject)
@@ -488,7 +493,7 @@ def _decoded(data: bytes, trajectory: Event, stored: Event, count: int) -> npt.N
     return out
 
 
-def _blob_entry(data: bytes, what: str) -> dict:
+def _blob_entry(data: bytes, what: str) -> dict[str, Any]:
     """The entry of an object of the blob bucket. EventError: it is none."""
     try:
         entry = json.loads(data)
@@ -497,7 +502,7 @@ def _blob_entry(data: bytes, what: str) -> dict:
         raise EventError(f"{what}: its entry is no entry of an object") from None
 
 
-def verdict_fault(event: dict) -> str:
+def verdict_fault(event: dict[str, Any]) -> str:
     """Says what is wrong with a verdict, by the rules of its schema; empty if nothing is."""
     for field in ("run", "uid", "name"):
         if not TOKEN.fullmatch(str(event.get(field))):

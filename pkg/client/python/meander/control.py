@@ -32,29 +32,30 @@ class Controls:
     """
 
     js: JetStreamContext
-    _ask: Callable[..., Awaitable[dict]]  # of the Client
+    """JetStream of the connection."""
+    _ask: Callable[..., Awaitable[dict[str, Any]]]  # of the Client
 
-    async def pause(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
+    async def pause(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict[str, Any]:
         """Pauses a run: after the next step boundary (see obeyed) no sampler works on it."""
         return await self._control("pause", run, timeout, reason=reason, by=by)
 
-    async def resume(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
+    async def resume(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict[str, Any]:
         """Continues a paused run. Its samples have the same bits as without the pause."""
         return await self._control("resume", run, timeout, reason=reason, by=by)
 
-    async def cancel(self, run: str, uid: str = "", reason: str = "", by: str = "python", timeout: float = 10) -> dict:
+    async def cancel(self, run: str, uid: str = "", reason: str = "", by: str = "python", timeout: float = 10) -> dict[str, Any]:
         """Ends a run, or one of its groups, for ever. Each group without a result gets the status cancelled."""
         return await self._control("cancel", run, timeout, uid=uid, reason=reason, by=by)
 
-    async def prune(self, run: str, uid: str, sample_index: int, step_index: int = 0, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
+    async def prune(self, run: str, uid: str, sample_index: int, step_index: int = 0, reason: str = "", by: str = "python", timeout: float = 10) -> dict[str, Any]:
         """Ends one sample at the next step boundary from step_index on; its group closes without it."""
         return await self._control("prune", run, timeout, uid=uid, sample_index=sample_index, step_index=step_index, reason=reason, by=by)
 
-    async def status(self, run: str, timeout: float = 10) -> dict:
+    async def status(self, run: str, timeout: float = 10) -> dict[str, Any]:
         """The status of a run: state (running, paused, cancelled or done), and the counts of a run_status."""
         return (await self._control("status", run, timeout, by="python"))["status"]
 
-    async def obeyed(self, receipt: dict, timeout: float = 30) -> int:
+    async def obeyed(self, receipt: dict[str, Any], timeout: float = 30) -> int:
         """Waits until no running sampler works on what a control has stopped. receipt is that of the control.
 
         Returns the number of samplers. A killed sampler counts for 20 s after its last heartbeat. TimeoutError names
@@ -70,19 +71,19 @@ class Controls:
                 raise TimeoutError(f"{', '.join(late)}: no word that they have come to a step boundary")
             await asyncio.sleep(0.05)
 
-    async def samplers(self) -> list[dict]:
+    async def samplers(self) -> list[dict[str, Any]]:
         """Returns the presence entries (presence/1) of the running samplers."""
         presence = await self.js.key_value("mdr-presence")
         entries = [await self._present(presence, key) for key in await keys(self.js, "mdr-presence")]
         return [p for p in entries if p.get("service") == "sampler"]
 
-    async def _present(self, presence: KeyValue, key: str) -> dict:
+    async def _present(self, presence: KeyValue, key: str) -> dict[str, Any]:
         """Returns the presence entry of a service; empty if the service has gone or the entry is malformed."""
         try:
             return dict(msgpack.unpackb((await presence.get(key)).value))
         except (KeyNotFoundError, ValueError, TypeError, msgpack.exceptions.UnpackException):
             return {}
 
-    async def _control(self, action: str, run: str, timeout: float, **fields: Any) -> dict:
+    async def _control(self, action: str, run: str, timeout: float, **fields: Any) -> dict[str, Any]:
         event = {"v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}}
         return await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)

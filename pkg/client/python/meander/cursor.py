@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import nats
+from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
@@ -22,11 +23,13 @@ from .events import PREFIX, TOKEN, Event, EventError, Gone
 _log = logging.getLogger("meander")
 
 STREAM = "MDR_ADVANTAGES"
+"""The stream of results: those of groups and of batches."""
 _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
 _PATIENCE = 120  # seconds that the server may be away while something is acknowledged
 _SHARED_WAIT, _HEARTBEAT = 60, 15  # seconds after which another process gets what one holds and says nothing of
-CONSUMER_TAKEN = 10148  # the server's error for a consumer that is there
+CONSUMER_TAKEN = 10148
+"""The server's error for a consumer that is there."""
 
 
 class Taken(EventError):
@@ -37,7 +40,7 @@ class CursorError(ValueError):
     """A cursor is from another store, or events after it are gone."""
 
 
-async def api(nc: nats.NATS, subject: str, body: object = None) -> dict[str, Any]:
+async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
     """Makes a request of the JetStream API. NotFoundError, APIError: the server refuses it."""
     reply = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
     answer = json.loads(reply.data)
@@ -59,7 +62,9 @@ class Place:
     """A position: a sequence of the stream, and when the stream was created. A recreated stream counts from 1 again."""
 
     seq: int
+    """The sequence of a message; 0 is before the first."""
     made: int
+    """When the stream was created, Unix nanoseconds."""
 
     def __str__(self) -> str:
         return f"{self.seq}@{self.made}"
@@ -75,7 +80,7 @@ class Cursor:
     """
 
     def __init__(
-        self, nc: nats.NATS, run: str, name: str, filter_subject: str, after: str = "", shared: bool = False,
+        self, nc: NATS, run: str, name: str, filter_subject: str, after: str = "", shared: bool = False,
         mark: str = "",
     ):
         for field, value in (("run", run), ("name", name)):
@@ -326,6 +331,7 @@ class Cursor:
                     await m.in_progress()
 
     async def close(self) -> None:
+        """Ends the subscription. The server keeps the position of a reader with a name, and forgets that of others."""
         if self._beat is not None:
             self._beat.cancel()
         if self._sub is not None:

@@ -12,14 +12,18 @@ import msgpack
 import numpy as np
 
 PREFIX = "mdr.v1."
+"""What all subjects of the contract begin with."""
 MAX_EVENT = 8 << 20
+"""Bytes of an event at most."""
 TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
+"""Names of runs, groups, lanes and readers."""
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1",
     "BOOL": "?",
 }
 
 Event = dict[str, Any]
+"""A decoded event: values by the names of the contract."""
 
 
 class EventError(ValueError):
@@ -93,8 +97,9 @@ class Maybe:
 
 
 NUMBER = (int, float)
+"""The types of a number in a form."""
 _REF: Event = {"bucket": str, "digest": str, "size": int}
-_TENSOR: Event = {
+TENSOR: Event = {
     "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF), "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
 }
 _MEMBER: Event = {
@@ -105,11 +110,13 @@ ADVANTAGE: Event = {
     "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER], "source_run": Maybe(str),
     "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str),
 }
+"""What is read of the result of a group."""
 BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
+"""What is read of the result of a batch."""
 _SAMPLE: Event = {
     "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int, "noise_seed": int,
     "steps": Maybe([{"seq": int, "digest": str}]), "content_digest": str, "conditioning": Maybe([{"name": str,
-        "tensor": _TENSOR}]), "weights_digest": str,
+        "tensor": TENSOR}]), "weights_digest": str,
     "policy_version_min": int, "policy_version_max": int,
 }
 _IMAGE: Event = _SAMPLE | {
@@ -127,7 +134,7 @@ _TEXT: Event = _SAMPLE | {
             "messages": [{"role": str, "content": str}], "temperature": NUMBER, "top_k": int, "top_p": NUMBER, "min_p": NUMBER, "vocabulary": int,
             "logits": Maybe({"form": str, "dtype": str, "kind": str}),
         },
-        **{name: Maybe(_TENSOR) for name in ("ids", "mask", "log_probs", "processed_log_probs", "entropies", "top_log_probs")},
+        **{name: Maybe(TENSOR) for name in ("ids", "mask", "log_probs", "processed_log_probs", "entropies", "top_log_probs")},
         "turns": Maybe([{
             "begin": int, "end": int, "generated": bool, "finish_reason": Maybe(str), "text": Maybe(str), "reply": Maybe(str), "score": Maybe(NUMBER),
         }]),
@@ -137,13 +144,15 @@ _TEXT: Event = _SAMPLE | {
 TOKENS: Event = {
     "uid": str, "sample_index": int, "n": int, "turn": int, "position": int, "turn_position": int, "generated": bool, "ids": [int],
     "log_sum_exps": Maybe([NUMBER]), "logits_kind": str, "policy_version": int,
-    "logits": Maybe({"form": str, "ids": Maybe(_TENSOR), "values": _TENSOR, "masked": int}),
+    "logits": Maybe({"form": str, "ids": Maybe(TENSOR), "values": TENSOR, "masked": int}),
 }
+"""What is read of the tokens of a text."""
 STEP: Event = {
     "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
-    "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER), "latents": Maybe([{"index": int, "tensor": _TENSOR}]),
-    "debug": Maybe([{"name": str, "tensor": _TENSOR}]), "checkpoint": Maybe(_TENSOR), "policy_version": int,
+    "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER), "latents": Maybe([{"index": int, "tensor": TENSOR}]),
+    "debug": Maybe([{"name": str, "tensor": TENSOR}]), "checkpoint": Maybe(TENSOR), "policy_version": int,
 }
+"""What is read of a denoising step."""
 
 
 def trajectory_form(event: Event) -> Event:

@@ -58,6 +58,7 @@ class Lane:
         self.version = pushed["policy_version"]
 
     def close(self) -> None:
+        """Ends the connection. What was asked for is finished by the pipeline."""
         self.client.thread.finish(self.asker.close())
         self.connection.__exit__(None, None, None)
 

@@ -10,8 +10,10 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import nats
+from nats.aio.client import Client as NATS
 from nats.js.errors import APIError, NotFoundError
 
 from .cursor import CONSUMER_TAKEN, Taken, api
@@ -30,7 +32,7 @@ class Lease:
     """The lease of a lane. holder says who has it; a process with the same holder may take it over. expiry is for how
     many seconds of silence it lasts."""
 
-    def __init__(self, nc: nats.NATS, lane: str, holder: str, expiry: float = 20.0):
+    def __init__(self, nc: NATS, lane: str, holder: str, expiry: float = 20.0):
         self.nc, self.lane, self.holder, self.expiry = nc, lane, holder, expiry
         self.name = f"trainer-of-{lane}"
         self.mark = secrets.token_hex(8)
@@ -67,7 +69,7 @@ class Lease:
         body = {"stream_name": _STREAM, "config": config, "action": "create"}
         await api(self.nc, f"CONSUMER.CREATE.{_STREAM}.{self.name}.{subject}", body)
 
-    async def holder_now(self) -> dict | None:
+    async def holder_now(self) -> dict[str, Any] | None:
         """Who has the lease: holder, since and mark; None: no trainer has it."""
         try:
             info = await api(self.nc, f"CONSUMER.INFO.{_STREAM}.{self.name}")

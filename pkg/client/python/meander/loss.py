@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 CLIP, ADV_CLIP_MAX = 1e-4, 5.0
+"""Defaults of the losses: ratios count within 1 - CLIP and 1 + CLIP, advantages within plus and minus ADV_CLIP_MAX."""
 
 
 def _arrays(**named: ArrayLike) -> list[np.ndarray]:
@@ -27,7 +28,7 @@ def _arrays(**named: ArrayLike) -> list[np.ndarray]:
 
 def _clipped(
     ratio: np.ndarray, log_prob: np.ndarray, old: np.ndarray, advantages: np.ndarray, weights: ArrayLike | None, clip: float, adv_clip_max: float
-) -> dict:
+) -> dict[str, Any]:
     if not 0 <= clip < np.inf:
         raise ValueError(f"clip: {clip}; must be a finite number of at least 0")
     if not 0 < adv_clip_max < np.inf:
@@ -53,7 +54,7 @@ def _clipped(
 def ppo(
     log_prob: ArrayLike, old: ArrayLike, advantages: ArrayLike, clip: float = CLIP, adv_clip_max: float = ADV_CLIP_MAX,
     weights: ArrayLike | None = None,
-) -> dict:
+) -> dict[str, Any]:
     """max(-A' r, -A' clamp(r, 1-clip, 1+clip)) with r = exp(log_prob - old) and A' the clamped advantage, and its
     metrics.
 
@@ -67,7 +68,7 @@ def ppo(
 def grpo_guard(
     log_prob: ArrayLike, old: ArrayLike, advantages: ArrayLike, mean: ArrayLike, old_mean: ArrayLike, noise_std: float, step: float,
     clip: float = CLIP, adv_clip_max: float = ADV_CLIP_MAX, weights: ArrayLike | None = None,
-) -> dict:
+) -> dict[str, Any]:
     """GRPO-Guard: r = exp((log_prob - old + mean((m - m_old)^2) / 2n^2) n), the loss divided by the step, sigma -
     sigma_next.
 
@@ -123,6 +124,7 @@ def _k3(d: np.ndarray) -> np.ndarray:
 
 
 Threshold = float | tuple[float, float]
+"""A bound of ratios from above, the one from below being its inverse, or both: (lower, upper)."""
 
 
 def rollout_weights(

@@ -26,13 +26,16 @@ _LN = _coefficients(
 SIN = _coefficients(
     "-0x1.ae7f3e733b81fp-41 0x1.6124613a86d09p-33 -0x1.ae64567f544e4p-26 0x1.71de3a556c734p-19 -0x1.a01a01a01a01ap-13 0x1.1111111111111p-7 "
     "-0x1.5555555555555p-3")
+"""Coefficients of x^15 to x^3 of a sine, highest first."""
 COS = _coefficients(
     "0x1.ae7f3e733b81fp-45 -0x1.93974a8c07c9dp-37 0x1.1eed8eff8d898p-29 -0x1.27e4fb7789f5cp-22 0x1.a01a01a01a01ap-16 -0x1.6c16c16c16c17p-10 "
     "0x1.5555555555555p-5 -0x1.0000000000000p-1")
+"""Coefficients of x^16 to x^2 of a cosine, highest first."""
 _SQRT2, _LN2 = float.fromhex("0x1.6a09e667f3bcdp+0"), float.fromhex("0x1.62e42fefa39efp-1")
 _ANGLE = float.fromhex("0x1.921fb54442d18p-31")  # pi * 2^-32, of 2*d + 1
 
 Floats = npt.NDArray[np.float64]
+"""An array of float64."""
 
 
 def _horner(coefficients: list[float], z: Floats) -> Floats:

@@ -37,6 +37,7 @@ _SUFFIXES = {
 }
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 RULES = ("finish", "switch", "restart")
+"""What a group does about weights that come while it is made: its rules in text."""
 
 
 class PolicyRefused(ValueError):

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import nats
 import numpy.typing as npt
+from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
 
 from .batch import Batch, Group, Keep, Ratio
@@ -21,12 +22,15 @@ from .textbatch import batch_of, check_kind, lacking
 
 _log = logging.getLogger("meander")
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-COUNTED = ("complete", "partial")  # the statuses of groups that have advantages
+COUNTED = ("complete", "partial")
+"""The statuses of groups that have advantages."""
 _SAY = 30.0  # seconds without anything after which a reader says what it waits for
 
-LogProbs = Callable[[Batch], "npt.ArrayLike | Awaitable[npt.ArrayLike]"]
+LogProbs = Callable[[Batch], npt.ArrayLike | Awaitable[npt.ArrayLike]]
+"""A function, or coroutine function, of a batch: the log-probs of the trainer's policy, in the shape of those of the
+batch."""
 
 
 @dataclasses.dataclass
@@ -36,17 +40,21 @@ class Health:
 
     groups: int = 0
     samples: int = 0
+    """Samples of the groups that were read: those that have an advantage, and something to train on."""
     batches: int = 0
+    """Batches that were made of them."""
     left_out: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     faulty: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    # The ratio of the first batch, where the reader has log-probs to check it with.
     first_ratio: Ratio | None = None
-    # How many results are stored that have not been read yet, and when the last one came (Unix seconds; 0: none yet).
+    """The ratio of the first batch, where the reader has log-probs to check it with."""
     waiting: int = 0
+    """Results that are stored and have not been read yet."""
     last: float = 0
-    # Seconds that a reader of batches waited for results, and that it took to fetch and decode what they name.
+    """When the last result came: Unix seconds; 0: none yet."""
     waited: float = 0
+    """Seconds that a reader of batches waited for results."""
     fetched: float = 0
+    """Seconds that it took to fetch and decode what they name."""
 
     def __str__(self) -> str:
         parts = [f"{self.batches} batches, {self.groups} groups, {self.samples} samples read, {self.waiting} results waiting"]
@@ -60,12 +68,16 @@ class Health:
 class Source(Protocol):
     """What a reader needs of a Client."""
 
-    nc: nats.NATS
+    nc: NATS
+    """The connection."""
     mark: str
+    """What the names of its durable consumers begin with; empty without roles."""
 
-    async def status(self, run: str, timeout: float = 10) -> dict: ...
+    async def status(self, run: str, timeout: float = 10) -> dict[str, Any]:
+        """As of Client."""
 
-    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group: ...
+    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
+        """As of Client."""
 
 
 class _Reader:
@@ -216,7 +228,7 @@ class Batches(_Reader):
         finally:
             await self.close()
 
-    async def _timed(self, reading: Awaitable[T]) -> T:
+    async def _timed(self, reading: Awaitable[_T]) -> _T:
         """Counts what was not spent waiting as fetched."""
         began, waited = time.monotonic(), self.health.waited
         out = await reading

@@ -25,13 +25,21 @@ from numpy.typing import ArrayLike
 from .noise import COS, SIN, philox
 
 STRATEGIES = ("uniform", "biased_early", "biased_late")
-SAMPLERS = {"euler": 1, "dpm": 3, "unipc": 9, "unip": 9, "rk4": 4}  # and the highest order of each
-EXACT_ORDERS = {"unipc": 3, "unip": 6}  # that the library of the public trainer computes without losing digits
-PURE_NOISE = 1e6  # u/a of that trainer where there is no data
+"""How offsets are drawn."""
+SAMPLERS = {"euler": 1, "dpm": 3, "unipc": 9, "unip": 9, "rk4": 4}
+"""The samplers, and the highest order of each."""
+EXACT_ORDERS = {"unipc": 3, "unip": 6}
+"""The highest orders that the library of the public trainer computes without losing digits."""
+PURE_NOISE = 1e6
+"""u/a of that trainer where there is no data."""
 PREDICTIONS = ("flow_prediction", "epsilon", "v_prediction")
+"""What models predict."""
 COMPAT = ("exact", "simpletuner")
-STREAM = 2  # of the draws, in the counter's third word
+"""What a plan and a roll agree with: the formulas, or that trainer."""
+STREAM = 2
+"""The stream of the draws: the third word of the counter."""
 FLOOR = 1e-6
+"""The least that a divisor counts for."""
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -126,6 +134,7 @@ class Planned:
 
     @property
     def steps(self) -> int:
+        """The steps from source down to base; 0: it does not roll."""
         return self.source - self.base
 
 
@@ -292,7 +301,8 @@ class Step:
     latent: np.ndarray
 
 
-Model = Callable[[np.ndarray, float], ArrayLike]  # (latent, timestep) -> prediction, in the latent's shape
+Model = Callable[[np.ndarray, float], ArrayLike]
+"""(latent, timestep) -> prediction, in the latent's shape."""
 
 
 def roll(
@@ -506,7 +516,7 @@ def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
 def reflexflow(
     pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None, biased: ArrayLike | None = None,
     alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None, mask: ArrayLike | None = None,
-) -> dict:
+) -> dict[str, Any]:
     """The loss mean(FC + beta1*ADR) of a batch, "loss", and its terms, float64: "losses", "fc" and "adr" are [B], of
     each sample, "weights" [B, D], of each element, and the reflexflow/ ones numbers to log. Arguments are [B, ...].
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """What the calls return, in their order, or the error of the first that fails: the others are stopped by then.
 
     asyncio.gather leaves them running: the connection closes under them, and each ends with a traceback of its own.

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from .events import Event, EventError, tensor
 
 Array = npt.NDArray[Any]
+"""An array of numpy, of any dtype."""
 
-# What there may be of each token that was generated, as a trajectory has it.
 NUMBERS = ("log_probs", "processed_log_probs", "entropies", "top_log_probs")
+"""What there may be of each token that was generated, as a trajectory has it."""
 
 
 @dataclasses.dataclass
@@ -45,13 +46,16 @@ class Text:
     """
 
     settings: Event
+    """How it was asked for: text.settings of the trajectory, with messages, temperature and filters."""
     turns: list[Event]
+    """The turns, of tokens begin to end: first the prompt, then what was generated and what was given in turns."""
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.uint8]
     turn: npt.NDArray[np.int64]
     numbers: dict[str, npt.NDArray[np.float32]]
     policy_versions: npt.NDArray[np.int64]
     logits: Logits | None = None
+    """The stored logits, where they were asked for and read."""
 
     @property
     def prompt_length(self) -> int:
@@ -60,6 +64,7 @@ class Text:
 
     @property
     def generated(self) -> int:
+        """How many tokens were generated, over all turns."""
         return int(self.mask.sum())
 
     @property

@@ -13,8 +13,10 @@ from .events import EventError
 from .text import NUMBERS, Text
 
 Array = npt.NDArray[Any]
+"""An array of numpy, of any dtype."""
 
 KINDS = {"raw": "log_probs", "processed": "processed_log_probs"}
+"""The array of each log_prob_kind."""
 _IGNORED = -100  # labels that transformers takes no loss of
 
 
@@ -83,7 +85,7 @@ class TextBatch(Batch):
         return out | _logits(texts, n) | self._facts()
 
     def _sequences(self, texts: list[Text]) -> dict[str, Array]:
-        p, r = (max(f(t) for t in texts) for f in (lambda t: t.prompt_length, lambda t: len(t.ids) - t.prompt_length))
+        p, r = max(t.prompt_length for t in texts), max(len(t.ids) - t.prompt_length for t in texts)
         prompts = np.full((len(texts), p), self.pad_token_id, np.int64)
         attention = np.zeros((len(texts), p), np.int64)
         for i, t in enumerate(texts):

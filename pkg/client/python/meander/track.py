@@ -32,7 +32,7 @@ from .client import Client, connect
 from .events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting
 from .tasks import together
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _GONE = (EventError, Gone, NotFoundError)  # a part of a group is no longer stored, or not what its name says
 
@@ -61,11 +61,13 @@ class TensorBoard:
         self.board = SummaryWriter(os.path.join(folder or "runs", run))
 
     def log(self, values: dict[str, float], step: int) -> None:
+        """Adds a point to each curve."""
         for name, value in values.items():
             self.board.add_scalar(name, value, step)
         self.board.flush()
 
     def show(self, rows: list[Event], step: int) -> None:
+        """Adds images, and texts with what they were given."""
         for row in rows:
             place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
             if row["image"] is not None:
@@ -74,6 +76,7 @@ class TensorBoard:
         self.board.flush()
 
     def close(self) -> None:
+        """Closes the files."""
         self.board.close()
 
 
@@ -85,9 +88,11 @@ class Tracker:
         module.init(project=project or "meander", name=run, **settings)
 
     def log(self, values: dict[str, float], step: int) -> None:
+        """Logs a point."""
         self.module.log(values, step=step)
 
     def show(self, rows: list[Event], step: int) -> None:
+        """Logs images and texts; in W&B also a table."""
         for row in rows:
             place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
             shown = self.module.Image(row["image"], caption=said) if row["image"] is not None else f"{said}\n\n{row['text']}"
@@ -99,6 +104,7 @@ class Tracker:
             self.module.log({"samples/table": self.module.Table(columns=columns, data=data)}, step=step)
 
     def close(self) -> None:
+        """Ends the run of the tracker."""
         self.module.finish()
 
 
@@ -134,8 +140,11 @@ class Point:
 
     def add(self, group: Event, rewards: list[Event]) -> None:
         """Adds a group, and the rewards of its samples."""
+
+        def add(name: str, value: float) -> None:
+            self.sums[name].append(float(value))
+
         self.groups += 1
-        add = lambda name, value: self.sums[name].append(float(value))  # noqa: E731
         kind = "val" if group.get("validation") else "reward"
         scored = [m["reward"] for m in group["members"] if m["reward"] is not None]
         if scored:
@@ -182,7 +191,7 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
     return [r for r in found if r is not None]
 
 
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+async def _patiently(ask: Callable[[], Awaitable[_T]]) -> _T:
     """The answer of the server, which is asked again where it is late."""
     for pause in (0.5, 1, 2, 4):
         try:

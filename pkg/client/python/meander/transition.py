@@ -17,22 +17,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 TRANSITIONS = ("sde", "dance_sde", "cps", "ode")
+"""The transitions that there are."""
 LOG_PROB_KINDS = ("density", "scaled", "squared")
+"""What a log-prob is of: see Kernel.log_prob."""
 _NEAR_ONE = 1e-5
 _HALF_LN_2_PI = 0.5 * math.log(2 * math.pi)
 
 Floats = npt.NDArray[np.float64]
+"""An array of float64."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """The transition of one step. The coefficients are float32 numbers, as the sampler has them."""
+    """The transition of one step, one of TRANSITIONS, from sigma to sigma_next: what comes next is x_coefficient x +
+    v_coefficient v + noise_std eps. std_dev_t is the diffusion coefficient g. The coefficients are float32 numbers, as
+    the sampler has them."""
 
     transition: str
     sigma: float
@@ -72,8 +78,7 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
     if not 0 <= noise_level < math.inf or transition == "cps" and noise_level > 1:
         raise ValueError(f"noise_level: {noise_level}; must be a finite number of at least 0, of cps at most 1")
     s, p = (float(np.float32(sigmas[i])) for i in (step_index, step_index + 1))
-    d = p - s
-    x, v, g, n = 1.0, d, 0.0, 0.0
+    g, n, keep = 0.0, 0.0, 0.0
     if transition in ("sde", "dance_sde"):
         g = noise_level
         if transition == "sde":
@@ -81,11 +86,30 @@ def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_in
             if 1 - patched <= _NEAR_ONE:
                 raise ValueError(f"sigmas[1]: {sigmas[1]}; must be less than {1 - _NEAR_ONE} for sde at sigma {s}")
             g = noise_level * math.sqrt(s / (1 - patched))
-        n = g * math.sqrt(-d)
-        c = g * g / (2 * s)
-        x, v = 1 + c * d, d * (1 + c * (1 - s))
+        n = g * math.sqrt(s - p)
     elif transition == "cps":
         g = n = p * math.sin(noise_level * math.pi / 2)
         keep = p * math.cos(noise_level * math.pi / 2)
+    return _kernel(transition, s, p, g, n, keep)
+
+
+def step_kernel(step: Mapping[str, Any]) -> Kernel:
+    """The transition that a step event says: of its sigmas, with the noise that it had."""
+    transition, n = step["transition"], step["noise_std"]
+    s, p = (float(np.float32(step[k])) for k in ("sigma", "sigma_next"))
+    if transition not in TRANSITIONS:
+        raise ValueError(f"transition: {transition!r}; must be one of {', '.join(TRANSITIONS)}")
+    keep = math.sqrt(max(0.0, (p - n) * (p + n))) if transition == "cps" else 0.0
+    return _kernel(transition, s, p, step["std_dev_t"], n, keep)
+
+
+def _kernel(transition: str, s: float, p: float, g: float, n: float, keep: float) -> Kernel:
+    """keep is the factor of the noise that cps keeps, sqrt(sigma_next^2 - n^2)."""
+    d = p - s
+    x, v = 1.0, d
+    if transition in ("sde", "dance_sde"):
+        c = g * g / (2 * s)
+        x, v = 1 + c * d, d * (1 + c * (1 - s))
+    elif transition == "cps":
         x, v = (1 - p) + keep, keep * (1 - s) - s * (1 - p)
     return Kernel(transition, s, p, float(np.float32(x)), float(np.float32(v)), g, n)

@@ -1,6 +1,7 @@
 """The client without asyncio against a real pipeline: threads, interrupts, forks and running loops."""
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def ask(client, run, uid, batch="", groups=1, **fields):
 
 
 def test_names():
-    """Each public call of the asynchronous client is here, under its name, with its arguments."""
+    """Each public call of the asynchronous client is here, under its name, with its arguments and its docstring."""
     for module, twin in ((Client, meander.sync.Client), (meander.policy, meander.sync.policy)):
         for call in vars(module) if module is meander.policy else dir(module):
             made = getattr(module, call)
@@ -48,7 +49,9 @@ def test_names():
             ):
                 if call in ("check_adapter", "check_weights", "weights_digest", "fault", "checked", "decode", "keys"):
                     continue  # they wait for nothing
-                assert getattr(twin, call).__wrapped__ is made, call
+                waits = getattr(twin, call)
+                assert waits.__doc__ == made.__doc__ and not inspect.iscoroutinefunction(waits), call
+                assert inspect.signature(waits).parameters == inspect.signature(made).parameters, call
 
 
 def test_batches(client, name):

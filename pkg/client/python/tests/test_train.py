@@ -11,7 +11,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 import meander.loss as reference  # noqa: E402
-from meander import tensorfile  # noqa: E402
+from meander import tensorfile, transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.torch.families import Size  # noqa: E402
 from meander.train import prompts, records  # noqa: E402
@@ -67,7 +67,7 @@ def rolled(net, groups=2, size=4, seed=0):
             sample = Sample({"sample_index": i, "advantage": float(advantages[i]), "reward": float(rewards[i]), "status": "scored"}, t, [], texts)
             x = rng.standard_normal((S, C)).astype(np.float32)
             for k in range(2):
-                kernel = sample.kernel(k)
+                kernel = transition.kernel("sde", 0.8, sigmas, k)
                 rows = [{"prompt_embeds": torch.tensor(text)}]
                 v = net.velocity(torch.tensor(x)[None], torch.tensor([sigmas[k]]), rows, FRAME, torch.zeros(1))
                 v = v[0].detach().numpy()

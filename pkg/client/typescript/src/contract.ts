@@ -1150,7 +1150,7 @@ export interface Request {
   true_cfg_scale: number;
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
-  /** transitions are what each of the T steps runs: sde, cps, dance_sde or ode. */
+  /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
@@ -1470,7 +1470,7 @@ export interface Sampling {
   scheduled_sampling?: ScheduledSample | null;
   /** sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule, whatever part of it runs. */
   sigmas: number[] | null;
-  /** transitions are what each of the T steps runs: sde, cps, dance_sde or ode. */
+  /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
@@ -1660,7 +1660,7 @@ export interface Step {
   step_index: number;
   /** T, the number of denoising steps */
   num_inference_steps: number;
-  /** transition is what ran: sde, cps, dance_sde or ode. */
+  /** transition is what ran. */
   transition: "sde" | "cps" | "dance_sde" | "ode";
   /** a in the formulas of the transitions, the strength of their noise */
   noise_level: number;
@@ -1744,6 +1744,60 @@ export interface Substitute {
   ground_truth?: string | null;
   /** metadata replaces that of the prompt. */
   metadata?: Record<string, unknown> | null;
+}
+
+/** TeacherReply is what a teacher gives a sample, or why it gives nothing. Tensors of texts are as long as the sample's ids, n, and 0 where a token was given, as those of the trajectory are; large ones are a ref to a blob, which goes when the janitor sweeps: no event names it. */
+export interface TeacherReply {
+  /** schema version of the event's type */
+  v: 1;
+  /** error says why there is nothing, code its class; with retry it may pass, and is asked again. */
+  error?: string | null;
+  /** error says why there is nothing, code its class; with retry it may pass, and is asked again. */
+  code?: "unknown_sample" | "gone" | "unfit" | "invalid" | "failed" | "" | null;
+  /** error says why there is nothing, code its class; with retry it may pass, and is asked again. */
+  retry?: boolean | null;
+  /** model, weights_digest and backend name what computed, as in trajectories. */
+  model: string;
+  /** model, weights_digest and backend name what computed, as in trajectories. */
+  weights_digest: string;
+  /** model, weights_digest and backend name what computed, as in trajectories. */
+  backend: string;
+  /** log_probs [n], F32, are those of the tokens before temperature and filters, in nats. */
+  log_probs?: Tensor | null;
+  /** processed_log_probs [n], F32, are those after temperature and filters, which are the sample's own; -inf where the teacher's filters leave the token out. */
+  processed_log_probs?: Tensor | null;
+  /** log_sum_exps and entropies [n], F32, are those of all logits of a token, before temperature and filters. */
+  log_sum_exps?: Tensor | null;
+  /** log_sum_exps and entropies [n], F32, are those of all logits of a token, before temperature and filters. */
+  entropies?: Tensor | null;
+  /** top_ids [n, k], I32, are the likeliest tokens, falling, and top_logits [n, k], F32, their logits, before temperature and filters: less log_sum_exps they are log-probs. k is TopK, the vocabulary at most. */
+  top_ids?: Tensor | null;
+  /** top_ids [n, k], I32, are the likeliest tokens, falling, and top_logits [n, k], F32, their logits, before temperature and filters: less log_sum_exps they are log-probs. k is TopK, the vocabulary at most. */
+  top_logits?: Tensor | null;
+  /** step_indices are the stochastic steps of an image whose states before and after are stored, step_log_probs the log-probs of their transitions, of log_prob_kind, a mean over elements as in trajectories. steps_left_out are the stochastic steps whose states were not kept. */
+  step_indices?: number[] | null;
+  /** step_indices are the stochastic steps of an image whose states before and after are stored, step_log_probs the log-probs of their transitions, of log_prob_kind, a mean over elements as in trajectories. steps_left_out are the stochastic steps whose states were not kept. */
+  step_log_probs?: number[] | null;
+  /** step_indices are the stochastic steps of an image whose states before and after are stored, step_log_probs the log-probs of their transitions, of log_prob_kind, a mean over elements as in trajectories. steps_left_out are the stochastic steps whose states were not kept. */
+  steps_left_out?: number[] | null;
+  /** step_indices are the stochastic steps of an image whose states before and after are stored, step_log_probs the log-probs of their transitions, of log_prob_kind, a mean over elements as in trajectories. steps_left_out are the stochastic steps whose states were not kept. */
+  log_prob_kind?: "density" | "scaled" | "squared" | "" | null;
+}
+
+/** TeacherRequest asks for the log-probs that a teacher, the model of a lane of its own, gives a stored sample: a core NATS request on TeacherSubject(NAME), which the queue group NAME hands to one replica. It is not stored. A reference model is a teacher, too. */
+export interface TeacherRequest {
+  /** schema version of the event's type */
+  v: 1;
+  /** name is the teacher's. */
+  name: string;
+  /** run, uid and sample_index name a completed trajectory. */
+  run: string;
+  /** run, uid and sample_index name a completed trajectory. */
+  uid: string;
+  /** run, uid and sample_index name a completed trajectory. */
+  sample_index: number;
+  /** top_k asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none. */
+  top_k?: number | null;
 }
 
 /** Tensor is a dense row-major little-endian array. Exactly one of Data, Ref and Parts carries the elements. */
@@ -1994,7 +2048,7 @@ export interface Trajectory {
   sigmas: number[] | null;
   /** timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole schedule, whatever part of it ran. */
   timesteps: number[] | null;
-  /** transitions are what each of the T steps runs: sde, cps, dance_sde or ode. */
+  /** transitions are what each of the T steps runs. */
   transitions: ("sde" | "cps" | "dance_sde" | "ode")[] | null;
   /** log_probs [T] are null on ode steps and on those that did not run. */
   log_probs: (number | null)[] | null;
@@ -2186,6 +2240,8 @@ export interface Events {
   score: ScoreRequest;
   /** one answer of a model for a worker of the interaction, queue group NAME */
   interact: InteractRequest;
+  /** a stored sample whose log-probs a teacher is asked for, queue group NAME */
+  teacher: TeacherRequest;
 }
 
 /** The subject of each channel */
@@ -2211,6 +2267,7 @@ export const subjects = {
   dead: (stage: Token, run: Token, uid: Token) => `mdr.v1.dead.${stage}.${run}.${uid}`,
   score: (name: Token) => `mdr.v1.score.${name}`,
   interact: (name: Token) => `mdr.v1.interact.${name}`,
+  teacher: (name: Token) => `mdr.v1.teacher.${name}`,
 } as const;
 
 /** The filter of all events of a run on each channel that a stream keeps. */

@@ -165,7 +165,7 @@ func (p *servedEpisode) Take() ([]schemas.StepEvent, error) {
 // event returns the event of a step: the server's states, log-prob and tensors, and the noise of the schedule.
 func (p *servedEpisode) event(i int) (*schemas.Step, error) {
 	r, a, steps := p.req, p.answer, len(p.req.Transitions)
-	k, err := flow.NewStepTransition(flow.Transition(r.Transitions[i]), r.NoiseLevel, r.Sigmas, i)
+	k, err := sampling.Plan(&r.Sampling).StepTransition(i)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -12,28 +13,29 @@ from .. import control
 from ..batch import Batch, Group
 from ..events import Event
 from ..reader import Batches, Groups, Health
+from ..teacher import Teachers
 from .thread import LoopThread, background
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
-S = TypeVar("S", bound=control.Controls)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound=control.Controls | Teachers)
 
 
-class Stream(Generic[T]):
+class Stream(Generic[_T]):
     """What an asynchronous iterator yields, as an iterator. close() ends it; so does the end of the connection.
 
     An exception while it waits, such as KeyboardInterrupt, ends it too: what may have come meanwhile was not handed
     over, so it is not acknowledged, and comes to a later reader of the name.
     """
 
-    def __init__(self, thread: LoopThread, source: AsyncIterator[T]):
+    def __init__(self, thread: LoopThread, source: AsyncIterator[_T]):
         self._thread, self._source, self._ended = thread, source, ""
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[_T]:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> _T:
         if self._ended:
             raise RuntimeError(f"the stream {self._ended}: read on with a new one")
         try:
@@ -54,7 +56,7 @@ class Stream(Generic[T]):
             self._thread.finish(_end(self._source))
 
 
-async def _item(source: AsyncIterator[T]) -> T:
+async def _item(source: AsyncIterator[_T]) -> _T:
     return await anext(source)
 
 
@@ -63,7 +65,7 @@ async def _end(source: AsyncIterator[Any]) -> None:
         await close()
 
 
-class Reader(Stream[T]):
+class Reader(Stream[_T]):
     """Groups or batches. Iterating on, or done(), acknowledges the one before."""
 
     def __init__(self, thread: LoopThread, reader: Groups | Batches):
@@ -75,44 +77,57 @@ class Reader(Stream[T]):
         """What it has seen."""
         return self._reader.health
 
-    def done(self, item: T) -> None:
+    def done(self, item: _T) -> None:
         """Acknowledges the group or batch and those before: it does not come again."""
         self._thread.run(self._reader.done(item))
 
 
-def waiting(of: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Client, P], R]:
+def _like(of: Callable[..., Any], returns: Any = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Gives a function the name, docstring and arguments of another one, and says what it returns; None: the same."""
+
+    def wrap(call: Callable[_P, _R]) -> Callable[_P, _R]:
+        functools.update_wrapper(call, of)
+        del call.__wrapped__  # type: ignore[attr-defined]  # which is taken for the function itself, with its async
+        signature = inspect.signature(of)
+        call.__signature__ = signature if returns is None else signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+        return call
+
+    return wrap
+
+
+def waiting(of: Callable[Concatenate[_S, _P], Coroutine[Any, Any, _R]]) -> Callable[Concatenate[Client, _P], _R]:
     """The method, or function of a client, that waits for that of the asynchronous client."""
 
-    @functools.wraps(of)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
+    @_like(of)
+    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         return self.thread.run(of(self.asynchronous, *args, **kwargs))  # type: ignore[arg-type]
 
     return call
 
 
 def _streaming(
-    of: Callable[Concatenate[aio.Client, P], AsyncIterator[Event]],
-) -> Callable[Concatenate[Client, P], Stream[Event]]:
+    of: Callable[Concatenate[aio.Client, _P], AsyncIterator[Event]],
+) -> Callable[Concatenate[Client, _P], Stream[Event]]:
     """The method that iterates over what a method of the asynchronous client yields."""
 
-    @functools.wraps(of)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> Stream[Event]:
+    @_like(of, Stream[Event])
+    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Stream[Event]:
         return Stream(self.thread, of(self.asynchronous, *args, **kwargs))
 
     return call
 
 
-def _groups(of: Callable[Concatenate[aio.Client, P], Groups]) -> Callable[Concatenate[Client, P], Reader[Group]]:
-    @functools.wraps(of)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> Reader[Group]:
+def _groups(of: Callable[Concatenate[aio.Client, _P], Groups]) -> Callable[Concatenate[Client, _P], Reader[Group]]:
+    @_like(of, Reader[Group])
+    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Reader[Group]:
         return Reader(self.thread, of(self.asynchronous, *args, **kwargs))
 
     return call
 
 
-def _batches(of: Callable[Concatenate[aio.Client, P], Batches]) -> Callable[Concatenate[Client, P], Reader[Batch]]:
-    @functools.wraps(of)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> Reader[Batch]:
+def _batches(of: Callable[Concatenate[aio.Client, _P], Batches]) -> Callable[Concatenate[Client, _P], Reader[Batch]]:
+    @_like(of, Reader[Batch])
+    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Reader[Batch]:
         return Reader(self.thread, of(self.asynchronous, *args, **kwargs))
 
     return call
@@ -147,6 +162,8 @@ class Client:
     image = waiting(aio.Client.image)
     pixels = waiting(aio.Client.pixels)
     frames = waiting(aio.Client.frames)
+    teacher_reply = waiting(aio.Client.teacher_reply)
+    teacher_log_probs = waiting(aio.Client.teacher_log_probs)
     video = waiting(aio.Client.video)
 
     pause = waiting(control.Controls.pause)
@@ -159,11 +176,11 @@ class Client:
 
 
 def _connecting(
-    of: Callable[P, contextlib.AbstractAsyncContextManager[aio.Client]],
-) -> Callable[P, contextlib.AbstractContextManager[Client]]:
-    @functools.wraps(of)
+    of: Callable[_P, contextlib.AbstractAsyncContextManager[aio.Client]],
+) -> Callable[_P, contextlib.AbstractContextManager[Client]]:
+    @_like(of, contextlib.AbstractContextManager[Client])
     @contextlib.contextmanager
-    def connecting(*args: P.args, **kwargs: P.kwargs) -> Iterator[Client]:
+    def connecting(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[Client]:
         thread, connection = background(), of(*args, **kwargs)
         client = Client(thread, thread.run(_enter(connection)))
         try:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 _PATIENCE = 10.0  # seconds for a call that is interrupted to come to its end
 
@@ -52,7 +52,7 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_PATIENCE)
 
-    def run(self, call: Coroutine[Any, Any, R]) -> R:
+    def run(self, call: Coroutine[Any, Any, _R]) -> _R:
         """Runs a coroutine to its end and returns what it returns, or raises what it raises.
 
         An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine and is raised when that has
@@ -64,10 +64,10 @@ class LoopThread:
         if why := self._hindrance():
             call.close()
             raise RuntimeError(why)
-        outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
-        started: list[asyncio.Task[R]] = []
+        outcome: concurrent.futures.Future[_R] = concurrent.futures.Future()
+        started: list[asyncio.Task[_R]] = []
 
-        def settle(task: asyncio.Task[R]) -> None:
+        def settle(task: asyncio.Task[_R]) -> None:
             if task.cancelled():
                 outcome.set_exception(concurrent.futures.CancelledError())
             elif (error := task.exception()) is not None:

@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from .families import Family, Prompt, Size
+from .family import Family, Prompt, Size
 from .faults import Fault
 from .weights import Weights
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+"""dtypes of networks by their names in Settings."""
 Tensors = dict[str, np.ndarray]
+"""Arrays of a call by name."""
 Answer = tuple[dict[str, Any], list[tuple[str, np.ndarray]]]
+"""What a call returns: fields of the header, and named arrays."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,18 @@ class Settings:
     """
 
     device: str = "auto"
+    """cpu, cuda, cuda:N, mps, xpu or auto."""
     dtype: str = "auto"
-    encoders: str = ""  # device of the text encoders; empty: the same
+    encoders: str = ""
+    """The device of the text encoders; empty: the same."""
     deterministic: bool = False
-    threads: int = 0  # of torch on the CPU; 0: torch decides
+    """Whether rows are computed one at a time: their bits do not depend on each other."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0: torch decides."""
     max_rows: int = 64
-    compile: bool = False  # the networks, by torch.compile
+    """Rows of a call at most."""
+    compile: bool = False
+    """Whether torch.compile compiles the networks."""
 
 
 class Handles:
@@ -103,6 +112,8 @@ class Engine:
                 self.velocity([sigma] * n, [item["handle"]] * n, [card["guidance"]] * n, size, "", {"x": x})
 
     def encode(self, prompts: list[Any], truncate: bool) -> Answer:
+        """Encodes prompts, a list of texts each: items [{handle, cut, tensors}], where tensors are the places of their
+        arrays, f32, in the answer. Fault: prompt, protocol."""
         items: list[dict[str, Any]] = []
         tensors: list[tuple[str, np.ndarray]] = []
         for i, texts in enumerate(prompts):
@@ -122,6 +133,8 @@ class Engine:
         return {"items": items}, tensors
 
     def put(self, tensors: Tensors) -> Answer:
+        """Keeps the conditioning of one prompt, f32 by name, and returns its handle. Fault of class protocol: names,
+        dtypes or shapes."""
         if set(tensors) != set(self.family.conditioning):
             raise Fault(
                 "protocol", f"tensors: {', '.join(tensors) or 'none'}; must be {', '.join(self.family.conditioning)}"
@@ -145,6 +158,8 @@ class Engine:
     def velocity(
         self, sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str, tensors: Tensors
     ) -> Answer:
+        """Returns v = eps - x0, f32 [n, S, C], of states x f32 [n, S, C] at n sigmas, under the conditionings of n
+        handles and a version of the weights. Fault: handle, weights, latents, protocol."""
         n = len(sigmas)
         if not 1 <= n <= self.settings.max_rows or len(handles) != n or len(guidance) != n:
             raise Fault(
@@ -169,6 +184,8 @@ class Engine:
         return {}, [("v", _array(torch.cat(v)))]
 
     def decode(self, size: Size, tensors: Tensors) -> Answer:
+        """Returns media u8 [F, H, W, 3] of latents x f32 [S, C]. Fault of class latents: a size that cannot be, or
+        pixels that are not finite."""
         x = self._latents(tensors, self.family.latent_shape(size))
         pixels = self.family.decode(x[None], size).float()
         if not bool(torch.isfinite(pixels).all()):
@@ -177,14 +194,18 @@ class Engine:
         return {}, [("media", media.permute(0, 2, 3, 1).contiguous().cpu().numpy())]
 
     def encode_media(self, size: Size, tensors: Tensors) -> Answer:
+        """Returns latents x f32 [S, C] of media f32 [F, H, W, 3] in -1..1."""
         self.family.latent_grid(size)
         media = self._tensor(tensors, "media", (size.frames, size.height, size.width, 3))
         return {}, [("x", _array(self.family.encode_media(media.permute(0, 3, 1, 2), size)[0]))]
 
     def modules(self) -> Answer:
+        """Returns what weights must fit: [out, in] of linear layers, and shapes of tensors, by name."""
         return {"linear": self.weights.linear, "tensors": self.weights.tensors}, []
 
     def load(self, weights: str, kind: str, modules: list[Any], files: list[Any], tensors: Tensors) -> Answer:
+        """Makes a version of the weights resident, an adapter or a whole; files are shards to read. Fault: weights,
+        protocol."""
         began = time.monotonic()
         if not weights:
             raise Fault("protocol", "weights: empty; must be a digest, the base is always loaded")
@@ -202,6 +223,7 @@ class Engine:
         return {"ms": 1e3 * (time.monotonic() - began)}, []
 
     def unload(self, weights: str) -> Answer:
+        """Frees a version of the weights."""
         self.weights.unload(weights)
         return {}, []
 

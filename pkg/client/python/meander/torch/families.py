@@ -133,6 +133,7 @@ class StableDiffusion3(Family):
     tokenizers, optional = ("tokenizer", "tokenizer_2", "tokenizer_3"), ("text_encoder_3", "tokenizer_3")
     lora_targets = _JOINT_ATTENTION
     clip_tokens = 77
+    """Tokens that CLIP reads of a prompt."""
 
     def __init__(self, folder: Folder):
         super().__init__(folder)

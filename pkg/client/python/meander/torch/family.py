@@ -43,8 +43,11 @@ class Size:
     """The size of a sample: frames (1 for images), and pixels."""
 
     frames: int
+    """1 for images."""
     height: int
+    """Pixels."""
     width: int
+    """Pixels."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Prompt:
     texts: tuple[str, ...]
 
     def text(self, place: int) -> str:
+        """The text for a place, from 0."""
         return self.texts[place] if place < len(self.texts) else self.texts[0]
 
 
@@ -78,22 +82,40 @@ class Family:
     """What the pipelines have in common. A subclass sets the facts and defines encode_one and velocity."""
 
     slug = ""
-    parts: dict[str, tuple[str, str]] = {}  # the networks: library and class, the only one that is loaded
+    """Its name in cards and metrics."""
+    parts: dict[str, tuple[str, str]] = {}
+    """The networks: library and class, the only one that is loaded."""
     tokenizers: tuple[str, ...] = ("tokenizer",)
-    optional: tuple[str, ...] = ()  # parts that a folder may go without
+    """The parts that are tokenizers."""
+    optional: tuple[str, ...] = ()
+    """Parts that a folder may go without."""
     conditioning: tuple[str, ...] = ("prompt_embeds",)
-    masks: dict[str, str] = {}  # of tensors of conditioning, where the mask is such a tensor, too
-    unpadded = False  # prompt_embeds is as long as the prompt: readers that pad it need a mask
-    packages: tuple[str, ...] = ()  # of Python, which decide what the pipeline computes
+    """The tensors of an encoded prompt, f32."""
+    masks: dict[str, str] = {}
+    """Of tensors of conditioning, where the mask is such a tensor, too."""
+    unpadded = False
+    """Whether prompt_embeds is as long as the prompt: readers that pad it need a mask."""
+    packages: tuple[str, ...] = ()
+    """Packages of Python that decide what the pipeline computes."""
     patch = (1, 2, 2)
-    temporal = 1  # frames in a latent frame, after the first
-    frames, fps = 1, 0.0  # of a video by default
-    steps, true_cfg_scale, guidance = 50, 1.0, 0.0  # defaults of the pipeline's call
+    """Frames, rows and columns of the latent grid in a token."""
+    temporal = 1
+    """Frames in a latent frame, after the first."""
+    frames, fps = 1, 0.0
+    """Frames of a video by default, and fps, of a second."""
+    steps, true_cfg_scale, guidance = 50, 1.0, 0.0
+    """Defaults of the pipeline's call: steps, true_cfg_scale, and guidance, an input of the network."""
     cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
+    """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
+    shift."""
     max_tokens, prompts = 512, 1
-    packed_by_network = 1  # tokens of the latent grid in a token of the network
-    edge_limit: int | None = None  # tokens of a side at most, and of a video's frames
-    lora_targets: tuple[str, ...] = ()  # linear layers that a trainer adapts: ends of their names
+    """Tokens of a prompt at most, and texts of one: prompts."""
+    packed_by_network = 1
+    """Tokens of the latent grid in a token of the network."""
+    edge_limit: int | None = None
+    """Tokens of a side at most, and of a video's frames; None: any."""
+    lora_targets: tuple[str, ...] = ()
+    """Linear layers that a trainer adapts: ends of their names."""
 
     def __init__(self, folder: Folder):
         self.folder = folder
@@ -107,6 +129,7 @@ class Family:
     # What configuration files say.
 
     def pixels_per_latent(self) -> int:
+        """Pixels of a side in a row of the latent grid."""
         return 2 ** (len(self.vae_config.get("block_out_channels", [0] * 4)) - 1)
 
     def width(self) -> int:
@@ -177,6 +200,7 @@ class Family:
         return False
 
     def max_pixels(self) -> int:
+        """Pixels of an image or frame at most."""
         default = int(self.settings.get("height", 0)) * int(self.settings.get("width", 0))
         return max(2048 * 2048, default)
 
@@ -290,6 +314,7 @@ class Family:
         return self.encode_one(prompt), max(0, n - limit)
 
     def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Returns the tensors of conditioning, f32 on the device, of one prompt that is cut to max_tokens."""
         raise NotImplementedError
 
     def velocity(

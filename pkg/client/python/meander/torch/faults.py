@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CLASSES = ("prompt", "latents", "handle", "weights", "memory", "config", "worker", "protocol")
+"""The classes of a Fault."""
 
 
 class Fault(Exception):

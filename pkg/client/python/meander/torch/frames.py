@@ -21,6 +21,7 @@ MAX_HEADER = 1 << 20
 MAX_BODY = 1 << 30
 """Bytes of a body at most."""
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "u8": np.dtype("u1")}
+"""dtypes of tensors in frames, by name."""
 
 _PREFIX = struct.Struct("<IQ")
 _MAX_DIMENSIONS = 8

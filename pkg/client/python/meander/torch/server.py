@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import PROTOCOL
-from .families import Family, Size
+from .family import Family, Size
 from .faults import Fault
 from .frames import MAX_BODY, FrameError, read_frame, tensors_of, write_frame
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meander.torch")
 
-# The arguments of each call and their types; those of _OPTIONAL may be left out.
 CALLS: dict[str, dict[str, type]] = {
     "hello": {"protocol": int, "token": str},
     "inspect": {},
@@ -54,6 +53,7 @@ CALLS: dict[str, dict[str, type]] = {
     "memory": {},
     "health": {},
 }
+"""The arguments of each call and their types; modules, files, token and truncate may be left out."""
 _OPTIONAL = {("load", "modules"), ("load", "files"), ("hello", "token"), ("encode", "truncate")}
 _ALWAYS = ("hello", "inspect", "health")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "ftfy")
@@ -98,6 +98,7 @@ class Worker:
 
     @property
     def state(self) -> str:
+        """loading, ready or failed."""
         return "failed" if self.error else "ready" if self.engine else "loading"
 
     def load(self, make: Callable[[Callable[[str], None]], Engine]) -> None:

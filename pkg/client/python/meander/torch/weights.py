@@ -15,7 +15,9 @@ import torch
 from .faults import Fault
 
 MAX_ADAPTERS = 4
+"""Adapters that are resident at most."""
 MAX_WHOLE = 2
+"""Replacements of whole networks that are resident at most."""
 
 
 @dataclass
@@ -23,7 +25,9 @@ class Low:
     """One low-rank product of a linear layer: y += scale * B (A x), with A f32 [rank, in] and B f32 [out, rank]."""
 
     a: torch.Tensor
+    """A."""
     b: torch.Tensor
+    """B."""
     scale: float
 
 
@@ -54,6 +58,7 @@ class Weights:
         self._resident: str | None = ""  # the replacement in the network; None: a copy broke off
 
     def has(self, version: str) -> bool:
+        """Whether a version is resident, beside the base."""
         return version in self._adapters or version in self._whole
 
     def load_adapter(self, version: str, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> None:

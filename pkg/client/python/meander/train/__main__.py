@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 
@@ -34,6 +35,7 @@ by the reader that is not rewarded (--gold), in PEFT's form."""
 
 
 def main() -> None:
+    """The command line. It ends with a line on stderr and status 1 after an error."""
     parser = argparse.ArgumentParser(prog="meander-train", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser)
     try:
@@ -61,7 +63,7 @@ def main() -> None:
         print(table(summary))
 
 
-def table(summary: dict) -> str:
+def table(summary: dict[str, Any]) -> str:
     """The summary for people: what was measured before, at the best and at the last update, and where the time went."""
     lines = []
     if "best" in summary:

@@ -4,13 +4,16 @@ that did not arrive."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from .config import Config
 
 HACKING, COLLAPSE, RATIO, STALE, EMPTY = "hacking", "collapse", "ratio", "stale", "empty"
+"""Kinds of alarms: a reader is cheated, rewards fall, the first ratio is not 1, a batch is too old, or has no sample."""
 STILL, UNCHANGED, NARROW = "no variance", "unchanged", "narrow"
-# Alarms from which a run cannot recover by itself.
+"""More of them: equal rewards in each group, an update that changes nothing, samples that begin to look alike."""
 FATAL = (HACKING, COLLAPSE)
+"""Those from which a run cannot recover by itself: they end it."""
 
 
 class Alarms:
@@ -21,9 +24,9 @@ class Alarms:
         self.config = config
         self.raised: set[str] = set()
         self.rewards: list[float] = []
-        self.evaluations: list[dict] = []
+        self.evaluations: list[dict[str, Any]] = []
 
-    def update(self, record: dict) -> list[tuple[str, str]]:
+    def update(self, record: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns alarms of an update's record, as pairs of kind and text."""
         c, out = self.config, []
         off = max((x for x in record["ratio_off"] if not math.isnan(x)), default=0.0)
@@ -47,7 +50,7 @@ class Alarms:
         """Returns the alarm for a batch whose groups all failed or were cancelled."""
         return [(EMPTY, f"no sample of batch {batch} has an advantage: it is left out; `meander show` says what its groups ended as")]
 
-    def evaluated(self, record: dict) -> list[tuple[str, str]]:
+    def evaluated(self, record: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns alarms of an evaluation's record."""
         c, out = self.config, []
         self.evaluations.append(record)
@@ -61,7 +64,7 @@ class Alarms:
             out.append((kind, f"diversity is {share:.0%} of the start's"))
         return out
 
-    def narrow(self, record: dict) -> bool:
+    def narrow(self, record: dict[str, Any]) -> bool:
         """Says whether an evaluation has lost too much of the first one's diversity."""
         start, now = self.evaluations[0].get("diversity"), record.get("diversity")
         return start is not None and now is not None and now < self.config.diversity_floor * start

@@ -120,7 +120,7 @@ class Config:
             raise ValueError(f"--sde-steps: {self.sde_steps!r}; must be steps from 0 to {self.steps - 1}")
         return sorted(out)
 
-    def rewards(self, diversity: float = 0.0) -> list[dict]:
+    def rewards(self, diversity: float = 0.0) -> list[dict[str, Any]]:
         """Those of training, with diversity beside them: to look at, or with a weight."""
         out = weighted(self.reward)
         if all(r["name"] != "diversity" for r in out) and self.group_size > 1:
@@ -133,7 +133,12 @@ class Config:
         return weighted(self.reward)[0]["name"]
 
 
-def weighted(text: str) -> list[dict]:
+# For help(Config) and the reference.
+Config.__doc__ = "\n".join([f"{Config.__doc__}\n", *(f"{f.name}: {f.metadata['help']}." for f in dataclasses.fields(Config))])
+
+
+def weighted(text: str) -> list[dict[str, Any]]:
+    """Reward functions with weights of a text such as glyph=1,diversity=0.2. ValueError: it is no such text."""
     out = []
     for part in text.split(","):
         name, _, weight = part.strip().partition("=")
@@ -145,10 +150,12 @@ def weighted(text: str) -> list[dict]:
 
 
 def flag(name: str) -> str:
+    """The name of the flag of a field."""
     return name.replace("_", "-")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each setting, in groups."""
     sections: dict[str, argparse._ArgumentGroup] = {}
     kinds = typing.get_type_hints(Config)
     for f in dataclasses.fields(Config):

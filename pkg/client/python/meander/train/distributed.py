@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def device(name: str) -> str:
@@ -31,15 +31,18 @@ def begin(device: str) -> None:
 
 
 def end() -> None:
+    """Leaves the processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def rank() -> int:
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world() -> int:
+    """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -51,6 +54,7 @@ def add(tensors: list[torch.Tensor]) -> None:
 
 
 def largest(t: torch.Tensor) -> None:
+    """Takes the largest of each element over the processes, in place."""
     if world() > 1:
         dist.all_reduce(t, op=dist.ReduceOp.MAX)
 
@@ -62,10 +66,10 @@ def total(n: int) -> int:
     return int(t)
 
 
-def share(value: T) -> T:
+def share(value: _T) -> _T:
     """Returns in all processes what the first one has."""
     if world() == 1:
         return value
-    box: list[T] = [value]
+    box: list[_T] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]

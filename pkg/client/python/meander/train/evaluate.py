@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 
@@ -25,9 +26,13 @@ class Shown:
     """A held-out sample as the contact sheets show it."""
 
     wanted: str
+    """The text that the prompt asks for, in quotes."""
     read: str
+    """What the rewarded reader read."""
     right: bool
+    """Whether it read what was wanted."""
     png: bytes
+    """The image."""
 
 
 @dataclasses.dataclass
@@ -35,20 +40,27 @@ class Evaluation:
     """Shares of held-out samples that are read exactly, by the rewarded reader and the gold one, and the diversity."""
 
     exact: float
+    """The share that the rewarded reader reads exactly; gold is that of the gold reader, None without one."""
     gold: float | None
     rates: dict[str, float]
+    """The shares by the name of the reader."""
     diversity: float | None
+    """The mean score of diversity; None: not measured."""
     shown: list[Shown]
+    """Samples for a contact sheet."""
     samples: int
+    """How many were read."""
 
-    def record(self) -> dict:
+    def record(self) -> dict[str, Any]:
+        """The line of the log, without samples."""
         return {"exact": self.exact, "gold": self.gold, "rates": self.rates, "diversity": self.diversity, "samples": self.samples}
 
 
 Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[], object]]]
+"""Of a number of samples: a context, and in it what is called with each."""
 
 
-async def evaluate(client: Client, config: Config, held_out: list[dict], name: str, version: int, progress: Progress) -> Evaluation:
+async def evaluate(client: Client, config: Config, held_out: list[dict[str, Any]], name: str, version: int, progress: Progress) -> Evaluation:
     """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make
     them.
 
@@ -74,24 +86,24 @@ async def evaluate(client: Client, config: Config, held_out: list[dict], name: s
     return Evaluation(rates[config.reader], rates.get(config.gold), rates, diversity, shown, len(rewards))
 
 
-async def full_marks(client: Client, config: Config, batch: str, scored: int) -> dict:
+async def full_marks(client: Client, config: Config, batch: str, scored: int) -> dict[str, Any]:
     """What the rewarded reader gives a training batch: the share of the scored samples that it reads exactly, and its
     mean."""
     rewards = await _rewards(client, config, config.run, batch, scored, lambda: None, strict=False)
     return {"full": _exact(rewards, 0), "reader": sum(r["scores"][0]["value"] for r in rewards) / len(rewards)}
 
 
-def _exact(rewards: list[dict], k: int) -> float:
+def _exact(rewards: list[dict[str, Any]], k: int) -> float:
     """The share that score k says is exact; of functions that do not say it, those of 1."""
     scores = [r["scores"][k] for r in rewards]
     return sum(s["exact"] if s.get("exact") is not None else s["value"] == 1 for s in scores) / len(scores)
 
 
-async def publish(client: Client, run: str, bodies: list[dict], patience: float) -> None:
+async def publish(client: Client, run: str, bodies: list[dict[str, Any]], patience: float) -> None:
     """Publishes prompts side by side. A prompt that a trainer published before it died is published again without
     effect."""
 
-    async def one(body: dict) -> None:
+    async def one(body: dict[str, Any]) -> None:
         body = dict(body)
         try:
             await client.publish(run, body.pop("prompt"), timeout=patience, **body)
@@ -102,10 +114,10 @@ async def publish(client: Client, run: str, bodies: list[dict], patience: float)
     await together(one(b) for b in bodies)
 
 
-async def _rewards(client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True) -> list[dict]:
+async def _rewards(client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True) -> list[dict[str, Any]]:
     """The rewards of a batch's samples, by uid and index, once all are there; strict: one without a reward is an
     error."""
-    found: dict[tuple[str, int], dict] = {}
+    found: dict[tuple[str, int], dict[str, Any]] = {}
     # The server puts the partition in; the stream must be named, because no client publishes on these subjects.
     events = await client.js.subscribe(f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True)
     try:
@@ -125,13 +137,13 @@ async def _rewards(client: Client, config: Config, run: str, batch: str, count: 
         await events.unsubscribe()
 
 
-def _spaced(items: list[dict], count: int) -> list[dict]:
+def _spaced(items: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     first = [r for r in items if r["sample_index"] == 0]
     n = min(count, len(first))
     return [first[i * len(first) // n] for i in range(n)]
 
 
-async def _shown(client: Client, run: str, reward: dict) -> Shown:
+async def _shown(client: Client, run: str, reward: dict[str, Any]) -> Shown:
     m = await client.js.get_last_msg("MDR_TRAJECTORIES", f"mdr.v1.trajectory.{run}.{reward['uid']}.{reward['sample_index']}")
     trajectory = decode(m.data or b"")
     score = reward["scores"][-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +20,22 @@ from .rollouts import Rollouts
 class Report:
     """What an update did. Lists are by trained step; NaN stands for values without samples."""
 
-    ratio_off: list[float]  # max |log_prob - old| of samples that no optimizer step had been taken for
-    moved: float  # mean |log_prob - old| of the others
-    clipped: float  # share of ratios that the clip cut
+    ratio_off: list[float]
+    """max |log_prob - old| of samples that no optimizer step had been taken for."""
+    moved: float
+    """mean |log_prob - old| of the others."""
+    clipped: float
+    """The share of ratios that the clip cut."""
     loss: float
+    """The mean loss over the minibatches."""
     grad_norm: float
-    kl: list[float]  # mean divergence from the base, of the first micro-batch
-    weight: float  # mean importance weight
-    used: int  # samples whose advantage is not 0
+    """The norm of the gradient, before it is cut."""
+    kl: list[float]
+    """Mean divergence from the base, of the first micro-batch."""
+    weight: float
+    """The mean importance weight."""
+    used: int
+    """Samples whose advantage is not 0."""
 
 
 class Learner:
@@ -121,11 +130,12 @@ class Learner:
                 out[piece, j] = kernel.log_prob(mean, after).cpu().numpy()
         return out, means
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """Returns all that a checkpoint needs to continue bit by bit."""
         return {"adapter": self.network.state(), "optimizer": self.optimizer.state_dict(), "average": self.average}
 
-    def load(self, state: dict) -> None:
+    def load(self, state: dict[str, Any]) -> None:
+        """Continues from what state returned."""
         self.network.load(state["adapter"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.average = state["average"]

@@ -31,7 +31,7 @@ from .stream import Stream, Task
 
 _log = logging.getLogger("meander.train")
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # So many batches in a row without one to train on end a run, beyond --ahead.
 _LEFT_OUT = 5
@@ -66,9 +66,10 @@ class Trainer:
 
     @property
     def first(self) -> bool:
+        """Whether this process is the one that publishes, pushes and writes."""
         return distributed.rank() == 0
 
-    async def run(self) -> dict:
+    async def run(self) -> dict[str, Any]:
         """Trains to the end, or to a fatal alarm, and returns the summary."""
         self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
         stopped = self.stopped if self.config.stop else ""
@@ -82,11 +83,11 @@ class Trainer:
                 stopped = await self._update()
             return await self._end(stopped) if self.first else {}
 
-    async def _share(self, value: T) -> T:
+    async def _share(self, value: _T) -> _T:
         """Returns in all processes what the first one has."""
         return await _in(self.beside, distributed.share, value)
 
-    def _resume(self, found: tuple[dict, dict] | None) -> None:
+    def _resume(self, found: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
         if found is None:
             return
         state, keep = found
@@ -199,7 +200,7 @@ class Trainer:
         clock.lap("read")
         return whole, mine, task.behind
 
-    def _record(self, batch: Rollouts, behind: int, report: Report, clock: "_Clock") -> dict:
+    def _record(self, batch: Rollouts, behind: int, report: Report, clock: "_Clock") -> dict[str, Any]:
         groups = batch.by_group(batch.rewards)
         return {
             "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
@@ -267,7 +268,7 @@ class Trainer:
         except ImportError:
             _log.warning("no curve: pip install 'meander-client[train]' brings matplotlib")
 
-    async def _test(self) -> dict[str, dict]:
+    async def _test(self) -> dict[str, dict[str, Any]]:
         """Measures the base, the kept adapter and the last one on prompts that chose nothing, once, and leaves the kept
         one to the samplers. Returns the measures by name."""
         done = {r["of"]: r for r in self.records.of("test") if r["update"] == self.updated}
@@ -292,7 +293,7 @@ class Trainer:
             self.records.add(done[of])
         return done
 
-    async def _end(self, stopped: str) -> dict:
+    async def _end(self, stopped: str) -> dict[str, Any]:
         self._curve()
         tested = await self._test() if self.test and self.best is not None and not self.config.follow else {}
         seconds: dict[str, float] = {}
@@ -370,7 +371,7 @@ class _Progress:
         with tqdm(total=samples, desc="evaluating", unit="sample", dynamic_ncols=True, leave=False, position=1) as bar:
             yield bar.update
 
-    def step(self, r: dict) -> None:
+    def step(self, r: dict[str, Any]) -> None:
         off = max((x for x in r["ratio_off"] if x is not None and not math.isnan(x)), default=0.0)
         if self.bar is not None:
             self.bar.set_postfix_str(f"reward {r['reward']:.3f}, full marks {r['full']:.2f}, ratio off {off:.0e}, version {r['pushed']}")
@@ -380,7 +381,7 @@ class _Progress:
         _log.warning("update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"], self.config.updates, r["reward"], r["full"], off, max(r["kl"]), seconds)
 
 
-async def train(config: Config) -> dict:
+async def train(config: Config) -> dict[str, Any]:
     """Trains as the configuration says, and returns the summary; {} in all processes but the first."""
     # What computes, or waits for other processes, does so in a thread beside the connection, which has pings to answer.
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.threads,)) as beside:
@@ -392,5 +393,5 @@ async def train(config: Config) -> dict:
             await _in(beside, distributed.end)
 
 
-async def _in(beside: Executor, f: Callable[..., T], *args: Any) -> T:
+async def _in(beside: Executor, f: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(beside, f, *args)

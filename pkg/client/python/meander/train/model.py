@@ -15,7 +15,7 @@ import torch
 from safetensors import torch as safetensors
 
 from ..torch import families
-from ..torch.families import Family, Size
+from ..torch.family import Family, Size
 from ..torch.faults import Fault
 from ..torch.folder import Folder
 
@@ -32,6 +32,7 @@ class Texts:
     prompts."""
 
     rows: list[Row]
+    """One of each sample."""
     guidance: torch.Tensor
     negative: list[Row] = dataclasses.field(default_factory=list)
 
@@ -68,6 +69,7 @@ class Network:
         self.transformer.train(checkpointing)  # there is no dropout: it switches checkpointing alone
 
     def parameters(self) -> list[torch.nn.Parameter]:
+        """The adapter's, by their names in order: float32."""
         return [p for n, p in sorted(self.transformer.named_parameters()) if f".{_ADAPTER}." in n]
 
     def velocity(
@@ -144,6 +146,7 @@ class Network:
         (folder / "adapter_config.json").write_text(self.config_json())
 
     def config_json(self) -> str:
+        """The text of adapter_config.json, as PEFT writes it, without the folder of the base."""
         config = copy.deepcopy(self.config).to_dict()
         plain = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in config.items()}
         return json.dumps({**plain, "base_model_name_or_path": None}, indent=2, sort_keys=True, default=str) + "\n"

@@ -21,8 +21,10 @@ class Kernel:
     state: float
     velocity: float
     noise_std: float
-    step: float  # sigma - sigma_next
-    kind: str  # log_prob_kind of the event: density, scaled or squared
+    step: float
+    """sigma - sigma_next."""
+    kind: str
+    """log_prob_kind of the event: density, scaled or squared."""
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], j: int, kind: str) -> "Kernel":
@@ -57,9 +59,13 @@ class Loss:
     bias of the ratio and scales the steps."""
 
     name: str = "ppo"
+    """ppo or grpo_guard."""
     clip: float = 1e-4
+    """Ratios count within 1 - clip and 1 + clip."""
     adv_clip_max: float = 5.0
-    beta: float = 0.0  # weight of the divergence from the base
+    """Advantages are clamped to plus or minus this."""
+    beta: float = 0.0
+    """The weight of the divergence from the base."""
 
     def __post_init__(self) -> None:
         if self.name not in ("ppo", "grpo_guard"):

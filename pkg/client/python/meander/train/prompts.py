@@ -6,11 +6,12 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from .config import Config, weighted
 
 
-def read(path: str | Path) -> list[dict]:
+def read(path: str | Path) -> list[dict[str, Any]]:
     """The prompts of a file: a text a line, or JSON lines with the fields of a Prompt (prompt alone is required)."""
     out = []
     for n, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -33,15 +34,17 @@ def read(path: str | Path) -> list[dict]:
 class Draw:
     """The prompts of each batch: the file in a new order in every epoch, the same for the same seed."""
 
-    def __init__(self, prompts: list[dict], groups: int, seed: int):
+    def __init__(self, prompts: list[dict[str, Any]], groups: int, seed: int):
         self.prompts, self.groups, self.seed = prompts, groups, seed
         # Of the newest two epochs: a batch may begin in one and end in the next.
         self._orders: dict[int, list[int]] = {}
 
     def epoch(self, batch: int) -> int:
+        """The epoch that a batch begins in, from 0."""
         return batch * self.groups // len(self.prompts)
 
-    def batch(self, batch: int) -> list[dict]:
+    def batch(self, batch: int) -> list[dict[str, Any]]:
+        """The prompts of a batch."""
         out = []
         for i in range(batch * self.groups, (batch + 1) * self.groups):
             epoch, at = divmod(i, len(self.prompts))
@@ -56,7 +59,7 @@ class Draw:
         return self._orders[epoch]
 
 
-def training(config: Config, batch: int, drawn: list[dict], epoch: int, version: int, diversity: float = 0.0) -> list[dict]:
+def training(config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0) -> list[dict[str, Any]]:
     """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the
     reward."""
     trained = config.trained
@@ -82,10 +85,11 @@ def training(config: Config, batch: int, drawn: list[dict], epoch: int, version:
 
 
 def batch_id(batch: int) -> str:
+    """The batch id of the prompts of an update."""
     return f"u{batch:06d}"
 
 
-def held_out(config: Config, name: str, prompts: list[dict], version: int) -> list[dict]:
+def held_out(config: Config, name: str, prompts: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
     """The prompts of an evaluation: validation groups of the held-out ones, read by the rewarded reader and the gold
     one.
 
@@ -106,7 +110,7 @@ def held_out(config: Config, name: str, prompts: list[dict], version: int) -> li
     ]  # fmt: skip
 
 
-def variety(config: Config, name: str, prompts: list[dict], version: int) -> list[dict]:
+def variety(config: Config, name: str, prompts: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
     """Groups of 8 sampled as in training, to measure how far their samples are apart."""
     chosen = [prompts[i * len(prompts) // min(config.variety, len(prompts))] for i in range(min(config.variety, len(prompts)))]
     out = training(config, 0, chosen, 0, version)
@@ -115,7 +119,7 @@ def variety(config: Config, name: str, prompts: list[dict], version: int) -> lis
     return out
 
 
-def _common(config: Config, uid: str, *draw: object) -> dict:
+def _common(config: Config, uid: str, *draw: object) -> dict[str, Any]:
     """What all prompts have; the seed of their noise is drawn of draw."""
     lane = {"model": config.lane} if config.lane else {}
     seed = int.from_bytes(hashlib.sha256(repr(draw).encode()).digest()[:6], "big")

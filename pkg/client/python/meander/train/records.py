@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class Records:
 
     def __init__(self, folder: Path, tensorboard: bool):
         self.folder = folder
-        self.lines: list[dict] = []
+        self.lines: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self.board = None
         if tensorboard:
@@ -38,7 +39,8 @@ class Records:
         _replace(self.folder / "log.jsonl", text.encode())
         self._table()
 
-    def read(self) -> list[dict]:
+    def read(self) -> list[dict[str, Any]]:
+        """The complete lines of the log."""
         path = self.folder / "log.jsonl"
         out = []
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -48,7 +50,8 @@ class Records:
                 break  # the last line of a run that died
         return out
 
-    def add(self, record: dict) -> None:
+    def add(self, record: dict[str, Any]) -> None:
+        """Appends a record, with null for NaN and infinity."""
         record = json.loads(json.dumps(record, default=float), parse_constant=lambda _: None)
         self.lines.append(record)
         with open(self.folder / "log.jsonl", "a") as f:
@@ -71,11 +74,12 @@ class Records:
             w.writerows(rows)
         os.replace(self.folder / "log.csv.new", self.folder / "log.csv")
 
-    def of(self, kind: str) -> list[dict]:
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The records of a kind: update, evaluation, test or alarm."""
         return [r for r in self.lines if r["kind"] == kind]
 
 
-def _flat(record: dict, prefix: str = "") -> dict[str, float]:
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a record by name; those in lists and maps as name/part."""
     out: dict[str, float] = {}
     for name, v in record.items():
@@ -98,7 +102,7 @@ def _replace(path: Path, data: bytes) -> None:
     os.replace(new, path)
 
 
-def save_checkpoint(folder: Path, network: Network, state: dict, keep: dict) -> None:
+def save_checkpoint(folder: Path, network: Network, state: dict[str, Any], keep: dict[str, Any]) -> None:
     """Writes folder/checkpoint: all that a run continues from, and the adapter in PEFT's form. After a crash the folder
     still has a complete one."""
     new, now, old = folder / "checkpoint.new", folder / "checkpoint", folder / "checkpoint.old"
@@ -112,7 +116,7 @@ def save_checkpoint(folder: Path, network: Network, state: dict, keep: dict) -> 
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(folder: Path) -> tuple[dict, dict] | None:
+def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Returns the state of the learner and what was kept beside it; None if the folder has no checkpoint."""
     for name in ("checkpoint", "checkpoint.old"):  # old: it died between the two renames
         if (path := folder / name / "state.pt").exists():
@@ -121,7 +125,7 @@ def load_checkpoint(folder: Path) -> tuple[dict, dict] | None:
     return None
 
 
-def curve(path: Path, runs: dict[str, list[dict]], title: str) -> None:
+def curve(path: Path, runs: dict[str, list[dict[str, Any]]], title: str) -> None:
     """Draws what was learned against updates: rates of both readers, diversity, training reward and divergence. runs:
     name to lines."""
     import matplotlib

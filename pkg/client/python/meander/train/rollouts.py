@@ -12,7 +12,7 @@ import torch
 from ..batch import Batch
 from ..events import EventError
 from ..textbatch import TextBatch
-from ..torch.families import Size
+from ..torch.family import Size
 from .model import Row, Texts
 from .objective import Kernel
 
@@ -98,6 +98,7 @@ class Rollouts:
         return self.prompts[key]
 
     def by_group(self, values: np.ndarray) -> list[np.ndarray]:
+        """Values [B, ...] of the samples, a part for each group."""
         return [values[self.batch["group_index"] == k] for k in range(len(self.batch.groups))]
 
     def spread(self) -> float:

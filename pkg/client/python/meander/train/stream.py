@@ -30,11 +30,16 @@ class Task:
     why it is skipped."""
 
     name: str
+    """The batch id."""
     cursor: str
+    """Where reading goes on behind it."""
     uids: list[str]
+    """Its groups, in order."""
     behind: int
     left_out: list[tuple[str, str]]
-    steps: int  # that are trained
+    """Groups that are skipped, each with the reason."""
+    steps: int
+    """How many steps are trained."""
 
 
 class Stream:
@@ -63,7 +68,7 @@ class Stream:
             return False
         return bool(info.state.subjects)
 
-    async def ask(self, bodies: list[dict], batch: int) -> None:
+    async def ask(self, bodies: list[dict[str, Any]], batch: int) -> None:
         """Publishes a batch's prompts, once."""
         if batch > self.asked:
             await publish(self.client, self.config.run, bodies, self.config.patience)
@@ -97,7 +102,7 @@ class Stream:
         """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version."""
         return await self._serve(None, "a new training run")
 
-    async def push(self, network: Network, state: dict, note: str) -> int:
+    async def push(self, network: Network, state: dict[str, Any], note: str) -> int:
         """Pushes an adapter, waits until the samplers make samples with it, and returns their version: that before,
         where the adapter changes nothing that they can see. One that is zero is the base, which they always take."""
         if not any(bool(v.any()) for name, v in state.items() if ".lora_B." in name):

@@ -16,12 +16,12 @@ from ..batch import Sample
 from ..lane import Lane
 from . import rows
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 
 class Asking:
     """What makes a worker of verl ask a lane in place of verl's servers. Rows of one uid that are begun together are
-    one group."""
+    one group. config is verl's, and rollout_config its part for rollouts."""
 
     config: Any
     rollout_config: Any
@@ -105,6 +105,7 @@ class AgentLoopManager(VerlManager):
     """
 
     worker_class: type = Worker
+    """What asks the lane."""
 
     def __init__(
         self, config: Any, llm_client: Any = None, teacher_client: Any = None, reward_loop_worker_handles: Any = None
@@ -138,7 +139,7 @@ class AgentLoopManager(VerlManager):
         output.meta_info = {"timing": self._performance_metrics(metrics, output), **output.meta_info}
         return output
 
-    async def _on_lane(self, call: Coroutine[Any, Any, R]) -> R:
+    async def _on_lane(self, call: Coroutine[Any, Any, _R]) -> _R:
         """Runs a call on the event loop of the lane's connection, whatever loop verl waits on."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self.lane.client.thread.loop))
 

@@ -18,7 +18,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from ..ask import drawn_log_probs, written
 from ..batch import Sample
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 LOOP = "single_turn_agent"
 """The agent loop of verl that a lane stands in for; conversations of several turns are those of the lane."""
@@ -81,7 +81,7 @@ def text_of(sampling_params: Mapping[str, Any], response_length: int) -> dict[st
     return out | {"top_k": max(int(sampling_params["top_k"]), 0), "max_new_tokens": response_length}
 
 
-async def retried(ask: Callable[[], Awaitable[R]], timeout: float) -> R:
+async def retried(ask: Callable[[], Awaitable[_R]], timeout: float) -> _R:
     """What ask gives; while the server is away, it is asked again, for timeout seconds."""
     end, pause = time.monotonic() + timeout, 0.1
     while True:

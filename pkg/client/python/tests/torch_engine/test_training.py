@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
+from meander import transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.model import Network  # noqa: E402
@@ -70,7 +71,7 @@ class Rollout:
         member = {"sample_index": n % 2, "advantage": 2 * reward - 1, "reward": reward, "status": "scored"}
         sample = Sample(member, facts, [], texts)
         for k in range(2):
-            kernel, sigma = sample.kernel(k), SIGMAS[k]
+            kernel, sigma = transition.kernel("sde", 0.8, SIGMAS, k), SIGMAS[k]
             v = self.client.velocity(np.stack([x, x]), [sigma] * 2, [there, away], HEIGHT, WIDTH, [guidance] * 2)
             v = combine(self.card["cfg_rule"], v[0], v[1]) if k == 0 else v[0]
             noise = self.rng.standard_normal(x.shape)

@@ -1,0 +1,129 @@
+"""What the package promises to those who install it: documented names, and extras that bring what its modules import."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import meander
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10, for which pytest brings it
+    import tomli as tomllib
+
+HERE = pathlib.Path(__file__).parents[1]
+MODULES = sorted((HERE / "meander").rglob("*.py"))
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+OPTIONAL = PROJECT["optional-dependencies"]
+REQUIRES = {"nats": "nats-py", "PIL": "pillow"}  # packages whose name is not that of their module
+# Modules of an extra of another name: any of these brings what they import.
+EXTRAS = {
+    "client": ["images"], "batch": ["dataset"], "lane": ["trl", "verl"], "track": ["track", "wandb", "trackio", "dataset"],
+}  # fmt: skip
+
+
+def imports(tree):
+    """The packages that a module imports as it runs, at any depth: not those for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (a.name.partition(".")[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+        yield from imports(node)
+
+
+def names(requirements):
+    """The packages of requirements; of nats-py[nkeys] both."""
+    return {name for r in requirements for name in re.findall(r"^[\w.-]+|(?<=\[)[\w-]+", r)}
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(HERE).as_posix())
+def test_what_a_module_imports_is_required(file):
+    name = file.relative_to(HERE / "meander").parts[0].removesuffix(".py")
+    has = names(PROJECT["dependencies"]).union(*(names(OPTIONAL.get(extra, [])) for extra in EXTRAS.get(name, [name])))
+    lacks = {p for p in imports(ast.parse(file.read_text())) if p not in sys.stdlib_module_names and REQUIRES.get(p, p) not in has}
+    assert not lacks, f"pyproject.toml: no dependency or extra of {name} brings {', '.join(sorted(lacks))}"
+
+
+def test_documents_name_extras_that_are_there():
+    named = set()
+    for file in [*MODULES, HERE / "README.md", *(HERE.parents[2] / "deploy/guide").glob("*.md")]:
+        for brackets in re.findall(r"(?:meander-client|pkg/client/python)\[([\w,-]+)\]", file.read_text()):
+            named |= set(brackets.split(","))
+    assert named and not named - OPTIONAL.keys()
+
+
+def test_license_is_that_of_the_repository():
+    assert (HERE / "LICENSE").read_bytes() == (HERE.parents[2] / "LICENSE").read_bytes()
+
+
+def test_names_of_the_package_are_there():
+    for name in meander.__all__:
+        if name != "dataset":  # which needs torch
+            assert getattr(meander, name) is not None
+
+
+def undocumented(node, name, doc, inherited):
+    """The public names in a module or class without a docstring. A variable may stand in the docstring of what has it;
+    of what a base class has, a class says only what differs."""
+    for c, after in zip(node.body, [*node.body[1:], None]):
+        if isinstance(c, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names, own, said = [c.name], ast.get_docstring(c), ""
+        elif isinstance(c, (ast.Assign, ast.AnnAssign)):
+            targets = c.targets if isinstance(c, ast.Assign) else [c.target]
+            names = [x.id for t in targets for x in getattr(t, "elts", [t]) if isinstance(x, ast.Name)]
+            said = doc
+            called = c.value.func if isinstance(c.value, ast.Call) else None
+            # What is made of a documented function has its docstring; a setting its help.
+            own = (after and ast.get_docstring(ast.Module([after], []))) or getattr(called, "id", "") in MAKERS
+        else:
+            continue
+        for n in names:
+            if n.startswith("_") or own or n in inherited or re.search(rf"\b{n}\b", said):
+                continue
+            yield f"{name}{n}"
+        if isinstance(c, ast.ClassDef) and not c.name.startswith("_"):
+            yield from undocumented(c, f"{name}{c.name}.", own or "", members(c))
+
+
+MAKERS = {"waiting", "_streaming", "_groups", "_batches", "_connecting", "_setting"}
+CLASSES = {c.name: c for file in MODULES for c in ast.walk(ast.parse(file.read_text())) if isinstance(c, ast.ClassDef)}
+# What base classes of other packages document.
+ABROAD = {"RolloutReplica": {"launch_servers"}, "BaseRollout": {"update_weights"}}
+
+
+def members(c):
+    """The names that the base classes of a class have."""
+    out = set()
+    for base in (getattr(b, "id", getattr(b, "attr", "")) for b in c.bases):
+        out |= ABROAD.get(base, set())
+        if base in CLASSES and CLASSES[base] is not c:
+            of = CLASSES[base]
+            out |= members(of) | {n.name for n in of.body if hasattr(n, "name")}
+            out |= {x.id for n in of.body if isinstance(n, (ast.Assign, ast.AnnAssign)) for x in ast.walk(n) if isinstance(x, ast.Name)}
+    return out
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(HERE).as_posix())
+def test_public_names_are_documented(file):
+    tree = ast.parse(file.read_text())
+    doc = ast.get_docstring(tree) or ""
+    assert doc, "the module has no docstring"
+    assert not list(undocumented(tree, "", doc, set()))
+
+
+def test_reference_has_a_page_of_each_module(tmp_path):
+    """Without the packages of extras, too; it ends at the first annotation or import that it cannot follow."""
+    pytest.importorskip("pdoc", reason="the reference is not written: pip install -r tests/requirements.txt brings pdoc")
+    out = subprocess.run([sys.executable, HERE / "reference.py", tmp_path], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE)})
+    assert out.returncode == 0, out.stderr
+    for page in ("meander", "meander/sync", "meander/sync/policy", "meander/dataset", "meander/train/learner", "meander/trl", "meander/verl"):
+        assert (tmp_path / f"{page}.html").is_file(), page
+    assert "Reader[meander.Batch]" in re.sub("<[^>]*>", "", (tmp_path / "meander/sync.html").read_text())

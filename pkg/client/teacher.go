@@ -1,0 +1,65 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// ErrNoTeacher means that no teacher of that name answers.
+var ErrNoTeacher = errors.New("no such teacher runs; 'meander teacher' starts one")
+
+// teacherPause is how long TeacherReply waits before it asks a busy teacher again.
+const teacherPause = 200 * time.Millisecond
+
+// TeacherReply asks a teacher for the log-probs that its model gives a stored sample, and waits for them; topK asks for
+// as many of the likeliest tokens besides. Tensors are complete. A teacher that is busy or stops is asked again until
+// ctx ends. A RefusedError says why it gives nothing, ErrNoTeacher that none of that name runs.
+func (c *Client) TeacherReply(ctx context.Context, teacher string, run schemas.Run, uid schemas.UID, sample, topK int64) (*schemas.TeacherReply, error) {
+	r := &schemas.TeacherRequest{Name: teacher, Run: run, UID: uid, SampleIndex: sample, TopK: topK}
+	data, err := schemas.Encode(r)
+	if err == nil {
+		err = schemas.DecodeValid(data, &schemas.TeacherRequest{})
+	}
+	if err != nil {
+		return nil, err
+	}
+	for {
+		m, err := c.bus.Conn().RequestWithContext(ctx, schemas.TeacherSubject(teacher), data)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return nil, fmt.Errorf("teacher %s: %w", teacher, ErrNoTeacher)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("teacher %s: %w", teacher, err)
+		}
+		reply := &schemas.TeacherReply{}
+		if err := schemas.DecodeValid(m.Data, reply); err != nil {
+			return nil, fmt.Errorf("teacher %s: %w", teacher, err)
+		}
+		switch {
+		case reply.Retry:
+			select {
+			case <-time.After(teacherPause):
+			case <-ctx.Done():
+				return nil, fmt.Errorf("teacher %s: %s: %w", teacher, reply.Error, ctx.Err())
+			}
+			continue
+		case reply.Error != "":
+			return nil, &RefusedError{Code: reply.Code, Reason: reply.Error, What: "request to teacher " + teacher}
+		}
+		var tensors []*schemas.Tensor
+		for _, t := range []*schemas.Tensor{
+			reply.LogProbs, reply.ProcessedLogProbs, reply.LogSumExps, reply.Entropies, reply.TopIDs, reply.TopLogits,
+		} {
+			if t != nil {
+				tensors = append(tensors, t)
+			}
+		}
+		return reply, c.bus.LoadTensors(ctx, tensors...)
+	}
+}

@@ -1,0 +1,105 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/teacher"
+)
+
+// teacherCommand makes the command 'meander teacher'.
+func teacherCommand(a *app) *cobra.Command {
+	cfg, metrics := teacher.DefaultConfig(), ""
+	c := &cobra.Command{
+		Use:   "teacher --model MODEL",
+		Short: "give the log-probs of stored samples under another model: a teacher or a reference",
+		Long: `teacher opens a model and answers on mdr.v1.teacher.NAME until it is interrupted. A request names a
+stored sample of any run; the reply has the log-probs that this model gives it:
+
+  texts   of each token that was generated, before temperature and filters (log_probs), and after those
+          of the sample (processed_log_probs); with top_k also the likeliest tokens and their logits
+  images  of the transition of each stochastic step whose states before and after are stored
+
+Use it for on-policy distillation, for the divergence from a reference, and to score samples with
+weights that did not draw them. The model needs the tokenizer of the samples, or the shape of their
+latents; other samples are refused by name. The samplers are not involved: a teacher may start, stop
+and run in replicas at any time. With its own weights a sample gets exactly its stored log-probs.`,
+		Example: `  meander teacher --model sums
+  meander teacher --model sums --adapter meander-out/learn-sums/seed-0/adapter --name better
+  meander teacher --model ./base --name reference --nats nats://gpu-1:4222 --device cuda:0`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, given []string) error {
+			cfg.EngineKey = engineKey(cfg.Engine)
+			if err := cfg.Validate(); errors.Is(err, devices.ErrUnavailable) {
+				return usage(err)
+			} else if err != nil {
+				return settingError(err)
+			}
+			if !c.Flags().Changed("log-level") {
+				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
+			}
+			return a.withConnection(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
+				return a.serveTeacher(c, conn, cfg, metrics)
+			})(c, given)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&cfg.Model, "model", "", "folder of a model, or the name of a shipped one")
+	f.StringVar(&cfg.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
+	f.Float64Var(&cfg.AdapterScale, "adapter-scale", cfg.AdapterScale, "scale of the adapter")
+	nameFlag(f, &cfg.Name, "name", "", "name that requests have for the teacher; default the model's")
+	addTeacherCompute(f, &cfg)
+	f.StringVar(&metrics, "metrics-addr", "", "host:port for /metrics (Prometheus), /healthz and /readyz; default none")
+	return c
+}
+
+// addTeacherCompute adds the flags of what computes the teacher's model.
+func addTeacherCompute(f *pflag.FlagSet, cfg *teacher.Config) {
+	engineFlag(f, &cfg.Engine, "default this program")
+	f.StringVar(&cfg.Device, "device", cfg.Device, sampler.Help("Device"))
+	f.StringVar(&cfg.DType, "dtype", cfg.DType, sampler.Help("DType"))
+	f.BoolVar(&cfg.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
+	f.IntVar(&cfg.Threads, "threads", 0, sampler.Help("Threads"))
+	f.IntVar(&cfg.Workers, "workers", 0, "samples that are scored at once; 0 for one per GPU, or per two cores")
+}
+
+// serveTeacher answers requests until the command is interrupted. An unknown model or device is a usage error.
+func (a *app) serveTeacher(c *cobra.Command, conn *connection, cfg teacher.Config, metrics string) error {
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	instance := boot.NewInstance()
+	health := boot.NewHealth("teacher", instance)
+	_, stop, err := health.Serve("--metrics-addr", metrics, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	health.Connected(conn.Bus)
+	leave, err := boot.Announce(conn.Bus, "teacher", teacher.Summary, instance, log)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	cfg.Listening = func(name string) {
+		health.SetReady(true)
+		fmt.Fprintf(c.ErrOrStderr(), "teacher %s answers on %s at %s; Ctrl-C ends it\n", name, schemas.TeacherSubject(name),
+			conn.where)
+	}
+	defer context.AfterFunc(c.Context(), func() { health.SetReady(false) })()
+	err = teacher.Run(c.Context(), cfg, conn.Bus, log)
+	if errors.Is(err, model.ErrUnknown) || errors.Is(err, devices.ErrUnavailable) {
+		return usage(err)
+	}
+	return err
+}

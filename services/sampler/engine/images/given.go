@@ -1,0 +1,47 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/sampling"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Given evaluates a model at the stored states of a sample. verify and teachers use it. One goroutine at a time may use
+// it.
+type Given struct {
+	Velocities *Velocities
+	Sampling   *schemas.Sampling
+	// Conditionings are the encoded prompt and, under guidance, the encoded negative prompt (Encode).
+	Conditionings []*model.Conditioning
+}
+
+// Velocity returns the output [S, C] of the model, with guidance, at a point. The error is the model's, or of ctx.
+func (g Given) Velocity(ctx context.Context, at Point) ([]float32, error) {
+	var negative *model.Conditioning
+	if len(g.Conditionings) == 2 {
+		negative = g.Conditionings[1]
+	}
+	at.Dst = make([]float32, len(at.X))
+	row := RowOf(g.Sampling, g.Conditionings[0], negative, at)
+	faults, err := g.Velocities.Eval(ctx, []GuidedRow{row}, sampling.SizeOf(g.Sampling))
+	if err == nil {
+		err = faults[0]
+	}
+	return row.Dst, err
+}
+
+// CheckLatents refuses a sample whose latents do not have the shape that a model of this card would make.
+func CheckLatents(c model.Card, t *schemas.Trajectory) error {
+	tokens, err := c.Tokens(sampling.SizeOf(&t.Sampling))
+	if err != nil {
+		return err
+	}
+	if want := []int64{int64(tokens), int64(c.LatentChannels)}; !slices.Equal(t.LatentsShape, want) {
+		return fmt.Errorf("latents_shape: %v; the model has %v", t.LatentsShape, want)
+	}
+	return nil
+}

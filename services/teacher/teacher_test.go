@@ -1,0 +1,280 @@
+package teacher_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/lm/qwen2"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/teacher"
+)
+
+const (
+	sums    = "../../deploy/models/sums"
+	signs   = "../../deploy/models/signs"
+	adapter = "../../deploy/demo/adapter" // of signs
+)
+
+// sample serves one prompt of the run r1 to its end, with a model and an adapter.
+func sample(t *testing.T, plane *bustest.Plane, model, adapter string, p *schemas.Prompt) {
+	t.Helper()
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model, config.Sampler.Adapter = model, adapter
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		return pipeline.Run(ctx, b, config, zerolog.Nop())
+	})
+	if _, err := client.New(plane.Bus).Publish(t.Context(), "r1", p); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject("r1", p.UID))
+	service.Stop()
+}
+
+// textPrompt draws with filters, so that log-probs before and after them differ.
+func textPrompt() *schemas.Prompt {
+	return &schemas.Prompt{
+		UID: "text", Prompt: "347+58=?", Seed: new(int64(5)), GroupSize: new(int64(2)),
+		Text: &schemas.Text{Temperature: new(0.7), TopK: new(int64(6))},
+	}
+}
+
+// imagePrompt has two stochastic steps of four.
+func imagePrompt() *schemas.Prompt {
+	return &schemas.Prompt{
+		UID: "image", Prompt: "a red sign", Seed: new(int64(5)), GroupSize: new(int64(1)),
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(4)), Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0),
+			Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+		},
+	}
+}
+
+// teach has a teacher answer under a name until the test ends, or stop is called.
+func teach(t *testing.T, plane *bustest.Plane, name, model string, change func(*teacher.Config)) (stop func()) {
+	t.Helper()
+	config, listening := teacher.DefaultConfig(), make(chan string, 1)
+	config.Model, config.Name = model, name
+	config.Listening = func(name string) { listening <- name }
+	if change != nil {
+		change(&config)
+	}
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		err := teacher.Run(ctx, config, b, zerolog.Nop())
+		if err != nil {
+			listening <- err.Error()
+		}
+		return err
+	})
+	if got := <-listening; got != name {
+		t.Fatalf("teacher %s: %s", name, got)
+	}
+	return service.Stop
+}
+
+func ask(t *testing.T, plane *bustest.Plane, name string, uid schemas.UID, sample, topK int64) (*schemas.Trajectory, *schemas.TeacherReply) {
+	t.Helper()
+	c := client.New(plane.Bus)
+	reply, err := c.TeacherReply(t.Context(), name, "r1", uid, sample, topK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trajectory, err := c.Trajectory(t.Context(), "r1", uid, sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trajectory, reply
+}
+
+func floats(t *testing.T, x *schemas.Tensor) []float32 {
+	t.Helper()
+	out := make([]float32, len(x.Data)/4)
+	if err := tensor.F32.DecodeFloats(out, x.Data); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// With its own weights a text gets exactly the numbers that are stored of it, of every token.
+func TestRun_TextWithItsOwnWeights(t *testing.T) {
+	plane := bustest.New(t)
+	sample(t, plane, sums, "", textPrompt())
+	teach(t, plane, "own", sums, nil)
+	const k = 3
+	for i := range int64(2) {
+		stored, reply := ask(t, plane, "own", "text", i, k)
+		if reply.WeightsDigest != stored.WeightsDigest || reply.Model != "sums" || reply.Backend != stored.Backend {
+			t.Errorf("computed by %s %.8s on %s, the sample by %.8s on %s", reply.Model, reply.WeightsDigest, reply.Backend,
+				stored.WeightsDigest, stored.Backend)
+		}
+		for name, pair := range map[string][2]*schemas.Tensor{
+			"log_probs":           {stored.Text.LogProbs, reply.LogProbs},
+			"processed_log_probs": {stored.Text.ProcessedLogProbs, reply.ProcessedLogProbs},
+			"entropies":           {stored.Text.Entropies, reply.Entropies},
+		} {
+			if want, got := floats(t, pair[0]), floats(t, pair[1]); !slices.Equal(got, want) {
+				t.Errorf("%s: %v; stored are %v", name, got, want)
+			}
+		}
+		checkTop(t, stored.Text, reply, k)
+	}
+}
+
+// checkTop checks the k likeliest tokens: they fall, the first is that of top_log_probs, and the token itself has its
+// log-prob where it is among them.
+func checkTop(t *testing.T, stored *schemas.TextResult, reply *schemas.TeacherReply, k int) {
+	t.Helper()
+	ids, mask, lse, top := stored.IDs.Data, stored.Mask.Data, floats(t, reply.LogSumExps), floats(t, reply.TopLogits)
+	logProbs, best := floats(t, reply.LogProbs), floats(t, stored.TopLogProbs)
+	if want := []int64{int64(len(mask)), int64(k)}; !slices.Equal(reply.TopIDs.Shape, want) {
+		t.Fatalf("top_ids: shape %v, want %v", reply.TopIDs.Shape, want)
+	}
+	for at := range mask {
+		if mask[at] == 0 {
+			continue
+		}
+		row := top[at*k : (at+1)*k]
+		if !slices.IsSortedFunc(row, func(a, b float32) int { return int(math.Copysign(1, float64(b-a))) }) {
+			t.Errorf("token %d: logits %v do not fall", at, row)
+		}
+		if got := float64(row[0]) - float64(lse[at]); math.Abs(got-float64(best[at])) > 1e-6 {
+			t.Errorf("token %d: the likeliest has %v, stored is %v", at, got, best[at])
+		}
+		for j, z := range row {
+			if binary.LittleEndian.Uint32(reply.TopIDs.Data[4*(at*k+j):]) == binary.LittleEndian.Uint32(ids[4*at:]) &&
+				math.Abs(float64(z)-float64(lse[at])-float64(logProbs[at])) > 1e-6 {
+				t.Errorf("token %d: log-prob %v, by its logit %v", at, logProbs[at], z-lse[at])
+			}
+		}
+	}
+}
+
+// With its own weights, an adapter among them, an image gets exactly the log-probs that are stored of it; with others
+// it gets others.
+func TestRun_ImageWithItsOwnWeights(t *testing.T) {
+	plane := bustest.New(t)
+	sample(t, plane, signs, adapter, imagePrompt())
+	teach(t, plane, "own", signs, func(c *teacher.Config) { c.Adapter = adapter })
+	teach(t, plane, "base", signs, nil)
+	stored, own := ask(t, plane, "own", "image", 0, 0)
+	_, base := ask(t, plane, "base", "image", 0, 0)
+	for _, reply := range []*schemas.TeacherReply{own, base} {
+		if !slices.Equal(reply.StepIndices, []int64{1, 2}) || reply.LogProbKind != stored.LogProbKind || reply.StepsLeftOut != nil {
+			t.Fatalf("steps %v of kind %s, left out %v", reply.StepIndices, reply.LogProbKind, reply.StepsLeftOut)
+		}
+	}
+	for i, step := range own.StepIndices {
+		want := *stored.LogProbs[step]
+		if own.StepLogProbs[i] != want || base.StepLogProbs[i] == want || math.Abs(base.StepLogProbs[i]-want) > 1 {
+			t.Errorf("step %d: %v with its own weights, %v without the adapter; stored is %v", step, own.StepLogProbs[i],
+				base.StepLogProbs[i], want)
+		}
+	}
+	if own.WeightsDigest != stored.WeightsDigest || base.WeightsDigest == stored.WeightsDigest {
+		t.Errorf("digests %.8s and %.8s, of the sample %.8s", own.WeightsDigest, base.WeightsDigest, stored.WeightsDigest)
+	}
+}
+
+// A request that cannot be answered is refused with its reason.
+func TestRun_Refuses(t *testing.T) {
+	plane := bustest.New(t)
+	sample(t, plane, sums, "", textPrompt())
+	sample(t, plane, "synthetic", "", imagePrompt())
+	few := imagePrompt()
+	few.UID, few.Rollout.ReturnStepIndices = "few", []int64{2, 4}
+	sample(t, plane, "synthetic", "", few)
+	fine := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 2, 2}}) // fewer pixels a token
+	other := t.TempDir()
+	if err := (qwen2.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 64}).Write(other); err != nil {
+		t.Fatal(err)
+	}
+	for name, model := range map[string]string{"text": sums, "image": "synthetic", "fine": fine, "other": other} {
+		teach(t, plane, name, model, nil)
+	}
+	c := client.New(plane.Bus)
+	refused := func(name string, uid schemas.UID, topK int64, code, says string) {
+		t.Helper()
+		_, err := c.TeacherReply(t.Context(), name, "r1", uid, 0, topK)
+		var refusal *client.RefusedError
+		if !errors.As(err, &refusal) || refusal.Code != code || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s of %s: %v; want %s: %s", uid, name, err, code, says)
+		}
+	}
+	refused("text", "nobody", 0, schemas.CodeUnknownSample, "sample 0 of group nobody of run r1: no trajectory is stored")
+	refused("text", "image", 0, schemas.CodeUnfit, "it is an image; the teacher's model sums makes texts")
+	refused("image", "text", 0, schemas.CodeUnfit, "it is a text; the teacher's model synthetic makes images")
+	refused("other", "text", 0, schemas.CodeUnfit, "one of 300: they must share a tokenizer")
+	refused("fine", "image", 0, schemas.CodeUnfit, "latents_shape")
+	refused("image", "image", 2, schemas.CodeInvalid, "top_k: 2; must be absent")
+	refused("image", "few", 0, schemas.CodeUnfit, "keep them with return_step_indices")
+	if _, err := c.TeacherReply(t.Context(), "nobody", "r1", "text", 0, 0); !errors.Is(err, client.ErrNoTeacher) {
+		t.Errorf("a teacher that is not there: %v", err)
+	}
+	if _, err := c.TeacherReply(t.Context(), "text", "r1", "text", -1, 0); err == nil {
+		t.Error("sample -1: no error")
+	}
+	if _, err := plane.Bus.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Prefix+"step.>"); err != nil {
+		t.Fatal(err)
+	}
+	refused("image", "image", 0, schemas.CodeGone, "removed by age or by hand")
+}
+
+// More requests than workers are all answered, those in flight when the teacher is stopped too.
+func TestRun_StopsWhenAllIsAnswered(t *testing.T) {
+	plane := bustest.New(t)
+	sample(t, plane, sums, "", textPrompt())
+	stop := teach(t, plane, "sums", sums, func(c *teacher.Config) { c.Name, c.Workers = "sums", 1 })
+	c, first := client.New(plane.Bus), make(chan struct{}, 1)
+	var asking sync.WaitGroup
+	for range 32 {
+		asking.Go(func() {
+			if _, err := c.TeacherReply(t.Context(), "sums", "r1", "text", 1, 0); err != nil && !errors.Is(err, client.ErrNoTeacher) {
+				t.Error(err)
+			} else if err == nil {
+				select {
+				case first <- struct{}{}:
+				default:
+				}
+			}
+		})
+	}
+	<-first
+	stop()
+	asking.Wait()
+	if _, err := c.TeacherReply(t.Context(), "sums", "r1", "text", 1, 0); !errors.Is(err, client.ErrNoTeacher) {
+		t.Errorf("a teacher that has stopped: %v", err)
+	}
+}
+
+func TestConfig_Validate(t *testing.T) {
+	for want, change := range map[string]func(*teacher.Config){
+		"":                      func(*teacher.Config) {},
+		"model: empty":          func(c *teacher.Config) { c.Model = "" },
+		`name: "a b"`:           func(c *teacher.Config) { c.Name = "a b" },
+		"adapter_scale: NaN":    func(c *teacher.Config) { c.AdapterScale = math.NaN() },
+		"workers: -1":           func(c *teacher.Config) { c.Workers = -1 },
+		"drain_timeout: 0s":     func(c *teacher.Config) { c.DrainTimeout = 0 },
+		`engine: "vllm=http:/x`: func(c *teacher.Config) { c.Engine = "vllm=http:/x" },
+		`dtype: "f8"`:           func(c *teacher.Config) { c.DType = "f8" },
+	} {
+		c := teacher.DefaultConfig()
+		c.Model = sums
+		change(&c)
+		if err := c.Validate(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
