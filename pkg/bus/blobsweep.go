@@ -250,7 +250,6 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 
 // countUses counts, for each blob, the stored events that contain its digest anywhere. IndexBlobs calls it.
 func (x *BlobIndex) countUses(ctx context.Context) error {
-	x.counted = true
 	if err := x.countPolicies(ctx); err != nil {
 		return err
 	}
@@ -269,6 +268,7 @@ func (x *BlobIndex) countUses(ctx context.Context) error {
 			x.countedUpTo[stream] = m.Seq
 		}
 	}
+	x.counted = true
 	return nil
 }
 

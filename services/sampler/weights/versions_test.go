@@ -379,7 +379,7 @@ func TestVersions_ByPath(t *testing.T) {
 				a = all[i]
 				return nil
 			}
-			return fmt.Errorf("not yet: %v", err)
+			return errors.Join(errors.New("not yet"), err)
 		})
 		return a
 	}
