@@ -26,7 +26,7 @@ class Report:
     grad_norm: float
     kl: list[float]  # mean divergence from the base, of the first micro-batch
     weight: float  # mean importance weight
-    used: int  # samples that the loss has a gradient for
+    used: int  # samples that the loss has a gradient for, without the divergence from the base
 
 
 class Learner:
@@ -90,7 +90,7 @@ class Learner:
         if self.average is not None and part == parts - 1:
             for name, value in network.state().items():
                 self.average[name].lerp_(value, 1 - self.decay)
-        return shared.tally.report(norm, distributed.total(len(rows)), self.minibatches)
+        return shared.tally.report(norm, distributed.total(len(loss.rows(batch, False))), self.minibatches)
 
     def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of all trained steps of some samples. The graph of one step is held at a time: of a loss of
