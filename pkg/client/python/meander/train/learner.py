@@ -35,7 +35,7 @@ class Report:
     weight: float
     """The mean importance weight."""
     used: int
-    """Samples that the loss has a gradient for."""
+    """Samples that the loss has a gradient for, without the divergence from the base."""
 
 
 class Learner:
@@ -99,7 +99,7 @@ class Learner:
         if self.average is not None and part == parts - 1:
             for name, value in network.state().items():
                 self.average[name].lerp_(value, 1 - self.decay)
-        return shared.tally.report(norm, distributed.total(len(rows)), self.minibatches)
+        return shared.tally.report(norm, distributed.total(len(loss.rows(batch, False))), self.minibatches)
 
     def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of all trained steps of some samples. The graph of one step is held at a time: of a loss of
