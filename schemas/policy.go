@@ -3,6 +3,7 @@ package schemas
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
@@ -212,8 +213,14 @@ func FileOfBlob(ref Ref) WeightsFile {
 	return WeightsFile{Bucket: ref.Bucket, Digest: ref.Digest, Size: ref.Size}
 }
 
-// checkRules checks that the file is in one place.
+// checkRules checks that the file is in one place, and that a blob is one that can be read.
 func (e *WeightsFile) checkRules(f *faults) {
+	if e.Bucket != "" && e.Bucket != BlobBucket {
+		f.add("bucket", quote(e.Bucket), "must be "+BlobBucket)
+	}
+	if e.Bucket != "" && e.Size > MaxBlobBytes {
+		f.add("size", strconv.FormatInt(e.Size, 10), fmt.Sprintf("must be at most %d for a blob", int64(MaxBlobBytes)))
+	}
 	if (e.Bucket == "") == (e.Path == "") {
 		f.add("path", quote(e.Path), "must be given without bucket, and only then")
 	}

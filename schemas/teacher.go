@@ -7,7 +7,7 @@ import "strconv"
 // model is a teacher, too.
 type TeacherRequest struct {
 	V int64 `msgpack:"v"`
-	// Name is the teacher's.
+	// Name is what the teacher was started with, and the end of its subject.
 	Name string `msgpack:"name" form:"token"`
 	// Run, UID and SampleIndex name a completed trajectory.
 	Run         Run   `msgpack:"run" form:"token"`

@@ -60,6 +60,10 @@ def main() -> None:
             if code := subprocess.run(command, env=env).returncode:
                 sys.exit(code)
 
+    taught = args.teacher and args.teacher.resolve()
+    for made in [args.out / "teacher", *(args.out / f"seed-{seed}" for seed in args.seeds)]:
+        if taught and taught.is_relative_to(made.resolve()):
+            parser.error(f"--teacher: {args.teacher} lies in {made}, which this run makes anew; copy it, or give another --out")
     adapter = None
     if args.example == "distill_sums.py" and (adapter := args.teacher) is None:
         train("grpo_sums.py", TEACHER_SEED, args.out / "teacher", flags[:2])

@@ -303,7 +303,7 @@ func (x *BlobIndex) neededBlobs(m *Message) map[string]bool {
 }
 
 const (
-	// A lane keeps the weights of its last keptPolicies versions, even if no event names them, so that it can go
+	// A lane keeps the weights of its last keptPolicies versions that were not refused, even if no event names them, so that it can go
 	// back. They may take keptShare percent of the object store's limit; the last leastPolicies stay in any case.
 	keptPolicies, leastPolicies = 8, 2
 	keptShare                   = 25
@@ -339,14 +339,21 @@ func (x *BlobIndex) countPolicies(ctx context.Context) error {
 		for _, f := range p.Files() {
 			v.size += f.Size
 		}
-		x.weights[p.WeightsDigest] = blobs
+		x.weights[p.WeightsDigest] = append(x.weights[p.WeightsDigest], blobs...) // a forged policy may name the same
 		x.versions[p.Lane] = append(x.versions[p.Lane], v)
 	}
-	for _, versions := range x.versions {
-		room := info.Config.MaxBytes / 100 * keptShare
+	for lane, versions := range x.versions {
+		refused, err := x.b.PolicyRefusals(ctx, lane)
+		if err != nil {
+			return err
+		}
+		kept, room := 0, info.Config.MaxBytes/100*keptShare
 		for i, v := range slices.Backward(versions) {
-			age := len(versions) - i
-			if room -= v.size; age > keptPolicies || age > leastPolicies && room < 0 && info.Config.MaxBytes > 0 {
+			if refused[v.number] != "" && i < len(versions)-1 {
+				continue // a lane goes back to what it served
+			}
+			kept++
+			if room -= v.size; kept > keptPolicies || kept > leastPolicies && room < 0 && info.Config.MaxBytes > 0 {
 				break
 			}
 			for _, digest := range v.blobs {

@@ -17,6 +17,16 @@ var ErrNoTeacher = errors.New("no such teacher runs; 'meander teacher' starts on
 // teacherPause is how long TeacherReply waits before it asks a busy teacher again.
 const teacherPause = 200 * time.Millisecond
 
+// teacherPatience is how long TeacherReply waits before it asks for the same a second time; later twice as long.
+const teacherPatience = 30 * time.Second
+
+// askTeacher makes one request.
+func (c *Client) askTeacher(ctx context.Context, teacher string, data []byte, patience time.Duration) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return c.bus.Conn().RequestWithContext(ctx, schemas.TeacherSubject(teacher), data)
+}
+
 // TeacherReply asks a teacher for the log-probs that its model gives a stored sample, and waits for them; topK asks for
 // as many of the likeliest tokens besides. Tensors are complete. A teacher that is busy or stops is asked again until
 // ctx ends. A RefusedError says why it gives nothing, ErrNoTeacher that none of that name runs.
@@ -29,8 +39,12 @@ func (c *Client) TeacherReply(ctx context.Context, teacher string, run schemas.R
 	if err != nil {
 		return nil, err
 	}
-	for {
-		m, err := c.bus.Conn().RequestWithContext(ctx, schemas.TeacherSubject(teacher), data)
+	for patience := teacherPatience; ; {
+		m, err := c.askTeacher(ctx, teacher, data, patience)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the request, or who had it, may be lost
+			patience *= 2
+			continue
+		}
 		if errors.Is(err, nats.ErrNoResponders) {
 			return nil, fmt.Errorf("teacher %s: %w", teacher, ErrNoTeacher)
 		}

@@ -16,6 +16,8 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
+	"syscall"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/schemas"
@@ -54,6 +56,9 @@ type File struct {
 func (d *Dir) File(ctx context.Context, w schemas.WeightsFile) (_ *File, err error) {
 	where := path.Join(d.root.Name(), w.Path)
 	file, info, err := d.open(w.Path)
+	if err != nil && mayPass(err) {
+		return nil, fmt.Errorf("open %s: %w", where, bare(err))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnfit, where, bare(err))
 	}
@@ -94,8 +99,18 @@ func (d *Dir) open(name string) (*os.File, os.FileInfo, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	info, err = file.Stat()
-	return file, info, err
+	if info, err = file.Stat(); err != nil {
+		return nil, nil, errors.Join(err, file.Close())
+	}
+	return file, info, nil
+}
+
+// mayPass reports whether a file may be opened later: the system is short of something, or a network disk is away.
+func mayPass(err error) bool {
+	return slices.ContainsFunc([]error{
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EIO, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EINTR,
+		syscall.EAGAIN,
+	}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // bare returns an error without the operation and the path of which it is.

@@ -168,6 +168,7 @@ func TestChannels(t *testing.T) {
 		"trajectory": schemas.TrajectorySubject("r", "u", 1),
 		"score":      schemas.ScoreSubject("pickscore"),
 		"interact":   schemas.InteractSubject("tutor"),
+		"teacher":    schemas.TeacherSubject("reference"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.StoredSubject(schemas.RewardSubject("r", "b", "u", 1)),
 		"advantage":  schemas.AdvantageSubject("r", "u"),

@@ -58,7 +58,7 @@ const sweepEvery = bus.BlobGrace / 8
 type blobSweeps struct {
 	index        *bus.BlobIndex
 	swept, freed time.Time
-	// versions is how many policies there were: with each new one an older one may go from the shared folder.
+	// versions is how many policies there were when the shared folder was swept: with each new one an older one may go.
 	versions uint64
 	// once says that this is a single pass, not one of many.
 	once bool
@@ -79,7 +79,7 @@ func (s *blobSweeps) startSweep(p *pass) bool {
 		blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
 	policies := p.streams[schemas.StreamPolicies]
 	if p.cfg.WeightsDir != "" && policies != nil && policies.Messages != s.versions {
-		s.versions, full = policies.Messages, true
+		full = true
 	}
 	if !s.once && !full && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
 		return false
@@ -190,11 +190,11 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		r, err := runPass(ctx, cfg, b, false, &blobs, m)
 		m.look.Observe(time.Since(began).Seconds())
 		if err != nil && ctx.Err() == nil {
-			if errors.Is(err, bus.ErrPermission) && !cfg.Rules() {
+			if errors.Is(err, bus.ErrPermission) && !cfg.Rules() && cfg.WeightsDir == "" {
 				return nil
 			}
 			level := zerolog.WarnLevel
-			if !cfg.Rules() { // no user asked for it
+			if !cfg.Rules() && cfg.WeightsDir == "" { // no user asked for it
 				level = zerolog.DebugLevel
 			}
 			log.WithLevel(level).Err(err).Msg("not all could be freed; tried again")

@@ -430,6 +430,9 @@ func (p *pass) freeWeights(ctx context.Context) (err error) {
 	n, bytes, err := dir.Sweep(store, p.blobs.index.Before(), needed, p.dry)
 	p.report.WeightsFiles += n
 	p.report.WeightsBytes += bytes
+	if policies := p.streams[schemas.StreamPolicies]; err == nil && policies != nil {
+		p.blobs.versions = policies.Messages
+	}
 	return err
 }
 

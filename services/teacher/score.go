@@ -45,22 +45,19 @@ func (s *service) scoreSample(network engine.Network, t *schemas.Trajectory, top
 }
 
 // maxTop bounds the bytes of the likeliest tokens of one reply.
-const maxTop = 256 << 20
+const maxTop = 64 << 20
 
 // scoreText computes the numbers of each token that was generated, from the tokens before it.
 func (s *service) scoreText(m lm.Model, t *schemas.Trajectory, topK int) (*schemas.TeacherReply, error) {
 	card, settings := m.Card(), &t.Text.Settings
-	if settings.Vocabulary != int64(card.Vocabulary) {
-		return nil, refuse(schemas.CodeUnfit, "it has a vocabulary of %d tokens, the teacher's model %s one of %d: they "+
-			"must share a tokenizer", settings.Vocabulary, card.Name, card.Vocabulary)
-	}
 	stored := new(*t.Text.IDs)
 	if err := s.bus.LoadTensors(s.ctx, stored); err != nil {
 		return nil, gone(fmt.Errorf("text.ids: %w", err))
 	}
 	ids, err := texts.IDsOf(stored, card.Vocabulary)
 	if err != nil {
-		return nil, refuse(schemas.CodeUnfit, "%w", err)
+		return nil, refuse(schemas.CodeUnfit, "%w, the vocabulary of the teacher's model %s: they must share a tokenizer", err,
+			card.Name)
 	}
 	n, k := len(ids), min(topK, card.Vocabulary)
 	switch {
@@ -113,7 +110,7 @@ func (s *service) scoreText(m lm.Model, t *schemas.Trajectory, topK int) (*schem
 	if k == 0 {
 		return reply, nil
 	}
-	var data []byte
+	data := make([]byte, 0, 4*len(topIDs))
 	for _, id := range topIDs {
 		data = binary.LittleEndian.AppendUint32(data, uint32(id))
 	}
@@ -171,8 +168,11 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 		return nil, refuse(schemas.CodeUnfit, "the teacher's model %s: %w", card.Name, err)
 	}
 	conds, err := images.Encode(s.ctx, m, &t.Sampling)
+	if errors.Is(err, model.ErrPrompt) {
+		return nil, refuse(schemas.CodeUnfit, "encode the prompt: %w", err)
+	}
 	if err != nil {
-		return nil, errors.Join(s.ctx.Err(), refuse(schemas.CodeUnfit, "encode the prompt: %w", err))
+		return nil, fmt.Errorf("encode the prompt: %w", err)
 	}
 	given := images.Given{Velocities: images.NewVelocities(m), Sampling: &t.Sampling, Conditionings: conds}
 	plan, reply := sampling.Plan(&t.Sampling), &schemas.TeacherReply{LogProbKind: t.LogProbKind}

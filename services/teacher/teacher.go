@@ -29,6 +29,7 @@ import (
 	languages "github.com/meander-rl/meander/pkg/lm/families"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
@@ -143,6 +144,8 @@ type service struct {
 	waiting atomic.Int64        // requests that are not answered yet
 	work    sync.WaitGroup
 	ctx     context.Context // of the requests in flight: it ends after the drain timeout
+	left    atomic.Int64    // networks whose device is not lost
+	lost    chan error      // gets why the last one was given up
 }
 
 // serve answers requests with an open model until ctx ends.
@@ -150,7 +153,9 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	network, workers := opened.All[0].Network, cmp.Or(cfg.Workers, opened.Workers())
 	s := &service{
 		bus: b, log: log, name: cmp.Or(cfg.Name, network.Name()), idle: make(chan engine.Network, workers),
+		lost: make(chan error, 1),
 	}
+	s.left.Store(int64(workers))
 	for i := range workers {
 		s.idle <- opened.All[i%len(opened.All)].Network
 	}
@@ -171,7 +176,11 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	if cfg.Listening != nil {
 		cfg.Listening(s.name)
 	}
-	<-ctx.Done()
+	var lost error
+	select {
+	case <-ctx.Done():
+	case lost = <-s.lost:
+	}
 	late := time.AfterFunc(cfg.DrainTimeout, stop)
 	defer late.Stop()
 	if err := subscription.Drain(); err == nil {
@@ -181,7 +190,7 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		}
 	}
 	s.work.Wait()
-	return nil
+	return lost
 }
 
 // receive takes a request and has it answered once a worker is idle.
@@ -197,8 +206,13 @@ func (s *service) receive(m *nats.Msg) {
 		defer s.waiting.Add(-1)
 		select {
 		case network := <-s.idle:
-			reply := s.answer(network, m.Data)
-			s.idle <- network
+			reply, err := s.answer(network, m.Data)
+			switch {
+			case !errors.Is(err, tensor.ErrDeviceLost):
+				s.idle <- network
+			case s.left.Add(-1) == 0:
+				s.lost <- fmt.Errorf("no device is left: %w", err)
+			}
 			s.respond(m, reply)
 		case <-s.ctx.Done():
 			s.respond(m, &schemas.TeacherReply{Error: "the teacher stops", Code: schemas.CodeFailed, Retry: true})
@@ -219,10 +233,10 @@ func refuse(code, format string, args ...any) error {
 	return &refusal{code, fmt.Errorf(format, args...)}
 }
 
-// answer returns the reply to a request.
-func (s *service) answer(network engine.Network, data []byte) (reply *schemas.TeacherReply) {
+// answer returns the reply to a request, and the error that it says.
+func (s *service) answer(network engine.Network, data []byte) (reply *schemas.TeacherReply, err error) {
 	began, r := time.Now(), &schemas.TeacherRequest{}
-	err := engine.Guarded(func() (err error) {
+	err = engine.Guarded(func() (err error) {
 		if err := schemas.DecodeValid(data, r); err != nil {
 			return refuse(schemas.CodeInvalid, "%w", err)
 		}
@@ -234,7 +248,7 @@ func (s *service) answer(network engine.Network, data []byte) (reply *schemas.Te
 	if err == nil {
 		reply.Model, reply.WeightsDigest, reply.Backend = network.Name(), network.Digest(), network.Backend()
 		log.Debug().Msg("sample scored")
-		return reply
+		return reply, nil
 	}
 	reply = &schemas.TeacherReply{Error: err.Error(), Code: schemas.CodeFailed, Retry: true}
 	var terminal *bus.TerminalError
@@ -245,7 +259,7 @@ func (s *service) answer(network engine.Network, data []byte) (reply *schemas.Te
 		reply.Error, _, _ = strings.Cut(reply.Error, "\n") // the stack of a panic is for the log
 	}
 	log.Warn().Err(err).Str("code", reply.Code).Bool("retry", reply.Retry).Msg("sample not scored")
-	return reply
+	return reply, err
 }
 
 // respond sends a reply to whoever asked.

@@ -216,7 +216,7 @@ func TestRun_Refuses(t *testing.T) {
 	refused("text", "nobody", 0, schemas.CodeUnknownSample, "sample 0 of group nobody of run r1: no trajectory is stored")
 	refused("text", "image", 0, schemas.CodeUnfit, "it is an image; the teacher's model sums makes texts")
 	refused("image", "text", 0, schemas.CodeUnfit, "it is a text; the teacher's model synthetic makes images")
-	refused("other", "text", 0, schemas.CodeUnfit, "one of 300: they must share a tokenizer")
+	refused("other", "text", 0, schemas.CodeUnfit, "must be below 300, the vocabulary of the teacher's model")
 	refused("fine", "image", 0, schemas.CodeUnfit, "latents_shape")
 	refused("image", "image", 2, schemas.CodeInvalid, "top_k: 2; must be absent")
 	refused("image", "few", 0, schemas.CodeUnfit, "keep them with return_step_indices")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -114,7 +115,7 @@ func (s *sample) isAvailable(w *version, step int64) bool {
 	switch {
 	case w.err == nil:
 		return true
-	case errors.Is(w.err, bus.ErrNotFound):
+	case errors.Is(w.err, bus.ErrNotFound), errors.Is(w.err, fs.ErrNotExist):
 		s.report.WeightsGone++
 	case errors.Is(w.err, errUnknown):
 		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those",

@@ -139,6 +139,10 @@ func (d *Device) upload(at driver.Pointer, a *array, p tensor.Array) error {
 		data := p.Data[from*a.k*p.DType.Size() : (from+n)*a.k*p.DType.Size()]
 		if p.DType != a.dtype || a.stride != a.k {
 			data = d.convert(a, p.DType, data, n)
+		} else {
+			// The driver must not read a mapped file: where that is cut off, the process would end.
+			d.encoded = append(d.encoded[:0], data...)
+			data = d.encoded
 		}
 		if err := d.driver.CopyIn(at+driver.Pointer(from*row), data); err != nil {
 			return err

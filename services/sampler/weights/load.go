@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime/debug"
 	"syscall"
@@ -189,7 +190,11 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 		}
 		digests[i] = w.Digest
 	}
-	if made.Full, err = lora.FullOf(files...); err != nil {
+	err = catchCutOff(func() (err error) {
+		made.Full, err = lora.FullOf(files...)
+		return err
+	})
+	if err != nil {
 		return made, engine.Refuse("weights: %w", err)
 	}
 	made.Digest = lora.FullDigest(p.BaseDigest, digests...)
@@ -222,8 +227,11 @@ func (c *fetchedChange) sharedFile(ctx context.Context, from Source, field strin
 			w.Path)
 	}
 	dir, err := weightsdir.Open(from.Dir)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return f, engine.Refuse("%s: %w", field, err)
+	}
+	if err != nil {
+		return f, fmt.Errorf("%s: %w", field, err)
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
 	file, err := dir.File(ctx, w)

@@ -513,9 +513,13 @@ async def _put_blob(client: Client, data: bytes | memoryview) -> Event:
             return ref
     except Exception:  # noqa: BLE001, S110 - not there, or not whole: it is written
         pass
-    nuid = uuid.uuid4().hex
+    nuid, sent = uuid.uuid4().hex, hashlib.sha256()
     for begin in range(0, len(data), _CHUNK):
-        await client.js.publish(f"$O.mdr-blobs.C.{nuid}", bytes(data[begin : begin + _CHUNK]))
+        chunk = bytes(data[begin : begin + _CHUNK])
+        sent.update(chunk)
+        await client.js.publish(f"$O.mdr-blobs.C.{nuid}", chunk)
+    if sent.digest() != digest:
+        raise PolicyRefused("weights: a file was changed while it was sent; push it again once it is whole")
     entry = {
         "name": digest.hex(), "options": {"max_chunk_size": _CHUNK}, "bucket": "mdr-blobs", "nuid": nuid, "size": len(data),
         "chunks": -(-len(data) // _CHUNK), "digest": "SHA-256=" + base64.urlsafe_b64encode(digest).decode(),

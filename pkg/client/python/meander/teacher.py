@@ -20,6 +20,8 @@ from .textbatch import KINDS, TextBatch
 
 _Array = npt.NDArray[Any]
 
+_PATIENCE = 30  # seconds before the same is asked a second time, later twice as many: a request may be lost
+_AT_ONCE = 16  # requests of a batch in flight
 _PAUSE = 0.2  # seconds before a busy teacher is asked again
 _TENSORS = ("log_probs", "processed_log_probs", "log_sum_exps", "entropies", "top_ids", "top_logits")
 _REPLY: Event = {
@@ -83,18 +85,23 @@ class Teachers:
         """
         subject, end = f"{PREFIX}teacher.{teacher}", time.monotonic() + timeout
         body = msgpack.packb({"v": 1, "name": teacher, "run": run, "uid": uid, "sample_index": int(sample_index), "top_k": top_k})
+        patience = _PATIENCE / 2
         while True:
+            patience *= 2
             try:
-                m = await self.nc.request(subject, body, timeout=max(0.001, end - time.monotonic()))
+                m = await self.nc.request(subject, body, timeout=max(0.001, min(patience, end - time.monotonic())))
             except nats.errors.NoRespondersError:
                 raise NoTeacher(f"no teacher {teacher} answers on {subject}: `meander teacher --name {teacher} --model ...` starts one") from None
             except nats.errors.TimeoutError:
+                if time.monotonic() < end:
+                    continue
                 raise TimeoutError(f"teacher {teacher}: no answer in {timeout:g} s") from None
             reply = decode(m.data)
             if wrong := fault(reply, _REPLY):
                 raise EventError(f"teacher {teacher}: {wrong}")
             if not reply.get("retry"):
                 break
+            patience /= 2
             if time.monotonic() + _PAUSE > end:
                 raise TimeoutError(f"teacher {teacher}: {reply['error']}, for {timeout:g} s")
             await asyncio.sleep(_PAUSE)
@@ -115,13 +122,18 @@ class Teachers:
         """The log-probs of a whole batch under the model of a teacher: of the shape of batch["log_probs"], of the same
         kind and 0 in the same places, so that the two can be subtracted.
 
-        Errors are those of teacher_reply; EventError: a state of a stochastic step was not kept.
+        Errors are those of teacher_reply, with timeout for each sample; EventError: a state of a stochastic step was not
+        kept, or replicas of the teacher have different weights.
         """
-        replies = await together(
-            self.teacher_reply(teacher, s.trajectory["run"], s.trajectory["uid"], s.trajectory["sample_index"], timeout=timeout)
-            for s in batch.samples
-            if s.trajectory
-        )
+        free = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(t: Event) -> TeacherReply:
+            async with free:
+                return await self.teacher_reply(teacher, t["run"], t["uid"], t["sample_index"], timeout=timeout)
+
+        replies = await together(ask(s.trajectory) for s in batch.samples if s.trajectory)
+        if len(digests := sorted({r.weights_digest for r in replies})) > 1:
+            raise EventError(f"teacher {teacher}: replicas have different weights: {', '.join(d[:16] for d in digests)}")
         out = np.zeros(batch["log_probs"].shape)
         for row, s, reply in zip(out, batch.samples, replies, strict=True):
             values = _answers(batch, s, reply) if isinstance(batch, TextBatch) else _steps(s, reply)

@@ -14,13 +14,14 @@ from pathlib import Path
 from .events import Event
 
 _PIECE = 1 << 20  # bytes of a file in memory at once
+_MAX_PATH = 1024
 _FRESH_EVERY = 20  # seconds after which a push that copies says again that it needs the copies before
 
 
 def place(folder: str | Path, store: str, files: Sequence[Path | bytes]) -> list[Event]:
     """Names files, or bytes in memory, for a policy that is stored at once. store names the store that it goes to.
 
-    OSError: the folder or a file cannot be read or written.
+    OSError: the folder or a file cannot be read or written. ValueError: a path that no policy can have.
     """
     root, said = Path(folder).resolve(strict=True), time.monotonic()
     copies: list[Path] = []
@@ -42,7 +43,10 @@ def place(folder: str | Path, store: str, files: Sequence[Path | bytes]) -> list
                 _copy(file, target, digest, lambda _: keep())
             copies.append(target)
             real = target
-        out.append({"digest": digest, "size": size, "path": real.relative_to(root).as_posix()})
+        path = real.relative_to(root).as_posix()
+        if len(path.encode()) > _MAX_PATH or "\\" in path or not path.isprintable():
+            raise ValueError(f"{path!r}: must be a path of at most {_MAX_PATH} bytes, without backslashes and control characters")
+        out.append({"digest": digest, "size": size, "path": path})
     keep(now=True)
     return out
 
@@ -68,7 +72,7 @@ def _has(target: Path, digest: str, each: Callable[[bytes], object]) -> bool:
     try:
         os.utime(target)
         return _each(target, each)[0] == digest
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
 
 

@@ -398,10 +398,14 @@ def test_a_file_of_tensors_is_that_of_safetensors():
 
 def test_alarms():
     def update(**changed):
-        return {"ratio_off": [1e-8, math.nan], "behind": 0, "kl": [1e-4], "reader": 0.8, "zero_std": 0.1} | changed
+        return {"ratio_off": [1e-8, math.nan], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1} | changed
 
     alarms = Alarms(Config(prompts="p"))
     assert alarms.update(update()) == []
+    # A window that moves on is at a step of less noise, where the same change is a larger divergence.
+    assert alarms.update(update(steps=[1], kl=[1e-2])) == []
+    assert [k for k, _ in alarms.update(update(kl=[1e-2]))] == [HACKING]
+    alarms = Alarms(Config(prompts="p"))
     assert [k for k, _ in alarms.update(update(ratio_off=[1e-8, 1e-5]))] == [RATIO]
     assert alarms.update(update(ratio_off=[1e-5], behind=1)) == []  # older weights are elsewhere by right
     for _ in range(8):

@@ -1788,7 +1788,7 @@ export interface TeacherReply {
 export interface TeacherRequest {
   /** schema version of the event's type */
   v: 1;
-  /** name is the teacher's. */
+  /** name is what the teacher was started with, and the end of its subject. */
   name: string;
   /** run, uid and sample_index name a completed trajectory. */
   run: string;

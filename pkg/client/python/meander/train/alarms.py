@@ -32,7 +32,8 @@ class Alarms:
         off = max((x for x in record["ratio_off"] if not math.isnan(x)), default=0.0)
         if record["behind"] == 0 and off > c.ratio_limit:
             out.append((RATIO, f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's weights are not the trainer's"))
-        if (kl := record["kl"][0]) > c.kl_limit:
+        # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one step.
+        if record["steps"][0] == c.trained[0] and (kl := record["kl"][0]) > c.kl_limit:
             out.append((HACKING, f"the divergence from the base at the first trained step is {kl:.1e}, more than {c.kl_limit:g}"))
         self.rewards.append(record["reader"])
         means = [sum(self.rewards[i : i + 5]) / 5 for i in range(len(self.rewards) - 4)]

@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import math
 import random
+import secrets
 import typing
+from pathlib import Path
 from typing import Any
 
 from ..track import Sink, sink
@@ -165,8 +167,16 @@ class Config:
         return self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.lr_schedule]
 
     def trackers(self) -> list[Sink]:
-        """The sinks of track. ValueError: there is no such one, or its package is missing."""
-        return [sink(to.strip(), f"{self.run}-{self.trainer}", "--track") for to in filter(None, self.track.split(","))]
+        """The sinks of track. ValueError: there is no such one, or its package is missing. A run that goes on in out has
+        the name that it had; another has another one."""
+        named = [to.strip() for to in filter(None, self.track.split(","))]
+        if not named:
+            return []
+        file = Path(self.out) / "track-name"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{self.run}-{self.trainer}-{secrets.token_hex(3)}")
+        return [sink(to, file.read_text(), "--track") for to in named]
 
     def options(self) -> dict[str, float]:
         """The settings in loss_options."""
