@@ -403,9 +403,9 @@ def test_alarms():
     alarms = Alarms(Config(prompts="p"))
     assert alarms.update(update()) == []
     # A window that moves on is at a step of less noise, where the same change is a larger divergence.
-    assert alarms.update(update(steps=[1], kl=[1e-2])) == []
-    assert [k for k, _ in alarms.update(update(kl=[1e-2]))] == [HACKING]
-    alarms = Alarms(Config(prompts="p"))
+    window = Alarms(Config(prompts="p"))
+    assert window.update(update(steps=[1], kl=[1e-2])) == []
+    assert [k for k, _ in window.update(update(kl=[1e-2]))] == [HACKING]
     assert [k for k, _ in alarms.update(update(ratio_off=[1e-8, 1e-5]))] == [RATIO]
     assert alarms.update(update(ratio_off=[1e-5], behind=1)) == []  # older weights are elsewhere by right
     for _ in range(8):
