@@ -95,14 +95,15 @@ func Dial(ctx context.Context, c Config) (*Pool, error) {
 // before it is used. The error says why none can be used; it wraps ErrRefused if waiting does not help any of them.
 func (p *Pool) Check(ctx context.Context) error { return p.pool.Check(ctx) }
 
-// join finds out what a server is, compares it with the first, and has it load the adapters. While no other is used its
-// weights may be new ones: its owner may have changed them.
+// join finds out what a server is, compares it with the first, and has it load the adapters. The only server of a pool
+// may have new weights: its owner may have changed them. Of several one with others must not take over while the rest
+// are away.
 func (p *Pool) join(ctx context.Context, m *member) error {
 	s, err := newServer(ctx, p.config, p.name, m.http)
 	if err != nil {
 		return err
 	}
-	alone := len(p.pool.Servers()) == 0
+	alone := len(p.all) == 1
 	p.mu.Lock()
 	first, adapters := cmp.Or(p.first, s), maps.Clone(p.adapters)
 	p.mu.Unlock()
@@ -112,11 +113,11 @@ func (p *Pool) join(ctx context.Context, m *member) error {
 	if err := s.sameNumbers(first); err != nil && !alone {
 		return err
 	}
-	if alone {
-		p.mu.Lock()
+	p.mu.Lock()
+	if alone || p.first == nil {
 		p.first = s
-		p.mu.Unlock()
 	}
+	p.mu.Unlock()
 	for name, folder := range adapters {
 		if err := s.loadAdapter(ctx, name, folder); err != nil {
 			return err

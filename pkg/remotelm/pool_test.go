@@ -76,8 +76,8 @@ func TestPool_GoesOnElsewhere(t *testing.T) {
 	}
 }
 
-// A server that gives other numbers for the same prompt, or of another kind, is not used. Nor is one that comes back with
-// numbers of another kind, but the only one may come back with other weights.
+// A server that gives other numbers for the same prompt, or of another kind, is not used, also while the others are away.
+// Nor is one that comes back so.
 func TestPool_Refuses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -111,13 +111,33 @@ func TestPool_Refuses(t *testing.T) {
 			}
 			a.Down(true)
 			_ = p.Check(t.Context())
+			if got := draw(t.Context(), p); !errors.Is(got.err, remotelm.ErrAway) || len(b.Asked()) != 0 {
+				t.Errorf("the first is away: %v, the other was asked %d times; want ErrAway, none", got.err, len(b.Asked()))
+			}
 			a.Down(false)
 			c.b(a)
-			err := p.Check(t.Context())
-			if weights := name == "other weights"; (err == nil) != weights || !weights && !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the only server comes back changed: %v; want %q, but for weights", err, c.says)
+			if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("the first comes back changed: %v; want %q", err, c.says)
 			}
 		})
+	}
+}
+
+// The only server may come back with other weights: its owner may have changed them.
+func TestPool_NewWeightsOfTheOnlyOne(t *testing.T) {
+	t.Parallel()
+	s := remotelmtest.New(t, remotelmtest.LogProbs)
+	p, err := remotelm.Dial(t.Context(), remotelm.Config{Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Pause: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	s.Down(true)
+	_ = p.Check(t.Context())
+	s.Down(false)
+	s.Row = func(z []float64) { slices.Reverse(z) }
+	if err := p.Check(t.Context()); err != nil || draw(t.Context(), p).err != nil {
+		t.Errorf("it comes back with other weights: %v", err)
 	}
 }
 
