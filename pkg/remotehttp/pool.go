@@ -247,10 +247,11 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string)
 			asking, giveUp := context.WithCancelCause(ctx)
 			l := &Lease[S]{Server: m.server, Context: asking, member: m, pool: p, lowered: m.lowered}
 			m.leases[l] = giveUp
-			m.switches, m.next = m.weights != weights, weights
+			switches := m.weights != weights
+			m.switches, m.next = switches, weights
 			p.endDrain(weights)
 			p.mu.Unlock()
-			if l.switchTo(weights) {
+			if !switches || l.switchTo(weights) {
 				return l, nil
 			}
 			if ctx.Err() != nil {
@@ -286,13 +287,10 @@ func (p *Pool[S]) Acquire(ctx context.Context, failed *Lease[S], weights string)
 	}
 }
 
-// switchTo has the server of a new lease use weights, if it has others. If it does not, the lease has ended; unless that
+// switchTo has the server of a new lease use weights: it has others. If it does not, the lease has ended; unless that
 // was ctx or a refusal, the server is out.
 func (l *Lease[S]) switchTo(weights string) bool {
 	m, p := l.member, l.pool
-	if !m.switches {
-		return true
-	}
 	err := p.config.Switch(l.Context, m.server, weights)
 	p.mu.Lock()
 	defer p.mu.Unlock()
