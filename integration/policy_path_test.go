@@ -10,7 +10,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -90,8 +89,8 @@ func (f *fullPlane) verified(t *testing.T, dir string, runs ...schemas.Run) {
 }
 
 // A transformer is pushed by path: from elsewhere it is copied into the shared folder, in it it is used where it lies.
-// Nothing of it is in the server; samples are made with it, and proved. Once the file is changed, or gone, whoever
-// needs it says so, and the samplers go on with the weights that they have.
+// Nothing of it is in the server; samples are made with it, and verified. Once the file is changed, or gone, samplers and
+// verify say so, and the samplers go on with the weights that they have.
 func TestPolicy_ByPath(t *testing.T) {
 	sequential(t)
 	t.Parallel()
@@ -271,18 +270,7 @@ func TestPolicy_ByPathKilled(t *testing.T) {
 		made[s.max]++
 	}
 	t.Logf("samples by version: %v", made)
-	bustest.Until(t, "each step is there once", func() error {
-		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter("swap", "*", "*"))
-		if len(steps) != swapSamples*swapSteps {
-			return fmt.Errorf("%d steps, want %d", len(steps), swapSamples*swapSteps)
-		}
-		return nil
-	})
-	harness.NoDead(t, w.Bus)
-	report, err := verify.Run(t.Context(), w.Bus, "swap", verify.Options{Model: []string{signsFolder}, WeightsDir: dir})
-	if err != nil || report.Trajectories != swapSamples || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
-		t.Errorf("verify: %+v, %v", report, err)
-	}
+	verifySwapped(t, w, dir)
 }
 
 // The commands of the guide, on programs: the folder is /shared for who pushes, and another path for the pipeline.

@@ -90,19 +90,7 @@ func killedInTheSwap(t *testing.T, rule string) bool {
 		made[s.max]++
 	}
 	t.Logf("samples by version: %v", made)
-	bustest.Until(t, "each step is there once", func() error {
-		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter("swap", "*", "*"))
-		if len(steps) != swapSamples*swapSteps {
-			return fmt.Errorf("%d steps, want %d", len(steps), swapSamples*swapSteps)
-		}
-		return nil
-	})
-	harness.NoDead(t, w.Bus)
-	report, err := verify.Run(t.Context(), w.Bus, "swap", verify.Options{Model: []string{signsFolder}})
-	if err != nil || report.Trajectories != swapSamples || report.MaxRatio != 0 || len(report.Mismatches) > 0 ||
-		report.Unproven != "" {
-		t.Errorf("verify: %+v, %v", report, err)
-	}
+	verifySwapped(t, w, "")
 	return (rule != schemas.SwapFinish || made[base.PolicyVersion] > 0) && made[pushed.PolicyVersion]+made[-1] > 0
 }
 
@@ -236,4 +224,23 @@ func sameCanaries(t *testing.T, w *world, p *schemas.Policy) {
 		}
 		return nil
 	})
+}
+
+// verifySwapped checks that each step of the run swap is stored once, nothing was given up, and the whole run verifies,
+// with the weights by path in dir.
+func verifySwapped(t *testing.T, w *world, dir string) {
+	t.Helper()
+	bustest.Until(t, "each step is there once", func() error {
+		steps := harness.Subjects(t, w.Bus, schemas.StreamSteps, schemas.StepsFilter("swap", "*", "*"))
+		if len(steps) != swapSamples*swapSteps {
+			return fmt.Errorf("%d steps, want %d", len(steps), swapSamples*swapSteps)
+		}
+		return nil
+	})
+	harness.NoDead(t, w.Bus)
+	report, err := verify.Run(t.Context(), w.Bus, "swap", verify.Options{Model: []string{signsFolder}, WeightsDir: dir})
+	if err != nil || report.Trajectories != swapSamples || report.MaxRatio != 0 || len(report.Mismatches) > 0 ||
+		report.Unproven != "" {
+		t.Errorf("verify: %+v, %v", report, err)
+	}
 }

@@ -29,21 +29,28 @@ func TestReading(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			python := pythonWith(t, "nats, msgpack, numpy")
-			block := regexp.MustCompile("(?ms)^```python\n(import.*?)^```").FindStringSubmatch(read(t, name))
-			if block == nil {
-				t.Fatal("the page has no Python example")
-			}
-			run := exec.Command(python, "-c", strings.ReplaceAll(block[1], "nats://127.0.0.1:4222", url))
-			run.Dir = t.TempDir()
-			client, err := filepath.Abs(filepath.Join(root, "pkg/client/python"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			run.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1")
-			out, err := run.CombinedOutput()
+			out, err := runPythonExample(t, python, name, url)
 			if err != nil || strings.Count(string(out), c.shape) != c.times {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
 	}
+}
+
+// runPythonExample runs the first Python example of a page that imports something, against the server at url, and
+// returns what it prints.
+func runPythonExample(t *testing.T, python, page, url string) ([]byte, error) {
+	t.Helper()
+	block := regexp.MustCompile("(?ms)^```python\n(import.*?)^```").FindStringSubmatch(read(t, page))
+	if block == nil {
+		t.Fatal("the page has no Python example")
+	}
+	run := exec.Command(python, "-c", strings.ReplaceAll(block[1], "nats://127.0.0.1:4222", url))
+	run.Dir = t.TempDir()
+	client, err := filepath.Abs(filepath.Join(root, "pkg/client/python"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1")
+	return run.CombinedOutput()
 }

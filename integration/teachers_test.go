@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -33,18 +32,7 @@ func TestTeachers_Guide(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	block := regexp.MustCompile("(?ms)^```python\n(import.*?)^```").FindStringSubmatch(read(t, page))
-	if block == nil {
-		t.Fatal("the page has no Python example")
-	}
-	run := exec.Command(python, "-c", strings.ReplaceAll(block[1], "nats://127.0.0.1:4222", url))
-	run.Dir = t.TempDir()
-	client, err := filepath.Abs(filepath.Join(root, "pkg/client/python"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	run.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1")
-	out, err := run.CombinedOutput()
+	out, err := runPythonExample(t, python, page, url)
 	if err != nil || !regexp.MustCompile(`^KL 0\.0\nsums \(\d+, 3\)\n$`).Match(out) {
 		t.Errorf("%v\n%s", err, out)
 	}

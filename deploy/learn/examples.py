@@ -60,12 +60,15 @@ def main() -> None:
             if code := subprocess.run(command, env=env).returncode:
                 sys.exit(code)
 
+    distils = args.example == "distill_sums.py"
+    if args.teacher and not distils:
+        parser.error(f"--teacher: {args.teacher}; only distill_sums.py takes one")
     taught = args.teacher and args.teacher.resolve()
     for made in [args.out / "teacher", *(args.out / f"seed-{seed}" for seed in args.seeds)]:
         if taught and taught.is_relative_to(made.resolve()):
             parser.error(f"--teacher: {args.teacher} lies in {made}, which this run makes anew; copy it, or give another --out")
-    adapter = None
-    if args.example == "distill_sums.py" and (adapter := args.teacher) is None:
+    adapter = args.teacher
+    if distils and adapter is None:
         train("grpo_sums.py", TEACHER_SEED, args.out / "teacher", flags[:2])
         adapter = args.out / "teacher/adapter"
     for seed in args.seeds:

@@ -78,7 +78,7 @@ func (k StepTransition) Step(index int, x, next []float32) *Step {
 }
 
 // NewStepTransition returns the transition of step index over the sigmas [T+1] of a rollout. It is
-// for callers without a Plan, such as trainers and results. If the sigma of an sde step is 1, its
+// for callers without a Plan (see Plan.StepTransition). If the sigma of an sde step is 1, its
 // noise is that of sigmas[1], because the formula divides by 1 - sigma. Errors name the field, its
 // value and the rule.
 func NewStepTransition(t Transition, noiseLevel float64, sigmas []float32, index int) (StepTransition, error) {

@@ -262,7 +262,7 @@ func (s *service) answer(network engine.Network, data []byte) (reply *schemas.Te
 	return reply, err
 }
 
-// respond sends a reply to whoever asked.
+// respond sends a reply to the client that asked.
 func (s *service) respond(m *nats.Msg, reply *schemas.TeacherReply) {
 	data, err := schemas.Encode(reply)
 	if err == nil && m.Reply != "" {

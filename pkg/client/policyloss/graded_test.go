@@ -1,10 +1,8 @@
 package policyloss_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/client/policyloss"
@@ -64,16 +62,9 @@ type gradedWant struct {
 	ByVelocity [][]float64 `json:"gradient_velocity"`
 }
 
-func losses(t *testing.T) examples {
+func losses(t *testing.T) (e examples) {
 	t.Helper()
-	data, err := os.ReadFile("testdata/losses.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var e examples
-	if err := json.Unmarshal(data, &e); err != nil {
-		t.Fatal(err)
-	}
+	readExamples(t, "testdata/losses.json", &e)
 	if len(e.PPO) == 0 || len(e.Guard) == 0 || len(e.DPPO) == 0 || len(e.GSPO) == 0 || len(e.DPO) == 0 || len(e.NFT) == 0 {
 		t.Fatal("testdata/losses.json: a section is empty")
 	}

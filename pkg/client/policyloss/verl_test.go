@@ -66,16 +66,21 @@ type correctionCase struct {
 	Metrics          map[string]float64
 }
 
-func golden(t *testing.T) verlGolden {
+// readExamples reads a file of worked examples.
+func readExamples(t *testing.T, file string, into any) {
 	t.Helper()
-	data, err := os.ReadFile("testdata/verl.json")
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(data, into)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var g verlGolden
-	if err := json.Unmarshal(data, &g); err != nil {
-		t.Fatal(err)
-	}
+}
+
+func golden(t *testing.T) (g verlGolden) {
+	t.Helper()
+	readExamples(t, "testdata/verl.json", &g)
 	if len(g.PPO) == 0 || len(g.Guard) == 0 || len(g.ImageKL) == 0 || len(g.KL) == 0 || len(g.Correction) == 0 {
 		t.Fatal("testdata/verl.json: a section is empty")
 	}

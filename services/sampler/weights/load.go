@@ -191,11 +191,13 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 		digests[i] = w.Digest
 	}
 	err = catchCutOff(func() (err error) {
-		made.Full, err = lora.FullOf(files...)
-		return err
+		if made.Full, err = lora.FullOf(files...); err != nil {
+			return engine.Refuse("weights: %w", err)
+		}
+		return nil
 	})
 	if err != nil {
-		return made, engine.Refuse("weights: %w", err)
+		return made, err
 	}
 	made.Digest = lora.FullDigest(p.BaseDigest, digests...)
 	return made, nil

@@ -172,7 +172,7 @@ async def push_weights(
             store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
             try:
                 refs = await asyncio.to_thread(weightsdir.place, weights_dir, store, paths or [bytes(c) for c in contents])
-            except OSError as err:
+            except (OSError, ValueError) as err:
                 raise PolicyRefused(f"weights_dir: {weights_dir}: {err}") from err
         lines = "".join(f"full {ref['digest']}\n" for ref in refs)
         return {"weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs}

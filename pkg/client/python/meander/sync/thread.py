@@ -67,7 +67,7 @@ class LoopThread:
         outcome: concurrent.futures.Future[_R] = concurrent.futures.Future()
         started: list[asyncio.Task[_R]] = []
 
-        def settle(task: asyncio.Task[_R]) -> None:
+        def pass_on(task: asyncio.Task[_R]) -> None:
             if task.cancelled():
                 outcome.set_exception(concurrent.futures.CancelledError())
             elif (error := task.exception()) is not None:
@@ -77,7 +77,7 @@ class LoopThread:
 
         def start() -> None:
             started.append(self.loop.create_task(call))
-            started[0].add_done_callback(settle)
+            started[0].add_done_callback(pass_on)
 
         def cancel() -> None:
             if started:
