@@ -14,7 +14,7 @@ import meander.loss as reference  # noqa: E402
 from meander import tensorfile, transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.torch.families import Size  # noqa: E402
-from meander.train import prompts, records  # noqa: E402
+from meander.train import config, prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, FATAL, HACKING, NARROW, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
@@ -479,7 +479,15 @@ def test_records_go_to_trackers_too(tmp_path):
     log.close()
     assert (kept.values, kept.step, kept.closed) == ({"update/reward": 0.5, "update/kl/0": 0.1}, 3, True)
     with pytest.raises(ValueError, match="--track: 'file'; must be tensorboard, wandb or trackio"):
-        Config(prompts="p", track="file").trackers()
+        Config(prompts="p", track="file", out=str(tmp_path)).trackers()
+
+
+def test_a_run_keeps_its_name_where_it_is_tracked(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "sink", lambda to, name, flag: (to, name))
+    names = [Config(prompts="p", track="wandb, trackio", out=str(tmp_path / out)).trackers() for out in "aab"]
+    assert [to for to, _ in names[0]] == ["wandb", "trackio"] and names[0] == names[1], "it goes on"
+    assert names[2][0][1] != names[0][0][1], "another run"
+    assert not Config(prompts="p", out=str(tmp_path / "c")).trackers() and not (tmp_path / "c").exists()
 
 
 def test_summary_is_a_table():
