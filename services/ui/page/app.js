@@ -1,5 +1,6 @@
 // The page: an address after # names what is shown, and one stream of events keeps it fresh.
 import { h, only, fault, words } from "./dom.js";
+import { ask, may, setBanner, setLink } from "./server.js";
 import { runsView, runView } from "./runs.js";
 import { groupView, sampleView } from "./samples.js";
 import { compareView } from "./compare.js";
@@ -7,105 +8,8 @@ import { systemView, laneView, deadView, letterView, doctorView } from "./system
 import { judgeView } from "./judge.js";
 
 const main = document.getElementById("main");
-let view = null; // what is shown: {stop, keys}
+let view = null; // what is shown: {title, body, start, stop, keys}; start follows events, and may call show to draw all anew
 let turn = 0; // counts what was shown: answers for an earlier view are late
-
-// may is what this page may do: admin changes something, doctor makes checks.
-export const may = { admin: false, doctor: false };
-
-// ask gets an answer of the API; an error has the server's words.
-export const ask = (path, query) => call("GET", path + (query ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined)) : ""));
-
-// change asks the API to change something.
-export const change = (path, what = {}) => call("POST", path, JSON.stringify(what));
-
-async function call(method, path, body) {
-  let answer;
-  try {
-    answer = await fetch("/api/" + path, { method, body, headers: { Accept: "application/json", ...(body && { "Content-Type": "application/json" }) } });
-  } catch {
-    throw new Error("This page cannot reach 'meander ui', which serves it. Start it again, then try again.");
-  }
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
-  return said;
-}
-
-// api makes a path of the API of names that may have any characters.
-export const api = (...parts) => parts.map((p) => encodeURIComponent(p)).join("/");
-
-function setLink(state, says) {
-  const link = document.getElementById("link");
-  link.className = "link " + state;
-  link.hidden = !says;
-  document.getElementById("linksays").textContent = says;
-}
-
-// setBanner says what is lost, and since when nothing has come; empty: nothing is lost.
-let lostAt = null;
-function setBanner(says) {
-  const b = document.getElementById("banner");
-  lostAt = says ? lostAt || new Date() : null;
-  b.hidden = !says;
-  only(b, says && h("span", {}, words(says), ` Figures are from ${lostAt.toLocaleTimeString(undefined, { timeStyle: "short" })}.`));
-}
-
-function setWhere(text) { document.getElementById("where").textContent = text || ""; }
-
-function setDead(n) {
-  const count = document.getElementById("deadcount");
-  count.hidden = !n;
-  count.textContent = n > 999 ? "999+" : String(n);
-}
-
-// While a button is pressed nothing is drawn anew: a click needs the same element below the pointer at both its ends.
-// Menus and lists of the browser take the second end for themselves, so it is not awaited for longer than a second.
-let pressed = 0, waiting = [];
-const release = () => { clearTimeout(pressed); pressed = 0; for (const f of waiting.splice(0)) f(); };
-addEventListener("pointerdown", (e) => {
-  if (!e.isPrimary || e.button !== 0) return;
-  clearTimeout(pressed);
-  pressed = setTimeout(release, 1000);
-});
-for (const name of ["pointerup", "pointercancel", "contextmenu", "blur", "change"]) addEventListener(name, () => setTimeout(release));
-
-// listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
-export function listen(query, handlers) {
-  let source = null, last = query.since || "", retry = 0;
-  const open = () => {
-    if (source || document.hidden) return;
-    source = new EventSource("/api/events?" + new URLSearchParams({ ...query, since: last }));
-    source.onopen = () => setLink("live", "connected");
-    source.onerror = () => {
-      setLink("lost", "reconnecting");
-      setBanner("This page cannot reach 'meander ui', which serves it. Start it again; the page reconnects itself.");
-      if (source.readyState === EventSource.CLOSED) { // the server refused: try later
-        close();
-        retry = setTimeout(open, 3000);
-      }
-    };
-    source.addEventListener("health", (e) => {
-      const x = JSON.parse(e.data);
-      setBanner(x.fault);
-      setLink(x.fault ? "lost" : "live", x.fault ? "no server" : "connected");
-      setWhere(x.where);
-      setDead(x.dead);
-    });
-    for (const [name, f] of Object.entries(handlers)) {
-      source.addEventListener(name, (e) => {
-        if (e.lastEventId) last = e.lastEventId;
-        const take = () => source && f(JSON.parse(e.data));
-        if (pressed) waiting.push(take);
-        else take();
-      });
-    }
-  };
-  const close = () => { if (source) source.close(); source = null; };
-  const shown = () => (document.hidden ? close() : open());
-  document.addEventListener("visibilitychange", shown);
-  open();
-  return () => { clearTimeout(retry); close(); document.removeEventListener("visibilitychange", shown); };
-}
 
 const routes = [
   [/^\/?(?:runs)?$/, () => runsView(), "runs"],
@@ -151,7 +55,7 @@ async function show() {
     document.title = next.title + " · meander";
     only(main, next.body);
     main.dataset.shown = location.hash;
-    if (next.start) next.stop = next.start();
+    if (next.start) next.stop = next.start(show);
     else setLink("", "");
   } catch (err) {
     clearTimeout(loading);
@@ -163,9 +67,6 @@ async function show() {
     setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
   }
 }
-
-// again shows the present address anew.
-export const again = show;
 
 function showKeys() {
   const d = document.getElementById("keys");

@@ -1,6 +1,6 @@
 // Two runs side by side: their rewards over time, and the prompts that both have.
 import { h, link, fixed, signed, plural, badge, crumbs, empty, only } from "./dom.js";
-import { ask, api } from "./app.js";
+import { ask, api } from "./server.js";
 import { chart } from "./chart.js";
 
 // merge puts the curves of two runs on one axis.

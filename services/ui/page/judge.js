@@ -1,6 +1,6 @@
 // Verdicts: the samples of a run that wait for a person, one after the other, by keyboard.
 import { h, link, plural, crumbs, empty, only } from "./dom.js";
-import { ask, api, change, listen, may } from "./app.js";
+import { ask, api, change, listen, may } from "./server.js";
 import { conversation } from "./samples.js";
 
 const values = [0, 0.25, 0.5, 0.75, 1];

@@ -1,6 +1,6 @@
 // The list of runs, and one run: its stages, what it waits for, its rewards and its groups.
 import { h, link, fixed, whole, plural, bytes, ago, rate, badge, meter, waits, crumbs, empty, only } from "./dom.js";
-import { ask, api, listen } from "./app.js";
+import { ask, api, listen } from "./server.js";
 import { chart } from "./chart.js";
 
 // tones tell the lines of a chart apart, with their dashes.

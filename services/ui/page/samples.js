@@ -1,6 +1,6 @@
 // A group with its samples, and one sample.
 import { h, link, fixed, signed, plural, seconds, ago, when, badge, crumbs, empty, only, whole } from "./dom.js";
-import { ask, api, listen, again } from "./app.js";
+import { ask, api, listen } from "./server.js";
 import { chart } from "./chart.js";
 
 const pageSize = 64;
@@ -157,6 +157,6 @@ export async function sampleView(run, uid, index) {
     body: [h("div", { class: "head" }, h("div", {}, crumbs(h("a", { href: "#/runs" }, "Runs"), h("a", { href: link("runs", run) }, run), h("a", { href: link("runs", run, uid) }, uid)), h("h1", {}, `Sample ${index}`), h("p", { class: "muted clamp" }, x.prompt)),
       h("div", { class: "tools" }, h("button", { disabled: at === 0, onclick: () => go(at - 1), "aria-label": "previous sample" }, "← Previous"), h("button", { disabled: at + 1 >= size, onclick: () => go(at + 1), "aria-label": "next sample" }, "Next →"))),
     h("div", { class: "shot" }, h("div", { class: "stack" }, x.text ? [conversation(x), tokens(x)] : [picture, strip]), h("div", { class: "stack" }, score, facts)), x.text ? waterfall(x.timings) : curves(x), x.text ? null : steps(x)].filter(Boolean),
-    start: x.group.status !== "open" ? null : () => listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again(); } }),
+    start: x.group.status !== "open" ? null : (again) => listen({ run }, { groups: ({ rows }) => { if (rows.some((r) => r.uid === uid && (r.status !== "open" || x.reward === null))) again(); } }),
   };
 }

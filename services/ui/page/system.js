@@ -1,6 +1,6 @@
 // What runs, with which weights, how full the streams are, and the dead letters.
 import { h, link, bytes, seconds, ago, when, words, whole, plural, badge, meter, waits, crumbs, empty, only } from "./dom.js";
-import { ask, api, listen, change, may } from "./app.js";
+import { ask, api, listen, change, may } from "./server.js";
 
 const states = { ok: "good", "nearly full": "warn", full: "bad", rolling: "info" };
 const short = (digest) => h("span", { class: "mono", title: digest || "" }, (digest || "–").slice(0, 12));
