@@ -360,7 +360,7 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	}
 	_, err = peer.RollbackPolicy(t.Context(), refused.PolicyVersion, client.Push{})
 	if _, is := errors.AsType[*client.RefusedError](err); !is || !strings.Contains(err.Error(),
-		"version: 1; was refused by every sampler (canary: ") {
+		"version: 1; was refused by the samplers (canary: ") {
 		t.Errorf("back to a version that was refused: %v", err)
 	}
 	wait, stop := context.WithTimeout(t.Context(), 5*time.Second)
@@ -372,7 +372,7 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	}
 	_, err = peer.Publish(wait, "r", waits)
 	if held, is := errors.AsType[*client.HeldError](err); !is || !strings.Contains(held.Reason,
-		"min_policy_version: 1; refused by every sampler") {
+		"min_policy_version: 1; refused by the samplers") {
 		t.Errorf("a prompt for a version that was refused: %v", err)
 	}
 	c := sampler.DefaultConfig()

@@ -230,7 +230,7 @@ func (w *walker) walkMap(n, depth int) bool {
 	return w.walkLargeMap(n, depth)
 }
 
-// walkLargeMap is mapOf for more than smallMap keys. It is a function of its own so that only large maps pay for
+// walkLargeMap is walkMap for more than smallMap keys. It is a function of its own so that only large maps pay for
 // clearing a large array on the stack.
 func (w *walker) walkLargeMap(n, depth int) bool {
 	var slots [2 * MaxMapKeys]keySlot

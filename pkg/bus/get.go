@@ -31,7 +31,7 @@ const (
 	statusEOB      = "204"
 	statusNotFound = "404"
 	statusTooMany  = "413"
-	statusNoServer = "503"
+	statusNoResponders = "503"
 )
 
 // directRequest is the body of a direct get.
@@ -139,7 +139,7 @@ func directError(m *nats.Msg) error {
 		return nil
 	case status == statusNotFound:
 		return ErrNotFound
-	case status == statusNoServer:
+	case status == statusNoResponders:
 		return jetstream.ErrNoStreamResponse
 	default:
 		return fmt.Errorf("server answers %s %s", status, m.Header.Get(headerDescription))

@@ -56,7 +56,7 @@ func parseLeaderGet(stream string, resp *nats.Msg) (*Message, error) {
 			Time    time.Time `json:"time"`
 		} `json:"message"`
 	}
-	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoServer {
+	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoResponders {
 		return nil, jetstream.ErrNoStreamResponse
 	}
 	if err := json.Unmarshal(resp.Data, &a); err != nil {

@@ -257,10 +257,10 @@ type pubAck struct {
 	Duplicate bool                `json:"duplicate"`
 }
 
-// readAck decodes the server's answer to a publish. An error is the server's refusal, or means that the answer cannot
-// be read.
+// readAck decodes the server's answer to a publish. An error is the server's refusal, or means that no stream
+// has answered or that the answer cannot be read.
 func readAck(resp *nats.Msg) (Ack, error) {
-	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoServer {
+	if len(resp.Data) == 0 && resp.Header.Get(headerStatus) == statusNoResponders {
 		return Ack{}, jetstream.ErrNoStreamResponse
 	}
 	var a pubAck

@@ -257,7 +257,7 @@ func (p *puller) handleStatus(m *nats.Msg) {
 		p.log.Debug().Str("status", description).Msg("pull ended")
 		p.suspend()
 		return
-	case statusNoServer: // no answer: the stream or the consumer is away
+	case statusNoResponders: // no answer: the stream or the consumer is away
 		p.suspend()
 		return
 	default:

@@ -198,7 +198,7 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 			switch why := refused[version]; {
 			case p.PolicyVersion != version:
 			case why != "" && !p.IsCheckpoint():
-				return nil, refusedPolicy("version: %d; was refused by every sampler (%s); "+
+				return nil, refusedPolicy("version: %d; was refused by the samplers (%s); "+
 					"must be one that was taken over, see 'meander policy ls'", version, why)
 			case p.BaseDigest != current.BaseDigest:
 				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version,

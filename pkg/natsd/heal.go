@@ -42,7 +42,7 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return ns.InProcessConn()
 }
 
-// current returns the server; nil while it is restarted.
+// runningServer returns the server; nil while it is restarted.
 func (s *Server) runningServer() *server.Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,11 @@ func (s *Server) restartAfterFullDisk(ctx context.Context) {
 		}
 		restarted, err := s.restart(ctx)
 		if err != nil {
-			s.setState(nil, fmt.Errorf("start again on %q: %w", s.opts.StoreDir, err))
+			err = fmt.Errorf("start again on %q: %w", s.opts.StoreDir, err)
+			if last := s.Fault(); last == nil || last.Error() != err.Error() {
+				s.opts.Log.Error().Err(err).Msg("the server does not start again; tried until it does")
+			}
+			s.setState(nil, err)
 			continue
 		}
 		s.opts.Log.Warn().Str("store", s.opts.StoreDir).Msg("the disk takes writes, the server has started again")

@@ -217,13 +217,17 @@ func (s *Server) sameFacts(first *Server) error {
 }
 
 // sameNumbers returns an error if the server has other weights than the first server of its pool, by its numbers for a
-// fixed prompt.
+// fixed prompt. Pool.join calls it: the pool then leaves this server out and uses the others.
 func (s *Server) sameNumbers(first *Server) error {
+	if len(s.numbers) != len(first.numbers) {
+		return fmt.Errorf("it gives %d numbers for a token, the other servers %d: start it with their options (--max-logprobs)",
+			len(s.numbers), len(first.numbers))
+	}
 	off := 0.0
-	for i := range min(len(s.numbers), len(first.numbers)) {
+	for i := range s.numbers {
 		off += math.Abs(s.numbers[i]-first.numbers[i]) / float64(len(s.numbers))
 	}
-	if most := numberTolerance[s.facts.Precision]; len(s.numbers) != len(first.numbers) || !(off <= most) {
+	if most := numberTolerance[s.facts.Precision]; !(off <= most) {
 		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those of the other servers, of which %g passes: "+
 			"it has other weights; restart it with the same", off, most)
 	}

@@ -85,17 +85,8 @@ func (x *images) setStart(p prompt, own bool, k, n int) error {
 		if err != nil {
 			return fmt.Errorf("%s: %s: %w; must be a PNG", x.flag, name, err)
 		}
-		for field, side := range map[string]int{"frames": size.Frames, "width": size.Width, "height": size.Height} {
-			if field == "frames" && side == 1 && p.body[field] == nil {
-				continue // an image, which a prompt need not say
-			}
-			if p.body[field] == nil {
-				p.body[field] = int64(side)
-			}
-			if want := p.body[field]; want != int64(side) {
-				return fmt.Errorf("%s: %s: %s %d; must be %v, as the others have or the prompt says", x.flag, name,
-					field, side, want)
-			}
+		if err := setSize(p.body, size, len(list) == 0); err != nil {
+			return fmt.Errorf("%s: %s: %w", x.flag, name, err)
 		}
 		list = append(list, map[string]any{"data": data})
 	}
@@ -105,6 +96,28 @@ func (x *images) setStart(p prompt, own bool, k, n int) error {
 	start := maps.Clone(startOf(p.body)) // prompts share what the flags say
 	start["data"] = map[string]any{"images": list}
 	p.body["start"] = start
+	return nil
+}
+
+// setSize gives a prompt the size of its file unless it says one; first says that no other file came before. It fails if
+// the size is another than that of the prompt or of the files before. setStart calls it.
+func setSize(body map[string]any, size media.Size, first bool) error {
+	for _, side := range []struct {
+		field string
+		n     int
+	}{{"frames", size.Frames}, {"width", size.Width}, {"height", size.Height}} {
+		want, ok := body[side.field]
+		switch {
+		case !ok && side.field != "frames", !ok && first && side.n > 1:
+			want = int64(side.n)
+			body[side.field] = want
+		case !ok:
+			want = int64(1) // of an image, which a prompt need not say
+		}
+		if n, ok := want.(int64); ok && n != int64(side.n) { // intake refuses what is no whole number
+			return fmt.Errorf("%s %d; must be %d, as the others have or the prompt says", side.field, side.n, n)
+		}
+	}
 	return nil
 }
 

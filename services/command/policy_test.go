@@ -53,7 +53,7 @@ func TestPolicy_Refused(t *testing.T) {
 	}
 	expect(t, exitOK, "version    0\n", "policy", "show")
 	expect(t, exitOK, "refused in 0 ms", "policy", "show", "1")
-	expect(t, exitUsage, "version: 1; was refused by every sampler (canary: the same); must be one that was taken over",
+	expect(t, exitUsage, "version: 1; was refused by the samplers (canary: the same); must be one that was taken over",
 		"policy", "rollback", "1", "--wait", "0")
 }
 

@@ -3,12 +3,15 @@ package command
 import (
 	"bytes"
 	"image"
+	"image/draw"
 	"image/png"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/media"
 )
 
 // folderOf is a folder of images of that width, and texts.
@@ -33,6 +36,12 @@ func folderOf(t *testing.T, width int, files map[string]string) string {
 
 // Images are those of a prompt's samples, or of one prompt each; size and number follow from them.
 func TestLoad_StartImage(t *testing.T) {
+	opaque := image.NewNRGBA(image.Rect(0, 0, 48, 32))
+	draw.Draw(opaque, opaque.Rect, image.Black, image.Point{}, draw.Src)
+	video, err := media.EncodeVideo(media.Media{Frames: []*image.NRGBA{opaque, opaque}}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	three := folderOf(t, 48, map[string]string{"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "", "c.txt": "words"})
 	for _, tt := range []struct {
 		args []string
@@ -58,6 +67,8 @@ func TestLoad_StartImage(t *testing.T) {
 		{[]string{"--start-image", folderOf(t, 8, nil), "--start-step", "3", "x"}, "no PNG in it"},
 		{[]string{"--start-image", folderOf(t, 8, map[string]string{"a.png": "longer than the head of a PNG"}), "--start-step", "3", "x"}, "a.png: png: invalid format: not a PNG file; must be a PNG"},
 		{[]string{"--start-image", three, "--start-step", "3", "--width", "64", "x"}, "width 48; must be 64"},
+		{[]string{"--start-image", folderOf(t, 48, map[string]string{"a.png": "", "b.png": string(video)}), "--start-step", "3", "x"}, "b.png: frames 2; must be 1"},
+		{[]string{"--start-image", folderOf(t, 48, map[string]string{"a.png": string(video), "b.png": ""}), "--start-step", "3", "x"}, "b.png: frames 1; must be 2"},
 		{[]string{"--start-image", three, "--probability", "2", "x"}, "--probability: 2; must be between 0 and 1"},
 	} {
 		if _, _, err := loadPrompts(tt.args...); err == nil || !strings.Contains(err.Error(), tt.want) {

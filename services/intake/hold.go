@@ -226,7 +226,8 @@ func later(a, b time.Time) time.Time {
 }
 
 // putBack asks the server to deliver a prompt again later. The delay grows with the time that the prompt has waited, so
-// that it stays below the limit of deliveries. On success it returns errPutBack.
+// that it stays below the limit of deliveries. On success it returns errPutBack, which tells handle that the message is
+// done with for now.
 func (s *service) putBack(m *bus.Message, why string) error {
 	d := max(time.Second, s.cfg.Hold/putBacks, time.Since(m.Time)/putBacks*4)
 	select {
@@ -279,12 +280,12 @@ func (s *service) findPolicy(
 	return policy, waiting, err
 }
 
-// whyNotServed returns why no sampler serves a version that was pushed: all refused it, or none has loaded it yet.
+// whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded it yet.
 // findPolicy calls it.
 func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (string, error) {
 	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {
-		why = fmt.Sprintf("refused by every sampler of lane %q (%s); push the next", p.Lane, why)
+		why = fmt.Sprintf("refused by the samplers of lane %q (%s); push the next", p.Lane, why)
 	} else {
 		why = fmt.Sprintf("no sampler of lane %q has taken it over yet", p.Lane)
 	}

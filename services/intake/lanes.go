@@ -165,8 +165,8 @@ func (l *lanes) servedPolicy(
 // refusalAge is how old the cached refusals may be.
 const refusalAge = time.Second
 
-// whyRefused returns why all samplers have refused a policy, or "" if some have not. It asks the server again once
-// its answers are refusalAge old. whyNotServed calls it.
+// whyRefused returns why samplers have refused a policy that none has taken over, or "" if none has refused it. It asks
+// the server again once its first answer is refusalAge old. whyNotServed calls it.
 func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -202,7 +202,7 @@ func TestModel_RefusedVersion(t *testing.T) {
 		t.Errorf("asked of checkpoint %q; want that of the version in use", r.BaseDigest)
 	}
 	waits := p.publish(t, "r", prompt("then", "a fox", func(p *schemas.Prompt) { p.MinPolicyVersion = new(int64(1)) }))
-	const want = `min_policy_version: 1; refused by every sampler of lane "q" (adapter: of zeros); push the next`
+	const want = `min_policy_version: 1; refused by the samplers of lane "q" (adapter: of zeros); push the next`
 	if r := receipt(t, waits); !strings.Contains(r.Waiting, want) {
 		t.Fatalf("held with %+v; want %q", r, want)
 	}

@@ -65,23 +65,21 @@ type blobSweeps struct {
 }
 
 // startSweep reports whether the pass should read all events for a new index of named blobs, and notes the time if
-// so. Without a freed group or a full object store there is nothing to look for.
+// so. There is something to look for after a freed group or with a full object store, and in the shared folder after
+// a new policy.
 func (s *blobSweeps) startSweep(p *pass) bool {
 	now := time.Now()
-	if p.report.Groups > 0 {
-		s.freed = now
-	}
 	if now.Sub(s.swept) < sweepEvery && !s.once {
 		return false
 	}
 	blobs := p.streams[schemas.StreamBlobBucket]
-	full := p.pressing[schemas.StreamBlobBucket] ||
+	wanted := p.pressing[schemas.StreamBlobBucket] ||
 		blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
 	policies := p.streams[schemas.StreamPolicies]
 	if p.cfg.WeightsDir != "" && policies != nil && policies.Messages != s.versions {
-		full = true
+		wanted = true
 	}
-	if !s.once && !full && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
+	if !s.once && !wanted && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
 		return false
 	}
 	s.swept = now
@@ -180,6 +178,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	tick := time.NewTicker(cfg.Every)
 	defer tick.Stop()
 	var blobs blobSweeps
+	if cfg.Rules() {
+		blobs.freed = time.Now() // by the process before this one, perhaps
+	}
 	for {
 		select {
 		case <-ctx.Done():

@@ -110,6 +110,26 @@ func TestPass_Closed(t *testing.T) {
 	}
 }
 
+// The pass after one that has freed a group looks for the blobs that it named; without one there is nothing to look
+// for.
+func TestRun_LooksForBlobsOfFreedGroups(t *testing.T) {
+	p := bustest.New(t)
+	store(t, p, "u1", "u1")
+	pass := janitor.NewPasses()
+	for _, step := range []struct {
+		rule    janitor.Config
+		groups  int
+		indexed bool
+	}{{janitor.DefaultConfig(), 0, false}, {rule(), 1, false}, {rule(), 0, true}} {
+		if step.groups > 0 {
+			overGrace(t, p, step.groups)
+		}
+		if r, indexed, err := pass(t.Context(), step.rule, p.Bus); err != nil || r.Groups != step.groups || indexed != step.indexed {
+			t.Fatalf("freed %d groups, index %v, %v; want %d, %v", r.Groups, indexed, err, step.groups, step.indexed)
+		}
+	}
+}
+
 // What a durable has not acknowledged stays, whatever the rule; the rule of readers alone frees
 // nothing where there is none.
 func TestPass_Readers(t *testing.T) {

@@ -470,6 +470,7 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.freedGroups[address{a.Run, a.UID}] = true
+	p.blobs.freed = time.Now()
 	r := p.report
 	if r.Groups++; r.Groups == 1 || m.Time.Before(r.Oldest) {
 		r.Oldest = m.Time

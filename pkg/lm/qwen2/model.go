@@ -51,8 +51,8 @@ func (m *Model) MemoryBytes() (weights, working int) {
 	return m.decoder.Bytes() + m.head.Bytes(), m.device.WorkingBytes() + m.cache.bytes()
 }
 
-// Close frees the model. The device is closed with the last of the models that share it:
-// a model and those made from it by WithAdapters.
+// Close ends the use of the model. The device is closed with the last of the models that share it: a model and those
+// made from it by WithAdapters.
 func (m *Model) Close() error {
 	var err error
 	m.closed.Do(func() {

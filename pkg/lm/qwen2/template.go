@@ -145,14 +145,14 @@ func readTemplate(folder *safetensors.Folder) (*template, error) {
 	return t, nil
 }
 
-// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of
-// several. No template, or one of another form, is an error.
+// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of several. readTemplate calls
+// it where the folder has no chat_template.jinja. No template, or one of another form, is an error: Open fails.
 func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 	raw := config["chat_template"]
 	var named []struct{ Name, Template string }
 	switch {
 	case raw == nil || string(raw) == "null":
-		return "", fmt.Errorf("%s: chat_template: none, nor a %s; must be there: the model knows no conversations without it",
+		return "", fmt.Errorf("%s: chat_template is missing, and there is no %s; one must be there, as conversations are written by it",
 			sideFile, templateFile)
 	case json.Unmarshal(raw, &text) == nil:
 		return text, nil

@@ -136,7 +136,7 @@ func (t *convTask) part(i, slot int) {
 }
 
 // computeRow computes output row y of image n, for all channels, and its epilogue, with scratch
-// memory s. It is one part of Conv2D.
+// memory s. A part of Conv2D is a band of such rows.
 func (t *convTask) computeRow(s *slot, n, y int) {
 	kern, w, in := t.c.k, t.w, t.w.In
 	row0 := (n*t.dst.H + y) * t.dst.W // of dst.Matrix()

@@ -234,7 +234,7 @@ func tileHeight(rows, most int) int {
 	return (rows + n - 1) / n
 }
 
-// applyTo applies the epilogue to y, the product of rows i0:i1 and columns j0:j1.
+// applyEpilogue applies the epilogue to y, the product of rows i0:i1 and columns j0:j1.
 func (t *linearTask) applyEpilogue(y Matrix, i0, i1, j0, j1 int) {
 	t.e.applyTo(t.c.k, t.dst.SliceRows(i0, i1).SliceCols(j0, j1), y, i0, j0)
 }

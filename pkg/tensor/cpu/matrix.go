@@ -39,7 +39,8 @@ func (m Matrix) SliceRows(i0, i1 int) Matrix {
 	return Matrix{Data: m.Data[i0*m.Stride : (i1-1)*m.Stride+m.Cols], Rows: i1 - i0, Cols: m.Cols, Stride: m.Stride}
 }
 
-// SliceCols views columns j0 <= j < j1; the view shares the memory. Columns out of range panic.
+// SliceCols views columns j0 <= j < j1; the view shares the memory. With it Linear takes the block of its result that
+// gets the epilogue. Columns out of range panic.
 func (m Matrix) SliceCols(j0, j1 int) Matrix {
 	if j0 < 0 || j1 < j0 || j1 > m.Cols {
 		panic(fmt.Sprintf("tensor: columns %d:%d of %d", j0, j1, m.Cols))

@@ -51,6 +51,9 @@ func AddFlags(fs *pflag.FlagSet, name string, def any) error {
 	fs.String(flagConfig, "", "YAML `file` with settings; the environment and flags override it")
 	fs.Bool(flagPrintConfig, false, "print the settings in effect as YAML and exit")
 	for _, f := range fields {
+		if fs.Lookup(f.flag) != nil {
+			return fmt.Errorf("setting %q: there is a flag --%s already; it must have another name", f.path, f.flag)
+		}
 		help := f.help + " [$" + f.env + "]"
 		text := f.text(f.get(v))
 		if f.secret && text != "" {

@@ -51,7 +51,8 @@ func (t *Table) Print(out io.Writer) {
 // leastFirst is how far Rows shortens the first column.
 const leastFirst = 8
 
-// Rows returns each row as one line. Cells of the first column are cut where the rows would be wider than that.
+// Rows returns each row as one line of at most columns characters, for the screen of 'meander top'. Where rows would be
+// wider, the cells of their first column are cut, to leastFirst characters at least.
 func (t *Table) Rows(columns int) (lines []string) {
 	widths := t.widths(columns)
 	over := t.Indent - tableGap - columns

@@ -223,7 +223,7 @@ async def rollback_policy(
             raise PolicyRefused(f"version: {version}; the history of lane {now['lane']!r} has none of that number")
         if not _bare(then) and (why := (await _refusals(client, now["lane"])).get(version)):
             raise PolicyRefused(
-                f"version: {version}; was refused by every sampler ({why}); must be one that was taken over")
+                f"version: {version}; was refused by the samplers ({why}); must be one that was taken over")
         if then.get("base_digest") != now.get("base_digest"):
             raise PolicyRefused(f"version: {version}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
         try:

@@ -76,7 +76,7 @@ def test_push_and_rollback(run, signs, tmp_path):
         assert (await policy.policy(client))["policy_version"] == again["policy_version"], "what was refused is not served"
         assert (await policy.policy_history(client))[-1]["policy_version"] == nothing["policy_version"]
         with pytest.raises(policy.PolicyRefused,
-            match=f"version: {nothing['policy_version']}; was refused by every sampler .canary"):
+            match=f"version: {nothing['policy_version']}; was refused by the samplers .canary"):
             await policy.rollback_policy(client, nothing["policy_version"])
         again = await policy.push_policy(client, tmp_path / "nothing")
         assert again["policy_version"] == nothing["policy_version"] + 1, "a refused version is not what the lane has"
