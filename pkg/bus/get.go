@@ -28,9 +28,9 @@ const (
 	headerUpToSequence = "Nats-UpTo-Sequence"
 	headerKVOperation  = "KV-Operation"
 
-	statusEOB      = "204"
-	statusNotFound = "404"
-	statusTooMany  = "413"
+	statusEOB          = "204"
+	statusNotFound     = "404"
+	statusTooMany      = "413"
 	statusNoResponders = "503"
 )
 
