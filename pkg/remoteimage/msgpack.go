@@ -33,8 +33,8 @@ func decodeMsgpack(data []byte) (any, error) {
 
 var errShort = errors.New("the answer ends early")
 
-// take returns the next n bytes.
-func (r *reader) take(n int) ([]byte, error) {
+// next returns the next n bytes.
+func (r *reader) next(n int) ([]byte, error) {
 	if n < 0 || n > len(r.data) {
 		return nil, errShort
 	}
@@ -45,7 +45,7 @@ func (r *reader) take(n int) ([]byte, error) {
 
 // number returns the next n bytes as a big-endian number.
 func (r *reader) number(n int) (uint64, error) {
-	b, err := r.take(n)
+	b, err := r.next(n)
 	if err != nil {
 		return 0, err
 	}
@@ -98,7 +98,7 @@ func (r *reader) typed(c byte, depth int) (any, error) {
 	case 0xc2, 0xc3:
 		return c == 0xc3, nil
 	case 0xc4, 0xc5, 0xc6:
-		return sized(1<<(c-0xc4), func(n int) (any, error) { return r.take(n) })
+		return sized(1<<(c-0xc4), func(n int) (any, error) { return r.next(n) })
 	case 0xca:
 		n, err := r.number(4)
 		return float64(math.Float32frombits(uint32(n))), err
@@ -121,7 +121,7 @@ func (r *reader) typed(c byte, depth int) (any, error) {
 
 // text decodes a string of n bytes.
 func (r *reader) text(n int) (any, error) {
-	b, err := r.take(n)
+	b, err := r.next(n)
 	return strings.ToValidUTF8(string(b), "?"), err
 }
 

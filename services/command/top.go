@@ -223,7 +223,7 @@ func (s *liveScreen) show(ctx context.Context, keys <-chan key) error {
 		case l := <-s.looks:
 			endLook()
 			endLook = nil
-			s.view.take(l)
+			s.view.update(l)
 		case <-tick.C:
 			if s.conn.Conn().IsClosed() && ctx.Err() == nil {
 				return s.conn.lostForGood()

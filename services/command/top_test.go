@@ -116,7 +116,7 @@ func TestTop_Screen(t *testing.T) {
 	}
 	v := topView{where: "nats://" + strings.Repeat("host.", 60), now: time.Now()}
 	checkScreen(t, &v) // before anything is read
-	v.take(topLook{overview: overview})
+	v.update(topLook{overview: overview})
 	for range 17 {
 		v.press(keyDown)
 	}
@@ -128,7 +128,7 @@ func TestTop_Screen(t *testing.T) {
 			t.Errorf("what waits is cut:\n%s", size)
 		}
 	}
-	v.take(topLook{err: fmt.Errorf("lost %s", hostile)})
+	v.update(topLook{err: fmt.Errorf("lost %s", hostile)})
 	for _, size := range checkScreen(t, &v) {
 		if !strings.Contains(size, "trying again: lost a fox") {
 			t.Errorf("after a failure:\n%s", size)
@@ -141,12 +141,12 @@ func TestTop_Screen(t *testing.T) {
 		}
 	}
 	overview.Runs = overview.Runs[3:] // others went: the choice stays
-	v.take(topLook{overview: overview})
+	v.update(topLook{overview: overview})
 	if v.chosen != 14 || !v.press(keyEnter) || v.opened != overview.Runs[14].Run {
 		t.Fatalf("chosen %d, opened %q", v.chosen, v.opened)
 	}
 	checkScreen(t, &v)
-	v.take(topLook{overview: overview, run: v.opened, total: 25, groups: []ui.Row{
+	v.update(topLook{overview: overview, run: v.opened, total: 25, groups: []ui.Row{
 		{UID: "u1", Status: "open", Prompt: hostile},
 		{UID: "u2", Status: "complete", Mean: new(0.5), Prompt: strings.Repeat("狐", 200)},
 	}})

@@ -38,8 +38,8 @@ type topView struct {
 	total  int
 }
 
-// take takes what a look has found. After a failure, what was found before stays.
-func (v *topView) take(l topLook) {
+// update shows what a look has found. After a failure, what was found before stays.
+func (v *topView) update(l topLook) {
 	v.fault = ""
 	if errors.Is(l.err, context.DeadlineExceeded) {
 		v.fault = "the server does not answer in time; it is asked again"

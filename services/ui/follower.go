@@ -50,7 +50,7 @@ type follower struct {
 type source struct {
 	stream, filter string
 	headers        bool
-	take           func(m *bus.Message)
+	apply          func(m *bus.Message)
 }
 
 // followerOf returns the follower of a run, which it starts if there is none, once it has read what is stored.
@@ -182,7 +182,7 @@ func (f *follower) readOnce(ctx context.Context, b *bus.Bus, src source, next *u
 			return err
 		}
 		*next = m.Seq + 1
-		src.take(m)
+		src.apply(m)
 		if live {
 			f.note(nil)
 		}

@@ -80,7 +80,7 @@ func (l *link) call(ctx context.Context, call string, args any, tensors []wire.T
 // try makes a call of a worker.
 func (l *link) try(ctx context.Context, p *peer, call string, args any, tensors []wire.Tensor, result any,
 ) ([]wire.Tensor, error) {
-	c, err := l.take(ctx, p)
+	c, err := l.idleConn(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +110,8 @@ func (l *link) patience() time.Duration {
 	return max(l.least, patienceFactor*l.slowest)
 }
 
-// take returns a connection to a worker that no call uses.
-func (l *link) take(ctx context.Context, p *peer) (*conn, error) {
+// idleConn returns a connection to a worker that no call uses.
+func (l *link) idleConn(ctx context.Context, p *peer) (*conn, error) {
 	l.mu.Lock()
 	if n := len(p.idle); n > 0 {
 		c := p.idle[n-1]

@@ -251,8 +251,8 @@ func (s *Spare) put(p *process, dir string, cfg Config) bool {
 	return true
 }
 
-// take returns the process for a model, if it runs with these settings; nil: there is none.
-func (s *Spare) take(dir string, cfg Config) *process {
+// claim returns the process for a model, if it runs with these settings; nil: there is none.
+func (s *Spare) claim(dir string, cfg Config) *process {
 	if s == nil {
 		return nil
 	}

@@ -17,7 +17,7 @@ const endPatience = 2 * time.Second
 func (l *link) start() (*peer, error) {
 	process := (*process)(nil)
 	if !l.early {
-		process = l.cfg.Spare.take(l.dir, l.cfg)
+		process = l.cfg.Spare.claim(l.dir, l.cfg)
 	}
 	if process == nil {
 		var err error
