@@ -109,7 +109,7 @@ func (e *TeacherReply) checkRules(f *faults) {
 	case e.Error != "" && (text || len(e.StepIndices) > 0):
 		f.add("log_probs", "present", "must be absent beside an error")
 	case e.Error == "" && text == (len(e.StepIndices) > 0):
-		f.add("log_probs", strconv.FormatBool(text), "must be there of a text, and step_indices of an image")
+		f.add("log_probs", strconv.FormatBool(text), "must be there, or step_indices, and not both")
 	}
 	if len(e.StepLogProbs) != len(e.StepIndices) {
 		f.add("step_log_probs", strconv.Itoa(len(e.StepLogProbs)), "must be "+strconv.Itoa(len(e.StepIndices))+
@@ -127,9 +127,11 @@ func (e *TeacherReply) checkRules(f *faults) {
 		case x == nil && t.dims == 1 && text:
 			g.add("data", "none", "must be there: a text has it")
 		case x == nil:
+		case !text:
+			g.add("data", "present", "must be absent without log_probs")
 		case x.DType != t.dtype || len(x.Shape) != t.dims || x.Parts != nil:
 			g.add("dtype", quote(x.DType), "must be "+t.dtype+" of "+strconv.Itoa(t.dims)+" dimensions, without parts")
-		case !text || len(e.LogProbs.Shape) == 1 && x.Shape[0] != e.LogProbs.Shape[0]:
+		case len(e.LogProbs.Shape) == 1 && x.Shape[0] != e.LogProbs.Shape[0]:
 			g.add("shape", strconv.FormatInt(x.Shape[0], 10), "must be as long as log_probs")
 		}
 	}

@@ -151,17 +151,21 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	stop(nil)
 	serveErr := <-served
 	switch {
-	case errors.Is(context.Cause(work), errLeft) && err != nil && own == nil:
+	case errors.Is(context.Cause(work), errLeft) && err != nil && !conn.serves():
 		return fmt.Errorf("left; run %s continues at %s: see 'meander status %s', or come back with: meander run --run %s and the same prompts", r.id, conn.where, r.id, r.id)
 	case errors.Is(context.Cause(work), errLeft) && err != nil:
 		return fmt.Errorf("interrupted; continue with: meander run --run %s --store %s and the same prompts", r.id,
 			r.store)
-	case serveErr != nil:
+	case serveErr != nil && err != nil:
 		return r.pipelineError(serveErr)
 	case err != nil:
 		return err
 	}
-	return r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
+	err = r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
+	if serveErr != nil { // of a service that failed while it ended, when all results were there
+		err = errors.Join(err, r.pipelineError(serveErr))
+	}
+	return err
 }
 
 // estimateOwn returns the estimate if this process will serve the pipeline, and nil if another one does. So a refusal

@@ -51,8 +51,8 @@ func newControls(c *bus.Controls) *controls {
 	}
 }
 
-// track returns a context for the work on a sample, which a cancel or a pause ends. The caller calls release when the
-// work has ended.
+// track returns a context for the work on a sample, which a cancel or a pause ends; its cause is then *stopped. The
+// caller calls release when the work has ended.
 func (c *controls) track(ctx context.Context, req *schemas.Request) (work context.Context, release func()) {
 	work, stop := context.WithCancelCause(ctx)
 	h := &inFlight{run: req.Run, uid: req.UID, stop: stop}

@@ -291,7 +291,10 @@ func (s *service) score(network engine.Network, r *schemas.TeacherRequest) (*sch
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	return reply, reply.Validate()
+	if err := reply.Validate(); err != nil {
+		return nil, refuse(schemas.CodeFailed, "%s: %w", what, err)
+	}
+	return reply, nil
 }
 
 // gone makes a refusal of the error that something is no longer stored, or is not what its digest says; other errors

@@ -33,10 +33,9 @@ var trialConversations = [][]lm.Message{
 	{{Role: "user", Content: question}, {Role: "assistant", Content: "ANSWER"}, {Role: "user", Content: "AGAIN"}},
 }
 
-// parseTemplate parses a chat template and tries it when a model is opened, so that a fault shows
-// then and not in the first sample. tokens are its variables. It must write at least one of the
-// trial conversations, and use no unsupported feature in any. It may refuse some of them, such as
-// one with a system message.
+// parseTemplate parses a chat template and tries it when a model is opened, so that a fault shows then and not in the
+// first sample. tokens are its variables. It must write at least one of the trial conversations, and in none may it use
+// an unsupported feature or take too much time or memory. It may refuse some, such as one with a system message.
 func parseTemplate(text string, tokens map[string]any) (*template, error) {
 	program, err := jinja.Parse(text)
 	if err != nil {

@@ -24,5 +24,5 @@
 //
 // # Misuse
 //
-// Shapes that do not fit are a programming error and panic with "tensor: ...".
+// Shapes that do not fit are a programming error and panic with "tensor: ...". A sampler survives it: the sample fails.
 package cpu

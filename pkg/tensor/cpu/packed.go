@@ -19,7 +19,8 @@ type Packed struct {
 	half []uint16 // the same in bf16, for which data is nil
 }
 
-// Pack packs w [n, k] row-major, the layout of a torch Linear weight (y = x w^T).
+// Pack packs w [n, k] row-major, the layout of a torch Linear weight (y = x w^T), for PackConv; Device.Weight packs the
+// weights of projections by PackStacked.
 func Pack(w []float32, n, k int) *Packed {
 	if len(w) != n*k {
 		panic(fmt.Sprintf("tensor: weight of %d elements, want %d x %d", len(w), n, k))

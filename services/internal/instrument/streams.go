@@ -14,7 +14,7 @@ const planeTimeout = 3 * time.Second
 
 // ShowStreams registers metrics of the streams and of the queue of every durable consumer, until stop is called. They
 // ask the server at each scrape. One program of a pipeline does this for all stages, so that the queue of a stage
-// that no process serves is seen, too.
+// that no process serves is seen, too. A second call on the same registerer does nothing.
 func ShowStreams(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 	if r == nil {
 		return func() {}

@@ -98,7 +98,7 @@ type Engine interface {
 	Step(ctx context.Context, episodes []Episode) error
 }
 
-// Episode is one rollout of an engine.
+// Episode is one rollout of an engine. One that is an io.Closer is closed when the attempt at its sample ends.
 type Episode interface {
 	// Bucket tells which episodes can be stepped together: those of equal buckets.
 	Bucket() string

@@ -131,8 +131,8 @@ func (t Torch) Check() error {
 	return errors.Join(append(errs, t.Compute.validateThreads())...)
 }
 
-// folder returns the folder of the model called name, of whatever class.
-func (t Torch) folder(name string) (string, error) {
+// torchFolder returns the folder of a diffusers pipeline called name. Which class it is of, the worker says.
+func torchFolder(name string) (string, error) {
 	dir, tried := model.FindFolder(name, "model_index.json")
 	if dir == "" {
 		return "", model.Unknown(name, "model_index.json", tried)
@@ -149,7 +149,7 @@ func (t Torch) Open(
 	if err := t.Check(); err != nil {
 		return nil, err
 	}
-	dir, err := t.folder(name)
+	dir, err := torchFolder(name)
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +214,7 @@ func (t Torch) Inspect(ctx context.Context, name string) (dir string, info *mode
 	if err := t.Check(); err != nil {
 		return "", nil, err
 	}
-	if dir, err = t.folder(name); err != nil {
+	if dir, err = torchFolder(name); err != nil {
 		return "", nil, err
 	}
 	if info, err = remote.Inspect(ctx, dir, t.configs(zerolog.Nop())[0]); err != nil {

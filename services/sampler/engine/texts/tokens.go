@@ -359,12 +359,12 @@ func (p *transcript) addText(id int32, turn *schemas.Turn) error {
 }
 
 // FindStop returns the first of some stop texts that an answer has, and where it begins; "" and the answer's length:
-// none. Bytes before fresh were searched already. Of several at one place the first in the list is returned.
+// none. stops are not empty. Bytes before fresh, at most the answer's length, were searched already. Of several at one place the first in the list is returned.
 func FindStop(answer string, fresh int, stops []string) (matched string, end int) {
 	end = len(answer)
 	for _, s := range stops {
 		from := max(0, fresh-len(s)+1)
-		if i := strings.Index(answer[from:], s); i >= 0 && (from+i < end || matched == "") {
+		if i := strings.Index(answer[from:], s); i >= 0 && from+i < end {
 			matched, end = s, from+i
 		}
 	}
@@ -480,7 +480,8 @@ func (p *tokenEpisode) restart() {
 	p.sequence, p.unseen = p.e.model.NewSequence(), slices.Clone(p.ids)
 }
 
-// Close frees the episode's part of the cache.
+// Close frees the episode's part of the cache. It is called when the attempt at the sample ends, and before the episode
+// begins anew.
 func (p *tokenEpisode) Close() error {
 	p.e.resting.remove(p)
 	if p.sequence != nil {
