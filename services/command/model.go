@@ -183,7 +183,8 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	printReward(out, info.Reward)
 }
 
-// conditioningOf returns the names of a conditioning's tensors, each with that of its mask. printInfo calls it.
+// conditioningOf returns the names of a conditioning's tensors, each with that of its mask if the card names one.
+// printInfo calls it.
 func conditioningOf(card model.Card) (names []string) {
 	for _, name := range card.Conditioning {
 		if mask := card.Masks[name]; mask != "" {
