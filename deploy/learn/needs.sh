@@ -3,9 +3,9 @@
 #
 #   needs.sh VENV [gold -- flags of meander-train]
 #
-# gold: the training reads its samples with --gold too, which is tesseract unless the flags say otherwise.
+# gold: images are trained, whose samples are read with --gold too, which is tesseract unless the flags say otherwise.
+#       ENGINE=torch: the sampler's network is computed by a worker, which has the packages of VENV, too.
 # TORCH=cpu: torch comes as its CPU build, which is a sixth of the other.
-# ENGINE=torch: the sampler's network is computed by a worker, which has the packages of VENV, too.
 set -eu
 venv=$1
 shift
@@ -13,12 +13,11 @@ lacks=
 lack() { lacks="$lacks
   $1"; }
 
-case ${ENGINE-} in
-'' | torch) ;;
-*) lack "an engine called $ENGINE: ENGINE must be torch, or empty for meander's own Qwen-Image" ;;
-esac
-
 if [ "${1-}" = gold ]; then
+	case ${ENGINE-} in
+	'' | torch) ;;
+	*) lack "an engine called $ENGINE: ENGINE must be torch, or empty for meander's own Qwen-Image" ;;
+	esac
 	gold=ocr reward=glyph name=
 	for flag; do
 		case $name in --gold) gold=$flag ;; --reward) reward=$flag ;; esac

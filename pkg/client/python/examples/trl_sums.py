@@ -37,13 +37,14 @@ args.add_argument("--prompts", type=int, default=32, help="of a batch (default %
 args.add_argument("--samples", type=int, default=8, help="of a prompt (default %(default)s)")
 args.add_argument("--held-out", type=int, default=300, help="problems of the evaluations before and after")
 args.add_argument("--lr", type=float, default=2e-3)
+args.add_argument("--patience", type=float, default=600, help="seconds to wait for the pipeline (default %(default)s)")
 args.add_argument("--seed", type=int, default=0)
 
 
 async def measure(a: argparse.Namespace, run: str, version: int) -> float:
     """The share of right answers on problems that are held out."""
     async with meander.connect(a.url) as client:
-        return await accuracy(client, a.lane, run, problems(random.Random(7), a.held_out, True), version, a.samples)
+        return await accuracy(client, a, run, problems(random.Random(7), a.held_out, True), version)
 
 
 def main(a: argparse.Namespace) -> None:
@@ -97,5 +98,5 @@ def main(a: argparse.Namespace) -> None:
 if __name__ == "__main__":
     try:
         main(args.parse_args())
-    except (meander.Refused, meander.trl.Unanswered, ConnectionError) as e:
+    except (meander.Refused, meander.trl.Unanswered, ConnectionError, TimeoutError) as e:
         sys.exit(f"trl_sums: {e}")

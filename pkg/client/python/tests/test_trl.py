@@ -1,7 +1,10 @@
 """The plugs for TRL against a real pipeline of sums: exact counts, weights that follow, samples that failed."""
 
 import asyncio
+import json
 import queue
+import subprocess
+import sys
 import uuid
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 
 import meander
 import meander.sync
-from conftest import SUMS
+from conftest import ENVIRONMENT, ROOT, SUMS
 
 torch = pytest.importorskip("torch", reason="the plugs for TRL need torch, which is not installed here")
 trl = pytest.importorskip("trl", reason="the plugs for TRL need trl, which is not installed here")
@@ -94,6 +97,17 @@ def test_grpo_trainer(sums, tmp_path, monkeypatch):
     logged = [h for h in trainer.state.log_history if "reward" in h]
     assert len(logged) >= 2 and rollouts.again == 0
     rollouts.close()
+
+
+def test_example(sums, tmp_path):
+    """The example trains, and measures before and after."""
+    command = [sys.executable, ROOT / "pkg/client/python/examples/trl_sums.py", "--url", sums, "--model", SUMS]
+    command += ["--out", tmp_path, "--updates", "1", "--prompts", "4", "--samples", "2", "--held-out", "2"]
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["updates"] == 1 and 0 <= summary["before"] <= 1 and 0 <= summary["after"] <= 1
 
 
 def test_whole_weights(sums, tmp_path):
