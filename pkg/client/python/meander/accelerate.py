@@ -29,18 +29,31 @@ def gather_adapter(
 
     ValueError: the model has no such adapter.
     """
+    return gathered(adapter_parameters(accelerator.unwrap_model(model), adapter))
+
+
+def adapter_parameters(model: torch.nn.Module, adapter: str = "default") -> dict[str, torch.nn.Parameter]:
+    """The parameters of the LoRA of a model under PEFT's names, sorted; of a sharded model each is a DTensor.
+
+    ValueError: the model has no such adapter.
+    """
     from peft.utils import get_peft_model_state_dict
 
-    inner = accelerator.unwrap_model(model)
-    whole: dict[str, torch.Tensor] = {}
-    for name, p in inner.named_parameters():
-        if "lora_" in name and f".{adapter}." in name:
-            full = p.full_tensor() if hasattr(p, "full_tensor") else p
-            whole[name] = full.detach().float().cpu().clone().contiguous()
-    if not whole:
+    own = {name: p for name, p in model.named_parameters() if "lora_" in name and f".{adapter}." in name}
+    if not own:
         raise ValueError(f"adapter: {adapter!r}; the model has no LoRA of that name")
-    state = get_peft_model_state_dict(inner, state_dict=whole, adapter_name=adapter)
-    return {k if k.startswith(_PREFIX) else _PREFIX + k: v for k, v in state.items()}
+    named = get_peft_model_state_dict(model, state_dict=own, adapter_name=adapter)
+    return {k if k.startswith(_PREFIX) else _PREFIX + k: p for k, p in sorted(named.items())}
+
+
+def gathered(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Copies of parameters: whole, float32, on the CPU. Of sharded ones all processes call it together."""
+    return {k: whole(p.detach()).float().cpu().clone().contiguous() for k, p in parameters.items()}
+
+
+def whole(t: torch.Tensor) -> torch.Tensor:
+    """A tensor itself, or, if it is sharded (a DTensor), what all processes have of it, which call it together."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 
 def save_adapter(

@@ -11,6 +11,9 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 _T = TypeVar("_T")
 
@@ -44,6 +47,19 @@ def rank() -> int:
 def world() -> int:
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def shard(network: torch.nn.Module, blocks: list[torch.nn.Module], device: torch.device) -> None:
+    """Leaves a part of each parameter to this process, on the device (FSDP2). A block is whole while it is computed."""
+    mesh = init_device_mesh(device.type, (world(),))
+    for module in (*blocks, network):
+        # The network's own parameters, too: else they would stay whole, as they are, behind a pass without gradients.
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def part(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor that all have, if like, of its shape, is sharded; else the tensor itself."""
+    return distribute_tensor(t.to(like.device, like.dtype), like.device_mesh, like.placements) if isinstance(like, DTensor) else t
 
 
 def add(tensors: list[torch.Tensor]) -> None:

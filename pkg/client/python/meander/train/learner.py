@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import accelerate
 from .. import loss as reference
 from . import distributed
 from .losses import Loss, Noised, Steps
@@ -41,7 +42,8 @@ class Report:
 class Learner:
     """The network with its optimizer and its running average.
 
-    Each process holds the groups that it read. Gradients are summed over the processes, so all take the same step.
+    Each process holds the groups that it read. Gradients are summed over the processes, so all take the same step. The
+    adapter as it is, and its average, are whole in each of them.
     """
 
     def __init__(self, network: Network, loss: Loss, lr: float = 2e-3, beta2: float = 0.99, weight_decay: float = 0.0, max_grad_norm: float = 1.0,
@@ -51,6 +53,7 @@ class Learner:
         self.network, self.loss, self.beta, self.max_grad_norm = network, loss, beta, max_grad_norm
         self.minibatches, self.micro_batch, self.decay, self.is_threshold = minibatches, micro_batch, ema, is_threshold
         self.optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=weight_decay)
+        self.adapter = network.state()
         self.average = network.state() if ema else None
         self.gathered = 0  # samples with a gradient since the last step of the optimizer
 
@@ -64,7 +67,9 @@ class Learner:
         network, loss = self.network, self.loss
         for group in self.optimizer.param_groups if lr is not None else ():
             group["lr"] = lr
-        rows = loss.rows(batch, self.beta > 0)
+        rows, used, counted = [], 0, 0
+        if batch.counts:
+            rows, used, counted = loss.rows(batch, self.beta > 0), len(loss.rows(batch, False)), loss.count(batch)
         shared = _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
         if loss.forward:
             if behind:
@@ -76,30 +81,52 @@ class Learner:
             if behind and rows:
                 shared.old = np.where(np.isfinite(found), found, shared.old)
                 shared.weights[rows] = reference.rollout_weights(shared.old[rows], batch.log_probs[rows], threshold=self.is_threshold)
-        count = distributed.total(loss.count(batch)) * parts / self.minibatches
+        count = distributed.total(counted) * parts / self.minibatches
         norm = 0.0
         for k, chosen in enumerate(batch.split(rows, self.minibatches)):
             if part == 0:
                 self.optimizer.zero_grad(set_to_none=False)
                 self.gathered = 0
-            for i, piece in enumerate(batch.pieces(chosen, self.micro_batch)):
+            for i, (piece, counts) in enumerate(self._pieces(batch, chosen)):
                 shared.fresh, shared.compare = k == 0, k == i == 0
-                (self._add_noised if loss.forward else self._add)(shared, piece, count)
+                add = self._add_noised if loss.forward else self._add
+                if counts:
+                    add(shared, piece, count)
+                else:
+                    nothing = _Tally(len(batch.kernels), loss.figures)
+                    add(dataclasses.replace(shared, tally=nothing, counts=False), piece, math.inf)
             self.gathered += distributed.total(len(chosen))
             if part < parts - 1:
                 continue
             for p in network.parameters():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            distributed.add([p.grad for p in network.parameters() if p.grad is not None])
-            norm = max(norm, float(torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)))
+            if not network.shard:  # else the backward pass has added them
+                distributed.add([p.grad for p in network.parameters() if p.grad is not None])
+            length = torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)
+            norm = max(norm, float(accelerate.whole(length)))
             if not math.isfinite(norm):
                 raise FloatingPointError(f"the gradient of batch {batch.name} has norm {norm}: the adapter is left as it is")
             if self.gathered:
                 self.optimizer.step()
-        if self.average is not None and part == parts - 1:
-            for name, value in network.state().items():
-                self.average[name].lerp_(value, 1 - self.decay)
-        return shared.tally.report(norm, distributed.total(len(loss.rows(batch, False))), self.minibatches)
+        if part == parts - 1:
+            self.adapter = network.state()
+            for name, value in self.average.items() if self.average is not None else ():
+                value.lerp_(self.adapter[name], 1 - self.decay)
+        return shared.tally.report(norm, distributed.total(used), self.minibatches)
+
+    def _pieces(self, batch: Rollouts, rows: list[int]) -> list[tuple[np.ndarray, bool]]:
+        """The rows as micro-batches, and whether they count. Of a sharded network all processes make the same passes:
+        one that has fewer micro-batches goes along with one of its samples, which counts nothing."""
+        own = [(piece, True) for piece in batch.pieces(rows, self.micro_batch)]
+        if not self.network.shard:
+            return own
+        most = torch.tensor(len(own))
+        distributed.largest(most)
+        return own + [(np.zeros(1, np.int64), False)] * (int(most) - len(own))
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradient. FSDP2 divides the sum over the processes by their number."""
+        (loss * distributed.world() if self.network.shard else loss).backward()
 
     def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of all trained steps of some samples. The graph of one step is held at a time: of a loss of
@@ -127,7 +154,7 @@ class Learner:
                 penalty = self.beta * now.divergence.sum() / share
                 shared.tally.loss += float(penalty.detach())
                 total = total + penalty
-            total.backward()
+            self._backward(total)
             self._check(shared, rows, j, now)
         weights = shared.weights[rows]
         shared.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
@@ -135,6 +162,8 @@ class Learner:
     def _call(self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """The losses [n, w] of some samples at some trained steps."""
         batch, kernels = shared.batch, shared.batch.kernels[steps]
+        if not shared.counts:
+            return log_prob
 
         def tensor(x: object) -> torch.Tensor:
             return torch.as_tensor(x, dtype=torch.float64, device=self.network.device)
@@ -183,13 +212,13 @@ class Learner:
             clean, x, sigma, texts = batch.noised(rows, i, device)
             v = self._guided(batch, x, sigma, texts)
             old = v.detach() if shared.velocities is None else shared.velocities[i][rows].to(device)
-            given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator))
+            given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator)) if shared.counts else v.double().sum(dim=(1, 2))
             total = shared.tally.told(given, advantages.shape).sum() / share
             if self.beta:
                 with torch.no_grad(), self.network.base():
                     base = self._guided(batch, x, sigma, texts)
                 total = total + self.beta * (v - base).double().square().mean(dim=(1, 2)).sum() / share
-            total.backward()
+            self._backward(total)
             shared.tally.loss += float(total.detach())
 
     @torch.no_grad()
@@ -198,7 +227,7 @@ class Learner:
         out = []
         for i in range(len(batch.schedule)):
             found = torch.zeros(batch.size, *batch.batch["latents"].shape[2:])
-            for piece in batch.pieces(rows, self.micro_batch):
+            for piece, _ in self._pieces(batch, rows):
                 _, x, sigma, texts = batch.noised(piece, i, self.network.device)
                 found[piece] = self._guided(batch, x, sigma, texts).cpu()
             out.append(found)
@@ -218,7 +247,7 @@ class Learner:
         they belong to, [B, W, S, C]."""
         out = np.full(batch.log_probs.shape, np.nan)
         means = torch.zeros(batch.batch["latents"].shape, dtype=torch.float64, device=self.network.device)
-        for piece in batch.pieces(rows, self.micro_batch):
+        for piece, _ in self._pieces(batch, rows):
             for j, kernel in enumerate(batch.kernels):
                 mean, after = self._mean(batch, piece, j)
                 means[piece, j] = mean
@@ -226,18 +255,23 @@ class Learner:
         return out, means
 
     def state(self) -> dict[str, Any]:
-        """Returns all that a checkpoint needs to continue bit by bit."""
-        return {"adapter": self.network.state(), "optimizer": self.optimizer.state_dict(), "average": self.average}
+        """Returns all that a checkpoint needs to continue bit by bit, whole: any number of processes can load it."""
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {i: {k: accelerate.whole(v) for k, v in of.items()} for i, of in optimizer["state"].items()}
+        return {"adapter": self.network.state(), "optimizer": optimizer, "average": self.average}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continues from what state returned."""
         self.network.load(state["adapter"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.adapter = self.network.state()
+        ours, kept = self.network.parameters(), state["optimizer"]["state"]
+        parts = {i: {k: distributed.part(v, ours[i]) if v.dim() else v for k, v in of.items()} for i, of in kept.items()}
+        self.optimizer.load_state_dict({**state["optimizer"], "state": parts})
         self.average = state["average"]
 
     def best(self) -> dict[str, torch.Tensor]:
         """Returns the adapter to evaluate and keep: the running average, if there is one."""
-        return self.network.state() if self.average is None else self.average
+        return self.adapter if self.average is None else self.average
 
 
 class _Tally:
@@ -284,6 +318,7 @@ class _Shared:
     velocities: list[torch.Tensor] | None = None  # of the noised samples under the weights that made them
     fresh: bool = True  # no optimizer step has been taken
     compare: bool = True  # the first piece, which is compared with the base
+    counts: bool = True  # else its passes alone are wanted
 
 
 @dataclasses.dataclass

@@ -42,7 +42,7 @@ class Trainer:
     def __init__(self, config: Config, client: Client, beside: Executor):
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
-                               checkpointing=config.checkpointing)  # fmt: skip
+                               checkpointing=config.checkpointing, shard=config.shard)  # fmt: skip
         self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
                                config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold, config.beta)  # fmt: skip
         self.alarms = Alarms(config)
@@ -70,15 +70,16 @@ class Trainer:
 
     async def run(self) -> dict[str, Any]:
         """Trains to the end, or to a fatal alarm, and returns the summary."""
-        self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
+        await self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
         stopped = self.stopped if self.config.stop else ""
         if stopped and self.first:
             _log.warning("this run was stopped: %s; --no-stop goes on", stopped)
         async with contextlib.AsyncExitStack() as held:
             held.callback(self.records.close)
             self.progress = held.enter_context(_Progress(self.config, self.updated, self.first))
+            state = await self._state()
             if self.first:
-                await self._begin(held)
+                await self._begin(held, state)
             while self.updated < self.config.updates and not stopped:
                 stopped = await self._update()
             return await self._end(stopped) if self.first else {}
@@ -87,19 +88,23 @@ class Trainer:
         """Returns in all processes what the first one has."""
         return await _in(self.beside, distributed.share, value)
 
-    def _resume(self, found: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+    async def _state(self) -> dict[str, Any]:
+        """What a checkpoint has of the learner, in all processes: each may have a part of it."""
+        return await _in(self.beside, self.learner.state)
+
+    async def _resume(self, found: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
         if found is None:
             return
         state, keep = found
         self.resumed = True
-        self.learner.load(state)
+        await _in(self.beside, self.learner.load, state)
         self.updated, self.taken, self.cursor, self.made, self.best = (keep[k] for k in ("updated", "taken", "cursor", "made", "best"))
         self.stopped = keep.get("stopped", "")
         self.alarms.rewards, self.alarms.evaluations = keep["rewards"], keep["evaluations"]
         if self.first:
             _log.warning("going on at update %d, from %s", self.updated, self.out / "checkpoint")
 
-    async def _begin(self, held: contextlib.AsyncExitStack) -> None:
+    async def _begin(self, held: contextlib.AsyncExitStack, state: dict[str, Any]) -> None:
         if not self.config.follow:
             await held.enter_async_context((await self.stream.lane_lease()).held())
         self.records.begin(self.updated)
@@ -108,7 +113,7 @@ class Trainer:
         self.stream.open(self.cursor)
         # The server's own place of the trainer is further before the first checkpoint after a batch.
         self.cursor = self.cursor or await self.stream.reader.cursor.acknowledged()
-        self._checkpoint()
+        self._checkpoint(state)
         await self._push()
         if self.updated == 0 and not self.config.follow:
             await self._evaluate()
@@ -122,7 +127,7 @@ class Trainer:
         if self.updated == 0:
             self.version = await self.stream.base()
         else:
-            self.version = await self.stream.push(self.network, self.network.state(), f"update {self.updated}")
+            self.version = await self.stream.push(self.network, self.learner.adapter, f"update {self.updated}")
         self.made[self.stream.weights] = self.updated
         if self.stream.unchanged:
             self._raise([(UNCHANGED, self.stream.unchanged)])
@@ -161,9 +166,12 @@ class Trainer:
             if self.held_out and not self.config.follow and (self.updated % self.config.eval_every == 0 or self.updated == self.config.updates):
                 found += await self._evaluate()
             why = self.stopped = self._raise(found)
-            if self.updated % self.config.checkpoint_every == 0 or why or self.updated == self.config.updates:
-                self._checkpoint()
-        return await self._share(why)
+        why = await self._share(why)
+        if self.updated % self.config.checkpoint_every == 0 or why or self.updated == self.config.updates:
+            state = await self._state()
+            if self.first:
+                self._checkpoint(state)
+        return why
 
     async def _ask(self, count: int) -> None:
         """Publishes the prompts of so many batches behind those that were read, unless they are there."""
@@ -195,8 +203,8 @@ class Trainer:
                 left_out = self.alarms.stale(found.name, behind)
             else:
                 whole = Rollouts(found, self.network.family.conditioning)
-            steps = len(whole.kernels) if whole else 0
-            task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out, steps)
+            steps, sampled = (len(whole.kernels), str(found["uid"][0])) if whole else (0, "")
+            task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out, steps, sampled)
         task = await self._share(task)
         assert task is not None, "the first process has one"
         self.taken, self.cursor = self.taken + 1, task.cursor
@@ -213,6 +221,9 @@ class Trainer:
             share = await self.stream.mine(task, whole.batch if whole else None)
             if share.size:
                 mine = Rollouts(share, self.network.family.conditioning)
+            elif self.network.shard:
+                other = await self.stream.part(task, [task.sampled], whole.batch if whole else None)
+                mine = Rollouts(other, self.network.family.conditioning, counts=False)
             else:
                 mine = Rollouts.without_samples(task.name, task.steps)
         clock.lap("read")
@@ -274,10 +285,10 @@ class Trainer:
                 why = why or f"{kind}: {text}"
         return why
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, state: dict[str, Any]) -> None:
         keep = {name: getattr(self, name) for name in ("stopped", "updated", "taken", "cursor", "made", "best")}
         keep |= {"rewards": self.alarms.rewards, "evaluations": self.alarms.evaluations}
-        records.save_checkpoint(self.out, self.network, self.learner.state(), keep)
+        records.save_checkpoint(self.out, self.network, state, keep)
 
     def _curve(self) -> None:
         try:

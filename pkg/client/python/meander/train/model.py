@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 from safetensors import torch as safetensors
 
+from .. import accelerate
 from ..torch import families
 from ..torch.family import Family, Size
 from ..torch.faults import Fault
 from ..torch.folder import Folder
+from . import distributed
 
 _ADAPTER = "adapter"
 
@@ -44,28 +46,38 @@ class Network:
     of them are float32. The network is called by its family, as a worker of the torch engine calls it, and an adapter
     is computed as there: in float32, beside layers of dtype. targets: ends of the names of linear layers; none: those
     of the family. checkpointing recomputes each block in the backward pass, for networks whose activations do not fit.
+    shard splits all parameters over the processes, for networks that do not fit: then all processes call velocity, its
+    backward pass, state, load and save without a state together, equally often.
     """
 
     def __init__(
         self, folder: str | Path, rank: int = 16, alpha: int = 16, targets: tuple[str, ...] = (), seed: int = 0,
-        device: str = "cpu", dtype: torch.dtype = torch.float32, checkpointing: bool = False,
+        device: str = "cpu", dtype: torch.dtype = torch.float32, checkpointing: bool = False, shard: bool = False,
     ):  # fmt: skip
-        """ValueError: the folder is none of a family, or not whole, with what is wrong."""
+        """ValueError: the folder is none of a family, or not whole, with what is wrong; shard, in one process."""
         from peft import LoraConfig
 
-        self.device = torch.device(device)
+        if shard and distributed.world() == 1:
+            raise ValueError("--shard: one process; must be several, as of torchrun --nproc-per-node 4 -m meander.train")
+        self.device, self.shard = torch.device(device), shard
         self.family = _family(folder)
-        self.transformer = self.family.load_part("transformer", dtype).to(self.device)
+        self.transformer = self.family.load_part("transformer", dtype)
+        if not shard:  # else a block is moved as it is split: the whole may not fit
+            self.transformer.to(self.device)
         self.family.attach_transformer(self.transformer)
+        self.family.device = self.device
         torch.manual_seed(seed)  # of the adapter's first matrices; the second ones begin at 0
         modules = list(targets or self.family.lora_targets)
         self.config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
         self.transformer.add_adapter(self.config, adapter_name=_ADAPTER)
         if checkpointing:
             self.transformer.enable_gradient_checkpointing()
-        self.transformer.to(self.device)
         for p in self.parameters():
             p.data = p.data.float()
+        if shard:
+            distributed.shard(self.transformer, _blocks(self.transformer), self.device)
+        else:
+            self.transformer.to(self.device)
         self.transformer.train(checkpointing)  # there is no dropout: it switches checkpointing alone
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -120,16 +132,11 @@ class Network:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The adapter under PEFT's names, a copy, float32, on the CPU."""
-        from peft.utils import get_peft_model_state_dict
-
-        got = get_peft_model_state_dict(self.transformer, adapter_name=_ADAPTER)
-        return {f"base_model.model.{k}": v.detach().float().cpu().clone().contiguous() for k, v in sorted(got.items())}
+        return accelerate.gathered(accelerate.adapter_parameters(self.transformer, _ADAPTER))
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Loads the adapter of state(), all of it. ValueError: it is for another network."""
-        from peft.utils import set_peft_model_state_dict
-
-        mine = self.state()
+        mine = accelerate.adapter_parameters(self.transformer, _ADAPTER)
         for name in sorted(mine.keys() | state.keys()):
             if name not in state or name not in mine:
                 raise ValueError(f"adapter: {name} is {'missing' if name not in state else 'not of this network'}")
@@ -137,7 +144,9 @@ class Network:
                 raise ValueError(f"adapter: {name} has shape {list(state[name].shape)}; must be {list(mine[name].shape)}")
             if not torch.isfinite(state[name]).all():
                 raise ValueError(f"adapter: {name} has NaN or infinity")
-        set_peft_model_state_dict(self.transformer, {k.removeprefix("base_model.model."): v for k, v in state.items()}, adapter_name=_ADAPTER)
+        with torch.no_grad():
+            for name, p in mine.items():
+                p.copy_(distributed.part(state[name], p))
 
     def save(self, folder: Path, state: dict[str, torch.Tensor] | None = None) -> None:
         """Writes PEFT's folder: adapter_model.safetensors and adapter_config.json."""
@@ -162,6 +171,16 @@ def _family(folder: str | Path) -> Family:
     except Fault as e:
         raise ValueError(f"--model: {folder}: {e}") from e
     return family
+
+
+def _blocks(transformer: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules that diffusers keeps whole when it splits a network, inner ones first. ValueError: it names none."""
+    kind = type(transformer)
+    names = {*(kind._no_split_modules or ()), *(kind._repeated_blocks or ())}
+    found = [m for m in reversed(list(transformer.modules())) if type(m).__name__ in names]
+    if not found:
+        raise ValueError(f"--shard: {kind.__name__}; must be a network whose blocks diffusers names (_no_split_modules)")
+    return found
 
 
 def encoded(state: dict[str, torch.Tensor]) -> bytes:

@@ -116,7 +116,7 @@ def save_checkpoint(folder: Path, network: Network, state: dict[str, Any], keep:
     still has a complete one."""
     new, now, old = folder / "checkpoint.new", folder / "checkpoint", folder / "checkpoint.old"
     shutil.rmtree(new, ignore_errors=True)
-    network.save(new / "adapter")
+    network.save(new / "adapter", state["adapter"])
     torch.save({"learner": state, "keep": keep}, new / "state.pt")
     shutil.rmtree(old, ignore_errors=True)
     if now.exists():

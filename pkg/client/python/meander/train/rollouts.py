@@ -22,10 +22,11 @@ class Rollouts:
     """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
 
     log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. conditioning names the tensors of a
-    prompt that the network takes, as Family.conditioning does.
+    prompt that the network takes, as Family.conditioning does. Samples that do not count add no gradient: a process
+    without samples goes along with them in the passes of a sharded network.
     """
 
-    def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",)):
+    def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",), counts: bool = True):
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if isinstance(batch, TextBatch):
@@ -44,7 +45,7 @@ class Rollouts:
                 f"batch {batch.name}: no {missing[0]} are stored; "
                 "prompts to train on must have rollout.return_conditioning, and be for the model of --model"
             )
-        self.batch, self.name, self.size = batch, batch.name, batch.size
+        self.batch, self.name, self.size, self.counts = batch, batch.name, batch.size, counts
         self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
         self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
@@ -57,7 +58,7 @@ class Rollouts:
     def without_samples(cls, name: str, steps: int) -> "Rollouts":
         """The share of a process that has no group of a batch with so many trained steps: it adds no gradient."""
         out = cls.__new__(cls)
-        out.batch, out.name, out.size = Batch([], name), name, 0
+        out.batch, out.name, out.size, out.counts = Batch([], name), name, 0, False
         out.batch.arrays |= {"group_index": np.zeros(0, np.int64), "latents": np.zeros((0, steps, 0, 0), np.float32)}
         out.log_probs, out.advantages, out.rewards = np.zeros((0, steps)), np.zeros((0, steps)), np.zeros(0)
         out.schedule = []

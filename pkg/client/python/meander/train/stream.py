@@ -40,6 +40,8 @@ class Task:
     """Groups that are skipped, each with the reason."""
     steps: int
     """How many steps are trained."""
+    sampled: str
+    """One of its groups that has samples."""
 
 
 class Stream:
@@ -80,7 +82,10 @@ class Stream:
 
     async def mine(self, task: Task, batch: Batch | None) -> Batch:
         """Returns the groups of a batch that this process trains on. The first process has the batch already."""
-        uids = task.uids[distributed.rank() :: distributed.world()]
+        return await self.part(task, task.uids[distributed.rank() :: distributed.world()], batch)
+
+    async def part(self, task: Task, uids: list[str], batch: Batch | None) -> Batch:
+        """Returns some groups of a batch. The first process has the batch already."""
         groups = [g for g in batch.groups if g.uid in uids] if batch else await together(self.client.group(self.config.run, uid) for uid in uids)
         return Batch(groups, task.name, task.cursor)
 
