@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -195,15 +196,25 @@ def test_two_trainers_do_not_push_to_one_lane(signs, tmp_path):
     assert asyncio.run(history(signs)) == before
 
 
-def test_processes_of_one_trainer(signs, tmp_path):
-    """Three processes share each batch of two groups and add their gradients: what one process makes of the same
-    batches."""
-    two, one = tmp_path / "processes", tmp_path / "one"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--max-restarts=1")
+
+
+@pytest.mark.parametrize("name, launcher, fields", [
+    ("torchrun", (*TORCHRUN, "--nproc-per-node=3"), {}),
+    ("accelerate", ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"), {}),
+    ("sharded", (*TORCHRUN, "--nproc-per-node=2"), {"shard": True}),
+    ("sharded-more", (*TORCHRUN, "--nproc-per-node=3"), {"shard": True, "loss": "gspo"}),
+])  # fmt: skip
+def test_processes_of_one_trainer(signs, tmp_path, name, launcher, fields):
+    """Two or three processes share each batch of two groups and add their gradients: what one process makes of the same
+    batches, also if each has a part of the network."""
+    two, one = tmp_path / name, tmp_path / "one"
     before = len(asyncio.run(history(signs)))
-    ended(started(signs, two, "torch.distributed.run", "--nproc-per-node=3", "--standalone", "-m", updates=2), two)
-    pushed = [p["by"] for p in asyncio.run(history(signs))[before:]]
-    assert pushed.count("trainer") == len(pushed) in (2, 3), "the first process alone pushes: perhaps the base, and each update once"
-    log = trained(signs, one, run="processes", trainer="one", follow=True, updates=2)
+    ended(started(signs, two, *launcher, "-m", updates=2, **fields), two)
+    pushed = asyncio.run(history(signs))[before:]
+    assert [p["by"] for p in pushed] == ["trainer"] * len(pushed) and len(pushed) in (2, 3), "the first process alone pushes: perhaps the base, and each update once"
+    assert pushed[-1]["adapter"]["file"]["digest"] == digest(adapter(two)) == updates(two)[-1]["adapter_digest"]
+    log = trained(signs, one, run=name, trainer="one", follow=True, updates=2, **fields | {"shard": False})
     for r, want in zip(updates(two), log, strict=True):
         assert [r[k] for k in ("batch", "batch_digest", "samples", "used")] == [want[k] for k in ("batch", "batch_digest", "samples", "used")]
         assert r["ratio_off"] and max(r["ratio_off"]) < 1e-6 and r["reward"] == want["reward"]
@@ -213,6 +224,35 @@ def test_processes_of_one_trainer(signs, tmp_path):
     # only.
     seconds = [k for k in want if "lora_B" in k]
     assert length(got[k] - want[k] for k in seconds) < 1e-3 * length(want[k] for k in seconds)
+
+
+def test_torchrun_goes_on_when_a_process_of_a_sharded_network_is_killed(signs, tmp_path):
+    """To the bit, with the running average and the learning rate; evaluations, too."""
+    (tmp_path / "held").write_text('a red sign that says "7"\n')
+    fields = {"shard": True, "lr_schedule": "cosine", "held_out": str(tmp_path / "held"), "eval_every": 2, "gold": "", "variety": 0, "stop": False}
+    found = []
+    for name in ("cut", "uncut"):
+        out = tmp_path / name
+        process = started(signs, out, *TORCHRUN, "--nproc-per-node=2", "-m", **fields)
+        if name == "cut":
+            asyncio.run(asyncio.wait_for(until(process, out, 1), 300))
+            workers = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(workers[-1]), signal.SIGKILL)
+        ended(process, out)
+        assert ("going on at update" in (out / "stderr").read_text()) == (name == "cut")
+        rates = [r["rates"] for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"]
+        same = ("batch", "batch_digest", "made_by", "adapter_digest", "loss", "grad_norm", "kl", "lr")
+        found.append([[[r[k] for k in same] for r in updates(out)], rates, digest(adapter(out))])
+    assert found[0] == found[1] and len(found[0][0]) == 3
+
+
+def test_settings_that_one_process_cannot_have_are_refused(signs, tmp_path):
+    process = started(signs, tmp_path / "alone", shard=True)
+    assert process.wait(300) == 1
+    assert "meander-train: --shard: one process; must be several" in (tmp_path / "alone/stderr").read_text()
+    process = started(signs, tmp_path / "cpu", "accelerate.commands.launch", "--cpu", "--num_processes=2", "-m")
+    assert process.wait(300) != 0
+    assert "accelerate launch --cpu starts one process of several" in (tmp_path / "cpu/stderr").read_text()
 
 
 def length(tensors):

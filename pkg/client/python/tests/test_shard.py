@@ -1,6 +1,5 @@
 """A sharded learner in two processes (FSDP2, gloo, CPU) against one that has the whole network, without a pipeline."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -26,15 +25,12 @@ from meander.train.rollouts import Rollouts  # noqa: E402
 # By name: the loss, settings of the network and of the learner, and what else an update is of.
 CASES = {
     **{name: (name, {}, {"beta": 0.01}, {}) for name in LOSSES},
-    "guided": ("ppo", {}, {}, {"guided": True}),
-    "recomputed": ("ppo", {"checkpointing": True}, {"beta": 0.01}, {}),
+    "guided, recomputed, cut": ("ppo", {"checkpointing": True}, {"max_grad_norm": 1e-3}, {"guided": True}),
     "bfloat16": ("ppo", {"dtype": torch.bfloat16}, {"beta": 0.01}, {}),
     "minibatches": ("grpo_guard", {}, {"minibatches": 3, "micro_batch": 64}, {}),
     "noised minibatches": ("diffusion_nft", {}, {"minibatches": 3, "micro_batch": 64}, {}),
-    "older": ("ppo", {}, {}, {"behind": 1}),
-    "accumulated": ("gspo", {}, {}, {"parts": 2}),
+    "older, accumulated": ("gspo", {}, {}, {"behind": 1, "parts": 2}),
     "a process without a group": ("dpo", {}, {"beta": 0.01}, {"groups": 1}),
-    "a short gradient": ("ppo", {}, {"max_grad_norm": 1e-3}, {}),
 }  # fmt: skip
 
 
@@ -84,23 +80,19 @@ def process(where, out):
         for shard in (True, False):
             one = learner(where, loss, network, settings, shard)
             found[name, shard] = {"said": updated(one, made, **of), "average": dict(one.best()), "adapter": one.adapter}
-            if shard:
+            if shard:  # weights, gradients and optimizer state
                 tensors = [*one.network.transformer.parameters(), *(p.grad for p in one.network.parameters())]
                 tensors += [v for s in one.optimizer.state.values() for v in s.values() if v.dim()]
-                held = [sum(t.to_local().numel() for t in tensors), sum(t.numel() for t in tensors)]
-                found[name, shard]["held"] = held
-                state = one.state()
-        if distributed.rank() == 0:
-            found[name, False]["state"] = {}  # of the whole network nothing is needed
+                found[name, shard]["held"] = sum(t.to_local().numel() for t in tensors), sum(t.numel() for t in tensors)
     # What is gathered for a checkpoint goes on to the bit, and in one process, too.
     loss, network, settings, of = CASES["gspo"]
     made = batches(where, **of)
     whole = learner(where, loss, network, settings, True)
     updated(whole, made[:1])
     state = whole.state()
-    updated(whole, made[1:])
     if distributed.rank() == 0:
         records.save_checkpoint(pathlib.Path(out), whole.network, state, {})
+    updated(whole, made[1:])
     state, _ = distributed.share(records.load_checkpoint(pathlib.Path(out)) if distributed.rank() == 0 else None)
     again = learner(where, loss, network, settings, True)
     again.load(state)
@@ -113,12 +105,13 @@ def process(where, out):
 @pytest.fixture(scope="module")
 def found(folder, tmp_path_factory):  # noqa: F811
     """What two processes found, and the folder of the checkpoint."""
+    torch.set_num_threads(1)  # as theirs
     out = tmp_path_factory.mktemp("processes")
     env = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     code = f"import test_shard; test_shard.process({str(folder)!r}, {str(out)!r})"
     both = [subprocess.Popen([sys.executable, "-c", code], env=env | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in (0, 1)]
-    said = [p.communicate(timeout=280)[1] for p in both]
+    said = [p.communicate()[1] for p in both]
     assert all(p.returncode == 0 for p in both), "\n".join(text[-3000:] for text in said)
     return [torch.load(out / f"process-{r}.pt", weights_only=False) for r in (0, 1)], out
 
@@ -130,18 +123,20 @@ def test_two_processes_with_a_part_of_the_network_do_what_one_does_with_the_whol
     want = updated(one, batches(folder, **of), **of)
     (first, second), _ = found
     assert digest(first[name, True]["adapter"]) == digest(second[name, True]["adapter"])
-    # Passes of bfloat16 round otherwise in micro-batches of other samples: what it is compared with has the same ones.
+    # Passes of bfloat16 round otherwise in micro-batches of other samples, and a process makes minibatches of its own
+    # groups: those are compared with two processes that have the whole, which have the same ones.
     near = 0.05 if name == "bfloat16" else 1e-4
+    alike = "minibatches" not in name
     for said, others, alone in zip(first[name, True]["said"], first[name, False]["said"], want, strict=True):
         assert said["used"] == others["used"] == alone["used"]
         for key in ("loss", "grad_norm", "weight", "kl", "moved", "ratio_off"):
             assert said[key] == pytest.approx(others[key], rel=1e-4, abs=1e-8, nan_ok=True), key
-        for key in ("loss", "grad_norm", "weight"):
+        for key in ("loss", "grad_norm", "weight") if alike else ():
             assert said[key] == pytest.approx(alone[key], rel=near, abs=1e-7, nan_ok=True), key
-    for kept, whole in (("adapter", one.adapter), ("average", one.best())):
+    for kept, alone in (("adapter", one.adapter), ("average", one.best())):
         # The second matrices begin at 0. AdamW makes steps of equal length from gradients that differ in their last
         # bits only.
-        for other, tolerance in ((first[name, False][kept], 1e-3), (whole, 0.2 if name == "bfloat16" else 1e-3)):
+        for other, tolerance in ((first[name, False][kept], 1e-3), (alone, 0.2 if name == "bfloat16" else 1e-3))[: 1 + alike]:
             names = [k for k in other if "lora_B" in k]
             assert length(other[k] for k in names) > 0
             assert length(first[name, True][kept][k] - other[k] for k in names) < tolerance * length(other[k] for k in names), kept

@@ -1,6 +1,6 @@
 """Several processes as one trainer, through torch.distributed; without it, or alone, every function is the identity.
 
-torchrun starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process reads the cursor,
+torchrun or accelerate launch starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process reads the cursor,
 publishes, pushes and writes; each reads the tensors of its own share of a batch's groups.
 """
 
@@ -26,7 +26,9 @@ def device(name: str) -> str:
 
 
 def begin(device: str) -> None:
-    """Joins the processes that torchrun started."""
+    """Joins the processes that were started. ValueError: this one was started alone, in place of several."""
+    if "ACCELERATE_USE_CPU" in os.environ and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise ValueError("accelerate launch --cpu starts one process of several, as its --num_processes says; use torchrun --nproc-per-node")
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
