@@ -344,7 +344,7 @@ build/trl-venv/ok build/verl-venv/ok: build/%-venv/ok: deploy/learn/requirements
 	TORCH='$(TORCH)' deploy/learn/install.sh build/$*-venv deploy/learn/requirements-$*.txt
 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
-	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_losses.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_teacher.py tests/test_texts.py
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_losses.py tests/test_velocity.py tests/test_shard.py tests/test_learning.py tests/test_grpo.py tests/test_teacher.py tests/test_texts.py
 
 build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml | learn-needs
 	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv

@@ -240,7 +240,7 @@ def test_torchrun_goes_on_when_a_process_of_a_sharded_network_is_killed(signs, t
             os.kill(int(workers[-1]), signal.SIGKILL)
         ended(process, out)
         assert ("going on at update" in (out / "stderr").read_text()) == (name == "cut")
-        rates = [r["rates"] for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"]
+        rates = {r["update"]: r["rates"] for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"}
         same = ("batch", "batch_digest", "made_by", "adapter_digest", "loss", "grad_norm", "kl", "lr")
         found.append([[[r[k] for k in same] for r in updates(out)], rates, digest(adapter(out))])
     assert found[0] == found[1] and len(found[0][0]) == 3

@@ -28,6 +28,8 @@ Several processes, on one machine or several that share --out (--run-name, for t
 
   torchrun --nproc-per-node 4 -m meander.train --run-name learn --prompts ...
 
+With --shard, too, each of them has a part of the network.
+
 Run again with the same --out it goes on where it was, after a crash too. --follow reads a run that another trainer publishes, for a second opinion.
 
 In --out: log.jsonl, log.csv, tensorboard/, curve.png, before.png and after.png, checkpoint/ and best/, the best adapter

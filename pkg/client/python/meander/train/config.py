@@ -73,7 +73,7 @@ class Config:
     dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N", _LOSS)
     checkpointing: bool = _setting(False, "recompute activations in the backward pass", _LOSS)
-    shard: bool = _setting(False, "for networks that one GPU has no room for: each process keeps a part of the weights, gradients and optimizer state, and gathers a block of the network while it computes it (FSDP2); needs several processes, as of torchrun, and their host memory holds the network while it is loaded", _LOSS)
+    shard: bool = _setting(False, "for a network that one GPU has no room for: each process keeps a part of weights, gradients and optimizer state, and gathers one block at a time to compute it (FSDP2); needs several processes, as of torchrun, and host memory for each of them to load the network", _LOSS)
 
     updates: int = _setting(96, "policy updates", _RUN)
     seed: int = _setting(2, "of prompts, noise and the adapter", _RUN)

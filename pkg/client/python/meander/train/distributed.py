@@ -1,7 +1,7 @@
 """Several processes as one trainer, through torch.distributed; without it, or alone, every function is the identity.
 
-torchrun or accelerate launch starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process reads the cursor,
-publishes, pushes and writes; each reads the tensors of its own share of a batch's groups.
+torchrun or accelerate launch starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process
+reads the cursor, publishes, pushes and writes; each reads the tensors of its own share of a batch's groups.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def shard(network: torch.nn.Module, blocks: list[torch.nn.Module], device: torch
 
 
 def part(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor that all have, if like, of its shape, is sharded; else the tensor itself."""
-    return distribute_tensor(t.to(like.device, like.dtype), like.device_mesh, like.placements) if isinstance(like, DTensor) else t
+    """This process's part of a tensor that all have, as like is sharded; the tensor itself where like is not."""
+    if not isinstance(like, DTensor):
+        return t
+    return distribute_tensor(t.to(like.device, like.dtype), like.device_mesh, like.placements)
 
 
 def add(tensors: list[torch.Tensor]) -> None:

@@ -67,7 +67,7 @@ class Learner:
         network, loss = self.network, self.loss
         for group in self.optimizer.param_groups if lr is not None else ():
             group["lr"] = lr
-        rows, used, counted = [], 0, 0
+        rows, used, counted = list[int](), 0, 0
         if batch.counts:
             rows, used, counted = loss.rows(batch, self.beta > 0), len(loss.rows(batch, False)), loss.count(batch)
         shared = _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
