@@ -6,6 +6,7 @@ reads the cursor, publishes, pushes and writes; each reads the tensors of its ow
 
 from __future__ import annotations
 
+import datetime
 import os
 from typing import TypeVar
 
@@ -28,11 +29,13 @@ def device(name: str) -> str:
 def begin(device: str) -> None:
     """Joins the processes that were started. ValueError: this one was started alone, in place of several."""
     if "ACCELERATE_USE_CPU" in os.environ and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise ValueError("accelerate launch --cpu starts one process of several, as its --num_processes says; use torchrun --nproc-per-node")
+        raise ValueError("accelerate launch --cpu starts one process of several; use torchrun --nproc-per-node")
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+        # The others wait as long as the first one evaluates; when one dies, what started them ends the rest.
+        patience = datetime.timedelta(days=1)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=patience)
 
 
 def end() -> None:

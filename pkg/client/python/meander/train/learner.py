@@ -160,7 +160,7 @@ class Learner:
         shared.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
 
     def _call(self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        """The losses [n, w] of some samples at some trained steps."""
+        """The losses [n, w] of some samples at some trained steps; where they do not count, any with a gradient."""
         batch, kernels = shared.batch, shared.batch.kernels[steps]
         if not shared.counts:
             return log_prob
@@ -212,8 +212,11 @@ class Learner:
             clean, x, sigma, texts = batch.noised(rows, i, device)
             v = self._guided(batch, x, sigma, texts)
             old = v.detach() if shared.velocities is None else shared.velocities[i][rows].to(device)
-            given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator)) if shared.counts else v.double().sum(dim=(1, 2))
-            total = shared.tally.told(given, advantages.shape).sum() / share
+            if shared.counts:
+                given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator))
+                total = shared.tally.told(given, advantages.shape).sum() / share
+            else:
+                total = v.double().sum() / share
             if self.beta:
                 with torch.no_grad(), self.network.base():
                     base = self._guided(batch, x, sigma, texts)
