@@ -111,7 +111,11 @@ def found(folder, tmp_path_factory):  # noqa: F811
     env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     code = f"import test_shard; test_shard.process({str(folder)!r}, {str(out)!r})"
     both = [subprocess.Popen([sys.executable, "-c", code], env=env | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in (0, 1)]
-    said = [p.communicate()[1] for p in both]
+    try:
+        said = [p.communicate(timeout=900)[1] for p in both]
+    finally:
+        for p in both:
+            p.kill()
     assert all(p.returncode == 0 for p in both), "\n".join(text[-3000:] for text in said)
     return [torch.load(out / f"process-{r}.pt", weights_only=False) for r in (0, 1)], out
 

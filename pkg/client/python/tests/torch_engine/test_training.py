@@ -10,10 +10,12 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 from meander import transition  # noqa: E402
+from meander.accelerate import whole  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
+from meander.train import distributed  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.losses import PPO  # noqa: E402
-from meander.train.model import Network  # noqa: E402
+from meander.train.model import Network, _blocks  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
 HEIGHT, WIDTH, SCALE = 64, 96, 4.5
@@ -184,6 +186,32 @@ def test_checkpointing_changes_no_gradient(name, folders, rollout):
         Learner(network, PPO(), lr=1e-2).update(batch)
         states.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     assert 0 <= float((states[1] - states[0]).norm()) < 1e-4 * float(states[0].norm())
+
+
+@pytest.fixture
+def alone():
+    """A group of this process: it has all parts of a sharded network, and gathers them as one of several does."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TRAINED)
+def test_sharding_changes_no_gradient(name, dtype, folders, rollout, alone):
+    found = []
+    for shard in (False, True):
+        network = Network(folders[name], rank=2, seed=1, dtype=dtype, checkpointing=dtype == torch.bfloat16)
+        batch = Rollouts(Batch(rollout(name), "b"), network.family.conditioning)
+        if shard:
+            distributed.shard(network.transformer, _blocks(network.transformer), network.device)
+            network.shard = True
+        learner = Learner(network, PPO(), lr=1e-2, micro_batch=3, beta=0.1)
+        learner.update(batch)
+        found.append([torch.cat([whole(p.grad).flatten() for p in network.parameters()]), learner.update(batch).grad_norm])
+    assert all(hasattr(p, "full_tensor") for p in network.transformer.parameters())
+    assert 0 <= float((found[1][0] - found[0][0]).norm()) < 1e-4 * float(found[0][0].norm())
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
 
 
 def test_a_folder_without_a_family_is_refused(folders, tmp_path):
