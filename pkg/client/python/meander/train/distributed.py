@@ -35,7 +35,11 @@ def begin(device: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         # The others wait as long as the first one evaluates; when one dies, what started them ends the rest.
         patience = datetime.timedelta(days=1)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=patience)
+        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        # torchrun has one store for all attempts: those who come again must not find the addresses of those who died.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
 
 
 def end() -> None:
