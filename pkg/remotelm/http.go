@@ -76,19 +76,17 @@ func (s *Server) generate(ctx context.Context, r Request, top int, each func(eve
 		for _, t := range e.tokens {
 			done = append(done, t.id)
 		}
+		ended = e.finish != ""
 		if !each(e) {
 			return nil
 		}
 		switch e.finish {
 		case "":
 		case Stop, Length:
-			ended = true
 			return nil
 		case aborted:
-			ended = true
 			return fmt.Errorf("%w after %d tokens", ErrAborted, len(done))
 		default:
-			ended = true
 			return fmt.Errorf("%w: finish_reason: %.40q", ErrGarbage, e.finish)
 		}
 		watch.Reset(s.config.Patience)
