@@ -208,8 +208,10 @@ build/ptxas/ok:
 	$(PYTHON) -m pip install --quiet --no-deps --target build/ptxas nvidia-cuda-nvcc-cu12==12.9.86
 	chmod +x build/ptxas/nvidia/cuda_nvcc/bin/ptxas && touch $@
 
-ptxas: build/ptxas/ok ## NVIDIA's assembler on the compiled kernels: registers, no spills (Python)
-	go test -count=1 -v -run '^TestPTX_Assembles$$' ./pkg/tensor/cuda/kernels
+ptxas: ## NVIDIA's assembler on the compiled kernels: registers and spills of testdata/registers.txt (pip, or PTXAS=FILE; says so without)
+	@if [ "$$PTXAS" ] || $(MAKE) --no-print-directory build/ptxas/ok || command -v ptxas; then \
+		CGO_ENABLED=0 go test -count=1 -v -run '^TestPTX_Assembles$$' ./pkg/tensor/cuda/kernels; \
+	else echo 'make ptxas: skipped: pip cannot get the package of ptxas, as it says above, and PTXAS names none'; fi
 
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check

@@ -25,19 +25,17 @@ var generations = map[string][]string{
 var (
 	blockSize = regexp.MustCompile(`\.visible \.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)`)
 	assembled = regexp.MustCompile(`Compiling entry function '(\w+)'`)
-	stack     = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores`)
+	stack     = regexp.MustCompile(`(\d+) bytes stack frame`)
 	registers = regexp.MustCompile(`Used (\d+) registers`)
 )
-
-// spills are kernels that have to keep a few values in memory: 16 bytes.
-var spills = map[string]bool{"sm_120 attention_bf16_64": true}
 
 // update writes the table of registers.
 var update = flag.Bool("update", false, "write testdata/registers.txt")
 
-// NVIDIA's assembler takes each module for the generations it is for, keeps what threads have in registers, lets products
-// of warpgroups run beside other instructions, and blocks fit the 65536 registers of a multiprocessor. PTXAS names it
-// where it is neither on PATH nor made by `make ptxas`, which pins the version that the table of registers is of.
+// NVIDIA's assembler takes each module for the generations it is for, lets products of warpgroups run beside other
+// instructions, and blocks fit the 65536 registers of a multiprocessor. testdata/registers.txt has, for each generation
+// and kernel, the registers of a thread and the bytes that do not fit them. PTXAS names the assembler where it is neither
+// on PATH nor made by `make ptxas`, which pins the version that the table is of.
 func TestPTX_Assembles(t *testing.T) {
 	ptxas, err := exec.LookPath(cmp.Or(os.Getenv("PTXAS"), "../../../../build/ptxas/nvidia/cuda_nvcc/bin/ptxas"))
 	if err != nil {
@@ -69,12 +67,17 @@ func TestPTX_Assembles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(version, []byte("V12.9.86")) && got != string(want) {
-		t.Errorf("registers of threads, want those of %s; -update writes it:\n%s", path, got)
+	if !bytes.Contains(version, []byte("V12.9.86")) {
+		t.Logf("%s is not of the version of %s, whose figures are not compared:\n%s", ptxas, path, got)
+		return
+	}
+	if got != string(want) {
+		t.Errorf("registers and spills of threads, want those of %s; -update writes it:\n%s", path, got)
 	}
 }
 
-// assemble checks what ptxas says of a module, and returns a line for each kernel: generation, name, registers.
+// assemble checks what ptxas says of a module, and returns a line for each kernel: generation, name, registers, and the
+// bytes of memory that a thread has beside them.
 func assemble(t *testing.T, ptxas, file, generation string) (table []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -90,7 +93,7 @@ func assemble(t *testing.T, ptxas, file, generation string) (table []string) {
 		t.Errorf("%s: %v\n%s", generation, err, out)
 		return nil
 	}
-	kernel, found := "", []string{}
+	kernel, memory, found := "", "", []string{}
 	for line := range strings.SplitSeq(string(out), "\n") {
 		if strings.Contains(line, "serialized") {
 			t.Errorf("%s: %s", generation, line)
@@ -98,12 +101,12 @@ func assemble(t *testing.T, ptxas, file, generation string) (table []string) {
 		if m := assembled.FindStringSubmatch(line); m != nil {
 			kernel = m[1]
 		}
-		if m := stack.FindStringSubmatch(line); m != nil && (m[1] != "0" || m[2] != "0") && !spills[generation+" "+kernel] {
-			t.Errorf("%s, %s: %s", generation, kernel, strings.TrimSpace(line))
+		if m := stack.FindStringSubmatch(line); m != nil {
+			memory = m[1]
 		}
 		if m := registers.FindStringSubmatch(line); m != nil {
 			found = append(found, kernel)
-			table = append(table, fmt.Sprintf("%-7s %-20s %s", generation, kernel, m[1]))
+			table = append(table, fmt.Sprintf("%-7s %-20s %3s %2s", generation, kernel, m[1], memory))
 			if n := number(t, m[1]) * threads[kernel]; n == 0 || n > 1<<16 {
 				t.Errorf("%s, %s: %s registers for %d threads", generation, kernel, m[1], threads[kernel])
 			}
