@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch \
+.PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch bench-roofline \
 	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
@@ -184,6 +184,9 @@ bench-weights: build build/bench ## whole transformers by path: time, and memory
 bench-torch: build/bench ## workers of PyTorch: what a call costs, the network beside our own, deterministic beside batched (Python)
 	PYTHONPATH=pkg/client/python OMP_NUM_THREADS=1 build/bench torch \
 		--python '$(or $(MEANDER_PYTHON),$(wildcard build/torch-venv/bin/python),python3)' $(TORCH_FLAGS)
+
+bench-roofline: build/bench ## what an evaluation costs GPUs by a model of their data sheets; needs none
+	build/bench gpu --roofline
 
 # Go knows what has changed.
 .PHONY: build/bench

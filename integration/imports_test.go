@@ -194,6 +194,7 @@ var layers = map[string][]string{
 		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
 		"pkg/client", "pkg/lora", "pkg/safetensors", "pkg/model/qwenimage/checkpoint", // weights that it pushes
 		"services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/recorder",
+		"pkg/tensor/cuda", "pkg/tensor/cuda/driver", "integration/tools/ptxvm", // the model of a GPU's costs
 	},
 }
 

@@ -27,7 +27,7 @@ import (
 type gpuBench struct {
 	device, dtype, peer string
 	layers, of          int
-	small               bool
+	small, model        bool
 	round               time.Duration
 
 	out   io.Writer
@@ -44,12 +44,24 @@ func benchGPUCommand() *cobra.Command {
 		Long: `gpu measures one device: the products and the attention of a 20-billion-parameter transformer, copies,
 launches, and forward passes with guidance at 512 and 1024 pixels on --layers of its 60 layers with random
 weights, a time that it scales to all of them. With --peer it asks another engine for the same, such as
-deploy/bench/gpu_peer.py. What cannot be measured says why. The report is Markdown.`,
+deploy/bench/gpu_peer.py. What cannot be measured says why. The report is Markdown.
+
+With --roofline it needs no GPU and measures nothing: it runs the forward passes on an interpreter of the kernels, notes
+their launches, and prints what these cost by a model.`,
 		Example: `  bench gpu --peer 'python3 deploy/bench/gpu_peer.py'
+  bench gpu --roofline
   bench gpu --device cpu --dtype f32 --small    # is the bench itself right?`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			g.out = c.OutOrStdout()
+			if g.model {
+				for _, name := range []string{"device", "dtype", "layers", "round", "peer"} {
+					if c.Flags().Changed(name) {
+						return usage(fmt.Errorf("--%s: set; must be absent with --roofline, which measures nothing", name))
+					}
+				}
+				return g.roofline(c.Context())
+			}
 			return g.run(c.Context(), c.ErrOrStderr())
 		},
 	}
@@ -60,6 +72,7 @@ deploy/bench/gpu_peer.py. What cannot be measured says why. The report is Markdo
 	f.DurationVar(&g.round, "round", time.Second, "each measurement repeats its call for at least this long")
 	f.BoolVar(&g.small, "small", false, "tiny shapes, to try the bench where nothing is fast")
 	f.StringVar(&g.peer, "peer", "", "command line of another engine to measure beside")
+	f.BoolVar(&g.model, "roofline", false, "a model instead: what an evaluation costs an H200, H100, A100, RTX 4090")
 	return c
 }
 

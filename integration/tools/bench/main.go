@@ -1,7 +1,7 @@
 // Command bench measures the sampler, language models, matrix products, the advantage service, the event
 // plane, updates of weights and workers of PyTorch on this machine: it serves make bench-sampler, bench-tokens,
-// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy and bench-torch. It also writes model folders of
-// the published size to measure with.
+// bench-gemm, bench-advantage, bench-events, bench-swarm, bench-policy, bench-torch and bench-roofline. It also writes
+// model folders of the published size to measure with.
 package main
 
 import (

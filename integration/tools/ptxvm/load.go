@@ -227,7 +227,7 @@ func (c *compiler) writes(r register) {
 func (c *compiler) instruction(s *statement) inst {
 	c.s = s
 	c.used = append(c.used, registers{})
-	in := inst{line: s.line, text: c.text(s.line), guard: -1, negated: s.negated}
+	in := inst{line: s.line, op: s.op, text: c.text(s.line), guard: -1, negated: s.negated}
 	if s.guard != nil {
 		in.guard = s.guard.slot
 		c.reads(operand{reg: s.guard, original: "of the guard"})

@@ -36,6 +36,9 @@ type region struct {
 	proxies  []proxy // of each two bytes, where products may read them
 	readOnly bool
 	freed    bool
+	hollow   bool // data is zeros of all that are hollow
+	read     int  // bytes of the launch, where they are counted
+	written  int
 }
 
 // cell is the last write and the last read of two bytes, as stamps.
@@ -136,6 +139,9 @@ type heap struct {
 	limit   int
 	gap     int // between allocations
 	checks  bool
+	hollow  bool   // memory is, until something is copied to it
+	zeros   []byte // of all memory that is hollow
+	sink    [16]byte
 }
 
 func (h *heap) alloc(bytes int, what string) (*region, error) {
@@ -145,11 +151,22 @@ func (h *heap) alloc(bytes int, what string) (*region, error) {
 	if h.used+bytes > h.limit {
 		return nil, fmt.Errorf("allocate %d bytes with %d of %d in use: %w", bytes, h.used, h.limit, driver.ErrMemory)
 	}
-	r := newRegion(what, h.next, bytes, h.checks)
+	r := h.region(what, bytes)
 	h.used += bytes
 	h.next += (uint64(bytes) + uint64(h.gap) + 255) &^ 255
 	h.regions = append(h.regions, r)
 	return r, nil
+}
+
+// region makes the memory of an allocation.
+func (h *heap) region(what string, bytes int) *region {
+	if !h.hollow {
+		return newRegion(what, h.next, bytes, h.checks)
+	}
+	if len(h.zeros) < bytes {
+		h.zeros = make([]byte, bytes)
+	}
+	return &region{what: what, base: h.next, data: h.zeros[:bytes], hollow: true}
 }
 
 // find returns the region whose first byte is the last at or before the address.
@@ -197,6 +214,9 @@ func (h *heap) copyIn(address uint64, src []byte) error {
 	r, at, err := h.span(address, len(src))
 	if err != nil {
 		return err
+	}
+	if r.hollow {
+		r.data, r.hollow = make([]byte, len(r.data)), false
 	}
 	copy(r.data[at:], src)
 	if r.state != nil {
@@ -294,6 +314,22 @@ func (w *warp) access(in *inst, lane int, address uint64, n int, write bool) []b
 	}
 	if r.cells != nil {
 		w.race(r, lane, int(at), n, write)
+	}
+	if w.block.executed != nil {
+		return w.counted(r, at, n, write)
+	}
+	return r.data[at : at+uint64(n)]
+}
+
+// counted is access where it is counted.
+func (w *warp) counted(r *region, at uint64, n int, write bool) []byte {
+	if write {
+		r.written += n
+	} else {
+		r.read += n
+	}
+	if write && r.hollow {
+		return w.block.vm.heap.sink[:n]
 	}
 	return r.data[at : at+uint64(n)]
 }

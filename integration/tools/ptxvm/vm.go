@@ -29,6 +29,9 @@ type Options struct {
 	Gap int
 	// Budget is the instructions of warps that a launch may take, default 2^32.
 	Budget int
+	// Count counts what each launch does; see Counts. Nothing is checked then but bounds, and allocations that nothing was
+	// copied to take no memory: they are zeros and keep nothing. So it does not take a GPU's memory to launch what does.
+	Count bool
 }
 
 // VM is a driver.Driver that interprets. One goroutine uses it at a time.
@@ -39,6 +42,7 @@ type VM struct {
 	serial  stamp // of the next block
 	draws   uint64
 	lost    error // the fault after which nothing works
+	counts  Counts
 }
 
 var _ driver.Driver = (*VM)(nil)
@@ -57,7 +61,7 @@ func New(o Options) *VM {
 	if o.Gap == 0 {
 		o.Gap = globalGap
 	}
-	memory := heap{next: globalStart, limit: o.Memory, gap: o.Gap, checks: !o.Unchecked}
+	memory := heap{next: globalStart, limit: o.Memory, gap: o.Gap, checks: !o.Unchecked && !o.Count, hollow: o.Count}
 	return &VM{options: o, serial: 1, heap: memory}
 }
 
@@ -312,6 +316,8 @@ type block struct {
 	issues [][]issue // products so far of each warpgroup
 	named  [16]meeting
 	epoch  stamp // of the last barrier with a number of threads
+
+	executed []executed // of each instruction; nil: they are not counted
 }
 
 // meeting is a barrier with a number of threads: who has arrived since it last opened, and who waits.
@@ -406,6 +412,10 @@ func (vm *VM) launch(k *kernel, g driver.Grid, args []driver.Arg) {
 	b.shared = newRegion("shared memory", sharedStart, k.shared+g.Shared, vm.heap.checks)
 	if k.products && b.shared.cells != nil {
 		b.shared.proxies = make([]proxy, len(b.shared.cells))
+	}
+	if vm.options.Count {
+		b.executed = make([]executed, len(k.code))
+		defer func() { vm.counts = vm.newCounts(b) }()
 	}
 	b.all = b.warps()
 	for z := range g.Blocks.Z {

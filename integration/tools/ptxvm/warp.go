@@ -54,6 +54,7 @@ type inst struct {
 	run     func(w *warp, in *inst, m uint32)
 	control control
 	line    int
+	op      string
 	text    string
 	guard   int // predicate slot, or -1
 	negated bool
@@ -190,6 +191,9 @@ func (w *warp) advance(g group, limit int) {
 				return
 			}
 			w.together(in, m)
+		}
+		if b.executed != nil {
+			b.count(g.pc, m)
 		}
 		if len(in.touches) > 0 && m != 0 {
 			w.touch(in, m)
