@@ -60,7 +60,7 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 			i32(a.n), i32(a.k),
 		},
 			s.epilogue("linear", e, m, a.n)...)
-		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args, bf16Bits(dst))...)
+		s.launchTiles("linear_bf16", m, a.n, mmaTile, 256, append(args, bf16Bits(dst))...)
 		return
 	}
 	s.linearF32(dst, x, a, e)
@@ -73,7 +73,7 @@ func (s *session) linearF32(dst, x tensor.Matrix, a *array, e tensor.Epilogue) {
 	args := append([]driver.Arg{
 		s.address(to), i32(to.Stride), s.address(x), i32(x.Stride), s.array(a), i32(x.Rows), i32(a.n), i32(a.k),
 	}, s.epilogue("linear", e, x.Rows, a.n)...)
-	s.launch("linear_f32", blocks(a.n, tile), blocks(x.Rows, tile), 64, args...)
+	s.launchTiles("linear_f32", x.Rows, a.n, tile, 64, args...)
 	store()
 }
 
@@ -96,12 +96,12 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv,
 		}, s.epilogue("convolution", e, m, a.n)...)
 	}
 	if a.dtype == tensor.BF16 {
-		s.launch("conv_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256,
+		s.launchTiles("conv_bf16", m, a.n, mmaTile, 256,
 			append(args(dst.Matrix(), s.factor(from.Matrix())), bf16Bits(dst.Matrix()))...)
 		return
 	}
 	to, store := s.result(dst.Matrix())
-	s.launch("conv_f32", blocks(a.n, tile), blocks(m, tile), 64, args(to, s.float(from.Matrix()))...)
+	s.launchTiles("conv_f32", m, a.n, tile, 64, args(to, s.float(from.Matrix()))...)
 	store()
 }
 

@@ -299,6 +299,12 @@ func (s *session) profile(name string, began time.Time) {
 	}
 }
 
+// launchTiles runs a kernel with a block for each square tile of m rows and n columns. All are in x: in y a grid has 65535
+// at most, fewer than an image of 2048 x 2048 pixels has tiles.
+func (s *session) launchTiles(name string, m, n, tile, threads int, args ...driver.Arg) {
+	s.launch(name, blocks(m, tile)*blocks(n, tile), 1, threads, args...)
+}
+
 // launchElements runs a kernel with a thread for each element.
 func (s *session) launchElements(name string, elements int, args ...driver.Arg) {
 	s.launch(name, blocks(elements, 128), 1, 128, args...)

@@ -44,7 +44,7 @@ func (g *gpu) convolution(kernel string, c convolution) error {
 		a = append(a, num(half))
 	}
 	if err := g.launch(kernel, driver.Grid{
-		Blocks:  driver.Dim{X: ceil(c.out, tile), Y: ceil(m, tile)},
+		Blocks:  driver.Dim{X: ceil(c.out, tile) * ceil(m, tile)},
 		Threads: driver.Dim{X: threads},
 	}, a...); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (g *gpu) convolution(kernel string, c convolution) error {
 // farConvolution takes the first column of a very wide image, for the first channels of very many: neither fits a
 // GPU, and what lies between is not read.
 func (g *gpu) farConvolution(kernel string) error {
-	const lines, in, kh = 70, 8, 5
+	const lines, in, kh = 68, 8, 5
 	const rows = lines - kh + 1
 	tile, threads, factors := 64, 64, "linear_f32"
 	if kernel == "conv_bf16" {
@@ -103,7 +103,7 @@ func (g *gpu) farConvolution(kernel string) error {
 	if kernel == "conv_bf16" {
 		a = append(a, num(0))
 	}
-	grid := driver.Grid{Blocks: driver.Dim{Y: ceil(rows, tile)}, Threads: driver.Dim{X: threads}}
+	grid := driver.Grid{Blocks: driver.Dim{}, Threads: driver.Dim{X: threads}} // the first tile, of very many
 	if err := g.launch(kernel, grid, a...); err != nil {
 		return err
 	}

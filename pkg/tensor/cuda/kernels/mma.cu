@@ -42,10 +42,10 @@ struct Slab {
 
 // product_bf16 is dst [m, n] = a [m, k] w[n, k]^T with an epilogue in float32.
 template <class A>
-DEVICE void product_bf16(MmaTile& tile, const A& x, const bf16* w, int w_stride, void* dst, int dst_stride, int m, int n, int k,
+DEVICE void product_bf16(MmaTile& tile, Place at, const A& x, const bf16* w, int w_stride, void* dst, int dst_stride, int m, int n, int k,
                          const Epilogue& e, int types) {
   int t = thread_x(), warp = t / 32, lane = t % 32;
-  int row0 = block_y() * MMA_TILE, col0 = block_x() * MMA_TILE, wm = warp / 4 * 64, wn = warp % 4 * 32;
+  int row0 = at.row, col0 = at.col, wm = warp / 4 * 64, wn = warp % 4 * 32;
   float sum[4][4][4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -116,8 +116,9 @@ KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, 
                         const float* residual, int residual_stride, int types) {
   SHARED MmaTile tile;
   Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
-  Slab rows = {x, x_stride, (int)block_y() * MMA_TILE, m, k};
-  product_bf16(tile, rows, w, w_stride, dst, dst_stride, m, n, k, e, types);
+  Place at = Place::of(n, MMA_TILE);
+  Slab rows = {x, x_stride, at.row, m, k};
+  product_bf16(tile, at, rows, w, w_stride, dst, dst_stride, m, n, k, e, types);
 }
 
 // PixelSlab is Pixels of bf16, c a multiple of 8: 8 columns are channels of one pixel.
@@ -143,9 +144,10 @@ KERNEL(256) conv_bf16(void* dst, const bf16* x, const bf16* weights, int n, int 
                       const int* group, const float* residual, int residual_stride, int types) {
   SHARED MmaTile tile;
   SHARED int picture[MMA_TILE], first_y[MMA_TILE], first_x[MMA_TILE];
+  Place at = Place::of(oc, MMA_TILE);
   int t = thread_x(), m = n * oh * ow, k = kh * kw * c;
   if (t < MMA_TILE) {
-    int row = block_y() * MMA_TILE + t, line = row / ow, image = line / oh;
+    int row = at.row + t, line = row / ow, image = line / oh;
     picture[t] = row < m ? image * h : -1;
     first_y[t] = (line - image * oh) * stride - top;
     first_x[t] = (row - line * ow) * stride - left;
@@ -153,7 +155,7 @@ KERNEL(256) conv_bf16(void* dst, const bf16* x, const bf16* weights, int n, int 
   sync_block();
   Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
   PixelSlab pixels = {x, picture, first_y, first_x, h, w, c, kw, k};
-  product_bf16(tile, pixels, weights, k, dst, oc, m, oc, k, e, types);
+  product_bf16(tile, at, pixels, weights, k, dst, oc, m, oc, k, e, types);
 }
 
 // Flash attention. A block of 8 warps takes up to 128 queries that see the first of one

@@ -255,7 +255,7 @@ func (g *gpu) product(kernel string, m, n, k int) error {
 	if kernel == "linear_bf16" {
 		args = append(args, num(c.types))
 	}
-	grid := driver.Grid{Blocks: driver.Dim{X: ceil(n, tile), Y: ceil(m, tile)}, Threads: driver.Dim{X: threads}}
+	grid := driver.Grid{Blocks: driver.Dim{X: ceil(n, tile) * ceil(m, tile)}, Threads: driver.Dim{X: threads}}
 	err := g.launch(kernel, grid, args...)
 	if err != nil {
 		return err

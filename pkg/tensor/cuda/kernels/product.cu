@@ -12,6 +12,17 @@ union __attribute__((aligned(16))) Tile {
   float sum[TILE][PAD];
 };
 
+// Place is the first row and column of the tile that a block of a product makes. Blocks are counted in x alone, along the
+// columns first: a grid has 2^31 blocks there, and only 65535 in y, which are fewer than the tiles of an image.
+struct Place {
+  int row, col;
+  DEVICE Place of(int n, int tile) {
+    int columns = (n + tile - 1) / tile, row = block_x() / columns;
+    Place p = {row * tile, (block_x() - row * columns) * tile};
+    return p;
+  }
+};
+
 DEVICE void quarter(float (&sum)[8][8], int i0, int j0, const float (&x)[8], const float (&w)[8]) {
 #pragma unroll
   for (int i = i0; i < i0 + 4; i++)
@@ -23,8 +34,8 @@ DEVICE void quarter(float (&sum)[8][8], int i0, int j0, const float (&x)[8], con
 // of m rows and n columns, here and beyond; halves of a tile that are not there are not
 // computed.
 template <class A, class B>
-DEVICE void multiply(Tile& tile, int m, int n, int k_end, const A& a, const B& b) {
-  bool tall = m - block_y() * TILE > 32, wide = n - block_x() * TILE > 32;
+DEVICE void multiply(Tile& tile, Place at, int m, int n, int k_end, const A& a, const B& b) {
+  bool tall = m - at.row > 32, wide = n - at.col > 32;
   int t = thread_x(), tx = t % 8 * 4, ty = t / 8 * 4;
   u64 xs = in_shared(&tile.a[0][ty]), ws = in_shared(&tile.b[0][tx]);
   float sum[8][8];
@@ -63,8 +74,8 @@ DEVICE void multiply(Tile& tile, int m, int n, int k_end, const A& a, const B& b
 }
 
 // store writes the tile, a row at a time.
-DEVICE void store(const Tile& tile, float* dst, int dst_stride, int m, int n, const Epilogue& e) {
-  int col = block_x() * TILE + thread_x(), row = block_y() * TILE;
+DEVICE void store(const Tile& tile, Place at, float* dst, int dst_stride, int m, int n, const Epilogue& e) {
+  int col = at.col + thread_x(), row = at.row;
   if (col >= n) return;
   for (int i = 0; i < TILE && row + i < m; i++)
     dst[(u64)(row + i) * dst_stride + col] = finish(e, row + i, col, tile.sum[i][thread_x()]);
@@ -130,8 +141,9 @@ KERNEL(64) linear_f32(float* dst, int dst_stride, const float* x, int x_stride, 
                       const float* residual, int residual_stride) {
   SHARED Tile tile;
   Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
-  multiply(tile, m, n, k, Rows::from(x, x_stride, block_y() * TILE, m), Rows::from(w, k, block_x() * TILE, n));
-  store(tile, dst, dst_stride, m, n, e);
+  Place at = Place::of(n, TILE);
+  multiply(tile, at, m, n, k, Rows::from(x, x_stride, at.row, m), Rows::from(w, k, at.col, n));
+  store(tile, at, dst, dst_stride, m, n, e);
 }
 
 // Pixels are the inputs of output pixels, from the first of a tile on: column k is channel
@@ -164,7 +176,8 @@ KERNEL(64) conv_f32(float* dst, const float* x, const float* weights, int n, int
                     int gate_stride, const int* group, const float* residual, int residual_stride) {
   SHARED Tile tile;
   SHARED int picture[TILE], first_y[TILE], first_x[TILE];
-  int t = thread_x(), m = n * oh * ow, row = block_y() * TILE + t;
+  Place at = Place::of(oc, TILE);
+  int t = thread_x(), m = n * oh * ow, row = at.row + t;
   int line = row / ow, image = line / oh;
   picture[t] = row < m ? image * h : -1;
   first_y[t] = (line - image * oh) * stride - top;
@@ -181,6 +194,6 @@ KERNEL(64) conv_f32(float* dst, const float* x, const float* weights, int n, int
   pixels.kw = kw;
   Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
   int k = kh * kw * c;
-  multiply(tile, m, oc, k, pixels, Rows::from(weights, k, block_x() * TILE, oc));
-  store(tile, dst, oc, m, oc, e);
+  multiply(tile, at, m, oc, k, pixels, Rows::from(weights, k, at.col, oc));
+  store(tile, at, dst, oc, m, oc, e);
 }
