@@ -56,7 +56,8 @@ type gpu struct {
 	host map[unsafe.Pointer]int
 
 	launches int
-	queues   // of streams and events
+	sleeps   bool // who waits for its context
+	queues        // of streams and events
 }
 
 var (
@@ -189,8 +190,18 @@ func cuDeviceGetAttribute(value *C.int, attribute, device C.int) C.int {
 	return 0
 }
 
+//export cuDevicePrimaryCtxSetFlags_v2
+func cuDevicePrimaryCtxSetFlags_v2(device C.int, flags C.uint) C.int {
+	gpus[device].sleeps = flags == 4 // CU_CTX_SCHED_BLOCKING_SYNC
+	return 0
+}
+
 //export cuDevicePrimaryCtxRetain
 func cuDevicePrimaryCtxRetain(context *C.uintptr_t, device C.int) C.int {
+	if !gpus[device].sleeps {
+		fmt.Fprintln(os.Stderr, "libcuda of ptxvm: a context whose waits take a core")
+		return C.int(driver.ErrInvalidValue)
+	}
 	*context = C.uintptr_t(device) + 1
 	return 0
 }

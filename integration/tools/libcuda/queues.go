@@ -24,6 +24,7 @@ type queues struct {
 type point struct {
 	launches int // that are done before
 	copies   []func() error
+	sleeps   bool // who waits for the event
 }
 
 func newQueues() queues {
@@ -88,9 +89,10 @@ func cuStreamWaitEvent(stream, event C.uintptr_t, _ C.uint) C.int {
 }
 
 //export cuEventCreate
-func cuEventCreate(event *C.uintptr_t, _ C.uint) C.int {
+func cuEventCreate(event *C.uintptr_t, flags C.uint) C.int {
 	return on(false, func(g *gpu) error {
 		*event = g.add(g.events)
+		g.events[*event].sleeps = flags&1 != 0 // CU_EVENT_BLOCKING_SYNC
 		return nil
 	})
 }
@@ -119,8 +121,11 @@ func cuEventRecord(event, stream C.uintptr_t) C.int {
 func cuEventSynchronize(event C.uintptr_t) C.int {
 	return on(false, func(g *gpu) error {
 		e := g.events[event]
-		if e == nil {
+		switch {
+		case e == nil:
 			return driver.ErrInvalidValue
+		case !e.sleeps:
+			return errors.Join(errors.New("a wait for an event that takes a core"), driver.ErrInvalidValue)
 		}
 		var err error
 		for _, copy := range e.copies {

@@ -35,13 +35,17 @@ func Count() (int, error) {
 }
 
 // Open opens a GPU by its number, below Count, on its primary context: what else of this
-// process uses the GPU, such as cuBLAS, shares that.
+// process uses the GPU, such as cuBLAS, shares that. Whoever waits for it sleeps: by default a
+// wait takes a core, for each GPU one that nobody else has then.
 func Open(index int) (driver.Driver, error) {
 	d, name, version, err := inspect(index)
 	if err != nil {
 		return nil, err
 	}
-	context, err := d.RetainPrimaryCtx()
+	var context cu.CUContext
+	if err = d.SetPrimaryCtxFlags(cu.SchedBlockingSync); err == nil {
+		context, err = d.RetainPrimaryCtx()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
@@ -196,7 +200,7 @@ func (d *device) Send(dst driver.Pointer, src []byte) error {
 // Fetch starts to copy src to dst on the stream of copies, after all work launched so far. The event is done when
 // dst is set.
 func (d *device) Fetch(dst []byte, src driver.Pointer) (driver.Event, error) {
-	e, err := cu.MakeEvent(cu.DisableTiming)
+	e, err := cu.MakeEvent(cu.DisableTiming | cu.BlockingSyncEvent)
 	if err != nil {
 		return nil, result(err)
 	}
