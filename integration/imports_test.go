@@ -134,7 +134,7 @@ var layers = map[string][]string{
 	},
 
 	"services/sampler/models": {
-		"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotehttp", "pkg/tensor", "pkg/tensor/devices",
+		"pkg/lm", "pkg/model", "pkg/model/remote", "pkg/remotehttp", "pkg/safetensors", "pkg/tensor", "pkg/tensor/devices",
 		"schemas", "services/sampler/engine", "services/sampler/engine/images", "services/sampler/engine/texts",
 	},
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -42,6 +43,8 @@ type Options struct {
 	MaxPositions int
 	// Progress is called with how much of the weights is loaded.
 	Progress model.Progress
+	// Hashes is model.Options.Hashes.
+	Hashes *safetensors.Hashes
 }
 
 // Registry lists the families that a program can open.

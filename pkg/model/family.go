@@ -58,6 +58,8 @@ type Options struct {
 	Warn func(error)
 	// Progress is called while the networks are loaded. Several goroutines call it, one at a time.
 	Progress Progress
+	// Hashes, where set, has the digests of files that others with the same Hashes read, too, computed once.
+	Hashes *safetensors.Hashes
 }
 
 // Progress is called while a network is loaded: done of total bytes of its files are read.

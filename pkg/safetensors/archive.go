@@ -35,6 +35,7 @@ type Archive struct {
 
 type file struct {
 	name   string
+	info   fs.FileInfo // nil in memory
 	bytes  []byte
 	unmap  func() error
 	mapped bool // bytes are of Map
@@ -110,11 +111,15 @@ func (a *Archive) addFile(folder *Folder, name string) error {
 	if err != nil {
 		return err
 	}
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
 	b, unmap, err := mapFile(f)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	a.files = append(a.files, file{name: name, bytes: b, unmap: unmap, mapped: unmap != nil})
+	a.files = append(a.files, file{name: name, info: info, bytes: b, unmap: unmap, mapped: unmap != nil})
 	return a.addTensors(len(a.files) - 1)
 }
 

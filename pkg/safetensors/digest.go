@@ -13,10 +13,13 @@ import (
 
 // Digest is the SHA-256 of a model: name, length and contents of every file that its
 // results depend on, in a fixed order.
-type Digest struct{ h hash.Hash }
+type Digest struct {
+	h      hash.Hash
+	shared *Hashes
+}
 
 // NewDigest returns a digest without files.
-func NewDigest() *Digest { return &Digest{sha256.New()} }
+func NewDigest() *Digest { return &Digest{h: sha256.New()} }
 
 // Write adds bytes as they are. It never fails.
 func (d *Digest) Write(b []byte) (int, error) { return d.h.Write(b) }
@@ -47,6 +50,16 @@ func (d *Digest) Files(folder *Folder, limit int64, names ...string) error {
 // Archive adds the files of a checkpoint, headers included, under the name part of the model. read,
 // unless nil, is called with the number of bytes of each piece, to report progress.
 func (d *Digest) Archive(part string, a *Archive, read func(bytes int)) {
+	add := func() { d.readArchive(part, a, read) }
+	if d.shared != nil {
+		d.sharedArchive(part, a, read, add)
+		return
+	}
+	add()
+}
+
+// readArchive is Archive without what others have read.
+func (d *Digest) readArchive(part string, a *Archive, read func(bytes int)) {
 	for _, f := range a.Files() {
 		fmt.Fprintf(d.h, "%s %d\n", path.Join(part, f.Name), len(f.Bytes))
 		for piece := range slices.Chunk(f.Bytes, 16<<20) {

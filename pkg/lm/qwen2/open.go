@@ -81,6 +81,7 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 	if err != nil {
 		return nil, err
 	}
+	digest.Share(o.Hashes)
 	if s.device == nil {
 		if s.device, err = cpu.NewDevice(cpu.Options{Threads: o.Threads}); err != nil {
 			return nil, err

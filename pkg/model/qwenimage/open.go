@@ -33,7 +33,7 @@ const familyName = "qwen-image"
 func openAdapted(dir string, o model.Options) (*Model, error) {
 	base, err := Open(dir, Options{
 		Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes,
-		Progress: o.Progress,
+		Progress: o.Progress, Hashes: o.Hashes,
 	})
 	if err != nil {
 		return nil, err
@@ -64,6 +64,8 @@ type Options struct {
 	PromptCacheBytes int
 	// Progress is model.Options.Progress.
 	Progress model.Progress
+	// Hashes is model.Options.Hashes.
+	Hashes *safetensors.Hashes
 }
 
 // Open loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
@@ -94,6 +96,7 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
+	digest.Share(o.Hashes)
 	s := &shared{tokenizer: tok, device: o.Device}
 	s.indices.New = func() any { return &nn.Indices{} }
 	if s.device == nil {

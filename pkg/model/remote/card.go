@@ -136,12 +136,13 @@ func partsOf(folder *safetensors.Folder) (in []string, err error) {
 
 // digestOf returns the digest of a folder's configurations, tokenizers and weights: where this program computes the
 // class, too, it is that of its own family. It reads all weights.
-func digestOf(folder *safetensors.Folder, progress model.Progress) (string, error) {
+func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress model.Progress) (string, error) {
 	in, err := partsOf(folder)
 	if err != nil {
 		return "", err
 	}
 	d := safetensors.NewDigest()
+	d.Share(hashes)
 	var names []string
 	for _, part := range in {
 		names = append(names, part+"/config.json")
@@ -177,5 +178,5 @@ func digestOf(folder *safetensors.Folder, progress model.Progress) (string, erro
 
 // Digest returns the digest of the model in a folder, as Open computes it. It reads all weights.
 func Digest(dir string) (string, error) {
-	return nn.Open(dir, func(f *safetensors.Folder) (string, error) { return digestOf(f, nil) })
+	return nn.Open(dir, func(f *safetensors.Folder) (string, error) { return digestOf(f, nil, nil) })
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // Config says which worker computes a model.
@@ -44,6 +46,8 @@ type Config struct {
 	Log func(Event)
 	// Spare keeps the worker that Inspect starts, for an Open with the same settings; nil: each starts its own.
 	Spare *Spare
+	// Hashes is model.Options.Hashes.
+	Hashes *safetensors.Hashes
 }
 
 // Event is something to log.

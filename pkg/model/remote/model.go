@@ -75,7 +75,7 @@ func Open(ctx context.Context, dir string, cfg Config, progress model.Progress) 
 	}
 	hash := make(chan hashed, 1)
 	go func() { // while the worker loads
-		digest, err := digestOf(folder, progress)
+		digest, err := digestOf(folder, cfg.Hashes, progress)
 		hash <- hashed{digest, err}
 	}()
 	m, err := connect(ctx, l, folder, dir)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -99,7 +100,8 @@ type Options struct {
 	Factors tensor.DType
 	// Deterministic is cuda.Options.Deterministic.
 	Deterministic bool
-	// Warn, where set, is told what makes a GPU slower than it could be, when it is opened or later.
+	// Warn, where set, is told what makes a GPU slower than it could be, when it is opened or later. Several goroutines
+	// call it.
 	Warn func(error)
 	// Profile, where set, is told how long each kernel of a GPU took. The GPU then waits for each kernel.
 	Profile func(kernel string, took time.Duration)
@@ -107,7 +109,7 @@ type Options struct {
 
 // Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. auto is all GPUs that are
 // new enough, or the CPU where there is none; Skipped and Note then say why. The caller closes the
-// set. If one does not open, those before it are closed; an error for a device that is not there
+// set. If one does not open, all are closed; an error for a device that is not there
 // wraps ErrUnavailable.
 func Open(names string, o Options) (*Set, error) {
 	gpus, err := parseNames(names)
@@ -119,13 +121,7 @@ func Open(names string, o Options) (*Set, error) {
 	case names == CPU:
 		return new(Set).withCPU(o)
 	}
-	set := &Set{}
-	for _, n := range gpus {
-		if err := set.openGPU(n, o); err != nil {
-			return nil, errors.Join(unavailable(n, err), set.Close())
-		}
-	}
-	return set, nil
+	return openGPUs(gpus, o)
 }
 
 // One opens the first device of names, for programs that use one at a time, such as benches.
@@ -146,42 +142,59 @@ func One(names string, o Options) (*Set, error) {
 // openAuto opens at most that many GPUs, or the CPU. It leaves out GPUs that are too old; one that
 // does not open for another reason, such as another process that has it, is an error.
 func openAuto(o Options, most int) (*Set, error) {
-	set := &Set{}
-	gpus, err := cuda.Count()
-	if err != nil {
-		set.Note = err.Error()
-	}
-	for n := 0; n < gpus && len(set.Devices) < most; n++ {
-		err := set.openGPU(n, o)
-		switch {
-		case errors.Is(err, cuda.ErrOld):
-			set.Skipped = append(set.Skipped, idOf(n)+": "+err.Error())
-		case err != nil:
-			return nil, errors.Join(unavailable(n, err), set.Close())
+	count, err := cuda.Count()
+	var gpus []int
+	var skipped []string
+	for n := 0; n < count && len(gpus) < most; n++ {
+		if err := cuda.Available(n); errors.Is(err, cuda.ErrOld) {
+			skipped = append(skipped, idOf(n)+": "+err.Error())
+		} else {
+			gpus = append(gpus, n)
 		}
 	}
-	if len(set.Devices) > 0 {
-		return set, nil
+	switch {
+	case err != nil:
+		return (&Set{Note: err.Error()}).withCPU(o)
+	case len(gpus) == 0:
+		return (&Set{Note: strings.Join(skipped, "; ")}).withCPU(o)
 	}
-	if len(set.Skipped) > 0 {
-		set.Note, set.Skipped = strings.Join(set.Skipped, "; "), nil
+	set, err := openGPUs(gpus, o)
+	if err != nil {
+		return nil, err
 	}
-	return set.withCPU(o)
+	set.Skipped = skipped
+	return set, nil
 }
 
-// openGPU opens a GPU and adds it to the set.
-func (s *Set) openGPU(n int, o Options) error {
-	warn := func(err error) {
-		if o.Warn != nil {
-			o.Warn(fmt.Errorf("%s: %w", idOf(n), err))
+// openGPUs opens GPUs side by side. If one does not open, all are closed.
+func openGPUs(gpus []int, o Options) (*Set, error) {
+	opened, errs := make([]*cuda.Device, len(gpus)), make([]error, len(gpus))
+	var wg sync.WaitGroup
+	for i, n := range gpus {
+		warn := func(err error) {
+			if o.Warn != nil {
+				o.Warn(fmt.Errorf("%s: %w", idOf(n), err))
+			}
 		}
+		wg.Go(func() {
+			opened[i], errs[i] = cuda.Open(n, cuda.Options{
+				Factors: o.Factors, Deterministic: o.Deterministic, Warn: warn, Profile: o.Profile,
+			})
+		})
 	}
-	d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic, Warn: warn, Profile: o.Profile})
+	wg.Wait()
+	set, err := &Set{}, error(nil)
+	for i, n := range gpus {
+		if errs[i] != nil {
+			err = errors.Join(err, unavailable(n, errs[i]))
+			continue
+		}
+		set.Devices = append(set.Devices, Device{opened[i], idOf(n)})
+	}
 	if err != nil {
-		return err
+		return nil, errors.Join(err, set.Close())
 	}
-	s.Devices = append(s.Devices, Device{d, idOf(n)})
-	return nil
+	return set, nil
 }
 
 // withCPU returns the set with the CPU as its device.

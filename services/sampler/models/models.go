@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
@@ -85,6 +88,7 @@ func (r Registry) open(name string, o model.Options) (engine.Network, error) {
 	}
 	text, err := r.Text.Open(name, lm.Options{
 		Device: o.Device, Threads: o.Threads, Adapter: o.Adapter, AdapterScale: o.AdapterScale, Progress: o.Progress,
+		Hashes: o.Hashes,
 	})
 	if err != nil {
 		return nil, err
@@ -167,21 +171,75 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 			err = errors.Join(err, p.Close())
 		}
 	}()
-	for _, d := range set.Devices {
-		o.Device, o.Threads = d.Device, c.Threads
-		m, err := models.open(name, o)
-		if err != nil {
+	if p.All, err = c.openAll(models, name, o, set.Devices); err != nil {
+		return nil, err
+	}
+	for i, d := range p.All {
+		b := d.Network.Backend()
+		if d.ID == devices.CPU || strings.HasPrefix(b, d.Name()) { // its text encoder may be elsewhere
+			continue
+		}
+		if c.Device != devices.Auto {
+			return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, d.Network.Name(), b)
+		}
+		// The model computes elsewhere: more devices would not help.
+		more := Devices{All: p.All[i+1:]}
+		p.All = p.All[:i+1]
+		if err := more.Close(); err != nil {
 			return nil, err
 		}
-		p.All = append(p.All, Device{d, m})
-		if b := m.Backend(); d.ID != devices.CPU && !strings.HasPrefix(b, d.Name()) { // its text encoder may be elsewhere
-			if c.Device != devices.Auto {
-				return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, m.Name(), b)
-			}
-			break // the model computes elsewhere: more devices would not help
-		}
+		break
 	}
 	return p, nil
+}
+
+// openAll opens the model called name on all devices side by side, its files being hashed once. On an error it returns
+// the devices on which it is open.
+func (c Compute) openAll(models Registry, name string, o model.Options, on []devices.Device) (all []Device, err error) {
+	o.Threads, o.Hashes = c.Threads, &safetensors.Hashes{}
+	opened, errs, progress := make([]Device, len(on)), make([]error, len(on)), furthestBehind(o.Progress, len(on))
+	var wg sync.WaitGroup
+	for i, d := range on {
+		o := o
+		o.Device, o.Progress = d.Device, progress(i)
+		wg.Go(func() {
+			opened[i].Device = d
+			opened[i].Network, errs[i] = models.open(name, o)
+		})
+	}
+	wg.Wait()
+	for i, d := range opened {
+		if errs[i] == nil {
+			all = append(all, d)
+		} else if !slices.ContainsFunc(errs[:i], func(e error) bool { return e != nil && e.Error() == errs[i].Error() }) {
+			err = errors.Join(err, errs[i])
+		}
+	}
+	return all, err
+}
+
+// furthestBehind returns the progress of each of several openings side by side; told hears of the one that is furthest
+// behind.
+func furthestBehind(told model.Progress, openings int) (of func(opening int) model.Progress) {
+	if told == nil || openings == 1 {
+		return func(int) model.Progress { return told }
+	}
+	var mu sync.Mutex
+	read := map[string][]int{} // bytes by part and opening
+	return func(opening int) model.Progress {
+		return func(part string, done, total int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if read[part] == nil {
+				read[part] = make([]int, openings)
+			}
+			before := slices.Min(read[part])
+			read[part][opening] = done
+			if least := slices.Min(read[part]); least > before {
+				told(part, least, total)
+			}
+		}
+	}
 }
 
 // factors returns the element type in which products are computed: for dtype auto it depends on the model's size. It

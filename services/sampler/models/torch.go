@@ -12,6 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/remote"
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -80,11 +81,12 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 // configs returns the settings of each worker, one for each device.
 func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 	_, address, _ := strings.Cut(t.Address, "=")
+	hashes := &safetensors.Hashes{}
 	for device := range strings.SplitSeq(t.Compute.Device, ",") {
 		list = append(list, remote.Config{
 			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType, Deterministic: t.Compute.Deterministic,
 			Compile: t.Compile, Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter,
-			AdapterScale: t.AdapterScale, Spare: t.Spare, Log: func(e remote.Event) { t.logEvent(log, e) },
+			AdapterScale: t.AdapterScale, Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list
