@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// CI holds the kernels to the table of registers and spills. Where the assembler cannot be had, the step passes and says
-// why; an assembler that is named and missing is an error.
+// CI holds the kernels to the table of registers and spills. Where the assembler cannot be had, the step passes and
+// says why; an assembler that is named and missing is an error.
 func TestPTXAS(t *testing.T) {
 	t.Parallel()
 	makefile, err := filepath.Abs(filepath.Join(root, "Makefile"))

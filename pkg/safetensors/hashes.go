@@ -25,8 +25,8 @@ type hashed struct {
 	after  []byte
 }
 
-// Share has d add archives without reading them where a digest of h has, or is about to have, added the same files after
-// the same contents. Files are the same where the system says so and neither length nor time of change differ.
+// Share has d add archives without reading them where a digest of h has, or is about to have, added the same files
+// after the same contents. Files are the same where the system says so and neither length nor time of change differ.
 func (d *Digest) Share(h *Hashes) { d.shared = h }
 
 // find returns what h knows of files; first says that nobody has added them, and that the caller is to.

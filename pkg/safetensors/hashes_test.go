@@ -12,14 +12,15 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Digests that share are those of digests that do not. What the system says is the same file is read once, whoever comes
-// first; what has changed, or comes after other contents, is read again.
+// Digests that share are those of digests that do not. What the system says is the same file is read once, whoever
+// comes first; what has changed, or comes after other contents, is read again.
 func TestDigest_Share(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "model.safetensors")
 	write := func(x float32, changed time.Time) {
 		t.Helper()
 		var b bytes.Buffer
-		one := safetensors.Tensor{Name: "x", DType: tensor.F32, Shape: []int{1}, Data: tensor.F32.AppendFloats(nil, []float32{x})}
+		data := tensor.F32.AppendFloats(nil, []float32{x})
+		one := safetensors.Tensor{Name: "x", DType: tensor.F32, Shape: []int{1}, Data: data}
 		if err := safetensors.Write(&b, []safetensors.Tensor{one}, nil); err != nil {
 			t.Fatal(err)
 		}

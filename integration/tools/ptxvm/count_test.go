@@ -41,8 +41,8 @@ func counted(
 	return vm.Counts(), in, out
 }
 
-// Each warp that comes to an instruction counts, and each lane whose guard is on: here 40 threads are two warps, and loop
-// three times; in memory that nothing was copied to all are 0.
+// Each warp that comes to an instruction counts, and each lane whose guard is on: here 40 threads are two warps, and
+// loop three times. Memory that nothing was copied to is 0.
 func TestCounts(t *testing.T) {
 	text := kernel(`
 	ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];

@@ -25,8 +25,8 @@ func (b *bounded) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) e
 	return b.VM.Launch(f, g, args...)
 }
 
-// What an image of 2048 x 2048 pixels and larger ones take has grids that a driver takes: 65535 blocks in y are fewer than
-// the tiles of its pixels.
+// What an image of 2048 x 2048 pixels and larger ones take has grids that a driver takes: 65535 blocks in y are fewer
+// than the tiles of its pixels.
 func TestDevice_LargeImages(t *testing.T) {
 	for _, factors := range []tensor.DType{tensor.F32, tensor.BF16} {
 		for _, tt := range []struct{ images, side, in, out int }{{1, 2048, 3, 8}, {2, 2048, 8, 3}, {1, 4096, 8, 8}} {

@@ -299,8 +299,8 @@ func (s *session) profile(name string, began time.Time) {
 	}
 }
 
-// launchTiles runs a kernel with a block for each square tile of m rows and n columns. All are in x: in y a grid has 65535
-// at most, fewer than an image of 2048 x 2048 pixels has tiles.
+// launchTiles runs a kernel with a block for each square tile of m rows and n columns. All are in x: in y a grid has
+// 65535 at most, fewer than an image of 2048 x 2048 pixels has tiles.
 func (s *session) launchTiles(name string, m, n, tile, threads int, args ...driver.Arg) {
 	s.launch(name, blocks(m, tile)*blocks(n, tile), 1, threads, args...)
 }

@@ -180,7 +180,8 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 			continue
 		}
 		if c.Device != devices.Auto {
-			return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, d.Network.Name(), b)
+			return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID,
+				d.Network.Name(), b)
 		}
 		// The model computes elsewhere: more devices would not help.
 		more := Devices{All: p.All[i+1:]}

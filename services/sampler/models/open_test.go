@@ -59,7 +59,8 @@ func TestCompute_OpensSideBySide(t *testing.T) {
 		return families.All().Open("../../../deploy/models/signs", o)
 	})
 	progress := func(part string, done, _ int) { read[part] = append(read[part], done) }
-	all, err := Compute{Threads: 1}.openAll(Registry{Images: model.Registry{family}}, "slow", model.Options{Progress: progress}, on)
+	known := Registry{Images: model.Registry{family}}
+	all, err := Compute{Threads: 1}.openAll(known, "slow", model.Options{Progress: progress}, on)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,8 +34,8 @@ var update = flag.Bool("update", false, "write testdata/registers.txt")
 
 // NVIDIA's assembler takes each module for the generations it is for, lets products of warpgroups run beside other
 // instructions, and blocks fit the 65536 registers of a multiprocessor. testdata/registers.txt has, for each generation
-// and kernel, the registers of a thread and the bytes that do not fit them. PTXAS names the assembler where it is neither
-// on PATH nor made by `make ptxas`, which pins the version that the table is of.
+// and kernel, the registers of a thread and the bytes that do not fit them. PTXAS names the assembler where it is
+// neither on PATH nor made by `make ptxas`, which pins the version that the table is of.
 func TestPTX_Assembles(t *testing.T) {
 	ptxas, err := exec.LookPath(cmp.Or(os.Getenv("PTXAS"), "../../../../build/ptxas/nvidia/cuda_nvcc/bin/ptxas"))
 	if err != nil {
