@@ -195,8 +195,7 @@ func (p *pass) freeDue(ctx context.Context) error {
 	return p.freeChunk(ctx, chunk)
 }
 
-// freeChunk frees the groups and batches of a chunk of results, then the blobs that only they named. freeDue calls
-// it.
+// freeChunk frees the groups and batches of a chunk of results, then the blobs that only they named.
 func (p *pass) freeChunk(ctx context.Context, chunk []*bus.Message) error {
 	if len(chunk) == 0 {
 		return ctx.Err()
