@@ -37,7 +37,7 @@ _MODULES = {
     "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"), "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
     "teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
-    "ask": (), "trl": (), "verl": (), "accelerate": (),
+    "ask": (), "trl": (), "verl": (), "accelerate": (), "rewards": (),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -20,10 +20,10 @@ HERE = pathlib.Path(__file__).parents[1]
 MODULES = sorted((HERE / "meander").rglob("*.py"))
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-REQUIRES = {"nats": "nats-py", "PIL": "pillow"}  # packages whose name is not that of their module
+REQUIRES = {"nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", "ImageReward": "image-reward"}  # packages whose name is not that of their module
 # Modules of an extra of another name: any of these brings what they import.
 EXTRAS = {
-    "client": ["images"], "batch": ["dataset"], "lane": ["trl", "verl"], "track": ["track", "wandb", "trackio", "dataset"],
+    "client": ["images"], "batch": ["dataset"], "lane": ["trl", "verl"], "track": ["track", "wandb", "trackio", "dataset"], "rewards": ["rewards", "imagereward"],
 }  # fmt: skip
 
 

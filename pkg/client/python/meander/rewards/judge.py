@@ -1,0 +1,177 @@
+"""A vision language model as the judge, asked over any OpenAI-compatible URL, such as a server of vLLM or SGLang."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .reward import Busy, Fault, Reward, Input, Score, Scored
+
+_LONGEST = 1 << 20  # bytes of an answer that are read
+_AT_ONCE = 16  # questions in flight
+_YES_OR_NO = 'Does this image show "{prompt}"? Answer with yes or no only.'
+_NUMBER = 'How well does this image show "{prompt}"? Answer with a number from {low} to {high} only, higher is better.'
+
+
+class Judge(Reward):
+    """A vision language model as the judge, over an OpenAI-compatible URL.
+
+    It is asked with yes or no whether the image shows the prompt. The score is P(yes) / (P(yes) + P(no)) of its first
+    word that is either, by the log-probs of the server; without them 1 for yes and 0 for no. With --range LOW:HIGH it is
+    asked for a number instead, and the score is where that lies between the two: 0 to 1. Any other answer fails the
+    sample. OPENAI_API_KEY of the environment goes along as the bearer token, and appears nowhere else.
+
+        vllm serve Qwen/Qwen2.5-VL-7B-Instruct --port 8000
+        meander-scorer judge --url http://127.0.0.1:8000/v1
+    """
+
+    name = "judge"
+    extra = "images"
+    flags = {
+        "--url": {"required": True, "help": "of the server, up to and with /v1"},
+        "--model": {"default": "", "help": "the model to ask (the first one that the server lists)"},
+        "--range": {"default": "", "metavar": "LOW:HIGH", "help": "ask for a number in it, such as 0:10"},
+        "--question": {
+            "default": "",
+            "help": "another question; {prompt} and {ground_truth} in it are replaced, with --range {low} and {high} too",
+        },
+        "--tokens": {"type": int, "default": 16, "help": "the longest answer (%(default)s)"},
+        "--no-logprobs": {"dest": "logprobs", "action": "store_false", "help": "for a server that refuses log-probs"},
+        "--timeout": {
+            "type": float,
+            "default": 25.0,
+            "help": "seconds for a sample, with all tries (%(default)s); keep it below the timeout of scorers.yaml",
+        },
+        "--retries": {"type": int, "default": 3, "help": "tries after the first one that fails for now (%(default)s)"},
+    }
+
+    def __init__(
+        self, url: str, model: str = "", range: str = "", question: str = "", tokens: int = 16, logprobs: bool = True,
+        timeout: float = 25.0, retries: int = 3,
+    ):  # fmt: skip
+        if not re.match("https?://[^/]", url):
+            raise Fault(f"--url {url}: must begin with http:// or https:// and a host")
+        self.url, self.tokens, self.timeout, self.retries = url.rstrip("/"), tokens, timeout, retries
+        bounds = re.fullmatch(r"(-?\d+(?:\.\d+)?):(-?\d+(?:\.\d+)?)", range)
+        if range and (bounds is None or float(bounds[1]) >= float(bounds[2])):
+            raise Fault(f"--range {range}: must be LOW:HIGH, two numbers that rise, such as 0:10")
+        self.bounds, self.logprobs = bounds and (bounds[1], bounds[2]), logprobs and not bounds
+        self.question = question or (_NUMBER if bounds else _YES_OR_NO)
+        self.open = urllib.request.build_opener(_Stay).open
+        try:
+            self.model = model or str(self._ask("/models", None, time.monotonic() + timeout)["data"][0]["id"])
+        except (Busy, ValueError, LookupError, TypeError) as e:
+            raise Fault(f"--url {url}: no list of models: {e}; is it the URL up to /v1, and does the server run?") from None
+
+    @property
+    def version(self) -> str:
+        """The model, and a digest of the question and how its answer is read."""
+        said = json.dumps([self.question, self.bounds, self.logprobs, self.tokens])
+        return f"judge-{self.model[-80:]}-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+
+    def score(self, samples: Sequence[Input]) -> list[Scored]:
+        """Asks about all samples at once, 16 at most."""
+
+        def one(sample: Input) -> Scored:
+            try:
+                return self._judge(sample)
+            except Exception as e:
+                return e
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(one, samples))
+
+    def _judge(self, sample: Input) -> Score:
+        file = io.BytesIO()
+        sample.image.save(file, "PNG")
+        low, high = self.bounds or ("", "")
+        words = {"prompt": sample.prompt, "ground_truth": sample.ground_truth, "low": low, "high": high}
+        question = re.sub(r"\{(prompt|ground_truth|low|high)\}", lambda m: words[m[1]], self.question)
+        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+        body: dict[str, Any] = {
+            "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": self.tokens,
+        }  # fmt: skip
+        if self.logprobs:
+            body |= {"logprobs": True, "top_logprobs": 20}
+        reply = self._ask("/chat/completions", body, time.monotonic() + self.timeout)
+        try:
+            choice = reply["choices"][0]
+            answer = str(choice["message"]["content"] or "")
+            if self.bounds:
+                return Score(_number(answer, float(low), float(high)), answer)
+            places = [(p["token"], [(t["token"], t["logprob"]) for t in p["top_logprobs"]])
+                      for p in ((choice.get("logprobs") or {}).get("content") or [])]  # fmt: skip
+        except (LookupError, TypeError, AttributeError) as e:
+            raise ValueError(f"the judge's reply has no {e}: {json.dumps(reply)[:200]}") from None
+        return Score(_yes(answer, places), answer)
+
+    def _ask(self, path: str, body: dict[str, Any] | None, end: float) -> Any:
+        """The answer of the server. Busy: it gave none in time, or in all tries. ValueError: it refuses, or is no JSON."""
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        for attempt in range(self.retries + 1):
+            pause, left = 0.5 * 2**attempt, end - time.monotonic()
+            try:
+                with self.open(urllib.request.Request(self.url + path, data, headers), timeout=max(left, 0.001)) as reply:
+                    return json.loads(reply.read(_LONGEST))
+            except urllib.error.HTTPError as e:
+                why = f"HTTP {e.code}: {e.read(300).decode(errors='replace')}"
+                if e.code not in (408, 429) and e.code < 500:
+                    hint = "; --no-logprobs asks without" if "logprobs" in why else ""
+                    raise ValueError(f"the judge refuses: {why}{hint}") from None
+                after = str(e.headers.get("Retry-After") or "")
+                pause = float(after) if after.isdecimal() else pause
+            except json.JSONDecodeError as e:
+                raise ValueError(f"the judge's reply is no JSON: {e}") from None
+            except OSError as e:
+                why = str(getattr(e, "reason", e)) or type(e).__name__
+            if attempt == self.retries or time.monotonic() + pause >= end:
+                break
+            time.sleep(pause)
+        raise Busy(f"the judge does not answer after {attempt + 1} tries: {why}")
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the image and the key are for this server alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _yes(answer: str, places: list[tuple[str, list[tuple[str, float]]]]) -> float:
+    """How sure the judge is of yes, by the first of its tokens that is yes or no; 1 or 0 without log-probs."""
+
+    def word(token: str) -> str:
+        return token.strip(" \t\n\"'*.,!▁Ġ").lower()
+
+    for token, top in places:
+        if word(token) in ("yes", "no"):
+            p = {w: math.fsum(math.exp(min(x, 0.0)) for t, x in top if word(t) == w) for w in ("yes", "no")}
+            if p["yes"] + p["no"] > 0:
+                return p["yes"] / (p["yes"] + p["no"])
+    said = re.findall(r"\b(yes|no)\b", answer.lower())
+    if len(set(said)) != 1:
+        raise ValueError(f"the judge says neither yes nor no: {answer[:200]!r}")
+    return float(said[0] == "yes")
+
+
+def _number(answer: str, low: float, high: float) -> float:
+    """Where the one number of an answer lies between low and high; "8/10" is 8."""
+    said = re.findall(r"(?<![\d./])-?\d+(?:\.\d+)?", answer)
+    if len(said) != 1 or not low <= float(said[0]) <= high:
+        raise ValueError(f"the judge gives no one number from {low:g} to {high:g}: {answer[:200]!r}")
+    return (float(said[0]) - low) / (high - low)

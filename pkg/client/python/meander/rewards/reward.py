@@ -1,0 +1,58 @@
+"""What a reward function is: a class that scores samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """What is scored: image is a Pillow image in RGB; prompt, ground_truth and params are those of the prompt event."""
+
+    image: Image.Image
+    prompt: str
+    ground_truth: str = ""
+    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Score(NamedTuple):
+    """A finite value, and a detail that tells people what was seen."""
+
+    value: float
+    detail: str = ""
+
+
+Scored = Union[Score, Exception]
+"""The score of a sample, or why it has none."""
+
+
+class Fault(Exception):
+    """Weights or a setting that a restart does not help. The message says what to do."""
+
+
+class Busy(Exception):
+    """It may pass: the sample is asked for again."""
+
+
+class Reward:
+    """A reward function: name is NAME of nats:NAME unless the command says otherwise, flags are the arguments of its
+    constructor as those of the command, extra is the extra of meander-client that brings what it imports."""
+
+    name: ClassVar[str]
+    extra: ClassVar[str]
+    flags: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def score(self, samples: Sequence[Input]) -> list[Scored]:
+        """Returns a score for each sample, or the error that this sample has. An error that is raised is that of the
+        batch: its samples are then scored one by one."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> str:
+        """Changes whenever a score would; at most 128 bytes. It goes into scorers.yaml, for the record."""
+        raise NotImplementedError

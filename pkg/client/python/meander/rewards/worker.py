@@ -1,0 +1,183 @@
+"""Answers the requests for scores of a pipeline by a reward function, in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgpack
+from nats.aio.msg import Msg
+
+from ..client import Client
+from ..events import PREFIX, Event, Maybe, decode, fault
+from .reward import Busy, Reward, Input, Score, Scored
+
+_log = logging.getLogger(__name__)
+
+_GATHER = 0.005  # seconds in which requests that come together become one batch
+_HELD = 1024  # requests that wait here
+_SIDE = 8192  # pixels a side of an image at most
+_LONGEST = 4000  # characters of a detail or an error
+_EVERY = 10.0  # seconds between lines of progress
+_REQUEST: Event = {
+    "v": int, "prompt": str, "ground_truth": Maybe(str), "params": Maybe({}), "image": Maybe(bytes),
+    "frames": Maybe([bytes]), "text": Maybe(str),
+}  # fmt: skip
+
+
+def read(data: bytes) -> list[Input]:
+    """The sample of a request; of a video that comes with frames one for each of them. ValueError: it has no image."""
+    from PIL import Image
+
+    request = decode(data)
+    if wrong := fault(request, _REQUEST):
+        raise ValueError(wrong)
+    if request["v"] != 1:
+        raise ValueError(f"v: {request['v']}; must be 1: this worker is of another version of meander")
+    if request.get("text") is not None or not request.get("image"):
+        raise ValueError("the sample is a text; this function scores images")
+    out: list[Input] = []
+    for file in request.get("frames") or [request["image"]]:
+        try:
+            image: Image.Image = Image.open(io.BytesIO(file), formats=["PNG", "JPEG"])
+            if max(image.size) > _SIDE:
+                raise ValueError(f"{image.width}x{image.height}; must be at most {_SIDE} a side")
+            image = image.convert("RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+            raise ValueError(f"image: {e}") from None
+        params = {str(k): str(v) for k, v in (request.get("params") or {}).items()}
+        out.append(Input(image, request["prompt"], request.get("ground_truth") or "", params))
+    return out
+
+
+def answers(reward: Reward, requests: Sequence[bytes], batch: int = 8) -> list[Event]:
+    """The replies to some requests, whose samples are scored up to `batch` together. What is wrong with one of them is
+    its own error. The score of a video is the mean over the frames that came."""
+    read_: list[list[Input] | Exception] = []
+    for data in requests:
+        try:
+            read_.append(read(data))
+        except Exception as e:
+            read_.append(e)
+    samples = [s for r in read_ if isinstance(r, list) for s in r]
+    scores = iter([x for i in range(0, len(samples), batch) for x in _scored(reward, samples[i : i + batch])])
+    return [_failure(r) if isinstance(r, Exception) else _reply([next(scores) for _ in r]) for r in read_]
+
+
+def _scored(reward: Reward, samples: list[Input]) -> list[Scored]:
+    """The scores of a batch; where it fails as a whole, of each sample alone."""
+    try:
+        out = list(reward.score(samples))
+        if len(out) != len(samples):
+            raise RuntimeError(f"{type(reward).__name__} gives {len(out)} scores for {len(samples)} samples")
+        return out
+    except Exception as e:
+        failed = e
+    if len(samples) == 1:
+        return [failed]
+    _log.warning("a batch of %d failed, its samples are scored one by one: %s", len(samples), failed)
+    return [x for s in samples for x in _scored(reward, [s])]
+
+
+def _reply(scores: list[Scored]) -> Event:
+    if failed := [x for x in scores if isinstance(x, Exception)]:
+        return _failure(failed[0])
+    good = [x for x in scores if isinstance(x, Score)]
+    value = math.fsum(x.value for x in good) / len(good)
+    if not math.isfinite(value):
+        return _failure(ValueError(f"the score is {value}; must be a finite number"))
+    return {"v": 1, "score": value, "detail": good[len(good) // 2].detail[:_LONGEST]}
+
+
+def _failure(e: Exception) -> Event:
+    if not isinstance(e, (ValueError, Busy)):
+        _log.warning("a sample failed", exc_info=e)
+    what = str(e) if isinstance(e, (ValueError, Busy)) and str(e) else f"{type(e).__name__}: {e}"
+    passes = isinstance(e, (Busy, MemoryError)) or type(e).__name__ == "OutOfMemoryError"
+    return {"v": 1, "error": what[:_LONGEST], "retry": passes}
+
+
+class Worker:
+    """Serves a reward function. batch: samples that are scored together at most. patience: seconds after which a
+    request is not computed, as nobody waits for it: the timeout of the reward service."""
+
+    def __init__(self, reward: Reward, batch: int = 8, patience: float = 30.0):
+        self.reward, self.batch, self.patience = reward, batch, patience
+        self.scored = self.failed = 0
+        self._sum = 0.0
+        self._queue: asyncio.Queue[tuple[Msg, float]] = asyncio.Queue(_HELD)
+
+    async def serve(self, client: Client, name: str, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+        """Answers for nats:NAME until stop is set; requests that came before are answered first. ready is called when
+        it listens.
+
+        PermissionError: the role may not. ConnectionError: the server has closed the connection for good.
+        """
+
+        async def take(msg: Msg) -> None:
+            await self._queue.put((msg, time.monotonic()))
+
+        sub = await client.nc.subscribe(f"{PREFIX}score.{name}", queue=name, cb=take)
+        await client.nc.flush()
+        if "permissions violation" in str(client.nc.last_error).lower():
+            raise PermissionError(f"no permission to answer for nats:{name}; the role scorer has it (meander auth)")
+        ready()
+        stopped = asyncio.ensure_future(stop.wait())
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))]
+        try:
+            for done in (await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED))[0]:
+                done.result()
+            await sub.drain()  # type: ignore[no-untyped-call]
+            await self._queue.join()
+        finally:
+            self._say()
+            for task in (stopped, *tasks):
+                task.cancel()
+            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            taken = [await self._queue.get()]
+            await asyncio.sleep(_GATHER)
+            while len(taken) < self.batch and not self._queue.empty():
+                taken.append(self._queue.get_nowait())
+            late = [time.monotonic() - came > self.patience for _, came in taken]
+            replies: Iterator[Event] = iter(
+                await asyncio.to_thread(answers, self.reward, [m.data for (m, _), x in zip(taken, late) if not x], self.batch)
+            )
+            for (msg, _), x in zip(taken, late):
+                why = f"waited {self.patience:g} s for this worker: start more, or raise the timeout in scorers.yaml"
+                reply = {"v": 1, "error": why, "retry": True} if x else next(replies)
+                self._count(reply)
+                with contextlib.suppress(Exception):  # the connection is lost: the service asks again
+                    await msg.respond(msgpack.packb(reply))
+                self._queue.task_done()
+
+    def _count(self, reply: Event) -> None:
+        if "score" in reply:
+            self.scored += 1
+            self._sum += reply["score"]
+        else:
+            self.failed += 1
+
+    async def _report(self, client: Client) -> None:
+        """Says how it goes, and ends with the connection."""
+        said, at = 0, time.monotonic()
+        while True:
+            await asyncio.sleep(_EVERY)
+            if client.nc.is_closed:
+                raise ConnectionError(f"the server has closed the connection: {client.nc.last_error}")
+            now = time.monotonic()
+            if (count := self.scored + self.failed) > said:
+                self._say(f", {(count - said) / (now - at):.1f} a second")
+            said, at = count, now
+
+    def _say(self, more: str = "") -> None:
+        mean = f", mean {self._sum / self.scored:.4g}" if self.scored else ""
+        _log.info("%d scored%s, %d failed, %d wait%s", self.scored, mean, self.failed, self._queue.qsize(), more)

@@ -1,0 +1,679 @@
+"""Reward functions that people use, with tiny random weights of their real classes, against what the library itself or
+the formula of the paper says. Numbers are float32 on the CPU: they agree within 1e-5 of what they are in size."""
+
+import asyncio
+import base64
+import http.server
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+
+import msgpack
+import numpy as np
+import pytest
+from conftest import ENVIRONMENT, Up, first
+
+import meander
+from meander.rewards import REWARDS, Busy, Fault, Reward, Input, Score
+from meander.rewards.__main__ import main
+from meander.rewards.geneval import check, relations
+from meander.rewards.judge import Judge
+from meander.rewards.worker import Worker, answers
+
+Image = pytest.importorskip("PIL.Image", reason="rewards score images: pip install 'meander-client[images]' brings Pillow")
+
+HERE = __file__
+NEAR = {"rel": 1e-5, "abs": 1e-5}
+PROMPTS = ["a red fox", "two blue dogs on a very long road to the sea", ""]
+
+
+def image(seed, side=40):
+    """An image of soft colours: what is white noise to a network is grey to it."""
+    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+    return Image.fromarray(small).resize((side, side), Image.Resampling.BICUBIC)
+
+
+SAMPLES = [Input(image(i), p) for i, p in enumerate(PROMPTS)]
+
+
+def values(reward, samples):
+    out = reward.score(samples)
+    assert all(isinstance(x, Score) for x in out), out
+    return [x.value for x in out]
+
+
+def behaves(reward, prompts=True, samples=SAMPLES):
+    """A batch is its samples one by one; another image, and another prompt, has another score. Returns the scores."""
+    together = values(reward, samples)
+    assert together == pytest.approx([values(reward, [s])[0] for s in samples], **NEAR)
+    s = samples[0]
+    assert abs(values(reward, [Input(image(99), s.prompt, s.ground_truth)])[0] - together[0]) > 1e-4
+    other = values(reward, [Input(s.image, "a green cat", s.ground_truth)])[0]
+    assert (abs(other - together[0]) > 1e-4) == prompts
+    return together
+
+
+# What needs torch.
+
+
+@pytest.fixture(scope="module")
+def torch():
+    pytest.importorskip("transformers", reason="no transformers: pip install 'meander-client[rewards]' brings it")
+    pytest.importorskip("torchvision", reason="no torchvision: pip install 'meander-client[rewards]' brings it")
+    return pytest.importorskip("torch", reason="no torch: pip install 'meander-client[rewards]' brings it")
+
+
+def wide(torch, network, seed=7):
+    """Draws weights from which scores depend on every input; with those of the classes they hardly do."""
+    torch.manual_seed(seed)
+    for name, p in network.named_parameters():
+        if p.ndim >= 2:
+            torch.nn.init.normal_(p, std=1.2 / p[0].numel() ** 0.5)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.1)
+    return network.eval()
+
+
+def words():
+    """CLIP's tokenizer without merges: a token for each letter, as it is within a word and at its end."""
+    from transformers import CLIPTokenizer
+
+    letters = [chr(c) for c in range(33, 127)]
+    vocabulary = [*letters, *(c + "</w>" for c in letters), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer({t: i for i, t in enumerate(vocabulary)}, [], model_max_length=77)
+
+
+@pytest.fixture(scope="module")
+def clip(torch, tmp_path_factory):
+    """The folder of a tiny CLIPModel."""
+    import transformers as t
+
+    tokens, folder = words(), tmp_path_factory.mktemp("clip")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "projection_dim": 16}
+    ends = {"bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
+    text = {**sizes, **ends, "vocab_size": len(tokens), "max_position_embeddings": 77}
+    model = t.CLIPModel(t.CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=16))
+    wide(torch, model).save_pretrained(folder)
+    pixels = t.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    t.CLIPProcessor(pixels, tokens).save_pretrained(folder)
+    return folder
+
+
+def library(clip, torch, sample, text):
+    """logits_per_image, and the embeddings by the calls for each, of the CLIPModel itself."""
+    import transformers as t
+
+    model, processor = t.CLIPModel.from_pretrained(clip).eval(), t.CLIPProcessor.from_pretrained(clip)
+    inputs = processor(text=[text], images=[sample.image], return_tensors="pt", truncation=True, max_length=77)
+    with torch.no_grad():
+        pixels = model.get_image_features(inputs["pixel_values"]).pooler_output
+        tokens = model.get_text_features(inputs["input_ids"], inputs["attention_mask"]).pooler_output
+        return model(**inputs).logits_per_image.item(), pixels[0], tokens[0]
+
+
+def test_pickscore_is_the_logits_of_its_clip(torch, clip):
+    from meander.rewards.pickscore import PickScore
+
+    reward = PickScore(str(clip), device="cpu")
+    assert behaves(reward) == pytest.approx([library(clip, torch, s, s.prompt)[0] for s in SAMPLES], **NEAR)
+    assert re.fullmatch("pickscore-[0-9a-f]{16}", reward.version) and reward.version == PickScore(str(clip), device="cpu").version
+    # bfloat16 has 8 bits; its scores are others, and so is its version
+    coarse = PickScore(str(clip), device="cpu", dtype="bf16")
+    assert values(coarse, SAMPLES) == pytest.approx(values(reward, SAMPLES), abs=0.5) and coarse.version != reward.version
+
+
+def test_a_prompt_beyond_77_tokens_is_cut(torch, clip):
+    from meander.rewards.pickscore import PickScore
+
+    reward = PickScore(str(clip), device="cpu")
+    long = [Input(SAMPLES[0].image, "x " * n) for n in (75, 200, 60)]
+    a, b, c = values(reward, long)
+    assert a == pytest.approx(b, **NEAR) and abs(a - c) > 1e-4
+
+
+def test_clipscore_is_the_papers_formula(torch, clip):
+    from meander.rewards.clipscore import ClipScore
+
+    reward = ClipScore(str(clip), device="cpu")
+    want = []
+    for s in SAMPLES:
+        _, x, y = library(clip, torch, s, f"A photo depicts {s.prompt}")
+        want.append(2.5 * max(0.0, torch.nn.functional.cosine_similarity(x, y, dim=0).item()))
+    found = values(reward, SAMPLES)
+    assert found == pytest.approx(want, **NEAR)
+    many = values(reward, [Input(image(i), "a red fox") for i in range(12)])
+    assert min(many) == 0 < max(many) <= 2.5 and len(set(many)) > 2
+
+
+def test_aesthetic_is_a_linear_network_over_clip(torch, clip, tmp_path):
+    from torch import nn
+
+    from meander.rewards.aesthetic import Aesthetic
+
+    # The layers of the published predictor, narrower: it has dropout between them, and no activation.
+    own = nn.Sequential(nn.Linear(16, 12), nn.Dropout(0.2), nn.Linear(12, 8), nn.Dropout(0.2), nn.Linear(8, 1)).eval()
+    torch.save({f"layers.{k}": v for k, v in own.state_dict().items()}, tmp_path / "linear.pth")
+    reward = Aesthetic(str(tmp_path), "linear.pth", str(clip), device="cpu")
+    embeddings = [library(clip, torch, s, "x")[1] for s in SAMPLES]
+    with torch.no_grad():
+        want = [own(x / x.norm()).item() for x in embeddings]
+    assert behaves(reward, prompts=False) == pytest.approx(want, **NEAR)
+
+    with pytest.raises(Fault, match=r"there is no other\.pth"):
+        Aesthetic(str(tmp_path), "other.pth", str(clip), device="cpu")
+    torch.save({"layers.0.weight": torch.zeros(1, 3), "layers.0.bias": torch.zeros(1)}, tmp_path / "narrow.pth")
+    with pytest.raises(Fault, match="takes 3 numbers"):
+        Aesthetic(str(tmp_path), "narrow.pth", str(clip), device="cpu")
+
+
+def test_hpsv2_is_the_cosine_of_open_clip(torch, tmp_path):
+    open_clip = pytest.importorskip("open_clip", reason="no open_clip: pip install 'meander-client[rewards]' brings it")
+    from meander.rewards.hpsv2 import HPSv2
+
+    vision = {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 8}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2}
+    config = {"model_cfg": {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}, "preprocess_cfg": {"size": 32}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    model = wide(torch, open_clip.CLIP(16, open_clip.CLIPVisionCfg(**vision), open_clip.CLIPTextCfg(**text)))
+    torch.save({"epoch": 0, "state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "hps.pt")
+    reward = HPSv2(str(tmp_path), "hps.pt", str(tmp_path), device="cpu")
+
+    tokenizer, want = open_clip.get_tokenizer("ViT-H-14"), []
+    preprocess = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(size=32), is_train=False)
+    for s in SAMPLES:
+        with torch.no_grad():
+            features, texts, scale = model(preprocess(s.image)[None], tokenizer([s.prompt]))
+        want.append((features @ texts.T).item())
+    assert behaves(reward) == pytest.approx(want, **NEAR)
+    with pytest.raises(Fault, match="not weights of CLIP"):
+        torch.save({"state_dict": {"x": torch.zeros(1)}}, tmp_path / "none.pt")
+        HPSv2(str(tmp_path), "none.pt", str(tmp_path), device="cpu")
+
+
+def test_imagereward_is_that_of_its_library(torch, tmp_path):
+    try:
+        import ImageReward as library_
+        from ImageReward.models.BLIP import blip, blip_pretrain, vit
+    except ImportError as e:
+        pytest.skip(f"no image-reward ({e}): pip install 'meander-client[imagereward]' brings it and transformers 4")
+    from transformers import BertTokenizer
+
+    from meander.rewards.imagereward import ImageReward
+
+    letters = [chr(c) for c in range(33, 127)]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + c for c in letters)]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 768, "intermediate_size": 64}
+    config = {**sizes, "vocab_size": len(tokens) + 2, "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu",
+              "layer_norm_eps": 1e-12, "pad_token_id": 0, "encoder_width": 32, "add_cross_attention": True,
+              "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02}  # fmt: skip
+    (tmp_path / "med_config.json").write_text(json.dumps(config))
+
+    def small(*_, **__):
+        """The library's own class of ViT, but not its size, which is that of ViT-L whatever the configuration says."""
+        return vit.VisionTransformer(img_size=224, patch_size=56, embed_dim=32, depth=2, num_heads=4), 32
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blip_pretrain, "create_vit", small)
+        with patch.context() as local:
+            local.setattr(blip_pretrain, "init_tokenizer", lambda: BertTokenizer(str(tmp_path / "vocab.txt")))
+            model = wide(torch, library_.ImageReward(str(tmp_path / "med_config.json"), "cpu"))
+        torch.save(model.state_dict(), tmp_path / "ImageReward.pt")
+        reward = ImageReward(str(tmp_path), str(tmp_path), device="cpu")
+    assert blip_pretrain.init_tokenizer is blip.init_tokenizer
+    want = []
+    for s in SAMPLES:
+        with torch.no_grad():
+            want.append(model.score(s.prompt, s.image))
+    assert behaves(reward) == pytest.approx(want, **NEAR)
+
+
+@pytest.fixture(scope="module")
+def detr(torch, tmp_path_factory):
+    """The folder of a tiny DETR that knows dog, cat and mouse."""
+    import transformers as t
+
+    folder = tmp_path_factory.mktemp("detr")
+    backbone = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 16], depths=[1, 1, 1, 1], out_features=["stage4"])
+    config = t.DetrConfig(
+        backbone_config=backbone, d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        encoder_attention_heads=4, decoder_attention_heads=4, num_queries=12, id2label={0: "dog", 1: "cat", 2: "mouse"},
+        label2id={"dog": 0, "cat": 1, "mouse": 2})  # fmt: skip
+    model = wide(torch, t.DetrForObjectDetection(config))
+    torch.nn.init.normal_(model.class_labels_classifier.weight, std=1.5)  # some boxes are sure, and some are not
+    model.save_pretrained(folder)
+    t.DetrImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
+    return folder
+
+
+def asks(*include, exclude=(), **more):
+    return json.dumps({"include": list(include), "exclude": list(exclude), **more})
+
+
+def test_geneval_sees_the_boxes_of_its_detector(torch, detr):
+    import transformers as t
+
+    from meander.rewards.geneval import GenEval
+
+    reward = GenEval(str(detr), threshold=0.2, count_threshold=0.4, device="cpu")
+    model, processor = t.DetrForObjectDetection.from_pretrained(detr).eval(), t.DetrImageProcessor.from_pretrained(detr)
+    picture = image(3, 80)
+    with torch.no_grad():
+        raw = model(**processor(images=[picture], return_tensors="pt"))
+    sure = raw.logits[0].softmax(-1)[:, :-1]
+    for tag, least in (("", 0.2), ("counting", 0.4)):
+        want = {}
+        for label, name in enumerate(("dog", "cat", "mouse")):
+            of = [(sure[q, label].item(), raw.pred_boxes[0, q]) for q in range(12) if sure[q].argmax() == label]
+            of = sorted(((s, b) for s, b in of if s > least), key=lambda x: -x[0])
+            want[name] = [[80 * float(v) for v in (b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2)] for _, b in of]
+        assert any(want.values()) and (tag or sum(map(len, want.values())) > 1)
+        every = {"tag": tag, "include": [{"class": n, "count": 1} for n in want]}
+        (found,) = reward.detect([picture], [every])
+        assert {n: [pytest.approx(b, abs=1e-3) for b in boxes] for n, boxes in want.items()} == found
+
+    (found,) = reward.detect([picture], [json.loads(asks(*({"class": n, "count": 1} for n in ("dog", "cat", "mouse"))))])
+    counts = {n: len(boxes) for n, boxes in found.items()}
+    there = [{"class": n, "count": c} for n, c in counts.items() if c]
+    right = asks(*there, exclude=[{"class": n, "count": c + 1} for n, c in counts.items()])
+    wrong = asks(*there, {"class": "dog", "count": counts["dog"] + 1})
+    samples = [Input(picture, "", right), Input(picture, "", wrong), Input(picture, "", wrong, {"of": "share"}), Input(picture, "", "two dogs")]
+    a, b, c, d = reward.score(samples)
+    assert (a.value, b.value) == (1, 0) and 0 < c.value < 1 and f"want {counts['dog'] + 1}" in b.detail
+    assert isinstance(d, ValueError) and "ground_truth: no record of GenEval" in str(d)
+    # the name that GenEval has for a class of COCO, one that no class has, and a colour without --clip
+    e, f, g = reward.score([Input(picture, "", asks({"class": n, "count": 1, **more})) for n, more in
+                            (("computer mouse", {}), ("zebra", {}), ("dog", {"color": "red"}))])  # fmt: skip
+    assert isinstance(e, Score) and "knows no 'zebra'" in str(f) and "no --clip" in str(g)
+
+
+def test_geneval_tells_colours_by_clip(torch, detr, clip):
+    from meander.rewards.geneval import COLOURS, GenEval
+
+    reward = GenEval(str(detr), str(clip), threshold=0.0, device="cpu")
+    picture, boxes = image(5, 80), [(0, 0, 40, 40), (30.4, 20.2, 79.5, 80)]
+    want = []
+    for box in boxes:
+        crop = picture.crop((math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])))
+        scores = []
+        for colour in COLOURS:
+            pairs = [library(clip, torch, Input(crop, ""), text) for text in
+                     (f"a photo of a {colour} dog", f"a photo of a {colour}-colored dog", f"a photo of a {colour} object")]  # fmt: skip
+            mean = torch.stack([t / t.norm() for _, _, t in pairs]).mean(0)
+            scores.append(torch.nn.functional.cosine_similarity(pairs[0][1], mean, dim=0).item())
+        want.append(COLOURS[int(np.argmax(scores))])
+    assert reward.colours(picture, boxes, "dog") == want
+    (seen,) = reward.detect([picture], [json.loads(asks({"class": "dog", "count": 1}))])
+    assert seen["dog"], "a threshold of 0 keeps a box"
+    (colour,) = reward.colours(picture, seen["dog"][:1], "dog")
+    texts = [asks({"class": "dog", "count": 1, "color": c}) for c in (colour, COLOURS[COLOURS.index(colour) - 1])]
+    a, b = reward.score([Input(picture, "", x) for x in texts])
+    assert (a.value, b.value) == (1, 0) and colour in b.detail
+
+
+def test_geneval_looks_for_words_by_owlv2(torch, clip, tmp_path):
+    import transformers as t
+
+    from meander.rewards.geneval import GenEval
+
+    tokens = words()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
+    config = t.Owlv2Config(
+        text_config={**sizes, **ends, "vocab_size": len(tokens), "max_position_embeddings": 77},
+        vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=32)  # fmt: skip
+    wide(torch, t.Owlv2ForObjectDetection(config)).save_pretrained(tmp_path)
+    pixels = t.Owlv2ImageProcessor(size={"height": 32, "width": 32})
+    t.Owlv2Processor(pixels, tokens).save_pretrained(tmp_path)
+    reward = GenEval(str(tmp_path), threshold=0.3, device="cpu")
+    pictures = [image(3, 64), image(4, 64)]
+    wants = [json.loads(asks({"class": "cat", "count": 1}, {"class": "dog", "count": 1})), json.loads(asks({"class": "sun", "count": 1}))]
+    found = reward.detect(pictures, wants)
+    model, processor = t.Owlv2ForObjectDetection.from_pretrained(tmp_path).eval(), t.Owlv2Processor.from_pretrained(tmp_path)
+    for picture, names, boxes in zip(pictures, (["cat", "dog"], ["sun"]), found):
+        inputs = processor(text=[[f"a photo of a {n}" for n in names]], images=[picture], return_tensors="pt")
+        with torch.no_grad():
+            raw = model(**inputs)
+        sure = raw.logits[0].sigmoid()
+        for label, name in enumerate(names):
+            of = [(sure[q, label].item(), raw.pred_boxes[0, q].tolist()) for q in range(len(sure)) if sure[q].argmax() == label]
+            kept = sorted(((s, b) for s, b in of if s > 0.3), key=lambda x: -x[0])[:16]
+            want = [[64 * v for v in (x - w / 2, y - h / 2, x + w / 2, y + h / 2)] for _, (x, y, w, h) in kept]
+            assert len(boxes[name]) == len(want)
+            for a, b in zip(boxes[name], want):
+                assert a == pytest.approx(b, abs=1e-2)
+    assert any(map(len, found[0].values()))
+
+
+def test_weights_that_are_not_there_are_one_line(torch, clip, tmp_path):
+    from meander.rewards.clipscore import ClipScore
+    from meander.rewards.pickscore import PickScore
+
+    with pytest.raises(Fault, match=r"--weights \./none: no such folder"):
+        ClipScore("./none")
+    with pytest.raises(Fault, match="--weights .*no CLIPProcessor"):
+        ClipScore(str(tmp_path))
+    with pytest.raises(Fault, match=r"--processor \./none"):
+        PickScore(str(clip), "./none")
+    with pytest.raises(Fault, match="--device cuda:99"):
+        ClipScore(str(clip), device="cuda:99")
+    # Weights that a file lacks would be as they were drawn.
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(clip, tmp_path / "less")
+    tensors = load_file(clip / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if not k.startswith("text_proj")}, tmp_path / "less/model.safetensors", {"format": "pt"})
+    with pytest.raises(Fault, match="1 are missing, such as text_projection.weight"):
+        ClipScore(str(tmp_path / "less"), device="cpu")
+
+
+# What needs no torch.
+
+DOG, CAT = [10, 10, 30, 30], [60, 12, 90, 32]
+
+
+@pytest.mark.parametrize(
+    "a, b, want",
+    [
+        (DOG, CAT, {"left of"}),
+        (CAT, DOG, {"right of"}),
+        ([10, 60, 30, 80], DOG, {"below"}),
+        (DOG, [10, 60, 30, 80], {"above"}),
+        (DOG, [60, 60, 80, 80], {"left of", "above"}),
+        (DOG, [13, 10, 33, 30], set()),  # nearer than a tenth of both widths: 4
+        (DOG, [15, 10, 35, 30], set()),  # 5 - 4 is less than half of 5
+        (DOG, [19, 10, 39, 30], {"left of"}),  # 9 - 4 is more than half of 9
+        (DOG, DOG, set()),
+    ],
+)
+def test_positions_are_by_the_rule_of_geneval(a, b, want):
+    assert relations(a, b) == want
+
+
+def test_geneval_checks_number_colour_and_place():
+    found = {"dog": [DOG, [200, 10, 220, 30]], "cat": [CAT]}
+
+    def wrong(*include, exclude=(), colours=None):
+        return check({"include": list(include), "exclude": list(exclude)}, found, colours or {})
+
+    dog, two, cat = {"class": "dog", "count": 1}, {"class": "dog", "count": 2}, {"class": "cat", "count": 1}
+    assert not wrong(two, cat) and wrong({**two, "count": 3}) == ["2 dog; want 3"]
+    assert not wrong(two, exclude=[{"class": "dog", "count": 3}])
+    assert wrong(dog, exclude=[two]) == ["2 dog; want less than 2"]
+    assert not wrong(dog, {**cat, "position": ["right of", 0]})
+    assert wrong(two, {**cat, "position": ["right of", 0]}) == ["cat: not right of the dog"]  # of both
+    red = {**dog, "color": "red"}
+    assert not wrong(red, colours={("dog", 1): ["red"]})
+    assert wrong(red, colours={("dog", 1): ["blue"]}) == ["dog: blue; want 1 red"]
+    assert wrong({"class": "cow", "count": 1}, {**cat, "position": ["right of", 0]}) == ["0 cow; want 1", "cat: not right of the cow"]
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that says what the test wants: a list of (status, headers, body) for each prompt."""
+
+    said: dict = {}
+    seen: list = []
+
+    def do_GET(self):
+        self.answer(200, {}, {"data": [{"id": "tiny-vlm"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        picture, question = body["messages"][0]["content"]
+        Server.seen.append((self.headers, body, question["text"]))
+        assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+        pixels = Image.open(io.BytesIO(base64.b64decode(picture["image_url"]["url"].partition(",")[2])))
+        assert pixels.size == (40, 40)
+        turns = next(v for k, v in Server.said.items() if k in question["text"])
+        self.answer(*(turns.pop(0) if len(turns) > 1 else turns[0]))
+
+    def answer(self, status, headers, body):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for k, v in {"Content-Length": len(data), **headers}.items():
+            self.send_header(k, v)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(Server, "said", {})
+    monkeypatch.setattr(Server, "seen", [])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as s:
+        threading.Thread(target=s.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{s.server_port}/v1"
+        s.shutdown()
+
+
+def says(text, **top):
+    """An answer of one token, with log-probs of the likeliest tokens where they are given."""
+    choice = {"message": {"content": text}}
+    if top:
+        likeliest = [{"token": t.replace("_", " "), "logprob": math.log(p)} for t, p in top.items()]
+        choice["logprobs"] = {"content": [{"token": text, "logprob": 0.0, "top_logprobs": likeliest}]}
+    return 200, {}, {"choices": [choice]}
+
+
+def test_judge_takes_how_sure_a_model_is_of_yes(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    Server.said = {
+        "fox": [says("Yes", Yes=0.6, yes=0.1, _No=0.1, Maybe=0.2)], "cat": [says("No.")], "sky": [says("**Yes**, it does.")],
+        "sea": [says("It is hard to say yes or no.")], "sun": [(200, {}, {"error": "busy"})], "ant": [(200, {}, b"<html>")],
+    }  # fmt: skip
+    reward = Judge(server)
+    assert reward.model == "tiny-vlm" and reward.version.startswith("judge-tiny-vlm-")
+    a, b, c, *bad = reward.score([Input(image(0), f"a {p}") for p in Server.said])
+    assert a == (pytest.approx(0.7 / 0.8), "Yes") and b.value == 0 and c.value == 1
+    for e, why in zip(bad, ("neither yes nor no", "no 'choices'", "no JSON"), strict=True):
+        assert isinstance(e, ValueError) and why in str(e)
+    headers, body, question = Server.seen[0]
+    assert headers["Authorization"] == "Bearer a-key" and body["logprobs"] and body["temperature"] == 0
+    assert question.startswith('Does this image show "a ')
+
+
+def test_judge_takes_a_number(server):
+    Server.said = {"fox": [says("8")], "cat": [says("7.5/10")], "sky": [says("11")], "sea": [says("from 3 to 4")], "sun": [says("none")]}
+    reward = Judge(server, range="0:10", question="How red is {prompt}, {low} to {high}? {x} {ground_truth}")
+    a, b, *bad = reward.score([Input(image(0), f"a {p}", "{prompt}") for p in Server.said])
+    assert (a.value, b.value) == (pytest.approx(0.8), pytest.approx(0.75))
+    assert all(isinstance(e, ValueError) and "no one number from 0 to 10" in str(e) for e in bad) and len(bad) == 3
+    # What a prompt says is not replaced again.
+    assert "How red is a fox, 0 to 10? {x} {prompt}" in [q for _, _, q in Server.seen]
+    assert not Server.seen[0][1].get("logprobs") and reward.version != Judge(server).version
+
+
+def test_judge_asks_again_and_gives_up(server):
+    again = 429, {"Retry-After": "0"}, {}
+    Server.said = {
+        "fox": [again, (503, {"Retry-After": "0"}, {}), says("yes")], "cat": [again], "sky": [(400, {}, {"message": "logprobs is not known"})],
+        "sea": [(302, {"Location": server + "/models"}, {})], "sun": [(500, {"Retry-After": "60"}, {})],
+    }  # fmt: skip
+    a, b, c, d, e = Judge(server, retries=2).score([Input(image(0), f"a {p}") for p in Server.said])
+    assert a.value == 1
+    assert isinstance(b, Busy) and "after 3 tries: HTTP 429" in str(b)
+    assert isinstance(c, ValueError) and "--no-logprobs" in str(c)
+    assert isinstance(d, ValueError) and "302" in str(d)
+    assert isinstance(e, Busy) and "after 1 tries" in str(e)  # a minute is more than a sample has
+
+
+def test_judge_needs_a_server_and_a_range():
+    with pytest.raises(Fault, match="http://"):
+        Judge("file:///etc/passwd")
+    with pytest.raises(Fault, match="LOW:HIGH"):
+        Judge("http://127.0.0.1:1/v1", range="10:0")
+    with pytest.raises(Fault, match="no list of models"):
+        Judge("http://127.0.0.1:1/v1", retries=0)
+
+
+def file(picture, form="PNG"):
+    out = io.BytesIO()
+    picture.save(out, form)
+    return out.getvalue()
+
+
+def request(prompt="x", picture=SAMPLES[0].image, **more):
+    fields = {"v": 1, "name": "f", "prompt": prompt, "ground_truth": "", "params": {}, "image": file(picture), "image_format": "png"}
+    return msgpack.packb({**fields, **more})
+
+
+class Bright(Reward):
+    """How bright an image is; some prompts are a fault of it."""
+
+    name, extra, version = "bright", "images", "bright-1"
+
+    def __init__(self):
+        self.batches = []
+
+    def score(self, samples):
+        self.batches.append(len(samples))
+        out = []
+        for s in samples:
+            if s.prompt == "poison":
+                raise RuntimeError("the batch is lost")
+            if s.prompt == "full":
+                raise MemoryError("out of memory")
+            known = {"busy": Busy("later"), "bad": ValueError("no such thing"), "nan": Score(math.nan)}
+            out.append(known.get(s.prompt) or Score(float(np.mean(s.image)), s.prompt))
+        return out
+
+
+def test_an_error_is_that_of_its_sample():
+    reward = Bright()
+    grey = [Image.new("RGB", (8, 8), (v, v, v)) for v in (10, 20, 60)]
+    requests = [request("a", grey[0]), request("poison"), request("full"), request("busy"), request("bad"), request("nan"), b"\xff",
+                request(v=2), request(text="hello"), request(image=b"x"), request("b", image=file(grey[1], "JPEG"), image_format="jpeg"),
+                request("c", frames=[file(g) for g in grey]), request(image_format="gif", image=file(grey[0], "GIF")), request(prompt=3)]  # fmt: skip
+    replies = answers(reward, requests, batch=16)
+    for reply in replies:
+        assert reply["v"] == 1 and ("score" in reply) != ("error" in reply)
+    scores = [r.get("score") for r in replies]
+    assert [i for i, s in enumerate(scores) if s is not None] == [0, 10, 11]
+    assert scores[0] == 10 and scores[10] == pytest.approx(20, abs=1) and scores[11] == 30  # the mean of the frames
+    assert replies[11]["detail"] == "c"
+    errors = [r.get("error", "") for r in replies]
+    for i, why in {1: "the batch is lost", 2: "out of memory", 3: "later", 4: "no such thing", 5: "nan", 6: "want a map", 7: "v: 2", 8: "text", 9: "identify", 12: "identify", 13: "prompt"}.items():
+        assert why in errors[i], (i, errors[i])
+    assert [i for i, r in enumerate(replies) if r.get("retry")] == [2, 3]
+    assert max(reward.batches) > 1
+    reward.batches.clear()
+    answers(reward, [request("a")] * 5, batch=2)
+    assert reward.batches == [2, 2, 1]
+
+
+def test_a_worker_answers_what_came_before_it_was_stopped(run):
+    """Requests that wait are scored together; those that came before the stop are answered."""
+
+    class Slow(Bright):
+        began, go = threading.Event(), threading.Event()
+
+        def score(self, samples):
+            self.began.set()
+            assert self.go.wait(30)
+            return super().score(samples)
+
+    async def test(client, name):
+        reward, stop, ready = Slow(), asyncio.Event(), asyncio.Event()
+        worker = Worker(reward, batch=4)
+        serving = asyncio.create_task(worker.serve(client, name, stop, ready.set))
+        await ready.wait()
+        async with meander.connect(client.nc.connected_url.geturl()) as other:
+            subject = f"mdr.v1.score.{name}"
+            first = asyncio.create_task(other.nc.request(subject, request("0"), timeout=30))
+            await asyncio.to_thread(reward.began.wait, 30)
+            rest = [asyncio.create_task(other.nc.request(subject, request(str(i)), timeout=30)) for i in range(1, 6)]
+            while worker._queue.qsize() < 5:
+                await asyncio.sleep(0.01)
+            stop.set()
+            reward.go.set()
+            replies = [msgpack.unpackb(m.data) for m in await asyncio.gather(first, *rest)]
+        await serving
+        assert [r["detail"] for r in replies] == [str(i) for i in range(6)] and worker.scored == 6
+        assert reward.batches == [1, 4, 1]
+
+    run(test)
+
+
+def test_a_request_that_nobody_waits_for_is_not_computed(run):
+    async def test(client, name):
+        reward, stop, ready = Bright(), asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(Worker(reward, patience=0.0).serve(client, name, stop, ready.set))
+        await ready.wait()
+        async with meander.connect(client.nc.connected_url.geturl()) as other:
+            reply = msgpack.unpackb((await other.nc.request(f"mdr.v1.score.{name}", request(), timeout=30)).data)
+        stop.set()
+        await serving
+        assert reply["retry"] and "start more" in reply["error"] and not reward.batches
+
+    run(test)
+
+
+def command(*args, **env):
+    return [sys.executable, "-m", "meander.rewards", *args], {**ENVIRONMENT, **env}
+
+
+def test_help_names_each_function_and_what_a_score_means(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in REWARDS)
+    for name, cls in REWARDS.items():
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        said = capsys.readouterr().out
+        assert "The score is" in said and f"meander-client[{cls.extra}]" in said
+        assert all(flag in said for flag in cls.flags)
+
+
+def test_what_is_not_installed_is_named(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')")
+    args, env = command("clipscore", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    out = subprocess.run(args, env=env, capture_output=True, text=True)
+    assert out.returncode == 1 and "pip install 'meander-client[rewards]'" in out.stderr and "Traceback" not in out.stderr
+
+
+def test_a_pipeline_is_rewarded_by_a_worker(torch, clip, binary, tmp_path):
+    """The command scores what a pipeline makes; its scores are those of the class on the stored images, with the
+    version that scorers.yaml says."""
+    from meander.rewards.pickscore import PickScore
+
+    reward = PickScore(str(clip), device="cpu")
+    (tmp_path / "scorers.yaml").write_text(f"nats:\n  clip-tiny:\n    concurrency: 32\n    version: {reward.version}\n")
+    up = Up(tmp_path, None, "--scorers", str(tmp_path / "scorers.yaml")).start()
+    args, env = command("pickscore", "--weights", str(clip), "--device", "cpu", "--name", "clip-tiny", "--nats", up.url)
+    worker = subprocess.Popen(args, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert reward.version in worker.stdout.readline() and "nats:clip-tiny" in worker.stdout.readline()
+
+        async def test():
+            async with meander.connect(up.url) as client:
+                run = "py" + uuid.uuid4().hex[:8]
+                await client.publish(run, "a red fox", uid="fox", group_size=8, seed=3, num_inference_steps=4, reward=[{"name": "nats:clip-tiny"}])
+                group = await first(client.stream_groups(run, timeout=60))
+                assert group.advantage["status"] == "complete"
+                images = [Image.fromarray(await client.pixels(s.trajectory)) for s in group.samples]
+                m = await client.js.get_last_msg("MDR_REWARDS", f"mdr.v1.reward.*.{run}.*.fox.0")
+                return [s.member["reward"] for s in group.samples], images, msgpack.unpackb(m.data)["scores"][0]
+
+        rewards, images, score = asyncio.run(test())
+        assert rewards == pytest.approx(values(reward, [Input(i, "a red fox") for i in images]), **NEAR)
+        assert len({round(r, 6) for r in rewards}) > 1
+        assert score["name"] == "nats:clip-tiny" and reward.version in score["version"]
+        worker.send_signal(signal.SIGTERM)
+        _, log = worker.communicate(timeout=60)
+        assert worker.returncode == 0 and "8 scored" in log and "0 failed" in log
+    finally:
+        worker.kill()
+        worker.wait()
+        up.stop()
