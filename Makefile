@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test python-wheel python-docs asyncapi-test ts-test observability-test engines-test ui-test ui-images build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy bench-weights bench-torch bench-roofline \
-	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test engines-torch up down logs demo demo-tokens ci clean tools
+	lines generate generate-check ptx ptxas golden learn learn-hacked learn-transfer learn-figures learn-sums learn-trl learn-verl learn-accelerate learn-distill learn-test trainers-test rewards-test engines-torch up down logs demo demo-tokens ci clean tools
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
 # (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
@@ -343,8 +343,17 @@ trainers-test: build build/trl-venv/ok build/verl-venv/ok ## tests of the plugs 
 	MEANDER_PYTHON=$(CURDIR)/build/trl-venv/bin/python go test -v -count=1 -run '^TestWrite_Python$$' ./pkg/shards/
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/verl-venv/bin/python -m pytest -q -rs tests/test_verl.py
 
+# ImageReward takes older transformers than the others; no weights are fetched.
+rewards-test: build build/rewards-venv/ok build/rewards-venv/imagereward/ok ## tests of the rewards that people use: tiny random weights of their real classes against the libraries, and a pipeline (Python; 8 GB, or TORCH=cpu)
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py
+	cd pkg/client/python && PYTHONPATH=$(CURDIR)/build/rewards-venv/imagereward $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py -k imagereward
+
+build/rewards-venv/imagereward/ok: deploy/learn/requirements-imagereward.txt build/rewards-venv/ok
+	build/rewards-venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/rewards-venv/imagereward --requirement $<
+	touch $@
+
 # verl takes older transformers than TRL.
-build/trl-venv/ok build/verl-venv/ok: build/%-venv/ok: deploy/learn/requirements-%.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
+build/trl-venv/ok build/verl-venv/ok build/rewards-venv/ok: build/%-venv/ok: deploy/learn/requirements-%.txt deploy/learn/install.sh pkg/client/python/pyproject.toml
 	TORCH='$(TORCH)' deploy/learn/needs.sh build/$*-venv
 	TORCH='$(TORCH)' deploy/learn/install.sh build/$*-venv deploy/learn/requirements-$*.txt
 

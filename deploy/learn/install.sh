@@ -11,13 +11,15 @@ set -eu
 venv=$1 here=$(dirname "$0")
 requirements=${2-$here/requirements.txt}
 torch=$(sed -n 's/^torch==//p' "$requirements")
+cpu=$(sed -nE 's/^(torch|torchvision)==.*/&+cpu/p' "$requirements")
 python3 -m venv "$venv"
 pip() { "$venv/bin/python" -m pip install "$@"; }
 
 if [ "${TORCH-}" = cpu ] || [ ! -e /proc/driver/nvidia/version ]; then
 	case $(uname -sm) in
 	'Linux x86_64')
-		if ! pip --quiet "torch==$torch+cpu" 2>/dev/null; then
+		# shellcheck disable=SC2086 # one argument for each package
+		if ! pip --quiet $cpu 2>/dev/null; then
 			[ "${TORCH-}" != cpu ] || {
 				echo "pip finds no torch $torch+cpu: PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL must name a folder or" \
 					"an index that has it; see pytorch.org, Get Started, CPU" >&2

@@ -265,9 +265,9 @@ def test_geneval_sees_the_boxes_of_its_detector(torch, detr):
 
     reward = GenEval(str(detr), threshold=0.2, count_threshold=0.4, device="cpu")
     model, processor = t.DetrForObjectDetection.from_pretrained(detr).eval(), t.DetrImageProcessor.from_pretrained(detr)
-    picture = image(3, 80)
+    shown = image(3, 80)
     with torch.no_grad():
-        raw = model(**processor(images=[picture], return_tensors="pt"))
+        raw = model(**processor(images=[shown], return_tensors="pt"))
     sure = raw.logits[0].softmax(-1)[:, :-1]
     for tag, least in (("", 0.2), ("counting", 0.4)):
         want = {}
@@ -277,20 +277,20 @@ def test_geneval_sees_the_boxes_of_its_detector(torch, detr):
             want[name] = [[80 * float(v) for v in (b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2)] for _, b in of]
         assert any(want.values()) and (tag or sum(map(len, want.values())) > 1)
         every = {"tag": tag, "include": [{"class": n, "count": 1} for n in want]}
-        (found,) = reward.detect([picture], [every])
+        (found,) = reward.detect([shown], [every])
         assert {n: [pytest.approx(b, abs=1e-3) for b in boxes] for n, boxes in want.items()} == found
 
-    (found,) = reward.detect([picture], [json.loads(asks(*({"class": n, "count": 1} for n in ("dog", "cat", "mouse"))))])
+    (found,) = reward.detect([shown], [json.loads(asks(*({"class": n, "count": 1} for n in ("dog", "cat", "mouse"))))])
     counts = {n: len(boxes) for n, boxes in found.items()}
     there = [{"class": n, "count": c} for n, c in counts.items() if c]
     right = asks(*there, exclude=[{"class": n, "count": c + 1} for n, c in counts.items()])
     wrong = asks(*there, {"class": "dog", "count": counts["dog"] + 1})
-    samples = [Input(picture, "", right), Input(picture, "", wrong), Input(picture, "", wrong, {"of": "share"}), Input(picture, "", "two dogs")]
+    samples = [Input(shown, "", right), Input(shown, "", wrong), Input(shown, "", wrong, {"of": "share"}), Input(shown, "", "two dogs")]
     a, b, c, d = reward.score(samples)
     assert (a.value, b.value) == (1, 0) and 0 < c.value < 1 and f"want {counts['dog'] + 1}" in b.detail
     assert isinstance(d, ValueError) and "ground_truth: no record of GenEval" in str(d)
     # the name that GenEval has for a class of COCO, one that no class has, and a colour without --clip
-    e, f, g = reward.score([Input(picture, "", asks({"class": n, "count": 1, **more})) for n, more in
+    e, f, g = reward.score([Input(shown, "", asks({"class": n, "count": 1, **more})) for n, more in
                             (("computer mouse", {}), ("zebra", {}), ("dog", {"color": "red"}))])  # fmt: skip
     assert isinstance(e, Score) and "knows no 'zebra'" in str(f) and "no --clip" in str(g)
 
@@ -299,10 +299,10 @@ def test_geneval_tells_colours_by_clip(torch, detr, clip):
     from meander.rewards.geneval import COLOURS, GenEval
 
     reward = GenEval(str(detr), str(clip), threshold=0.0, device="cpu")
-    picture, boxes = image(5, 80), [(0, 0, 40, 40), (30.4, 20.2, 79.5, 80)]
+    shown, boxes = image(5, 80), [(0, 0, 40, 40), (30.4, 20.2, 79.5, 80)]
     want = []
     for box in boxes:
-        crop = picture.crop((math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])))
+        crop = shown.crop((math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])))
         scores = []
         for colour in COLOURS:
             pairs = [library(clip, torch, Input(crop, ""), text) for text in
@@ -310,12 +310,12 @@ def test_geneval_tells_colours_by_clip(torch, detr, clip):
             mean = torch.stack([t / t.norm() for _, _, t in pairs]).mean(0)
             scores.append(torch.nn.functional.cosine_similarity(pairs[0][1], mean, dim=0).item())
         want.append(COLOURS[int(np.argmax(scores))])
-    assert reward.colours(picture, boxes, "dog") == want
-    (seen,) = reward.detect([picture], [json.loads(asks({"class": "dog", "count": 1}))])
+    assert reward.colours(shown, boxes, "dog") == want
+    (seen,) = reward.detect([shown], [json.loads(asks({"class": "dog", "count": 1}))])
     assert seen["dog"], "a threshold of 0 keeps a box"
-    (colour,) = reward.colours(picture, seen["dog"][:1], "dog")
+    (colour,) = reward.colours(shown, seen["dog"][:1], "dog")
     texts = [asks({"class": "dog", "count": 1, "color": c}) for c in (colour, COLOURS[COLOURS.index(colour) - 1])]
-    a, b = reward.score([Input(picture, "", x) for x in texts])
+    a, b = reward.score([Input(shown, "", x) for x in texts])
     assert (a.value, b.value) == (1, 0) and colour in b.detail
 
 
@@ -334,12 +334,12 @@ def test_geneval_looks_for_words_by_owlv2(torch, clip, tmp_path):
     pixels = t.Owlv2ImageProcessor(size={"height": 32, "width": 32})
     t.Owlv2Processor(pixels, tokens).save_pretrained(tmp_path)
     reward = GenEval(str(tmp_path), threshold=0.3, device="cpu")
-    pictures = [image(3, 64), image(4, 64)]
+    both = [image(3, 64), image(4, 64)]
     wants = [json.loads(asks({"class": "cat", "count": 1}, {"class": "dog", "count": 1})), json.loads(asks({"class": "sun", "count": 1}))]
-    found = reward.detect(pictures, wants)
+    found = reward.detect(both, wants)
     model, processor = t.Owlv2ForObjectDetection.from_pretrained(tmp_path).eval(), t.Owlv2Processor.from_pretrained(tmp_path)
-    for picture, names, boxes in zip(pictures, (["cat", "dog"], ["sun"]), found):
-        inputs = processor(text=[[f"a photo of a {n}" for n in names]], images=[picture], return_tensors="pt")
+    for shown, names, boxes in zip(both, (["cat", "dog"], ["sun"]), found):
+        inputs = processor(text=[[f"a photo of a {n}" for n in names]], images=[shown], return_tensors="pt")
         with torch.no_grad():
             raw = model(**inputs)
         sure = raw.logits[0].sigmoid()
@@ -427,10 +427,10 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        picture, question = body["messages"][0]["content"]
+        shown, question = body["messages"][0]["content"]
         Server.seen.append((self.headers, body, question["text"]))
-        assert picture["image_url"]["url"].startswith("data:image/png;base64,")
-        pixels = Image.open(io.BytesIO(base64.b64decode(picture["image_url"]["url"].partition(",")[2])))
+        assert shown["image_url"]["url"].startswith("data:image/png;base64,")
+        pixels = Image.open(io.BytesIO(base64.b64decode(shown["image_url"]["url"].partition(",")[2])))
         assert pixels.size == (40, 40)
         turns = next(v for k, v in Server.said.items() if k in question["text"])
         self.answer(*(turns.pop(0) if len(turns) > 1 else turns[0]))
@@ -517,14 +517,14 @@ def test_judge_needs_a_server_and_a_range():
         Judge("http://127.0.0.1:1/v1", retries=0)
 
 
-def file(picture, form="PNG"):
+def file(shown, form="PNG"):
     out = io.BytesIO()
-    picture.save(out, form)
+    shown.save(out, form)
     return out.getvalue()
 
 
-def request(prompt="x", picture=SAMPLES[0].image, **more):
-    fields = {"v": 1, "name": "f", "prompt": prompt, "ground_truth": "", "params": {}, "image": file(picture), "image_format": "png"}
+def request(prompt="x", shown=SAMPLES[0].image, **more):
+    fields = {"v": 1, "name": "f", "prompt": prompt, "ground_truth": "", "params": {}, "image": file(shown), "image_format": "png"}
     return msgpack.packb({**fields, **more})
 
 
