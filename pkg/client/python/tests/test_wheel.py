@@ -116,6 +116,7 @@ def test_wheel_works(version, url, tmp_path):
         "meander-track --help": "RUN",
         "meander-train --prompts p": "pip install 'meander-client[train]'",
         "meander-torch --model m --socket s": "pip install 'meander-client[torch]'",
+        "meander-scorer clipscore --try i p": "pip install 'meander-client[rewards]'",
     }
     for command, says in commands.items():
         name, *args = command.split()

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 from ..client import connect
 from . import REWARDS
@@ -26,46 +27,44 @@ Weights are a folder, or the name of a model of the Hugging Face hub, which is f
 are not there says what to fetch. `meander-scorer NAME --help` tells what the score means and all flags."""
 
 
+def _flags(sub: argparse.ArgumentParser, cls: type[Reward]) -> None:
+    own, worker = sub.add_argument_group("the function"), sub.add_argument_group("the worker")
+    for flag, settings in cls.flags.items():
+        own.add_argument(flag, **settings)
+    add, env = worker.add_argument, os.environ.get
+    add("--try", nargs=2, dest="sample", metavar=("IMAGE", "PROMPT"), help="print the score of an image file, and end")
+    add("--ground-truth", default="", metavar="TEXT", help="of --try")
+    add("--name", default=cls.name, help="prompts ask for nats:NAME (%(default)s); one for each version")
+    add("--batch", type=int, default=8, metavar="N", help="samples that are scored together at most (%(default)s)")
+    add("--patience", type=float, default=30.0, metavar="S",
+        help="a request that waited longer is not computed: the timeout in scorers.yaml (%(default)s)")  # fmt: skip
+    add("--nats", default=env("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL", help="of the pipeline (%(default)s)")
+    add("--creds", default=env("MEANDER_NATS_CREDS"), metavar="FILE", help="credentials of meander auth, role scorer")
+    add("--tls-ca", default=env("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate")
+    sub.epilog = "The token of the pipeline's server is read from MEANDER_NATS_TOKEN."
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line. The status is 1 after an error, which it prints in a line."""
-    p = argparse.ArgumentParser(prog="meander-scorer", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    p = argparse.ArgumentParser(prog="meander-scorer", description=_HELP, formatter_class=raw)
     names = p.add_subparsers(dest="reward", metavar="NAME", required=True, title="functions")
     for cls in REWARDS.values():
-        doc = "\n".join(line.removeprefix("    ") for line in (cls.__doc__ or "").splitlines())
+        doc = inspect.getdoc(cls) or ""
         install = f"It needs pip install 'meander-client[{cls.extra}]'."
-        sub = names.add_parser(
-            cls.name, help=doc.splitlines()[0], description=f"{doc}\n{install}", formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        own = sub.add_argument_group("the function")
-        for flag, settings in cls.flags.items():
-            own.add_argument(flag, **settings)
-        worker = sub.add_argument_group("the worker")
-        worker.add_argument("--try", nargs=2, dest="sample", metavar=("IMAGE", "PROMPT"), help="print the score of a file and end")
-        worker.add_argument("--ground-truth", default="", metavar="TEXT", help="of --try")
-        worker.add_argument("--name", default=cls.name, help="prompts ask for nats:NAME (%(default)s); one for each version")
-        worker.add_argument("--batch", type=int, default=8, metavar="N", help="samples that are scored together at most (%(default)s)")
-        worker.add_argument(
-            "--patience", type=float, default=30.0, metavar="S",
-            help="a request that waited longer is not computed: the timeout in scorers.yaml (%(default)s)")  # fmt: skip
-        worker.add_argument(
-            "--nats", default=os.environ.get("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL", help="of the pipeline (%(default)s)"
-        )
-        worker.add_argument("--creds", default=os.environ.get("MEANDER_NATS_CREDS"), metavar="FILE", help="of meander auth, role scorer")
-        worker.add_argument("--tls-ca", default=os.environ.get("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate")
-        sub.epilog = "The token of the pipeline's server is read from MEANDER_NATS_TOKEN."
+        _flags(names.add_parser(cls.name, help=doc.splitlines()[0], description=f"{doc}\n\n{install}", formatter_class=raw), cls)
     a = p.parse_args(argv)
     if a.batch < 1 or a.patience <= 0:
         p.error("--batch must be at least 1, --patience above 0")
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("meander").setLevel(logging.INFO)
     cls = REWARDS[a.reward]
+
+    def load() -> Reward:
+        return cls(**{name: getattr(a, name) for name in inspect.signature(cls).parameters})
+
     try:
-        began = time.monotonic()
-        reward = cls(**{name: getattr(a, name) for name in inspect.signature(cls).parameters})
-        if a.sample:
-            return _try(reward, a.sample[0], a.sample[1], a.ground_truth)
-        print(f"{a.reward} is loaded in {time.monotonic() - began:.0f} s, version {reward.version}", flush=True)
-        return asyncio.run(_serve(reward, a))
+        return _try(load(), a) if a.sample else asyncio.run(_serve(load, a))
     except ImportError as e:
         print(f"meander-scorer: {e}; pip install 'meander-client[{cls.extra}]' has what it needs", file=sys.stderr)
     except (Fault, ValueError, OSError) as e:
@@ -73,30 +72,34 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def _try(reward: Reward, file: str, prompt: str, ground_truth: str) -> int:
+def _try(reward: Reward, a: argparse.Namespace) -> int:
     from PIL import Image
 
-    (score,) = reward.score([Input(Image.open(file).convert("RGB"), prompt, ground_truth)])
+    file, prompt = a.sample
+    (score,) = reward.score([Input(Image.open(file).convert("RGB"), prompt, a.ground_truth)])
     if isinstance(score, Exception):
         raise ValueError(str(score))
     print(f"{score.value:.6g}  {score.detail}".rstrip())
     return 0
 
 
-async def _serve(reward: Reward, a: argparse.Namespace) -> int:
-    stop = asyncio.Event()
+async def _serve(load: Callable[[], Reward], a: argparse.Namespace) -> int:
+    """Connects before it loads, which can take minutes."""
+    stop, token = asyncio.Event(), os.environ.get("MEANDER_NATS_TOKEN") or None
 
     def end() -> None:
         if stop.is_set():  # a second signal does not wait
             os._exit(1)
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, end)
-    async with connect(a.nats, os.environ.get("MEANDER_NATS_TOKEN") or None, credentials=a.creds, ca=a.tls_ca) as client:
-        await Worker(reward, a.batch, a.patience).serve(
-            client, a.name, stop, lambda: print(f"answers for nats:{a.name}", flush=True)
-        )
+    async with connect(a.nats, token, credentials=a.creds, ca=a.tls_ca) as client:
+        began = time.monotonic()
+        reward = await asyncio.to_thread(load)
+        print(f"{a.reward} is loaded in {time.monotonic() - began:.0f} s, version {reward.version}", flush=True)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, end)
+        ready = f"answers for nats:{a.name}"
+        await Worker(reward, a.batch, a.patience).serve(client, a.name, stop, lambda: print(ready, flush=True))
     return 0
 
 

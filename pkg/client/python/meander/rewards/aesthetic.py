@@ -20,7 +20,8 @@ class Aesthetic(TorchReward):
         "--weights": {
             "required": True,
             "metavar": "DIR",
-            "help": "folder with the file of the predictor, from github.com/christophschuhmann/improved-aesthetic-predictor",
+            "help": "folder with the file of the predictor, which the repository of its authors has: "
+            "github.com/christophschuhmann/improved-aesthetic-predictor",
         },
         "--file": {"default": "sac+logos+ava1-l14-linearMSE.pth", "help": "the file in it (%(default)s)"},
         "--clip": {

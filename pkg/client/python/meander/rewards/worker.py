@@ -108,6 +108,9 @@ class Worker:
     request is not computed, as nobody waits for it: the timeout of the reward service."""
 
     def __init__(self, reward: Reward, batch: int = 8, patience: float = 30.0):
+        import PIL.Image  # what is not installed is said now, not by each sample
+
+        assert PIL.Image
         self.reward, self.batch, self.patience = reward, batch, patience
         self.scored = self.failed = 0
         self._sum = 0.0
