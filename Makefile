@@ -343,13 +343,13 @@ trainers-test: build build/trl-venv/ok build/verl-venv/ok ## tests of the plugs 
 	MEANDER_PYTHON=$(CURDIR)/build/trl-venv/bin/python go test -v -count=1 -run '^TestWrite_Python$$' ./pkg/shards/
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/verl-venv/bin/python -m pytest -q -rs tests/test_verl.py
 
-# ImageReward takes older transformers than the others; no weights are fetched.
-rewards-test: build build/rewards-venv/ok build/rewards-venv/imagereward/ok ## tests of the rewards that people use: tiny random weights of their real classes against the libraries, and a pipeline (Python; 8 GB, or TORCH=cpu)
+# ImageReward and HPSv3 take older transformers than the others; no weights are fetched.
+rewards-test: build build/rewards-venv/ok build/rewards-venv/transformers4/ok ## tests of the rewards that people use: tiny random weights of their real classes against the libraries, and a pipeline (Python; 8 GB, or TORCH=cpu)
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py
-	cd pkg/client/python && PYTHONPATH=$(CURDIR)/build/rewards-venv/imagereward $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py -k imagereward
+	cd pkg/client/python && PYTHONPATH=$(CURDIR)/build/rewards-venv/transformers4 $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py -k 'imagereward or hpsv3'
 
-build/rewards-venv/imagereward/ok: deploy/learn/requirements-imagereward.txt build/rewards-venv/ok
-	build/rewards-venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/rewards-venv/imagereward --requirement $<
+build/rewards-venv/transformers4/ok: deploy/learn/requirements-transformers4.txt build/rewards-venv/ok
+	build/rewards-venv/bin/python -m pip install --quiet --no-deps --upgrade --target $(@D) --requirement $<
 	touch $@
 
 # verl takes older transformers than TRL.

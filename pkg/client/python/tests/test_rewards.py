@@ -242,6 +242,49 @@ def test_imagereward_is_that_of_its_library(torch, tmp_path):
     assert behaves(reward) == pytest.approx(want, **NEAR)
 
 
+def test_hpsv3_is_that_of_its_library(torch, tmp_path):
+    try:
+        from hpsv3 import HPSv3RewardInferencer
+        from hpsv3.model.qwen2vl_trainer import Qwen2VLRewardModelBT
+    except ImportError as e:
+        pytest.skip(f"no hpsv3 ({e}): pip install 'meander-client[hpsv3]' brings it and transformers 4.45")
+    import transformers as t
+    from safetensors.torch import save_file
+
+    from meander.rewards.hpsv3 import HPSv3
+
+    base, letters = tmp_path / "base", t.models.gpt2.tokenization_gpt2.bytes_to_unicode().values()
+    base.mkdir()
+    (base / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(letters)}))
+    (base / "merges.txt").write_text("#version: 0.2\n")
+    names = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokens = t.Qwen2TokenizerFast(str(base / "vocab.json"), str(base / "merges.txt"), additional_special_tokens=names)
+    ids = {n.strip("<|>"): tokens.convert_tokens_to_ids(n) for n in names}
+    chat = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}"
+            "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")  # fmt: skip
+    tokens.chat_template = chat
+    t.Qwen2VLProcessor(t.Qwen2VLImageProcessor(), tokens, chat_template=chat).save_pretrained(base)
+    config = t.Qwen2VLConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=len(tokens) + 8,
+        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2}, max_position_embeddings=4096,
+        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}, vision_start_token_id=ids["vision_start"], vision_end_token_id=ids["vision_end"],
+        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], bos_token_id=ids["im_start"], eos_token_id=ids["im_end"])  # fmt: skip
+    wide(torch, t.Qwen2VLForConditionalGeneration(config)).save_pretrained(base)
+    (tmp_path / "tiny.yaml").write_text(json.dumps({
+        "rm_head_type": "ranknet", "model_name_or_path": str(base), "use_special_tokens": True, "reward_token": "special", "output_dim": 2,
+        "loss_type": "uncertainty", "torch_dtype": "float32", "disable_flash_attn2": True, "output_dir": str(tmp_path), "report_to": "none",
+        "bf16": False, "train_json_list": [], "test_json_list": [], "use_cpu": True}))  # fmt: skip
+    weights = tmp_path / "HPSv3.safetensors"
+    model = Qwen2VLRewardModelBT(config, output_dim=2, rm_head_type="ranknet")
+    model.resize_token_embeddings(len(tokens) + 1)
+    save_file({k: v.clone() for k, v in wide(torch, model, 9).state_dict().items()}, weights)
+    library_ = HPSv3RewardInferencer(str(tmp_path / "tiny.yaml"), str(weights), "cpu")
+    with torch.no_grad():
+        want = [library_.reward([s.image], [s.prompt])[0, 0].item() for s in SAMPLES]
+    assert behaves(HPSv3(str(tmp_path), str(base), "cpu")) == pytest.approx(want, **NEAR)
+
+
 @pytest.fixture(scope="module")
 def detr(torch, tmp_path_factory):
     """The folder of a tiny DETR that knows dog, cat and mouse."""
