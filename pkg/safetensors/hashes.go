@@ -29,7 +29,7 @@ type hashed struct {
 // after the same contents. Files are the same where the system says so and neither length nor time of change differ.
 func (d *Digest) Share(h *Hashes) { d.shared = h }
 
-// find returns what h knows of files; first says that nobody has added them, and that the caller is to.
+// find returns what h knows of files; first says that no digest has added them: the caller is to.
 func (h *Hashes) find(part string, files []file, before []byte) (found *hashed, first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -67,7 +67,8 @@ func (d *Digest) sharedArchive(part string, a *Archive, read func(bytes int), ad
 		return
 	}
 	<-known.done
-	if d.h.(encoding.BinaryUnmarshaler).UnmarshalBinary(known.after) != nil { // whoever added them did not get to the end
+	// Without a state: the digest that began did not get to the end.
+	if d.h.(encoding.BinaryUnmarshaler).UnmarshalBinary(known.after) != nil {
 		add()
 		return
 	}

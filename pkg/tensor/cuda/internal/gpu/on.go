@@ -35,8 +35,8 @@ func Count() (int, error) {
 }
 
 // Open opens a GPU by its number, below Count, on its primary context: what else of this
-// process uses the GPU, such as cuBLAS, shares that. Whoever waits for it sleeps: by default a
-// wait takes a core, for each GPU one that nobody else has then.
+// process uses the GPU, such as cuBLAS, shares that. A goroutine that waits for it sleeps: by
+// default a wait keeps a core busy, one for each GPU.
 func Open(index int) (driver.Driver, error) {
 	d, name, version, err := inspect(index)
 	if err != nil {
