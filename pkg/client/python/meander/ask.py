@@ -7,10 +7,12 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import nats
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from .batch import Sample
 from .client import Client
@@ -18,8 +20,23 @@ from .cursor import Cursor, results
 from .events import ADVANTAGE, Event, EventError, fitting
 from .text import Text
 
+_R = TypeVar("_R")
 _FINAL = ("cancelled", "refused")  # statuses of groups that would come out the same again
 _OTHER_SEED = 1_000_003  # added to the seed of a group that is asked for again
+
+
+async def retried(ask: Callable[[], Awaitable[_R]], timeout: float) -> _R:
+    """What ask gives; while the server is away or slow, it is asked again, for timeout seconds."""
+    end, pause = time.monotonic() + timeout, 0.1
+    while True:
+        try:
+            return await ask()
+        except (nats.errors.Error, ConnectionError, TimeoutError, asyncio.TimeoutError) as e:
+            refused = isinstance(e, APIError) and not isinstance(e, ServiceUnavailableError)
+            if refused or time.monotonic() + pause > end:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 5)
 
 
 class Unanswered(RuntimeError):
@@ -61,7 +78,8 @@ class Asker:
             status = event["status"]
             if status in _FINAL:
                 raise Unanswered(f"run {self.run}: a group is {status}: {event.get('error') or 'no reason given'}")
-            group = await self.client.group(self.run, event["uid"], event)
+            read = partial(self.client.group, self.run, event["uid"], event)
+            group = await retried(read, self.timeout)
             if status not in ("mixed", "stale"):
                 found += [s for s in group.samples if s.trajectory is not None and s.member["reward"] is not None]
             if len(found) == count:

@@ -84,11 +84,30 @@ def test_retried():
             raise faults.pop(0)
         return 7
 
-    assert asyncio.run(rows.retried(answer, 60)) == 7
+    assert asyncio.run(ask.retried(answer, 60)) == 7
     for fault, timeout in ((nats.errors.TimeoutError(), 0), (BadRequestError(code=400), 60), (ValueError(), 60)):
         faults[:] = [fault, None]
         with pytest.raises(type(fault)):
-            asyncio.run(rows.retried(answer, timeout))
+            asyncio.run(ask.retried(answer, timeout))
+
+
+def test_slow_server():
+    """The parts of a group are asked for again where the server is late."""
+    faults = [nats.errors.TimeoutError(), nats.errors.TimeoutError()]
+    made = Sample({"reward": 1.0}, {}, [])
+
+    class Slow:
+        async def group(self, run, uid, event):
+            if faults:
+                raise faults.pop()
+            return meander.Group(event, [made])
+
+    async def closed(text, fields):
+        return {"status": "complete", "uid": "u", "members": []}
+
+    asker = ask.Asker(Slow(), "r", timeout=60)
+    asker._closed = closed
+    assert asyncio.run(asker.samples("347+58=?", 1, {})) == [made]
 
 
 def test_slow_lanes(monkeypatch):

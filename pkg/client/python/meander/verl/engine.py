@@ -11,7 +11,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from .. import client, policy
+from .. import ask, client, policy
 from . import rows
 
 
@@ -63,5 +63,5 @@ class ServerAdapter(BaseRollout):
                 trained = any(t.any() for name, t in tensors.items() if ".lora_A." not in name)
                 adapter, config = (tensors, peft_config) if trained else (None, None)
                 push = partial(policy.push_policy, connection, adapter, s["lane"], config=config)
-            pushed = await rows.retried(partial(push, by="verl", note=note), s["timeout"])
+            pushed = await ask.retried(partial(push, by="verl", note=note), s["timeout"])
             await policy.check_taken(connection, pushed, s["timeout"])

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 from verl.utils.ray_utils import auto_await
 from verl.utils.skip import SkipManager
 
-from .. import policy
+from .. import ask, policy
 from ..batch import Sample
 from ..lane import Lane
 from . import rows
@@ -35,7 +35,7 @@ class Asking:
     async def generate_sequences(self, batch: Any) -> Any:
         """As verl's, once the newest weights of the lane are known: prompts wait for them."""
         client, lane = self.lane.client.asynchronous, self.lane.lane
-        served = await rows.retried(lambda: policy.policy(client, lane), self.lane.asker.timeout)
+        served = await ask.retried(lambda: policy.policy(client, lane), self.lane.asker.timeout)
         self.lane.version = served["policy_version"]
         self.steps[self.lane.version] = self._step(batch) - 1  # verl counts weights by the step that they are behind
         return await super().generate_sequences(batch)  # type: ignore[misc]

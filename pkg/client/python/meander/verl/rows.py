@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
-import nats
 import numpy as np
 import numpy.typing as npt
-from nats.js.errors import APIError, ServiceUnavailableError
 
 from ..ask import drawn_log_probs, written
 from ..batch import Sample
 
-_R = TypeVar("_R")
 
 LOOP = "single_turn_agent"
 """The agent loop of verl that a lane stands in for; conversations of several turns are those of the lane."""
@@ -79,20 +75,6 @@ def text_of(sampling_params: Mapping[str, Any], response_length: int) -> dict[st
     """verl's parameters of sampling as fields of text; a top_k of -1 is all."""
     out = {"temperature": float(sampling_params["temperature"]), "top_p": float(sampling_params["top_p"])}
     return out | {"top_k": max(int(sampling_params["top_k"]), 0), "max_new_tokens": response_length}
-
-
-async def retried(ask: Callable[[], Awaitable[_R]], timeout: float) -> _R:
-    """What ask gives; while the server is away, it is asked again, for timeout seconds."""
-    end, pause = time.monotonic() + timeout, 0.1
-    while True:
-        try:
-            return await ask()
-        except (nats.errors.Error, ConnectionError, TimeoutError, asyncio.TimeoutError) as e:
-            refused = isinstance(e, APIError) and not isinstance(e, ServiceUnavailableError)
-            if refused or time.monotonic() + pause > end:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, 5)
 
 
 def messages_of(raw_prompt: Any) -> list[dict[str, str]]:
