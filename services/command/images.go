@@ -106,7 +106,8 @@ func setSize(body map[string]any, size media.Size, first bool) error {
 		field string
 		n     int
 	}{{"frames", size.Frames}, {"width", size.Width}, {"height", size.Height}} {
-		want, ok := body[side.field]
+		want := body[side.field]
+		ok := want != nil
 		switch {
 		case !ok && side.field != "frames", !ok && first && side.n > 1:
 			want = int64(side.n)

@@ -162,10 +162,15 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	err = r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
-	if serveErr != nil { // of a service that failed while it ended, when all results were there
-		err = errors.Join(err, r.pipelineError(serveErr))
+	if serveErr == nil {
+		return err
 	}
-	return err
+	serveErr = r.pipelineError(serveErr) // of a service that failed while it ended, when all results were there
+	if err != nil {
+		present.Lines(stderr, "meander: "+serveErr.Error())
+		return err
+	}
+	return serveErr
 }
 
 // estimateOwn returns the estimate if this process will serve the pipeline, and nil if another one does. So a refusal

@@ -193,12 +193,13 @@ def test_hpsv2_is_the_cosine_of_open_clip(torch, tmp_path):
     reward = HPSv2(str(tmp_path), "hps.pt", str(tmp_path), device="cpu")
 
     tokenizer, want = open_clip.get_tokenizer("ViT-H-14"), []
-    preprocess = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(size=32), is_train=False)
-    for s in SAMPLES:
+    preprocess = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(size=32, resize_mode="longest"), is_train=False)
+    samples = [*SAMPLES, Input(image(7).resize((80, 40)), "a fox at the side")]
+    for s in samples:
         with torch.no_grad():
             features, texts, scale = model(preprocess(s.image)[None], tokenizer([s.prompt]))
         want.append((features @ texts.T).item())
-    assert behaves(reward) == pytest.approx(want, **NEAR)
+    assert behaves(reward, samples=samples) == pytest.approx(want, **NEAR)
     with pytest.raises(Fault, match="not weights of CLIP"):
         torch.save({"state_dict": {"x": torch.zeros(1)}}, tmp_path / "none.pt")
         HPSv2(str(tmp_path), "none.pt", str(tmp_path), device="cpu")
@@ -520,12 +521,13 @@ def test_judge_takes_how_sure_a_model_is_of_yes(server, monkeypatch):
     Server.said = {
         "fox": [says("Yes", Yes=0.6, yes=0.1, _No=0.1, Maybe=0.2)], "cat": [says("No.")], "sky": [says("**Yes**, it does.")],
         "sea": [says("It is hard to say yes or no.")], "sun": [(200, {}, {"error": "busy"})], "ant": [(200, {}, b"<html>")],
+        "bee": [(200, {}, {"choices": [{"message": {"content": "<think>\nNo, wait"}, "finish_reason": "length"}]})],
     }  # fmt: skip
     reward = Judge(server)
     assert reward.model == "tiny-vlm" and reward.version.startswith("judge-tiny-vlm-")
     a, b, c, *bad = reward.score([Input(image(0), f"a {p}") for p in Server.said])
     assert a == (pytest.approx(0.7 / 0.8), "Yes") and b.value == 0 and c.value == 1
-    for e, why in zip(bad, ("neither yes nor no", "no 'choices'", "no JSON"), strict=True):
+    for e, why in zip(bad, ("neither yes nor no", "no 'choices'", "no JSON", "longer than --tokens 16"), strict=True):
         assert isinstance(e, ValueError) and why in str(e)
     headers, body, question = Server.seen[0]
     assert headers["Authorization"] == "Bearer a-key" and body["logprobs"] and body["temperature"] == 0
@@ -548,9 +550,10 @@ def test_judge_asks_again_and_gives_up(server):
     Server.said = {
         "fox": [again, (503, {"Retry-After": "0"}, {}), says("yes")], "cat": [again], "sky": [(400, {}, {"message": "logprobs is not known"})],
         "sea": [(302, {"Location": server + "/models"}, {})], "sun": [(500, {"Retry-After": "60"}, {})],
+        "ant": [(200, {"Content-Length": "999"}, says("no")[2]), says("yes")],  # an answer that is cut off
     }  # fmt: skip
-    a, b, c, d, e = Judge(server, retries=2).score([Input(image(0), f"a {p}") for p in Server.said])
-    assert a.value == 1
+    a, b, c, d, e, f = Judge(server, retries=2).score([Input(image(0), f"a {p}") for p in Server.said])
+    assert a.value == f.value == 1
     assert isinstance(b, Busy) and "after 3 tries: HTTP 429" in str(b)
     assert isinstance(c, ValueError) and "--no-logprobs" in str(c)
     assert isinstance(d, ValueError) and "302" in str(d)
@@ -593,7 +596,7 @@ class Bright(Reward):
                 raise RuntimeError("the batch is lost")
             if s.prompt == "full":
                 raise MemoryError("out of memory")
-            known = {"busy": Busy("later"), "bad": ValueError("no such thing"), "nan": Score(math.nan)}
+            known = {"busy": Busy("later"), "bad": ValueError("no such thing"), "nan": Score(math.nan), "plain": 0.5}
             out.append(known.get(s.prompt) or Score(float(np.mean(s.image)), s.prompt))
         return out
 
@@ -603,7 +606,7 @@ def test_an_error_is_that_of_its_sample():
     grey = [Image.new("RGB", (8, 8), (v, v, v)) for v in (10, 20, 60)]
     requests = [request("a", grey[0]), request("poison"), request("full"), request("busy"), request("bad"), request("nan"), b"\xff",
                 request(v=2), request(text="hello"), request(image=b"x"), request("b", image=file(grey[1], "JPEG"), image_format="jpeg"),
-                request("c", frames=[file(g) for g in grey]), request(image_format="gif", image=file(grey[0], "GIF")), request(prompt=3)]  # fmt: skip
+                request("c", frames=[file(g) for g in grey]), request(image_format="gif", image=file(grey[0], "GIF")), request(prompt=3), request("plain")]  # fmt: skip
     replies = answers(reward, requests, batch=16)
     for reply in replies:
         assert reply["v"] == 1 and ("score" in reply) != ("error" in reply)
@@ -613,7 +616,7 @@ def test_an_error_is_that_of_its_sample():
     assert replies[11]["detail"] == "c"
     errors = [r.get("error", "") for r in replies]
     said = {1: "the batch is lost", 2: "out of memory", 3: "later", 4: "no such thing", 5: "nan", 6: "want a map", 7: "v: 2", 8: "text",
-            9: "identify", 12: "identify", 13: "prompt"}  # fmt: skip
+            9: "identify", 12: "identify", 13: "prompt", 14: "must be Score"}  # fmt: skip
     for i, why in said.items():
         assert why in errors[i], (i, errors[i])
     assert [i for i, r in enumerate(replies) if r.get("retry")] == [2, 3]
@@ -666,6 +669,26 @@ def test_a_request_that_nobody_waits_for_is_not_computed(run):
         stop.set()
         await serving
         assert reply["retry"] and "start more" in reply["error"] and not reward.batches
+
+    run(test)
+
+
+def test_a_worker_whose_device_is_lost_ends(run):
+    """Its requests come again, elsewhere: else it would be the fastest to answer, with errors alone."""
+
+    class Lost(Bright):
+        def score(self, samples):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    async def test(client, name):
+        stop, ready = asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(Worker(Lost()).serve(client, name, stop, ready.set))
+        await ready.wait()
+        async with meander.connect(client.nc.connected_url.geturl()) as other:
+            reply = msgpack.unpackb((await other.nc.request(f"mdr.v1.score.{name}", request(), timeout=30)).data)
+        with pytest.raises(Fault, match="start this worker again"):
+            await serving
+        assert reply["retry"] and "illegal memory access" in reply["error"]
 
     run(test)
 

@@ -39,7 +39,9 @@ class HPSv2(TorchReward):
             arch = f"local-dir:{folder(arch, flag='--arch')}"
         (path,) = files(weights, file)
         try:
-            made = open_clip.create_model_and_transforms(arch, load_weights=False, pretrained_text=False)
+            made = open_clip.create_model_and_transforms(
+                arch, load_weights=False, pretrained_text=False, image_resize_mode="longest"
+            )  # the authors' own: the whole image, padded with black to a square
             self.tokenizer = open_clip.get_tokenizer(arch)
         except (RuntimeError, ValueError, OSError) as e:
             raise Fault(f"--arch {arch}: {e}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import io
 import json
 import math
@@ -109,6 +110,8 @@ class Judge(Reward):
         try:
             choice = reply["choices"][0]
             answer = str(choice["message"]["content"] or "")
+            if choice.get("finish_reason") == "length" and (self.bounds or answer.lstrip().startswith("<think")):
+                raise ValueError(f"the answer is longer than --tokens {self.tokens}: {answer[:200]!r}")
             if self.bounds:
                 return Score(_number(answer, float(low), float(high)), answer)
             places = [(p["token"], [(t["token"], t["logprob"]) for t in p["top_logprobs"]])
@@ -127,9 +130,9 @@ class Judge(Reward):
             pause, left = 0.5 * 2**attempt, end - time.monotonic()
             try:
                 with self.open(urllib.request.Request(self.url + path, data, headers), timeout=max(left, 0.001)) as reply:
-                    return json.loads(reply.read(_LONGEST))
+                    return json.loads(_read(reply, end))
             except urllib.error.HTTPError as e:
-                why = f"HTTP {e.code}: {e.read(300).decode(errors='replace')}"
+                why = f"HTTP {e.code}: {_said(e)}"
                 if e.code not in (408, 429) and e.code < 500:
                     hint = "; --no-logprobs asks without" if "logprobs" in why else ""
                     raise ValueError(f"the judge refuses: {why}{hint}") from None
@@ -137,12 +140,33 @@ class Judge(Reward):
                 pause = float(after) if after.isdecimal() else pause
             except json.JSONDecodeError as e:
                 raise ValueError(f"the judge's reply is no JSON: {e}") from None
-            except OSError as e:
+            except (OSError, http.client.HTTPException) as e:
                 why = str(getattr(e, "reason", e)) or type(e).__name__
             if attempt == self.retries or time.monotonic() + pause >= end:
                 break
             time.sleep(pause)
         raise Busy(f"the judge does not answer after {attempt + 1} tries: {why}")
+
+
+def _read(reply: Any, end: float) -> bytes:
+    """The body of a reply. OSError, HTTPException: it is cut off, or not whole at the time end."""
+    out = bytearray()
+    while piece := reply.read1(1 << 16):
+        out += piece
+        if len(out) > _LONGEST:
+            raise ValueError(f"the judge's reply has more than {_LONGEST} bytes")
+        if time.monotonic() > end:
+            raise TimeoutError("its reply comes too slowly")
+    if len(out) < int(reply.headers.get("Content-Length") or 0):
+        raise http.client.IncompleteRead(bytes(out))
+    return bytes(out)
+
+
+def _said(e: urllib.error.HTTPError) -> str:
+    try:
+        return e.read(300).decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return "no reason given"
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

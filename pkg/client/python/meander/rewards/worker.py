@@ -8,7 +8,7 @@ import io
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from ..client import Client
 from ..events import PREFIX, Event, Maybe, decode, fault
-from .reward import Busy, Reward, Input, Score, Scored
+from .reward import Busy, Fault, Input, Reward, Score, Scored
 
 _log = logging.getLogger(__name__)
 
@@ -25,10 +25,15 @@ _HELD = 1024  # requests that wait here
 _SIDE = 8192  # pixels a side of an image at most
 _LONGEST = 4000  # characters of a detail or an error
 _EVERY = 10.0  # seconds between lines of progress
+_LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error")  # of a GPU, in torch's words
 _REQUEST: Event = {
     "v": int, "prompt": str, "ground_truth": Maybe(str), "params": Maybe({}), "image": Maybe(bytes),
     "frames": Maybe([bytes]), "text": Maybe(str),
 }  # fmt: skip
+
+
+class _DeviceLost(Exception):
+    """The device computes no more in this process."""
 
 
 def read(data: bytes) -> list[Input]:
@@ -70,18 +75,29 @@ def answers(reward: Reward, requests: Sequence[bytes], batch: int = 8) -> list[E
     return [_failure(r) if isinstance(r, Exception) else _reply([next(scores) for _ in r]) for r in read_]
 
 
+def _is_lost(e: Exception) -> bool:
+    return type(e).__name__ == "AcceleratorError" or any(words in str(e) for words in _LOST)
+
+
 def _scored(reward: Reward, samples: list[Input]) -> list[Scored]:
     """The scores of a batch; where it fails as a whole, of each sample alone."""
     try:
         out = list(reward.score(samples))
         if len(out) != len(samples):
             raise RuntimeError(f"{type(reward).__name__} gives {len(out)} scores for {len(samples)} samples")
+        if wrong := [x for x in out if not isinstance(x, (Score, Exception))]:
+            raise TypeError(f"{type(reward).__name__} gives {type(wrong[0]).__name__}; must be Score, or an exception")
         return out
     except Exception as e:
-        failed = e
+        if _is_lost(e):
+            raise _DeviceLost(str(e)) from None
+        if not isinstance(e, (ValueError, Busy)):
+            _log.warning("%d scored together failed", len(samples), exc_info=True)
+        failed = e.with_traceback(None)  # its frames keep what the batch has computed
+        failed.__cause__ = failed.__context__ = None
     if len(samples) == 1:
         return [failed]
-    _log.warning("a batch of %d failed, its samples are scored one by one: %s", len(samples), failed)
+    _log.warning("the samples of a batch of %d are scored one by one: %s", len(samples), failed)
     return [x for s in samples for x in _scored(reward, [s])]
 
 
@@ -89,17 +105,18 @@ def _reply(scores: list[Scored]) -> Event:
     if failed := [x for x in scores if isinstance(x, Exception)]:
         return _failure(failed[0])
     good = [x for x in scores if isinstance(x, Score)]
-    value = math.fsum(x.value for x in good) / len(good)
-    if not math.isfinite(value):
-        return _failure(ValueError(f"the score is {value}; must be a finite number"))
-    return {"v": 1, "score": value, "detail": good[len(good) // 2].detail[:_LONGEST]}
+    try:
+        if wrong := [x.value for x in good if not math.isfinite(x.value)]:
+            raise ValueError(f"the score is {wrong[0]}; must be a finite number")
+        value = math.fsum(x.value for x in good) / len(good)
+        return {"v": 1, "score": value, "detail": str(good[len(good) // 2].detail)[:_LONGEST]}
+    except (TypeError, ValueError, OverflowError) as e:  # of a class of somebody else
+        return _failure(e)
 
 
 def _failure(e: Exception) -> Event:
-    if not isinstance(e, (ValueError, Busy)):
-        _log.warning("a sample failed", exc_info=e)
     what = str(e) if isinstance(e, (ValueError, Busy)) and str(e) else f"{type(e).__name__}: {e}"
-    passes = isinstance(e, (Busy, MemoryError)) or type(e).__name__ == "OutOfMemoryError"
+    passes = isinstance(e, (Busy, MemoryError, _DeviceLost)) or type(e).__name__ == "OutOfMemoryError"
     return {"v": 1, "error": what[:_LONGEST], "retry": passes}
 
 
@@ -113,6 +130,7 @@ class Worker:
         assert PIL.Image
         self.reward, self.batch, self.patience = reward, batch, patience
         self.scored = self.failed = 0
+        self._took = 0.0  # seconds of the last batch
         self._sum = 0.0
         self._queue: asyncio.Queue[tuple[Msg, float]] = asyncio.Queue(_HELD)
 
@@ -120,7 +138,8 @@ class Worker:
         """Answers for nats:NAME until stop is set; requests that came before are answered first. ready is called when
         it listens.
 
-        PermissionError: the role may not. ConnectionError: the server has closed the connection for good.
+        PermissionError: the role may not. ConnectionError: the server has closed the connection for good. Fault: the
+        device is lost; what was asked is asked again elsewhere.
         """
 
         async def take(msg: Msg) -> None:
@@ -137,7 +156,9 @@ class Worker:
             for done in (await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED))[0]:
                 done.result()
             await sub.drain()  # type: ignore[no-untyped-call]
-            await self._queue.join()
+            answered = asyncio.ensure_future(self._queue.join())
+            for done in (await asyncio.wait([answered, tasks[0]], return_when=asyncio.FIRST_COMPLETED))[0]:
+                done.result()
         finally:
             self._say()
             for task in (stopped, *tasks):
@@ -150,10 +171,14 @@ class Worker:
             await asyncio.sleep(_GATHER)
             while len(taken) < self.batch and not self._queue.empty():
                 taken.append(self._queue.get_nowait())
-            late = [time.monotonic() - came > self.patience for _, came in taken]
-            replies: Iterator[Event] = iter(
-                await asyncio.to_thread(answers, self.reward, [m.data for (m, _), x in zip(taken, late) if not x], self.batch)
-            )
+            began, lost = time.monotonic(), None
+            late = [began - came + min(self._took, self.patience / 2) > self.patience for _, came in taken]
+            asked = [m.data for (m, _), x in zip(taken, late) if not x]
+            try:
+                replies = iter(await asyncio.to_thread(answers, self.reward, asked, self.batch))
+            except _DeviceLost as e:
+                lost, replies = e, iter([_failure(e)] * len(asked))
+            self._took = time.monotonic() - began if asked else self._took / 2
             for (msg, _), x in zip(taken, late):
                 why = f"waited {self.patience:g} s for this worker: start more, or raise the timeout in scorers.yaml"
                 reply = {"v": 1, "error": why, "retry": True} if x else next(replies)
@@ -161,6 +186,8 @@ class Worker:
                 with contextlib.suppress(Exception):  # the connection is lost: the service asks again
                     await msg.respond(msgpack.packb(reply))
                 self._queue.task_done()
+            if lost:
+                raise Fault(f"the device computes no more: {lost}; start this worker again")
 
     def _count(self, reply: Event) -> None:
         if "score" in reply:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 _T = TypeVar("_T")
+_patient: dist.ProcessGroup | None = None  # for share: the others wait as long as the first one evaluates
 
 
 def device(name: str) -> str:
@@ -33,13 +34,17 @@ def begin(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        # The others wait as long as the first one evaluates; when one dies, what started them ends the rest.
-        patience = datetime.timedelta(days=1)
-        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
-        # torchrun has one store for all attempts: those who come again must not find the addresses of those who died.
-        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+            # torchrun has one store for all attempts: those who come again must not find the addresses of those who
+            # died. Several machines count their attempts each for itself.
+            store, rank, size = next(dist.rendezvous("env://"))
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        else:
+            dist.init_process_group(backend)
+        global _patient
+        _patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
 
 
 def end() -> None:
@@ -98,5 +103,5 @@ def share(value: _T) -> _T:
     if world() == 1:
         return value
     box: list[_T] = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=_patient)
     return box[0]

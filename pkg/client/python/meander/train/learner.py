@@ -230,9 +230,11 @@ class Learner:
         out = []
         for i in range(len(batch.schedule)):
             found = torch.zeros(batch.size, *batch.batch["latents"].shape[2:])
-            for piece, _ in self._pieces(batch, rows):
+            for piece, counts in self._pieces(batch, rows):
                 _, x, sigma, texts = batch.noised(piece, i, self.network.device)
-                found[piece] = self._guided(batch, x, sigma, texts).cpu()
+                velocity = self._guided(batch, x, sigma, texts).cpu()
+                if counts:
+                    found[piece] = velocity
             out.append(found)
         return out
 
@@ -250,9 +252,11 @@ class Learner:
         they belong to, [B, W, S, C]."""
         out = np.full(batch.log_probs.shape, np.nan)
         means = torch.zeros(batch.batch["latents"].shape, dtype=torch.float64, device=self.network.device)
-        for piece, _ in self._pieces(batch, rows):
+        for piece, counts in self._pieces(batch, rows):
             for j, kernel in enumerate(batch.kernels):
                 mean, after = self._mean(batch, piece, j)
+                if not counts:
+                    continue
                 means[piece, j] = mean
                 out[piece, j] = kernel.log_prob(mean, after).cpu().numpy()
         return out, means

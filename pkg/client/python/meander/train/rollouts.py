@@ -34,7 +34,7 @@ class Rollouts:
         first = batch.samples[0].trajectory or {}
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (batch["noise_std"] != batch["noise_std"][0]).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
-        alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule")
+        alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule", "cfg_until")
         trajectories = [s.trajectory or {} for s in batch.samples]
         if several := {name for name in alike for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
