@@ -345,7 +345,7 @@ trainers-test: build build/trl-venv/ok build/verl-venv/ok ## tests of the plugs 
 
 # ImageReward and HPSv3 take older transformers than the others; no weights are fetched.
 rewards-test: build build/rewards-venv/ok build/rewards-venv/transformers4/ok ## tests of the rewards that people use: tiny random weights of their real classes against the libraries, and a pipeline (Python; 8 GB, or TORCH=cpu)
-	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py tests/test_judge.py
 	cd pkg/client/python && PYTHONPATH=$(CURDIR)/build/rewards-venv/transformers4 $(CURDIR)/build/rewards-venv/bin/python -m pytest -q -rs tests/test_rewards.py -k 'imagereward or hpsv3'
 
 build/rewards-venv/transformers4/ok: deploy/learn/requirements-transformers4.txt build/rewards-venv/ok

@@ -104,8 +104,8 @@ func (s *Sampling) Texts() []string {
 	return []string{s.Prompt}
 }
 
-// GuidedSteps returns how many of the T steps have classifier-free guidance: the first ones, up to the share CFGUntil of
-// all (0: all), or none with a scale of at most 1.
+// GuidedSteps returns how many of the T steps have classifier-free guidance: the first ones, up to the share CFGUntil
+// of all (0: all), or none with a scale of at most 1.
 func (s *Sampling) GuidedSteps() int64 {
 	steps := int64(len(s.Transitions))
 	switch {

@@ -303,8 +303,9 @@ func (x *BlobIndex) neededBlobs(m *Message) map[string]bool {
 }
 
 const (
-	// A lane keeps the weights of its last keptPolicies versions that were not refused, even if no event names them, so
-	// that it can go back. They may take keptShare percent of the object store's limit; the last leastPolicies stay in any case.
+	// A lane keeps the weights of its last keptPolicies versions that were not refused, even if no event names them,
+	// so that it can go back. They may take keptShare percent of the object store's limit; the last leastPolicies stay
+	// in any case.
 	keptPolicies, leastPolicies = 8, 2
 	keptShare                   = 25
 )

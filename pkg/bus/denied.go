@@ -91,8 +91,8 @@ func (b *Bus) noteDenial(note error) (denied error, met bool) {
 	return err, met
 }
 
-// listen calls told for each denial about a subject (empty: any) until stop is called. told is called under the lock: it
-// must not block, nor call listen or stop.
+// listen calls told for each denial about a subject (empty: any) until stop is called. told is called under the lock:
+// it must not block, nor call listen or stop.
 func (d *denials) listen(subject string, told func(subject string, err error)) (stop func()) {
 	w := &waiter{subject, told}
 	d.mu.Lock()

@@ -12,8 +12,8 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Digests that share are those of digests that do not. What the system says is the same file is read once, whoever
-// comes first; what has changed, or comes after other contents, is read again.
+// Digests that share are those of digests that do not. What the system says is the same file is read once, by
+// the digest that comes first; what has changed, or comes after other contents, is read again.
 func TestDigest_Share(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "model.safetensors")
 	write := func(x float32, changed time.Time) {

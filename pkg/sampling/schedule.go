@@ -5,8 +5,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Schedule returns the schedule of a lane of images: its scheduler_config.json with its grid and its rule for mu. Intake
-// makes a prompt's sigmas by it; a sampler tries it when its model is open. An error names what is not supported.
+// Schedule returns the schedule of a lane of images: its scheduler_config.json with its grid and its rule for mu.
+// Intake makes a prompt's sigmas by it; a sampler tries it when its model is open. An error names what is not
+// supported.
 func Schedule(p *schemas.Policy) (flow.Schedule, error) {
 	s, err := flow.ParseSchedule(p.SchedulerConfig)
 	if err != nil {

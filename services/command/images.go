@@ -99,24 +99,23 @@ func (x *images) setStart(p prompt, own bool, k, n int) error {
 	return nil
 }
 
-// setSize gives a prompt the size of its file unless it says one; first says that no other file came before. It fails if
-// the size is another than that of the prompt or of the files before. setStart calls it.
+// setSize gives a prompt the size of its file unless it says one; first says that no other file came before. It fails
+// if the size is another than that of the prompt or of the files before. setStart calls it.
 func setSize(body map[string]any, size media.Size, first bool) error {
 	for _, side := range []struct {
 		field string
 		n     int
 	}{{"frames", size.Frames}, {"width", size.Width}, {"height", size.Height}} {
-		want := body[side.field]
-		ok := want != nil
+		is, want := int64(side.n), body[side.field]
 		switch {
-		case !ok && side.field != "frames", !ok && first && side.n > 1:
-			want = int64(side.n)
-			body[side.field] = want
-		case !ok:
+		case want != nil:
+		case side.field != "frames", first && is > 1:
+			want, body[side.field] = is, is
+		default:
 			want = int64(1) // of an image, which a prompt need not say
 		}
-		if n, ok := want.(int64); ok && n != int64(side.n) { // intake refuses what is no whole number
-			return fmt.Errorf("%s %d; must be %d, as the others have or the prompt says", side.field, side.n, n)
+		if n, whole := want.(int64); whole && n != is { // intake refuses what is no whole number
+			return fmt.Errorf("%s %d; must be %d, as the others have or the prompt says", side.field, is, n)
 		}
 	}
 	return nil

@@ -280,8 +280,8 @@ func (s *service) findPolicy(
 	return policy, waiting, err
 }
 
-// whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded it yet.
-// findPolicy calls it.
+// whyNotServed returns why no sampler serves a version that was pushed: samplers have refused it, or none has loaded
+// it yet. findPolicy calls it.
 func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (string, error) {
 	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {

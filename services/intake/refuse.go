@@ -23,8 +23,8 @@ func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error
 	return s.sendReceipt(m, r)
 }
 
-// refusalRecord returns the record for the group of a refused prompt, with the parts of the prompt that are valid. It is
-// not valid if run or uid is no token.
+// refusalRecord returns the record for the group of a refused prompt, with the parts of the prompt that are valid. It
+// is not valid if run or uid is no token.
 func refusalRecord(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecord {
 	def, uid := estimator.DefaultConfig(), p.GroupUID(m.Seq)
 	given := *p

@@ -307,9 +307,7 @@ func (g *gpuBench) forwards(ctx context.Context) error {
 		}
 		defer os.RemoveAll(temp)
 		dir, sizes, batches = filepath.Join(temp, "random"), [][2]int{{512, 512}, {1024, 1024}}, []int{1, 4, 8}
-		all := families.All()
-		i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
-		if err := all[i].Random(dir, model.Random{Layers: g.layers, TextLayers: 1, Vocabulary: 300}); err != nil {
+		if err := makeRandom(dir, model.Random{Layers: g.layers, TextLayers: 1, Vocabulary: 300}); err != nil {
 			return err
 		}
 	} else {
@@ -331,6 +329,13 @@ func (g *gpuBench) forwards(ctx context.Context) error {
 			mib(u.Total))
 	}
 	return g.shares(ctx, dir, sizes[len(sizes)-1])
+}
+
+// makeRandom makes a folder of the family that has models with random weights.
+func makeRandom(dir string, of model.Random) error {
+	all := families.All()
+	i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
+	return all[i].Random(dir, of)
 }
 
 // evaluation calls a model once for a batch with guidance.
@@ -406,19 +411,13 @@ func (g *gpuBench) shares(ctx context.Context, dir string, size [2]int) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, set.Close()) }()
-	m, err := families.All().Open(dir, model.Options{Device: set.Devices[0].Device})
+	call, end, err := warmEvaluation(ctx, set.Devices[0].Device, dir, size)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	call, _, err := evaluation(ctx, m, size[0], size[1], 1)
-	if err == nil {
-		err = call()
-	}
-	if on = true; err == nil {
-		err = call()
-	}
-	if err != nil {
+	defer func() { err = errors.Join(err, end()) }()
+	on = true
+	if err := call(); err != nil {
 		return err
 	}
 	all := time.Duration(0)

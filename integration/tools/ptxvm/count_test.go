@@ -13,15 +13,9 @@ func counted(
 ) (c ptxvm.Counts, in, out driver.Pointer) {
 	t.Helper()
 	vm := ptxvm.New(ptxvm.Options{Count: true, Capability: capability, Memory: 1 << 40})
-	m, err := vm.LoadModule([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := m.Function("k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := load(t, vm, text)
 	for _, at := range []*driver.Pointer{&in, &out} {
+		var err error
 		if *at, err = vm.Alloc(1 << 16); err != nil {
 			t.Fatal(err)
 		}

@@ -29,8 +29,9 @@ type Options struct {
 	Gap int
 	// Budget is the instructions of warps that a launch may take, default 2^32.
 	Budget int
-	// Count counts what each launch does; see Counts. Nothing is checked then but bounds, and allocations that nothing was
-	// copied to take no memory: they are zeros and keep nothing. So it does not take a GPU's memory to launch what does.
+	// Count counts what each launch does; see Counts. Nothing is checked then but bounds, and allocations that nothing
+	// was copied to take no memory: they are zeros and keep nothing. So it does not take a GPU's memory to launch what
+	// does.
 	Count bool
 }
 

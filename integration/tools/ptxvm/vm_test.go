@@ -51,10 +51,9 @@ func unpack(b []byte) []uint32 {
 	return out
 }
 
-// launch runs kernel k of a text on in, with as many words of out.
-func launch(t *testing.T, o ptxvm.Options, text string, g driver.Grid, in []uint32, out int) ([]uint32, error) {
+// load returns kernel k of a text.
+func load(t *testing.T, vm *ptxvm.VM, text string) driver.Function {
 	t.Helper()
-	vm := ptxvm.New(o)
 	m, err := vm.LoadModule([]byte(text))
 	if err != nil {
 		t.Fatal(err)
@@ -63,6 +62,14 @@ func launch(t *testing.T, o ptxvm.Options, text string, g driver.Grid, in []uint
 	if err != nil {
 		t.Fatal(err)
 	}
+	return f
+}
+
+// launch runs kernel k of a text on in, with as many words of out.
+func launch(t *testing.T, o ptxvm.Options, text string, g driver.Grid, in []uint32, out int) ([]uint32, error) {
+	t.Helper()
+	vm := ptxvm.New(o)
+	f := load(t, vm, text)
 	a, err := vm.Alloc(4 * len(in))
 	if err != nil {
 		t.Fatal(err)

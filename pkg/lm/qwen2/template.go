@@ -144,8 +144,8 @@ func readTemplate(folder *safetensors.Folder) (*template, error) {
 	return t, nil
 }
 
-// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of several. readTemplate calls
-// it where the folder has no chat_template.jinja. No template, or one of another form, is an error: Open fails.
+// sideTemplate returns the template of tokenizer_config.json: the only one, or the default of several. readTemplate
+// calls it where the folder has no chat_template.jinja. No template, or one of another form, is an error: Open fails.
 func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 	raw := config["chat_template"]
 	var named []struct{ Name, Template string }

@@ -79,8 +79,8 @@ func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
 	c.multiply(dst, x, w, e)
 }
 
-// zeros returns n zeros, read-only. It may replace c.zero, so an operation calls it for its largest n before its threads
-// start.
+// zeros returns n zeros, read-only. It may replace c.zero, so an operation calls it for its largest n before its
+// threads start.
 func (c *CPU) zeros(n int) []float32 {
 	if len(c.zero) < n {
 		c.zero = make([]float32, n)

@@ -153,8 +153,8 @@ func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	return f, nil
 }
 
-// findStep returns the step with an index, of any attempt, whose seal continues before; nil if there is none. It
-// tries the attempt of the last find first. An error is of the server. Steps that do not fit, or whose tensors cannot be
+// findStep returns the step with an index, of any attempt, whose seal continues before; nil if there is none. It tries
+// the attempt of the last find first. An error is of the server. Steps that do not fit, or whose tensors cannot be
 // read, are logged and skipped: they are made again.
 func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*storedStep, error) {
 	for at, attempt := range f.attempts {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import hashlib
 import json
 import logging
+import os
 import pathlib
 import re
 import secrets
@@ -22,6 +24,14 @@ _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
 _ROLE = re.compile(r"^# role: (\S+)$", re.MULTILINE)
 _BARE = re.compile(r"^\$JS\.API\.CONSUMER\.CREATE\.[^.]+$")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]*)"')
+
+
+def add_flags(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds the flags of a command that name the server and how to log in to it, but for the token."""
+    env = os.environ.get
+    p.add_argument("--nats", default=env("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL", help="of the pipeline (%(default)s)")
+    p.add_argument("--creds", default=env("MEANDER_NATS_CREDS"), metavar="FILE", help="credentials of meander auth")
+    p.add_argument("--tls-ca", default=env("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate")
 
 
 def options(token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> dict[str, Any]:

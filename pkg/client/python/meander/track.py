@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from nats.js.errors import NotFoundError
 
+from . import access
 from .client import Client, connect
 from .events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting
 from .tasks import together
@@ -278,10 +279,8 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--every", type=int, default=8, metavar="N", help="groups of a point (8)")
     p.add_argument("--samples", type=int, default=8, metavar="N", help="points from one pair of samples to the next; 0: none (8)")
     p.add_argument("--once", action="store_true", help="end after the groups that have closed, instead of waiting for more")
-    p.add_argument("--nats", default=os.environ.get("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL", help="of the pipeline (%(default)s)")
     p.add_argument("--token", default=os.environ.get("MEANDER_NATS_TOKEN"), help="of its server (MEANDER_NATS_TOKEN)")
-    p.add_argument("--creds", default=os.environ.get("MEANDER_NATS_CREDS"), metavar="FILE", help="credentials of meander auth")
-    p.add_argument("--tls-ca", default=os.environ.get("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate")
+    access.add_flags(p)
     a = p.parse_args(argv)
     if a.every < 1 or a.samples < 0:
         p.error("--every: must be at least 1, and --samples 0")

@@ -3,8 +3,8 @@
 // mathematics, pkg/model the networks. Encode, Rolling, StartFrom and Velocities are shared with verify, so that both
 // compute the same.
 //
-// An attempt at a sample calls Start, and Finish and Close at the end; in between the scheduler calls Step and Take. Errors marked terminal
-// fail the sample; any other lets its request come again.
+// An attempt at a sample calls Start, and Finish and Close at the end; in between the scheduler calls Step and Take.
+// Errors marked terminal fail the sample; any other lets its request come again.
 package images
 
 import (

@@ -7,9 +7,9 @@
 // episode that waits for the reply is resting. The model's cache has the keys and values of the tokens that it has
 // evaluated. Prefixes are prompts whose part of the cache the episodes of a group share (prefixes.go).
 //
-// An attempt at a sample calls Start, and Finish and Close at the end; in between the scheduler calls Step and Take. When the model's cache is
-// full, freeCache frees what can be computed again: prefixes and the caches of resting episodes. Errors marked
-// terminal fail the sample; any other lets its request come again.
+// An attempt at a sample calls Start, and Finish and Close at the end; in between the scheduler calls Step and Take.
+// When the model's cache is full, freeCache frees what can be computed again: prefixes and the caches of resting
+// episodes. Errors marked terminal fail the sample; any other lets its request come again.
 package texts
 
 import (

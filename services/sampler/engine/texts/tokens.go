@@ -359,7 +359,8 @@ func (p *transcript) addText(id int32, turn *schemas.Turn) error {
 }
 
 // FindStop returns the first of some stop texts that an answer has, and where it begins; "" and the answer's length:
-// none. stops are not empty. Bytes before fresh, at most the answer's length, were searched already. Of several at one place the first in the list is returned.
+// none. stops are not empty. Bytes before fresh, at most the answer's length, were searched already. Of several at one
+// place the first in the list is returned.
 func FindStop(answer string, fresh int, stops []string) (matched string, end int) {
 	end = len(answer)
 	for _, s := range stops {

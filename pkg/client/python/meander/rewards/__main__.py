@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from .. import access
 from ..client import connect
 from . import REWARDS
 from .reward import Fault, Reward, Input
@@ -31,17 +32,15 @@ def _flags(sub: argparse.ArgumentParser, cls: type[Reward]) -> None:
     own, worker = sub.add_argument_group("the function"), sub.add_argument_group("the worker")
     for flag, settings in cls.flags.items():
         own.add_argument(flag, **settings)
-    add, env = worker.add_argument, os.environ.get
+    add = worker.add_argument
     add("--try", nargs=2, dest="sample", metavar=("IMAGE", "PROMPT"), help="print the score of an image file, and end")
     add("--ground-truth", default="", metavar="TEXT", help="of --try")
     add("--name", default=cls.name, help="prompts ask for nats:NAME (%(default)s); one for each version")
     add("--batch", type=int, default=8, metavar="N", help="samples that are scored together at most (%(default)s)")
     add("--patience", type=float, default=30.0, metavar="S",
         help="a request that waited longer is not computed: the timeout in scorers.yaml (%(default)s)")  # fmt: skip
-    add("--nats", default=env("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL", help="of the pipeline (%(default)s)")
-    add("--creds", default=env("MEANDER_NATS_CREDS"), metavar="FILE", help="credentials of meander auth, role scorer")
-    add("--tls-ca", default=env("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate")
-    sub.epilog = "The token of the pipeline's server is read from MEANDER_NATS_TOKEN."
+    access.add_flags(worker)
+    sub.epilog = "Credentials are of the role scorer. The token of the pipeline's server is read from MEANDER_NATS_TOKEN."
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -110,7 +110,7 @@ def _reply(scores: list[Scored]) -> Event:
             raise ValueError(f"the score is {wrong[0]}; must be a finite number")
         value = math.fsum(x.value for x in good) / len(good)
         return {"v": 1, "score": value, "detail": str(good[len(good) // 2].detail)[:_LONGEST]}
-    except (TypeError, ValueError, OverflowError) as e:  # of a class of somebody else
+    except (TypeError, ValueError, OverflowError) as e:  # of a class that a user wrote
         return _failure(e)
 
 
@@ -122,7 +122,7 @@ def _failure(e: Exception) -> Event:
 
 class Worker:
     """Serves a reward function. batch: samples that are scored together at most. patience: seconds after which a
-    request is not computed, as nobody waits for it: the timeout of the reward service."""
+    request is not computed, as its answer would be too late: the timeout of the reward service."""
 
     def __init__(self, reward: Reward, batch: int = 8, patience: float = 30.0):
         import PIL.Image  # what is not installed is said now, not by each sample
@@ -156,8 +156,8 @@ class Worker:
             for done in (await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED))[0]:
                 done.result()
             await sub.drain()  # type: ignore[no-untyped-call]
-            answered = asyncio.ensure_future(self._queue.join())
-            for done in (await asyncio.wait([answered, tasks[0]], return_when=asyncio.FIRST_COMPLETED))[0]:
+            tasks.append(asyncio.ensure_future(self._queue.join()))
+            for done in (await asyncio.wait([tasks[0], tasks[-1]], return_when=asyncio.FIRST_COMPLETED))[0]:
                 done.result()
         finally:
             self._say()
