@@ -59,6 +59,9 @@ func (b *Bus) retryGuestStep(ctx context.Context, u *auth.User, step func(contex
 		case unknown:
 			err = fmt.Errorf("%w; the server must know the account %s: give it the new auth.conf and run "+
 				"nats-server --signal reload, twice for a new account, which the server connects at the second", err, u.Account())
+		case classOf(err) == classFull:
+			err = fmt.Errorf("%w; the guest may take %d bytes (auth add --copy-bytes), which the server promised to other streams: "+
+				"make their limits smaller with 'meander streams limit', or the store larger (max_file_store)", err, u.CopySpace())
 		}
 		return fmt.Errorf("copies of the guest %s: %w", u.Name, err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -19,11 +20,25 @@ var ErrTooFewServers = errors.New("too few servers")
 // SetupOption changes one Setup.
 type SetupOption func(*setupOptions)
 
-type setupOptions struct{ replicas int }
+type setupOptions struct {
+	replicas int
+	room     int64
+	// created are the streams that this Setup created, perhaps not at their last size.
+	created []string
+}
 
 // Replicas makes n servers of a cluster keep each stream, new or old. With 0, one server keeps a new stream, and old
 // ones stay as they are.
 func Replicas(n int) SetupOption { return func(o *setupOptions) { o.replicas = n } }
+
+// RoomFor leaves room for the copies of guests, which SetupGuests makes after this Setup, beside the new streams.
+func RoomFor(guests []auth.User) SetupOption {
+	return func(o *setupOptions) {
+		for i := range guests {
+			o.room += guests[i].CopySpace()
+		}
+	}
+}
 
 // SetReplicas makes n servers of a cluster keep each existing stream and bucket. The server copies the messages while
 // work goes on. It returns ErrTooFewServers when n is more than there are; 0 changes nothing.

@@ -33,16 +33,17 @@ const (
 // Setup returns ErrIncompatible. New streams get their limits from the registry, all divided by the same factor when
 // the server's storage is smaller than their sum.
 //
-// When servers of a cluster are not up yet, Setup waits for them for two minutes.
+// When servers of a cluster are not up yet, or a server does not answer in time, Setup tries again for two minutes.
 func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	var o setupOptions
 	for _, opt := range opts {
 		opt(&o)
 	}
 	for end := time.Now().Add(readyTimeout); ; {
-		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setupOnce(ctx, o) })
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setupOnce(ctx, &o) })
 		b.setUp.Store(b.setUp.Load() || err == nil)
-		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
+		early := errors.Is(err, ErrTooFewServers) || errors.Is(err, context.DeadlineExceeded) // the disk may be busy
+		if !early || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
 		if b.waitLog.allow() {
@@ -55,11 +56,14 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 }
 
 // setupOnce is one try of Setup. It divides the limits of new streams by 2, 4, 8, ... until they fit.
-func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
+func (b *Bus) setupOnce(ctx context.Context, o *setupOptions) error {
 	var missing []jetstream.StreamConfig
 	for _, spec := range schemas.Streams() {
 		s, err := b.js.Stream(ctx, spec.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			o.created = append(o.created, spec.Name)
+		}
+		if slices.Contains(o.created, spec.Name) {
 			missing = append(missing, streamConfig(spec, o.replicas))
 			continue
 		}
@@ -71,7 +75,7 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 		}
 	}
 	for scale := int64(1); ; scale *= 2 {
-		err := b.createMissing(ctx, missing, scale, max(1, o.replicas))
+		err := b.createMissing(ctx, missing, scale, max(1, o.replicas), o.room)
 		if err == nil {
 			break
 		}
@@ -85,17 +89,38 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 	return b.setReplicas(ctx, o.replicas)
 }
 
-// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale. An
-// error may be that the server has no space for the limits.
-func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int) error {
-	for _, c := range missing {
+// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale, and
+// leaves room: the first new stream has it until all others are there. An error may be that the server has no space
+// for the limits.
+func (b *Bus) createMissing(
+	ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int, room int64,
+) error {
+	create := func(c jetstream.StreamConfig, more int64) error {
 		if c.MaxBytes > 0 {
-			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale)
+			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale) + more
 		}
 		if _, err := b.js.CreateOrUpdateStream(ctx, c); err != nil {
 			return fmt.Errorf("set up stream %s: %w", c.Name, err)
 		}
+		return nil
 	}
+	for i, c := range missing {
+		more := int64(0)
+		if i == 0 {
+			more = room / int64(replicas)
+		}
+		if err := create(c, more); err != nil {
+			return err
+		}
+	}
+	if err := b.createBuckets(ctx, scale, replicas); err != nil || len(missing) == 0 || room == 0 {
+		return err
+	}
+	return create(missing[0], 0)
+}
+
+// createBuckets creates the buckets that are not there, with limits divided by scale. createMissing calls it.
+func (b *Bus) createBuckets(ctx context.Context, scale int64, replicas int) error {
 	for _, c := range []jetstream.KeyValueConfig{
 		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
 		{Bucket: schemas.PolicyBucket, History: kvHistory, MaxBytes: kvBytes},

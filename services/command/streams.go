@@ -229,11 +229,13 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 			if err := limits.Validate(); err != nil {
 				return settingError(err)
 			}
-			var folder *auth.Folder
+			var guests []auth.User
 			if credentials != "" {
-				if folder, err = openAuth(credentials); err != nil {
+				folder, err := openAuth(credentials)
+				if err != nil {
 					return err
 				}
+				guests = folder.Guests()
 			}
 			server := a.server()
 			server.NoWait = true
@@ -241,14 +243,14 @@ servers meander-intake, 'meander up' and 'meander run' do it themselves.`,
 			if err != nil {
 				return a.explainConnectError(err)
 			}
-			if err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas))); err == nil {
+			err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas)), bus.RoomFor(guests))
+			if err == nil {
 				err = limits.Apply(c.Context(), b)
 			}
 			if err == nil {
 				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.natsURL))
 			}
-			if err == nil && folder != nil {
-				guests := folder.Guests()
+			if err == nil && credentials != "" {
 				if err = b.SetupGuests(c.Context(), guests); err == nil {
 					_, err = fmt.Fprintf(c.OutOrStdout(), "and copies for %s\n", present.Count(len(guests), "guest"))
 				}

@@ -62,7 +62,7 @@ process at once. Stored events are there at the next start.`,
 				CheckSettings: func(running natsd.Info) error {
 					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
 				},
-			}, log, bus.Replicas(int(s.limits.StreamReplicas)))
+			}, log, bus.Replicas(int(s.limits.StreamReplicas)), bus.RoomFor(guests))
 			if err != nil {
 				return err
 			}
