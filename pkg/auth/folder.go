@@ -165,8 +165,9 @@ func (f *Folder) Remove(name string) (User, error) {
 }
 
 // Update writes the rights of all users as this release of meander defines them. If the folder has a certificate, or
-// hosts are given, it makes a new certificate of the server, for the old hosts and these. newAccount reports that the
-// folder of an older release got an account for guests (see Add). An error is about the files.
+// hosts are given, it makes a new certificate of the server, for the old hosts and these. newAccount is that of Add,
+// for a folder of an older release that has guests. An error is about the files; without the certificate nothing is
+// changed.
 func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 	cert, err := f.Certificate()
 	switch {
@@ -177,8 +178,11 @@ func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 	case len(hosts) > 0:
 		err = errors.Join(f.createAuthority(), f.createCertificate(hosts))
 	}
+	if err != nil {
+		return false, err
+	}
 	newAccount = f.prepareGuests()
-	return newAccount, errors.Join(err, f.save())
+	return newAccount, f.save()
 }
 
 // addUser checks a user, makes its key and writes its file of credentials. The caller saves the folder. A name, role

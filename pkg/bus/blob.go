@@ -180,8 +180,9 @@ func objectDigest(sum [32]byte) string {
 	return "SHA-256=" + base64.URLEncoding.EncodeToString(sum[:])
 }
 
-// HasBlob returns nil when GetBlob would find the blob, without fetching it. It returns ErrNotFound when there is
-// none, and ErrCorrupt when what is stored under its name has another size or digest.
+// HasBlob returns nil when the object store lists the blob; it fetches none of it. It returns ErrNotFound when there is
+// none, ErrCorrupt when what is stored under its name has another size or digest, and a terminal error for a
+// reference that is not valid.
 func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 	sum, err := checkRef(ref)
 	if err != nil {
@@ -200,18 +201,21 @@ func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 	return nil
 }
 
-// checkRef returns the sha-256 that a reference names, or an error when the reference is not valid. It does not ask
-// the server. All that read a blob call it first, as references come from events of other programs.
+// checkRef returns the sha-256 that a reference names, or a terminal error when the reference is not valid. It does not
+// ask the server. All that read a blob call it first, as references come from events of other programs.
 func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
+	refused := func(format string, args ...any) error {
+		return Terminal(schemas.CodeInvalid, fmt.Errorf(format, args...))
+	}
 	if ref.Bucket != schemas.BlobBucket {
-		return sum, fmt.Errorf("bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
+		return sum, refused("bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
 	}
 	raw, err := hex.DecodeString(ref.Digest)
 	if err != nil || len(raw) != sha256.Size || strings.ToLower(ref.Digest) != ref.Digest {
-		return sum, fmt.Errorf("digest %q; must be 64 lower-case hex digits", ref.Digest)
+		return sum, refused("digest %q; must be 64 lower-case hex digits", ref.Digest)
 	}
 	if ref.Size < 0 || ref.Size > schemas.MaxBlobBytes {
-		return sum, fmt.Errorf("size: %d; must be 0 to %d bytes, in the reference to %s", ref.Size,
+		return sum, refused("size: %d; must be 0 to %d bytes, in the reference to %s", ref.Size,
 			int64(schemas.MaxBlobBytes), ref.Digest)
 	}
 	return [sha256.Size]byte(raw), nil
@@ -221,7 +225,8 @@ func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 // is none, and ErrCorrupt when the bytes are not the ones named.
 func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	if ref.Size > MaxBlob {
-		return nil, fmt.Errorf("get blob: %d bytes in %s; must be at most %d", ref.Size, ref.Digest, MaxBlob)
+		return nil, Terminal(schemas.CodeInvalid,
+			fmt.Errorf("get blob: %d bytes in %s; must be at most %d", ref.Size, ref.Digest, MaxBlob))
 	}
 	var data bytes.Buffer
 	data.Grow(int(max(0, min(ref.Size, blobAtOnce))))

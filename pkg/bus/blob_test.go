@@ -82,7 +82,7 @@ func TestBus_GetBlob_refuses(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		ref  schemas.Ref
-		want error
+		want error // nil: a terminal one
 	}{
 		"unknown":        {schemas.Ref{Bucket: ref.Bucket, Digest: strings.Repeat("00", 32), Size: ref.Size}, bus.ErrNotFound},
 		"wrong size":     {schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: ref.Size - 1}, bus.ErrCorrupt},
@@ -93,7 +93,9 @@ func TestBus_GetBlob_refuses(t *testing.T) {
 		"negative":       {schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: -1}, nil},
 		"huge":           {schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: 1 << 60}, nil},
 	} {
-		if data, err := e.GetBlob(ctx, test.ref); err == nil || test.want != nil && !errors.Is(err, test.want) {
+		data, err := e.GetBlob(ctx, test.ref)
+		terminal := errors.As(err, new(*bus.TerminalError))
+		if err == nil || terminal != (test.want == nil) || !terminal && !errors.Is(err, test.want) {
 			t.Errorf("%s: got %q, %v; want %v", name, data, err, test.want)
 		}
 	}

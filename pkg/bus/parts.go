@@ -167,8 +167,8 @@ func (b *Bus) LoadTensors(ctx context.Context, tensors ...*schemas.Tensor) error
 	return nil
 }
 
-// LoadStepRef returns the step that a trajectory names by its sequence. It checks the digest (ErrCorrupt) before it
-// decodes the step.
+// LoadStepRef returns the step that a trajectory names by its sequence, with its tensors, which may be in other
+// messages or blobs. It checks the digest (ErrCorrupt) before it decodes the step. ErrNotFound: some of it is gone.
 func (b *Bus) LoadStepRef(ctx context.Context, ref schemas.StepRef) (*schemas.Step, error) {
 	m, err := b.Get(ctx, schemas.StreamSteps, ref.Seq)
 	if err == nil {

@@ -150,23 +150,37 @@ func (s *Subscription) serverPin() string {
 
 // info asks the server for the state of the consumer.
 func (s *Subscription) info() (info jetstream.ConsumerInfo, err error) {
-	m, err := s.api("INFO", nil)
-	if err == nil {
-		err = json.Unmarshal(m.Data, &info)
-	}
+	err = s.api("INFO", nil, &info)
 	return info, err
 }
 
 // unpin asks the server to pin another client. A failure is only logged: PinnedTTL does the same later.
 func (s *Subscription) unpin() {
-	if _, err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`)); err != nil {
+	if err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`), nil); err != nil {
 		s.bus.log.Debug().Err(err).Str("consumer", s.config.Name).Msg("not unpinned")
 	}
 }
 
-// api sends a request about the consumer to the server.
-func (s *Subscription) api(verb string, body []byte) (*nats.Msg, error) {
+// api sends a request about the consumer to the server, and decodes the answer into a pointer; nil: it is not needed.
+// An answer that says why the server refuses is a *jetstream.APIError.
+func (s *Subscription) api(verb string, body []byte, answer any) error {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
-	return s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Name, body)
+	m, err := s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Name, body)
+	if err != nil {
+		return err
+	}
+	var refused struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &refused); err != nil {
+		return err
+	}
+	if refused.Error != nil {
+		return refused.Error
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(m.Data, answer)
 }

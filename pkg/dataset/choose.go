@@ -82,7 +82,8 @@ type Report struct {
 	// Duplicates counts records with an equal earlier one; Dropped says whether they were dropped.
 	Duplicates int
 	Dropped    bool
-	// Chosen is how many are left after offset and limit, in Batches; both are before sharding.
+	// Chosen is how many are left after offset and limit, repeated to fill a given number of batches, in Batches; both
+	// are before sharding.
 	Chosen, Batches int
 }
 

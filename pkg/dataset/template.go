@@ -105,5 +105,5 @@ func (r *Record) field(name string) (string, error) {
 	case missing, nil:
 		return "", fault(name, v, "must have a value, since the template has {"+name+"}")
 	}
-	return "", fault(name, v, "must be a text or a number, since the template has {"+name+"}")
+	return "", fault(name, v, "must be a text, a number, true or false, since the template has {"+name+"}")
 }

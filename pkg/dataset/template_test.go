@@ -37,7 +37,7 @@ func TestTemplate_Apply(t *testing.T) {
 	}
 	for _, tt := range []struct{ template, want string }{
 		{`{nothing}`, `nothing: must have a value, since the template has {nothing}`},
-		{`{list}`, `list: a list of 1; must be a text or a number, since the template has {list}`},
+		{`{list}`, `list: a list of 1; must be a text, a number, true or false, since the template has {list}`},
 		{`{negative_prompt}`, `negative_prompt: must have a value, since the template has {negative_prompt}`},
 	} {
 		parsed, err := dataset.ParseTemplate(tt.template)

@@ -21,7 +21,7 @@ type Ramp struct {
 	StartStep   int     // before it the probability is Start
 	RampSteps   int     // steps from Start to End
 	Shape       Shape
-	// Start and End are the ramp's ends; nil is Probability. 0 is a value.
+	// Start and End are the ramp's ends; nil is Probability. 0 is a value. Compat simpletuner differs (At).
 	Start, End *float64
 }
 
@@ -30,9 +30,8 @@ type Ramp struct {
 //
 //	p = Start + (End - Start) q
 //
-// With compat simpletuner an end of 0 counts as nil, which there is 0 for Start and 0.5 for End: so
-// a Start of 0 and a probability of 1 ramp down. The bits of a cosine are sin^2(q pi/2) by
-// schemas/noise.md.
+// With compat simpletuner a Start or End of 0 is Probability, and an End of nil is 0.5. The bits of a cosine are
+// sin^2(q pi/2) by schemas/noise.md.
 func (r Ramp) At(step int, c Compat) float64 {
 	if r.RampSteps <= 0 {
 		return r.Probability

@@ -12,7 +12,8 @@ import (
 // missing stands for a score that a sample does not have.
 var missing = math.NaN()
 
-// config returns the settings of the group's estimator. Its Columns is T, the number of trained steps.
+// config returns the settings of the group's estimator. Its Columns is T, the number of trained steps. Where the
+// estimator does not read it, and in validation groups, which are not trained on, it is at least 1.
 func (g *group) config() estimator.Config {
 	a := g.spec.Advantage
 	c := estimator.Config{
@@ -180,8 +181,9 @@ func scaleOf(c estimator.Config, text bool) scale {
 	return s
 }
 
-// estimate fills in the advantages of one group, or of all groups of a batch that count, sorted by uid. Groups of a
-// batch with the same scale are normalised together. outlines[i] is the result of groups[i].
+// estimate fills in the advantages of one group, or of all groups of a batch, which the caller has sorted by uid.
+// Groups of a batch with the same scale are normalised together. outlines[i] is the result of groups[i]; one that does
+// not count is left as it is, and one that the estimator has an error for gets the status failed.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
 	if len(groups) == 1 {
 		if counts(outlines[0]) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -49,8 +50,9 @@ files *.creds and tls/*-key.pem and nowhere else; only their owner can read them
   meander auth init auth --tls --tls-host nats.example.org,10.0.0.7 --listen 0.0.0.0:4222`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
-			if _, port, err := net.SplitHostPort(listen); err != nil || port == "" {
-				return usage(fmt.Errorf("--listen: %q; must be host:port", listen))
+			_, port, err := net.SplitHostPort(listen)
+			if _, number := strconv.ParseUint(port, 10, 16); err != nil || number != nil {
+				return usage(fmt.Errorf("--listen: %q; must be host:port, and port a number", listen))
 			}
 			if withTLS && hosts == nil {
 				hosts = []string{}

@@ -331,7 +331,8 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	return nil
 }
 
-// stored returns the reward of the trajectory at a sequence; bus.ErrNotFound if there is none.
+// stored returns the reward of the trajectory at a sequence; bus.ErrNotFound if there is none, or one of another
+// trajectory of the sample, which the next publish displaces.
 func (s *service) stored(ctx context.Context, t *schemas.Trajectory, seq uint64) (*schemas.Reward, error) {
 	subject := schemas.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex))
 	r := &schemas.Reward{}

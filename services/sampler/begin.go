@@ -111,8 +111,8 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 	return state, nil
 }
 
-// parentError returns errParentPending if the request of the parent is in the queue or parked. Else the parent will
-// not be made, and the error counts as a failed try. loadBranch calls it.
+// parentError returns errParentPending if the request of the parent is in the queue or parked. Else the parent is
+// probably never made, and the error counts as a failed try. loadBranch calls it.
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch
 	for _, in := range []struct{ stream, subject string }{

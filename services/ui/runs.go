@@ -354,7 +354,7 @@ func startSampler(lanes []*lane) string {
 	return how
 }
 
-// runWaits says what an open run waits for.
+// runWaits says what a run waits for, or what ended it. Lanes with a backlog and no sampler are in x.Waits already.
 func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System) []Wait {
 	by := ""
 	if status.By != "" {

@@ -167,8 +167,8 @@ func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.
 			"protocol: the worker speaks %d; must be %d: install worker and meander of one version", h.Protocol, wire.Protocol)}
 	}
 	if h.Limits.BodyBytes < 1<<16 || h.Limits.Rows < 1 {
-		return nil, &lostError{fmt.Errorf("%w: hello: limits: %d bytes, %d rows; must be at least %d and 1", wire.ErrFrame,
-			h.Limits.BodyBytes, h.Limits.Rows, 1<<16)}
+		return nil, &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
+			"hello: limits: %d bytes, %d rows; must be at least %d and 1", h.Limits.BodyBytes, h.Limits.Rows, 1<<16)}
 	}
 	c.bodies = h.Limits.BodyBytes
 	return h, nil

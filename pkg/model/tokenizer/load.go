@@ -178,7 +178,8 @@ func (l *mergeList) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseCombined reads tokenizer.json. Every setting other than those of Qwen2 is an error.
+// parseCombined reads tokenizer.json. Another model, normalizer or pre_tokenizer than those of Qwen2 is an error. Its
+// truncation and padding are not read: transformers sets them anew for each call.
 func parseCombined(b []byte) (*combinedFile, error) {
 	var f combinedFile
 	if err := json.Unmarshal(b, &f); err != nil {

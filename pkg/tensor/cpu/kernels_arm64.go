@@ -35,6 +35,8 @@ var neonKernels = kernelSet{
 	packPanel:  goPackPanel,
 }
 
+// The functions called neon do the fours by assembly, the rest in Go; their contracts are those of kernelSet.
+
 // quads is how many of n elements the assembly does.
 func quads(n int) int { return n &^ 3 }
 
