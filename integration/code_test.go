@@ -5,15 +5,18 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const (
 	longestFunction = 80  // lines
 	longestFile     = 600 // lines
+	widestLine      = 120 // columns, with tabs of 4, of the product
 	mostRepeated    = 5   // lines that say the same thing in two places, outside tests
 	bareFunction    = 8   // lines of the longest function of the product without a comment
 )
@@ -88,6 +91,14 @@ func TestCode_Lengths(t *testing.T) {
 	for _, s := range readSources(t) {
 		if n := s.set.File(s.file.Pos()).LineCount(); n > longestFile {
 			t.Errorf("%s: %d lines; must be at most %d", s.name, n, longestFile)
+		}
+		for i, line := range s.lines {
+			// Tags and raw strings cannot be broken; the tables of tests are read better whole.
+			wide := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) > widestLine
+			test := strings.HasSuffix(s.name, "_test.go") || strings.HasSuffix(path.Dir(s.name), "test")
+			if wide && !test && !strings.Contains(line, "`") {
+				t.Errorf("%s:%d is wider than %d columns", s.name, i+1, widestLine)
+			}
 		}
 		for _, d := range s.file.Decls {
 			f, ok := d.(*ast.FuncDecl)

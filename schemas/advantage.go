@@ -12,9 +12,9 @@ type Advantage struct {
 	// deadline, and the advantages are those of the others among themselves; failed: no sample
 	// was scored, or the estimator refused the rewards; mixed: policy versions too far apart
 	// (max_policy_span), or several schedules; stale: policy versions too old (max_policy_lag); filtered: rewards all
-	// equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control ended
-	// it, whatever it had. Only complete and partial have advantages; Error says why a group is failed, mixed, stale,
-	// refused or cancelled, and by whom.
+	// equal, where the prompt drops such groups; refused: intake took the prompt for none; or cancelled: a control
+	// ended it, whatever it had. Only complete and partial have advantages; Error says why a group is failed, mixed,
+	// stale, refused or cancelled, and by whom.
 	Status    string `msgpack:"status" enum:"GroupStatuses"`
 	Error     string `msgpack:"error,omitempty" size:"0..MaxText"`
 	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
@@ -32,8 +32,8 @@ type Advantage struct {
 	StdBasis  string  `msgpack:"std_basis" enum:"StdBases"`
 	Estimator string  `msgpack:"estimator" form:"token"`
 	Epsilon   float64 `msgpack:"epsilon" range:"0..MaxEpsilon"`
-	// TrainedSteps is W: each advantage holds for all W stochastic steps of its sample; of texts 1: for all tokens that it
-	// generated.
+	// TrainedSteps is W: each advantage holds for all W stochastic steps of its sample; of texts 1: for all tokens that
+	// it generated.
 	TrainedSteps     int64    `msgpack:"trained_steps" range:"0..MaxSteps"`
 	ScheduleDigest   string   `msgpack:"schedule_digest" form:"digest?"`
 	PolicyVersionMin int64    `msgpack:"policy_version_min" range:"0.."`
@@ -99,15 +99,16 @@ type Member struct {
 	Reward    *float64 `msgpack:"reward"`
 	Advantage *float64 `msgpack:"advantage"`
 	// Status is scored; failed: the sample could not be made, or a required score failed;
-	// pruned: it was ended in the middle, Error says why; cancelled: it was not scored when a control ended the group; or
-	// missing: it had not come when the group closed.
+	// pruned: it was ended in the middle, Error says why; cancelled: it was not scored when a control ended the group;
+	// or missing: it had not come when the group closed.
 	Status string `msgpack:"status" enum:"MemberStatuses"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
-	// Tokens is how many tokens a text generated, over all its turns; absent of images. What was given has no advantage.
+	// Tokens is how many tokens a text generated, over all its turns; absent of images. What was given has no
+	// advantage.
 	Tokens *int64 `msgpack:"tokens,omitempty" range:"0..MaxTokens"`
-	// StepAdvantages [W] are there when they differ over the trained steps, of a text [Tokens] when they differ over its
-	// tokens; Advantage is then their mean.
+	// StepAdvantages [W] are there when they differ over the trained steps, of a text [Tokens] when they differ over
+	// its tokens; Advantage is then their mean.
 	StepAdvantages []float64 `msgpack:"step_advantages,omitempty" size:"0..MaxTokens"`
 	// Error says why the sample was pruned.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
@@ -117,7 +118,8 @@ type Member struct {
 // nil if it is.
 func (e *Advantage) Of(size int64, batch string) error {
 	if e.GroupSize != size || int64(len(e.Members)) != size || e.Batch != batch {
-		return fmt.Errorf("group_size, members and batch: %d, %d items and %s; must be %d, as many and %s", e.GroupSize, len(e.Members), e.Batch, size, batch)
+		return fmt.Errorf("group_size, members and batch: %d, %d items and %s; must be %d, as many and %s", e.GroupSize,
+			len(e.Members), e.Batch, size, batch)
 	}
 	return nil
 }

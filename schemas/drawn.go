@@ -147,7 +147,8 @@ func (e *Engine) Gives(x *TextRequest) (TokenNumbers, error) {
 	if !n.LogProbs && !n.ProcessedLogProbs {
 		return n,
 			fmt.Errorf("text.temperature: %g, with top_k %d, top_p %g, min_p %g; must be 0 or 1, or the others must "+
-				"leave all tokens: %s gives log-probs after temperature and before filters, which are neither those of "+
+				"leave all tokens: %s gives log-probs after temperature and before filters, which are neither those "+
+				"of "+
 				"the model nor those that tokens are drawn with",
 				x.Temperature, x.TopK, x.TopP, x.MinP, e)
 	}

@@ -47,7 +47,10 @@ func AdvisoriesDurable() Durable {
 // RequestsDurable delivers the requests of a lane to its samplers.
 func RequestsDurable(lane Lane) Durable {
 	filter := Address{Kind: KindRequest, Lane: lane}.Filter()
-	return Durable{Stream: StreamRequests, Name: "sampler-" + string(lane), Service: ServiceSampler, Filters: []string{filter}}
+	return Durable{
+		Stream: StreamRequests, Name: "sampler-" + string(lane), Service: ServiceSampler,
+		Filters: []string{filter},
+	}
 }
 
 // TrajectoriesDurable delivers trajectories to the reward service.

@@ -231,7 +231,8 @@ var (
 	FinishReasons    = []string{FinishStop, FinishLength}
 	// ConversationStates are how a conversation with an interaction ended.
 	ConversationStates = []string{
-		ConversationTerminated, ConversationMaxTurns, ConversationContext, ConversationTimeout, ConversationAbsent, ConversationError, ConversationGarbage,
+		ConversationTerminated, ConversationMaxTurns, ConversationContext, ConversationTimeout, ConversationAbsent,
+		ConversationError, ConversationGarbage,
 	}
 	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules     = []string{CFGRescaled, CFGPlain, CFGPlainClamped}
@@ -243,19 +244,22 @@ var (
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
 	RewardStatuses    = []string{StatusScored, StatusFailed, StatusPruned}
 	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing, StatusCancelled, StatusPruned}
-	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusMixed, StatusStale, StatusFiltered, StatusRefused, StatusCancelled}
-	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
-	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
-	FailedPolicies    = []string{GroupKeep, GroupRefill}
-	TeacherCodes      = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
-	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
-	RunStates         = []string{RunRunning, RunPaused, RunCancelled, RunDone}
-	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}
-	SwapRules         = []string{SwapFinish, SwapSwitch, SwapRestart}
-	AppliedStates     = []string{AppliedApplied, AppliedRefused}
-	Stages            = []string{"intake", "sampler", "reward", "advantage"}
-	PresentServices   = []string{ServiceSampler, ServiceReward, ServiceStarting}
-	DeadCodes         = []string{
+	GroupStatuses     = []string{
+		StatusComplete, StatusPartial, StatusFailed, StatusMixed, StatusStale, StatusFiltered,
+		StatusRefused, StatusCancelled,
+	}
+	BatchStatuses   = []string{StatusComplete, StatusShort, StatusPartial}
+	ZeroStdPolicies = []string{GroupKeep, GroupDrop, GroupRefill}
+	FailedPolicies  = []string{GroupKeep, GroupRefill}
+	TeacherCodes    = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
+	ControlActions  = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
+	RunStates       = []string{RunRunning, RunPaused, RunCancelled, RunDone}
+	UnknownPolicies = []string{UnknownRefuse, UnknownWarn}
+	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}
+	AppliedStates   = []string{AppliedApplied, AppliedRefused}
+	Stages          = []string{"intake", "sampler", "reward", "advantage"}
+	PresentServices = []string{ServiceSampler, ServiceReward, ServiceStarting}
+	DeadCodes       = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
 		CodeLate, CodeFailed, CodeTooLarge, CodeDisplaced, CodeCancelled, CodePanic,
 	}

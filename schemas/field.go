@@ -124,7 +124,8 @@ var limits = map[string]float64{
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
 	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules,
-	"ConversationStates": ConversationStates, "TeacherCodes": TeacherCodes, "ControlActions": ControlActions, "DTypes": DTypes,
+	"ConversationStates": ConversationStates, "TeacherCodes": TeacherCodes, "ControlActions": ControlActions,
+	"DTypes":    DTypes,
 	"DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
 	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms,
 	"LogitsKinds": LogitsKinds, "Engines": Engines, "EngineValues": EngineValues, "FilterOrders": FilterOrders,

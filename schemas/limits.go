@@ -35,8 +35,8 @@ const (
 	// MaxSide bounds height and width in pixels. Which sizes a lane makes, its policy says:
 	// multiples of pixels_per_token.
 	MaxSide = 8192
-	// MaxFrames is the number of frames of a video, MaxFPS how many are shown in a second, MaxVideoPixels the product of
-	// frames, height and width. Which counts a lane makes, its policy says: see frames_per_token.
+	// MaxFrames is the number of frames of a video, MaxFPS how many are shown in a second, MaxVideoPixels the product
+	// of frames, height and width. Which counts a lane makes, its policy says: see frames_per_token.
 	MaxFrames      = 1024
 	MaxFPS         = 240
 	MaxVideoPixels = 1 << 30
@@ -123,14 +123,14 @@ const (
 	MaxTemperature = 100
 	MaxStops       = 16
 	MaxStopBytes   = 1024
-	// MaxMessages and MaxTurns bound a conversation, MaxAnswerBytes the text of one answer, and of a message, which may be
-	// one.
+	// MaxMessages and MaxTurns bound a conversation, MaxAnswerBytes the text of one answer, and of a message, which may
+	// be one.
 	MaxMessages    = 256
 	MaxTurns       = 256
 	MaxAnswerBytes = 512 << 10
-	// MaxAnswers is how often a model answers in one conversation, MaxInteractMS how long an interaction may take to say
-	// something to an answer, in milliseconds. MaxInteractTokens and MaxInteractLogits bound the tokens, and the bytes of
-	// logits, that it is handed itself, MaxInteractReply what it says, encoded.
+	// MaxAnswers is how often a model answers in one conversation, MaxInteractMS how long an interaction may take to
+	// say something to an answer, in milliseconds. MaxInteractTokens and MaxInteractLogits bound the tokens, and the
+	// bytes of logits, that it is handed itself, MaxInteractReply what it says, encoded.
 	MaxAnswers        = MaxTurns / 2
 	MaxInteractMS     = 3_600_000
 	MaxInteractTokens = 4096

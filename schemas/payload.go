@@ -14,7 +14,9 @@ func PayloadDigest(data []byte) (string, error) {
 	if err := precheck(&walker{data: data, bins: &bins}); err != nil {
 		return "", err
 	}
-	return payloadDigest(data, bins, func(i int) [sha256.Size]byte { return sha256.Sum256(data[bins[i].start:bins[i].end]) }), nil
+	return payloadDigest(data, bins, func(i int) [sha256.Size]byte {
+		return sha256.Sum256(data[bins[i].start:bins[i].end])
+	}), nil
 }
 
 // AppendStep is AppendEncode of a step, or of tokens, and the payload digest of what it is encoded to. sums are its

@@ -200,8 +200,8 @@ type WeightsFile struct {
 	Digest string `msgpack:"digest" form:"digest"`
 	// Size is the length in bytes.
 	Size int64 `msgpack:"size" range:"1..MaxWeightsFile"`
-	// Path leads to the file from the shared folder on, which each sampler may have in another place (--weights-dir): its
-	// elements with slashes between them, none of them "." or "..".
+	// Path leads to the file from the shared folder on, which each sampler may have in another place (--weights-dir):
+	// its elements with slashes between them, none of them "." or "..".
 	Path string `msgpack:"path,omitempty" form:"path"`
 }
 

@@ -98,8 +98,8 @@ type ImageSettings struct {
 	// CFGUntil is the share of steps with classifier-free guidance, from the first on: step i has it where
 	// (i+1)/T <= CFGUntil, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two.
 	CFGUntil *float64 `msgpack:"cfg_until,omitempty" range:"(0..1]" absent:"all steps have guidance" flag:"cfg-until"`
-	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the
-	// scale of classifier-free guidance, which is TrueCFGScale.
+	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not
+	// the scale of classifier-free guidance, which is TrueCFGScale.
 	Guidance *float64 `msgpack:"guidance,omitempty" range:"(0..MaxCFGScale]" absent:"the model's" flag:"guidance"`
 	// Sigmas are T pre-shift sigmas, strictly decreasing in (0, 1].
 	Sigmas []float64 `msgpack:"sigmas" absent:"the model's schedule" size:"1..MaxSteps" range:"(0..1]" flag:"sigmas"`
@@ -215,8 +215,8 @@ type AdvantageSpec struct {
 	Mode string `msgpack:"mode,omitempty" form:"token" absent:"the estimator's" flag:"adv-mode"`
 	// AdvClipMax clamps each advantage to plus or minus this.
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip" absent:"no clamp, 5 for diffusion_nft" flag:"adv-clip-max"`
-	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus has
-	// it.
+	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus
+	// has it.
 	Gamma *float64 `msgpack:"gamma,omitempty" range:"0..1" default:"1" flag:"gamma"`
 	// Singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline,
 	// opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread

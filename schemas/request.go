@@ -20,7 +20,8 @@ type Request struct {
 	Text *TextRequest `msgpack:"text,omitempty"`
 	Outputs
 	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
-	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are drawn.
+	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are
+	// drawn.
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest"`
 	// Prune ends the sample in the middle where its log-probs are out of bounds.
 	Prune            *Prune `msgpack:"prune,omitempty" for:"image"`
@@ -32,7 +33,8 @@ type Request struct {
 
 func (*Request) keys() string {
 	return "v run uid sample_index group_size lane base_digest sample_seed noise_seed step_seeds start stop " +
-		"scheduled_sampling prompt negative_prompt truncate_prompt text height width true_cfg_scale sigmas transitions " +
+		"scheduled_sampling prompt negative_prompt truncate_prompt text height width true_cfg_scale sigmas " +
+		"transitions " +
 		"noise_level log_prob_kind solver return_step_indices checkpoint_step_indices debug latents_dtype " +
 		"return_conditioning schedule_digest prune priority min_policy_version group"
 }

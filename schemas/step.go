@@ -95,7 +95,8 @@ func (e *Step) Place() int64 { return e.StepIndex }
 // Mark sets which sample the event is of, and what made it.
 func (e *Step) Mark(m StepMark) {
 	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
-	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler, m.Backend, m.DeviceNS
+	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler,
+		m.Backend, m.DeviceNS
 }
 
 // SealedBy returns the seal.

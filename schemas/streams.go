@@ -77,12 +77,15 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "prompt.*"}, DiscardNew: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamGroups, Purpose: "exactly one record per group: the claim of its uid, and the facts of the group; and one plan where it has one",
+			Name: StreamGroups,
+			Purpose: "exactly one record per group: the claim of its uid, and the facts of the group; and one " +
+				"plan where it has one",
 			Subjects: []string{Prefix + "group.*.*", Prefix + "plan.*.*"}, Guarded: true, MaxBytes: gib / 2,
 		},
 		{
 			Name: StreamRequests, Purpose: "samples waiting for a sampler; full means backpressure on intake",
-			Subjects: []string{Prefix + "request.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib,
+			Subjects: []string{Prefix + "request.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000,
+			MaxBytes: gib,
 		},
 		{
 			Name: StreamSteps, Purpose: "denoising steps and tokens as they happen, with latents, logits and log-probs",
@@ -90,7 +93,8 @@ func Streams() []StreamSpec {
 			MaxAge: 8 * day, // never before the trajectory that names them
 		},
 		{
-			Name: StreamTrajectories, Purpose: "exactly one per sample: which attempt counts, and all needed to recompute it",
+			Name:     StreamTrajectories,
+			Purpose:  "exactly one per sample: which attempt counts, and all needed to recompute it",
 			Subjects: []string{Prefix + "trajectory.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
@@ -98,17 +102,21 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "verdict.*.*.*.*"}, Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamRewards, Purpose: "the opening of each group, and exactly one reward per sample, partitioned by batch",
-			Subjects: []string{Prefix + "opening.*.*.*", Prefix + "reward.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+			Name:     StreamRewards,
+			Purpose:  "the opening of each group, and exactly one reward per sample, partitioned by batch",
+			Subjects: []string{Prefix + "opening.*.*.*", Prefix + "reward.*.*.*.*"}, Guarded: true, MaxBytes: gib,
+			MaxAge:          7 * day,
 			TransformSource: Prefix + "*.*.*.>",
 			TransformDest:   Prefix + "{{wildcard(1)}}.{{partition(16,3)}}.{{wildcard(2)}}.{{wildcard(3)}}.>",
 		},
 		{
 			Name: StreamAdvantages, Purpose: "exactly one result per group and per batch",
-			Subjects: []string{Prefix + "advantage.*.*", Prefix + "batch.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+			Subjects: []string{Prefix + "advantage.*.*", Prefix + "batch.*.*"}, Guarded: true, MaxBytes: gib,
+			MaxAge: 7 * day,
 		},
 		{
-			Name: StreamPolicies, Purpose: "weights with their versions per lane: what it serves, and what it has served",
+			Name:     StreamPolicies,
+			Purpose:  "weights with their versions per lane: what it serves, and what it has served",
 			Subjects: []string{Prefix + "policy.*"}, DiscardNew: true, MaxBytes: gib / 4,
 		},
 		{
@@ -116,7 +124,8 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "applied.*.*"}, MaxBytes: gib / 16, MaxAge: 30 * day,
 		},
 		{
-			Name: StreamControl, Purpose: "what operators asked of runs: cancel, pause, resume; what holds is in the bucket mdr-control",
+			Name:     StreamControl,
+			Purpose:  "what operators asked of runs: cancel, pause, resume; what holds is in the bucket mdr-control",
 			Subjects: []string{Prefix + "control.*"}, MaxBytes: gib / 16, MaxAge: 30 * day,
 		},
 		{
@@ -128,7 +137,8 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "dead.*.*.*"}, MaxBytes: gib, MaxAge: 30 * day,
 		},
 		{
-			Name: StreamAdvisories, Purpose: "the server's own notes on messages given up: the net behind the explicit path",
+			Name:    StreamAdvisories,
+			Purpose: "the server's own notes on messages given up: the net behind the explicit path",
 			Subjects: []string{
 				"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
 				"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",

@@ -18,8 +18,8 @@ type TeacherRequest struct {
 }
 
 // TeacherReply is what a teacher gives a sample, or why it gives nothing. Tensors of texts are as long as the sample's
-// ids, n, and 0 where a token was given, as those of the trajectory are; large ones are a ref to a blob, which goes when
-// the janitor sweeps: no event names it.
+// ids, n, and 0 where a token was given, as those of the trajectory are; large ones are a ref to a blob, which goes
+// when the janitor sweeps: no event names it.
 type TeacherReply struct {
 	V int64 `msgpack:"v"`
 	// Error says why there is nothing, Code its class; with Retry it may pass, and is asked again.
@@ -38,8 +38,8 @@ type TeacherReply struct {
 	// LogSumExps and Entropies [n], F32, are those of all logits of a token, before temperature and filters.
 	LogSumExps *Tensor `msgpack:"log_sum_exps,omitempty"`
 	Entropies  *Tensor `msgpack:"entropies,omitempty"`
-	// TopIDs [n, k], I32, are the likeliest tokens, falling, and TopLogits [n, k], F32, their logits, before temperature
-	// and filters: less LogSumExps they are log-probs. k is TopK, the vocabulary at most.
+	// TopIDs [n, k], I32, are the likeliest tokens, falling, and TopLogits [n, k], F32, their logits, before
+	// temperature and filters: less LogSumExps they are log-probs. k is TopK, the vocabulary at most.
 	TopIDs    *Tensor `msgpack:"top_ids,omitempty"`
 	TopLogits *Tensor `msgpack:"top_logits,omitempty"`
 	// StepIndices are the stochastic steps of an image whose states before and after are stored, StepLogProbs the

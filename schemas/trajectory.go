@@ -30,7 +30,8 @@ type Trajectory struct {
 }
 
 func (*Trajectory) keys() string {
-	return "v run uid sample_index group_size lane attempt stop_reason error prompt text negative_prompt truncate_prompt " +
+	return "v run uid sample_index group_size lane attempt stop_reason error prompt text negative_prompt " +
+		"truncate_prompt " +
 		"truncated_tokens height width true_cfg_scale cfg_rule sample_seed noise_seed step_seeds start stop " +
 		"scheduled_sampling rolled drawn sigmas timesteps transitions log_probs log_prob_kind noise_level solver " +
 		"latent_step_indices latents_shape latents_dtype steps content_digest image conditioning schedule_digest " +
@@ -77,8 +78,9 @@ type Provenance struct {
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
 	Sampler          string `msgpack:"sampler" size:"0..MaxName"`
 	Backend          string `msgpack:"backend" size:"0..MaxName"`
-	// Drawn says which server drew the sample; absent: the sampler did, and drawing again gives the same. With it, of the
-	// numbers of tokens those are absent that the server does not give; one of log_probs and processed_log_probs is there.
+	// Drawn says which server drew the sample; absent: the sampler did, and drawing again gives the same. With it, of
+	// the numbers of tokens those are absent that the server does not give; one of log_probs and processed_log_probs is
+	// there.
 	Drawn *Drawn `msgpack:"drawn,omitempty"`
 	// Timings say when Attempt was received and what its parts took.
 	Timings SampleTimings `msgpack:"timings"`

@@ -43,7 +43,9 @@ class Block:
             q.append(self.rotate(F.rms_norm(parts[0], self.norm.shape, self.norm), rope))
             k.append(self.rotate(F.rms_norm(parts[1], self.norm.shape, self.norm), rope))
             v.append(parts[2])
-        o = F.scaled_dot_product_attention(*(torch.cat(t, 1).transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2)
+        o = F.scaled_dot_product_attention(
+            *(torch.cat(t, 1).transpose(1, 2) for t in (q, k, v))
+        ).transpose(1, 2).flatten(2)
         out = []
         for x, w, m, a in zip(xs, self.streams, mods, o.split([x.shape[1] for x in xs], 1)):
             x = x + m[2] * F.linear(a, w["out"])
@@ -61,7 +63,10 @@ def forward(c):
     width = c["heads"] * c["dim"]
     blocks = [Block(width, c["heads"]) for _ in range(c["layers"])]
     xs = [rand(c["batch"], c["tokens"], width), rand(c["batch"], c["text"], width)]
-    ropes = [torch.polar(torch.ones(n, c["dim"] // 2, device="cuda"), torch.rand(n, c["dim"] // 2, device="cuda")) for n in (c["tokens"], c["text"])]
+    ropes = [
+        torch.polar(torch.ones(n, c["dim"] // 2, device="cuda"), torch.rand(n, c["dim"] // 2, device="cuda"))
+        for n in (c["tokens"], c["text"])
+    ]
     temb = rand(c["batch"], width)
 
     def call():
@@ -82,7 +87,9 @@ def prepare(c):
         q, k, v = (rand(1, c["heads"], c["tokens"], c["dim"]) for _ in range(3))
         return lambda: F.scaled_dot_product_attention(q, k, v), 1
     if what in ("copy in", "copy out"):
-        host, device = torch.empty(c["bytes"], dtype=torch.uint8, pin_memory=True), torch.empty(c["bytes"], dtype=torch.uint8, device="cuda")
+        host, device = torch.empty(
+            c["bytes"], dtype=torch.uint8, pin_memory=True
+        ), torch.empty(c["bytes"], dtype=torch.uint8, device="cuda")
         return (lambda: device.copy_(host)) if what == "copy in" else (lambda: host.copy_(device)), 1
     if what == "launch":
         x = rand(1, 4)

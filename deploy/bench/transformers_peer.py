@@ -24,7 +24,9 @@ class Peer:
     def __init__(self, config):
         transformers.utils.logging.set_verbosity_error()
         self.tokens = config["tokens"]
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(config["model"], dtype=getattr(torch, config["dtype"])).eval()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            config["model"], dtype=getattr(torch, config["dtype"])
+        ).eval()
         self.prompt = torch.tensor([config["prompt"]])
 
     def generate(self, ids):

@@ -85,7 +85,9 @@ def main():
                 print(f"| {prompt} | {s} | {distance:.1e} | {(diff > 0).mean():.3%} | {beyond:.3%} | {diff.max()}/255 |"
                       f"{' differs' if bad else ''}")
     total = len(prompts) * a.samples
-    print(f"\n{total - failed} of {total} images agree: at most 1/255 on {PIXELS:.1%} of the pixels, latents within {LATENTS:g}")
+    print(
+        f"\n{total - failed} of {total} images agree: at most 1/255 on {PIXELS:.1%} of the pixels, latents within {LATENTS:g}"
+    )
     sys.exit(failed > 0)
 
 

@@ -30,22 +30,33 @@ SENTENCES = [
 ]
 
 NFC_CASES = [
-    "e\u0301", "\u0065\u0323\u0302", "\u1e69 s\u0323\u0307 s\u0307\u0323", "\u212b \u2126 \u212a", "\u1100\u1161\u11a8 \uac01",
-    "\u0958 \u0915\u093c", "\ufb01 \u01c4 \u33a5", "\u0344", "\u0f71\u0f74\u0f80", "a\u0300\u0316\u0301", "\u0300leading",
-    "\u2adc \u1d15e \U0001d15e", "q\u0307\u0323 " * 3, "\u05d3\u05bc \u05bc\u05b8", "\u0041\u030a\u0327", "a\u0345\u1ac5\u0316\u0301",
+    "e\u0301", "\u0065\u0323\u0302", "\u1e69 s\u0323\u0307 s\u0307\u0323", "\u212b \u2126 \u212a",
+    "\u1100\u1161\u11a8 \uac01",
+    "\u0958 \u0915\u093c", "\ufb01 \u01c4 \u33a5", "\u0344", "\u0f71\u0f74\u0f80", "a\u0300\u0316\u0301",
+    "\u0300leading",
+    "\u2adc \u1d15e \U0001d15e", "q\u0307\u0323 " * 3, "\u05d3\u05bc \u05bc\u05b8", "\u0041\u030a\u0327",
+    "a\u0345\u1ac5\u0316\u0301",
     "\U00011935\U00011930", "a\u0301\u08d3\u0323\u0302",
 ]
 
 CASES = [
     "", " ", "  ", "\n", "\r\n", " \n ", "\t", "   leading", "trailing   ", "a  b   c    d", "a\n\n\nb", "a \n \n b",
-    "x\u00a0y", "x\u3000\u3000y", "x\u2028y\u2029z", "x\u0085y", "x\x0b\x0cy", "a\x1c\x1d\x1e\x1fb", "\u200b\u200c\u200d\ufeff", "\u180e x",
-    "it's IT'S it'S 's 'S '\u017f it'\u017f x'\u017fy 'rE 'Ve 'lL 'll'll ''s '", "I'd'd I'm 'tis '99 '\u0301s", "\u2019s isn\u2019t",
-    "123 4567 \u0661\u0662\u0663 \u2167 \u00b2\u00b3 \u00bd \u3007 \u4e94 1a2b", "(a)[b]{c}<d> a.b,c;d:e!f?", "...---...!!!???\n\n",
-    "foo_bar __init__ $x @user #tag", "\"4071\" \"OPEN\" \u201cquoted\u201d", "!\r\n!\n\r!\n x", " !\n !", "\x00\x01\x7f\x80\x9f",
-    "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_start|>", "<|im_start", "x<|endoftext|>y", "<|im_end|> \n <|im_end|>",
-    "  <|im_end|>  ", "<|IM_END|>", "<|im_end|", "<|im_<|im_end|>", "e<|im_end|>\u0301", "\U0010ffff \ufffd \ufdd0 \ue000",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466", "\U0001f3f4\U000e0067\U000e0062\U000e007f", "#\ufe0f\u20e3 1\ufe0f\u20e3",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "abababababababab", "the" * 30, "\u0e01\u0e33\u0e01\u0e33", "\ud558" * 20,
+    "x\u00a0y", "x\u3000\u3000y", "x\u2028y\u2029z", "x\u0085y", "x\x0b\x0cy", "a\x1c\x1d\x1e\x1fb",
+    "\u200b\u200c\u200d\ufeff", "\u180e x",
+    "it's IT'S it'S 's 'S '\u017f it'\u017f x'\u017fy 'rE 'Ve 'lL 'll'll ''s '", "I'd'd I'm 'tis '99 '\u0301s",
+    "\u2019s isn\u2019t",
+    "123 4567 \u0661\u0662\u0663 \u2167 \u00b2\u00b3 \u00bd \u3007 \u4e94 1a2b", "(a)[b]{c}<d> a.b,c;d:e!f?",
+    "...---...!!!???\n\n",
+    "foo_bar __init__ $x @user #tag", "\"4071\" \"OPEN\" \u201cquoted\u201d", "!\r\n!\n\r!\n x", " !\n !",
+    "\x00\x01\x7f\x80\x9f",
+    "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_start|>", "<|im_start", "x<|endoftext|>y",
+    "<|im_end|> \n <|im_end|>",
+    "  <|im_end|>  ", "<|IM_END|>", "<|im_end|", "<|im_<|im_end|>", "e<|im_end|>\u0301",
+    "\U0010ffff \ufffd \ufdd0 \ue000",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466", "\U0001f3f4\U000e0067\U000e0062\U000e007f",
+    "#\ufe0f\u20e3 1\ufe0f\u20e3",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "abababababababab", "the" * 30, "\u0e01\u0e33\u0e01\u0e33",
+    "\ud558" * 20,
 ]
 
 
@@ -154,7 +165,9 @@ def texts(prompts, special, seed):
         elif kind == 2:
             yield "".join(rng.choice(words) + rng.choice(pieces) for _ in range(n // 2 + 1))
         elif kind == 3:
-            yield "".join(rng.choice((rng.choice(ascii_), rng.choice(pieces), chr(rng.choice(assigned)))) for _ in range(n))
+            yield "".join(
+                rng.choice((rng.choice(ascii_), rng.choice(pieces), chr(rng.choice(assigned)))) for _ in range(n)
+            )
         else:
             text = rng.choice(SENTENCES)
             a = rng.randrange(len(text))

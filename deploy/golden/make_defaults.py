@@ -36,7 +36,9 @@ def main():
         {name: of(getattr(diffusers, name)) for name in (
             "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler")},
     ]
-    about = "deploy/golden/make_defaults.py, transformers %s, diffusers %s" % (transformers.__version__, diffusers.__version__)
+    about = "deploy/golden/make_defaults.py, transformers %s, diffusers %s" % (
+        transformers.__version__, diffusers.__version__
+    )
     for path, classes in zip(sys.argv[1:], files, strict=True):
         with open(path, "w") as f:
             json.dump(dict(about=about, classes=classes), f, indent=1, sort_keys=True)

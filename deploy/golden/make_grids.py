@@ -53,14 +53,18 @@ def flux2():
 
 
 def main():
-    groups = [dict(grid="scheduler", mu="linear", config=c, cases=own(FlowMatchEulerDiscreteScheduler, c)) for c in EULER]
+    groups = [
+        dict(grid="scheduler", mu="linear", config=c, cases=own(FlowMatchEulerDiscreteScheduler, c)) for c in EULER
+    ]
     groups += [dict(grid="uni_flow", mu="linear", config=dict(c, _class_name="UniPCMultistepScheduler"),
                     cases=own(UniPCMultistepScheduler, c)) for c in UNIPC]
     groups.append(dict(grid="linspace", mu="flux2", config=DYNAMIC, cases=flux2()))
     about = "deploy/golden/make_grids.py, diffusers %s, torch %s, numpy %s" % (
         diffusers.__version__, torch.__version__.split("+")[0], np.__version__)
     with open(sys.argv[1], "w") as f:
-        f.write('{"about": %s,\n"schedules": [\n%s\n]}\n' % (json.dumps(about), ",\n".join(json.dumps(g) for g in groups)))
+        f.write(
+            '{"about": %s,\n"schedules": [\n%s\n]}\n' % (json.dumps(about), ",\n".join(json.dumps(g) for g in groups))
+        )
 
 
 if __name__ == "__main__":

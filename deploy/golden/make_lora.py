@@ -43,7 +43,9 @@ CASES = {
     "keys match at a dot": dict(alpha_pattern={"o_q": 7, "q": 5, "ttn.to_k": 9, ".*o_k": 4}),
     "keys are alternatives": dict(alpha_pattern={"to_q|up": 6}, rank_pattern={"to_k|mlp.up": 3}, use_rslora=True),
     "keys with anchors": dict(alpha_pattern={r"^blocks.0.attn.to_q$": 6, r"blocks.0.attn.to_k$": 5}),
-    "ranks of two keys": dict(rank_pattern={r"blocks\.1\..*": 4, "to_q": 3}, alpha_pattern={"to_q": 5, r".*\.1\..*": 7}),
+    "ranks of two keys": dict(
+        rank_pattern={r"blocks\.1\..*": 4, "to_q": 3}, alpha_pattern={"to_q": 5, r".*\.1\..*": 7}
+    ),
     "some layers": dict(layers_to_transform=[1, 10], layers_pattern="blocks"),
     "but some modules": dict(exclude_modules=["blocks.0.attn.to_q"]),
     "modules by a pattern": dict(target_modules=r".*attn\.to_(q|k)"),

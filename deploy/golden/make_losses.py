@@ -45,7 +45,9 @@ def ppo(c):
 
 def grpo_guard(c):
     n, losses, by_log_prob, by_mean = c["noise_std"], [], [], []
-    for lp, old, a, w, m, before in zip(c["log_prob"], c["old"], c["advantages"], c["weights"], c["mean"], c["old_mean"]):
+    for lp, old, a, w, m, before in zip(
+        c["log_prob"], c["old"], c["advantages"], c["weights"], c["mean"], c["old_mean"]
+    ):
         r = math.exp((lp - old + squares(m, before) / (2 * n * n)) * n)
         loss, slope = surrogate(r, clamp(a, -c["adv_clip_max"], c["adv_clip_max"]), 1 - c["clip"], 1 + c["clip"])
         slope *= r * n * w / c["step"] / len(c["old"])
@@ -68,7 +70,9 @@ def gspo(c):
 
 def flow_dppo(c):
     losses, gradient = [], []
-    for lp, old, a, w, m, before in zip(c["log_prob"], c["old"], c["advantages"], c["weights"], c["mean"], c["old_mean"]):
+    for lp, old, a, w, m, before in zip(
+        c["log_prob"], c["old"], c["advantages"], c["weights"], c["mean"], c["old_mean"]
+    ):
         r = math.exp(lp - old)
         far = squares(m, before) / (2 * c["noise_std"] ** 2) >= c["kl_mask_threshold"]
         kept = 0.0 if far and (r > 1 and a > 0 or r < 1 and a < 0) else w
@@ -91,7 +95,9 @@ def dpo(c):
 def diffusion_nft(c, sizes=None):
     """sizes: the denominators, which have no gradient."""
     b, most, losses, gradient, found = c["mix_beta"], c["adv_clip_max"], [], [], []
-    for x0, noise, s, v, old, a in zip(c["clean"], c["noise"], c["sigma"], c["velocity"], c["old_velocity"], c["advantages"]):
+    for x0, noise, s, v, old, a in zip(
+        c["clean"], c["noise"], c["sigma"], c["velocity"], c["old_velocity"], c["advantages"]
+    ):
         r = clamp(a, -most, most) / most / 2 + 0.5
         xt = [(1 - s) * x + s * e for x, e in zip(x0, noise)]
         loss, slopes = 0.0, [0.0] * len(x0)
@@ -124,7 +130,9 @@ def check(loss, case, want):
         if not key.startswith("gradient_"):
             continue
         name = key.removeprefix("gradient_")
-        paths = [[i] for i in range(len(gradient))] if isinstance(gradient[0], float) else [[i, k] for i, g in enumerate(gradient) for k in range(len(g))]
+        paths = [[i] for i in range(len(gradient))] if isinstance(gradient[0], float) else [
+            [i, k] for i, g in enumerate(gradient) for k in range(len(g))
+        ]
         for path in paths:
             got, by = gradient, 1e-7
             for i in path:
@@ -147,17 +155,23 @@ def examples(rng):
         move = 0.0 if k == 0 else 2 * clip
         old = draw(1, n)
         step = {
-            "log_prob": shifted(old, move), "old": old, "advantages": draw(3, n), "weights": [1.0] * n if k % 2 else [1.0, 0.5, 0.0, 1.5],
+            "log_prob": shifted(old, move), "old": old, "advantages": draw(3, n),
+            "weights": [1.0] * n if k % 2 else [1.0, 0.5, 0.0, 1.5],
         }
         before = draw(1, n, e)
-        means = {"mean": shifted(before, 0.004 if k else 0.0), "old_mean": before, "noise_std": round(rng.uniform(0.2, 1), 6)}
+        means = {
+            "mean": shifted(before, 0.004 if k else 0.0), "old_mean": before, "noise_std": round(rng.uniform(0.2, 1), 6)
+        }
         clipped = {"clip": clip, "adv_clip_max": 5.0 if k % 2 else 1.0}
         yield "ppo", ppo, step | clipped
         yield "grpo_guard", grpo_guard, step | means | clipped | {"step": round(rng.uniform(0.01, 0.3), 6)}
         yield "flow_dppo", flow_dppo, step | means | {"kl_mask_threshold": 1e-5}
         rows = draw(1, n, 1 + k)
         low, high = ((3e-4, 4e-4), (3e-4, 4e-4), (0.1, 0.2), (0.1, 0.2))[k]
-        yield "gspo", gspo, {"log_prob": shifted(rows, 0.0 if k == 0 else 3 * high), "old": rows, "advantages": draw(1, n), "clip_low": low, "clip_high": high}
+        yield "gspo", gspo, {
+            "log_prob": shifted(rows, 0.0 if k == 0 else 3 * high), "old": rows, "advantages": draw(1, n),
+            "clip_low": low, "clip_high": high
+        }
         beta = (2000.0, 2000.0, 100.0, 0.1)[k]
         pairs = draw(1, n, 2)
         yield "dpo", dpo, {"log_prob": shifted(pairs, 0.0 if k == 0 else 1 / beta), "base": pairs, "dpo_beta": beta}
@@ -165,7 +179,8 @@ def examples(rng):
         yield "diffusion_nft", diffusion_nft, {
             "clean": clean, "noise": draw(1, n, e), "sigma": [round(rng.uniform(0.05, 1), 6) for _ in range(n)],
             "velocity": shifted(then, 0.1 if k else 0.0), "old_velocity": then, "advantages": draw(3, n),
-            "mix_beta": (0.5, 0.1, 1.0, 0.5)[k], "adaptive_weight_min": 1e-5 if k < 3 else 2.0, "adv_clip_max": 5.0 if k % 2 else 1.0,
+            "mix_beta": (0.5, 0.1, 1.0, 0.5)[k], "adaptive_weight_min": 1e-5 if k < 3 else 2.0,
+            "adv_clip_max": 5.0 if k % 2 else 1.0,
         }
 
 

@@ -56,7 +56,9 @@ def uni_residual(m, points, h):
     """sum_k rho_k D_k of the (reach, estimate) points."""
     if not points:
         return 0.0
-    b = [math.factorial(n) * phi(n + 1, -h) / phi(1, -h) if math.isfinite(h) else 1.0 for n in range(1, len(points) + 1)]
+    b = [
+        math.factorial(n) * phi(n + 1, -h) / phi(1, -h) if math.isfinite(h) else 1.0 for n in range(1, len(points) + 1)
+    ]
     rho = solve([[r**n for r, _ in points] for n in range(len(points))], b)
     return sum(p * (e - m) / r for p, (r, e) in zip(rho, points))
 
@@ -167,7 +169,9 @@ def affine(model):
 def check(spec):
     cases = [c for c in spec["rolls"] if c["prediction"] == "epsilon" and "true" not in c["model"]]
     for case in cases:
-        table = [(math.sqrt(1 - v), math.sqrt(v)) for v in abar(case["timesteps"], case["beta_first"], case["beta_last"])]
+        table = [
+            (math.sqrt(1 - v), math.sqrt(v)) for v in abar(case["timesteps"], case["beta_first"], case["beta_last"])
+        ]
         states = multistep({"compat": "exact", **case}, table, affine(case["model"]))
         for got, want in zip(states, case["states"]):
             if abs(got - want[0]) > case["tolerance"]:
@@ -181,24 +185,33 @@ def main():
         check(json.load(f))
     rng = random.Random(20251122)
     rolls = []
-    samplers = [("euler", 1), ("dpm", 1), ("dpm", 2), ("dpm", 3), ("unipc", 1), ("unipc", 2), ("unipc", 3), ("unipc", 4), ("rk4", 4)]
+    samplers = [
+        ("euler", 1), ("dpm", 1), ("dpm", 2), ("dpm", 3), ("unipc", 1), ("unipc", 2), ("unipc", 3), ("unipc", 4),
+        ("rk4", 4)
+    ]
     ways = {
         "flow_prediction": [("exact", 49, 44), ("exact", 20, 15), ("exact", 5, 0)],
-        "epsilon": [("exact", 99, 94), ("exact", 30, 26), ("exact", 5, 0), ("simpletuner", 30, 26), ("simpletuner", 99, 95), ("simpletuner", 4, 0)],
+        "epsilon": [
+            ("exact", 99, 94), ("exact", 30, 26), ("exact", 5, 0), ("simpletuner", 30, 26), ("simpletuner", 99, 95),
+            ("simpletuner", 4, 0)
+        ],
         "v_prediction": [("exact", 99, 94), ("exact", 5, 0), ("simpletuner", 60, 56)],
     }
     # Then a table whose steps are long, and one where the share of timestep 1 is place 0.
     cases = [
         (prediction, N_FLOW if prediction == "flow_prediction" else N, (1e-3, 0.1), way, sampler)
-        for prediction, where in ways.items() for way in where for sampler in samplers if way[0] == "exact" or sampler[0] != "rk4" and sampler != ("unipc", 4)
+        for prediction, where in ways.items() for way in where
+        for sampler in samplers if way[0] == "exact" or sampler[0] != "rk4" and sampler != ("unipc", 4)
     ]
     cases += [("v_prediction", 5, (1e-9, 0.99999), ("exact", 4, 0), sampler) for sampler in samplers[:-1]]
     cases += [("epsilon", 49, (1e-3, 0.1), ("simpletuner", 4, 0), sampler) for sampler in samplers[:-2]]
     for prediction, n, betas, (compat, source, target), (sampler, order) in cases:
         case = {
             "name": f"{prediction}, {compat}, {sampler} {order}, {source} of {n} to {target}", "prediction": prediction, "timesteps": n,
-            "x0": [rng.uniform(-1, 1)], "noise": [rng.uniform(-2, 2)], "source": source, "target": target, "sampler": sampler,
-            "order": order, "compat": compat, "model": {"scale": rng.uniform(0.2, 0.9), "shift": rng.uniform(-0.5, 0.5)},
+            "x0": [rng.uniform(-1, 1)], "noise": [rng.uniform(-2, 2)], "source": source, "target": target,
+            "sampler": sampler,
+            "order": order, "compat": compat,
+            "model": {"scale": rng.uniform(0.2, 0.9), "shift": rng.uniform(-0.5, 0.5)},
         }
         if prediction == "flow_prediction":
             table = [(t / (n - 1), 1 - t / (n - 1)) for t in range(n)]

@@ -81,7 +81,9 @@ def schedule(config, size, steps=None, given=None):
         assert scheduler.index_for_timestep(t) == i, (config, i)
         assert transformer.seen[i] == t / 1000, (config, i)
     case = dict(given=given) if given else dict(steps=steps)
-    return dict(case, tokens=out.images.shape[1], sigmas=packed(scheduler.sigmas), timesteps=packed(scheduler.timesteps))
+    return dict(
+        case, tokens=out.images.shape[1], sigmas=packed(scheduler.sigmas), timesteps=packed(scheduler.timesteps)
+    )
 
 
 def drawn(rng):
@@ -105,7 +107,9 @@ def schedules():
         terminal = config.get("shift_terminal")
         if not terminal:  # with one, diffusers divides 0 by 0
             cases.append(schedule(config, SIZES[0], 1))
-        cases += [schedule(config, SIZES[i % len(SIZES)], given=g) for g in GIVEN[i % 3::3] if not terminal or g != [1.0]]
+        cases += [
+            schedule(config, SIZES[i % len(SIZES)], given=g) for g in GIVEN[i % 3::3] if not terminal or g != [1.0]
+        ]
         groups.append(dict(config=config, cases=cases))
     groups[0]["cases"].append(schedule(QWEN, (1024, 1024), 1000))
     for _ in range(DRAWN):

@@ -54,11 +54,15 @@ def main():
     for name, configs, cases in (("UniPCMultistepScheduler", STATIC + DYNAMIC + TERMINAL, unipc),
                                  ("DPMSolverMultistepScheduler", STATIC + DYNAMIC, dpm)):
         for config in configs:
-            groups.append(dict(config=dict(config, _class_name=name), cases=[c for n in STEPS for c in cases(config, n)]))
+            groups.append(
+                dict(config=dict(config, _class_name=name), cases=[c for n in STEPS for c in cases(config, n)])
+            )
     about = "deploy/golden/make_shifts.py, diffusers %s, torch %s, numpy %s" % (
         diffusers.__version__, torch.__version__.split("+")[0], np.__version__)
     with open(sys.argv[1], "w") as f:
-        f.write('{"about": %s,\n"schedules": [\n%s\n]}\n' % (json.dumps(about), ",\n".join(json.dumps(g) for g in groups)))
+        f.write(
+            '{"about": %s,\n"schedules": [\n%s\n]}\n' % (json.dumps(about), ",\n".join(json.dumps(g) for g in groups))
+        )
 
 
 if __name__ == "__main__":

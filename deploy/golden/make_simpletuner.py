@@ -54,7 +54,8 @@ def main():
     rng = random.Random(20261123)
     rolls = []
     ways = [("epsilon", 100, False, 31, 27), ("epsilon", 100, False, 60, 55), ("v_prediction", 100, False, 99, 94),
-            ("epsilon", 1000, False, 603, 597), ("v_prediction", 1000, True, 999, 994), ("v_prediction", 100, True, 31, 27)]
+            ("epsilon", 1000, False, 603, 597), ("v_prediction", 1000, True, 999, 994),
+            ("v_prediction", 100, True, 31, 27)]
     orders = {"euler": [1], "dpm": [1, 2, 3], "unip": range(1, 10), "unipc": range(1, 10)}
     for prediction, n, zero, source, target in ways:
         first, last = (1e-4, 0.02) if n == 1000 else (1e-3, 0.1)
@@ -67,7 +68,9 @@ def main():
                             x0=[rng.uniform(-1, 1)], noise=[rng.uniform(-2, 2)],
                             model=dict(scale=rng.uniform(0.2, 0.9), shift=rng.uniform(-0.5, 0.5)))
                 rolls.append(dict(case, states=[[x] for x in roll(case, abar)]))
-    about = "deploy/golden/make_simpletuner.py, skrample %s, numpy %s" % (importlib.metadata.version("skrample"), np.__version__)
+    about = "deploy/golden/make_simpletuner.py, skrample %s, numpy %s" % (
+        importlib.metadata.version("skrample"), np.__version__
+    )
     with open(sys.argv[1], "w") as f:
         f.write('{"about": %s,\n"rolls": [\n%s\n]}\n' % (json.dumps(about), ",\n".join(json.dumps(r) for r in rolls)))
 

@@ -14,7 +14,8 @@ import torch
 
 CLASSES = [
     "DDPMScheduler", "DDPMParallelScheduler", "DDIMScheduler", "DDIMParallelScheduler", "EulerDiscreteScheduler",
-    "EulerAncestralDiscreteScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler", "DPMSolverSinglestepScheduler",
+    "EulerAncestralDiscreteScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
     "DEISMultistepScheduler", "LMSDiscreteScheduler", "PNDMScheduler", "SASolverScheduler",
     "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "LCMScheduler", "TCDScheduler",
 ]
@@ -34,7 +35,9 @@ def main():
             abar = scheduler.alphas_cumprod.double()
             at = [0, 1, len(abar) // 3, len(abar) // 2, len(abar) - 3, len(abar) - 2, len(abar) - 1]
             tables.append(dict(config=dict(options, _class_name=name), at=at, abar=[abar[i].item() for i in at]))
-    about = "deploy/golden/make_tables.py, diffusers %s, torch %s" % (diffusers.__version__, torch.__version__.split("+")[0])
+    about = "deploy/golden/make_tables.py, diffusers %s, torch %s" % (
+        diffusers.__version__, torch.__version__.split("+")[0]
+    )
     with open(sys.argv[1], "w") as f:
         f.write('{"about": %s,\n"tables": [\n%s\n]}\n' % (json.dumps(about), ",\n".join(json.dumps(t) for t in tables)))
 

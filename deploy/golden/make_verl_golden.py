@@ -76,7 +76,9 @@ def split(rows, groups):
 def results(groups, advantages, returns):
     """One column stands for all where all are the same; returns are there where they are not the advantages."""
     same = torch.equal(advantages, returns)
-    if torch.equal(advantages, advantages[:, :1].expand_as(advantages)) and torch.equal(returns, returns[:, :1].expand_as(returns)):
+    if torch.equal(
+        advantages, advantages[:, :1].expand_as(advantages)
+    ) and torch.equal(returns, returns[:, :1].expand_as(returns)):
         advantages, returns = advantages[:, :1], returns[:, :1]
     out = [{"rewards": g.tolist(), "advantages": a} for g, a in zip(groups, split(advantages, groups))]
     for g, r in zip(out, split(returns, groups)):
@@ -89,14 +91,26 @@ def results(groups, advantages, returns):
 ESTIMATORS = [
     ("grpo", {"std": "group"}, algos.compute_grpo_outcome_advantage, {"norm_adv_by_std_in_grpo": True}),
     ("grpo", {"std": "none"}, algos.compute_grpo_outcome_advantage, {"norm_adv_by_std_in_grpo": False}),
-    ("grpo_passk", {"std": "group"}, algos.compute_grpo_passk_outcome_advantage, {"config": {"norm_adv_by_std_in_grpo": True}}),
-    ("grpo_passk", {"std": "none"}, algos.compute_grpo_passk_outcome_advantage, {"config": {"norm_adv_by_std_in_grpo": False}}),
+    (
+        "grpo_passk", {"std": "group"}, algos.compute_grpo_passk_outcome_advantage,
+        {"config": {"norm_adv_by_std_in_grpo": True}}
+    ),
+    (
+        "grpo_passk", {"std": "none"}, algos.compute_grpo_passk_outcome_advantage,
+        {"config": {"norm_adv_by_std_in_grpo": False}}
+    ),
     ("rloo", {}, algos.compute_rloo_outcome_advantage, {}),
     ("rloo", {"singleton": "zero"}, algos.compute_rloo_vectorized_outcome_advantage, {}),
     ("opo", {}, algos.compute_opo_outcome_advantage, {}),
     ("gpg", {}, algos.compute_gpg_outcome_advantage, {}),
-    ("reinforce_plus_plus", {"gamma": 1.0}, algos.compute_reinforce_plus_plus_outcome_advantage, {"config": SimpleNamespace(gamma=1.0)}),
-    ("reinforce_plus_plus", {"gamma": 0.9}, algos.compute_reinforce_plus_plus_outcome_advantage, {"config": SimpleNamespace(gamma=0.9)}),
+    (
+        "reinforce_plus_plus", {"gamma": 1.0}, algos.compute_reinforce_plus_plus_outcome_advantage,
+        {"config": SimpleNamespace(gamma=1.0)}
+    ),
+    (
+        "reinforce_plus_plus", {"gamma": 0.9}, algos.compute_reinforce_plus_plus_outcome_advantage,
+        {"config": SimpleNamespace(gamma=0.9)}
+    ),
     ("reinforce_plus_plus_baseline", {}, algos.compute_reinforce_plus_plus_baseline_outcome_advantage, {}),
     ("gdpo", {"std": "group"}, algos.compute_gdpo_outcome_advantage, {"norm_adv_by_std_in_grpo": True}),
     ("gdpo", {"std": "none"}, algos.compute_gdpo_outcome_advantage, {"norm_adv_by_std_in_grpo": False}),
@@ -119,7 +133,10 @@ def estimate(rng, name, options, function, arguments):
         keys = [f"reward{k}" for k in range(len(scores))]
         arguments["config"] = {"gdpo_reward_keys": keys, "gdpo_reward_weights": case["weights"]}
         arguments["non_tensor_batch"] = dict(zip(keys, scores))
-        arguments["batch"] = {"prompts": torch.zeros(len(flat), 2), "attention_mask": torch.ones(len(flat), 2 + columns, dtype=torch.int64)}
+        arguments["batch"] = {
+            "prompts": torch.zeros(len(flat), 2),
+            "attention_mask": torch.ones(len(flat), 2 + columns, dtype=torch.int64)
+        }
     with widened():
         advantages, returns = function(tokens(flat, columns), response_mask=mask, **arguments)
     case["groups"] = results(groups, advantages, returns)
@@ -147,7 +164,9 @@ def diffusion(rng, omni, name, std):
     if name == "flow_grpo":
         case["columns"], case["std_basis"] = int(rng.integers(1, 5)), "expanded"
         rows = flat.unsqueeze(1).expand(-1, case["columns"])
-        got, returns = omni.compute_flow_grpo_outcome_advantage(rows, uid, norm_adv_by_std_in_grpo=norm, global_std=overall)
+        got, returns = omni.compute_flow_grpo_outcome_advantage(
+            rows, uid, norm_adv_by_std_in_grpo=norm, global_std=overall
+        )
     else:
         case["mode"] = str(rng.choice(["continuous", "positive_only", "negative_only", "one_only", "binary"]))
         case["adv_clip_max"] = float(rng.choice([1, 5]))
@@ -177,7 +196,10 @@ def losses(rng, omni, guard):
         mean = torch.tensor(rng.normal(0, 1, elements))
         before = mean + torch.tensor(rng.normal(0, 0.01, elements))
         std, step = float(rng.uniform(0.2, 1)), float(rng.uniform(0.01, 0.3))
-        more = {"prev_sample_mean": mean, "old_prev_sample_mean": before, "std_dev_t": torch.tensor(std), "sqrt_dt": torch.tensor(step).sqrt()}
+        more = {
+            "prev_sample_mean": mean, "old_prev_sample_mean": before, "std_dev_t": torch.tensor(std),
+            "sqrt_dt": torch.tensor(step).sqrt()
+        }
         function = omni.GRPOGuardLoss.compute_loss
         case |= {"mean": mean.tolist(), "old_mean": before.tolist(), "std_dev_t": std, "step": step}
 
@@ -200,7 +222,9 @@ def image_kl(rng, omni):
     std = torch.tensor(rng.uniform(0.1, 1, (shape[0], 1, 1)))
 
     def call(rows):
-        return omni.KLLoss.compute_loss(prev_sample_mean=mean[rows], ref_prev_sample_mean=reference[rows], std_dev_t=std[rows])[0].item()
+        return omni.KLLoss.compute_loss(
+            prev_sample_mean=mean[rows], ref_prev_sample_mean=reference[rows], std_dev_t=std[rows]
+        )[0].item()
 
     return {
         "mean": mean.tolist(), "reference": reference.tolist(), "std": std.tolist(),
@@ -210,12 +234,24 @@ def image_kl(rng, omni):
 
 def kl(rng, kind, spread):
     new, reference = torch.tensor(rng.normal(-1, spread, 6)), torch.tensor(rng.normal(-1, spread, 6))
-    return {"kind": kind, "log_prob": new.tolist(), "reference": reference.tolist(), "want": algos.kl_penalty(new, reference, kind).tolist()}
+    return {
+        "kind": kind, "log_prob": new.tolist(), "reference": reference.tolist(),
+        "want": algos.kl_penalty(new, reference, kind).tolist()
+    }
 
 
-RULES = ["token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"]
-WEIGHT_METRICS = ["rollout_is_mean", "rollout_is_min", "rollout_is_max", "rollout_is_std", "rollout_is_eff_sample_size", "rollout_rs_masked_fraction"]
-GAP_METRICS = ["kl", "k3_kl", "training_ppl", "rollout_ppl", "log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio", "chi2_token", "chi2_seq"]
+RULES = [
+    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2",
+    "seq_mean_k3", "seq_max_k2", "seq_max_k3"
+]
+WEIGHT_METRICS = [
+    "rollout_is_mean", "rollout_is_min", "rollout_is_max", "rollout_is_std", "rollout_is_eff_sample_size",
+    "rollout_rs_masked_fraction"
+]
+GAP_METRICS = [
+    "kl", "k3_kl", "training_ppl", "rollout_ppl", "log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio", "chi2_token",
+    "chi2_seq"
+]
 
 
 def correction(rng, spread):
@@ -226,7 +262,10 @@ def correction(rng, spread):
     rules = [str(r) for r in rng.choice(RULES, rng.integers(0 if level else 1, 3), replace=False)]
     if shape == (1, 1) and level:
         shape, old, rollout = (2, 1), old.repeat(2, 1), rollout.repeat(2, 1)
-    case = {"old": old.tolist(), "rollout": rollout.tolist(), "level": str(level), "threshold": "", "normalize": False, "rejections": []}
+    case = {
+        "old": old.tolist(), "rollout": rollout.tolist(), "level": str(level), "threshold": "", "normalize": False,
+        "rejections": []
+    }
     if level:
         case["threshold"] = str(rng.choice(["2.0", "1.1", "0.5_2.0", "0.8_1.25"]))
         case["normalize"] = bool(rng.random() < 0.5)
@@ -236,14 +275,17 @@ def correction(rng, spread):
     try:
         with widened():
             weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
-                old, rollout, torch.ones(shape), rollout_is=str(level) or None, rollout_is_threshold=case["threshold"] or None,
+                old, rollout, torch.ones(shape), rollout_is=str(level) or None,
+                rollout_is_threshold=case["threshold"] or None,
                 rollout_is_batch_normalize=case["normalize"], rollout_rs=",".join(rules) or None,
                 rollout_rs_threshold=",".join(t for _, t in case["rejections"]) or None,
             )
     except ZeroDivisionError:
         return None  # a band that leaves nothing: verl cannot say how large its sample is
     # As verl-omni folds the two together.
-    effective = mask if weights is None else weights.batch["rollout_is_weights"] * mask if rules else weights.batch["rollout_is_weights"]
+    effective = mask if weights is None else weights.batch[
+        "rollout_is_weights"
+    ] * mask if rules else weights.batch["rollout_is_weights"]
     case["want"] = effective.tolist()
     named = {k.removeprefix("rollout_corr/"): v for k, v in metrics.items()}
     keys = [k for k in WEIGHT_METRICS if k in named]
@@ -284,7 +326,10 @@ def main():
     n = range(args.cases)
     write(args.estimator, provenance, {"cases": [
         *(estimate(rng, *e) for e in ESTIMATORS for _ in n),
-        *(diffusion(rng, omni, name, std) for name in ("flow_grpo", "diffusion_nft") for std in ("group", "global", "none") for _ in n),
+        *(
+            diffusion(rng, omni, name, std) for name in ("flow_grpo", "diffusion_nft")
+            for std in ("group", "global", "none") for _ in n
+        ),
     ]})
     write(args.policyloss, provenance, {
         "ppo": [losses(rng, omni, False) for _ in n],

@@ -28,7 +28,10 @@ from learn import ROOT, pipeline  # noqa: E402
 
 TEACHER_SEED = 0
 SMOOTH = 5  # updates: a batch has other prompts each time
-MODELS = {"grpo_sums.py": "sums", "distill_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums", "accelerate_signs.py": "signs"}
+MODELS = {
+    "grpo_sums.py": "sums", "distill_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums",
+    "accelerate_signs.py": "signs"
+}
 TITLES = {"reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats", "norm": "norm of the gradient",
           "kl": "KL(student || teacher), nats a token"}  # fmt: skip
 
@@ -39,8 +42,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
     parser.add_argument("--meander", default="bin/meander")
-    parser.add_argument("--engine", default="", help="vllm=URL or sglang=URL: a server that draws the tokens, started with --enable-lora")
-    parser.add_argument("--teacher", type=Path, help="of distill_sums.py: the teacher's adapter of the model; default one that grpo_sums.py trains first")
+    parser.add_argument(
+        "--engine", default="",
+        help="vllm=URL or sglang=URL: a server that draws the tokens, started with --enable-lora"
+    )
+    parser.add_argument(
+        "--teacher", type=Path,
+        help="of distill_sums.py: the teacher's adapter of the model; default one that grpo_sums.py trains first"
+    )
     parser.add_argument("flags", nargs="*", help="of the example, behind --")
     args = parser.parse_args()
     model = MODELS[args.example]
@@ -56,7 +65,9 @@ def main() -> None:
         with pipeline(args.meander, out, model, args.engine) as url, teacher(args.meander, out, url, model, adapter):
             example = str(ROOT / "pkg/client/python/examples" / name)
             command = [*python, example, "--url", url, "--seed", str(seed), "--out", str(out), *flags]
-            env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
+            env = os.environ | {
+                "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"
+            }
             if code := subprocess.run(command, env=env).returncode:
                 sys.exit(code)
 
@@ -66,7 +77,9 @@ def main() -> None:
     taught = args.teacher and args.teacher.resolve()
     for made in [args.out / "teacher", *(args.out / f"seed-{seed}" for seed in args.seeds)]:
         if taught and taught.is_relative_to(made.resolve()):
-            parser.error(f"--teacher: {args.teacher} lies in {made}, which this run makes anew; copy it, or give another --out")
+            parser.error(
+                f"--teacher: {args.teacher} lies in {made}, which this run makes anew; copy it, or give another --out"
+            )
     adapter = args.teacher
     if distils and adapter is None:
         train("grpo_sums.py", TEACHER_SEED, args.out / "teacher", flags[:2])
@@ -82,7 +95,10 @@ def teacher(meander: str, out: Path, url: str, model: str, adapter: Path | None)
     if adapter is None:
         yield
         return
-    command = [meander, "teacher", "--nats", url, "--model", str(ROOT / "deploy/models" / model), "--adapter", str(adapter), "--name", "teacher"]
+    command = [
+        meander, "teacher", "--nats", url, "--model", str(ROOT / "deploy/models" / model), "--adapter", str(adapter),
+        "--name", "teacher"
+    ]
     with open(out / "teacher.log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -99,14 +115,19 @@ def teacher(meander: str, out: Path, url: str, model: str, adapter: Path | None)
 def report(out: Path, seeds: list[int]) -> None:
     """The curve, and the table of the examples' pages in deploy/bench."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
-    print("\n| seed | held out before | after | gained | updates | ratio, furthest turn | furthest token | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "\n| seed | held out before | after | gained | updates | ratio, furthest turn | furthest token | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
     for seed in seeds:
         folder = out / f"seed-{seed}"
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         s = json.loads((folder / "summary.json").read_text())
         # TRL and verl have no ratio of the first pass to show.
         worst = [f"{max(r[k] for r in log):.1e}" if k in log[0] else "" for k in ("ratio_off", "furthest_token")]
-        print(f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | {worst[0]} | {worst[1]} | {s['seconds']:.0f} |")
+        print(
+            f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | "
+            f"{worst[0]} | {worst[1]} | {s['seconds']:.0f} |"
+        )
         for ax, key in zip(axes, ("reward", next(k for k in ("kl", "entropy", "norm") if k in log[0])), strict=True):
             values = [r[key] for r in log]
             mean = [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]

@@ -86,7 +86,12 @@ def _take(folder: Path, lines: list[dict]) -> None:
     to.mkdir(exist_ok=True)
     for part in ("log.jsonl", "before.png", "after.png", "curve.png"):
         shutil.copy(folder / part, to / part)
-    settings = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if k not in ("nats", "run", "meander", "model", "prompts", "held_out", "out")}
+    settings = {
+        k: v
+        for k,
+        v in json.loads((folder / "config.json").read_text()).items()
+        if k not in ("nats", "run", "meander", "model", "prompts", "held_out", "out")
+    }
     (to / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     updated = any(r["kind"] == "update" for r in lines)
     result = {
@@ -151,7 +156,9 @@ def _stages(runs: dict[str, list[dict]]) -> str:
     names = list(dict.fromkeys(s for lines in runs.values() for r in lines for s in r.get("seconds", {})))
     out = "| run | " + " | ".join(names) + " |\n| --- " * 1 + "| --- " * len(names) + "|\n"
     for run, lines in runs.items():
-        out += f"| {run} | " + " | ".join(f"{sum(r.get('seconds', {}).get(n, 0) for r in lines):.0f}" for n in names) + " |\n"
+        out += f"| {run} | " + " | ".join(
+            f"{sum(r.get('seconds', {}).get(n, 0) for r in lines):.0f}" for n in names
+        ) + " |\n"
     return out
 
 

@@ -45,7 +45,9 @@ def main() -> None:
         with pipeline(args.meander, out, engine=args.engine) as url:
             train(url, seed, out, theirs)
         note(out, time.monotonic() - began)
-        print(f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}")
+        print(
+            f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}"
+        )
 
 
 @contextlib.contextmanager
@@ -55,7 +57,10 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
-    command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models" / model)]
+    command = [
+        meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model",
+        str(ROOT / "deploy/models" / model)
+    ]
     if engine.startswith(("vllm=", "sglang=")):  # which get each adapter in a folder
         adapters = (out / "adapters").resolve()
         adapters.mkdir()

@@ -80,7 +80,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         token = os.environ.get("SCORE_TOKEN", "")
         length = int(self.headers.get("Content-Length") or -1)
-        if token and not hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
+        if token and not hmac.compare_digest(
+            self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()
+        ):
             return self.reply(401, {"error": "wrong or missing token"})
         if not 0 <= length <= MAX_BODY:
             return self.reply(413, {"error": f"body of {length} bytes; must be at most {MAX_BODY}"})

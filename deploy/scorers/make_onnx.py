@@ -37,8 +37,12 @@ CLIP["text"] /= np.linalg.norm(CLIP["text"])
 
 
 def save(path, nodes, inputs, outputs, consts=None):
-    graph = helper.make_graph(nodes, path.stem, inputs, outputs, [numpy_helper.from_array(v, k) for k, v in (consts or {}).items()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="meander", ir_version=10)
+    graph = helper.make_graph(
+        nodes, path.stem, inputs, outputs, [numpy_helper.from_array(v, k) for k, v in (consts or {}).items()]
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="meander", ir_version=10
+    )
     onnx.checker.check_model(model, full_check=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
     print(path, path.stat().st_size, "bytes")
@@ -50,7 +54,9 @@ def tensor(name, kind, *shape):
 
 def features():
     return [
-        helper.make_node("Conv", ["pixel_values", "patch"], ["patches"], kernel_shape=[PATCH, PATCH], strides=[PATCH, PATCH]),
+        helper.make_node(
+            "Conv", ["pixel_values", "patch"], ["patches"], kernel_shape=[PATCH, PATCH], strides=[PATCH, PATCH]
+        ),
         helper.make_node("Relu", ["patches"], ["active"]),
         helper.make_node("GlobalAveragePool", ["active"], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["features"]),
@@ -59,7 +65,10 @@ def features():
 
 def aesthetic(path):
     nodes = features() + [helper.make_node("Gemm", ["features", "head", "bias"], ["score"], transB=1)]
-    save(path, nodes, [tensor("pixel_values", TensorProto.FLOAT, "N", 3, SIDE, SIDE)], [tensor("score", TensorProto.FLOAT, "N", 1)], AESTHETIC)
+    save(
+        path, nodes, [tensor("pixel_values", TensorProto.FLOAT, "N", 3, SIDE, SIDE)],
+        [tensor("score", TensorProto.FLOAT, "N", 1)], AESTHETIC
+    )
 
 
 def clip_score(path):
@@ -71,7 +80,10 @@ def clip_score(path):
         helper.make_node("Mul", ["cosine", "logit_scale"], ["logits_per_image"]),
     ]
     consts = dict(CLIP, logit_scale=np.array(100, np.float32))
-    save(path, nodes, [tensor("pixel_values", TensorProto.FLOAT, "N", 3, SIDE, SIDE)], [tensor("logits_per_image", TensorProto.FLOAT, "N", 1)], consts)
+    save(
+        path, nodes, [tensor("pixel_values", TensorProto.FLOAT, "N", 3, SIDE, SIDE)],
+        [tensor("logits_per_image", TensorProto.FLOAT, "N", 1)], consts
+    )
 
 
 def image(width, height):
@@ -134,7 +146,9 @@ def testdata(folder):
     imgs = [image(SIDE, SIDE), 255 - image(SIDE, SIDE), np.roll(image(SIDE, SIDE), 5, axis=0)]
     scores = {"aesthetic": [], "clip_score": []}
     for img in imgs:
-        scores["aesthetic"].append(float((AESTHETIC["head"].astype(np.float64) @ pooled(AESTHETIC, img))[0] + AESTHETIC["bias"][0]))
+        scores["aesthetic"].append(
+            float((AESTHETIC["head"].astype(np.float64) @ pooled(AESTHETIC, img))[0] + AESTHETIC["bias"][0])
+        )
         e = pooled(CLIP, img) @ CLIP["project"].astype(np.float64)
         scores["clip_score"].append(float(100 * e @ CLIP["text"][:, 0].astype(np.float64) / np.linalg.norm(e)))
 
@@ -151,7 +165,10 @@ def testdata(folder):
         out.paste(img, (round((w - size[0]) / 2), round((h - size[1]) / 2)))
         return {"width": width, "height": height, "resize": resize, "filter": how, "pixels": list(out.tobytes())}
 
-    frames = [frame(w, h, r, f) for w, h in ((24, 16), (5, 11), (8, 6)) for r in ("short", "exact", "pad") for f in ("bicubic", "bilinear")]
+    frames = [
+        frame(w, h, r, f) for w, h in ((24, 16), (5, 11), (8, 6)) for r in ("short", "exact", "pad")
+        for f in ("bicubic", "bilinear")
+    ]
     golden = {"made_by": f"make_onnx.py --testdata; numpy {np.__version__}", "scores": scores, "frames": frames}
     path = folder / "golden.json"
     path.write_text(json.dumps(golden) + "\n")
@@ -160,7 +177,10 @@ def testdata(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent, help="folder to write to (default: beside this file)")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path(__file__).parent,
+        help="folder to write to (default: beside this file)"
+    )
     parser.add_argument("--testdata", action="store_true", help="also write what the Go tests need")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

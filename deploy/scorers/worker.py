@@ -137,15 +137,27 @@ async def serve(args):
 
 
 def denied(args):
-    print(f"{args.url} does not accept these credentials; set MEANDER_NATS_TOKEN, or name a file with --creds", file=sys.stderr)
+    print(
+        f"{args.url} does not accept these credentials; set MEANDER_NATS_TOKEN, or name a file with --creds",
+        file=sys.stderr
+    )
     return 1
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default=os.environ.get("MEANDER_NATS_URL") or "nats://127.0.0.1:4222", help="NATS server, or $MEANDER_NATS_URL (default %(default)s); its token is read from $MEANDER_NATS_TOKEN")
-    parser.add_argument("--creds", default=os.environ.get("MEANDER_NATS_CREDS"), help="file of credentials, a key or a JWT and its key, or $MEANDER_NATS_CREDS")
-    parser.add_argument("--tls-ca", default=os.environ.get("MEANDER_NATS_TLS_CA"), help="PEM file of the authority that signed the server's certificate, or $MEANDER_NATS_TLS_CA")
+    parser.add_argument(
+        "--url", default=os.environ.get("MEANDER_NATS_URL") or "nats://127.0.0.1:4222",
+        help="NATS server, or $MEANDER_NATS_URL (default %(default)s); its token is read from $MEANDER_NATS_TOKEN"
+    )
+    parser.add_argument(
+        "--creds", default=os.environ.get("MEANDER_NATS_CREDS"),
+        help="file of credentials, a key or a JWT and its key, or $MEANDER_NATS_CREDS"
+    )
+    parser.add_argument(
+        "--tls-ca", default=os.environ.get("MEANDER_NATS_TLS_CA"),
+        help="PEM file of the authority that signed the server's certificate, or $MEANDER_NATS_TLS_CA"
+    )
     parser.add_argument("--name", default="colour", help="prompts ask for nats:NAME (default %(default)s)")
     args = parser.parse_args()
     sys.exit(asyncio.run(serve(args)))

@@ -68,7 +68,8 @@ type Summary struct {
 // first: a sample whose request is gone by then has its trajectory.
 var exportOrder = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
-	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamControl,
+	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages,
+	schemas.StreamControl,
 }
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.

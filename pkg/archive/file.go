@@ -163,7 +163,8 @@ func (f *partFile) resume(ctx context.Context) error {
 		return fmt.Errorf("%w: %s is of run %s; name another file, or remove it", ErrBegun, f.file.Name(), s.Run)
 	}
 	f.limits, f.created = s.Limits, s.Created
-	changed := fmt.Errorf("%w: %s has changed since it was written; remove it and %s", ErrBegun, f.file.Name(), f.name+stateEnd)
+	changed := fmt.Errorf("%w: %s has changed since it was written; remove it and %s", ErrBegun, f.file.Name(),
+		f.name+stateEnd)
 	files := tar.NewReader(io.TeeReader(io.LimitReader(f.file, s.Bytes), f.sum))
 	for {
 		header, err := files.Next()
@@ -189,8 +190,8 @@ func (f *partFile) resume(ctx context.Context) error {
 			return err
 		}
 		if !info.Created.Equal(s.Created[stream]) {
-			return fmt.Errorf("%w: %s is of another store, by when its stream %s was made; name another file, or the server of that store",
-				ErrBegun, f.file.Name(), stream)
+			return fmt.Errorf("%w: %s is of another store, by when its stream %s was made; name another file, or the "+
+				"server of that store", ErrBegun, f.file.Name(), stream)
 		}
 	}
 	m, err := f.bus.Get(ctx, f.lastEvent.Stream, f.lastEvent.Seq)
@@ -199,8 +200,8 @@ func (f *partFile) resume(ctx context.Context) error {
 	case err != nil:
 		return err
 	case m.Subject != f.lastEvent.Subject || string(m.Data) != string(f.lastEvent.Data):
-		return fmt.Errorf("%w: %s of %s in %s is not what is stored here; name another file", ErrBegun, f.lastEvent.Subject,
-			f.lastEvent.Stream, f.file.Name())
+		return fmt.Errorf("%w: %s of %s in %s is not what is stored here; name another file", ErrBegun,
+			f.lastEvent.Subject, f.lastEvent.Stream, f.file.Name())
 	}
 	f.bytes, f.saved, f.summary.Before = s.Bytes, s.Bytes, f.summary.Bytes
 	if err := f.file.Truncate(s.Bytes); err != nil {

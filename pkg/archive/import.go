@@ -18,8 +18,10 @@ var ErrOther = errors.New("the run is stored with other content")
 
 // importOrder is the order in which streams are stored: an event comes after the events that it names by sequence.
 var importOrder = []string{
-	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,
-	schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamRequests, schemas.StreamParked, schemas.StreamControl,
+	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories,
+	schemas.StreamVerdicts,
+	schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamRequests, schemas.StreamParked,
+	schemas.StreamControl,
 }
 
 // Imported counts what Import did.
@@ -37,7 +39,10 @@ type Imported struct {
 // keep their bytes, except the sequences by which they name others: these get the values of this store. Content
 // digests stay. No service may work on the server: it would treat half a run as a new one.
 func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error) {
-	m := &importer{b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{}, newSeqs: map[string]map[uint64]uint64{}}
+	m := &importer{
+		b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{},
+		newSeqs: map[string]map[uint64]uint64{},
+	}
 	for _, stream := range importOrder {
 		m.newSeqs[stream] = map[uint64]uint64{}
 	}

@@ -54,8 +54,9 @@ type exporter struct {
 func newExporter(b *bus.Bus, run schemas.Run, w io.Writer) *exporter {
 	return &exporter{
 		bus: b, run: run, files: tar.NewWriter(w), summary: &Summary{Events: map[string]int{}},
-		refs: map[schemas.Ref]bool{}, blobs: map[string]bool{}, limits: map[string]uint64{}, created: map[string]time.Time{},
-		added: func() error { return nil },
+		refs: map[schemas.Ref]bool{}, blobs: map[string]bool{}, limits: map[string]uint64{},
+		created: map[string]time.Time{},
+		added:   func() error { return nil },
 	}
 }
 

@@ -50,8 +50,9 @@ func (f *Folder) createAuthority() error {
 		return err
 	}
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "meander authority"}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, NotAfter: time.Now().AddDate(caYears, 0, 0),
+		Subject: pkix.Name{CommonName: "meander authority"}, IsCA: true, BasicConstraintsValid: true,
+		MaxPathLenZero: true,
+		KeyUsage:       x509.KeyUsageCertSign | x509.KeyUsageCRLSign, NotAfter: time.Now().AddDate(caYears, 0, 0),
 	}
 	return f.createSigned(template, nil, caCert, caKey)
 }

@@ -222,7 +222,8 @@ func (f *Folder) addUser(u User) error {
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("# meander credentials: give this file only to the program or person that has this role.\n# role: %s\n# runs: %s\n%s\n", u.Role, u.RunNames(), seed)
+	text := fmt.Sprintf("# meander credentials: give this file only to the program or person that has this role.\n# "+
+		"role: %s\n# runs: %s\n%s\n", u.Role, u.RunNames(), seed)
 	if err := createFile(f.Credentials(u.Name), []byte(text), 0o600); err != nil {
 		return err
 	}

@@ -139,7 +139,8 @@ func (id Identity) MissingRight(subject string) string {
 	text := "; the roles that may are " + strings.Join(may, ", ")
 	switch {
 	case limited && strings.Contains(subject, "."+schemas.StreamBlobBucket):
-		return fmt.Sprintf("; it is limited to the runs %s, and blobs are of no run: meander auth add --blobs lets a user fetch those of all", id.Runs())
+		return fmt.Sprintf("; it is limited to the runs %s, and blobs are of no run: meander auth add --blobs lets a "+
+			"user fetch those of all", id.Runs())
 	case limited:
 		return fmt.Sprintf("; it is limited to the runs %s%s", id.Runs(), text)
 	}

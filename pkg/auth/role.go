@@ -67,7 +67,8 @@ const ClockSubject = "$SRV.CLOCK"
 func Grants() []Grant {
 	grants := append(serviceGrants(), clientGrants()...)
 	return append(grants, Grant{
-		Role: RoleAdmin, Purpose: "an operator: streams and their limits, control of runs, the janitor, dead letters", Unlimited: true,
+		Role: RoleAdmin, Purpose: "an operator: streams and their limits, control of runs, the janitor, dead letters",
+		Unlimited: true,
 	})
 }
 
@@ -87,7 +88,8 @@ func serviceGrants() []Grant {
 		{
 			Role: RoleIntake, Purpose: "the program meander-intake: takes prompts and controls, asks for samples",
 			Publishes: []string{
-				schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindRequest, schemas.KindParked, schemas.KindDead,
+				schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindRequest, schemas.KindParked,
+				schemas.KindDead,
 				// the results of samples that are cancelled or refused: no other service makes those
 				schemas.KindTrajectory, schemas.KindReward,
 			},
@@ -97,13 +99,15 @@ func serviceGrants() []Grant {
 			}, resultStreams()...),
 			Writes: []string{schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
-				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories, schemas.StreamRewards,
+				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,
+				schemas.StreamRewards,
 			},
 			Purges:       []string{schemas.StreamRequests, schemas.StreamParked},
 			Discoverable: true, AnswersClients: true, ListsConsumers: true, SeesServices: true,
 		},
 		{
-			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
+			Role:    RoleSampler,
+			Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
 			Publishes: []string{
 				schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory, schemas.KindParked,
 				schemas.KindPolicy, schemas.KindApplied, schemas.KindDead,
@@ -134,7 +138,8 @@ func serviceGrants() []Grant {
 			Asks:    []string{schemas.ScoreSubject("*")}, Discoverable: true,
 		},
 		{
-			Role: RoleAdvantage, Purpose: "the program meander-advantage: closes groups and batches, asks for more of a prompt",
+			Role:      RoleAdvantage,
+			Purpose:   "the program meander-advantage: closes groups and batches, asks for more of a prompt",
 			Publishes: []string{schemas.KindAdvantage, schemas.KindBatch, schemas.KindPrompt, schemas.KindDead},
 			Reads: []string{
 				schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamTrajectories, schemas.StreamRewards,
@@ -153,7 +158,8 @@ func serviceGrants() []Grant {
 func clientGrants() []Grant {
 	return []Grant{
 		{
-			Role: RoleTrainer, Purpose: "trains on groups: publishes prompts, reads what became of them, pushes weights",
+			Role:      RoleTrainer,
+			Purpose:   "trains on groups: publishes prompts, reads what became of them, pushes weights",
 			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies,
@@ -173,7 +179,8 @@ func clientGrants() []Grant {
 			SeesServices: true, MayBeGuest: true,
 		},
 		{
-			Role: RoleScorer, Purpose: "answers from outside: workers of reward functions nats:NAME and of interactions, and verdicts",
+			Role:      RoleScorer,
+			Purpose:   "answers from outside: workers of reward functions nats:NAME and of interactions, and verdicts",
 			Publishes: []string{schemas.KindVerdict},
 			Reads: []string{
 				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts,

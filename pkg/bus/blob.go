@@ -153,7 +153,8 @@ func (b *Bus) touchBlob(ctx context.Context, info *jetstream.ObjectInfo, ref sch
 		return false
 	}
 	_, err = b.js.PublishMsg(ctx, &nats.Msg{Subject: subject, Data: entry.Data, Header: nats.Header{
-		jetstream.MsgRollup: {jetstream.MsgRollupSubject}, jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(entry.Seq, 10)},
+		jetstream.MsgRollup:                 {jetstream.MsgRollupSubject},
+		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(entry.Seq, 10)},
 	}})
 	return err == nil
 }

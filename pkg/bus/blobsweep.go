@@ -33,7 +33,8 @@ const (
 // namingStreams are the streams whose events name blobs. MDR_STEPS is not one of them: steps carry their tensors as
 // parts.
 var namingStreams = []string{
-	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories, schemas.StreamDead,
+	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked,
+	schemas.StreamTrajectories, schemas.StreamDead,
 }
 
 // SweepBlobs removes the blobs that no stored event names and that were last stored or used longer than grace ago. It

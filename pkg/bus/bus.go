@@ -381,7 +381,10 @@ func (b *Bus) mayAnswerLater(err error) bool {
 	if errors.Is(err, jetstream.ErrNoStreamResponse) && b.setUp.Load() {
 		return true
 	}
-	for _, away := range []error{errLinkLost, ErrNoLeader, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, nats.ErrDisconnected} {
+	for _, away := range []error{
+		errLinkLost, ErrNoLeader, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting,
+		nats.ErrDisconnected,
+	} {
 		if errors.Is(err, away) {
 			return true
 		}

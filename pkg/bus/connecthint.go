@@ -27,13 +27,17 @@ func connectHint(cfg Config, err error) string {
 		case cfg.Token == "" && cfg.TokenHandler == nil:
 			return "; it wants credentials (nats-creds, MEANDER_NATS_CREDS) or a token (MEANDER_NATS_TOKEN)"
 		}
-		return "; it does not know the token (MEANDER_NATS_TOKEN), or wants credentials (nats-creds, MEANDER_NATS_CREDS)"
+		return "; it does not know the token (MEANDER_NATS_TOKEN), or wants credentials (nats-creds, " +
+			"MEANDER_NATS_CREDS)"
 	case isInvalid && invalid.Reason == x509.Expired:
-		return "; make the server a new certificate (meander auth update DIR) and have it read that; or a clock is wrong"
+		return "; make the server a new certificate (meander auth update DIR) and have it read that; or a clock is " +
+			"wrong"
 	case otherHost:
-		return "; connect by a name that its certificate has, or give it this one: meander auth update DIR --tls-host HOST"
+		return "; connect by a name that its certificate has, or give it this one: meander auth update DIR " +
+			"--tls-host HOST"
 	case strings.Contains(text, "parse root certificate"):
-		return "; nats-tls-ca must be a PEM file with the certificate of an authority, such as tls/ca.pem of meander auth init"
+		return "; nats-tls-ca must be a PEM file with the certificate of an authority, such as tls/ca.pem of meander " +
+			"auth init"
 	case otherAuthority && cfg.CAFile != "":
 		return fmt.Sprintf("; %s is not the authority that signed its certificate (nats-tls-ca, MEANDER_NATS_TLS_CA)",
 			cfg.CAFile)

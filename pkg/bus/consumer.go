@@ -149,13 +149,15 @@ func stageOf(durable string) string {
 func (c ConsumerConfig) natsConfig() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
-		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, MaxWaiting: maxWaiting, FilterSubjects: c.Filters,
+		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, MaxWaiting: maxWaiting,
+		FilterSubjects: c.Filters,
 	}
 	if c.MaxDeliver > 0 {
 		n.MaxDeliver = c.MaxDeliver*lostPerTry + deliverSlack
 	}
 	if c.PriorityGroup != "" {
-		n.PriorityPolicy, n.PriorityGroups, n.PinnedTTL = jetstream.PriorityPolicyPinned, []string{c.PriorityGroup}, c.PinnedTTL
+		n.PriorityPolicy, n.PriorityGroups, n.PinnedTTL = jetstream.PriorityPolicyPinned, []string{c.PriorityGroup},
+			c.PinnedTTL
 	}
 	return n
 }

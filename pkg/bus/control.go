@@ -187,7 +187,8 @@ func (b *Bus) Controls(ctx context.Context) (*Controls, error) {
 
 // Follow keeps the controls up to date until ctx ends.
 func (c *Controls) Follow(ctx context.Context) error {
-	c.bus.followEntries(ctx, schemas.StreamControlBucket, schemas.BucketSubject(schemas.ControlBucket, ">"), c.applyEntry)
+	c.bus.followEntries(ctx, schemas.StreamControlBucket, schemas.BucketSubject(schemas.ControlBucket, ">"),
+		c.applyEntry)
 	return nil
 }
 

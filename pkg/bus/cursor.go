@@ -36,8 +36,8 @@ func (c Cursor) nextSequence(s *jetstream.StreamInfo) (uint64, error) {
 	case errSeq != nil || errMade != nil || seq == 0:
 		return 0, fmt.Errorf("%w: %.64q; must be the Cursor of a message that was read", ErrCursor, string(c))
 	case created != s.Created.UnixNano() || seq > s.State.LastSeq:
-		return 0, fmt.Errorf("%w: %q is of another stream than this one, which was made at %v; start with an empty cursor",
-			ErrCursor, string(c), s.Created.UTC())
+		return 0, fmt.Errorf("%w: %q is of another stream than this one, which was made at %v; start with an empty "+
+			"cursor", ErrCursor, string(c), s.Created.UTC())
 	case seq+1 < s.State.FirstSeq:
 		return 0, fmt.Errorf("%w: %d to %d are gone; what is left begins with an empty cursor", ErrEvicted, seq+1,
 			s.State.FirstSeq-1)

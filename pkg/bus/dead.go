@@ -43,7 +43,10 @@ func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) 
 			return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
 		}
 		d.Data = []byte{}
-		d.Headers = append([]schemas.Header{{Name: HeaderRef, Value: ref.Bucket + "/" + ref.Digest + "/" + strconv.FormatInt(ref.Size, 10)}}, d.Headers...)
+		d.Headers = append([]schemas.Header{{
+			Name:  HeaderRef,
+			Value: ref.Bucket + "/" + ref.Digest + "/" + strconv.FormatInt(ref.Size, 10),
+		}}, d.Headers...)
 	}
 	msg, err := encode(ctx, d)
 	if err != nil {

@@ -560,7 +560,8 @@ func (b *Bus) streamStats(ctx context.Context, k storedIn) (*StreamStats, jetstr
 	}
 	state, config := s.CachedInfo().State, s.CachedInfo().Config
 	stats := &StreamStats{
-		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs, MaxAge: config.MaxAge,
+		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs,
+		MaxAge:   config.MaxAge,
 		Replicas: config.Replicas, Current: config.Replicas, Consumers: []ConsumerStats{},
 	}
 	stats.countReplicas(s.CachedInfo().Cluster)

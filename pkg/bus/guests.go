@@ -58,10 +58,12 @@ func (b *Bus) retryGuestStep(ctx context.Context, u *auth.User, step func(contex
 			continue
 		case unknown:
 			err = fmt.Errorf("%w; the server must know the account %s: give it the new auth.conf and run "+
-				"nats-server --signal reload, twice for a new account, which the server connects at the second", err, u.Account())
+				"nats-server --signal reload, twice for a new account, which the server connects at the second", err,
+				u.Account())
 		case classOf(err) == classFull:
-			err = fmt.Errorf("%w; the guest may take %d bytes (auth add --copy-bytes), which the server promised to other streams: "+
-				"make their limits smaller with 'meander streams limit', or the store larger (max_file_store)", err, u.CopySpace())
+			err = fmt.Errorf("%w; the guest may take %d bytes (auth add --copy-bytes), which the server promised to "+
+				"other streams: "+"make their limits smaller with 'meander streams limit', or the store larger "+
+				"(max_file_store)", err, u.CopySpace())
 		}
 		return fmt.Errorf("copies of the guest %s: %w", u.Name, err)
 	}
@@ -133,8 +135,8 @@ func wantedCopies(u *auth.User, origins map[string]*jetstream.StreamInfo) (map[s
 	}
 	space := u.CopySpace() - least
 	if space < 0 {
-		return nil, fmt.Errorf("copy_bytes: %d; must be at least %d, for all servers that keep them: auth rm, and auth add with as many",
-			space+least, least)
+		return nil, fmt.Errorf("copy_bytes: %d; must be at least %d, for all servers that keep them: auth rm, and "+
+			"auth add with as many", space+least, least)
 	}
 	wants := map[string]jetstream.StreamConfig{}
 	for name, origin := range origins {
@@ -182,12 +184,16 @@ func (b *Bus) guestStreams(u *auth.User) (jetstream.JetStream, error) {
 // copyConfig returns the settings of a guest's copy of a stream, at its least size. wantedCopies calls it.
 func copyConfig(origin jetstream.StreamConfig, u *auth.User) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
-		Name: origin.Name, Description: "what the pipeline has of the runs of the guest " + u.Name, Storage: jetstream.FileStorage,
+		Name: origin.Name, Description: "what the pipeline has of the runs of the guest " + u.Name,
+		Storage:  jetstream.FileStorage,
 		Replicas: origin.Replicas, MaxBytes: minStreamBytes, MaxMsgsPerSubject: origin.MaxMsgsPerSubject,
 		MaxAge: origin.MaxAge, AllowDirect: true, AllowRollup: origin.AllowRollup,
 		Mirror: &jetstream.StreamSource{
 			Name: origin.Name, External: &jetstream.ExternalStream{APIPrefix: auth.PipelinePrefix},
-			Consumer: &jetstream.StreamConsumerSource{Name: u.CopyDurable(), DeliverSubject: u.CopySubject(origin.Name)},
+			Consumer: &jetstream.StreamConsumerSource{
+				Name:           u.CopyDurable(),
+				DeliverSubject: u.CopySubject(origin.Name),
+			},
 		},
 	}
 }
@@ -231,8 +237,10 @@ func (b *Bus) setupCopy(
 		}
 	}
 	config := jetstream.ConsumerConfig{
-		Durable: u.CopyDurable(), Description: "copies for the guest " + u.Name, DeliverSubject: want.Mirror.Consumer.DeliverSubject,
-		AckPolicy: jetstream.AckFlowControlPolicy, FlowControl: true, IdleHeartbeat: readHeartbeat, FilterSubjects: filters,
+		Durable: u.CopyDurable(), Description: "copies for the guest " + u.Name,
+		DeliverSubject: want.Mirror.Consumer.DeliverSubject,
+		AckPolicy:      jetstream.AckFlowControlPolicy, FlowControl: true, IdleHeartbeat: readHeartbeat,
+		FilterSubjects: filters,
 	}
 	if _, err := b.js.CreatePushConsumer(ctx, want.Name, config); err != nil {
 		return err

@@ -275,8 +275,8 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 	return p, err
 }
 
-// StoreID names the store of the server, as long as it keeps the history of its policies: the digits of when that began.
-// Folders that several stores share have a folder for each.
+// StoreID names the store of the server, as long as it keeps the history of its policies: the digits of when that
+// began. Folders that several stores share have a folder for each.
 func (b *Bus) StoreID(ctx context.Context) (string, error) {
 	info, err := b.StreamInfo(ctx, schemas.StreamPolicies)
 	if err != nil {

@@ -161,7 +161,8 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 func header(ctx context.Context, subject, typ, content string) nats.Header {
 	values := [...]string{typ, content, schemas.MessageID(subject)} // one allocation for the three
 	h := nats.Header{
-		schemas.HeaderType: values[0:1:1], schemas.HeaderContentType: values[1:2:2], jetstream.MsgIDHeader: values[2:3:3],
+		schemas.HeaderType: values[0:1:1], schemas.HeaderContentType: values[1:2:2],
+		jetstream.MsgIDHeader: values[2:3:3],
 	}
 	setTrace(ctx, h)
 	return h

@@ -86,7 +86,8 @@ func replicasError(n int, err error) error {
 	case codeNoCluster:
 		return fmt.Errorf("replicas: %d; must be 1 on a server that is not part of a cluster: %w", n, err)
 	case codeInsufficient, codeStorageExceeded:
-		return fmt.Errorf("replicas: %d; each server must have room (max_file_store) for all of the streams' limits; make those smaller with 'meander streams limit', or the stores larger: %w", n, err)
+		return fmt.Errorf("replicas: %d; each server must have room (max_file_store) for all of the streams' limits; "+
+			"make those smaller with 'meander streams limit', or the stores larger: %w", n, err)
 	case codeNoPeers:
 		return fmt.Errorf("%w: replicas: %d; must be at most the servers of the cluster that are up and have room: %w",
 			ErrTooFewServers, n, err)

@@ -90,8 +90,8 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	}
 	steps, named := ages[schemas.StreamSteps], ages[schemas.StreamTrajectories]
 	if len(next) > 0 && steps > 0 && (named == 0 || named > steps) {
-		return fmt.Errorf("set limits of %s: max_age: %v; must be at least that of the trajectories that name the steps, %s",
-			schemas.StreamSteps, steps, formatAge(named))
+		return fmt.Errorf("set limits of %s: max_age: %v; must be at least that of the trajectories that name the "+
+			"steps, %s", schemas.StreamSteps, steps, formatAge(named))
 	}
 	// The server reserves the limits: change first the streams that get smaller, so that others can use their space.
 	slices.SortStableFunc(next, func(x, y change) int { return cmp.Compare(x.more, y.more) })
@@ -99,7 +99,8 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 		c := n.config
 		if _, err := b.js.UpdateStream(ctx, c); err != nil {
 			if classOf(err) == classFull {
-				err = fmt.Errorf("max_bytes: %d; must be what the server's storage (max_file_store) can hold beside the other streams, of which one can be given less in the same call: %w", c.MaxBytes, err)
+				err = fmt.Errorf("max_bytes: %d; must be what the server's storage (max_file_store) can hold beside "+
+					"the other streams, of which one can be given less in the same call: %w", c.MaxBytes, err)
 			}
 			return fmt.Errorf("set limits of %s: %w", c.Name, err)
 		}

@@ -67,7 +67,10 @@ func (b *Bus) SweepDead(ctx context.Context) error {
 	samples := map[string]schemas.Address{}
 	for subject := range subjects {
 		if a, ok := schemas.ParseSubject(subject); ok {
-			samples[schemas.Address{Kind: schemas.KindTrajectory, Run: a.Run, UID: a.UID, Sample: a.Sample}.Filter()] = a
+			samples[schemas.Address{
+				Kind: schemas.KindTrajectory, Run: a.Run, UID: a.UID,
+				Sample: a.Sample,
+			}.Filter()] = a
 		}
 	}
 	removed := uint64(0)
@@ -78,7 +81,8 @@ func (b *Bus) SweepDead(ctx context.Context) error {
 		}
 	}
 	if removed > 0 {
-		b.log.Warn().Uint64("messages", removed).Msg("removed the steps of attempts that ended without a trajectory, to make room")
+		b.log.Warn().Uint64("messages",
+			removed).Msg("removed the steps of attempts that ended without a trajectory, to make room")
 	}
 	return nil
 }

@@ -77,8 +77,10 @@ func (c *Client) AwaitControl(ctx context.Context, seq uint64) (samplers int, er
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return samplers, fmt.Errorf("%d of %d samplers have not come to a step boundary: %s; one that was killed counts until %v after its last word: %w",
-				len(late), samplers, strings.Join(late, ", "), schemas.PresenceTTL, ctx.Err())
+			return samplers,
+				fmt.Errorf("%d of %d samplers have not come to a step boundary: %s; one that was killed counts until "+
+					"%v after its last word: %w", len(late), samplers, strings.Join(late, ", "), schemas.PresenceTTL,
+					ctx.Err())
 		}
 	}
 }

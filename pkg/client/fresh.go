@@ -58,7 +58,9 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 
 // FreshGroups is Groups without the groups that must not be trained on. For each of these it calls leftOut, unless
 // that is nil, with the reason.
-func (c *Client) FreshGroups(ctx context.Context, run schemas.Run, after Cursor, want Fresh, leftOut func(g *Group, why string)) iter.Seq2[*Group, error] {
+func (c *Client) FreshGroups(
+	ctx context.Context, run schemas.Run, after Cursor, want Fresh, leftOut func(g *Group, why string),
+) iter.Seq2[*Group, error] {
 	return func(yield func(*Group, error) bool) {
 		for g, err := range c.Groups(ctx, run, after) {
 			why := ""

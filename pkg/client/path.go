@@ -31,7 +31,8 @@ func (c *Client) Path(ctx context.Context, t *schemas.Trajectory) ([]PathStep, e
 		}
 		begin, stop := t.Segment()
 		if stop < end || begin > end || int64(len(steps)) < end-begin {
-			return nil, fmt.Errorf("sample %d of group %s of run %s: steps %d to %d; must lead to step %d, where another parted from it", t.SampleIndex, t.UID, t.Run, begin, stop, end)
+			return nil, fmt.Errorf("sample %d of group %s of run %s: steps %d to %d; must lead to step %d, where "+
+				"another parted from it", t.SampleIndex, t.UID, t.Run, begin, stop, end)
 		}
 		var own []PathStep
 		for _, s := range steps[:end-begin] {

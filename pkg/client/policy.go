@@ -108,8 +108,11 @@ func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push)
 	})
 }
 
-// storeWeights puts the files of a transformer where samplers find them: into the server, or into the shared folder dir.
-func (c *Client) storeWeights(ctx context.Context, weights *lora.Full, dir string) (out []schemas.WeightsFile, err error) {
+// storeWeights puts the files of a transformer where samplers find them: into the server, or into the shared folder
+// dir.
+func (c *Client) storeWeights(
+	ctx context.Context, weights *lora.Full, dir string,
+) (out []schemas.WeightsFile, err error) {
 	if dir != "" {
 		return c.placeWeights(ctx, weights, dir)
 	}
@@ -148,12 +151,15 @@ func (c *Client) explainStore(ctx context.Context, err error) error {
 	if listErr != nil {
 		return err
 	}
-	return fmt.Errorf("%w; of them weights of %d versions take %d bytes: 'meander gc --blobs' frees those that no stored sample "+
-		"needs, and whole transformers take no space there if they are pushed by path (--weights-dir)", err, versions, size)
+	return fmt.Errorf("%w; of them weights of %d versions take %d bytes: 'meander gc --blobs' frees those that no "+
+		"stored sample "+"needs, and whole transformers take no space there if they are pushed by path (--weights-dir)",
+		err, versions, size)
 }
 
 // placeWeights puts the files of a transformer into the shared folder, those that are not in it.
-func (c *Client) placeWeights(ctx context.Context, weights *lora.Full, path string) (out []schemas.WeightsFile, err error) {
+func (c *Client) placeWeights(
+	ctx context.Context, weights *lora.Full, path string,
+) (out []schemas.WeightsFile, err error) {
 	store, err := c.bus.StoreID(ctx)
 	if err != nil {
 		return nil, err

@@ -31,14 +31,16 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 		return nil, err
 	}
 	if n, most := len(prompt), c.bus.MaxInline(); n > most {
-		return nil, fmt.Errorf("publish prompt: %w: %d bytes; must be at most %d: shorten it, or raise the server's max_payload", bus.ErrTooLarge, n, most)
+		return nil, fmt.Errorf("publish prompt: %w: %d bytes; must be at most %d: shorten it, or raise the server's "+
+			"max_payload", bus.ErrTooLarge, n, most)
 	}
 	answers, err := c.subscribeInbox()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = answers.Unsubscribe() }()
-	if _, err := c.bus.PublishPrompt(ctx, run, prompt, nats.Header{schemas.HeaderReply: {answers.Subject}}); err != nil {
+	if _, err := c.bus.PublishPrompt(ctx, run, prompt,
+		nats.Header{schemas.HeaderReply: {answers.Subject}}); err != nil {
 		return nil, fmt.Errorf("publish prompt: %w", err)
 	}
 	var held *schemas.Receipt

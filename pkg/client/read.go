@@ -32,8 +32,8 @@ type Group struct {
 // run; an empty cursor then starts with what is left.
 func (c *Client) Groups(ctx context.Context, run schemas.Run, after Cursor) iter.Seq2[*Group, error] {
 	return func(yield func(*Group, error) bool) {
-		events := readLive[schemas.Advantage](ctx, c.bus, run, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"),
-			after)
+		events := readLive[schemas.Advantage](ctx, c.bus, run, schemas.StreamAdvantages,
+			schemas.AdvantageSubject(run, "*"), after)
 		for m, err := range events {
 			if !yield(&Group{Advantage: m.event, Cursor: m.cursor}, err) {
 				return
@@ -46,7 +46,8 @@ func (c *Client) Groups(ctx context.Context, run schemas.Run, after Cursor) iter
 // ends.
 func (c *Client) Trajectories(ctx context.Context, run schemas.Run) iter.Seq2[*schemas.Trajectory, error] {
 	return func(yield func(*schemas.Trajectory, error) bool) {
-		for m, err := range readLive[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "*"), "") {
+		for m, err := range readLive[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories,
+			schemas.TrajectoryFilter(run, "*"), "") {
 			if !yield(&m.event, err) {
 				return
 			}
@@ -66,7 +67,8 @@ type positioned[T any] struct {
 func readLive[T any, E interface {
 	*T
 	schemas.Keyed
-}](ctx context.Context, b *bus.Bus, run schemas.Run, stream, filter string, after Cursor) iter.Seq2[*positioned[T], error] {
+}](ctx context.Context, b *bus.Bus, run schemas.Run, stream, filter string, after Cursor) iter.Seq2[*positioned[T],
+	error] {
 	return func(yield func(*positioned[T], error) bool) {
 		if err := schemas.CheckToken("run", run); err != nil {
 			yield(&positioned[T]{}, err)
@@ -88,7 +90,9 @@ func readLive[T any, E interface {
 }
 
 // Trajectory returns one stored trajectory, or ErrNotFound.
-func (c *Client) Trajectory(ctx context.Context, run schemas.Run, uid schemas.UID, sample int64) (*schemas.Trajectory, error) {
+func (c *Client) Trajectory(
+	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64,
+) (*schemas.Trajectory, error) {
 	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample))
 	if err != nil {
 		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)

@@ -21,7 +21,9 @@ const teacherPause = 200 * time.Millisecond
 const teacherPatience = 30 * time.Second
 
 // askTeacher makes one request.
-func (c *Client) askTeacher(ctx context.Context, teacher string, data []byte, patience time.Duration) (*nats.Msg, error) {
+func (c *Client) askTeacher(
+	ctx context.Context, teacher string, data []byte, patience time.Duration,
+) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return c.bus.Conn().RequestWithContext(ctx, schemas.TeacherSubject(teacher), data)
@@ -30,7 +32,9 @@ func (c *Client) askTeacher(ctx context.Context, teacher string, data []byte, pa
 // TeacherReply asks a teacher for the log-probs that its model gives a stored sample, and waits for them; topK asks for
 // as many of the likeliest tokens besides. Tensors are complete. A teacher that is busy or stops is asked again until
 // ctx ends. A RefusedError says why it gives nothing, ErrNoTeacher that none of that name runs.
-func (c *Client) TeacherReply(ctx context.Context, teacher string, run schemas.Run, uid schemas.UID, sample, topK int64) (*schemas.TeacherReply, error) {
+func (c *Client) TeacherReply(
+	ctx context.Context, teacher string, run schemas.Run, uid schemas.UID, sample, topK int64,
+) (*schemas.TeacherReply, error) {
 	r := &schemas.TeacherRequest{Name: teacher, Run: run, UID: uid, SampleIndex: sample, TopK: topK}
 	data, err := schemas.Encode(r)
 	if err == nil {

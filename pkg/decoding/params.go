@@ -76,7 +76,8 @@ func Check(logits []float32) (masked int, err error) {
 		}
 	}
 	if masked == len(logits) || zeros == len(logits) && len(logits) > 1 {
-		return 0, fmt.Errorf("%w: of %d tokens %d are masked, %d are 0; must differ", ErrLogits, len(logits), masked, zeros)
+		return 0, fmt.Errorf("%w: of %d tokens %d are masked, %d are 0; must differ", ErrLogits, len(logits), masked,
+			zeros)
 	}
 	return masked, nil
 }

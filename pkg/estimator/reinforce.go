@@ -107,7 +107,9 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 			m := groupMoments(single, scores)
 			equal[g], keepsReward = equal[g] && m.constant, keepsReward || m.keepsReward
 			scale := single.scale(m.std(single))
-			for i, a := range m.advantages(0, func(i int) float64 { return (scores[i] - m.centre()) / scale }).Advantages {
+			for i, a := range m.advantages(0, func(i int) float64 {
+				return (scores[i] - m.centre()) / scale
+			}).Advantages {
 				sums[g][i] += float64(weight * a)
 			}
 		}

@@ -260,7 +260,9 @@ func codecOf(t reflect.Type) (Codec, bool) {
 	case reflect.Slice:
 		switch t.Elem().Kind() {
 		case reflect.String:
-			return Codec{Kind: "strings", Parse: func(s string) (any, error) { return strings.Split(s, ","), nil }}, true
+			return Codec{Kind: "strings", Parse: func(s string) (any, error) {
+				return strings.Split(s, ","), nil
+			}}, true
 		case reflect.Int64:
 			return Codec{Kind: "indices", Hint: "e.g. 2,3 or 0-4, or none", Parse: parseIndices}, true
 		case reflect.Float64:

@@ -92,8 +92,8 @@ func checkGuidance(dst, pos, neg []float32, scale float64) error {
 		return fmt.Errorf("true_cfg_scale: %v; must be a finite number", scale)
 	}
 	if len(pos) != len(neg) || len(dst) != len(pos) {
-		return fmt.Errorf("guide velocities of %d and %d elements into %d; must be of equal lengths", len(pos), len(neg),
-			len(dst))
+		return fmt.Errorf("guide velocities of %d and %d elements into %d; must be of equal lengths", len(pos),
+			len(neg), len(dst))
 	}
 	return nil
 }

@@ -108,7 +108,8 @@ func (p Plan) Validate() error {
 	sigmas := checkSigmas(p.Sigmas)
 	add(sigmas)
 	if len(p.Transitions) != len(p.Sigmas)-1 {
-		add(fmt.Errorf("transitions: %d values; must be one less than the %d sigmas", len(p.Transitions), len(p.Sigmas)))
+		add(fmt.Errorf("transitions: %d values; must be one less than the %d sigmas", len(p.Transitions),
+			len(p.Sigmas)))
 	}
 	if !p.LogProb.Valid() {
 		add(fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(p.LogProb)))
@@ -156,8 +157,8 @@ func checkStorage(d tensor.DType) error {
 	return nil
 }
 
-// StepTransition returns the transition of the step with this index: what a trainer or a report computes with. Errors: an
-// invalid plan, and an index outside it.
+// StepTransition returns the transition of the step with this index: what a trainer or a report computes with. Errors:
+// an invalid plan, and an index outside it.
 func (p Plan) StepTransition(index int) (StepTransition, error) {
 	if err := p.Validate(); err != nil {
 		return StepTransition{}, err

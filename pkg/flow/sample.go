@@ -73,7 +73,10 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 		return nil, fmt.Errorf("initial latents: %d elements; must be 1 to %d", n, MaxElements)
 	}
 	begin, end := p.Segment()
-	r := &Rollout{plan: p, index: begin, end: end, x: slices.Clone(x), next: make([]float32, n), mean: make([]float32, n)}
+	r := &Rollout{
+		plan: p, index: begin, end: end, x: slices.Clone(x), next: make([]float32, n),
+		mean: make([]float32, n),
+	}
 	p.Storage.Round(r.x)
 	if i := firstNonFinite(r.x); i >= 0 {
 		return nil, fmt.Errorf("initial latents: element %d is %v as %s", i, x[i], string(p.Storage))

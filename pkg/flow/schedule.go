@@ -86,7 +86,8 @@ func ParseSchedule(config []byte) (Schedule, error) {
 	}
 	c := solverConfig{FlowShift: 1, FinalSigmas: "zero"}
 	if len(config) > maxConfigBytes {
-		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes; must be at most %d", len(config), maxConfigBytes)
+		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes; must be at most %d", len(config),
+			maxConfigBytes)
 	}
 	if err := errors.Join(json.Unmarshal(config, &s), json.Unmarshal(config, &c)); err != nil {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
@@ -146,7 +147,8 @@ func (s Schedule) Validate() error {
 	check(s.MuRule.valid(), "mu", fmt.Sprintf("%q", string(s.MuRule)), "linear, none, flux2 or constant")
 	check(finite(s.ConstantMu) && (s.ConstantMu == 0 || s.MuRule == MuConstant), "mu_constant", s.ConstantMu,
 		"a finite number with mu constant, else 0")
-	check(positive(s.Shift) || s.float64Shift, "shift", s.Shift, "a finite number above 0") // else flow_shift is checked
+	// else flow_shift is checked
+	check(positive(s.Shift) || s.float64Shift, "shift", s.Shift, "a finite number above 0")
 	if s.UseDynamicShifting {
 		check(s.MuRule != MuNone, "mu", MuNone, "linear, flux2 or constant with use_dynamic_shifting")
 		check(finite(s.BaseShift), "base_shift", s.BaseShift, "a finite number")

@@ -126,8 +126,8 @@ func newStepTransition(t Transition, a float64, sigmas []float32, index int) (St
 				patched = float64(sigmas[1])
 			}
 			if 1-patched <= nearOne {
-				return StepTransition{}, fmt.Errorf("sigmas[1]: %v; must be less than %v for sde at sigma %v", sigmas[1], 1-nearOne,
-					k.Sigma)
+				return StepTransition{}, fmt.Errorf("sigmas[1]: %v; must be less than %v for sde at sigma %v",
+					sigmas[1], 1-nearOne, k.Sigma)
 			}
 			k.StdDevT = float64(a * math.Sqrt(s/(1-patched)))
 		}

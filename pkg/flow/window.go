@@ -45,8 +45,8 @@ func (w Window) Validate(numInferenceSteps int) error {
 	}
 	var faults []error
 	if w.Lo < 0 || w.Hi > numInferenceSteps || w.Lo >= w.Hi {
-		faults = append(faults, fmt.Errorf("sde_window.range: [%d, %d); must be a part of [0, %d) that is not empty", w.Lo,
-			w.Hi, numInferenceSteps))
+		faults = append(faults, fmt.Errorf("sde_window.range: [%d, %d); must be a part of [0, %d) that is not empty",
+			w.Lo, w.Hi, numInferenceSteps))
 	} else if w.Size < 1 || w.Size > w.Hi-w.Lo {
 		faults = append(faults, fmt.Errorf("sde_window.size: %d; must be 1 to %d, the length of its range", w.Size,
 			w.Hi-w.Lo))

@@ -4,7 +4,8 @@
 //
 //	mdr.v1.interact.NAME    queue group NAME
 //
-// and answers each request, the msgpack map schemas.InteractRequest, with the msgpack map schemas.InteractReply, such as
+// and answers each request, the msgpack map schemas.InteractRequest, with the msgpack map schemas.InteractReply, such
+// as
 //
 //	{v: 1, content: "too low", score: 0}
 //	{v: 1, terminate: true, score: 1}
@@ -56,7 +57,9 @@ const (
 // Ask returns the reply of a request's interaction to the last message. A built-in one replies at once, a worker within
 // the timeout. The error is a Fault if the interaction gives no reply. Other errors are temporary: the connection was
 // lost, or ctx has ended.
-func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout time.Duration) (*schemas.InteractReply, error) {
+func Ask(
+	ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout time.Duration,
+) (*schemas.InteractReply, error) {
 	if Builtin(r.Name) {
 		return sumsReply(r)
 	}
@@ -88,8 +91,10 @@ func Ask(ctx context.Context, nc *nats.Conn, r *schemas.InteractRequest, timeout
 		case errors.Is(err, context.DeadlineExceeded) && fault != nil && time.Since(began) < pause:
 			return nil, fault // the last try had too little time; the one before tells more
 		case errors.Is(err, context.DeadlineExceeded):
-			return nil, &Fault{schemas.ConversationTimeout, fmt.Errorf("no answer on %s within %v (interaction.timeout_ms)",
-				subject, timeout)}
+			return nil, &Fault{
+				schemas.ConversationTimeout,
+				fmt.Errorf("no answer on %s within %v (interaction.timeout_ms)", subject, timeout),
+			}
 		default:
 			return nil, fmt.Errorf("ask on %s: %w", subject, err)
 		}

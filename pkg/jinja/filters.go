@@ -272,7 +272,8 @@ func chooseFilters() map[string]filter {
 			attribute, exact := s.attributeOf(argument(a[2], nil), nil), truth(argument(a[1], false))
 			items := slices.Clone(s.iterate(v))
 			s.countMemory(16 * len(items))
-			by := func(item any) any { return &list{items: []any{s.sortKey(attribute(item), exact)}} } // a list, as in Jinja
+			// a list, as in Jinja
+			by := func(item any) any { return &list{items: []any{s.sortKey(attribute(item), exact)}} }
 			s.sort(items, by, truth(argument(a[0], false)))
 			return &list{items: items}
 		},

@@ -121,8 +121,10 @@ func (s *state) checkCase(v string) string {
 		}
 		switch {
 		case strings.ContainsRune("ßŉǰİΣΐΰև\u0345", r), r >= 0x1c4 && r <= 0x1cc, r >= 0x1f1 && r <= 0x1f3,
-			r >= 0x10a0 && r <= 0x10ff, r >= 0x13a0 && r <= 0x13ff, r >= 0x1c80 && r <= 0x1cbf, r >= 0x1e96 && r <= 0x1e9e,
-			r >= 0x1f50 && r <= 0x1fff, r >= 0xa640 && r <= 0xa7ff, r >= 0xab30 && r <= 0xabbf, r >= 0xfb00 && r <= 0xfb17,
+			r >= 0x10a0 && r <= 0x10ff, r >= 0x13a0 && r <= 0x13ff, r >= 0x1c80 && r <= 0x1cbf, r >= 0x1e96 &&
+				r <= 0x1e9e,
+			r >= 0x1f50 && r <= 0x1fff, r >= 0xa640 && r <= 0xa7ff, r >= 0xab30 && r <= 0xabbf, r >= 0xfb00 &&
+				r <= 0xfb17,
 			r >= 0x10000:
 			if cased(r) || unicode.ToUpper(r) != r || unicode.ToLower(r) != r {
 				s.unsupported("the case of %q", r)

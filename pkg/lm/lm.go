@@ -79,8 +79,8 @@ type Model interface {
 	Language
 	// NewSequence returns an empty sequence.
 	NewSequence() Sequence
-	// Forward appends the ids of each row to its sequence and sets the logits after the last or each of them. The bits of a
-	// row depend only on the ids of its sequence: neither on other rows, nor on how the ids were split into calls.
+	// Forward appends the ids of each row to its sequence and sets the logits after the last or each of them. The bits
+	// of a row depend only on the ids of its sequence: neither on other rows, nor on how the ids were split into calls.
 	// After an error no sequence has changed, and Logits hold no result.
 	Forward(ctx context.Context, rows []Row) error
 	// MemoryBytes returns the memory of the weights, and of everything else that is kept

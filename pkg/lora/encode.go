@@ -31,8 +31,8 @@ func (a Weighted) Save(dir string) error {
 	})
 }
 
-// saveFolder has write write files to a new folder, which is there with all of them or not at all; it is no error that it
-// is there already. All may be read by a server of another user, whatever the umask is.
+// saveFolder has write write files to a new folder, which is there with all of them or not at all; it is no error that
+// it is there already. All may be read by a server of another user, whatever the umask is.
 func saveFolder(dir, what string, write func(made string) error) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -61,11 +61,14 @@ func saveFolder(dir, what string, write func(made string) error) error {
 // with it computes the model alone.
 func (t Table) Zero() Weighted {
 	name := slices.Min(slices.Collect(maps.Keys(t)))
-	return Weighted{Adapter: &Adapter{name: "zero", modules: map[string]*Product{name: zeroProduct(t[name])}}, Weight: 1}
+	return Weighted{
+		Adapter: &Adapter{name: "zero", modules: map[string]*Product{name: zeroProduct(t[name])}},
+		Weight:  1,
+	}
 }
 
-// Completed returns the adapter with zeros added, so that of the modules of t that differ in the parts at their ends alone
-// it changes all or none: for servers that compute them as one, and do not take a part of them.
+// Completed returns the adapter with zeros added, so that of the modules of t that differ in the parts at their ends
+// alone it changes all or none: for servers that compute them as one, and do not take a part of them.
 func (a Weighted) Completed(t Table, parts ...string) Weighted {
 	all := maps.Clone(a.Adapter.modules)
 	for name := range a.Adapter.modules {
@@ -82,7 +85,10 @@ func (a Weighted) Completed(t Table, parts ...string) Weighted {
 }
 
 func zeroProduct(shape [2]int) *Product {
-	return &Product{A: make([]float32, shape[1]), B: make([]float32, shape[0]), R: 1, N: shape[0], K: shape[1], Scale: 1}
+	return &Product{
+		A: make([]float32, shape[1]), B: make([]float32, shape[0]), R: 1, N: shape[0], K: shape[1],
+		Scale: 1,
+	}
 }
 
 // plain returns the tensors and the configuration that Save writes.

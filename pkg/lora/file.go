@@ -136,7 +136,8 @@ func parseConfig(file []byte) (scaling, error) {
 	check(c.Alpha != nil, "lora_alpha: missing; must be a number")
 	check(c.Bias == "" || c.Bias == "none", "bias: %q; must be none", c.Bias)
 	check(slices.Contains(plainInits, string(c.Init)), "init_lora_weights: %s; not supported: the weights beneath "+
-		"the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion", c.Init)
+		"the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion",
+		c.Init)
 	for _, k := range slices.Sorted(maps.Keys(plain)) {
 		unset := slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, string(plain[k]))
 		check(unset || slices.Contains(supportedFields, k) || slices.Contains(ignoredFields, k), "%s: not supported", k)
@@ -218,8 +219,8 @@ func readModules(archive *safetensors.Archive, scale scaling) (map[string]*Produ
 		a, _ := archive.Info(p.a)
 		b, _ := archive.Info(p.b)
 		if len(a.Shape) == 2 && len(b.Shape) == 2 && a.Shape[0] > min(a.Shape[1], b.Shape[0]) {
-			return nil, fmt.Errorf("module %s: rank %d; must be at most %d, the smaller side of its weight", module, a.Shape[0],
-				min(a.Shape[1], b.Shape[0]))
+			return nil, fmt.Errorf("module %s: rank %d; must be at most %d, the smaller side of its weight", module,
+				a.Shape[0], min(a.Shape[1], b.Shape[0]))
 		}
 		if len(a.Shape) != 2 || len(b.Shape) != 2 || a.Shape[0] != b.Shape[1] || a.Shape[0] < 1 {
 			return nil, fmt.Errorf("module %s: lora_A %v and lora_B %v do not fit", module, a.Shape, b.Shape)

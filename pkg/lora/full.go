@@ -213,7 +213,8 @@ func (s Shapes) Check(f *Full) error {
 		names []string
 	}{{"missing", missing}, {"unexpected", unexpected}, {"of another shape", shapes}, {"not finite", values}} {
 		if slices.Sort(of.names); len(of.names) > 0 {
-			faults = append(faults, fmt.Errorf("%d tensors %s: %s", len(of.names), of.what, safetensors.ListNames(of.names)))
+			faults = append(faults, fmt.Errorf("%d tensors %s: %s", len(of.names), of.what,
+				safetensors.ListNames(of.names)))
 		}
 	}
 	return errors.Join(faults...)

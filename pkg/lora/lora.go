@@ -208,7 +208,8 @@ func (t Table) Check(adapters ...Weighted) error {
 			faults = append(faults, fmt.Errorf("scale: %g; must be a number", a.Weight))
 		}
 		if a.changesNothing() {
-			faults = append(faults, errors.New("changes nothing: its scale, lora_alpha, lora_A or lora_B is 0 everywhere"))
+			faults = append(faults,
+				errors.New("changes nothing: its scale, lora_alpha, lora_A or lora_B is 0 everywhere"))
 		}
 		for _, module := range a.Adapter.Modules() {
 			p := a.Adapter.modules[module]
@@ -217,8 +218,8 @@ func (t Table) Check(adapters ...Weighted) error {
 			case !ok:
 				faults = append(faults, fmt.Errorf("module %s: the transformer has none", module))
 			case shape != [2]int{p.N, p.K}:
-				faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N, p.K,
-					shape[0], shape[1]))
+				faults = append(faults, fmt.Errorf("module %s: changes a weight of %d x %d, here %d x %d", module, p.N,
+					p.K, shape[0], shape[1]))
 			}
 			if len(faults) == maxFaults {
 				faults = append(faults, errors.New("and perhaps more"))

@@ -44,8 +44,8 @@ type Card struct {
 	SchedulerConfig []byte
 	// Grid names the sigmas before the scheduler shifts them: GridLinspace (also empty), GridScheduler or GridUniFlow.
 	Grid string
-	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2, or
-	// MuConstant with ConstantMu.
+	// Mu says how the shift of a scheduler with use_dynamic_shifting is found: MuLinear (also empty), MuNone, MuFlux2,
+	// or MuConstant with ConstantMu.
 	Mu         string
 	ConstantMu float64
 	// LatentChannels is C, the number of channels of a packed token, such as 64.
@@ -85,7 +85,8 @@ type Card struct {
 	// them.
 	Conditioning []string
 	// Masks names the mask of each tensor of Conditioning, by the tensor's name; a tensor that it leaves out has none.
-	// Events get a mask of ones where a named one is no tensor itself. nil: the mask of X_embeds [L, D] is X_embeds_mask.
+	// Events get a mask of ones where a named one is no tensor itself. nil: the mask of X_embeds [L, D] is
+	// X_embeds_mask.
 	Masks map[string]string
 	// ConditioningBytes bounds the size of these tensors for one prompt, at four bytes per element;
 	// ConditioningTokenBytes is the size for one token.
@@ -163,10 +164,10 @@ func (c Card) Validate() error {
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
 	check(oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped), "cfg_rule: %q; must be %s, %s or %s", c.CFGRule,
 		CFGRescaled, CFGPlain, CFGPlainClamped)
-	check(oneOf(c.Grid, "", GridLinspace, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s or %s", c.Grid, GridLinspace,
-		GridScheduler, GridUniFlow)
-	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear, MuNone,
-		MuFlux2, MuConstant)
+	check(oneOf(c.Grid, "", GridLinspace, GridScheduler, GridUniFlow), "grid: %q; must be %s, %s or %s", c.Grid,
+		GridLinspace, GridScheduler, GridUniFlow)
+	check(oneOf(c.Mu, "", MuLinear, MuNone, MuFlux2, MuConstant), "mu: %q; must be %s, %s, %s or %s", c.Mu, MuLinear,
+		MuNone, MuFlux2, MuConstant)
 	check(c.ConstantMu == 0 || c.Mu == MuConstant && c.ConstantMu-c.ConstantMu == 0,
 		"mu_constant: %g; must be finite with mu constant, else 0", c.ConstantMu)
 	check(c.FramesPerToken >= 0, "frames_per_token: %d; must be 0 or more", c.FramesPerToken)
@@ -177,8 +178,9 @@ func (c Card) Validate() error {
 	check(c.IndependentRows || c.Tolerance > 0, "tolerance: %g; must be more than 0 where rows are not independent",
 		c.Tolerance)
 	for _, name := range slices.Sorted(maps.Keys(c.Masks)) {
-		check(slices.Contains(c.Conditioning, name) && c.Masks[name] != name, "masks: %q: %q; must be a tensor of %s and its mask",
-			name, c.Masks[name], strings.Join(c.Conditioning, ", "))
+		check(slices.Contains(c.Conditioning, name) && c.Masks[name] != name,
+			"masks: %q: %q; must be a tensor of %s and its mask", name, c.Masks[name],
+			strings.Join(c.Conditioning, ", "))
 	}
 	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
 	check(c.ConditioningTokenBytes > 0, "conditioning_token_bytes: %d; must be more than 0", c.ConditioningTokenBytes)
@@ -228,8 +230,8 @@ func (c Card) CheckRows(rows []Row, size Size) (tokens int, err error) {
 	for i, r := range rows {
 		switch {
 		case len(r.X) != elements || len(r.Dst) != elements:
-			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(r.X), len(r.Dst),
-				elements)
+			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(r.X),
+				len(r.Dst), elements)
 		case c.Prediction != "" && !(r.Sigma >= 0 && r.Sigma-r.Sigma == 0):
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, r.Sigma)
 		case c.Prediction == "" && !(r.Sigma >= 0 && r.Sigma <= MaxSigma):

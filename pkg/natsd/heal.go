@@ -76,7 +76,9 @@ func (s *Server) restartAfterFullDisk(ctx context.Context) {
 				continue
 			}
 			if s.Fault() == nil {
-				s.opts.Log.Error().Err(cause).Str("store", s.opts.StoreDir).Msg("the store takes no writes; make room on its disk, and the server starts again by itself")
+				s.opts.Log.Error().Err(cause).Str("store",
+					s.opts.StoreDir).Msg("the store takes no writes; make room on its disk, and the server starts " +
+					"again by itself")
 			}
 			s.setState(ns, fmt.Errorf("no writes to %q (%w); make room on its disk, it goes on by itself then",
 				s.opts.StoreDir, cause))

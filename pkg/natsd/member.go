@@ -121,7 +121,8 @@ func (m *Member) tryJoin(ctx context.Context) (bool, error) {
 		if checkAnswers(holder) != nil {
 			return false, inUse // that process is ending
 		}
-		if holderOfPipeline, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving && m.opts.CheckSettings != nil {
+		if holderOfPipeline, serving := readClaim(m.opts.StoreDir, pipelineClaim); serving &&
+			m.opts.CheckSettings != nil {
 			if holderOfPipeline.PID == 0 {
 				return false, inUse
 			}

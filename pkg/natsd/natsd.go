@@ -194,7 +194,8 @@ func startServer(
 			listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
 		}
 		if errors.Is(err, syscall.EADDRINUSE) {
-			err = fmt.Errorf("%w; must be an address that nothing listens on, or one with port 0 for any that is free", err)
+			err = fmt.Errorf("%w; must be an address that nothing listens on, or one with port 0 for any that is free",
+				err)
 		}
 		if err != nil {
 			return nil, err

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// ErrAway says that no server of a pool can be used now; ErrWeights, that those that can be have all refused the weights
-// of a request. With the latter come their reasons, which wrap ErrRefused.
+// ErrAway says that no server of a pool can be used now; ErrWeights, that those that can be have all refused the
+// weights of a request. With the latter come their reasons, which wrap ErrRefused.
 var (
 	ErrAway    = errors.New("no server can be used")
 	ErrWeights = errors.New("no server that can be used takes the weights")
@@ -33,16 +33,16 @@ type PoolConfig[S Server] struct {
 	Patience time.Duration
 	// Health returns nil if a server accepts requests.
 	Health func(ctx context.Context, s S) error
-	// Join returns nil if a server that accepts requests, and was not used, may be: it must be what the others are. It is
-	// called for one server after the other while none is used, else for several at once.
+	// Join returns nil if a server that accepts requests, and was not used, may be: it must be what the others are. It
+	// is called for one server after the other while none is used, else for several at once.
 	Join func(ctx context.Context, s S) error
-	// Switch has a server that works on nothing use other weights, those of a name. The empty name is that of the weights
-	// that it has after Join. An error that wraps ErrRefused says that the server can never use them. nil: all requests are
-	// for the empty name.
+	// Switch has a server that works on nothing use other weights, those of a name. The empty name is that of the
+	// weights that it has after Join. An error that wraps ErrRefused says that the server can never use them. nil: all
+	// requests are for the empty name.
 	Switch func(ctx context.Context, s S, weights string) error
 	// Changed is called when a server cannot be used, at first or any more, with the reason, and when it can be again,
-	// with nil. Overloaded is called when a server gets fewer requests at once from now on, with the reason. Neither may
-	// call the pool; nil: no call.
+	// with nil. Overloaded is called when a server gets fewer requests at once from now on, with the reason. Neither
+	// may call the pool; nil: no call.
 	Changed    func(server string, err error)
 	Overloaded func(server string, most int, err error)
 }
@@ -220,7 +220,8 @@ func (p *Pool[S]) set(m *member[S], err error) {
 		m.outSince = time.Now()
 	case p.config.Patience > 0 && time.Since(m.outSince) >= p.config.Patience:
 		for _, giveUp := range m.leases {
-			giveUp(fmt.Errorf("%w: %v", ErrSilent, err)) //nolint:errorlint // its class is of the server, not of the request
+			//nolint:errorlint // its class is of the server, not of the request
+			giveUp(fmt.Errorf("%w: %v", ErrSilent, err))
 		}
 	}
 	changed := (was == nil) != (err == nil)
@@ -332,8 +333,8 @@ func (p *Pool[S]) drain(weights string) {
 	}
 }
 
-// endDrain has servers that would get weights take requests again: the request that waited for that has a server, or has
-// given up. Another one that waits for these weights drains one again. p.mu is held.
+// endDrain has servers that would get weights take requests again: the request that waited for that has a server, or
+// has given up. Another one that waits for these weights drains one again. p.mu is held.
 func (p *Pool[S]) endDrain(weights string) {
 	for _, m := range p.members {
 		if m.drains && m.next == weights {
@@ -400,7 +401,8 @@ func (l *Lease[S]) end(err error) {
 	m.leases[l](nil)
 	delete(m.leases, l)
 	switch {
-	case Overloaded(err) && l.lowered == m.lowered && m.limit > 1: // one that began before the limit fell says nothing new
+	// one that began before the limit fell says nothing new
+	case Overloaded(err) && l.lowered == m.lowered && m.limit > 1:
 		m.limit, m.ended, m.lowered = max(1, min(m.limit, busy)/2), 0, m.lowered+1
 		if p.config.Overloaded != nil {
 			p.config.Overloaded(m.server.String(), m.limit, err)

@@ -40,7 +40,8 @@ type Answer struct {
 	Latents map[int][]float32
 	// Debug is nil unless the request asks for it.
 	Debug *Debug
-	// Prompt and Negative are the encoded texts [L, D] where the request asks for them; Negative is nil without guidance.
+	// Prompt and Negative are the encoded texts [L, D] where the request asks for them; Negative is nil without
+	// guidance.
 	Prompt, Negative *Tensor
 }
 
@@ -138,8 +139,8 @@ func (r *row) trajectory(a *Answer, q *Request) {
 	}
 	for i, s := range sigmas.Data {
 		if off := math.Abs(float64(s) - float64(q.Sigmas[i])); !(off <= sigmaTolerance) {
-			r.fail(fmt.Errorf("sigmas[%d]: the server has %g, the request %g: %w; the scheduler_config.json of --model "+
-				"must be that which the server serves", i, s, q.Sigmas[i], ErrSchedule))
+			r.fail(fmt.Errorf("sigmas[%d]: the server has %g, the request %g: %w; the scheduler_config.json of "+
+				"--model "+"must be that which the server serves", i, s, q.Sigmas[i], ErrSchedule))
 			return
 		}
 	}
@@ -155,8 +156,9 @@ func (r *row) debug(a *Answer, q *Request) {
 	d := r.in("rollout_debug_tensors")
 	all := func(name string) []float32 { return d.tensor(name, q.Steps(), q.Tokens, q.Channels).Data }
 	a.Debug = &Debug{
-		Noise: all("rollout_variance_noises"), Mean: all("rollout_prev_sample_means"), Velocity: all("rollout_model_outputs"),
-		Std: d.tensor("rollout_noise_std_devs", q.Steps(), 1).Data,
+		Noise: all("rollout_variance_noises"), Mean: all("rollout_prev_sample_means"),
+		Velocity: all("rollout_model_outputs"),
+		Std:      d.tensor("rollout_noise_std_devs", q.Steps(), 1).Data,
 	}
 	r.err = d.err
 }

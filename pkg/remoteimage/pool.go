@@ -29,8 +29,8 @@ type Config struct {
 	// answers of two servers are of the same weights.
 	Probe Request
 	Same  func(a, b *Answer) error
-	// Changes has the weights of the servers change, by Pool.AddWeights. A server that joins is set back to those that it
-	// was started with: another client may have changed them.
+	// Changes has the weights of the servers change, by Pool.AddWeights. A server that joins is set back to those that
+	// it was started with: another client may have changed them.
 	Changes bool
 	// Spoiled is called when the weights of a server were changed by another client, see ErrChanged; nil: no call.
 	Spoiled func(err error)
@@ -136,8 +136,8 @@ func (p *Pool) join(ctx context.Context, s *server) error {
 	case first == nil:
 		return nil
 	case facts.Version != was.Version || facts.Precision != was.Precision:
-		return fmt.Errorf("it is release %s in %s, and the first server was release %s in %s; restart it, or the sampler",
-			facts.Version, facts.Precision, was.Version, was.Precision)
+		return fmt.Errorf("it is release %s in %s, and the first server was release %s in %s; restart it, or the "+
+			"sampler", facts.Version, facts.Precision, was.Version, was.Precision)
 	}
 	return p.config.Same(first, probe)
 }

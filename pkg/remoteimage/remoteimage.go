@@ -36,8 +36,8 @@ type Request struct {
 	Tokens, Channels int
 	// Sigmas [T+1] are those that the server must step over: it computes them itself.
 	Sigmas []float32
-	// Type is the transition of SDESteps, the steps that draw noise, ascending; NoiseLevel is its a. All others are Euler
-	// steps. ODE: there are no such steps.
+	// Type is the transition of SDESteps, the steps that draw noise, ascending; NoiseLevel is its a. All others are
+	// Euler steps. ODE: there are no such steps.
 	Type       string
 	NoiseLevel float64
 	SDESteps   []int

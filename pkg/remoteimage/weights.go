@@ -26,7 +26,8 @@ type Weights struct {
 const unknown = "?"
 
 // ErrChanged says that another client has changed the weights of a server.
-var ErrChanged = errors.New("its weights were changed by another client: a server belongs to one sampler that changes them")
+var ErrChanged = errors.New("its weights were changed by another client: a server belongs to one sampler that " +
+	"changes them")
 
 // AddWeights lets requests name weights. A server loads them when the first such request comes to it.
 func (p *Pool) AddWeights(name string, w Weights) {
@@ -133,8 +134,8 @@ func (s *server) useFull(ctx context.Context, folder string) error {
 		s.full = "" // its adapters were added to the checkpoint: no whole transformer can have come after them
 		return nil
 	case loaded > 0:
-		return fmt.Errorf("%w: a whole transformer: SGLang-Diffusion leaves its tensors out, with status 200, once the "+
-			"server has had an adapter; restart the server", remotehttp.ErrRefused)
+		return fmt.Errorf("%w: a whole transformer: SGLang-Diffusion leaves its tensors out, with status 200, once "+
+			"the "+"server has had an adapter; restart the server", remotehttp.ErrRefused)
 	}
 	s.full = unknown
 	if err := s.ask(ctx, "/update_weights_from_disk", map[string]any{

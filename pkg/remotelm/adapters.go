@@ -75,8 +75,8 @@ func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 		return nil
 	case answered && (status.Status == http.StatusNotFound || status.Status == http.StatusMethodNotAllowed ||
 		strings.Contains(err.Error(), "not enabled")):
-		return fmt.Errorf("%w; it takes adapters if it is started with %s, and must be able to read %s", err, routes.need,
-			folder)
+		return fmt.Errorf("%w; it takes adapters if it is started with %s, and must be able to read %s", err,
+			routes.need, folder)
 	case answered && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}

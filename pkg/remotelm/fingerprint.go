@@ -49,7 +49,8 @@ func (s *Server) fingerprint(ctx context.Context) error {
 	before := math.Abs(is-was) < math.Abs(is-2*was)
 	switch {
 	case logits && !before:
-		return fmt.Errorf("%w: it gives processed logits; start it with --logprobs-mode raw_logits, of which all else follows, or raw_logprobs", ErrRefused)
+		return fmt.Errorf("%w: it gives processed logits; start it with --logprobs-mode raw_logits, of which all "+
+			"else follows, or raw_logprobs", ErrRefused)
 	case logits && !whole:
 		return fmt.Errorf("%w: it gives logits, of which a log-prob follows where all of a token are there; start "+
 			"it with --max-logprobs -1, or with --logprobs-mode raw_logprobs", ErrRefused)
@@ -141,7 +142,8 @@ func precisionOf(row []float64) string {
 // routeClosed reports whether err says that a route does not exist or is not open.
 func routeClosed(err error) bool {
 	r, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden || r.Status == http.StatusMethodNotAllowed)
+	return ok && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden ||
+		r.Status == http.StatusMethodNotAllowed)
 }
 
 // measure has the server draw one token after ProbeIDs, and returns the numbers that come with it: the top largest in

@@ -150,11 +150,13 @@ func (s *Server) checkEvent(e *event, top int) error {
 		}
 		for _, id := range t.ids {
 			if id < 0 || int(id) >= s.config.Vocabulary {
-				return fmt.Errorf("%w: token %d among the likeliest; must be below the vocabulary, %d", ErrGarbage, id, s.config.Vocabulary)
+				return fmt.Errorf("%w: token %d among the likeliest; must be below the vocabulary, %d", ErrGarbage, id,
+					s.config.Vocabulary)
 			}
 		}
 		if top < 0 && distinct(t.ids) != s.config.Vocabulary {
-			return fmt.Errorf("%w: the numbers of %d tokens; must be of all of the vocabulary, %d", ErrGarbage, distinct(t.ids), s.config.Vocabulary)
+			return fmt.Errorf("%w: the numbers of %d tokens; must be of all of the vocabulary, %d", ErrGarbage,
+				distinct(t.ids), s.config.Vocabulary)
 		}
 	}
 	return nil

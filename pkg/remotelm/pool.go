@@ -262,14 +262,18 @@ func (p *Pool) uses(m *member) bool { return slices.Contains(p.pool.Servers(), m
 // shutOut reports whether an error says that a server lets us in no more, or does not have the model.
 func shutOut(err error) bool {
 	status, ok := errors.AsType[*remotehttp.StatusError](err)
-	return ok && slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}, status.Status)
+	return ok && slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound},
+		status.Status)
 }
 
 // disconnected reports whether an error is one of the connection.
 func disconnected(err error) bool {
 	_, answered := errors.AsType[*remotehttp.StatusError](err)
 	is := func(class error) bool { return errors.Is(err, class) }
-	return err != nil && !answered && !slices.ContainsFunc([]error{ErrRefused, ErrSilent, ErrGarbage, ErrAborted, errCut}, is)
+	return err != nil && !answered && !slices.ContainsFunc([]error{
+		ErrRefused, ErrSilent, ErrGarbage, ErrAborted,
+		errCut,
+	}, is)
 }
 
 // seedOf returns the seed of attempt again: another one each time, so that no noise repeats, and below 2^53, which

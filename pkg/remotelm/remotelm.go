@@ -55,8 +55,8 @@ type Config struct {
 	Server string
 	// Vocabulary is V, the number of logits of a token.
 	Vocabulary int
-	// ProbeIDs are token ids of a short prompt. Each server is asked to continue it. From the numbers that come with the
-	// token follows which kind they are (Facts.Values), and whether the server has the weights of the first.
+	// ProbeIDs are token ids of a short prompt. Each server is asked to continue it. From the numbers that come with
+	// the token follows which kind they are (Facts.Values), and whether the server has the weights of the first.
 	ProbeIDs []int32
 	// Patience is how long the server may send nothing for a request before the request is sent again; 0: a minute.
 	Patience time.Duration
@@ -209,8 +209,9 @@ func dialectOf(name string, c Config) dialect {
 func (s *Server) sameFacts(first *Server) error {
 	was, is := first.facts, s.facts
 	if was.Model = is.Model; was != is { // each has a name of its own for the model
-		return fmt.Errorf("it is release %s with %s numbers in %s by %s, %d tokens; the lane was announced with release %s, "+
-			"%s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values, is.Precision, is.Route,
+		return fmt.Errorf("it is release %s with %s numbers in %s by %s, %d tokens; the lane was announced with "+
+			"release %s, "+"%s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values,
+			is.Precision, is.Route,
 			is.MaxTokens, was.Version, was.Values, was.Precision, was.Route, was.MaxTokens)
 	}
 	return nil
@@ -220,22 +221,22 @@ func (s *Server) sameFacts(first *Server) error {
 // fixed prompt. Pool.join calls it: the pool then leaves this server out and uses the others.
 func (s *Server) sameNumbers(first *Server) error {
 	if len(s.numbers) != len(first.numbers) {
-		return fmt.Errorf("it gives %d numbers for a token, the other servers %d: start it with their options (--max-logprobs)",
-			len(s.numbers), len(first.numbers))
+		return fmt.Errorf("it gives %d numbers for a token, the other servers %d: start it with their options "+
+			"(--max-logprobs)", len(s.numbers), len(first.numbers))
 	}
 	off := 0.0
 	for i := range s.numbers {
 		off += math.Abs(s.numbers[i]-first.numbers[i]) / float64(len(s.numbers))
 	}
 	if most := numberTolerance[s.facts.Precision]; !(off <= most) {
-		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those of the other servers, of which %g passes: "+
-			"it has other weights; restart it with the same", off, most)
+		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those of the other servers, of which %g "+
+			"passes: "+"it has other weights; restart it with the same", off, most)
 	}
 	return nil
 }
 
-// numberTolerance is how far numbers of the same weights may be apart, on the average, by Facts.Precision: servers of other
-// machines add up in another order.
+// numberTolerance is how far numbers of the same weights may be apart, on the average, by Facts.Precision: servers of
+// other machines add up in another order.
 var numberTolerance = map[string]float64{"fp32": 1e-3, "fp16": 0.02, "bf16": 0.2, "": 0.2}
 
 // otherKind says which other kind of server answers in the place of the one that is asked for.

@@ -81,7 +81,8 @@ func (d sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
 	body := map[string]any{
 		"input_ids": r.IDs, "rid": r.ID, "stream": true, "return_logprob": true, "top_logprobs_num": top,
 		"sampling_params": map[string]any{
-			"max_new_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": k, "min_p": r.MinP, "sampling_seed": r.Seed & (1<<31 - 1),
+			"max_new_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": k, "min_p": r.MinP,
+			"sampling_seed":  r.Seed & (1<<31 - 1),
 			"stop_token_ids": r.Stop, "ignore_eos": true, "no_stop_trim": true, "skip_special_tokens": false,
 		},
 	}
@@ -126,7 +127,8 @@ func (n *sglangNumber) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &in); err != nil || len(in) < 2 {
 		return fmt.Errorf("%.40q; must be [log-prob, id, text]", b)
 	}
-	if err := errors.Join(json.Unmarshal(in[0], &value), json.Unmarshal(in[1], &id)); err != nil || value == nil || id == nil {
+	if err := errors.Join(json.Unmarshal(in[0], &value), json.Unmarshal(in[1], &id)); err != nil || value == nil ||
+		id == nil {
 		return fmt.Errorf("%.40q; must be [log-prob, id, text]", b)
 	}
 	n.value, n.id = *value, *id
@@ -159,14 +161,17 @@ func (sglang) parseEvent(_ Facts, data []byte, done []int32) (e event, err error
 	case n == *m.Tokens && !slices.Equal(in.IDs[:len(done)], done):
 		return e, fmt.Errorf("%w: other tokens in the place of some of the first %d", ErrGarbage, len(done))
 	case n != *m.Tokens && n != fresh:
-		return e, fmt.Errorf("%w: %d ids of %d tokens, after %d; must be all, or the new ones", ErrGarbage, n, *m.Tokens, len(done))
+		return e, fmt.Errorf("%w: %d ids of %d tokens, after %d; must be all, or the new ones", ErrGarbage, n,
+			*m.Tokens, len(done))
 	case len(m.LogProbs) != n, len(m.Top) != n:
-		return e, fmt.Errorf("%w: log-probs of %d tokens, the likeliest of %d, %d ids", ErrGarbage, len(m.LogProbs), len(m.Top), n)
+		return e, fmt.Errorf("%w: log-probs of %d tokens, the likeliest of %d, %d ids", ErrGarbage, len(m.LogProbs),
+			len(m.Top), n)
 	default:
 		for i := n - fresh; i < n; i++ {
 			token := scored{id: in.IDs[i], value: m.LogProbs[i].value}
 			if m.LogProbs[i].id != token.id {
-				return e, fmt.Errorf("%w: the log-prob of token %d in the place of that of %d", ErrGarbage, m.LogProbs[i].id, token.id)
+				return e, fmt.Errorf("%w: the log-prob of token %d in the place of that of %d", ErrGarbage,
+					m.LogProbs[i].id, token.id)
 			}
 			for _, t := range m.Top[i] {
 				token.ids, token.of = append(token.ids, t.id), append(token.of, t.value)

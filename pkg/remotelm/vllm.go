@@ -72,7 +72,8 @@ func (s *Server) models(ctx context.Context) ([]servedModel, error) {
 // requestBody implements dialect: the two routes name their fields differently.
 func (vllm) requestBody(f Facts, r *Request, top int) map[string]any {
 	sampling := map[string]any{
-		"max_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": r.TopK, "min_p": r.MinP, "seed": r.Seed,
+		"max_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": r.TopK, "min_p": r.MinP,
+		"seed":     r.Seed,
 		"logprobs": top, "stop_token_ids": r.Stop, "ignore_eos": true, "repetition_penalty": 1.0,
 	}
 	body := map[string]any{"model": f.Model, "request_id": r.ID, "stream": true}
@@ -162,7 +163,8 @@ func (vllm) parseEvent(f Facts, data []byte, _ []int32) (e event, err error) {
 		return e, nil
 	}
 	if len(c.LogProbs.Values) != len(c.IDs) || len(c.LogProbs.Top) != len(c.IDs) {
-		return e, fmt.Errorf("%w: numbers of %d tokens, %d ids; vLLM must know return_token_ids, as 0.11 and newer do", ErrGarbage, len(c.LogProbs.Values), len(c.IDs))
+		return e, fmt.Errorf("%w: numbers of %d tokens, %d ids; vLLM must know return_token_ids, as 0.11 and newer do",
+			ErrGarbage, len(c.LogProbs.Values), len(c.IDs))
 	}
 	for i, id := range c.IDs {
 		token := scored{id: id}
@@ -173,7 +175,8 @@ func (vllm) parseEvent(f Facts, data []byte, _ []int32) (e event, err error) {
 		for name, v := range c.LogProbs.Top[i] {
 			n, err := strconv.ParseInt(strings.TrimPrefix(name, "token_id:"), 10, 32)
 			if err != nil || !strings.HasPrefix(name, "token_id:") || v == nil {
-				return e, fmt.Errorf("%w: %.40q among the likeliest; must be a token_id:N with its number", ErrGarbage, name)
+				return e, fmt.Errorf("%w: %.40q among the likeliest; must be a token_id:N with its number", ErrGarbage,
+					name)
 			}
 			token.ids, token.of = append(token.ids, int32(n)), append(token.of, *v)
 		}

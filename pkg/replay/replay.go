@@ -119,8 +119,8 @@ type Pace struct {
 	Speed float64
 	// MaxPause is the longest pause between two events; 0: as it was, by Speed.
 	MaxPause time.Duration
-	// Wait waits until an event is due, so long after the first one; nil waits by the clock. Events that are late, because
-	// what takes them is slow, come at once.
+	// Wait waits until an event is due, so long after the first one; nil waits by the clock. Events that are late,
+	// because what takes them is slow, come at once.
 	Wait func(ctx context.Context, due time.Duration) error
 }
 
@@ -177,7 +177,8 @@ func CheckPrefix(prefix string) error {
 	tokens := strings.Split(prefix, ".")
 	for _, t := range tokens {
 		if tokens[0] != Root || schemas.CheckToken("", t) != nil {
-			return fmt.Errorf("%q; must be %q, or that with more tokens of A-Z a-z 0-9 _ -, e.g. %q", prefix, Root, Root+".night")
+			return fmt.Errorf("%q; must be %q, or that with more tokens of A-Z a-z 0-9 _ -, e.g. %q", prefix, Root,
+				Root+".night")
 		}
 	}
 	return nil

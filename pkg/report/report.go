@@ -151,7 +151,8 @@ func (p *page) addGroups(ctx context.Context, list []*results.Group, most int, f
 		}
 		out.More = len(list[k].Members) - len(g.Members)
 		p.Groups = append(p.Groups, out)
-		p.Contents.Samples, p.Contents.SamplesLeftOut = p.Contents.Samples+len(g.Members), p.Contents.SamplesLeftOut+out.More
+		p.Contents.Samples, p.Contents.SamplesLeftOut = p.Contents.Samples+len(g.Members),
+			p.Contents.SamplesLeftOut+out.More
 	}
 	p.Contents.Groups, p.Contents.GroupsLeftOut = len(shown), len(list)-len(shown)
 	return nil

@@ -19,7 +19,8 @@ func (x *metricSums) addSample(a *schemas.Advantage, m *schemas.Member, r *schem
 		return
 	}
 	s := estimator.SampleStats{
-		UID: string(a.UID), Reward: *r.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: r.PolicyVersionMin, PolicyMax: r.PolicyVersionMax, GenerateSeconds: -1,
+		UID: string(a.UID), Reward: *r.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages,
+		PolicyMin: r.PolicyVersionMin, PolicyMax: r.PolicyVersionMax, GenerateSeconds: -1,
 	}
 	for _, score := range r.Scores {
 		s.ScoreSeconds += float64(score.DurationNS) / 1e9

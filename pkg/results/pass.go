@@ -96,7 +96,10 @@ func (s *ScoredAgain) compare(rewards map[Sample]*schemas.Reward) *PassGroup {
 	}
 	for _, m := range a.Members {
 		old := before[m.SampleIndex]
-		x := PassMember{SampleResult: sampleResult(&m), SourceStatus: old.Status, SourceReward: old.Reward, SourceAdvantage: old.Advantage}
+		x := PassMember{
+			SampleResult: sampleResult(&m), SourceStatus: old.Status, SourceReward: old.Reward,
+			SourceAdvantage: old.Advantage,
+		}
 		if r := rewards[Sample{s.UID, m.SampleIndex}]; r != nil {
 			x.Error, x.Scores = r.Error, scoresOf(r)
 		}

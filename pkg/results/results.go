@@ -125,8 +125,9 @@ type Rollout struct {
 // transition that this version does not know. fillGroup calls it.
 func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
-		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale, ScheduleDigest: t.ScheduleDigest,
-		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
+		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale,
+		ScheduleDigest: t.ScheduleDigest,
+		WeightsDigest:  t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
 	plan := sampling.Plan(&t.Sampling)
 	for i := range t.Transitions {
@@ -226,7 +227,8 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		return nil, err
 	}
 	r := &Run{Summary: Summary{
-		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled), Trajectories: len(c.trajectories), StepsStored: steps,
+		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled),
+		Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
 		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: StatusOpen}, Members: []Member{}}
@@ -364,12 +366,18 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 
 // groupResult returns the result of a group from its advantage event.
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
-	return GroupResult{UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std, StdScale: a.Scale, StdBasis: a.StdBasis}
+	return GroupResult{
+		UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std,
+		StdScale: a.Scale, StdBasis: a.StdBasis,
+	}
 }
 
 // sampleResult returns the result of a sample from its part of the advantage event.
 func sampleResult(m *schemas.Member) SampleResult {
-	return SampleResult{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages}
+	return SampleResult{
+		SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage,
+		StepAdvantages: m.StepAdvantages,
+	}
 }
 
 // Best returns the members by falling reward; members without a reward come last.
@@ -430,7 +438,8 @@ func shortReading(scores []Score) string {
 func scoresOf(r *schemas.Reward) (scores []Score) {
 	for _, s := range r.Scores {
 		scores = append(scores, Score{
-			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail, Exact: s.Exact,
+			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail,
+			Exact:   s.Exact,
 			Seconds: float64(s.DurationNS) / 1e9,
 		})
 	}

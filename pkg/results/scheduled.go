@@ -40,7 +40,8 @@ func rollOf(t *schemas.Trajectory) *Roll {
 	}
 	x, r := &t.ScheduledSampling.Roll, t.Rolled
 	return &Roll{
-		Timestep: r.Timestep, Source: x.Source, Offset: x.Offset, Reason: x.Reason, U: r.U, Drift: r.Drift, Forwards: r.Forwards, Terms: r.ReflexFlow,
+		Timestep: r.Timestep, Source: x.Source, Offset: x.Offset, Reason: x.Reason, U: r.U, Drift: r.Drift,
+		Forwards: r.Forwards, Terms: r.ReflexFlow,
 		settings: &t.ScheduledSampling.RollSettings,
 	}
 }

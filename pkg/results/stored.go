@@ -32,7 +32,8 @@ type Trajectory struct {
 // server, it yields no more.
 func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) iter.Seq2[Trajectory, error] {
 	return func(yield func(Trajectory, error) bool) {
-		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)}, bus.ReadOptions{}) {
+		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)},
+			bus.ReadOptions{}) {
 			if err != nil {
 				yield(Trajectory{}, fmt.Errorf("read trajectories: %w", err))
 				return
@@ -52,7 +53,8 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 // read.
 func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Sample]*schemas.Reward, error) {
 	out := map[Sample]*schemas.Reward{}
-	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)},
+		bus.ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("read rewards: %w", err)
 		}

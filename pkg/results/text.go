@@ -32,7 +32,8 @@ type Text struct {
 	LogProbs          []float32 `json:"log_probs,omitempty"`
 	ProcessedLogProbs []float32 `json:"processed_log_probs,omitempty"`
 	Entropies         []float32 `json:"entropies,omitempty"`
-	// Drawn says which server drew the tokens; absent: the sampler did. Values that the server does not give are absent.
+	// Drawn says which server drew the tokens; absent: the sampler did. Values that the server does not give are
+	// absent.
 	Drawn *schemas.Drawn `json:"drawn,omitempty"`
 	// The sampling settings of the text.
 	Temperature float64 `json:"temperature"`
@@ -62,7 +63,8 @@ func (x *Text) MarshalJSON() ([]byte, error) {
 func TextOf(t *schemas.Trajectory) *Text {
 	s := t.Text.Settings
 	x := &Text{
-		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns, Conversation: t.Text.Conversation, Drawn: t.DrawnBy(),
+		Answer: t.Text.Answer(), Tokens: t.Text.Generated(), Messages: s.Messages, Turns: t.Text.Turns,
+		Conversation: t.Text.Conversation, Drawn: t.DrawnBy(),
 		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Vocabulary: s.Vocabulary,
 		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}

@@ -61,7 +61,8 @@ func WaitingForVerdicts(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 				continue
 			}
 			waiting = append(waiting, Waiting{
-				UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline, Trajectory: t.Trajectory,
+				UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline,
+				Trajectory: t.Trajectory,
 			})
 		}
 	}

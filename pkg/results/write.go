@@ -175,7 +175,10 @@ func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (leftOu
 		}
 		out, leftOut = append(out, tensors...), leftOut+n
 	}
-	if err := safetensors.WriteFile(path, out, map[string]string{"run": string(r.Summary.Run), "format": "packed [n, S, C], index i is before step i"}); err != nil {
+	if err := safetensors.WriteFile(path, out, map[string]string{
+		"run":    string(r.Summary.Run),
+		"format": "packed [n, S, C], index i is before step i",
+	}); err != nil {
 		return 0, fmt.Errorf("save latents: %w", err)
 	}
 	return leftOut, nil
@@ -215,6 +218,9 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.
 		out = append(out, t)
 	}
 	return append(out,
-			safetensors.Tensor{Name: string(g.UID) + ".sample_index", DType: tensor.I64, Shape: []int{n}, Data: samples}),
+			safetensors.Tensor{
+				Name: string(g.UID) + ".sample_index", DType: tensor.I64, Shape: []int{n},
+				Data: samples,
+			}),
 		leftOut, nil
 }

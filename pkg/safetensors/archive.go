@@ -77,7 +77,8 @@ func (f *Folder) Archive(dir string) (*Archive, error) {
 	case len(whole) == 1:
 		return openFiles(f, whole, nil)
 	case len(whole) == 0:
-		return nil, fmt.Errorf("checkpoint folder %q (%s): no %s file: %w", dir, f.where(dir), fileSuffix, fs.ErrNotExist)
+		return nil, fmt.Errorf("checkpoint folder %q (%s): no %s file: %w", dir, f.where(dir), fileSuffix,
+			fs.ErrNotExist)
 	}
 	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, f.where(dir), whole)
 }
@@ -241,8 +242,8 @@ func (a *Archive) Files() []Contents {
 	return out
 }
 
-// Release lets the system take back the memory of all that was read from mapped files so far. What is used again is read
-// again.
+// Release lets the system take back the memory of all that was read from mapped files so far. What is used again is
+// read again.
 func (a *Archive) Release() {
 	for _, f := range a.files {
 		if f.mapped {
@@ -307,8 +308,8 @@ func (a *Archive) ReadFloats(dst []float32, name string) error {
 	return nil
 }
 
-// Pieces calls piece with the elements of a tensor as float32, a part at a time in memory that is used again. Errors are
-// those of Floats.
+// Pieces calls piece with the elements of a tensor as float32, a part at a time in memory that is used again. Errors
+// are those of Floats.
 func (a *Archive) Pieces(name string, piece func([]float32)) error {
 	b, err := a.Bytes(name)
 	if err != nil {

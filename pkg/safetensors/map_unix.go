@@ -33,8 +33,8 @@ func mapFile(f *os.File) ([]byte, func() error, error) {
 	return b, func() error { return unix.Munmap(b) }, nil
 }
 
-// release takes the pages of a mapping out of the process; they are read again when they are used. It does nothing where
-// the system cannot.
+// release takes the pages of a mapping out of the process; they are read again when they are used. It does nothing
+// where the system cannot.
 func release(b []byte) {
 	if len(b) > 0 {
 		_ = unix.Madvise(b, unix.MADV_DONTNEED)

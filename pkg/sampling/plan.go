@@ -18,7 +18,8 @@ func SizeOf(s *schemas.Sampling) media.Size {
 // faulty: flow.Plan.Validate says in what; intake calls it, so stored settings are valid.
 func Plan(s *schemas.Sampling) flow.Plan {
 	p := flow.Plan{
-		Sigmas: s.Sigmas, NoiseLevel: s.NoiseLevel, LogProb: flow.LogProbKind(s.LogProbKind), Solver: flow.Solver(s.Solver),
+		Sigmas: s.Sigmas, NoiseLevel: s.NoiseLevel, LogProb: flow.LogProbKind(s.LogProbKind),
+		Solver:  flow.Solver(s.Solver),
 		Storage: tensor.DType(s.LatentsDType), Seed: s.SampleSeed,
 	}
 	for _, t := range s.Transitions {

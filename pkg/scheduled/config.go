@@ -71,7 +71,8 @@ func ParseNoise(config []byte) (Noise, error) {
 	}
 	c, known := classes[n.Class]
 	if !known {
-		return fault("_class_name: %q; must be one of %s", n.Class, strings.Join(slices.Sorted(maps.Keys(classes)), ", "))
+		return fault("_class_name: %q; must be one of %s", n.Class,
+			strings.Join(slices.Sorted(maps.Keys(classes)), ", "))
 	}
 	n.Prediction, n.BetaSchedule = cmp.Or(n.Prediction, string(Epsilon)), cmp.Or(n.BetaSchedule, c.schedule)
 	n.BetaStart, n.BetaEnd = cmp.Or(n.BetaStart, c.start), cmp.Or(n.BetaEnd, c.end)
@@ -104,7 +105,8 @@ func (n Noise) Levels(timesteps int) (*Levels, error) {
 		return FlowLevels(timesteps)
 	}
 	if timesteps != n.Timesteps {
-		return nil, fmt.Errorf("timesteps: %d; must be %d, those of a model that predicts %s", timesteps, n.Timesteps, p)
+		return nil, fmt.Errorf("timesteps: %d; must be %d, those of a model that predicts %s", timesteps, n.Timesteps,
+			p)
 	}
 	alphasCumprod := LinearAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
 	if n.BetaSchedule == "scaled_linear" {
@@ -116,8 +118,9 @@ func (n Noise) Levels(timesteps int) (*Levels, error) {
 	return VarianceLevels(p, alphasCumprod)
 }
 
-// zeroSNR moves the roots of alphas_cumprod evenly so that the last is 0 and the first stays (Lin et al. 2023, algorithm
-// 1). It is 0 for all classes, as models are trained; some put 2^-24 there, which can be more than the one before has.
+// zeroSNR moves the roots of alphas_cumprod evenly so that the last is 0 and the first stays (Lin et al. 2023,
+// algorithm 1). It is 0 for all classes, as models are trained; some put 2^-24 there, which can be more than the one
+// before has.
 func zeroSNR(abar []float64) {
 	first, last := math.Sqrt(abar[0]), math.Sqrt(abar[len(abar)-1])
 	scale := first / (first - last)

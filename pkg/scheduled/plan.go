@@ -65,7 +65,10 @@ func (s Settings) Draw(seed uint64, step int, timesteps []float64) (Plan, error)
 	if err != nil {
 		return Plan{}, err
 	}
-	p := Plan{Settings: s, Seed: seed, Step: step, Probability: s.Ramp.At(step, s.Compat), Samples: make([]Sample, len(timesteps))}
+	p := Plan{
+		Settings: s, Seed: seed, Step: step, Probability: s.Ramp.At(step, s.Compat),
+		Samples: make([]Sample, len(timesteps)),
+	}
 	for i, t := range timesteps {
 		p.Samples[i] = s.planSample(p, i, t)
 	}
@@ -123,7 +126,8 @@ const streamScheduled = 2
 
 // randomWords returns 128 random bits, a function of its arguments alone.
 func randomWords(seed uint64, step, index int, kind uint32) (first, second uint64) {
-	w := flow.Philox4x32([4]uint32{uint32(index), uint32(step), streamScheduled, kind}, [2]uint32{uint32(seed), uint32(seed >> 32)})
+	w := flow.Philox4x32([4]uint32{uint32(index), uint32(step), streamScheduled, kind},
+		[2]uint32{uint32(seed), uint32(seed >> 32)})
 	return uint64(w[1])<<32 | uint64(w[0]), uint64(w[3])<<32 | uint64(w[2])
 }
 

@@ -30,7 +30,8 @@ func (r ReflexFlow) Validate() error {
 		value float64
 	}{{"beta1", r.Beta1}, {"beta2", r.Beta2}} {
 		if !(b.value >= 0) || !finite(b.value) {
-			faults = append(faults, fmt.Errorf("reflexflow.%s: %v; must be a finite number of at least 0", b.field, b.value))
+			faults = append(faults, fmt.Errorf("reflexflow.%s: %v; must be a finite number of at least 0", b.field,
+				b.value))
 		}
 	}
 	return errors.Join(faults...)

@@ -24,9 +24,11 @@ type Rollout struct {
 // prediction that the settings name.
 func (s Settings) Rollout(l *Levels, x Sample) (Rollout, error) {
 	if l.Timesteps() != s.Timesteps || l.prediction != s.Prediction {
-		return Rollout{}, fmt.Errorf("levels: %d timesteps of %s; must be %d of %s, as in the settings", l.Timesteps(), l.prediction, s.Timesteps, s.Prediction)
+		return Rollout{}, fmt.Errorf("levels: %d timesteps of %s; must be %d of %s, as in the settings", l.Timesteps(),
+			l.prediction, s.Timesteps, s.Prediction)
 	}
-	return Rollout{Levels: l, Sampler: s.Sampler, Order: s.Order, Compat: s.Compat, Source: x.Source, Target: x.Base}, nil
+	return Rollout{Levels: l, Sampler: s.Sampler, Order: s.Order, Compat: s.Compat, Source: x.Source, Target: x.Base},
+		nil
 }
 
 // Step is one step of a rollout.
@@ -98,7 +100,8 @@ func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error
 		return Step{}, false, fmt.Errorf("rollout: at its target %d; must not go on", r.r.Target)
 	}
 	if len(prediction) != len(r.x) {
-		return Step{}, false, fmt.Errorf("prediction: %d elements; must be %d, as the latent has", len(prediction), len(r.x))
+		return Step{}, false, fmt.Errorf("prediction: %d elements; must be %d, as the latent has", len(prediction),
+			len(r.x))
 	}
 	step = Step{From: r.t, To: r.t - 1, Here: r.r.Levels.levels[r.t], Next: r.levelAhead(1), Order: 1}
 	switch {
@@ -288,7 +291,10 @@ func dataEstimate[T Float](dst, x, prediction []T, l Level, p Prediction) {
 // sample at a time. predict sets dst to the model's output for x at a timestep. each, unless it is
 // nil, sees every step; r.Latent is the result. It ends with the first error of predict, each or
 // ctx.
-func Roll[T Float](ctx context.Context, r *Roller[T], predict func(ctx context.Context, dst, x []T, timestep float64) error, each func(Step) error) error {
+func Roll[T Float](
+	ctx context.Context, r *Roller[T], predict func(ctx context.Context, dst, x []T, timestep float64) error,
+	each func(Step) error,
+) error {
 	prediction := make([]T, len(r.x))
 	for !r.Done() {
 		if err := ctx.Err(); err != nil {

@@ -181,7 +181,8 @@ func checkSampler(s Sampler, order int, p Prediction, compat Compat) error {
 func (s Settings) Warnings() []string {
 	var w []string
 	if s.ReflexOn() && s.ReflexFlow.Alpha > 1 {
-		w = append(w, fmt.Sprintf("reflexflow.alpha: %v; above 1 weights of the loss can be negative", s.ReflexFlow.Alpha))
+		w = append(w, fmt.Sprintf("reflexflow.alpha: %v; above 1 weights of the loss can be negative",
+			s.ReflexFlow.Alpha))
 	}
 	if s.Switch == On && s.Prediction != Flow {
 		w = append(w, fmt.Sprintf("reflexflow: on; changes nothing with %s", s.Prediction))
@@ -194,7 +195,8 @@ func (s Settings) Warnings() []string {
 			w = append(w, fmt.Sprintf("order: %d; %s uses %d with compat simpletuner", s.Order, s.Sampler, order))
 		}
 		if s.Prediction != Flow {
-			w = append(w, fmt.Sprintf("compat: simpletuner; with %s a rollout adds noise where it should remove it", s.Prediction))
+			w = append(w, fmt.Sprintf("compat: simpletuner; with %s a rollout adds noise where it should remove it",
+				s.Prediction))
 		}
 	}
 	return w

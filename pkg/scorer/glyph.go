@@ -129,8 +129,8 @@ func (g glyphReader) ScoreDetail(ctx context.Context, in Input) Result {
 		return fail(err)
 	}
 	if size := img.Rect.Size(); size != image.Pt(signWidth, signHeight) {
-		return fail(fmt.Errorf("image of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth,
-			signHeight))
+		return fail(fmt.Errorf("image of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y,
+			signWidth, signHeight))
 	}
 	text := g.read(img)
 	return readResult(target, text)

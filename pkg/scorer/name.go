@@ -182,7 +182,8 @@ func Check(name, prompt, groundTruth string, params map[string]string) error {
 			case len(k.params) == 0:
 				errs = append(errs, fmt.Errorf("params: %q is unknown; %s has none", p, name))
 			case !slices.Contains(k.params, p):
-				errs = append(errs, fmt.Errorf("params: %q is unknown; %s has %s", p, name, strings.Join(k.params, ", ")))
+				errs = append(errs, fmt.Errorf("params: %q is unknown; %s has %s", p, name,
+					strings.Join(k.params, ", ")))
 			}
 		}
 	}

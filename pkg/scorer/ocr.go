@@ -95,7 +95,8 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 	}
 	lines := strings.Fields(strings.TrimSpace(out[strings.IndexByte(out, '\n')+1:]))
 	if t.langs = lines; len(lines) == 0 {
-		return nil, fmt.Errorf("ocr: %s has no language data; install it (Debian: apt-get install tesseract-ocr-eng)", path)
+		return nil, fmt.Errorf("ocr: %s has no language data; install it (Debian: apt-get install tesseract-ocr-eng)",
+			path)
 	}
 	return t, nil
 }

@@ -60,7 +60,8 @@ type Scorer interface {
 // FrameScorer is a Scorer that sees several frames of a video. All others see the frame in the middle.
 type FrameScorer interface {
 	Scorer
-	// Frames returns the most frames of a video that it sees, as media.Media.Spaced chooses them; 0 or 1: the middle one.
+	// Frames returns the most frames of a video that it sees, as media.Media.Spaced chooses them; 0 or 1: the middle
+	// one.
 	Frames() int
 }
 

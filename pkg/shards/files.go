@@ -158,8 +158,8 @@ type tensorFile struct {
 
 func newTensorFile(path string) (writer, error) { return &tensorFile{path: path}, nil }
 
-// add keeps the tensors of a sample, its pixels and its record for Close. What is a tensor is not in the record: records
-// are in the header, which readers want to be small.
+// add keeps the tensors of a sample, its pixels and its record for Close. What is a tensor is not in the record:
+// records are in the header, which readers want to be small.
 func (w *tensorFile) add(s *sample) (n int64, err error) {
 	prefix := fmt.Sprintf("%s/%d/", s.UID, s.SampleIndex)
 	tensors, err := s.tensors(prefix)
@@ -171,7 +171,10 @@ func (w *tensorFile) add(s *sample) (n int64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("%w: image: %w", errUnreadable, err)
 		}
-		tensors = append(tensors, safetensors.Tensor{Name: prefix + "image", DType: tensor.U8, Shape: shape, Data: pixels})
+		tensors = append(tensors, safetensors.Tensor{
+			Name: prefix + "image", DType: tensor.U8, Shape: shape,
+			Data: pixels,
+		})
 	}
 	short := s.Record
 	short.IDs, short.Mask, short.TokenLogProbs, short.ProcessedLogProbs = nil, nil, nil, nil

@@ -62,9 +62,9 @@ type Record struct {
 	LatentIndices []int64 `json:"latent_indices,omitempty" parquet:"latent_indices,list"`
 	LatentsShape  []int64 `json:"latents_shape,omitempty" parquet:"latents_shape,list"`
 
-	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is 1
-	// for generated tokens; TokenLogProbs are before temperature and filters, ProcessedLogProbs after them, both 0 for
-	// given tokens.
+	// Of texts. Messages and Turns, what was said in answer to what, are JSON. IDs [n] are the whole sequence, Mask is
+	// 1 for generated tokens; TokenLogProbs are before temperature and filters, ProcessedLogProbs after them, both 0
+	// for given tokens.
 	Messages          string    `json:"messages,omitempty" parquet:"messages"`
 	Turns             string    `json:"turns,omitempty" parquet:"turns"`
 	Answer            string    `json:"answer,omitempty" parquet:"answer"`
@@ -90,8 +90,8 @@ type Parent struct {
 	StepIndex   int64  `json:"step_index" parquet:"step_index"`
 }
 
-// Part is the steps of a path from StepIndex to the next part: SampleIndex took them. Leaves scored samples have them on
-// their paths. Advantage is that of these steps; null of the root, which is compared with nothing.
+// Part is the steps of a path from StepIndex to the next part: SampleIndex took them. Leaves scored samples have them
+// on their paths. Advantage is that of these steps; null of the root, which is compared with nothing.
 type Part struct {
 	SampleIndex int64    `json:"sample_index" parquet:"sample_index"`
 	StepIndex   int64    `json:"step_index" parquet:"step_index"`
@@ -173,7 +173,9 @@ func eachSample(
 }
 
 // newSample reads what belongs to a sample. ErrNotFound: some of it is no longer stored.
-func newSample(ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member, latents bool) (*sample, error) {
+func newSample(
+	ctx context.Context, b *bus.Bus, a *schemas.Advantage, m *results.Member, latents bool,
+) (*sample, error) {
 	t := m.Trajectory()
 	s := &sample{Record: Record{
 		Run: string(a.Run), UID: string(a.UID), SampleIndex: t.SampleIndex, Lane: string(t.Lane), Prompt: t.Prompt,

@@ -80,8 +80,8 @@ type Shard struct {
 	File   string `json:"file"`
 	SHA256 string `json:"sha256"`
 	Bytes  int64  `json:"bytes"`
-	// Groups and Samples are those in the file. LeftOut are samples of its groups that are not: they did not complete, or
-	// parts of them are no longer stored.
+	// Groups and Samples are those in the file. LeftOut are samples of its groups that are not: they did not complete,
+	// or parts of them are no longer stored.
 	Groups  int `json:"groups"`
 	Samples int `json:"samples"`
 	LeftOut int `json:"left_out"`
@@ -102,7 +102,8 @@ type Index struct {
 // Totals returns the sums of all files.
 func (x *Index) Totals() (t Shard) {
 	for _, s := range x.Shards {
-		t.Bytes, t.Groups, t.Samples, t.LeftOut = t.Bytes+s.Bytes, t.Groups+s.Groups, t.Samples+s.Samples, t.LeftOut+s.LeftOut
+		t.Bytes, t.Groups, t.Samples, t.LeftOut = t.Bytes+s.Bytes, t.Groups+s.Groups, t.Samples+s.Samples,
+			t.LeftOut+s.LeftOut
 	}
 	return t
 }
@@ -138,12 +139,14 @@ func (x *Index) resume(folder string) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if files, err := os.ReadDir(folder); err != nil || len(files) > 0 {
-			return errors.Join(err, fmt.Errorf("%w: %s has files, and no %s; name an empty folder", ErrOther, folder, IndexFile))
+			return errors.Join(err, fmt.Errorf("%w: %s has files, and no %s; name an empty folder", ErrOther, folder,
+				IndexFile))
 		}
 		return x.save(folder) // before any file: what is begun can be told from another's files
 	case err != nil:
 		return err
-	case before.Run != x.Run || before.Format != x.Format || before.ShardBytes != x.ShardBytes || before.Latents != x.Latents:
+	case before.Run != x.Run || before.Format != x.Format || before.ShardBytes != x.ShardBytes ||
+		before.Latents != x.Latents:
 		return fmt.Errorf("%w: run %s as %s, files of %d bytes, latents %t; name another folder, or the same settings",
 			ErrOther, before.Run, before.Format, before.ShardBytes, before.Latents)
 	}
@@ -242,7 +245,8 @@ func (e *export) writeGroups(ctx context.Context) error {
 		after = &e.index.Shards[n-1]
 		read.FromSeq = after.LastSeq
 	}
-	for m, err := range e.bus.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(e.run, "*")}, read) {
+	for m, err := range e.bus.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(e.run, "*")},
+		read) {
 		if err != nil {
 			return err
 		}

@@ -80,7 +80,8 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 	w := frames*(wide+frameGap) - frameGap
 	columns, rows := layout(len(tiles), w, 3-min(frames, 2)) // videos may be alone in a row, images are not
 	cell := image.Pt(w+gap, h+captionHeight+gap)
-	sheet, regular, err := newSheet(title, max(2*margin+columns*cell.X-gap, 420), margin+titleHeight+rows*cell.Y+margin-gap)
+	sheet, regular, err := newSheet(title, max(2*margin+columns*cell.X-gap, 420),
+		margin+titleHeight+rows*cell.Y+margin-gap)
 	if err != nil {
 		return nil, err
 	}

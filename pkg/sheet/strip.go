@@ -60,8 +60,8 @@ func DrawStrips(title string, columns []string, strips []Strip) ([]byte, error) 
 		}
 		for k, m := range s.Media {
 			if !m.Empty() {
-				draw.NearestNeighbor.Scale(sheet, image.Rect(left(k), y, left(k)+w, y+h), m.Frames[0], m.Frames[0].Rect, draw.Src,
-					nil)
+				draw.NearestNeighbor.Scale(sheet, image.Rect(left(k), y, left(k)+w, y+h), m.Frames[0], m.Frames[0].Rect,
+					draw.Src, nil)
 			}
 		}
 	}

@@ -1,6 +1,6 @@
-// Package weightsdir hands files of weights over by path: in a folder that those who push share with the samplers, which
-// may have it in another place. A version of the weights names each file by its path from the folder on, its size and
-// its SHA-256 (schemas.WeightsFile); nothing of the file goes through the server.
+// Package weightsdir hands files of weights over by path: in a folder that those who push share with the samplers,
+// which may have it in another place. A version of the weights names each file by its path from the folder on, its size
+// and its SHA-256 (schemas.WeightsFile); nothing of the file goes through the server.
 //
 // Place names files for a push. Those that lie in the folder already stay where they are: they are their user's, and
 // nothing here changes or removes them. Others it copies to a folder of the store, under their digest. Those are

@@ -25,38 +25,170 @@ type channel struct {
 
 // channels are the subjects of the contract in the order data flows.
 var channels = []channel{
-	{"prompt", schemas.Prefix + "prompt.{run}", schemas.TypePrompt, schemas.StreamPrompts, "what users publish", "client", []string{"intake"}},
-	{"group", schemas.Prefix + "group.{run}.{uid}", schemas.TypeGroup, schemas.StreamGroups, "the record of one group, the claim of its uid", "intake", []string{"client"}},
-	{"plan", schemas.Prefix + "plan.{run}.{uid}", schemas.TypePlan, schemas.StreamGroups, "who rolls in a group of scheduled sampling, and from where", "intake", []string{"client"}},
-	{"opening_published", schemas.Prefix + "opening.{run}.{batch}.{uid}", schemas.TypeGroup, "", "the same record on its way to where the rewards of the group will come; the stream stores it on the subject of the channel opening", "intake", []string{"client"}},
-	{"opening", schemas.Prefix + "opening.{partition}.{run}.{batch}.{uid}", schemas.TypeGroup, schemas.StreamRewards, "the same record, where the rewards of the group will come", "", []string{"advantage", "client"}},
-	{"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests, "one sample to be made, fully resolved", "intake", []string{"sampler"}},
-	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},
-	{"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps, "a part of a step's tensors that were too large for one message", "sampler", []string{"client"}},
-	{"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}", schemas.TypeTokens, schemas.StreamSteps, "tokens of a text as they are made, or given", "sampler", []string{"client"}},
-	{"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}.{part}", "", schemas.StreamSteps, "a part of logits that were too large for one message", "sampler", []string{"client"}},
-	{"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory, schemas.StreamTrajectories, "the authority on one sample", "sampler", []string{"reward", "client"}},
-	{"verdict", schemas.Prefix + "verdict.{run}.{uid}.{sample}.{name}", schemas.TypeVerdict, schemas.StreamVerdicts, "a reward from outside of one sample", "client", []string{"reward"}},
-	{"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "", "the score of one sample as it is published; the stream stores it on the subject of the channel reward", "reward", []string{"client"}},
-	{"reward", schemas.Prefix + "reward.{partition}.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, schemas.StreamRewards, "the score of one sample", "", []string{"advantage", "client"}},
-	{"advantage", schemas.Prefix + "advantage.{run}.{uid}", schemas.TypeAdvantage, schemas.StreamAdvantages, "the result of one group", "advantage", []string{"client"}},
-	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
-	{"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies, "weights with their version, and what a lane that serves them takes", "client, sampler", []string{"sampler", "intake", "client"}},
-	{"applied", schemas.Prefix + "applied.{lane}.{instance}", schemas.TypeApplied, schemas.StreamApplied, "a sampler's answer to a policy: applied or refused", "sampler", []string{"client"}},
-	{"presence", "$KV." + schemas.PresenceBucket + ".{instance}", schemas.TypePresence, "", "a service that runs, and what it can do; an entry of a key-value bucket, renewed while it runs", "sampler, reward", []string{"intake", "client"}},
-	{"control", schemas.Prefix + "control.{run}", schemas.TypeControl, schemas.StreamControl, "what an operator asks of a run: cancel, pause, resume, status", "client", []string{"intake"}},
-	{"held_control", "$KV." + schemas.ControlBucket + ".{run}", schemas.TypeControl, "", "the control that holds of a run; an entry of a key-value bucket", "intake", []string{"sampler", "reward", "advantage", "client"}},
-	{"held_group_control", "$KV." + schemas.ControlBucket + ".{run}.{uid}", schemas.TypeControl, "", "the control that holds of one group; an entry of a key-value bucket", "intake", []string{"sampler", "reward", "advantage", "client"}},
-	{"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamParked, "a request of a paused run, out of its queue until the run is resumed", "sampler, intake", []string{"intake"}},
-	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
-	{"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "", "one sample for a worker of the reward function nats:NAME, queue group NAME", "reward", []string{"scoring worker"}},
-	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none; on the reply subject of the NATS request", "scoring worker", []string{"reward"}},
-	{"interact", schemas.Prefix + "interact.{name}", schemas.TypeInteractRequest, "", "one answer of a model for a worker of the interaction, queue group NAME", "sampler", []string{"interaction worker"}},
-	{"interact_reply", "", schemas.TypeInteractReply, "", "what the interaction says to the answer, or why it says nothing; on the reply subject of the NATS request", "interaction worker", []string{"sampler"}},
-	{"teacher", schemas.Prefix + "teacher.{name}", schemas.TypeTeacherRequest, "", "a stored sample whose log-probs a teacher is asked for, queue group NAME", "client", []string{"teacher"}},
-	{"teacher_reply", "", schemas.TypeTeacherReply, "", "the log-probs that the teacher gives the sample, or why it gives none; on the reply subject of the NATS request", "teacher", []string{"client"}},
-	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
-	{"control_receipt", "", schemas.TypeControlReceipt, "", "intake's answer to a control that asked for one", "intake", []string{"client"}},
+	{
+		"prompt", schemas.Prefix + "prompt.{run}", schemas.TypePrompt, schemas.StreamPrompts, "what users publish",
+		"client",
+		[]string{"intake"},
+	},
+	{
+		"group", schemas.Prefix + "group.{run}.{uid}", schemas.TypeGroup, schemas.StreamGroups,
+		"the record of one group, the claim of its uid", "intake",
+		[]string{"client"},
+	},
+	{
+		"plan", schemas.Prefix + "plan.{run}.{uid}", schemas.TypePlan, schemas.StreamGroups,
+		"who rolls in a group of scheduled sampling, and from where", "intake",
+		[]string{"client"},
+	},
+	{
+		"opening_published", schemas.Prefix + "opening.{run}.{batch}.{uid}", schemas.TypeGroup, "",
+		"the same record on its way to where the rewards of the group will come; the stream stores it on the subject " +
+			"of the channel opening", "intake",
+		[]string{"client"},
+	},
+	{
+		"opening", schemas.Prefix + "opening.{partition}.{run}.{batch}.{uid}", schemas.TypeGroup, schemas.StreamRewards,
+		"the same record, where the rewards of the group will come", "",
+		[]string{"advantage", "client"},
+	},
+	{
+		"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests,
+		"one sample to be made, fully resolved", "intake",
+		[]string{"sampler"},
+	},
+	{
+		"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps,
+		"one denoising step as it happens", "sampler",
+		[]string{"client"},
+	},
+	{
+		"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps,
+		"a part of a step's tensors that were too large for one message", "sampler",
+		[]string{"client"},
+	},
+	{
+		"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}", schemas.TypeTokens, schemas.StreamSteps,
+		"tokens of a text as they are made, or given", "sampler",
+		[]string{"client"},
+	},
+	{
+		"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}.{part}", "", schemas.StreamSteps,
+		"a part of logits that were too large for one message", "sampler",
+		[]string{"client"},
+	},
+	{
+		"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory,
+		schemas.StreamTrajectories, "the authority on one sample", "sampler",
+		[]string{"reward", "client"},
+	},
+	{
+		"verdict", schemas.Prefix + "verdict.{run}.{uid}.{sample}.{name}", schemas.TypeVerdict, schemas.StreamVerdicts,
+		"a reward from outside of one sample", "client",
+		[]string{"reward"},
+	},
+	{
+		"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "",
+		"the score of one sample as it is published; the stream stores it on the subject of the channel reward",
+		"reward",
+		[]string{"client"},
+	},
+	{
+		"reward", schemas.Prefix + "reward.{partition}.{run}.{batch}.{uid}.{sample}", schemas.TypeReward,
+		schemas.StreamRewards, "the score of one sample", "",
+		[]string{"advantage", "client"},
+	},
+	{
+		"advantage", schemas.Prefix + "advantage.{run}.{uid}", schemas.TypeAdvantage, schemas.StreamAdvantages,
+		"the result of one group", "advantage",
+		[]string{"client"},
+	},
+	{
+		"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages,
+		"all groups of a batch have closed", "advantage",
+		[]string{"client"},
+	},
+	{
+		"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies,
+		"weights with their version, and what a lane that serves them takes", "client, sampler",
+		[]string{"sampler", "intake", "client"},
+	},
+	{
+		"applied", schemas.Prefix + "applied.{lane}.{instance}", schemas.TypeApplied, schemas.StreamApplied,
+		"a sampler's answer to a policy: applied or refused", "sampler",
+		[]string{"client"},
+	},
+	{
+		"presence", "$KV." + schemas.PresenceBucket + ".{instance}", schemas.TypePresence, "",
+		"a service that runs, and what it can do; an entry of a key-value bucket, renewed while it runs",
+		"sampler, reward",
+		[]string{"intake", "client"},
+	},
+	{
+		"control", schemas.Prefix + "control.{run}", schemas.TypeControl, schemas.StreamControl,
+		"what an operator asks of a run: cancel, pause, resume, status", "client",
+		[]string{"intake"},
+	},
+	{
+		"held_control", "$KV." + schemas.ControlBucket + ".{run}", schemas.TypeControl, "",
+		"the control that holds of a run; an entry of a key-value bucket", "intake",
+		[]string{"sampler", "reward", "advantage", "client"},
+	},
+	{
+		"held_group_control", "$KV." + schemas.ControlBucket + ".{run}.{uid}", schemas.TypeControl, "",
+		"the control that holds of one group; an entry of a key-value bucket", "intake",
+		[]string{"sampler", "reward", "advantage", "client"},
+	},
+	{
+		"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamParked,
+		"a request of a paused run, out of its queue until the run is resumed", "sampler, intake",
+		[]string{"intake"},
+	},
+	{
+		"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead,
+		"input that was refused, and why", "any service",
+		[]string{"client"},
+	},
+	{
+		"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "",
+		"one sample for a worker of the reward function nats:NAME, queue group NAME", "reward",
+		[]string{"scoring worker"},
+	},
+	{
+		"score_reply", "", schemas.TypeScoreReply, "",
+		"a worker's score, or why there is none; on the reply subject of the NATS request", "scoring worker",
+		[]string{"reward"},
+	},
+	{
+		"interact", schemas.Prefix + "interact.{name}", schemas.TypeInteractRequest, "",
+		"one answer of a model for a worker of the interaction, queue group NAME", "sampler",
+		[]string{"interaction worker"},
+	},
+	{
+		"interact_reply", "", schemas.TypeInteractReply, "",
+		"what the interaction says to the answer, or why it says nothing; on the reply subject of the NATS request",
+		"interaction worker",
+		[]string{"sampler"},
+	},
+	{
+		"teacher", schemas.Prefix + "teacher.{name}", schemas.TypeTeacherRequest, "",
+		"a stored sample whose log-probs a teacher is asked for, queue group NAME", "client",
+		[]string{"teacher"},
+	},
+	{
+		"teacher_reply", "", schemas.TypeTeacherReply, "",
+		"the log-probs that the teacher gives the sample, or why it gives none; on the reply subject of the NATS " +
+			"request", "teacher",
+		[]string{"client"},
+	},
+	{
+		"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake",
+		[]string{"client"},
+	},
+	{
+		"control_receipt", "", schemas.TypeControlReceipt, "", "intake's answer to a control that asked for one",
+		"intake",
+		[]string{"client"},
+	},
 }
 
 // bucketPrefix starts the subjects of key-value buckets.
@@ -73,9 +205,10 @@ var parameters = map[string]string{
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
 
-	"partition": fmt.Sprintf("0 to %d, a hash of the batch that the stream puts in; * for all", schemas.RewardPartitions-1),
-	"name":      "instance of the reward function external:NAME or nats:NAME, or external",
-	"stage":     "service that refused the input",
+	"partition": fmt.Sprintf("0 to %d, a hash of the batch that the stream puts in; * for all",
+		schemas.RewardPartitions-1),
+	"name":  "instance of the reward function external:NAME or nats:NAME, or external",
+	"stage": "service that refused the input",
 
 	"instance": "a process among others",
 }
@@ -229,23 +362,38 @@ func asyncAPI() ([]byte, error) {
 		AsyncAPI: "3.0.0",
 		Info: info{
 			Title: "meander", Version: fmt.Sprintf("%d.0.0", schemas.Version),
-			Description: "Events of a diffusion rollout: prompts in, denoising steps, trajectories, rewards and advantages out. " +
-				"Every event is one msgpack map on a subject of its own; the message id is the subject without \"" + schemas.Prefix + "\".",
+			Description: "Events of a diffusion rollout: prompts in, denoising steps, trajectories, rewards and " +
+				"advantages out. " +
+				"Every event is one msgpack map on a subject of its own; the message id is the subject without \"" +
+				schemas.Prefix + "\".",
 		},
 		ContentType: schemas.ContentType,
 		Servers: ordered[server]{{"nats", server{
 			Host: "{host}:{port}", Protocol: "nats",
-			Description: "any NATS server with JetStream, or the one of meander up; its address and access are in build/client.env after make up",
-			Variables:   ordered[variable]{{"host", variable{"127.0.0.1", "its name or address"}}, {"port", variable{"4222", "its client port"}}},
-			Security:    []reference{{"#/components/securitySchemes/token"}, {"#/components/securitySchemes/credentials"}},
+			Description: "any NATS server with JetStream, or the one of meander up; its address and access are in " +
+				"build/client.env after make up",
+			Variables: ordered[variable]{
+				{"host", variable{"127.0.0.1", "its name or address"}},
+				{"port", variable{"4222", "its client port"}},
+			},
+			Security: []reference{
+				{"#/components/securitySchemes/token"},
+				{"#/components/securitySchemes/credentials"},
+			},
 		}}},
 	}
 	doc.Components.Security = ordered[security]{
 		{"token", security{"apiKey", "password", "auth_token of NATS, where the server asks for one"}},
-		{"credentials", security{"asymmetricEncryption", "", "the file of meander auth that has the key of a user, with TLS where the server has it"}},
+		{"credentials", security{
+			"asymmetricEncryption", "",
+			"the file of meander auth that has the key of a user, with TLS where the server has it",
+		}},
 	}
 	for _, c := range channels {
-		d := channelDoc{Summary: c.summary, Messages: ordered[reference]{{c.name, reference{"#/components/messages/" + c.name}}}}
+		d := channelDoc{Summary: c.summary, Messages: ordered[reference]{{
+			c.name,
+			reference{"#/components/messages/" + c.name},
+		}}}
 		if c.address != "" {
 			d.Address = &c.address
 		}
@@ -304,12 +452,18 @@ func operations(c channel) []entry[operation] {
 		switch {
 		case c.event == schemas.TypePrompt && action == "receive":
 			o.Reply = &reply{
-				Address: &replyAddress{"the inbox of a client that wants a receipt; its first token begins with _INBOX", "$message.header#/" + schemas.HeaderReply},
+				Address: &replyAddress{
+					"the inbox of a client that wants a receipt; its first token begins with _INBOX",
+					"$message.header#/" + schemas.HeaderReply,
+				},
 				Channel: reference{"#/channels/receipt"},
 			}
 		case c.name == "control" && action == "receive":
 			o.Reply = &reply{
-				Address: &replyAddress{"the inbox of a client that wants an answer; its first token begins with _INBOX", "$message.header#/" + schemas.HeaderReply},
+				Address: &replyAddress{
+					"the inbox of a client that wants an answer; its first token begins with _INBOX",
+					"$message.header#/" + schemas.HeaderReply,
+				},
 				Channel: reference{"#/channels/control_receipt"},
 			}
 		case c.event == schemas.TypeScoreRequest:
@@ -337,21 +491,28 @@ func messageOf(c channel) message {
 		return message{
 			Name: "part", Title: "part", Summary: c.summary, ContentType: "application/octet-stream",
 			Payload: payload{Format: "application/vnd.aai.asyncapi+json;version=3.0.0", Schema: node(headerSchema{
-				Type:        "string",
-				Description: fmt.Sprintf("raw bytes, at most %d; the event's tensor says how many parts there are and their digest", schemas.MaxPartBytes),
+				Type: "string",
+				Description: fmt.Sprintf("raw bytes, at most %d; the event's tensor says how many parts there are "+
+					"and their digest", schemas.MaxPartBytes),
 			})},
 		}
 	}
 	m := message{
 		Name: c.event, Title: c.name, Summary: c.summary, ContentType: schemas.ContentType,
-		Payload: payload{Format: "application/schema+json;version=draft-2020-12", Schema: node(reference{"./" + schemaFile(c.event)})},
+		Payload: payload{
+			Format: "application/schema+json;version=draft-2020-12",
+			Schema: node(reference{"./" + schemaFile(c.event)}),
+		},
 		Headers: &headers{
 			// Receivers need nothing but the payload: any client may publish.
 			Type: "object", Required: []string{},
 			Properties: ordered[headerSchema]{
 				{schemas.HeaderType, headerSchema{Type: "string", Const: c.event}},
 				{schemas.HeaderContentType, headerSchema{Type: "string", Const: schemas.ContentType}},
-				{"Nats-Msg-Id", headerSchema{Type: "string", Description: "deduplication id: the subject without \"" + schemas.Prefix + "\""}},
+				{"Nats-Msg-Id", headerSchema{
+					Type:        "string",
+					Description: "deduplication id: the subject without \"" + schemas.Prefix + "\"",
+				}},
 				{schemas.HeaderTraceparent, headerSchema{Type: "string", Description: "W3C trace context"}},
 			},
 		},
@@ -360,7 +521,10 @@ func messageOf(c channel) message {
 		// The message id is the publisher's to choose.
 		m.Headers.Properties[2].value.Description = "deduplication id, chosen by the publisher"
 		m.Headers.Properties = append(m.Headers.Properties,
-			entry[headerSchema]{schemas.HeaderReply, headerSchema{Type: "string", Description: "inbox that wants a receipt; its first token begins with _INBOX"}})
+			entry[headerSchema]{schemas.HeaderReply, headerSchema{
+				Type:        "string",
+				Description: "inbox that wants a receipt; its first token begins with _INBOX",
+			}})
 	}
 	return m
 }
@@ -376,7 +540,8 @@ func node(v any) yaml.Node {
 // setup returns the configuration of a stream as the document has it.
 func setup(s schemas.StreamSpec) streamSetup {
 	out := streamSetup{
-		Purpose: s.Purpose, Subjects: s.Subjects, Retention: "limits", Discard: "old", MaxMsgs: s.MaxMsgs, MaxBytes: s.MaxBytes,
+		Purpose: s.Purpose, Subjects: s.Subjects, Retention: "limits", Discard: "old", MaxMsgs: s.MaxMsgs,
+		MaxBytes:        s.MaxBytes,
 		DuplicateWindow: fmt.Sprintf("%dm", schemas.DedupWindow/time.Minute), AllowDirect: true,
 	}
 	if s.WorkQueue {
@@ -407,7 +572,8 @@ func storedBy(stream string) *channelStream {
 			c.Guard = "one message per subject, for ever"
 		case s.WorkQueue:
 			c.Guard = "one message per subject, while it waits"
-			c.Delivery = "a work queue: one consumer takes each message, and it is gone; others see it by a core subscription, as it is published"
+			c.Delivery = "a work queue: one consumer takes each message, and it is gone; others see it by a core " +
+				"subscription, as it is published"
 		}
 	}
 	return c

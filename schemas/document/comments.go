@@ -73,8 +73,10 @@ var identifier = regexp.MustCompile(`\b[A-Z][A-Za-z0-9]*\b`)
 // constants that comments name.
 var constants = map[string]string{
 	"MaxTensorDims": strconv.Itoa(schemas.MaxTensorDims), "MaxPartBytes": strconv.Itoa(schemas.MaxPartBytes) + " bytes",
-	"BlobBucket": schemas.BlobBucket, "PolicyBucket": schemas.PolicyBucket, "PresenceBucket": schemas.PresenceBucket, "ControlBucket": schemas.ControlBucket, "HeaderReply": schemas.HeaderReply,
-	"MaxMetadataBytes": strconv.Itoa(schemas.MaxMetadataBytes) + " bytes", "MaxMetadataDepth": strconv.Itoa(schemas.MaxMetadataDepth),
+	"BlobBucket": schemas.BlobBucket, "PolicyBucket": schemas.PolicyBucket, "PresenceBucket": schemas.PresenceBucket,
+	"ControlBucket": schemas.ControlBucket, "HeaderReply": schemas.HeaderReply,
+	"MaxMetadataBytes": strconv.Itoa(schemas.MaxMetadataBytes) + " bytes",
+	"MaxMetadataDepth": strconv.Itoa(schemas.MaxMetadataDepth),
 }
 
 // Describe is what a field of t is, in one line; a field that the comments leave out has

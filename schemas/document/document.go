@@ -47,9 +47,14 @@ func readme(path string, c *Comments) ([]byte, error) {
 	}
 	text := string(data)
 	for _, t := range []reflect.Type{
-		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Text](), reflect.TypeFor[schemas.Logits](), reflect.TypeFor[schemas.Interaction](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.SDEWindow](),
-		reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.Tree](), reflect.TypeFor[schemas.BranchPoint](), reflect.TypeFor[schemas.Prune](),
-		reflect.TypeFor[schemas.ScheduledSampling](), reflect.TypeFor[schemas.ProbabilityRamp](), reflect.TypeFor[schemas.ReflexFlow](), reflect.TypeFor[schemas.RewardSpec](), reflect.TypeFor[schemas.AdvantageSpec](),
+		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Text](), reflect.TypeFor[schemas.Logits](),
+		reflect.TypeFor[schemas.Interaction](), reflect.TypeFor[schemas.Rollout](),
+		reflect.TypeFor[schemas.SDEWindow](),
+		reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.Stop](),
+		reflect.TypeFor[schemas.Tree](), reflect.TypeFor[schemas.BranchPoint](), reflect.TypeFor[schemas.Prune](),
+		reflect.TypeFor[schemas.ScheduledSampling](), reflect.TypeFor[schemas.ProbabilityRamp](),
+		reflect.TypeFor[schemas.ReflexFlow](), reflect.TypeFor[schemas.RewardSpec](),
+		reflect.TypeFor[schemas.AdvantageSpec](),
 		reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),
 	} {
 		table, err := Table(t, c)
@@ -60,7 +65,8 @@ func readme(path string, c *Comments) ([]byte, error) {
 		head, rest, begins := strings.Cut(text, begin)
 		_, tail, ends := strings.Cut(rest, end)
 		if !begins || !ends {
-			return nil, fmt.Errorf("%s: no part between %s and %s", path, strings.TrimSpace(begin), strings.TrimSpace(end))
+			return nil, fmt.Errorf("%s: no part between %s and %s", path, strings.TrimSpace(begin),
+				strings.TrimSpace(end))
 		}
 		text = head + begin + table + end + tail
 	}
@@ -87,7 +93,8 @@ func Table(t reflect.Type, c *Comments) (string, error) {
 		if f.Default != "" {
 			def = "`" + f.Default + "`"
 		}
-		fmt.Fprintf(&s, "| `%s` | %s | %s | %s | %s |\n", f.Name, flag, values(f), def, strings.ReplaceAll(f.Phrase(text), "|", "\\|"))
+		fmt.Fprintf(&s, "| `%s` | %s | %s | %s | %s |\n", f.Name, flag, values(f), def,
+			strings.ReplaceAll(f.Phrase(text), "|", "\\|"))
 	}
 	return s.String(), nil
 }

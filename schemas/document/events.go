@@ -54,7 +54,8 @@ contract](../deploy/guide/the-contract.md), the fields of a prompt are in [READM
 		t := events[0]
 		events = events[1:]
 		written = append(written, t)
-		fmt.Fprintf(&s, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", t.Name(), wrapped(c.inWireNames(t, t.Name())))
+		fmt.Fprintf(&s, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", t.Name(),
+			wrapped(c.inWireNames(t, t.Name())))
 		for _, f := range schemas.Fields(t) {
 			text, err := c.Describe(t, f)
 			if err != nil {

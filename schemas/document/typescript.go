@@ -65,9 +65,14 @@ export type Token = string | number;
 	}
 	fmt.Fprintf(&s, "\n/** The event of each channel. */\nexport interface Events {\n%s}\n", events)
 	fmt.Fprintf(&s, "\n/** The subject of each channel */\nexport const subjects = {\n%s} as const;\n", subjects)
-	fmt.Fprintf(&s, "\n/** The filter of all events of a run on each channel that a stream keeps. */\nexport const filters = {\n%s} as const;\n", filters)
-	fmt.Fprintf(&s, "\n/** The stream that keeps the events of these channels. */\nexport const streams = {\n%s} as const;\n", stored)
-	fmt.Fprintf(&s, "\nexport const blobBucket = %q;\nexport const replyHeader = %q;\n", schemas.BlobBucket, schemas.HeaderReply)
+	fmt.Fprintf(&s,
+		"\n/** The filter of all events of a run on each channel that a stream keeps. */\nexport const filters = "+
+			"{\n%s} as const;\n", filters)
+	fmt.Fprintf(&s,
+		"\n/** The stream that keeps the events of these channels. */\nexport const streams = {\n%s} as const;\n",
+		stored)
+	fmt.Fprintf(&s, "\nexport const blobBucket = %q;\nexport const replyHeader = %q;\n", schemas.BlobBucket,
+		schemas.HeaderReply)
 	return []byte(s.String()), nil
 }
 

@@ -1,6 +1,6 @@
 // Gen writes the documents of the contract from its Go types: a JSON Schema per
-// event, one AsyncAPI document, a page of all events, types for TypeScript, and the tables of schemas/README.md. It runs
-// in the folder of package schemas:
+// event, one AsyncAPI document, a page of all events, types for TypeScript, and the tables of schemas/README.md. It
+// runs in the folder of package schemas:
 //
 //	go generate ./schemas
 //

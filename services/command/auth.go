@@ -124,12 +124,14 @@ What each role may do: meander auth show. One more user: meander auth add %s NAM
 func printChange(w io.Writer, f *auth.Folder, what string, guests, newAccount bool) error {
 	text := what + "; a NATS server reads it with: nats-server --signal reload; meander up at its next start\n"
 	if guests {
-		text += fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, after that, with: "+
-			"meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it itself\n", f.Dir(), f.Credentials("admin"))
+		text += fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, "+
+			"after that, with: "+"meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it "+
+			"itself\n", f.Dir(), f.Credentials("admin"))
 	}
 	if newAccount {
-		text += fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives guests nothing: "+
-			"where the server has streams, stop it,\nmove jetstream/$G in its store_dir to jetstream/%[1]s, and start it again. "+
+		text += fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives "+
+			"guests nothing: "+"where the server has streams, stop it,\nmove jetstream/$G in its store_dir to "+
+			"jetstream/%[1]s, and start it again. "+
 			"Streams of meander up stay where they are\n", f.Account)
 	}
 	_, err := io.WriteString(w, text)
@@ -169,7 +171,8 @@ func authAddCommand(*app) *cobra.Command {
 	c.Flags().StringSliceVar(&runs, "run", nil,
 		"limit a trainer or a viewer to these runs, in its own account; default all runs")
 	c.Flags().TextVar(&copies, "copy-bytes", boot.Bytes(0),
-		fmt.Sprintf("with --run: size limit of the copies that the user reads; 0: %v", boot.Bytes(auth.DefaultCopyBytes)))
+		fmt.Sprintf("with --run: size limit of the copies that the user reads; 0: %v",
+			boot.Bytes(auth.DefaultCopyBytes)))
 	c.Flags().BoolVar(&u.Blobs, "blobs", false,
 		"with --run: let the user read blobs too (large images, embeddings), those of other runs included")
 	return c
@@ -282,7 +285,11 @@ func authShowCommand(a *app) *cobra.Command {
 			for _, part := range []struct {
 				what string
 				list []string
-			}{{"may publish on", r.Publish}, {"but not on", r.Deny}, {"may subscribe to (KEY is its public key)", r.Subscribe}} {
+			}{
+				{"may publish on", r.Publish},
+				{"but not on", r.Deny},
+				{"may subscribe to (KEY is its public key)", r.Subscribe},
+			} {
 				if len(part.list) > 0 {
 					fmt.Fprintf(w, "%s\n  %s\n", part.what, strings.Join(part.list, "\n  "))
 				}

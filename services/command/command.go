@@ -208,7 +208,8 @@ with an embedded NATS server.`,
 	f.StringVar(&a.natsURL, "nats", "",
 		"NATS server to use instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
 	f.StringVar(&a.token, "nats-token", "",
-		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the process list does not show the environment")
+		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the "+
+			"process list does not show the environment")
 	f.StringVar(&a.creds, "nats-creds", "",
 		"credentials file for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
 	f.StringVar(&a.tlsCA, "nats-tls-ca", "",
@@ -225,7 +226,9 @@ with an embedded NATS server.`,
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a),
 		publishCommand(a), watchCommand(a), topCommand(a), uiCommand(a), traceCommand(a), showCommand(a),
 		reportCommand(a),
-		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
+		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a),
+		verifyCommand(a), teacherCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a),
+		gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)
 	return root

@@ -65,8 +65,8 @@ func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logge
 // adopt its settings; flags that differ are usage errors.
 func (a *app) joinsPipeline(s *services) (bool, error) {
 	if a.natsURL != "" {
-		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or --nats",
-			bus.RedactURL(a.natsURL)))
+		return true, s.refuseFlags(fmt.Sprintf("the services at %s have their own settings; leave out this flag or "+
+			"--nats", bus.RedactURL(a.natsURL)))
 	}
 	running, serving := natsd.Pipeline(a.store)
 	if !serving {
@@ -82,7 +82,10 @@ func (a *app) adoptFrom(s *services, running natsd.Info) error {
 
 // server returns the connection settings for the server of --nats.
 func (a *app) server() bus.Config {
-	return bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA, CertFile: a.tlsCert, KeyFile: a.tlsKey}
+	return bus.Config{
+		Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA,
+		CertFile: a.tlsCert, KeyFile: a.tlsKey,
+	}
 }
 
 // checkServer refuses a URL of --nats that is not of a NATS server. A URL without a scheme is nats://. openConnection
@@ -111,7 +114,10 @@ func (a *app) openConnection(
 		return nil, usage(err)
 	}
 	if a.natsURL == "" {
-		for flag, value := range map[string]string{"nats-creds": a.creds, "nats-tls-ca": a.tlsCA, "nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey} {
+		for flag, value := range map[string]string{
+			"nats-creds": a.creds, "nats-tls-ca": a.tlsCA,
+			"nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey,
+		} {
 			if value != "" {
 				return nil, usage(fmt.Errorf("--%s: given without a server; name the server with --nats", flag))
 			}
@@ -246,14 +252,17 @@ func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
 func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
 	if a.natsURL == "" {
 		if _, err := os.Stat(filepath.Join(a.store, "jetstream")); errors.Is(err, os.ErrNotExist) {
-			return nil, usage(fmt.Errorf("store %q is empty; make a rollout first (meander run --store %s ...), or name a server with --nats", a.store, a.store))
+			return nil, usage(fmt.Errorf("store %q is empty; make a rollout first (meander run --store %s ...), or "+
+				"name a server with --nats", a.store, a.store))
 		}
 	}
 	return a.connect(ctx, log)
 }
 
 // withBus returns the RunE of a command that reads stored events: it opens the pipeline, calls f, and closes it.
-func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
+func (a *app) withBus(
+	f func(c *cobra.Command, conn *connection, given []string) error,
+) func(*cobra.Command, []string) error {
 	return a.withConnection(a.openExisting, f)
 }
 
@@ -279,7 +288,9 @@ func (a *app) withConnection(
 
 // withRun returns the RunE of a command about one run: it connects, sets run to the latest if none is given, and
 // calls f.
-func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
+func (a *app) withRun(
+	run *schemas.Run, f func(c *cobra.Command, conn *connection, given []string) error,
+) func(*cobra.Command, []string) error {
 	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 		if *run == "" {
 			var err error

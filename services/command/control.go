@@ -186,7 +186,8 @@ func (k *controller) sendControl(ctx context.Context, conn *connection, out io.W
 	case isRefused:
 		return usage(errors.New(refused.Reason))
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
-		return fmt.Errorf("%s of run %s: no intake answered in %v; the request is stored, and the next intake that runs answers it", k.Action, k.Control.Run, wait)
+		return fmt.Errorf("%s of run %s: no intake answered in %v; the request is stored, and the next intake that "+
+			"runs answers it", k.Action, k.Control.Run, wait)
 	case err != nil:
 		return withAdvice(ctx, conn.Bus, err)
 	}

@@ -64,9 +64,11 @@ type loaded struct {
 // addFlags adds the flags of data sets to f.
 func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "prompts", "f", "",
-		"file of prompts, - for stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) or geneval (metadata)")
+		"file of prompts, - for stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, "+
+			"verl (messages, reward_model) or geneval (metadata)")
 	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
-		"format of that file: auto (from its name and content), text, csv, json, or JSON of one kind: meander, metadata, verl")
+		"format of that file: auto (from its name and content), text, csv, json, or JSON of one kind: meander, "+
+			"metadata, verl")
 	f.StringVar(&d.template, "template", "",
 		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
 	f.BoolVar(&d.skipBad, "skip-bad", false, "skip and list bad records; without it the first one is an error")
@@ -77,7 +79,8 @@ func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&d.choice.Offset, "offset", 0, "skip this many prompts, after filters and shuffling")
 	f.IntVar(&d.choice.Limit, "limit", 0, "use at most this many prompts; 0: all")
 	f.StringVar(&d.shard, "shard", "",
-		"I/N: use part I (from 0) of N: every N-th prompt, or batch. Uids do not depend on the part, seeds neither with the same --run or --seed")
+		"I/N: use part I (from 0) of N: every N-th prompt, or batch. Uids do not depend on the part, seeds neither "+
+			"with the same --run or --seed")
 	f.BoolVar(&d.dryRun, "dry-run", false, "print the estimate, and do nothing")
 	f.BoolVar(&d.overfill, "overfill", false,
 		"start although the estimate does not fit the streams; new events wait while a stream is full")
@@ -155,7 +158,8 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 					first+1, r.Index+1, q.uid)
 			}
 			uids[q.uid] = r.Index
-			if err := errors.Join(p.states.setStart(q, own), p.images.setStart(q, own, r.Index, p.loaded.Records)); err != nil {
+			if err := errors.Join(p.states.setStart(q, own),
+				p.images.setStart(q, own, r.Index, p.loaded.Records)); err != nil {
 				return nil, err
 			}
 			if q.body["reward"] != nil {
@@ -185,7 +189,9 @@ func wordsOf[S ~string](list []S) []string {
 
 // selectRecords reads the records of prompts and selects those that the flags choose, in batches. It counts the
 // others in p.loaded. No prompt at all is an error. loadPrompts calls it.
-func (p *promptFlags) selectRecords(texts []string, stdin io.Reader, specs []any, choice dataset.Choice) ([]dataset.Batch, error) {
+func (p *promptFlags) selectRecords(
+	texts []string, stdin io.Reader, specs []any, choice dataset.Choice,
+) ([]dataset.Batch, error) {
 	records, err := p.records(texts, stdin, specs)
 	if err != nil {
 		return nil, err
@@ -206,7 +212,8 @@ func (p *promptFlags) selectRecords(texts []string, stdin io.Reader, specs []any
 	}
 	p.loaded.Report = report
 	if len(batches) == 0 {
-		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
+		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset "+
+			"and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
 	}
 	return batches, nil
 }
@@ -291,7 +298,10 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		defer done()
 		in, name = f, p.file
 	}
-	o := dataset.Options{Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}), Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad}
+	o := dataset.Options{
+		Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}),
+		Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad,
+	}
 	if p.top.GivenValues()["unknown_fields"] == schemas.UnknownWarn {
 		o.Misspelt = nil
 	}
@@ -318,7 +328,8 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
 		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
 			_ = f.Close() // it was only read
-			return nil, nil, fmt.Errorf("%s: a pipe without a writer; must be a file, or a pipe that a program writes to", name)
+			return nil, nil,
+				fmt.Errorf("%s: a pipe without a writer; must be a file, or a pipe that a program writes to", name)
 		}
 	}
 	return r, func() { _ = f.Close() }, nil

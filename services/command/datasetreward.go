@@ -28,12 +28,14 @@ type rewardFlags struct {
 // addFlags adds the flags of rewards to f.
 func (r *rewardFlags) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.reward, "reward", nil,
-		"reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default those of the model")
+		"reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(),
+			", ")+"; default those of the model")
 	f.StringSliceVar(&r.optional, "optional-reward", nil,
 		"the same for functions that may fail: the sum then leaves them out")
 	f.StringArrayVar(&r.params, "reward-param", nil, "parameter of a reward function: NAME.KEY=VALUE, e.g. ocr.psm=7")
 	f.StringVar(&r.groundTruth, "ground-truth", "",
-		"expected text or answer, for reward functions and interactions; default the text in double quotes in the prompt, or the result of the sum in it")
+		"expected text or answer, for reward functions and interactions; default the text in double quotes in the "+
+			"prompt, or the result of the sum in it")
 }
 
 // rewardSpecs returns the reward functions that the flags name, as the field reward of a prompt; nil if no flag names
@@ -57,7 +59,9 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 				spec["required"] = false
 			}
 			kind, _, _ := strings.Cut(name, ":")
-			if !slices.ContainsFunc(scorer.Kinds(), func(k string) bool { return k == kind || strings.HasPrefix(k, kind+":") }) {
+			if !slices.ContainsFunc(scorer.Kinds(), func(k string) bool {
+				return k == kind || strings.HasPrefix(k, kind+":")
+			}) {
 				errs = append(errs, oneOf(flag, name, scorer.Kinds()))
 			} else if _, _, err := scorer.SplitName(name); err != nil {
 				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))

@@ -113,7 +113,8 @@ func (a *app) deadDropCommand() *cobra.Command {
 func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
 	t := present.New("ID", "WHEN", "STAGE", "CODE", "RUN", "UID", "REASON")
 	n := 0
-	for m, err := range conn.Read(c.Context(), schemas.StreamDead, []string{schemas.Address{Kind: schemas.KindDead, Run: run}.Filter()}, bus.ReadOptions{}) {
+	for m, err := range conn.Read(c.Context(), schemas.StreamDead,
+		[]string{schemas.Address{Kind: schemas.KindDead, Run: run}.Filter()}, bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read dead letters: %w", err)
 		}
@@ -136,8 +137,8 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 			d = &schemas.Dead{Code: "unreadable", Reason: err.Error()}
 			d.Run, _ = schemas.RunOf(m.Subject)
 		}
-		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Stage), d.Code, present.OrDash(d.Run), present.OrDash(d.UID),
-			present.FirstLine(d.Reason))
+		t.Row(m.Seq, m.Time.Local().Format(time.DateTime), present.OrDash(d.Stage), d.Code, present.OrDash(d.Run),
+			present.OrDash(d.UID), present.FirstLine(d.Reason))
 	}
 	switch {
 	case a.json:
@@ -175,8 +176,10 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 			m.Subject, m.Data[:min(len(m.Data), 256)])
 		return err
 	}
-	fmt.Fprintf(out, "dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s %d\ndeliveries  %d\nat          %s\n",
-		m.Seq, d.Stage, d.Code, d.Reason, d.OriginalSubject, d.Stream, d.StreamSeq, d.Deliveries, time.Unix(0, d.At).Local().Format(time.RFC3339))
+	fmt.Fprintf(out,
+		"dead letter %d\nstage       %s\ncode        %s\nreason      %s\nsubject     %s\nstream      %s "+
+			"%d\ndeliveries  %d\nat          %s\n", m.Seq, d.Stage, d.Code, d.Reason, d.OriginalSubject, d.Stream,
+		d.StreamSeq, d.Deliveries, time.Unix(0, d.At).Local().Format(time.RFC3339))
 	for _, h := range d.Headers {
 		fmt.Fprintf(out, "header      %s: %s\n", h.Name, h.Value)
 	}

@@ -153,7 +153,10 @@ func (p *findingPrinter) printFinding(f doctor.Finding) {
 		fmt.Fprintln(p.out, present.Paint(p.out, present.Bold, f.Area))
 		p.area = f.Area
 	}
-	colour := map[doctor.State]present.Colour{doctor.OK: present.Green, doctor.Warning: present.Yellow, doctor.Fault: present.Red}[f.State]
+	colour := map[doctor.State]present.Colour{
+		doctor.OK: present.Green, doctor.Warning: present.Yellow,
+		doctor.Fault: present.Red,
+	}[f.State]
 	state := string(f.State)
 	blanks := strings.Repeat(" ", len(findingGap)-len(findingIndent)-len(state))
 	state = present.Paint(p.out, colour, state)
@@ -169,7 +172,10 @@ func (p *findingPrinter) printSummary() {
 	if p.json {
 		return
 	}
-	parts := []string{fmt.Sprintf("%d ok", p.counts[doctor.OK]), present.Count(p.counts[doctor.Warning], "warning"), present.Count(p.counts[doctor.Fault], "fault")}
+	parts := []string{
+		fmt.Sprintf("%d ok", p.counts[doctor.OK]), present.Count(p.counts[doctor.Warning], "warning"),
+		present.Count(p.counts[doctor.Fault], "fault"),
+	}
 	if n := p.counts[doctor.Unchecked]; n > 0 {
 		parts = append(parts, fmt.Sprintf("%d not checked", n))
 	}

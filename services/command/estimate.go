@@ -81,7 +81,9 @@ func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Fact
 }
 
 // estimate adds up what the prompts need in the pipeline behind conn, or in the one that s would be.
-func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *services, prompts []prompt) (*estimated, error) {
+func (d *datasetFlags) estimate(
+	ctx context.Context, conn *connection, s *services, prompts []prompt,
+) (*estimated, error) {
 	f, err := factsOf(ctx, conn, s)
 	if err != nil {
 		return nil, err
@@ -93,7 +95,10 @@ func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *servic
 // function gets the ground truth), and estimates what they need. What cannot be completed is a usage error; a prompt
 // that intake would refuse is counted.
 func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimated, error) {
-	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.counts(), Estimate: estimate.New(f), facts: f}
+	p := &estimated{
+		Prompts: len(prompts), Batches: d.loaded.batches, Data: d.counts(), Estimate: estimate.New(f),
+		facts: f,
+	}
 	if p.Batches == nil {
 		p.Batches = []int{}
 	}
@@ -113,7 +118,8 @@ func (d *datasetFlags) addPrompts(prompts []prompt, f *estimate.Facts) (*estimat
 				specs = append(specs, map[string]any{"name": reward})
 			}
 			if specs == nil {
-				return nil, usage(fmt.Errorf("prompt %q has a ground truth, but the pipeline does not say which reward function uses it; name one with --reward", q.text))
+				return nil, usage(fmt.Errorf("prompt %q has a ground truth, but the pipeline does not say which "+
+					"reward function uses it; name one with --reward", q.text))
 			}
 			q.body["reward"] = specs
 			q.setGroundTruth(q.truth)
@@ -149,7 +155,8 @@ func metadataOf(prompts []prompt) []string {
 func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
-		File: d.file, Format: string(l.format), Records: l.Records + len(l.bad), Bad: []string{}, TooShort: l.Short, TooLong: l.Long,
+		File: d.file, Format: string(l.format), Records: l.Records + len(l.bad), Bad: []string{}, TooShort: l.Short,
+		TooLong:    l.Long,
 		Duplicates: l.Duplicates, Dropped: l.Dropped, Chosen: l.Chosen, Shard: d.shard,
 	}
 	for _, b := range l.bad {
@@ -183,7 +190,8 @@ func (p *estimated) mustFit() error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return usage(fmt.Errorf("the estimate does not fit; nothing was started:\n%w\nWith --overfill the run starts anyway, and waits while a stream is full", errors.Join(errs...)))
+	return usage(fmt.Errorf("the estimate does not fit; nothing was started:\n%w\nWith --overfill the run starts "+
+		"anyway, and waits while a stream is full", errors.Join(errs...)))
 }
 
 // dryRun prints the estimate and does nothing else. It asks a running pipeline, else the one that this process would
@@ -245,7 +253,8 @@ func (p *estimated) printEstimate(out io.Writer) error {
 	}
 	var parts []string
 	for _, s := range p.Streams {
-		if s.Name == schemas.StreamSteps || s.Name == schemas.StreamBlobBucket && s.Bytes > 0 || !s.Fits() { // the others are small
+		// the others are small
+		if s.Name == schemas.StreamSteps || s.Name == schemas.StreamBlobBucket && s.Bytes > 0 || !s.Fits() {
 			parts = append(parts, streamLine(s))
 		}
 	}
@@ -371,8 +380,11 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", present.Count(c.LatentsKept, "state"),
 			c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, present.Size(c.BytesOfSample))
 		if c.ConditioningBytes > 0 {
-			line("texts", "encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s with a copy of its own",
-				present.Size(c.ConditioningBytes), present.Size(c.BytesOfSample+c.ConditioningOfSample), present.Size(c.BytesOfSample+c.ConditioningBytes))
+			line("texts",
+				"encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s "+
+					"with a copy of its own", present.Size(c.ConditioningBytes),
+				present.Size(c.BytesOfSample+c.ConditioningOfSample),
+				present.Size(c.BytesOfSample+c.ConditioningBytes))
 		}
 	}
 }
@@ -419,7 +431,10 @@ func evaluations(n, flat int64) string {
 
 // streamLine says how many bytes go to a stream, and warns if they do not fit.
 func streamLine(s estimate.Stream) string {
-	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", schemas.StreamBlobBucket: "of images at most"}
+	what := map[string]string{
+		schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps",
+		schemas.StreamTrajectories: "of trajectories", schemas.StreamBlobBucket: "of images at most",
+	}
 	out := fmt.Sprintf("%s %s", present.Size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:

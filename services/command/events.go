@@ -13,7 +13,8 @@ import (
 func latestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 	run, err := results.LatestRun(ctx, b)
 	if errors.Is(err, bus.ErrNotFound) {
-		err = usage(errors.New("nothing is stored yet; make a rollout first: meander run 'a red sign that says \"OPEN\"'"))
+		err = usage(errors.New("nothing is stored yet; make a rollout first: meander run 'a red sign that says " +
+			"\"OPEN\"'"))
 	}
 	return run, err
 }

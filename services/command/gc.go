@@ -51,7 +51,8 @@ copied to that folder. Files that people put there stay.`,
 				return settingError(err)
 			}
 			if !cfg.Rules() && !blobs && cfg.WeightsDir == "" {
-				return usage(errors.New("no rule given; give one of --gc-above, --gc-age and --gc-read, or --blobs or --weights-dir"))
+				return usage(errors.New("no rule given; give one of --gc-above, --gc-age and --gc-read, or --blobs " +
+					"or --weights-dir"))
 			}
 			if cfg.Run = schemas.Run(run); run != "" {
 				if _, err := storedRun(c.Context(), conn.Bus, run); err != nil {

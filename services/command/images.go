@@ -62,7 +62,8 @@ func (x *images) filesOf(k, n int) ([]string, error) {
 	case len(x.files) == n:
 		return x.files[k : k+1], nil
 	}
-	return nil, fmt.Errorf("%s: %d images for %d prompts; must be one image, one for each prompt, or with one prompt one for each sample", x.flag, len(x.files), n)
+	return nil, fmt.Errorf("%s: %d images for %d prompts; must be one image, one for each prompt, or with one prompt "+
+		"one for each sample", x.flag, len(x.files), n)
 }
 
 // setStart gives prompt k of n its images to start from, unless the prompt has a start of its own. The images also

@@ -229,7 +229,8 @@ func printGPUMemory(out io.Writer, info *model.Info) {
 		}
 		for _, images := range []int{1, 4, 8} {
 			t.Row(fmt.Sprintf("and a pass of %d at %dx%d, guided", images, s[0], s[1]),
-				present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 2)), present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 4)))
+				present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 2)),
+				present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 4)))
 		}
 	}
 	fmt.Fprintln(out)
@@ -255,7 +256,8 @@ func partsJSON(list []model.PartInfo) []map[string]any {
 	for i, p := range list {
 		parts[i] = map[string]any{
 			"name": p.Name, "class": p.Class, "parameters": p.Parameters, "dtypes": p.DTypes,
-			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes, "memory_bytes_bf16": p.FactorBytes,
+			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes,
+			"memory_bytes_bf16": p.FactorBytes,
 		}
 	}
 	return parts
@@ -273,12 +275,18 @@ func schedulerOf(info *model.Info) json.RawMessage {
 func infoJSON(info *model.Info) map[string]any {
 	return map[string]any{
 		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
-		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
-		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
-		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "grid": cmp.Or(info.Grid, model.GridLinspace),
-		"prompts": max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear), "mu_constant": info.ConstantMu,
-		"frames": info.Frames, "max_frames": max(info.MaxFrames, 1), "frames_per_token": max(info.FramesPerToken, 1),
-		"fps": info.FPS, "max_pixels": info.MaxPixels, "max_prompt_tokens": info.MaxPromptTokens, "masks": info.Masks,
+		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height,
+		"width":               info.Width,
+		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale,
+		"negative_prompt": info.NegativePrompt,
+		"cfg_rule":        info.CFGRule, "conditioning": info.Conditioning,
+		"grid":    cmp.Or(info.Grid, model.GridLinspace),
+		"prompts": max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear),
+		"mu_constant": info.ConstantMu,
+		"frames":      info.Frames, "max_frames": max(info.MaxFrames, 1),
+		"frames_per_token": max(info.FramesPerToken, 1),
+		"fps":              info.FPS, "max_pixels": info.MaxPixels, "max_prompt_tokens": info.MaxPromptTokens,
+		"masks":              info.Masks,
 		"conditioning_bytes": info.ConditioningBytes, "conditioning_token_bytes": info.ConditioningTokenBytes,
 		"prediction": info.Prediction, "backend": info.Backend, "independent_rows": info.IndependentRows,
 		"tolerance": info.Tolerance, "reward": info.Reward, "scheduler_config": schedulerOf(info),

@@ -38,7 +38,8 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	if info.Template != "" {
 		line("template %s", info.Template)
 	}
-	line("defaults max_new_tokens %d, temperature %g, top_k %d, top_p %g, min_p %g; an answer ends with one of the tokens %v", p.MaxNewTokens, p.Temperature, p.TopK, p.TopP, p.MinP, info.EOS)
+	line("defaults max_new_tokens %d, temperature %g, top_k %d, top_p %g, min_p %g; an answer ends with one of the "+
+		"tokens %v", p.MaxNewTokens, p.Temperature, p.TopK, p.TopP, p.MinP, info.EOS)
 	line("cache %s a token; %s, the default, holds %s tokens of all samples that are under way",
 		present.Size(info.CacheTokenBytes), present.Size(info.CacheBytes), present.Thousands(info.CacheTokens))
 	perToken := func(bytes int) string { return present.Size(bytes * info.Vocabulary) }
@@ -53,10 +54,12 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 func languageJSON(info *lm.Info) map[string]any {
 	p := textengine.PolicyOf(info.Card).Text
 	return map[string]any{
-		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary, "tokens": info.Tokens, "max_tokens": info.MaxPositions,
+		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
+		"tokens": info.Tokens, "max_tokens": info.MaxPositions,
 		"template": info.Template, "eos_token_ids": append([]int32{},
 			info.EOS...), "max_new_tokens": p.MaxNewTokens, "temperature": p.Temperature, "top_k": p.TopK,
 		"top_p": p.TopP, "min_p": p.MinP,
-		"cache_token_bytes": info.CacheTokenBytes, "cache_bytes": info.CacheBytes, "cache_tokens": info.CacheTokens, "reward": append([]string{}, info.Reward...), "notes": append([]string{}, info.Notes...),
+		"cache_token_bytes": info.CacheTokenBytes, "cache_bytes": info.CacheBytes, "cache_tokens": info.CacheTokens,
+		"reward": append([]string{}, info.Reward...), "notes": append([]string{}, info.Notes...),
 	}
 }

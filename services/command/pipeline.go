@@ -192,7 +192,8 @@ func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logge
 	s.Sampler.Announced = func() { loaded(); s.announced() }
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
-	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) || errors.Is(err, devices.ErrUnavailable) {
+	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) ||
+		errors.Is(err, devices.ErrUnavailable) {
 		return usage(err)
 	} else if err != nil {
 		return err

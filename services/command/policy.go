@@ -52,7 +52,8 @@ sampler. Samplers then keep the version before.`,
 func (k *pusher) addFlags(f *pflag.FlagSet) {
 	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only lane, or the only one that samplers serve now")
 	f.StringVar(&k.Rule, "rule", schemas.SwapFinish,
-		"for samples that have begun: finish (keep the old weights to the end), switch (use the new weights from the next step on) or restart")
+		"for samples that have begun: finish (keep the old weights to the end), switch (use the new weights from the "+
+			"next step on) or restart")
 	f.Int64Var(&k.Version, "version", 0, "version number; default the next one")
 	f.StringVar(&k.By, "by", "", "who pushes; default user@host")
 	f.StringVar(&k.Note, "note", "", "note; others see it")
@@ -94,8 +95,8 @@ pushed.`,
 				return k.pushFull(c, conn, given[0])
 			}
 			if k.WeightsDir != "" {
-				return usage(errors.New("--weights-dir: given for an adapter; adapters are stored in the server: leave it out, " +
-					"or push a whole transformer with --full"))
+				return usage(errors.New("--weights-dir: given for an adapter; adapters are stored in the server: " +
+					"leave it out, " + "or push a whole transformer with --full"))
 			}
 			adapter, err := lora.Open(given[0])
 			if err != nil {
@@ -165,7 +166,9 @@ func versionOf(text string) (int64, error) {
 
 // push stores a new version with store, waits for the samplers' answers, and prints them. A refused push is a usage
 // error; a version that some sampler refused or did not answer gives exit status 1.
-func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Context, *client.Client) (*schemas.Policy, error)) error {
+func (k *pusher) push(
+	c *cobra.Command, conn *connection, store func(context.Context, *client.Client) (*schemas.Policy, error),
+) error {
 	ctx, out, peer := c.Context(), c.OutOrStdout(), client.New(conn.Bus)
 	k.By = cmp.Or(k.By, currentUser())
 	before, err := peer.NewestPolicy(ctx, k.Lane)
@@ -222,7 +225,10 @@ func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
 	if fields, ok := line.(map[string]any); ok {
 		list := []any{}
 		for _, r := range replicas {
-			one := map[string]any{"instance": r.Instance, "policy_version": r.PolicyVersion, "weights_digest": r.WeightsDigest, "loading": r.Loading}
+			one := map[string]any{
+				"instance": r.Instance, "policy_version": r.PolicyVersion,
+				"weights_digest": r.WeightsDigest, "loading": r.Loading,
+			}
 			if r.Answer != nil {
 				one["answer"] = schemas.JSON(r.Answer)
 			}

@@ -49,8 +49,13 @@ type progress struct {
 
 // newProgress shows the progress of a run on out until close: a bar on a terminal, else a line from time to time.
 // machine: there is no bar, even on a terminal. m is the model that this process loads.
-func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading) *progress {
-	p := &progress{out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
+func newProgress(
+	out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading,
+) *progress {
+	p := &progress{
+		out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{},
+		seen: map[string]bool{}, ended: make(chan struct{}),
+	}
 	for _, prompt := range prompts {
 		p.uids[prompt.UID] = o.Open(prompt.UID)
 	}

@@ -20,7 +20,8 @@ type promptFlags struct {
 	datasetFlags
 	rewardFlags
 	advantageFlags
-	top, rollout, start, stop, tree, prune, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
+	// of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
+	top, rollout, start, stop, tree, prune, policy, place *fieldflag.Set
 	batch                                                 string
 	refillFresh                                           bool
 
@@ -44,20 +45,30 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 		"deadline": {Kind: "duration", Hint: "as a time from now, e.g. 10m", Parse: deadline},
 	})
 	p.rollout = fieldsOf[schemas.Rollout](map[string]fieldflag.Codec{
-		"sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " + strings.Join(schemas.WindowStrategies, ", ") +
+		"sde_window": {Kind: "window", Hint: "SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY " +
+			strings.Join(schemas.WindowStrategies, ", ") +
 			"; the same for all groups of a batch, SEED default --seed or the run", Parse: parseWindow},
 	})
 	p.start = fieldsOf[schemas.Start](map[string]fieldflag.Codec{
-		"latents": {Kind: "file", Hint: "a safetensors file: from --save-latents, or one packed tensor", Parse: verbatim},
+		"latents": {Kind: "file", Hint: "a safetensors file (--save-latents), or one packed tensor", Parse: verbatim},
 		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP; 'meander show' shows them", Parse: parseBranch},
 	})
 	p.data = fieldsOf[schemas.Data](map[string]fieldflag.Codec{
-		"images": {Kind: "path", Hint: "a PNG for all samples, or a folder: one PNG for each sample of the prompt, or for each of several prompts", Parse: verbatim},
+		"images": {
+			Kind: "path",
+			Hint: "a PNG for all samples, or a folder: one PNG for each sample of the prompt, or for each of several " +
+				"prompts", Parse: verbatim,
+		},
 	})
-	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil), fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
+	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil),
+		fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
 	p.stop = fieldsOf[schemas.Stop](nil)
 	p.text = fieldsOf[schemas.Text](map[string]fieldflag.Codec{
-		"logits":         {Kind: "logits", Hint: "topk[:K], ids:ID,ID... or full, then [:F32|F16|BF16], [:raw|processed] and [:answers=0,2], e.g. topk:20:F16", Parse: parseLogits},
+		"logits": {
+			Kind: "logits",
+			Hint: "topk[:K], ids:ID,ID... or full, then [:F32|F16|BF16], [:raw|processed] and [:answers=0,2], e.g. " +
+				"topk:20:F16", Parse: parseLogits,
+		},
 		"stop_token_ids": {Kind: "ids", Hint: "e.g. 2,7"},
 	})
 	p.interaction = fieldsOf[schemas.Interaction](map[string]fieldflag.Codec{
@@ -90,7 +101,8 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	})
 	addSection(f, textSection, func(f *pflag.FlagSet) {
 		f.StringVar(&p.messages, "messages", "",
-			"JSON file of a conversation to answer, instead of prompts: [{\"role\": \"user\", \"content\": \"...\"}, ...]")
+			"JSON file of a conversation to answer, instead of prompts: [{\"role\": \"user\", \"content\": \"...\"}, "+
+				"...]")
 		p.text.Register(f)
 		p.interaction.Register(f)
 	})
@@ -112,7 +124,8 @@ func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
 	f.IntVar(&p.choice.BatchSize, "batch-size", 0,
 		"join this many prompts to a batch, in order; the last batch may be smaller")
 	f.IntVar(&p.choice.Batches, "batches", 0,
-		"make this many batches of --batch-size, in several passes over the prompts if needed; with --shuffle each pass has its own order")
+		"make this many batches of --batch-size, in several passes over the prompts if needed; with --shuffle each "+
+			"pass has its own order")
 	f.StringVar(&p.batch, "batch-id", "",
 		"join all prompts to one batch with this name; with --batch-size, the prefix of the names")
 	p.place.Register(f)
@@ -148,7 +161,8 @@ func parseBranch(s string) (any, error) {
 	index, err1 := strconv.ParseInt(step, 10, 64)
 	sample, err2 := strconv.ParseInt(parts[n-1], 10, 64)
 	if !at || err1 != nil || err2 != nil || n < 2 || n > 3 {
-		return nil, fmt.Errorf("%q; must be [RUN/]UID/SAMPLE@STEP, e.g. demo/p1/0@5: the state before step 5 of sample 0 of group p1", s)
+		return nil, fmt.Errorf("%q; must be [RUN/]UID/SAMPLE@STEP, e.g. demo/p1/0@5: the state before step 5 of "+
+			"sample 0 of group p1", s)
 	}
 	b := map[string]any{"uid": parts[n-2], "sample_index": sample, "step_index": index}
 	if n == 3 {

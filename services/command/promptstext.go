@@ -19,7 +19,8 @@ import (
 // parseLogits reads the value of --logits, FORM[:K or IDS][:DTYPE][:KIND], as the field of a prompt. The error shows
 // the form.
 func parseLogits(s string) (any, error) {
-	bad := fmt.Errorf("%q; must be none, topk, topk:20, ids:3,7 or full, and may end with :F16 or another dtype, :processed and :answers=0,2", s)
+	bad := fmt.Errorf("%q; must be none, topk, topk:20, ids:3,7 or full, and may end with :F16 or another dtype, "+
+		":processed and :answers=0,2", s)
 	parts := strings.Split(s, ":")
 	out := map[string]any{"form": parts[0]}
 	if !slices.Contains(schemas.LogitsForms, parts[0]) {
@@ -131,7 +132,8 @@ func (q *prompt) useMessages() error {
 		return nil
 	}
 	if q.body["substitutes"] != nil {
-		return errors.New("--refill-fresh: given; must be absent where prompts of a language model have system messages, which substitutes cannot have")
+		return errors.New("--refill-fresh: given; must be absent where prompts of a language model have system " +
+			"messages, which substitutes cannot have")
 	}
 	if metadata, ok := q.body["metadata"].(map[string]any); ok {
 		delete(metadata, dataset.System+"prompt") // it is in the messages now
@@ -189,7 +191,8 @@ func readMessages(path string) ([]any, error) {
 		}
 		for name := range m {
 			if name != "role" && name != "content" {
-				return nil, fmt.Errorf("--messages: %s: message %d: %s: given; must be absent: a message has a role and a content, and nothing else is shown to the model", path, i, name)
+				return nil, fmt.Errorf("--messages: %s: message %d: %s: given; must be absent: a message has a role "+
+					"and a content, and nothing else is shown to the model", path, i, name)
 			}
 		}
 		out = append(out, map[string]any{"role": role, "content": content})

@@ -63,7 +63,9 @@ samples in the background; 'meander watch' shows them.`,
 
 // publishAll publishes the prompts one by one, and prints intake's answer to each. A refused or held prompt gives
 // exit status 1. Other errors end it; what is published stays.
-func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration) error {
+func (a *app) publishAll(
+	c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration,
+) error {
 	refused := 0
 	for _, prompt := range prompts {
 		receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
@@ -82,7 +84,8 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, pr
 			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples%s steps  %q\n", receipt.UID, receipt.Samples, steps,
 				prompt.text)
 		} else {
-			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text, receipt.Error+receipt.Waiting)
+			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text,
+				receipt.Error+receipt.Waiting)
 		}
 		for _, w := range receipt.Warnings {
 			fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
@@ -111,7 +114,9 @@ func notAccepted(r *schemas.Receipt) string {
 
 // publishOne stores one prompt and waits for intake's receipt. A refusal is in the receipt. Without an answer in time
 // the receipt says that the prompt is stored. An error is of the server.
-func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt, wait time.Duration) (*schemas.Receipt, error) {
+func publishOne(
+	ctx context.Context, conn *connection, run schemas.Run, p prompt, wait time.Duration,
+) (*schemas.Receipt, error) {
 	if err := p.moveToObjectStore(ctx, conn.Bus); err != nil {
 		return nil, err
 	}
@@ -128,7 +133,11 @@ func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt
 	case errors.As(err, &refused), errors.As(err, &held) && ctx.Err() == nil:
 		return r, nil
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
-		return &schemas.Receipt{Run: run, UID: p.uid, Code: "stored", Error: fmt.Sprintf("no intake answered in %v; the prompt is stored, and the next intake that runs answers it", wait)}, nil
+		return &schemas.Receipt{
+			Run: run, UID: p.uid, Code: "stored",
+			Error: fmt.Sprintf("no intake answered in %v; the prompt is stored, and the next intake that runs "+
+				"answers it", wait),
+		}, nil
 	case err != nil:
 		return nil, fmt.Errorf("prompt %s: %w", p.uid, err)
 	}

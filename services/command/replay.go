@@ -39,7 +39,8 @@ type replayer struct {
 func runsReplayCommand(a *app) *cobra.Command {
 	r := &replayer{app: a}
 	c := &cobra.Command{
-		Use: "replay RUN", Short: "play the events of a stored run again, to test what reads them", Args: args(cobra.ExactArgs(1)),
+		Use: "replay RUN", Short: "play the events of a stored run again, to test what reads them",
+		Args: args(cobra.ExactArgs(1)),
 		Long: `replay gives the stored events of a run to a consumer once more: in their order, with the pauses that
 were between them, at any speed. It changes nothing that is stored, and no service takes what it plays
 for work.
@@ -67,7 +68,8 @@ on a server of your own with --to.`,
 	}
 	f := c.Flags()
 	f.StringVar(&r.speed, "speed", "1", "how many times as fast as in the run: 1, 10, 0.5, or max: without pauses")
-	f.DurationVar(&r.maxPause, "max-pause", 0, "wait at most this long between two events; 0: as long as it was, by --speed")
+	f.DurationVar(&r.maxPause, "max-pause", 0,
+		"wait at most this long between two events; 0: as long as it was, by --speed")
 	f.StringSliceVar(&r.kinds, "kinds", replay.Kinds(), "kinds of events to play")
 	f.StringVar(&r.subject, "subject", "", "publish on subjects with this prefix, replay or replay.NAME; empty: print")
 	f.StringVar(&r.to, "to", "", "URL of the NATS server to publish on; default the one that stores the run")
@@ -134,8 +136,10 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (
 			pace = "without pauses"
 		}
 	}
-	fmt.Fprintf(stderr, "replaying %s of run %s to %s, %s; Ctrl-C ends\n", present.Count(total, "event"), run, where, pace)
-	shown := newReplayProgress(stderr, int(total), boot.IsTerminal(stderr) && (r.subject != "" || !boot.IsTerminal(c.OutOrStdout())))
+	fmt.Fprintf(stderr, "replaying %s of run %s to %s, %s; Ctrl-C ends\n", present.Count(total, "event"), run, where,
+		pace)
+	shown := newReplayProgress(stderr, int(total), boot.IsTerminal(stderr) &&
+		(r.subject != "" || !boot.IsTerminal(c.OutOrStdout())))
 	begin, played := time.Now(), 0
 	for m, err := range replay.Events(ctx, conn.Bus, sources, r.pace) {
 		if err == nil {
@@ -150,7 +154,8 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (
 	}
 	shown.close(uint64(played) >= total)
 	if uint64(played) < total {
-		return fmt.Errorf("replay of run %s: %d of %s were played: the others were removed meanwhile", run, played, present.Count(total, "event"))
+		return fmt.Errorf("replay of run %s: %d of %s were played: the others were removed meanwhile", run, played,
+			present.Count(total, "event"))
 	}
 	if err := end(); err != nil {
 		return err
@@ -160,7 +165,9 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, run schemas.Run) (
 }
 
 // sources returns what is played, and how many events that are. It says which kinds the user's role may not read.
-func (r *replayer) sources(ctx context.Context, conn *connection, run schemas.Run, stderr io.Writer) (sources []*replay.Source, total uint64, err error) {
+func (r *replayer) sources(
+	ctx context.Context, conn *connection, run schemas.Run, stderr io.Writer,
+) (sources []*replay.Source, total uint64, err error) {
 	for _, s := range replay.Sources(run, r.kinds) {
 		if r.subject == "" && !r.bytes { // parts are not printed
 			s.Filters = slices.DeleteFunc(s.Filters, schemas.IsPart)
@@ -172,7 +179,8 @@ func (r *replayer) sources(ctx context.Context, conn *connection, run schemas.Ru
 					return nil, 0, err
 				}
 				if n > 0 {
-					fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n", present.Count(n, "event"), s.Stream)
+					fmt.Fprintf(stderr, "left out: %s of %s, which your role may not read\n", present.Count(n, "event"),
+						s.Stream)
 				}
 				n = 0
 			} else if err != nil {
@@ -216,7 +224,8 @@ func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 				event = schemas.JSONOfBytes(m.Data)
 			}
 			return json.NewEncoder(out).Encode(map[string]any{
-				"kind": a.Kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": event, "data": m.Data,
+				"kind": a.Kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": event,
+				"data": m.Data,
 			})
 		}
 		line, _, err := eventLine(a.Kind, m)

@@ -51,7 +51,8 @@ An open group has no samples in the page; 'meander ui' shows them. A file of tha
 	c.Flags().StringVar(&out, "out", "", "file to write; default RUN.html")
 	c.Flags().IntVar(&groups, "groups", report.DefaultGroups,
 		fmt.Sprintf("how many groups to show, those that closed last; at most %d", report.MaxGroups))
-	c.Flags().TextVar(&images, "image-bytes", images, "size limit of all images together; larger ones are reduced to JPEG")
+	c.Flags().TextVar(&images, "image-bytes", images,
+		"size limit of all images together; larger ones are reduced to JPEG")
 	return c
 }
 

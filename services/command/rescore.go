@@ -233,7 +233,10 @@ func (r *rescorer) scoreAndWait(
 
 // report writes the results of the pass to its folder and prints them. Groups that are not complete give exit status
 // 1. rescore calls it.
-func (r *rescorer) report(ctx context.Context, conn *connection, source *rescore.Source, advantages map[schemas.UID]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
+func (r *rescorer) report(
+	ctx context.Context, conn *connection, source *rescore.Source, advantages map[schemas.UID]*schemas.Advantage,
+	took time.Duration, stdout, stderr io.Writer,
+) error {
 	p, err := results.CollectPass(ctx, conn.Bus, r.pass, r.run, source.Groups(advantages))
 	if err != nil {
 		return err
@@ -319,7 +322,8 @@ func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int
 	if boot.IsTerminal(out) && !machine {
 		p.bars, p.bar = newBar(out, int64(total),
 			mpb.PrependDecorators(decor.Name(string(pass)+" ")),
-			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d samples"), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
+			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d samples"), decor.Name("  "),
+				decor.Elapsed(decor.ET_STYLE_MMSS)))
 	}
 	return p
 }

@@ -24,8 +24,9 @@ func printPass(w io.Writer, p *results.Pass) {
 				if m.Reward != nil {
 					after = results.Number(m.Reward, "%.3f")
 				}
-				t.Row(g.UID, fmt.Sprintf("#%d", m.SampleIndex), readText(m.Scores), results.Number(m.SourceReward, "%.3f"), after,
-					results.Number(m.SourceAdvantage, "%+.3f"), results.Number(m.Advantage, "%+.3f"))
+				t.Row(g.UID, fmt.Sprintf("#%d", m.SampleIndex), readText(m.Scores),
+					results.Number(m.SourceReward, "%.3f"), after, results.Number(m.SourceAdvantage, "%+.3f"),
+					results.Number(m.Advantage, "%+.3f"))
 			}
 		}
 	} else {

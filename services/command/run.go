@@ -152,7 +152,8 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	serveErr := <-served
 	switch {
 	case errors.Is(context.Cause(work), errLeft) && err != nil && !conn.serves():
-		return fmt.Errorf("left; run %s continues at %s: see 'meander status %s', or come back with: meander run --run %s and the same prompts", r.id, conn.where, r.id, r.id)
+		return fmt.Errorf("left; run %s continues at %s: see 'meander status %s', or come back with: meander run "+
+			"--run %s and the same prompts", r.id, conn.where, r.id, r.id)
 	case errors.Is(context.Cause(work), errLeft) && err != nil:
 		return fmt.Errorf("interrupted; continue with: meander run --run %s --store %s and the same prompts", r.id,
 			r.store)
@@ -371,7 +372,10 @@ func (r *runner) awaitOutcomes(
 
 // report writes the results to the folder of the run and prints them. Groups that are not complete give exit status
 // 1; if all prompts were refused, it is that of wrong usage.
-func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, took time.Duration, stdout, stderr io.Writer) error {
+func (r *runner) report(
+	ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, took time.Duration, stdout,
+	stderr io.Writer,
+) error {
 	run, err := results.Collect(ctx, conn.Bus, r.id, o)
 	if err != nil {
 		return err

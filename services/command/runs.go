@@ -102,7 +102,8 @@ func nothingStored(run string) error {
 // runsShowCommand makes the command 'meander runs show'.
 func runsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)), Example: "  meander runs show night",
+		Use: "show RUN", Short: "show what each stream stores of a run", Args: args(cobra.ExactArgs(1)),
+		Example: "  meander runs show night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			r, err := storedRun(c.Context(), conn.Bus, given[0])
 			if err != nil {
@@ -130,7 +131,8 @@ func runsShowCommand(a *app) *cobra.Command {
 func runsRmCommand(a *app) *cobra.Command {
 	force := false
 	c := &cobra.Command{
-		Use: "rm RUN ...", Short: "remove runs for ever, with images that no other run uses", Args: args(cobra.MinimumNArgs(1)),
+		Use: "rm RUN ...", Short: "remove runs for ever, with images that no other run uses",
+		Args: args(cobra.MinimumNArgs(1)),
 		Long: `rm removes all events of runs. Then it removes images and other blobs that no stored event names and
 that are older than two minutes. Dead letters stay. A run with open groups is refused: cancel it first
 (meander cancel), or use --force. Do not use the id of a removed run again.`,
@@ -202,8 +204,8 @@ An export that was stopped or killed goes on where it stopped when the same comm
 			if e.format == archiveFormat {
 				for _, flag := range []string{"shard-mib", "latents"} {
 					if c.Flags().Changed(flag) {
-						return usage(fmt.Errorf("--%s: set; must be absent for --format %s, which has all events in one file",
-							flag, e.format))
+						return usage(fmt.Errorf("--%s: set; must be absent for --format %s, which has all events in "+
+							"one file", flag, e.format))
 					}
 				}
 				return e.writeArchive(c, conn, given[0])
@@ -239,10 +241,12 @@ func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) 
 		return fmt.Errorf("%w; %s is kept, and the same command goes on with it", err, name+archive.PartEnd)
 	}
 	if s.Before > 0 {
-		fmt.Fprintf(c.ErrOrStderr(), "%s: %s were there already, of an export that was stopped\n", name, present.Size(s.Before))
+		fmt.Fprintf(c.ErrOrStderr(), "%s: %s were there already, of an export that was stopped\n", name,
+			present.Size(s.Before))
 	}
 	if s.Removed {
-		fmt.Fprintf(c.ErrOrStderr(), "%s: events of the run were removed since then; it has those that were written before\n", name)
+		fmt.Fprintf(c.ErrOrStderr(),
+			"%s: events of the run were removed since then; it has those that were written before\n", name)
 	}
 	return e.printArchive(c.OutOrStdout(), name, s)
 }
@@ -260,8 +264,8 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 	x, err := shards.Write(c.Context(), conn.Bus, schemas.Run(run), shards.Options{
 		Format: e.format, Folder: folder, Bytes: e.shardMiB << 20, Latents: e.latents,
 		Written: func(s shards.Shard) {
-			fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s, %s\n", filepath.Join(folder, s.File), present.Count(s.Groups, "group"),
-				present.Count(s.Samples, "sample"), present.Size(s.Bytes))
+			fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s, %s\n", filepath.Join(folder, s.File),
+				present.Count(s.Groups, "group"), present.Count(s.Samples, "sample"), present.Size(s.Bytes))
 		},
 	})
 	if errors.Is(err, shards.ErrOther) || errors.Is(err, shards.ErrChanged) {
@@ -290,7 +294,8 @@ func (a *app) printShards(out io.Writer, folder string, x *shards.Index) error {
 // runsReadCommand makes the command 'meander runs read'.
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "read FILE", Short: "check an exported run and count what it has; needs no server", Args: args(cobra.ExactArgs(1)),
+		Use: "read FILE", Short: "check an exported run and count what it has; needs no server",
+		Args: args(cobra.ExactArgs(1)),
 		Long: `read compares every file of an export with its digest in SHA256SUMS, steps with the digests in their
 trajectories, and tensors with the digests of their parts. Of the folder of a dataset it compares the
 files with their digests in index.json. If a file has changed, read names it and the exit status is 1.`,
@@ -323,7 +328,10 @@ files with their digests in index.json. If a file has changed, read names it and
 					s.Blobs++
 					here[e.Blob] = true
 				case a.json:
-					line := map[string]any{"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(), "event": schemas.JSONOfBytes(e.Data)}
+					line := map[string]any{
+						"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(),
+						"event": schemas.JSONOfBytes(e.Data),
+					}
 					if err := json.NewEncoder(c.OutOrStdout()).Encode(line); err != nil {
 						return err
 					}

@@ -46,7 +46,8 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				return err
 			}
 			if r.prompts.file != "" {
-				return usage(errors.New("--prompts: given; must be absent: the images are the prompts, with their captions beside them"))
+				return usage(errors.New("--prompts: given; must be absent: the images are the prompts, with their " +
+					"captions beside them"))
 			}
 			var files []string
 			for _, arg := range given {
@@ -60,7 +61,8 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			if err != nil {
 				return usage(err)
 			}
-			for name, value := range map[string]string{"max-step-offset": "10", "probability": "1", "rollout-decode": "true"} {
+			defaults := map[string]string{"max-step-offset": "10", "probability": "1", "rollout-decode": "true"}
+			for name, value := range defaults {
 				if flag := c.Flags().Lookup(name); !flag.Changed {
 					if err := c.Flags().Set(name, value); err != nil {
 						return usage(fmt.Errorf("--%s: %w", name, err))
@@ -121,8 +123,8 @@ func printRolls(w io.Writer, g *results.Group) bool {
 		if r.Reason != "" {
 			from = "-"
 		}
-		t.Row(fmt.Sprintf("#%d", m.SampleIndex), from, r.Timestep, r.Steps(), fmt.Sprintf("%.4f", r.U), results.Number(r.Drift, "%.5f"),
-			r.Forwards, exposure, strings.ReplaceAll(r.Reason, "_", " "))
+		t.Row(fmt.Sprintf("#%d", m.SampleIndex), from, r.Timestep, r.Steps(), fmt.Sprintf("%.4f", r.U),
+			results.Number(r.Drift, "%.5f"), r.Forwards, exposure, strings.ReplaceAll(r.Reason, "_", " "))
 	}
 	if all == 0 {
 		return false
@@ -134,12 +136,16 @@ func printRolls(w io.Writer, g *results.Group) bool {
 
 // rollSummary returns the lines about scheduled sampling of a run's summary, from its metrics. summaryLines calls it.
 func rollSummary(m map[string]float64) []string {
-	lines := []string{fmt.Sprintf("scheduled sampling: probability %.3g, %.0f %% rolled, offset %.3g (at most %.0f), %.0f evaluations of the model, drift %.4g",
-		m["scheduled_sampling/probability"], 100*m["scheduled_sampling/rolled_fraction"], m["scheduled_sampling/offset_mean"], m["scheduled_sampling/offset_max"],
+	lines := []string{fmt.Sprintf("scheduled sampling: probability %.3g, %.0f %% rolled, offset %.3g (at most %.0f), "+
+		"%.0f evaluations of the model, drift %.4g", m["scheduled_sampling/probability"],
+		100*m["scheduled_sampling/rolled_fraction"], m["scheduled_sampling/offset_mean"],
+		m["scheduled_sampling/offset_max"],
 		m["scheduled_sampling/extra_forwards"], m["scheduled_sampling/drift_l2"])}
 	if _, on := m["reflexflow/exposure_l1"]; on {
-		lines = append(lines, fmt.Sprintf("reflexflow: exposure %.4g, weights %.4f to %.4f, fc loss %.4g, adr loss %.4g",
-			m["reflexflow/exposure_l1"], m["reflexflow/weight_min"], m["reflexflow/weight_max"], m["reflexflow/fc_loss"], m["reflexflow/adr_loss"]))
+		lines = append(lines,
+			fmt.Sprintf("reflexflow: exposure %.4g, weights %.4f to %.4f, fc loss %.4g, adr loss %.4g",
+				m["reflexflow/exposure_l1"], m["reflexflow/weight_min"], m["reflexflow/weight_max"],
+				m["reflexflow/fc_loss"], m["reflexflow/adr_loss"]))
 	}
 	return lines
 }

@@ -51,7 +51,8 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 	}
 	t := present.New("UID", "STATUS", "MEMBERS", "MEAN", "STD")
 	found := 0
-	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")}, bus.ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")},
+		bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read advantages: %w", err)
 		}
@@ -226,7 +227,10 @@ func attemptsLine(t *schemas.Trajectory) string {
 
 // printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
 // showGroup calls it.
-func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) {
+func printGroup(
+	out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory,
+	why []string,
+) {
 	line := func(format string, args ...any) { present.Linef(out, format, args...) }
 	line("group %s of run %s", uid, run)
 	if adv != nil && adv.SourceRun != "" {
@@ -244,7 +248,8 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 			}
 		} else {
 			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
-				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
+				t.TrueCFGScale)
 			if t.Guidance > 0 {
 				line("guidance input %g", t.Guidance)
 			}
@@ -262,8 +267,9 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 	if adv == nil {
 		line("the group is still open")
 	} else {
-		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
-			adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"), adv.Error)
+		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", adv.Status, adv.Estimator, adv.Scale,
+			adv.StdBasis, adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"),
+			adv.Error)
 	}
 	if adv != nil {
 		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY")

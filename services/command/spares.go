@@ -17,7 +17,8 @@ func (p *promptFlags) spareCount() (int, error) {
 	}
 	policy := p.policy.GivenValues()
 	if policy["zero_std"] != schemas.GroupRefill && policy["failed"] != schemas.GroupRefill {
-		return 0, errors.New("--refill-fresh: given; must be with --zero-std refill or --failed-groups refill, else no group is refilled")
+		return 0, errors.New("--refill-fresh: given; must be with --zero-std refill or --failed-groups refill, else " +
+			"no group is refilled")
 	}
 	var defaults schemas.GroupPolicy
 	schemas.SetDefaults(&defaults)
@@ -35,7 +36,8 @@ func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 	for _, spare := range r.Spares {
 		text, ok := spare.Prompt()
 		if !ok {
-			return fmt.Errorf("prompt %d: no text; must have one, so that it can replace another prompt (--refill-fresh)", spare.Index+1)
+			return fmt.Errorf("prompt %d: no text; must have one, so that it can replace another prompt "+
+				"(--refill-fresh)", spare.Index+1)
 		}
 		s := map[string]any{"prompt": text}
 		for _, field := range []string{"negative_prompt", "metadata"} {
@@ -45,7 +47,8 @@ func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 		}
 		if truth := cmp.Or(spare.GroundTruth, p.groundTruth); truth != "" {
 			if q.body["reward"] == nil {
-				return fmt.Errorf("prompt %d: has a ground truth; name the reward function that uses it with --reward (--refill-fresh)", spare.Index+1)
+				return fmt.Errorf("prompt %d: has a ground truth; name the reward function that uses it with "+
+					"--reward (--refill-fresh)", spare.Index+1)
 			}
 			s["ground_truth"] = truth
 		}

@@ -116,8 +116,9 @@ func (r *runner) sameCheckpoint(what, before, mine string, mix bool) error {
 		return nil
 	}
 	if otherEngine {
-		return usage(fmt.Errorf("%s %s; run %q was started with what is %s; use that engine again, choose another --run, "+
-			"or have this one make the rest with --engine-mix", what, engineOf(mine), r.id, engineOf(before)))
+		return usage(fmt.Errorf("%s %s; run %q was started with what is %s; use that engine again, choose another "+
+			"--run, "+"or have this one make the rest with --engine-mix", what, engineOf(mine), r.id,
+			engineOf(before)))
 	}
 	return usage(fmt.Errorf("%s the checkpoint %.16s; run %q was started with %.16s; "+
 		"use that again, or choose another --run", what, mine, r.id, before))
@@ -192,8 +193,8 @@ func (r *runner) claimRun(ctx context.Context, conn *connection, mine *started, 
 		case err != nil:
 			return err
 		case g.Lane != "" && p.textField("model") != "" && string(g.Lane) != p.textField("model"):
-			return usage(fmt.Errorf("--model: %q; group %q of run %q is of %q; choose another --run", p.textField("model"),
-				p.uid, r.id, g.Lane))
+			return usage(fmt.Errorf("--model: %q; group %q of run %q is of %q; choose another --run",
+				p.textField("model"), p.uid, r.id, g.Lane))
 		default:
 			what := fmt.Sprintf("group %q is of another model: lane %q serves", p.uid, g.Lane)
 			if err := r.sameCheckpoint(what, g.BaseDigest, p.textField("base_digest"), mine.mix); err != nil {

@@ -85,7 +85,9 @@ func textTable(w io.Writer, members []results.Member, gap int, names []string) *
 // printable returns a text in one line. It is quoted if it is empty, has blanks at an end, or has characters that a
 // terminal would not print as letters.
 func printable(s string) string {
-	if s == "" || strings.TrimSpace(s) != s || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+	if s == "" || strings.TrimSpace(s) != s || strings.ContainsFunc(s, func(r rune) bool {
+		return !unicode.IsPrint(r) || r == utf8.RuneError
+	}) {
 		return fmt.Sprintf("%q", s)
 	}
 	return s
@@ -169,10 +171,12 @@ func tokensLine(e *schemas.Tokens) string {
 // describeText says in a few lines with which settings a group of texts was requested. printGroup calls it.
 func describeText(t *schemas.Trajectory) []string {
 	s := t.Text.Settings
-	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, logits %s", s.MaxNewTokens, s.Temperature, s.TopK, s.TopP, s.MinP, s.Vocabulary, logitsLine(&s))}
+	lines := []string{fmt.Sprintf("at most %d tokens, temperature %g, top_k %d, top_p %g, min_p %g, vocabulary %d, "+
+		"logits %s", s.MaxNewTokens, s.Temperature, s.TopK, s.TopP, s.MinP, s.Vocabulary, logitsLine(&s))}
 	if d := t.DrawnBy(); d != nil {
 		lines = append(lines,
-			fmt.Sprintf("drawn by %s with its own random generator, so verify cannot draw them again; it gives %s", &d.Engine, engineGives[d.Engine.Values]))
+			fmt.Sprintf("drawn by %s with its own random generator, so verify cannot draw them again; it gives %s",
+				&d.Engine, engineGives[d.Engine.Values]))
 	}
 	if with := s.Interaction; with != nil {
 		lines = append(lines, fmt.Sprintf("interaction %s, at most %d answers, %v for each of its replies", with.Name,

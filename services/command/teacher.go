@@ -93,8 +93,8 @@ func (a *app) serveTeacher(c *cobra.Command, conn *connection, cfg teacher.Confi
 	defer leave()
 	cfg.Listening = func(name string) {
 		health.SetReady(true)
-		fmt.Fprintf(c.ErrOrStderr(), "teacher %s answers on %s at %s; Ctrl-C ends it\n", name, schemas.TeacherSubject(name),
-			conn.where)
+		fmt.Fprintf(c.ErrOrStderr(), "teacher %s answers on %s at %s; Ctrl-C ends it\n", name,
+			schemas.TeacherSubject(name), conn.where)
 	}
 	defer context.AfterFunc(c.Context(), func() { health.SetReady(false) })()
 	err = teacher.Run(c.Context(), cfg, conn.Bus, log)

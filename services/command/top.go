@@ -51,7 +51,8 @@ pipe, and with --once, --columns or --json, it prints what it would show, once.`
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if columns != 0 && (columns < leastColumns || columns > mostColumns) {
-				return usage(fmt.Errorf("--columns: %d; must be from %d to %d, or 0", columns, leastColumns, mostColumns))
+				return usage(fmt.Errorf("--columns: %d; must be from %d to %d, or 0", columns, leastColumns,
+					mostColumns))
 			}
 			out := c.OutOrStdout()
 			if keys, ok := c.InOrStdin().(*os.File); ok && term.IsTerminal(int(keys.Fd())) && boot.IsTerminal(out) &&

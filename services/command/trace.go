@@ -46,7 +46,8 @@ is the same trace. It reads, and changes nothing.`,
 		}),
 	}
 	c.Flags().BoolVar(&once, "once", false, "send what is stored, and end")
-	c.Flags().DurationVar(&since, "since", 0, "send what has closed in this time, too; by default only what closes from now on")
+	c.Flags().DurationVar(&since, "since", 0,
+		"send what has closed in this time, too; by default only what closes from now on")
 	return c
 }
 

@@ -79,8 +79,9 @@ process at once. Stored events are there at the next start.`,
 			if conn.member == nil {
 				return serve(c.Context())
 			}
-			fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
-				conn.member.ClientURL(), a.store)
+			fmt.Fprintf(c.ErrOrStderr(),
+				"meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says "+
+					"\"OPEN\"'\n  watch    meander watch --run demo\n", conn.member.ClientURL(), a.store)
 			return conn.serveWhenOwner(c.Context(), serve)
 		},
 	}
@@ -114,9 +115,11 @@ func applyLimits(ctx context.Context, b *bus.Bus, limits boot.Limits, roles bool
 func (a *app) useCredentials(o *natsd.Options, dir string, log zerolog.Logger) ([]auth.User, error) {
 	switch {
 	case a.natsURL != "":
-		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and --nats out", dir, bus.RedactURL(a.natsURL)))
+		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and "+
+			"--nats out", dir, bus.RedactURL(a.natsURL)))
 	case a.token != "":
-		return nil, usage(errors.New("--auth: given with a token (--nats-token, MEANDER_NATS_TOKEN), which would let in everybody; leave one of them out"))
+		return nil, usage(errors.New("--auth: given with a token (--nats-token, MEANDER_NATS_TOKEN), which would let " +
+			"in everybody; leave one of them out"))
 	}
 	f, err := openAuth(dir)
 	if err != nil {
@@ -147,15 +150,19 @@ func addUsers(o *natsd.Options, f *auth.Folder) error {
 			return err
 		}
 		user := natsd.User{
-			Name: u.Name, Key: u.Key, Unlimited: r.Unlimited, Publish: r.Publish, DenyPublish: r.Deny, Subscribe: r.Subscribe,
-			Answers: r.Answers, AnswerWithin: r.AnswerWithin,
+			Name: u.Name, Key: u.Key, Unlimited: r.Unlimited, Publish: r.Publish, DenyPublish: r.Deny,
+			Subscribe: r.Subscribe,
+			Answers:   r.Answers, AnswerWithin: r.AnswerWithin,
 		}
 		if u.IsGuest() {
 			crossings, err := u.Crossings()
 			if err != nil {
 				return err
 			}
-			guest := natsd.Guest{Account: u.Account(), MaxStore: u.CopySpace(), API: natsd.Service(u.API()), Hears: u.Hears()}
+			guest := natsd.Guest{
+				Account: u.Account(), MaxStore: u.CopySpace(), API: natsd.Service(u.API()),
+				Hears: u.Hears(),
+			}
 			for _, c := range crossings {
 				guest.Services = append(guest.Services, natsd.Service(c))
 			}

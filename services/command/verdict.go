@@ -187,7 +187,8 @@ func readVerdicts(file string, stdin io.Reader) ([]verdictLine, error) {
 func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
 	t, err := client.New(b).Trajectory(ctx, run, j.UID, *j.SampleIndex)
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil, fmt.Errorf("run %q has no such sample, or it is not finished; 'meander verdict --run %s' lists what waits", run, run)
+		return nil, fmt.Errorf("run %q has no such sample, or it is not finished; 'meander verdict --run %s' lists "+
+			"what waits", run, run)
 	}
 	if err != nil {
 		return nil, err

@@ -193,7 +193,8 @@ func (w *watcher) print(m *bus.Message, out io.Writer) error {
 func (a *app) printEvent(out io.Writer, kind string, m *bus.Message, line string) (err error) {
 	if a.json {
 		return json.NewEncoder(out).Encode(map[string]any{
-			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": schemas.JSONOfBytes(m.Data),
+			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(),
+			"event": schemas.JSONOfBytes(m.Data),
 		})
 	}
 	_, err = fmt.Fprintf(out, "%s  %-10s %s\n", m.Time.Local().Format("15:04:05.000"), kind, line)
@@ -218,13 +219,13 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		}
 		var e schemas.Step
 		err = schemas.Decode(m.Data, &e)
-		kept := make([]string, len(e.Latents))
-		for i, l := range e.Latents {
-			kept[i] = fmt.Sprint(l.Index)
+		var kept []string
+		for _, l := range e.Latents {
+			kept = append(kept, fmt.Sprint(l.Index))
 		}
-		line = fmt.Sprintf("%s #%d step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.SampleIndex, e.StepIndex+1, e.NumInferenceSteps,
-			e.Transition, e.Sigma, e.SigmaNext, results.Number(e.LogProb, "%.6f"))
-		if len(kept) > 0 {
+		line = fmt.Sprintf("%s #%d step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.SampleIndex,
+			e.StepIndex+1, e.NumInferenceSteps, e.Transition, e.Sigma, e.SigmaNext, results.Number(e.LogProb, "%.6f"))
+		if kept != nil {
 			line += "  latents " + strings.Join(kept, ",")
 		}
 		if e.Checkpoint != nil {
@@ -241,16 +242,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 	case "trajectory":
 		var e schemas.Trajectory
 		err = schemas.Decode(m.Data, &e)
-		attempts := ""
-		if n := len(e.Attempts()); n > 1 {
-			attempts = fmt.Sprintf(" of %d attempts, the last", n)
-		}
-		if e.Text != nil && e.StopReason == schemas.StopCompleted {
-			return fmt.Sprintf("%s #%d %s, %s in %v %s", e.UID, e.SampleIndex, e.StopReason, present.Count(e.Text.Generated(), "token"),
-				time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), conversationLine(e.Text.Turns)), e.UID, err
-		}
-		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps), attempts,
-			time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), e.Error)), e.UID, err
+		return trajectoryLine(&e), e.UID, err
 	case "reward":
 		var e schemas.Reward
 		err = schemas.Decode(m.Data, &e)
@@ -281,4 +273,19 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 	default: // of those that only a replay has
 		return strings.TrimPrefix(m.Subject, schemas.KindPrefix(kind)), "", nil
 	}
+}
+
+// trajectoryLine is eventLine for a sample that has ended.
+func trajectoryLine(e *schemas.Trajectory) string {
+	attempts := ""
+	if n := len(e.Attempts()); n > 1 {
+		attempts = fmt.Sprintf(" of %d attempts, the last", n)
+	}
+	took := time.Duration(e.Timings.Finished - e.Timings.Started).Round(time.Millisecond)
+	if e.Text != nil && e.StopReason == schemas.StopCompleted {
+		return fmt.Sprintf("%s #%d %s, %s in %v %s", e.UID, e.SampleIndex, e.StopReason,
+			present.Count(e.Text.Generated(), "token"), took, conversationLine(e.Text.Turns))
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason,
+		len(e.Steps), attempts, took, e.Error))
 }

@@ -106,7 +106,8 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 	todo := areas
 	if o.Bus == nil {
-		todo = append([]area{{"server", false, reportNoServer}, {serverAreas(), false, reportUnchecked}}, localAreas()...)
+		todo = append([]area{{"server", false, reportNoServer}, {serverAreas(), false, reportUnchecked}},
+			localAreas()...)
 	}
 	found := make([]chan []Finding, len(todo))
 	for i, a := range todo {
@@ -149,8 +150,8 @@ func reportNoServer(_ context.Context, o *Options, say *notes) {
 	case o.Empty:
 		say.add(Unchecked, "start one with 'meander up', or name one with --nats", "%v", o.NoServer)
 	case errors.Is(o.NoServer, nats.ErrAuthorization):
-		say.add(Fault, "give the credentials or the token of a user that it knows: --nats-creds, MEANDER_NATS_TOKEN", "%v",
-			o.NoServer)
+		say.add(Fault, "give the credentials or the token of a user that it knows: --nats-creds, MEANDER_NATS_TOKEN",
+			"%v", o.NoServer)
 	default:
 		say.add(Fault, "start it ('meander up', or nats-server -js), or name another with --nats", "%v", o.NoServer)
 	}
@@ -202,8 +203,8 @@ func (n *notes) addFailure(what string, err error) {
 	case errors.Is(err, bus.ErrPermission):
 		n.add(Unchecked, "use a credential that may, such as the admin's", "%s: this credential may not ask", what)
 	case errors.Is(err, bus.ErrNoLeader), api != nil && api.ErrorCode == codeNotAvailable:
-		n.add(Fault, "start the servers that are down: with less than a majority of them the streams take and give nothing",
-			"%s: no leader; its servers elect one, or too few of them are up", what)
+		n.add(Fault, "start the servers that are down: with less than a majority of them the streams take and give "+
+			"nothing", "%s: no leader; its servers elect one, or too few of them are up", what)
 	case errors.Is(err, context.DeadlineExceeded):
 		n.add(Fault, "see the server's log", "%s: no answer in time", what)
 	default:

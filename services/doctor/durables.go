@@ -83,7 +83,8 @@ func checkBacklog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes)
 		const fix = "start the service, or see its /readyz for what it waits for"
 		say.add(Warning, fix, "%s: %d wait, and no worker takes them", which, c.Pending)
 	case c.Pending > 0 && c.AckPending == 0 && still > idleBacklog, c.Pending > 0 && still > busyBacklog:
-		say.add(Warning, logs+", and its /readyz", "%s: %d wait, and none was handed out for %v", which, c.Pending, still)
+		say.add(Warning, logs+", and its /readyz", "%s: %d wait, and none was handed out for %v", which, c.Pending,
+			still)
 	case c.Redelivered > 10 && c.Redelivered*2 > c.AckPending:
 		const says = "%s: %d of %d in flight came more than once"
 		say.add(Warning, logs+", and 'meander dead'", says, which, c.Redelivered, c.AckPending)
@@ -120,7 +121,8 @@ func compareDurables(ctx context.Context, o *Options, all []bus.Examined, say *n
 			continue
 		}
 		if c := all[at].Consumers[i]; !c.Takes || !slices.Equal(c.Filters, d.Filters) {
-			say.add(Fault, fix, "%s of %s is not as %s makes it: it takes %s", d.Name, d.Stream, d.Service, whatItTakes(c))
+			say.add(Fault, fix, "%s of %s is not as %s makes it: it takes %s", d.Name, d.Stream, d.Service,
+				whatItTakes(c))
 		}
 	}
 }

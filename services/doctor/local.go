@@ -98,11 +98,13 @@ func checkWorkerModel(ctx context.Context, o *Options, say *notes) {
 	t := models.Torch{Address: o.Engine, Key: o.EngineKey, Wait: o.Timeout / 2}
 	dir, info, err := t.Inspect(ctx, o.Model)
 	if err != nil {
-		say.add(Fault, "do what the message says, and see 'meander model info --engine "+o.Engine+" "+o.Model+"'", "%v", err)
+		say.add(Fault, "do what the message says, and see 'meander model info --engine "+o.Engine+" "+o.Model+"'", "%v",
+			err)
 		return
 	}
 	if bytes, complete := checkModelFiles(o, say, dir, info); complete {
-		say.ok("%s in %s is complete: %s, and a worker knows it: %s", info.Name, dir, boot.Bytes(bytes).Rough(), info.Backend)
+		say.ok("%s in %s is complete: %s, and a worker knows it: %s", info.Name, dir, boot.Bytes(bytes).Rough(),
+			info.Backend)
 		say.add(Unchecked, "samplers read and hash all of it when they start",
 			"weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
 	}
@@ -148,14 +150,17 @@ func checkDevice(_ context.Context, o *Options, say *notes) {
 		return
 	}
 	if models.IsTorch(o.Engine) {
-		say.add(Unchecked, "see the log of the sampler", "device %s is one of the worker (--engine %s)", o.Device, o.Engine)
+		say.add(Unchecked, "see the log of the sampler", "device %s is one of the worker (--engine %s)", o.Device,
+			o.Engine)
 		return
 	}
 	kernels := cpu.AvailableKernels()
 	if len(kernels) > 1 {
 		say.ok("CPU: %d threads, %s kernels", runtime.GOMAXPROCS(0), kernels[0])
 	} else {
-		say.add(Warning, "use a machine with AVX2 or AVX-512, or a GPU: the portable kernels are many times slower", "CPU: %d threads of %s, without vector instructions that there are kernels for", runtime.GOMAXPROCS(0), runtime.GOARCH)
+		say.add(Warning, "use a machine with AVX2 or AVX-512, or a GPU: the portable kernels are many times slower",
+			"CPU: %d threads of %s, without vector instructions that there are kernels for", runtime.GOMAXPROCS(0),
+			runtime.GOARCH)
 	}
 	if o.Device == devices.CPU {
 		return
@@ -181,7 +186,8 @@ func checkDevice(_ context.Context, o *Options, say *notes) {
 // checkRewards checks the reward functions of this machine: each must score a small image, video or text.
 func checkRewards(ctx context.Context, o *Options, say *notes) {
 	if o.Scorers == "" && o.Model == "" {
-		say.add(Unchecked, "name their file with --scorers", "the reward functions of services elsewhere cannot be seen from here")
+		say.add(Unchecked, "name their file with --scorers",
+			"the reward functions of services elsewhere cannot be seen from here")
 		return
 	}
 	var nc *nats.Conn
@@ -201,7 +207,8 @@ func checkRewards(ctx context.Context, o *Options, say *notes) {
 		case p.Err == nil:
 			good = append(good, p.Name)
 		case p.Configured:
-			say.add(Fault, rewardFix(p.Name), "%s gives no score: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
+			say.add(Fault, rewardFix(p.Name), "%s gives no score: %s", p.Name,
+				strings.ReplaceAll(p.Err.Error(), "\n", "; "))
 		default:
 			say.add(Warning, rewardFix(p.Name), "%s: %v", p.Name, p.Err)
 		}

@@ -57,7 +57,8 @@ func checkPermissions(ctx context.Context, o *Options, say *notes) {
 		case o.Own || nc.AuthRequired():
 			say.ok("everything")
 		case remote(o):
-			say.add(Warning, "give the server a token or users", "everything, and so may all clients that reach the server: it asks for no credential")
+			say.add(Warning, "give the server a token or users",
+				"everything, and so may all clients that reach the server: it asks for no credential")
 		default:
 			say.ok("everything; the server asks for no credential, and was reached on this machine")
 		}
@@ -94,8 +95,10 @@ func checkPermissions(ctx context.Context, o *Options, say *notes) {
 	switch runs := o.Bus.User().Runs(); {
 	case runs == "":
 	case !auth.IsGuestName(info.Data.Account):
-		say.add(Fault, "the operator brings its permissions up to date: meander auth update DIR, and what that says to do then",
-			"it is limited to the runs %s, and in the account of all others, as older releases had it: it can send what the server answers to any subject", runs)
+		say.add(Fault,
+			"the operator brings its permissions up to date: meander auth update DIR, and what that says to do then",
+			"it is limited to the runs %s, and in the account of all others, as older releases had it: it can "+
+				"send what the server answers to any subject", runs)
 	default:
 		say.ok("it is limited to the runs %s, in the account %s of its own", runs, info.Data.Account)
 	}
@@ -239,8 +242,8 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 		for _, v := range slices.Sorted(maps.Keys(versions)) {
 			each = append(each, fmt.Sprintf("%s: %s", v, strings.Join(versions[v], ", ")))
 		}
-		say.add(Warning, "run one version everywhere: bits are those of a build", "versions differ: this program is %s; %s",
-			o.Version, strings.Join(each, "; "))
+		say.add(Warning, "run one version everywhere: bits are those of a build",
+			"versions differ: this program is %s; %s", o.Version, strings.Join(each, "; "))
 	}
 	present, err := o.Bus.Present(ctx)
 	if err != nil {

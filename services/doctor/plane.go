@@ -32,7 +32,8 @@ func checkServer(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	if len(o.Servers) > 1 {
 		for _, err := range unreachable(ctx, o.Servers) {
-			const fix = "start it, or name with --nats the servers that there are; a cluster without a majority takes nothing"
+			const fix = "start it, or name with --nats the servers that there are; a cluster without a majority " +
+				"takes nothing"
 			say.add(Fault, fix, "%v", err)
 		}
 	}
@@ -51,8 +52,8 @@ func checkServer(ctx context.Context, o *Options, say *notes) {
 			rtt.Round(time.Millisecond))
 	}
 	if _, err := nc.TLSConnectionState(); err != nil && remote(o) {
-		say.add(Warning, "give the server a certificate, and clients its authority", "the connection to %s is not encrypted",
-			nc.ConnectedAddr())
+		say.add(Warning, "give the server a certificate, and clients its authority",
+			"the connection to %s is not encrypted", nc.ConnectedAddr())
 	}
 }
 
@@ -102,8 +103,8 @@ func checkStreams(ctx context.Context, o *Options, say *notes) {
 			say.addFailure(s.Name, s.Err)
 			continue
 		case len(s.Wrong) > 0:
-			say.add(Fault, "remove the stream, or use another account or store", "%s is not the stream of this contract: %s",
-				s.Name, strings.Join(s.Wrong, "; "))
+			say.add(Fault, "remove the stream, or use another account or store",
+				"%s is not the stream of this contract: %s", s.Name, strings.Join(s.Wrong, "; "))
 		case len(s.Stale) > 0:
 			say.add(Warning, "start 'meander up' or meander-intake of this version, which puts it right",
 				"%s is of another version: %s", s.Name, strings.Join(s.Stale, "; "))
@@ -164,7 +165,8 @@ func reportLackingServers(all []bus.Examined, say *notes) {
 			len(all))
 	}
 	if unknown > 0 {
-		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured", plural(unknown, "stream"))
+		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured",
+			plural(unknown, "stream"))
 	}
 }
 
@@ -243,8 +245,10 @@ func checkDisk(ctx context.Context, o *Options, say *notes) {
 		say.add(Fault, "make room on the disk, or move the store (--store)", "%s are free for the store",
 			boot.Bytes(free).Rough())
 	case growth > free:
-		say.add(Warning, "make room, lower the limits ('meander streams limit'), or have a janitor free what is old ('meander up --gc-above 80')",
-			"%s are free for the store, and the streams may take %s more", boot.Bytes(free).Rough(), boot.Bytes(growth).Rough())
+		say.add(Warning,
+			"make room, lower the limits ('meander streams limit'), or have a janitor free what is old ('meander up "+
+				"--gc-above 80')", "%s are free for the store, and the streams may take %s more",
+			boot.Bytes(free).Rough(), boot.Bytes(growth).Rough())
 	case o.Bus == nil:
 		say.ok("%s are free for the store", boot.Bytes(free).Rough())
 	default:

@@ -53,7 +53,8 @@ func checkLane(p *schemas.Policy, present []*schemas.Presence, answers []*schema
 			why, _, _ := strings.Cut(answers[i].Error, "\n")
 			serving := answers[i].Serving
 			say.add(Fault, fmt.Sprintf("push weights that it takes, or go back: meander policy rollback %d", serving),
-				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lane, serving, why)
+				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lane,
+				serving, why)
 		case s.PolicyVersion == nil || *s.PolicyVersion == p.PolicyVersion:
 			current++
 		case s.Loading != nil:
@@ -61,7 +62,8 @@ func checkLane(p *schemas.Policy, present []*schemas.Presence, answers []*schema
 			say.ok("%s takes over version %d of lane %s", s.Instance, *s.Loading, p.Lane)
 		default:
 			say.add(Warning, "see its log: it has not answered to that version",
-				"%s uses version %d of lane %s, and the current one is %d", s.Instance, *s.PolicyVersion, p.Lane, p.PolicyVersion)
+				"%s uses version %d of lane %s, and the current one is %d", s.Instance, *s.PolicyVersion, p.Lane,
+				p.PolicyVersion)
 		}
 	}
 	switch {

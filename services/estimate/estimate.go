@@ -201,7 +201,8 @@ func (p *Estimate) setStreams() {
 	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.Cost != nil {
 		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
-			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: schemas.StreamBlobBucket, Bytes: p.ImageBytes + p.ConditioningStored, AtMost: true})
+			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes},
+			Stream{Name: schemas.StreamBlobBucket, Bytes: p.ImageBytes + p.ConditioningStored, AtMost: true})
 	}
 	for i, s := range p.Streams {
 		capacity := p.facts.Capacity[s.Name]

@@ -83,7 +83,10 @@ func FromServer(ctx context.Context, b *bus.Bus) (*Facts, error) {
 
 // AskCapacity asks a server how full the streams are, and sets Capacity.
 func (f *Facts) AskCapacity(ctx context.Context, b *bus.Bus) error {
-	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamBlobBucket} {
+	for _, name := range []string{
+		schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories,
+		schemas.StreamBlobBucket,
+	} {
 		info, err := b.StreamInfo(ctx, name)
 		if err != nil {
 			return fmt.Errorf("limits of %s: %w", name, err)

@@ -124,7 +124,8 @@ func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
 		return c, err
 	}
 	c.Std, c.StdBasis, c.Epsilon = textOr(a.Std, c.Std), textOr(a.StdBasis, c.StdBasis), valueOr(a.Epsilon, c.Epsilon)
-	c.Mode, c.AdvClipMax, c.Gamma = textOr(a.Mode, c.Mode), valueOr(a.AdvClipMax, c.AdvClipMax), valueOr(a.Gamma, c.Gamma)
+	c.Mode, c.AdvClipMax, c.Gamma = textOr(a.Mode, c.Mode), valueOr(a.AdvClipMax, c.AdvClipMax),
+		valueOr(a.Gamma, c.Gamma)
 	c.Singleton = textOr(a.Singleton, c.Singleton)
 	return c, nil
 }

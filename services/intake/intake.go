@@ -242,7 +242,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 
 // keepCheckpoint has a prompt that is delivered again name the checkpoint that its group was claimed with, where the
 // lane has gone over to another engine since and finishes such groups.
-func (s *service) keepCheckpoint(ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) error {
+func (s *service) keepCheckpoint(
+	ctx context.Context, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy,
+) error {
 	if !policy.EngineMix || p.BaseDigest != "" {
 		return nil
 	}

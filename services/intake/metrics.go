@@ -31,7 +31,8 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		prompts: s.Counter("prompts_total", "prompts accepted; one that comes again counts again").
 			WithLabelValues(),
 		requests: s.Counter("requests_total", "requests published, one per sample").WithLabelValues(),
-		resolving: s.Gauge("resolving_prompts", "prompts being resolved, including those that wait for space in a stream").
+		resolving: s.Gauge("resolving_prompts",
+			"prompts being resolved, including those that wait for space in a stream").
 			WithLabelValues(),
 		held: s.Gauge("held_prompts", "prompts in flight that wait for a sampler or a reward service").
 			WithLabelValues(),

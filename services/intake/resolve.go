@@ -61,7 +61,8 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if err := setSampleStarts(requests, base, p, policy); err != nil {
 		return nil, err
 	}
-	for _, r := range []*schemas.Request{requests[0], requests[len(requests)-1]} { // the last of a tree begins elsewhere
+	// the last of a tree begins elsewhere
+	for _, r := range []*schemas.Request{requests[0], requests[len(requests)-1]} {
 		if err := r.Validate(); err != nil {
 			return nil, fmt.Errorf("resolved request: %w", err)
 		}
@@ -114,8 +115,8 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	x := &imageSettings{}
 	s := &x.sampling
 	if e := policy.Engine; e != nil && p.Sigmas != nil {
-		return nil, fmt.Errorf("sigmas: given; must be absent: the lane's images are made by %s, which takes no others "+
-			"than its own", e)
+		return nil, fmt.Errorf("sigmas: given; must be absent: the lane's images are made by %s, which takes no "+
+			"others "+"than its own", e)
 	}
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)
@@ -123,8 +124,8 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 		return nil, err
 	}
 	if p.CFGUntil != nil && p.ScheduledSampling != nil {
-		return nil, fmt.Errorf("cfg_until: %g; must be absent with scheduled_sampling, whose steps are single timesteps",
-			*p.CFGUntil)
+		return nil, fmt.Errorf("cfg_until: %g; must be absent with scheduled_sampling, whose steps are single "+
+			"timesteps", *p.CFGUntil)
 	}
 	if p.Guidance != nil && policy.Guidance == 0 {
 		return nil, fmt.Errorf("guidance: %g; must be absent, the network of model %q has no such input; "+
@@ -164,8 +165,8 @@ func resolveTexts(s *schemas.Sampling, policy *schemas.Policy) error {
 	most := max(policy.Prompts, 1)
 	for i, text := range []*string{&s.Prompt2, &s.Prompt3} {
 		if n := int64(i + 2); *text != "" && n > most {
-			return fmt.Errorf("prompt_%d: given; must be absent, model %q takes %d of the texts prompt, prompt_2 and prompt_3",
-				n, policy.Model, most)
+			return fmt.Errorf("prompt_%d: given; must be absent, model %q takes %d of the texts prompt, prompt_2 and "+
+				"prompt_3", n, policy.Model, most)
 		}
 		if *text == s.Prompt {
 			*text = ""
@@ -195,7 +196,10 @@ func (x *imageSettings) scheduleDenoising(
 		return err
 	}
 	if p.Start != nil {
-		s.Start = &schemas.SegmentStart{StepIndex: int64(begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}
+		s.Start = &schemas.SegmentStart{
+			StepIndex: int64(begin), Latents: p.Start.Latents,
+			Branch: branchOf(run, p.Start),
+		}
 	}
 	if p.Stop != nil && end < steps {
 		s.Stop = &schemas.SegmentStop{StepIndex: int64(end), Decode: p.Stop.Decode}
@@ -282,13 +286,15 @@ func Tokens(size media.Size, policy *schemas.Policy) (int, error) {
 			if n > edge {
 				near += fmt.Sprintf(" or %d", (n/edge+1)*edge)
 			}
-			errs = append(errs, fmt.Errorf("%s: %d; must be a multiple of %d for model %q, such as %s", field, n, edge, policy.Model, near))
+			errs = append(errs, fmt.Errorf("%s: %d; must be a multiple of %d for model %q, such as %s", field, n, edge,
+				policy.Model, near))
 		}
 	}
 	side("height", height)
 	side("width", width)
 	if policy.MaxPixels > 0 && height*width > policy.MaxPixels {
-		errs = append(errs, fmt.Errorf("height x width: %d x %d; model %q serves at most %d pixels", height, width, policy.Model, policy.MaxPixels))
+		errs = append(errs, fmt.Errorf("height x width: %d x %d; model %q serves at most %d pixels", height, width,
+			policy.Model, policy.MaxPixels))
 	}
 	if err := media.CheckFrames(size.Frames, int(policy.FramesPerToken), int(policy.MaxFrames)); err != nil {
 		errs = append(errs, fmt.Errorf("%w, for model %q", err, policy.Model))
@@ -302,8 +308,8 @@ func Tokens(size media.Size, policy *schemas.Policy) (int, error) {
 	}
 	elements := policy.StateElements(frames, height, width)
 	if elements > schemas.MaxTensorBytes/4 {
-		return 0, fmt.Errorf("frames x height x width: %d x %d x %d; a state of %d MiB must be at most %d", frames, height,
-			width,
+		return 0, fmt.Errorf("frames x height x width: %d x %d x %d; a state of %d MiB must be at most %d", frames,
+			height, width,
 			elements>>18, schemas.MaxTensorBytes>>20)
 	}
 	return int(elements / max(1, policy.LatentChannels)), nil
@@ -314,7 +320,8 @@ func Tokens(size media.Size, policy *schemas.Policy) (int, error) {
 func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
 	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
-		return nil, fmt.Errorf("scheduled_sampling: null; must be there for model %q, which predicts %s: only flow models make images", policy.Model, noise.Prediction)
+		return nil, fmt.Errorf("scheduled_sampling: null; must be there for model %q, which predicts %s: only flow "+
+			"models make images", policy.Model, noise.Prediction)
 	}
 	schedule, err := sampling.Schedule(policy)
 	if err != nil {
@@ -322,7 +329,8 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 	}
 	if p.Sigmas != nil {
 		if t := valueOr(p.NumInferenceSteps, int64(len(p.Sigmas))); t != int64(len(p.Sigmas)) {
-			return nil, fmt.Errorf("sigmas: %d values; num_inference_steps is %d, one value per step is needed", len(p.Sigmas), t)
+			return nil, fmt.Errorf("sigmas: %d values; num_inference_steps is %d, one value per step is needed",
+				len(p.Sigmas), t)
 		}
 		return schedule.Shifted(p.Sigmas, tokens)
 	}

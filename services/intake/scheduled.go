@@ -44,10 +44,12 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 		case k == n:
 			timesteps[i] = s.BaseTimesteps[i]
 		default:
-			return nil, fmt.Errorf("scheduled_sampling.base_timesteps: %d items; must be %d, the group_size, or 1 for all", k, n)
+			return nil, fmt.Errorf("scheduled_sampling.base_timesteps: %d items; must be %d, the group_size, or 1 "+
+				"for all", k, n)
 		}
 		if t := timesteps[i]; settings.Prediction != scheduled.Flow && t != float64(int(t)) {
-			return nil, fmt.Errorf("scheduled_sampling.base_timesteps[%d]: %v; must be whole for a model that predicts %s", i, t, settings.Prediction)
+			return nil, fmt.Errorf("scheduled_sampling.base_timesteps[%d]: %v; must be whole for a model that "+
+				"predicts %s", i, t, settings.Prediction)
 		}
 	}
 	drawn, err := settings.Draw(seed, step, timesteps)
@@ -56,10 +58,12 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 	}
 	sampler, order := settings.Steps()
 	plan := &schemas.Plan{
-		Run: run, UID: p.UID, Lane: policy.Lane, Seed: seed, TrainStep: int64(step), MaxStepOffset: *s.MaxStepOffset, Strategy: s.Strategy,
+		Run: run, UID: p.UID, Lane: policy.Lane, Seed: seed, TrainStep: int64(step), MaxStepOffset: *s.MaxStepOffset,
+		Strategy:    s.Strategy,
 		Probability: drawn.Probability,
 		RollSettings: schemas.RollSettings{
-			Timesteps: int64(settings.Timesteps), Prediction: string(settings.Prediction), Sampler: string(sampler), Order: int64(order),
+			Timesteps: int64(settings.Timesteps), Prediction: string(settings.Prediction), Sampler: string(sampler),
+			Order:  int64(order),
 			Compat: s.Compat, Decode: s.Decode,
 		},
 	}
@@ -74,7 +78,8 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 	}
 	for _, x := range drawn.Samples {
 		plan.Samples = append(plan.Samples, schemas.Roll{
-			Timestep: x.Timestep, Base: int64(x.Base), Source: int64(x.Source), Offset: int64(x.Offset), Reason: string(x.Reason),
+			Timestep: x.Timestep, Base: int64(x.Base), Source: int64(x.Source), Offset: int64(x.Offset),
+			Reason: string(x.Reason),
 		})
 	}
 	metrics := drawn.Metrics(nil)
@@ -100,7 +105,8 @@ func rollSettings(s *schemas.ScheduledSampling, policy *schemas.Policy) (schedul
 		Switch: scheduled.Auto, ReflexFlow: scheduled.DefaultReflexFlow(),
 	}
 	if r := s.Ramp; r != nil {
-		out.Ramp.StartStep, out.Ramp.RampSteps, out.Ramp.Shape = int(*r.StartStep), int(*r.RampSteps), scheduled.Shape(r.Shape)
+		out.Ramp.StartStep, out.Ramp.RampSteps, out.Ramp.Shape = int(*r.StartStep), int(*r.RampSteps),
+			scheduled.Shape(r.Shape)
 		out.Ramp.Start, out.Ramp.End = r.ProbStart, r.ProbEnd
 	}
 	if r := s.ReflexFlow; r != nil {
@@ -108,7 +114,8 @@ func rollSettings(s *schemas.ScheduledSampling, policy *schemas.Policy) (schedul
 		out.ReflexFlow = scheduled.ReflexFlow{Alpha: *r.Alpha, Beta1: *r.Beta1, Beta2: *r.Beta2}
 	}
 	if out.Timesteps > schemas.MaxSteps {
-		return out, fmt.Errorf("scheduled_sampling.timesteps: %d; must be between 2 and %d", out.Timesteps, schemas.MaxSteps)
+		return out, fmt.Errorf("scheduled_sampling.timesteps: %d; must be between 2 and %d", out.Timesteps,
+			schemas.MaxSteps)
 	}
 	if err := out.Validate(); err != nil {
 		return out, scheduledError(err)
@@ -160,7 +167,10 @@ func applyPlan(requests []*schemas.Request, plan *schemas.Plan) error {
 		return err
 	}
 	for i, r := range requests {
-		r.ScheduledSampling = &schemas.ScheduledSample{RollSettings: plan.RollSettings, Roll: plan.Samples[i], PlanDigest: digest}
+		r.ScheduledSampling = &schemas.ScheduledSample{
+			RollSettings: plan.RollSettings, Roll: plan.Samples[i],
+			PlanDigest: digest,
+		}
 		begin, end := r.Segment()
 		asked := r.ReturnStepIndices
 		r.Start.StepIndex, r.ReturnStepIndices = begin, []int64{}

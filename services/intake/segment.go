@@ -176,7 +176,8 @@ func Unscored(r *schemas.Request) []string {
 	for _, spec := range r.Group.Reward {
 		if scorer.VerdictName(spec.Name) == "" {
 			warnings = append(warnings, fmt.Sprintf("reward: %s will fail: it looks at images, and a sample that "+
-				"stops at step %d of %d has none; stop.decode makes one", spec.Name, r.Stop.StepIndex, len(r.Transitions)))
+				"stops at step %d of %d has none; stop.decode makes one", spec.Name, r.Stop.StepIndex,
+				len(r.Transitions)))
 		}
 	}
 	return warnings

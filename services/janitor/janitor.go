@@ -15,6 +15,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -161,9 +164,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		bytes:  set.Counter("freed_bytes_total", "bytes that the janitor has freed, about").WithLabelValues(),
 		gone:   set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues(),
 		kept:   set.Gauge("kept_groups", "closed groups that a rule would free and something keeps").WithLabelValues(),
-		due:    set.Gauge("due_groups", "closed groups that a rule would free, counted when a look begins, less those that it has freed").WithLabelValues(),
-		oldest: set.Gauge("oldest_due_age", "how many seconds ago the oldest group that is due closed; it grows where the janitor falls behind; 0 where none is").WithLabelValues(),
-		look:   set.Seconds("look_seconds", "how long a look of the janitor took").WithLabelValues(),
+		due: set.Gauge("due_groups",
+			"closed groups that a rule would free, counted when a look begins, less those freed").WithLabelValues(),
+		oldest: set.Gauge("oldest_due_age",
+			"how many seconds ago the oldest group that is due closed; it grows where the janitor falls behind; 0 "+
+				"where none is").WithLabelValues(),
+		look: set.Seconds("look_seconds", "how long a look of the janitor took").WithLabelValues(),
 	}
 }
 
@@ -209,7 +215,8 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		m.bytes.Add(float64(r.Total()))
 		m.gone.Add(float64(r.Blobs))
 		if r.Groups > 0 || r.Blobs > 0 || r.WeightsFiles > 0 {
-			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Int("weights_files", r.WeightsFiles).
+			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Int("weights_files",
+				r.WeightsFiles).
 				Uint64("weights_bytes", r.WeightsBytes).Any("kept", r.Kept).Msg("freed")
 		}
 	}
@@ -233,4 +240,31 @@ func runPass(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *blobSweep
 		pressing: map[string]bool{}, bytesLeft: map[string]uint64{}, freedGroups: map[address]bool{},
 	}
 	return r, p.run(ctx)
+}
+
+// Lines describes the report for people, one line each; size prints a number of bytes.
+func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
+	freed := "freed"
+	if dry {
+		freed = "would free"
+	}
+	out := []string{fmt.Sprintf("%s %d groups, about %s, and %d blobs that nothing names", freed, r.Groups,
+		size(r.Total()), r.Blobs)}
+	if r.WeightsFiles > 0 {
+		out = append(out, fmt.Sprintf("%s %d files of weights in the shared folder, %s", freed, r.WeightsFiles,
+			size(r.WeightsBytes)))
+	}
+	if r.Groups > 0 {
+		out = append(out, fmt.Sprintf("closed from %s to %s", r.Oldest.UTC().Format(time.RFC3339),
+			r.Newest.UTC().Format(time.RFC3339)))
+	}
+	for _, stream := range slices.Sorted(maps.Keys(r.Messages)) {
+		if r.Messages[stream] > 0 {
+			out = append(out, fmt.Sprintf("  %-18s %8d events %12s", stream, r.Messages[stream], size(r.Bytes[stream])))
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(r.Kept)) {
+		out = append(out, fmt.Sprintf("  kept: %d groups, %s", r.Kept[why], strings.TrimSpace(why)))
+	}
+	return out
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -50,8 +49,8 @@ type pass struct {
 	mu      sync.Mutex
 	report  *Report
 	streams map[string]*bus.StreamStats
-	// pressing are the streams that were above their mark and are not yet below four fifths of it. bytesLeft is about how
-	// many bytes each stream will hold once the chosen groups are freed.
+	// pressing are the streams that were above their mark and are not yet below four fifths of it. bytesLeft is about
+	// how many bytes each stream will hold once the chosen groups are freed.
 	pressing  map[string]bool
 	bytesLeft map[string]uint64
 	// inFlight is how many groups are being freed. freedGroups are the freed ones; in a dry pass, those that would be.
@@ -75,7 +74,8 @@ func (p *pass) readSizes(ctx context.Context) error {
 	for i := range stats {
 		s := &stats[i]
 		p.streams[s.Name], p.bytesLeft[s.Name] = s, s.Bytes
-		if p.cfg.Above > 0 && s.MaxBytes > 0 && (s.Bytes > p.mark(s) || s.Name == schemas.StreamSteps && s.Waiting > 0) {
+		if p.cfg.Above > 0 && s.MaxBytes > 0 && (s.Bytes > p.mark(s) || s.Name == schemas.StreamSteps &&
+			s.Waiting > 0) {
 			p.pressing[s.Name] = true
 		}
 	}
@@ -100,7 +100,8 @@ func (p *pass) tooFull(at time.Time) bool {
 			continue
 		}
 		// Blobs of newer groups stay for now, so freeing those groups would not make the object store smaller.
-		if stream != schemas.StreamBlobBucket || p.blobs.index != nil && at.Before(p.blobs.swept.Add(-p.cfg.blobGrace())) {
+		if stream != schemas.StreamBlobBucket || p.blobs.index != nil &&
+			at.Before(p.blobs.swept.Add(-p.cfg.blobGrace())) {
 			return true
 		}
 	}
@@ -158,7 +159,8 @@ func (p *pass) countDue(ctx context.Context) error {
 		return nil
 	}
 	n, oldest := 0, time.Duration(0)
-	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.resultFilters()[:1], bus.ReadOptions{HeadersOnly: true}) {
+	for m, err := range p.b.Read(ctx, schemas.StreamAdvantages, p.resultFilters()[:1],
+		bus.ReadOptions{HeadersOnly: true}) {
 		if err != nil {
 			return err
 		}
@@ -356,7 +358,8 @@ func (p *pass) unread(ctx context.Context, stream string, filters []string, resu
 
 // freeOrder is the order in which the streams of a group are freed. The result goes last: the group is found by it.
 var freeOrder = []string{
-	schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamTrajectories, schemas.StreamGroups, schemas.StreamAdvantages,
+	schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamTrajectories,
+	schemas.StreamGroups, schemas.StreamAdvantages,
 }
 
 // countFreed counts n freed events of a stream, with their estimated bytes.
@@ -570,31 +573,4 @@ func (p *pass) freePrompts(ctx context.Context) error {
 		}
 	}
 	return g.Wait()
-}
-
-// Lines describes the report for people, one line each; size prints a number of bytes.
-func (r *Report) Lines(size func(bytes uint64) string, dry bool) []string {
-	freed := "freed"
-	if dry {
-		freed = "would free"
-	}
-	out := []string{fmt.Sprintf("%s %d groups, about %s, and %d blobs that nothing names", freed, r.Groups,
-		size(r.Total()), r.Blobs)}
-	if r.WeightsFiles > 0 {
-		out = append(out, fmt.Sprintf("%s %d files of weights in the shared folder, %s", freed, r.WeightsFiles,
-			size(r.WeightsBytes)))
-	}
-	if r.Groups > 0 {
-		out = append(out, fmt.Sprintf("closed from %s to %s", r.Oldest.UTC().Format(time.RFC3339),
-			r.Newest.UTC().Format(time.RFC3339)))
-	}
-	for _, stream := range slices.Sorted(maps.Keys(r.Messages)) {
-		if r.Messages[stream] > 0 {
-			out = append(out, fmt.Sprintf("  %-18s %8d events %12s", stream, r.Messages[stream], size(r.Bytes[stream])))
-		}
-	}
-	for _, why := range slices.Sorted(maps.Keys(r.Kept)) {
-		out = append(out, fmt.Sprintf("  kept: %d groups, %s", r.Kept[why], strings.TrimSpace(why)))
-	}
-	return out
 }

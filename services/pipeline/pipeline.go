@@ -79,7 +79,10 @@ func (c Config) Validate() error {
 
 // share copies the settings that the services share into theirs.
 func (c *Config) share() {
-	for _, wait := range []*time.Duration{&c.Intake.AckWait, &c.Sampler.AckWait, &c.Reward.AckWait, &c.Advantage.AckWait} {
+	for _, wait := range []*time.Duration{
+		&c.Intake.AckWait, &c.Sampler.AckWait, &c.Reward.AckWait,
+		&c.Advantage.AckWait,
+	} {
 		*wait = c.AckWait
 	}
 	c.Janitor.WeightsDir = c.Sampler.WeightsDir

@@ -85,7 +85,10 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Source, error) {
 		}
 		g := s.groups[t.UID]
 		if g == nil {
-			g = &group{uid: t.UID, prompt: questionOf(t.Trajectory), size: t.GroupSize, seqs: map[int64]uint64{}, group: t.Group}
+			g = &group{
+				uid: t.UID, prompt: questionOf(t.Trajectory), size: t.GroupSize, seqs: map[int64]uint64{},
+				group: t.Group,
+			}
 			s.groups[t.UID] = g
 		}
 		if t.StopReason == schemas.StopCompleted {
@@ -190,7 +193,10 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 		if !g.trained && !c.BasisGiven && a.Gamma == 1 {
 			a.StdBasis = a.BasisWithoutSteps()
 		}
-		x.Advantage = schemas.AdvantageSpec{Estimator: a.Name, Std: a.Std, StdBasis: a.StdBasis, Epsilon: new(a.Epsilon), Mode: a.Mode, Singleton: a.Singleton}
+		x.Advantage = schemas.AdvantageSpec{
+			Estimator: a.Name, Std: a.Std, StdBasis: a.StdBasis,
+			Epsilon: new(a.Epsilon), Mode: a.Mode, Singleton: a.Singleton,
+		}
 		if a.AdvClipMax > 0 {
 			x.Advantage.AdvClipMax = new(a.AdvClipMax)
 		}
@@ -200,12 +206,15 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 		switch {
 		case a.NeedsBatch() && x.BatchGroups == 0:
 			errs = append(errs,
-				fmt.Errorf("--estimator: %s with std %s normalises over a batch of groups, and the run had none", a.Name, a.Std))
+				fmt.Errorf("--estimator: %s with std %s normalises over a batch of groups, and the run had none",
+					a.Name, a.Std))
 		case !g.trained && (a.StdBasis == estimator.BasisExpanded || a.Gamma != 1):
 			errs = append(errs, fmt.Errorf("--std-basis: %q counts trained steps, and the run had none", a.StdBasis))
 		}
 	}
-	if x.Advantage.Estimator == estimator.GDPO && slices.ContainsFunc(x.Reward, func(r schemas.RewardSpec) bool { return !*r.Required }) {
+	if x.Advantage.Estimator == estimator.GDPO && slices.ContainsFunc(x.Reward, func(r schemas.RewardSpec) bool {
+		return !*r.Required
+	}) {
 		errs = append(errs, errors.New("--optional-reward: gdpo normalises each reward, so all are required"))
 	}
 	return errors.Join(errs...)
@@ -316,9 +325,12 @@ func (s *Source) Claim(ctx context.Context, b *bus.Bus, pass schemas.Run, c Chan
 
 // Advantages waits until every group of the pass has a result, and returns the results by uid. An error is of the
 // server or of ctx.
-func (s *Source) Advantages(ctx context.Context, b *bus.Bus, pass schemas.Run) (map[schemas.UID]*schemas.Advantage, error) {
+func (s *Source) Advantages(
+	ctx context.Context, b *bus.Bus, pass schemas.Run,
+) (map[schemas.UID]*schemas.Advantage, error) {
 	out := map[schemas.UID]*schemas.Advantage{}
-	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(pass, "*")}, bus.ReadOptions{Live: true}) {
+	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(pass, "*")},
+		bus.ReadOptions{Live: true}) {
 		if err != nil {
 			return nil, fmt.Errorf("follow pass %s: %w", pass, err)
 		}

@@ -63,7 +63,12 @@ func videoFile(t *schemas.Trajectory) *storedFile {
 	if v == nil {
 		return imageFile(t.Image)
 	}
-	return &storedFile{"video", media.Size{Frames: int(v.Frames), Height: int(v.Height), Width: int(v.Width)}, nil, &v.Ref}
+	return &storedFile{
+		"video",
+		media.Size{Frames: int(v.Frames), Height: int(v.Height), Width: int(v.Width)},
+		nil,
+		&v.Ref,
+	}
 }
 
 // cost returns the memory in bytes that a file needs, by the size that its trajectory names. One that could never fit,
@@ -79,8 +84,9 @@ func (r *imageMemory) cost(f *storedFile) (int64, error) {
 	}
 	cost := pixelBytes*pixels + (frames-1)*framePixelBytes*pixels + bytes
 	if most := int64(r.mib) << 20; cost > most {
-		return 0, bus.Terminal(schemas.CodeTooLarge, fmt.Errorf("%s: %v count for %d MiB; must be at most image_mib, %d",
-			f.what, f.size, (cost+1<<20-1)>>20, r.mib))
+		return 0, bus.Terminal(schemas.CodeTooLarge,
+			fmt.Errorf("%s: %v count for %d MiB; must be at most image_mib, %d", f.what, f.size, (cost+1<<20-1)>>20,
+				r.mib))
 	}
 	return cost, nil
 }

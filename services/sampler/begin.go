@@ -16,7 +16,9 @@ import (
 // startEpisode starts the episode of an attempt: from a state that an earlier attempt stored, or as the request says
 // (from noise, from given states or data, or from a parent's state). errParentPending says that the parent is not
 // made yet; terminal errors are faults of the request.
-func (s *service) startEpisode(ctx context.Context, e engine.Engine, req *schemas.Request, r *recorder.Recorder) (engine.Episode, error) {
+func (s *service) startEpisode(
+	ctx context.Context, e engine.Engine, req *schemas.Request, r *recorder.Recorder,
+) (engine.Episode, error) {
 	var parent *schemas.Tensor
 	if start := req.Start; start != nil && start.Branch != nil {
 		var err error
@@ -51,7 +53,10 @@ func (s *service) startEpisode(ctx context.Context, e engine.Engine, req *schema
 	if err != nil {
 		return nil, err
 	}
-	return e.Start(ctx, req, &schemas.SegmentStart{StepIndex: req.Start.StepIndex, Latents: states, Data: req.Start.Data})
+	return e.Start(ctx, req, &schemas.SegmentStart{
+		StepIndex: req.Start.StepIndex, Latents: states,
+		Data: req.Start.Data,
+	})
 }
 
 // lockStates waits until no other request has the states of a group in memory; unlockStates ends that. An error is

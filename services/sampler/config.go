@@ -66,8 +66,8 @@ type EngineServer struct {
 	EngineConcurrency int `koanf:"engine_concurrency" help:"most texts that each server of --engine draws at once; fewer if overloaded"`
 	// EngineMix has the sampler finish groups that another engine has begun, see schemas.Policy.
 	EngineMix bool `koanf:"engine_mix" help:"also make samples of groups that another engine has begun (another kind of server, or the sampler itself); default such groups wait for it"`
-	// EngineAdapters is a folder that the server can read, too: the weights of policies are handed over in it. Empty: the
-	// server keeps the weights that it was started with.
+	// EngineAdapters is a folder that the server can read, too: the weights of policies are handed over in it. Empty:
+	// the server keeps the weights that it was started with.
 	EngineAdapters string `koanf:"engine_adapters" help:"folder in which the servers of --engine find the weights of pushed policies, by the same path; default none: their weights never change"`
 	// EngineKey is sent to the server as a bearer token, or is the token of a worker.
 	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one; of torch=HOST:PORT its token"`
@@ -203,7 +203,8 @@ func (c Config) validateAdapters() error {
 		return nil
 	}
 	if models.IsTorch(c.Engine) {
-		return errors.New("engine_adapters: set; must be absent with torch, whose workers get the weights without a folder")
+		return errors.New("engine_adapters: set; must be absent with torch, whose workers get the weights without a " +
+			"folder")
 	}
 	return checkFolder("engine_adapters", c.EngineAdapters)
 }
@@ -244,7 +245,8 @@ func (c Config) validateEngine() error {
 	}
 	errs = append(errs, c.validateAdapters())
 	if c.WeightsDir != "" && c.EngineAdapters == "" && !models.IsTorch(c.Engine) {
-		errs = append(errs, errors.New("weights_dir: set; must be absent without engine_adapters: the server keeps its weights"))
+		errs = append(errs,
+			errors.New("weights_dir: set; must be absent without engine_adapters: the server keeps its weights"))
 	}
 	if models.IsTorch(c.Engine) {
 		return errors.Join(append(errs, c.torch().Check())...)
@@ -329,7 +331,8 @@ func progressLogger(other model.Progress, log zerolog.Logger) model.Progress {
 		}
 		if now := time.Now(); now.Sub(last) >= every {
 			last = now
-			log.Info().Str("part", part).Int("done_mib", done>>20).Int("total_mib", total>>20).Msg("the model is loading")
+			log.Info().Str("part", part).Int("done_mib", done>>20).Int("total_mib",
+				total>>20).Msg("the model is loading")
 		}
 	}
 }

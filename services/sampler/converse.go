@@ -36,8 +36,11 @@ func (s *service) askInteraction(
 	defer back()
 	s.metrics.conversing.Inc()
 	defer s.metrics.conversing.Dec()
-	log := zerolog.Ctx(ctx).With().Str("interaction", x.Name).Str("run", string(ask.Run)).Str("uid", string(ask.UID)).Int64("sample_index", ask.SampleIndex).Int64("answer", ask.Answer).Logger()
-	slow := time.AfterFunc(slowReply, func() { log.Info().Dur("timeout", x.Timeout()).Msg("waits for the interaction") })
+	log := zerolog.Ctx(ctx).With().Str("interaction", x.Name).Str("run", string(ask.Run)).Str("uid",
+		string(ask.UID)).Int64("sample_index", ask.SampleIndex).Int64("answer", ask.Answer).Logger()
+	slow := time.AfterFunc(slowReply, func() {
+		log.Info().Dur("timeout", x.Timeout()).Msg("waits for the interaction")
+	})
 	defer slow.Stop()
 	reply, err := interaction.Ask(ctx, s.bus.Conn(), ask, x.Timeout())
 	if fault, ok := errors.AsType[*interaction.Fault](err); ok {

@@ -175,7 +175,8 @@ func (s *service) publishTrajectory(
 // removeSuperseded removes the steps of other attempts at a sample whose trajectory is stored. Other attempts exist
 // only if the request came before, or went to another sampler while this one worked.
 func (s *service) removeSuperseded(ctx context.Context, m *bus.Message, made, stored *schemas.Trajectory) error {
-	if m.Delivered < 2 && len(stored.Attempts()) < 2 && stored.Attempt == made.Attempt { // (the delivery count of a request that was parked starts again)
+	// (the delivery count of a request that was parked starts again)
+	if m.Delivered < 2 && len(stored.Attempts()) < 2 && stored.Attempt == made.Attempt {
 		return nil
 	}
 	return s.sweepSteps(ctx, stored)

@@ -47,33 +47,50 @@ func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *i
 	}
 	s := instrument.New(r, "sampler")
 	return &instruments{
-		set:        s,
-		images:     instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
+		set: s,
+		images: instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"),
+			schemas.StopReasons...),
 		steps:      s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
 		tokens:     s.Counter("tokens_total", "tokens that language models generated").WithLabelValues(),
 		conversing: s.Gauge("conversing_samples", "samples that wait for their interaction").WithLabelValues(),
-		replies: instrument.Zero(s.Counter("interaction_replies_total", "answers of models that went to an interaction, by what came back", "state"),
-			replied, schemas.ConversationTimeout, schemas.ConversationAbsent, schemas.ConversationError, schemas.ConversationGarbage),
-		resumed:      s.Counter("resumed_total", "samples that went on from a state that an earlier attempt had stored").WithLabelValues(),
-		resumedSteps: s.Counter("resumed_steps_total", "denoising steps of earlier attempts that were not made again").WithLabelValues(),
-		superseded:   s.Counter("superseded_messages_total", "steps of attempts that a stored trajectory does not name, removed").WithLabelValues(),
-		joining:      s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
-		denoising:    s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
-		places:       s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
-		lost:         s.Counter("devices_lost_total", "devices that compute no more until the process is started again").WithLabelValues(),
-		updates:      instrument.Zero(s.Counter("policy_updates_total", "versions of the weights that the lane was given, by what became of them here", "state"), schemas.AppliedStates...),
-		version:      s.Gauge("policy_version", "version of the weights that samples begin with").WithLabelValues(),
-		resident:     s.Gauge("policy_versions_resident", "versions of the weights in memory: one, and the last while samples end on it").WithLabelValues(),
-		restarted:    s.Counter("policy_restarts_total", "samples that began again for the sake of newer weights").WithLabelValues(),
-		load:         s.Seconds("policy_load_seconds", "time from the news of a version to the first sample that may begin with it").WithLabelValues(),
-		rolls:        newRollInstruments(s),
-		step:         s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
-		fill:         s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
-		encode:       s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
-		denoise:      s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
-		decode:       s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
-		publish:      s.Seconds("publish_seconds", "time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
-		whole:        s.Seconds("image_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
+		replies: instrument.Zero(s.Counter("interaction_replies_total",
+			"answers of models that went to an interaction, by what came back", "state"), replied,
+			schemas.ConversationTimeout, schemas.ConversationAbsent, schemas.ConversationError,
+			schemas.ConversationGarbage),
+		resumed: s.Counter("resumed_total",
+			"samples that went on from a state that an earlier attempt had stored").WithLabelValues(),
+		resumedSteps: s.Counter("resumed_steps_total",
+			"denoising steps of earlier attempts that were not made again").WithLabelValues(),
+		superseded: s.Counter("superseded_messages_total",
+			"steps of attempts that a stored trajectory does not name, removed").WithLabelValues(),
+		joining:   s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
+		denoising: s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
+		places: s.Gauge("batch_places",
+			"samples that micro-batches have room for: batch times workers").WithLabelValues(),
+		lost: s.Counter("devices_lost_total",
+			"devices that compute no more until the process is started again").WithLabelValues(),
+		updates: instrument.Zero(s.Counter("policy_updates_total",
+			"versions of the weights that the lane was given, by what became of them here", "state"),
+			schemas.AppliedStates...),
+		version: s.Gauge("policy_version", "version of the weights that samples begin with").WithLabelValues(),
+		resident: s.Gauge("policy_versions_resident",
+			"versions of the weights in memory: one, and the last while samples end on it").WithLabelValues(),
+		restarted: s.Counter("policy_restarts_total",
+			"samples that began again for the sake of newer weights").WithLabelValues(),
+		load: s.Seconds("policy_load_seconds",
+			"time from the news of a version to the first sample that may begin with it").WithLabelValues(),
+		rolls: newRollInstruments(s),
+		step: s.Seconds("step_seconds",
+			"time of one evaluation of the model, for a micro-batch").WithLabelValues(),
+		fill: s.Ratio("batch_fill_ratio",
+			"share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
+		encode:  s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
+		denoise: s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
+		decode:  s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
+		publish: s.Seconds("publish_seconds",
+			"time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
+		whole: s.Seconds("image_seconds",
+			"time of a sample from its request to its stored trajectory").WithLabelValues(),
 	}
 }
 
@@ -117,17 +134,23 @@ func (i *instruments) registerDevices(opened *models.Devices) (stop func()) {
 			continue
 		}
 		memory := func(state string, read func(tensor.Usage) int) {
-			stops = append(stops, i.set.GaugeOf("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free, total",
-				func() float64 { return float64(read(m.Usage())) }, prometheus.Labels{"device": p.ID, "state": state}))
+			stops = append(stops, i.set.GaugeOf("device_memory_bytes",
+				"memory of a GPU: used by weights and passes, idle until the next pass, free, total", func() float64 {
+					return float64(read(m.Usage()))
+				}, prometheus.Labels{"device": p.ID, "state": state}))
 		}
 		memory("used", func(u tensor.Usage) int { return u.Used })
 		memory("idle", func(u tensor.Usage) int { return u.Idle })
 		memory("free", func(u tensor.Usage) int { return u.Free })
 		memory("total", func(u tensor.Usage) int { return u.Total })
 		stops = append(stops,
-			i.set.GaugeOf("device_memory_blocks", "pieces of a GPU's memory that are handed out; between passes those of weights",
-				func() float64 { return float64(m.Usage().Blocks) }, prometheus.Labels{"device": p.ID}),
-			i.set.CounterOf("device_busy_seconds_total", "time that a GPU had a pass", func() float64 { return m.Usage().Busy.Seconds() }, prometheus.Labels{"device": p.ID}))
+			i.set.GaugeOf("device_memory_blocks",
+				"pieces of a GPU's memory that are handed out; between passes those of weights", func() float64 {
+					return float64(m.Usage().Blocks)
+				}, prometheus.Labels{"device": p.ID}),
+			i.set.CounterOf("device_busy_seconds_total", "time that a GPU had a pass", func() float64 {
+				return m.Usage().Busy.Seconds()
+			}, prometheus.Labels{"device": p.ID}))
 	}
 	return callAll(stops)
 }
@@ -152,9 +175,16 @@ func (i *instruments) registerServers(n engine.Network) (stop func()) {
 // registerPublisher registers metrics of the step events that are published and not yet stored, until stop.
 func (i *instruments) registerPublisher(p *bus.Publisher, windowBytes int) (stop func()) {
 	stops := []func(){
-		i.set.CounterOf("publish_stall_seconds_total", "time that steps waited for room among those that are not yet stored", func() float64 { return p.Stats().Stalled.Seconds() }),
-		i.set.GaugeOf("publish_pending_bytes", "step events that are not yet stored", func() float64 { return float64(p.Stats().PendingBytes) }),
-		i.set.GaugeOf("publish_window_bytes", "most of step events that are not yet stored", func() float64 { return float64(windowBytes) }),
+		i.set.CounterOf("publish_stall_seconds_total",
+			"time that steps waited for room among those that are not yet stored", func() float64 {
+				return p.Stats().Stalled.Seconds()
+			}),
+		i.set.GaugeOf("publish_pending_bytes", "step events that are not yet stored", func() float64 {
+			return float64(p.Stats().PendingBytes)
+		}),
+		i.set.GaugeOf("publish_window_bytes", "most of step events that are not yet stored", func() float64 {
+			return float64(windowBytes)
+		}),
 	}
 	return callAll(stops)
 }
@@ -172,9 +202,16 @@ func callAll(stops []func()) func() {
 // is called.
 func (i *instruments) registerSpace(r *bus.StepSpace) (stop func()) {
 	stops := []func(){
-		i.set.GaugeOf("room_held_bytes", "space in MDR_STEPS that samples in flight have reserved: the most that their steps take", func() float64 { return float64(r.Stats().Held) }),
-		i.set.GaugeOf("room_waiting_samples", "samples that wait for space in MDR_STEPS", func() float64 { return float64(r.Stats().Waiting) }),
-		i.set.CounterOf("room_wait_seconds_total", "time that samples waited for space in MDR_STEPS", func() float64 { return r.Stats().Waited.Seconds() }),
+		i.set.GaugeOf("room_held_bytes",
+			"space in MDR_STEPS that samples in flight have reserved: the most that their steps take", func() float64 {
+				return float64(r.Stats().Held)
+			}),
+		i.set.GaugeOf("room_waiting_samples", "samples that wait for space in MDR_STEPS", func() float64 {
+			return float64(r.Stats().Waiting)
+		}),
+		i.set.CounterOf("room_wait_seconds_total", "time that samples waited for space in MDR_STEPS", func() float64 {
+			return r.Stats().Waited.Seconds()
+		}),
 	}
 	return func() {
 		for _, stop := range stops {

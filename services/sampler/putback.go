@@ -57,7 +57,8 @@ func (s *service) takes(ctx context.Context, p *schemas.Policy, req *schemas.Req
 // otherBase notes which other checkpoints requests wait for: for the log and /readyz.
 type otherBase struct {
 	mu sync.Mutex
-	// until has the notes, each with the time when it is out of date: its requests have come again by then, or are done.
+	// until has the notes, each with the time when it is out of date: its requests have come again by then, or are
+	// done.
 	until map[string]time.Time
 }
 

@@ -65,7 +65,8 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		cfg.Workers = opened.Workers()
 	}
 	if cfg.Workers < len(opened.All) {
-		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(opened.All), opened.IDs())
+		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(opened.All),
+			opened.IDs())
 	} else if err = checkNetwork(opened.All[0].Network); err != nil {
 		err = fmt.Errorf("model %q: %w", opened.All[0].Network.Name(), err)
 	} else {
@@ -101,7 +102,8 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 	defer metrics.registerPublisher(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
 		cfg: cfg, bus: b, devices: opened, network: network, metrics: metrics,
-		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), controls: newControls(controls), loading: make(chan struct{}, 1),
+		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), controls: newControls(controls),
+		loading: make(chan struct{}, 1),
 	}
 	s.cfg.Instance = cmp.Or(cfg.Instance, s.defaultInstance())
 	for i, p := range opened.All {
@@ -115,8 +117,12 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		return unlessStopped(ctx, err)
 	}
 	s.recorders = &recorder.Store{
-		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Network: network, Instance: s.cfg.Instance,
-		Metrics: recorder.Metrics{Steps: metrics.steps, Tokens: metrics.tokens, Resumed: metrics.resumed, ResumedSteps: metrics.resumedSteps},
+		Bus: b, Steps: b, Publisher: publisher, Sealer: recorder.NewSealer(key), Network: network,
+		Instance: s.cfg.Instance,
+		Metrics: recorder.Metrics{
+			Steps: metrics.steps, Tokens: metrics.tokens, Resumed: metrics.resumed,
+			ResumedSteps: metrics.resumedSteps,
+		},
 	}
 	s.versions = weights.New(s.weightOptions())
 	s.stopping = func() bool { return ctx.Err() != nil }
@@ -140,7 +146,9 @@ func serve(ctx context.Context, cfg Config, opened *models.Devices, b *bus.Bus, 
 		defer watch.Wait()
 		defer stop()
 	}
-	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version", s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version",
+		s.versions.Newest().Version()).Str("device", opened.IDs()).Str("backend", network.Backend()).Int("batch",
+		cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 	return s.runLane(ctx, log)
 }
 
@@ -166,7 +174,8 @@ func (s *service) weightOptions() weights.Options {
 		Source: weights.Source{Bus: s.bus, Dir: cfg.WeightsDir}, Lane: cfg.Lane,
 		Engine: engine.Options{Workers: cfg.Workers, SharePrefixes: cfg.SharePrefixes}, Instance: s.instance(),
 		Own: weights.Own{
-			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter, Scale: cfg.AdapterScale,
+			Model: cfg.Model, PolicyVersion: cfg.PolicyVersion, BaseDigest: cfg.BaseDigest, Adapter: cfg.Adapter,
+			Scale:     cfg.AdapterScale,
 			EngineMix: cfg.EngineMix,
 		},
 		Metrics: weights.Metrics{Version: m.version, Resident: m.resident, Updates: m.updates, Load: m.load},

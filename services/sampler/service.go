@@ -70,7 +70,8 @@ type attempt struct {
 	onAdmitted func()
 	// recordStep gets each event as it is completed; device is this attempt's share of the device's time for it.
 	recordStep func(step schemas.StepEvent, device time.Duration) error
-	// betweenSteps is called after the events of a Step are recorded, unless the episode is done; nil: nothing is called.
+	// betweenSteps is called after the events of a Step are recorded, unless the episode is done; nil: nothing is
+	// called.
 	betweenSteps func() error
 
 	tick     uint64        // of the last batch that it was in

@@ -20,7 +20,8 @@ var errStopping = errors.New("the sampler stops")
 func (s *service) presence() *schemas.Presence {
 	serving, loading := s.versions.Serving()
 	return &schemas.Presence{
-		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(), Draining: s.stopping(),
+		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(),
+		Draining:      s.stopping(),
 		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
 		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(),
 	}
@@ -29,7 +30,8 @@ func (s *service) presence() *schemas.Presence {
 // instance returns the sampler's unique name: a configured name gets the token behind it, so that two samplers with
 // one setting differ.
 func (s *service) instance() string {
-	if name := s.cfg.Instance + "-" + s.token; schemas.CheckToken("instance", name) == nil && s.cfg.Instance != s.defaultInstance() {
+	if name := s.cfg.Instance + "-" + s.token; schemas.CheckToken("instance", name) == nil &&
+		s.cfg.Instance != s.defaultInstance() {
 		return name
 	}
 	return s.defaultInstance()
@@ -82,7 +84,8 @@ func (s *service) checkStored(ctx context.Context, claim *bus.Reservation, t *sc
 	if !claim.Lapsed() && len(t.Attempts()) < 2 {
 		return nil
 	}
-	stored, err := s.bus.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
+	stored, err := s.bus.Subjects(ctx, schemas.StreamSteps,
+		schemas.StepsFilter(t.Run, t.UID, strconv.FormatInt(t.SampleIndex, 10)))
 	if err != nil {
 		return fmt.Errorf("look up the steps of the sample: %w", err)
 	}

@@ -22,7 +22,9 @@ import (
 )
 
 // scoreSample computes the log-probs of a stored sample. An error is a refusal, or may pass.
-func (s *service) scoreSample(network engine.Network, t *schemas.Trajectory, topK int64) (*schemas.TeacherReply, error) {
+func (s *service) scoreSample(
+	network engine.Network, t *schemas.Trajectory, topK int64,
+) (*schemas.TeacherReply, error) {
 	if t.StopReason != schemas.StopCompleted {
 		return nil, refuse(schemas.CodeUnfit, "it did not complete: %s %s", t.StopReason, t.Error)
 	}
@@ -56,14 +58,14 @@ func (s *service) scoreText(m lm.Model, t *schemas.Trajectory, topK int) (*schem
 	}
 	ids, err := texts.IDsOf(stored, card.Vocabulary)
 	if err != nil {
-		return nil, refuse(schemas.CodeUnfit, "%w, the vocabulary of the teacher's model %s: they must share a tokenizer", err,
-			card.Name)
+		return nil, refuse(schemas.CodeUnfit,
+			"%w, the vocabulary of the teacher's model %s: they must share a tokenizer", err, card.Name)
 	}
 	n, k := len(ids), min(topK, card.Vocabulary)
 	switch {
 	case n > card.MaxPositions:
-		return nil, refuse(schemas.CodeUnfit, "it has %d tokens, the context of the teacher's model %s %d", n, card.Name,
-			card.MaxPositions)
+		return nil, refuse(schemas.CodeUnfit, "it has %d tokens, the context of the teacher's model %s %d", n,
+			card.Name, card.MaxPositions)
 	case 8*n*k > maxTop:
 		return nil, refuse(schemas.CodeInvalid, "top_k: %d; must be at most %d for %d tokens", topK, maxTop/(8*n), n)
 	}
@@ -129,8 +131,9 @@ func checkTokenizer(l lm.Language, of *schemas.TextResult, ids []int32) error {
 			continue
 		}
 		if got := lm.Text(l, ids[turn.Begin:turn.End]); !strings.HasPrefix(got, turn.Text) {
-			return refuse(schemas.CodeUnfit, "turns[%d]: it says %.40q, which the tokenizer of the teacher's model %s reads "+
-				"as %.40q: they must share a tokenizer", i, turn.Text, l.Card().Name, got)
+			return refuse(schemas.CodeUnfit,
+				"turns[%d]: it says %.40q, which the tokenizer of the teacher's model %s reads "+
+					"as %.40q: they must share a tokenizer", i, turn.Text, l.Card().Name, got)
 		}
 	}
 	return nil

@@ -65,8 +65,9 @@ type Config struct {
 // DefaultConfig returns settings that fit a laptop; Model is to be set.
 func DefaultConfig() Config {
 	return Config{
-		AdapterScale: 1, Compute: models.Compute{Device: devices.Auto, DType: devices.Auto}, DrainTimeout: 20 * time.Second,
-		Models: families.All(), Languages: languages.All(),
+		AdapterScale: 1, Compute: models.Compute{Device: devices.Auto, DType: devices.Auto},
+		DrainTimeout: 20 * time.Second,
+		Models:       families.All(), Languages: languages.All(),
 	}
 }
 
@@ -278,7 +279,8 @@ func (s *service) score(network engine.Network, r *schemas.TeacherRequest) (*sch
 	what := fmt.Sprintf("sample %d of group %s of run %s", r.SampleIndex, r.UID, r.Run)
 	m, err := s.bus.Last(s.ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(r.Run, r.UID, r.SampleIndex))
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil, refuse(schemas.CodeUnknownSample, "%s: no trajectory is stored; it is not made yet, or was removed", what)
+		return nil, refuse(schemas.CodeUnknownSample, "%s: no trajectory is stored; it is not made yet, or was removed",
+			what)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)

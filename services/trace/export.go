@@ -49,7 +49,8 @@ func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		r := newRecorder()
-		for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(o.Run, "*")}, read) {
+		for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(o.Run, "*")},
+			read) {
 			if err != nil {
 				return err
 			}
@@ -77,7 +78,8 @@ func Export(ctx context.Context, b *bus.Bus, to Exporter, o Options) error {
 // exportPolicies exports a trace for each answer of a sampler to a policy: the push, and the answer. The spans of a
 // push have the same ids each time.
 func exportPolicies(
-	ctx context.Context, b *bus.Bus, read bus.ReadOptions, send func(ctx context.Context, name string, r *recorder) error,
+	ctx context.Context, b *bus.Bus, read bus.ReadOptions,
+	send func(ctx context.Context, name string, r *recorder) error,
 ) error {
 	r, history := newRecorder(), map[schemas.Lane][]*schemas.Policy{}
 	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject("*", "*")}, read) {
@@ -115,8 +117,10 @@ func addPolicy(r *recorder, p *schemas.Policy, a *schemas.Applied) {
 		attribute.String("meander.weights_digest", p.WeightsDigest), attribute.String("meander.pushed_by", p.By),
 	}
 	pushed := moment(p.Announced)
-	ctx := r.add(root("", "policy", lane, version), span{name: "policy", service: "client", begin: pushed, end: pushed, attributes: of},
-		lane, version)
+	ctx := r.add(root("", "policy", lane, version), span{
+		name: "policy", service: "client", begin: pushed, end: pushed,
+		attributes: of,
+	}, lane, version)
 	r.add(ctx, span{
 		name: "apply", service: "sampler", instance: a.Instance, begin: moment(a.At - a.LoadNS), end: moment(a.At),
 		attributes: []attribute.KeyValue{attribute.String("meander.state", a.State)}, fault: a.Error,

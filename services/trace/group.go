@@ -51,9 +51,10 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 	if err != nil {
 		return nil, err
 	}
-	err = each(ctx, b, schemas.StreamTrajectories, schemas.TrajectoryFilter(made, uid), func(e stored[schemas.Trajectory]) {
-		g.samples[e.event.SampleIndex] = e
-	})
+	err = each(ctx, b, schemas.StreamTrajectories, schemas.TrajectoryFilter(made, uid),
+		func(e stored[schemas.Trajectory]) {
+			g.samples[e.event.SampleIndex] = e
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +69,8 @@ func readGroup(ctx context.Context, b *bus.Bus, result stored[schemas.Advantage]
 		if err != nil {
 			return nil, err
 		}
-		if a, ok := schemas.ParseSubject(m.Subject); ok && (a.Kind == schemas.KindStep || a.Kind == schemas.KindTokens) {
+		if a, ok := schemas.ParseSubject(m.Subject); ok &&
+			(a.Kind == schemas.KindStep || a.Kind == schemas.KindTokens) {
 			g.steps[a.Attempt] = append(g.steps[a.Attempt], step{a.Step, m.Time})
 		}
 	}
@@ -179,8 +181,9 @@ func (g *group) addSample(
 		of = append(of, attribute.Float64("meander.reward", *reward.event.Reward))
 	}
 	ctx = r.add(ctx, span{
-		name: "sample", service: "sampler", instance: e.Sampler, begin: accepted, end: later(scored, t.at), attributes: of,
-		fault: e.Error,
+		name: "sample", service: "sampler", instance: e.Sampler, begin: accepted, end: later(scored, t.at),
+		attributes: of,
+		fault:      e.Error,
 	}, index)
 	sampler := func(name string, begin, end time.Time, events ...event) {
 		r.add(ctx, span{name: name, service: "sampler", instance: e.Sampler, begin: begin, end: end, events: events})
@@ -222,7 +225,8 @@ func (g *group) addSample(
 func (g *group) stepEvents(t *schemas.Trajectory) (events []event) {
 	for _, attempt := range t.Attempts() {
 		for _, s := range g.steps[attempt] {
-			events = append(events, event{"step", s.at, []attribute.KeyValue{attribute.String("meander.step_index", s.index)}})
+			events = append(events, event{"step", s.at, []attribute.KeyValue{attribute.String("meander.step_index",
+				s.index)}})
 		}
 	}
 	return events

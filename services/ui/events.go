@@ -95,7 +95,8 @@ func (p *stream) send(name, id string, v any) error {
 // healthTimeout bounds the questions of a stream of events, so that it soon says what is wrong.
 const healthTimeout = 5 * time.Second
 
-// sendHealth says whether the server of the pipeline answers, and how many dead letters it has; err is what the last question to it ended with.
+// sendHealth says whether the server of the pipeline answers, and how many dead letters it has; err is what the last
+// question to it ended with.
 func (p *stream) sendHealth(err error) error {
 	says := ""
 	switch {

@@ -91,8 +91,9 @@ func (f *follower) progress() *Progress {
 func (f *follower) tally() *Progress {
 	now := time.Now()
 	p := &Progress{
-		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault, LeftOut: f.leftOut,
-		lanes: map[schemas.Lane]int{}, Waits: []Wait{},
+		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault,
+		LeftOut: f.leftOut,
+		lanes:   map[schemas.Lane]int{}, Waits: []Wait{},
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {

@@ -296,7 +296,8 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		if runs[p.Service] = true; p.Starting != "" {
-			waits = append(waits, Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane, p.Starting)})
+			waits = append(waits, Wait{Says: fmt.Sprintf("a sampler of lane %s starts, and waits: %s", p.Lane,
+				p.Starting)})
 		}
 	}
 	noSampler := !runs[schemas.ServiceSampler] && !runs[schemas.ServiceStarting]
@@ -332,7 +333,8 @@ func systemWaits(x *System, faults []bus.Fault) []Wait {
 	for _, lane := range slices.Sorted(maps.Keys(x.backlog)) {
 		if n := x.backlog[lane]; n > 0 && !x.serves(lane) {
 			waits = append(waits, Wait{
-				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"), lane),
+				Grave: true, Says: fmt.Sprintf("%s for a sampler of lane %s, and none runs", waiting(n, "sample"),
+					lane),
 				Fix: startSampler(x.lanesOf(lane)),
 			})
 		}
@@ -346,8 +348,8 @@ func startSampler(lanes []*lane) string {
 		return "Start one beside it: 'meander-sampler'. Or start all services again: 'meander up'"
 	}
 	last := slices.MaxFunc(lanes, func(a, b *lane) int { return cmp.Compare(a.Current.Announced, b.Current.Announced) })
-	how := fmt.Sprintf("Start one beside it: 'meander-sampler --model %s'. Or start all services again: 'meander up --model %[1]s'",
-		last.Current.Model)
+	how := fmt.Sprintf("Start one beside it: 'meander-sampler --model %s'. Or start all services again: 'meander up "+
+		"--model %[1]s'", last.Current.Model)
 	if last.Current.Model != "synthetic" {
 		how += "; a model of your own by its folder"
 	}
@@ -374,8 +376,8 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	waits := append(refusals(p), x.Waits...)
 	if p.Stages[0].Done == 0 && len(waits) == 0 {
 		waits = append(waits, Wait{
-			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward " +
-				"service its reward functions, or the prompts were refused",
+			Says: "no prompt of it is accepted yet: intake waits until a sampler has announced its model and a " +
+				"reward " + "service its reward functions, or the prompts were refused",
 			Fix: "see the dead letters of the run, and 'meander doctor'",
 		})
 	}

@@ -206,7 +206,8 @@ func (s *server) readSystem(ctx context.Context) (*System, error) {
 func presenceOf(p *schemas.Presence) *presence {
 	out := &presence{
 		Service: p.Service, Instance: p.Instance, Lane: p.Lane, Reward: p.Reward, Version: p.PolicyVersion,
-		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, Backend: p.Backend, At: p.At / int64(time.Millisecond),
+		Weights: p.WeightsDigest, Loading: p.Loading, Draining: p.Draining, Starting: p.Waiting, Backend: p.Backend,
+		At: p.At / int64(time.Millisecond),
 	}
 	for _, m := range p.Missing {
 		out.Missing = append(out.Missing, missing{m.Name, m.Reason})

@@ -1,7 +1,7 @@
 // Package ui serves 'meander ui': one page that shows what a pipeline does, while it does it. The page is embedded:
 // HTML, CSS and JavaScript modules in the folder page, without a build step. It gets its data from a small JSON API and
-// from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes nothing,
-// unless Config.Admin lets it store verdicts and replay dead letters.
+// from server-sent events, which this package makes of what pkg/client, pkg/results and pkg/bus read. It writes
+// nothing, unless Config.Admin lets it store verdicts and replay dead letters.
 //
 // A follower keeps one row for each group of a run that some page shows, and counts what is stored of it. A snapshot
 // is an answer that several readers share for a moment. Both have bounds, so a long run costs no more than a short one.

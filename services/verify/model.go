@@ -66,7 +66,8 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 				"engine: %q; must be none, torch or torch=ADDRESS: other servers draw samples, and compute none again",
 				at)
 		}
-		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker { // a worker that is joined has its own settings
+		// a worker that is joined has its own settings
+		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker {
 			t.Compute = c
 		}
 		t.Address, t.Key, worker = at, v.options.EngineKey, true

@@ -13,14 +13,19 @@ import tempfile
 import yaml
 
 KUBERNETES, KEDA = "v1.34.1", "v2.17.2"
-KINDS = ["core.v1.Namespace", "core.v1.Service", "apps.v1.Deployment", "policy.v1.PodDisruptionBudget", "networking.v1.NetworkPolicy"]
+KINDS = [
+    "core.v1.Namespace", "core.v1.Service", "apps.v1.Deployment", "policy.v1.PodDisruptionBudget",
+    "networking.v1.NetworkPolicy"
+]
 HERE = pathlib.Path(__file__).parent
 
 
 def module(name, version):
     with tempfile.TemporaryDirectory() as empty:
         pathlib.Path(empty, "go.mod").write_text("module fetch\n")
-        out = subprocess.run(["go", "mod", "download", "-json", f"{name}@{version}"], cwd=empty, check=True, capture_output=True)
+        out = subprocess.run(
+            ["go", "mod", "download", "-json", f"{name}@{version}"], cwd=empty, check=True, capture_output=True
+        )
     return pathlib.Path(json.loads(out.stdout)["Dir"])
 
 
@@ -44,7 +49,10 @@ def strict(schema, refer=lambda name: name, names=False):
 
 
 def write(name, schema):
-    (HERE / name).write_text(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema, indent=1, sort_keys=True) + "\n")
+    (HERE / name).write_text(
+        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema, indent=1, sort_keys=True)
+        + "\n"
+    )
 
 
 def main():
@@ -61,7 +69,9 @@ def main():
 
     kinds = {kind.rsplit(".", 1)[-1]: {"$ref": "#/$defs/" + refer("io.k8s.api." + kind)} for kind in KINDS}
     write("kubernetes.json", {"$comment": f"Kubernetes {KUBERNETES}", "properties": kinds, "$defs": definitions})
-    crd = yaml.safe_load((module("github.com/kedacore/keda/v2", KEDA) / "config/crd/bases/keda.sh_scaledobjects.yaml").read_text())
+    crd = yaml.safe_load(
+        (module("github.com/kedacore/keda/v2", KEDA) / "config/crd/bases/keda.sh_scaledobjects.yaml").read_text()
+    )
     version = next(v for v in crd["spec"]["versions"] if v["name"] == "v1alpha1")
     scaled = strict(version["schema"]["openAPIV3Schema"])
     scaled["properties"]["metadata"] = {"type": "object"}

@@ -84,7 +84,9 @@ class Stochastic:
         return {"latents": self.x}
 
 
-def paint_group(pipeline, prompt: str, size: int, steps: int, scale: float, level: float, seed: int) -> list[Image.Image]:
+def paint_group(
+    pipeline, prompt: str, size: int, steps: int, scale: float, level: float, seed: int
+) -> list[Image.Image]:
     """size images of one prompt, by stochastic steps."""
     generators = seeds(seed, size)
     start = draw(generators)
@@ -168,7 +170,9 @@ def main() -> None:
     if args.variety:
         images = []
         for i, prompt in enumerate(prompts[10::20]):
-            images += paint_group(pipeline, prompt, 8, args.group_steps, args.group_scale, args.noise_level, args.seed + i)
+            images += paint_group(
+                pipeline, prompt, 8, args.group_steps, args.group_scale, args.noise_level, args.seed + i
+            )
         save(tile(images, 8), args.variety)
 
 

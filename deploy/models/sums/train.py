@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted `fit`")
-    parser.add_argument("--step", type=int, default=1520, help="the save that `export` writes: 700, 900, 1100, 1300 or 1520")
+    parser.add_argument(
+        "--step", type=int, default=1520, help="the save that `export` writes: 700, 900, 1100, 1300 or 1520"
+    )
     args = parser.parse_args()
 
     import torch
@@ -41,7 +43,10 @@ def main() -> None:
         with open(args.work / "train.log", "a") as f:
             f.write(line + "\n")
 
-    log(f"{args.stage}: seed {args.seed}, torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} thread(s)")
+    log(
+        f"{args.stage}: seed {args.seed}, torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{args.threads} thread(s)"
+    )
     for stage in STAGES if args.stage == "all" else (args.stage,):
         if stage == "tokenizer":
             from trainer import tokens

@@ -397,7 +397,8 @@ func (b *advantageBench) latency(ctx context.Context, out io.Writer) error {
 	}
 	slices.Sort(ms)
 	heading(out, "Latency")
-	fmt.Fprintf(out, "From the last reward of a group to its advantage, both stored: %d groups of %d, %d groups/s.\n\n", len(ms), n, b.rate)
+	fmt.Fprintf(out, "From the last reward of a group to its advantage, both stored: %d groups of %d, %d groups/s.\n\n",
+		len(ms), n, b.rate)
 	fmt.Fprintf(out, "| p50 | p90 | p99 | longest |\n| --- | --- | --- | --- |\n| %.2f ms | %.2f ms | %.2f ms | "+
 		"%.2f ms |\n",
 		percentile(ms, .5), percentile(ms, .9), percentile(ms, .99), ms[len(ms)-1])
@@ -469,7 +470,8 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 		"heap are free when the service has stopped, "+
 		"%.0f bytes per reward, %.1f KiB per group; %.0f MiB at most while heartbeats are sent. Waiting takes %.0f "+
 		"%% of one core, the server's part included.\n",
-		b.open, n, rewards, took, held/(1<<20), held/float64(rewards), held/float64(b.open)/1024, most/(1<<20), busy*100)
+		b.open, n, rewards, took, held/(1<<20), held/float64(rewards), held/float64(b.open)/1024, most/(1<<20),
+		busy*100)
 	return nil
 }
 

@@ -86,7 +86,8 @@ func (b *eventsBench) overhead(ctx context.Context, out io.Writer) (err error) {
 		more, moreCPU = append(more, t[1]/t[0]-1), append(moreCPU, c[1]/c[0]-1)
 	}
 	fmt.Fprintf(out, "| %.1f | %d | %.2f | %.2f | %.3f | **%.2f %%** | %.1f %% | %.1f %% |\n",
-		kib, len(more), median(took[0]), median(took[1]), median(handed), 100*median(shares), 100*median(more), 100*median(moreCPU))
+		kib, len(more), median(took[0]), median(took[1]), median(handed), 100*median(shares), 100*median(more),
+		100*median(moreCPU))
 	return b.clear(ctx, schemas.StreamSteps)
 }
 

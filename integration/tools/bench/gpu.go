@@ -57,7 +57,8 @@ their launches, and prints what these cost by a model.`,
 			if g.model {
 				for _, name := range []string{"device", "dtype", "layers", "round", "peer"} {
 					if c.Flags().Changed(name) {
-						return usage(fmt.Errorf("--%s: set; must be absent with --roofline, which measures nothing", name))
+						return usage(fmt.Errorf("--%s: set; must be absent with --roofline, which measures nothing",
+							name))
 					}
 				}
 				return g.roofline(c.Context())

@@ -44,7 +44,8 @@ func execute(ctx context.Context, args []string) error {
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(),
-		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(), benchFolderCommand(),
+		benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchWeightsCommand(), benchTorchCommand(),
+		benchFolderCommand(),
 		benchGPUCommand())
 	c.SetArgs(args)
 	return c.ExecuteContext(ctx)
@@ -137,7 +138,8 @@ func findFolder(name string) (string, model.Card, error) {
 // machine describes what was measured on, without its name.
 func machine() string {
 	return fmt.Sprintf("%s/%s, %s, %d cores, kernels %s, %s, load %s",
-		runtime.GOOS, runtime.GOARCH, processor(), runtime.NumCPU(), cpu.AvailableKernels()[0], runtime.Version(), load())
+		runtime.GOOS, runtime.GOARCH, processor(), runtime.NumCPU(), cpu.AvailableKernels()[0], runtime.Version(),
+		load())
 }
 
 // processor is what the kernel calls the first core, where it says.

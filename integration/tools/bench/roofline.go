@@ -231,7 +231,8 @@ func warmEvaluation(
 // layered is an evaluation of so many layers, by those of one and of two: all further ones are as the second.
 func layered(one, two recording, layers int) recording {
 	all := recording{
-		kinds: maps.Clone(one.kinds), counts: map[string]float64{}, weights: float64(layers) * (two.weights - one.weights),
+		kinds: maps.Clone(one.kinds), counts: map[string]float64{},
+		weights: float64(layers) * (two.weights - one.weights),
 	}
 	maps.Copy(all.kinds, two.kinds)
 	for key := range all.kinds {
@@ -362,7 +363,9 @@ func printRoofline(w io.Writer, of []recording) {
 		row(cell, name, fmt.Sprintf("%.0f", work.n), fmt.Sprintf("%.2f", (work.products+work.flops)*1e-12),
 			fmt.Sprintf("%.1f", work.bytes*1e-9), fmt.Sprintf("%.0f", work.instructions*1e-6))
 	}
-	row(func(i int) string { return sheets[i].name }, "kernel", "launches", "TFLOP", "GB", "million instructions of warps")
+	row(func(i int) string {
+		return sheets[i].name
+	}, "kernel", "launches", "TFLOP", "GB", "million instructions of warps")
 	row(func(int) string { return "---" }, "---", "---", "---", "---", "---")
 	for _, kernel := range slices.SortedFunc(maps.Keys(works), func(a, b string) int {
 		return cmp.Or(cmp.Compare(works[b].least, works[a].least), cmp.Compare(a, b))

@@ -37,7 +37,8 @@ func (b *samplerBench) check() error {
 	err := errors.Join(checkPositive("batch", b.batches, 1024), checkPositive("threads", b.threads, 1024),
 		checkPositive("steps", []int{b.steps}, 1000), checkPositive("rounds", []int{b.rounds}, 10000))
 	if !(b.scale > 1) {
-		err = errors.Join(err, fmt.Errorf("--true-cfg-scale: %g; must be above 1, guidance is part of what is measured", b.scale))
+		err = errors.Join(err, fmt.Errorf("--true-cfg-scale: %g; must be above 1, guidance is part of what is measured",
+			b.scale))
 	}
 	if err != nil {
 		return usage(err)
@@ -114,7 +115,8 @@ func (b *samplerBench) memory(ctx context.Context, out io.Writer) error {
 	if known {
 		fmt.Fprintf(out, "- peak resident memory: %.1f MiB before loading, %.1f MiB after, %.1f MiB after the "+
 			"batch: %.1f MiB for the model, %.2f times weights and activations\n",
-			mib(before), mib(loaded), mib(painted), mib(painted-before), float64(painted-before)/float64(weights+working))
+			mib(before), mib(loaded), mib(painted), mib(painted-before),
+			float64(painted-before)/float64(weights+working))
 	}
 	return nil
 }

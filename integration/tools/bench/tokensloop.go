@@ -92,7 +92,8 @@ func (b *tokensBench) withEvents(
 		more, moreCPU = append(more, t[1]/t[0]-1), append(moreCPU, c[1]/c[0]-1)
 	}
 	fmt.Fprintf(out, "| %s | %d | %d | %d | %.1f | %.1f | %.1f | **%.1f %%** | %.1f %% | %.1f %% |\n",
-		model.name, batch, perEvent, len(more), median(took[0]), median(took[1]), median(handed), 100*median(shares), 100*median(more), 100*median(moreCPU))
+		model.name, batch, perEvent, len(more), median(took[0]), median(took[1]), median(handed), 100*median(shares),
+		100*median(more), 100*median(moreCPU))
 	return p.clear(ctx, schemas.StreamSteps)
 }
 

@@ -88,8 +88,8 @@ func (b *torchBench) run(ctx context.Context, out, stderr io.Writer) (err error)
 		return usage(err)
 	}
 	if b.rounds < 0 || b.calls < 0 || b.rounds > 10_000 || b.calls > 100_000 || b.rounds+b.calls == 0 {
-		return usage(fmt.Errorf("--rounds, --calls: %d, %d; must be 0 to 10000 and 0 to 100000, and one of them positive",
-			b.rounds, b.calls))
+		return usage(fmt.Errorf("--rounds, --calls: %d, %d; must be 0 to 10000 and 0 to 100000, and one of them "+
+			"positive", b.rounds, b.calls))
 	}
 	if b.dir, _, err = families.All().Find(b.model); err != nil || b.dir == "" {
 		return usage(errors.Join(err, fmt.Errorf("--model: %s; must be a folder in the diffusers layout", b.model)))
@@ -236,8 +236,8 @@ func (b *torchBench) overhead(ctx context.Context, out, stderr io.Writer, socket
 		}
 		ratio := median(sideBySide(times[1], times[0]))
 		const step = 0.1 // s
-		fmt.Fprintf(out, "| %s | %d | %s | **%.2f %%** | %s | %.2f |\n", bytesOf(size), body.rows, microseconds(times[0]),
-			median(times[0])/step*100, microseconds(times[1]), ratio)
+		fmt.Fprintf(out, "| %s | %d | %s | **%.2f %%** | %s | %.2f |\n", bytesOf(size), body.rows,
+			microseconds(times[0]), median(times[0])/step*100, microseconds(times[1]), ratio)
 	}
 	return nil
 }

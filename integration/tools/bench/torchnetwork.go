@@ -71,10 +71,12 @@ func (b *torchBench) network(ctx context.Context, out, stderr io.Writer, sockets
 // velocities compares calls of the network. All sizes take turns, too: their ratios are those of rounds side by side.
 func (b *torchBench) velocities(ctx context.Context, out io.Writer, engines []torchEngine) error {
 	heading(out, "A call of the network")
-	fmt.Fprintf(out, "Rows of one prompt at the default size. Medians of %d rounds of at least %v each. Ratio, CPU: time "+
-		"and processor time, of Go and Python together, to those of %s. One by one: %s of the deterministic worker to "+
-		"that of the other. Scaling: rows per %s to those of the same engine with %d. Of rounds side by side the "+
-		"median (smallest - largest).\n\n", b.rounds, torchRound, engines[0].name, b.unit(), b.unit(), b.batches[0])
+	fmt.Fprintf(out,
+		"Rows of one prompt at the default size. Medians of %d rounds of at least %v each. Ratio, CPU: time and "+
+			"processor time, of Go and Python together, to those of %s. One by one: %s of the deterministic worker "+
+			"to that of the other. Scaling: rows per %s to those of the same engine with %d. Of rounds side by side "+
+			"the median (smallest - largest).\n\n",
+		b.rounds, torchRound, engines[0].name, b.unit(), b.unit(), b.batches[0])
 	fmt.Fprint(out, "| rows | engine | ms | ratio | CPU | one by one | scaling |\n"+
 		"| --- | --- | --- | --- | --- | --- | --- |\n")
 	var calls []func() (torchTime, error)
@@ -101,8 +103,8 @@ func (b *torchBench) velocities(ctx context.Context, out io.Writer, engines []to
 			if e.name == deterministicWorker {
 				oneByOne = fmt.Sprintf("%.2f", median(sideBySide(used, b.used(of[i-1]))))
 			}
-			fmt.Fprintf(out, "| %d | %s | %.2f | %s | %s | %.2f |\n", rows, e.name, median(wall)*1e3, compareTorch(of, i),
-				oneByOne, faster)
+			fmt.Fprintf(out, "| %d | %s | %.2f | %s | %s | %.2f |\n", rows, e.name, median(wall)*1e3,
+				compareTorch(of, i), oneByOne, faster)
 		}
 	}
 	return nil
@@ -132,7 +134,8 @@ func (b *torchBench) samples(ctx context.Context, out io.Writer, engines []torch
 	fmt.Fprintf(out, "%d samples of one prompt in one batch, %d steps, guidance %g: encode, denoise, decode, without "+
 		"events. Medians of %d rounds of at least %v each; ratios as above.\n\n",
 		b.runs, b.steps, card.TrueCFGScale, b.rounds, 2*torchRound)
-	fmt.Fprint(out, "| engine | s | CPU s | steps per CPU second | ratio | CPU |\n| --- | --- | --- | --- | --- | --- |\n")
+	fmt.Fprint(out,
+		"| engine | s | CPU s | steps per CPU second | ratio | CPU |\n| --- | --- | --- | --- | --- | --- |\n")
 	var calls []func() (torchTime, error)
 	for _, e := range engines {
 		p, err := newPainter(e.model, &samplerBench{

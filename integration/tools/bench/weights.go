@@ -83,7 +83,8 @@ func (b *weightsBench) transformer(name string, seed uint64) (folder string, siz
 	const block = 36 * 1024 * 1024 * 4 // bytes
 	folder = filepath.Join(b.folder, name)
 	err = checkpoint.Write(folder, checkpoint.Config{
-		Seed: seed, DType: tensor.F32, Heads: 8, HeadDim: 128, Depth: max(1, int(b.gb*1e9/block)), ShardBytes: 1 << 30, Hollow: true,
+		Seed: seed, DType: tensor.F32, Heads: 8, HeadDim: 128, Depth: max(1, int(b.gb*1e9/block)), ShardBytes: 1 << 30,
+		Hollow: true,
 	})
 	folder = filepath.Join(folder, "transformer")
 	files, globErr := filepath.Glob(filepath.Join(folder, "*.safetensors"))
@@ -161,7 +162,8 @@ func (b *weightsBench) run(ctx context.Context, out io.Writer, ways []string) er
 	var sampler *measured
 	if b.pushOnly {
 		err = b.announce(ctx, base)
-	} else if sampler, err = b.start(ctx, "meander-sampler", "--nats-url", b.server.ClientURL(), "--health-addr", "", "--lane", "bench",
+	} else if sampler, err = b.start(ctx, "meander-sampler", "--nats-url", b.server.ClientURL(), "--health-addr", "",
+		"--lane", "bench",
 		"--model", filepath.Dir(base), "--weights-dir", shared, "--workers", "1"); err == nil {
 		defer func() { _ = sampler.Process.Kill() }()
 	}
@@ -175,9 +177,11 @@ func (b *weightsBench) run(ctx context.Context, out io.Writer, ways []string) er
 		return err
 	}
 	heading(out, "Whole transformers")
-	fmt.Fprintf(out, "A transformer of %.1f GB in float32, in files of 1 GB at most. Peaks in MB: all, and of it what is not of files, which "+
-		"the system cannot take back.\n\n| way | stored, s | taken over, s | pushing: all | not of files | sampler before: not of files | "+
-		"sampler: all | not of files |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", float64(size)/1e9)
+	fmt.Fprintf(out,
+		"A transformer of %.1f GB in float32, in files of 1 GB at most. Peaks in MB: all, and of it what is not of "+
+			"files, which "+"the system cannot take back.\n\n| way | stored, s | taken over, s | pushing: all | not "+
+			"of files | sampler before: not of files | "+
+			"sampler: all | not of files |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", float64(size)/1e9)
 	for i, way := range ways {
 		if err := b.push(ctx, out, way, uint64(i+2), shared, sampler); err != nil {
 			return err
@@ -201,13 +205,17 @@ func (b *weightsBench) announce(ctx context.Context, base string) error {
 		return err
 	}
 	return b.bus.SetPolicy(ctx, &schemas.Policy{
-		Lane: "bench", Model: "bench", Family: "bench", WeightsDigest: "base", BaseDigest: "base", Tensors: &ref, LatentChannels: 64, PixelsPerToken: 16,
-		Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: time.Now().UnixNano(),
+		Lane: "bench", Model: "bench", Family: "bench", WeightsDigest: "base", BaseDigest: "base", Tensors: &ref,
+		LatentChannels: 64, PixelsPerToken: 16,
+		Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20,
+		Announced: time.Now().UnixNano(),
 	}, nil)
 }
 
 // push pushes another transformer and writes a line of the report. Its files go at the end.
-func (b *weightsBench) push(ctx context.Context, out io.Writer, way string, seed uint64, shared string, sampler *measured) (err error) {
+func (b *weightsBench) push(
+	ctx context.Context, out io.Writer, way string, seed uint64, shared string, sampler *measured,
+) (err error) {
 	name := way
 	if way == wayInPlace {
 		name = filepath.Join("shared", way)
@@ -217,7 +225,10 @@ func (b *weightsBench) push(ctx context.Context, out io.Writer, way string, seed
 	if err != nil {
 		return err
 	}
-	args := []string{"policy", "push", "--nats", b.server.ClientURL(), "--full", folder, "--lane", "bench", "--wait", "0", "--json"}
+	args := []string{
+		"policy", "push", "--nats", b.server.ClientURL(), "--full", folder, "--lane", "bench", "--wait",
+		"0", "--json",
+	}
 	if way != wayServer {
 		args = append(args, "--weights-dir", shared)
 	}

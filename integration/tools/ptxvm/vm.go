@@ -339,11 +339,13 @@ func arrive(w *warp, in *inst, m uint32) {
 		}
 	}
 	if id[lane] > 15 || threads[lane] == 0 || threads[lane]%32 != 0 {
-		w.fail(Divergence, lane, "barrier %d for %d threads; must be 0 to 15, for a multiple of 32", id[lane], threads[lane])
+		w.fail(Divergence, lane, "barrier %d for %d threads; must be 0 to 15, for a multiple of 32", id[lane],
+			threads[lane])
 	}
 	at := &b.named[id[lane]]
 	if at.arrived > 0 && at.threads != int(threads[lane]) {
-		w.fail(Divergence, lane, "barrier %d for %d threads; it is for %d of others", id[lane], threads[lane], at.threads)
+		w.fail(Divergence, lane, "barrier %d for %d threads; it is for %d of others", id[lane], threads[lane],
+			at.threads)
 	}
 	at.threads = int(threads[lane])
 	if at.arrived += 32; in.control == barrier {

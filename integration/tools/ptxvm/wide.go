@@ -82,7 +82,8 @@ func ldmatrix(w *warp, in *inst, _ uint32) {
 			g, t := lane>>2, 2*(lane&3)
 			if in.imm != 0 { // transposed
 				low, high := rows[t][2*g:], rows[t+1][2*g:]
-				w.r32[slot][lane] = uint32(binary.LittleEndian.Uint16(low)) | uint32(binary.LittleEndian.Uint16(high))<<16
+				w.r32[slot][lane] = uint32(binary.LittleEndian.Uint16(low)) |
+					uint32(binary.LittleEndian.Uint16(high))<<16
 			} else {
 				w.r32[slot][lane] = binary.LittleEndian.Uint32(rows[g][2*t:])
 			}

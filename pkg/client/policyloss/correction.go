@@ -179,7 +179,8 @@ func (out *Corrected) setWeightMetrics(level string, logs [][]float64) {
 		}
 	}
 	m := out.Metrics
-	m["rollout_is_mean"], m["rollout_is_min"], m["rollout_is_max"], m["rollout_is_std"] = mean, low, high, math.Sqrt(variance)
+	m["rollout_is_mean"], m["rollout_is_min"], m["rollout_is_max"], m["rollout_is_std"] = mean, low, high,
+		math.Sqrt(variance)
 	m["rollout_is_eff_sample_size"] = 0 // nothing is left
 	if squares > 0 {
 		mean += 1e-8 // as verl guards its division by the mean
@@ -269,7 +270,8 @@ func (r Rejection) parse() (rule, error) {
 		return rule{}, unknown
 	}
 	scope, kind := r.Rule[:i], r.Rule[i+1:]
-	if !slices.Contains([]string{"token", "seq_sum", "seq_mean", "seq_max"}, scope) || scope == "seq_max" && kind == KLK1 {
+	if !slices.Contains([]string{"token", "seq_sum", "seq_mean", "seq_max"}, scope) || scope == "seq_max" &&
+		kind == KLK1 {
 		return rule{}, unknown
 	}
 	low, high, band, err := bounds(r.Threshold)

@@ -32,7 +32,8 @@ func (g *Graded) add(n int, loss float64, gradient ...float64) {
 func GSPO(logProb, old [][]float64, advantages []float64, low, high float64) (*Graded, error) {
 	n := len(logProb)
 	if n == 0 || len(old) != n || len(advantages) != n {
-		return nil, fmt.Errorf("%d, %d log-probs and %d advantages; must be one each per trajectory", n, len(old), len(advantages))
+		return nil, fmt.Errorf("%d, %d log-probs and %d advantages; must be one each per trajectory", n, len(old),
+			len(advantages))
 	}
 	if err := positive(field{"low", low}, field{"high", high}); err != nil {
 		return nil, err
@@ -114,7 +115,8 @@ func DPPO(
 // differ.
 func DPO(logProb, base [][2]float64, beta float64) (*Graded, error) {
 	if len(logProb) == 0 || len(base) != len(logProb) {
-		return nil, fmt.Errorf("%d pairs and %d of the base; must be the same number, at least 1", len(logProb), len(base))
+		return nil, fmt.Errorf("%d pairs and %d of the base; must be the same number, at least 1", len(logProb),
+			len(base))
 	}
 	if err := positive(field{"beta", beta}); err != nil {
 		return nil, err
@@ -164,7 +166,8 @@ type Noised struct {
 //
 // The gradient [B][N] is by the velocity; e has none. It fails on settings or numbers that are not valid.
 func (c NFT) Loss(samples []Noised) (*Graded, error) {
-	err := positive(field{"mix_beta", c.MixBeta}, field{"adaptive_weight_min", c.AdaptiveWeightMin}, field{"adv_clip_max", c.AdvClipMax})
+	err := positive(field{"mix_beta", c.MixBeta}, field{"adaptive_weight_min", c.AdaptiveWeightMin},
+		field{"adv_clip_max", c.AdvClipMax})
 	if err != nil {
 		return nil, err
 	}

@@ -17,9 +17,15 @@ import pdoc
 import pdoc.docstrings
 
 # What `import meander` gives, and what stands beside it.
-MODULES = ("meander", "meander.accelerate", "meander.control", "meander.events", "meander.torch", "meander.track", "meander.train", "meander.trl", "meander.verl")
+MODULES = (
+    "meander", "meander.accelerate", "meander.control", "meander.events", "meander.torch", "meander.track",
+    "meander.train", "meander.trl", "meander.verl"
+)
 # What modules import for trainers. Where it is not installed it is stood in for.
-OPTIONAL = ("PIL", "accelerate", "diffusers", "matplotlib", "peft", "safetensors", "torch", "tqdm", "transformers", "trl", "verl")
+OPTIONAL = (
+    "PIL", "accelerate", "diffusers", "matplotlib", "peft", "safetensors", "torch", "tqdm", "transformers", "trl",
+    "verl"
+)
 
 
 class Absent:
@@ -65,7 +71,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of OPTIONAL that nothing else has found."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in OPTIONAL else None
+        return importlib.machinery.ModuleSpec(
+            name, self, is_package=True
+        ) if name.partition(".")[0] in OPTIONAL else None
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__getattr__ = lambda name: getattr(Absent(module.__name__), name)  # type: ignore[method-assign]
@@ -84,7 +92,10 @@ def main(folder: str) -> None:
     convert = pdoc.docstrings.convert
     pdoc.docstrings.convert = lambda docstring, *args: markdown(convert(docstring, *args))
     pdoc.docstrings.convert.cache_clear = convert.cache_clear
-    pdoc.render.configure(docformat="markdown", edit_url_map={"meander": "https://github.com/meander-rl/meander/blob/main/pkg/client/python/meander/"})
+    pdoc.render.configure(
+        docformat="markdown",
+        edit_url_map={"meander": "https://github.com/meander-rl/meander/blob/main/pkg/client/python/meander/"}
+    )
     pdoc.pdoc(*MODULES, "!__main__$", output_directory=Path(folder))
 
 

@@ -111,8 +111,8 @@ func readConfigs(folder *safetensors.Folder) (*configs, error) {
 		c.generation.EOS = top.EOS
 	}
 	if r := c.generation.Repetition; r != 0 && r != 1 {
-		c.notes = append(c.notes, fmt.Sprintf("%s: repetition_penalty: %g is not followed: tokens are drawn without", file,
-			r))
+		c.notes = append(c.notes, fmt.Sprintf("%s: repetition_penalty: %g is not followed: tokens are drawn without",
+			file, r))
 	}
 	for _, id := range c.generation.EOS {
 		f.Check(id >= 0 && int(id) < c.decoder.Vocabulary, "eos_token_id: %d; must be below vocab_size = %d", id,

@@ -96,6 +96,9 @@ func openLanguage(dir string) (lm.Language, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &language{s, c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0), c.decoder.Modules(modulePrefix)}, nil
+		return &language{
+			s, c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0),
+			c.decoder.Modules(modulePrefix),
+		}, nil
 	})
 }

@@ -82,7 +82,8 @@ func (r Random) Write(dir string) error {
 	added := map[string]any{}
 	for i, token := range []string{"<|endoftext|>", turnStart, turnEnd} {
 		added[fmt.Sprint(256+i)] = map[string]any{
-			"content": token, "special": true, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false,
+			"content": token, "special": true, "normalized": false, "single_word": false, "lstrip": false,
+			"rstrip": false,
 		}
 	}
 	for name, content := range map[string]any{
@@ -90,7 +91,8 @@ func (r Random) Write(dir string) error {
 			"architectures": []string{class}, "model_type": "qwen2", "vocab_size": r.Vocabulary, "hidden_size": r.Width,
 			"intermediate_size": r.Intermediate, "num_hidden_layers": r.Layers, "num_attention_heads": r.Heads,
 			"num_key_value_heads":     r.KVHeads,
-			"max_position_embeddings": r.MaxPositions, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+			"max_position_embeddings": r.MaxPositions, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+			"hidden_act":          "silu",
 			"tie_word_embeddings": !r.Untied, "eos_token_id": 258, "bos_token_id": nil, "use_sliding_window": false,
 			"torch_dtype": map[tensor.DType]string{
 				tensor.F32: "float32", tensor.F16: "float16",

@@ -95,14 +95,18 @@ func (t *template) renderReply(before []lm.Message, answer string, messages []lm
 	}
 	if rest, ok := strings.CutPrefix(whole, begin); ok {
 		right := strings.TrimRight(answer, whiteSpace)
-		for _, written := range []string{answer, right, strings.TrimLeft(answer, whiteSpace), strings.TrimLeft(right, whiteSpace)} {
+		for _, written := range []string{
+			answer, right, strings.TrimLeft(answer, whiteSpace),
+			strings.TrimLeft(right, whiteSpace),
+		} {
 			if between, ok := strings.CutPrefix(rest, written); ok {
 				return between, nil
 			}
 		}
 	}
 	return "", errors.New("chat_template: it writes an answer that lies behind in another way than it was generated, " +
-		"without its thoughts for instance; conversations of several answers need a template that leaves answers as they are")
+		"without its thoughts for instance; conversations of several answers need a template that leaves answers as " +
+		"they are")
 }
 
 const whiteSpace = " \t\r\n"
@@ -151,8 +155,8 @@ func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
 	var named []struct{ Name, Template string }
 	switch {
 	case raw == nil || string(raw) == "null":
-		return "", fmt.Errorf("%s: chat_template is missing, and there is no %s; one must be there, as conversations are written by it",
-			sideFile, templateFile)
+		return "", fmt.Errorf("%s: chat_template is missing, and there is no %s; one must be there, as conversations "+
+			"are written by it", sideFile, templateFile)
 	case json.Unmarshal(raw, &text) == nil:
 		return text, nil
 	case json.Unmarshal(raw, &named) == nil:
@@ -190,8 +194,8 @@ func specialTokens(config map[string]json.RawMessage, template string) (map[stri
 			case "PreTrainedTokenizer", "TokenizersBackend":
 			default:
 				if strings.Contains(template, name) {
-					return nil, fmt.Errorf("%s: none; must be there, or null: the chat template reads it, and what a %s has "+
-						"without it is not known here", name, class)
+					return nil, fmt.Errorf("%s: none; must be there, or null: the chat template reads it, and what a "+
+						"%s has "+"without it is not known here", name, class)
 				}
 			}
 			continue

@@ -151,7 +151,8 @@ func (s Suite) conditionings(t *testing.T, m model.Model) {
 			return append(slices.Repeat(model.Texts{s.Prompts[0]}, several-1), last)
 		}
 		more, err := model.Encode(t.Context(), m, []model.Texts{texts(s.Prompts[0]), texts(s.Prompts[1])}, false)
-		if err != nil || len(more) != 2 || !same(more[0], conds[1]) || same(more[1], conds[1]) || same(more[1], conds[0]) {
+		if err != nil || len(more) != 2 || !same(more[0], conds[1]) || same(more[1], conds[1]) ||
+			same(more[1], conds[0]) {
 			t.Errorf("several texts, %v: equal ones must give what one gives, others not", err)
 		}
 	}
@@ -198,7 +199,10 @@ func (s Suite) batch(t *testing.T, m model.Model) *batch {
 		for j := range x {
 			x[j] = float32(rng.NormFloat64())
 		}
-		b.rows = append(b.rows, model.Row{X: x, Sigma: sigma, Conditioning: conds[i%len(conds)], Guidance: card.Guidance})
+		b.rows = append(b.rows, model.Row{
+			X: x, Sigma: sigma, Conditioning: conds[i%len(conds)],
+			Guidance: card.Guidance,
+		})
 	}
 	return b
 }
@@ -252,7 +256,8 @@ func (b *batch) sideBySide(t *testing.T, m model.Model, want [][]float32) {
 			if err := m.Velocity(t.Context(), rows, b.size); err != nil || !slices.Equal(rows[0].Dst, want[i]) {
 				t.Errorf("row %d differs beside other calls, or %v", i, err)
 			}
-			if again, err := m.Decode(t.Context(), b.rows[0].X, b.size); err != nil || again.Digest() != first.Digest() {
+			if again, err := m.Decode(t.Context(), b.rows[0].X, b.size); err != nil ||
+				again.Digest() != first.Digest() {
 				t.Errorf("media differ beside other calls, or %v", err)
 			}
 			if _, err := m.Encode(t.Context(), b.prompts); err != nil {

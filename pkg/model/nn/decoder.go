@@ -79,12 +79,12 @@ func (c *DecoderConfig) Check(f *Faults, positions int) {
 	f.Within("num_key_value_heads", c.KVHeads, 1, MaxDepth)
 	f.Within("max_position_embeddings", c.MaxPositions, positions, math.MaxInt32)
 	if len(*f) == before {
-		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size: %d; must be a multiple of twice num_attention_heads = %d", c.Width,
-			c.Heads)
-		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads: %d; must be a multiple of num_key_value_heads = %d", c.Heads,
-			c.KVHeads)
-		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim: %d; must be hidden_size / num_attention_heads",
-			c.HeadDim)
+		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size: %d; must be a multiple of twice num_attention_heads = %d",
+			c.Width, c.Heads)
+		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads: %d; must be a multiple of num_key_value_heads = %d",
+			c.Heads, c.KVHeads)
+		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width,
+			"head_dim: %d; must be hidden_size / num_attention_heads", c.HeadDim)
 	}
 	f.Check(c.Epsilon > 0 && c.Epsilon < 1, "rms_norm_eps: %g; must be 0 to 1", c.Epsilon)
 	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta: %g; must be more than 1", c.Theta)
@@ -145,9 +145,10 @@ func (l *Loader) Decoder(c *DecoderConfig, positions int) *Decoder {
 			mlpNorm:  l.Vector(name+"post_attention_layernorm.weight", d),
 			qkv: l.Linear(d, true, Out(name+"self_attn.q_proj", d),
 				Out(name+"self_attn.k_proj", c.kv()), Out(name+"self_attn.v_proj", c.kv())),
-			out:    l.Linear(d, false, Out(name+"self_attn.o_proj", d)),
-			gateUp: l.Linear(d, false, Out(name+"mlp.gate_proj", c.Intermediate), Out(name+"mlp.up_proj", c.Intermediate)),
-			down:   l.Linear(c.Intermediate, false, Out(name+"mlp.down_proj", d)),
+			out: l.Linear(d, false, Out(name+"self_attn.o_proj", d)),
+			gateUp: l.Linear(d, false, Out(name+"mlp.gate_proj", c.Intermediate),
+				Out(name+"mlp.up_proj", c.Intermediate)),
+			down: l.Linear(c.Intermediate, false, Out(name+"mlp.down_proj", d)),
 		}
 	}
 	t.norm = l.Vector("norm.weight", d)

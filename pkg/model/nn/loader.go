@@ -200,7 +200,8 @@ func (l *Loader) Finish() error {
 		names []string
 	}{{"missing", l.missing}, {"unexpected", unexpected}, {"of another shape", l.shapes}} {
 		if len(p.names) > 0 {
-			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, safetensors.ListNames(p.names)))
+			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what,
+				safetensors.ListNames(p.names)))
 		}
 	}
 	if len(parts) > 0 {

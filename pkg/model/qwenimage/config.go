@@ -151,7 +151,8 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 		sum += d
 	}
 	f.Check(len(c.Axes) == 3 && even && sum == c.HeadDim,
-		"axes_dims_rope: %s; must be three even numbers that add up to attention_head_dim = %d", brief(c.Axes), c.HeadDim)
+		"axes_dims_rope: %s; must be three even numbers that add up to attention_head_dim = %d", brief(c.Axes),
+		c.HeadDim)
 	f.Check(!c.GuidanceEmbeds, "guidance_embeds: not supported")
 	f.Check(!c.ZeroCondT, "zero_cond_t: not supported")
 	f.Check(!c.AdditionalT, "use_additional_t_cond: not supported")

@@ -66,7 +66,10 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	if _, err := readIndexConfig(folder); err != nil {
 		return nil, err
 	}
-	c := &modelConfigs{defaults: nn.Defaults{Frames: 1, Height: 1024, Width: 1024, NumInferenceSteps: 50, TrueCFGScale: 4}}
+	c := &modelConfigs{defaults: nn.Defaults{
+		Frames: 1, Height: 1024, Width: 1024, NumInferenceSteps: 50,
+		TrueCFGScale: 4,
+	}}
 	var errs [5]error
 	c.text, errs[0] = readTextConfig(folder, "text_encoder")
 	c.transformer, errs[1] = readTransformerConfig(folder, "transformer")

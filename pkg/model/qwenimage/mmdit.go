@@ -54,8 +54,9 @@ func loadMMDiT(l *nn.Loader, c *transformerConfig) *mmdit {
 		name := fmt.Sprintf("transformer_blocks.%d.", i)
 		stream := func(stream, q, k, v, normQ, normK, out string) mmditStream {
 			return mmditStream{
-				mod:   l.Linear(d, true, nn.Out(name+stream+"_mod.1", 6*d)),
-				qkv:   l.Linear(d, true, nn.Out(name+"attn."+q, d), nn.Out(name+"attn."+k, d), nn.Out(name+"attn."+v, d)),
+				mod: l.Linear(d, true, nn.Out(name+stream+"_mod.1", 6*d)),
+				qkv: l.Linear(d, true, nn.Out(name+"attn."+q, d), nn.Out(name+"attn."+k, d),
+					nn.Out(name+"attn."+v, d)),
 				normQ: l.Vector(name+"attn."+normQ+".weight", c.HeadDim),
 				normK: l.Vector(name+"attn."+normK+".weight", c.HeadDim),
 				out:   l.Linear(d, true, nn.Out(name+"attn."+out, d)),

@@ -162,7 +162,10 @@ func (m *Model) encodeOne(s tensor.Session, prompt string, ids []int32) *model.C
 	embeds := make([]float32, (len(ids)-promptTokensDropped)*d)
 	s.CopyOut(embeds, hidden.SliceRows(promptTokensDropped, len(ids)))
 	shape := []int{len(ids) - promptTokensDropped, d}
-	return &model.Conditioning{Prompt: prompt, Tensors: []model.Tensor{{Name: promptEmbeds, Shape: shape, Data: embeds}}}
+	return &model.Conditioning{Prompt: prompt, Tensors: []model.Tensor{{
+		Name: promptEmbeds, Shape: shape,
+		Data: embeds,
+	}}}
 }
 
 // Decode turns latents [S, C] into an image. Latents that are not finite are an error.
@@ -182,7 +185,8 @@ func (m *Model) DecodePixels(ctx context.Context, latents []float32, size model.
 		return nil, err
 	}
 	if len(latents) != tokens*m.card.LatentChannels {
-		return nil, fmt.Errorf("decode: latents of %d elements; must be %d x %d", len(latents), tokens, m.card.LatentChannels)
+		return nil, fmt.Errorf("decode: latents of %d elements; must be %d x %d", len(latents), tokens,
+			m.card.LatentChannels)
 	}
 	var pixels []float32
 	err = m.device.Run(ctx, true, func(s tensor.Session) error {

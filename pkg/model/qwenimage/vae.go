@@ -207,7 +207,10 @@ const vaeNormEpsilon = 1e-12
 type frames struct{ x, next, y, z, shortcut tensor.Block }
 
 func newFrames(s tensor.Session, most int) *frames {
-	return &frames{x: s.Block(most), next: s.Block(most), y: s.Factors(most), z: s.Factors(most), shortcut: s.Block(most)}
+	return &frames{
+		x: s.Block(most), next: s.Block(most), y: s.Factors(most), z: s.Factors(most),
+		shortcut: s.Block(most),
+	}
 }
 
 // forward writes the block's output to f.next, which becomes f.x.

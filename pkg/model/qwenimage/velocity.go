@@ -48,8 +48,8 @@ func embedsOf(c *model.Conditioning) (embeds []float32, tokens int) {
 func (m *Model) checkEmbeds(c *model.Conditioning) error {
 	shape, width := c.Tensors[0].Shape, m.transformer.config.TextWidth
 	if len(shape) != 2 || shape[0] < 1 || shape[0] > m.card.MaxPromptTokens || shape[1] != width {
-		return fmt.Errorf("conditioning: %s %v; must be 1 to %d tokens x %d", promptEmbeds, shape, m.card.MaxPromptTokens,
-			width)
+		return fmt.Errorf("conditioning: %s %v; must be 1 to %d tokens x %d", promptEmbeds, shape,
+			m.card.MaxPromptTokens, width)
 	}
 	return nil
 }

@@ -53,7 +53,8 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	var f nn.Faults
 	f.Check(p[0] == 1, "patch: %v; must be 1 frame deep: tokens of several latent frames are not supported", p)
 	f.Within("temporal", c.Latent.Temporal, 1, 64)
-	f.Check(c.FramesRule == c.Latent.Temporal, "frames_rule: %d; must be %d, as temporal", c.FramesRule, c.Latent.Temporal)
+	f.Check(c.FramesRule == c.Latent.Temporal, "frames_rule: %d; must be %d, as temporal", c.FramesRule,
+		c.Latent.Temporal)
 	f.Within("max_frames", c.MaxFrames, 0, maxFrames)
 	f.Check(p[1] == p[2], "patch: %v; must be square", p)
 	f.Within("channels", c.Latent.Channels, 1, 1<<12)

@@ -132,8 +132,8 @@ func (c Config) Check() error {
 func (c Config) parseAddress() (network, address string, tls bool, err error) {
 	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
 		if !filepath.IsAbs(path) {
-			return "", "", false, fmt.Errorf("engine: torch=%s; the path must be absolute, as in torch=unix:/run/torch.sock",
-				c.Address)
+			return "", "", false,
+				fmt.Errorf("engine: torch=%s; the path must be absolute, as in torch=unix:/run/torch.sock", c.Address)
 		}
 		return "unix", path, false, nil
 	}

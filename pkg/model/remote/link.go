@@ -164,7 +164,8 @@ func (l *link) hello(ctx context.Context, c *conn, within time.Duration) (*wire.
 	}
 	if h.Protocol != wire.Protocol {
 		return nil, &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
-			"protocol: the worker speaks %d; must be %d: install worker and meander of one version", h.Protocol, wire.Protocol)}
+			"protocol: the worker speaks %d; must be %d: install worker and meander of one version", h.Protocol,
+			wire.Protocol)}
 	}
 	if h.Limits.BodyBytes < 1<<16 || h.Limits.Rows < 1 {
 		return nil, &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
@@ -253,7 +254,8 @@ func (l *link) checkSame(p *peer) error {
 	}
 	if was := l.first; was.Class != h.Class || was.Backend != h.Backend || was.Card.Latent != h.Card.Latent {
 		return &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
-			"the worker is now %s on %s, and was %s on %s; restart the sampler", h.Class, h.Backend, was.Class, was.Backend)}
+			"the worker is now %s on %s, and was %s on %s; restart the sampler", h.Class, h.Backend, was.Class,
+			was.Backend)}
 	}
 	return nil
 }

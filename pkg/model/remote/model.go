@@ -308,13 +308,16 @@ func (m *Model) EncodeTexts(ctx context.Context, prompts []model.Texts, truncate
 		}
 		if c == nil {
 			var err error
-			if c, err = m.encodeOne(ctx, key, wire.EncodeArgs{Prompts: [][]string{texts}, Truncate: truncate}); err != nil {
+			if c, err = m.encodeOne(ctx, key, wire.EncodeArgs{
+				Prompts:  [][]string{texts},
+				Truncate: truncate,
+			}); err != nil {
 				return nil, err // it names the prompt
 			}
 		}
 		if c.Cut > 0 && !truncate {
-			return nil, fmt.Errorf("prompt %.80q: %w: %d tokens too long; must be at most %d", texts[0], model.ErrPrompt,
-				c.Cut, m.card.MaxPromptTokens)
+			return nil, fmt.Errorf("prompt %.80q: %w: %d tokens too long; must be at most %d", texts[0],
+				model.ErrPrompt, c.Cut, m.card.MaxPromptTokens)
 		}
 		made[key], out[i] = c, c
 	}

@@ -103,7 +103,8 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, er
 	case <-time.After(readyPatience):
 		p.kill()
 		return nil, fmt.Errorf("the worker does not listen after %v (%s); try '%s -m meander.torch --help': if that "+
-			"hangs, too, repair this Python or its disk, or name another with MEANDER_PYTHON", readyPatience, p.lastLine(),
+			"hangs, too, repair this Python or its disk, or name another with MEANDER_PYTHON", readyPatience,
+			p.lastLine(),
 			python)
 	}
 }
@@ -133,7 +134,8 @@ func interpreter() (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return "", &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
-			"no Python called %s; install Python 3.10 or newer and %s, or name a Python that has it with MEANDER_PYTHON",
+			"no Python called %s; install Python 3.10 or newer and %s, or name a Python that has it with "+
+				"MEANDER_PYTHON",
 			name, Install)}
 	}
 	return path, nil
@@ -216,7 +218,8 @@ func (p *process) why() error {
 		if _, module, ok := strings.Cut(line, "No module named "); ok {
 			p.mu.Unlock()
 			return &wire.Fault{Class: wire.ClassConfig, Message: fmt.Sprintf(
-				"%s has no module %s; %s, or name a Python that has it with MEANDER_PYTHON", p.cmd.Path, module, Install)}
+				"%s has no module %s; %s, or name a Python that has it with MEANDER_PYTHON", p.cmd.Path, module,
+				Install)}
 		}
 	}
 	p.mu.Unlock()

@@ -36,8 +36,8 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 			m.mu.Lock()
 			m.most[size] = n / 2
 			m.mu.Unlock()
-			m.link.cfg.log(Event{Text: fmt.Sprintf("the worker's memory is too small for %d rows of %v; they are sent by %d",
-				n, size, n/2), Err: err})
+			m.link.cfg.log(Event{Text: fmt.Sprintf("the worker's memory is too small for %d rows of %v; they are "+
+				"sent by %d", n, size, n/2), Err: err})
 			continue
 		}
 		if err != nil {
@@ -101,7 +101,8 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 // only returns the data of the one tensor that an answer must have.
 func only(answer []wire.Tensor, name, dtype string, shape ...int) ([]byte, error) {
 	if len(answer) != 1 || answer[0].Name != name || answer[0].DType != dtype || !slices.Equal(answer[0].Shape, shape) {
-		return nil, fmt.Errorf("the worker answers with %d tensors; must be one %s, %s %v", len(answer), name, dtype, shape)
+		return nil, fmt.Errorf("the worker answers with %d tensors; must be one %s, %s %v", len(answer), name, dtype,
+			shape)
 	}
 	return answer[0].Data, nil
 }
@@ -142,7 +143,8 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 			m.card.LatentChannels)
 	}
 	x := wire.Tensor{
-		Name: "x", DType: wire.F32, Shape: []int{tokens, m.card.LatentChannels}, Data: tensor.F32.AppendFloats(nil, latents),
+		Name: "x", DType: wire.F32, Shape: []int{tokens, m.card.LatentChannels},
+		Data: tensor.F32.AppendFloats(nil, latents),
 	}
 	answer, err := m.call(ctx, wire.CallDecode, sizeArgs(size), []wire.Tensor{x}, nil)
 	if err != nil {
@@ -173,8 +175,8 @@ func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32,
 	}
 	elements := 3 * size.Frames * size.Height * size.Width
 	if elements > m.limits.BodyBytes/4 {
-		return nil, fmt.Errorf("encode image: %w: %v has %d bytes in f32; must be at most %d, the limit of the worker: "+
-			"take fewer frames or a smaller size", model.ErrLatents, size, 4*elements, m.limits.BodyBytes)
+		return nil, fmt.Errorf("encode image: %w: %v has %d bytes in f32; must be at most %d, the limit of the "+
+			"worker: "+"take fewer frames or a smaller size", model.ErrLatents, size, 4*elements, m.limits.BodyBytes)
 	}
 	pixels := make([]float32, 0, elements)
 	for _, img := range sample.Frames {

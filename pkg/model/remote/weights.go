@@ -62,7 +62,8 @@ func (m *Model) adapted(adapters ...lora.Weighted) (*Model, error) {
 			}
 			times[name]++
 			c.args.Modules = append(c.args.Modules, wire.Scaled{Name: name, Scale: p.Scale * a.Weight, Rank: p.R})
-			c.tensors = append(c.tensors, floats(name+".A"+suffix, p.A, p.R, p.K), floats(name+".B"+suffix, p.B, p.N, p.R))
+			c.tensors = append(c.tensors, floats(name+".A"+suffix, p.A, p.R, p.K),
+				floats(name+".B"+suffix, p.B, p.N, p.R))
 		}
 	}
 	return m.loaded(c, digest)
@@ -79,7 +80,10 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 	if err := m.tensors.Check(weights); err != nil {
 		return nil, err
 	}
-	c := &change{args: wire.LoadArgs{Weights: digest, Kind: wire.KindWhole, Modules: []wire.Scaled{}, Files: []string{}}}
+	c := &change{args: wire.LoadArgs{
+		Weights: digest, Kind: wire.KindWhole, Modules: []wire.Scaled{},
+		Files: []string{},
+	}}
 	if c.dir, err = makeScratch(os.TempDir()); err != nil {
 		return nil, err
 	}
@@ -92,8 +96,8 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 	for i, file := range weights.Files() {
 		name := filepath.Join(c.dir.path, fmt.Sprintf("weights-%05d.safetensors", i+1))
 		if err := os.WriteFile(name, file, 0o600); err != nil {
-			return nil, fmt.Errorf("weights: %d bytes for the worker do not fit into the folder for temporary files: free "+
-				"space there, or name another with TMPDIR: %w", total, err)
+			return nil, fmt.Errorf("weights: %d bytes for the worker do not fit into the folder for temporary files: "+
+				"free "+"space there, or name another with TMPDIR: %w", total, err)
 		}
 		c.args.Files = append(c.args.Files, name)
 	}
@@ -103,8 +107,8 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 			total += 4*info.Elements() - info.Bytes()
 		}
 		if total > m.limits.BodyBytes {
-			return nil, fmt.Errorf("weights: %d bytes in f32; must be at most %d over TCP: join the worker by torch=unix:/PATH",
-				total, m.limits.BodyBytes)
+			return nil, fmt.Errorf("weights: %d bytes in f32; must be at most %d over TCP: join the worker by "+
+				"torch=unix:/PATH", total, m.limits.BodyBytes)
 		}
 	}
 	n, err := m.loaded(c, digest)

@@ -135,7 +135,8 @@ func colours(planes [3][]float32, height, width int) *image.NRGBA {
 	for i := range planes[0] {
 		pix := img.Pix[4*i : 4*i+4 : 4*i+4]
 		for ch := range 3 {
-			v := 0.5 + axes[0][ch]*float64(planes[0][i]) + axes[1][ch]*float64(planes[1][i]) + axes[2][ch]*float64(planes[2][i])
+			v := 0.5 + axes[0][ch]*float64(planes[0][i]) + axes[1][ch]*float64(planes[1][i]) +
+				axes[2][ch]*float64(planes[2][i])
 			pix[ch] = uint8(math.Round(255 * min(1, max(0, v))))
 		}
 		pix[3] = 255

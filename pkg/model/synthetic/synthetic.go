@@ -52,8 +52,8 @@ func (c Config) Validate() error {
 		faults = append(faults, fmt.Errorf("components: %d; must be 1 to 64", c.Components))
 	}
 	if !(c.MinStd > 0) || !(c.MaxStd >= c.MinStd) || math.IsInf(c.MaxStd, 1) {
-		faults = append(faults, fmt.Errorf("min_std, max_std: %v, %v; must be finite and 0 < min_std <= max_std", c.MinStd,
-			c.MaxStd))
+		faults = append(faults, fmt.Errorf("min_std, max_std: %v, %v; must be finite and 0 < min_std <= max_std",
+			c.MinStd, c.MaxStd))
 	}
 	if !(c.Contrast >= 0) || math.IsInf(c.Contrast, 1) {
 		faults = append(faults, fmt.Errorf("contrast: %v; must be a finite number of at least 0", c.Contrast))
@@ -276,7 +276,8 @@ func (m *Model) Decode(ctx context.Context, latents []float32, size model.Size) 
 		return model.Media{}, err
 	}
 	if len(latents) != tokens*tokenChannels {
-		return model.Media{}, fmt.Errorf("decode: latents of %d elements; must be %d", len(latents), tokens*tokenChannels)
+		return model.Media{}, fmt.Errorf("decode: latents of %d elements; must be %d", len(latents),
+			tokens*tokenChannels)
 	}
 	for i, z := range latents {
 		if z-z != 0 {

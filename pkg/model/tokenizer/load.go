@@ -205,8 +205,10 @@ func parseCombined(b []byte) (*combinedFile, error) {
 		want(false, "pre_tokenizer", "must be the sequence Split, ByteLevel")
 	} else {
 		split, level := p.Pretokenizers[0], p.Pretokenizers[1]
-		want(split.Type == "Split" && split.Behavior == "Isolated" && !split.Invert, "pre_tokenizer[0]", "must be an isolated Split")
-		want(split.Pattern.Regex == qwen2Pattern, "pre_tokenizer[0].pattern", "%.80q; must be the Qwen2 pattern", split.Pattern.Regex)
+		want(split.Type == "Split" && split.Behavior == "Isolated" && !split.Invert, "pre_tokenizer[0]",
+			"must be an isolated Split")
+		want(split.Pattern.Regex == qwen2Pattern, "pre_tokenizer[0].pattern", "%.80q; must be the Qwen2 pattern",
+			split.Pattern.Regex)
 		want(level.Type == "ByteLevel" && !level.UseRegex && !level.AddPrefixSpace, "pre_tokenizer[1]",
 			"must be ByteLevel without add_prefix_space and use_regex")
 	}
@@ -382,7 +384,7 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 		return nil, fmt.Errorf("%d tokens, %d merges, %d added tokens; must be at most %d, %d and %d",
 			len(vocab), len(merges), len(added), MaxVocabulary, MaxVocabulary, maxAddedTokens)
 	}
-	t := &Tokenizer{merges: make(map[pair]merge, len(merges)), added: make(map[int32]string, len(added)), special: map[int32]bool{}}
+	t := &Tokenizer{merges: make(map[pair]merge, len(merges)), added: map[int32]string{}, special: map[int32]bool{}}
 	special := make(map[string]bool, len(added))
 	for _, a := range added {
 		switch {
@@ -451,7 +453,7 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 		right, okRight := vocab[m[1]]
 		id, ok := vocab[m[0]+m[1]]
 		if !okLeft || !okRight || !ok {
-			return nil, fmt.Errorf("merge %d: %.40q + %.40q: a part or the result is not in the vocabulary", rank, m[0], m[1])
+			return nil, fmt.Errorf("merge %d: %.40q, %.40q or both joined is not in the vocabulary", rank, m[0], m[1])
 		}
 		t.merges[pair{int32(left), int32(right)}] = merge{rank: int32(rank), id: int32(id)}
 	}

@@ -59,8 +59,8 @@ func (s *Server) listModels(w http.ResponseWriter) {
 	_, _ = w.Write(data)
 }
 
-// changeAdapter loads an adapter or forgets one, with the answers of vLLM; of SGLang with the word by which clients know
-// that adapters are off.
+// changeAdapter loads an adapter or forgets one, with the answers of vLLM; of SGLang with the word by which clients
+// know that adapters are off.
 func (s *Server) changeAdapter(w http.ResponseWriter, r *http.Request) {
 	var in struct {
 		Name string `json:"lora_name"`
@@ -79,7 +79,8 @@ func (s *Server) changeAdapter(w http.ResponseWriter, r *http.Request) {
 	_, loaded := s.adapters[in.Name]
 	switch load := filepath.Base(r.URL.Path) == "load_lora_adapter"; {
 	case s.NoAdapters && s.Mode == SGLang:
-		http.Error(w, `{"success":false,"error_message":"LoRA is not enabled. Please set --enable-lora."}`, http.StatusBadRequest)
+		http.Error(w, `{"success":false,"error_message":"LoRA is not enabled. Please set --enable-lora."}`,
+			http.StatusBadRequest)
 	case s.NoAdapters:
 		http.NotFound(w, r)
 	case load && loaded:
@@ -117,7 +118,10 @@ func (s *Server) answerCanary(w http.ResponseWriter, model string) {
 	choice := map[string]any{
 		"index": 0, "finish_reason": "length", "token_ids": []int{7},
 		"logprobs": map[string]any{"content": []any{map[string]any{
-			"token_id": 7, "logprob": number, "top_logprobs": []any{entry, map[string]any{"token_id": 8, "logprob": number - 1}},
+			"token_id": 7, "logprob": number, "top_logprobs": []any{
+				entry,
+				map[string]any{"token_id": 8, "logprob": number - 1},
+			},
 		}}},
 	}
 	data, err := json.Marshal(map[string]any{"choices": []any{choice}})

@@ -25,8 +25,8 @@ type Config struct {
 	Format string `yaml:"format"`
 	// Image is the format of images in requests: png, or jpeg of quality 95.
 	Image string `yaml:"image"`
-	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none, 1024:
-	// all of any video.
+	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none,
+	// 1024: all of any video.
 	Frames int `yaml:"frames"`
 	// Headers are sent with every request. ${NAME} in a value stands for the environment
 	// variable NAME. Values are secrets: they appear in no error and no printed form.
@@ -181,7 +181,8 @@ func (c Config) expandHeaders() (header http.Header, secrets []string, err error
 	}
 	if u, err := url.Parse(c.URL); err == nil {
 		if password, ok := u.User.Password(); ok {
-			secrets = append(secrets, password, base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
+			secrets = append(secrets, password,
+				base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
 		}
 		for _, values := range u.Query() {
 			secrets = append(secrets, values...)

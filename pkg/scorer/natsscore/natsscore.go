@@ -30,8 +30,8 @@ import (
 type Config struct {
 	// Image is the format of images in requests: png, or jpeg of quality 95, which is smaller.
 	Image string `yaml:"image"`
-	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none, 1024:
-	// all of any video.
+	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none,
+	// 1024: all of any video.
 	Frames int `yaml:"frames"`
 	// Timeout bounds one request.
 	Timeout time.Duration `yaml:"timeout"`
@@ -150,8 +150,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its "+
 				"max_payload, or use an http scorer", len(data), limit)
 		}
-		return nil, fmt.Errorf("request of %d bytes with an image of %d and %d frames, as %s: the NATS server takes %d; "+
-			"raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data), len(sample.Image),
+		return nil, fmt.Errorf("request of %d bytes with an image of %d and %d frames, as %s: the NATS server takes "+
+			"%d; "+"raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data),
+			len(sample.Image),
 			len(sample.Frames), s.cfg.Image, limit)
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)

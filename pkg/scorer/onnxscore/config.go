@@ -66,8 +66,9 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Width: 224, Height: 224, Resize: ResizeShort, Filter: FilterBicubic, Layout: LayoutNCHW, Channels: ChannelsRGB,
-		Scale:     1.0 / 255,
-		Mean:      []float64{0.48145466, 0.4578275, 0.40821073}, // openai/clip-vit-large-patch14, preprocessor_config.json
+		Scale: 1.0 / 255,
+		// openai/clip-vit-large-patch14, preprocessor_config.json
+		Mean:      []float64{0.48145466, 0.4578275, 0.40821073},
 		Std:       []float64{0.26862954, 0.26130258, 0.27577711},
 		Transform: TransformNone, OutputScale: 1,
 		MaxBatch: 8, Threads: 1, Concurrency: 1,

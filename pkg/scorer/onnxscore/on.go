@@ -180,7 +180,8 @@ func (s *Scorer) fit(input ort.InputOutputInfo) error {
 	case ort.TensorElementDataTypeFloat:
 	case ort.TensorElementDataTypeUint8:
 		s.bytes = true
-		if s.cfg.Scale != 1 || !slices.Equal(s.cfg.Mean, []float64{0, 0, 0}) || !slices.Equal(s.cfg.Std, []float64{1, 1, 1}) {
+		if s.cfg.Scale != 1 || !slices.Equal(s.cfg.Mean, []float64{0, 0, 0}) ||
+			!slices.Equal(s.cfg.Std, []float64{1, 1, 1}) {
 			return fmt.Errorf("input %q takes bytes; must have scale: 1, mean: [0, 0, 0], std: [1, 1, 1]", input.Name)
 		}
 	default:

@@ -28,8 +28,8 @@ func (c Config) Prepare(dst []float32, img *image.NRGBA) error {
 	}
 	target := c.placed(img.Rect.Dx(), img.Rect.Dy())
 	if int64(target.Dx())*int64(img.Rect.Dy()) > maxPixels {
-		return fmt.Errorf("image of %dx%d: too large to resize to a frame of %dx%d", img.Rect.Dx(), img.Rect.Dy(), c.Width,
-			c.Height)
+		return fmt.Errorf("image of %dx%d: too large to resize to a frame of %dx%d", img.Rect.Dx(), img.Rect.Dy(),
+			c.Width, c.Height)
 	}
 	frame := image.NewRGBA(image.Rect(0, 0, c.Width, c.Height))
 	for i := 3; i < len(frame.Pix); i += 4 {

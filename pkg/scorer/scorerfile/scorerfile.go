@@ -79,7 +79,8 @@ func readFile(path string) ([]byte, error) {
 
 // Validate joins all faults, each with its path in the file, such as http.clip.timeout.
 func (f File) Validate() error {
-	return errors.Join(checkConfigs(scorer.HTTP, f.HTTP), checkConfigs(scorer.NATS, f.NATS), checkConfigs(scorer.ONNX, f.ONNX))
+	return errors.Join(checkConfigs(scorer.HTTP, f.HTTP), checkConfigs(scorer.NATS, f.NATS),
+		checkConfigs(scorer.ONNX, f.ONNX))
 }
 
 // checkConfigs joins the faults of all instances of one kind, each with its path in the file.

@@ -175,8 +175,8 @@ func (t *convTask) computeRow(s *slot, n, y int) {
 // as decoders of latents need. Shapes that do not fit panic.
 func (c *CPU) Upsample2(dst, x Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
-		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
-			dst.C))
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H,
+			dst.W, dst.C))
 	}
 	row := dst.W * dst.C
 	for y := range x.N * x.H {

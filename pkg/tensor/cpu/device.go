@@ -131,7 +131,8 @@ func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 func (d *Device) NarrowWeight(parts ...tensor.Array) (tensor.Weight, error) {
 	ws := make([][]byte, len(parts))
 	for i, p := range parts {
-		if p.DType != tensor.BF16 || d.wide.cpu.k.tileHalf == nil || len(p.Shape) != 2 || p.Shape[1] != parts[0].Shape[1] {
+		if p.DType != tensor.BF16 || d.wide.cpu.k.tileHalf == nil || len(p.Shape) != 2 ||
+			p.Shape[1] != parts[0].Shape[1] {
 			return d.Weight(parts...)
 		}
 		ws[i] = p.Data

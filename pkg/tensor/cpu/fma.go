@@ -12,9 +12,9 @@ func fma32(x, y, z float32) float32 {
 	s := p + c
 	u := math.Float64bits(s)
 	const (
-		tie    = 1 << 28            // half a unit of float32 in a float64 fraction
+		tie     = 1 << 28            // half a unit of float32 in a float64 fraction
 		dropped = 1<<29 - 1          // the fraction bits that float32 drops
-		normal = (1023 - 126) << 52 // the smallest normal float32
+		normal  = (1023 - 126) << 52 // the smallest normal float32
 	)
 	if u&dropped != tie && u&^(1<<63) >= normal {
 		return float32(s)

@@ -76,7 +76,7 @@ func (m Matrix) checkView(op, name string) {
 		return
 	}
 	if m.Rows < 0 || m.Cols < 0 || m.Stride < m.Cols || len(m.Data) < (m.Rows-1)*m.Stride+m.Cols {
-		panic(fmt.Sprintf("tensor: %s: %s has %d elements for %d x %d, stride %d", op, name, len(m.Data), m.Rows, m.Cols,
-			m.Stride))
+		panic(fmt.Sprintf("tensor: %s: %s has %d elements for %d x %d, stride %d", op, name, len(m.Data), m.Rows,
+			m.Cols, m.Stride))
 	}
 }

@@ -29,7 +29,8 @@ type plan struct {
 func (p *plan) fits(a tensor.Attention, lq, lk int) bool {
 	return p.lq == lq && p.lk == lk && p.of.Causal == a.Causal && (p.of.Mask == nil) == (a.Mask == nil) &&
 		slices.Equal(p.of.Mask, a.Mask) &&
-		(p.of.Sequences == nil) == (a.Sequences == nil) && slices.EqualFunc(p.of.Sequences, a.Sequences, slices.Equal) &&
+		(p.of.Sequences == nil) == (a.Sequences == nil) &&
+		slices.EqualFunc(p.of.Sequences, a.Sequences, slices.Equal) &&
 		slices.EqualFunc(p.of.Keys, a.Keys, slices.Equal)
 }
 
@@ -83,8 +84,8 @@ func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	}
 	if a.Heads < 1 || kv < 1 || a.Heads%kv != 0 || q.Cols%a.Heads != 0 || k.Cols%kv != 0 || v.Cols%kv != 0 ||
 		q.Cols/a.Heads != k.Cols/kv {
-		panic(fmt.Sprintf("tensor: attention: %d heads, %d of keys, over %d, %d and %d columns", a.Heads, kv, q.Cols, k.Cols,
-			v.Cols))
+		panic(fmt.Sprintf("tensor: attention: %d heads, %d of keys, over %d, %d and %d columns", a.Heads, kv, q.Cols,
+			k.Cols, v.Cols))
 	}
 	d, dv := q.Cols/a.Heads, v.Cols/kv
 	want("attention", "dst", dst, q.Rows, a.Heads*dv)
@@ -126,7 +127,8 @@ func (s *session) attentionF32(dst, q, k, v tensor.Matrix, p *plan, heads, kv in
 	s.launchWarps("attention_f32", p.n*heads, blocks(dv, valueColumns), s.address(to), i32(to.Stride), s.address(q),
 		i32(q.Stride),
 		s.address(k), i32(k.Stride),
-		s.address(v), i32(v.Stride), p.queries, p.keys, i32(p.n), i32(heads), i32(kv), i32(d), i32(dv), driver.Float(scale))
+		s.address(v), i32(v.Stride), p.queries, p.keys, i32(p.n), i32(heads), i32(kv), i32(d), i32(dv),
+		driver.Float(scale))
 	if to != dst {
 		s.copy(dst, to, 0)
 	}
@@ -137,8 +139,8 @@ func (s *session) attentionF32(dst, q, k, v tensor.Matrix, p *plan, heads, kv in
 // and values.
 func (s *session) attentionBF16(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
 	d := q.Cols / heads
-	// On a GPU with products of warpgroups: a tile of queries, three of keys, three of values, each of 128 rows in bf16;
-	// and threads that load them.
+	// On a GPU with products of warpgroups: a tile of queries, three of keys, three of values, each of 128 rows in
+	// bf16; and threads that load them.
 	wgmma := s.d.kernels["attention_wgmma_128"] != nil && scale > 0
 	name, shared := "attention_bf16_384", 0
 	switch {

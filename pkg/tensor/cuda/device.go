@@ -340,8 +340,8 @@ func (d *Device) withContext(f func() error) error {
 // survives it is tensor.ErrDeviceLost, now and for all later calls.
 func (d *Device) deviceError(err error) error {
 	if code, ok := errors.AsType[driver.Code](err); ok && code.Lost() {
-		lost := fmt.Errorf("device %s: %w: %w; start this process again, and look for the reason in dmesg and nvidia-smi",
-			d.Name(), tensor.ErrDeviceLost, err)
+		lost := fmt.Errorf("device %s: %w: %w; start this process again, and look for the reason in dmesg and "+
+			"nvidia-smi", d.Name(), tensor.ErrDeviceLost, err)
 		d.lost.CompareAndSwap(nil, &lost)
 		return *d.lost.Load()
 	}

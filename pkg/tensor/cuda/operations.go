@@ -83,14 +83,15 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv,
 	a, stride := w.(*array), max(1, c.Stride)
 	oh, ow := c.OutSize(a.kh, a.kw, from.H, from.W)
 	if from.C != a.in || dst.N != from.N || dst.H != oh || dst.W != ow || dst.C != a.n {
-		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", from.N, from.H, from.W, from.C,
-			dst.N, dst.H, dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", from.N, from.H, from.W,
+			from.C, dst.N, dst.H, dst.W, dst.C))
 	}
 	defer s.releaseScratch()
 	m := dst.N * oh * ow
 	args := func(to, x tensor.Matrix) []driver.Arg {
 		return append([]driver.Arg{
-			s.address(to), s.address(x), s.array(a), i32(dst.N), i32(from.H), i32(from.W), i32(from.C), i32(oh), i32(ow),
+			s.address(to), s.address(x), s.array(a), i32(dst.N), i32(from.H), i32(from.W), i32(from.C), i32(oh),
+			i32(ow),
 			i32(a.n),
 			i32(a.kh), i32(a.kw), i32(stride), i32(c.Top), i32(c.Left),
 		}, s.epilogue("convolution", e, m, a.n)...)
@@ -109,8 +110,8 @@ func (s *session) Conv2D(dst, from tensor.Image, w tensor.Filter, c tensor.Conv,
 // do not fit panic.
 func (s *session) Upsample2(dst, x tensor.Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
-		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
-			dst.C))
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H,
+			dst.W, dst.C))
 	}
 	to, from := dst.Matrix(), x.Matrix()
 	s.launchElements("upsample2_f32", to.Rows*to.Cols, s.address(to), s.address(from), i32(x.N), i32(x.H), i32(x.W),

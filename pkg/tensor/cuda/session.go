@@ -176,8 +176,8 @@ func (s *session) copy(dst, src tensor.Matrix, ids driver.Arg) {
 	if wide(dst.Cols, dst, src) {
 		name, elements = "copy_wide", elements/8
 	}
-	s.launchElements(name, elements, s.address(dst), i32(dst.Stride), s.address(src), i32(src.Stride), ids, i32(dst.Rows),
-		i32(dst.Cols), bf16Bits(dst, src))
+	s.launchElements(name, elements, s.address(dst), i32(dst.Stride), s.address(src), i32(src.Stride), ids,
+		i32(dst.Rows), i32(dst.Cols), bf16Bits(dst, src))
 }
 
 // float is m in float32: itself, or a copy until the operation is done.
@@ -219,8 +219,8 @@ func (s *session) address(m tensor.Matrix) driver.Arg {
 	}
 	mem := m.Memory.(*memory)
 	if end := m.Offset + (m.Rows-1)*m.Stride + m.Cols; m.Offset < 0 || end > mem.len || m.Stride < 0 {
-		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride, m.Offset,
-			mem.len))
+		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride,
+			m.Offset, mem.len))
 	}
 	return driver.Address(mem.at + driver.Pointer(mem.dtype.Size()*m.Offset))
 }

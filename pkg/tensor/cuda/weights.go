@@ -84,7 +84,8 @@ func (d *Device) allocateArray(a *array) (err error) {
 // matrix is an array as one.
 func (a *array) matrix() tensor.Matrix {
 	return tensor.Matrix{
-		Memory: &memory{at: a.at, len: a.n * a.stride, dtype: a.dtype, owner: a}, Rows: a.n, Cols: a.k, Stride: a.stride,
+		Memory: &memory{at: a.at, len: a.n * a.stride, dtype: a.dtype, owner: a}, Rows: a.n, Cols: a.k,
+		Stride: a.stride,
 	}
 }
 

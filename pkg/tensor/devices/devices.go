@@ -80,8 +80,8 @@ func Available(names string) error {
 	return err
 }
 
-// GPUs is how many there are, and says of each that is too old which it is and what would have to be; the error says why
-// there are none.
+// GPUs is how many there are, and says of each that is too old which it is and what would have to be; the error says
+// why there are none.
 func GPUs() (n int, old []string, err error) {
 	n, err = cuda.Count()
 	for i := range n {

@@ -261,8 +261,8 @@ func (session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e ten
 	weights, pixels := w.(*array).data, x.Matrix()
 	oh, ow := c.OutSize(kh, kw, x.H, x.W)
 	if x.C != in || dst.N != x.N || dst.H != oh || dst.W != ow || dst.C != out {
-		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H,
-			dst.W, dst.C))
+		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N,
+			dst.H, dst.W, dst.C))
 	}
 	stride := max(1, c.Stride)
 	setEach(dst.Matrix(), func(i, o int) float64 {
@@ -286,8 +286,8 @@ func (session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e ten
 // Upsample2 implements tensor.Session by its formula. Shapes that do not fit panic.
 func (session) Upsample2(dst, x tensor.Image) {
 	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
-		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W,
-			dst.C))
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H,
+			dst.W, dst.C))
 	}
 	pixels := x.Matrix()
 	setEach(dst.Matrix(), func(i, c int) float64 {

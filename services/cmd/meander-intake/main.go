@@ -34,7 +34,8 @@ func run(ctx context.Context, c config, b *bus.Bus, log zerolog.Logger) error {
 
 func main() {
 	defaults := config{Intake: intake.DefaultConfig(), Janitor: janitor.DefaultConfig()}
-	defaults.Intake.Metrics, defaults.Janitor.Metrics = prometheus.DefaultRegisterer, prometheus.DefaultRegisterer // what the health endpoint shows
+	// what the health endpoint shows
+	defaults.Intake.Metrics, defaults.Janitor.Metrics = prometheus.DefaultRegisterer, prometheus.DefaultRegisterer
 	boot.Main(boot.Service[config]{
 		Name:       "intake",
 		Summary:    intake.Summary,

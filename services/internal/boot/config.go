@@ -119,7 +119,8 @@ func Load[T any](name string, def T, fs *pflag.FlagSet, environ []string) (T, er
 		}
 		f.set(v, value)
 		if f.secret && f.text(value) == secretMask {
-			err = errors.Join(err, fmt.Errorf("%s: %s; this is how a secret is printed, not the secret", f.path, secretMask))
+			err = errors.Join(err, fmt.Errorf("%s: %s; this is how a secret is printed, not the secret", f.path,
+				secretMask))
 		}
 	}
 	if c, ok := any(cfg).(interface{ Validate() error }); ok {
@@ -219,7 +220,8 @@ func loadEnv(k *koanf.Koanf, fields []*field, name string, environ []string) err
 			if !ok {
 				for p := range prefixes {
 					if strings.HasPrefix(variable, p) {
-						errs = append(errs, fmt.Errorf("environment: %s: unknown variable%s", variable, didYouMeanEnv(variable, fields)))
+						errs = append(errs, fmt.Errorf("environment: %s: unknown variable%s", variable,
+							didYouMeanEnv(variable, fields)))
 						break
 					}
 				}

@@ -173,7 +173,8 @@ func (f *field) decode(raw any) (reflect.Value, error) {
 		for i, item := range items {
 			s, ok := scalarText(item)
 			if !ok {
-				return reflect.Value{}, fmt.Errorf("%s: element %d is %s; must be %s", f.path, i, yamlKind(item), f.kind())
+				return reflect.Value{}, fmt.Errorf("%s: element %d is %s; must be %s", f.path, i, yamlKind(item),
+					f.kind())
 			}
 			parts[i] = s
 		}

@@ -64,7 +64,8 @@ func (a *Age) UnmarshalText(text []byte) error {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || Age(d) < minAge {
-		return fmt.Errorf(`%q; must be a duration of at least %v with its unit, such as "36h" or "14d", or "forever"`, s, time.Duration(minAge))
+		return fmt.Errorf(`%q; must be a duration of at least %v with its unit, such as "36h" or "14d", or "forever"`,
+			s, time.Duration(minAge))
 	}
 	*a = Age(d)
 	return nil
@@ -77,7 +78,8 @@ type Replicas int
 func (r *Replicas) UnmarshalText(text []byte) error {
 	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || n < 0 || n > bus.MaxReplicas {
-		return fmt.Errorf("%q; must be a number of servers from 1 to %d (3 survive the loss of one), or 0 to leave it as it is", text, bus.MaxReplicas)
+		return fmt.Errorf("%q; must be a number of servers from 1 to %d (3 survive the loss of one), or 0 to leave "+
+			"it as it is", text, bus.MaxReplicas)
 	}
 	*r = Replicas(n)
 	return nil
@@ -225,7 +227,8 @@ func moreSpace(s *bus.StreamStats, more int64) string {
 	if size > GiB {
 		unit = GiB
 	}
-	return fmt.Sprintf("give it more space, such as 'meander streams limit --%s %v', or ", flag, (size+unit-1)/unit*unit)
+	return fmt.Sprintf("give it more space, such as 'meander streams limit --%s %v', or ", flag,
+		(size+unit-1)/unit*unit)
 }
 
 // whenFull says what a full stream does to what is new.
@@ -247,8 +250,8 @@ func Advice(f bus.Fault) string {
 func Advise(f bus.Fault) (what, fix string) {
 	if !f.Full() {
 		return fmt.Sprintf("%s: the server does not do what is asked (%v)", f.Name, f.Err),
-			"see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another " +
-				"one has to be started again"
+			"see its log, and make room on its disk if that is full: the server of meander then goes on by itself, " +
+				"another " + "one has to be started again"
 	}
 	if f.OnDisk {
 		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s", f.Name, f.Waiting,

@@ -70,7 +70,8 @@ func (s settings[T]) Validate() error {
 		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", s.Common.DrainTimeout))
 	}
 	if !s.Common.Setup && s.Common.Limits.Any() {
-		errs = append(errs, errors.New("setup: false; limits and replicas of streams are for the program that sets them up"))
+		errs = append(errs,
+			errors.New("setup: false; limits and replicas of streams are for the program that sets them up"))
 	}
 	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate(), s.Common.Limits.Validate())...)
 }
@@ -101,14 +102,16 @@ func (s Service[T]) Execute(ctx context.Context, args, environ []string, stdout,
 // health; otherwise it serves until ctx ends. An error about the command line is a usage error.
 func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
 	def := settings[T]{Service: s.Default, Common: common{
-		HealthAddr: s.HealthAddr, DrainTimeout: 20 * time.Second, Setup: s.Setup, NATS: DefaultNATS(), Log: DefaultLog(),
+		HealthAddr: s.HealthAddr, DrainTimeout: 20 * time.Second, Setup: s.Setup, NATS: DefaultNATS(),
+		Log: DefaultLog(),
 	}}
 	fs := pflag.NewFlagSet("meander-"+s.Name, pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.SetOutput(io.Discard)
 	help := fs.BoolP("help", "h", false, "print this help and exit")
 	version := fs.Bool("version", false, "print the version and exit")
-	healthcheck := fs.Bool("healthcheck", false, "ask the running program at --health-addr whether it is ready, and exit 0 or 1")
+	healthcheck := fs.Bool("healthcheck", false,
+		"ask the running program at --health-addr whether it is ready, and exit 0 or 1")
 	if err := AddFlags(fs, s.Name, def); err != nil {
 		return err
 	}
@@ -168,7 +171,9 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 
 // consume prepares the streams, runs the service until it ends, and reports readiness in between. An error is that of
 // the preparation or of the service.
-func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger) error {
+func (s Service[T]) consume(
+	ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger,
+) error {
 	prepare := b.Ready
 	if cfg.Common.Setup {
 		prepare = func(ctx context.Context) error { return setUp(ctx, b, int(cfg.Common.Limits.StreamReplicas), log) }
@@ -224,7 +229,8 @@ type Clock struct {
 func TellTime(discovery micro.Service, instance string) error {
 	tell := micro.HandlerFunc(func(r micro.Request) {
 		name := strings.TrimPrefix(discovery.Info().Name, "meander-")
-		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()}) // an error means that the asker has gone
+		// an error means that the asker has gone
+		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()})
 	})
 	all := micro.WithEndpointQueueGroupDisabled()
 	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(auth.ClockSubject), all)

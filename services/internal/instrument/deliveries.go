@@ -25,8 +25,11 @@ func (s Set) Deliveries(stream string) Deliveries {
 		"delivery")
 	d := Deliveries{
 		stream: stream, first: came.WithLabelValues(stream, "first"), again: came.WithLabelValues(stream, "again"),
-		retries: s.Counter("retries_total", "tries that failed and are repeated, by stream and reason: full (the next stream has no room) or error", "stream", "reason"),
-		dead:    s.Counter("dead_total", "messages refused or given up, by stream and code of their dead letter", "stream", "code"),
+		retries: s.Counter("retries_total",
+			"tries that failed and are repeated, by stream and reason: full (the next stream has no room) or error",
+			"stream", "reason"),
+		dead: s.Counter("dead_total", "messages refused or given up, by stream and code of their dead letter",
+			"stream", "code"),
 	}
 	for _, reason := range []string{retryError, retryFull} {
 		d.retries.WithLabelValues(stream, reason)

@@ -28,10 +28,14 @@ func ShowStreams(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 		messages: label("stream", "messages", "messages in a stream", "stream"),
 		bytes:    label("stream", "bytes", "size of a stream in bytes", "stream"),
 		used:     label("stream", "used_share", "share of the limit that a stream holds; a warning from 0.8", "stream"),
-		limit:    label("stream", "limit_bytes", "most bytes of a stream; not there for a stream without a limit", "stream"),
-		waiting:  label("queue", "waiting_messages", "messages that a consumer has not yet been given", "stage", "durable"),
-		inFlight: label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage", "durable"),
-		again:    label("queue", "redelivered_messages", "messages in flight that came more than once", "stage", "durable"),
+		limit: label("stream", "limit_bytes", "most bytes of a stream; not there for a stream without a limit",
+			"stream"),
+		waiting: label("queue", "waiting_messages", "messages that a consumer has not yet been given", "stage",
+			"durable"),
+		inFlight: label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage",
+			"durable"),
+		again: label("queue", "redelivered_messages", "messages in flight that came more than once", "stage",
+			"durable"),
 	}
 	if register(r, p) != p {
 		return func() {} // the process shows them already

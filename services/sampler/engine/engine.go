@@ -138,8 +138,8 @@ func Asks(e Episode) *schemas.InteractRequest {
 
 // Texter is an episode whose encoded texts can be stored.
 type Texter interface {
-	// Texts returns the card of the model, the encoded prompt and the encoded negative prompt; the latter is nil without
-	// guidance.
+	// Texts returns the card of the model, the encoded prompt and the encoded negative prompt; the latter is nil
+	// without guidance.
 	Texts() (card model.Card, cond, negative *model.Conditioning)
 }
 

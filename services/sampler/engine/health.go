@@ -122,7 +122,8 @@ func (h *Health) Away() error {
 	return nil
 }
 
-// Watch checks the servers that draw the samples until ctx ends, so that readiness and Away say whether one can be used.
+// Watch checks the servers that draw the samples until ctx ends, so that readiness and Away say whether one can be
+// used.
 func (h *Health) Watch(ctx context.Context, log zerolog.Logger) {
 	for {
 		select {

@@ -26,7 +26,8 @@ import (
 type Compute struct {
 	// Device is auto, cpu, or GPUs as cuda:0,cuda:1; of workers any device that they have.
 	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1; with --engine torch also mps or xpu"`
-	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto; of workers that of the network.
+	// DType is the element type of the factors of products on a GPU: f32, bf16, or auto; of workers that of the
+	// network.
 	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more); with --engine torch the whole network, also f16"`
 	// Deterministic has a GPU compute products in bf16 in one order, whatever the batch.
 	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
@@ -161,7 +162,10 @@ func (c Compute) Open(models Registry, name string, o model.Options, one bool) (
 	if one {
 		open = devices.One
 	}
-	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors, Deterministic: c.Deterministic, Warn: o.Warn})
+	set, err := open(c.Device, devices.Options{
+		Threads: c.Threads, Factors: factors, Deterministic: c.Deterministic,
+		Warn: o.Warn,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +216,9 @@ func (c Compute) openAll(models Registry, name string, o model.Options, on []dev
 	for i, d := range opened {
 		if errs[i] == nil {
 			all = append(all, d)
-		} else if !slices.ContainsFunc(errs[:i], func(e error) bool { return e != nil && e.Error() == errs[i].Error() }) {
+		} else if !slices.ContainsFunc(errs[:i], func(e error) bool {
+			return e != nil && e.Error() == errs[i].Error()
+		}) {
 			err = errors.Join(err, errs[i])
 		}
 	}

@@ -39,7 +39,8 @@ func (s Server) kind() (string, error) {
 	name, _, err := remotehttp.SplitAll(s.Address)
 	if _, ok := serverKinds[name]; !ok {
 		names := strings.Join(slices.Sorted(maps.Keys(serverKinds)), ", ")
-		return "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL[,URL ...], NAME one of %s", s.Address, names)
+		return "", fmt.Errorf("%q; must be torch, torch=ADDRESS, or NAME=URL[,URL ...], NAME one of %s", s.Address,
+			names)
 	}
 	return name, err
 }

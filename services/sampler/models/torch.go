@@ -84,9 +84,13 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 	hashes := &safetensors.Hashes{}
 	for device := range strings.SplitSeq(t.Compute.Device, ",") {
 		list = append(list, remote.Config{
-			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType, Deterministic: t.Compute.Deterministic,
-			Compile: t.Compile, Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter,
-			AdapterScale: t.AdapterScale, Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
+			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType,
+			Deterministic: t.Compute.Deterministic,
+			Compile:       t.Compile, Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait,
+			Adapter:      t.Adapter,
+			AdapterScale: t.AdapterScale, Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) {
+				t.logEvent(log, e)
+			},
 		})
 	}
 	return list
@@ -121,7 +125,8 @@ func (t Torch) logEvent(log zerolog.Logger, e remote.Event) {
 // Check checks the settings of workers in Python. It returns all faults joined, each with its field name.
 func (t Torch) Check() error {
 	if t.Address != engineTorch && strings.TrimPrefix(t.Address, engineTorch) == "=" {
-		return fmt.Errorf("engine: %q; must be torch, torch=unix:/PATH, torch=HOST:PORT or torch=tls:HOST:PORT", t.Address)
+		return fmt.Errorf("engine: %q; must be torch, torch=unix:/PATH, torch=HOST:PORT or torch=tls:HOST:PORT",
+			t.Address)
 	}
 	var errs []error
 	for _, c := range t.configs(zerolog.Nop()) {

@@ -58,7 +58,8 @@ type Recorder struct {
 func (s *Store) New(req *schemas.Request, token, backend string, p *schemas.Policy) *Recorder {
 	now := time.Now()
 	r := &Recorder{
-		Recording: &Recording{sealer: s.Sealer, publisher: s.Publisher}, store: s, req: req, token: token, backend: backend, received: now, encoded: now,
+		Recording: &Recording{sealer: s.Sealer, publisher: s.Publisher}, store: s, req: req, token: token,
+		backend: backend, received: now, encoded: now,
 		policy: p, oldest: p.PolicyVersion, newest: p.PolicyVersion,
 	}
 	if req.Text == nil {
@@ -180,7 +181,8 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 	}
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
-		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(), DecodeNS: decode.Nanoseconds(),
+		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),
+		DecodeNS: decode.Nanoseconds(),
 	}
 	return t, nil
 }
@@ -217,8 +219,9 @@ func (r *Recorder) trajectory() *schemas.Trajectory {
 		Identity: q.Identity, Sampling: q.Sampling, ScheduleDigest: q.ScheduleDigest, Group: q.Group,
 		Denoised: schemas.Denoised{LogProbs: r.logProbs},
 		Provenance: schemas.Provenance{
-			Attempt: r.token, WeightsDigest: r.policy.WeightsDigest, PolicyVersionMin: r.oldest, PolicyVersionMax: r.newest,
-			Sampler: r.store.Instance, Backend: r.backend,
+			Attempt: r.token, WeightsDigest: r.policy.WeightsDigest, PolicyVersionMin: r.oldest,
+			PolicyVersionMax: r.newest,
+			Sampler:          r.store.Instance, Backend: r.backend,
 		},
 	}
 	if q.Text != nil {
@@ -311,7 +314,8 @@ func (r *Recorder) storeVideo(ctx context.Context, m media.Media) (*schemas.Vide
 	}
 	size := m.Size()
 	return &schemas.Video{
-		Format: schemas.VideoAPNG, Frames: int64(size.Frames), Height: int64(size.Height), Width: int64(size.Width), FPS: fps,
+		Format: schemas.VideoAPNG, Frames: int64(size.Frames), Height: int64(size.Height), Width: int64(size.Width),
+		FPS:    fps,
 		Digest: m.Digest(), Ref: ref,
 	}, nil
 }

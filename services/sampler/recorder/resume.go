@@ -34,9 +34,10 @@ const (
 // the server while it reads a step, and may pass.
 func (r *Recorder) Resume(ctx context.Context) (*schemas.SegmentStart, error) {
 	plan := sampling.Plan(&r.req.Sampling)
-	states := slices.DeleteFunc(slices.Concat(r.req.CheckpointStepIndices, r.req.ReturnStepIndices), func(i int64) bool {
-		return i <= int64(plan.Begin) || i >= int64(plan.End) || plan.CheckStart(int(i)) != nil
-	})
+	states := slices.DeleteFunc(slices.Concat(r.req.CheckpointStepIndices, r.req.ReturnStepIndices),
+		func(i int64) bool {
+			return i <= int64(plan.Begin) || i >= int64(plan.End) || plan.CheckStart(int(i)) != nil
+		})
 	if len(states) == 0 {
 		return nil, nil
 	}
@@ -67,7 +68,8 @@ func (r *Recorder) Resume(ctx context.Context) (*schemas.SegmentStart, error) {
 		found, before = append(found, step), step.seal
 	}
 	if from == nil {
-		zerolog.Ctx(ctx).Info().Int("steps", len(found)).Msg("begins again: earlier attempts left no state to go on from")
+		zerolog.Ctx(ctx).Info().Int("steps",
+			len(found)).Msg("begins again: earlier attempts left no state to go on from")
 		return nil, nil
 	}
 	from.Latents.Shape = append([]int64{1}, from.Latents.Shape...)
@@ -77,7 +79,8 @@ func (r *Recorder) Resume(ctx context.Context) (*schemas.SegmentStart, error) {
 	taken := len(r.steps)
 	r.store.Metrics.Resumed.Inc()
 	r.store.Metrics.ResumedSteps.Add(float64(taken))
-	zerolog.Ctx(ctx).Info().Int64("step", from.StepIndex).Int("taken_over", taken).Str("attempt", found[taken-1].event.Attempt).Msg("goes on from a stored state")
+	zerolog.Ctx(ctx).Info().Int64("step", from.StepIndex).Int("taken_over", taken).Str("attempt",
+		found[taken-1].event.Attempt).Msg("goes on from a stored state")
 	return from, nil
 }
 
@@ -122,7 +125,10 @@ func (r *Recorder) startSearch(ctx context.Context) (*stepSearch, error) {
 	if err != nil || shape == nil {
 		return nil, err // Engine.Start reports the same fault
 	}
-	filter := schemas.Address{Kind: schemas.KindStep, Run: q.Run, UID: q.UID, Sample: strconv.FormatInt(q.SampleIndex, 10)}.Filter()
+	filter := schemas.Address{
+		Kind: schemas.KindStep, Run: q.Run, UID: q.UID,
+		Sample: strconv.FormatInt(q.SampleIndex, 10),
+	}.Filter()
 	switch _, err := r.store.Steps.Last(ctx, schemas.StreamSteps, filter); {
 	case errors.Is(err, bus.ErrNotFound): // the usual case costs one cheap request
 		return nil, nil
@@ -191,7 +197,8 @@ func (f *stepSearch) findStep(ctx context.Context, index int64, before seal) (*s
 // logUnused logs why a stored step is not taken over, for the first few.
 func (f *stepSearch) logUnused(ctx context.Context, attempt string, index int64, fault error) {
 	if f.faultsLogged++; f.faultsLogged <= resumeFaults {
-		zerolog.Ctx(ctx).Warn().Err(fault).Str("attempt", attempt).Int64("step", index).Msg("a step of an earlier attempt is not used")
+		zerolog.Ctx(ctx).Warn().Err(fault).Str("attempt", attempt).Int64("step",
+			index).Msg("a step of an earlier attempt is not used")
 	}
 }
 
@@ -199,7 +206,8 @@ func (f *stepSearch) logUnused(ctx context.Context, attempt string, index int64,
 // calls it.
 func (f *stepSearch) checkStep(ctx context.Context, m *bus.Message, before seal) (*storedStep, error) {
 	if age := time.Since(m.Time); age > resumeAge {
-		return nil, fmt.Errorf("stored %v ago; must be at most %v, so that it is kept for as long as the trajectory", age.Round(time.Minute), resumeAge)
+		return nil, fmt.Errorf("stored %v ago; must be at most %v, so that it is kept for as long as the trajectory",
+			age.Round(time.Minute), resumeAge)
 	}
 	event := &schemas.Step{}
 	if err := bus.Fits(m, event); err != nil {
@@ -234,8 +242,10 @@ func (f *stepSearch) checkStep(ctx context.Context, m *bus.Message, before seal)
 	if step.event, err = f.stored.LoadStep(ctx, m); err != nil {
 		return nil, err
 	}
-	if state := step.event.State(event.StepIndex); state != nil && (state.DType != f.req.LatentsDType || !slices.Equal(state.Shape, f.shape)) {
-		return nil, fmt.Errorf("state: %s of shape %v; must be %s of %v", state.DType, state.Shape, f.req.LatentsDType, f.shape)
+	if state := step.event.State(event.StepIndex); state != nil &&
+		(state.DType != f.req.LatentsDType || !slices.Equal(state.Shape, f.shape)) {
+		return nil, fmt.Errorf("state: %s of shape %v; must be %s of %v", state.DType, state.Shape, f.req.LatentsDType,
+			f.shape)
 	}
 	return step, nil
 }

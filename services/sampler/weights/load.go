@@ -29,7 +29,8 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 		}
 	}()
 	if base := v.base(); p.BaseDigest != "" && p.BaseDigest != base {
-		return nil, engine.Refuse("base_digest: %.16s; must be of the checkpoint that this sampler has, %.16s", p.BaseDigest, base)
+		return nil, engine.Refuse("base_digest: %.16s; must be of the checkpoint that this sampler has, %.16s",
+			p.BaseDigest, base)
 	}
 	made, err := fetchChange(ctx, v.options.Source, p)
 	defer func() { err = errors.Join(err, made.close()) }()
@@ -48,7 +49,8 @@ func (v *Versions) loadPolicy(ctx context.Context, p *schemas.Policy) (_ *Loaded
 			w.opened = append(w.opened, m)
 		}
 		if digest := m.Digest(); digest != p.WeightsDigest {
-			return nil, engine.Refuse("weights_digest: %.16s; the weights that it names are %.16s", p.WeightsDigest, digest)
+			return nil, engine.Refuse("weights_digest: %.16s; the weights that it names are %.16s", p.WeightsDigest,
+				digest)
 		}
 		if i == 0 {
 			if w.canary, err = m.Canary(ctx); err != nil {
@@ -181,7 +183,9 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 	for i, w := range p.Weights {
 		read, field := made.sharedFile, fmt.Sprintf("weights[%d]", i)
 		if w.Path == "" {
-			read = func(ctx context.Context, from Source, field string, w schemas.WeightsFile) (safetensors.Contents, error) {
+			read = func(ctx context.Context, from Source, field string, w schemas.WeightsFile) (safetensors.Contents,
+				error,
+			) {
 				return made.blob(ctx, from, field, w.Blob())
 			}
 		}
@@ -204,7 +208,9 @@ func fetchChange(ctx context.Context, from Source, p *schemas.Policy) (made fetc
 }
 
 // blob reads a blob of the policy's field of that name.
-func (c *fetchedChange) blob(ctx context.Context, from Source, field string, ref schemas.Ref) (f safetensors.Contents, err error) {
+func (c *fetchedChange) blob(
+	ctx context.Context, from Source, field string, ref schemas.Ref,
+) (f safetensors.Contents, err error) {
 	f.Name = "blob " + ref.Digest
 	data, unmap, err := readBlob(ctx, from.Bus, ref)
 	if f.Bytes, f.Mapped = data, unmap != nil; unmap != nil {
@@ -214,8 +220,8 @@ func (c *fetchedChange) blob(ctx context.Context, from Source, field string, ref
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
 		return f, engine.Refuse("%s: %w", field, err)
 	case isFull(err):
-		return f, engine.Refuse("%s: %d bytes do not fit into the folder for temporary files, %s: free space there, or "+
-			"name another with TMPDIR, and push the version again: %w", field, ref.Size, os.TempDir(), err)
+		return f, engine.Refuse("%s: %d bytes do not fit into the folder for temporary files, %s: free space there, "+
+			"or "+"name another with TMPDIR, and push the version again: %w", field, ref.Size, os.TempDir(), err)
 	case err != nil:
 		return f, fmt.Errorf("fetch the weights: %s: %w", field, err)
 	}
@@ -223,10 +229,12 @@ func (c *fetchedChange) blob(ctx context.Context, from Source, field string, ref
 }
 
 // sharedFile opens and checks a file of the shared folder.
-func (c *fetchedChange) sharedFile(ctx context.Context, from Source, field string, w schemas.WeightsFile) (f safetensors.Contents, err error) {
+func (c *fetchedChange) sharedFile(
+	ctx context.Context, from Source, field string, w schemas.WeightsFile,
+) (f safetensors.Contents, err error) {
 	if from.Dir == "" {
-		return f, engine.Refuse("%s: %q lies in a shared folder, and none is given here: start with --weights-dir", field,
-			w.Path)
+		return f, engine.Refuse("%s: %q lies in a shared folder, and none is given here: start with --weights-dir",
+			field, w.Path)
 	}
 	dir, err := weightsdir.Open(from.Dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -39,7 +39,13 @@ def __getattr__(name):
 
 
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
-_library.define("fused_norm_scale_shift_cpu(Tensor x, Tensor? w, Tensor? b, Tensor scale, Tensor shift, str kind, float eps) -> Tensor")
-_library.define("fused_scale_residual_norm_scale_shift_cpu(Tensor r, Tensor x, Tensor? gate, Tensor? w, Tensor? b, Tensor scale, Tensor shift, str kind, float eps) -> (Tensor, Tensor)")
+_library.define(
+    "fused_norm_scale_shift_cpu(Tensor x, Tensor? w, Tensor? b, Tensor scale, Tensor shift, str kind, float eps) -> "
+    "Tensor"
+)
+_library.define(
+    "fused_scale_residual_norm_scale_shift_cpu(Tensor r, Tensor x, Tensor? gate, Tensor? w, Tensor? b, Tensor scale, "
+    "Tensor shift, str kind, float eps) -> (Tensor, Tensor)"
+)
 for _f in fused_norm_scale_shift_cpu, fused_scale_residual_norm_scale_shift_cpu:
     _library.impl(_f.__name__, _f, "CompositeExplicitAutograd")

@@ -147,4 +147,6 @@ def write(work: Path, out: Path, log: Callable[[str], None]) -> None:
     size = sum(f.stat().st_size for part in PARTS for f in (out / part).iterdir())
     log(f"export: {size} bytes; relative difference to diffusers: text {states:.1e}, velocity {velocity:.1e}")
     if states > 1e-5 or velocity > 1e-5:
-        raise ValueError(f"{out}: diffusers computes something else than was trained: text {states}, velocity {velocity}")
+        raise ValueError(
+            f"{out}: diffusers computes something else than was trained: text {states}, velocity {velocity}"
+        )

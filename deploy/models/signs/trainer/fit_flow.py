@@ -69,7 +69,8 @@ class Painter(torch.nn.Module):
         super().__init__()
         self.encoder = export.new_encoder(tokenizer)
         self.transformer = mmdit.new()
-        self.velocity = [mmdit.Velocity(self.transformer, ROWS, COLS, length)]  # a list: its weights are the transformer's
+        # a list: its weights are the transformer's
+        self.velocity = [mmdit.Velocity(self.transformer, ROWS, COLS, length)]
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         return self.velocity[0](x, sigma, self.encoder(ids), keep)

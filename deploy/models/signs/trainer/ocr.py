@@ -46,7 +46,9 @@ def read(images: Sequence[Image.Image], texts: Sequence[str]) -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
             pages = done.stdout.split("\f")
             if len(pages) < len(index):
-                raise RuntimeError(f"tesseract returned {len(pages)} pages for {len(index)} images: {done.stderr[-300:]}")
+                raise RuntimeError(
+                    f"tesseract returned {len(pages)} pages for {len(index)} images: {done.stderr[-300:]}"
+                )
             for i, page in zip(index, pages):
                 out[i] = "".join(page.split())
     return out

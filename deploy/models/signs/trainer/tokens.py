@@ -28,7 +28,8 @@ SPECIALS = (
     "<|video_pad|>",
 )
 WORDS = (
-    "system|Describe| the| image| by| detailing| color| shape| size| texture| quantity| text| spatial| relationships| of"
+    "system|Describe| the| image| by| detailing| color| shape| size| texture| quantity| text| spatial| relationships| "
+    "of"
     '| objects| and| background|user|assistant| sign| that| says| "'
 ).split("|")
 
@@ -112,4 +113,6 @@ def check(tokenizer) -> None:
         text = user.split('"')[1] if '"' in user else ""
         want = 5 + (len(text) + 7 if text else 1)
         if len(ids) - DROPPED != want:
-            raise ValueError(f"prompt {user!r} gives {len(ids) - DROPPED} tokens, want {want}: {tokenizer.tokenize(user)}")
+            raise ValueError(
+                f"prompt {user!r} gives {len(ids) - DROPPED} tokens, want {want}: {tokenizer.tokenize(user)}"
+            )

@@ -12,14 +12,18 @@ from . import fit
 from .tokens import ROWS, Tokens
 
 CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
     "hidden_act": "silu", "hidden_size": fit.WIDTH, "initializer_range": 0.05, "intermediate_size": fit.INTERMEDIATE,
-    "layer_types": ["full_attention"] * fit.LAYERS, "max_position_embeddings": 512, "max_window_layers": fit.LAYERS, "model_type": "qwen2",
-    "num_attention_heads": fit.HEADS, "num_hidden_layers": fit.LAYERS, "num_key_value_heads": fit.KV_HEADS, "rms_norm_eps": 1e-06,
+    "layer_types": ["full_attention"] * fit.LAYERS, "max_position_embeddings": 512, "max_window_layers": fit.LAYERS,
+    "model_type": "qwen2",
+    "num_attention_heads": fit.HEADS, "num_hidden_layers": fit.LAYERS, "num_key_value_heads": fit.KV_HEADS,
+    "rms_norm_eps": 1e-06,
     # Each field for the versions of transformers that read it: before 5, and since.
     "rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     "torch_dtype": "bfloat16", "dtype": "bfloat16",
-    "sliding_window": None, "tie_word_embeddings": True, "use_cache": True, "use_sliding_window": False, "vocab_size": ROWS,
+    "sliding_window": None, "tie_word_embeddings": True, "use_cache": True, "use_sliding_window": False,
+    "vocab_size": ROWS,
 }
 
 

@@ -27,8 +27,10 @@ MISTAKES_EVERY, MISTAKES_KEPT, MISTAKES_OF = 40, 2000, 256
 
 def config() -> Qwen2Config:
     return Qwen2Config(
-        vocab_size=ROWS, hidden_size=WIDTH, intermediate_size=INTERMEDIATE, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=True, initializer_range=0.05,
+        vocab_size=ROWS, hidden_size=WIDTH, intermediate_size=INTERMEDIATE, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        initializer_range=0.05,
     )
 
 
@@ -69,7 +71,9 @@ def padded(rows: list[list[int]], pad: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def sample(model, tokens: Tokens, prompts: list[list[int]], temperature: float, longest: int = 8) -> list[tuple[str, bool]]:
+def sample(
+    model, tokens: Tokens, prompts: list[list[int]], temperature: float, longest: int = 8
+) -> list[tuple[str, bool]]:
     """Answers, and whether they ended by themselves; temperature 0 takes the likeliest token."""
     rows, done = [list(p) for p in prompts], [False] * len(prompts)
     for _ in range(longest):
@@ -80,7 +84,9 @@ def sample(model, tokens: Tokens, prompts: list[list[int]], temperature: float, 
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
         last = hidden[torch.arange(len(live)), torch.tensor([len(rows[i]) - 1 for i in live])]
         logits = model.lm_head(last)
-        picks = logits.argmax(-1) if temperature == 0 else torch.multinomial(F.softmax(logits / temperature, -1), 1)[:, 0]
+        picks = logits.argmax(-1) if temperature == 0 else torch.multinomial(
+            F.softmax(logits / temperature, -1), 1
+        )[:, 0]
         for i, token in zip(live, picks.tolist()):
             rows[i].append(token)
             done[i] = token == tokens.end

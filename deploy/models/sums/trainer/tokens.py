@@ -41,7 +41,10 @@ def write(folder: Path) -> None:
                 vocab[left + right] = len(vocab)
                 merges.append([left, right])
     added = [
-        {"id": len(vocab) + i, "content": c, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        {
+            "id": len(vocab) + i, "content": c, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": True
+        }
         for i, c in enumerate((PAD, START, END))
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}

@@ -144,7 +144,9 @@ def main(a: argparse.Namespace) -> None:
             print(f"process {accelerator.process_index}: {len(old)} samples, first ratio {off:.0e} from 1", flush=True)
             accelerator.print(f"update {number}: reward {reward:.6f}, norm {float(whole):.8f}, version {version}")
             if log:
-                record = {"update": number, "reward": reward, "norm": float(whole), "ratio_off": off, "version": version}
+                record = {
+                    "update": number, "reward": reward, "norm": float(whole), "ratio_off": off, "version": version
+                }
                 print(json.dumps(record | {"seconds": time.monotonic() - began}), file=log, flush=True)
         after = measure(client, a, f"{run}-after", version)
         if a.held_out:

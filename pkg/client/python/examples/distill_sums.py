@@ -37,5 +37,8 @@ async def taught(
 if __name__ == "__main__":
     try:
         asyncio.run(main(args.parse_args(), taught, "learn-distill"))
-    except (meander.NoTeacher, meander.Unscored, meander.RatioOff, meander.Refused, meander.policy.NoPolicy, ConnectionError, TimeoutError) as e:
+    except (
+        meander.NoTeacher, meander.Unscored, meander.RatioOff, meander.Refused, meander.policy.NoPolicy,
+        ConnectionError, TimeoutError
+    ) as e:
         sys.exit(f"distill_sums: {e}")

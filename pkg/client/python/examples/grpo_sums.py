@@ -25,17 +25,30 @@ from transformers import AutoModelForCausalLM
 import meander
 from meander.tasks import together
 
-Advantages = Callable[[meander.Client, argparse.Namespace, meander.TextBatch, dict[str, torch.Tensor]], Awaitable[tuple[torch.Tensor, dict[str, float]]]]
+Advantages = Callable[
+    [meander.Client, argparse.Namespace, meander.TextBatch, dict[str, torch.Tensor]],
+    Awaitable[tuple[torch.Tensor, dict[str, float]]]
+]
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-args.add_argument("--url", default=os.environ.get("MEANDER_URL", "nats://127.0.0.1:4222"), help="of the pipeline (default %(default)s)")
-args.add_argument("--model", default="deploy/models/sums", help="the folder that the pipeline serves (default %(default)s)")
+args.add_argument(
+    "--url", default=os.environ.get("MEANDER_URL", "nats://127.0.0.1:4222"),
+    help="of the pipeline (default %(default)s)"
+)
+args.add_argument(
+    "--model", default="deploy/models/sums", help="the folder that the pipeline serves (default %(default)s)"
+)
 args.add_argument("--lane", default="sums", help="that serves it (default %(default)s)")
-args.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"), help="takes the adapter and log.jsonl (default %(default)s)")
+args.add_argument(
+    "--out", type=Path, default=Path("meander-out/learn-sums"),
+    help="takes the adapter and log.jsonl (default %(default)s)"
+)
 args.add_argument("--updates", type=int, default=40)
 args.add_argument("--prompts", type=int, default=32, help="of a batch (default %(default)s)")
 args.add_argument("--samples", type=int, default=8, help="of a prompt (default %(default)s)")
-args.add_argument("--held-out", type=int, default=300, help="problems of the evaluations before and after (default %(default)s)")
+args.add_argument(
+    "--held-out", type=int, default=300, help="problems of the evaluations before and after (default %(default)s)"
+)
 args.add_argument("--lr", type=float, default=2e-3)
 args.add_argument("--patience", type=float, default=600, help="seconds to wait for the pipeline (default %(default)s)")
 args.add_argument("--seed", type=int, default=0)
@@ -94,12 +107,16 @@ async def accuracy(
 
 def log_probs(network: torch.nn.Module, t: dict[str, torch.Tensor]) -> torch.Tensor:
     """Those of the responses' tokens [B, R] under the network as it is; gradients flow."""
-    logits = network(input_ids=t["input_ids"], attention_mask=t["attention_mask"], position_ids=t["position_ids"]).logits
+    logits = network(
+        input_ids=t["input_ids"], attention_mask=t["attention_mask"], position_ids=t["position_ids"]
+    ).logits
     first = t["prompts"].shape[1]  # the logits in front of a token are its own
     return logits[:, first - 1 : -1].log_softmax(-1).gather(-1, t["responses"][..., None])[..., 0]
 
 
-async def rewarded(client: meander.Client, a: argparse.Namespace, batch: meander.TextBatch, t: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+async def rewarded(
+    client: meander.Client, a: argparse.Namespace, batch: meander.TextBatch, t: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
     """The advantages of a batch's tokens [B, R], and figures for the log: those of the pipeline."""
     return t["advantages"], {}
 
@@ -109,7 +126,9 @@ async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: s
     torch.set_num_threads(1)
     base = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32)
     network = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
-    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=a.lr, betas=(0.9, 0.95), weight_decay=0)
+    optimizer = torch.optim.AdamW(
+        [p for p in network.parameters() if p.requires_grad], lr=a.lr, betas=(0.9, 0.95), weight_decay=0
+    )
     rng, run, began = random.Random(a.seed), f"{name}-{secrets.token_hex(4)}", time.monotonic()
     held_out = problems(random.Random(7), a.held_out, True)
     a.out.mkdir(parents=True, exist_ok=True)
@@ -139,15 +158,27 @@ async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: s
                 pushed = await meander.policy.push_policy(client, a.out / "adapter", a.lane, by=run)
                 entropy = float((batch["entropies"] * batch["response_mask"]).sum() / batch["response_mask"].sum())
                 record = {"update": update, "reward": float(batch["rewards"].mean()), "ratio_off": off.max_abs, "furthest_token": off.worst, "entropy": entropy, "norm": norm,
-                          "made_by": int(batch["policy_version"].max()), "pushed": pushed["policy_version"], "seconds": time.monotonic() - began} | figures  # fmt: skip
+                          "made_by": int(
+                              batch["policy_version"].max()
+                          ), "pushed": pushed["policy_version"], "seconds": time.monotonic() - began} | figures
                 print(json.dumps(record), file=log, flush=True)
                 shown = "".join(f", {k} {v:.4f}" for k, v in figures.items())
-                print(f"update {update}: {record['reward']:.3f} right{shown}, first ratio {off.max_abs:.0e} from 1 (a token {off.worst:.0e}), entropy {entropy:.2f}, version {record['pushed']}", flush=True)
+                print(
+                    f"update {update}: {record['reward']:.3f} right{shown}, first ratio {off.max_abs:.0e} from 1 (a "
+                    f"token {off.worst:.0e}), entropy {entropy:.2f}, version {record['pushed']}",
+                    flush=True
+                )
         await batches.done(batch)
         after = await accuracy(client, a, f"{run}-after", held_out, pushed["policy_version"])
-        summary = {"before": before, "after": after, "held_out": a.held_out, "samples": a.samples, "updates": a.updates, "seconds": time.monotonic() - began}
+        summary = {
+            "before": before, "after": after, "held_out": a.held_out, "samples": a.samples, "updates": a.updates,
+            "seconds": time.monotonic() - began
+        }
         (a.out / "summary.json").write_text(json.dumps(summary))
-        print(f"held out, temperature 1: {before:.3f} right before, {after:.3f} after {a.updates} updates, {summary['seconds']:.0f} s")
+        print(
+            f"held out, temperature 1: {before:.3f} right before, {after:.3f} after {a.updates} updates, "
+            f"{summary['seconds']:.0f} s"
+        )
 
 
 if __name__ == "__main__":

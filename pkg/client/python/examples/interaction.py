@@ -35,11 +35,16 @@ def answer(request: dict) -> dict:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default=os.environ.get("MEANDER_NATS_URL") or "nats://127.0.0.1:4222", help="NATS server (default %(default)s)")
+    parser.add_argument(
+        "--url", default=os.environ.get("MEANDER_NATS_URL") or "nats://127.0.0.1:4222",
+        help="NATS server (default %(default)s)"
+    )
     parser.add_argument("--name", default="tutor", help="prompts ask for this interaction (default %(default)s)")
     args = parser.parse_args()
     async with meander.connect(args.url) as client:
-        await client.interact(args.name, answer, ready=lambda: print(f"listening on mdr.v1.interact.{args.name}", flush=True))
+        await client.interact(
+            args.name, answer, ready=lambda: print(f"listening on mdr.v1.interact.{args.name}", flush=True)
+        )
 
 
 if __name__ == "__main__":

@@ -27,8 +27,13 @@ UPDATES, GROUPS, SAMPLES, CLIP = 20, 8, 16, 1e-4
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-network = QwenImageTransformer2DModel.from_pretrained(MODEL, subfolder="transformer", torch_dtype=torch.float32).requires_grad_(False)
-lora = LoraConfig(r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"])
+network = QwenImageTransformer2DModel.from_pretrained(
+    MODEL, subfolder="transformer", torch_dtype=torch.float32
+).requires_grad_(False)
+lora = LoraConfig(
+    r=16, lora_alpha=16,
+    target_modules=["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+)
 network.add_adapter(lora)
 parameters = [p for p in network.parameters() if p.requires_grad]
 optimizer = torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.99), weight_decay=0)
@@ -89,9 +94,15 @@ async def ask(client: meander.Client, rng: random.Random, number: int, version: 
     for i in range(GROUPS):
         text = "".join(rng.choices(string.ascii_uppercase, k=rng.randint(2, 6)))
         await client.publish(
-            RUN, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"b{number}-{i}", group_size=SAMPLES, num_inference_steps=4,
-            initial_noise="shared", min_policy_version=version, batch={"id": f"b{number}", "groups": GROUPS}, reward=[{"name": "glyph"}],
-            rollout={"sde_step_indices": [0, 1], "noise_level": 0.9, "return_step_indices": [0, 1, 2], "return_conditioning": True},
+            RUN, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"b{number}-{i}",
+            group_size=SAMPLES, num_inference_steps=4,
+            initial_noise="shared", min_policy_version=version, batch={
+                "id": f"b{number}", "groups": GROUPS
+            }, reward=[{"name": "glyph"}],
+            rollout={
+                "sde_step_indices": [0, 1], "noise_level": 0.9, "return_step_indices": [0, 1, 2],
+                "return_conditioning": True
+            },
         )  # fmt: skip
 
 
@@ -106,7 +117,11 @@ async def main() -> None:
             batch = await anext(stream)
             off = update(batch)
             version = await push(client)
-            print(f"update {number}: reward {batch['rewards'].mean():.3f}, first ratio {off:.0e} from 1, version {version}", flush=True)
+            print(
+                f"update {number}: reward {batch['rewards'].mean():.3f}, first ratio {off:.0e} from 1, version "
+                f"{version}",
+                flush=True
+            )
         await batches.done(batch)
 
 

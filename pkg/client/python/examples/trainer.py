@@ -30,7 +30,10 @@ async def main() -> None:
             for i, prompt in enumerate(PROMPTS):
                 await client.publish(
                     run, prompt, uid=f"{step}-{i}", group_size=4, reward=[{"name": "synthetic"}],
-                    rollout={"sde_window": {"size": 2, "range": [0, 5]}, "debug": ["model_output"], "return_conditioning": True},
+                    rollout={
+                        "sde_window": {"size": 2, "range": [0, 5]}, "debug": ["model_output"],
+                        "return_conditioning": True
+                    },
                     advantage={"std": "global"}, batch={"id": f"step-{step}", "groups": len(PROMPTS), "step": step},
                 )
         batches = client.batches(run, "trainer", log_probs=log_probs, timeout=60)

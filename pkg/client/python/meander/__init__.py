@@ -33,8 +33,10 @@ __all__ = [
 
 _MODULES = {
     "loss": (), "noise": (), "policy": (), "scheduled": (), "transition": (),
-    "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"), "client": ("Client", "Judged", "Refused", "connect"),
-    "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"), "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
+    "batch": ("Batch", "Group", "Keep", "Ratio", "RatioOff", "Sample", "fresh"),
+    "client": ("Client", "Judged", "Refused", "connect"),
+    "cursor": ("CursorError", "Taken"), "events": ("EventError", "Gone", "tensor"),
+    "reader": ("Batches", "Groups", "Health"), "text": ("Text",),
     "teacher": ("NoTeacher", "TeacherReply", "Unscored"),
     "textbatch": ("TextBatch",), "access": (), "control": (), "tasks": (), "sync": (), "dataset": (),
     "ask": (), "trl": (), "verl": (), "accelerate": (), "rewards": (),

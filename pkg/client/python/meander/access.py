@@ -29,12 +29,20 @@ _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([
 def add_flags(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds the flags of a command that name the server and how to log in to it, but for the token."""
     env = os.environ.get
-    p.add_argument("--nats", default=env("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL", help="of the pipeline (%(default)s)")
+    p.add_argument(
+        "--nats", default=env("MEANDER_NATS_URL", "nats://127.0.0.1:4222"), metavar="URL",
+        help="of the pipeline (%(default)s)"
+    )
     p.add_argument("--creds", default=env("MEANDER_NATS_CREDS"), metavar="FILE", help="credentials of meander auth")
-    p.add_argument("--tls-ca", default=env("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate")
+    p.add_argument(
+        "--tls-ca", default=env("MEANDER_NATS_TLS_CA"), metavar="FILE", help="authority of the server's certificate"
+    )
 
 
-def options(token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> dict[str, Any]:
+def options(
+    token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None,
+    key: str | None = None
+) -> dict[str, Any]:
     """Returns the keyword arguments of nats.connect. credentials is a file of meander auth, or a JWT and its key; the
     others are PEM files.
 
@@ -166,7 +174,9 @@ class Denials:
             try:
                 await asyncio.wait([answer, denied], return_when=asyncio.FIRST_COMPLETED)
                 if denied.done() and not answer.done():
-                    raise PermissionError(f'no permission: {self._who} may not publish on "{subject}"; meander auth show says which role may')
+                    raise PermissionError(
+                        f'no permission: {self._who} may not publish on "{subject}"; meander auth show says which role may'
+                    )
                 return await answer
             finally:
                 answer.cancel()

@@ -63,7 +63,10 @@ class Sample:
             if step["step_index"] == index and step.get("checkpoint"):
                 return tensor(step["checkpoint"]).astype(np.float32)
         t = self.trajectory or {}
-        raise EventError(f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with return_step_indices")
+        raise EventError(
+            f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with "
+            f"return_step_indices"
+        )
 
     def share(self, index: int, state: Array) -> None:
         """Lets an array that has the state of that index (latents) stand for its bytes, which are freed."""
@@ -232,7 +235,10 @@ class Batch(Mapping[str, Any]):
     def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
         """Returns how far log-probs [B, W] are from the sampler's, as ratios. NaN counts as infinitely far."""
         off = self._distances(log_probs)
-        per_step = {int(i): float(off[(self["step_indices"] == i) & self.mask].max()) for i in np.unique(self["step_indices"][self.mask])}
+        per_step = {
+            int(i): float(off[(self["step_indices"] == i) & self.mask].max())
+            for i in np.unique(self["step_indices"][self.mask])
+        }
         return Ratio(float(off.max(initial=0)), per_step, tolerance)
 
     def _distances(self, log_probs: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -250,7 +256,9 @@ class Batch(Mapping[str, Any]):
         if not r.ok:
             parts = ", ".join(f"{self.unit} {i}: {d:.3g}" for i, d in r.per_step.items())
             worst = f"; the furthest token {r.worst:.3g}" if r.worst else ""
-            raise RatioOff(f"the ratio is {r.max_abs:.3g} from 1, more than {tolerance:g} ({parts}{worst}): {self.why_off}")
+            raise RatioOff(
+                f"the ratio is {r.max_abs:.3g} from 1, more than {tolerance:g} ({parts}{worst}): {self.why_off}"
+            )
         return r
 
     def torch(self, device: Any = None, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -272,7 +280,9 @@ class Batch(Mapping[str, Any]):
         """
         steps = self["step_indices"]
         if not self["mask"].all() or (np.diff(steps, axis=1) != 1).any():
-            raise ValueError("all_latents: the trained steps must follow one another, in equal number; take latents and next_latents")
+            raise ValueError(
+                "all_latents: the trained steps must follow one another, in equal number; take latents and next_latents"
+            )
         batch = {
             "all_latents": np.concatenate([self["latents"], self["next_latents"][:, -1:]], axis=1),
             "all_timesteps": self["timesteps"],
@@ -285,10 +295,14 @@ class Batch(Mapping[str, Any]):
             **{name: self[name] for name in self.conditioning},
         }
         other = {
-            "uid": self["uid"].astype(object), "raw_prompt": self["prompt"].astype(object), "raw_negative_prompt": self["negative_prompt"].astype(object),
+            "uid": self["uid"].astype(object), "raw_prompt": self["prompt"].astype(object),
+            "raw_negative_prompt": self["negative_prompt"].astype(object),
             "sample_index": self["sample_index"], "global_steps": self["policy_version"],
         }
-        return {"batch": batch, "non_tensor_batch": other, "meta_info": {"batch": self.name, "cursor": self.cursor, "digest": self.digest()}}
+        return {
+            "batch": batch, "non_tensor_batch": other,
+            "meta_info": {"batch": self.name, "cursor": self.cursor, "digest": self.digest()}
+        }
 
     def _collate(self) -> dict[str, Array]:
         """Builds the arrays of the samples and their trained steps; {} without samples. ValueError: a text, or latents
@@ -301,7 +315,10 @@ class Batch(Mapping[str, Any]):
         shape = tuple(rows[0][2]["latents_shape"])
         for g, s, t in rows:
             if tuple(t["latents_shape"]) != shape:
-                raise ValueError(f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch must be of one size")
+                raise ValueError(
+                    f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch "
+                    f"must be of one size"
+                )
         b, w = len(rows), max(len(s.trained) for _, s, _ in rows)
         out: dict[str, Array] = {
             **_states(rows, w, shape),
@@ -322,7 +339,9 @@ class Batch(Mapping[str, Any]):
 
     def _facts(self) -> dict[str, Array]:
         """Builds the arrays with one value for each sample."""
-        rows = [(i, g, s, s.trajectory) for i, g in enumerate(self.groups) for s in g.trained if s.trajectory is not None]
+        rows = [
+            (i, g, s, s.trajectory) for i, g in enumerate(self.groups) for s in g.trained if s.trajectory is not None
+        ]
         out: dict[str, Array] = {}
         for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
             out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
@@ -358,15 +377,18 @@ def _states(rows: Sequence[tuple[Group, Sample, Event]], w: int, shape: tuple[in
 
 _STEP: dict[str, tuple[str, Any]] = {
     "log_probs": ("log_prob", np.float64), "sigmas": ("sigma", np.float32), "next_sigmas": ("sigma_next", np.float32),
-    "timesteps": ("timestep", np.float32), "step_indices": ("step_index", np.int64), "noise_std": ("noise_std", np.float64),
+    "timesteps": ("timestep", np.float32), "step_indices": ("step_index", np.int64),
+    "noise_std": ("noise_std", np.float64),
     "std_dev_t": ("std_dev_t", np.float64),
 }
 _SAMPLE: dict[str, tuple[str, Any]] = {
-    "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_), "policy_version": ("policy_version_max", np.int64),
+    "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_),
+    "policy_version": ("policy_version_max", np.int64),
     "sample_seed": ("sample_seed", np.uint64),
 }
 _IMAGE: dict[str, tuple[str, Any]] = {
-    "true_cfg_scale": ("true_cfg_scale", np.float64), "negative_prompt": ("negative_prompt", np.str_), "cfg_rule": ("cfg_rule", np.str_),
+    "true_cfg_scale": ("true_cfg_scale", np.float64), "negative_prompt": ("negative_prompt", np.str_),
+    "cfg_rule": ("cfg_rule", np.str_),
     "noise_seed": ("noise_seed", np.uint64),
 }
 
@@ -380,10 +402,15 @@ def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
             continue
         longest = max(c[name].shape[0] for c in by_group)
         first = by_group[0][name]
-        padded = np.zeros((len(by_group), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32)
+        padded = np.zeros(
+            (len(by_group), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32
+        )
         for i, c in enumerate(by_group):
             if c[name].shape[1:] != first.shape[1:]:
-                raise ValueError(f"{groups[i].uid}: {name} {list(c[name].shape)}, of other groups {list(first.shape)}; must be as wide")
+                raise ValueError(
+                    f"{groups[i].uid}: {name} {list(c[name].shape)}, of other groups {list(first.shape)}; must be as "
+                    f"wide"
+                )
             padded[i, : len(c[name])] = c[name]
         out[name] = padded
     return out
@@ -393,7 +420,9 @@ Keep = Callable[[Group], str]
 """Says why a group is left out of the batches; empty if it is not."""
 
 
-def fresh(min_policy_version: int = 0, max_age: float = 0, weights_digest: str = "", max_policy_span: int | None = None) -> Keep:
+def fresh(
+    min_policy_version: int = 0, max_age: float = 0, weights_digest: str = "", max_policy_span: int | None = None
+) -> Keep:
     """Returns a rule that leaves out groups that are too far from the policy: made with weights older than
     min_policy_version or with another digest, closed more than max_age seconds ago (0: any time), or with samples of
     more than max_policy_span versions (newest - oldest + 1)."""

@@ -70,7 +70,9 @@ async def connect(
     PermissionError: the server does not allow a call. It is raised at once.
     """
     denials = access.Denials(credentials)
-    options: dict[str, Any] = {"name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
+    options: dict[str, Any] = {
+        "name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2
+    }
     options |= access.options(token, credentials, ca, cert, key)
     try:
         nc = await asyncio.wait_for(access.open_connection(url, **options), patience)
@@ -105,7 +107,9 @@ class Client(Controls, Teachers):
         TimeoutError: no answer in time. The prompt is stored anyway; the message says what intake waits for, such as a
         sampler for the model.
         """
-        return await self._ask(f"prompt.{run}", "prompt/1", msgpack.packb({"v": 1, "prompt": prompt, **fields}), timeout)
+        return await self._ask(
+            f"prompt.{run}", "prompt/1", msgpack.packb({"v": 1, "prompt": prompt, **fields}), timeout
+        )
 
     async def _ask(self, subject: str, kind: str, body: bytes, timeout: float) -> dict[str, Any]:
         """Stores an event that intake answers, and returns the receipt."""
@@ -137,7 +141,9 @@ class Client(Controls, Teachers):
                 return
             except NoStreamResponseError:
                 if time.monotonic() > end:
-                    raise TimeoutError(f"{subject}: nothing is stored: the server has no stream for it; is a pipeline up?") from None
+                    raise TimeoutError(
+                        f"{subject}: nothing is stored: the server has no stream for it; is a pipeline up?"
+                    ) from None
             await asyncio.sleep(0.05)
 
     async def _messages(self, subject: str, stored: str) -> AsyncGenerator[Msg, None]:
@@ -179,7 +185,8 @@ class Client(Controls, Teachers):
         return self._events(f"tokens.{run}.*.*.*.*", "MDR_STEPS")
 
     def stream_groups(
-        self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0,
+        self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None,
+        faults: str = "raise", timeout: float = 0,
         follow: bool = True, logits: bool = False,
     ) -> Groups:
         """Groups with advantages, in the order in which they closed. A group is complete: trajectories, steps, latents
@@ -197,7 +204,10 @@ class Client(Controls, Teachers):
         follow=False: stop after the stored groups.
         logits: also read the stored logits of texts.
         """
-        return Groups(self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow, logits=logits)
+        return Groups(
+            self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow,
+            logits=logits
+        )
 
     def batches(
         self, run: str, name: str = "", *, groups: int = 0, log_probs: LogProbs | None = None, tolerance: float = 1e-5, after: str = "",
@@ -261,14 +271,19 @@ class Client(Controls, Teachers):
         EventError: it did not come to an end, or no logits of it are stored.
         """
         name = f"{trajectory['uid']} #{trajectory['sample_index']}"
-        if wrong := "text: absent; must be there: the sample is an image" if trajectory.get("text") is None else fault(trajectory, trajectory_form(trajectory)):
+        if wrong := "text: absent; must be there: the sample is an image" if trajectory.get("text") is None else fault(
+            trajectory, trajectory_form(trajectory)
+        ):
             raise EventError(f"{name}: {wrong}")
         for field in ("ids", "mask", *NUMBERS):
             if trajectory["text"].get(field):
                 await self.load(trajectory["text"][field])
         text = text_of(trajectory)
         if logits and (text.settings.get("logits") or {}).get("form", "none") == "none":
-            raise EventError(f"{name}: no logits are stored; prompts must ask for them with text.logits, such as {{'form': 'topk', 'k': 20}}")
+            raise EventError(
+                f"{name}: no logits are stored; prompts must ask for them with text.logits, such as "
+                f"{{'form': 'topk', 'k': 20}}"
+            )
         if logits or trajectory["policy_version_min"] != trajectory["policy_version_max"]:
             add_events(text, await self._steps(trajectory, "tokens", TOKENS, logits), name)
         return text
@@ -279,7 +294,10 @@ class Client(Controls, Teachers):
             async with self._gets:
                 m = await self.js.get_msg(stream, seq)
         except NotFoundError:
-            raise Gone(f"{subject}: sequence {seq} of {stream} is no longer stored: read earlier, or let retention wait for a named reader") from None
+            raise Gone(
+                f"{subject}: sequence {seq} of {stream} is no longer stored: read earlier, or let retention wait for "
+                f"a named reader"
+            ) from None
         if not (m.subject or "").startswith(subject):
             raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
         return m
@@ -392,7 +410,9 @@ class Client(Controls, Teachers):
             return _decoded(await self.video(trajectory), trajectory, video, video["frames"])
         return (await self.pixels(trajectory))[None]
 
-    async def interact(self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], None] = lambda: None) -> None:
+    async def interact(
+        self, name: str, answer: Callable[[Event], dict[str, Any]], ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Answers requests as a worker of the interaction of that name, until cancelled; ready is called when it
         listens.
 
@@ -423,14 +443,20 @@ class Client(Controls, Teachers):
             await sub.unsubscribe()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "", timeout: float = 10) -> None:
+    async def verdict(
+        self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "",
+        comment: str = "", author: str = "", timeout: float = 10
+    ) -> None:
         """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
 
         Without a value, error says why there is none. A malformed verdict raises ValueError. The first verdict of a
         sample and name counts: another raises Judged, the same once more is no error. One that is stored and malformed
         does not count; the reward service takes it away, which is waited for up to timeout seconds.
         """
-        event = {"v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value, "at": time.time_ns()}
+        event = {
+            "v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value,
+            "at": time.time_ns()
+        }
         for key, text in (("error", error), ("comment", comment), ("author", author)):
             if text:
                 event[key] = text
@@ -443,7 +469,10 @@ class Client(Controls, Teachers):
         while True:
             try:
                 # Without a message id: the subject keeps one verdict, and says so by an error.
-                await self.js.publish(subject, msgpack.packb(event), headers={"Mdr-Type": "verdict/1", "Content-Type": "application/msgpack"})
+                await self.js.publish(
+                    subject, msgpack.packb(event),
+                    headers={"Mdr-Type": "verdict/1", "Content-Type": "application/msgpack"}
+                )
                 return
             except APIError as e:
                 if e.err_code != _REFUSED:
@@ -452,7 +481,10 @@ class Client(Controls, Teachers):
             if first is not None:
                 if (first.get("value"), first.get("error", "")) == (event["value"], error):
                     return
-                raise Judged(f"the sample has a verdict already: {first.get('error') if first.get('value') is None else first['value']}")
+                raise Judged(
+                    f"the sample has a verdict already: "
+                    f"{first.get('error') if first.get('value') is None else first['value']}"
+                )
             if time.monotonic() > late:
                 raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
             await asyncio.sleep(0.05)

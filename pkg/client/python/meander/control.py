@@ -43,13 +43,20 @@ class Controls:
         """Continues a paused run. Its samples have the same bits as without the pause."""
         return await self._control("resume", run, timeout, reason=reason, by=by)
 
-    async def cancel(self, run: str, uid: str = "", reason: str = "", by: str = "python", timeout: float = 10) -> dict[str, Any]:
+    async def cancel(
+        self, run: str, uid: str = "", reason: str = "", by: str = "python", timeout: float = 10
+    ) -> dict[str, Any]:
         """Ends a run, or one of its groups, for ever. Each group without a result gets the status cancelled."""
         return await self._control("cancel", run, timeout, uid=uid, reason=reason, by=by)
 
-    async def prune(self, run: str, uid: str, sample_index: int, step_index: int = 0, reason: str = "", by: str = "python", timeout: float = 10) -> dict[str, Any]:
+    async def prune(
+        self, run: str, uid: str, sample_index: int, step_index: int = 0, reason: str = "", by: str = "python",
+        timeout: float = 10
+    ) -> dict[str, Any]:
         """Ends one sample at the next step boundary from step_index on; its group closes without it."""
-        return await self._control("prune", run, timeout, uid=uid, sample_index=sample_index, step_index=step_index, reason=reason, by=by)
+        return await self._control(
+            "prune", run, timeout, uid=uid, sample_index=sample_index, step_index=step_index, reason=reason, by=by
+        )
 
     async def status(self, run: str, timeout: float = 10) -> dict[str, Any]:
         """The status of a run: state (running, paused, cancelled or done), and the counts of a run_status."""
@@ -85,5 +92,7 @@ class Controls:
             return {}
 
     async def _control(self, action: str, run: str, timeout: float, **fields: Any) -> dict[str, Any]:
-        event = {"v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}}
+        event = {
+            "v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}
+        }
         return await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)

@@ -118,7 +118,10 @@ class Cursor:
             raise CursorError(f"after: {self.after!r}; must be the cursor of a batch or group that was read")
         seq, state = int(m[1]), info["state"]
         if int(m[2]) != self.made or seq > state["last_seq"]:
-            raise CursorError(f"after: {self.after!r} is of another store than this one, which was made at {info['created']}; start without it")
+            raise CursorError(
+                f"after: {self.after!r} is of another store than this one, which was made at {info['created']}; start "
+                f"without it"
+            )
         if seq + 1 < state["first_seq"]:
             raise CursorError(f"after: {seq + 1} to {state['first_seq'] - 1} are gone; what is left begins without it")
         return seq + 1
@@ -149,7 +152,8 @@ class Cursor:
         """Makes a consumer that starts at a sequence (0: at the beginning), and returns its info."""
         config: Event = {
             "filter_subject": self.filter, "ack_policy": "explicit" if self.name else "none", "max_deliver": -1, "replay_policy": "instant",
-            "deliver_policy": "by_start_sequence" if start else "all", "description": "a reader of results, " + secrets.token_hex(8),
+            "deliver_policy": "by_start_sequence" if start else "all",
+            "description": "a reader of results, " + secrets.token_hex(8),
         }
         if start:
             config["opt_start_seq"] = start
@@ -288,8 +292,13 @@ class Cursor:
                 if seq <= self.floor:
                     return  # its answer was lost
                 if time.monotonic() > end:
-                    raise TimeoutError(f"the server did not confirm for {_PATIENCE} s what was read up to {seq}: {str(e) or type(e).__name__}") from None
-                _log.warning("reader %s: no word that what was read up to %d is acknowledged; asking again", self.consumer, seq)
+                    raise TimeoutError(
+                        f"the server did not confirm for {_PATIENCE} s what was read up to {seq}: "
+                        f"{str(e) or type(e).__name__}"
+                    ) from None
+                _log.warning(
+                    "reader %s: no word that what was read up to %d is acknowledged; asking again", self.consumer, seq
+                )
                 await asyncio.sleep(0.5)
 
     async def acknowledged(self) -> str:

@@ -18,7 +18,8 @@ MAX_EVENT = 8 << 20
 TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
 """Names of runs, groups, lanes and readers."""
 _DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1",
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2",
+    "U16": "<u2", "I8": "i1", "U8": "u1",
     "BOOL": "?",
 }
 
@@ -100,15 +101,18 @@ NUMBER = (int, float)
 """The types of a number in a form."""
 _REF: Event = {"bucket": str, "digest": str, "size": int}
 TENSOR: Event = {
-    "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF), "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
+    "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF),
+    "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
 }
 """The form of a tensor: its bytes, or where they are."""
 _MEMBER: Event = {
-    "sample_index": int, "reward": Maybe(NUMBER), "advantage": Maybe(NUMBER), "status": str, "trajectory_seq": int, "step_advantages": Maybe([NUMBER]),
+    "sample_index": int, "reward": Maybe(NUMBER), "advantage": Maybe(NUMBER), "status": str, "trajectory_seq": int,
+    "step_advantages": Maybe([NUMBER]),
 }
 # What this package reads of each kind. The services check all of it, and take what is faulty off the streams.
 ADVANTAGE: Event = {
-    "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER], "source_run": Maybe(str),
+    "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER],
+    "source_run": Maybe(str),
     "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str), "estimator": Maybe(str),
 }
 """What is read of the result of a group."""
@@ -121,8 +125,11 @@ _SAMPLE: Event = {
     "policy_version_min": int, "policy_version_max": int,
 }
 _IMAGE: Event = _SAMPLE | {
-    "prompt_2": Maybe(str), "prompt_3": Maybe(str), "negative_prompt": str, "height": int, "width": int, "true_cfg_scale": NUMBER, "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str, "sigmas": [NUMBER], "timesteps": [NUMBER],
-    "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER, "latent_step_indices": [int], "latents_shape": [int],
+    "prompt_2": Maybe(str), "prompt_3": Maybe(str), "negative_prompt": str, "height": int, "width": int,
+    "true_cfg_scale": NUMBER, "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str,
+    "sigmas": [NUMBER], "timesteps": [NUMBER],
+    "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER,
+    "latent_step_indices": [int], "latents_shape": [int],
     "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
     "frames": Maybe(int),
     "video": Maybe({
@@ -132,12 +139,18 @@ _IMAGE: Event = _SAMPLE | {
 _TEXT: Event = _SAMPLE | {
     "text": {
         "settings": {
-            "messages": [{"role": str, "content": str}], "temperature": NUMBER, "top_k": int, "top_p": NUMBER, "min_p": NUMBER, "vocabulary": int,
+            "messages": [
+                {"role": str, "content": str}
+            ], "temperature": NUMBER, "top_k": int, "top_p": NUMBER, "min_p": NUMBER, "vocabulary": int,
             "logits": Maybe({"form": str, "dtype": str, "kind": str}),
         },
-        **{name: Maybe(TENSOR) for name in ("ids", "mask", "log_probs", "processed_log_probs", "entropies", "top_log_probs")},
+        **{
+            name: Maybe(TENSOR)
+            for name in ("ids", "mask", "log_probs", "processed_log_probs", "entropies", "top_log_probs")
+        },
         "turns": Maybe([{
-            "begin": int, "end": int, "generated": bool, "finish_reason": Maybe(str), "text": Maybe(str), "reply": Maybe(str), "score": Maybe(NUMBER),
+            "begin": int, "end": int, "generated": bool, "finish_reason": Maybe(str), "text": Maybe(str),
+            "reply": Maybe(str), "score": Maybe(NUMBER),
         }]),
         "conversation": Maybe(str),
     },
@@ -149,8 +162,10 @@ TOKENS: Event = {
 }
 """What is read of the tokens of a text."""
 STEP: Event = {
-    "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
-    "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER), "latents": Maybe([{"index": int, "tensor": TENSOR}]),
+    "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER,
+    "timestep": NUMBER,
+    "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER),
+    "latents": Maybe([{"index": int, "tensor": TENSOR}]),
     "debug": Maybe([{"name": str, "tensor": TENSOR}]), "checkpoint": Maybe(TENSOR), "policy_version": int,
 }
 """What is read of a denoising step."""
@@ -204,7 +219,9 @@ def tensor(t: Event) -> np.ndarray:
     if dtype.kind == "V":
         raise EventError(f"dtype {t['dtype']!r}; want one of {', '.join(_DTYPES)}, BF16")
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data):
-        raise EventError(f"tensor of {len(data)} bytes; {t['dtype']} {list(shape)} has {math.prod(shape) * dtype.itemsize}")
+        raise EventError(
+            f"tensor of {len(data)} bytes; {t['dtype']} {list(shape)} has {math.prod(shape) * dtype.itemsize}"
+        )
     if t["dtype"] == "BF16":
         return (np.frombuffer(data, dtype).astype("<u4") << 16).view("<f4").reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)

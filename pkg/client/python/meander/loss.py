@@ -27,7 +27,8 @@ def _arrays(**named: ArrayLike) -> list[np.ndarray]:
 
 
 def _clipped(
-    ratio: np.ndarray, log_prob: np.ndarray, old: np.ndarray, advantages: np.ndarray, weights: ArrayLike | None, clip: float, adv_clip_max: float
+    ratio: np.ndarray, log_prob: np.ndarray, old: np.ndarray, advantages: np.ndarray, weights: ArrayLike | None,
+    clip: float, adv_clip_max: float
 ) -> dict[str, Any]:
     if not 0 <= clip < np.inf:
         raise ValueError(f"clip: {clip}; must be a finite number of at least 0")
@@ -109,7 +110,10 @@ def kl(kind: str, log_prob: ArrayLike, reference: ArrayLike) -> np.ndarray:
     In verl a suffix + keeps the value and has the gradient of k2; here it changes nothing.
     """
     new, ref = _arrays(log_prob=log_prob, reference=reference)
-    estimates = {"k1": new - ref, "abs": np.abs(new - ref), "k2": (new - ref) ** 2 / 2, "k3": np.minimum(_k3(_bounded(ref - new)), 10)}
+    estimates = {
+        "k1": new - ref, "abs": np.abs(new - ref), "k2": (new - ref) ** 2 / 2,
+        "k3": np.minimum(_k3(_bounded(ref - new)), 10)
+    }
     if kind.removesuffix("+") not in estimates:
         raise ValueError(f"kind: {kind!r}; must be one of {', '.join(estimates)}")
     return estimates[kind.removesuffix("+")]
@@ -128,7 +132,8 @@ Threshold = float | tuple[float, float]
 
 
 def rollout_weights(
-    old: ArrayLike, rollout: ArrayLike, level: str | None = "token", threshold: Threshold = 2.0, normalize: bool = False,
+    old: ArrayLike, rollout: ArrayLike, level: str | None = "token", threshold: Threshold = 2.0,
+    normalize: bool = False,
     rejections: Sequence[tuple[str, Threshold]] = (),
 ) -> np.ndarray:
     """Importance weights [B, W] of log-probs that another engine computed, as verl's rollout correction has them.

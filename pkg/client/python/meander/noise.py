@@ -21,14 +21,17 @@ def _coefficients(text: str) -> list[float]:
 
 
 _LN = _coefficients(
-    "0x1.8618618618618p-5 0x1.af286bca1af28p-5 0x1.e1e1e1e1e1e1ep-5 0x1.1111111111111p-4 0x1.3b13b13b13b14p-4 0x1.745d1745d1746p-4 "
+    "0x1.8618618618618p-5 0x1.af286bca1af28p-5 0x1.e1e1e1e1e1e1ep-5 0x1.1111111111111p-4 0x1.3b13b13b13b14p-4 "
+    "0x1.745d1745d1746p-4 "
     "0x1.c71c71c71c71cp-4 0x1.2492492492492p-3 0x1.999999999999ap-3 0x1.5555555555555p-2")
 SIN = _coefficients(
-    "-0x1.ae7f3e733b81fp-41 0x1.6124613a86d09p-33 -0x1.ae64567f544e4p-26 0x1.71de3a556c734p-19 -0x1.a01a01a01a01ap-13 0x1.1111111111111p-7 "
+    "-0x1.ae7f3e733b81fp-41 0x1.6124613a86d09p-33 -0x1.ae64567f544e4p-26 0x1.71de3a556c734p-19 -0x1.a01a01a01a01ap-13 "
+    "0x1.1111111111111p-7 "
     "-0x1.5555555555555p-3")
 """Coefficients of x^15 to x^3 of a sine, highest first."""
 COS = _coefficients(
-    "0x1.ae7f3e733b81fp-45 -0x1.93974a8c07c9dp-37 0x1.1eed8eff8d898p-29 -0x1.27e4fb7789f5cp-22 0x1.a01a01a01a01ap-16 -0x1.6c16c16c16c17p-10 "
+    "0x1.ae7f3e733b81fp-45 -0x1.93974a8c07c9dp-37 0x1.1eed8eff8d898p-29 -0x1.27e4fb7789f5cp-22 0x1.a01a01a01a01ap-16 "
+    "-0x1.6c16c16c16c17p-10 "
     "0x1.5555555555555p-5 -0x1.0000000000000p-1")
 """Coefficients of x^16 to x^2 of a cosine, highest first."""
 _SQRT2, _LN2 = float.fromhex("0x1.6a09e667f3bcdp+0"), float.fromhex("0x1.62e42fefa39efp-1")
@@ -45,7 +48,9 @@ def _horner(coefficients: list[float], z: Floats) -> Floats:
     return p
 
 
-def philox(counter: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], seed: int) -> npt.NDArray[np.uint64]:
+def philox(
+    counter: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], seed: int
+) -> npt.NDArray[np.uint64]:
     """Philox4x32-10: the four words [4, n] of counters whose words are numbers or [n], under a key of 64 bits."""
     c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in np.broadcast_arrays(*counter))
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32

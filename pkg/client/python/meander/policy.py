@@ -84,7 +84,9 @@ async def _newest(client: Client, lane: str) -> Event:
         if len(lanes) > 1:
             served = {str(p.get("lane")) for p in await client.samplers()} & set(lanes)
             if len(served) != 1:
-                raise ValueError(f"lane: empty; must be one of {', '.join(lanes)}, of which samplers serve {len(served)} now")
+                raise ValueError(
+                    f"lane: empty; must be one of {', '.join(lanes)}, of which samplers serve {len(served)} now"
+                )
             lanes = list(served)
         lane = lanes[0]
     if not TOKEN.fullmatch(lane):
@@ -157,7 +159,9 @@ async def push_weights(
     of them is stored in the server. Those that lie in it stay where they are, others are copied to it.
     """
     paths = [] if isinstance(files, Mapping) else _shards(files)
-    contents: list[bytes | memoryview] = [_encoded(files)[0]] if isinstance(files, Mapping) else [_mapped(p) for p in paths]
+    contents: list[bytes | memoryview] = [_encoded(files)[0]] if isinstance(files, Mapping) else [
+        _mapped(p) for p in paths
+    ]
     if not contents:
         raise PolicyRefused(f"weights: {files}: no safetensors file")
 
@@ -171,11 +175,15 @@ async def push_weights(
         else:
             store = "".join(c for c in (await api(client.nc, "STREAM.INFO.MDR_POLICIES"))["created"] if c.isdigit())
             try:
-                refs = await asyncio.to_thread(weightsdir.place, weights_dir, store, paths or [bytes(c) for c in contents])
+                refs = await asyncio.to_thread(
+                    weightsdir.place, weights_dir, store, paths or [bytes(c) for c in contents]
+                )
             except (OSError, ValueError) as err:
                 raise PolicyRefused(f"weights_dir: {weights_dir}: {err}") from err
         lines = "".join(f"full {ref['digest']}\n" for ref in refs)
-        return {"weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs}
+        return {
+            "weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs
+        }
 
     return await _follow(client, lane, following, rule, version, by, note)
 
@@ -204,7 +212,10 @@ def _encoded(tensors: Mapping[str, Any], config: Mapping[str, Any] | str | None 
 def _onto(now: Event, base: str) -> None:
     """Refuses a push that is for another checkpoint than the lane's."""
     if base and base != now.get("base_digest"):
-        raise PolicyRefused(f"base: {base:.16}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
+        raise PolicyRefused(
+            f"base: {base:.16}; must be of the checkpoint that lane {now['lane']!r} serves, "
+            f"{now.get('base_digest', ''):.16}"
+        )
 
 
 async def rollback_policy(
@@ -218,21 +229,28 @@ async def rollback_policy(
     """
 
     async def following(now: Event) -> Event:
-        then = next((p for p in reversed(await policy_history(client, now["lane"])) if p["policy_version"] == version), None)
+        then = next(
+            (p for p in reversed(await policy_history(client, now["lane"])) if p["policy_version"] == version), None
+        )
         if then is None:
             raise PolicyRefused(f"version: {version}; the history of lane {now['lane']!r} has none of that number")
         if not _bare(then) and (why := (await _refusals(client, now["lane"])).get(version)):
             raise PolicyRefused(
                 f"version: {version}; was refused by the samplers ({why}); must be one that was taken over")
         if then.get("base_digest") != now.get("base_digest"):
-            raise PolicyRefused(f"version: {version}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
+            raise PolicyRefused(
+                f"version: {version}; must be of the checkpoint that lane {now['lane']!r} serves, "
+                f"{now.get('base_digest', ''):.16}"
+            )
         try:
             for ref in [*([then["adapter"]["file"]] if then.get("adapter") else []), *(then.get("weights") or [])]:
                 if ref.get("bucket"):  # samplers look at what lies by path
                     await client.blob(ref)
         except Gone as err:
             raise PolicyRefused(f"version: {version}; its weights are not stored any more: {err}") from None
-        return {"weights_digest": then["weights_digest"], "rollback": version} | {k: then[k] for k in ("adapter", "weights") if then.get(k)}
+        return {
+            "weights_digest": then["weights_digest"], "rollback": version
+        } | {k: then[k] for k in ("adapter", "weights") if then.get(k)}
 
     return await _follow(client, lane, following, rule, None, by, note)
 
@@ -265,7 +283,10 @@ async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
         seq = (m.seq or 0) + 1
 
 
-async def _follow(client: Client, lane: str, following: Callable[[Event], Awaitable[Event]], rule: str, version: int | None, by: str, note: str) -> Event:
+async def _follow(
+    client: Client, lane: str, following: Callable[[Event], Awaitable[Event]], rule: str, version: int | None, by: str,
+    note: str
+) -> Event:
     """Stores what follows a lane's current policy, again if another client was first. following gives the weights:
     their digest, adapter, rollback."""
     if rule not in RULES:
@@ -278,9 +299,12 @@ async def _follow(client: Client, lane: str, following: Callable[[Event], Awaita
                 return now
         number = now["policy_version"] + 1 if version is None else version
         if number <= now["policy_version"]:
-            raise PolicyRefused(f"version: {number}; must be above {now['policy_version']}, which lane {now['lane']!r} serves")
+            raise PolicyRefused(
+                f"version: {number}; must be above {now['policy_version']}, which lane {now['lane']!r} serves"
+            )
         push = {k: v for k, v in now.items() if k not in ("adapter", "weights", "rollback", "note")} | weights | {
-            "policy_version": number, "parent": now["policy_version"], "rule": rule, "by": by, "announced": time.time_ns(),
+            "policy_version": number, "parent": now["policy_version"], "rule": rule, "by": by,
+            "announced": time.time_ns(),
         }
         if note:
             push["note"] = note
@@ -294,7 +318,9 @@ async def _store(client: Client, push: Event) -> bool:
     current, last = await _last(client, lane)
     if current["policy_version"] != push["parent"]:
         return False
-    headers = {"Mdr-Type": "policy/1", "Content-Type": "application/msgpack", "Nats-Expected-Last-Subject-Sequence": str(last)}
+    headers = {
+        "Mdr-Type": "policy/1", "Content-Type": "application/msgpack", "Nats-Expected-Last-Subject-Sequence": str(last)
+    }
     try:
         await client.js.publish(f"{PREFIX}policy.{lane}", body, headers=headers)
     except APIError as err:
@@ -332,7 +358,8 @@ async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Even
             if p.get("lane") != pushed["lane"]:
                 continue
             answer = await _answer(client, pushed, p["instance"])
-            late = late or answer is None and ((p.get("policy_version") or 0) < version or p.get("loading") == version)  # one that loads what it uses is about to answer
+            # one that loads what it uses is about to answer
+            late = late or answer is None and ((p.get("policy_version") or 0) < version or p.get("loading") == version)
             samplers.append(p | {"answer": answer})
         if not late:
             return samplers
@@ -413,7 +440,9 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
             module = module.removeprefix(prefix)
         part = parts.setdefault(module, {})
         if _SUFFIXES[suffix] in part:
-            raise PolicyRefused(f"adapter: module {module}: {name} is given under another name, too; must be one of them")
+            raise PolicyRefused(
+                f"adapter: module {module}: {name} is given under another name, too; must be one of them"
+            )
         part[_SUFFIXES[suffix]] = (info, _floats("adapter", name, info, data))
     if not parts:
         raise PolicyRefused("adapter: no tensors")
@@ -424,11 +453,17 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] < 1:
             raise PolicyRefused(f"adapter: module {module}: lora_A {a} and lora_B {b} do not fit")
         if a[0] > min(a[1], b[0]):
-            raise PolicyRefused(f"adapter: module {module}: rank {a[0]}; must be at most {min(a[1], b[0])}, the smaller side of its weight")
+            raise PolicyRefused(
+                f"adapter: module {module}: rank {a[0]}; must be at most {min(a[1], b[0])}, the smaller side of its "
+                f"weight"
+            )
         if module not in table:
             raise PolicyRefused(f"adapter: module {module}: the transformer has none")
         if [b[0], a[1]] != list(table[module]):
-            raise PolicyRefused(f"adapter: module {module}: changes a weight of {b[0]} x {a[1]}, here {table[module][0]} x {table[module][1]}")
+            raise PolicyRefused(
+                f"adapter: module {module}: changes a weight of {b[0]} x {a[1]}, here {table[module][0]} x "
+                f"{table[module][1]}"
+            )
         if not all(np.isfinite(x).all() for _, x in p.values()):
             raise PolicyRefused(f"adapter: module {module}: not finite; all numbers of lora_A and lora_B must be")
     return effective
@@ -483,7 +518,10 @@ def _floats(what: str, name: str, info: Any, data: bytes | memoryview) -> np.nda
         raise PolicyRefused(f"{what}: {name}: {info['dtype']}; must be F32, F16, BF16 or F64")
     begin, end = (*info["data_offsets"], -1, -1)[:2]
     if min(info["shape"], default=0) < 0 or begin < 0 or end - begin != count * dtype.itemsize:
-        raise PolicyRefused(f"{what}: {name}: bytes {begin} to {end}; must be the {count * dtype.itemsize} of {info['dtype']} {info['shape']}")
+        raise PolicyRefused(
+            f"{what}: {name}: bytes {begin} to {end}; must be the {count * dtype.itemsize} of {info['dtype']} "
+            f"{info['shape']}"
+        )
     if end > len(data):
         raise PolicyRefused(f"{what}: {name}: ends at byte {end} of {len(data)}: truncated")
     out = np.frombuffer(data[begin:end], dtype)
@@ -509,7 +547,8 @@ async def _put_blob(client: Client, data: bytes | memoryview) -> Event:
         entry = json.loads((await client.js.get_last_msg("OBJ_mdr-blobs", subject)).data or b"{}")
         checked(await client.blob(ref), ref)
         if entry.get("size") == len(data):
-            await client.js.publish(subject, json.dumps(entry).encode(), headers={"Nats-Rollup": "sub"})  # used again: not swept as forgotten
+            # used again: not swept as forgotten
+            await client.js.publish(subject, json.dumps(entry).encode(), headers={"Nats-Rollup": "sub"})
             return ref
     except Exception:  # noqa: BLE001, S110 - not there, or not whole: it is written
         pass
@@ -521,7 +560,8 @@ async def _put_blob(client: Client, data: bytes | memoryview) -> Event:
     if sent.digest() != digest:
         raise PolicyRefused("weights: a file was changed while it was sent; push it again once it is whole")
     entry = {
-        "name": digest.hex(), "options": {"max_chunk_size": _CHUNK}, "bucket": "mdr-blobs", "nuid": nuid, "size": len(data),
+        "name": digest.hex(), "options": {"max_chunk_size": _CHUNK}, "bucket": "mdr-blobs", "nuid": nuid,
+        "size": len(data),
         "chunks": -(-len(data) // _CHUNK), "digest": "SHA-256=" + base64.urlsafe_b64encode(digest).decode(),
     }
     await client.js.publish(subject, json.dumps(entry).encode(), headers={"Nats-Rollup": "sub"})

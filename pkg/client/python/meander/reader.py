@@ -57,7 +57,9 @@ class Health:
     """Seconds that it took to fetch and decode what they name."""
 
     def __str__(self) -> str:
-        parts = [f"{self.batches} batches, {self.groups} groups, {self.samples} samples read, {self.waiting} results waiting"]
+        parts = [
+            f"{self.batches} batches, {self.groups} groups, {self.samples} samples read, {self.waiting} results waiting"
+        ]
         for what, counter in (("left out", self.left_out), ("faulty", self.faulty)):
             parts += [f"{what}: {n} x {why}" for why, n in counter.most_common(3)]
         if self.first_ratio is not None:
@@ -248,7 +250,10 @@ class Batches(_Reader):
             read = await self._next()
             if read is None:
                 if groups:
-                    _log.info("run %s: %d groups are left, too few for a batch of %d; they are not acknowledged", self.run, len(groups), self.size)
+                    _log.info(
+                        "run %s: %d groups are left, too few for a batch of %d; they are not acknowledged", self.run,
+                        len(groups), self.size
+                    )
                 return None
             seq, group = read
             if group is not None and not group.trained:
@@ -292,7 +297,10 @@ class Batches(_Reader):
         if inspect.isawaitable(new):
             new = await new
         self.health.first_ratio = batch.check(new, self.tolerance)
-        _log.info("run %s: log-probs of the first batch agree, the ratio is %.3g from 1", self.run, self.health.first_ratio.max_abs)
+        _log.info(
+            "run %s: log-probs of the first batch agree, the ratio is %.3g from 1", self.run,
+            self.health.first_ratio.max_abs
+        )
 
     async def done(self, batch: Batch) -> None:
         """Acknowledges the batch and those before: it does not come again."""

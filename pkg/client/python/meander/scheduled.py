@@ -69,7 +69,8 @@ def _sin_quarter(a: float) -> float:
 
 
 def probability(
-    step: int, probability: float = 0.0, prob_start: float | None = None, prob_end: float | None = None, ramp_steps: int = 0,
+    step: int, probability: float = 0.0, prob_start: float | None = None, prob_end: float | None = None,
+    ramp_steps: int = 0,
     start_step: int = 0, ramp_shape: str = "linear", compat: str = "exact",
 ) -> float:
     """The probability that a sample is eligible to roll at training step `step`, in [0, 1].
@@ -139,7 +140,8 @@ class Planned:
 
 
 def plan(
-    seed: int, step: int, timesteps: ArrayLike, n: int, max_step_offset: int, strategy: str = "uniform", probability: float = 1.0
+    seed: int, step: int, timesteps: ArrayLike, n: int, max_step_offset: int, strategy: str = "uniform",
+    probability: float = 1.0
 ) -> list[Planned]:
     """Which samples of a batch roll, and from where: one Planned for each of the timesteps [B], in [0, n), of which
     fractions are allowed. seed has 64 bits, step, of training, 32.
@@ -152,7 +154,9 @@ def plan(
     if n < 2:
         raise ValueError(f"n: {n}; must be at least 2")
     if not 0 <= max_step_offset < n:
-        raise ValueError(f"max_step_offset: {max_step_offset}; must be at least 0 and below {n}, the number of timesteps")
+        raise ValueError(
+            f"max_step_offset: {max_step_offset}; must be at least 0 and below {n}, the number of timesteps"
+        )
     if not 0 <= probability <= 1:
         raise ValueError(f"probability: {probability}; must be 0 to 1")
     if not (0 <= seed < 1 << 64 and 0 <= step < 1 << 32):
@@ -175,7 +179,9 @@ def plan(
         else:
             offset = round((u * u if strategy == "biased_early" else 1 - u * u) * max_step_offset)
         source = min(base + offset, n - 1)
-        out.append(Planned(t, base, source, offset, "zero_offset" if offset == 0 else "clipped" if source == base else ""))
+        out.append(
+            Planned(t, base, source, offset, "zero_offset" if offset == 0 else "clipped" if source == base else "")
+        )
     return out
 
 
@@ -196,13 +202,16 @@ def expected_forwards(batch: int, p: float, strategy: str, m: int, reflexflow: b
     return float(batch * (rolled + (1 + p * (1 - shares[0]) if reflexflow else 0)))
 
 
-def plan_metrics(planned: Sequence[Planned], probability: float, reflexflow: bool, evaluations: int = 1, drifts: Sequence[float] = ()) -> dict[str, float]:
+def plan_metrics(
+    planned: Sequence[Planned], probability: float, reflexflow: bool, evaluations: int = 1, drifts: Sequence[float] = ()
+) -> dict[str, float]:
     """The numbers to log of a plan, by the names that the public trainer logs. offset_mean and offset_max are of what
     was drawn; drifts are those of the samples that rolled, none: not logged."""
     n, rolled, offsets = len(planned), sum(not s.reason for s in planned), [s.offset for s in planned]
     forwards = sum(s.steps for s in planned) * evaluations + (n + rolled if reflexflow else 0)
     m = {
-        "probability": probability, "rolled_fraction": rolled / n if n else 0.0, "offset_mean": sum(offsets) / n if n else 0.0,
+        "probability": probability, "rolled_fraction": rolled / n if n else 0.0,
+        "offset_mean": sum(offsets) / n if n else 0.0,
         "offset_max": max(offsets, default=0), "extra_forwards": forwards,
     }
     if len(drifts):
@@ -306,7 +315,8 @@ Model = Callable[[np.ndarray, float], ArrayLike]
 
 
 def roll(
-    levels: Levels, sampler: str, x: ArrayLike, source: int, target: int, model: Model, order: int = 0, compat: str = "exact"
+    levels: Levels, sampler: str, x: ArrayLike, source: int, target: int, model: Model, order: int = 0,
+    compat: str = "exact"
 ) -> Iterator[Step]:
     """Steps the latent x, of any shape, from timestep source down to target, 0 <= target <= source < N, and yields each
     Step. model(x, timestep) returns the prediction; rk4 asks at halves of timesteps, too.
@@ -326,10 +336,14 @@ def roll(
     if sampler == "rk4" and levels.a[-1] == 0 and levels.prediction != "flow_prediction":
         raise ValueError("sampler: rk4; must be euler, dpm, unipc or unip where the last timestep has no data")
     if not 0 <= order <= (9 if compat == "simpletuner" else most) or sampler == "rk4" and order not in (0, 4):
-        raise ValueError(f"order: {order}; must be {'4' if sampler == 'rk4' else f'1 to {most}'} with {sampler}, or 0 for its own")
+        raise ValueError(
+            f"order: {order}; must be {'4' if sampler == 'rk4' else f'1 to {most}'} with {sampler}, or 0 for its own"
+        )
     flow = levels.prediction == "flow_prediction"
     if compat == "simpletuner" and not flow and order > EXACT_ORDERS.get(sampler, 9):
-        raise ValueError(f"order: {order}; must be at most {EXACT_ORDERS[sampler]} with {sampler} and compat simpletuner")
+        raise ValueError(
+            f"order: {order}; must be at most {EXACT_ORDERS[sampler]} with {sampler} and compat simpletuner"
+        )
     state = np.array(x, np.float64)
     if flow and (sampler == "euler" or compat == "simpletuner"):
         for t in range(source, target, -1):
@@ -338,7 +352,9 @@ def roll(
     elif sampler == "rk4":
         yield from _runge_kutta(levels, state, source, target, model)
     else:
-        yield from _multistep(levels, sampler, state, source, target, model, min(order or min(2, most), most), compat == "simpletuner")
+        yield from _multistep(
+            levels, sampler, state, source, target, model, min(order or min(2, most), most), compat == "simpletuner"
+        )
 
 
 def _runge_kutta(levels: Levels, x: np.ndarray, source: int, target: int, model: Model) -> Iterator[Step]:
@@ -422,7 +438,9 @@ def _uni(x: np.ndarray, m: np.ndarray, span: _Span, past: list[Any], corrected: 
     return out + span.c * sum(p / r * e for p, r, e in zip(rho, reaches, d))
 
 
-def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target: int, model: Model, order: int, rises: bool) -> Iterator[Step]:
+def _multistep(
+    levels: Levels, sampler: str, x: np.ndarray, source: int, target: int, model: Model, order: int, rises: bool
+) -> Iterator[Step]:
     n = len(levels)
     history: list[tuple[np.ndarray, np.ndarray]] = []  # estimate and corrected latent, newest first
 
@@ -514,7 +532,8 @@ def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
 
 
 def reflexflow(
-    pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None, biased: ArrayLike | None = None,
+    pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None,
+    biased: ArrayLike | None = None,
     alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None, mask: ArrayLike | None = None,
 ) -> dict[str, Any]:
     """The loss mean(FC + beta1*ADR) of a batch, "loss", and its terms, float64: "losses", "fc" and "adr" are [B], of

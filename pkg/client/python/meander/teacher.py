@@ -26,7 +26,8 @@ _PAUSE = 0.2  # seconds before a busy teacher is asked again
 _TENSORS = ("log_probs", "processed_log_probs", "log_sum_exps", "entropies", "top_ids", "top_logits")
 _REPLY: Event = {
     "error": Maybe(str), "code": Maybe(str), "retry": Maybe(bool), "model": str, "weights_digest": str, "backend": str,
-    "step_indices": Maybe([int]), "step_log_probs": Maybe([NUMBER]), "steps_left_out": Maybe([int]), "log_prob_kind": Maybe(str),
+    "step_indices": Maybe([int]), "step_log_probs": Maybe([NUMBER]), "steps_left_out": Maybe([int]),
+    "log_prob_kind": Maybe(str),
     **{name: Maybe(TENSOR) for name in _TENSORS},
 }  # fmt: skip
 
@@ -77,21 +78,28 @@ class Teachers:
 
         async def load(self, t: Event, subject: str = "") -> None: ...
 
-    async def teacher_reply(self, teacher: str, run: str, uid: str, sample_index: int, top_k: int = 0, timeout: float = 60) -> TeacherReply:
+    async def teacher_reply(
+        self, teacher: str, run: str, uid: str, sample_index: int, top_k: int = 0, timeout: float = 60
+    ) -> TeacherReply:
         """Asks the teacher of that name for the log-probs of a stored sample under its model, of texts with the top_k
         likeliest tokens.
 
         NoTeacher: none of that name answers. Unscored: it cannot score that sample. TimeoutError: no answer in time.
         """
         subject, end = f"{PREFIX}teacher.{teacher}", time.monotonic() + timeout
-        body = msgpack.packb({"v": 1, "name": teacher, "run": run, "uid": uid, "sample_index": int(sample_index), "top_k": top_k})
+        body = msgpack.packb(
+            {"v": 1, "name": teacher, "run": run, "uid": uid, "sample_index": int(sample_index), "top_k": top_k}
+        )
         patience = _PATIENCE / 2
         while True:
             patience *= 2
             try:
                 m = await self.nc.request(subject, body, timeout=max(0.001, min(patience, end - time.monotonic())))
             except nats.errors.NoRespondersError:
-                raise NoTeacher(f"no teacher {teacher} answers on {subject}: `meander teacher --name {teacher} --model ...` starts one") from None
+                raise NoTeacher(
+                    f"no teacher {teacher} answers on {subject}: `meander teacher --name {teacher} --model ...` "
+                    f"starts one"
+                ) from None
             except nats.errors.TimeoutError:
                 if time.monotonic() < end:
                     continue
@@ -115,7 +123,8 @@ class Teachers:
         top_ids, top_logits = arrays.pop("top_ids", None), arrays.pop("top_logits", None)
         steps = dict(zip(reply.get("step_indices") or [], map(float, reply.get("step_log_probs") or []), strict=True))
         return TeacherReply(
-            reply["model"], reply["weights_digest"], reply["backend"], arrays, top_ids, top_logits, steps, reply.get("steps_left_out") or [],
+            reply["model"], reply["weights_digest"], reply["backend"], arrays, top_ids, top_logits, steps,
+            reply.get("steps_left_out") or [],
             reply.get("log_prob_kind") or "")  # fmt: skip
 
     async def teacher_log_probs(self, teacher: str, batch: Batch, timeout: float = 60) -> npt.NDArray[np.float64]:
@@ -133,7 +142,9 @@ class Teachers:
 
         replies = await together(ask(s.trajectory) for s in batch.samples if s.trajectory)
         if len(digests := sorted({r.weights_digest for r in replies})) > 1:
-            raise EventError(f"teacher {teacher}: replicas have different weights: {', '.join(d[:16] for d in digests)}")
+            raise EventError(
+                f"teacher {teacher}: replicas have different weights: {', '.join(d[:16] for d in digests)}"
+            )
         out = np.zeros(batch["log_probs"].shape)
         for row, s, reply in zip(out, batch.samples, replies, strict=True):
             values = _answers(batch, s, reply) if isinstance(batch, TextBatch) else _steps(s, reply)
@@ -143,7 +154,9 @@ class Teachers:
 
 def _answers(batch: TextBatch, sample: Sample, reply: TeacherReply) -> _Array:
     """What a reply says of the tokens behind the prompt."""
-    if sample.text is None or (numbers := reply.numbers.get(KINDS[batch.log_prob_kind])) is None or len(numbers) != len(sample.text.ids):
+    if sample.text is None or (
+        numbers := reply.numbers.get(KINDS[batch.log_prob_kind])
+    ) is None or len(numbers) != len(sample.text.ids):
         raise EventError(f"{sample.member['sample_index']}: the teacher's numbers are not those of the sample's tokens")
     return numbers[sample.text.prompt_length :]
 
@@ -152,5 +165,8 @@ def _steps(sample: Sample, reply: TeacherReply) -> list[float]:
     """What a reply says of the stochastic steps."""
     indices = [s["step_index"] for s in sample.trained]
     if lacking := [i for i in indices if i not in reply.steps]:
-        raise EventError(f"{sample.member['sample_index']}: no log-probs of the steps {lacking}: keep their states with return_step_indices")
+        raise EventError(
+            f"{sample.member['sample_index']}: no log-probs of the steps {lacking}: keep their states with "
+            f"return_step_indices"
+        )
     return [reply.steps[i] for i in indices]

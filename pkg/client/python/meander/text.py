@@ -91,16 +91,24 @@ def text_of(trajectory: Event) -> Text:
         raise EventError(f"{name}: no text: it {trajectory['stop_reason']}")
     ids, mask = tensor(t["ids"]), tensor(t["mask"])
     numbers = {k: tensor(t[k]) for k in NUMBERS if t.get(k)}
-    for field, a, dtype in [("ids", ids, np.int32), ("mask", mask, np.uint8), *((k, a, np.float32) for k, a in numbers.items())]:
+    for field, a, dtype in [
+        ("ids", ids, np.int32), ("mask", mask, np.uint8), *((k, a, np.float32) for k, a in numbers.items())
+    ]:
         if a.shape != (len(ids),) or a.dtype != dtype:
             raise EventError(f"{name}: text.{field}: {a.dtype} {list(a.shape)}; must be {np.dtype(dtype)} [{len(ids)}]")
     turn, end = np.full(len(ids), -1, np.int64), 0
     for i, u in enumerate(t["turns"]):
         if u["begin"] != end or u["end"] < end or u["generated"] != (i % 2 == 1):
-            raise EventError(f"{name}: text.turns[{i}]: {u['begin']} to {u['end']}; must begin at {end}, what was given and what was generated in turns")
+            raise EventError(
+                f"{name}: text.turns[{i}]: {u['begin']} to {u['end']}; must begin at {end}, what was given and what "
+                f"was generated in turns"
+            )
         turn[end : u["end"]], end = i, u["end"]
     if end != len(ids) or len(t["turns"]) % 2 or not np.array_equal(mask, turn % 2):
-        raise EventError(f"{name}: text.turns: {end} tokens; must be those of ids, {len(ids)}, and the last turn generated, as mask has it")
+        raise EventError(
+            f"{name}: text.turns: {end} tokens; must be those of ids, {len(ids)}, and the last turn generated, as "
+            f"mask has it"
+        )
     versions = np.where(mask == 1, trajectory["policy_version_max"], -1)
     return Text(t["settings"], t["turns"], ids, mask, turn, numbers, versions)
 
@@ -111,8 +119,13 @@ def add_events(text: Text, events: list[Event], name: str) -> None:
     at = 0
     for e in events:
         n = len(e["ids"])
-        if e["position"] != at or not np.array_equal(text.ids[at : at + n], e["ids"]) or not (text.mask[at : at + n] == e["generated"]).all():
-            raise EventError(f"{name}: event {e['n']} of tokens: position {e['position']}; must be the tokens of the sequence from {at} on")
+        if e["position"] != at or not np.array_equal(text.ids[at : at + n], e["ids"]) or not (
+            text.mask[at : at + n] == e["generated"]
+        ).all():
+            raise EventError(
+                f"{name}: event {e['n']} of tokens: position {e['position']}; must be the tokens of the sequence from "
+                f"{at} on"
+            )
         if e["generated"]:
             text.policy_versions[at : at + n] = e["policy_version"]
         if e.get("logits"):
@@ -126,11 +139,17 @@ def _add_logits(text: Text, e: Event, at: int, name: str) -> None:
     of, n = e["logits"], len(e["ids"])
     values = tensor(of["values"]).astype(np.float32)
     if values.ndim != 2 or values.shape[0] != n or len(e.get("log_sum_exps") or []) != n:
-        raise EventError(f"{name}: event {e['n']} of tokens: logits {list(values.shape)} and their log-sum-exps; must be of {n} tokens")
+        raise EventError(
+            f"{name}: event {e['n']} of tokens: logits {list(values.shape)} and their log-sum-exps; must be of {n} "
+            f"tokens"
+        )
     if text.logits is None:
         shape, total = values.shape[1:], len(text.ids)
         ids = None if of["form"] == "full" else np.full((total, *shape), -1, np.int64)
-        text.logits = Logits(of["form"], e["logits_kind"], np.zeros((total, *shape), np.float32), ids, np.zeros(total, np.float32), np.zeros(total, bool))
+        text.logits = Logits(
+            of["form"], e["logits_kind"], np.zeros((total, *shape), np.float32), ids, np.zeros(total, np.float32),
+            np.zeros(total, bool)
+        )
     logits, rows = text.logits, slice(at, at + n)
     ids = tensor(of["ids"]) if of.get("ids") else None
     if of["form"] != logits.form or e["logits_kind"] != logits.kind or values.shape[1:] != logits.values.shape[1:] or (ids is None) != (logits.ids is None):
@@ -138,5 +157,8 @@ def _add_logits(text: Text, e: Event, at: int, name: str) -> None:
     logits.values[rows], logits.log_sum_exps[rows], logits.there[rows] = values, e["log_sum_exps"], True
     if ids is not None and logits.ids is not None:
         if ids.shape[-1:] != values.shape[1:] or ids.ndim == 2 and len(ids) != n or ids.ndim > 2:
-            raise EventError(f"{name}: event {e['n']} of tokens: ids of logits {list(ids.shape)}; must be those of {list(values.shape)}")
+            raise EventError(
+                f"{name}: event {e['n']} of tokens: ids of logits {list(ids.shape)}; must be those of "
+                f"{list(values.shape)}"
+            )
         logits.ids[rows] = ids

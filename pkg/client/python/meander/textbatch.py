@@ -57,7 +57,10 @@ class TextBatch(Batch):
     unit = "turn"
     why_off = "other weights, another temperature than 1 (see log_prob_kind), another template or a lower precision than the sampler's"
 
-    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = "", log_prob_kind: str = "raw", pad_token_id: int = 0):
+    def __init__(
+        self, groups: Sequence[Group], name: str = "", cursor: str = "", log_prob_kind: str = "raw",
+        pad_token_id: int = 0
+    ):
         check_kind(log_prob_kind)
         self.log_prob_kind, self.pad_token_id = log_prob_kind, pad_token_id
         super().__init__(groups, name, cursor)
@@ -70,7 +73,10 @@ class TextBatch(Batch):
             if why := lacking(t, self.log_prob_kind):
                 raise ValueError(f"{g.uid} #{s.member['sample_index']}: {why}")
             if t.settings["vocabulary"] != rows[0][2].settings["vocabulary"]:
-                raise ValueError(f"{g.uid}: a vocabulary of {t.settings['vocabulary']}, of other groups {rows[0][2].settings['vocabulary']}; the texts of a batch must be of one model")
+                raise ValueError(
+                    f"{g.uid}: a vocabulary of {t.settings['vocabulary']}, of other groups "
+                    f"{rows[0][2].settings['vocabulary']}; the texts of a batch must be of one model"
+                )
         out = self._sequences([t for _, _, t in rows])
         texts, n = [t for _, _, t in rows], out["responses"].shape[1]
         for k in NUMBERS:
@@ -96,8 +102,10 @@ class TextBatch(Batch):
         attention = np.concatenate([attention, (turns >= 0).astype(np.int64)], axis=1)
         ids, loss = np.concatenate([prompts, responses], axis=1), np.concatenate([np.zeros_like(prompts), mask], axis=1)
         return {
-            "prompts": prompts, "responses": responses, "input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(axis=1) - 1).clip(0),
-            "response_mask": mask, "loss_mask": loss, "labels": np.where(loss == 1, ids, _IGNORED), "turn_indices": turns,
+            "prompts": prompts, "responses": responses, "input_ids": ids, "attention_mask": attention,
+            "position_ids": (attention.cumsum(axis=1) - 1).clip(0),
+            "response_mask": mask, "loss_mask": loss, "labels": np.where(loss == 1, ids, _IGNORED),
+            "turn_indices": turns,
         }
 
     @property
@@ -148,7 +156,10 @@ class TextBatch(Batch):
             if self.log_prob_kind == "processed":
                 x = t.settings
                 if x["temperature"] == 0 or x["top_k"] or x["top_p"] < 1 or x["min_p"] > 0:
-                    raise ValueError(f"{self['uid'][b]}: its tokens were drawn with filters or greedily; recompute raw log-probs, or ask for none of temperature 0, top_k, top_p, min_p")
+                    raise ValueError(
+                        f"{self['uid'][b]}: its tokens were drawn with filters or greedily; recompute raw log-probs, "
+                        f"or ask for none of temperature 0, top_k, top_p, min_p"
+                    )
                 divisor = x["temperature"]
             rows = np.flatnonzero(self.mask[b])
             y = z[b, rows].astype(np.float64) / divisor
@@ -176,10 +187,14 @@ class TextBatch(Batch):
         for i, t in enumerate(self._written):
             raw[i] = t.settings["messages"]
         other = {
-            "uid": self["uid"].astype(object), "raw_prompt": raw, "sample_index": self["sample_index"], "global_steps": self["policy_version"],
+            "uid": self["uid"].astype(object), "raw_prompt": raw, "sample_index": self["sample_index"],
+            "global_steps": self["policy_version"],
             "__num_turns__": self["num_turns"].astype(np.int32),
         }
-        meta = {"batch": self.name, "cursor": self.cursor, "digest": self.digest(), "log_prob_kind": self.log_prob_kind, "pad_token_id": self.pad_token_id}
+        meta = {
+            "batch": self.name, "cursor": self.cursor, "digest": self.digest(), "log_prob_kind": self.log_prob_kind,
+            "pad_token_id": self.pad_token_id
+        }
         if len(set(self["temperature"])) == 1:
             meta["temperature"] = float(self["temperature"][0])
         return {"batch": batch, "non_tensor_batch": other, "meta_info": meta}
@@ -196,7 +211,9 @@ def lacking(text: Text, log_prob_kind: str) -> str:
     if KINDS[log_prob_kind] in text.numbers:
         return ""
     other = next((k for k in KINDS if KINDS[k] in text.numbers), "")
-    return f"no {log_prob_kind} log-probs: the server that drew the tokens gives none" + (f"; it gives {other} ones: log_prob_kind={other!r}" if other else "")
+    return f"no {log_prob_kind} log-probs: the server that drew the tokens gives none" + (
+        f"; it gives {other} ones: log_prob_kind={other!r}" if other else ""
+    )
 
 
 def batch_of(groups: Sequence[Group], name: str, cursor: str, log_prob_kind: str) -> Batch:
@@ -210,7 +227,9 @@ def batch_of(groups: Sequence[Group], name: str, cursor: str, log_prob_kind: str
 
 def _text(group: Group, sample: Sample) -> Text:
     if sample.text is None:
-        raise ValueError(f"{group.uid} #{sample.member['sample_index']}: an image; a batch of texts must have texts alone")
+        raise ValueError(
+            f"{group.uid} #{sample.member['sample_index']}: an image; a batch of texts must have texts alone"
+        )
     return sample.text
 
 
@@ -231,7 +250,10 @@ def _advantages(rows: list[tuple[Group, Sample, Text]], mask: npt.NDArray[np.boo
     for i, (g, s, t) in enumerate(rows):
         each = s.member.get("step_advantages")
         if each and len(each) != t.generated:
-            raise ValueError(f"{g.uid} #{s.member['sample_index']}: {len(each)} advantages; must be one for each of the {t.generated} tokens that were generated")
+            raise ValueError(
+                f"{g.uid} #{s.member['sample_index']}: {len(each)} advantages; must be one for each of the "
+                f"{t.generated} tokens that were generated"
+            )
         out[i, mask[i]] = each or s.advantage
     return out
 
@@ -244,9 +266,15 @@ def _logits(texts: list[Text], length: int) -> dict[str, Array]:
     first = having[0][2]
     for _, _, x in having:
         if (x.form, x.kind, x.values.shape[1]) != (first.form, first.kind, first.values.shape[1]):
-            raise ValueError(f"logits: {x.kind} {x.form}, {x.values.shape[1]} of a token, and {first.kind} {first.form}, {first.values.shape[1]}; the texts of a batch must store one form")
+            raise ValueError(
+                f"logits: {x.kind} {x.form}, {x.values.shape[1]} of a token, and {first.kind} {first.form}, "
+                f"{first.values.shape[1]}; the texts of a batch must store one form"
+            )
     shape = (len(texts), length, first.values.shape[1])
-    out: dict[str, Array] = {"logits": np.zeros(shape, np.float32), "log_sum_exps": np.zeros(shape[:2], np.float32), "logits_mask": np.zeros(shape[:2], bool)}
+    out: dict[str, Array] = {
+        "logits": np.zeros(shape, np.float32), "log_sum_exps": np.zeros(shape[:2], np.float32),
+        "logits_mask": np.zeros(shape[:2], bool)
+    }
     if first.ids is not None:
         out["logit_ids"] = np.full(shape, -1, np.int64)
     for i, t, x in having:

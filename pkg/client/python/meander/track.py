@@ -96,12 +96,17 @@ class Tracker:
         """Logs images and texts; in W&B also a table."""
         for row in rows:
             place, said = row["place"], f"reward {row['reward']:.4g}, advantage {row['advantage']:.4g}: {row['prompt']}"
-            shown = self.module.Image(row["image"], caption=said) if row["image"] is not None else f"{said}\n\n{row['text']}"
+            shown = self.module.Image(
+                row["image"], caption=said
+            ) if row["image"] is not None else f"{said}\n\n{row['text']}"
             if row["image"] is not None or self.module.__name__ == "trackio":
                 self.module.log({f"samples/{place}": shown}, step=step)
         if self.module.__name__ == "wandb":
             columns = ["uid", "sample_index", "prompt", "reward", "advantage", "policy_version", "text", "image"]
-            data = [[*(row[c] for c in columns[:-1]), self.module.Image(row["image"]) if row["image"] is not None else None] for row in rows]
+            data = [
+                [*(row[c] for c in columns[:-1]), self.module.Image(row["image"]) if row["image"] is not None else None]
+                for row in rows
+            ]
             self.module.log({"samples/table": self.module.Table(columns=columns, data=data)}, step=step)
 
     def close(self) -> None:
@@ -174,7 +179,10 @@ class Point:
     def values(self) -> dict[str, float]:
         """The numbers of the point by name: means, but for the least and the largest."""
         of = {"min": min, "max": max}
-        out = {n: of.get(n.rpartition("/")[2] if n.count("/") == 1 else "", statistics.fmean)(x) for n, x in self.sums.items() if x}
+        out = {
+            n: of.get(n.rpartition("/")[2] if n.count("/") == 1 else "", statistics.fmean)(x)
+            for n, x in self.sums.items() if x
+        }
         return {n: v for n, v in sorted(out.items()) if math.isfinite(v)}
 
 
@@ -221,7 +229,8 @@ async def _row(client: Client, run: str, uid: str, member: Event) -> Event:
     of_text = t.get("text")
     messages = (of_text or {}).get("messages") or []
     return {
-        "uid": uid, "sample_index": member["sample_index"], "prompt": t["prompt"] or " ".join(m["content"] for m in messages),
+        "uid": uid, "sample_index": member["sample_index"],
+        "prompt": t["prompt"] or " ".join(m["content"] for m in messages),
         "reward": member["reward"], "advantage": member["advantage"] or 0.0, "policy_version": t["policy_version_max"],
         "text": (await client.text(t)).answer if of_text else "", "image": image,
     }
@@ -271,14 +280,21 @@ async def _stored(client: Client, run: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. The status is 1 after an error, which it prints in a line."""
-    p = argparse.ArgumentParser(prog="meander-track", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        prog="meander-track", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("run", metavar="RUN")
     p.add_argument(
-        "--to", action="append", required=True, metavar="SINK", help="tensorboard[=FOLDER], wandb[=PROJECT] or trackio[=PROJECT]; may be repeated"
+        "--to", action="append", required=True, metavar="SINK",
+        help="tensorboard[=FOLDER], wandb[=PROJECT] or trackio[=PROJECT]; may be repeated"
     )
     p.add_argument("--every", type=int, default=8, metavar="N", help="groups of a point (8)")
-    p.add_argument("--samples", type=int, default=8, metavar="N", help="points from one pair of samples to the next; 0: none (8)")
-    p.add_argument("--once", action="store_true", help="end after the groups that have closed, instead of waiting for more")
+    p.add_argument(
+        "--samples", type=int, default=8, metavar="N", help="points from one pair of samples to the next; 0: none (8)"
+    )
+    p.add_argument(
+        "--once", action="store_true", help="end after the groups that have closed, instead of waiting for more"
+    )
     p.add_argument("--token", default=os.environ.get("MEANDER_NATS_TOKEN"), help="of its server (MEANDER_NATS_TOKEN)")
     access.add_flags(p)
     a = p.parse_args(argv)
@@ -305,7 +321,9 @@ class _All:
         for s in self.sinks:
             s.log(values, step)
         mean = values.get("reward/mean", values.get("val/mean", math.nan))
-        print(f"{step} groups: reward {mean:.4g}, policy version {values.get('policy/version', math.nan):.4g}", flush=True)
+        print(
+            f"{step} groups: reward {mean:.4g}, policy version {values.get('policy/version', math.nan):.4g}", flush=True
+        )
 
     def show(self, rows: list[Event], step: int) -> None:
         for s in self.sinks:

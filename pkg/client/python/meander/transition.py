@@ -50,9 +50,13 @@ class Kernel:
 
     def mean(self, latents: npt.ArrayLike, velocity: npt.ArrayLike) -> Floats:
         """The mean of what comes next, in float64; any shape."""
-        return np.asarray(self.x_coefficient * np.asarray(latents, np.float64) + self.v_coefficient * np.asarray(velocity, np.float64))
+        return np.asarray(
+            self.x_coefficient * np.asarray(latents, np.float64) + self.v_coefficient * np.asarray(velocity, np.float64)
+        )
 
-    def log_prob(self, latents: npt.ArrayLike, velocity: npt.ArrayLike, next_latents: npt.ArrayLike, kind: str = "density") -> float:
+    def log_prob(
+        self, latents: npt.ArrayLike, velocity: npt.ArrayLike, next_latents: npt.ArrayLike, kind: str = "density"
+    ) -> float:
         """The log-prob of next_latents, the mean over all elements, as step events have it.
 
         kind is density, -(next - mean)^2 / (2 n^2) - ln n - ln(2 pi)/2; scaled, without the logarithms; or squared,

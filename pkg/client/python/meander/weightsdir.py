@@ -45,7 +45,9 @@ def place(folder: str | Path, store: str, files: Sequence[Path | bytes]) -> list
             real = target
         path = real.relative_to(root).as_posix()
         if len(path.encode()) > _MAX_PATH or "\\" in path or not path.isprintable():
-            raise ValueError(f"{path!r}: must be a path of at most {_MAX_PATH} bytes, without backslashes and control characters")
+            raise ValueError(
+                f"{path!r}: must be a path of at most {_MAX_PATH} bytes, without backslashes and control characters"
+            )
         out.append({"digest": digest, "size": size, "path": path})
     keep(now=True)
     return out

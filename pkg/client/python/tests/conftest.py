@@ -54,7 +54,10 @@ class Up:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self):
-        command = [str(BINARY), "up", "--model", str(self.model), "--store", str(self.folder / "store"), "--listen", f"127.0.0.1:{self.port}", *self.args]
+        command = [
+            str(BINARY), "up", "--model", str(self.model), "--store", str(self.folder / "store"), "--listen",
+            f"127.0.0.1:{self.port}", *self.args
+        ]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env=ENVIRONMENT)
         listens(self.port, self.process)
@@ -146,4 +149,6 @@ async def publish(client, run, uid, batch="", groups=1, **fields):
     if batch:
         fields["batch"] = {"id": batch, "groups": groups}
     return await client.publish(
-        run, "a red fox", uid=uid, group_size=2, num_inference_steps=4, reward=[{"name": "synthetic"}], rollout=rollout, **{"seed": 7, **fields})
+        run, "a red fox", uid=uid, group_size=2, num_inference_steps=4, reward=[
+            {"name": "synthetic"}
+        ], rollout=rollout, **{"seed": 7, **fields})

@@ -20,7 +20,9 @@ def check(batch: meander.Batch) -> None:
 
 async def publish_and_read() -> None:
     async with meander.connect(URL) as client:
-        await client.publish(RUN, "a red fox", group_size=2, seed=7, reward=[{"name": "synthetic"}], rollout={"sde_step_indices": [1, 2]})
+        await client.publish(
+            RUN, "a red fox", group_size=2, seed=7, reward=[{"name": "synthetic"}], rollout={"sde_step_indices": [1, 2]}
+        )
         async for batch in client.batches(RUN, "smoke", groups=1, timeout=300):
             check(batch)
             break

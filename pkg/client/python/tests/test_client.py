@@ -18,7 +18,10 @@ from meander.events import decode, fault, payload_digest, trajectory_form
 
 def test_payload_digest():
     folder = pathlib.Path(__file__).parents[4] / "schemas/testdata"
-    want = {name.removesuffix(" payload"): digest for name, digest in json.loads((folder / "digests.json").read_text()).items() if name.endswith(" payload")}
+    want = {
+        name.removesuffix(" payload"): digest
+        for name, digest in json.loads((folder / "digests.json").read_text()).items() if name.endswith(" payload")
+    }
     assert len(want) > 5
     assert {name: payload_digest((folder / f"golden/{name}.msgpack").read_bytes()) for name in want} == want
 
@@ -55,7 +58,8 @@ def test_group(run):
     async def test(client, name):
         receipt = await client.publish(
             name, "a red fox", uid="fox", group_size=2, num_inference_steps=4,
-            reward=[{"name": "synthetic"}], rollout={"sde_step_indices": [1, 2], "latents_dtype": "BF16", "debug": ["mean"]},
+            reward=[{"name": "synthetic"}],
+            rollout={"sde_step_indices": [1, 2], "latents_dtype": "BF16", "debug": ["mean"]},
         )
         assert receipt["samples"] == 2 and receipt["sde_step_indices"] == [1, 2]
         advantage = await first(client.advantages(name))
@@ -110,7 +114,9 @@ def test_refused(run):
 def test_verdicts_and_batches(run):
     async def test(client, name):
         await client.publish(
-            name, "a red fox", uid="fox", group_size=2, num_inference_steps=2, reward=[{"name": "external:human"}], batch={"id": "b", "groups": 1, "step": 7},
+            name, "a red fox", uid="fox", group_size=2, num_inference_steps=2, reward=[
+                {"name": "external:human"}
+            ], batch={"id": "b", "groups": 1, "step": 7},
         )
         seen = 0
         async for t in client.stream_trajectories(name):
@@ -129,7 +135,10 @@ def test_verdicts_and_batches(run):
 def test_second_verdict(run):
     async def test(client, name):
         give = lambda value, **fields: client.verdict(name, "fox", 0, value, name="human", **fields)  # noqa: E731
-        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}, {"name": "external:robot"}])
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=1, num_inference_steps=2,
+            reward=[{"name": "external:human"}, {"name": "external:robot"}]
+        )
         await give(np.float32(0.5))
         await give(0.5)
         await give(0.5, author="lin")
@@ -143,7 +152,9 @@ def test_second_verdict(run):
 
 def test_malformed_verdict_is_replaced(run):
     async def test(client, name):
-        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}])
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}]
+        )
         await first(client.stream_trajectories(name))
         subject = f"mdr.v1.verdict.{name}.fox.0.human"
         nan = {"v": 1, "run": name, "uid": "fox", "sample_index": 0, "name": "human", "value": float("nan"), "at": 1}
@@ -157,9 +168,13 @@ def test_malformed_verdict_is_replaced(run):
 
 def test_readers_skip_garbage(run):
     async def test(client, name):
-        for uid, data in {"bytes": b"\xc1", "nan": msgpack.packb({"v": 1, "run": name, "uid": "nan", "mean": float("nan")})}.items():
+        for uid, data in {
+            "bytes": b"\xc1", "nan": msgpack.packb({"v": 1, "run": name, "uid": "nan", "mean": float("nan")})
+        }.items():
             await client.js.publish(f"mdr.v1.advantage.{name}.{uid}", data)
-        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}]
+        )
         assert (await first(client.advantages(name)))["uid"] == "fox"
 
     run(test)
@@ -193,13 +208,19 @@ class NoServer:
 
 def test_tensor():
     values = np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)
-    for dtype, raw in {"F32": values.tobytes(), "F16": values.astype("<f2").tobytes(), "BF16": (values.view("<u4") >> 16).astype("<u2").tobytes()}.items():
+    for dtype, raw in {
+        "F32": values.tobytes(), "F16": values.astype("<f2").tobytes(),
+        "BF16": (values.view("<u4") >> 16).astype("<u2").tobytes()
+    }.items():
         assert (meander.tensor({"dtype": dtype, "shape": [2, 2], "data": raw}) == values).all()
     with pytest.raises(meander.EventError):
         meander.tensor({"dtype": "F8", "shape": [1], "data": b"\0"})
 
 
 def test_hostile_events():
-    for data in (msgpack.packb([1]), msgpack.packb(msgpack.ExtType(5, b"x")), b"\xc1", b"", struct.pack(">BI", 0xDF, 2**31), b"\0" * (9 << 20)):
+    for data in (
+        msgpack.packb([1]), msgpack.packb(msgpack.ExtType(5, b"x")), b"\xc1", b"", struct.pack(">BI", 0xDF, 2**31),
+        b"\0" * (9 << 20)
+    ):
         with pytest.raises((ValueError, msgpack.exceptions.UnpackException)):
             decode(data)

@@ -10,7 +10,10 @@ from conftest import first
 
 def test_pause_and_resume(run):
     async def test(client, name):
-        await client.publish(name, "a red fox", uid="fox", group_size=2, num_inference_steps=100, height=256, width=256, reward=[{"name": "synthetic"}])
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=2, num_inference_steps=100, height=256, width=256,
+            reward=[{"name": "synthetic"}]
+        )
         receipt = await client.pause(name, reason="lunch", by="lin")
         assert await client.obeyed(receipt) >= 1
         status = await client.status(name)
@@ -60,7 +63,9 @@ def test_refused(run):
     async def test(client, name):
         with pytest.raises(meander.Refused, match="must be one of|there is no run yet"):
             await client.pause(name)
-        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}]
+        )
         with pytest.raises(meander.Refused, match="uid: hen"):
             await client.cancel(name, "hen")
 
@@ -69,7 +74,9 @@ def test_refused(run):
 
 def test_obeyed_says_who_is_late(run):
     async def test(client, name):
-        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}]
+        )
         with pytest.raises(TimeoutError, match="sampler-"):
             await client.obeyed({"seq": 1 << 60}, timeout=0)
         await asyncio.wait_for(client.obeyed({"seq": 0}), 5)

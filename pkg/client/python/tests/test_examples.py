@@ -10,13 +10,20 @@ import pytest
 
 HERE = pathlib.Path(__file__).parents[1]
 README = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
-EXAMPLES = {f"README {i}": text for i, text in enumerate(README)} | {"trainer.py": (HERE / "examples/trainer.py").read_text()}
+EXAMPLES = {f"README {i}": text for i, text in enumerate(README)} | {
+    "trainer.py": (HERE / "examples/trainer.py").read_text()
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(url, name, tmp_path):
-    code = EXAMPLES[name].replace("nats://127.0.0.1:4222", url).replace("meander.connect()", f'meander.connect("{url}")')
+    code = EXAMPLES[name].replace("nats://127.0.0.1:4222", url).replace(
+        "meander.connect()", f'meander.connect("{url}")'
+    )
     assert url in code
-    out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True,
+        text=True, timeout=60
+    )
     assert out.returncode == 0, out.stderr
     assert "(" in out.stdout, "it prints shapes"

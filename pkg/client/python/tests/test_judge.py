@@ -67,8 +67,10 @@ def says(text, **top):
 def test_judge_takes_how_sure_a_model_is_of_yes(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a-key")
     Server.said = {
-        "fox": [says("Yes", Yes=0.6, yes=0.1, _No=0.1, Maybe=0.2)], "cat": [says("No.")], "sky": [says("**Yes**, it does.")],
-        "sea": [says("It is hard to say yes or no.")], "sun": [(200, {}, {"error": "busy"})], "ant": [(200, {}, b"<html>")],
+        "fox": [says("Yes", Yes=0.6, yes=0.1, _No=0.1, Maybe=0.2)], "cat": [says("No.")],
+        "sky": [says("**Yes**, it does.")],
+        "sea": [says("It is hard to say yes or no.")], "sun": [(200, {}, {"error": "busy"})],
+        "ant": [(200, {}, b"<html>")],
         "bee": [(200, {}, {"choices": [{"message": {"content": "<think>\nNo, wait"}, "finish_reason": "length"}]})],
     }  # fmt: skip
     reward = Judge(server)
@@ -83,7 +85,10 @@ def test_judge_takes_how_sure_a_model_is_of_yes(server, monkeypatch):
 
 
 def test_judge_takes_a_number(server):
-    Server.said = {"fox": [says("8")], "cat": [says("7.5/10")], "sky": [says("11")], "sea": [says("from 3 to 4")], "sun": [says("none")]}
+    Server.said = {
+        "fox": [says("8")], "cat": [says("7.5/10")], "sky": [says("11")], "sea": [says("from 3 to 4")],
+        "sun": [says("none")]
+    }
     reward = Judge(server, range="0:10", question="How red is {prompt}, {low} to {high}? {x} {ground_truth}")
     a, b, *bad = reward.score([Input(image(0), f"a {p}", "{prompt}") for p in Server.said])
     assert (a.value, b.value) == (pytest.approx(0.8), pytest.approx(0.75))
@@ -96,7 +101,8 @@ def test_judge_takes_a_number(server):
 def test_judge_asks_again_and_gives_up(server):
     again = 429, {"Retry-After": "0"}, {}
     Server.said = {
-        "fox": [again, (503, {"Retry-After": "0"}, {}), says("yes")], "cat": [again], "sky": [(400, {}, {"message": "logprobs is not known"})],
+        "fox": [again, (503, {"Retry-After": "0"}, {}), says("yes")], "cat": [again],
+        "sky": [(400, {}, {"message": "logprobs is not known"})],
         "sea": [(302, {"Location": server + "/models"}, {})], "sun": [(500, {"Retry-After": "60"}, {})],
         "ant": [(200, {"Content-Length": "999"}, says("no")[2]), says("yes")],  # an answer that is cut off
     }  # fmt: skip

@@ -25,7 +25,10 @@ from meander.train.model import digest  # noqa: E402
 
 HERE = pathlib.Path(__file__).parents[1]
 PROMPTS = ROOT / "deploy/learn/prompts.txt"
-SMALL = {"prompts": str(PROMPTS), "model": str(SIGNS), "groups": 2, "group_size": 4, "rank": 4, "updates": 3, "tensorboard": False, "patience": 120.0}
+SMALL = {
+    "prompts": str(PROMPTS), "model": str(SIGNS), "groups": 2, "group_size": 4, "rank": 4, "updates": 3,
+    "tensorboard": False, "patience": 120.0
+}
 
 
 def config(url, out, **fields):
@@ -53,7 +56,9 @@ def started(url, out, *launcher, **fields):
     out.mkdir(parents=True, exist_ok=True)
     env = ENVIRONMENT | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with open(out / "stderr", "ab") as err:
-        return subprocess.Popen([sys.executable, "-m", *launcher, "meander.train", *flags], stdout=err, stderr=err, env=env)
+        return subprocess.Popen(
+            [sys.executable, "-m", *launcher, "meander.train", *flags], stdout=err, stderr=err, env=env
+        )
 
 
 def ended(process, out):
@@ -102,7 +107,9 @@ def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_pat
     log = trained(signs, out)
     assert [r["batch"] for r in log] == ["u000000", "u000001", "u000002"], "none is lost, none is learned from twice"
     for r, want in zip(log, whole[1], strict=True):
-        assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest")] == [want[k] for k in ("batch_digest", "made_by", "adapter_digest")]
+        assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest")] == [
+            want[k] for k in ("batch_digest", "made_by", "adapter_digest")
+        ]
     assert digest(adapter(out)) == digest(adapter(whole[0]))
     with pytest.raises(ValueError, match="--run"):
         trained(signs, tmp_path / "other", run="killed")
@@ -119,7 +126,10 @@ def test_each_loss_trains(signs, tmp_path, loss):
 def test_an_update_of_two_batches_goes_on_where_it_was_killed(signs, tmp_path):
     """A window that moves, a learning rate that changes, two batches of an update and clean latents: all of them again
     to the bit, also from before the first checkpoint behind a batch."""
-    fields = {"accumulate": 2, "checkpoint_every": 2, "loss": "diffusion_nft", "lr_schedule": "cosine", "warmup": 1, "sde_steps": "0-2", "sde_window": 1, "sde_window_order": "progressive", "stop": False}
+    fields = {
+        "accumulate": 2, "checkpoint_every": 2, "loss": "diffusion_nft", "lr_schedule": "cosine", "warmup": 1,
+        "sde_steps": "0-2", "sde_window": 1, "sde_window_order": "progressive", "stop": False
+    }
     process = started(signs, tmp_path / "cut", **fields)
     asyncio.run(asyncio.wait_for(until(process, tmp_path / "cut", 1), 300))
     process.send_signal(signal.SIGKILL)
@@ -128,7 +138,9 @@ def test_an_update_of_two_batches_goes_on_where_it_was_killed(signs, tmp_path):
     assert [r["batch"] for r in log] == ["u000000+u000001", "u000002+u000003", "u000004+u000005"]
     assert [r["steps"] for r in log] == [[0], [1], [2]] and [r["lr"] for r in log] == pytest.approx([2e-3, 2e-3, 1e-3])
     for r, want in zip(log, trained(signs, tmp_path / "uncut", **fields), strict=True):
-        assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest", "loss")] == [want[k] for k in ("batch_digest", "made_by", "adapter_digest", "loss")]
+        assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest", "loss")] == [
+            want[k] for k in ("batch_digest", "made_by", "adapter_digest", "loss")
+        ]
 
 
 def test_two_trainers_read_one_run_and_one_is_killed(signs, tmp_path):
@@ -216,7 +228,9 @@ def test_processes_of_one_trainer(signs, tmp_path, name, launcher, fields):
     assert pushed[-1]["adapter"]["file"]["digest"] == digest(adapter(two)) == updates(two)[-1]["adapter_digest"]
     log = trained(signs, one, run=name, trainer="one", follow=True, updates=2, **fields | {"shard": False})
     for r, want in zip(updates(two), log, strict=True):
-        assert [r[k] for k in ("batch", "batch_digest", "samples", "used")] == [want[k] for k in ("batch", "batch_digest", "samples", "used")]
+        assert [r[k] for k in ("batch", "batch_digest", "samples", "used")] == [
+            want[k] for k in ("batch", "batch_digest", "samples", "used")
+        ]
         assert r["ratio_off"] and max(r["ratio_off"]) < 1e-6 and r["reward"] == want["reward"]
         assert r["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
     got, want = adapter(two), adapter(one)
@@ -229,7 +243,10 @@ def test_processes_of_one_trainer(signs, tmp_path, name, launcher, fields):
 def test_torchrun_goes_on_when_a_process_of_a_sharded_network_is_killed(signs, tmp_path):
     """To the bit, with the running average and the learning rate; evaluations, too."""
     (tmp_path / "held").write_text('a red sign that says "7"\n')
-    fields = {"shard": True, "lr_schedule": "cosine", "held_out": str(tmp_path / "held"), "eval_every": 2, "gold": "", "variety": 0, "stop": False}
+    fields = {
+        "shard": True, "lr_schedule": "cosine", "held_out": str(tmp_path / "held"), "eval_every": 2, "gold": "",
+        "variety": 0, "stop": False
+    }
     found = []
     for name in ("cut", "uncut"):
         out = tmp_path / name
@@ -240,7 +257,10 @@ def test_torchrun_goes_on_when_a_process_of_a_sharded_network_is_killed(signs, t
             os.kill(int(workers[-1]), signal.SIGKILL)
         ended(process, out)
         assert ("going on at update" in (out / "stderr").read_text()) == (name == "cut")
-        rates = {r["update"]: r["rates"] for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"}
+        rates = {
+            r["update"]: r["rates"]
+            for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"
+        }
         same = ("batch", "batch_digest", "made_by", "adapter_digest", "loss", "grad_norm", "kl", "lr")
         found.append([[[r[k] for k in same] for r in updates(out)], rates, digest(adapter(out))])
     assert found[0] == found[1] and len(found[0][0]) == 3
@@ -273,7 +293,9 @@ def test_ahead(signs, tmp_path):
     assert all(0 <= r["waiting"] <= 1 for r in log)
     assert log[0]["weight"] == 1 and all(r["weight"] != 1 and abs(r["weight"] - 1) < 0.01 for r in log[1:])
     assert [r["batch"] for r in log] == [f"u{i:06d}" for i in range(4)]
-    assert max(max(r["ratio_off"]) for r in log[1:]) > 1e-6 > max(log[0]["ratio_off"]), "the ratio is 1 under the weights of the batch alone"
+    assert max(
+        max(r["ratio_off"]) for r in log[1:]
+    ) > 1e-6 > max(log[0]["ratio_off"]), "the ratio is 1 under the weights of the batch alone"
 
 
 def test_batches_that_are_cancelled_are_left_out(signs, tmp_path):
@@ -296,9 +318,14 @@ def test_batches_that_are_cancelled_are_left_out(signs, tmp_path):
     log = trained(signs, tmp_path / "cancelled", follow=True, updates=1)
     assert [r["batch"] for r in log] == ["u000001"]
     lines = [json.loads(line) for line in (tmp_path / "cancelled/log.jsonl").read_text().splitlines()]
-    assert [r["text"] for r in lines if r["kind"] == "alarm" and r["alarm"] == "empty"] == ["no sample of batch u000000 has an advantage: it is left out; `meander show` says what its groups ended as"]
+    assert [r["text"] for r in lines if r["kind"] == "alarm" and r["alarm"] == "empty"] == [
+        "no sample of batch u000000 has an advantage: it is left out; `meander show` says what its groups ended as"
+    ]
     asyncio.run(ask(range(2, 7), cancelled=True))
-    with pytest.raises(meander.EventError, match="run cancelled: 5 batches one after the other cannot be trained on; the last: no sample of batch u"):
+    with pytest.raises(
+        meander.EventError,
+        match="run cancelled: 5 batches one after the other cannot be trained on; the last: no sample of batch u"
+    ):
         trained(signs, tmp_path / "cancelled", follow=True, updates=2)
     lines = [json.loads(line) for line in (tmp_path / "cancelled/log.jsonl").read_text().splitlines()]
     left_out = {r["text"].split()[4] for r in lines if r["kind"] == "alarm" and r["alarm"] == "empty"}
@@ -312,9 +339,13 @@ def test_evaluations_begin_with_the_same_noise(signs, tmp_path):
     out = tmp_path / "evaluated"
     trained(signs, out, updates=2, lr=1e-6, held_out=str(held), eval_every=1, gold="", variety=2)
     found = [r for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"]
-    assert [r["update"] for r in found] == [0, 1, 2] and all(r["samples"] == 4 and set(r["rates"]) == {"glyph"} for r in found)
+    assert [r["update"] for r in found] == [0, 1, 2] and all(
+        r["samples"] == 4 and set(r["rates"]) == {"glyph"} for r in found
+    )
     assert len({r["exact"] for r in found}) == 1
-    assert found[0]["diversity"] > 0 and all(r["diversity"] == pytest.approx(found[0]["diversity"], rel=1e-3) for r in found)
+    assert found[0]["diversity"] > 0 and all(
+        r["diversity"] == pytest.approx(found[0]["diversity"], rel=1e-3) for r in found
+    )
     for name in ("before.png", "after.png", "curve.png", "best/adapter_model.safetensors"):
         assert (out / name).stat().st_size > 1000
 
@@ -352,7 +383,11 @@ def test_own_loop(signs, tmp_path):
     code = (HERE / "examples/own_loop.py").read_text()
     small = code.replace("20, 8, 16, 1e-4", "2, 2, 4, 1e-4")
     assert small != code
-    out = subprocess.run([sys.executable, "-c", small], cwd=ROOT, env=ENVIRONMENT | {"PYTHONPATH": str(HERE), "MEANDER_URL": signs, "OUT": str(tmp_path)}, capture_output=True, text=True, timeout=300)
+    out = subprocess.run(
+        [sys.executable, "-c", small], cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": str(HERE), "MEANDER_URL": signs, "OUT": str(tmp_path)}, capture_output=True,
+        text=True, timeout=300
+    )
     assert out.returncode == 0, out.stderr
     lines = out.stdout.splitlines()
     assert len(lines) == 2 and lines[1].startswith("update 2: reward "), out.stdout

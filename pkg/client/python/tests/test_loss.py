@@ -34,7 +34,9 @@ def test_middle_step():
 def test_grpo_guard():
     mean = np.array([[0.75051, -0.18477, 0.032625, 1.72263]])
     noise = np.sqrt(2.170035e-05 / (2 * 7.38107142857155e-05))
-    out = loss.grpo_guard([-0.6657263713449176], [-0.6515271871029717], [1], mean, mean - np.sqrt(2.170035e-05), noise, 0.2)
+    out = loss.grpo_guard(
+        [-0.6657263713449176], [-0.6515271871029717], [1], mean, mean - np.sqrt(2.170035e-05), noise, 0.2
+    )
     close(out["ratio"], [0.9945988887355316])
     close(out["loss"], -0.9945988887355316 / 0.2)
 
@@ -61,7 +63,9 @@ def cases(section):
 @cases("ppo")
 def test_verl_ppo(case):
     want = case["want"]
-    out = loss.ppo(case["log_prob"], case["old"], case["advantages"], case["clip"], case["adv_clip_max"], weights=case["weights"])
+    out = loss.ppo(
+        case["log_prob"], case["old"], case["advantages"], case["clip"], case["adv_clip_max"], weights=case["weights"]
+    )
     for key in want:
         close(out[key], want[key], 1e-7 if "clipfrac" in key else 1e-12)  # shares are float32 there
 
@@ -70,7 +74,8 @@ def test_verl_ppo(case):
 def test_verl_grpo_guard(case):
     want = case["want"]
     out = loss.grpo_guard(
-        case["log_prob"], case["old"], case["advantages"], case["mean"], case["old_mean"], case["std_dev_t"] * case["step"] ** 0.5, case["step"],
+        case["log_prob"], case["old"], case["advantages"], case["mean"], case["old_mean"],
+        case["std_dev_t"] * case["step"] ** 0.5, case["step"],
         case["clip"], case["adv_clip_max"], case["weights"],
     )
     for key in want:
@@ -98,7 +103,8 @@ def test_verl_rollout_weights(case):
 
     level = case["level"] or None
     got = loss.rollout_weights(
-        case["old"], case["rollout"], level, parse(case["threshold"] or "2"), case["normalize"], [(r, parse(t)) for r, t in case["rejections"]]
+        case["old"], case["rollout"], level, parse(case["threshold"] or "2"), case["normalize"],
+        [(r, parse(t)) for r, t in case["rejections"]]
     )
     close(got, case["want"])
 

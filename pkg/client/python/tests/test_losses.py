@@ -45,7 +45,9 @@ def plug(name, case, inputs):
     return losses.make(name, **{k: v for k, v in case.items() if k not in inputs | {"want"}})
 
 
-@pytest.mark.parametrize("name, case", [(name, c) for name in ("ppo", "grpo_guard", "flow_dppo") for c in EXAMPLES[name]])
+@pytest.mark.parametrize(
+    "name, case", [(name, c) for name in ("ppo", "grpo_guard", "flow_dppo") for c in EXAMPLES[name]]
+)
 def test_of_steps(name, case):
     log_prob, drift, leaves = tensor(case["log_prob"]).requires_grad_(), None, {}
     leaves["log_prob"] = log_prob
@@ -60,7 +62,9 @@ def test_of_steps(name, case):
     given = plug(name, case, STEPS)(s)
     holds(name, case, leaves, given, lambda t: t[:, 0])
     if name != "flow_dppo":  # the float64 reference says the same
-        args = [case[k] for k in ("log_prob", "old", "advantages")] + ([case["mean"], case["old_mean"], n, step] if drift is not None else [])
+        args = [case[k] for k in ("log_prob", "old", "advantages")] + (
+            [case["mean"], case["old_mean"], n, step] if drift is not None else []
+        )
         want = getattr(reference, name)(*args, case["clip"], case["adv_clip_max"], case["weights"])
         near(given[0][:, 0], want["losses"])
         assert float(given[1]["clipped"].mean()) == pytest.approx(want["pg_clipfrac"])
@@ -70,7 +74,9 @@ def test_of_steps(name, case):
 def test_gspo(case):
     log_prob, old = tensor(case["log_prob"]).requires_grad_(), tensor(case["old"])
     a = tensor(case["advantages"])[:, None].expand_as(old)
-    given = plug("gspo", case, STEPS)(losses.Steps(log_prob, old, a, torch.ones_like(old), tensor([1.0]), tensor([1.0]), a[:, 0]))
+    given = plug("gspo", case, STEPS)(
+        losses.Steps(log_prob, old, a, torch.ones_like(old), tensor([1.0]), tensor([1.0]), a[:, 0])
+    )
     assert (given[0] == given[0][:, :1]).all(), "the steps of a trajectory have one ratio"
     holds("gspo", case, {"log_prob": log_prob}, given, lambda t: t[:, 0])
 
@@ -79,7 +85,9 @@ def test_gspo(case):
 def test_dpo(case):
     log_prob, base = tensor(case["log_prob"]).requires_grad_(), tensor(case["base"])
     one = torch.ones(base.numel(), 1, dtype=torch.float64)
-    s = losses.Steps(log_prob.reshape(-1, 1), one, one, one, tensor([1.0]), tensor([1.0]), one[:, 0], None, base.reshape(-1, 1))
+    s = losses.Steps(
+        log_prob.reshape(-1, 1), one, one, one, tensor([1.0]), tensor([1.0]), one[:, 0], None, base.reshape(-1, 1)
+    )
     given = plug("dpo", case, STEPS)(s)
     holds("dpo", case, {"log_prob": log_prob}, given, lambda t: t[::2, 0])
 
@@ -115,7 +123,10 @@ def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     assert (losses.make("mine:half")(s) == -0.5).all() and (losses.make("mine:half", share=2.0)(s) == -2).all()
     drifting = losses.make("mine:Drifting")
     assert drifting.drift and not drifting.base and (drifting(s) == 2).all()
-    for name, fault in (("mine:none", "no attribute"), ("mine", "must be one of ppo"), ("nowhere:f", "No module"), ("mine:number", "must be a function of Steps")):
+    for name, fault in (
+        ("mine:none", "no attribute"), ("mine", "must be one of ppo"), ("nowhere:f", "No module"),
+        ("mine:number", "must be a function of Steps")
+    ):
         with pytest.raises(ValueError, match=f"--loss: '{name}'.*{fault}"):
             losses.make(name)
     with pytest.raises(ValueError, match=r"--loss-options: 'part': must be a setting of mine:half: share \(0.5\)"):
@@ -139,7 +150,9 @@ def test_settings_that_do_not_fit_are_refused(fields, fault):
 
 def test_settings_reach_the_loss():
     assert losses.of(Config(prompts="p", loss="grpo_guard", clip=2e-6)) == losses.Guard(clip=2e-6)
-    assert losses.of(Config(prompts="p", loss="diffusion_nft", adv_clip_max=1.0, loss_options="mix_beta=0.1")) == losses.DiffusionNFT(0.1, adv_clip_max=1.0)
+    assert losses.of(
+        Config(prompts="p", loss="diffusion_nft", adv_clip_max=1.0, loss_options="mix_beta=0.1")
+    ) == losses.DiffusionNFT(0.1, adv_clip_max=1.0)
 
 
 def windows(batches, **fields):
@@ -155,7 +168,10 @@ def test_windows():
     drawn = windows(range(60), sde_window=2)
     assert drawn == windows(range(60), sde_window=2) != windows(range(60), sde_window=2, seed=3)
     assert {w[0] for w in drawn} == {0, 1, 2, 3} and all(w[1] == w[0] + 1 for w in drawn)
-    for fields, fault in (({"sde_window": 6}, "must be 1 to 5"), ({"sde_shift": 2, "sde_window": 2}, "needs --sde-window"), ({"sde_window_order": "x"}, "random or progressive")):
+    for fields, fault in (
+        ({"sde_window": 6}, "must be 1 to 5"), ({"sde_shift": 2, "sde_window": 2}, "needs --sde-window"),
+        ({"sde_window_order": "x"}, "random or progressive")
+    ):
         with pytest.raises(ValueError, match=fault):
             windows([0], **fields)
 

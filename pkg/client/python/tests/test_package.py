@@ -20,10 +20,12 @@ HERE = pathlib.Path(__file__).parents[1]
 MODULES = sorted((HERE / "meander").rglob("*.py"))
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-REQUIRES = {"nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", "ImageReward": "image-reward"}  # packages whose name is not that of their module
+# packages whose name is not that of their module
+REQUIRES = {"nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", "ImageReward": "image-reward"}
 # Modules of an extra of another name: any of these brings what they import.
 EXTRAS = {
-    "client": ["images"], "batch": ["dataset"], "lane": ["trl", "verl"], "track": ["track", "wandb", "trackio", "dataset"], "rewards": ["rewards", "imagereward", "hpsv3"],
+    "client": ["images"], "batch": ["dataset"], "lane": ["trl", "verl"],
+    "track": ["track", "wandb", "trackio", "dataset"], "rewards": ["rewards", "imagereward", "hpsv3"],
 }  # fmt: skip
 
 
@@ -48,7 +50,11 @@ def names(requirements):
 def test_what_a_module_imports_is_required(file):
     name = file.relative_to(HERE / "meander").parts[0].removesuffix(".py")
     has = names(PROJECT["dependencies"]).union(*(names(OPTIONAL.get(extra, [])) for extra in EXTRAS.get(name, [name])))
-    lacks = {p for p in imports(ast.parse(file.read_text())) if p not in sys.stdlib_module_names and REQUIRES.get(p, p) not in has}
+    lacks = {
+        p
+        for p in imports(ast.parse(file.read_text()))
+        if p not in sys.stdlib_module_names and REQUIRES.get(p, p) not in has
+    }
     assert not lacks, f"pyproject.toml: no dependency or extra of {name} brings {', '.join(sorted(lacks))}"
 
 
@@ -107,7 +113,10 @@ def members(c):
         if base in CLASSES and CLASSES[base] is not c:
             of = CLASSES[base]
             out |= members(of) | {n.name for n in of.body if hasattr(n, "name")}
-            out |= {x.id for n in of.body if isinstance(n, (ast.Assign, ast.AnnAssign)) for x in ast.walk(n) if isinstance(x, ast.Name)}
+            out |= {
+                x.id for n in of.body if isinstance(n, (ast.Assign, ast.AnnAssign))
+                for x in ast.walk(n) if isinstance(x, ast.Name)
+            }
     return out
 
 
@@ -121,9 +130,17 @@ def test_public_names_are_documented(file):
 
 def test_reference_has_a_page_of_each_module(tmp_path):
     """Without the packages of extras, too; it ends at the first annotation or import that it cannot follow."""
-    pytest.importorskip("pdoc", reason="the reference is not written: pip install -r tests/requirements.txt brings pdoc")
-    out = subprocess.run([sys.executable, HERE / "reference.py", tmp_path], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE)})
+    pytest.importorskip(
+        "pdoc", reason="the reference is not written: pip install -r tests/requirements.txt brings pdoc"
+    )
+    out = subprocess.run(
+        [sys.executable, HERE / "reference.py", tmp_path], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE)}
+    )
     assert out.returncode == 0, out.stderr
-    for page in ("meander", "meander/sync", "meander/sync/policy", "meander/dataset", "meander/train/learner", "meander/trl", "meander/verl"):
+    for page in (
+        "meander", "meander/sync", "meander/sync/policy", "meander/dataset", "meander/train/learner", "meander/trl",
+        "meander/verl"
+    ):
         assert (tmp_path / f"{page}.html").is_file(), page
     assert "Reader[meander.Batch]" in re.sub("<[^>]*>", "", (tmp_path / "meander/sync.html").read_text())

@@ -20,7 +20,10 @@ def lora(module=MODULE, d=64, rank=2, fill=0.05, wide=0, again=()):
     lora_A."""
     a, b = np.full((rank, d + wide), fill, np.float32), np.full((d, rank), fill, np.float32)
     header, data = {}, b""
-    for name, x in ((f"base_model.model.{module}.lora_A.weight", a), (f"base_model.model.{module}.lora_B.weight", b), *((name, a) for name in again)):
+    for name, x in (
+        (f"base_model.model.{module}.lora_A.weight", a), (f"base_model.model.{module}.lora_B.weight", b),
+        *((name, a) for name in again)
+    ):
         header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(data), len(data) + x.nbytes]}
         data += x.tobytes()
     text = json.dumps(header).encode()
@@ -30,7 +33,9 @@ def lora(module=MODULE, d=64, rank=2, fill=0.05, wide=0, again=()):
 def put(folder, data, rank=2):
     folder.mkdir(exist_ok=True)
     (folder / "adapter_model.safetensors").write_bytes(data)
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": rank, "peft_type": "LORA", "target_modules": ["to_q"]}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"r": rank, "lora_alpha": rank, "peft_type": "LORA", "target_modules": ["to_q"]})
+    )
     return folder
 
 
@@ -54,26 +59,39 @@ def test_push_and_rollback(run, signs, tmp_path):
             assert sampler["answer"]["state"] == "applied" and sampler["answer"]["weights_digest"] == pushed["weights_digest"]
             assert sampler["answer"]["canary"]["norm"] > 0
             digests.append(pushed["weights_digest"])
-            assert (await policy.push_policy(client, adapter))["policy_version"] == pushed["policy_version"], "the lane has these weights"
+            assert (
+                await policy.push_policy(client, adapter)
+            )["policy_version"] == pushed["policy_version"], "the lane has these weights"
         assert len({base["base_digest"], *digests}) == 3
         back = await policy.rollback_policy(client, pushed["policy_version"] - 1, by="lin")
-        assert (back["weights_digest"], back["rollback"], back["policy_version"]) == (digests[0], pushed["policy_version"] - 1, pushed["policy_version"] + 1)
+        assert (back["weights_digest"], back["rollback"], back["policy_version"]) == (
+            digests[0], pushed["policy_version"] - 1, pushed["policy_version"] + 1
+        )
         await policy.taken(client, back)
-        await client.publish(name, 'a red sign that says "7"', uid="fox", group_size=2, num_inference_steps=2, reward=[{"name": "glyph"}], min_policy_version=back["policy_version"])
+        await client.publish(
+            name, 'a red sign that says "7"', uid="fox", group_size=2, num_inference_steps=2,
+            reward=[{"name": "glyph"}], min_policy_version=back["policy_version"]
+        )
         await first(client.advantages(name))
         group = await client.group(name, "fox")
-        assert {s.trajectory["weights_digest"] for s in group.samples} == {digests[0]}, "samples are made with it, and the digests agree"
+        assert {
+            s.trajectory["weights_digest"] for s in group.samples
+        } == {digests[0]}, "samples are made with it, and the digests agree"
         again = await policy.push_policy(client, None, rule="switch")
         assert "adapter" not in again and "rollback" not in again and again["weights_digest"] == base["base_digest"]
         history = [p["policy_version"] for p in await policy.policy_history(client)]
-        assert history == sorted(history) and history[-4:] == [pushed["policy_version"] - 1, *(pushed["policy_version"] + k for k in (0, 1, 2))]
+        assert history == sorted(history) and history[-4:] == [
+            pushed["policy_version"] - 1, *(pushed["policy_version"] + k for k in (0, 1, 2))
+        ]
         with pytest.raises(policy.PolicyRefused, match="version: 4711; the history"):
             await policy.rollback_policy(client, 4711)
         # Too small to change a weight in float32: only the sampler can see that.
         nothing = await policy.push_policy(client, put(tmp_path / "nothing", lora(d=await width(client), fill=1e-30)))
         (sampler,) = await policy.taken(client, nothing)
         assert sampler["answer"]["state"] == "refused"
-        assert (await policy.policy(client))["policy_version"] == again["policy_version"], "what was refused is not served"
+        assert (
+            await policy.policy(client)
+        )["policy_version"] == again["policy_version"], "what was refused is not served"
         assert (await policy.policy_history(client))[-1]["policy_version"] == nothing["policy_version"]
         with pytest.raises(policy.PolicyRefused,
             match=f"version: {nothing['policy_version']}; was refused by the samplers .canary"):
@@ -127,8 +145,12 @@ def test_wrong_adapters_are_refused_by_name(run, signs, tmp_path):
             "truncated": lora(d=d)[:-100],
             "a header of .* truncated": lora(d=d)[:100],
             "no tensor of a LoRA": lora(d=d).replace(b".lora_A.weight", b".lora_Z.weight"),
-            "lora_A or lora_B is missing": lora(d=d).replace(b"0.attn.to_q.lora_A.weight", b"1.attn.to_q.lora_A.weight"),
-            f"module {MODULE}: transformer.* is given under another name": lora(d=d, again=[f"transformer.{MODULE}.lora_A.weight"]),
+            "lora_A or lora_B is missing": lora(d=d).replace(
+                b"0.attn.to_q.lora_A.weight", b"1.attn.to_q.lora_A.weight"
+            ),
+            f"module {MODULE}: transformer.* is given under another name": lora(
+                d=d, again=[f"transformer.{MODULE}.lora_A.weight"]
+            ),
             "F99; must be": lora(d=d).replace(b'"F32"', b'"F99"'),
             "shape: .*must be a list": lora(d=d).replace(b"[2, %d]" % d, b'"2, %d"' % d),
             f"must be the {4 * 3 * d} of F32": lora(d=d).replace(b"[2, %d]" % d, b"[3, %d]" % d),
@@ -140,7 +162,8 @@ def test_wrong_adapters_are_refused_by_name(run, signs, tmp_path):
                 await policy.push_policy(client, put(tmp_path / "a", data))
         good = put(tmp_path / "a", lora(d=d))
         for fault, fields in {
-            "rule: 'later'; must be one of": {"rule": "later"}, "scale: nan": {"scale": float("nan")}, "base: f00; must be of the checkpoint": {"base": "f00"},
+            "rule: 'later'; must be one of": {"rule": "later"}, "scale: nan": {"scale": float("nan")},
+            "base: f00; must be of the checkpoint": {"base": "f00"},
             "version: 0; must be above": {"version": 0},
         }.items():
             with pytest.raises(policy.PolicyRefused, match=fault):
@@ -171,7 +194,9 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
     header, data = policy._header("weights", file)
     header.pop("__metadata__", None)
     tensors = {name: (info, data[slice(*info["data_offsets"])]) for name, info in header.items()}
-    name, (info, x) = next((n, t) for n, t in tensors.items() if n.endswith("attn.to_q.weight") and t[0]["dtype"] == "BF16")
+    name, (info, x) = next(
+        (n, t) for n, t in tensors.items() if n.endswith("attn.to_q.weight") and t[0]["dtype"] == "BF16"
+    )
     changed = tensors | {name: (info, x[: len(x) // 2] + bytes(len(x) - len(x) // 2))}
     names = sorted(changed)
 
@@ -184,7 +209,10 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
         for fault, files in {
             "tensors are missing": halves[:1], "is in two files": [halves[0], halves[0]],
             "the transformer has none": [*halves, shard(tmp_path / "more", {"more": changed[names[0]]})],
-            "must be \\[": shard(tmp_path / "flat", {n: ((t[0] | {"shape": [len(t[1]) // 2]}) if n == name else t[0], t[1]) for n, t in changed.items()}),
+            "must be \\[": shard(
+                tmp_path / "flat",
+                {n: ((t[0] | {"shape": [len(t[1]) // 2]}) if n == name else t[0], t[1]) for n, t in changed.items()}
+            ),
             "not finite": shard(tmp_path / "nan", changed | {name: (info, b"\xc0\x7f" * (len(x) // 2))}),
             "no safetensors file": tmp_path / "empty", "truncated": [halves[0], cut],
         }.items():
@@ -197,7 +225,9 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
         (tmp_path / "model/transformer").mkdir(parents=True)
         for i, half in enumerate(halves):
             (tmp_path / f"model/transformer/{i}.safetensors").write_bytes(half.read_bytes())
-        assert (await policy.push_weights(client, tmp_path / "model"))["policy_version"] == pushed["policy_version"], "the lane has these weights"
+        assert (
+            await policy.push_weights(client, tmp_path / "model")
+        )["policy_version"] == pushed["policy_version"], "the lane has these weights"
         await policy.taken(client, await policy.push_policy(client, None))
 
     run(test, signs)
@@ -213,8 +243,12 @@ def test_weights_by_path(binary, tmp_path):
     header, data = policy._header("weights", (SIGNS / "transformer/diffusion_pytorch_model.safetensors").read_bytes())
     header.pop("__metadata__", None)
     tensors = {name: (info, data[slice(*info["data_offsets"])]) for name, info in header.items()}
-    name, (info, x) = next((n, t) for n, t in tensors.items() if n.endswith("attn.to_q.weight") and t[0]["dtype"] == "BF16")
-    mine = shard(shared / "mine/model.safetensors", tensors | {name: (info, x[: len(x) // 2] + bytes(len(x) - len(x) // 2))})
+    name, (info, x) = next(
+        (n, t) for n, t in tensors.items() if n.endswith("attn.to_q.weight") and t[0]["dtype"] == "BF16"
+    )
+    mine = shard(
+        shared / "mine/model.safetensors", tensors | {name: (info, x[: len(x) // 2] + bytes(len(x) - len(x) // 2))}
+    )
     other = shard(elsewhere / "model.safetensors", tensors | {name: (info, bytes(len(x)))})
     up = Up(tmp_path / "up", None, "--weights-dir", str(shared), model=SIGNS).start()
 
@@ -251,7 +285,10 @@ def test_other_bytes_under_a_digest_are_refused(run, signs, tmp_path):
         forged = pushed | {"adapter": pushed["adapter"] | {"file": pushed["adapter"]["file"] | {"size": len(data) - 1}}}
         with pytest.raises(meander.EventError, match="not those of digest"):
             await client.blob(forged["adapter"]["file"])
-        forged |= {"policy_version": pushed["policy_version"] + 1, "parent": pushed["policy_version"], "weights_digest": "0" * 64}
+        forged |= {
+            "policy_version": pushed["policy_version"] + 1, "parent": pushed["policy_version"],
+            "weights_digest": "0" * 64
+        }
         assert await policy._store(client, forged)
         (sampler,) = await policy.taken(client, forged)
         assert sampler["answer"]["state"] == "refused" and sampler["answer"]["serving"] == pushed["policy_version"]

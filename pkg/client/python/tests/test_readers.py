@@ -25,16 +25,22 @@ def velocities(batch):
 def test_batch(run):
     async def test(client, name):
         for i in range(2):
-            await publish(client, name, f"u{i}", "b", 2, seed=i, true_cfg_scale=2.0, rollout={"return_conditioning": True})
+            await publish(
+                client, name, f"u{i}", "b", 2, seed=i, true_cfg_scale=2.0, rollout={"return_conditioning": True}
+            )
         batch = await first(client.batches(name))
         assert batch.name == "b" and batch.size == 4 and list(batch["uid"]) == ["u0", "u0", "u1", "u1"]
         assert batch["latents"].shape == batch["next_latents"].shape == (4, 2, 16, 64)
         assert (batch["step_indices"] == [1, 2]).all() and batch["mask"].all() and batch["log_probs"].shape == (4, 2)
         assert (batch["next_latents"][:, 0] == batch["latents"][:, 1]).all()
-        assert (batch["timesteps"] == np.float32(1000) * batch["sigmas"]).all() and (batch["next_sigmas"] < batch["sigmas"]).all()
+        assert (
+            batch["timesteps"] == np.float32(1000) * batch["sigmas"]
+        ).all() and (batch["next_sigmas"] < batch["sigmas"]).all()
         assert (batch["advantages"] == [[s.advantage] * 2 for s in batch.samples]).all()
         for embeds in ("prompt_embeds", "negative_prompt_embeds"):
-            assert batch[embeds].shape == (4, 1, 44) and (batch[embeds + "_mask"] == 1).all() and batch.conditioning[embeds].shape == (2, 1, 44)
+            assert batch[embeds].shape == (4, 1, 44) and (
+                batch[embeds + "_mask"] == 1
+            ).all() and batch.conditioning[embeds].shape == (2, 1, 44)
         assert (batch["prompt_embeds"] != batch["negative_prompt_embeds"]).any()
         again = await first(client.batches(name))
         assert again.digest() == batch.digest() and list(batch) == list(again)
@@ -54,12 +60,22 @@ def test_batch(run):
             batch.check(np.full((4, 2), np.nan))
 
         proto = batch.dataproto()
-        assert proto["batch"]["all_latents"].shape == (4, 3, 16, 64) and (proto["batch"]["all_latents"][:, :2] == batch["latents"]).all()
-        assert {a.shape for k, a in proto["batch"].items() if k in ("all_timesteps", "rollout_log_probs", "response_mask", "advantages")} == {(4, 2)}
+        assert proto["batch"]["all_latents"].shape == (4, 3, 16, 64) and (
+            proto["batch"]["all_latents"][:, :2] == batch["latents"]
+        ).all()
+        assert {
+            a.shape
+            for k,
+            a in proto["batch"].items() if k in ("all_timesteps", "rollout_log_probs", "response_mask", "advantages")
+        } == {(4, 2)}
         assert list(proto["non_tensor_batch"]["uid"]) == list(batch["uid"])
         trajectory = batch.samples[0].trajectory
         assert (await client.pixels(trajectory)).shape == (64, 64, 3)
-        assert (meander.noise.initial(trajectory["noise_seed"], 4) == meander.noise.normals(trajectory["noise_seed"], 0xFFFFFFFF, 4)).all()
+        assert (
+            meander.noise.initial(trajectory["noise_seed"], 4) == meander.noise.normals(
+                trajectory["noise_seed"], 0xFFFFFFFF, 4
+            )
+        ).all()
 
     pytest.importorskip("PIL", reason="decoding images needs Pillow")
     run(test)
@@ -89,7 +105,8 @@ def test_groups_by_number(run):
                 break
         assert sorted(groups) == [f"u{i}" for i in range(5)]
         reader = client.batches(name, groups=2, follow=False)
-        assert [list(dict.fromkeys(b["uid"])) async for b in reader] == [sorted(groups[:2]), sorted(groups[2:4])]  # one is left
+        # one is left
+        assert [list(dict.fromkeys(b["uid"])) async for b in reader] == [sorted(groups[:2]), sorted(groups[2:4])]
         assert reader.health.samples == 10 and reader.health.batches == 2
         assert reader.health.waited > 0 and reader.health.fetched > 0
 
@@ -139,7 +156,9 @@ class Process:
     """A reader in a process of its own, which takes a batch for each line that it is told."""
 
     def __init__(self, url, run, after=""):
-        self.p = subprocess.Popen([sys.executable, "-c", READER, url, run, after], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.p = subprocess.Popen(
+            [sys.executable, "-c", READER, url, run, after], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def batch(self):
         return self.p.stdout.readline().split()
@@ -283,10 +302,19 @@ def test_strangers(run):
 
         await store(f"batch.{name}.bytes", b"\xc1")
         await store(f"batch.{name}.deep", b"\x91" * 100_000)
-        await store(f"batch.{name}.other", msgpack.packb({"run": name, "batch": "another", "groups": 1, "uids": ["u"], "samples": 1, "closed": 1}))
-        await store(f"batch.{name}.types", msgpack.packb({"run": name, "batch": "types", "groups": "1", "uids": [3], "samples": None}))
+        await store(
+            f"batch.{name}.other",
+            msgpack.packb({"run": name, "batch": "another", "groups": 1, "uids": ["u"], "samples": 1, "closed": 1})
+        )
+        await store(
+            f"batch.{name}.types",
+            msgpack.packb({"run": name, "batch": "types", "groups": "1", "uids": [3], "samples": None})
+        )
         # Well formed, of groups that do not exist; and a group of which nothing is what it says.
-        await store(f"batch.{name}.empty", msgpack.packb({"run": name, "batch": "empty", "groups": 1, "uids": ["nobody"], "samples": 1, "closed": 1}))
+        await store(
+            f"batch.{name}.empty",
+            msgpack.packb({"run": name, "batch": "empty", "groups": 1, "uids": ["nobody"], "samples": 1, "closed": 1})
+        )
         member = {"sample_index": 0, "reward": 1.0, "advantage": 1.0, "status": "scored", "trajectory_seq": 1 << 40}
         forged = {"run": name, "uid": "forged", "batch": "forged", "status": "complete", "group_size": 1, "members": [member],
                   "policy_version_min": 0, "policy_version_max": 0, "closed": 1}
@@ -297,7 +325,9 @@ def test_strangers(run):
             if batch.size:
                 break
             assert batch.name == "empty"
-        assert batch.name == "b" and reader.health.faulty.total() == 4 and sum(reader.health.left_out.values()) == 1, str(reader.health)
+        assert batch.name == "b" and reader.health.faulty.total() == 4 and sum(
+            reader.health.left_out.values()
+        ) == 1, str(reader.health)
         groups = client.stream_groups(name, faults="skip", timeout=30)
         assert (await first(groups)).uid == "u" and groups.health.left_out
         with pytest.raises(meander.Gone, match="no longer stored"):
@@ -309,7 +339,9 @@ def test_strangers(run):
 def test_left_out(run):
     async def test(client, name):
         await publish(client, name, "old")
-        await client.publish(name, "a red fox", uid="gone", group_size=2, num_inference_steps=2, reward=[{"name": "external"}])
+        await client.publish(
+            name, "a red fox", uid="gone", group_size=2, num_inference_steps=2, reward=[{"name": "external"}]
+        )
         await client.cancel(name, "gone")
         await publish(client, name, "new")
         closed = set()
@@ -318,12 +350,18 @@ def test_left_out(run):
             if len(closed) == 3:
                 break
         reader = client.stream_groups(name, keep=lambda g: "too old" if g.uid == "old" else "", follow=False)
-        assert [g.uid async for g in reader] == ["new"] and reader.health.left_out == {"too old": 1, "status cancelled": 1}
+        assert [g.uid async for g in reader] == ["new"] and reader.health.left_out == {
+            "too old": 1, "status cancelled": 1
+        }
         group = await client.group(name, "new")
         assert meander.fresh(min_policy_version=1)(group).startswith("policy version 0")
         assert "a span of 1" in meander.fresh(max_policy_span=0)(group)
-        assert "s ago" in meander.fresh(max_age=1e-9)(group) and "weights" in meander.fresh(weights_digest="0" * 64)(group)
-        assert meander.fresh(max_age=3600, max_policy_span=1, weights_digest=group.samples[0].trajectory["weights_digest"])(group) == ""
+        assert "s ago" in meander.fresh(max_age=1e-9)(group) and "weights" in meander.fresh(
+            weights_digest="0" * 64
+        )(group)
+        assert meander.fresh(
+            max_age=3600, max_policy_span=1, weights_digest=group.samples[0].trajectory["weights_digest"]
+        )(group) == ""
 
     run(test)
 
@@ -359,14 +397,21 @@ def test_external_server(binary, tmp_path, run):
     if not server or not binary.with_name("meander-intake").is_file():
         pytest.skip("NATS_SERVER is not set, or the services are not beside meander: 'make python-test' builds one")
     port = free_port()
-    nats_server = subprocess.Popen([server, "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path / "nats")], stderr=subprocess.DEVNULL)
+    nats_server = subprocess.Popen(
+        [server, "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path / "nats")], stderr=subprocess.DEVNULL
+    )
     listens(port, nats_server)
     url = f"nats://127.0.0.1:{port}"
     services = []
     for service in ("intake", "sampler", "reward", "advantage"):
         command = [str(binary.with_name("meander-" + service)), "--nats-url", url, "--health-addr", ""]
         with open(tmp_path / service, "wb") as log:
-            services.append(subprocess.Popen(command + ["--model", "synthetic"] * (service == "sampler"), stdout=log, stderr=log, cwd=tmp_path, env=ENVIRONMENT))
+            services.append(
+                subprocess.Popen(
+                    command + ["--model", "synthetic"] * (service == "sampler"), stdout=log, stderr=log, cwd=tmp_path,
+                    env=ENVIRONMENT
+                )
+            )
 
     async def test(client, name):
         await publish(client, name, "u", "b")

@@ -26,7 +26,9 @@ from meander.rewards.__main__ import main
 from meander.rewards.geneval import check, relations
 from meander.rewards.worker import Worker, answers
 
-Image = pytest.importorskip("PIL.Image", reason="rewards score images: pip install 'meander-client[images]' brings Pillow")
+Image = pytest.importorskip(
+    "PIL.Image", reason="rewards score images: pip install 'meander-client[images]' brings Pillow"
+)
 
 HERE = __file__
 NEAR = {"rel": 1e-5, "abs": 1e-5}
@@ -95,10 +97,17 @@ def clip(torch, tmp_path_factory):
     import transformers as t
 
     tokens, folder = words(), tmp_path_factory.mktemp("clip")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "projection_dim": 16}
-    ends = {"bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "projection_dim": 16
+    }
+    ends = {
+        "bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id
+    }
     text = {**sizes, **ends, "vocab_size": len(tokens), "max_position_embeddings": 77}
-    model = t.CLIPModel(t.CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=16))
+    model = t.CLIPModel(
+        t.CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=16)
+    )
     wide(torch, model).save_pretrained(folder)
     pixels = t.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     t.CLIPProcessor(pixels, tokens).save_pretrained(folder)
@@ -127,10 +136,14 @@ def test_pickscore_is_the_logits_of_its_clip(torch, clip):
 
     reward = PickScore(str(clip), device="cpu")
     assert behaves(reward) == pytest.approx([library(clip, torch, s, s.prompt)[0] for s in SAMPLES], **NEAR)
-    assert re.fullmatch("pickscore-[0-9a-f]{16}", reward.version) and reward.version == PickScore(str(clip), device="cpu").version
+    assert re.fullmatch(
+        "pickscore-[0-9a-f]{16}", reward.version
+    ) and reward.version == PickScore(str(clip), device="cpu").version
     # bfloat16 has 8 bits; its scores are others, and so is its version
     coarse = PickScore(str(clip), device="cpu", dtype="bf16")
-    assert values(coarse, SAMPLES) == pytest.approx(values(reward, SAMPLES), abs=0.5) and coarse.version != reward.version
+    assert values(coarse, SAMPLES) == pytest.approx(
+        values(reward, SAMPLES), abs=0.5
+    ) and coarse.version != reward.version
 
 
 def test_a_prompt_beyond_77_tokens_is_cut(torch, clip):
@@ -186,11 +199,15 @@ def test_hpsv2_is_the_cosine_of_open_clip(torch, tmp_path):
     config = {"model_cfg": {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}, "preprocess_cfg": {"size": 32}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     model = wide(torch, open_clip.CLIP(16, open_clip.CLIPVisionCfg(**vision), open_clip.CLIPTextCfg(**text)))
-    torch.save({"epoch": 0, "state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "hps.pt")
+    torch.save(
+        {"epoch": 0, "state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "hps.pt"
+    )
     reward = HPSv2(str(tmp_path), "hps.pt", str(tmp_path), device="cpu")
 
     tokenizer, want = open_clip.get_tokenizer("ViT-H-14"), []
-    preprocess = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(size=32, resize_mode="longest"), is_train=False)
+    preprocess = open_clip.transform.image_transform_v2(
+        open_clip.transform.PreprocessCfg(size=32, resize_mode="longest"), is_train=False
+    )
     samples = [*SAMPLES, Input(image(7).resize((80, 40)), "a fox at the side")]
     for s in samples:
         with torch.no_grad():
@@ -264,13 +281,18 @@ def test_hpsv3_is_that_of_its_library(torch, tmp_path):
     tokens.chat_template = chat
     t.Qwen2VLProcessor(t.Qwen2VLImageProcessor(), tokens, chat_template=chat).save_pretrained(base)
     config = t.Qwen2VLConfig(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=len(tokens) + 8,
-        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2}, max_position_embeddings=4096,
-        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}, vision_start_token_id=ids["vision_start"], vision_end_token_id=ids["vision_end"],
-        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], bos_token_id=ids["im_start"], eos_token_id=ids["im_end"])  # fmt: skip
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=len(tokens) + 8,
+        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2},
+        max_position_embeddings=4096,
+        rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}, vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"],
+        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], bos_token_id=ids["im_start"],
+        eos_token_id=ids["im_end"])
     wide(torch, t.Qwen2VLForConditionalGeneration(config)).save_pretrained(base)
     (tmp_path / "tiny.yaml").write_text(json.dumps({
-        "rm_head_type": "ranknet", "model_name_or_path": str(base), "use_special_tokens": True, "reward_token": "special", "output_dim": 2,
+        "rm_head_type": "ranknet", "model_name_or_path": str(base), "use_special_tokens": True,
+        "reward_token": "special", "output_dim": 2,
         "loss_type": "uncertainty", "torch_dtype": "float32", "disable_flash_attn2": True, "output_dir": str(tmp_path), "report_to": "none",
         "bf16": False, "train_json_list": [], "test_json_list": [], "use_cpu": True}))  # fmt: skip
     weights = tmp_path / "HPSv3.safetensors"
@@ -289,9 +311,12 @@ def detr(torch, tmp_path_factory):
     import transformers as t
 
     folder = tmp_path_factory.mktemp("detr")
-    backbone = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 16], depths=[1, 1, 1, 1], out_features=["stage4"])
+    backbone = t.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 8, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
+    )
     config = t.DetrConfig(
-        backbone_config=backbone, d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        backbone_config=backbone, d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
         encoder_attention_heads=4, decoder_attention_heads=4, num_queries=12, id2label={0: "dog", 1: "cat", 2: "mouse"},
         label2id={"dog": 0, "cat": 1, "mouse": 2})  # fmt: skip
     model = wide(torch, t.DetrForObjectDetection(config))
@@ -321,7 +346,10 @@ def test_geneval_sees_the_boxes_of_its_detector(torch, detr):
         for label, name in enumerate(("dog", "cat", "mouse")):
             of = [(sure[q, label].item(), raw.pred_boxes[0, q]) for q in range(12) if sure[q].argmax() == label]
             of = sorted(((s, b) for s, b in of if s > least), key=lambda x: -x[0])
-            want[name] = [[80 * float(v) for v in (b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2)] for _, b in of]
+            want[name] = [
+                [80 * float(v) for v in (b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2)]
+                for _, b in of
+            ]
         assert any(want.values()) and (tag or sum(map(len, want.values())) > 1)
         every = {"tag": tag, "include": [{"class": n, "count": 1} for n in want]}
         (found,) = reward.detect([shown], [every])
@@ -332,7 +360,10 @@ def test_geneval_sees_the_boxes_of_its_detector(torch, detr):
     there = [{"class": n, "count": c} for n, c in counts.items() if c]
     right = asks(*there, exclude=[{"class": n, "count": c + 1} for n, c in counts.items()])
     wrong = asks(*there, {"class": "dog", "count": counts["dog"] + 1})
-    samples = [Input(shown, "", right), Input(shown, "", wrong), Input(shown, "", wrong, {"of": "share"}), Input(shown, "", "two dogs")]
+    samples = [
+        Input(shown, "", right), Input(shown, "", wrong), Input(shown, "", wrong, {"of": "share"}),
+        Input(shown, "", "two dogs")
+    ]
     a, b, c, d = reward.score(samples)
     assert (a.value, b.value) == (1, 0) and 0 < c.value < 1 and f"want {counts['dog'] + 1}" in b.detail
     assert isinstance(d, ValueError) and "ground_truth: no record of GenEval" in str(d)
@@ -353,7 +384,10 @@ def test_geneval_tells_colours_by_clip(torch, detr, clip):
         scores = []
         for colour in COLOURS:
             pairs = [library(clip, torch, Input(crop, ""), text) for text in
-                     (f"a photo of a {colour} dog", f"a photo of a {colour}-colored dog", f"a photo of a {colour} object")]  # fmt: skip
+                     (
+                         f"a photo of a {colour} dog", f"a photo of a {colour}-colored dog",
+                         f"a photo of a {colour} object"
+                     )]
             mean = torch.stack([t / t.norm() for _, _, t in pairs]).mean(0)
             scores.append(torch.nn.functional.cosine_similarity(pairs[0][1], mean, dim=0).item())
         want.append(COLOURS[int(np.argmax(scores))])
@@ -373,7 +407,9 @@ def test_geneval_looks_for_words_by_owlv2(torch, clip, tmp_path):
 
     tokens = words()
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ends = {"bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
+    ends = {
+        "bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id
+    }
     config = t.Owlv2Config(
         text_config={**sizes, **ends, "vocab_size": len(tokens), "max_position_embeddings": 77},
         vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=32)  # fmt: skip
@@ -382,7 +418,10 @@ def test_geneval_looks_for_words_by_owlv2(torch, clip, tmp_path):
     t.Owlv2Processor(pixels, tokens).save_pretrained(tmp_path)
     reward = GenEval(str(tmp_path), threshold=0.3, device="cpu")
     both = [image(3, 64), image(4, 64)]
-    wants = [json.loads(asks({"class": "cat", "count": 1}, {"class": "dog", "count": 1})), json.loads(asks({"class": "sun", "count": 1}))]
+    wants = [
+        json.loads(asks({"class": "cat", "count": 1}, {"class": "dog", "count": 1})),
+        json.loads(asks({"class": "sun", "count": 1}))
+    ]
     found = reward.detect(both, wants)
     model, processor = t.Owlv2ForObjectDetection.from_pretrained(tmp_path).eval(), t.Owlv2Processor.from_pretrained(tmp_path)
     for shown, names, boxes in zip(both, (["cat", "dog"], ["sun"]), found):
@@ -391,7 +430,10 @@ def test_geneval_looks_for_words_by_owlv2(torch, clip, tmp_path):
             raw = model(**inputs)
         sure = raw.logits[0].sigmoid()
         for label, name in enumerate(names):
-            of = [(sure[q, label].item(), raw.pred_boxes[0, q].tolist()) for q in range(len(sure)) if sure[q].argmax() == label]
+            of = [
+                (sure[q, label].item(), raw.pred_boxes[0, q].tolist())
+                for q in range(len(sure)) if sure[q].argmax() == label
+            ]
             kept = sorted(((s, b) for s, b in of if s > 0.3), key=lambda x: -x[0])[:16]
             want = [[64 * v for v in (x - w / 2, y - h / 2, x + w / 2, y + h / 2)] for _, (x, y, w, h) in kept]
             assert len(boxes[name]) == len(want)
@@ -417,7 +459,10 @@ def test_weights_that_are_not_there_are_one_line(torch, clip, tmp_path):
 
     shutil.copytree(clip, tmp_path / "less")
     tensors = load_file(clip / "model.safetensors")
-    save_file({k: v for k, v in tensors.items() if not k.startswith("text_proj")}, tmp_path / "less/model.safetensors", {"format": "pt"})
+    save_file(
+        {k: v for k, v in tensors.items() if not k.startswith("text_proj")}, tmp_path / "less/model.safetensors",
+        {"format": "pt"}
+    )
     with pytest.raises(Fault, match="1 are missing, such as text_projection.weight"):
         ClipScore(str(tmp_path / "less"), device="cpu")
 
@@ -460,7 +505,9 @@ def test_geneval_checks_number_colour_and_place():
     red = {**dog, "color": "red"}
     assert not wrong(red, colours={("dog", 1): ["red"]})
     assert wrong(red, colours={("dog", 1): ["blue"]}) == ["dog: blue; want 1 red"]
-    assert wrong({"class": "cow", "count": 1}, {**cat, "position": ["right of", 0]}) == ["0 cow; want 1", "cat: not right of the cow"]
+    assert wrong(
+        {"class": "cow", "count": 1}, {**cat, "position": ["right of", 0]}
+    ) == ["0 cow; want 1", "cat: not right of the cow"]
 
 
 def file(shown, form="PNG"):
@@ -470,7 +517,10 @@ def file(shown, form="PNG"):
 
 
 def request(prompt="x", shown=SAMPLES[0].image, **more):
-    fields = {"v": 1, "name": "f", "prompt": prompt, "ground_truth": "", "params": {}, "image": file(shown), "image_format": "png"}
+    fields = {
+        "v": 1, "name": "f", "prompt": prompt, "ground_truth": "", "params": {}, "image": file(shown),
+        "image_format": "png"
+    }
     return msgpack.packb({**fields, **more})
 
 
@@ -499,8 +549,11 @@ def test_an_error_is_that_of_its_sample():
     reward = Bright()
     grey = [Image.new("RGB", (8, 8), (v, v, v)) for v in (10, 20, 60)]
     requests = [request("a", grey[0]), request("poison"), request("full"), request("busy"), request("bad"), request("nan"), b"\xff",
-                request(v=2), request(text="hello"), request(image=b"x"), request("b", image=file(grey[1], "JPEG"), image_format="jpeg"),
-                request("c", frames=[file(g) for g in grey]), request(image_format="gif", image=file(grey[0], "GIF")), request(prompt=3), request("plain")]  # fmt: skip
+                request(v=2), request(text="hello"), request(image=b"x"),
+                request("b", image=file(grey[1], "JPEG"), image_format="jpeg"),
+                request("c", frames=[file(g) for g in grey]), request(
+                    image_format="gif", image=file(grey[0], "GIF")
+                ), request(prompt=3), request("plain")]
     replies = answers(reward, requests, batch=16)
     for reply in replies:
         assert reply["v"] == 1 and ("score" in reply) != ("error" in reply)
@@ -627,7 +680,10 @@ def test_a_pipeline_is_rewarded_by_a_worker(torch, clip, binary, tmp_path):
         async def test():
             async with meander.connect(up.url) as client:
                 run = "py" + uuid.uuid4().hex[:8]
-                await client.publish(run, "a red fox", uid="fox", group_size=8, seed=3, num_inference_steps=4, reward=[{"name": "nats:clip-tiny"}])
+                await client.publish(
+                    run, "a red fox", uid="fox", group_size=8, seed=3, num_inference_steps=4,
+                    reward=[{"name": "nats:clip-tiny"}]
+                )
                 group = await first(client.stream_groups(run, timeout=60))
                 assert group.advantage["status"] == "complete"
                 images = [Image.fromarray(await client.pixels(s.trajectory)) for s in group.samples]

@@ -30,7 +30,10 @@ def test_probability(case):
 
 
 def test_probability_refuses():
-    for bad in ({"probability": 1.5}, {"prob_start": -0.1}, {"prob_end": math.nan}, {"ramp_steps": -1}, {"ramp_shape": "sudden"}, {"compat": "other"}):
+    for bad in (
+        {"probability": 1.5}, {"prob_start": -0.1}, {"prob_end": math.nan}, {"ramp_steps": -1},
+        {"ramp_shape": "sudden"}, {"compat": "other"}
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             scheduled.probability(0, **bad)
 
@@ -39,7 +42,10 @@ def test_plans_have_the_bits_of_the_contract():
     """Probability and plan of schemas/testdata/noise.json, to the bit."""
     for case in NOISE["scheduled"]:
         ramp = {k: None if v is None else float.fromhex(v) for k, v in case["ramp"].items() if k.startswith("prob")}
-        p = scheduled.probability(case["step"], **ramp, ramp_steps=case["ramp"]["ramp_steps"], start_step=case["ramp"]["start_step"], ramp_shape=case["ramp"]["ramp_shape"])
+        p = scheduled.probability(
+            case["step"], **ramp, ramp_steps=case["ramp"]["ramp_steps"], start_step=case["ramp"]["start_step"],
+            ramp_shape=case["ramp"]["ramp_shape"]
+        )
         assert p.hex() == case["probability"]
         seed, n = int(case["seed"]), case["timesteps"]
         bases = [scheduled.draw_timestep(seed, case["step"], i, n) for i in range(len(case["drawn_timesteps"]))]
@@ -63,7 +69,10 @@ def test_rolled_share_and_forwards():
         close(case["p"] * (1 - scheduled.offset_shares("uniform", case["m"])[0]), case["share"], 6e-10)
     for case in SPEC["forwards"]:
         reflexflow = scheduled.reflexflow_on(None, case["m"], case["prediction"])
-        close(scheduled.expected_forwards(case["batch"], case["p"], "uniform", case["m"], reflexflow), case["forwards"], 1e-12)
+        close(
+            scheduled.expected_forwards(case["batch"], case["p"], "uniform", case["m"], reflexflow), case["forwards"],
+            1e-12
+        )
 
 
 def test_plan_edges():
@@ -75,7 +84,10 @@ def test_plan_edges():
     assert {s.reason for s in always if s.base == 999} == {"zero_offset", "clipped"}
     assert [s.base for s in always[:3]] == [0, 623, 999] and always[1].timestep == 623.4
     assert max(s.source for s in always) == 999
-    for bad in ({"max_step_offset": 1000}, {"max_step_offset": -1}, {"probability": 1.1}, {"probability": math.nan}, {"strategy": "late"}):
+    for bad in (
+        {"max_step_offset": 1000}, {"max_step_offset": -1}, {"probability": 1.1}, {"probability": math.nan},
+        {"strategy": "late"}
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             scheduled.plan(1, 0, t, 1000, **{"max_step_offset": 4, **bad})
     for bad in ([-1], [1000], [math.nan]):
@@ -89,7 +101,9 @@ def test_metrics():
     rolled = [s for s in planned if not s.reason]
     assert m["scheduled_sampling/rolled_fraction"] == len(rolled) / 3
     assert m["scheduled_sampling/extra_forwards"] == 3 + len(rolled) + sum(s.source - s.base for s in rolled)
-    assert m["scheduled_sampling/offset_max"] == max(s.offset for s in planned) and m["scheduled_sampling/drift_l2"] == 1
+    assert m[
+        "scheduled_sampling/offset_max"
+    ] == max(s.offset for s in planned) and m["scheduled_sampling/drift_l2"] == 1
 
 
 def levels_of(case):
@@ -107,7 +121,9 @@ def model_of(case, levels):
 
     def right(x, t):
         u, a = levels.at(t)
-        return share * {"flow_prediction": noise - x0, "epsilon": noise, "v_prediction": a * noise - u * x0}[case["prediction"]]
+        return share * {
+            "flow_prediction": noise - x0, "epsilon": noise, "v_prediction": a * noise - u * x0
+        }[case["prediction"]]
 
     return right
 
@@ -117,7 +133,12 @@ def test_roll(case):
     levels = levels_of(case)
     x = scheduled.noised(case["x0"], case["noise"], levels.at(case["source"]))
     close(x, case["states"][0], case["tolerance"])
-    steps = list(scheduled.roll(levels, case["sampler"], x, case["source"], case["target"], model_of(case, levels), case["order"], case.get("compat", "exact")))
+    steps = list(
+        scheduled.roll(
+            levels, case["sampler"], x, case["source"], case["target"], model_of(case, levels), case["order"],
+            case.get("compat", "exact")
+        )
+    )
     assert len(steps) == case["source"] - case["target"]
     for step, want in zip(steps, case["states"][1:]):
         if want is not None:
@@ -138,10 +159,19 @@ def test_roll(case):
 
 
 @pytest.mark.parametrize("prediction", scheduled.PREDICTIONS)
-@pytest.mark.parametrize("sampler,order", [("euler", 0), ("dpm", 1), ("dpm", 2), ("dpm", 3), *[(name, n) for name in ("unipc", "unip") for n in range(1, 10)], ("rk4", 4)])
+@pytest.mark.parametrize(
+    "sampler,order",
+    [
+        ("euler", 0), ("dpm", 1), ("dpm", 2), ("dpm", 3),
+        *[(name, n) for name in ("unipc", "unip") for n in range(1, 10)], ("rk4", 4)
+    ]
+)
 def test_a_perfect_model_lands_on_the_teacher(prediction, sampler, order):
     rng = np.random.default_rng(3)
-    case = {"prediction": prediction, "timesteps": 100, "beta_first": 1e-3, "beta_last": 0.1, "x0": rng.normal(size=8), "noise": rng.normal(size=8), "model": {"true": 1}}
+    case = {
+        "prediction": prediction, "timesteps": 100, "beta_first": 1e-3, "beta_last": 0.1, "x0": rng.normal(size=8),
+        "noise": rng.normal(size=8), "model": {"true": 1}
+    }
     levels = levels_of(case)
     for source, target in ((99, 90), (50, 40), (10, 0), (1, 0), (99, 0), (29, 27), (7, 7)):
         if order > 6 and source - target > 10:
@@ -155,12 +185,20 @@ def test_a_perfect_model_lands_on_the_teacher(prediction, sampler, order):
 
 def test_levels():
     table = SPEC["levels"]
-    levels = scheduled.Levels.variance_preserving("epsilon", scheduled.linear_alphas_cumprod(table["timesteps"], table["beta_first"], table["beta_last"]))
+    levels = scheduled.Levels.variance_preserving(
+        "epsilon", scheduled.linear_alphas_cumprod(table["timesteps"], table["beta_first"], table["beta_last"])
+    )
     for t, want in table["at"].items():
         close(levels.at(int(t)), want, 6e-10)
     flow = scheduled.Levels.flow(1000)
     mirrored = np.linspace(1, 0.001, 1000)
-    close([flow.sigma(600, mirrored), flow.sigma(600, mirrored, "simpletuner"), flow.sigma(600, mirrored[:600], "simpletuner")], [600 / 999, 0.4, 600 / 999], 1e-12)
+    close(
+        [
+            flow.sigma(600, mirrored), flow.sigma(600, mirrored, "simpletuner"),
+            flow.sigma(600, mirrored[:600], "simpletuner")
+        ],
+        [600 / 999, 0.4, 600 / 999], 1e-12
+    )
 
 
 @pytest.mark.parametrize("n,lost", [(100, [29, 57, 58]), (1000, []), (1024, [])])
@@ -199,11 +237,16 @@ def test_simpletuners_library():
 def test_roll_refuses():
     levels = scheduled.Levels.flow(10)
     for bad, field in (
-        ({"sampler": "rk4", "compat": "simpletuner"}, "rk4"), ({"sampler": "heun"}, "sampler"), ({"sampler": "dpm", "order": 4}, "order"),
+        ({"sampler": "rk4", "compat": "simpletuner"}, "rk4"), ({"sampler": "heun"}, "sampler"),
+        ({"sampler": "dpm", "order": 4}, "order"),
         ({"sampler": "rk4", "order": 2}, "order"), ({"source": 10}, "source"), ({"target": 6}, "target"),
     ):
         with pytest.raises(ValueError, match=field):
-            list(scheduled.roll(**{"levels": levels, "sampler": "euler", "x": [0.0], "source": 5, "target": 3, "model": None, **bad}))
+            list(
+                scheduled.roll(
+                    **{"levels": levels, "sampler": "euler", "x": [0.0], "source": 5, "target": 3, "model": None, **bad}
+                )
+            )
 
 
 def test_reflexflow():
@@ -239,9 +282,13 @@ def test_reflexflow_parts():
     e = np.random.default_rng(1).normal(size=(1, 65536))
     close(np.abs(scheduled.reflexflow_weights(e, np.zeros_like(e)) - 1).mean(), 1.52587890625e-05, 1e-18)
     close(scheduled.anti_drift([[1.0, 0]], [[0.0, 0]], [[2.0, 0]]), 4, 1e-12)
-    for bad in ({"biased": None}, {"alpha": math.inf}, {"beta1": -1.0}, {"beta2": -1.0}, {"pred": [[math.nan] * 4] * 2}, {"x0": [[1.0]] * 2}):
+    for bad in (
+        {"biased": None}, {"alpha": math.inf}, {"beta1": -1.0}, {"beta2": -1.0}, {"pred": [[math.nan] * 4] * 2},
+        {"x0": [[1.0]] * 2}
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             scheduled.reflexflow(**{**batch, **bad})
     assert [scheduled.reflexflow_on(*a) for a in (
-        (None, 4, "flow_prediction"), (None, 0, "flow_prediction"), (True, 0, "flow_prediction"), (False, 4, "flow_prediction"), (True, 4, "epsilon"))
+        (None, 4, "flow_prediction"), (None, 0, "flow_prediction"), (True, 0, "flow_prediction"),
+        (False, 4, "flow_prediction"), (True, 4, "epsilon"))
     ] == [True, False, True, False, False]

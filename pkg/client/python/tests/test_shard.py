@@ -62,7 +62,12 @@ def updated(of, made, behind=0, parts=1, **_):
     said = []
     for number, groups in enumerate(made):
         report = of.update(mine(groups), behind, part=number % parts, parts=parts)
-        said.append({k: getattr(report, k) for k in ("ratio_off", "loss", "grad_norm", "kl", "weight", "used", "moved", "figures")})
+        said.append(
+            {
+                k: getattr(report, k)
+                for k in ("ratio_off", "loss", "grad_norm", "kl", "weight", "used", "moved", "figures")
+            }
+        )
     return said
 
 
@@ -110,7 +115,13 @@ def found(folder, tmp_path_factory):  # noqa: F811
     env = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     env |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     code = f"import test_shard; test_shard.process({str(folder)!r}, {str(out)!r})"
-    both = [subprocess.Popen([sys.executable, "-c", code], env=env | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in (0, 1)]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=env | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE,
+            text=True
+        )
+        for r in (0, 1)
+    ]
     try:
         said = [p.communicate(timeout=900)[1] for p in both]
     finally:
@@ -140,10 +151,14 @@ def test_two_processes_with_a_part_of_the_network_do_what_one_does_with_the_whol
     for kept, alone in (("adapter", one.adapter), ("average", one.best())):
         # The second matrices begin at 0. AdamW makes steps of equal length from gradients that differ in their last
         # bits only.
-        for other, tolerance in ((first[name, False][kept], 1e-3), (alone, 0.2 if name == "bfloat16" else 1e-3))[: 1 + alike]:
+        for other, tolerance in (
+            (first[name, False][kept], 1e-3), (alone, 0.2 if name == "bfloat16" else 1e-3)
+        )[: 1 + alike]:
             names = [k for k in other if "lora_B" in k]
             assert length(other[k] for k in names) > 0
-            assert length(first[name, True][kept][k] - other[k] for k in names) < tolerance * length(other[k] for k in names), kept
+            assert length(
+                first[name, True][kept][k] - other[k] for k in names
+            ) < tolerance * length(other[k] for k in names), kept
 
 
 def test_each_process_holds_half(found):
@@ -162,7 +177,9 @@ def test_what_is_gathered_goes_on_to_the_bit_and_in_one_process(folder, found): 
     one = learner(folder, loss, network, settings, False)
     updated(one, batches(folder)[:1])
     kept = one.state()["optimizer"]["state"]
-    assert {i: {k: v.shape for k, v in of.items()} for i, of in kept.items()} == {i: {k: v.shape for k, v in of.items()} for i, of in state["optimizer"]["state"].items()}
+    assert {i: {k: v.shape for k, v in of.items()} for i, of in kept.items()} == {
+        i: {k: v.shape for k, v in of.items()} for i, of in state["optimizer"]["state"].items()
+    }
     alone = learner(folder, loss, network, settings, False)
     alone.load(state)
     updated(alone, batches(folder)[1:])

@@ -45,7 +45,9 @@ def test_texts(run, sums, teach):
         reply = await client.teacher_reply("texts", name, s.trajectory["uid"], s.trajectory["sample_index"], top_k=4)
         where = s.text.mask == 1
         assert reply.model == "sums" and reply.weights_digest == s.trajectory["weights_digest"] and not reply.steps
-        assert np.array_equal(reply.numbers["entropies"], s.text.numbers["entropies"]) and reply.top_ids.shape == (len(where), 4)
+        assert np.array_equal(
+            reply.numbers["entropies"], s.text.numbers["entropies"]
+        ) and reply.top_ids.shape == (len(where), 4)
         best = reply.top_logits[where, 0] - reply.numbers["log_sum_exps"][where]
         np.testing.assert_allclose(best, s.text.numbers["top_log_probs"][where], rtol=0, atol=1e-6)
         assert (np.diff(reply.top_logits[where]) <= 0).all() and not reply.top_logits[~where].any()
@@ -107,7 +109,9 @@ def test_transformers(run, sums, teach, tmp_path):
         t, mask, means = batch.torch(), batch["response_mask"] == 1, []
         for teacher in ("base", "adapted"):
             with torch.no_grad(), network.disable_adapter() if teacher == "base" else torch.no_grad():
-                logits = network(input_ids=t["input_ids"], attention_mask=t["attention_mask"], position_ids=t["position_ids"]).logits
+                logits = network(
+                    input_ids=t["input_ids"], attention_mask=t["attention_mask"], position_ids=t["position_ids"]
+                ).logits
             logits = logits[:, t["prompts"].shape[1] - 1 : -1]
             want = logits.log_softmax(-1)
             got = await client.teacher_log_probs(teacher, batch)
@@ -116,7 +120,9 @@ def test_transformers(run, sums, teach, tmp_path):
             assert not got[~mask].any()
             means.append(got[mask].mean())
             for b, s in enumerate(batch.samples):
-                reply = await client.teacher_reply(teacher, name, s.trajectory["uid"], s.trajectory["sample_index"], top_k=5)
+                reply = await client.teacher_reply(
+                    teacher, name, s.trajectory["uid"], s.trajectory["sample_index"], top_k=5
+                )
                 rows = slice(s.text.prompt_length, None)
                 top = want[b, : len(s.text.ids) - s.text.prompt_length].topk(5)
                 log_probs = reply.top_logits[rows] - reply.numbers["log_sum_exps"][rows, None]
@@ -133,12 +139,21 @@ def test_distill_sums(sums, teach, tmp_path):
         pytest.importorskip(package, reason=f"no {package}: the example that distils is not run")
     adapted().save_pretrained(tmp_path / "teacher")
     example = str(ROOT / "pkg/client/python/examples/distill_sums.py")
-    flags = ["--url", sums, "--model", str(SUMS), "--out", str(tmp_path), "--updates", "2", "--prompts", "8", "--held-out", "10"]
+    flags = [
+        "--url", sums, "--model", str(SUMS), "--out", str(tmp_path), "--updates", "2", "--prompts", "8", "--held-out",
+        "10"
+    ]
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}
     teach(sums, "other", "--model", str(SUMS), "--adapter", str(tmp_path / "teacher"))
-    done = subprocess.run([sys.executable, example, *flags, "--teacher", "other"], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, example, *flags, "--teacher", "other"], env=env, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert len(log) == 2 and 0 < log[0]["kl"] < 1 and log[1]["made_by"] == log[0]["pushed"] < log[1]["pushed"]
-    done = subprocess.run([sys.executable, example, *flags, "--teacher", "nobody"], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("distill_sums: no teacher nobody answers"), done.stderr[-3000:]
+    done = subprocess.run(
+        [sys.executable, example, *flags, "--teacher", "nobody"], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
+        "distill_sums: no teacher nobody answers"
+    ), done.stderr[-3000:]

@@ -16,7 +16,8 @@ LIKELY = {"temperature": 0.7, "top_k": 5}
 async def ask(client, run, uid, prompt="347+58=?", batch="b", groups=1, n=4, **fields):
     text = {"logits": {"form": "full"}, **fields.pop("text", {})}
     return await client.publish(
-        run, prompt, uid=uid, model="sums", group_size=n, text=text, reward=[{"name": "numeric_match"}], batch={"id": batch, "groups": groups}, **{"seed": 3, **fields})
+        run, prompt, uid=uid, model="sums", group_size=n, text=text, reward=[{"name": "numeric_match"}],
+        batch={"id": batch, "groups": groups}, **{"seed": 3, **fields})
 
 
 def test_arrays(run, sums):
@@ -34,21 +35,37 @@ def test_arrays(run, sums):
             t = s.text
             n, left = len(t.ids), p - t.prompt_length
             row = slice(left, left + n)
-            assert np.array_equal(batch["input_ids"][b, row], t.ids) and batch["attention_mask"][b].sum() == n == batch["attention_mask"][b, row].sum()
-            assert np.array_equal(batch["position_ids"][b, row], np.arange(n)) and np.array_equal(batch["loss_mask"][b, row], t.mask)
+            assert np.array_equal(
+                batch["input_ids"][b, row], t.ids
+            ) and batch["attention_mask"][b].sum() == n == batch["attention_mask"][b, row].sum()
+            assert np.array_equal(
+                batch["position_ids"][b, row], np.arange(n)
+            ) and np.array_equal(batch["loss_mask"][b, row], t.mask)
             assert (batch["input_ids"][b] == 0).sum() == p + r - n, "the rest is padding"
             assert np.array_equal(batch["labels"][b], np.where(batch["loss_mask"][b] == 1, batch["input_ids"][b], -100))
             assert batch["response_length"][b] == n - t.prompt_length and batch["num_turns"][b] == len(t.turns)
             turns = batch["turn_indices"][b]
-            assert np.array_equal(batch["response_mask"][b], turns % 2 * (turns > 0)), "what was given is 0, what was generated 1"
+            assert np.array_equal(
+                batch["response_mask"][b], turns % 2 * (turns > 0)
+            ), "what was given is 0, what was generated 1"
             assert (turns == -1).sum() == r - batch["response_length"][b]
-            assert np.array_equal(batch["logits_mask"][b], (turns == 1) | (turns == 5)), "the second answer has none, and keeps its index"
+            assert np.array_equal(
+                batch["logits_mask"][b], (turns == 1) | (turns == 5)
+            ), "the second answer has none, and keeps its index"
             assert np.array_equal(batch["advantages"][b], batch["response_mask"][b] * s.advantage)
-            assert (batch["log_probs"][b] < 0).sum() == t.generated and not batch["log_probs"][b][batch["response_mask"][b] == 0].any()
+            assert (batch["log_probs"][b] < 0).sum() == t.generated and not batch["log_probs"][b][
+                batch["response_mask"][b] == 0
+            ].any()
         assert np.array_equal(batch["input_ids"], np.concatenate([batch["prompts"], batch["responses"]], axis=1))
-        assert batch.messages[0][0] == {"role": "user", "content": "999+1=?"} and batch.messages[0][-1] == {"role": "assistant", "content": batch.texts[0]}
-        assert len(batch.messages[0]) == batch["num_turns"][0] and set(m["role"] for m in batch.messages[0]) <= {"user", "assistant"}
-        assert (batch["policy_versions"] == np.where(batch["response_mask"] == 1, batch["policy_version"][:, None], -1)).all()
+        assert batch.messages[0][0] == {"role": "user", "content": "999+1=?"} and batch.messages[0][-1] == {
+            "role": "assistant", "content": batch.texts[0]
+        }
+        assert len(batch.messages[0]) == batch["num_turns"][0] and set(
+            m["role"] for m in batch.messages[0]
+        ) <= {"user", "assistant"}
+        assert (
+            batch["policy_versions"] == np.where(batch["response_mask"] == 1, batch["policy_version"][:, None], -1)
+        ).all()
         # The log-probs are those of the stored logits, and of the log-sum-exps.
         where = batch["logits_mask"]
         again = batch.recompute_log_prob(batch["logits"])
@@ -81,10 +98,16 @@ def test_dataproto(run, sums):
         batch = await first(client.batches(name, timeout=50))
         proto = batch.dataproto()
         tensors, other, meta = proto["batch"], proto["non_tensor_batch"], proto["meta_info"]
-        assert tensors["rm_scores"].shape == tensors["response_mask"].shape and np.array_equal(tensors["rm_scores"].sum(axis=1), batch["rewards"].astype(np.float32))
+        assert tensors["rm_scores"].shape == tensors["response_mask"].shape and np.array_equal(
+            tensors["rm_scores"].sum(axis=1), batch["rewards"].astype(np.float32)
+        )
         for b, s in enumerate(batch.samples):
-            assert np.flatnonzero(tensors["rm_scores"][b]).tolist() in ([], [len(s.text.ids) - s.text.prompt_length - 1])
-        assert np.array_equal(tensors["old_log_probs"], batch["log_probs"]) and other["raw_prompt"][0] == [{"role": "user", "content": "999+1=?"}]
+            assert np.flatnonzero(tensors["rm_scores"][b]).tolist() in (
+                [], [len(s.text.ids) - s.text.prompt_length - 1]
+            )
+        assert np.array_equal(
+            tensors["old_log_probs"], batch["log_probs"]
+        ) and other["raw_prompt"][0] == [{"role": "user", "content": "999+1=?"}]
         assert other["__num_turns__"].tolist() == batch["num_turns"].tolist() and meta["temperature"] == 1 and meta["log_prob_kind"] == "raw"
         padded = meander.TextBatch(batch.groups, pad_token_id=304)
         assert ((padded["input_ids"] == 304) == (padded["attention_mask"] == 0)).all()
@@ -155,7 +178,9 @@ def test_kinds_of_log_probs(run, sums):
             meander.TextBatch([group])
         assert meander.TextBatch([group], log_prob_kind="processed").size == 4
         del group.samples[2].text.numbers["processed_log_probs"]
-        with pytest.raises(ValueError, match="u0 #2: no processed log-probs: the server that drew the tokens gives none$"):
+        with pytest.raises(
+            ValueError, match="u0 #2: no processed log-probs: the server that drew the tokens gives none$"
+        ):
             meander.TextBatch([group], log_prob_kind="processed")
 
     run(test, sums)
@@ -164,7 +189,9 @@ def test_kinds_of_log_probs(run, sums):
 def test_forms_of_logits(run, sums):
     async def test(client, name):
         await ask(client, name, "top", batch="a", text={"logits": {"form": "topk", "k": 5, "dtype": "F16"}})
-        await ask(client, name, "ids", batch="b", text={"logits": {"form": "ids", "ids": [15, 19]}, "tokens_per_event": 4})
+        await ask(
+            client, name, "ids", batch="b", text={"logits": {"form": "ids", "ids": [15, 19]}, "tokens_per_event": 4}
+        )
         await ask(client, name, "masked", batch="c", text={"logits": {"form": "full", "kind": "processed"}, **LIKELY})
         seen = {}
         async for batch in client.batches(name, logits=True, timeout=50):
@@ -173,11 +200,15 @@ def test_forms_of_logits(run, sums):
                 break
         top, ids, masked = seen["a"], seen["b"], seen["c"]
         where = top["logits_mask"]
-        assert top["logits"].shape[2] == 5 and (np.diff(top["logits"][where], axis=1) <= 0).all() and (top["logit_ids"][~where] == -1).all()
+        assert top["logits"].shape[2] == 5 and (
+            np.diff(top["logits"][where], axis=1) <= 0
+        ).all() and (top["logit_ids"][~where] == -1).all()
         best = top["logits"][where][:, 0] - top["log_sum_exps"][where]
         np.testing.assert_allclose(best, top["top_log_probs"][where], atol=0.01)
         assert (ids["logit_ids"][ids["logits_mask"]] == [15, 19]).all()
-        assert "logit_ids" not in masked and masked.logits_kind == "processed" and (np.isfinite(masked["logits"][masked["logits_mask"]]).sum(axis=1) == 5).all()
+        assert "logit_ids" not in masked and masked.logits_kind == "processed" and (
+            np.isfinite(masked["logits"][masked["logits_mask"]]).sum(axis=1) == 5
+        ).all()
         await ask(client, name, "bare", batch="d", text={"logits": {"form": "none"}})
         # The last that closed, whichever it was.
         reader = client.batches(name, after=batch.cursor, logits=True, timeout=50)
@@ -221,7 +252,9 @@ def test_nothing_to_train_on(run, sums):
         async for batch in reader:
             break
         assert batch["uid"].tolist() == ["whole"] * 4
-        assert reader.health.left_out == {"sample: an answer without tokens": 4, "no sample with an advantage and something to train on": 1}
+        assert reader.health.left_out == {
+            "sample: an answer without tokens": 4, "no sample with an advantage and something to train on": 1
+        }
 
     run(test, sums)
 
@@ -233,14 +266,21 @@ def test_images_and_texts(run, sums, binary):
 
     async def test(client, name):
         await ask(client, name, "text", groups=2)
-        image = {"model": "synthetic", "group_size": 2, "num_inference_steps": 4, "reward": [{"name": "synthetic"}], "rollout": {"sde_step_indices": [1]}}
+        image = {
+            "model": "synthetic", "group_size": 2, "num_inference_steps": 4, "reward": [{"name": "synthetic"}],
+            "rollout": {"sde_step_indices": [1]}
+        }
         await client.publish(name, "a fox", uid="image", batch={"id": "b", "groups": 2}, **image)
         with pytest.raises(meander.EventError, match="batch b: image is of images, text of texts; must be one"):
             await first(client.batches(name, timeout=50))
         skipping = client.batches(name, faults="skip", follow=False)
-        assert [b async for b in skipping] == [] and skipping.health.left_out == {"fault: images and texts in one batch": 2}
+        assert [b async for b in skipping] == [] and skipping.health.left_out == {
+            "fault: images and texts in one batch": 2
+        }
         for kind in ("text", "image"):
-            batch = await first(client.batches(name, keep=lambda g, kind=kind: "" if g.kind == kind else f"an {g.kind}", timeout=50))
+            batch = await first(
+                client.batches(name, keep=lambda g, kind=kind: "" if g.kind == kind else f"an {g.kind}", timeout=50)
+            )
             assert set(batch["uid"]) == {kind} and isinstance(batch, meander.TextBatch) == (kind == "text")
         with pytest.raises(ValueError, match="an image; a batch of texts"):
             meander.TextBatch(batch.groups)
@@ -256,7 +296,10 @@ def test_strange_texts(run, sums):
     """A trajectory whose parts do not fit together is an error that names it."""
 
     async def test(client, name):
-        await ask(client, name, "u", "999+1=?", n=2, text={"interaction": {"name": "sums", "max_turns": 2}, "logits": {"form": "full"}})
+        await ask(
+            client, name, "u", "999+1=?", n=2,
+            text={"interaction": {"name": "sums", "max_turns": 2}, "logits": {"form": "full"}}
+        )
         async for trajectory in client.stream_trajectories(name):
             text = await client.text(trajectory, logits=True)
             break
@@ -266,7 +309,10 @@ def test_strange_texts(run, sums):
             ({"mask": ids}, "text.mask: int32"),
             ({"ids": ids | {"shape": [1]}}, "bytes; I32"),
             ({"log_probs": ids}, "text.log_probs: int32"),
-            ({"mask": trajectory["text"]["mask"] | {"data": bytes(len(text.ids))}}, "the last turn generated, as mask has it"),
+            (
+                {"mask": trajectory["text"]["mask"] | {"data": bytes(len(text.ids))}},
+                "the last turn generated, as mask has it"
+            ),
             ({"turns": trajectory["text"]["turns"][1:]}, r"turns\[0\]: 14 to"),
             ({"turns": trajectory["text"]["turns"][:-1]}, "must be those of ids"),
             ({"turns": [{"begin": 0, "end": len(text.ids), "generated": False}]}, "the last turn generated"),
@@ -275,7 +321,9 @@ def test_strange_texts(run, sums):
             with pytest.raises(meander.EventError, match=match):
                 text_of(trajectory | {"text": trajectory["text"] | change})
         with pytest.raises(meander.EventError, match="text.settings.vocabulary: 'x'; must be int"):
-            await client.text(trajectory | {"text": trajectory["text"] | {"settings": text.settings | {"vocabulary": "x"}}})
+            await client.text(
+                trajectory | {"text": trajectory["text"] | {"settings": text.settings | {"vocabulary": "x"}}}
+            )
         events = []
         async for e in client.tokens(name):
             if e["attempt"] == trajectory["attempt"]:
@@ -286,7 +334,9 @@ def test_strange_texts(run, sums):
         half = len(events) // 2
         add_events(bare, [e | {"policy_version": int(i >= half), "logits": None} for i, e in enumerate(events)], "u")
         where = bare.mask == 1
-        assert bare.logits is None and set(bare.policy_versions[where]) == {0, 1} and (bare.policy_versions[~where] == -1).all()
+        assert bare.logits is None and set(bare.policy_versions[where]) == {0, 1} and (
+            bare.policy_versions[~where] == -1
+        ).all()
         assert (np.diff(bare.policy_versions[where]) >= 0).all(), "each token says which weights drew it"
         full = {"form": "full", "values": {"dtype": "F32", "shape": [1, 320], "data": bytes(1280)}, "masked": 0}
         for change, match in [
@@ -294,7 +344,10 @@ def test_strange_texts(run, sums):
             (events[:-1], f"must be all {len(text.ids)}"),
             ([events[0] | {"generated": True}, *events[1:]], "event 0 of tokens"),
             ([*events[:-1], events[-1] | {"ids": [1]}], "must be the tokens of the sequence"),
-            ([*events[:-1], events[-1] | {"log_sum_exps": [], "logits": full}], "logits .* and their log-sum-exps; must be of 1 tokens"),
+            (
+                [*events[:-1], events[-1] | {"log_sum_exps": [], "logits": full}],
+                "logits .* and their log-sum-exps; must be of 1 tokens"
+            ),
             ([*events[:-1], events[-1] | {"logits_kind": "processed"}], "another form than those before"),
         ]:
             with pytest.raises(meander.EventError, match=match):

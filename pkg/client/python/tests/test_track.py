@@ -125,7 +125,10 @@ def test_a_group_without_rewards_is_a_point():
     p.add({"status": "failed", "members": [member, member], "policy_version_max": 4, "opened": 0, "closed": 0}, [])
     assert p.values() == {"groups/complete": 0, "samples/not_scored": 1, "samples/tokens": 3}
     p.add(
-        {"status": "complete", "members": [{"reward": math.inf}], "policy_version_max": 4, "opened": 1, "closed": 2, "validation": True},
+        {
+            "status": "complete", "members": [{"reward": math.inf}], "policy_version_max": 4, "opened": 1, "closed": 2,
+            "validation": True
+        },
         [{"scores": [{"name": "x", "value": 1.0}, {"name": "y", "value": None}]}],
     )
     values = p.values()
@@ -133,8 +136,13 @@ def test_a_group_without_rewards_is_a_point():
 
 
 def run_track(url, folder, *args):
-    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
-    return subprocess.run([sys.executable, "-m", "meander.track", "--nats", url, *args], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    env = ENVIRONMENT | {
+        "PYTHONPATH": str(ROOT / "pkg/client/python"), "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "meander.track", "--nats", url, *args], cwd=folder, env=env, capture_output=True,
+        text=True, timeout=300
+    )
 
 
 def test_refusals(url, stored, tmp_path):
@@ -153,7 +161,10 @@ def test_refusals(url, stored, tmp_path):
 
 def test_tensorboard(url, stored, tmp_path):
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed: its event files are not read")
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed: its event files are not read")
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard is not installed: its event files are not read"
+    )
     done = run_track(url, tmp_path, stored[0], "--to", "tensorboard=tb", "--every", "2", "--samples", "1", "--once")
     assert done.returncode == 0 and done.stdout.count("groups: reward") == 3, done.stderr
     files = reader.EventAccumulator(str(tmp_path / "tb" / stored[0])).Reload()
@@ -166,7 +177,9 @@ def test_wandb(url, stored, tmp_path):
     done = run_track(url, tmp_path, stored[0], "--to", "wandb=meander", "--every", "2", "--samples", "1", "--once")
     assert done.returncode == 0, done.stderr
     (folder,) = glob.glob(str(tmp_path / "wandb" / "offline-run-*"))
-    (table,) = glob.glob(folder + "/files/media/table/samples/table_0_*") or glob.glob(folder + "/files/media/table/samples/table_*")[:1]
+    (table,) = glob.glob(
+        folder + "/files/media/table/samples/table_0_*"
+    ) or glob.glob(folder + "/files/media/table/samples/table_*")[:1]
     with open(table) as f:
         rows = json.load(f)
     assert rows["columns"][:2] == ["uid", "sample_index"] and len(rows["data"]) == 2

@@ -66,7 +66,10 @@ def rolled(net, groups=2, size=4, seed=0):
             t = {"uid": f"g{g}", "height": 32, "width": 64, "latents_shape": [S, C], "true_cfg_scale": 1.0, "cfg_rule": "plain", "log_prob_kind": "density",
                  "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "sigmas": sigmas, "policy_version_min": 3, "policy_version_max": 3,
                  "prompt": "p", "negative_prompt": "", "weights_digest": "w", "sample_seed": 1, "noise_seed": 1, "content_digest": f"{g}.{i}"}
-            sample = Sample({"sample_index": i, "advantage": float(advantages[i]), "reward": float(rewards[i]), "status": "scored"}, t, [], texts)
+            sample = Sample(
+                {"sample_index": i, "advantage": float(advantages[i]), "reward": float(rewards[i]), "status": "scored"},
+                t, [], texts
+            )
             x = rng.standard_normal((S, C)).astype(np.float32)
             for k in range(2):
                 kernel = transition.kernel("sde", 0.8, sigmas, k)
@@ -76,7 +79,8 @@ def rolled(net, groups=2, size=4, seed=0):
                 after = (kernel.mean(x, v) + kernel.noise_std * rng.standard_normal((S, C))).astype(np.float32)
                 sample.steps.append({
                     "step_index": k, "sigma": sigmas[k], "sigma_next": sigmas[k + 1], "timestep": 1000 * sigmas[k], "noise_std": kernel.noise_std,
-                    "std_dev_t": kernel.std_dev_t, "log_prob": kernel.log_prob(x, v, after), "latents": [_kept(k, x), _kept(k + 1, after)], "transition": "sde"})
+                    "std_dev_t": kernel.std_dev_t, "log_prob": kernel.log_prob(x, v, after),
+                    "latents": [_kept(k, x), _kept(k + 1, after)], "transition": "sde"})
                 x = after
             samples.append(sample)
         out.append(Group({"uid": f"g{g}"}, samples))
@@ -93,7 +97,8 @@ def test_ratio_is_one_before_a_step_and_not_after(folder):
     learner = Learner(net, PPO(), lr=1e-2, micro_batch=3)
     first = learner.update(batch)
     assert max(first.ratio_off) < 1e-6 and first.used == batch.size
-    assert learner.update(batch).ratio_off[0] > 1e-6  # of weights that have moved: what an adapter that did not arrive looks like
+    # of weights that have moved: what an adapter that did not arrive looks like
+    assert learner.update(batch).ratio_off[0] > 1e-6
 
 
 @pytest.mark.parametrize("kind", [PPO, Guard])
@@ -110,7 +115,12 @@ def test_loss_is_the_reference(folder, kind):
         args = [torch.tensor(a[:, j]) for a in (new, batch.log_probs, batch.advantages)]
         drift = kernel.divergence(means[:, j], old_means[:, j])
         n, step = (torch.tensor([x], dtype=torch.float64) for x in (kernel.noise_std, kernel.step))
-        got, _ = loss(Steps(*(a[:, None] for a in args), torch.ones(batch.size, 1, dtype=torch.float64), n, step, torch.tensor(batch.rewards), drift[:, None]))
+        got, _ = loss(
+            Steps(
+                *(a[:, None] for a in args), torch.ones(batch.size, 1, dtype=torch.float64), n, step,
+                torch.tensor(batch.rewards), drift[:, None]
+            )
+        )
         common = dict(clip=1e-3, adv_clip_max=0.9)
         if kind is PPO:
             want = reference.ppo(*args, **common)
@@ -213,14 +223,18 @@ def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, n
         batch = cleaned(rolled(net))
         before = errors(net, batch)
         report = Learner(net, make(name), lr=3e-3, micro_batch=size).update(batch)
-        assert max(report.ratio_off) < 1e-6 and all(math.isfinite(x) for x in (*report.figures.values(), report.loss, *report.kl))
+        assert max(report.ratio_off) < 1e-6 and all(
+            math.isfinite(x) for x in (*report.figures.values(), report.loss, *report.kl)
+        )
         assert report.figures.keys() == set(LOSSES[name].figures)
         states.append(net.state())
         moved = Learner(net, PPO()).score(batch, list(range(batch.size)))[0] - batch.log_probs
         if name == "dpo":
             best, worst = batch.pairs()[0::2], batch.pairs()[1::2]
             assert report.used == 4 and (moved[best] - moved[worst]).sum() > 0
-            assert [batch.rewards[b] - batch.rewards[w] for b, w in zip(best, worst)] == [np.ptp(r) for r in batch.by_group(batch.rewards)]
+            assert [
+                batch.rewards[b] - batch.rewards[w] for b, w in zip(best, worst)
+            ] == [np.ptp(r) for r in batch.by_group(batch.rewards)]
         elif name == "diffusion_nft":
             assert ((before - errors(net, batch)) * batch.advantages[:, 0]).sum() > 0
         else:
@@ -234,7 +248,8 @@ def test_a_loss_of_trajectories_has_the_gradient_of_all_steps_at_once(folder):
     for p in (*net.parameters(), *other.parameters()):
         p.data += 0.02
     batch = rolled(other)
-    learner, rows = Learner(net, GSPO(0.5, 0.5), micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)  # nothing is clipped
+    # nothing is clipped
+    learner, rows = Learner(net, GSPO(0.5, 0.5), micro_batch=3, max_grad_norm=1e9), np.arange(batch.size)
     log_probs = torch.stack([k.log_prob(*learner._mean(batch, rows, j)) for j, k in enumerate(batch.kernels)], dim=1)
     ratio = (log_probs - torch.tensor(batch.log_probs)).mean(dim=1).exp()
     loss = -(ratio * torch.tensor(batch.advantages[:, 0])).mean()
@@ -398,7 +413,9 @@ def test_a_file_of_tensors_is_that_of_safetensors():
 
 def test_alarms():
     def update(**changed):
-        return {"ratio_off": [1e-8, math.nan], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1} | changed
+        return {
+            "ratio_off": [1e-8, math.nan], "behind": 0, "steps": [0], "kl": [1e-4], "reader": 0.8, "zero_std": 0.1
+        } | changed
 
     alarms = Alarms(Config(prompts="p"))
     assert alarms.update(update()) == []
@@ -458,10 +475,16 @@ def test_settings_are_checked():
 
 
 def test_several_batches_of_an_update_are_one_line():
-    one = {"batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan], "kl": [1.0, math.nan], "made_by": ["w"], "behind": 0, "steps": [0, 1]}
+    one = {
+        "batch": "u0", "batch_digest": "a", "reward": 0.25, "samples": 4, "ratio_off": [1e-8, math.nan],
+        "kl": [1.0, math.nan], "made_by": ["w"], "behind": 0, "steps": [0, 1]
+    }
     two = one | {"batch": "u1", "batch_digest": "b", "reward": 0.75, "ratio_off": [2e-8, 1e-9], "kl": [3.0, 5.0]}
     assert _merged([one]) == one
-    want = {"batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9], "kl": [2.0, 5.0], "made_by": ["w"], "behind": 0, "steps": [0, 1]}
+    want = {
+        "batch": "u0+u1", "batch_digest": "a+b", "reward": 0.5, "samples": 8, "ratio_off": [2e-8, 1e-9],
+        "kl": [2.0, 5.0], "made_by": ["w"], "behind": 0, "steps": [0, 1]
+    }
     assert _merged([one, two]) == want
 
 
@@ -497,7 +520,9 @@ def test_summary_is_a_table():
     summary = {"updates": 9, "stopped": "hacking: so it is", "seconds": {"rollout": 12.3}, "waiting": 0.347}
     time = ["9 updates; seconds: rollout 12", "35% of the time of updates waits for rollouts"]
     assert table(summary).splitlines() == [*time, "stopped: hacking: so it is"]
-    lines = table(summary | {"before": measured(0, 0.25), "best": measured(6, 0.75), "last": measured(9, 0.5)}).splitlines()
+    lines = table(
+        summary | {"before": measured(0, 0.25), "best": measured(6, 0.75), "last": measured(9, 0.5)}
+    ).splitlines()
     assert lines[0].split() == ["before", "best,", "6", "last,", "9"]
     measures = (("base", 0.25, 0.1), ("base, 20 steps", 0.5, None))
     tests = {of: {"rates": {"glyph": r}, "diversity": d} for of, r, d in measures}

@@ -23,7 +23,9 @@ def test_event_says_the_transition(transition, level):
 def test_event_with_other_noise_is_believed():
     """The noise of a setting that this client does not know is in the event alone."""
     half = kernel("sde", 0.35, SIGMAS, 1)
-    event = {"transition": "sde", "sigma": 0.93, "sigma_next": 0.71, "std_dev_t": half.std_dev_t, "noise_std": half.noise_std}
+    event = {
+        "transition": "sde", "sigma": 0.93, "sigma_next": 0.71, "std_dev_t": half.std_dev_t, "noise_std": half.noise_std
+    }
     got = step_kernel(event)
     assert (got.noise_std, got.x_coefficient) == (half.noise_std, half.x_coefficient)
     x = np.ones((2, 3), np.float32)

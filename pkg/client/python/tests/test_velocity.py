@@ -61,7 +61,9 @@ def test_velocities_agree(run, signs, tmp_path, scale):
                 got = tensor(next(d["tensor"] for d in step["debug"] if d["name"] == "model_output"))
                 worst, elsewhere = max(worst, off(got, velocities[i, j])), min(elsewhere, off(got, base[i]))
         ratio = batch.batch.check(batch.batch.recompute_log_prob(velocities))
-        print(f"\nguidance {scale:g}: velocities differ by {worst:.2g} (relative L2), without the adapter by {elsewhere:.2g}; ratio {ratio.max_abs:.2g} from 1")
+        print(
+            f"\nguidance {scale:g}: velocities differ by {worst:.2g} (relative L2), without the adapter by {elsewhere:.2g}; ratio {ratio.max_abs:.2g} from 1"
+        )
         assert worst < TOLERANCE
         assert elsewhere > 1000 * TOLERANCE  # so that the adapter is seen
 

@@ -69,7 +69,9 @@ def test_fields():
             rows.with_truth(fields, row)
         own = {"reward": fields["reward"][1:]}
         assert rows.with_truth(own, row) is own
-    assert rows.with_truth(fields, {"reward_model": {"ground_truth": np.int64(15)}})["reward"][0]["ground_truth"] == "15"
+    assert rows.with_truth(
+        fields, {"reward_model": {"ground_truth": np.int64(15)}}
+    )["reward"][0]["ground_truth"] == "15"
     assert rows.messages_of(np.array([{"role": "user", "content": "a"}], object)) == [{"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match=r"raw_prompt\[0\].content: list; must be a text"):
         rows.messages_of([{"role": "user", "content": [{"type": "image"}]}])

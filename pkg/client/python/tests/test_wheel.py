@@ -19,7 +19,9 @@ import meander
 
 HERE = pathlib.Path(__file__).parent
 if not (DIST := os.environ.get("MEANDER_DIST")):
-    pytest.skip("MEANDER_DIST names no folder with a built wheel: 'make python-wheel' builds one", allow_module_level=True)
+    pytest.skip(
+        "MEANDER_DIST names no folder with a built wheel: 'make python-wheel' builds one", allow_module_level=True
+    )
 (WHEEL,), (SOURCES,) = (list(pathlib.Path(DIST).glob(end)) for end in ("*.whl", "*.tar.gz"))
 INFO = f"meander_client-{meander.__version__}.dist-info/"
 # Of a user, not of these tests: no PYTHON* that leads back to the repository.
@@ -39,7 +41,9 @@ def metadata(wheel):
 
 def sources():
     package = HERE.parent / "meander"
-    return {p.relative_to(package.parent).as_posix(): p.read_bytes() for p in [*package.rglob("*.py"), package / "py.typed"]}
+    return {
+        p.relative_to(package.parent).as_posix(): p.read_bytes() for p in [*package.rglob("*.py"), package / "py.typed"]
+    }
 
 
 def test_wheel_has_the_package_and_nothing_else(wheel):
@@ -81,22 +85,32 @@ def test_readme_reads_well_without_the_repository(metadata):
 def interpreter(version):
     """A Python of that version which can make environments: of PATH, pyenv or uv; or why there is none."""
     pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
-    candidates = [shutil.which(f"python{version}"), *sorted(glob.glob(f"{pyenv}/versions/{version}.*/bin/python"), reverse=True)]
+    candidates = [
+        shutil.which(f"python{version}"), *sorted(glob.glob(f"{pyenv}/versions/{version}.*/bin/python"), reverse=True)
+    ]
     if uv := shutil.which("uv"):
         found = subprocess.run([uv, "python", "find", "--no-python-downloads", version], capture_output=True, text=True)
         candidates.append(found.stdout.strip())
     for candidate in filter(None, candidates):
-        probe = subprocess.run([candidate, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, env=CLEAN)
+        probe = subprocess.run(
+            [candidate, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True, text=True, env=CLEAN
+        )
         if probe.stdout.strip() == version:
             return candidate
-    pytest.skip(f"the wheel is not tried on Python {version}, which is not here with venv: neither in PATH, nor of pyenv or uv")
+    pytest.skip(
+        f"the wheel is not tried on Python {version}, which is not here with venv: neither in PATH, nor of pyenv or uv"
+    )
 
 
 def in_venv(python, folder):
     """The Python of a fresh environment that has the wheel."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True, env=CLEAN, cwd=folder)
     program = folder / "venv/bin/python"
-    installed = subprocess.run([program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", WHEEL], capture_output=True, text=True, env=CLEAN, cwd=folder)
+    installed = subprocess.run(
+        [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", WHEEL], capture_output=True,
+        text=True, env=CLEAN, cwd=folder
+    )
     assert installed.returncode == 0, installed.stderr
     return program
 
@@ -107,7 +121,10 @@ def test_wheel_works(version, url, tmp_path):
     what to install."""
     python = in_venv(interpreter(version), tmp_path)
     shutil.copy(HERE / "smoke.py", tmp_path)
-    out = subprocess.run([python, "-I", "smoke.py", url, "smoke" + uuid.uuid4().hex[:8]], capture_output=True, text=True, env=CLEAN, cwd=tmp_path, timeout=600)
+    out = subprocess.run(
+        [python, "-I", "smoke.py", url, "smoke" + uuid.uuid4().hex[:8]], capture_output=True, text=True, env=CLEAN,
+        cwd=tmp_path, timeout=600
+    )
     assert out.returncode == 0, out.stderr
     said, place, python_version = out.stdout.split()
     assert said == meander.__version__ and python_version.startswith(version + ".")
@@ -120,7 +137,9 @@ def test_wheel_works(version, url, tmp_path):
     }
     for command, says in commands.items():
         name, *args = command.split()
-        out = subprocess.run([python.with_name(name), *args], capture_output=True, text=True, env=CLEAN, cwd=tmp_path, timeout=600)
+        out = subprocess.run(
+            [python.with_name(name), *args], capture_output=True, text=True, env=CLEAN, cwd=tmp_path, timeout=600
+        )
         assert (out.returncode == 0) == ("--help" in args) and says in out.stdout + out.stderr, f"{command}: {out}"
 
 
@@ -128,5 +147,8 @@ def test_wheel_is_typed(tmp_path):
     """A program of a user passes mypy --strict against the installed package."""
     python = in_venv(sys.executable, tmp_path)
     shutil.copy(HERE / "smoke.py", tmp_path)
-    out = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "smoke.py"], capture_output=True, text=True, env=CLEAN, cwd=tmp_path)
+    out = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "smoke.py"], capture_output=True,
+        text=True, env=CLEAN, cwd=tmp_path
+    )
     assert out.returncode == 0, out.stdout + out.stderr

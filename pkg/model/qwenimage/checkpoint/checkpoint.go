@@ -237,7 +237,8 @@ func vocabulary() (vocab map[string]int, special map[string]any) {
 	}
 	for i, token := range []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>"} {
 		special[fmt.Sprint(256+i)] = map[string]any{
-			"content": token, "lstrip": false, "rstrip": false, "single_word": false, "normalized": false, "special": true,
+			"content": token, "lstrip": false, "rstrip": false, "single_word": false, "normalized": false,
+			"special": true,
 		}
 	}
 	return vocab, special

@@ -127,8 +127,10 @@ func writeShards(dir, file string, tensors []safetensors.Tensor, c Config) error
 	if len(shards) == 1 {
 		return nil
 	}
-	text, err := json.MarshalIndent(map[string]any{"metadata": map[string]int{"total_size": total}, "weight_map": index},
-		"", "  ")
+	text, err := json.MarshalIndent(map[string]any{
+		"metadata":   map[string]int{"total_size": total},
+		"weight_map": index,
+	}, "", "  ")
 	if err != nil {
 		return err
 	}

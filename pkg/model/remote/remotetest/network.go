@@ -98,7 +98,8 @@ func (w *Worker) answer(m *wire.Message, greeted bool) *wire.Message {
 		return w.encodeMedia(m)
 	case wire.CallModules:
 		return result(wire.ModulesResult{
-			Linear: map[string][2]int{proj: {Channels, Channels}}, Tensors: map[string][]int{projWeight: {Channels, Channels}},
+			Linear:  map[string][2]int{proj: {Channels, Channels}},
+			Tensors: map[string][]int{projWeight: {Channels, Channels}},
 		})
 	case wire.CallLoad:
 		return w.load(m)
@@ -130,8 +131,9 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 		return fault(wire.ClassConfig, "token: wrong; give the one of the worker")
 	}
 	h := wire.Hello{
-		Protocol: wire.Protocol, Class: w.card.Class, Card: w.card, Device: w.o.Device, DType: w.o.DType, Limits: w.o.Limits,
-		State: wire.Ready, Backend: "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/nondeterministic",
+		Protocol: wire.Protocol, Class: w.card.Class, Card: w.card, Device: w.o.Device, DType: w.o.DType,
+		Limits: w.o.Limits,
+		State:  wire.Ready, Backend: "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/nondeterministic",
 	}
 	if w.o.Deterministic {
 		h.Backend = "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/deterministic"
@@ -180,10 +182,16 @@ func (w *Worker) encode(m *wire.Message) *wire.Message {
 		for i, d := range []byte(digest([]byte(pools)))[:Channels] {
 			pooled[i] = float32(d) / 256
 		}
-		mine := []wire.Tensor{floats("prompt_embeds", embeds, len(text), 1), floats("pooled_prompt_embeds", pooled, Channels)}
+		mine := []wire.Tensor{
+			floats("prompt_embeds", embeds, len(text), 1),
+			floats("pooled_prompt_embeds", pooled, Channels),
+		}
 		handle := wire.Handle(mine)
 		w.keep(handle, mine)
-		of.Items = append(of.Items, wire.Encoded{Handle: handle, Cut: cut, Tensors: []int{len(tensors), len(tensors) + 1}})
+		of.Items = append(of.Items, wire.Encoded{
+			Handle: handle, Cut: cut,
+			Tensors: []int{len(tensors), len(tensors) + 1},
+		})
 		tensors = append(tensors, mine...)
 	}
 	return result(of, tensors...)

@@ -115,7 +115,9 @@ func (w *Worker) plan(fault string) {
 			select {}
 		})
 	case FaultOnce:
-		w.Play(wire.CallVelocity, pass, pass, func(w *Worker, c net.Conn, m *wire.Message, answer func() *wire.Message) {
+		w.Play(wire.CallVelocity, pass, pass, func(w *Worker, c net.Conn, m *wire.Message,
+			answer func() *wire.Message,
+		) {
 			f, err := os.OpenFile(os.Getenv(FileVariable), os.O_CREATE|os.O_EXCL, 0o600)
 			if err == nil {
 				_ = f.Close()

@@ -83,7 +83,9 @@ func (o *outcome) Take() ([]schemas.StepEvent, error) {
 
 // Start begins an episode for a request, and encodes its prompts; from, if there is one, is the state to begin with.
 // Faults of the request are terminal errors.
-func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (engine.Episode, error) {
+func (e *flowEngine) Start(
+	ctx context.Context, req *schemas.Request, from *schemas.SegmentStart,
+) (engine.Episode, error) {
 	if req.Text != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", e.card.Name))
 	}
@@ -92,7 +94,8 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q",
+			req.ScheduleDigest, got))
 	}
 	if err := CheckGuidance(e.card, &req.Sampling); err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
@@ -119,10 +122,13 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 
 // encodePrompts encodes the prompt and, with guidance, the negative prompt; negative is nil without. A prompt that is
 // too long is a terminal error.
-func (e *flowEngine) encodePrompts(ctx context.Context, req *schemas.Request) (cond, negative *model.Conditioning, err error) {
+func (e *flowEngine) encodePrompts(
+	ctx context.Context, req *schemas.Request,
+) (cond, negative *model.Conditioning, err error) {
 	conds, err := Encode(ctx, e.model, &req.Sampling)
 	if errors.Is(err, model.ErrPrompt) {
-		return nil, nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
+		return nil, nil, bus.Terminal(schemas.CodeInvalid,
+			fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode prompt: %w", err)
@@ -235,7 +241,10 @@ func stepEvent(r *schemas.Request, shape []int64, step *flow.Step, last bool) *s
 	}
 	keep := func(index int64, x []float32) {
 		if slices.Contains(r.ReturnStepIndices, index) {
-			e.Latents = append(e.Latents, schemas.IndexedTensor{Index: index, Tensor: tensorOf(r.LatentsDType, shape, x)})
+			e.Latents = append(e.Latents, schemas.IndexedTensor{
+				Index:  index,
+				Tensor: tensorOf(r.LatentsDType, shape, x),
+			})
 		}
 	}
 	keep(index, step.X)

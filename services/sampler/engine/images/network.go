@@ -35,15 +35,17 @@ var (
 func PolicyOf(c model.Card) *schemas.Policy {
 	p := &schemas.Policy{
 		Grid: unless(c.Grid, model.GridLinspace), Mu: unless(c.Mu, model.MuLinear), MuConstant: c.ConstantMu,
-		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
-		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
+		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest,
+		SchedulerConfig: c.SchedulerConfig,
+		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
 		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts),
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
 	if c.MaxFrames > 1 {
-		p.Frames, p.MaxFrames, p.FramesPerToken, p.FPS = int64(c.Frames), int64(c.MaxFrames), int64(c.FramesPerToken), c.FPS
+		p.Frames, p.MaxFrames, p.FramesPerToken, p.FPS = int64(c.Frames), int64(c.MaxFrames), int64(c.FramesPerToken),
+			c.FPS
 	}
 	return p
 }

@@ -72,7 +72,8 @@ func Dial(ctx context.Context, at engine.Server, of ServedModel, log zerolog.Log
 		return nil, err
 	}
 	c := remoteimage.Config{
-		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: of.Class, Probe: *s.probe, Same: s.sameWeights,
+		Server: at.Address, Key: at.Key, Patience: at.Patience, Pipeline: of.Class, Probe: *s.probe,
+		Same:    s.sameWeights,
 		Changes: s.weights != nil, Changed: at.LogChanged(log),
 		Spoiled: func(err error) { log.Warn().Err(err).Msg("an image is made again") },
 	}

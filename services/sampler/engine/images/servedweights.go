@@ -33,7 +33,8 @@ func newServedWeights(folder, dir string) (*servedWeights, error) {
 	}
 	base, err := lora.OpenFull(dir)
 	if err != nil {
-		return nil, fmt.Errorf("engine_adapters: set; the shapes of the weights are read from the model's folder: %w", err)
+		return nil, fmt.Errorf("engine_adapters: set; the shapes of the weights are read from the model's folder: %w",
+			err)
 	}
 	w := &servedWeights{WeightsFolder: f, modules: base.Table(), tensors: base.Shapes()}
 	return w, base.Close()
@@ -95,8 +96,8 @@ func (s *Served) Tensors() lora.Shapes {
 	return s.weights.tensors
 }
 
-// Canary makes the image of the probe and returns the digest of its latents; nil where the servers keep their weights. A
-// *Refusal says that no server makes it with these weights.
+// Canary makes the image of the probe and returns the digest of its latents; nil where the servers keep their weights.
+// A *Refusal says that no server makes it with these weights.
 func (s *Served) Canary(ctx context.Context) (*schemas.Canary, error) {
 	if s.weights == nil {
 		return nil, nil

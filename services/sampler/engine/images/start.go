@@ -47,7 +47,10 @@ func LoadData(ctx context.Context, b *bus.Bus, m Encoder, data *schemas.SegmentD
 		return nil, fmt.Errorf("encode the image: %w", err)
 	}
 	c := int64(m.Card().LatentChannels)
-	return &schemas.Tensor{DType: string(tensor.F32), Shape: []int64{1, int64(len(x)) / c, c}, Data: tensor.F32.AppendFloats(nil, x)}, nil
+	return &schemas.Tensor{
+		DType: string(tensor.F32), Shape: []int64{1, int64(len(x)) / c, c},
+		Data: tensor.F32.AppendFloats(nil, x),
+	}, nil
 }
 
 // ErrImage says that a file is no PNG of the sample's size.
@@ -62,7 +65,10 @@ func drawNoise(seed uint64, n int) []float32 {
 
 // StartFrom sets x [S, C] to the state that a sample begins with at sigma: the sample's own of states or, if states
 // are data x0, (1-sigma) x0 + sigma noise. Errors name the field.
-func StartFrom(x []float32, start *schemas.SegmentStart, states *schemas.Tensor, sample int64, shape []int64, sigma float32, noiseSeed uint64) error {
+func StartFrom(
+	x []float32, start *schemas.SegmentStart, states *schemas.Tensor, sample int64, shape []int64, sigma float32,
+	noiseSeed uint64,
+) error {
 	field := "start.latents."
 	switch {
 	case start.Data != nil:
@@ -91,7 +97,8 @@ func StartState(x []float32, states *schemas.Tensor, sample int64, shape []int64
 	}
 	size := int64(len(x) * dtype.Size())
 	if end := (sample + 1) * size; sample >= states.Shape[0] || int64(len(states.Data)) < end {
-		return fmt.Errorf("data: %d bytes of shape %v; must have a state of sample %d", len(states.Data), states.Shape, sample)
+		return fmt.Errorf("data: %d bytes of shape %v; must have a state of sample %d", len(states.Data), states.Shape,
+			sample)
 	}
 	if err := dtype.DecodeFloats(x, states.Data[sample*size:(sample+1)*size]); err != nil {
 		return fmt.Errorf("data: %w", err)

@@ -33,7 +33,8 @@ func PolicyOf(c lm.Card) *schemas.Policy {
 		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, Reward: c.Reward,
 		Text: &schemas.TextPolicy{
 			Vocabulary: int64(c.Vocabulary), MaxTokens: int64(c.MaxPositions), MaxNewTokens: int64(c.MaxNewTokens),
-			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP), MinP: c.Decoding.MinP,
+			Temperature: temperatureOf(c.Decoding), TopK: int64(c.Decoding.TopK), TopP: shareOf(c.Decoding.TopP),
+			MinP: c.Decoding.MinP,
 		},
 	}
 }

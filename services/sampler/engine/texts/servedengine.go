@@ -71,7 +71,8 @@ func (e *Served) context() int {
 // Policy returns the policy that a sampler of the server announces.
 func (e *Served) Policy() *schemas.Policy {
 	p := PolicyOf(e.language.Card())
-	p.WeightsDigest, p.BaseDigest, p.Text.Engine, p.Text.MaxTokens = e.Digest(), e.Digest(), e.facts(), int64(e.context())
+	p.WeightsDigest, p.BaseDigest, p.Text.Engine, p.Text.MaxTokens = e.Digest(), e.Digest(), e.facts(),
+		int64(e.context())
 	return p
 }
 
@@ -116,7 +117,9 @@ func (e *Served) Start(ctx context.Context, req *schemas.Request, _ *schemas.Seg
 		return nil, err
 	}
 	if n, most := len(ids), e.context(); n > most {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %d tokens in the model's template; must be at most %d, the context of %s", n, most, e.pool))
+		return nil, bus.Terminal(schemas.CodeInvalid,
+			fmt.Errorf("messages: %d tokens in the model's template; must be at most %d, the context of %s", n, most,
+				e.pool))
 	}
 	numbers, err := e.facts().Gives(req.Text)
 	if err != nil {
@@ -227,10 +230,12 @@ func (p *servedEpisode) requestAnswer() {
 		stop = append(stop, int32(id))
 	}
 	r := remotelm.Request{
-		ID: fmt.Sprintf("%s.%s.%d.%x", p.req.Run, p.req.UID, p.req.SampleIndex, time.Now().UnixNano()), Adapter: p.e.adapter,
+		ID:        fmt.Sprintf("%s.%s.%d.%x", p.req.Run, p.req.UID, p.req.SampleIndex, time.Now().UnixNano()),
+		Adapter:   p.e.adapter,
 		IDs:       slices.Clone(p.ids),
 		MaxTokens: int(min(x.MaxNewTokens, int64(p.maxTokens-len(p.ids)))), Stop: stop,
-		Temperature: x.Temperature, TopP: x.TopP, MinP: x.MinP, TopK: int(x.TopK), Seed: p.req.SampleSeed + answerSeed*uint64(answerOf(int64(len(p.turns)-1))),
+		Temperature: x.Temperature, TopP: x.TopP, MinP: x.MinP, TopK: int(x.TopK),
+		Seed: p.req.SampleSeed + answerSeed*uint64(answerOf(int64(len(p.turns)-1))),
 	}
 	p.chunks, p.cancel = p.draw(r)
 }
@@ -273,7 +278,8 @@ func (p *servedEpisode) addToken(t *remotelm.Token) error {
 		}
 		c, best := RecordToken(e, x, &p.d, t.ID, t.Logits)
 		if math.IsInf(float64(c.Processed), -1) {
-			return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %d is drawn; top_k, top_p and min_p leave it out", len(p.ids), t.ID))
+			return bus.Terminal(schemas.CodeFailed,
+				fmt.Errorf("token %d: %d is drawn; top_k, top_p and min_p leave it out", len(p.ids), t.ID))
 		}
 		if err := KeepLogits(e, x, t.Logits); err != nil {
 			return bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", len(p.ids), err))
@@ -289,7 +295,11 @@ func (p *servedEpisode) addToken(t *remotelm.Token) error {
 		given bool
 		to    *[]float32
 		value float32
-	}{{p.numbers.LogProbs, &e.LogProbs, c.LogProb}, {p.numbers.ProcessedLogProbs, &e.ProcessedLogProbs, c.Processed}, {p.numbers.TopLogProbs, &e.TopLogProbs, t.Top}} {
+	}{
+		{p.numbers.LogProbs, &e.LogProbs, c.LogProb},
+		{p.numbers.ProcessedLogProbs, &e.ProcessedLogProbs, c.Processed},
+		{p.numbers.TopLogProbs, &e.TopLogProbs, t.Top},
+	} {
 		if list.given {
 			*list.to = append(*list.to, list.value)
 		}
@@ -327,7 +337,8 @@ func (p *servedEpisode) noteAnswer() {
 	turn := p.turns[len(p.turns)-1]
 	for _, w := range p.answer.Weights {
 		begin, end := turn.Begin+int64(w.Begin), min(turn.Begin+int64(w.End), turn.End)
-		if w.Version != "" && len(w.Version) <= schemas.MaxName && len(p.weights) < schemas.MaxTurns && w.Begin >= 0 && begin < end {
+		if w.Version != "" && len(w.Version) <= schemas.MaxName && len(p.weights) < schemas.MaxTurns && w.Begin >= 0 &&
+			begin < end {
 			p.weights = append(p.weights, schemas.WeightSpan{Version: w.Version, Begin: begin, End: end})
 		}
 	}
@@ -341,7 +352,12 @@ func (p *servedEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (engi
 	for _, list := range []struct {
 		given bool
 		of    **schemas.Tensor
-	}{{p.numbers.LogProbs, &x.LogProbs}, {p.numbers.ProcessedLogProbs, &x.ProcessedLogProbs}, {p.numbers.Entropies, &x.Entropies}, {p.numbers.TopLogProbs, &x.TopLogProbs}} {
+	}{
+		{p.numbers.LogProbs, &x.LogProbs},
+		{p.numbers.ProcessedLogProbs, &x.ProcessedLogProbs},
+		{p.numbers.Entropies, &x.Entropies},
+		{p.numbers.TopLogProbs, &x.TopLogProbs},
+	} {
 		if !list.given {
 			*list.of = nil
 		}

@@ -29,7 +29,9 @@ type tokenEngine struct {
 }
 
 func newTokenEngine(m lm.Model, share bool) *tokenEngine {
-	e := &tokenEngine{model: m, share: share, card: m.Card(), distributions: sync.Pool{New: func() any { return &decoding.Distribution{} }}}
+	e := &tokenEngine{model: m, share: share, card: m.Card(), distributions: sync.Pool{New: func() any {
+		return &decoding.Distribution{}
+	}}}
 	e.prefixes.model, e.prefixes.freeCache = m, e.freeCache
 	return e
 }
@@ -74,13 +76,18 @@ type transcript struct {
 
 // Start checks the request against the model, and has the model evaluate the prompt, which the samples of a prompt
 // share. Faults of the request are terminal errors.
-func (e *tokenEngine) Start(ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart) (engine.Episode, error) {
+func (e *tokenEngine) Start(
+	ctx context.Context, req *schemas.Request, _ *schemas.SegmentStart,
+) (engine.Episode, error) {
 	ids, err := promptIDs(req, e.model)
 	if err != nil {
 		return nil, err
 	}
 	x := req.Text
-	p := &tokenEpisode{transcript: newTranscript(req, e.model, ids, e.card.MaxPositions, allNumbers), e: e, params: ParamsOf(x, nil), logits: make([]float32, e.card.Vocabulary)}
+	p := &tokenEpisode{
+		transcript: newTranscript(req, e.model, ids, e.card.MaxPositions, allNumbers), e: e,
+		params: ParamsOf(x, nil), logits: make([]float32, e.card.Vocabulary),
+	}
 	if x.MaxNewTokens > 0 && len(ids) < e.card.MaxPositions {
 		if !e.share {
 			return p, p.prefill(ctx)
@@ -97,13 +104,17 @@ func (e *tokenEngine) Start(ctx context.Context, req *schemas.Request, _ *schema
 func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 	x, card := req.Text, of.Card()
 	if x == nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: null; must be there: the model %s makes texts", card.Name))
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: null; must be there: the model %s makes texts",
+			card.Name))
 	}
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q",
+			req.ScheduleDigest, got))
 	}
 	if x.Vocabulary != int64(card.Vocabulary) {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text.vocabulary: %d; must be %d, that of the model %s", x.Vocabulary, card.Vocabulary, card.Name))
+		return nil, bus.Terminal(schemas.CodeInvalid,
+			fmt.Errorf("text.vocabulary: %d; must be %d, that of the model %s", x.Vocabulary, card.Vocabulary,
+				card.Name))
 	}
 	ids, err := of.Prompt(MessagesOf(x))
 	if err == nil && x.Interaction != nil && x.Answers() > 1 { // the template must be able to hold a reply
@@ -116,17 +127,24 @@ func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 		return nil, fmt.Errorf("encode the messages: %w", err)
 	}
 	if n, most := len(ids), card.MaxPositions; n == 0 || n > most {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %d tokens in the model's template; must be between 1 and %d, the context of %s", n, most, card.Name))
+		return nil, bus.Terminal(schemas.CodeInvalid,
+			fmt.Errorf("messages: %d tokens in the model's template; must be between 1 and %d, the context of %s", n,
+				most, card.Name))
 	}
 	return ids, nil
 }
 
 // allNumbers says which values there are of tokens that the sampler draws: all.
-var allNumbers = schemas.TokenNumbers{LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true, TopLogProbs: true}
+var allNumbers = schemas.TokenNumbers{
+	LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true,
+	TopLogProbs: true,
+}
 
 // newTranscript returns a transcript that has the prompt. The whole sequence has maxTokens at most; numbers says
 // which values there are of each token. Start calls it.
-func newTranscript(req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers) transcript {
+func newTranscript(
+	req *schemas.Request, of lm.Language, ids []int32, maxTokens int, numbers schemas.TokenNumbers,
+) transcript {
 	p := transcript{
 		req: req, language: of, ids: slices.Clone(ids), maxTokens: maxTokens, numbers: numbers,
 		turns: []schemas.Turn{{End: int64(len(ids))}, {Begin: int64(len(ids)), End: int64(len(ids)), Generated: true}},
@@ -149,7 +167,10 @@ func messages(of []schemas.Message) []lm.Message {
 
 // ParamsOf returns how the tokens of a request are drawn. by is the server that draws them; nil: the sampler.
 func ParamsOf(x *schemas.TextRequest, by *schemas.Engine) decoding.Params {
-	return decoding.Params{Temperature: x.Temperature, TopK: int(x.TopK), TopP: x.TopP, MinP: x.MinP, MinPFirst: by.MinPFirst()}
+	return decoding.Params{
+		Temperature: x.Temperature, TopK: int(x.TopK), TopP: x.TopP, MinP: x.MinP,
+		MinPFirst: by.MinPFirst(),
+	}
 }
 
 // appendGiven adds mask, values and events for the last n of ids, which were given, not generated: their values are
@@ -174,7 +195,8 @@ func (p *transcript) appendGiven(n int) {
 func (p *transcript) newEvent(position int64) *schemas.Tokens {
 	x := p.req.Text
 	return &schemas.Tokens{
-		Position: position, LogitsKind: x.LogitsKind(), Vocabulary: x.Vocabulary, Temperature: x.Temperature, TopK: x.TopK, TopP: x.TopP, MinP: x.MinP,
+		Position: position, LogitsKind: x.LogitsKind(), Vocabulary: x.Vocabulary, Temperature: x.Temperature,
+		TopK: x.TopK, TopP: x.TopP, MinP: x.MinP,
 		ScheduleDigest: p.req.ScheduleDigest, IDs: []int64{},
 	}
 }
@@ -319,7 +341,9 @@ func (p *tokenEpisode) draw(d *decoding.Distribution) error {
 // is the log-prob of the likeliest token. d is the distribution of logits [V]. Where the request asks for processed
 // logits, it overwrites logits with those after temperature and filters, for KeepLogits to store. It publishes nothing.
 // It is called for each token that is drawn, by the sampler and again by verify.
-func RecordToken(e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribution, id int32, logits []float32) (c decoding.Choice, best float32) {
+func RecordToken(
+	e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribution, id int32, logits []float32,
+) (c decoding.Choice, best float32) {
 	c, best = d.At(id), d.At(decoding.Top(logits, 1)[0]).LogProb
 	lse := c.LSE
 	if x.LogitsKind() == schemas.LogitsProcessed {
@@ -327,7 +351,8 @@ func RecordToken(e *schemas.Tokens, x *schemas.TextRequest, d *decoding.Distribu
 	}
 	e.IDs = append(e.IDs, int64(id))
 	e.LogProbs, e.ProcessedLogProbs = append(e.LogProbs, c.LogProb), append(e.ProcessedLogProbs, c.Processed)
-	e.LogSumExps, e.Entropies, e.TopLogProbs = append(e.LogSumExps, lse), append(e.Entropies, c.Entropy), append(e.TopLogProbs, best)
+	e.LogSumExps, e.Entropies, e.TopLogProbs = append(e.LogSumExps, lse), append(e.Entropies, c.Entropy),
+		append(e.TopLogProbs, best)
 	if x.LogitsKind() == schemas.LogitsProcessed && x.PerToken() > 0 {
 		d.Process(logits)
 	}
@@ -341,7 +366,9 @@ func (p *transcript) addText(id int32, turn *schemas.Turn) error {
 	before := p.text.Len()
 	p.text.WriteString(p.decoder.Push(p.language.Piece(id)))
 	if p.text.Len() > schemas.MaxAnswerBytes {
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("the answer has more than %d bytes; ask for fewer tokens with max_new_tokens", schemas.MaxAnswerBytes))
+		return bus.Terminal(schemas.CodeFailed,
+			fmt.Errorf("the answer has more than %d bytes; ask for fewer tokens with max_new_tokens",
+				schemas.MaxAnswerBytes))
 	}
 	switch matched, end := FindStop(p.text.String(), before, x.Stop); {
 	case matched != "":
@@ -397,7 +424,10 @@ func KeepLogits(e *schemas.Tokens, x *schemas.TextRequest, logits []float32) err
 		return nil
 	}
 	if e.Logits == nil {
-		e.Logits = &schemas.TokenLogits{Form: x.Logits.Form, Values: schemas.Tensor{DType: x.Logits.DType, Shape: []int64{0, int64(n)}}}
+		e.Logits = &schemas.TokenLogits{
+			Form:   x.Logits.Form,
+			Values: schemas.Tensor{DType: x.Logits.DType, Shape: []int64{0, int64(n)}},
+		}
 	}
 	l, values := e.Logits, logits
 	switch l.Form {
@@ -424,7 +454,8 @@ func KeepLogits(e *schemas.Tokens, x *schemas.TextRequest, logits []float32) err
 		switch a := math.Abs(float64(z)); {
 		case math.IsInf(float64(z), -1):
 			l.Masked++
-		case dtype == tensor.F16 && a >= 65520, dtype == tensor.BF16 && a >= 0x1.ffp127: // what would be rounded to infinity
+		// what would be rounded to infinity
+		case dtype == tensor.F16 && a >= 65520, dtype == tensor.BF16 && a >= 0x1.ffp127:
 			return fmt.Errorf("logits: %g; %s cannot hold it, store them as F32", z, dtype)
 		}
 	}
@@ -500,7 +531,8 @@ func (p *transcript) Finish(_ context.Context, t *schemas.Trajectory) (engine.Im
 	x := t.Text
 	x.IDs = &schemas.Tensor{DType: string(tensor.I32), Shape: n, Data: appendIDs(nil, p.ids)}
 	x.Mask = &schemas.Tensor{DType: string(tensor.U8), Shape: n, Data: p.mask}
-	x.LogProbs, x.ProcessedLogProbs, x.Entropies, x.TopLogProbs = floats(p.logProbs), floats(p.processed), floats(p.entropy), floats(p.top)
+	x.LogProbs, x.ProcessedLogProbs, x.Entropies, x.TopLogProbs = floats(p.logProbs), floats(p.processed),
+		floats(p.entropy), floats(p.top)
 	x.Turns, x.Conversation = p.turns, p.conversation
 	return engine.Images{}, nil
 }

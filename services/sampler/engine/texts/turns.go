@@ -67,11 +67,16 @@ func (p *transcript) newQuestion() *schemas.InteractRequest {
 	x, turn := p.req.Text, p.turns[len(p.turns)-1]
 	t := &schemas.TextResult{Settings: *x, Turns: p.turns}
 	r := &schemas.InteractRequest{
-		Name: x.Interaction.Name, Params: x.Interaction.Params, Answer: answerOf(int64(len(p.turns)) - 1), MaxTurns: x.Answers(),
-		Messages: append(t.Messages(), schemas.Message{Role: schemas.RoleAssistant, Content: turn.Text}), FinishReason: turn.FinishReason,
-		GroundTruth: p.req.Group.GroundTruth(), Metadata: p.req.Group.Metadata, LogitsKind: x.LogitsKind(), Logits: p.conversing.logits.logits,
-		FirstEvent: p.firstEvent, EventCount: p.eventCount - p.firstEvent, // what follows is never null: one case less for workers
-		IDs: []int64{}, LogProbs: []float32{}, ProcessedLogProbs: []float32{}, LogSumExps: []float32{}, Entropies: []float32{},
+		Name: x.Interaction.Name, Params: x.Interaction.Params, Answer: answerOf(int64(len(p.turns)) - 1),
+		MaxTurns:     x.Answers(),
+		Messages:     append(t.Messages(), schemas.Message{Role: schemas.RoleAssistant, Content: turn.Text}),
+		FinishReason: turn.FinishReason,
+		GroundTruth:  p.req.Group.GroundTruth(), Metadata: p.req.Group.Metadata, LogitsKind: x.LogitsKind(),
+		Logits: p.conversing.logits.logits,
+		// what follows is never null: one case less for workers
+		FirstEvent: p.firstEvent, EventCount: p.eventCount - p.firstEvent,
+		IDs: []int64{}, LogProbs: []float32{}, ProcessedLogProbs: []float32{}, LogSumExps: []float32{},
+		Entropies: []float32{},
 	}
 	if r.Params == nil {
 		r.Params = map[string]string{}
@@ -86,7 +91,11 @@ func (p *transcript) newQuestion() *schemas.InteractRequest {
 		given bool
 		to    *[]float32
 		of    []float32
-	}{{p.numbers.LogProbs, &r.LogProbs, p.logProbs}, {p.numbers.ProcessedLogProbs, &r.ProcessedLogProbs, p.processed}, {p.numbers.Entropies, &r.Entropies, p.entropy}} {
+	}{
+		{p.numbers.LogProbs, &r.LogProbs, p.logProbs},
+		{p.numbers.ProcessedLogProbs, &r.ProcessedLogProbs, p.processed},
+		{p.numbers.Entropies, &r.Entropies, p.entropy},
+	} {
 		if list.given {
 			*list.to = append(*list.to, list.of[turn.Begin:turn.End]...)
 		}
@@ -112,7 +121,10 @@ func (h *answerLogits) addLogits(l *schemas.TokenLogits) {
 	case l.Form == schemas.LogitsFull, h.size()+len(l.Values.Data)+idBytes(l) > schemas.MaxInteractLogits:
 		*h = answerLogits{tooMany: true}
 	case h.logits == nil:
-		h.logits = &schemas.TokenLogits{Form: l.Form, Values: appendRows(schemas.Tensor{DType: l.Values.DType, Shape: []int64{0, l.Values.Shape[1]}}, &l.Values), Masked: l.Masked}
+		h.logits = &schemas.TokenLogits{Form: l.Form, Values: appendRows(schemas.Tensor{
+			DType: l.Values.DType,
+			Shape: []int64{0, l.Values.Shape[1]},
+		}, &l.Values), Masked: l.Masked}
 		ids := *l.IDs
 		if l.Form == schemas.LogitsTopK {
 			ids = appendRows(schemas.Tensor{DType: l.IDs.DType, Shape: []int64{0, l.IDs.Shape[1]}}, l.IDs)
@@ -169,7 +181,8 @@ func (p *transcript) Told(_ context.Context, reply *schemas.InteractReply) error
 	}
 	ids, err := ReplyIDs(p.language, &schemas.TextResult{Settings: *x, Turns: p.turns}, p.ids)
 	if errors.Is(err, lm.ErrPrompt) {
-		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Interaction.Name, answer, err))
+		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Interaction.Name, answer,
+			err))
 	}
 	if err != nil {
 		return fmt.Errorf("encode the reply: %w", err)
@@ -209,7 +222,8 @@ func (p *tokenEpisode) Told(ctx context.Context, reply *schemas.InteractReply) e
 func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error) {
 	answer := t.Turns[len(t.Turns)-1]
 	ended := slices.Contains(m.Card().EOS, ids[len(ids)-1])
-	return m.Reply(messages(t.Messages()), answer.Text, ended, []lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
+	return m.Reply(messages(t.Messages()), answer.Text, ended,
+		[]lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
 }
 
 // prefill has the model evaluate the ids that it has not seen, at the start and after a reply. Without free cache it

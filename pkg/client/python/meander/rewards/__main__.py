@@ -51,7 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     for cls in REWARDS.values():
         doc = inspect.getdoc(cls) or ""
         install = f"It needs pip install 'meander-client[{cls.extra}]'."
-        _flags(names.add_parser(cls.name, help=doc.splitlines()[0], description=f"{doc}\n\n{install}", formatter_class=raw), cls)
+        _flags(
+            names.add_parser(
+                cls.name, help=doc.splitlines()[0], description=f"{doc}\n\n{install}", formatter_class=raw
+            ),
+            cls
+        )
     a = p.parse_args(argv)
     if a.batch < 1 or a.patience <= 0:
         p.error("--batch must be at least 1, --patience above 0")

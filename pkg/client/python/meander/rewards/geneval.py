@@ -21,7 +21,8 @@ _COCO = {"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": 
 _MOST = 16  # objects of a class
 _ASKED = {"class": str, "count": int}
 _FORM: dict[str, Any] = {
-    "tag": Maybe(str), "exclude": Maybe([_ASKED]), "include": [{**_ASKED, "color": Maybe(str), "position": Maybe([(str, int)])}],
+    "tag": Maybe(str), "exclude": Maybe([_ASKED]),
+    "include": [{**_ASKED, "color": Maybe(str), "position": Maybe([(str, int)])}],
 }  # fmt: skip
 
 
@@ -69,7 +70,8 @@ class GenEval(TorchReward):
     }
 
     def __init__(
-        self, weights: str = "facebook/detr-resnet-50", clip: str = "", threshold: float = 0.3, count_threshold: float = 0.9,
+        self, weights: str = "facebook/detr-resnet-50", clip: str = "", threshold: float = 0.3,
+        count_threshold: float = 0.9,
         max_overlap: float = 1.0, device: str = "", dtype: str = "f32",
     ):  # fmt: skip
         super().__init__(device, dtype)
@@ -123,7 +125,9 @@ class GenEval(TorchReward):
             if colour and not self.has_clip:
                 raise ValueError(f"color: {colour} is asked for, and this worker has no --clip to tell colours")
             if (at := x.get("position")) and not (len(at) == 2 and at[0] in _PLACES and at[1] in range(i)):
-                raise ValueError(f"position: {at}; must be [one of {', '.join(_PLACES)}, the index of an earlier object]")
+                raise ValueError(
+                    f"position: {at}; must be [one of {', '.join(_PLACES)}, the index of an earlier object]"
+                )
         if not self.any_words:
             known = self.model.config.label2id
             for x in [*want["include"], *(want.get("exclude") or [])]:
@@ -139,7 +143,9 @@ class GenEval(TorchReward):
         names = [sorted({x["class"] for x in [*w["include"], *(w.get("exclude") or [])]}) for w in wants]
         # As many words for each image: the library's own padding is a word that is found, too.
         most = max(map(len, names))
-        texts = [[f"a photo of a {n}" for n in of + of[-1:] * (most - len(of))] for of in names] if self.any_words else []
+        texts = [
+            [f"a photo of a {n}" for n in of + of[-1:] * (most - len(of))] for of in names
+        ] if self.any_words else []
         inputs = self.processor(**({"text": texts} if texts else {}), images=list(images), return_tensors="pt")
         inputs = {k: v.to(self.device, self.dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
         sizes = [(i.height, i.width) for i in images]

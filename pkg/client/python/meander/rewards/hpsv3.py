@@ -34,7 +34,8 @@ class HPSv3(TorchReward):
     }
 
     def __init__(
-        self, weights: str = "MizzenAI/HPSv3", base: str = "Qwen/Qwen2-VL-7B-Instruct", device: str = "", dtype: str = "f32"
+        self, weights: str = "MizzenAI/HPSv3", base: str = "Qwen/Qwen2-VL-7B-Instruct", device: str = "",
+        dtype: str = "f32"
     ):
         super().__init__(device, dtype)
         from hpsv3.inference import HPSv3RewardInferencer

@@ -73,7 +73,9 @@ class Judge(Reward):
         try:
             self.model = model or str(self._ask("/models", None, time.monotonic() + timeout)["data"][0]["id"])
         except (Busy, ValueError, LookupError, TypeError) as e:
-            raise Fault(f"--url {url}: no list of models: {e}; is it the URL up to /v1, and does the server run?") from None
+            raise Fault(
+                f"--url {url}: no list of models: {e}; is it the URL up to /v1, and does the server run?"
+            ) from None
 
     @property
     def version(self) -> str:
@@ -102,7 +104,8 @@ class Judge(Reward):
         url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         body: dict[str, Any] = {
-            "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": self.tokens,
+            "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0,
+            "max_tokens": self.tokens,
         }  # fmt: skip
         if self.logprobs:
             body |= {"logprobs": True, "top_logprobs": 20}
@@ -129,7 +132,9 @@ class Judge(Reward):
         for attempt in range(self.retries + 1):
             pause, left = 0.5 * 2**attempt, end - time.monotonic()
             try:
-                with self.open(urllib.request.Request(self.url + path, data, headers), timeout=max(left, 0.001)) as reply:
+                with self.open(
+                    urllib.request.Request(self.url + path, data, headers), timeout=max(left, 0.001)
+                ) as reply:
                     return json.loads(_read(reply, end))
             except urllib.error.HTTPError as e:
                 why = f"HTTP {e.code}: {_said(e)}"

@@ -29,7 +29,9 @@ class PickScore(Clip):
         **Clip.flags,
     }
 
-    def __init__(self, weights: str = "yuvalkirstain/PickScore_v1", processor: str = "", device: str = "", dtype: str = "f32"):
+    def __init__(
+        self, weights: str = "yuvalkirstain/PickScore_v1", processor: str = "", device: str = "", dtype: str = "f32"
+    ):
         if not processor and not any((folder(weights, "*.json", "*.txt") / name).is_file() for name in _OWN):
             processor = _PROCESSOR
         super().__init__(weights, processor, device, dtype)

@@ -134,7 +134,9 @@ class Worker:
         self._sum = 0.0
         self._queue: asyncio.Queue[tuple[Msg, float]] = asyncio.Queue(_HELD)
 
-    async def serve(self, client: Client, name: str, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+    async def serve(
+        self, client: Client, name: str, stop: asyncio.Event, ready: Callable[[], None] = lambda: None
+    ) -> None:
         """Answers for nats:NAME until stop is set; requests that came before are answered first. ready is called when
         it listens.
 
@@ -151,7 +153,9 @@ class Worker:
             raise PermissionError(f"no permission to answer for nats:{name}; the role scorer has it (meander auth)")
         ready()
         stopped = asyncio.ensure_future(stop.wait())
-        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))]
+        tasks: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._work()), asyncio.ensure_future(self._report(client))
+        ]
         try:
             for done in (await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED))[0]:
                 done.result()

@@ -38,7 +38,9 @@ by the reader that is not rewarded (--gold), in PEFT's form."""
 
 def main() -> None:
     """The command line. It ends with a line on stderr and status 1 after an error."""
-    parser = argparse.ArgumentParser(prog="meander-train", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="meander-train", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_flags(parser)
     try:
         config = Config(**vars(parser.parse_args()))
@@ -75,8 +77,12 @@ def table(summary: dict[str, Any]) -> str:
     lines = []
     if "best" in summary:
         columns = [summary["before"], summary["best"], summary["last"]]
-        lines.append(f"{'':12}{'before':>10}{'best, ' + str(columns[1]['update']):>12}{'last, ' + str(columns[2]['update']):>12}")
-        rows = {name: [c["rates"].get(name) for c in columns] for name in columns[0]["rates"]} | {"diversity": [c["diversity"] for c in columns]}
+        lines.append(
+            f"{'':12}{'before':>10}{'best, ' + str(columns[1]['update']):>12}{'last, ' + str(columns[2]['update']):>12}"
+        )
+        rows = {
+            name: [c["rates"].get(name) for c in columns] for name in columns[0]["rates"]
+        } | {"diversity": [c["diversity"] for c in columns]}
         for name, values in rows.items():
             if None not in values:
                 lines.append(f"{name:12}{values[0]:>10.3f}{values[1]:>12.3f}{values[2]:>12.3f}")

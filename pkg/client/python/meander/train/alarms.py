@@ -31,25 +31,54 @@ class Alarms:
         c, out = self.config, []
         off = max((x for x in record["ratio_off"] if not math.isnan(x)), default=0.0)
         if record["behind"] == 0 and off > c.ratio_limit:
-            out.append((RATIO, f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's weights are not the trainer's"))
+            out.append(
+                (
+                    RATIO,
+                    f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's "
+                    f"weights are not the trainer's"
+                )
+            )
         # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one step.
         if record["steps"][0] == c.trained[0] and (kl := record["kl"][0]) > c.kl_limit:
-            out.append((HACKING, f"the divergence from the base at the first trained step is {kl:.1e}, more than {c.kl_limit:g}"))
+            out.append(
+                (
+                    HACKING,
+                    f"the divergence from the base at the first trained step is {kl:.1e}, more than {c.kl_limit:g}"
+                )
+            )
         self.rewards.append(record["reader"])
         means = [sum(self.rewards[i : i + 5]) / 5 for i in range(len(self.rewards) - 4)]
         if means and means[-1] < max(means) - c.reward_drop:
-            out.append((COLLAPSE, f"what {c.reader} gives in five updates is {means[-1]:.3f}, and was {max(means):.3f}: the steps are too large"))
+            out.append(
+                (
+                    COLLAPSE,
+                    f"what {c.reader} gives in five updates is {means[-1]:.3f}, and was {max(means):.3f}: the steps "
+                    f"are too large"
+                )
+            )
         if record["zero_std"] == 1:
             out.append((STILL, "all rewards of each group are equal: the batch has no gradient"))
         return self._new(out)
 
     def stale(self, batch: str, behind: int) -> list[tuple[str, str]]:
         """Returns the alarm for a batch of weights that are further behind than --ahead allows."""
-        return [(STALE, f"batch {batch} is of weights {behind} updates old, or of others, more than --ahead {self.config.ahead}: it is left out")]
+        return [
+            (
+                STALE,
+                f"batch {batch} is of weights {behind} updates old, or of others, more than --ahead "
+                f"{self.config.ahead}: it is left out"
+            )
+        ]
 
     def empty(self, batch: str) -> list[tuple[str, str]]:
         """Returns the alarm for a batch whose groups all failed or were cancelled."""
-        return [(EMPTY, f"no sample of batch {batch} has an advantage: it is left out; `meander show` says what its groups ended as")]
+        return [
+            (
+                EMPTY,
+                f"no sample of batch {batch} has an advantage: it is left out; `meander show` says what its groups "
+                f"ended as"
+            )
+        ]
 
     def evaluated(self, record: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns alarms of an evaluation's record."""
@@ -57,7 +86,13 @@ class Alarms:
         self.evaluations.append(record)
         golds = [e["gold"] for e in self.evaluations if e.get("gold") is not None]
         if len(golds) > 2 and all(g < max(golds) - c.gold_drop for g in golds[-2:]):
-            out.append((HACKING, f"{c.gold}, which is not rewarded, reads {golds[-1]:.3f} and read {max(golds):.3f}, while {c.reader} reads {record['exact']:.3f}"))
+            out.append(
+                (
+                    HACKING,
+                    f"{c.gold}, which is not rewarded, reads {golds[-1]:.3f} and read {max(golds):.3f}, while "
+                    f"{c.reader} reads {record['exact']:.3f}"
+                )
+            )
         if self.narrow(record):
             share = record["diversity"] / self.evaluations[0]["diversity"]
             # While diversity is rewarded it may come back; else samples are on their way to look alike.

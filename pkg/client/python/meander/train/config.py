@@ -34,55 +34,105 @@ class Config:
     follow: bool = _setting(False, "only read the run that another trainer publishes, and push nothing", _PIPE)
     lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
 
-    model: str = _setting("deploy/models/signs", "folder in the diffusers layout: the checkpoint that the samplers serve", _ROLL)
-    prompts: str = _setting("", "file of prompts to train on: a text a line, or JSON lines with fields of a prompt", _ROLL)
+    model: str = _setting(
+        "deploy/models/signs", "folder in the diffusers layout: the checkpoint that the samplers serve", _ROLL
+    )
+    prompts: str = _setting(
+        "", "file of prompts to train on: a text a line, or JSON lines with fields of a prompt", _ROLL
+    )
     groups: int = _setting(8, "prompts of a batch", _ROLL)
     group_size: int = _setting(16, "samples of a prompt", _ROLL)
     steps: int = _setting(4, "denoising steps", _ROLL)
     sde_steps: str = _setting("0-1", "the stochastic ones, which are trained: as 0-1 or 0,2", _ROLL)
-    sde_window: int = _setting(0, "only so many of them at a time, another window for each update (MixGRPO); 0: all", _ROLL)
-    sde_window_order: str = _setting("random", "where the window is: random, or progressive, from the first to the last of --sde-steps, where it stays", _ROLL)
+    sde_window: int = _setting(
+        0, "only so many of them at a time, another window for each update (MixGRPO); 0: all", _ROLL
+    )
+    sde_window_order: str = _setting(
+        "random",
+        "where the window is: random, or progressive, from the first to the last of --sde-steps, where it stays", _ROLL
+    )
     sde_shift: int = _setting(1, "updates after which a progressive window moves on, by its length", _ROLL)
     sde_type: str = _setting("sde", "their transition: sde, cps or dance_sde", _ROLL)
     noise_level: float = _setting(0.9, "their noise", _ROLL)
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
-    guidance: float = _setting(1.0, "true_cfg_scale; 1 for none (the guidance input of FLUX.1 is a field of a prompt)", _ROLL)
+    guidance: float = _setting(
+        1.0, "true_cfg_scale; 1 for none (the guidance input of FLUX.1 is a field of a prompt)", _ROLL
+    )
     reward: str = _setting("glyph", "reward functions to train on, as glyph or glyph=1,diversity=0.2", _ROLL)
-    hold_diversity: float = _setting(0.9, "diversity is rewarded, too, while an evaluation finds less than this share of the start's: 20 times what is missing; 0: never", _ROLL)
+    hold_diversity: float = _setting(
+        0.9,
+        "diversity is rewarded, too, while an evaluation finds less than this share of the start's: 20 times what is "
+        "missing; 0: never",
+        _ROLL
+    )
     estimator: str = _setting("flow_grpo", "what turns rewards into advantages", _ROLL)
-    ahead: int = _setting(0, "batches published before the weights that they shall be followed by: 0 trains on-policy", _ROLL)
+    ahead: int = _setting(
+        0, "batches published before the weights that they shall be followed by: 0 trains on-policy", _ROLL
+    )
 
-    loss: str = _setting("ppo", "ppo, grpo_guard, gspo, flow_dppo, dpo, diffusion_nft, or your own as module:name (see meander.train.losses)", _LOSS)
-    loss_options: str = _setting("", "its other settings, as mix_beta=0.1,adaptive_weight_min=1e-4; an unknown one is refused with all there are", _LOSS)
-    clip: float = _setting(1e-4, "of ppo and grpo_guard: how far ratios count; log-probs are means over elements, so about 0.2 / elements", _LOSS)
-    adv_clip_max: float = _setting(5.0, "of ppo, grpo_guard and diffusion_nft: advantages are clamped to plus or minus this", _LOSS)
-    beta: float = _setting(0.005, "weight of the divergence from the base, beside any loss; of diffusion_nft, of the mean square distance of velocities", _LOSS)
+    loss: str = _setting(
+        "ppo",
+        "ppo, grpo_guard, gspo, flow_dppo, dpo, diffusion_nft, or your own as module:name (see meander.train.losses)",
+        _LOSS
+    )
+    loss_options: str = _setting(
+        "",
+        "its other settings, as mix_beta=0.1,adaptive_weight_min=1e-4; an unknown one is refused with all there are",
+        _LOSS
+    )
+    clip: float = _setting(
+        1e-4, "of ppo and grpo_guard: how far ratios count; log-probs are means over elements, so about 0.2 / elements",
+        _LOSS
+    )
+    adv_clip_max: float = _setting(
+        5.0, "of ppo, grpo_guard and diffusion_nft: advantages are clamped to plus or minus this", _LOSS
+    )
+    beta: float = _setting(
+        0.005,
+        "weight of the divergence from the base, beside any loss; of diffusion_nft, of the mean square distance of "
+        "velocities",
+        _LOSS
+    )
     is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
     rank: int = _setting(16, "rank of the LoRA", _LOSS)
     alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)
     lr: float = _setting(2e-3, "learning rate", _LOSS)
-    lr_schedule: str = _setting("constant", "of the learning rate: constant, or linear or cosine, which end near 0 at --updates", _LOSS)
+    lr_schedule: str = _setting(
+        "constant", "of the learning rate: constant, or linear or cosine, which end near 0 at --updates", _LOSS
+    )
     warmup: int = _setting(0, "updates in which it rises to --lr first", _LOSS)
     adam_beta2: float = _setting(0.99, "AdamW's second beta", _LOSS)
     weight_decay: float = _setting(0.0, "AdamW's", _LOSS)
     max_grad_norm: float = _setting(1.0, "longer gradients are cut to this", _LOSS)
     minibatches: int = _setting(1, "optimizer steps of a batch", _LOSS)
-    accumulate: int = _setting(1, "batches of an update: their gradients are added before the one step of the optimizer", _LOSS)
+    accumulate: int = _setting(
+        1, "batches of an update: their gradients are added before the one step of the optimizer", _LOSS
+    )
     micro_batch: int = _setting(64, "samples of one forward pass; gradients of several are accumulated", _LOSS)
     ema: float = _setting(0.9, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
     dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N", _LOSS)
     checkpointing: bool = _setting(False, "recompute activations in the backward pass", _LOSS)
-    shard: bool = _setting(False, "for a network that one GPU has no room for: each process keeps a part of weights, gradients and optimizer state, and gathers one block at a time to compute it (FSDP2); needs several processes, as of torchrun, and host memory for each of them to load the network", _LOSS)
+    shard: bool = _setting(
+        False,
+        "for a network that one GPU has no room for: each process keeps a part of weights, gradients and optimizer "
+        "state, and gathers one block at a time to compute it (FSDP2); needs several processes, as of torchrun, and "
+        "host memory for each of them to load the network",
+        _LOSS
+    )
 
     updates: int = _setting(96, "policy updates", _RUN)
     seed: int = _setting(2, "of prompts, noise and the adapter", _RUN)
     threads: int = _setting(1, "of torch on a CPU", _RUN)
     out: str = _setting("meander-out/learn", "folder of checkpoints, logs, the curve and the sheets", _RUN)
-    checkpoint_every: int = _setting(1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN)
+    checkpoint_every: int = _setting(
+        1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN
+    )
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
-    track: str = _setting("", "log there, too, as RUN-TRAINER: wandb[=PROJECT], trackio[=PROJECT] or several of them with commas", _RUN)
+    track: str = _setting(
+        "", "log there, too, as RUN-TRAINER: wandb[=PROJECT], trackio[=PROJECT] or several of them with commas", _RUN
+    )
 
     held_out: str = _setting("", "file of prompts to validate on: they choose the adapter; none: no evaluation", _EVAL)
     test: str = _setting("", "file of other prompts to test on, once, at the end: base, kept adapter and last", _EVAL)
@@ -96,14 +146,21 @@ class Config:
     sheet: int = _setting(24, "held-out samples on the contact sheets before and after", _EVAL)
 
     stop: bool = _setting(True, "stop at an alarm of hacking or collapse; the best adapter is kept in any case", _STOP)
-    ratio_limit: float = _setting(1e-6, "most |log_prob - old| of the first pass on weights that are the sampler's", _STOP)
+    ratio_limit: float = _setting(
+        1e-6, "most |log_prob - old| of the first pass on weights that are the sampler's", _STOP
+    )
     gold_drop: float = _setting(0.05, "hacking: the gold reader is this far below its best, twice", _STOP)
     diversity_floor: float = _setting(0.8, "hacking: diversity below this share of the start's", _STOP)
     kl_limit: float = _setting(3e-3, "hacking: divergence from the base beyond this", _STOP)
-    reward_drop: float = _setting(0.15, "collapse: the mean reward of five updates is this far below the best five", _STOP)
+    reward_drop: float = _setting(
+        0.15, "collapse: the mean reward of five updates is this far below the best five", _STOP
+    )
 
     def __post_init__(self) -> None:
-        positive = ("groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every", "patience", "eval_every", "eval_samples", "sde_shift", "accumulate")
+        positive = (
+            "groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every",
+            "patience", "eval_every", "eval_samples", "sde_shift", "accumulate"
+        )
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
@@ -118,19 +175,27 @@ class Config:
         if not 0 <= self.ema < 1:
             raise ValueError(f"--ema: {self.ema}; must be at least 0 and below 1")
         if self.minibatches > self.groups:
-            raise ValueError(f"--minibatches: {self.minibatches}; must be at most the {self.groups} groups of a batch: groups stay whole")
+            raise ValueError(
+                f"--minibatches: {self.minibatches}; must be at most the {self.groups} groups of a batch: groups stay "
+                f"whole"
+            )
         if self.lr_schedule not in ("constant", "linear", "cosine"):
             raise ValueError(f"--lr-schedule: {self.lr_schedule!r}; must be constant, linear or cosine")
         if not 0 <= self.warmup < self.updates:
             raise ValueError(f"--warmup: {self.warmup}; must be at least 0 and below the {self.updates} updates")
         if self.sde_window < 0 or self.sde_window and self.sde_window > len(self.trained):
-            raise ValueError(f"--sde-window: {self.sde_window}; must be 1 to {len(self.trained)} of --sde-steps {self.sde_steps}, or 0 for all")
+            raise ValueError(
+                f"--sde-window: {self.sde_window}; must be 1 to {len(self.trained)} of --sde-steps {self.sde_steps}, "
+                f"or 0 for all"
+            )
         if self.sde_window_order not in ("random", "progressive"):
             raise ValueError(f"--sde-window-order: {self.sde_window_order!r}; must be random or progressive")
         if self.sde_shift > 1 and not (self.sde_window and self.sde_window_order == "progressive"):
             raise ValueError("--sde-shift: needs --sde-window and --sde-window-order progressive")
         if self.accumulate > 1 and self.minibatches > 1:
-            raise ValueError("--accumulate: makes one step of several batches, --minibatches several steps of one; must not be both")
+            raise ValueError(
+                "--accumulate: makes one step of several batches, --minibatches several steps of one; must not be both"
+            )
         if not self.follow and not self.prompts:
             raise ValueError("--prompts: empty; must name a file of prompts, or --follow the run of another trainer")
 
@@ -165,7 +230,9 @@ class Config:
         if update < self.warmup:
             return self.lr * (update + 1) / self.warmup
         done = (update - self.warmup) / (self.updates - self.warmup)
-        return self.lr * {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.lr_schedule]
+        return self.lr * {
+            "constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2
+        }[self.lr_schedule]
 
     def trackers(self) -> list[Sink]:
         """The sinks of track. ValueError: there is no such one, or its package is missing. A run that goes on in out has
@@ -204,7 +271,9 @@ class Config:
 
 
 # For help(Config) and the reference.
-Config.__doc__ = "\n".join([f"{Config.__doc__}\n", *(f"{f.name}: {f.metadata['help']}." for f in dataclasses.fields(Config))])
+Config.__doc__ = "\n".join(
+    [f"{Config.__doc__}\n", *(f"{f.name}: {f.metadata['help']}." for f in dataclasses.fields(Config))]
+)
 
 
 def weighted(text: str) -> list[dict[str, Any]]:

@@ -53,14 +53,19 @@ class Evaluation:
 
     def record(self) -> dict[str, Any]:
         """The line of the log, without samples."""
-        return {"exact": self.exact, "gold": self.gold, "rates": self.rates, "diversity": self.diversity, "samples": self.samples}
+        return {
+            "exact": self.exact, "gold": self.gold, "rates": self.rates, "diversity": self.diversity,
+            "samples": self.samples
+        }
 
 
 Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[], object]]]
 """Of a number of samples: a context, and in it what is called with each."""
 
 
-async def evaluate(client: Client, config: Config, held_out: list[dict[str, Any]], name: str, version: int, progress: Progress) -> Evaluation:
+async def evaluate(
+    client: Client, config: Config, held_out: list[dict[str, Any]], name: str, version: int, progress: Progress
+) -> Evaluation:
     """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make
     them.
 
@@ -79,7 +84,10 @@ async def evaluate(client: Client, config: Config, held_out: list[dict[str, Any]
     for k, reader in enumerate(asked[0]["reward"]):
         values = [r["scores"][k]["value"] for r in rewards]
         if None in values:
-            raise RuntimeError(f"{reader['name']} gave no score to {values.count(None)} of {len(values)} samples: {next(r['scores'][k]['error'] for r in rewards if r['scores'][k]['value'] is None)}")
+            raise RuntimeError(
+                f"{reader['name']} gave no score to {values.count(None)} of {len(values)} samples: "
+                f"{next(r['scores'][k]['error'] for r in rewards if r['scores'][k]['value'] is None)}"
+            )
         rates[reader["name"]] = _exact(rewards, k)
     diversity = sum(r["reward"] for r in spaced) / apart if varied else None
     shown = [await _shown(client, run, r) for r in _spaced(rewards, config.sheet)]
@@ -114,25 +122,34 @@ async def publish(client: Client, run: str, bodies: list[dict[str, Any]], patien
     await together(one(b) for b in bodies)
 
 
-async def _rewards(client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True) -> list[dict[str, Any]]:
+async def _rewards(
+    client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True
+) -> list[dict[str, Any]]:
     """The rewards of a batch's samples, by uid and index, once all are there; strict: one without a reward is an
     error."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     # The server puts the partition in; the stream must be named, because no client publishes on these subjects.
-    events = await client.js.subscribe(f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True)
+    events = await client.js.subscribe(
+        f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True
+    )
     try:
         while len(found) < count:
             r = decode((await events.next_msg(timeout=config.patience)).data)
             if r["reward"] is None and not strict:
                 continue
             if r["reward"] is None:
-                raise RuntimeError(f"sample {r['sample_index']} of {r['uid']} has no reward: {r.get('error') or r['status']}")
+                raise RuntimeError(
+                    f"sample {r['sample_index']} of {r['uid']} has no reward: {r.get('error') or r['status']}"
+                )
             if (r["uid"], r["sample_index"]) not in found:
                 seen()
             found[r["uid"], r["sample_index"]] = r
         return [found[k] for k in sorted(found)]
     except nats.errors.TimeoutError:
-        raise TimeoutError(f"run {run}, batch {batch}: {len(found)} of {count} samples have a reward, and none came for {config.patience:g} s; are the sampler and the reward service up?") from None
+        raise TimeoutError(
+            f"run {run}, batch {batch}: {len(found)} of {count} samples have a reward, and none came for "
+            f"{config.patience:g} s; are the sampler and the reward service up?"
+        ) from None
     finally:
         await events.unsubscribe()
 
@@ -144,12 +161,16 @@ def _spaced(items: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 async def _shown(client: Client, run: str, reward: dict[str, Any]) -> Shown:
-    m = await client.js.get_last_msg("MDR_TRAJECTORIES", f"mdr.v1.trajectory.{run}.{reward['uid']}.{reward['sample_index']}")
+    m = await client.js.get_last_msg(
+        "MDR_TRAJECTORIES", f"mdr.v1.trajectory.{run}.{reward['uid']}.{reward['sample_index']}"
+    )
     trajectory = decode(m.data or b"")
     score = reward["scores"][-1]
     quoted = _QUOTED.search(trajectory["prompt"])
     wanted = quoted.group(1) if quoted else trajectory["prompt"]
-    return Shown(wanted, score.get("detail") or "", score.get("exact", score["value"] == 1), await client.image(trajectory))
+    return Shown(
+        wanted, score.get("detail") or "", score.get("exact", score["value"] == 1), await client.image(trajectory)
+    )
 
 
 def sheet(path: Path, shown: list[Shown], title: str, columns: int = 6) -> None:

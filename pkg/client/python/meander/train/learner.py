@@ -57,7 +57,9 @@ class Learner:
         self.average = network.state() if ema else None
         self.gathered = 0  # samples with a gradient since the last step of the optimizer
 
-    def update(self, batch: Rollouts, behind: int = 0, lr: float | None = None, part: int = 0, parts: int = 1) -> Report:
+    def update(
+        self, batch: Rollouts, behind: int = 0, lr: float | None = None, part: int = 0, parts: int = 1
+    ) -> Report:
         """Trains on a batch whose weights are behind by this many updates; 0: it was made by the current weights. lr:
         another learning rate from now on. Of an update of several parts, each a batch, the last one takes the step.
 
@@ -70,17 +72,23 @@ class Learner:
         rows, used, counted = list[int](), 0, 0
         if batch.counts:
             rows, used, counted = loss.rows(batch, self.beta > 0), len(loss.rows(batch, False)), loss.count(batch)
-        shared = _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures))
+        shared = _Shared(
+            batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures)
+        )
         if loss.forward:
             if behind:
-                raise ValueError(f"batch {batch.name} is {behind} updates old; must be of the current weights for a forward loss")
+                raise ValueError(
+                    f"batch {batch.name} is {behind} updates old; must be of the current weights for a forward loss"
+                )
             if self.minibatches > 1:
                 shared.velocities = self._velocities(batch, rows)
         elif loss.drift or behind and not loss.pairs:
             found, shared.means = self.score(batch, rows)
             if behind and rows:
                 shared.old = np.where(np.isfinite(found), found, shared.old)
-                shared.weights[rows] = reference.rollout_weights(shared.old[rows], batch.log_probs[rows], threshold=self.is_threshold)
+                shared.weights[rows] = reference.rollout_weights(
+                    shared.old[rows], batch.log_probs[rows], threshold=self.is_threshold
+                )
         count = distributed.total(counted) * parts / self.minibatches
         norm = 0.0
         for k, chosen in enumerate(batch.split(rows, self.minibatches)):
@@ -105,7 +113,9 @@ class Learner:
             length = torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)
             norm = max(norm, float(accelerate.whole(length)))
             if not math.isfinite(norm):
-                raise FloatingPointError(f"the gradient of batch {batch.name} has norm {norm}: the adapter is left as it is")
+                raise FloatingPointError(
+                    f"the gradient of batch {batch.name} has norm {norm}: the adapter is left as it is"
+                )
             if self.gathered:
                 self.optimizer.step()
         if part == parts - 1:
@@ -145,11 +155,15 @@ class Learner:
         for j in range(w):
             now = self._step(shared, rows, j, self.beta > 0 or shared.compare or self.loss.base and slopes is None)
             if slopes is None:
-                total = self._call(shared, rows, slice(j, j + 1), now.log_prob[:, None], now.drift[:, None], now.base[:, None]).sum() / share
+                total = self._call(
+                    shared, rows, slice(j, j + 1), now.log_prob[:, None], now.drift[:, None], now.base[:, None]
+                ).sum() / share
                 shared.tally.loss += float(total.detach())
             else:
                 by_log_prob, by_drift = slopes
-                total = (by_log_prob[:, j] * now.log_prob).sum() + (0 if by_drift is None else (by_drift[:, j] * now.drift).sum())
+                total = (by_log_prob[:, j] * now.log_prob).sum() + (
+                    0 if by_drift is None else (by_drift[:, j] * now.drift).sum()
+                )
             if self.beta:
                 penalty = self.beta * now.divergence.sum() / share
                 shared.tally.loss += float(penalty.detach())
@@ -159,7 +173,10 @@ class Learner:
         weights = shared.weights[rows]
         shared.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
 
-    def _call(self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    def _call(
+        self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor,
+        base: torch.Tensor
+    ) -> torch.Tensor:
         """The losses [n, w] of some samples at some trained steps; where they do not count, any with a gradient."""
         batch, kernels = shared.batch, shared.batch.kernels[steps]
         if not shared.counts:
@@ -171,7 +188,9 @@ class Learner:
         old, advantages, weights = (tensor(a[rows, steps]) for a in (shared.old, batch.advantages, shared.weights))
         noise_std, step = tensor([k.noise_std for k in kernels]), tensor([k.step for k in kernels])
         more = drift if self.loss.drift else None, base if self.loss.base else None
-        given = self.loss(Steps(log_prob, old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more))
+        given = self.loss(
+            Steps(log_prob, old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more)
+        )
         return shared.tally.told(given, log_prob.shape)
 
     def _step(self, shared: _Shared, rows: np.ndarray, j: int, base: bool) -> _Seen:
@@ -190,7 +209,9 @@ class Learner:
 
     def _check(self, shared: _Shared, rows: np.ndarray, j: int, seen: _Seen) -> None:
         """Tallies how far the network is from what made the samples, and from the base."""
-        off = (seen.log_prob.detach() - torch.as_tensor(shared.batch.log_probs[rows, j], device=seen.log_prob.device)).abs()
+        off = (
+            seen.log_prob.detach() - torch.as_tensor(shared.batch.log_probs[rows, j], device=seen.log_prob.device)
+        ).abs()
         tally = shared.tally
         if shared.fresh:
             tally.off[j] = max(float(tally.off[j]), float(off.max()))
@@ -264,7 +285,9 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Returns all that a checkpoint needs to continue bit by bit, whole: any number of processes can load it."""
         optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {i: {k: accelerate.whole(v) for k, v in of.items()} for i, of in optimizer["state"].items()}
+        optimizer["state"] = {
+            i: {k: accelerate.whole(v) for k, v in of.items()} for i, of in optimizer["state"].items()
+        }
         return {"adapter": self.network.state(), "optimizer": optimizer, "average": self.average}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -272,7 +295,9 @@ class Learner:
         self.network.load(state["adapter"])
         self.adapter = self.network.state()
         ours, kept = self.network.parameters(), state["optimizer"]["state"]
-        parts = {i: {k: distributed.part(v, ours[i]) if v.dim() else v for k, v in of.items()} for i, of in kept.items()}
+        parts = {
+            i: {k: distributed.part(v, ours[i]) if v.dim() else v for k, v in of.items()} for i, of in kept.items()
+        }
         self.optimizer.load_state_dict({**state["optimizer"], "state": parts})
         self.average = state["average"]
 
@@ -290,13 +315,17 @@ class _Tally:
         self.figures = {name: torch.zeros(2, dtype=torch.float64) for name in figures}
         self.loss = 0.0
 
-    def told(self, given: torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]], shape: torch.Size) -> torch.Tensor:
+    def told(
+        self, given: torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]], shape: torch.Size
+    ) -> torch.Tensor:
         """The losses of what a loss gave, whose figures are tallied. ValueError: it is not what a loss gives."""
         losses, figures = given if isinstance(given, tuple) else (given, {})
         if losses.shape != shape:
             raise ValueError(f"--loss: it returns {list(losses.shape)}; must be one loss for each of {list(shape)}")
         if unknown := figures.keys() - self.figures.keys():
-            raise ValueError(f"--loss: it returns the figures {', '.join(sorted(unknown))}, which its class must name in figures")
+            raise ValueError(
+                f"--loss: it returns the figures {', '.join(sorted(unknown))}, which its class must name in figures"
+            )
         for name, value in figures.items():
             self.figures[name] += torch.tensor([float(value.detach().sum()), value.numel()], dtype=torch.float64)
         return losses

@@ -53,7 +53,9 @@ class Trainer:
         if both := {p["prompt"] for p in self.held_out} & {p["prompt"] for p in self.test}:
             raise ValueError(f"--test: {len(both)} of its prompts choose the adapter, too, such as {min(both)!r}")
         self.stopped = ""  # why, where an alarm did
-        self.records = records.Records(self.out, config.tensorboard and self.first, config.trackers() if self.first else ())
+        self.records = records.Records(
+            self.out, config.tensorboard and self.first, config.trackers() if self.first else ()
+        )
         self.updated = 0  # updates taken
         self.taken, self.cursor = 0, ""  # batches read, and the place of the last one
         self.made: dict[str, int] = {}  # by digest of weights: the update that they are of
@@ -98,7 +100,9 @@ class Trainer:
         state, keep = found
         self.resumed = True
         await _in(self.beside, self.learner.load, state)
-        self.updated, self.taken, self.cursor, self.made, self.best = (keep[k] for k in ("updated", "taken", "cursor", "made", "best"))
+        self.updated, self.taken, self.cursor, self.made, self.best = (
+            keep[k] for k in ("updated", "taken", "cursor", "made", "best")
+        )
         self.stopped = keep.get("stopped", "")
         self.alarms.rewards, self.alarms.evaluations = keep["rewards"], keep["evaluations"]
         if self.first:
@@ -109,7 +113,10 @@ class Trainer:
             await held.enter_async_context((await self.stream.lane_lease()).held())
         self.records.begin(self.updated)
         if not self.resumed and not self.config.follow and await self.stream.used():
-            raise ValueError(f"--run: {self.config.run!r} has groups already, and {self.out} no checkpoint to go on from; must be a new name")
+            raise ValueError(
+                f"--run: {self.config.run!r} has groups already, and {self.out} no checkpoint to go on from; must be "
+                f"a new name"
+            )
         self.stream.open(self.cursor)
         # The server's own place of the trainer is further before the first checkpoint after a batch.
         self.cursor = self.cursor or await self.stream.reader.cursor.acknowledged()
@@ -143,7 +150,9 @@ class Trainer:
                 while batch is None:
                     whole, batch, behind = await self._next(clock, part)
                 if whole is not None:
-                    marks.append(asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)))
+                    marks.append(
+                        asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size))
+                    )
                 report = await _in(self.beside, self.learner.update, batch, behind, lr, part, parts)
                 clock.lap("update")
                 if whole is not None:
@@ -158,12 +167,19 @@ class Trainer:
             raise
         why = ""
         if self.first:
-            record = {"kind": "update", "update": self.updated, **_merged(done), "lr": lr, "pushed": self.version, "adapter_digest": self.stream.digest}
-            record |= {"waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()}}
+            record = {
+                "kind": "update", "update": self.updated, **_merged(done), "lr": lr, "pushed": self.version,
+                "adapter_digest": self.stream.digest
+            }
+            record |= {
+                "waiting": _waiting([clock.seconds]), "seconds": {k: round(v, 3) for k, v in clock.seconds.items()}
+            }
             found = self.alarms.update(record)
             self.records.add(record)
             self.progress.step(record)
-            if self.held_out and not self.config.follow and (self.updated % self.config.eval_every == 0 or self.updated == self.config.updates):
+            if self.held_out and not self.config.follow and (
+                self.updated % self.config.eval_every == 0 or self.updated == self.config.updates
+            ):
                 found += await self._evaluate()
             why = self.stopped = self._raise(found)
         why = await self._share(why)
@@ -179,7 +195,9 @@ class Trainer:
             return
         for number in range(self.taken, self.taken + count):
             drawn, epoch, clean = self.draw.batch(number), self.draw.epoch(number), self.learner.loss.forward
-            await self.stream.ask(prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number)
+            await self.stream.ask(
+                prompts.training(self.config, number, drawn, epoch, self.version, self.alarms.held(), clean), number
+            )
 
     async def _next(self, clock: "_Clock", part: int) -> tuple[Rollouts | None, Rollouts | None, int]:
         """Returns the next batch of an update that has so many (in the first process), what this process trains on
@@ -194,7 +212,9 @@ class Trainer:
             clock.move("rollout", "read", self.stream.reader.health.fetched - fetched)
             # By weights, not by version: after a crash the same weights have another one. The samplers never have a
             # follower's but the first ones.
-            made = 0 if self.config.follow else min((self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated)
+            made = 0 if self.config.follow else min(
+                (self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated
+            )
             behind = self.updated - made
             left_out = []
             if not found.size:
@@ -212,7 +232,10 @@ class Trainer:
         if task.left_out:
             self._raise(task.left_out)
             if self.left_out == _LEFT_OUT + self.config.ahead * self.config.accumulate:
-                raise EventError(f"run {self.config.run}: {self.left_out} batches one after the other cannot be trained on; the last: {task.left_out[0][1]}")
+                raise EventError(
+                    f"run {self.config.run}: {self.left_out} batches one after the other cannot be trained on; the "
+                    f"last: {task.left_out[0][1]}"
+                )
             return None, None, task.behind
         if self.first and part + 1 < self.config.accumulate and not self.config.ahead:
             await self._ask(1)  # one after the other is read, so that equal seeds have them in equal order
@@ -233,10 +256,13 @@ class Trainer:
         groups = batch.by_group(batch.rewards)
         return {
             "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
-            "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
-            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures, "loss": report.loss,
+            "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(),
+            "samples": batch.size,
+            "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, **report.figures,
+            "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind,
-            "steps": batch.batch["step_indices"][0].tolist(), "policy_version": int(batch.batch["policy_version"].max()),
+            "steps": batch.batch["step_indices"][0].tolist(),
+            "policy_version": int(batch.batch["policy_version"].max()),
             "made_by": sorted(set(batch.batch["weights_digest"].tolist())),
         }  # fmt: skip
 
@@ -252,10 +278,16 @@ class Trainer:
             await self.stream.push(self.network, average, f"running average at update {self.updated}")
             # It may make samples that were asked for ahead: those are not of the current weights.
             self.made[self.stream.weights] = self.updated - 1
-        got = await evaluate.evaluate(self.client, self.config, self.held_out, f"e{self.updated:06d}", self.stream.version, self.progress.evaluation)
+        got = await evaluate.evaluate(
+            self.client, self.config, self.held_out, f"e{self.updated:06d}", self.stream.version,
+            self.progress.evaluation
+        )
         if average is not None:
             await self._push()
-        record = {"kind": "evaluation", "update": self.updated, **got.record(), "seconds": {"evaluation": round(time.monotonic() - start, 3)}}
+        record = {
+            "kind": "evaluation", "update": self.updated, **got.record(),
+            "seconds": {"evaluation": round(time.monotonic() - start, 3)}
+        }
         self.records.add(record)
         found = self.alarms.evaluated(record)
         score = got.exact if got.gold is None else got.gold
@@ -292,7 +324,10 @@ class Trainer:
 
     def _curve(self) -> None:
         try:
-            records.curve(self.out / "curve.png", {f"seed {self.config.seed}": self.records.lines}, f"{Path(self.config.model).name}, {self.config.steps} steps, rewarded by {self.config.reward}")
+            records.curve(
+                self.out / "curve.png", {f"seed {self.config.seed}": self.records.lines},
+                f"{Path(self.config.model).name}, {self.config.steps} steps, rewarded by {self.config.reward}"
+            )
         except ImportError:
             _log.warning("no curve: pip install 'meander-client[train]' brings matplotlib")
 
@@ -414,7 +449,9 @@ class _Progress:
             from tqdm.contrib.logging import logging_redirect_tqdm
 
             self.open.enter_context(logging_redirect_tqdm())
-            self.bar = self.open.enter_context(tqdm(total=self.config.updates, initial=self.begun, unit="update", dynamic_ncols=True, smoothing=0.1))
+            self.bar = self.open.enter_context(
+                tqdm(total=self.config.updates, initial=self.begun, unit="update", dynamic_ncols=True, smoothing=0.1)
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -435,11 +472,16 @@ class _Progress:
     def step(self, r: dict[str, Any]) -> None:
         off = max((x for x in r["ratio_off"] if x is not None and not math.isnan(x)), default=0.0)
         if self.bar is not None:
-            self.bar.set_postfix_str(f"reward {r['reward']:.3f}, full marks {r['full']:.2f}, ratio off {off:.0e}, version {r['pushed']}")
+            self.bar.set_postfix_str(
+                f"reward {r['reward']:.3f}, full marks {r['full']:.2f}, ratio off {off:.0e}, version {r['pushed']}"
+            )
             self.bar.update()
             return
         seconds = " ".join(f"{k} {v:.1f}" for k, v in r["seconds"].items())
-        _log.warning("update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"], self.config.updates, r["reward"], r["full"], off, max(r["kl"]), seconds)
+        _log.warning(
+            "update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"],
+            self.config.updates, r["reward"], r["full"], off, max(r["kl"]), seconds
+        )
 
 
 async def train(config: Config) -> dict[str, Any]:
@@ -448,7 +490,9 @@ async def train(config: Config) -> dict[str, Any]:
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.threads,)) as beside:
         await _in(beside, distributed.begin, distributed.device(config.device))
         try:
-            async with connect(config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None) as client:
+            async with connect(
+                config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None
+            ) as client:
                 return await (await _in(beside, Trainer, config, client, beside)).run()
         finally:
             await _in(beside, distributed.end)

@@ -113,7 +113,9 @@ class Loss:
                 raise ValueError(f"{name}: {value}; must be a finite number above {low:g}")
 
 
-def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float, weights: torch.Tensor) -> tuple[torch.Tensor, Figures]:
+def _surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float, weights: torch.Tensor
+) -> tuple[torch.Tensor, Figures]:
     """max(-A r, -A clamp(r, low, high)) times the weights."""
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high)) * weights
     return losses, {"clipped": ((ratio < low) | (ratio > high)).double()}
@@ -295,7 +297,9 @@ def make(name: str, **options: float) -> Loss:
     if not function:
         known = {f.name: f.default for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
     else:
-        known = {p.name: p.default for p in list(inspect.signature(kind).parameters.values())[1:] if p.default is not p.empty}
+        known = {
+            p.name: p.default for p in list(inspect.signature(kind).parameters.values())[1:] if p.default is not p.empty
+        }
     for option in options:
         if option not in known:
             has = ", ".join(f"{k} ({v})" for k, v in known.items()) or "none"
@@ -321,7 +325,9 @@ def _import(name: str) -> Any:
     except (ImportError, AttributeError) as e:
         raise ValueError(f"--loss: {name!r}: {e}; a module of this folder or of PYTHONPATH, and a name in it") from e
     if not callable(found) or inspect.isclass(found) and not issubclass(found, Loss):
-        raise ValueError(f"--loss: {name!r}; must be a function of Steps, or a class that is a meander.train.losses.Loss")
+        raise ValueError(
+            f"--loss: {name!r}; must be a function of Steps, or a class that is a meander.train.losses.Loss"
+        )
     return found
 
 
@@ -331,11 +337,19 @@ def of(config: Config) -> Loss:
     options = {name: value for name, default in _FLAGS.items() if (value := getattr(config, name)) != default} | options
     loss = make(config.loss, **options)
     if loss.forward and (config.ahead or config.follow):
-        raise ValueError(f"--loss {config.loss}: needs the weights that made a batch; it is without --ahead and --follow")
+        raise ValueError(
+            f"--loss {config.loss}: needs the weights that made a batch; it is without --ahead and --follow"
+        )
     if loss.pairs and config.micro_batch % 2:
-        raise ValueError(f"--micro-batch: {config.micro_batch}; must be even for --loss {config.loss}: pairs stay whole")
+        raise ValueError(
+            f"--micro-batch: {config.micro_batch}; must be even for --loss {config.loss}: pairs stay whole"
+        )
     if loss.pairs and config.group_size < 2:
-        raise ValueError(f"--group-size: {config.group_size}; must be at least 2 for --loss {config.loss}, which takes pairs")
+        raise ValueError(
+            f"--group-size: {config.group_size}; must be at least 2 for --loss {config.loss}, which takes pairs"
+        )
     if config.estimator == "diffusion_nft" and not (loss.forward or loss.pairs):
-        raise ValueError(f"--estimator diffusion_nft: gives probabilities; --loss {config.loss} needs advantages, as of flow_grpo")
+        raise ValueError(
+            f"--estimator diffusion_nft: gives probabilities; --loss {config.loss} needs advantages, as of flow_grpo"
+        )
     return loss

@@ -58,7 +58,9 @@ class Network:
         from peft import LoraConfig
 
         if shard and distributed.world() == 1:
-            raise ValueError("--shard: one process; must be several, as of torchrun --nproc-per-node 4 -m meander.train")
+            raise ValueError(
+                "--shard: one process; must be several, as of torchrun --nproc-per-node 4 -m meander.train"
+            )
         self.device, self.shard = torch.device(device), shard
         self.family = _family(folder)
         self.transformer = self.family.load_part("transformer", dtype)
@@ -141,7 +143,9 @@ class Network:
             if name not in state or name not in mine:
                 raise ValueError(f"adapter: {name} is {'missing' if name not in state else 'not of this network'}")
             if mine[name].shape != state[name].shape:
-                raise ValueError(f"adapter: {name} has shape {list(state[name].shape)}; must be {list(mine[name].shape)}")
+                raise ValueError(
+                    f"adapter: {name} has shape {list(state[name].shape)}; must be {list(mine[name].shape)}"
+                )
             if not torch.isfinite(state[name]).all():
                 raise ValueError(f"adapter: {name} has NaN or infinity")
         with torch.no_grad():
@@ -179,7 +183,9 @@ def _blocks(transformer: torch.nn.Module) -> list[torch.nn.Module]:
     names = {*(kind._no_split_modules or ()), *(kind._repeated_blocks or ())}
     found = [m for m in reversed(list(transformer.modules())) if type(m).__name__ in names]
     if not found:
-        raise ValueError(f"--shard: {kind.__name__}; must be a network whose blocks diffusers names (_no_split_modules)")
+        raise ValueError(
+            f"--shard: {kind.__name__}; must be a network whose blocks diffusers names (_no_split_modules)"
+        )
     return found
 
 

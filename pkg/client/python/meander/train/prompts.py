@@ -60,7 +60,8 @@ class Draw:
 
 
 def training(
-    config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0, clean: bool = False
+    config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0,
+    clean: bool = False
 ) -> list[dict[str, Any]]:
     """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the reward,
     clean says that the last latents are wanted, too."""
@@ -97,13 +98,17 @@ def held_out(config: Config, name: str, prompts: list[dict[str, Any]], version: 
 
     A prompt of the file may say how these read; readers that it names besides are left out.
     """
-    readers = [{"name": r["name"], "weight": 1.0 if k == 0 else 0.0} for k, r in enumerate(weighted(config.reward)) if r["name"] != "diversity"]
+    readers = [
+        {"name": r["name"], "weight": 1.0 if k == 0 else 0.0}
+        for k, r in enumerate(weighted(config.reward)) if r["name"] != "diversity"
+    ]
     if config.gold and config.gold not in (r["name"] for r in readers):
         readers.append({"name": config.gold, "weight": 0.0})
     return [
         {
             **_common(config, f"{name}-{i:03d}", config.eval_seed, i),
-            "group_size": config.eval_samples, "num_inference_steps": config.eval_steps or config.steps, "validation": True,
+            "group_size": config.eval_samples, "num_inference_steps": config.eval_steps or config.steps,
+            "validation": True,
             "batch": {"id": name, "groups": len(prompts)}, "min_policy_version": version,
             **fields,
             "reward": [{r["name"]: r for r in fields.get("reward", [])}.get(r["name"], r) for r in readers],
@@ -114,10 +119,15 @@ def held_out(config: Config, name: str, prompts: list[dict[str, Any]], version: 
 
 def variety(config: Config, name: str, prompts: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
     """Groups of 8 sampled as in training, to measure how far their samples are apart."""
-    chosen = [prompts[i * len(prompts) // min(config.variety, len(prompts))] for i in range(min(config.variety, len(prompts)))]
+    chosen = [
+        prompts[i * len(prompts) // min(config.variety, len(prompts))] for i in range(min(config.variety, len(prompts)))
+    ]
     out = training(config, 0, chosen, 0, version)
     for i, p in enumerate(out):
-        p |= {**_common(config, f"{name}-{i:03d}", config.eval_seed, i), "group_size": 8, "batch": {"id": name, "groups": len(out)}, "reward": [{"name": "diversity"}]}
+        p |= {
+            **_common(config, f"{name}-{i:03d}", config.eval_seed, i), "group_size": 8,
+            "batch": {"id": name, "groups": len(out)}, "reward": [{"name": "diversity"}]
+        }
     return out
 
 

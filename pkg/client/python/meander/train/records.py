@@ -149,13 +149,28 @@ def curve(path: Path, runs: dict[str, list[dict[str, Any]]], title: str) -> None
         evaluations, updates = ([r for r in lines if r["kind"] == kind] for kind in ("evaluation", "update"))
         at = [r["update"] for r in evaluations]
         for n, reader in enumerate(evaluations[0]["rates"] if evaluations else ()):
-            axes[0, 0].plot(at, [r["rates"][reader] for r in evaluations], "o-" if n == 0 else "s--", color=colours(k), label=f"{name}: {reader}")
-        axes[0, 1].plot(at, [_share(r["diversity"], evaluations[0]["diversity"]) for r in evaluations], "o-", color=colours(k), label=name)
+            axes[0, 0].plot(
+                at, [r["rates"][reader] for r in evaluations], "o-" if n == 0 else "s--", color=colours(k),
+                label=f"{name}: {reader}"
+            )
+        axes[0, 1].plot(
+            at, [_share(r["diversity"], evaluations[0]["diversity"]) for r in evaluations], "o-", color=colours(k),
+            label=name
+        )
         x = [r["update"] for r in updates]
         axes[1, 0].plot(x, [r["reward"] for r in updates], color=colours(k), alpha=0.25)
         axes[1, 0].plot(x, _smooth([r["reward"] for r in updates], 10), color=colours(k), label=name)
-        axes[1, 1].plot(x, [max((v for v in r["kl"] if v is not None), default=math.nan) for r in updates], color=colours(k), label=name)
-    for ax, label in zip(axes.flat, ("held-out samples read exactly", "diversity, share of the start's", "training reward (mean of 10)", "divergence from the base")):
+        axes[1, 1].plot(
+            x, [max((v for v in r["kl"] if v is not None), default=math.nan) for r in updates], color=colours(k),
+            label=name
+        )
+    for ax, label in zip(
+        axes.flat,
+        (
+            "held-out samples read exactly", "diversity, share of the start's", "training reward (mean of 10)",
+            "divergence from the base"
+        )
+    ):
         ax.set_title(label, fontsize=10)
         ax.set_xlabel("updates")
         ax.grid(alpha=0.3)
@@ -172,4 +187,7 @@ def _share(x: float | None, start: float | None) -> float:
 
 
 def _smooth(values: list[float], window: int) -> list[float]:
-    return [sum(values[max(0, i - window + 1) : i + 1]) / len(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
+    return [
+        sum(values[max(0, i - window + 1) : i + 1]) / len(values[max(0, i - window + 1) : i + 1])
+        for i in range(len(values))
+    ]

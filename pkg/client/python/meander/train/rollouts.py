@@ -30,9 +30,14 @@ class Rollouts:
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if isinstance(batch, TextBatch):
-            raise EventError(f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see examples/grpo_sums.py)")
+            raise EventError(
+                f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see "
+                f"examples/grpo_sums.py)"
+            )
         first = batch.samples[0].trajectory or {}
-        if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (batch["noise_std"] != batch["noise_std"][0]).any():
+        if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (
+            batch["noise_std"] != batch["noise_std"][0]
+        ).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
         alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule", "cfg_until")
         trajectories = [s.trajectory or {} for s in batch.samples]
@@ -98,18 +103,29 @@ class Rollouts:
         """The rows as micro-batches."""
         return [np.array(rows[i : i + size]) for i in range(0, len(rows), size)]
 
-    def step(self, rows: np.ndarray, j: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
+    def step(
+        self, rows: np.ndarray, j: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
         """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
         names = ("latents", "next_latents", "sigmas")
         x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in names)
         return x, after, sigma, self._texts(rows, self.guided_steps[int(self.batch["step_indices"][0, j])], device)
 
-    def noised(self, rows: np.ndarray, i: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
+    def noised(
+        self, rows: np.ndarray, i: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
         """Returns the clean latents of some rows [n, S, C], the same noised to the sigma of step i of the schedule,
         that sigma [n] and the texts. The noise is drawn of the sample and the step: it is the same in each
         micro-batch, process and repetition."""
         clean = torch.stack([torch.as_tensor(self.batch.samples[r].latents(len(self.schedule))) for r in rows])
-        noise = torch.stack([torch.randn(clean.shape[1:], generator=_generator(self.batch["uid"][r], self.batch["sample_index"][r], i)) for r in rows])
+        noise = torch.stack(
+            [
+                torch.randn(
+                    clean.shape[1:], generator=_generator(self.batch["uid"][r], self.batch["sample_index"][r], i)
+                )
+                for r in rows
+            ]
+        )
         sigma = torch.full((len(rows),), self.schedule[i], dtype=torch.float32)
         s = sigma[:, None, None]
         x, clean, sigma = (t.to(device) for t in ((1 - s) * clean + s * noise, clean, sigma))
@@ -119,7 +135,10 @@ class Rollouts:
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         groups = self.batch["group_index"][rows].tolist()
         away = groups if self.guidance > 1 and guided else []
-        return Texts([self._prompt(g, "", device) for g in groups], guidance, [self._prompt(g, "negative_", device) for g in away])
+        return Texts(
+            [self._prompt(g, "", device) for g in groups], guidance,
+            [self._prompt(g, "negative_", device) for g in away]
+        )
 
     def _prompt(self, group: int, prefix: str, device: torch.device) -> Row:
         """The tensors of a group's prompt, without padding; prefix is that of the negative prompt's names."""

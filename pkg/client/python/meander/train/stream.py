@@ -59,7 +59,9 @@ class Stream:
     def open(self, after: str) -> None:
         """Continues after the batch with this cursor; empty: where the trainer of that name was, or at the beginning of
         the run."""
-        self.reader = self.client.batches(self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience)
+        self.reader = self.client.batches(
+            self.config.run, name=self.config.trainer, after=after, timeout=self.config.patience
+        )
         self.batches = aiter(self.reader)
 
     async def used(self) -> bool:
@@ -86,7 +88,9 @@ class Stream:
 
     async def part(self, task: Task, uids: list[str], batch: Batch | None) -> Batch:
         """Returns some groups of a batch. The first process has the batch already."""
-        groups = [g for g in batch.groups if g.uid in uids] if batch else await together(self.client.group(self.config.run, uid) for uid in uids)
+        groups = [g for g in batch.groups if g.uid in uids] if batch else await together(
+            self.client.group(self.config.run, uid) for uid in uids
+        )
         return Batch(groups, task.name, task.cursor)
 
     async def lane_lease(self) -> Lease:

@@ -61,7 +61,9 @@ def workers(folders):
             family = families.find(Folder(folders[name]))
             family.check()
             worker = kept[name, deterministic] = Worker(family, DEVICE, "f32", deterministic)
-            worker.load(lambda say: Engine(family, Settings(DEVICE, "f32", deterministic=deterministic, threads=1), say))
+            worker.load(
+                lambda say: Engine(family, Settings(DEVICE, "f32", deterministic=deterministic, threads=1), say)
+            )
             assert worker.error is None, worker.error
         return kept[name, deterministic]
 

@@ -208,7 +208,9 @@ def test_sharding_changes_no_gradient(name, dtype, folders, rollout, alone):
             network.shard = True
         learner = Learner(network, PPO(), lr=1e-2, micro_batch=3, beta=0.1)
         learner.update(batch)
-        found.append([torch.cat([whole(p.grad).flatten() for p in network.parameters()]), learner.update(batch).grad_norm])
+        found.append(
+            [torch.cat([whole(p.grad).flatten() for p in network.parameters()]), learner.update(batch).grad_norm]
+        )
     assert all(hasattr(p, "full_tensor") for p in network.transformer.parameters())
     assert 0 <= float((found[1][0] - found[0][0]).norm()) < 1e-4 * float(found[0][0].norm())
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)

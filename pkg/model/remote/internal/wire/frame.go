@@ -258,7 +258,8 @@ func locate(places []place, size int) ([]Tensor, error) {
 			return nil, fmt.Errorf("tensor %.40q: %d bytes; must be %d", p.Name, p.Bytes, width*elements)
 		}
 		if p.At < 0 || p.At > size || p.Bytes > size-p.At {
-			return nil, fmt.Errorf("tensor %.40q: %d bytes at %d; must be within the body of %d", p.Name, p.Bytes, p.At, size)
+			return nil, fmt.Errorf("tensor %.40q: %d bytes at %d; must be within the body of %d", p.Name, p.Bytes, p.At,
+				size)
 		}
 		tensors[i] = Tensor{Name: p.Name, DType: p.DType, Shape: p.Shape}
 	}

@@ -26,7 +26,8 @@ typedef struct {
   int (*preference_set)(void *, int attribute, const void *, size_t);
   int (*preference_destroy)(void *);
   int (*heuristic)(void *, void *, void *, void *, void *, void *, void *, int, void *, int *);
-  int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *, void *, void *, void *,
+  int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *,
+	void *, void *, void *,
                 const void *, void *, size_t, void *);
 } blas;
 
@@ -82,7 +83,8 @@ static void blas_close(blas *b) {
   free(b);
 }
 
-enum { F32 = 0, BF16 = 14, COMPUTE_F32 = 68, TRANSPOSED = 1, TRANSA = 3, EPILOGUE = 7, BIAS_POINTER = 8, MAX_WORKSPACE = 1, ALIGNMENT_A = 5 };
+enum { F32 = 0, BF16 = 14, COMPUTE_F32 = 68, TRANSPOSED = 1, TRANSA = 3, EPILOGUE = 7, BIAS_POINTER = 8,
+	MAX_WORKSPACE = 1, ALIGNMENT_A = 5 };
 
 static void plan_close(blas *b, plan *p) {
   if (p->desc) b->desc_destroy(p->desc);
@@ -95,7 +97,8 @@ static void plan_close(blas *b, plan *p) {
 // The library counts columns first, so that it sees each matrix transposed, and computes
 // dst^T [n, m] = w x^T, w being the transpose of what it sees. alignments are those of w, x, dst and
 // dst in bytes: else it takes 256 for granted.
-static plan *plan_open(blas *b, int64_t m, int64_t n, int64_t k, int64_t dst_stride, int64_t x_stride, int64_t w_stride, int bf16, int epilogue,
+static plan *plan_open(blas *b, int64_t m, int64_t n, int64_t k, int64_t dst_stride, int64_t x_stride, int64_t w_stride,
+	int bf16, int epilogue,
                        size_t workspace, const uint32_t *alignments, int *status) {
   plan *p = calloc(1, sizeof *p);
   void *preference = 0;
@@ -108,8 +111,10 @@ static plan *plan_open(blas *b, int64_t m, int64_t n, int64_t k, int64_t dst_str
   if (!*status) *status = b->layout_create(&p->dst, bf16 ? BF16 : F32, n, m, dst_stride);
   if (!*status) *status = b->preference_create(&preference);
   if (!*status) *status = b->preference_set(preference, MAX_WORKSPACE, &workspace, sizeof workspace);
-  for (int i = 0; !*status && i < 4; i++) *status = b->preference_set(preference, ALIGNMENT_A + i, &alignments[i], sizeof alignments[i]);
-  if (!*status) *status = b->heuristic(b->handle, p->desc, p->w, p->x, p->dst, p->dst, preference, 1, &p->chosen, &found);
+  for (int i = 0; !*status && i < 4; i++) *status = b->preference_set(preference, ALIGNMENT_A + i, &alignments[i],
+	sizeof alignments[i]);
+  if (!*status) *status = b->heuristic(b->handle, p->desc, p->w, p->x, p->dst, p->dst, preference, 1, &p->chosen,
+	&found);
   if (!*status && (!found || p->chosen.state)) *status = 15; // not supported
   if (preference) b->preference_destroy(preference);
   if (*status) {
@@ -124,7 +129,8 @@ static int multiply(blas *b, plan *p, uint64_t dst, uint64_t x, uint64_t w, uint
   int status = 0;
   if (bias) status = b->desc_set(p->desc, BIAS_POINTER, &bias, sizeof bias);
   if (status) return status;
-  return b->matmul(b->handle, p->desc, &one, (void *)w, p->w, (void *)x, p->x, &none, (void *)dst, p->dst, (void *)dst, p->dst, p->chosen.algorithm,
+  return b->matmul(b->handle, p->desc, &one, (void *)w, p->w, (void *)x, p->x, &none, (void *)dst, p->dst, (void *)dst,
+	p->dst, p->chosen.algorithm,
                    (void *)workspace, p->chosen.workspace, 0);
 }
 */
@@ -179,8 +185,8 @@ func Open(d driver.Driver) (*Products, error) {
 		}
 	}
 	if p.blas == nil {
-		return nil, fmt.Errorf("no cuBLASLt: none of %q opens; install it (pip install nvidia-cublas, or an image or a toolkit of CUDA), "+
-			"or name the file with MEANDER_LIBCUBLASLT", try)
+		return nil, fmt.Errorf("no cuBLASLt: none of %q opens; install it (pip install nvidia-cublas, or an image or "+
+			"a toolkit of CUDA), "+"or name the file with MEANDER_LIBCUBLASLT", try)
 	}
 	var err error
 	if p.workspace, err = d.Alloc(workspaceBytes); err != nil {
@@ -196,13 +202,17 @@ func installed() []string {
 	home, _ := os.UserHomeDir()
 	var packages []string // folders of packages of Python
 	for _, prefix := range []string{
-		filepath.Dir(filepath.Dir(python)), os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX"), filepath.Join(home, ".local"), "/usr/local", "/usr",
+		filepath.Dir(filepath.Dir(python)), os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX"),
+		filepath.Join(home, ".local"), "/usr/local", "/usr",
 	} {
 		if filepath.IsAbs(prefix) {
 			packages = append(packages, prefix+"/lib/python3*/site-packages", prefix+"/lib/python3*/dist-packages")
 		}
 	}
-	folders := []string{"/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib", "/opt/cuda/lib64", os.Getenv("CUDA_HOME") + "/lib64"}
+	folders := []string{
+		"/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib", "/opt/cuda/lib64",
+		os.Getenv("CUDA_HOME") + "/lib64",
+	}
 	for _, p := range packages {
 		folders = append(folders, p+"/nvidia/*/lib")
 	}
@@ -252,8 +262,8 @@ func (p *Products) Multiply(q driver.Product) error {
 			bf16 = 1
 		}
 		var status C.int
-		plan = C.plan_open(p.blas, C.int64_t(s.m), C.int64_t(s.n), C.int64_t(s.k), C.int64_t(s.dst), C.int64_t(s.x), C.int64_t(s.w), bf16,
-			C.int(s.epilogue), workspaceBytes, &s.alignments[0], &status)
+		plan = C.plan_open(p.blas, C.int64_t(s.m), C.int64_t(s.n), C.int64_t(s.k), C.int64_t(s.dst), C.int64_t(s.x),
+			C.int64_t(s.w), bf16, C.int(s.epilogue), workspaceBytes, &s.alignments[0], &status)
 		if len(p.plans) >= 4096 { // shapes follow the lengths of prompts
 			for old, l := range p.plans {
 				p.close(l)
@@ -265,11 +275,13 @@ func (p *Products) Multiply(q driver.Product) error {
 	if plan == nil {
 		return driver.ErrUnsupported
 	}
-	status := C.multiply(p.blas, plan, C.uint64_t(q.Dst), C.uint64_t(q.X), C.uint64_t(q.W), C.uint64_t(q.Bias), C.uint64_t(p.workspace))
+	status := C.multiply(p.blas, plan, C.uint64_t(q.Dst), C.uint64_t(q.X), C.uint64_t(q.W), C.uint64_t(q.Bias),
+		C.uint64_t(p.workspace))
 	if status != 0 {
 		p.close(plan)
 		p.plans[s] = nil // not again
-		return fmt.Errorf("product of %d x %d x %d: status %d of %s: %w", q.M, q.N, q.K, int(status), p.Name(), driver.ErrUnsupported)
+		return fmt.Errorf("product of %d x %d x %d: status %d of %s: %w", q.M, q.N, q.K, int(status), p.Name(),
+			driver.ErrUnsupported)
 	}
 	return nil
 }

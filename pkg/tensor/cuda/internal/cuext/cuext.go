@@ -9,7 +9,8 @@ package cuext
 #include <stdlib.h>
 
 static int call_alloc(void *f, void **p, size_t n) { return ((int (*)(void **, size_t, unsigned))f)(p, n, 0); }
-static int call_attribute(void *f, void *fn, int attribute, int value) { return ((int (*)(void *, int, int))f)(fn, attribute, value); }
+static int call_attribute(void *f, void *fn, int attribute,
+	int value) { return ((int (*)(void *, int, int))f)(fn, attribute, value); }
 
 // CU_JIT_ERROR_LOG_BUFFER and its size.
 static int call_load(void *f, void **module, const char *image, char *log, size_t size) {

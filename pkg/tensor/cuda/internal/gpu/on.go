@@ -56,7 +56,8 @@ func Open(index int) (driver.Driver, error) {
 		release()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open GPU %d, %s: %w", index, name, result(err)), result(d.ReleasePrimaryCtx()))
+		return nil, errors.Join(fmt.Errorf("open GPU %d, %s: %w", index, name, result(err)),
+			result(d.ReleasePrimaryCtx()))
 	}
 	return g, nil
 }
@@ -82,8 +83,9 @@ func inspect(index int) (d cu.Device, name string, version int, err error) {
 		return d, "", 0, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
 	if version = 10*major + minor; version < Least {
-		return d, "", 0, old(fmt.Sprintf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu",
-			name, major, minor, Least/10, Least%10))
+		return d, "", 0,
+			old(fmt.Sprintf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu", name,
+				major, minor, Least/10, Least%10))
 	}
 	return d, name, version, nil
 }
@@ -242,8 +244,8 @@ func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) er
 		params[i] = unsafe.Pointer(&args[i]) // 8 bytes, as cu copies them
 	}
 	b, t := g.Blocks, g.Threads
-	err := k.cu.Launch(max(b.X, 1), max(b.Y, 1), max(b.Z, 1), max(t.X, 1), max(t.Y, 1), max(t.Z, 1), g.Shared, cu.NoStream,
-		params)
+	err := k.cu.Launch(max(b.X, 1), max(b.Y, 1), max(b.Z, 1), max(t.X, 1), max(t.Y, 1), max(t.Z, 1), g.Shared,
+		cu.NoStream, params)
 	if err != nil {
 		return fmt.Errorf("launch %s: %w", k.name, result(err))
 	}
