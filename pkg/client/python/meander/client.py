@@ -26,6 +26,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from . import access
 from .batch import Group, Keep, Sample
 from .control import Controls
+from .cursor import PatientJetStream
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
 from .tasks import together
@@ -96,7 +97,7 @@ class Client(Controls, Teachers):
     def __init__(self, nc: NATS, mark: str = ""):
         self.nc = nc
         self.mark = mark  # see access.mark
-        self.js = nc.jetstream()
+        self.js = PatientJetStream(nc)
         self._gets = asyncio.Semaphore(_GETS)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 

@@ -11,12 +11,15 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
-from nats.js.errors import APIError, NotFoundError
+from nats.js import JetStreamContext
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from .events import PREFIX, TOKEN, Event, EventError, Gone
 
@@ -24,6 +27,7 @@ _log = logging.getLogger("meander")
 
 STREAM = "MDR_ADVANTAGES"
 """The stream of results: those of groups and of batches."""
+_PAUSE = 1.0  # seconds before a slow server is asked again
 _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
 _PATIENCE = 120  # seconds that the server may be away while something is acknowledged
@@ -47,6 +51,25 @@ async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
     if "error" in answer:
         raise APIError.from_error(answer["error"])
     return dict(answer)
+
+
+class PatientJetStream(JetStreamContext):
+    """JetStream of a connection. A busy server, or one that starts again, is asked for a stored message up to four
+    times, each time with twice the time: 80 s in all."""
+
+    def __init__(self, nc: NATS):
+        super().__init__(nc)
+        self._slower = [nc.jetstream(timeout=seconds) for seconds in (10, 20, 40)]
+
+    async def get_msg(self, *args: Any, **named: Any) -> RawStreamMsg:
+        ask: Callable[..., Awaitable[RawStreamMsg]] = super().get_msg
+        for slower in self._slower:
+            try:
+                return await ask(*args, **named)
+            except (asyncio.TimeoutError, ServiceUnavailableError):
+                await asyncio.sleep(_PAUSE)
+                ask = slower.get_msg
+        return await ask(*args, **named)
 
 
 def _nanoseconds(stamp: str) -> int:
@@ -88,7 +111,7 @@ class Cursor:
                 raise ValueError(f"{field}: {value!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -")
         if shared and (not name or after):
             raise ValueError("shared: needs a name, and no cursor to start after")
-        self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, nc.jetstream(), filter_subject, name, after, shared
+        self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, PatientJetStream(nc), filter_subject, name, after, shared
         # A user who knows a consumer's name can change it; the mark keeps others from guessing the name. Older releases
         # had no mark.
         self.stems = [f"reader-{mark}-{run}-{name}-", f"reader-{run}-{name}-"] if mark else [f"reader-{run}-{name}-"]

@@ -5,8 +5,8 @@
     python -m meander.track RUN --to trackio=my-project --once
 
 A point has the means of --every groups; its step is the number of groups that have closed. Points do not depend on when
-they are read: a second call logs the same ones, while all groups are stored. The best and the worst sample of a group are shown every --samples
-points. It reads only: the rights of a viewer are enough.
+they are read: a second call logs the same ones, while all groups are stored. The best and the worst sample of a group
+are shown every --samples points. It reads only: the rights of a viewer are enough.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import os
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ from .client import Client, connect
 from .events import ADVANTAGE, PREFIX, Event, EventError, Gone, decode, fitting
 from .tasks import together
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _GONE = (EventError, Gone, NotFoundError)  # a part of a group is no longer stored, or not what its name says
 
@@ -192,22 +191,12 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
     async def one(i: int) -> Event | None:
         subject = f"{PREFIX}reward.*.{group['run']}.{group['batch']}.{group['uid']}.{i}"
         try:
-            return decode((await _patiently(lambda: client.js.get_last_msg("MDR_REWARDS", subject))).data or b"")
+            return decode((await client.js.get_last_msg("MDR_REWARDS", subject)).data or b"")
         except _GONE:
             return None
 
     found = await together(one(m["sample_index"]) for m in group["members"] if m["reward"] is not None)
     return [r for r in found if r is not None]
-
-
-async def _patiently(ask: Callable[[], Awaitable[_T]]) -> _T:
-    """The answer of the server, which is asked again where it is late."""
-    for pause in (0.5, 1, 2, 4):
-        try:
-            return await ask()
-        except asyncio.TimeoutError:
-            await asyncio.sleep(pause)
-    return await ask()
 
 
 async def samples(client: Client, run: str, group: Event) -> list[Event]:

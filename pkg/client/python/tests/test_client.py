@@ -7,12 +7,16 @@ import pathlib
 import struct
 
 import msgpack
+import nats
 import numpy as np
 import pytest
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 
 import meander
 from conftest import first
-from meander import policy
+from meander import cursor, policy
 from meander.events import decode, fault, payload_digest, trajectory_form
 
 
@@ -52,6 +56,38 @@ def test_blobs_are_read_whole_or_not_at_all(run):
             await client.blob(ref | {"digest": "0" * 64})
 
     run(test)
+
+
+def test_slow_server(monkeypatch):
+    """A stored message that the server gives late is asked for again, with more time; what is not there is not."""
+    monkeypatch.setattr(cursor, "_PAUSE", 0)
+    given = []
+
+    class Late:
+        async def request(self, subject, payload=b"", timeout=0, headers=None):
+            given.append(timeout)
+            if len(given) < late:
+                raise nats.errors.TimeoutError
+            assert subject == "$JS.API.STREAM.MSG.GET.MDR_REWARDS"
+            found = {"message": {"subject": "s", "seq": 7, "data": "eA==", "time": "2026-11-27T00:00:00Z"}}
+            return Msg(_client=self, data=json.dumps(found if there else {"error": {"code": 404}}).encode())
+
+        def jetstream(self, **options):
+            return JetStreamContext(self, **options)
+
+    def read():
+        given.clear()
+        return asyncio.run(meander.Client(Late()).js.get_last_msg("MDR_REWARDS", "s")).data
+
+    late, there = 4, True
+    assert read() == b"x" and given == [5, 10, 20, 40]
+    late = 5
+    with pytest.raises(nats.errors.TimeoutError):
+        read()
+    late, there = 1, False
+    with pytest.raises(NotFoundError):
+        read()
+    assert given == [5]
 
 
 def test_group(run):
