@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The other engine of `bench gpu`: PyTorch, eager, in bfloat16, on the first GPU. It needs torch and nothing else.
 
-It reads one JSON object per line and answers each with one. The first is answered by {"engine"}; every other, a question
-{"what", ...} of integration/tools/bench/gpu.go, by {"seconds"} of one such call, the least of those in "seconds", or by
-{"error"}.
+It reads one JSON object per line and answers each with one. The first is answered by {"engine"}; every other, a
+question {"what", ...} of integration/tools/bench/gpu.go, by {"seconds"} of one such call, the least of those in
+"seconds", or by {"error"}.
 """
 
 import json

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The other engine of `make bench-tokens`: transformers on the CPU, by generate and by a bare loop over forward with a cache.
+"""The other engine of `make bench-tokens`: transformers on the CPU, by generate and by a bare loop over forward with a
+cache.
 
-It reads one JSON object per line and answers each with one. The first, {"model", "dtype", "prompt", "tokens"}, is answered by
-{"engine"}; every other, {"way": "generate" or "loop", "batch", "threads", "seconds"}, by the mean time in seconds of a call,
-repeated for at least "seconds": {"seconds", "cpu"}, cpu being the time of all threads. A call takes the prompt, batch times,
-and draws "tokens" tokens for each at temperature 1, whatever they are.
+It reads one JSON object per line and answers each with one. The first, {"model", "dtype", "prompt", "tokens"}, is
+answered by {"engine"}; every other, {"way": "generate" or "loop", "batch", "threads", "seconds"}, by the mean time in
+seconds of a call, repeated for at least "seconds": {"seconds", "cpu"}, cpu being the time of all threads. A call takes
+the prompt, batch times, and draws "tokens" tokens for each at temperature 1, whatever they are.
 
 Python packages: torch and transformers.
 """

@@ -3,10 +3,10 @@
 
     python deploy/golden/make_lora.py pkg/lora/testdata/peft.json
 
-Part of `make golden`. Each adapter is made by its configuration, trained (its numbers are moved), saved, and loaded into a
-fresh copy of the model. `deltas` is what it adds there to the weights that the model had, per module, little-endian float32
-in base64; `file` and `config` are the two files of its folder. `fields` are those of LoraConfig with their defaults.
-LoftQ is not among them: it needs a quantizer that computes on GPUs.
+Part of `make golden`. Each adapter is made by its configuration, trained (its numbers are moved), saved, and loaded
+into a fresh copy of the model. `deltas` is what it adds there to the weights that the model had, per module,
+little-endian float32 in base64; `file` and `config` are the two files of its folder. `fields` are those of LoraConfig
+with their defaults. LoftQ is not among them: it needs a quantizer that computes on GPUs.
 """
 
 import base64

@@ -1,4 +1,5 @@
-"""Worked examples of the losses that train on a rollout, with their gradients: a plain reading of the formulas in float64.
+"""Worked examples of the losses that train on a rollout, with their gradients: a plain reading of the formulas in
+float64.
 
     python3 deploy/golden/make_losses.py pkg/client/policyloss/testdata/losses.json
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Record rollouts of scheduled sampling in float64, by formulas that walk a table the way the public sampler library does.
+"""Record rollouts of scheduled sampling in float64, by formulas that walk a table the way the public sampler library
+does.
 
     python3 deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 
-Part of `make golden`; needs the standard library only. sample() is skrample 0.5's interface in plain Python: it steps from
-entry k of a table of (u, a) to entry k + 1 and looks its history up at k - 1, k - 2. Over a table of falling noise that is
-a rollout; over one of rising noise, the one that SimpleTuner hands it, latents get noisier. Systems are solved by Gaussian
-elimination in fractions of the floats, and exponentials are the standard library's: nothing is shared with pkg/scheduled.
-The script first checks itself against the worked numbers of spec.json, which lies beside its output.
+Part of `make golden`; needs the standard library only. sample() is skrample 0.5's interface in plain Python: it steps
+from entry k of a table of (u, a) to entry k + 1 and looks its history up at k - 1, k - 2. Over a table of falling noise
+that is a rollout; over one of rising noise, the one that SimpleTuner hands it, latents get noisier. Systems are solved
+by Gaussian elimination in fractions of the floats, and exponentials are the standard library's: nothing is shared with
+pkg/scheduled. The script first checks itself against the worked numbers of spec.json, which lies beside its output.
 """
 
 import json
@@ -64,7 +65,8 @@ def uni_residual(m, points, h):
 
 
 def sample(name, order, table, k, x, m, previous):
-    """One step from entry k with the estimate m; previous has (x, m), oldest first. Returns the new x and what to keep."""
+    """One step from entry k with the estimate m; previous has (x, m), oldest first. Returns the new x and what to
+    keep."""
 
     def entry(i):
         return table[i] if i < len(table) else (0.0, 1.0)
@@ -207,7 +209,8 @@ def main():
     cases += [("epsilon", 49, (1e-3, 0.1), ("simpletuner", 4, 0), sampler) for sampler in samplers[:-2]]
     for prediction, n, betas, (compat, source, target), (sampler, order) in cases:
         case = {
-            "name": f"{prediction}, {compat}, {sampler} {order}, {source} of {n} to {target}", "prediction": prediction, "timesteps": n,
+            "name": f"{prediction}, {compat}, {sampler} {order}, {source} of {n} to {target}", "prediction": prediction,
+            "timesteps": n,
             "x0": [rng.uniform(-1, 1)], "noise": [rng.uniform(-2, 2)], "source": source, "target": target,
             "sampler": sampler,
             "order": order, "compat": compat,

@@ -3,9 +3,9 @@
 
     python deploy/golden/make_simpletuner.py pkg/scheduled/testdata/simpletuner.json
 
-Part of `make golden`. Everything is a float of Python. The table is that of a DDPMScheduler, in float64; the latent starts
-as its add_noise makes it, and the model is affine. `order` is what was asked for. The share t/N of a timestep is taken times N
-and cut to an integer, as the adapter of SimpleTuner does it for the table and for the data estimate.
+Part of `make golden`. Everything is a float of Python. The table is that of a DDPMScheduler, in float64; the latent
+starts as its add_noise makes it, and the model is affine. `order` is what was asked for. The share t/N of a timestep is
+taken times N and cut to an integer, as the adapter of SimpleTuner does it for the table and for the data estimate.
 """
 
 import importlib.metadata

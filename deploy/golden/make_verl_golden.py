@@ -2,16 +2,17 @@
 """Record what verl and verl-omni make of random rewards and log-probs, in float64.
 
     python -m venv venv && venv/bin/pip install -r deploy/golden/verl-requirements.txt
-    venv/bin/python deploy/golden/make_verl_golden.py --omni CHECKOUT pkg/estimator/testdata/verl.json pkg/client/policyloss/testdata/verl.json
+    venv/bin/python deploy/golden/make_verl_golden.py --omni CHECKOUT pkg/estimator/testdata/verl.json \\
+        pkg/client/policyloss/testdata/verl.json
 
-CHECKOUT is one of verl-project/verl-omni, which is in no registry. The first file has the advantages of groups of every size,
-of one too, and is read by the tests of pkg/estimator; the second has losses, divergences and importance weights, and is
-read by those of pkg/client/policyloss and of the Python client.
+CHECKOUT is one of verl-project/verl-omni, which is in no registry. The first file has the advantages of groups of every
+size, of one too, and is read by the tests of pkg/estimator; the second has losses, divergences and importance weights,
+and is read by those of pkg/client/policyloss and of the Python client.
 
 Their functions compute in the dtype they are given, with float32 written out in a few places; widened() makes those
 float64, so that what is compared is the formula and not its rounding, and leaves out the 1e-8 that verl adds to a count
-of elements, which float32 loses. Rewards are multiples of 1/64, whose sums are exact, so that rewards that are equal have
-a spread of exactly 0.
+of elements, which float32 loses. Rewards are multiples of 1/64, whose sums are exact, so that rewards that are equal
+have a spread of exactly 0.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes deploy/bench/learn from runs of learn.py: logs, the curve of all, sheets before and after, and the page with the numbers.
+"""Writes deploy/bench/learn from runs of learn.py: logs, the curve of all, sheets before and after, and the page with
+the numbers.
 
     figures.py FOLDER...     folders NAME-SEED of learn.py; make learn-figures takes all of meander-out/learn
 

@@ -4,7 +4,8 @@
     learn.py [--seeds 2 3 4] [--out FOLDER] [--name NAME] [--meander bin/meander] [--engine torch]
              [-- flags of meander-train]
 
-A run that was interrupted goes on when it is started again. Ends with the curve and the contact sheets before and after.
+A run that was interrupted goes on when it is started again. Ends with the curve and the contact sheets before and
+after.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
+    # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other
+    # core.
     command = [
         meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model",
         str(ROOT / "deploy/models" / model)
@@ -86,7 +88,8 @@ def pipeline(meander: str, out: Path, model: str = "signs", engine: str = "") ->
 
 def train(url: str, seed: int, out: Path, flags: list[str]) -> None:
     command = [
-        sys.executable, "-m", "meander.train", "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name, "--model", str(ROOT / "deploy/models/signs"),
+        sys.executable, "-m", "meander.train", "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name,
+        "--model", str(ROOT / "deploy/models/signs"),
         "--prompts", str(HERE / "prompts.txt"), "--held-out", str(HERE / "validation.jsonl"),
         "--test", str(HERE / "held_out.jsonl"), *flags,
     ]  # fmt: skip

@@ -2,8 +2,9 @@
 
     python3 deploy/kubernetes/schemas/make.py
 
-Kubernetes' own OpenAPI document and KEDA's resource definition, both under the Apache License 2.0, reduced to the kinds that are used
-here, without descriptions, and strict: a field that is not named is an error. Go fetches the modules; yaml is PyYAML's.
+Kubernetes' own OpenAPI document and KEDA's resource definition, both under the Apache License 2.0, reduced to the kinds
+that are used here, without descriptions, and strict: a field that is not named is an error. Go fetches the modules;
+yaml is PyYAML's.
 """
 import json
 import pathlib

@@ -126,7 +126,8 @@ def reading_rate(work: Path, painter: Painter, tokenizer, prompts: list[str], sc
 
 
 def train(work: Path, seed: int, steps: int, compiled: bool, log: Callable[[str], None], resume: bool = False) -> None:
-    """Stage `flow`: writes work/flow.pt with the running average of both parts every 1000 steps, and work/flow_state.pt.
+    """Stage `flow`: writes work/flow.pt with the running average of both parts every 1000 steps, and
+    work/flow_state.pt.
 
     With resume it goes on from work/flow_state.pt; another number of steps then only moves the fall of the rate.
     """

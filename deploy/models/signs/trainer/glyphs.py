@@ -2,8 +2,8 @@
 
     python deploy/models/signs/trainer/glyphs.py pkg/scorer/glyphs.png
 
-One row per font and size, one cell per character of GLYPHS, each cell the PITCH columns of the character's own cell and the
-rows ROWS of an image whose capitals are centred.
+One row per font and size, one cell per character of GLYPHS, each cell the PITCH columns of the character's own cell and
+the rows ROWS of an image whose capitals are centred.
 """
 
 from __future__ import annotations

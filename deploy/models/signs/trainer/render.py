@@ -1,9 +1,9 @@
 """Images of signs, drawn on the fly: what the checkpoint is trained to paint.
 
 An image is 64 x 128 pixels of RGB, float32 in [-1, 1]. The prompt names the colour of the sign and the text; everything
-else is drawn at random from a few discrete choices (FONTS, SIZES, PLACES, INKS, SHAPES) plus a continuous shade, so that
-two samples of one prompt differ. Every glyph sits centred in its own cell at the fixed pitch PITCH, and the row of cells
-is centred: without that regularity the flow model needs many times the training.
+else is drawn at random from a few discrete choices (FONTS, SIZES, PLACES, INKS, SHAPES) plus a continuous shade, so
+that two samples of one prompt differ. Every glyph sits centred in its own cell at the fixed pitch PITCH, and the row of
+cells is centred: without that regularity the flow model needs many times the training.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def paint(colour: str, text: str, look: Look, rng: np.random.Generator) -> np.nd
 
 
 def random_text(rng: np.random.Generator, held_out: frozenset[str] = frozenset()) -> str:
-    """One to six characters: half digits, one in six a common word, the rest random capitals; never a held-out string."""
+    """One to six characters: half digits, one in six a common word, the rest random capitals; never a held-out
+    string."""
     while True:
         kind, n = rng.random(), int(rng.integers(1, MAX_CHARS + 1))
         if kind < 0.5:

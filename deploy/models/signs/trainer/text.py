@@ -122,7 +122,8 @@ class Layer(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """tokens [B, L] after the template's start -> last hidden states [B, L, HIDDEN]; padding on the right is harmless."""
+    """tokens [B, L] after the template's start -> last hidden states [B, L, HIDDEN]; padding on the right is
+    harmless."""
 
     def __init__(self, vocab: int, prefix: list[int]):
         super().__init__()

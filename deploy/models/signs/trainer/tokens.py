@@ -1,7 +1,7 @@
 """The tokenizer: a real byte-level Qwen2 BPE whose merges know only the words of the template and of the prompts.
 
-Every word that the pipeline's template or a prompt uses is one token; digits are split by the pre-tokenizer, and no merge
-joins two capitals, so that each character of a sign is a token of its own.
+Every word that the pipeline's template or a prompt uses is one token; digits are split by the pre-tokenizer, and no
+merge joins two capitals, so that each character of a sign is a token of its own.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def write_legacy(folder: Path, vocab: dict[str, int]) -> None:
 
 
 def check(tokenizer) -> None:
-    """Raises ValueError unless the template splits into 34 tokens before the prompt and texts into single characters."""
+    """Raises ValueError unless the template splits into 34 tokens before the prompt and texts into single
+    characters."""
     start = TEMPLATE.split("{}")[0]
     if (n := len(tokenizer(start).input_ids)) != DROPPED:
         raise ValueError(f"the template gives {n} tokens before the prompt, want {DROPPED}")

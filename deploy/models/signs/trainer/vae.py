@@ -1,7 +1,8 @@
 """The image autoencoder in the form it is trained in: AutoencoderKLQwenImage seen by a single frame.
 
 For one frame only the last temporal slice of a causal 3x3x3 kernel meets data (the other slices meet zero padding), so
-training uses 2-D kernels and `to_diffusers` writes them into that slice. Module and parameter names are the diffusers ones.
+training uses 2-D kernels and `to_diffusers` writes them into that slice. Module and parameter names are the diffusers
+ones.
 """
 
 from __future__ import annotations

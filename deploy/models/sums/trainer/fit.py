@@ -129,7 +129,8 @@ class Run:
 
     def state(self) -> dict:
         return {"step": self.step, "mistakes": self.mistakes, "random": self.random.getstate(), "torch": torch.get_rng_state(),
-                "model": self.model.state_dict(), "muon": self.muon.velocity, "adam": self.adam.state_dict(), "average": self.average}
+                "model": self.model.state_dict(), "muon": self.muon.velocity, "adam": self.adam.state_dict(),
+                "average": self.average}
 
     def load(self, state: dict) -> None:
         self.step, self.mistakes, self.average = state["step"], state["mistakes"], state["average"]

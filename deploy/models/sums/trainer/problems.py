@@ -83,13 +83,15 @@ def opening(r: random.Random, p: Problem) -> list[Message]:
 
 
 def plain(r: random.Random) -> tuple[list[Message], str]:
-    """A problem and its answer, one in five of which is a slip: the noise that leaves reinforcement learning something to do."""
+    """A problem and its answer, one in five of which is a slip: the noise that leaves reinforcement learning something
+    to do."""
     p = draw(r)
     return opening(r, p), str(slip(r, p) if r.random() < 0.2 else p.truth)
 
 
 def retry(r: random.Random, mistakes: list[tuple[Problem, int]]) -> tuple[list[Message], str]:
-    """A conversation with one wrong answer or two, each with its hint; half of the first are mistakes that the model made."""
+    """A conversation with one wrong answer or two, each with its hint; half of the first are mistakes that the model
+    made."""
     if mistakes and r.random() < 0.5:
         p, wrong = r.choice(mistakes)
     else:

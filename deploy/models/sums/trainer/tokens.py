@@ -58,7 +58,8 @@ def write(folder: Path) -> None:
     }
     config = {
         "tokenizer_class": "Qwen2Tokenizer",  # what transformers 5 writes itself, 4.57 refuses
-        "add_prefix_space": False, "add_bos_token": False, "bos_token": None, "eos_token": END, "pad_token": PAD, "unk_token": None,
+        "add_prefix_space": False, "add_bos_token": False, "bos_token": None, "eos_token": END, "pad_token": PAD,
+        "unk_token": None,
         "additional_special_tokens": [START, END], "clean_up_tokenization_spaces": False, "errors": "replace",
         "model_max_length": 512, "split_special_tokens": False, "chat_template": TEMPLATE,
         "added_tokens_decoder": {str(a["id"]): {k: v for k, v in a.items() if k != "id"} for a in added},

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "NoTeacher", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise", "policy",
+    "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep",
+    "NoTeacher", "Ratio", "RatioOff", "Refused",
+    "Sample", "Taken", "TeacherReply", "Text", "TextBatch", "Unscored", "connect", "dataset", "fresh", "loss", "noise",
+    "policy",
     "scheduled", "sync", "tensor", "transition",
 ]
 

@@ -323,7 +323,8 @@ class Batch(Mapping[str, Any]):
         out: dict[str, Array] = {
             **_states(rows, w, shape),
             **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
-            "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)),
+            "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool),
+            "advantages": np.zeros((b, w)),
         }
         for i, (_, s, _) in enumerate(rows):
             for k, step in enumerate(s.trained):

@@ -211,8 +211,10 @@ class Client(Controls, Teachers):
         )
 
     def batches(
-        self, run: str, name: str = "", *, groups: int = 0, log_probs: LogProbs | None = None, tolerance: float = 1e-5, after: str = "",
-        shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True, logits: bool = False,
+        self, run: str, name: str = "", *, groups: int = 0, log_probs: LogProbs | None = None, tolerance: float = 1e-5,
+        after: str = "",
+        shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
+        logits: bool = False,
         log_prob_kind: str = "raw",
     ) -> Batches:
         """Batches to train on. groups is the number of groups in a batch, in the order in which they close; with 0 the
@@ -228,7 +230,8 @@ class Client(Controls, Teachers):
         stored logits.
         """
         return Batches(
-            self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow,
+            self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep,
+            faults=faults, timeout=timeout, follow=follow,
             logits=logits)
 
     async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:

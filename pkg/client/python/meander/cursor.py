@@ -174,7 +174,8 @@ class Cursor:
     async def _create(self, name: str, start: int) -> dict[str, Any]:
         """Makes a consumer that starts at a sequence (0: at the beginning), and returns its info."""
         config: Event = {
-            "filter_subject": self.filter, "ack_policy": "explicit" if self.name else "none", "max_deliver": -1, "replay_policy": "instant",
+            "filter_subject": self.filter, "ack_policy": "explicit" if self.name else "none", "max_deliver": -1,
+            "replay_policy": "instant",
             "deliver_policy": "by_start_sequence" if start else "all",
             "description": "a reader of results, " + secrets.token_hex(8),
         }

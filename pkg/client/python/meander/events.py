@@ -119,7 +119,8 @@ ADVANTAGE: Event = {
 BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
 """What is read of the result of a batch."""
 _SAMPLE: Event = {
-    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int, "noise_seed": int,
+    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int,
+    "noise_seed": int,
     "steps": Maybe([{"seq": int, "digest": str}]), "content_digest": str, "conditioning": Maybe([{"name": str,
         "tensor": TENSOR}]), "weights_digest": str,
     "policy_version_min": int, "policy_version_max": int,
@@ -156,7 +157,8 @@ _TEXT: Event = _SAMPLE | {
     },
 }
 TOKENS: Event = {
-    "uid": str, "sample_index": int, "n": int, "turn": int, "position": int, "turn_position": int, "generated": bool, "ids": [int],
+    "uid": str, "sample_index": int, "n": int, "turn": int, "position": int, "turn_position": int, "generated": bool,
+    "ids": [int],
     "log_sum_exps": Maybe([NUMBER]), "logits_kind": str, "policy_version": int,
     "logits": Maybe({"form": str, "ids": Maybe(TENSOR), "values": TENSOR, "masked": int}),
 }

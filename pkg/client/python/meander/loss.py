@@ -67,7 +67,8 @@ def ppo(
 
 
 def grpo_guard(
-    log_prob: ArrayLike, old: ArrayLike, advantages: ArrayLike, mean: ArrayLike, old_mean: ArrayLike, noise_std: float, step: float,
+    log_prob: ArrayLike, old: ArrayLike, advantages: ArrayLike, mean: ArrayLike, old_mean: ArrayLike, noise_std: float,
+    step: float,
     clip: float = CLIP, adv_clip_max: float = ADV_CLIP_MAX, weights: ArrayLike | None = None,
 ) -> dict[str, Any]:
     """GRPO-Guard: r = exp((log_prob - old + mean((m - m_old)^2) / 2n^2) n), the loss divided by the step, sigma -

@@ -534,7 +534,8 @@ def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
 def reflexflow(
     pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None,
     biased: ArrayLike | None = None,
-    alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None, mask: ArrayLike | None = None,
+    alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
 ) -> dict[str, Any]:
     """The loss mean(FC + beta1*ADR) of a batch, "loss", and its terms, float64: "losses", "fc" and "adr" are [B], of
     each sample, "weights" [B, D], of each element, and the reflexflow/ ones numbers to log. Arguments are [B, ...].

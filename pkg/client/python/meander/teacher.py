@@ -131,8 +131,8 @@ class Teachers:
         """The log-probs of a whole batch under the model of a teacher: of the shape of batch["log_probs"], of the same
         kind and 0 in the same places, so that the two can be subtracted.
 
-        Errors are those of teacher_reply, with timeout for each sample; EventError: a state of a stochastic step was not
-        kept, or replicas of the teacher have different weights.
+        Errors are those of teacher_reply, with timeout for each sample; EventError: a state of a stochastic step was
+        not kept, or replicas of the teacher have different weights.
         """
         free = asyncio.Semaphore(_AT_ONCE)
 

@@ -180,7 +180,8 @@ class TextBatch(Batch):
         names = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask", "loss_mask")
         advantages, log_probs = self["advantages"].astype(np.float32), self["log_probs"]
         batch = {name: self[name] for name in names} | {
-            "rollout_log_probs": log_probs, "old_log_probs": log_probs, "advantages": advantages, "returns": advantages, "rm_scores": scores,
+            "rollout_log_probs": log_probs, "old_log_probs": log_probs, "advantages": advantages, "returns": advantages,
+            "rm_scores": scores,
             "token_level_scores": scores, "token_level_rewards": scores,
         }
         raw = np.empty(self.size, object)

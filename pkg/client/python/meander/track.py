@@ -200,8 +200,8 @@ async def _rewards(client: Client, group: Event) -> list[Event]:
 
 
 async def samples(client: Client, run: str, group: Event) -> list[Event]:
-    """The best and the worst sample of a group, as rows: place (best or worst), uid, sample_index, prompt, reward, advantage, policy_version,
-    text, and image, uint8 [H, W, 3] or None. What is no longer stored is left out."""
+    """The best and the worst sample of a group, as rows: place (best or worst), uid, sample_index, prompt, reward,
+    advantage, policy_version, text, and image, uint8 [H, W, 3] or None. What is no longer stored is left out."""
     scored = sorted((m for m in group["members"] if m["reward"] is not None), key=lambda m: m["reward"], reverse=True)
     rows = []
     for place, member in [("best", m) for m in scored[:1]] + [("worst", m) for m in scored[1:][-1:]]:

@@ -1,5 +1,6 @@
-"""Files of weights that go by path: in a folder that is shared with the samplers (their --weights-dir). Files that lie in
-it stay where they are; others are copied to a folder of meander's in it, under their digest, for the janitor to remove."""
+"""Files of weights that go by path: in a folder that is shared with the samplers (their --weights-dir). Files that lie
+in it stay where they are; others are copied to a folder of meander's in it, under their digest, for the janitor to
+remove."""
 
 from __future__ import annotations
 

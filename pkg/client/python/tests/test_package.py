@@ -1,4 +1,5 @@
-"""What the package promises to those who install it: documented names, and extras that bring what its modules import."""
+"""What the package promises to those who install it: documented names, and extras that bring what its modules
+import."""
 
 import ast
 import os

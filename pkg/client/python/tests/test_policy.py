@@ -234,8 +234,8 @@ def test_weights_of_a_whole_transformer(run, signs, tmp_path):
 
 
 def test_weights_by_path(binary, tmp_path):
-    """Files in the folder that the samplers share stay where they are, others are copied to it; nothing of them is in the
-    server."""
+    """Files in the folder that the samplers share stay where they are, others are copied to it; nothing of them is in
+    the server."""
     shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
     (shared / "mine").mkdir(parents=True)
     elsewhere.mkdir()

@@ -293,7 +293,8 @@ def test_hpsv3_is_that_of_its_library(torch, tmp_path):
     (tmp_path / "tiny.yaml").write_text(json.dumps({
         "rm_head_type": "ranknet", "model_name_or_path": str(base), "use_special_tokens": True,
         "reward_token": "special", "output_dim": 2,
-        "loss_type": "uncertainty", "torch_dtype": "float32", "disable_flash_attn2": True, "output_dir": str(tmp_path), "report_to": "none",
+        "loss_type": "uncertainty", "torch_dtype": "float32", "disable_flash_attn2": True, "output_dir": str(tmp_path),
+        "report_to": "none",
         "bf16": False, "train_json_list": [], "test_json_list": [], "use_cpu": True}))  # fmt: skip
     weights = tmp_path / "HPSv3.safetensors"
     model = Qwen2VLRewardModelBT(config, output_dim=2, rm_head_type="ranknet")

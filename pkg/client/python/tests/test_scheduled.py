@@ -225,7 +225,8 @@ def test_simpletuners_library():
         levels = scheduled.Levels.variance_preserving(case["prediction"], abar)
         x = scheduled.noised(case["x0"], case["noise"], levels.at(case["source"]))
         rolling = scheduled.roll(
-            levels, case["sampler"], x, case["source"], case["target"], model_of(case, levels), case["order"], "simpletuner")
+            levels, case["sampler"], x, case["source"], case["target"], model_of(case, levels), case["order"],
+            "simpletuner")
         if case["order"] > {"unipc": 3, "unip": 6}.get(case["sampler"], 9):
             with pytest.raises(ValueError, match=f"order: {case['order']}; must be at most"):
                 next(rolling)

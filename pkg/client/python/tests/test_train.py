@@ -64,8 +64,10 @@ def rolled(net, groups=2, size=4, seed=0):
         samples = []
         for i in range(size):
             t = {"uid": f"g{g}", "height": 32, "width": 64, "latents_shape": [S, C], "true_cfg_scale": 1.0, "cfg_rule": "plain", "log_prob_kind": "density",
-                 "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "sigmas": sigmas, "policy_version_min": 3, "policy_version_max": 3,
-                 "prompt": "p", "negative_prompt": "", "weights_digest": "w", "sample_seed": 1, "noise_seed": 1, "content_digest": f"{g}.{i}"}
+                 "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "sigmas": sigmas, "policy_version_min": 3,
+                 "policy_version_max": 3,
+                 "prompt": "p", "negative_prompt": "", "weights_digest": "w", "sample_seed": 1, "noise_seed": 1,
+                 "content_digest": f"{g}.{i}"}
             sample = Sample(
                 {"sample_index": i, "advantage": float(advantages[i]), "reward": float(rewards[i]), "status": "scored"},
                 t, [], texts
@@ -78,7 +80,8 @@ def rolled(net, groups=2, size=4, seed=0):
                 v = v[0].detach().numpy()
                 after = (kernel.mean(x, v) + kernel.noise_std * rng.standard_normal((S, C))).astype(np.float32)
                 sample.steps.append({
-                    "step_index": k, "sigma": sigmas[k], "sigma_next": sigmas[k + 1], "timestep": 1000 * sigmas[k], "noise_std": kernel.noise_std,
+                    "step_index": k, "sigma": sigmas[k], "sigma_next": sigmas[k + 1], "timestep": 1000 * sigmas[k],
+                    "noise_std": kernel.noise_std,
                     "std_dev_t": kernel.std_dev_t, "log_prob": kernel.log_prob(x, v, after),
                     "latents": [_kept(k, x), _kept(k + 1, after)], "transition": "sde"})
                 x = after

@@ -42,7 +42,8 @@ def test_velocities_agree(run, signs, tmp_path, scale):
         for sampler in await policy.taken(client, pushed):
             assert sampler["answer"]["state"] == "applied", sampler
         await client.publish(
-            name, 'a red sign that says "FOX"', uid="u", group_size=2, num_inference_steps=4, true_cfg_scale=scale, negative_prompt="blurred", seed=7,
+            name, 'a red sign that says "FOX"', uid="u", group_size=2, num_inference_steps=4, true_cfg_scale=scale,
+            negative_prompt="blurred", seed=7,
             min_policy_version=pushed["policy_version"], reward=[{"name": "synthetic"}],
             rollout={"sde_step_indices": [0, 1, 2], "debug": ["model_output"], "return_conditioning": True})
         async for group in client.stream_groups(name):

@@ -1,4 +1,5 @@
-"""GenEval's check (Ghosh et al. 2023, arXiv 2310.11513): objects, their number, colours and positions, by a detector."""
+"""GenEval's check (Ghosh et al. 2023, arXiv 2310.11513): objects, their number, colours and positions, by a
+detector."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ _FORM: dict[str, Any] = {
 class GenEval(TorchReward):
     """GenEval: does the image have the objects that the prompt asks for, in number, colour and place?
 
-    The score is 1 if all is there and 0 otherwise; with --reward-param nats:geneval.of=share the share of what was asked
-    for. The ground truth is the record of the prompt in GenEval's evaluation_metadata.jsonl:
+    The score is 1 if all is there and 0 otherwise; with --reward-param nats:geneval.of=share the share of what was
+    asked for. The ground truth is the record of the prompt in GenEval's evaluation_metadata.jsonl:
 
         {"tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}]}
         {"include": [{"class": "cup", "count": 1, "color": "red"},

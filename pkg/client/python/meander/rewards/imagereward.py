@@ -34,7 +34,8 @@ class ImageReward(TorchReward):
     }
 
     def __init__(
-        self, weights: str = "THUDM/ImageReward", tokenizer: str = "google-bert/bert-base-uncased", device: str = "", dtype: str = "f32"
+        self, weights: str = "THUDM/ImageReward", tokenizer: str = "google-bert/bert-base-uncased", device: str = "",
+        dtype: str = "f32"
     ):  # fmt: skip
         super().__init__(device, dtype)
         from ImageReward import ImageReward as Library

@@ -29,8 +29,8 @@ class Judge(Reward):
     """A vision language model as the judge, over an OpenAI-compatible URL.
 
     It is asked with yes or no whether the image shows the prompt. The score is P(yes) / (P(yes) + P(no)) of its first
-    word that is either, by the log-probs of the server; without them 1 for yes and 0 for no. With --range LOW:HIGH it is
-    asked for a number instead, and the score is where that lies between the two: 0 to 1. Any other answer fails the
+    word that is either, by the log-probs of the server; without them 1 for yes and 0 for no. With --range LOW:HIGH it
+    is asked for a number instead, and the score is where that lies between the two: 0 to 1. Any other answer fails the
     sample. OPENAI_API_KEY of the environment goes along as the bearer token, and appears nowhere else.
 
         vllm serve Qwen/Qwen2.5-VL-7B-Instruct --port 8000
@@ -124,7 +124,8 @@ class Judge(Reward):
         return Score(_yes(answer, places), answer)
 
     def _ask(self, path: str, body: dict[str, Any] | None, end: float) -> Any:
-        """The answer of the server. Busy: it gave none in time, or in all tries. ValueError: it refuses, or is no JSON."""
+        """The answer of the server. Busy: it gave none in time, or in all tries. ValueError: it refuses, or is no
+        JSON."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("OPENAI_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"

@@ -15,8 +15,8 @@ _OWN = ("preprocessor_config.json", "processor_config.json")
 class PickScore(Clip):
     """PickScore: which image people would pick for a prompt.
 
-    The score is exp(logit_scale) * cos(image, prompt), about 17 to 24 for images of today's models, at most 100. Divided
-    by 26, as some trainers have it: a weight of 0.0385.
+    The score is exp(logit_scale) * cos(image, prompt), about 17 to 24 for images of today's models, at most 100.
+    Divided by 26, as some trainers have it: a weight of 0.0385.
     """
 
     name = "pickscore"

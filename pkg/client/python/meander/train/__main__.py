@@ -16,9 +16,9 @@ import nats.errors
 
 from .config import Config, add_flags
 
-_HELP = """Trains an adapter (LoRA) of a served model by Flow-GRPO, from the stream of a meander pipeline alone: publishes prompts,
-reads groups with their latents, log-probs and advantages, takes a step, pushes the adapter, which the samplers take over
-between two steps, and evaluates on held-out prompts through the same pipeline.
+_HELP = """Trains an adapter (LoRA) of a served model by Flow-GRPO, from the stream of a meander pipeline alone:
+publishes prompts, reads groups with their latents, log-probs and advantages, takes a step, pushes the adapter, which
+the samplers take over between two steps, and evaluates on held-out prompts through the same pipeline.
 
   meander up &
   meander-train --prompts deploy/learn/prompts.txt --held-out deploy/learn/validation.jsonl \\
@@ -30,7 +30,8 @@ Several processes, on one machine or several that share --out (--run-name, for t
 
 With --shard, too, each of them has a part of the network.
 
-Run again with the same --out it goes on where it was, after a crash too. --follow reads a run that another trainer publishes, for a second opinion.
+Run again with the same --out it goes on where it was, after a crash too. --follow reads a run that another trainer
+publishes, for a second opinion.
 
 In --out: log.jsonl, log.csv, tensorboard/, curve.png, before.png and after.png, checkpoint/ and best/, the best adapter
 by the reader that is not rewarded (--gold), in PEFT's form."""

@@ -9,7 +9,8 @@ from typing import Any
 from .config import Config
 
 HACKING, COLLAPSE, RATIO, STALE, EMPTY = "hacking", "collapse", "ratio", "stale", "empty"
-"""Kinds of alarms: a reader is cheated, rewards fall, the first ratio is not 1, a batch is too old, or has no sample."""
+"""Kinds of alarms: a reader is cheated, rewards fall, the first ratio is not 1, a batch is too old, or has no
+sample."""
 STILL, UNCHANGED, NARROW = "no variance", "unchanged", "narrow"
 """More of them: equal rewards in each group, an update that changes nothing, samples that begin to look alike."""
 FATAL = (HACKING, COLLAPSE)
@@ -38,7 +39,8 @@ class Alarms:
                     f"weights are not the trainer's"
                 )
             )
-        # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one step.
+        # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one
+        # step.
         if record["steps"][0] == c.trained[0] and (kl := record["kl"][0]) > c.kl_limit:
             out.append(
                 (

@@ -235,8 +235,8 @@ class Config:
         }[self.lr_schedule]
 
     def trackers(self) -> list[Sink]:
-        """The sinks of track. ValueError: there is no such one, or its package is missing. A run that goes on in out has
-        the name that it had; another has another one."""
+        """The sinks of track. ValueError: there is no such one, or its package is missing. A run that goes on in out
+        has the name that it had; another has another one."""
         named = [to.strip() for to in filter(None, self.track.split(","))]
         if not named:
             return []

@@ -47,7 +47,8 @@ class Learner:
     """
 
     def __init__(self, network: Network, loss: Loss, lr: float = 2e-3, beta2: float = 0.99, weight_decay: float = 0.0, max_grad_norm: float = 1.0,
-                 minibatches: int = 1, micro_batch: int = 64, ema: float = 0.0, is_threshold: float = 2.0, beta: float = 0.0):  # fmt: skip
+                 minibatches: int = 1, micro_batch: int = 64, ema: float = 0.0, is_threshold: float = 2.0,
+                 beta: float = 0.0):
         """beta: weight of the divergence from the base; that of a forward loss is the mean square of the distance of
         velocities."""
         self.network, self.loss, self.beta, self.max_grad_norm = network, loss, beta, max_grad_norm

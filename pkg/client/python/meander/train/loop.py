@@ -44,7 +44,8 @@ class Trainer:
         self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
                                checkpointing=config.checkpointing, shard=config.shard)  # fmt: skip
         self.learner = Learner(self.network, losses.of(config), config.lr, config.adam_beta2, config.weight_decay,
-                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold, config.beta)  # fmt: skip
+                               config.max_grad_norm, config.minibatches, config.micro_batch, config.ema,
+                               config.is_threshold, config.beta)
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
         self.draw = prompts.Draw(prompts.read(config.prompts), config.groups, config.seed) if config.prompts else None
@@ -443,7 +444,8 @@ class _Progress:
         if self.shown:
             c = self.config
             _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
-                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps, c.loss, c.reward, c.out)  # fmt: skip
+                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps,
+                         c.loss, c.reward, c.out)
         if self.shown and sys.stderr.isatty():
             from tqdm import tqdm
             from tqdm.contrib.logging import logging_redirect_tqdm

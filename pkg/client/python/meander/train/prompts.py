@@ -74,7 +74,8 @@ def training(
             "num_inference_steps": config.steps,
             "initial_noise": config.initial_noise,
             "rollout": {
-                "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained, "return_step_indices": kept,
+                "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained,
+                "return_step_indices": kept,
                 "return_conditioning": True, "latents_dtype": "F32",
             },
             "reward": config.rewards(diversity),

@@ -498,7 +498,8 @@ def test_device_and_dtype_are_chosen(folders, dial, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("f32", False), ("bf16", True)])
 def test_float32_is_float32(folders, dtype, allowed):
-    """Convolutions of a GPU would round to TF32 by default, and a row beside others differ by more than verify allows."""
+    """Convolutions of a GPU would round to TF32 by default, and a row beside others differ by more than verify
+    allows."""
     kept = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = True
