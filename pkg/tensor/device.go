@@ -71,13 +71,6 @@ type LowRank struct {
 	From, N, R, K int
 }
 
-// Narrow is a device that can store weights in a smaller type than it computes in, with the same bits of products.
-// It is faster for passes with few rows, where most time is spent on reading weights.
-type Narrow interface {
-	// NarrowWeight is Weight, but keeps the element type of the parts if it can.
-	NarrowWeight(parts ...Array) (Weight, error)
-}
-
 // Usage says how the memory of a device is used, in bytes, and how long it worked.
 type Usage struct {
 	Used    int           // by weights and sessions

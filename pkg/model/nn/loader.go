@@ -33,8 +33,6 @@ type Loader struct {
 	shapes  []string
 	failed  error           // the first error of reading, or of copying to the device
 	read    func(bytes int) // is called with how much was read; may be nil
-	// Narrow keeps weights in the type of their file if the device can: see tensor.Narrow.
-	Narrow bool
 	// Prefix is put before every name: the result is the name in the files.
 	Prefix string
 	// Ignored reports whether a tensor of that name in the files may stay unused; for all others Finish fails.
@@ -108,14 +106,9 @@ func (l *Loader) noteError(err error) bool {
 	return err != nil
 }
 
-// weight puts a weight, stacked of parts, on the device: in bf16 where the loader is to keep that
-// and the device can, else in the type of its factors. An error is kept for the end of the load.
+// weight puts a weight, stacked of parts, on the device. An error is kept for the end of the load.
 func (l *Loader) weight(parts ...tensor.Array) tensor.Weight {
-	put := l.device.Weight
-	if n, ok := l.device.(tensor.Narrow); ok && l.Narrow {
-		put = n.NarrowWeight
-	}
-	w, err := put(parts...)
+	w, err := l.device.Weight(parts...)
 	l.noteError(err)
 	return w
 }

@@ -3,6 +3,7 @@ package cpu_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -75,6 +76,42 @@ func BenchmarkMatMulGo(b *testing.B) {
 		n++
 	}
 	b.ReportMetric(2*float64(s[0]*s[1]*s[2]*n)/float64(time.Since(start).Nanoseconds()), "GFLOP/s")
+}
+
+// BenchmarkHalf reports how fast products with weights of bf16 are beside those of float32: the median ratio of calls
+// side by side.
+func BenchmarkHalf(b *testing.B) {
+	const n, k = 1024, 1024
+	r := rand.New(rand.NewPCG(1, 1))
+	half := tensor.BF16.AppendFloats(nil, random(r, n*k))
+	wide := make([]float32, n*k)
+	if err := tensor.BF16.DecodeFloats(wide, half); err != nil {
+		b.Fatal(err)
+	}
+	weights := []*cpu.Packed{cpu.Pack(wide, n, k), cpu.PackHalf(k, half)}
+	for _, kernels := range cpu.AvailableKernels() {
+		if kernels == cpu.KernelsGo {
+			continue
+		}
+		for _, m := range []int{1, 12, 48, 49, 64, 192, 512} {
+			b.Run(fmt.Sprintf("backend=%s/m=%d", kernels, m), func(b *testing.B) {
+				c := newCPU(b, nil, kernels)
+				x, y := cpu.NewMatrix(random(r, m*k), m, k), cpu.NewMatrix(make([]float32, m*n), m, n)
+				var ratios []float64
+				for b.Loop() {
+					var took [2]time.Duration
+					for i, w := range weights {
+						start := time.Now()
+						c.Linear(y, x, w, cpu.Epilogue{})
+						took[i] = time.Since(start)
+					}
+					ratios = append(ratios, float64(took[0])/float64(took[1]))
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[len(ratios)/2], "float32/bf16")
+			})
+		}
+	}
 }
 
 // BenchmarkBlock is the operations of one transformer block of the shipped model: rows

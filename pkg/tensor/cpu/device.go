@@ -112,32 +112,29 @@ func (d *Device) WorkingBytes() int {
 	return n
 }
 
-// Weight implements tensor.Device: it packs the parts [n_i, K], stacked, as float32. A model calls
-// it for each projection when it is opened. Parts of another shape panic; there is no error.
+// Weight implements tensor.Device: it packs the parts [n_i, K], stacked, as bf16 if all are stored so and the kernels
+// read it, which gives the same bits of products, else as float32. A model calls it for each projection when it is
+// opened. Parts of another shape panic; there is no error.
 func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
-	ws := make([][]float32, len(parts))
-	for i, p := range parts {
-		if len(p.Shape) != 2 || p.Shape[1] != parts[0].Shape[1] {
+	k, half := parts[0].Shape[1], d.wide.cpu.k.tileHalf != nil
+	for _, p := range parts {
+		if len(p.Shape) != 2 || p.Shape[1] != k {
 			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
 		}
+		half = half && p.DType == tensor.BF16
+	}
+	if half {
+		ws := make([][]byte, len(parts))
+		for i, p := range parts {
+			ws[i] = p.Data
+		}
+		return PackHalf(k, ws...), nil
+	}
+	ws := make([][]float32, len(parts))
+	for i, p := range parts {
 		ws[i] = p.Decode()
 	}
-	return PackStacked(parts[0].Shape[1], ws...), nil
-}
-
-// NarrowWeight implements tensor.Device: it packs the parts [n_i, K] as bf16 if all are stored so
-// and the kernels can read it, else as Weight does. Language models use it, whose speed is that of
-// reading weights.
-func (d *Device) NarrowWeight(parts ...tensor.Array) (tensor.Weight, error) {
-	ws := make([][]byte, len(parts))
-	for i, p := range parts {
-		if p.DType != tensor.BF16 || d.wide.cpu.k.tileHalf == nil || len(p.Shape) != 2 ||
-			p.Shape[1] != parts[0].Shape[1] {
-			return d.Weight(parts...)
-		}
-		ws[i] = p.Data
-	}
-	return PackHalf(parts[0].Shape[1], ws...), nil
+	return PackStacked(k, ws...), nil
 }
 
 // Read unpacks a weight.
