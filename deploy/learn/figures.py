@@ -89,8 +89,7 @@ def _take(folder: Path, lines: list[dict]) -> None:
         shutil.copy(folder / part, to / part)
     settings = {
         k: v
-        for k,
-        v in json.loads((folder / "config.json").read_text()).items()
+        for k, v in json.loads((folder / "config.json").read_text()).items()
         if k not in ("nats", "run", "meander", "model", "prompts", "held_out", "out")
     }
     (to / "config.json").write_text(json.dumps(settings, indent=1) + "\n")

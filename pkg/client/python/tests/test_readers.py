@@ -65,8 +65,8 @@ def test_batch(run):
         ).all()
         assert {
             a.shape
-            for k,
-            a in proto["batch"].items() if k in ("all_timesteps", "rollout_log_probs", "response_mask", "advantages")
+            for k, a in proto["batch"].items()
+            if k in ("all_timesteps", "rollout_log_probs", "response_mask", "advantages")
         } == {(4, 2)}
         assert list(proto["non_tensor_batch"]["uid"]) == list(batch["uid"])
         trajectory = batch.samples[0].trajectory
