@@ -166,8 +166,8 @@ func (f *Folder) Remove(name string) (User, error) {
 
 // Update writes the rights of all users as this release of meander defines them. If the folder has a certificate, or
 // hosts are given, it makes a new certificate of the server, for the old hosts and these. newAccount is that of Add,
-// for a folder of an older release that has guests. An error is about the files; without the certificate nothing is
-// changed.
+// for a folder of an older release that has guests. An error is about the files; without the certificate the rights
+// stay as they are.
 func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 	cert, err := f.Certificate()
 	switch {
@@ -176,7 +176,9 @@ func (f *Folder) Update(hosts []string) (newAccount bool, err error) {
 	case cert != nil:
 		err = f.createCertificate(slices.Concat(Hosts(cert), hosts))
 	case len(hosts) > 0:
-		err = errors.Join(f.createAuthority(), f.createCertificate(hosts))
+		if err = f.createAuthority(); err == nil {
+			err = f.createCertificate(hosts)
+		}
 	}
 	if err != nil {
 		return false, err

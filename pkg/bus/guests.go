@@ -62,7 +62,7 @@ func (b *Bus) retryGuestStep(ctx context.Context, u *auth.User, step func(contex
 				u.Account())
 		case classOf(err) == classFull:
 			err = fmt.Errorf("%w; the guest may take %d bytes (auth add --copy-bytes), which the server promised to "+
-				"other streams: "+"make their limits smaller with 'meander streams limit', or the store larger "+
+				"other streams: make their limits smaller with 'meander streams limit', or the store larger "+
 				"(max_file_store)", err, u.CopySpace())
 		}
 		return fmt.Errorf("copies of the guest %s: %w", u.Name, err)

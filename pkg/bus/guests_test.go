@@ -1,8 +1,11 @@
 package bus_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
@@ -47,7 +50,10 @@ func TestBus_Setup_roomForGuests(t *testing.T) {
 				total += e.Info(t, spec.Name).Config.MaxBytes
 			}
 			if left := size - 3<<29; total > left || total < left/8 {
-				t.Errorf("the streams got %d bytes, want most of %d", total, left)
+				t.Errorf("the streams got %d bytes of %d", total, left)
+			}
+			if _, err := e.JetStream().Stream(t.Context(), "MDR_ROOM"); !errors.Is(err, jetstream.ErrStreamNotFound) {
+				t.Errorf("the room is still held: %v", err)
 			}
 		})
 	}

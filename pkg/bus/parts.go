@@ -156,7 +156,7 @@ func (b *Bus) LoadTensors(ctx context.Context, tensors ...*schemas.Tensor) error
 			continue
 		}
 		if t.Ref.Size > schemas.MaxTensorBytes {
-			return errors.New("tensor in the object store is too large")
+			return Terminal(schemas.CodeInvalid, errors.New("tensor in the object store is too large"))
 		}
 		data, err := b.GetBlob(ctx, *t.Ref)
 		if err != nil {

@@ -23,15 +23,13 @@ type SetupOption func(*setupOptions)
 type setupOptions struct {
 	replicas int
 	room     int64
-	// created are the streams that this Setup created, perhaps not at their last size.
-	created []string
 }
 
 // Replicas makes n servers of a cluster keep each stream, new or old. With 0, one server keeps a new stream, and old
 // ones stay as they are.
 func Replicas(n int) SetupOption { return func(o *setupOptions) { o.replicas = n } }
 
-// RoomFor leaves room for the copies of guests, which SetupGuests makes after this Setup, beside the new streams.
+// RoomFor has a Setup that creates all streams leave room for the copies of guests, which SetupGuests makes after it.
 func RoomFor(guests []auth.User) SetupOption {
 	return func(o *setupOptions) {
 		for i := range guests {

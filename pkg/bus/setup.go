@@ -33,17 +33,17 @@ const (
 // Setup returns ErrIncompatible. New streams get their limits from the registry, all divided by the same factor when
 // the server's storage is smaller than their sum.
 //
-// When servers of a cluster are not up yet, or a server does not answer in time, Setup tries again for two minutes.
+// When servers of a cluster are not up yet, Setup waits for them for two minutes. A single server has as long to answer:
+// its disk may be busy.
 func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	var o setupOptions
 	for _, opt := range opts {
 		opt(&o)
 	}
 	for end := time.Now().Add(readyTimeout); ; {
-		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setupOnce(ctx, &o) })
+		err := b.retryWhileAway(ctx, func(ctx context.Context) error { return b.setupOnce(ctx, o) })
 		b.setUp.Store(b.setUp.Load() || err == nil)
-		early := errors.Is(err, ErrTooFewServers) || errors.Is(err, context.DeadlineExceeded) // the disk may be busy
-		if !early || ctx.Err() != nil || time.Now().After(end) {
+		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
 		if b.waitLog.allow() {
@@ -56,14 +56,16 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 }
 
 // setupOnce is one try of Setup. It divides the limits of new streams by 2, 4, 8, ... until they fit.
-func (b *Bus) setupOnce(ctx context.Context, o *setupOptions) error {
+func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
+	if !b.clustered() { // else a request may be lost, and has the library's time limit
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, readyTimeout)
+		defer stop()
+	}
 	var missing []jetstream.StreamConfig
 	for _, spec := range schemas.Streams() {
 		s, err := b.js.Stream(ctx, spec.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			o.created = append(o.created, spec.Name)
-		}
-		if slices.Contains(o.created, spec.Name) {
 			missing = append(missing, streamConfig(spec, o.replicas))
 			continue
 		}
@@ -74,8 +76,11 @@ func (b *Bus) setupOnce(ctx context.Context, o *setupOptions) error {
 			return fmt.Errorf("set up stream %s: %w", spec.Name, err)
 		}
 	}
+	if err := b.holdRoom(ctx, o, len(missing) == len(schemas.Streams())); err != nil {
+		return err
+	}
 	for scale := int64(1); ; scale *= 2 {
-		err := b.createMissing(ctx, missing, scale, max(1, o.replicas), o.room)
+		err := b.createMissing(ctx, missing, scale, max(1, o.replicas))
 		if err == nil {
 			break
 		}
@@ -86,37 +91,55 @@ func (b *Bus) setupOnce(ctx context.Context, o *setupOptions) error {
 			b.log.Info().Msg("the server's storage is smaller than the streams' limits; scaling them down")
 		}
 	}
+	if len(missing) > 0 || o.room > 0 { // else a user who may not delete it has called
+		if err := b.deleteRoom(ctx); err != nil {
+			return err
+		}
+	}
 	return b.setReplicas(ctx, o.replicas)
 }
 
-// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale, and
-// leaves room: the first new stream has it until all others are there. An error may be that the server has no space
-// for the limits.
-func (b *Bus) createMissing(
-	ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int, room int64,
-) error {
-	create := func(c jetstream.StreamConfig, more int64) error {
+// roomStream is an empty stream that holds what the copies of guests may take, while Setup creates the other streams.
+const roomStream = "MDR_ROOM"
+
+// holdRoom creates roomStream in a new pipeline with guests. In an older one the guests may have their copies already.
+// setupOnce calls it.
+func (b *Bus) holdRoom(ctx context.Context, o setupOptions, newPipeline bool) error {
+	if !newPipeline || o.room == 0 {
+		return nil
+	}
+	_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: roomStream, Description: "room for the copies of guests, until the streams are there",
+		Subjects: []string{schemas.Prefix + "room"}, Replicas: max(1, o.replicas),
+		MaxBytes: o.room / int64(max(1, o.replicas)),
+	})
+	if err != nil {
+		return fmt.Errorf("room for the copies of guests, %d bytes (auth add --copy-bytes): %w", o.room,
+			replicasError(o.replicas, err))
+	}
+	return nil
+}
+
+// deleteRoom gives the room back, also that of a Setup that was killed. setupOnce calls it when all streams are there.
+func (b *Bus) deleteRoom(ctx context.Context) error {
+	if err := b.js.DeleteStream(ctx, roomStream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return fmt.Errorf("give back the room for the copies of guests: %w", err)
+	}
+	return nil
+}
+
+// createMissing creates the missing streams, and the buckets that are not there, with limits divided by scale. An
+// error may be that the server has no space for the limits.
+func (b *Bus) createMissing(ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int) error {
+	for _, c := range missing {
 		if c.MaxBytes > 0 {
-			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale) + more
+			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale)
 		}
 		if _, err := b.js.CreateOrUpdateStream(ctx, c); err != nil {
 			return fmt.Errorf("set up stream %s: %w", c.Name, err)
 		}
-		return nil
 	}
-	for i, c := range missing {
-		more := int64(0)
-		if i == 0 {
-			more = room / int64(replicas)
-		}
-		if err := create(c, more); err != nil {
-			return err
-		}
-	}
-	if err := b.createBuckets(ctx, scale, replicas); err != nil || len(missing) == 0 || room == 0 {
-		return err
-	}
-	return create(missing[0], 0)
+	return b.createBuckets(ctx, scale, replicas)
 }
 
 // createBuckets creates the buckets that are not there, with limits divided by scale. createMissing calls it.

@@ -152,7 +152,7 @@ func (c *Client) explainStore(ctx context.Context, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w; of them weights of %d versions take %d bytes: 'meander gc --blobs' frees those that no "+
-		"stored sample "+"needs, and whole transformers take no space there if they are pushed by path (--weights-dir)",
+		"stored sample needs, and whole transformers take no space there if they are pushed by path (--weights-dir)",
 		err, versions, size)
 }
 

@@ -25,7 +25,7 @@ func (p Plan) Checkpoints(every int, kept []int) ([]int, error) {
 	}
 	if len(states) == 0 && end-begin > every {
 		return nil, fmt.Errorf("checkpoint_every: %d; must be absent, or a solver without memory: %s looks back on "+
-			"the "+"ode steps %d to %d, which a stored state does not hold",
+			"the ode steps %d to %d, which a stored state does not hold",
 			every, string(p.Solver), begin, end-1)
 	}
 	var extra []int

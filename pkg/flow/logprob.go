@@ -101,7 +101,7 @@ func (k StepTransition) checkKind(kind LogProbKind) error {
 	}
 	if kind != Squared && k.NoiseStd == 0 {
 		return fmt.Errorf("log_prob_kind: %q; %s draws no noise at noise_level %v from sigma %v to %v; must be "+
-			"squared "+"or an ode step",
+			"squared or an ode step",
 			string(kind), string(k.Transition), k.NoiseLevel, k.Sigma, k.SigmaNext)
 	}
 	return nil

@@ -28,8 +28,7 @@ type PartInfo struct {
 	DTypes []string
 	// Files is the number of files and FileBytes their size.
 	Files, FileBytes int
-	// MemoryBytes is the memory of the loaded weights in float32, FactorBytes that on a device
-	// that multiplies in bf16.
+	// MemoryBytes is the memory of the loaded weights in float32, FactorBytes that with factors and tables in bf16.
 	MemoryBytes, FactorBytes int
 }
 

@@ -140,7 +140,7 @@ func (r *row) trajectory(a *Answer, q *Request) {
 	for i, s := range sigmas.Data {
 		if off := math.Abs(float64(s) - float64(q.Sigmas[i])); !(off <= sigmaTolerance) {
 			r.fail(fmt.Errorf("sigmas[%d]: the server has %g, the request %g: %w; the scheduler_config.json of "+
-				"--model "+"must be that which the server serves", i, s, q.Sigmas[i], ErrSchedule))
+				"--model must be that which the server serves", i, s, q.Sigmas[i], ErrSchedule))
 			return
 		}
 	}

@@ -135,7 +135,7 @@ func (s *server) useFull(ctx context.Context, folder string) error {
 		return nil
 	case loaded > 0:
 		return fmt.Errorf("%w: a whole transformer: SGLang-Diffusion leaves its tensors out, with status 200, once "+
-			"the "+"server has had an adapter; restart the server", remotehttp.ErrRefused)
+			"the server has had an adapter; restart the server", remotehttp.ErrRefused)
 	}
 	s.full = unknown
 	if err := s.ask(ctx, "/update_weights_from_disk", map[string]any{

@@ -210,7 +210,7 @@ func (s *Server) sameFacts(first *Server) error {
 	was, is := first.facts, s.facts
 	if was.Model = is.Model; was != is { // each has a name of its own for the model
 		return fmt.Errorf("it is release %s with %s numbers in %s by %s, %d tokens; the lane was announced with "+
-			"release %s, "+"%s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values,
+			"release %s, %s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values,
 			is.Precision, is.Route,
 			is.MaxTokens, was.Version, was.Values, was.Precision, was.Route, was.MaxTokens)
 	}
@@ -230,7 +230,7 @@ func (s *Server) sameNumbers(first *Server) error {
 	}
 	if most := numberTolerance[s.facts.Precision]; !(off <= most) {
 		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those of the other servers, of which %g "+
-			"passes: "+"it has other weights; restart it with the same", off, most)
+			"passes: it has other weights; restart it with the same", off, most)
 	}
 	return nil
 }

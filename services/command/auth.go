@@ -125,12 +125,12 @@ func printChange(w io.Writer, f *auth.Folder, what string, guests, newAccount bo
 	text := what + "; a NATS server reads it with: nats-server --signal reload; meander up at its next start\n"
 	if guests {
 		text += fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, "+
-			"after that, with: "+"meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it "+
+			"after that, with: meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it "+
 			"itself\n", f.Dir(), f.Credentials("admin"))
 	}
 	if newAccount {
 		text += fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives "+
-			"guests nothing: "+"where the server has streams, stop it,\nmove jetstream/$G in its store_dir to "+
+			"guests nothing: where the server has streams, stop it,\nmove jetstream/$G in its store_dir to "+
 			"jetstream/%[1]s, and start it again. "+
 			"Streams of meander up stay where they are\n", f.Account)
 	}

@@ -28,7 +28,7 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) {
 	}
 	line := func(format string, args ...any) { present.Linef(out, format, args...) }
 	for _, part := range info.Parts {
-		line("in memory as float32; %s where files have bf16 and the device computes in it",
+		line("in memory as float32; %s where files have bf16, on x86-64 processors and GPUs that compute in it",
 			present.Size(part.FactorBytes))
 	}
 	p := textengine.PolicyOf(info.Card).Text

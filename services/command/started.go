@@ -117,7 +117,7 @@ func (r *runner) sameCheckpoint(what, before, mine string, mix bool) error {
 	}
 	if otherEngine {
 		return usage(fmt.Errorf("%s %s; run %q was started with what is %s; use that engine again, choose another "+
-			"--run, "+"or have this one make the rest with --engine-mix", what, engineOf(mine), r.id,
+			"--run, or have this one make the rest with --engine-mix", what, engineOf(mine), r.id,
 			engineOf(before)))
 	}
 	return usage(fmt.Errorf("%s the checkpoint %.16s; run %q was started with %.16s; "+

@@ -48,7 +48,7 @@ func (s *service) storeTensor(ctx context.Context, field string, t *schemas.Tens
 }
 
 // blobError turns the error of looking up a blob that the prompt names in a field into that of the prompt: terminal
-// if the blob is missing or corrupt, retryable if the server did not say. nil stays nil.
+// if the blob is missing or corrupt, or its reference not valid; retryable if the server did not say. nil stays nil.
 func blobError(field string, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):

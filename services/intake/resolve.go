@@ -116,7 +116,7 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	s := &x.sampling
 	if e := policy.Engine; e != nil && p.Sigmas != nil {
 		return nil, fmt.Errorf("sigmas: given; must be absent: the lane's images are made by %s, which takes no "+
-			"others "+"than its own", e)
+			"others than its own", e)
 	}
 	schemas.Fill(s, &p.Rollout, p, policy)
 	schemas.Fill(&x.outputs, &p.Rollout, p)

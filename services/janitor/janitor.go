@@ -215,9 +215,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		m.bytes.Add(float64(r.Total()))
 		m.gone.Add(float64(r.Blobs))
 		if r.Groups > 0 || r.Blobs > 0 || r.WeightsFiles > 0 {
-			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Int("weights_files",
-				r.WeightsFiles).
-				Uint64("weights_bytes", r.WeightsBytes).Any("kept", r.Kept).Msg("freed")
+			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).
+				Int("weights_files", r.WeightsFiles).Uint64("weights_bytes", r.WeightsBytes).
+				Any("kept", r.Kept).Msg("freed")
 		}
 	}
 }

@@ -110,7 +110,7 @@ func (b *samplerBench) memory(ctx context.Context, out io.Writer) error {
 	heading(out, "Loading and memory")
 	fmt.Fprintf(out, "- load: %.0f ms the first time in the process, %.0f ms median of 9 more\n", first.Seconds()*1e3,
 		median(again)*1e3)
-	fmt.Fprintf(out, "- weights %.1f MiB (float32), activations and caches of a batch of %d on %d threads %.1f MiB\n",
+	fmt.Fprintf(out, "- weights %.1f MiB, activations and caches of a batch of %d on %d threads %.1f MiB\n",
 		mib(weights), batch, threads, mib(working))
 	if known {
 		fmt.Fprintf(out, "- peak resident memory: %.1f MiB before loading, %.1f MiB after, %.1f MiB after the "+

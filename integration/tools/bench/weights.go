@@ -179,7 +179,7 @@ func (b *weightsBench) run(ctx context.Context, out io.Writer, ways []string) er
 	heading(out, "Whole transformers")
 	fmt.Fprintf(out,
 		"A transformer of %.1f GB in float32, in files of 1 GB at most. Peaks in MB: all, and of it what is not of "+
-			"files, which "+"the system cannot take back.\n\n| way | stored, s | taken over, s | pushing: all | not "+
+			"files, which the system cannot take back.\n\n| way | stored, s | taken over, s | pushing: all | not "+
 			"of files | sampler before: not of files | "+
 			"sampler: all | not of files |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", float64(size)/1e9)
 	for i, way := range ways {

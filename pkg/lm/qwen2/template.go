@@ -195,7 +195,7 @@ func specialTokens(config map[string]json.RawMessage, template string) (map[stri
 			default:
 				if strings.Contains(template, name) {
 					return nil, fmt.Errorf("%s: none; must be there, or null: the chat template reads it, and what a "+
-						"%s has "+"without it is not known here", name, class)
+						"%s has without it is not known here", name, class)
 				}
 			}
 			continue

@@ -176,7 +176,7 @@ func (m *Model) EncodeMedia(ctx context.Context, sample model.Media) ([]float32,
 	elements := 3 * size.Frames * size.Height * size.Width
 	if elements > m.limits.BodyBytes/4 {
 		return nil, fmt.Errorf("encode image: %w: %v has %d bytes in f32; must be at most %d, the limit of the "+
-			"worker: "+"take fewer frames or a smaller size", model.ErrLatents, size, 4*elements, m.limits.BodyBytes)
+			"worker: take fewer frames or a smaller size", model.ErrLatents, size, 4*elements, m.limits.BodyBytes)
 	}
 	pixels := make([]float32, 0, elements)
 	for _, img := range sample.Frames {

@@ -97,7 +97,7 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (_ model.Model, err 
 		name := filepath.Join(c.dir.path, fmt.Sprintf("weights-%05d.safetensors", i+1))
 		if err := os.WriteFile(name, file, 0o600); err != nil {
 			return nil, fmt.Errorf("weights: %d bytes for the worker do not fit into the folder for temporary files: "+
-				"free "+"space there, or name another with TMPDIR: %w", total, err)
+				"free space there, or name another with TMPDIR: %w", total, err)
 		}
 		c.args.Files = append(c.args.Files, name)
 	}

@@ -151,7 +151,7 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 				"max_payload, or use an http scorer", len(data), limit)
 		}
 		return nil, fmt.Errorf("request of %d bytes with an image of %d and %d frames, as %s: the NATS server takes "+
-			"%d; "+"raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data),
+			"%d; raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data),
 			len(sample.Image),
 			len(sample.Frames), s.cfg.Image, limit)
 	}

@@ -19,7 +19,7 @@ type Options struct {
 }
 
 // Device is the processor as a tensor.Device: sessions of one thread each, for passes side
-// by side, and a wide one whose operations use all threads. Weights are float32 in panels.
+// by side, and a wide one whose operations use all threads.
 type Device struct {
 	threads int
 	kernels Kernels

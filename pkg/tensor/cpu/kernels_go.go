@@ -12,7 +12,6 @@ var goKernels = kernelSet{
 	tileRows:   4,
 	tileCols:   1,
 	tile:       goTile,
-	tileHalf:   goTileHalf,
 	maxOf:      goMaxOf,
 	expSum:     goExpSum,
 	sum64:      goSum64,
@@ -58,19 +57,6 @@ func goTile(t *tile) {
 			copy(ci, acc[:])
 		}
 	}
-}
-
-// goTileHalf is goTile for weights b in bf16: the upper halves of float32 numbers. The bits are
-// those of goTile of the widened numbers.
-func goTileHalf(t *tile) {
-	half := unsafe.Slice((*uint16)(unsafe.Pointer(t.b)), (t.panels-1)*t.bstride+t.k*panelCols)
-	b := make([]float32, len(half))
-	for i, v := range half {
-		b[i] = math.Float32frombits(uint32(v) << 16)
-	}
-	wide := *t
-	wide.b = &b[0]
-	goTile(&wide)
 }
 
 // lanes is the number of partial sums of a row sum.

@@ -20,7 +20,7 @@ type Packed struct {
 }
 
 // Pack packs w [n, k] row-major, the layout of a torch Linear weight (y = x w^T), for PackConv; Device.Weight packs the
-// weights of projections by PackStacked.
+// weights of projections by PackStacked or PackHalf.
 func Pack(w []float32, n, k int) *Packed {
 	if len(w) != n*k {
 		panic(fmt.Sprintf("tensor: weight of %d elements, want %d x %d", len(w), n, k))

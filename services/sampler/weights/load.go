@@ -216,12 +216,13 @@ func (c *fetchedChange) blob(
 	if f.Bytes, f.Mapped = data, unmap != nil; unmap != nil {
 		c.unmaps = append(c.unmaps, unmap)
 	}
+	_, invalid := errors.AsType[*bus.TerminalError](err)
 	switch {
-	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+	case invalid, errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
 		return f, engine.Refuse("%s: %w", field, err)
 	case isFull(err):
 		return f, engine.Refuse("%s: %d bytes do not fit into the folder for temporary files, %s: free space there, "+
-			"or "+"name another with TMPDIR, and push the version again: %w", field, ref.Size, os.TempDir(), err)
+			"or name another with TMPDIR, and push the version again: %w", field, ref.Size, os.TempDir(), err)
 	case err != nil:
 		return f, fmt.Errorf("fetch the weights: %s: %w", field, err)
 	}

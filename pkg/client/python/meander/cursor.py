@@ -27,7 +27,7 @@ _log = logging.getLogger("meander")
 
 STREAM = "MDR_ADVANTAGES"
 """The stream of results: those of groups and of batches."""
-_PAUSE = 1.0  # seconds before a slow server is asked again
+_PAUSE = 0.5  # of the time of the next try, before a server that is not ready is asked again
 _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
 _PATIENCE = 120  # seconds that the server may be away while something is acknowledged
@@ -55,20 +55,22 @@ async def api(nc: NATS, subject: str, body: object = None) -> dict[str, Any]:
 
 class PatientJetStream(JetStreamContext):
     """JetStream of a connection. A busy server, or one that starts again, is asked for a stored message up to four
-    times, each time with twice the time: 80 s in all."""
+    times: for 5, 10, 20 and 40 s; where it answers at once that it is not ready, after 5, 10 and 20 s."""
 
     def __init__(self, nc: NATS):
         super().__init__(nc)
-        self._slower = [nc.jetstream(timeout=seconds) for seconds in (10, 20, 40)]
+        self._slower = {seconds: nc.jetstream(timeout=seconds) for seconds in (10, 20, 40)}
 
     async def get_msg(self, *args: Any, **named: Any) -> RawStreamMsg:
         ask: Callable[..., Awaitable[RawStreamMsg]] = super().get_msg
-        for slower in self._slower:
+        for seconds, slower in self._slower.items():
             try:
                 return await ask(*args, **named)
-            except (asyncio.TimeoutError, ServiceUnavailableError):
-                await asyncio.sleep(_PAUSE)
-                ask = slower.get_msg
+            except asyncio.TimeoutError:
+                pass
+            except ServiceUnavailableError:
+                await asyncio.sleep(seconds * _PAUSE)
+            ask = slower.get_msg
         return await ask(*args, **named)
 
 

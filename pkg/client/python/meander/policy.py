@@ -352,19 +352,24 @@ async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Even
     TimeoutError: not all have answered within timeout seconds.
     """
     end, version = time.monotonic() + timeout, pushed["policy_version"]
+    silent = f"version {version} is stored; not every sampler has answered in {timeout} s"
     while True:
         samplers, late = [], False
         for p in await client.samplers():
             if p.get("lane") != pushed["lane"]:
                 continue
-            answer = await _answer(client, pushed, p["instance"])
+            try:
+                left = max(0.1, end - time.monotonic())
+                answer = await asyncio.wait_for(_answer(client, pushed, p["instance"]), left)
+            except asyncio.TimeoutError:
+                raise TimeoutError(silent) from None
             # one that loads what it uses is about to answer
             late = late or answer is None and ((p.get("policy_version") or 0) < version or p.get("loading") == version)
             samplers.append(p | {"answer": answer})
         if not late:
             return samplers
         if time.monotonic() > end:
-            raise TimeoutError(f"version {version} is stored; not every sampler has answered in {timeout} s")
+            raise TimeoutError(silent)
         await asyncio.sleep(0.02)
 
 

@@ -186,7 +186,7 @@ func Open(d driver.Driver) (*Products, error) {
 	}
 	if p.blas == nil {
 		return nil, fmt.Errorf("no cuBLASLt: none of %q opens; install it (pip install nvidia-cublas, or an image or "+
-			"a toolkit of CUDA), "+"or name the file with MEANDER_LIBCUBLASLT", try)
+			"a toolkit of CUDA), or name the file with MEANDER_LIBCUBLASLT", try)
 	}
 	var err error
 	if p.workspace, err = d.Alloc(workspaceBytes); err != nil {
