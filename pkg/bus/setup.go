@@ -33,8 +33,8 @@ const (
 // Setup returns ErrIncompatible. New streams get their limits from the registry, all divided by the same factor when
 // the server's storage is smaller than their sum.
 //
-// When servers of a cluster are not up yet, Setup waits for them for two minutes. A single server has as long to answer:
-// its disk may be busy.
+// When servers of a cluster are not up yet, Setup waits for them for two minutes. A single server has as long to
+// answer: its disk may be busy.
 func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	var o setupOptions
 	for _, opt := range opts {
