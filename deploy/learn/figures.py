@@ -90,7 +90,7 @@ def _take(folder: Path, lines: list[dict]) -> None:
     settings = {
         k: v
         for k, v in json.loads((folder / "config.json").read_text()).items()
-        if k not in ("nats", "run", "meander", "model", "prompts", "held_out", "out")
+        if k not in ("nats", "run", "meander", "model", "prompts", "held_out", "test", "out")
     }
     (to / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     updated = any(r["kind"] == "update" for r in lines)

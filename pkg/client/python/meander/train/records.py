@@ -144,15 +144,13 @@ def curve(path: Path, runs: dict[str, list[dict[str, Any]]], title: str) -> None
 
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
     figure.suptitle(title)
-    colours = pyplot.get_cmap("tab10")
+    colours, readers = pyplot.get_cmap("tab10"), dict[str, str]()  # readers: their style
     for k, (name, lines) in enumerate(runs.items()):
         evaluations, updates = ([r for r in lines if r["kind"] == kind] for kind in ("evaluation", "update"))
         at = [r["update"] for r in evaluations]
-        for n, reader in enumerate(evaluations[0]["rates"] if evaluations else ()):
-            axes[0, 0].plot(
-                at, [r["rates"][reader] for r in evaluations], "o-" if n == 0 else "s--", color=colours(k),
-                label=f"{name}: {reader}"
-            )
+        for reader in evaluations[0]["rates"] if evaluations else ():
+            style = readers.setdefault(reader, "s--" if readers else "o-")
+            axes[0, 0].plot(at, [r["rates"][reader] for r in evaluations], style, color=colours(k))
         axes[0, 1].plot(
             at, [_share(r["diversity"], evaluations[0]["diversity"]) for r in evaluations], "o-", color=colours(k),
             label=name
@@ -164,6 +162,8 @@ def curve(path: Path, runs: dict[str, list[dict[str, Any]]], title: str) -> None
             x, [max((v for v in r["kl"] if v is not None), default=math.nan) for r in updates], color=colours(k),
             label=name
         )
+    for reader, style in readers.items():
+        axes[0, 0].plot([], [], style, color="grey", label=reader)
     for ax, label in zip(
         axes.flat,
         (
