@@ -33,7 +33,16 @@ async function show() {
   view = null;
   for (const c of main.querySelectorAll(".chart")) if (c.stop) c.stop();
   setBanner("");
-  const loading = setTimeout(() => mine === turn && only(main, h("div", { class: "skeleton", role: "status", "aria-label": "loading" }), h("div", { class: "skeleton" })), 150);
+  const loading = setTimeout(
+    () =>
+      mine === turn &&
+      only(
+        main,
+        h("div", { class: "skeleton", role: "status", "aria-label": "loading" }),
+        h("div", { class: "skeleton" }),
+      ),
+    150,
+  );
   let found = null;
   for (const [pattern, make, section] of routes) {
     const m = pattern.exec(path);
@@ -43,14 +52,23 @@ async function show() {
       else a.removeAttribute("aria-current");
     }
     let parts;
-    try { parts = m.map(decodeURIComponent); } catch { break; }
+    try {
+      parts = m.map(decodeURIComponent);
+    } catch {
+      break;
+    }
     found = () => make(parts, new URLSearchParams(query || ""));
     break;
   }
   try {
-    const next = found ? await found() : { title: "Not found", body: fault("There is nothing at this address", h("a", { href: "#/runs" }, "All runs")) };
+    const next = found
+      ? await found()
+      : { title: "Not found", body: fault("There is nothing at this address", h("a", { href: "#/runs" }, "All runs")) };
     clearTimeout(loading);
-    if (mine !== turn) { if (next.stop) next.stop(); return; }
+    if (mine !== turn) {
+      if (next.stop) next.stop();
+      return;
+    }
     view = next;
     document.title = next.title + " · meander";
     only(main, next.body);
@@ -62,43 +80,103 @@ async function show() {
     if (mine !== turn) return;
     document.title = "meander";
     main.dataset.shown = location.hash;
-    only(main, fault(err.status === 404 ? "Not stored" : "This cannot be shown", h("p", {}, words(err.message)),
-      h("div", { class: "tools" }, h("button", { onclick: show }, "Try again"), h("a", { href: "#/runs" }, "All runs"))));
+    only(
+      main,
+      fault(
+        err.status === 404 ? "Not stored" : "This cannot be shown",
+        h("p", {}, words(err.message)),
+        h(
+          "div",
+          { class: "tools" },
+          h("button", { onclick: show }, "Try again"),
+          h("a", { href: "#/runs" }, "All runs"),
+        ),
+      ),
+    );
     setLink(err.status ? "" : "lost", err.status ? "" : "no answer");
   }
 }
 
 function showKeys() {
   const d = document.getElementById("keys");
-  only(d, h("h2", { id: "keystitle" }, "Keys"), h("dl", {},
-    [["g r", "runs"], ["g s", "system"], ["g d", "dead letters"], ...(may.doctor ? [["g o", "doctor"]] : []), ["j  k", "next and previous row or sample"], ["Enter", "open it"], ["u", "up, to what it is part of"], ["/", "search"], ["?", "this list"]]
-      .flatMap(([k, says]) => [h("dt", {}, h("kbd", {}, k)), h("dd", {}, says)])),
-    h("button", { onclick: () => d.close() }, "Close"));
+  only(
+    d,
+    h("h2", { id: "keystitle" }, "Keys"),
+    h(
+      "dl",
+      {},
+      [
+        ["g r", "runs"],
+        ["g s", "system"],
+        ["g d", "dead letters"],
+        ...(may.doctor ? [["g o", "doctor"]] : []),
+        ["j  k", "next and previous row or sample"],
+        ["Enter", "open it"],
+        ["u", "up, to what it is part of"],
+        ["/", "search"],
+        ["?", "this list"],
+      ].flatMap(([k, says]) => [h("dt", {}, h("kbd", {}, k)), h("dd", {}, says)]),
+    ),
+    h("button", { onclick: () => d.close() }, "Close"),
+  );
   d.showModal();
 }
 
 let before = "";
 document.addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector("dialog[open]")) return;
-  if (/^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) { if (e.key === "Escape") e.target.blur(); return; }
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName)) {
+    if (e.key === "Escape") e.target.blur();
+    return;
+  }
   const pair = before + e.key;
   before = e.key === "g" ? "g" : "";
   const go = { gr: "#/runs", gs: "#/system", gd: "#/dead", go: "#/doctor" }[pair];
-  if (go) { location.hash = go; return; }
-  if (view && view.keys && view.keys[e.key]) { e.preventDefault(); view.keys[e.key](); return; }
+  if (go) {
+    location.hash = go;
+    return;
+  }
+  if (view && view.keys && view.keys[e.key]) {
+    e.preventDefault();
+    view.keys[e.key]();
+    return;
+  }
   const items = [...main.querySelectorAll("[data-item]")];
   const at = items.indexOf(document.activeElement);
   switch (e.key) {
-    case "?": showKeys(); break;
-    case "/": { const s = main.querySelector("input[type=search]"); if (s) { e.preventDefault(); s.focus(); } break; }
-    case "j": case "k":
+    case "?":
+      showKeys();
+      break;
+    case "/": {
+      const s = main.querySelector("input[type=search]");
+      if (s) {
+        e.preventDefault();
+        s.focus();
+      }
+      break;
+    }
+    case "j":
+    case "k":
       if (items.length) items[Math.max(0, Math.min(items.length - 1, at + (e.key === "j" ? 1 : -1)))].focus();
       break;
-    case "u": { const up = [...main.querySelectorAll(".crumbs a")].pop(); if (up) location.hash = up.getAttribute("href"); break; }
+    case "u": {
+      const up = [...main.querySelectorAll(".crumbs a")].pop();
+      if (up) location.hash = up.getAttribute("href");
+      break;
+    }
   }
 });
-addEventListener("hashchange", () => { if (location.hash !== "#main") { show(); scrollTo(0, 0); } });
-try { Object.assign(may, await ask("page")); } catch { /* show says it */ }
+addEventListener("hashchange", () => {
+  if (location.hash !== "#main") {
+    show();
+    scrollTo(0, 0);
+  }
+});
+try {
+  Object.assign(may, await ask("page"));
+} catch {
+  /* show says it */
+}
 document.getElementById("doctor").hidden = !may.doctor;
 document.getElementById("rights").textContent = may.admin ? "People may judge and replay here." : "Read-only.";
 show();

@@ -4,7 +4,9 @@ const svgTags = new Set(["svg", "rect", "path", "line", "circle", "text", "g"]);
 
 // h makes an element: attributes, listeners (onclick ...) and children, of which null and false are left out.
 export function h(tag, attributes, ...children) {
-  const e = svgTags.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  const e = svgTags.has(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) e.addEventListener(name.slice(2), value);
@@ -19,7 +21,8 @@ export function h(tag, attributes, ...children) {
 export const link = (...parts) => "#/" + parts.map((p) => encodeURIComponent(p)).join("/");
 
 export const fixed = (v, digits = 3) => (v === null || v === undefined ? "–" : Number(v).toFixed(digits));
-export const signed = (v, digits = 3) => (v === null || v === undefined ? "–" : (v >= 0 ? "+" : "−") + Math.abs(v).toFixed(digits));
+export const signed = (v, digits = 3) =>
+  v === null || v === undefined ? "–" : (v >= 0 ? "+" : "−") + Math.abs(v).toFixed(digits);
 export const whole = (v) => Number(v || 0).toLocaleString("en-US");
 export const plural = (n, thing) => `${whole(n)} ${thing}${n === 1 ? "" : "s"}`;
 
@@ -49,25 +52,69 @@ export function ago(at) {
 export const rate = (n) => (n >= 10 ? whole(Math.round(n)) : n > 0 ? n.toFixed(1) : "0") + " /min";
 
 // when is a moment in words that do not break over lines.
-export const when = (at) => h("span", { class: "when" }, new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }));
+export const when = (at) =>
+  h("span", { class: "when" }, new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }));
 
 // words shows the commands of a text, which are in quotes, as code.
-export const words = (text) => (text instanceof Node ? text : text.split(/'(meander[^']*)'/).map((part, i) => (i % 2 === 1 ? h("code", {}, part) : part)));
+export const words = (text) =>
+  text instanceof Node
+    ? text
+    : text.split(/'(meander[^']*)'/).map((part, i) => (i % 2 === 1 ? h("code", {}, part) : part));
 
-const tones = { complete: "good", done: "good", scored: "good", running: "info", open: "info", made: "info", partial: "warn", paused: "warn", stale: "warn", mixed: "warn", filtered: "warn", failed: "bad", refused: "bad", cancelled: "bad", missing: "bad" };
+const tones = {
+  complete: "good",
+  done: "good",
+  scored: "good",
+  running: "info",
+  open: "info",
+  made: "info",
+  partial: "warn",
+  paused: "warn",
+  stale: "warn",
+  mixed: "warn",
+  filtered: "warn",
+  failed: "bad",
+  refused: "bad",
+  cancelled: "bad",
+  missing: "bad",
+};
 export const badge = (status, tone) => h("span", { class: "badge " + (tone || tones[status] || "") }, status);
 
-export const meter = (done, of, label, bad) => h("progress", { class: "meter" + (bad ? " bad" : ""), max: Math.max(1, of), value: Math.min(done, Math.max(1, of)), "aria-label": label });
+export const meter = (done, of, label, bad) =>
+  h("progress", {
+    class: "meter" + (bad ? " bad" : ""),
+    max: Math.max(1, of),
+    value: Math.min(done, Math.max(1, of)),
+    "aria-label": label,
+  });
 
-export const waits = (list) => list.length === 0 ? null : h("div", { class: "waits", role: "status" }, list.map((w) =>
-  h("div", { class: "wait" + (w.grave ? " grave" : "") }, h("div", {}, h("b", {}, words(w.says)), w.fix && h("div", { class: "small" }, words(w.fix))))));
+export const waits = (list) =>
+  list.length === 0
+    ? null
+    : h(
+        "div",
+        { class: "waits", role: "status" },
+        list.map((w) =>
+          h(
+            "div",
+            { class: "wait" + (w.grave ? " grave" : "") },
+            h("div", {}, h("b", {}, words(w.says)), w.fix && h("div", { class: "small" }, words(w.fix))),
+          ),
+        ),
+      );
 
-export const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "Path" }, parts.flatMap((p, i) => [i > 0 && h("span", { "aria-hidden": true }, "/"), p]));
+export const crumbs = (...parts) =>
+  h(
+    "nav",
+    { class: "crumbs", "aria-label": "Path" },
+    parts.flatMap((p, i) => [i > 0 && h("span", { "aria-hidden": true }, "/"), p]),
+  );
 
 export const empty = (title, ...rest) => h("div", { class: "empty" }, h("h2", {}, title), ...rest);
 
 // fault is empty for a whole page.
-export const fault = (title, ...rest) => h("div", { class: "card" }, h("div", { class: "empty" }, h("h1", {}, title), ...rest));
+export const fault = (title, ...rest) =>
+  h("div", { class: "card" }, h("div", { class: "empty" }, h("h1", {}, title), ...rest));
 
 // only is put in place of all children, if it differs from what is there.
 export const only = (parent, ...children) => parent.replaceChildren(...children.flat(Infinity).filter(Boolean));

@@ -5,7 +5,14 @@ import { h, only, words } from "./dom.js";
 export const may = { admin: false, doctor: false };
 
 // ask gets an answer of the API; an error has the server's words.
-export const ask = (path, query) => call("GET", path + (query ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined)) : ""));
+export const ask = (path, query) =>
+  call(
+    "GET",
+    path +
+      (query
+        ? "?" + new URLSearchParams(Object.entries(query).filter(([, v]) => v !== "" && v !== null && v !== undefined))
+        : ""),
+  );
 
 // change asks the API to change something.
 export const change = (path, what = {}) => call("POST", path, JSON.stringify(what));
@@ -13,12 +20,17 @@ export const change = (path, what = {}) => call("POST", path, JSON.stringify(wha
 async function call(method, path, body) {
   let answer;
   try {
-    answer = await fetch("/api/" + path, { method, body, headers: { Accept: "application/json", ...(body && { "Content-Type": "application/json" }) } });
+    answer = await fetch("/api/" + path, {
+      method,
+      body,
+      headers: { Accept: "application/json", ...(body && { "Content-Type": "application/json" }) },
+    });
   } catch {
     throw new Error("This page cannot reach 'meander ui', which serves it. Start it again, then try again.");
   }
   const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
+  if (!answer.ok)
+    throw Object.assign(new Error(said.error || `the server answered ${answer.status}`), { status: answer.status });
   return said;
 }
 
@@ -38,10 +50,16 @@ export function setBanner(says) {
   const b = document.getElementById("banner");
   lostAt = says ? lostAt || new Date() : null;
   b.hidden = !says;
-  only(b, says && h("span", {}, words(says), ` Figures are from ${lostAt.toLocaleTimeString(undefined, { timeStyle: "short" })}.`));
+  only(
+    b,
+    says &&
+      h("span", {}, words(says), ` Figures are from ${lostAt.toLocaleTimeString(undefined, { timeStyle: "short" })}.`),
+  );
 }
 
-function setWhere(text) { document.getElementById("where").textContent = text || ""; }
+function setWhere(text) {
+  document.getElementById("where").textContent = text || "";
+}
 
 function setDead(n) {
   const count = document.getElementById("deadcount");
@@ -51,18 +69,26 @@ function setDead(n) {
 
 // While a button is pressed nothing is drawn anew: a click needs the same element below the pointer at both its ends.
 // Menus and lists of the browser take the second end for themselves, so it is not awaited for longer than a second.
-let pressed = 0, waiting = [];
-const release = () => { clearTimeout(pressed); pressed = 0; for (const f of waiting.splice(0)) f(); };
+let pressed = 0,
+  waiting = [];
+const release = () => {
+  clearTimeout(pressed);
+  pressed = 0;
+  for (const f of waiting.splice(0)) f();
+};
 addEventListener("pointerdown", (e) => {
   if (!e.isPrimary || e.button !== 0) return;
   clearTimeout(pressed);
   pressed = setTimeout(release, 1000);
 });
-for (const name of ["pointerup", "pointercancel", "contextmenu", "blur", "change"]) addEventListener(name, () => setTimeout(release));
+for (const name of ["pointerup", "pointercancel", "contextmenu", "blur", "change"])
+  addEventListener(name, () => setTimeout(release));
 
 // listen follows events until stop. It follows nothing while the page is hidden, and then catches up by its last id.
 export function listen(query, handlers) {
-  let source = null, last = query.since || "", retry = 0;
+  let source = null,
+    last = query.since || "",
+    retry = 0;
   const open = () => {
     if (source || document.hidden) return;
     source = new EventSource("/api/events?" + new URLSearchParams({ ...query, since: last }));
@@ -70,7 +96,8 @@ export function listen(query, handlers) {
     source.onerror = () => {
       setLink("lost", "reconnecting");
       setBanner("This page cannot reach 'meander ui', which serves it. Start it again; the page reconnects itself.");
-      if (source.readyState === EventSource.CLOSED) { // the server refused: try later
+      if (source.readyState === EventSource.CLOSED) {
+        // the server refused: try later
         close();
         retry = setTimeout(open, 3000);
       }
@@ -91,9 +118,16 @@ export function listen(query, handlers) {
       });
     }
   };
-  const close = () => { if (source) source.close(); source = null; };
+  const close = () => {
+    if (source) source.close();
+    source = null;
+  };
   const shown = () => (document.hidden ? close() : open());
   document.addEventListener("visibilitychange", shown);
   open();
-  return () => { clearTimeout(retry); close(); document.removeEventListener("visibilitychange", shown); };
+  return () => {
+    clearTimeout(retry);
+    close();
+    document.removeEventListener("visibilitychange", shown);
+  };
 }

@@ -156,16 +156,19 @@ async def main(a: argparse.Namespace, advantages: Advantages = rewarded, name: s
                 optimizer.step()
                 network.save_pretrained(a.out / "adapter")
                 pushed = await meander.policy.push_policy(client, a.out / "adapter", a.lane, by=run)
-                entropy = float((batch["entropies"] * batch["response_mask"]).sum() / batch["response_mask"].sum())
-                record = {"update": update, "reward": float(batch["rewards"].mean()), "ratio_off": off.max_abs, "furthest_token": off.worst, "entropy": entropy, "norm": norm,
-                          "made_by": int(
-                              batch["policy_version"].max()
-                          ), "pushed": pushed["policy_version"], "seconds": time.monotonic() - began} | figures
+                if "entropies" in batch:  # not all servers that draw tokens give them
+                    entropies = batch["entropies"] * batch["response_mask"]
+                    figures["entropy"] = float(entropies.sum() / batch["response_mask"].sum())
+                record = {
+                    "update": update, "reward": float(batch["rewards"].mean()), "ratio_off": off.max_abs,
+                    "furthest_token": off.worst, "norm": norm, "made_by": int(batch["policy_version"].max()),
+                    "pushed": pushed["policy_version"], "seconds": time.monotonic() - began, **figures,
+                }
                 print(json.dumps(record), file=log, flush=True)
                 shown = "".join(f", {k} {v:.4f}" for k, v in figures.items())
                 print(
                     f"update {update}: {record['reward']:.3f} right{shown}, first ratio {off.max_abs:.0e} from 1 (a "
-                    f"token {off.worst:.0e}), entropy {entropy:.2f}, version {record['pushed']}",
+                    f"token {off.worst:.0e}), version {record['pushed']}",
                     flush=True
                 )
         await batches.done(batch)
