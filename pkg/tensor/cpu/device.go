@@ -97,13 +97,16 @@ func (d *Device) Run(ctx context.Context, wide bool, f func(tensor.Session) erro
 // usage. Those at work are not counted: their memory must not be read meanwhile.
 func (d *Device) WorkingBytes() int {
 	n := 0
+	var free []*session // all are taken before one is given back: it would come again
 	for range d.threads {
 		select {
 		case s := <-d.narrow:
-			n += s.bytes()
-			d.narrow <- s
+			n, free = n+s.bytes(), append(free, s)
 		default:
 		}
+	}
+	for _, s := range free {
+		d.narrow <- s
 	}
 	if d.wideMu.TryLock() {
 		n += d.wide.bytes()

@@ -221,3 +221,26 @@ func TestCPU_MeasurePeak(t *testing.T) {
 		}
 	}
 }
+
+// Sessions at work are not counted, and the others once.
+func TestDevice_WorkingBytes(t *testing.T) {
+	t.Parallel()
+	d, err := cpu.NewDevice(cpu.Options{Threads: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	all := d.WorkingBytes()
+	err = d.Run(t.Context(), false, func(tensor.Session) error {
+		two := d.WorkingBytes()
+		return d.Run(t.Context(), false, func(tensor.Session) error {
+			if one := d.WorkingBytes(); one <= 0 || all-two != two-one || two == one {
+				t.Errorf("%d bytes of three free sessions, %d of two, %d of one", all, two, one)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
