@@ -164,7 +164,7 @@ func (f *faults) requireDigest(field, s string) {
 	}
 }
 
-// isDigest reports whether s is a SHA-256 in lower-case hex, as all digests of events are.
+// isDigest reports whether s is a SHA-256 in lower-case hex.
 func isDigest(s string) bool {
 	if len(s) != 64 {
 		return false

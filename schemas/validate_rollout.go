@@ -148,7 +148,7 @@ func (e *Step) checkTensors(f *faults) {
 func (e *Trajectory) Validate() error { return CheckFields(e) }
 
 // checkRules checks a trajectory. If it is completed, it must have everything to recompute it; otherwise it must have
-// an error and no image.
+// an error, no image and no video. That of a text has rules of its own (checkText).
 func (e *Trajectory) checkRules(f *faults) {
 	f.checkSampleIndex(e.SampleIndex, e.GroupSize)
 	completed := e.StopReason == StopCompleted

@@ -45,7 +45,7 @@ type Answer struct {
 	Prompt, Negative *Tensor
 }
 
-// row is one output in an answer, with the errors of its fields joined in err.
+// row is one output in an answer, with the first error of its fields in err.
 type row struct {
 	fields map[string]any
 	err    error

@@ -78,12 +78,13 @@ func (d sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
 	if k == 0 {
 		k = -1
 	}
+	// No ignore_eos: with it SGLang ignores stop_token_ids, too, and draws until it is aborted.
 	body := map[string]any{
 		"input_ids": r.IDs, "rid": r.ID, "stream": true, "return_logprob": true, "top_logprobs_num": top,
 		"sampling_params": map[string]any{
 			"max_new_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": k, "min_p": r.MinP,
 			"sampling_seed":  r.Seed & (1<<31 - 1),
-			"stop_token_ids": r.Stop, "ignore_eos": true, "no_stop_trim": true, "skip_special_tokens": false,
+			"stop_token_ids": r.Stop, "no_stop_trim": true, "skip_special_tokens": false,
 		},
 	}
 	if r.Adapter != "" {

@@ -155,7 +155,7 @@ func drawText(dst draw.Image, f font.Face, c color.Color, x, y int, s string) {
 	d.DrawString(s)
 }
 
-// fitText cuts s to width pixels, with "…" at the cut.
+// fitText cuts s to width pixels, with "…" at the cut, which is all that is left of it where it is too narrow.
 func fitText(f font.Face, s string, width int) string {
 	if font.MeasureString(f, s).Ceil() <= width {
 		return s

@@ -148,7 +148,10 @@ func TestExecute(t *testing.T) {
 	expect(t, exitUsage, "is empty; make a rollout first", "show")
 	expect(t, exitOK, "Commands:\n", "--help")
 	for _, args := range [][]string{{"show"}, {"run", "a fox"}, {"streams", "setup"}, {"publish", "a fox"}, {"run", "--dry-run", "a fox"}} {
-		expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one", append(args, "--nats", "nats://127.0.0.1:1")...)
+		for _, url := range []string{"nats://127.0.0.1:1", "127.0.0.1:1", "nats://[::1]:1", "nats://127.0.0.1:1/"} {
+			expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one",
+				append(args, "--nats", url)...)
+		}
 	}
 	expect(t, exitUsage, `--nats: "http://127.0.0.1:1"; must be nats://`, "show", "--nats", "http://127.0.0.1:1")
 	if err := os.WriteFile("file", nil, 0o600); err != nil {

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -155,19 +156,12 @@ func (a *app) openConnection(
 }
 
 // explainConnectError adds to an error of connecting what the client library hides, the network's error for each
-// server, and advice.
+// server, and advice, except for doctor, which has its own.
 func (a *app) explainConnectError(err error) error {
 	if !errors.Is(err, nats.ErrNoServers) {
 		return err
 	}
-	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
-		if _, host, ok := strings.Cut(server, "://"); ok {
-			server = host
-		}
-		server = server[strings.LastIndexByte(server, '@')+1:]
-		if _, _, err := net.SplitHostPort(server); err != nil {
-			server = net.JoinHostPort(server, "4222")
-		}
+	for _, server := range a.addresses() {
 		c, dial := net.DialTimeout("tcp", server, time.Second)
 		if dial != nil {
 			err = fmt.Errorf("%w: %w", err, dial)
@@ -180,6 +174,23 @@ func (a *app) explainConnectError(err error) error {
 	}
 	return fmt.Errorf("%w; is the server up? 'meander up' starts one. "+
 		"Name it with --nats or MEANDER_NATS_URL; leave both out to use the store", err)
+}
+
+// addresses returns host:port of each server of --nats, to dial it; a server that is no URL with a host is left out, and
+// connecting says why.
+func (a *app) addresses() (out []string) {
+	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
+		if !strings.Contains(server, "://") {
+			server = "nats://" + server
+		}
+		u, err := url.Parse(server)
+		if err != nil || u.Hostname() == "" {
+			continue
+		}
+		port := map[string]string{"ws": "80", "wss": "443"}[u.Scheme] // the client library's own
+		out = append(out, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), port, strconv.Itoa(nats.DefaultPort))))
+	}
+	return out
 }
 
 // closeOnFailure closes the connection when the store fails, so that no caller waits for it.

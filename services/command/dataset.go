@@ -138,6 +138,13 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 			if q.truth == "" {
 				q.truth = p.groundTruth
 			}
+			switch start := q.body["start"].(type) {
+			case nil:
+				delete(q.body, "start") // null is none
+			case map[string]any:
+			default:
+				return nil, fmt.Errorf("prompt %d: start: %.40v; must be an object", r.Index+1, start)
+			}
 			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
 			mergeMissing(q.body, defaults)
 			q.text, _ = r.Prompt()

@@ -193,7 +193,7 @@ func (a *advantageFlags) estimatorConfig(rewards []any) (estimator.Config, error
 	case err == nil:
 	case schemas.Nearest(spec.Estimator, estimator.Names()) != "":
 		return c, oneOf("estimator", spec.Estimator, estimator.Names())
-	default: // another version may know it
+	default: // the error says what is wrong
 		return c, fmt.Errorf("--%w", err)
 	}
 	if c.Name == estimator.GDPO {

@@ -7,14 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
-	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
@@ -103,17 +99,6 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 		return &exitError{status: exitFailed}
 	}
 	return nil
-}
-
-// addresses returns host:port of each server of --nats, for doctor to dial; a server that is no URL with a host is
-// left out, and connecting says why.
-func (a *app) addresses() (out []string) {
-	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
-		if u, err := url.Parse(server); err == nil && u.Hostname() != "" {
-			out = append(out, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), strconv.Itoa(nats.DefaultPort))))
-		}
-	}
-	return out
 }
 
 // existingFolder returns the folder, or the nearest folder above it that exists, to measure a disk. doctor calls it.

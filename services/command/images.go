@@ -66,8 +66,9 @@ func (x *images) filesOf(k, n int) ([]string, error) {
 		"one for each sample", x.flag, len(x.files), n)
 }
 
-// setStart gives prompt k of n its images to start from, unless the prompt has a start of its own. The images also
-// set its size and group size if it does not say them. It fails if a file is no PNG, or has another size.
+// setStart gives prompt k of n, counted from 0, its images to start from, unless the prompt has a start of its own. The
+// images also set its size, and several of them its group size, if it does not say them. It fails if the number of
+// images does not fit, or a file is no PNG or of another size than the prompt or the images before.
 func (x *images) setStart(p prompt, own bool, k, n int) error {
 	if x == nil || own {
 		return nil

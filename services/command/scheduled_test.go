@@ -43,6 +43,8 @@ func TestLoad_StartImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	three := folderOf(t, 48, map[string]string{"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "", "c.txt": "words"})
+	records := folderOf(t, 8, map[string]string{"null.jsonl": `{"prompt": "x", "start": null}`, "text.jsonl": `{"prompt": "x", "start": "a.png"}`})
+	none, text := filepath.Join(records, "null.jsonl"), filepath.Join(records, "text.jsonl")
 	for _, tt := range []struct {
 		args []string
 		want []int // images of each prompt
@@ -50,6 +52,7 @@ func TestLoad_StartImage(t *testing.T) {
 		{[]string{"--start-image", filepath.Join(three, "a.png"), "--start-step", "3", "x", "y"}, []int{1, 1}},
 		{[]string{"--start-image", three, "--start-step", "3", "x"}, []int{3}},
 		{[]string{"--start-image", three, "--start-sigma", "0.5", "x", "y", "z"}, []int{1, 1, 1}},
+		{[]string{"--start-image", three, "--start-step", "3", "--prompts", none}, []int{3}},
 	} {
 		for i, p := range mustLoad(t, tt.args...) {
 			e := event(t, p)
@@ -70,6 +73,7 @@ func TestLoad_StartImage(t *testing.T) {
 		{[]string{"--start-image", folderOf(t, 48, map[string]string{"a.png": "", "b.png": string(video)}), "--start-step", "3", "x"}, "b.png: frames 2; must be 1"},
 		{[]string{"--start-image", folderOf(t, 48, map[string]string{"a.png": string(video), "b.png": ""}), "--start-step", "3", "x"}, "b.png: frames 1; must be 2"},
 		{[]string{"--start-image", three, "--probability", "2", "x"}, "--probability: 2; must be between 0 and 1"},
+		{[]string{"--start-image", three, "--start-step", "3", "--prompts", text}, "prompt 1: start: a.png; must be an object"},
 	} {
 		if _, _, err := loadPrompts(tt.args...); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error\n %v\nwant\n %s", tt.args, err, tt.want)
