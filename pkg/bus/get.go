@@ -224,8 +224,8 @@ func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, err
 	}
 }
 
-// readPage returns one page of LastMany, or for Queued of all messages from a sequence on. pending is how many messages are left
-// behind the page. upTo, for LastMany only, is the sequence as of which all pages are read.
+// readPage returns one page of LastMany, or for Queued of all messages from a sequence on. pending is how many messages
+// are left behind the page. upTo, for LastMany only, is the sequence as of which all pages are read.
 func (b *Bus) readPage(
 	ctx context.Context, stream string, req directRequest,
 ) (page []*Message, upTo, pending uint64, err error) {

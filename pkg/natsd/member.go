@@ -278,8 +278,8 @@ func (m *Member) Owns() bool {
 	return m.tenure != nil
 }
 
-// Failed returns a channel that is closed when this process should have taken the server over, or given it up, and could
-// not. Then its connections wait in vain; Err says why.
+// Failed returns a channel that is closed when this process should have taken the server over, or given it up, and
+// could not. Then its connections wait in vain; Err says why.
 func (m *Member) Failed() <-chan struct{} { return m.failed }
 
 // Err returns why Failed is closed; nil before that.

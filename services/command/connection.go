@@ -176,8 +176,8 @@ func (a *app) explainConnectError(err error) error {
 		"Name it with --nats or MEANDER_NATS_URL; leave both out to use the store", err)
 }
 
-// addresses returns host:port of each server of --nats, to dial it; a server that is no URL with a host is left out, and
-// connecting says why.
+// addresses returns host:port of each server of --nats, to dial it; a server that is no URL with a host is left out,
+// and connecting says why.
 func (a *app) addresses() (out []string) {
 	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
 		if !strings.Contains(server, "://") {

@@ -138,12 +138,8 @@ func (p *promptFlags) loadPrompts(texts []string, stdin io.Reader, named bool) (
 			if q.truth == "" {
 				q.truth = p.groundTruth
 			}
-			switch start := q.body["start"].(type) {
-			case nil:
-				delete(q.body, "start") // null is none
-			case map[string]any:
-			default:
-				return nil, fmt.Errorf("prompt %d: start: %.40v; must be an object", r.Index+1, start)
+			if err := checkStart(q.body); err != nil {
+				return nil, fmt.Errorf("prompt %d: %w", r.Index+1, err)
 			}
 			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
 			mergeMissing(q.body, defaults)
