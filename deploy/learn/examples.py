@@ -128,7 +128,7 @@ def report(out: Path, seeds: list[int]) -> None:
             f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | "
             f"{worst[0]} | {worst[1]} | {s['seconds']:.0f} |"
         )
-        for ax, key in zip(axes, ("reward", next(k for k in ("kl", "entropy", "norm") if k in log[0])), strict=True):
+        for ax, key in zip(axes, ("reward", next(k for k in ("kl", "entropy", "norm") if all(k in r for r in log))), strict=True):
             values = [r[key] for r in log]
             mean = [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
             (line,) = ax.plot(values, alpha=0.25)

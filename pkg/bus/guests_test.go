@@ -3,6 +3,7 @@ package bus_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -34,6 +35,14 @@ func TestBus_Setup_roomForGuests(t *testing.T) {
 			}
 			o.Guests = append(o.Guests, g)
 		}
+	}
+	// Guests for whom there is no room leave nothing behind.
+	e := newEnv(t, "in-process", func(o *natsd.Options) { o.MaxFileStore = 1 << 30 })
+	if err := e.Setup(t.Context(), bus.RoomFor(guests)); err == nil || !strings.Contains(err.Error(), "copies of guests") {
+		t.Errorf("on a store of 1 GiB: %v", err)
+	}
+	if err := e.Setup(t.Context()); err != nil {
+		t.Errorf("without guests after that: %v", err)
 	}
 	// On some of these, streams of the next lower scale would leave less than the guests need.
 	for _, size := range []int64{2 << 30, 25 << 28, 49 << 28, 99 << 28, 40 << 30} {

@@ -78,7 +78,8 @@ func (d sglang) requestBody(_ Facts, r *Request, top int) map[string]any {
 	if k == 0 {
 		k = -1
 	}
-	// No ignore_eos: with it SGLang ignores stop_token_ids, too, and draws until it is aborted.
+	// No ignore_eos: with it SGLang ignores stop_token_ids, too, and draws until it is aborted. So the eos tokens of
+	// its tokenizer end answers as well.
 	body := map[string]any{
 		"input_ids": r.IDs, "rid": r.ID, "stream": true, "return_logprob": true, "top_logprobs_num": top,
 		"sampling_params": map[string]any{

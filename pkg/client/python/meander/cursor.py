@@ -68,7 +68,7 @@ class PatientJetStream(JetStreamContext):
                 return await ask(*args, **named)
             except asyncio.TimeoutError:
                 pass
-            except ServiceUnavailableError:
+            except (ServiceUnavailableError, nats.errors.NoRespondersError):
                 await asyncio.sleep(seconds * _PAUSE)
             ask = slower.get_msg
         return await ask(*args, **named)
