@@ -105,8 +105,8 @@ func (b *Bus) setupOnce(ctx context.Context, o setupOptions) error {
 	return b.setReplicas(ctx, o.replicas)
 }
 
-// roomStream is an empty stream that holds what the copies of guests may take, from when the new streams are there until
-// the buckets are, too.
+// roomStream is an empty stream that holds what the copies of guests may take, from when the new streams are there
+// until the buckets are, too.
 const roomStream = "MDR_ROOM"
 
 // deleteRoom gives the room back. setupOnce calls it.
