@@ -69,6 +69,7 @@ class PatientJetStream(JetStreamContext):
             except asyncio.TimeoutError:
                 pass
             except (ServiceUnavailableError, nats.errors.NoRespondersError):
+                _log.warning("JetStream of the server is not ready or not on; asked again in %g s", seconds * _PAUSE)
                 await asyncio.sleep(seconds * _PAUSE)
             ask = slower.get_msg
         return await ask(*args, **named)
