@@ -133,7 +133,7 @@ func (b *Bus) createMissing(
 	if room > 0 {
 		_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: roomStream, Description: "room for the copies of guests, until the buckets are there",
-			Subjects: []string{schemas.Prefix + "room"}, Replicas: replicas, MaxBytes: room / int64(replicas),
+			Replicas: replicas, MaxBytes: room / int64(replicas),
 		})
 		if err != nil {
 			return fmt.Errorf("room for the copies of guests, %d bytes (auth add --copy-bytes): %w", room, err)
