@@ -63,12 +63,19 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def shard(network: torch.nn.Module, blocks: list[torch.nn.Module], device: torch.device) -> None:
-    """Leaves a part of each parameter to this process, on the device (FSDP2). A block is whole while it is computed."""
+def shard(network: torch.nn.Module, blocks: list[torch.nn.Module], device: torch.device) -> float:
+    """Leaves a part of each parameter to this process, on the device (FSDP2). A block is whole while it is computed.
+
+    Returns the factor that turns what FSDP2 makes of the processes' gradients into their sum. It asks for the mean, but
+    gloo of torch 2.8 gives the sum.
+    """
     mesh = init_device_mesh(device.type, (world(),))
     for module in (*blocks, network):
         # The network's own parameters, too: else they would stay whole, as they are, behind a pass without gradients.
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    made = torch.empty(1, device=device)
+    dist.reduce_scatter_tensor(made, torch.ones(world(), device=device), dist.ReduceOp.AVG, mesh.get_group())
+    return world() / float(made)
 
 
 def part(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -136,8 +136,8 @@ class Learner:
         return own + [(np.zeros(1, np.int64), False)] * (int(most) - len(own))
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Adds the gradient. FSDP2 divides the sum over the processes by their number."""
-        (loss * distributed.world() if self.network.shard else loss).backward()
+        """Adds the gradient."""
+        (loss * self.network.gradients).backward()
 
     def _add(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of all trained steps of some samples. The graph of one step is held at a time: of a loss of

@@ -76,8 +76,9 @@ class Network:
             self.transformer.enable_gradient_checkpointing()
         for p in self.parameters():
             p.data = p.data.float()
+        self.gradients = 1.0  # the factor of a loss for gradients that are sums over the processes
         if shard:
-            distributed.shard(self.transformer, _blocks(self.transformer), self.device)
+            self.gradients = distributed.shard(self.transformer, _blocks(self.transformer), self.device)
         else:
             self.transformer.to(self.device)
         self.transformer.train(checkpointing)  # there is no dropout: it switches checkpointing alone

@@ -204,7 +204,7 @@ def test_sharding_changes_no_gradient(name, dtype, folders, rollout, alone):
         network = Network(folders[name], rank=2, seed=1, dtype=dtype, checkpointing=dtype == torch.bfloat16)
         batch = Rollouts(Batch(rollout(name), "b"), network.family.conditioning)
         if shard:
-            distributed.shard(network.transformer, _blocks(network.transformer), network.device)
+            network.gradients = distributed.shard(network.transformer, _blocks(network.transformer), network.device)
             network.shard = True
         learner = Learner(network, PPO(), lr=1e-2, micro_batch=3, beta=0.1)
         learner.update(batch)
