@@ -165,7 +165,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		gone:   set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues(),
 		kept:   set.Gauge("kept_groups", "closed groups that a rule would free and something keeps").WithLabelValues(),
 		due: set.Gauge("due_groups",
-			"closed groups that a rule would free, counted when a look begins, less those freed").WithLabelValues(),
+			"closed groups that a rule would free, counted when a look begins, less those that it has "+
+				"freed").WithLabelValues(),
 		oldest: set.Gauge("oldest_due_age",
 			"how many seconds ago the oldest group that is due closed; it grows where the janitor falls behind; 0 "+
 				"where none is").WithLabelValues(),
