@@ -249,15 +249,15 @@ def test_torchrun_goes_on_when_a_process_of_a_sharded_network_is_killed(signs, t
         "variety": 0, "stop": False
     }
     found = []
-    for name in ("cut", "uncut"):
+    for name in ("shards-cut", "shards-whole"):  # of no other test: they share a pipeline
         out = tmp_path / name
         process = started(signs, out, *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", "-m", **fields)
-        if name == "cut":
+        if name == "shards-cut":
             asyncio.run(asyncio.wait_for(until(process, out, 2), 300))  # of which the first is in a checkpoint
             workers = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             os.kill(int(workers[-1]), signal.SIGKILL)
         ended(process, out)
-        assert ("going on at update" in (out / "stderr").read_text()) == (name == "cut")
+        assert ("going on at update" in (out / "stderr").read_text()) == (name == "shards-cut")
         rates = {
             r["update"]: r["rates"]
             for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"
