@@ -81,7 +81,7 @@ func BenchmarkMatMulGo(b *testing.B) {
 // BenchmarkHalf reports how fast products with weights of bf16 are beside those of float32: the median ratio of calls
 // side by side.
 func BenchmarkHalf(b *testing.B) {
-	const n, k = 1024, 1024
+	const n, k = 1024, 1024 // larger than caches; smaller ones are float32 (leastHalf)
 	r := rand.New(rand.NewPCG(1, 1))
 	half := tensor.BF16.AppendFloats(nil, random(r, n*k))
 	wide := make([]float32, n*k)

@@ -115,18 +115,22 @@ func (d *Device) WorkingBytes() int {
 	return n
 }
 
-// Weight implements tensor.Device: it packs the parts [n_i, K], stacked, as bf16 if all are stored so and the kernels
-// read it, which gives the same bits of products, else as float32. A model calls it for each projection when it is
-// opened. Parts of another shape panic; there is no error.
+// leastHalf is from how many elements on a weight stays bf16. Smaller ones are in caches, where widening costs a tenth
+// of the time of a product (BenchmarkHalf) and saves next to no memory.
+const leastHalf = 1 << 18
+
+// Weight implements tensor.Device: it packs the parts [n_i, K], stacked, as bf16 if they are large, all stored so, and
+// the kernels read it, which gives the same bits of products; else as float32. A model calls it for each projection
+// when it is opened. Parts of another shape panic; there is no error.
 func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
-	k, half := parts[0].Shape[1], d.wide.cpu.k.tileHalf != nil
+	n, k, half := 0, parts[0].Shape[1], d.wide.cpu.k.tileHalf != nil
 	for _, p := range parts {
 		if len(p.Shape) != 2 || p.Shape[1] != k {
 			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
 		}
-		half = half && p.DType == tensor.BF16
+		n, half = n+p.Shape[0], half && p.DType == tensor.BF16
 	}
-	if half {
+	if half && n*k >= leastHalf {
 		ws := make([][]byte, len(parts))
 		for i, p := range parts {
 			ws[i] = p.Data

@@ -10,7 +10,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
-// Weights of bf16 stay so: they give the bits of the same numbers in float32, take half the memory, and read back as
+// Large weights of bf16 stay so: they give the bits of the same numbers in float32, take half the memory, and read back as
 // they were.
 func TestWeight_Half(t *testing.T) {
 	t.Parallel()
@@ -21,15 +21,13 @@ func TestWeight_Half(t *testing.T) {
 		}
 		defer func() { _ = d.Close() }()
 		for _, s := range [][3]int{
-			{1, 1, 1},
-			{1, 48, 33},
 			{2, 17, 5},
-			{5, 100, 20},
-			{11, 40, 64},
-			{12, 33, 400},
+			{1, 509, 512},
+			{1, 700, 385},
+			{5, 600, 500},
+			{12, 2000, 133},
 			{30, 300, 900},
-			{49, 10, 384},
-			{400, 50, 385},
+			{49, 697, 384},
 		} {
 			t.Run(fmt.Sprint(kernels, s), func(t *testing.T) { compareHalf(t, d, kernels, s[0], s[1], s[2]) })
 		}
@@ -77,9 +75,9 @@ func compareHalf(t *testing.T, d *cpu.Device, kernels cpu.Kernels, m, n, k int) 
 	if !slices.Equal(out[0], out[1]) {
 		t.Error("other bits than in float32")
 	}
-	less := 2
-	if kernels == cpu.KernelsNEON || kernels == cpu.KernelsGo { // they read float32 alone
-		less = 1
+	less := 1
+	if kernels != cpu.KernelsNEON && kernels != cpu.KernelsGo && (n+3)*k >= 1<<18 { // they read float32 alone
+		less = 2
 	}
 	if wide.Bytes() != less*narrow.Bytes() {
 		t.Errorf("%d bytes, %d in float32, want a part of %d", narrow.Bytes(), wide.Bytes(), less)

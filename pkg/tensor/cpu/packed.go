@@ -50,7 +50,7 @@ func PackStacked(k int, ws ...[]float32) *Packed {
 }
 
 // PackHalf packs weights of bf16 as they are, stacked: half the memory. Products of few rows, which are as fast as
-// their weights can be read, are faster, others up to 5 % slower (BenchmarkHalf). ws are little-endian.
+// their weights can be read, are faster, others up to 9 % slower (BenchmarkHalf). ws are little-endian.
 func PackHalf(k int, ws ...[]byte) *Packed {
 	n := 0
 	for _, w := range ws {
