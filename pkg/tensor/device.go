@@ -58,6 +58,13 @@ type Limited interface {
 	FreeSpace() (bytes, factorBytes int, err error)
 }
 
+// FewRowsPacker is a device that can keep weights in a form for products of few rows, which take as long as reading the
+// weights does: a language model that draws tokens has only these.
+type FewRowsPacker interface {
+	// WeightForFewRows is Device.Weight; products give the same bits.
+	WeightForFewRows(parts ...Array) (Weight, error)
+}
+
 // Merger is a device that adds low-rank products to a weight where the weight is: weights of many GB do not travel.
 type Merger interface {
 	// Merge returns w with the products added in float32, and rounded once to the type that the device keeps it in. w

@@ -135,7 +135,7 @@ func inspect(dir string) (_ *lm.Info, err error) {
 // load reads the weights of decoder and head. A head that is tied to the embedding becomes a second
 // copy of it, stored for matrix products. Errors are kept in l.
 func load(l *nn.Loader, c *nn.DecoderConfig, positions int) (*nn.Decoder, nn.Linear) {
-	l.Prefix = "model."
+	l.Prefix, l.FewRows = "model.", true
 	d := l.Decoder(c, positions)
 	head := "embed_tokens"
 	if !c.Tied {

@@ -33,6 +33,8 @@ type Loader struct {
 	shapes  []string
 	failed  error           // the first error of reading, or of copying to the device
 	read    func(bytes int) // is called with how much was read; may be nil
+	// FewRows says that products have few rows: see tensor.FewRowsPacker.
+	FewRows bool
 	// Prefix is put before every name: the result is the name in the files.
 	Prefix string
 	// Ignored reports whether a tensor of that name in the files may stay unused; for all others Finish fails.
@@ -108,7 +110,11 @@ func (l *Loader) noteError(err error) bool {
 
 // weight puts a weight, stacked of parts, on the device. An error is kept for the end of the load.
 func (l *Loader) weight(parts ...tensor.Array) tensor.Weight {
-	w, err := l.device.Weight(parts...)
+	put := l.device.Weight
+	if p, ok := l.device.(tensor.FewRowsPacker); ok && l.FewRows {
+		put = p.WeightForFewRows
+	}
+	w, err := put(parts...)
 	l.noteError(err)
 	return w
 }

@@ -29,7 +29,10 @@ type Device struct {
 	wide    *session
 }
 
-var _ tensor.Device = (*Device)(nil)
+var (
+	_ tensor.Device        = (*Device)(nil)
+	_ tensor.FewRowsPacker = (*Device)(nil)
+)
 
 // NewDevice starts the threads and makes the sessions of a CPU device; the caller closes it. A
 // number of threads out of range and kernels that this machine does not have are errors.
@@ -123,6 +126,16 @@ const leastHalf = 1 << 18
 // the kernels read it, which gives the same bits of products; else as float32. A model calls it for each projection
 // when it is opened. Parts of another shape panic; there is no error.
 func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
+	return d.pack(leastHalf, parts), nil
+}
+
+// WeightForFewRows implements tensor.FewRowsPacker: small weights stay bf16, too.
+func (d *Device) WeightForFewRows(parts ...tensor.Array) (tensor.Weight, error) {
+	return d.pack(0, parts), nil
+}
+
+// pack is Weight for weights that stay bf16 from so many elements on.
+func (d *Device) pack(least int, parts []tensor.Array) tensor.Weight {
 	n, k, half := 0, parts[0].Shape[1], d.wide.cpu.k.tileHalf != nil
 	for _, p := range parts {
 		if len(p.Shape) != 2 || p.Shape[1] != k {
@@ -130,18 +143,18 @@ func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 		}
 		n, half = n+p.Shape[0], half && p.DType == tensor.BF16
 	}
-	if half && n*k >= leastHalf {
+	if half && n*k >= least {
 		ws := make([][]byte, len(parts))
 		for i, p := range parts {
 			ws[i] = p.Data
 		}
-		return PackHalf(k, ws...), nil
+		return PackHalf(k, ws...)
 	}
 	ws := make([][]float32, len(parts))
 	for i, p := range parts {
 		ws[i] = p.Decode()
 	}
-	return PackStacked(k, ws...), nil
+	return PackStacked(k, ws...)
 }
 
 // Read unpacks a weight.

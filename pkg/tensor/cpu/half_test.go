@@ -10,8 +10,8 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
-// Large weights of bf16 stay so: they give the bits of the same numbers in float32, take half the memory, and read back as
-// they were.
+// Weights of bf16 stay so if they are large or for few rows: they give the bits of the same numbers in float32, take
+// half the memory, and read back as they were.
 func TestWeight_Half(t *testing.T) {
 	t.Parallel()
 	for _, kernels := range cpu.AvailableKernels() {
@@ -21,7 +21,11 @@ func TestWeight_Half(t *testing.T) {
 		}
 		defer func() { _ = d.Close() }()
 		for _, s := range [][3]int{
+			{1, 1, 1},
 			{2, 17, 5},
+			{5, 100, 20},
+			{12, 33, 400},
+			{400, 50, 385},
 			{1, 509, 512},
 			{1, 700, 385},
 			{5, 600, 500},
@@ -29,12 +33,21 @@ func TestWeight_Half(t *testing.T) {
 			{30, 300, 900},
 			{49, 697, 384},
 		} {
-			t.Run(fmt.Sprint(kernels, s), func(t *testing.T) { compareHalf(t, d, kernels, s[0], s[1], s[2]) })
+			t.Run(fmt.Sprint(kernels, s), func(t *testing.T) {
+				compareHalf(t, d, kernels, s[0], s[1], s[2], d.Weight, 1<<18)
+			})
+			t.Run(fmt.Sprint("few rows", kernels, s), func(t *testing.T) {
+				compareHalf(t, d, kernels, s[0], s[1], s[2], d.WeightForFewRows, 1)
+			})
 		}
 	}
 }
 
-func compareHalf(t *testing.T, d *cpu.Device, kernels cpu.Kernels, m, n, k int) {
+// compareHalf compares weights of bf16, which stay so from so many elements on, with those of float32.
+func compareHalf(
+	t *testing.T, d *cpu.Device, kernels cpu.Kernels, m, n, k int,
+	put func(...tensor.Array) (tensor.Weight, error), least int,
+) {
 	r := rand.New(rand.NewPCG(uint64(m), uint64(n*k)))
 	random := func(n int) []float32 {
 		x := make([]float32, n)
@@ -49,7 +62,7 @@ func compareHalf(t *testing.T, d *cpu.Device, kernels cpu.Kernels, m, n, k int) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	narrow, err := d.Weight(w, last)
+	narrow, err := put(w, last)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +89,7 @@ func compareHalf(t *testing.T, d *cpu.Device, kernels cpu.Kernels, m, n, k int) 
 		t.Error("other bits than in float32")
 	}
 	less := 1
-	if kernels != cpu.KernelsNEON && kernels != cpu.KernelsGo && (n+3)*k >= 1<<18 { // they read float32 alone
+	if kernels != cpu.KernelsNEON && kernels != cpu.KernelsGo && (n+3)*k >= least { // they read float32 alone
 		less = 2
 	}
 	if wide.Bytes() != less*narrow.Bytes() {
