@@ -68,7 +68,7 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 		}
 		// a worker that is joined has its own settings
 		if _, joins := strings.CutPrefix(at, "torch="); joins || !worker {
-			t.Compute = c
+			t = models.Torch{Compute: c}
 		}
 		t.Address, t.Key, worker = at, v.options.EngineKey, true
 	}

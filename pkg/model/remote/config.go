@@ -31,6 +31,8 @@ type Config struct {
 	Deterministic bool
 	// Compile has a started worker compile the network, which takes minutes.
 	Compile bool
+	// TextEncoderDevice is where a started worker encodes prompts, as Device; empty: on Device.
+	TextEncoderDevice string
 	// Threads is how many threads of the CPU a started worker uses; 0: it chooses.
 	Threads int
 	// Patience is the least time after which a call without an answer counts as lost; at least MinPatience.
@@ -105,6 +107,7 @@ func (c Config) Check() error {
 			{"dtype", c.DType != "" && c.DType != "auto"},
 			{"threads", c.Threads != 0},
 			{"compile", c.Compile},
+			{"text_encoder_device", c.TextEncoderDevice != ""},
 		} {
 			if beside.given {
 				errs = append(errs, fmt.Errorf("%s: set; must be absent beside torch=%s: give it to the worker",
@@ -121,10 +124,19 @@ func (c Config) Check() error {
 	default:
 		errs = append(errs, fmt.Errorf("dtype: %q; must be auto, f32, bf16 or f16", c.DType))
 	}
-	if strings.HasPrefix(c.Device, "-") || strings.ContainsAny(c.Device, " ,\x00") {
+	if !isDevice(c.TextEncoderDevice) {
+		errs = append(errs, fmt.Errorf("text_encoder_device: %q; must be one device, such as cpu or cuda:1",
+			c.TextEncoderDevice))
+	}
+	if !isDevice(c.Device) {
 		errs = append(errs, fmt.Errorf("device: %q; must be auto or one device, such as cpu, cuda:0 or mps", c.Device))
 	}
 	return errors.Join(errs...)
+}
+
+// isDevice says whether a name can be that of one device, or is empty.
+func isDevice(name string) bool {
+	return !strings.HasPrefix(name, "-") && !strings.ContainsAny(name, " ,\x00")
 }
 
 // parseAddress splits Address into what to dial: a network of package net, its address, and whether TLS is spoken. It

@@ -59,7 +59,9 @@ func startProcess(ctx context.Context, model string, cfg Config) (_ *process, er
 	args := []string{
 		"-m", "meander.torch", "--model", model, "--socket", p.socket(), "--exit-with-stdin",
 	}
-	for flag, value := range map[string]string{"--device": cfg.Device, "--dtype": cfg.DType} {
+	for flag, value := range map[string]string{
+		"--device": cfg.Device, "--dtype": cfg.DType, "--text-encoder-device": cfg.TextEncoderDevice,
+	} {
 		if value != "" && value != "auto" { // the worker chooses
 			args = append(args, flag, value)
 		}
@@ -263,7 +265,8 @@ func (s *Spare) claim(dir string, cfg Config) *process {
 	defer s.mu.Unlock()
 	p, of := s.process, s.of
 	if p == nil || dir != s.dir || cfg.Device != of.Device || cfg.DType != of.DType ||
-		cfg.Deterministic != of.Deterministic || cfg.Compile != of.Compile || cfg.Threads != of.Threads {
+		cfg.Deterministic != of.Deterministic || cfg.Compile != of.Compile || cfg.Threads != of.Threads ||
+		cfg.TextEncoderDevice != of.TextEncoderDevice {
 		return nil
 	}
 	s.process = nil

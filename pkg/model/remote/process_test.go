@@ -67,19 +67,25 @@ func (e *events) having(says string) (n int) {
 	return n
 }
 
-// A worker that is to compile says that it does, and a spare one that does not is not taken for it.
-func TestProcess_Compile(t *testing.T) {
+// A worker that is to compile, or to encode elsewhere, says that it does, and a spare one that does not is not taken for
+// it.
+func TestProcess_SaysItsSettings(t *testing.T) {
 	interpret(t, "")
-	dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}
-	if _, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare}); err != nil {
-		t.Fatal(err)
+	for says, cfg := range map[string]remote.Config{
+		"/compiled/nondeterministic": {Compile: true}, "/encoders-cuda:7/": {TextEncoderDevice: "cuda:7"},
+	} {
+		dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}
+		if _, err := remote.Inspect(t.Context(), dir, remote.Config{Spare: spare}); err != nil {
+			t.Fatal(err)
+		}
+		defer spare.Close()
+		cfg.Spare = spare
+		m := opened(t, dir, cfg)
+		if b := m.Card().Backend; !strings.Contains(b, says) {
+			t.Errorf("backend %s; must have %s", b, says)
+		}
+		velocity(t, m, rowsOf(t, m, 2))
 	}
-	defer spare.Close()
-	m := opened(t, dir, remote.Config{Compile: true, Spare: spare})
-	if b := m.Card().Backend; !strings.Contains(b, "/compiled/nondeterministic") {
-		t.Errorf("backend %s", b)
-	}
-	velocity(t, m, rowsOf(t, m, 2))
 }
 
 // A worker that is started has the settings, its stderr is in the log, and it ends with the model.

@@ -210,6 +210,8 @@ func TestOpen_Refuses(t *testing.T) {
 		{dir, remote.Config{Address: address, Device: "cuda:0"}, "device: set; must be absent beside torch=unix:"},
 		{dir, remote.Config{Address: address, Compile: true}, "compile: set; must be absent beside torch=unix:"},
 		{dir, remote.Config{Compile: true, Deterministic: true}, "compile: set; must be absent beside deterministic"},
+		{dir, remote.Config{Address: address, TextEncoderDevice: "cpu"}, "text_encoder_device: set; must be absent beside"},
+		{dir, remote.Config{TextEncoderDevice: "cpu,cuda:0"}, "text_encoder_device: \"cpu,cuda:0\"; must be one device"},
 		{dir, remote.Config{Address: "unix:relative"}, "the path must be absolute"},
 		{dir, remote.Config{Address: "gpu-7"}, "must be unix:/PATH, HOST:PORT or tls:HOST:PORT"},
 		{dir, remote.Config{DType: "fp8"}, `dtype: "fp8"; must be auto, f32, bf16 or f16`},

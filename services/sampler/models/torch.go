@@ -47,6 +47,8 @@ type Torch struct {
 	Ready func(name string, check func() error)
 	// Compile has workers compile the network.
 	Compile bool
+	// TextEncoderDevice is where workers encode prompts; empty: where they compute.
+	TextEncoderDevice string
 	// Waiting is told what a worker is waited for, and "" when the wait is over; nil: nothing is told.
 	Waiting func(text string)
 	// Spare keeps the worker that Inspect starts, for Open; nil: each starts its own.
@@ -74,8 +76,12 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 		case "deterministic":
 			c.Deterministic = true
 		}
+		if strings.HasPrefix(part, "encoders-cpu") { // which GPU it was makes no difference
+			t.TextEncoderDevice = devices.CPU
+		}
 	}
-	return Torch{Address: engineTorch, Compute: c}, true
+	t.Address, t.Compute = engineTorch, c
+	return t, true
 }
 
 // configs returns the settings of each worker, one for each device.
@@ -86,11 +92,9 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 		list = append(list, remote.Config{
 			Address: address, Token: t.Key, Device: device, DType: t.Compute.DType,
 			Deterministic: t.Compute.Deterministic,
-			Compile:       t.Compile, Threads: t.Compute.Threads, Patience: t.Patience, Wait: t.Wait,
-			Adapter:      t.Adapter,
-			AdapterScale: t.AdapterScale, Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) {
-				t.logEvent(log, e)
-			},
+			Compile:       t.Compile, TextEncoderDevice: t.TextEncoderDevice, Threads: t.Compute.Threads,
+			Patience: t.Patience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale, Spare: t.Spare,
+			Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -140,6 +141,9 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	}
 	if w.o.Compiled {
 		h.Backend = "torch-0.0.0/" + w.o.Device + "/" + w.o.DType + "/compiled/nondeterministic"
+	}
+	if at := w.o.TextEncoderDevice; at != "" {
+		h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/encoders-"+at+"/", 1)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

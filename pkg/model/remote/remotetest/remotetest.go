@@ -36,7 +36,9 @@ type Options struct {
 	Deterministic bool
 	// Compiled says that the backend is.
 	Compiled bool
-	Limits   wire.Limits
+	// TextEncoderDevice is in the backend, too; "" is none.
+	TextEncoderDevice string
+	Limits            wire.Limits
 	// MaxRows is how many rows its memory is enough for; 0: any.
 	MaxRows int
 	// TLS has the certificate of a worker that speaks TLS.
