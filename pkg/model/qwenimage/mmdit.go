@@ -107,22 +107,24 @@ func (m *mmdit) bytes() int {
 // of attention and of the MLP) for image and for text in every block, then two for the output.
 func (m *mmdit) modulationSize() int { return (12*len(m.blocks) + 2) * m.config.width() }
 
-// modulation evaluates the modulation of a sigma, the shifts, scales and gates by which the
-// timestep acts on all blocks, and writes it to dst [1, modulationSize]. It depends on sigma alone,
-// so that Model.modulation keeps it.
-func (m *mmdit) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
-	d := m.config.width()
-	// The pipeline passes t = 1000*sigma, divides it by 1000 and multiplies again, in
-	// float32. At angles up to 1000 these roundings show, so they are repeated.
-	t := sigma * 1000 / 1000
-	var waves [timeChannels]float32
-	for i, f := range m.freqs {
-		angle := float64(1000 * (t * f))
-		waves[i] = float32(math.Cos(angle))
-		waves[len(m.freqs)+i] = float32(math.Sin(angle))
+// modulate evaluates the modulations of sigmas, the shifts, scales and gates by which the timestep acts on all blocks,
+// and writes them to dst [sigmas, modulationSize]. A modulation depends on its sigma alone, so that Model.modulations
+// keeps it.
+func (m *mmdit) modulate(s tensor.Session, dst tensor.Matrix, sigmas []float32) {
+	d, n := m.config.width(), len(sigmas)
+	waves := make([]float32, n*timeChannels)
+	for row, sigma := range sigmas {
+		// The pipeline passes t = 1000*sigma, divides it by 1000 and multiplies again, in
+		// float32. At angles up to 1000 these roundings show, so they are repeated.
+		t := sigma * 1000 / 1000
+		for i, f := range m.freqs {
+			angle := float64(1000 * (t * f))
+			waves[row*timeChannels+i] = float32(math.Cos(angle))
+			waves[row*timeChannels+len(m.freqs)+i] = float32(math.Sin(angle))
+		}
 	}
-	wave, h, temb := tensor.NewMatrix(s, 1, timeChannels), tensor.NewMatrix(s, 1, d), tensor.NewMatrix(s, 1, d)
-	s.CopyIn(wave, waves[:])
+	wave, h, temb := tensor.NewMatrix(s, n, timeChannels), tensor.NewMatrix(s, n, d), tensor.NewMatrix(s, n, d)
+	s.CopyIn(wave, waves)
 	m.time1.Apply(s, h, wave, tensor.Epilogue{Act: tensor.SiLU})
 	// Every use of the embedding goes through SiLU first.
 	m.time2.Apply(s, temb, h, tensor.Epilogue{Act: tensor.SiLU})

@@ -17,11 +17,12 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Bounds of two caches: timestep modulations (one per sigma) and position tables (one per
-// image size).
+// Bounds of two caches: timestep modulations (one per sigma, so that those of a schedule fit) and position tables
+// (one per image size).
 const (
-	modulationCacheBytes = 32 << 20
-	ropeCacheBytes       = 32 << 20
+	modulationCacheRows = 64
+	leastSpare          = 4 // that cache grows while the device has so many times its limit to spare
+	ropeCacheBytes      = 32 << 20
 )
 
 // Model is a checkpoint of the family, computed in float32.
@@ -29,7 +30,7 @@ const (
 // The bits of a result depend only on the weights and the arguments: not on threads,
 // kernels, or the other rows of a call.
 //
-// Its memory holds all weights as float32, whatever their type in the files. Each thread
+// Its memory holds the weights in the type that the device keeps them in: see tensor.Device.Weight. Each thread
 // needs more, as much as its largest request: for Velocity 40 D bytes per token, image and
 // text, of the rows that the thread computes together, with D the transformer's width; for
 // Decode five images of the autoencoder's largest stage, which has the full size and twice
@@ -38,7 +39,7 @@ type Model struct {
 	*shared
 	card        model.Card
 	transformer *mmdit
-	modulations nn.LRU[float32, []float32]
+	modulations nn.LRU[float32, tensor.Matrix] // on the device, by sigma
 	closed      sync.Once
 }
 

@@ -135,7 +135,7 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	s.base, s.baseDigest = m.transformer, digest.Hex()
 	s.prompts.Limit = o.PromptCacheBytes
 	s.ropes.Limit = ropeCacheBytes
-	m.modulations.Limit = modulationCacheBytes
+	m.modulations.Limit = modulationCacheRows * 4 * m.transformer.modulationSize()
 	m.card = c.card(dir, o)
 	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.backend()
 	return m.card.Validate()

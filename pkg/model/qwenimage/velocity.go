@@ -3,6 +3,8 @@ package qwenimage
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
@@ -29,10 +31,14 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 	case n == 0:
 		return nil
 	case n < m.device.Parallel():
-		return m.device.Run(ctx, true, func(s tensor.Session) error { return b.compute(s, 0, n) })
+		err = m.device.Run(ctx, true, func(s tensor.Session) error { return b.compute(s, 0, n) })
 	default:
-		return nn.Split(ctx, m.device, n, b.compute)
+		err = nn.Split(ctx, m.device, n, b.compute)
 	}
+	if err == nil {
+		b.keepModulations()
+	}
+	return err
 }
 
 // promptEmbeds is the conditioning of the family: hidden states [tokens, width] without
@@ -71,6 +77,15 @@ type batch struct {
 	rows   []model.Row
 	tokens int
 	rope   *nn.RopeTable
+
+	mu       sync.Mutex // guards computed
+	computed []modulations
+}
+
+// modulations are the modulations of sigmas, row by row, in the memory of the host.
+type modulations struct {
+	sigmas []float32
+	values []float32 // [sigmas, modulationSize]
 }
 
 // compute evaluates rows from..to-1 in one pass.
@@ -127,10 +142,12 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	}
 	p.sequences = lists.Sequences
 
-	mod := tensor.NewMatrix(s, groups, m.transformer.modulationSize())
-	for g := range groups {
-		m.modulation(s, mod.SliceRows(g, g+1), rows[first[g]].Sigma)
+	sigmas := make([]float32, groups)
+	for g := range sigmas {
+		sigmas[g] = rows[first[g]].Sigma
 	}
+	mod := b.modulations(s, sigmas)
+	defer runtime.KeepAlive(mod)
 	out := tensor.NewMatrix(s, p.image, channels)
 	if err := m.transformer.forward(s, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
 		return err
@@ -141,15 +158,65 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	return nil
 }
 
-// modulation writes the modulation of a sigma, from the cache if it is there: requests use the
-// same sigmas again.
-func (m *Model) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
-	if v, ok := m.modulations.Get(sigma); ok {
-		s.CopyIn(dst, v)
-		return
+// modulations returns the modulations of sigmas [sigmas, modulationSize]. Those that the device does not have yet are
+// computed together, and keepModulations gets them.
+func (b *batch) modulations(s tensor.Session, sigmas []float32) tensor.Matrix {
+	m, size := b.m, b.m.transformer.modulationSize()
+	held := make([]tensor.Matrix, len(sigmas))
+	var missing []float32
+	for i, sigma := range sigmas {
+		var ok bool
+		if held[i], ok = m.modulations.Get(sigma); !ok {
+			missing = append(missing, sigma)
+		}
 	}
-	m.transformer.modulation(s, dst, sigma)
-	v := make([]float32, dst.Cols)
-	s.CopyOut(v, dst)
-	m.modulations.Put(sigma, v, 4*len(v))
+	if len(sigmas) == 1 && len(missing) == 0 {
+		return held[0]
+	}
+	computed := tensor.NewMatrix(s, len(missing), size)
+	if len(missing) > 0 {
+		m.transformer.modulate(s, computed, missing)
+		values := make([]float32, len(missing)*size)
+		s.CopyOutLater(values, computed)
+		b.mu.Lock()
+		b.computed = append(b.computed, modulations{missing, values})
+		b.mu.Unlock()
+	}
+	if len(missing) == len(sigmas) {
+		return computed
+	}
+	all := tensor.NewMatrix(s, len(sigmas), size)
+	next := 0 // row of computed
+	for i := range sigmas {
+		from, row := held[i], int32(0)
+		if from.IsZero() {
+			from, row = computed, int32(next)
+			next++
+		}
+		s.Gather(all.SliceRows(i, i+1), from, []int32{row})
+	}
+	runtime.KeepAlive(held) // until the copies are launched: later passes run after them
+	return all
+}
+
+// keepModulations puts the modulations that passes have computed on the device, where later passes find them: requests
+// use the same sigmas again. Where passes may need that memory, they are computed each time.
+func (b *batch) keepModulations() {
+	m, size := b.m, b.m.transformer.modulationSize()
+	for _, c := range b.computed {
+		for i, sigma := range c.sigmas {
+			if _, ok := m.modulations.Get(sigma); ok {
+				continue
+			}
+			if limited, ok := m.device.(tensor.Limited); ok {
+				free, _, err := limited.FreeSpace()
+				if err != nil || free-m.device.WorkingBytes() < leastSpare*m.modulations.Limit {
+					return
+				}
+			}
+			if kept, err := m.device.Table(tensor.Floats(c.values[i*size:(i+1)*size], 1, size)); err == nil {
+				m.modulations.Put(sigma, kept, 4*size)
+			}
+		}
+	}
 }
