@@ -65,6 +65,9 @@ line "products and attention of Qwen-Image at 1024 pixels against the CPU" "$gpu
 line "velocities of two of its layers against the CPU" "$gpu" 60 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_QwenImageLayers$'
 line "velocities of signs in f32 against the CPU" "$gpu" 30 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_Signs$/^F32$'
 line "velocities of signs in bf16 against f32" "$gpu" 30 'relative L2' bash -c 'tests "$@"' - -test.run '^TestGPU_Signs$/^BF16$'
+for factors in F32 BF16; do
+	line "pixels of a model with heads of 128, a LoRA pushed on the way, in $factors against the CPU" "$gpu" 30 'relative L2' bash -c 'tests "$@"' - -test.run "^TestGPU_PaintsAndTakesALoRA\$/^$factors\$"
+done
 paint=(run --seed 5 --group-size "$samples" --out "$store/out")
 [ -n "${SMALL:-}" ] && paint=(run --seed 5 --group-size "$samples" --steps 2 --out "$store/out")
 line "a run of signs" "$gpu" 40 'of 1 groups' "$programs/meander" "${paint[@]}" --store "$store/gpu" --run gpu --device "$device" --save-latents "$store/gpu.safetensors" 'a red sign that says "OPEN"'

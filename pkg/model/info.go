@@ -17,6 +17,8 @@ type Info struct {
 	// factorBytes is 4 or 2, the size of a factor of matrix products on the device. nil if the
 	// configurations cannot be read.
 	Pass func(size Size, rows, factorBytes int) int
+	// LoRA returns the memory in bytes that a LoRA of that rank on all projections takes on a GPU; nil as Pass is.
+	LoRA func(rank, factorBytes int) int
 }
 
 // PartInfo describes the checkpoint of one network.

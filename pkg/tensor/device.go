@@ -65,11 +65,13 @@ type FewRowsPacker interface {
 	WeightForFewRows(parts ...Array) (Weight, error)
 }
 
-// Merger is a device that adds low-rank products to a weight where the weight is: weights of many GB do not travel.
-type Merger interface {
-	// Merge returns w with the products added in float32, and rounded once to the type that the device keeps it in. w
-	// keeps its values. Products of different rows only: no row may be in two of them.
-	Merge(w Weight, products []LowRank) (Weight, error)
+// LowRankAdder is a device that computes with a weight and low-rank products beside it. So a version of the weights
+// needs little memory of its own and is ready at once, and a change that is too small for the weight's type counts.
+type LowRankAdder interface {
+	// AddLowRank returns w plus the products, in the memory of w and of the products: Linear computes
+	// x w^T + (x A^T) B^T. w keeps its values. Products of different rows only: no row may be in two of them. What it
+	// returns cannot be read.
+	AddLowRank(w Weight, products []LowRank) (Weight, error)
 }
 
 // LowRank is what is added to rows From to From+N-1 of a weight with K columns: B A, with B [N, R] and A [R, K].

@@ -219,6 +219,9 @@ func printGPUMemory(out io.Writer, info *model.Info) {
 	t.Row("weights", present.Size(weights[0]), present.Size(weights[1]))
 	t.Row(fmt.Sprintf("without %s, which can go to the processor", info.Parts[0].Name),
 		present.Size(weights[0]-text[0]), present.Size(weights[1]-text[1]))
+	const rank = 64
+	t.Row(fmt.Sprintf("and two versions of a LoRA of rank %d on all projections", rank),
+		present.Size(2*info.LoRA(rank, 2)), present.Size(2*info.LoRA(rank, 4)))
 	sizes := [][2]int{{512, 512}, {1024, 1024}, {1328, 1328}}
 	if !slices.Contains(sizes, [2]int{info.Height, info.Width}) {
 		sizes = append([][2]int{{info.Height, info.Width}}, sizes...)

@@ -434,7 +434,8 @@ func TestBenchGPU(t *testing.T) {
 	}
 	for _, want := range []string{
 		"The other engine is missing", "| product 64 x 96 x 64 | ", "| attention, 40 tokens", "| copy in",
-		"| copy out", "| a launch", "| evaluation with guidance, 64 x 128, batch 1",
+		"| copy out", "| a launch", "| evaluation with guidance, 64 x 128, batch 1", "scaled, at a sigma that came before |",
+		"| putting a LoRA of rank 64 on the device", "scaled, with a LoRA of rank 64 of all projections |",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)

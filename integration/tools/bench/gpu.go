@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -15,9 +16,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/media"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -34,6 +37,7 @@ type gpuBench struct {
 	set   *devices.Set
 	other *peer
 	times map[string]time.Duration // by kernel
+	sigma func() float32
 }
 
 func benchGPUCommand() *cobra.Command {
@@ -43,8 +47,9 @@ func benchGPUCommand() *cobra.Command {
 		Short: "a GPU's matrix products, attention, copies, launches and forward passes, beside PyTorch's",
 		Long: `gpu measures one device: the products and the attention of a 20-billion-parameter transformer, copies,
 launches, and forward passes with guidance at 512 and 1024 pixels on --layers of its 60 layers with random
-weights, a time that it scales to all of them. With --peer it asks another engine for the same, such as
-deploy/bench/gpu_peer.py. What cannot be measured says why. The report is Markdown.
+weights, a time that it scales to all of them: at new sigmas, at one that came before, and with a LoRA. With
+--peer it asks another engine for the same, such as deploy/bench/gpu_peer.py. What cannot be measured says why. The
+report is Markdown.
 
 With --roofline it needs no GPU and measures nothing: it runs the forward passes on an interpreter of the kernels, notes
 their launches, and prints what these cost by a model.`,
@@ -94,6 +99,7 @@ func (g *gpuBench) run(ctx context.Context, stderr io.Writer) (err error) {
 			defer func() { err = errors.Join(err, other.close()) }()
 		}
 	}
+	g.sigma = newSigmas()
 	name := "none"
 	if g.other != nil {
 		name = g.other.name
@@ -321,8 +327,10 @@ func (g *gpuBench) forwards(ctx context.Context) error {
 	defer func() { _ = m.Close() }()
 	for _, size := range sizes {
 		for _, batch := range batches {
-			g.forward(ctx, m, size[0], size[1], batch)
+			g.forward(ctx, m, size[0], size[1], batch, variant{})
 		}
+		g.forward(ctx, m, size[0], size[1], 1, variant{again: true})
+		g.forward(ctx, m, size[0], size[1], 1, variant{rank: loraRank})
 	}
 	if u, ok := g.set.Devices[0].Device.(tensor.Metered); ok {
 		u := u.Usage()
@@ -339,8 +347,56 @@ func makeRandom(dir string, of model.Random) error {
 	return all[i].Random(dir, of)
 }
 
-// evaluation calls a model once for a batch with guidance.
-func evaluation(ctx context.Context, m model.Model, height, width, batch int) (call func() error, text int, err error) {
+// variant is how evaluations are made: at a new sigma each, unless they are as those after the first group of a run.
+type variant struct {
+	again bool // all at one sigma
+	rank  int  // of a LoRA of all projections; 0 is none
+}
+
+// loraRank is a usual one.
+const loraRank = 64
+
+// String is empty for the plain variant.
+func (v variant) String() string {
+	switch {
+	case v.again:
+		return ", at a sigma that came before"
+	case v.rank > 0:
+		return fmt.Sprintf(", with a LoRA of rank %d of all projections", v.rank)
+	}
+	return ""
+}
+
+// apply returns the model of a variant, which the caller closes if it is another one, and how long the device took to
+// get its LoRA.
+func (v variant) apply(m model.Model) (of model.Model, took time.Duration, err error) {
+	if v.rank == 0 {
+		return m, 0, nil
+	}
+	base := m.(model.Adaptable)
+	a, err := randomLoRA(base.Modules(), v.rank)
+	if err != nil {
+		return nil, 0, err
+	}
+	began := time.Now()
+	of, err = base.Adapted(lora.Weighted{Adapter: a, Weight: 1})
+	return of, time.Since(began), err
+}
+
+// newSigmas returns a function that gives another sigma with each call. What depends on sigma alone is computed then,
+// as PyTorch computes it each time.
+func newSigmas() func() float32 {
+	calls := float32(0)
+	return func() float32 {
+		calls++
+		return 1 / (1 + calls/64)
+	}
+}
+
+// evaluation calls a model once for a batch with guidance, at the sigma that the function says.
+func evaluation(
+	ctx context.Context, m model.Model, height, width, batch int, sigma func() float32,
+) (call func() error, text int, err error) {
 	card := m.Card()
 	conds, err := m.Encode(ctx, []string{`a blue sign that says "4071"`, " "})
 	if err != nil {
@@ -361,22 +417,54 @@ func evaluation(ctx context.Context, m model.Model, height, width, batch int) (c
 			Negative: conds[1], Scale: 4,
 		}
 	}
-	v, calls := images.NewVelocities(m), float32(0)
+	v := images.NewVelocities(m)
 	return func() error {
-		calls++
-		for i := range rows { // what depends on sigma is computed each time, as in a run
-			rows[i].Sigma = 1 / (1 + calls/64)
+		at := sigma()
+		for i := range rows {
+			rows[i].Sigma = at
 		}
 		faults, err := v.Eval(ctx, rows, size)
 		return cmp.Or(err, faults[0])
 	}, conds[0].Tensors[0].Shape[0], nil
 }
 
-func (g *gpuBench) forward(ctx context.Context, m model.Model, height, width, batch int) {
-	call, text, err := evaluation(ctx, m, height, width, batch)
-	scale := float64(g.of) / float64(g.layers)
-	g.row(fmt.Sprintf("evaluation with guidance, %d x %d, batch %d, %d layers of %d, scaled", height, width, batch,
-		g.layers, g.of), 0, "",
+// randomLoRA makes a LoRA of some rank of all modules of a table.
+func randomLoRA(modules lora.Table, rank int) (*lora.Adapter, error) {
+	var factors []safetensors.Tensor
+	for module, shape := range modules {
+		for part, size := range map[string][]int{"lora_A": {rank, shape[1]}, "lora_B": {shape[0], rank}} {
+			factors = append(factors, safetensors.Tensor{
+				Name: "transformer." + module + "." + part + ".weight", DType: tensor.BF16, Shape: size,
+				Data: tensor.BF16.AppendFloats(nil, numbers(size[0]*size[1])),
+			})
+		}
+	}
+	var file bytes.Buffer
+	if err := safetensors.Write(&file, factors, nil); err != nil {
+		return nil, err
+	}
+	return lora.Parse("random", file.Bytes(), nil)
+}
+
+// forward measures evaluations of a variant.
+func (g *gpuBench) forward(ctx context.Context, m model.Model, height, width, batch int, v variant) {
+	sigma, scale := g.sigma, float64(g.of)/float64(g.layers)
+	if v.again {
+		sigma = func() float32 { return 0.5 }
+	}
+	var call func() error
+	var text int
+	of, took, err := v.apply(m)
+	if err == nil {
+		call, text, err = evaluation(ctx, of, height, width, batch, sigma)
+	}
+	if v.rank > 0 && err == nil {
+		defer func() { _ = of.Close() }()
+		fmt.Fprintf(g.out, "| putting a LoRA of rank %d on the device, scaled | %.4g ms | | |\n", v.rank,
+			took.Seconds()*1e3*scale)
+	}
+	g.row(fmt.Sprintf("evaluation with guidance, %d x %d, batch %d, %d layers of %d, scaled%s", height, width, batch,
+		g.layers, g.of, v), 0, "",
 		gpuCall{
 			What: "forward", Tokens: height / 16 * (width / 16), Text: text, Heads: 24, Dim: 128, Layers: g.layers,
 			M: g.of, Batch: 2 * batch,
@@ -412,7 +500,7 @@ func (g *gpuBench) shares(ctx context.Context, dir string, size [2]int) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, set.Close()) }()
-	call, end, err := warmEvaluation(ctx, set.Devices[0].Device, dir, size)
+	call, end, err := warmEvaluation(ctx, set.Devices[0].Device, dir, size, variant{})
 	if err != nil {
 		return err
 	}

@@ -180,8 +180,12 @@ func (l countedLibrary) Multiply(p driver.Product) error {
 	if p.BF16 {
 		out = 2
 	}
-	key := fmt.Sprint("product ", m, n, k, out)
-	l.r.kinds[key] = launch{kernel: "cublasLt", products: 2 * m * n * k, bytes: 2*m*k + 2*n*k + out*m*n}
+	key := fmt.Sprint("product ", m, n, k, out, p.Add)
+	bytes := 2*m*k + 2*n*k + out*m*n
+	if p.Add {
+		bytes += out * m * n
+	}
+	l.r.kinds[key] = launch{kernel: "cublasLt", products: 2 * m * n * k, bytes: bytes}
 	l.r.counts[key]++
 	return nil
 }
@@ -194,13 +198,13 @@ type recording struct {
 }
 
 // record evaluates with guidance for an image of a size, with the model of dir.
-func (r *countingGPU) record(ctx context.Context, dir string, size [2]int) (rec recording, err error) {
+func (r *countingGPU) record(ctx context.Context, dir string, size [2]int, of variant) (rec recording, err error) {
 	dev, err := cuda.New(r, cuda.Options{Factors: tensor.BF16})
 	if err != nil {
 		return rec, err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	call, end, err := warmEvaluation(ctx, dev, dir, size)
+	call, end, err := warmEvaluation(ctx, dev, dir, size, of)
 	if err != nil {
 		return rec, err
 	}
@@ -213,19 +217,28 @@ func (r *countingGPU) record(ctx context.Context, dir string, size [2]int) (rec 
 // warmEvaluation opens a model on a device and evaluates once, which computes what the prompt alone decides. call does
 // it again; end closes the model.
 func warmEvaluation(
-	ctx context.Context, d tensor.Device, dir string, size [2]int,
+	ctx context.Context, d tensor.Device, dir string, size [2]int, of variant,
 ) (call, end func() error, err error) {
 	m, err := families.All().Open(dir, model.Options{Device: d})
 	if err != nil {
 		return nil, nil, err
 	}
-	if call, _, err = evaluation(ctx, m, size[0], size[1], 1); err == nil {
-		err = call()
-	}
+	applied, _, err := of.apply(m)
 	if err != nil {
 		return nil, nil, errors.Join(err, m.Close())
 	}
-	return call, m.Close, nil
+	sigma := newSigmas()
+	if of.again {
+		sigma = func() float32 { return 0.5 }
+	}
+	end = func() error { return errors.Join(applied.Close(), m.Close()) } // closing twice does nothing
+	if call, _, err = evaluation(ctx, applied, size[0], size[1], 1, sigma); err == nil {
+		err = call()
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, end())
+	}
+	return call, end, nil
 }
 
 // layered is an evaluation of so many layers, by those of one and of two: all further ones are as the second.
@@ -269,29 +282,34 @@ or divisions and exponentials, whatever takes longest; and %.1f µs a launch. "E
 kernels reached on an H200 at 1024 x 1024: %s, others %.2f.
 `, leastLaunch*1e6, reachedText(), reachedByOthers)
 	for _, size := range sizes {
-		recs, of := map[bool]recording{}, make([]recording, len(sheets))
-		for i, s := range sheets {
-			if _, known := recs[s.hopper]; !known {
-				rec, err := recordLayers(ctx, s.hopper, dirs, size, g.of)
-				if err != nil {
-					return err
+		for _, v := range []variant{{}, {again: true}, {rank: loraRank}} {
+			recs, of := map[bool]recording{}, make([]recording, len(sheets))
+			for i, s := range sheets {
+				if _, known := recs[s.hopper]; !known {
+					rec, err := recordLayers(ctx, s.hopper, dirs, size, g.of, v)
+					if err != nil {
+						return err
+					}
+					recs[s.hopper] = rec
 				}
-				recs[s.hopper] = rec
+				of[i] = recs[s.hopper]
 			}
-			of[i] = recs[s.hopper]
+			fmt.Fprintf(g.out, "\nAn evaluation with guidance, %d x %d, batch 1, %d layers%s:\n\n", size[0], size[1],
+				g.of, v)
+			printRoofline(g.out, of, v == variant{})
 		}
-		fmt.Fprintf(g.out, "\nAn evaluation with guidance, %d x %d, batch 1, %d layers:\n\n", size[0], size[1], g.of)
-		printRoofline(g.out, of)
 	}
 	return nil
 }
 
 // recordLayers records an evaluation of so many layers: dirs are of models of one layer and of two, or of one with all.
-func recordLayers(ctx context.Context, hopper bool, dirs []string, size [2]int, layers int) (rec recording, err error) {
+func recordLayers(
+	ctx context.Context, hopper bool, dirs []string, size [2]int, layers int, v variant,
+) (rec recording, err error) {
 	var of []recording
 	for _, dir := range dirs {
 		r := newCountingGPU(hopper)
-		if rec, err = r.record(ctx, dir, size); err != nil {
+		if rec, err = r.record(ctx, dir, size, v); err != nil {
 			return rec, err
 		}
 		of = append(of, rec)
@@ -332,8 +350,8 @@ func longest(of map[string]float64) string {
 	return slices.MaxFunc(slices.Sorted(maps.Keys(of)), func(a, b string) int { return cmp.Compare(of[a], of[b]) })
 }
 
-// printRoofline prints a table of what an evaluation costs each GPU of sheets.
-func printRoofline(w io.Writer, of []recording) {
+// printRoofline prints a table of what an evaluation costs each GPU of sheets, by kernel or in all.
+func printRoofline(w io.Writer, of []recording, byKernel bool) {
 	all, kernels, works := make([]share, len(sheets)), make([]map[string]*share, len(sheets)), map[string]*share{}
 	for i, g := range sheets {
 		kernels[i] = map[string]*share{}
@@ -367,9 +385,13 @@ func printRoofline(w io.Writer, of []recording) {
 		return sheets[i].name
 	}, "kernel", "launches", "TFLOP", "GB", "million instructions of warps")
 	row(func(int) string { return "---" }, "---", "---", "---", "---", "---")
-	for _, kernel := range slices.SortedFunc(maps.Keys(works), func(a, b string) int {
-		return cmp.Or(cmp.Compare(works[b].least, works[a].least), cmp.Compare(a, b))
-	}) {
+	var names []string
+	if byKernel {
+		names = slices.SortedFunc(maps.Keys(works), func(a, b string) int {
+			return cmp.Or(cmp.Compare(works[b].least, works[a].least), cmp.Compare(a, b))
+		})
+	}
+	for _, kernel := range names {
 		line(kernel, works[kernel], func(i int) string {
 			k := kernels[i][kernel]
 			if k == nil {

@@ -44,7 +44,7 @@ func TestCountingGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call, end, err := warmEvaluation(t.Context(), d, "signs", [2]int{64, 128})
+	call, end, err := warmEvaluation(t.Context(), d, "signs", [2]int{64, 128}, variant{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,8 +27,8 @@ func Table(projections map[string]Projection) lora.Table {
 
 // Adapt adds the sums of low-rank products of adapters to the weights of projections, by the names of modules in a
 // checkpoint. It replaces the weights of the Linears that an adapter changes and keeps the others. A sum is
-// accumulated in float64 and rounded once; a tensor.Merger does it itself, in float32. An adapter that does not fit is
-// an error that names all its wrong modules.
+// accumulated in float64 and rounded once; a tensor.LowRankAdder keeps the products beside the weight. An adapter that
+// does not fit is an error that names all its wrong modules.
 func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.Weighted) error {
 	if err := Table(projections).Check(adapters...); err != nil {
 		return err
@@ -44,12 +44,12 @@ func Adapt(d tensor.Device, projections map[string]Projection, adapters []lora.W
 		stacked[projections[module].In] = append(stacked[projections[module].In], module)
 	}
 	for l, modules := range stacked { // one after the other, so that the host memory holds only one
-		if m, ok := d.(tensor.Merger); ok {
+		if adder, ok := d.(tensor.LowRankAdder); ok {
 			products := make([]tensor.LowRank, len(modules))
 			for i, module := range modules {
 				products[i] = projections[module].sum(module, adapters)
 			}
-			adapted, err := m.Merge(l.W, products)
+			adapted, err := adder.AddLowRank(l.W, products)
 			if err != nil {
 				return fmt.Errorf("adapter: %s: %w", modules[0], err)
 			}

@@ -54,6 +54,7 @@ func Inspect(dir string) (_ *model.Info, err error) {
 	}
 	if c.text != nil && c.transformer != nil && c.vae != nil {
 		info.Pass = c.passBytes(o.MaxPromptTokens)
+		info.LoRA = c.transformer.loraBytes
 	}
 	return info, nil
 }

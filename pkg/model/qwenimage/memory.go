@@ -36,6 +36,22 @@ func (c *modelConfigs) passBytes(promptTokens int) func(size model.Size, rows, f
 	}
 }
 
+// loraBytes returns model.Info.LoRA. Projections that are stacked share their factors, with zeros where one does not
+// change the rows of another.
+func (c *transformerConfig) loraBytes(rank, factorBytes int) int {
+	type stack struct{ modules, n, k int }
+	stacks := map[*nn.Linear]stack{}
+	for _, p := range loadMMDiT(nn.NewLoader(&safetensors.Archive{}, nil), c).projections() {
+		s := stacks[p.In]
+		stacks[p.In] = stack{s.modules + 1, s.n + p.N, p.K}
+	}
+	numbers := 0
+	for _, s := range stacks {
+		numbers += s.modules * rank * (s.n + s.k)
+	}
+	return factorBytes * numbers
+}
+
 // memoryNeeds is the memory in bytes of the weights of each part on a device, and of a pass.
 type memoryNeeds struct{ text, transformer, vae, pass int }
 

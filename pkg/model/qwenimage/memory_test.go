@@ -53,6 +53,9 @@ func TestPublished_MemoryTable(t *testing.T) {
 	if most := weights + info.Pass(media.ImageSize(1328, 1328), 16, 2); most > 76<<30 {
 		t.Errorf("%d bytes for 8 images of 1328x1328, more than a GPU of 80 GB has", most)
 	}
+	if lora := info.LoRA(64, 2); lora < 1<<30 || lora > 2<<30 || info.LoRA(64, 4) != 2*lora {
+		t.Errorf("a LoRA of rank 64 takes %d bytes", lora)
+	}
 	if alone := info.Parts[0].FactorBytes; weights < 50<<30 || alone < 13<<30 {
 		t.Errorf("weights are %d bytes, %d of them of the text encoder", weights, alone)
 	}

@@ -96,6 +96,93 @@ func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (veloc
 	return velocities
 }
 
+// paintPushed paints from noise to pixels in four Euler steps; after two a LoRA is pushed, unless it is nil.
+func paintPushed(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (pixels []float32) {
+	t.Helper()
+	const height, width, count = 32, 64, 4
+	base, err := qwenimage.Open(folder, qwenimage.Options{Device: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	var adapters []lora.Weighted
+	if a != nil {
+		adapters = append(adapters, lora.Weighted{Adapter: a, Weight: 8})
+	}
+	pushed, err := base.WithAdapters(adapters...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pushed.Close()
+	cond, err := base.Encode(t.Context(), []string{"a sign"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	x := make([]float32, height/16*width/16*base.Card().LatentChannels)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	v := make([]float32, len(x))
+	for step := range count {
+		m := base
+		if step >= count/2 {
+			m = pushed
+		}
+		row := model.Row{X: x, Sigma: 1 - float32(step)/count, Conditioning: cond[0], Dst: v}
+		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range x {
+			x[i] -= v[i] / count
+		}
+	}
+	if pixels, err = base.DecodePixels(t.Context(), x, media.ImageSize(height, width)); err != nil {
+		t.Fatal(err)
+	}
+	return pixels
+}
+
+// checkPushed compares the pixels of a device with those of the processor, whose image the LoRA changes by three times
+// the tolerance at least: in bf16 that of TestSigns_paintsLikeTheProcessor for the whole way.
+func checkPushed(t *testing.T, c, d tensor.Device, tolerance float64) {
+	t.Helper()
+	folder, a := wideHeads(t)
+	want, got, without := paintPushed(t, c, folder, a), paintPushed(t, d, folder, a), paintPushed(t, c, folder, nil)
+	e, changed := distance(got, want), distance(without, want)
+	t.Logf("relative L2 distance of the pixels %.2g, at most %g; the LoRA moves them by %.2g", e, tolerance, changed)
+	if !(e <= tolerance) || !(changed > 3*tolerance) {
+		t.Error("too far from the CPU, or a LoRA that changes nothing")
+	}
+}
+
+// A checkpoint with heads of 128 is painted to the pixels as on the processor, with a LoRA pushed on the way.
+func TestDevice_PaintsAndTakesALoRA(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
+	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, cs := range []struct {
+		factors    tensor.DType
+		capability int
+		tolerance  float64
+	}{{tensor.F32, 80, 1e-5}, {tensor.BF16, 80, 3e-2}, {tensor.BF16, 90, 3e-2}} {
+		t.Run(fmt.Sprintf("%s, capability %d", cs.factors, cs.capability), func(t *testing.T) {
+			d, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true, Capability: cs.capability}),
+				cuda.Options{Factors: cs.factors})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			checkPushed(t, c, d, cs.tolerance)
+		})
+	}
+}
+
 // A LoRA is swapped between steps on the device as on the processor: without it the bits are those
 // from before, and what it took is given back.
 func TestDevice_SwapsLoRAs(t *testing.T) {

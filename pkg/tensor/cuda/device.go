@@ -106,9 +106,9 @@ func gpuNames(n int) string {
 }
 
 var (
-	_ tensor.Device  = (*Device)(nil)
-	_ tensor.Limited = (*Device)(nil)
-	_ tensor.Merger  = (*Device)(nil)
+	_ tensor.Device       = (*Device)(nil)
+	_ tensor.Limited      = (*Device)(nil)
+	_ tensor.LowRankAdder = (*Device)(nil)
 )
 
 // names of the kernels that sessions launch.

@@ -77,7 +77,7 @@ func onGPU(t *testing.T, test func(t *testing.T)) {
 
 // unchecked is set for what takes long on an interpreted GPU: its checks are elsewhere.
 func unchecked(t *testing.T) string {
-	if strings.HasPrefix(t.Name(), "TestGPU_Signs/") {
+	if strings.HasPrefix(t.Name(), "TestGPU_Signs/") || strings.HasPrefix(t.Name(), "TestGPU_Paints") {
 		return "1"
 	}
 	return ""
@@ -236,5 +236,21 @@ func TestGPU_NoDriver(t *testing.T) {
 	t.Logf("cuda:7: %v", err)
 	if n, _ := cuda.Count(); n == 0 && !errors.Is(err, cuda.ErrNone) {
 		t.Errorf("%v; want ErrNone", err)
+	}
+}
+
+// A checkpoint with heads of 128 on a GPU, from noise to pixels, with a LoRA pushed on the way.
+func TestGPU_PaintsAndTakesALoRA(t *testing.T) {
+	for factors, tolerance := range map[tensor.DType]float64{tensor.F32: 1e-5, tensor.BF16: 3e-2} {
+		t.Run(string(factors), func(t *testing.T) {
+			onGPU(t, func(t *testing.T) {
+				host, err := cpu.NewDevice(cpu.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer host.Close()
+				checkPushed(t, host, openGPU(t, factors), tolerance)
+			})
+		})
 	}
 }

@@ -45,30 +45,68 @@ func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg 
 // Linear implements tensor.Session: in bf16 by the library if it takes the product, else by a
 // kernel. Shapes that do not fit panic; errors of the device come from Run.
 func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
-	a := w.(*array)
-	want("linear", "x", x, x.Rows, a.k)
-	want("linear", "dst", dst, x.Rows, a.n)
+	want("linear", "x", x, x.Rows, w.K())
+	want("linear", "dst", dst, x.Rows, w.N())
 	defer s.releaseScratch()
-	m := x.Rows
-	if a.dtype == tensor.BF16 {
+	if s.d.bf16 {
 		x = s.factor(x)
-		if s.libraryProduct(dst, x, a, e) {
-			return
-		}
-		args := append([]driver.Arg{
-			s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride), s.array(a), i32(a.stride), i32(m),
-			i32(a.n), i32(a.k),
-		},
-			s.epilogue("linear", e, m, a.n)...)
-		s.launchTiles("linear_bf16", m, a.n, mmaTile, 256, append(args, bf16Bits(dst))...)
-		return
+	} else {
+		x = s.float(x)
 	}
-	s.linearF32(dst, x, a, e)
+	if a, ok := w.(*adapted); ok {
+		s.adaptedLinear(dst, x, a, e)
+	} else if a := w.(*array); !s.libraryProduct(dst, x, a, e) {
+		s.linear(dst, x, a, e)
+	}
 }
 
-// linearF32 launches Linear in float32. The caller releases the scratch memory.
-func (s *session) linearF32(dst, x tensor.Matrix, a *array, e tensor.Epilogue) {
-	x = s.float(x)
+// sumRows is how many rows of a sum in float32 adaptedLinear holds at once.
+const sumRows = 4096
+
+// adaptedLinear is Linear of a weight with products beside it. What the library does not have, the kernels do: they
+// add in float32, in dst if it has that type, and the epilogue follows.
+func (s *session) adaptedLinear(dst, x tensor.Matrix, a *adapted, e tensor.Epilogue) {
+	low := s.scratch(x.Rows, a.down.n, padded(a.down.n), s.d.factors())
+	if !s.libraryProduct(low, x, a.down, tensor.Epilogue{}) {
+		s.linear(low, x, a.down, tensor.Epilogue{})
+	}
+	if s.librarySum(dst, low, x, a, e) {
+		return
+	}
+	if e.Act == tensor.Identity && !isBF16(dst) {
+		s.linear(dst, x, a.array, e)
+		s.linear(dst, low, a.up, tensor.Epilogue{Gate: e.Gate, Group: e.Group, Residual: dst})
+		return
+	}
+	sum := dst
+	if isBF16(dst) || !e.Residual.IsZero() {
+		sum = s.scratch(min(dst.Rows, sumRows), dst.Cols, padded(dst.Cols), tensor.F32)
+	}
+	for from := 0; from < dst.Rows; from += sum.Rows {
+		to, part := min(from+sum.Rows, dst.Rows), e
+		own := sum.SliceRows(0, to-from)
+		if !e.Residual.IsZero() {
+			part.Residual = e.Residual.SliceRows(from, to)
+		}
+		if e.Group != nil {
+			part.Group = e.Group[from:to]
+		}
+		s.linear(own, x.SliceRows(from, to), a.array, tensor.Epilogue{})
+		s.linear(own, low.SliceRows(from, to), a.up, tensor.Epilogue{Residual: own})
+		s.finish(dst.SliceRows(from, to), own, part)
+	}
+}
+
+// linear launches Linear of a kernel; x is in the type of factors. The caller releases the scratch memory.
+func (s *session) linear(dst, x tensor.Matrix, a *array, e tensor.Epilogue) {
+	if a.dtype == tensor.BF16 {
+		args := append([]driver.Arg{
+			s.address(dst), i32(dst.Stride), s.address(x), i32(x.Stride), s.array(a), i32(a.stride), i32(x.Rows),
+			i32(a.n), i32(a.k),
+		}, s.epilogue("linear", e, x.Rows, a.n)...)
+		s.launchTiles("linear_bf16", x.Rows, a.n, mmaTile, 256, append(args, bf16Bits(dst))...)
+		return
+	}
 	to, store := s.result(dst)
 	args := append([]driver.Arg{
 		s.address(to), i32(to.Stride), s.address(x), i32(x.Stride), s.array(a), i32(x.Rows), i32(a.n), i32(a.k),

@@ -50,21 +50,59 @@ func (l *lockedProducts) Close() error {
 // the library does not have the product. What the library cannot do after the product, kernel
 // finish_f32 or finish_wide does. An error of the device is kept for Run.
 func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
-	if s.d.products == nil || s.err != nil || a.n == 0 || a.k == 0 {
+	if s.d.products == nil {
 		return false
 	}
-	p := driver.Product{
-		M: x.Rows, N: a.n, K: a.k, X: driver.Pointer(s.address(x)), XStride: x.Stride,
-		W: driver.Pointer(s.array(a)), WStride: a.stride,
+	to, alone := s.libraryResult(dst, e)
+	if !s.multiply(driver.Product{}, to, x, a, e, alone) {
+		return false
 	}
-	alone := e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) &&
-		dst.Offset%8 == 0 && dst.Stride%8 == 0
-	to := dst
-	if alone {
+	if !alone {
+		s.finish(dst, to, e)
+	}
+	return true
+}
+
+// librarySum is libraryProduct of a weight with products beside it, whose first factor gave low: the library adds the
+// product of the weight to that of low, which may be in dst when it returns false.
+func (s *session) librarySum(dst, low, x tensor.Matrix, a *adapted, e tensor.Epilogue) bool {
+	if s.d.products == nil {
+		return false
+	}
+	to, alone := s.libraryResult(dst, e)
+	if !s.multiply(driver.Product{}, to, low, a.up, tensor.Epilogue{}, false) ||
+		!s.multiply(driver.Product{Add: true}, to, x, a.array, e, alone) {
+		return false
+	}
+	if !alone {
+		s.finish(dst, to, e)
+	}
+	return true
+}
+
+// libraryResult returns where the library writes a product: dst, if it can do what the epilogue says (alone), else
+// scratch memory from which finish makes dst.
+func (s *session) libraryResult(dst tensor.Matrix, e tensor.Epilogue) (to tensor.Matrix, alone bool) {
+	if e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) &&
+		dst.Offset%8 == 0 && dst.Stride%8 == 0 {
+		return dst, true
+	}
+	return s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32), false
+}
+
+// multiply has the library compute to = x a^T, p.Add says whether added to what is there; with bias and activation of e
+// if the library finishes it. false: the library does not have the product.
+func (s *session) multiply(
+	p driver.Product, to, x tensor.Matrix, a *array, e tensor.Epilogue, finishes bool,
+) bool {
+	if s.err != nil || a.n == 0 || a.k == 0 {
+		return false
+	}
+	p.M, p.N, p.K, p.X, p.XStride = x.Rows, a.n, a.k, driver.Pointer(s.address(x)), x.Stride
+	p.W, p.WStride = driver.Pointer(s.array(a)), a.stride
+	if finishes {
 		p.GELU = e.Act == tensor.GELU
-		p.Bias = s.biasAs(dst, e.Bias)
-	} else {
-		to = s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32)
+		p.Bias = s.biasAs(to, e.Bias)
 	}
 	p.Dst, p.DstStride, p.BF16 = driver.Pointer(s.address(to)), to.Stride, isBF16(to)
 	if s.err != nil {
@@ -83,19 +121,19 @@ func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilog
 		return true
 	}
 	s.profile(s.d.products.Name(), began)
-	if !alone {
-		args := append([]driver.Arg{
-			s.address(dst), i32(dst.Stride), s.address(to), i32(to.Stride), i32(dst.Rows),
-			i32(dst.Cols),
-		},
-			s.epilogue("linear", e, dst.Rows, dst.Cols)...)
-		name, elements := "finish_f32", dst.Rows*dst.Cols
-		if wide(dst.Cols, dst, to, e.Gate, e.Residual) {
-			name, elements = "finish_wide", elements/8
-		}
-		s.launchElements(name, elements, append(args, bf16Bits(dst))...)
-	}
 	return true
+}
+
+// finish makes dst from a product y in float32: its epilogue.
+func (s *session) finish(dst, y tensor.Matrix, e tensor.Epilogue) {
+	args := append([]driver.Arg{
+		s.address(dst), i32(dst.Stride), s.address(y), i32(y.Stride), i32(dst.Rows), i32(dst.Cols),
+	}, s.epilogue("linear", e, dst.Rows, dst.Cols)...)
+	name, elements := "finish_f32", dst.Rows*dst.Cols
+	if wide(dst.Cols, dst, y, e.Gate, e.Residual) {
+		name, elements = "finish_wide", elements/8
+	}
+	s.launchElements(name, elements, append(args, bf16Bits(dst))...)
 }
 
 // biasAs returns the address of a bias in the type of dst, as the library wants it; 0 for no bias.

@@ -63,8 +63,13 @@ func (p *products) Multiply(q driver.Product) error {
 			return err
 		}
 		out := make([]float32, q.N)
+		if q.Add {
+			if out, err = p.row(q.Dst+driver.Pointer(i*q.DstStride*to.Size()), q.N, to); err != nil {
+				return err
+			}
+		}
 		for j := range out {
-			y := float64(bias[j])
+			y := float64(bias[j]) + float64(out[j])
 			for c := range x {
 				y += float64(x[c]) * float64(w[j][c])
 			}

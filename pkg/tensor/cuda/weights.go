@@ -1,8 +1,8 @@
 package cuda
 
 import (
-	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -81,46 +81,37 @@ func (d *Device) allocateArray(a *array) (err error) {
 	return nil
 }
 
-// matrix is an array as one.
-func (a *array) matrix() tensor.Matrix {
-	return tensor.Matrix{
-		Memory: &memory{at: a.at, len: a.n * a.stride, dtype: a.dtype, owner: a}, Rows: a.n, Cols: a.k,
-		Stride: a.stride,
-	}
+// adapted is a weight w and the product of two factors beside it: x (w + up down)^T is x w^T + (x down^T) up^T.
+type adapted struct {
+	*array
+	down, up *array // [R, K] and [N, R]
 }
 
-// Merge implements tensor.Merger: the products go to the device, and a copy of the weight has their sum in a session of
-// its own.
-func (d *Device) Merge(w tensor.Weight, products []tensor.LowRank) (tensor.Weight, error) {
-	base := w.(*array)
-	merged := *base
-	a := &merged
-	if base.Bytes() == 0 {
-		return a, nil
+func (a *adapted) Bytes() int { return a.array.Bytes() + a.down.Bytes() + a.up.Bytes() }
+
+// AddLowRank implements tensor.LowRankAdder. The products become one: their ranks one after the other, with zeros in
+// the rows that a product does not change.
+func (d *Device) AddLowRank(w tensor.Weight, products []tensor.LowRank) (tensor.Weight, error) {
+	base, rank := w.(*array), 0
+	for _, p := range products {
+		rank += p.R
 	}
-	if err := d.withContext(func() error { return d.allocateArray(a) }); err != nil {
-		return nil, fmt.Errorf("put %s on the device: %w", mib(a.Bytes()), err)
-	}
-	err := d.Run(context.Background(), false, func(t tensor.Session) error {
-		s := t.(*session)
-		from, to := base.matrix(), a.matrix()
-		s.copy(to, from, 0)
-		for _, p := range products {
-			b, transposed := tensor.NewMatrix(s, p.N, p.R), tensor.NewMatrix(s, p.K, p.R)
-			s.CopyIn(b, p.B)
-			x := make([]float32, len(p.A))
-			for i, v := range p.A {
-				x[i%p.K*p.R+i/p.K] = v
-			}
-			s.CopyIn(transposed, x)
-			factor := &array{n: p.K, k: p.R, dtype: tensor.F32, stride: p.R, at: driver.Pointer(s.address(transposed))}
-			s.linearF32(to.SliceRows(p.From, p.From+p.N), b, factor,
-				tensor.Epilogue{Residual: from.SliceRows(p.From, p.From+p.N)})
-			s.releaseScratch()
+	var down []float32
+	up := make([]float32, base.n*rank)
+	at := 0
+	for _, p := range products {
+		down = append(down, p.A...)
+		for i := range p.N {
+			copy(up[(p.From+i)*rank+at:], p.B[i*p.R:(i+1)*p.R])
 		}
-		return nil
-	})
-	if err != nil {
+		at += p.R
+	}
+	a := &adapted{array: base}
+	var err error
+	if a.down, err = d.putArrays(base.k, d.factors(), tensor.Floats(down, rank, base.k)); err != nil {
+		return nil, err
+	}
+	if a.up, err = d.putArrays(rank, d.factors(), tensor.Floats(up, base.n, rank)); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -217,10 +208,13 @@ func (d *Device) factors() tensor.DType {
 	return tensor.F32
 }
 
-// Read implements tensor.Device: it copies a weight [N, K] back to dst, for adapters, which add to
-// it. Another length panics; a lost device is an error.
+// Read implements tensor.Device: it copies a weight [N, K] back to dst. Another length panics; a lost device is an
+// error.
 func (d *Device) Read(dst []float32, w tensor.Weight) error {
-	a := w.(*array)
+	a, ok := w.(*array)
+	if !ok {
+		return errors.New("read a weight with low-rank products: the device has no sum of them")
+	}
 	if len(dst) != a.Len() {
 		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
 	}

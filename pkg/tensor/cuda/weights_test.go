@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -14,63 +15,145 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda/driver"
 )
 
-// Products are added where the weight is, in float32, and rounded once; the weight that they are added to stays.
-func TestDevice_Merge(t *testing.T) {
-	const n, k = 50, 33 // rows of bf16 have gaps
+// A weight with products beside it multiplies as their sum would, with every epilogue, by the kernels and by a library
+// that adds, also where it has only some of the products; the weight itself stays.
+func TestDevice_AddLowRank(t *testing.T) {
+	for _, cs := range []struct {
+		factors tensor.DType
+		k       int
+		ranks   [2]int
+		most    float64
+		library int // products of the library for one with low rank; -1: there is no library
+	}{
+		{tensor.F32, 37, [2]int{8, 5}, 1e-6, -1},
+		{tensor.BF16, 37, [2]int{8, 5}, 5e-3, -1},
+		{tensor.BF16, 36, [2]int{8, 4}, 5e-3, 3},
+		{tensor.BF16, 36, [2]int{8, 5}, 5e-3, 1}, // not that of the second factor
+		{tensor.BF16, 37, [2]int{8, 4}, 5e-3, 1}, // only that
+	} {
+		t.Run(fmt.Sprintf("%s, k %d, ranks %v, library %d", cs.factors, cs.k, cs.ranks, cs.library), func(t *testing.T) {
+			gpu := driver.Driver(ptxvm.New(ptxvm.Options{}))
+			library := &multiplier{Driver: gpu}
+			if cs.library >= 0 {
+				gpu = library
+			}
+			d, err := cuda.New(gpu, cuda.Options{Factors: cs.factors})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			addsLowRank(t, d, cs.k, cs.ranks, cs.most, library, max(0, cs.library))
+		})
+	}
+}
+
+// numbersOf are n random numbers.
+func numbersOf(r *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64()) / 4
+	}
+	return x
+}
+
+// addsLowRank compares products of a weight and low-rank ones beside it with those of their sum. Of each, the library
+// must make some products.
+func addsLowRank(
+	t *testing.T, d *cuda.Device, k int, ranks [2]int, most float64, library *multiplier, each int,
+) {
+	t.Helper()
+	const n = 56
 	r := rand.New(rand.NewPCG(1, 2))
-	numbers := func(n int) []float32 {
-		x := make([]float32, n)
-		for i := range x {
-			x[i] = float32(r.NormFloat64())
+	base := numbersOf(r, n*k)
+	var products []tensor.LowRank
+	sum := slices.Clone(base)
+	for i, rank := range ranks {
+		p := tensor.LowRank{
+			From: 3 + 27*i, N: 20, R: rank, K: k, A: numbersOf(r, rank*k), B: numbersOf(r, 20*rank),
 		}
-		return x
-	}
-	base, products := numbers(n*k), []tensor.LowRank{
-		{From: 3, N: 20, R: 5, K: k, A: numbers(5 * k), B: numbers(20 * 5)},
-		{From: 30, N: 20, R: 1, K: k, A: numbers(k), B: numbers(20)},
-	}
-	for factors, most := range map[tensor.DType]float64{tensor.F32: 1e-6, tensor.BF16: 3e-3} {
-		d, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Factors: factors})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w, err := d.Weight(tensor.Floats(base, n, k))
-		if err != nil {
-			t.Fatal(err)
-		}
-		before, got := make([]float32, n*k), make([]float32, n*k)
-		merged, err := d.Merge(w, products)
-		if err = errors.Join(err, d.Read(before, w)); err == nil {
-			err = d.Read(got, merged)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := slices.Clone(before) // as the device keeps it
-		for _, p := range products {
-			for i := range p.N {
-				for j := range k {
-					sum := float64(want[(p.From+i)*k+j])
-					for rank := range p.R {
-						sum += float64(p.B[i*p.R+rank]) * float64(p.A[rank*k+j])
-					}
-					want[(p.From+i)*k+j] = float32(sum)
+		for row := range p.N {
+			for j := range k {
+				for l := range p.R {
+					sum[(p.From+row)*k+j] += p.B[row*p.R+l] * p.A[l*k+j]
 				}
 			}
 		}
-		for row := range n {
-			at := func(x []float32) []float32 { return x[row*k : (row+1)*k] }
-			changed := row >= 3 && row < 23 || row >= 30
-			if e := distance(at(got), at(want)); !(e < most) || !changed && !slices.Equal(at(got), at(before)) {
-				t.Errorf("%s, row %d: relative L2 distance %.3g, want less than %g", factors, row, e, most)
+		products = append(products, p)
+	}
+	w, err := d.Weight(tensor.Floats(base, n, k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := d.Weight(tensor.Floats(sum, n, k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	linear := linears(t, d, r, n, k)
+	before := linear(w, tensor.Identity, false, false)
+	parts, err := d.AddLowRank(w, products)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if extra := parts.Bytes() - w.Bytes(); extra <= 0 || extra > 4*(n+k)*16 {
+		t.Errorf("%d bytes beside the weight", extra)
+	}
+	for _, act := range []tensor.Activation{tensor.Identity, tensor.SiLU, tensor.GELU} {
+		for _, gated := range []bool{false, true} {
+			for _, factors := range []bool{false, true} {
+				want, made := linear(whole, act, gated, factors), library.calls
+				got := linear(parts, act, gated, factors)
+				if e := distance(got, want); !(e < most) {
+					t.Errorf("activation %d, gated %v, factors %v: relative L2 distance %.3g", act, gated, factors, e)
+				}
+				if made = library.calls - made; made != each {
+					t.Errorf("%d products of the library, want %d", made, each)
+				}
 			}
 		}
-		if e := distance(before, base); !(e < most) {
-			t.Errorf("%s: the weight itself changed: %.3g", factors, e)
+	}
+	if after := linear(w, tensor.Identity, false, false); !slices.Equal(after, before) {
+		t.Error("the weight itself changed")
+	}
+	if err := d.Read(make([]float32, n*k), parts); err == nil {
+		t.Error("a weight with products was read")
+	}
+}
+
+// linears returns a function that gives what Linear computes of nine rows: with an activation, with gate and residual
+// or not, into factors or into float32.
+func linears(
+	t *testing.T, d *cuda.Device, r *rand.Rand, n, k int,
+) func(w tensor.Weight, act tensor.Activation, gated, factors bool) []float32 {
+	const m = 9
+	x, bias, gate, residual := numbersOf(r, m*k), numbersOf(r, n), numbersOf(r, n), numbersOf(r, m*n)
+	v, err := d.Vector(tensor.Floats(bias, n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(w tensor.Weight, act tensor.Activation, gated, factors bool) []float32 {
+		t.Helper()
+		out := make([]float32, m*n)
+		err := d.Run(t.Context(), false, func(s tensor.Session) error {
+			in := func(x []float32, rows, cols int) tensor.Matrix {
+				to := tensor.NewMatrix(s, rows, cols)
+				s.CopyIn(to, x)
+				return to
+			}
+			e, to := tensor.Epilogue{Bias: v, Act: act}, tensor.NewMatrix(s, m, n)
+			if factors {
+				to = tensor.NewFactors(s, m, n)
+			}
+			if gated {
+				e.Gate, e.Residual, e.Group = in(gate, 1, n), in(residual, m, n), make([]int32, m)
+			}
+			s.Linear(to, in(x, m, k), w, e)
+			s.CopyOut(out, to)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		return out
 	}
 }
 

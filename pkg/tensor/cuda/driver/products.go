@@ -30,4 +30,5 @@ type Product struct {
 	M, N, K                     int
 	BF16                        bool
 	GELU                        bool // by the tanh
+	Add                         bool // to what is at Dst, before Bias and GELU
 }

@@ -124,12 +124,13 @@ static plan *plan_open(blas *b, int64_t m, int64_t n, int64_t k, int64_t dst_str
   return p;
 }
 
-static int multiply(blas *b, plan *p, uint64_t dst, uint64_t x, uint64_t w, uint64_t bias, uint64_t workspace) {
-  float one = 1, none = 0;
+static int multiply(blas *b, plan *p, uint64_t dst, uint64_t x, uint64_t w, uint64_t bias, int add,
+	uint64_t workspace) {
+  float one = 1, kept = add;
   int status = 0;
   if (bias) status = b->desc_set(p->desc, BIAS_POINTER, &bias, sizeof bias);
   if (status) return status;
-  return b->matmul(b->handle, p->desc, &one, (void *)w, p->w, (void *)x, p->x, &none, (void *)dst, p->dst, (void *)dst,
+  return b->matmul(b->handle, p->desc, &one, (void *)w, p->w, (void *)x, p->x, &kept, (void *)dst, p->dst, (void *)dst,
 	p->dst, p->chosen.algorithm,
                    (void *)workspace, p->chosen.workspace, 0);
 }
@@ -275,7 +276,11 @@ func (p *Products) Multiply(q driver.Product) error {
 	if plan == nil {
 		return driver.ErrUnsupported
 	}
-	status := C.multiply(p.blas, plan, C.uint64_t(q.Dst), C.uint64_t(q.X), C.uint64_t(q.W), C.uint64_t(q.Bias),
+	add := C.int(0)
+	if q.Add {
+		add = 1
+	}
+	status := C.multiply(p.blas, plan, C.uint64_t(q.Dst), C.uint64_t(q.X), C.uint64_t(q.W), C.uint64_t(q.Bias), add,
 		C.uint64_t(p.workspace))
 	if status != 0 {
 		p.close(plan)
