@@ -123,7 +123,7 @@ func (m *mmdit) modulate(s tensor.Session, dst tensor.Matrix, sigmas []float32) 
 			waves[row*timeChannels+len(m.freqs)+i] = float32(math.Sin(angle))
 		}
 	}
-	wave, h, temb := tensor.NewMatrix(s, n, timeChannels), tensor.NewMatrix(s, n, d), tensor.NewMatrix(s, n, d)
+	wave, h, temb := tensor.NewFactors(s, n, timeChannels), tensor.NewFactors(s, n, d), tensor.NewFactors(s, n, d)
 	s.CopyIn(wave, waves)
 	m.time1.Apply(s, h, wave, tensor.Epilogue{Act: tensor.SiLU})
 	// Every use of the embedding goes through SiLU first.

@@ -136,15 +136,33 @@ func (s *session) finish(dst, y tensor.Matrix, e tensor.Epilogue) {
 	s.launchElements(name, elements, append(args, bf16Bits(dst))...)
 }
 
-// biasAs returns the address of a bias in the type of dst, as the library wants it; 0 for no bias.
+// biasAs returns the address of a bias in the type of dst, as the library wants it; 0 for no bias. Of bf16 the bias
+// keeps a copy from the first time on.
 func (s *session) biasAs(dst tensor.Matrix, bias tensor.Vector) driver.Pointer {
 	if bias == nil {
 		return 0
 	}
 	b := bias.(*array)
-	m := tensor.Matrix{Memory: &memory{at: b.at, len: b.k, dtype: tensor.F32}, Rows: 1, Cols: b.k, Stride: b.k}
-	if isBF16(dst) {
-		m = s.factor(m)
+	if !isBF16(dst) {
+		return b.at
 	}
-	return driver.Pointer(s.address(m))
+	if s.err != nil {
+		return 0
+	}
+	if b.half == nil {
+		half := &array{n: 1, k: b.k, dtype: tensor.BF16, stride: padded(b.k)}
+		s.check(s.d.allocateArray(half))
+		s.copy(half.row(), b.row(), 0)
+		if s.err != nil {
+			return 0
+		}
+		b.half = half
+	}
+	return b.half.at
+}
+
+// row is a vector as a matrix of one row.
+func (a *array) row() tensor.Matrix {
+	m := &memory{at: a.at, len: a.stride, dtype: a.dtype, owner: a}
+	return tensor.Matrix{Memory: m, Rows: 1, Cols: a.k, Stride: a.stride}
 }

@@ -20,6 +20,7 @@ type array struct {
 	dtype  tensor.DType // F32 or BF16
 	stride int          // of rows, elements
 	at     driver.Pointer
+	half   *array // of a bias, once a session has needed it in bf16; sessions come one after another
 }
 
 func (a *array) N() int                  { return a.n }
