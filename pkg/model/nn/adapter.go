@@ -3,7 +3,9 @@ package nn
 import (
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -104,7 +106,8 @@ type low struct {
 	weight float64
 }
 
-// add adds the products of the adapters for a module to its rows of w.
+// add adds the products of the adapters for a module to its rows of w, on all cores: each row is summed by itself, so
+// that the bits do not depend on their number.
 func (p Projection) add(w []float32, module string, adapters []lora.Weighted) {
 	var lows []low
 	for _, a := range adapters {
@@ -116,8 +119,17 @@ func (p Projection) add(w []float32, module string, adapters []lora.Weighted) {
 			lows = append(lows, l)
 		}
 	}
+	var group sync.WaitGroup
+	for part, parts := 0, min(runtime.GOMAXPROCS(0), p.N); part < parts; part++ {
+		group.Go(func() { p.addRows(w, lows, part*p.N/parts, (part+1)*p.N/parts) })
+	}
+	group.Wait()
+}
+
+// addRows adds products to rows from..to-1 of a module. add calls it.
+func (p Projection) addRows(w []float32, lows []low, from, to int) {
 	sum := make([]float64, p.K)
-	for row := range p.N {
+	for row := from; row < to; row++ {
 		dst := w[(p.From+row)*p.K : (p.From+row+1)*p.K]
 		for j, v := range dst {
 			sum[j] = float64(v)
