@@ -45,6 +45,15 @@ func TestConfig_Validate(t *testing.T) {
 		{"", func(c *sampler.Config) { c.Compile = true }, "compile: set; must be absent without --engine torch"},
 		{"torch", func(c *sampler.Config) { c.EngineAdapters = dir }, "engine_adapters: set; must be absent with torch"},
 		{"torch", func(c *sampler.Config) { c.WeightsDir, c.Compile = dir, true }, ""},
+		{
+			"", func(c *sampler.Config) { c.TextEncoderDevice = "cpu" },
+			"text_encoder_device: set; must be absent without --engine torch",
+		},
+		{"torch", func(c *sampler.Config) { c.TextEncoderDevice = "cpu" }, ""},
+		{
+			"torch", func(c *sampler.Config) { c.TextEncoderDevice = "cpu,cuda:1" },
+			`text_encoder_device: "cpu,cuda:1"; must be one device`,
+		},
 		{vllm, func(*sampler.Config) {}, ""},
 		{vllm, func(c *sampler.Config) { c.EngineAdapters, c.WeightsDir = dir, dir }, ""},
 		{vllm, func(c *sampler.Config) { c.EngineAdapters = file }, `engine_adapters: "` + file + `"; must be a folder`},

@@ -1,6 +1,7 @@
 package models_test
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -64,5 +65,26 @@ func TestServer_Check(t *testing.T) {
 		if dialled == nil {
 			t.Errorf("%s: a server of no model is dialled", address)
 		}
+	}
+}
+
+// A sample is computed again with the dtype of its worker and, where that encoded on the CPU, on it; not on a GPU that
+// the machine of the sampler had.
+func TestTorchOf(t *testing.T) {
+	for backend, want := range map[string]models.Torch{
+		"torch-2.9.1/cuda/bf16/diffusers-0.42.1/encoders-cpu:0/nondeterministic": {
+			Compute: models.Compute{DType: "bf16"}, TextEncoderDevice: "cpu",
+		},
+		"torch-2.9.1/cuda/f32/encoders-cuda:1/deterministic": {
+			Compute: models.Compute{DType: "f32", Deterministic: true},
+		},
+	} {
+		want.Address = "torch"
+		if got, ok := models.TorchOf(backend, models.Compute{}); !ok || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", backend, got, want)
+		}
+	}
+	if _, ok := models.TorchOf("cuda/H200/bf16", models.Compute{}); ok {
+		t.Error("a worker of torch for what the sampler computed")
 	}
 }
