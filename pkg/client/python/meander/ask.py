@@ -26,11 +26,11 @@ _OTHER_SEED = 1_000_003  # added to the seed of a group that is asked for again
 
 
 async def retried(ask: Callable[[], Awaitable[_R]], timeout: float) -> _R:
-    """What ask gives; while the server is away or slow, it is asked again, for timeout seconds."""
+    """What ask gives; while the server is away or slow, it is asked again, for timeout seconds in all."""
     end, pause = time.monotonic() + timeout, 0.1
     while True:
         try:
-            return await ask()
+            return await asyncio.wait_for(ask(), end - time.monotonic())
         except (nats.errors.Error, ConnectionError, TimeoutError, asyncio.TimeoutError) as e:
             refused = isinstance(e, APIError) and not isinstance(e, ServiceUnavailableError)
             if refused or time.monotonic() + pause > end:

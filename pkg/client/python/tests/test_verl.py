@@ -87,10 +87,12 @@ def test_retried():
         return 7
 
     assert asyncio.run(ask.retried(answer, 60)) == 7
-    for fault, timeout in ((nats.errors.TimeoutError(), 0), (BadRequestError(code=400), 60), (ValueError(), 60)):
+    for fault, timeout in ((nats.errors.TimeoutError(), 0.05), (BadRequestError(code=400), 60), (ValueError(), 60)):
         faults[:] = [fault, None]
         with pytest.raises(type(fault)):
             asyncio.run(ask.retried(answer, timeout))
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(ask.retried(lambda: asyncio.sleep(3600), 0.05))
 
 
 def test_slow_server():
