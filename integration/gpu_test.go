@@ -101,3 +101,22 @@ func TestGPU_Lost(t *testing.T) {
 		t.Errorf("with the last one lost: %v\n%s", err, out)
 	}
 }
+
+// A sampler on a GPU keeps a LoRA beside its weights; the processor, which adds it to them, finds the same log-probs.
+func TestGPU_LoRA(t *testing.T) {
+	run := onInterpretedGPUs(t)
+	adapter, err := filepath.Abs(filepath.Join(root, "deploy", "models", "signs-flow-grpo"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := run("", "run", "--run", "a", "--group-size", "1", "--steps", "2", "--height", "32", "--width", "32",
+		"--out", "-", "--device", "cuda:0", "--adapter", adapter, "a")
+	if err != nil || !strings.Contains(out, "1 of 1 groups complete, 1 samples") {
+		t.Fatalf("run: %v\n%s", err, out)
+	}
+	out, err = run("", "verify", "--run", "a", "--device", "cpu", "--tolerance", "1e-5")
+	if err != nil || !strings.Contains(out, "2 log-probs recomputed, 1 pushed version fetched") ||
+		!strings.Contains(out, "\nverified") {
+		t.Errorf("verify on the processor: %v\n%s", err, out)
+	}
+}
