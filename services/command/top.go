@@ -177,7 +177,7 @@ type liveScreen struct {
 type topLook struct {
 	overview *ui.Overview
 	run      schemas.Run
-	groups   []ui.Row
+	groups   []ui.GroupRow
 	total    int
 	err      error
 }

@@ -146,7 +146,7 @@ func TestTop_Screen(t *testing.T) {
 		t.Fatalf("chosen %d, opened %q", v.chosen, v.opened)
 	}
 	checkScreen(t, &v)
-	v.update(topLook{overview: overview, run: v.opened, total: 25, groups: []ui.Row{
+	v.update(topLook{overview: overview, run: v.opened, total: 25, groups: []ui.GroupRow{
 		{UID: "u1", Status: "open", Prompt: hostile},
 		{UID: "u2", Status: "complete", Mean: new(0.5), Prompt: strings.Repeat("狐", 200)},
 	}})

@@ -34,7 +34,7 @@ type topView struct {
 	choice schemas.Run
 	// opened is the run whose groups are shown; groups is nil until they are read.
 	opened schemas.Run
-	groups []ui.Row
+	groups []ui.GroupRow
 	total  int
 }
 

@@ -11,9 +11,9 @@ import (
 
 // pair is a prompt that two runs have.
 type pair struct {
-	Prompt string `json:"prompt"`
-	A      Row    `json:"a"`
-	B      Row    `json:"b"`
+	Prompt string   `json:"prompt"`
+	A      GroupRow `json:"a"`
+	B      GroupRow `json:"b"`
 	// Change is the mean reward of B less that of A; null where one has none.
 	Change *float64 `json:"change"`
 }
@@ -41,7 +41,7 @@ func (s *server) answerCompare(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var rows [2][]Row
+	var rows [2][]GroupRow
 	for i, name := range []string{"a", "b"} {
 		run := schemas.Run(r.FormValue(name))
 		if err := schemas.CheckToken(name, run); err != nil {
@@ -71,11 +71,11 @@ func size(change *float64) float64 {
 
 // pairsOf returns the pairs of two lists of groups: those of the same uid and prompt, then those of the same prompt,
 // each group once.
-func pairsOf(a, b []Row) []pair {
+func pairsOf(a, b []GroupRow) []pair {
 	pairs := []pair{}
 	takenA, takenB := map[schemas.UID]bool{}, map[schemas.UID]bool{}
-	join := func(key func(*Row) string) {
-		free := map[string][]*Row{}
+	join := func(key func(*GroupRow) string) {
+		free := map[string][]*GroupRow{}
 		for i := range b {
 			if !takenB[b[i].UID] {
 				free[key(&b[i])] = append(free[key(&b[i])], &b[i])
@@ -96,8 +96,8 @@ func pairsOf(a, b []Row) []pair {
 			pairs = append(pairs, p)
 		}
 	}
-	join(func(r *Row) string { return string(r.UID) + " " + r.Prompt })
-	join(func(r *Row) string { return r.Prompt })
+	join(func(r *GroupRow) string { return string(r.UID) + " " + r.Prompt })
+	join(func(r *GroupRow) string { return r.Prompt })
 	return pairs
 }
 

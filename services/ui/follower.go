@@ -36,10 +36,10 @@ type follower struct {
 	used   atomic.Int64 // Unix nanoseconds
 
 	mu       sync.Mutex
-	rows     map[schemas.UID]*Row
-	order    []*Row // as they opened
-	opened   int    // rows that ever were
-	leftOut  int    // rows that went for space
+	rows     map[schemas.UID]*GroupRow
+	order    []*GroupRow // as they opened
+	opened   int         // rows that ever were
+	leftOut  int         // rows that went for space
 	revision uint64
 	changed  chan struct{}
 	fault    string
@@ -83,7 +83,7 @@ func (s *server) startFollower(run schemas.Run) *follower {
 	s.endIdle(maxFollowers - 1)
 	ctx, end := context.WithCancel(s.ctx)
 	f := &follower{
-		run: run, epoch: rand.Text()[:8], end: end, ready: make(chan struct{}), rows: map[schemas.UID]*Row{},
+		run: run, epoch: rand.Text()[:8], end: end, ready: make(chan struct{}), rows: map[schemas.UID]*GroupRow{},
 		changed: make(chan struct{}), rates: map[string]*rate{},
 	}
 	f.status.read = func(ctx context.Context) (*schemas.RunStatus, error) { return s.client.Status(ctx, run) }
@@ -211,18 +211,18 @@ func (f *follower) wake() {
 }
 
 // touch gives a row the next revision. f.mu is held.
-func (f *follower) touch(r *Row) {
+func (f *follower) touch(r *GroupRow) {
 	f.revision++
 	r.revision = f.revision
 	f.wake()
 }
 
 // rowOf returns the row of a group, which it makes if there is none. f.mu is held.
-func (f *follower) rowOf(uid schemas.UID) *Row {
+func (f *follower) rowOf(uid schemas.UID) *GroupRow {
 	r := f.rows[uid]
 	if r == nil {
 		f.opened++
-		r = &Row{Number: f.opened, UID: uid, Status: results.StatusOpen}
+		r = &GroupRow{Number: f.opened, UID: uid, Status: results.StatusOpen}
 		f.rows[uid], f.order = r, append(f.order, r)
 		if len(f.order) > maxRows {
 			delete(f.rows, f.order[0].UID)
@@ -247,26 +247,26 @@ func (f *follower) count(kind string, at time.Time) {
 
 // since returns copies of the rows that have changed after a revision, at most most, the longest unchanged first, the
 // revision that they lead to, and the counts of the same moment.
-func (f *follower) since(revision uint64, most int) ([]Row, uint64, *Progress) {
+func (f *follower) since(revision uint64, most int) ([]GroupRow, uint64, *Progress) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	counts := f.tally()
 	if revision >= f.revision {
 		return nil, revision, counts
 	}
-	var changed []*Row
+	var changed []*GroupRow
 	for _, r := range f.order {
 		if r.revision > revision {
 			changed = append(changed, r)
 		}
 	}
-	slices.SortFunc(changed, func(a, b *Row) int { return cmp.Compare(a.revision, b.revision) })
+	slices.SortFunc(changed, func(a, b *GroupRow) int { return cmp.Compare(a.revision, b.revision) })
 	to := f.revision
 	if len(changed) > most {
 		changed = changed[:most]
 		to = changed[most-1].revision
 	}
-	out := make([]Row, len(changed))
+	out := make([]GroupRow, len(changed))
 	for i, r := range changed {
 		out[i] = *r
 	}

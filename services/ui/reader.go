@@ -81,7 +81,7 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 }
 
 // Groups returns the newest groups of a run, at most most, the newest first, and how many are listed in all.
-func (r *Reader) Groups(ctx context.Context, run schemas.Run, most int) (groups []Row, total int, err error) {
+func (r *Reader) Groups(ctx context.Context, run schemas.Run, most int) (groups []GroupRow, total int, err error) {
 	release, err := r.s.admit(ctx)
 	if err != nil {
 		return nil, 0, err

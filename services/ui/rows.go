@@ -11,8 +11,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Row is one group in the list of a run.
-type Row struct {
+// GroupRow is one group in the list of a run.
+type GroupRow struct {
 	// Number counts the groups of the run in the order in which they opened, from 1.
 	Number int         `json:"number"`
 	UID    schemas.UID `json:"uid"`
@@ -65,17 +65,17 @@ func (f *follower) takeRecord(m *bus.Message) {
 
 // takeTrajectory counts a sample that was made.
 func (f *follower) takeTrajectory(m *bus.Message) {
-	f.countSample(m, schemas.KindTrajectory, "trajectories", func(r *Row) { r.Made++ })
+	f.countSample(m, schemas.KindTrajectory, "trajectories", func(r *GroupRow) { r.Made++ })
 }
 
 // takeReward counts a sample that was scored.
 func (f *follower) takeReward(m *bus.Message) {
-	f.countSample(m, schemas.KindReward, "rewards", func(r *Row) { r.Scored++ })
+	f.countSample(m, schemas.KindReward, "rewards", func(r *GroupRow) { r.Scored++ })
 }
 
 // countSample counts an event of a sample, of which the subject alone is read: under rate, and in the row of its group
 // by add. A subject of another kind, such as that of a group's opening among the rewards, changes nothing.
-func (f *follower) countSample(m *bus.Message, kind, rate string, add func(*Row)) {
+func (f *follower) countSample(m *bus.Message, kind, rate string, add func(*GroupRow)) {
 	a, ok := schemas.ParseSubject(m.Subject)
 	if !ok || a.Kind != kind {
 		return
@@ -128,11 +128,11 @@ type list struct {
 }
 
 // rowsOf returns copies of the rows that a page wants, and how many there are in all.
-func (f *follower) rowsOf(l list) (rows []Row, total int) {
+func (f *follower) rowsOf(l list) (rows []GroupRow, total int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	text := strings.ToLower(l.text)
-	var match []*Row
+	var match []*GroupRow
 	for _, r := range slices.Backward(f.order) {
 		if l.status != "" && r.Status != l.status {
 			continue
@@ -147,14 +147,14 @@ func (f *follower) rowsOf(l list) (rows []Row, total int) {
 	case "oldest":
 		slices.Reverse(match)
 	case "best":
-		sortFalling(match, 1, func(r *Row) *float64 { return r.Mean })
+		sortFalling(match, 1, func(r *GroupRow) *float64 { return r.Mean })
 	case "worst":
-		sortFalling(match, -1, func(r *Row) *float64 { return r.Mean })
+		sortFalling(match, -1, func(r *GroupRow) *float64 { return r.Mean })
 	case "spread":
-		sortFalling(match, 1, func(r *Row) *float64 { return r.Std })
+		sortFalling(match, 1, func(r *GroupRow) *float64 { return r.Std })
 	}
 	total = len(match)
-	rows = []Row{}
+	rows = []GroupRow{}
 	for _, r := range match[min(l.offset, total):min(l.offset+l.limit, total)] {
 		rows = append(rows, *r)
 	}
@@ -162,8 +162,8 @@ func (f *follower) rowsOf(l list) (rows []Row, total int) {
 }
 
 // sortFalling sorts rows by a value, times sign, that falls; rows without one come last.
-func sortFalling(rows []*Row, sign float64, value func(*Row) *float64) {
-	slices.SortStableFunc(rows, func(a, b *Row) int {
+func sortFalling(rows []*GroupRow, sign float64, value func(*GroupRow) *float64) {
+	slices.SortStableFunc(rows, func(a, b *GroupRow) int {
 		x, y := value(a), value(b)
 		switch {
 		case x == nil && y == nil:
@@ -197,7 +197,7 @@ const maxSources = 100
 func (f *follower) curve(source string, most int) (points []point, sources []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var closed []*Row
+	var closed []*GroupRow
 	seen := map[string]bool{}
 	for _, r := range f.order {
 		if r.Mean == nil {
@@ -211,7 +211,7 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 			closed = append(closed, r)
 		}
 	}
-	slices.SortStableFunc(closed, func(a, b *Row) int { return cmp.Compare(a.Closed, b.Closed) })
+	slices.SortStableFunc(closed, func(a, b *GroupRow) int { return cmp.Compare(a.Closed, b.Closed) })
 	slices.Sort(sources)
 	points = []point{}
 	each := max(1, (len(closed)+most-1)/most)
@@ -243,7 +243,7 @@ func (f *follower) curve(source string, most int) (points []point, sources []str
 }
 
 // meansBySource returns the mean reward of those of named data sources that rows have; nil: they have none.
-func meansBySource(rows []*Row, named map[string]bool) map[string]float64 {
+func meansBySource(rows []*GroupRow, named map[string]bool) map[string]float64 {
 	var sums map[string]float64
 	counts := map[string]float64{}
 	for _, r := range rows {

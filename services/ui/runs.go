@@ -185,8 +185,8 @@ func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *Syste
 
 // groupList is a page of the groups of a run.
 type groupList struct {
-	Rows  []Row `json:"rows"`
-	Total int   `json:"total"`
+	Rows  []GroupRow `json:"rows"`
+	Total int        `json:"total"`
 	// All is how many groups the run has, whatever was asked for.
 	All      int    `json:"all"`
 	Epoch    string `json:"epoch"`
