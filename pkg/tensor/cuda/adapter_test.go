@@ -56,34 +56,44 @@ func wideHeads(t *testing.T) (folder string, a *lora.Adapter) {
 	return folder, a
 }
 
+// opened opens a model on a device, with a prompt that is encoded and the noise of a seed.
+func opened(
+	t *testing.T, d tensor.Device, folder string, height, width int, seed uint64,
+) (m *qwenimage.Model, cond *model.Conditioning, x []float32) {
+	t.Helper()
+	m, err := qwenimage.Open(folder, qwenimage.Options{Device: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := m.Encode(t.Context(), []string{"a sign"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(seed, seed+1))
+	x = make([]float32, height/16*width/16*m.Card().LatentChannels)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return m, encoded[0], x
+}
+
 // steps takes steps of a model and of the same with a LoRA, in turns, and returns the velocities.
 // With each LoRA that no one has any more, memory goes back to the device.
 func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (velocities [][]float32) {
 	t.Helper()
 	const height, width = 64, 64
-	base, err := qwenimage.Open(folder, qwenimage.Options{Device: d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	base, cond, x := opened(t, d, folder, height, width, 3)
 	defer base.Close()
-	cond, err := base.Encode(t.Context(), []string{"a sign"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := rand.New(rand.NewPCG(3, 4))
-	x := make([]float32, height/16*width/16*base.Card().LatentChannels)
-	for i := range x {
-		x[i] = float32(r.NormFloat64())
-	}
 	for i := range 4 {
 		m := base
 		if i%2 == 1 {
+			var err error
 			if m, err = base.WithAdapters(lora.Weighted{Adapter: a, Weight: float64(i)}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		v := make([]float32, len(x))
-		row := model.Row{X: x, Sigma: 0.7, Conditioning: cond[0], Dst: v}
+		row := model.Row{X: x, Sigma: 0.7, Conditioning: cond, Dst: v}
 		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
 			t.Fatal(err)
 		}
@@ -101,10 +111,7 @@ func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (veloc
 func paintPushed(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (pixels []float32) {
 	t.Helper()
 	const height, width, count = 32, 64, 2
-	base, err := qwenimage.Open(folder, qwenimage.Options{Device: d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	base, cond, x := opened(t, d, folder, height, width, 7)
 	defer base.Close()
 	var adapters []lora.Weighted
 	if a != nil {
@@ -115,22 +122,13 @@ func paintPushed(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) 
 		t.Fatal(err)
 	}
 	defer pushed.Close()
-	cond, err := base.Encode(t.Context(), []string{"a sign"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := rand.New(rand.NewPCG(7, 8))
-	x := make([]float32, height/16*width/16*base.Card().LatentChannels)
-	for i := range x {
-		x[i] = float32(r.NormFloat64())
-	}
 	v := make([]float32, len(x))
 	for step := range count {
 		m := base
 		if step > 0 {
 			m = pushed
 		}
-		row := model.Row{X: x, Sigma: 1 - float32(step)/count, Conditioning: cond[0], Dst: v}
+		row := model.Row{X: x, Sigma: 1 - float32(step)/count, Conditioning: cond, Dst: v}
 		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
 			t.Fatal(err)
 		}
