@@ -379,8 +379,16 @@ func (v variant) apply(m model.Model) (of model.Model, took time.Duration, err e
 		return nil, 0, err
 	}
 	began := time.Now()
-	of, err = base.Adapted(lora.Weighted{Adapter: a, Weight: 1})
+	of, err = base.Adapted(lora.Weighted{Adapter: a, Weight: 1e-3}) // activations stay as large as they are
 	return of, time.Since(began), err
+}
+
+// sigmas returns the sigmas of a variant's evaluations, one with each call; fresh gives another one each time.
+func (v variant) sigmas(fresh func() float32) func() float32 {
+	if v.again {
+		return func() float32 { return 0.5 }
+	}
+	return fresh
 }
 
 // newSigmas returns a function that gives another sigma with each call. What depends on sigma alone is computed then,
@@ -448,15 +456,12 @@ func randomLoRA(modules lora.Table, rank int) (*lora.Adapter, error) {
 
 // forward measures evaluations of a variant.
 func (g *gpuBench) forward(ctx context.Context, m model.Model, height, width, batch int, v variant) {
-	sigma, scale := g.sigma, float64(g.of)/float64(g.layers)
-	if v.again {
-		sigma = func() float32 { return 0.5 }
-	}
+	scale := float64(g.of) / float64(g.layers)
 	var call func() error
 	var text int
 	of, took, err := v.apply(m)
 	if err == nil {
-		call, text, err = evaluation(ctx, of, height, width, batch, sigma)
+		call, text, err = evaluation(ctx, of, height, width, batch, v.sigmas(g.sigma))
 	}
 	if v.rank > 0 && err == nil {
 		defer func() { _ = of.Close() }()

@@ -227,12 +227,8 @@ func warmEvaluation(
 	if err != nil {
 		return nil, nil, errors.Join(err, m.Close())
 	}
-	sigma := newSigmas()
-	if of.again {
-		sigma = func() float32 { return 0.5 }
-	}
 	end = func() error { return errors.Join(applied.Close(), m.Close()) } // closing twice does nothing
-	if call, _, err = evaluation(ctx, applied, size[0], size[1], 1, sigma); err == nil {
+	if call, _, err = evaluation(ctx, applied, size[0], size[1], 1, of.sigmas(newSigmas())); err == nil {
 		err = call()
 	}
 	if err != nil {

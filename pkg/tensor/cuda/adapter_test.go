@@ -18,7 +18,6 @@ import (
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 )
 
@@ -110,7 +109,7 @@ func steps(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (veloc
 // paintPushed paints from noise to pixels in two Euler steps; after one a LoRA is pushed, unless it is nil.
 func paintPushed(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) (pixels []float32) {
 	t.Helper()
-	const height, width, count = 32, 64, 2
+	const height, width = 32, 64
 	base, cond, x := opened(t, d, folder, height, width, 7)
 	defer base.Close()
 	var adapters []lora.Weighted
@@ -122,20 +121,8 @@ func paintPushed(t *testing.T, d tensor.Device, folder string, a *lora.Adapter) 
 		t.Fatal(err)
 	}
 	defer pushed.Close()
-	v := make([]float32, len(x))
-	for step := range count {
-		m := base
-		if step > 0 {
-			m = pushed
-		}
-		row := model.Row{X: x, Sigma: 1 - float32(step)/count, Conditioning: cond, Dst: v}
-		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
-			t.Fatal(err)
-		}
-		for i := range x {
-			x[i] -= v[i] / count
-		}
-	}
+	eulerStep(t, base, x, cond, 0, 2, height, width)
+	eulerStep(t, pushed, x, cond, 1, 2, height, width)
 	if pixels, err = base.DecodePixels(t.Context(), x, media.ImageSize(height, width)); err != nil {
 		t.Fatal(err)
 	}
@@ -160,11 +147,7 @@ func TestDevice_PaintsAndTakesALoRA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes long: make integration")
 	}
-	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := processor(t, 1)
 	for _, cs := range []struct {
 		factors    tensor.DType
 		capability int
@@ -188,11 +171,7 @@ func TestDevice_SwapsLoRAs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes long: make integration")
 	}
-	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := processor(t, 1)
 	golden := filepath.Join("..", "..", "model", "qwenimage", "testdata", "golden")
 	first, err := lora.Open(filepath.Join(golden, "lora-first"))
 	if err != nil {

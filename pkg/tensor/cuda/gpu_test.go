@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
@@ -122,11 +121,7 @@ func TestGPU_Signs(t *testing.T) {
 }
 
 func signsOnGPU(t *testing.T, factors tensor.DType, tolerance float64) {
-	host, err := cpu.NewDevice(cpu.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer host.Close()
+	host := processor(t, 0)
 	prompt := `a red sign that says "A"`
 	want, got := paint(t, host, prompt, 1, signHeight, signWidth), paint(t, openGPU(t, factors), prompt, 1, signHeight,
 		signWidth)
@@ -244,11 +239,7 @@ func TestGPU_PaintsAndTakesALoRA(t *testing.T) {
 	for factors, tolerance := range map[tensor.DType]float64{tensor.F32: 1e-5, tensor.BF16: 3e-2} {
 		t.Run(string(factors), func(t *testing.T) {
 			onGPU(t, func(t *testing.T) {
-				host, err := cpu.NewDevice(cpu.Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer host.Close()
+				host := processor(t, 0)
 				checkPushed(t, host, openGPU(t, factors), tolerance)
 			})
 		})

@@ -12,7 +12,6 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
@@ -38,11 +37,7 @@ func TestGPU_ConformanceInBF16(t *testing.T) {
 // what small cases have.
 func TestGPU_LargeShapes(t *testing.T) {
 	needsGPU(t)
-	host, err := cpu.NewDevice(cpu.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer host.Close()
+	host := processor(t, 0)
 	const tokens, width, heads = 4096 + 61, 3072, 24
 	run := func(d tensor.Device, columns, inner int) (product, attention []float32) {
 		product, attention = make([]float32, tokens*columns), make([]float32, tokens*width)
@@ -129,11 +124,7 @@ func TestGPU_QwenImageLayers(t *testing.T) {
 		}
 		return out
 	}
-	host, err := cpu.NewDevice(cpu.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer host.Close()
+	host := processor(t, 0)
 	want := velocity(host)
 	var report []string
 	for _, tt := range []struct {

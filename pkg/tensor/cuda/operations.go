@@ -55,22 +55,22 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 	}
 	if a, ok := w.(*adapted); ok {
 		s.adaptedLinear(dst, x, a, e)
-	} else if a := w.(*array); !s.libraryProduct(dst, x, a, e) {
+	} else if a := w.(*array); !s.libraryProduct(dst, e, product{x, a}) {
 		s.linear(dst, x, a, e)
 	}
 }
 
 // sumRows is how many rows of a sum in float32 adaptedLinear holds at once.
-const sumRows = 4096
+const sumRows = 1024
 
 // adaptedLinear is Linear of a weight with products beside it. What the library does not have, the kernels do: they
 // add in float32, in dst if it has that type, and the epilogue follows.
 func (s *session) adaptedLinear(dst, x tensor.Matrix, a *adapted, e tensor.Epilogue) {
 	low := s.scratch(x.Rows, a.down.n, padded(a.down.n), s.d.factors())
-	if !s.libraryProduct(low, x, a.down, tensor.Epilogue{}) {
+	if !s.libraryProduct(low, tensor.Epilogue{}, product{x, a.down}) {
 		s.linear(low, x, a.down, tensor.Epilogue{})
 	}
-	if s.librarySum(dst, low, x, a, e) {
+	if s.libraryProduct(dst, e, product{low, a.up}, product{x, a.array}) {
 		return
 	}
 	if e.Act == tensor.Identity && !isBF16(dst) {

@@ -46,48 +46,33 @@ func (l *lockedProducts) Close() error {
 	return l.p.Close()
 }
 
-// libraryProduct computes Linear in bf16 by the library; it returns false, with nothing done, where
-// the library does not have the product. What the library cannot do after the product, kernel
+// product is x a^T.
+type product struct {
+	x tensor.Matrix
+	a *array
+}
+
+// libraryProduct computes Linear in bf16 by the library, of the sum of products; it returns false where the library
+// does not have one of them, and those before it may be in dst. What the library cannot do after the last one, kernel
 // finish_f32 or finish_wide does. An error of the device is kept for Run.
-func (s *session) libraryProduct(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
+func (s *session) libraryProduct(dst tensor.Matrix, e tensor.Epilogue, sum ...product) bool {
 	if s.d.products == nil {
 		return false
 	}
-	to, alone := s.libraryResult(dst, e)
-	if !s.multiply(driver.Product{}, to, x, a, e, alone) {
-		return false
+	to, alone := dst, e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) &&
+		dst.Offset%8 == 0 && dst.Stride%8 == 0
+	if !alone {
+		to = s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32)
+	}
+	for i, p := range sum {
+		if !s.multiply(driver.Product{Add: i > 0}, to, p.x, p.a, e, alone && i == len(sum)-1) {
+			return false
+		}
 	}
 	if !alone {
 		s.finish(dst, to, e)
 	}
 	return true
-}
-
-// librarySum is libraryProduct of a weight with products beside it, whose first factor gave low: the library adds the
-// product of the weight to that of low, which may be in dst when it returns false.
-func (s *session) librarySum(dst, low, x tensor.Matrix, a *adapted, e tensor.Epilogue) bool {
-	if s.d.products == nil {
-		return false
-	}
-	to, alone := s.libraryResult(dst, e)
-	if !s.multiply(driver.Product{}, to, low, a.up, tensor.Epilogue{}, false) ||
-		!s.multiply(driver.Product{Add: true}, to, x, a.array, e, alone) {
-		return false
-	}
-	if !alone {
-		s.finish(dst, to, e)
-	}
-	return true
-}
-
-// libraryResult returns where the library writes a product: dst, if it can do what the epilogue says (alone), else
-// scratch memory from which finish makes dst.
-func (s *session) libraryResult(dst tensor.Matrix, e tensor.Epilogue) (to tensor.Matrix, alone bool) {
-	if e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) &&
-		dst.Offset%8 == 0 && dst.Stride%8 == 0 {
-		return dst, true
-	}
-	return s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32), false
 }
 
 // multiply has the library compute to = x a^T, p.Add says whether added to what is there; with bias and activation of e

@@ -28,6 +28,33 @@ type painting struct {
 	embeds, velocity, last, pixels []float32
 }
 
+// processor is the CPU with so many threads, 0 as many as there are cores, until the test ends.
+func processor(t *testing.T, threads int) tensor.Device {
+	t.Helper()
+	c, err := cpu.NewDevice(cpu.Options{Threads: threads})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// eulerStep takes one of so many Euler steps from noise to image: it changes x and returns the velocity.
+func eulerStep(
+	t *testing.T, m *qwenimage.Model, x []float32, cond *model.Conditioning, step, steps, height, width int,
+) (v []float32) {
+	t.Helper()
+	v = make([]float32, len(x))
+	row := model.Row{X: x, Sigma: 1 - float32(step)/float32(steps), Conditioning: cond, Dst: v}
+	if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range x {
+		x[i] -= v[i] / float32(steps)
+	}
+	return v
+}
+
 // paint takes Euler steps of the shipped checkpoint, from the same noise each time.
 func paint(t *testing.T, d tensor.Device, prompt string, steps, height, width int) (p painting) {
 	t.Helper()
@@ -46,18 +73,9 @@ func paint(t *testing.T, d tensor.Device, prompt string, steps, height, width in
 	for i := range x {
 		x[i] = float32(r.NormFloat64())
 	}
-	v := make([]float32, len(x))
 	for step := range steps {
-		sigma := 1 - float32(step)/float32(steps)
-		row := model.Row{X: x, Sigma: sigma, Conditioning: cond[0], Dst: v}
-		if err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(height, width)); err != nil {
-			t.Fatal(err)
-		}
-		if step == 0 {
-			p.velocity = append([]float32(nil), v...)
-		}
-		for i := range x {
-			x[i] -= v[i] / float32(steps)
+		if v := eulerStep(t, m, x, cond[0], step, steps, height, width); step == 0 {
+			p.velocity = v
 		}
 	}
 	p.last = x
@@ -93,11 +111,7 @@ func TestSigns_paintsLikeTheProcessor(t *testing.T) {
 		steps, height, width = 20, signHeight, signWidth
 	}
 	const prompt = `a red sign that says "HI"`
-	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := processor(t, 1)
 	for _, tt := range []struct {
 		factors        tensor.DType
 		steps          int
@@ -142,11 +156,7 @@ func TestSigns_sideBySide(t *testing.T) {
 		t.Skip("MEANDER_SIGNS names no file to write")
 	}
 	const steps = 10
-	c, err := cpu.NewDevice(cpu.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := processor(t, 0)
 	var rows [3][]sheet.Tile
 	for _, prompt := range []string{
 		`a red sign that says "HI"`, `a blue sign that says "4071"`,

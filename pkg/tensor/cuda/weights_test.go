@@ -20,18 +20,19 @@ import (
 func TestDevice_AddLowRank(t *testing.T) {
 	for _, cs := range []struct {
 		factors tensor.DType
-		k       int
+		m, k    int
 		ranks   [2]int
 		most    float64
 		library int // products of the library for one with low rank; -1: there is no library
 	}{
-		{tensor.F32, 37, [2]int{8, 5}, 1e-6, -1},
-		{tensor.BF16, 37, [2]int{8, 5}, 5e-3, -1},
-		{tensor.BF16, 36, [2]int{8, 4}, 5e-3, 3},
-		{tensor.BF16, 36, [2]int{8, 5}, 5e-3, 1}, // not that of the second factor
-		{tensor.BF16, 37, [2]int{8, 4}, 5e-3, 1}, // only that
+		{tensor.F32, 9, 37, [2]int{8, 5}, 1e-6, -1},
+		{tensor.BF16, 9, 37, [2]int{8, 5}, 5e-3, -1},
+		{tensor.BF16, 1028, 4, [2]int{1, 2}, 5e-3, -1}, // more rows than are summed at once
+		{tensor.BF16, 9, 36, [2]int{8, 4}, 5e-3, 3},
+		{tensor.BF16, 9, 36, [2]int{8, 5}, 5e-3, 1}, // not that of the second factor
+		{tensor.BF16, 9, 37, [2]int{8, 4}, 5e-3, 1}, // only that
 	} {
-		t.Run(fmt.Sprintf("%s, k %d, ranks %v, library %d", cs.factors, cs.k, cs.ranks, cs.library), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %d rows, k %d, ranks %v, library %d", cs.factors, cs.m, cs.k, cs.ranks, cs.library), func(t *testing.T) {
 			gpu := driver.Driver(ptxvm.New(ptxvm.Options{}))
 			library := &multiplier{Driver: gpu}
 			if cs.library >= 0 {
@@ -42,7 +43,7 @@ func TestDevice_AddLowRank(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer d.Close()
-			addsLowRank(t, d, cs.k, cs.ranks, cs.most, library, max(0, cs.library))
+			addsLowRank(t, d, cs.m, cs.k, cs.ranks, cs.most, library, max(0, cs.library))
 		})
 	}
 }
@@ -59,7 +60,7 @@ func numbersOf(r *rand.Rand, n int) []float32 {
 // addsLowRank compares products of a weight and low-rank ones beside it with those of their sum. Of each, the library
 // must make some products.
 func addsLowRank(
-	t *testing.T, d *cuda.Device, k int, ranks [2]int, most float64, library *multiplier, each int,
+	t *testing.T, d *cuda.Device, m, k int, ranks [2]int, most float64, library *multiplier, each int,
 ) {
 	t.Helper()
 	const n = 56
@@ -88,7 +89,7 @@ func addsLowRank(
 	if err != nil {
 		t.Fatal(err)
 	}
-	linear := linears(t, d, r, n, k)
+	linear := linears(t, d, r, m, n, k)
 	before := linear(w, tensor.Identity, false, false)
 	parts, err := d.AddLowRank(w, products)
 	if err != nil {
@@ -119,13 +120,16 @@ func addsLowRank(
 	}
 }
 
-// linears returns a function that gives what Linear computes of nine rows: with an activation, with gate and residual
-// or not, into factors or into float32.
+// linears returns a function that gives what Linear computes of m rows: with an activation, with residual and a gate of
+// two groups or not, into factors or into float32.
 func linears(
-	t *testing.T, d *cuda.Device, r *rand.Rand, n, k int,
+	t *testing.T, d *cuda.Device, r *rand.Rand, m, n, k int,
 ) func(w tensor.Weight, act tensor.Activation, gated, factors bool) []float32 {
-	const m = 9
-	x, bias, gate, residual := numbersOf(r, m*k), numbersOf(r, n), numbersOf(r, n), numbersOf(r, m*n)
+	x, bias, gate, residual := numbersOf(r, m*k), numbersOf(r, n), numbersOf(r, 2*n), numbersOf(r, m*n)
+	group := make([]int32, m)
+	for i := range group {
+		group[i] = int32(i % 3 % 2)
+	}
 	v, err := d.Vector(tensor.Floats(bias, n))
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +148,7 @@ func linears(
 				to = tensor.NewFactors(s, m, n)
 			}
 			if gated {
-				e.Gate, e.Residual, e.Group = in(gate, 1, n), in(residual, m, n), make([]int32, m)
+				e.Gate, e.Residual, e.Group = in(gate, 2, n), in(residual, m, n), group
 			}
 			s.Linear(to, in(x, m, k), w, e)
 			s.CopyOut(out, to)
