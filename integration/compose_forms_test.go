@@ -54,7 +54,7 @@ func (c *composed) secure(t *testing.T, want summary) {
 	})
 	t.Run("command line", func(t *testing.T) { c.same(t, want) })
 	t.Run("Python client", func(t *testing.T) {
-		interpreter := pythonWith(t, "nats, msgpack, nkeys, numpy")
+		interpreter := pythonWith(t, "nats, msgpack, blake3, nkeys, numpy")
 		script := `import asyncio, os
 import meander
 

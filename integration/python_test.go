@@ -22,7 +22,7 @@ import (
 // The Python client, with its own tests, against a pipeline.
 func TestPythonClient(t *testing.T) {
 	t.Parallel()
-	python := pythonWith(t, "nats, msgpack, numpy, pytest")
+	python := pythonWith(t, "nats, msgpack, blake3, numpy, pytest")
 	url := serve(t, t.TempDir()).URL
 	tests := exec.Command(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
 	tests.Dir = filepath.Join(root, "pkg/client/python")
@@ -44,7 +44,7 @@ func pythonWith(t *testing.T, needs string) string {
 		python = "python3"
 	}
 	if out, err := exec.Command(python, "-c", "import "+needs).CombinedOutput(); err != nil {
-		t.Skipf("Python is not tested: %s lacks some of %s (pip install 'nats-py[nkeys]' msgpack numpy pytest pillow; MEANDER_PYTHON names another Python): %s", python, needs, out)
+		t.Skipf("Python is not tested: %s lacks some of %s (pip install 'nats-py[nkeys]' msgpack blake3 numpy pytest pillow; MEANDER_PYTHON names another Python): %s", python, needs, out)
 	}
 	return python
 }
@@ -53,7 +53,7 @@ func pythonWith(t *testing.T, needs string) string {
 // this process.
 func worker(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	c := exec.Command(pythonWith(t, "nats, msgpack, PIL"),
+	c := exec.Command(pythonWith(t, "nats, msgpack, blake3, PIL"),
 		append([]string{filepath.Join(root, "deploy/scorers/worker.py")}, args...)...)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "MEANDER_NATS_") {

@@ -28,7 +28,7 @@ func TestReading(t *testing.T) {
 		"README.md":                    {"(8, 2, 16, 64) (8, 2) (8, 2)", 1}, // 2 groups of 4 samples, 2 trained steps
 	} {
 		t.Run(name, func(t *testing.T) {
-			python := pythonWith(t, "nats, msgpack, numpy")
+			python := pythonWith(t, "nats, msgpack, blake3, numpy")
 			out, err := runPythonExample(t, python, name, url)
 			if err != nil || strings.Count(string(out), c.shape) != c.times {
 				t.Errorf("%v\n%s", err, out)

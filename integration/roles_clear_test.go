@@ -89,7 +89,7 @@ func newTap(t *testing.T, server string, strips bool) *tap {
 // takes TLS out of its greeting. Where TLS is only offered, the library of Python does, with tls:// too.
 func TestRoles_NothingInTheClear(t *testing.T) {
 	t.Parallel()
-	interpreter := pythonWith(t, "nats, msgpack, nkeys, PIL, numpy")
+	interpreter := pythonWith(t, "nats, msgpack, blake3, nkeys, PIL, numpy")
 	dir, store := credentials(t), t.TempDir()
 	up := background(t, store, "up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--auth", dir)
 	up.says(t, "meander is up on")

@@ -15,7 +15,7 @@ import (
 // run, who is told at once what is not his.
 func TestRoles_Outside(t *testing.T) {
 	t.Parallel()
-	interpreter := pythonWith(t, "nats, msgpack, nkeys, PIL, numpy")
+	interpreter := pythonWith(t, "nats, msgpack, blake3, nkeys, PIL, numpy")
 	g := servers()["nats-server"](t)
 	for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
 		args := []string{

@@ -13,7 +13,7 @@ import (
 func TestTeachers_Guide(t *testing.T) {
 	t.Parallel()
 	const page = "deploy/guide/teachers.md"
-	python := pythonWith(t, "nats, msgpack, numpy")
+	python := pythonWith(t, "nats, msgpack, blake3, numpy")
 	dir := t.TempDir()
 	url := serveModel(t, dir, sums(t)).URL
 	meander(t, dir, "publish", "--nats", url, "--run", "demo", "-n", "4", "347+58=?").must(t, 0)

@@ -15,7 +15,7 @@ import (
 // The worker in Python that ships as an example answers a model like the built-in interaction.
 func TestTurns_PythonExample(t *testing.T) {
 	t.Parallel()
-	python := pythonWith(t, "nats, msgpack, numpy")
+	python := pythonWith(t, "nats, msgpack, blake3, numpy")
 	w := newWorld(t, func(o *natsd.Options) { o.Listen = "127.0.0.1:0" })
 	services := defaults()
 	services.sampler.Model = sumsFolder(t)

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -118,6 +119,7 @@ func TestTypeScript_Goldens(t *testing.T) {
 	program.WriteString(`import { deepStrictEqual } from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { decode } from "./client.js";
+import { hasPayloadDigest } from "./digest.js";
 import type * as contract from "./contract.js";
 
 const bytes = (hex: string) => Uint8Array.from(Buffer.from(hex, "hex"));
@@ -126,7 +128,15 @@ const plain = (v: unknown): unknown => // Uint8Array in place of views of the fi
   : Array.isArray(v) ? v.map(plain)
   : v && typeof v === "object" ? Object.fromEntries(Object.entries(v).map(([k, x]) => [k, plain(x)])) : v;
 const check = (file: string, want: unknown) => deepStrictEqual(plain(decode(readFileSync(file))), want, file);
+const named = (file: string, digest: string) => {
+	const other = digest.replace(/.$/, (c) => (c === "0" ? "1" : "0"));
+	deepStrictEqual([hasPayloadDigest(readFileSync(file), digest), hasPayloadDigest(readFileSync(file), other)], [true, false], file);
+};
 `)
+	var digests map[string]string
+	if err := json.Unmarshal([]byte(read(t, "schemas/testdata/digests.json")), &digests); err != nil {
+		t.Fatal(err)
+	}
 	for i, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -142,6 +152,12 @@ const check = (file: string, want: unknown) => deepStrictEqual(plain(decode(read
 		}
 		name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".msgpack"), "-")
 		fmt.Fprintf(&program, "const e%d: contract.%s = %s;\ncheck(%q, e%d);\n", i, types[name], literal(v), path, i)
+		for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
+			whole := strings.TrimSuffix(filepath.Base(file), ".msgpack")
+			if digest, ok := digests[string(h)+whole+" payload"]; ok {
+				fmt.Fprintf(&program, "named(%q, %q);\n", path, digest)
+			}
+		}
 	}
 	fmt.Fprintf(&program, "console.log(%d);\n", len(files))
 	dir := typeScript(t, map[string]string{"goldens.ts": program.String()})
@@ -168,32 +184,93 @@ func checkReads(t *testing.T, latents [][2]int, bits []float64, ended []string) 
 	}
 }
 
+// storeLargeStep stores step 0 of a sample, whose tensor travels in parts, and returns its payload digest and the SHA-256
+// of the tensor.
+func storeLargeStep(t *testing.T, b *bus.Bus) (digest, sum string) {
+	t.Helper()
+	p := b.NewPublisher(8, 1<<20)
+	defer p.Close()
+	data := bytes.Repeat([]byte("large "), 500_000)
+	f, err := p.PublishStep(t.Context(), &schemas.Step{
+		Run: "large", UID: "p", Attempt: "a", NumInferenceSteps: 1, Transition: schemas.TransitionODE, Sigma: 1, Timestep: 1000,
+		LogProbKind: schemas.LogProbDensity, ElementCount: 1, Debug: []schemas.NamedTensor{}, ScheduleDigest: strings.Repeat("0", 64),
+		Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(len(data)), 1}, Data: data}}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ack, err := f.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ack.Digest, fmt.Sprintf("%x", sha256.Sum256(data))
+}
+
+// readSample is what the program prints of a sample.
+type readSample struct {
+	Reward, Advantage *float64
+	Seed              string
+	LogProbs          []*float64 `json:"log_probs"`
+	Digest, Image     string
+	States            []struct { // of step 1
+		Index int64
+		Data  []byte
+	}
+	Other string // the error of reading step 1 by another's digest
+}
+
+// compare checks it against what is stored of sample i.
+func (s *readSample) compare(t *testing.T, b *bus.Bus, i int64, member *schemas.Member) {
+	t.Helper()
+	c := client.New(b)
+	stored, err := c.Trajectory(t.Context(), "ts", "p", i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := c.Image(t.Context(), stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *s.Reward != *member.Reward || *s.Advantage != *member.Advantage || s.Seed != fmt.Sprint(stored.SampleSeed) ||
+		!reflect.DeepEqual(s.LogProbs, stored.LogProbs) || s.Digest != stored.ContentDigest ||
+		s.Image != base64.StdEncoding.EncodeToString(image) {
+		t.Errorf("sample %d: %+v; stored is %+v", i, s, stored)
+	}
+	step, err := b.LoadStepOf(t.Context(), stored, 1)
+	if err != nil || len(s.States) != 1 || len(step.Latents) != 1 || s.States[0].Index != 1 ||
+		!bytes.Equal(s.States[0].Data, step.Latents[0].Tensor.Data) || !strings.Contains(s.Other, "is not the event") {
+		t.Errorf("sample %d: states %+v, another digest gives %q, %v", i, s.States, s.Other, err)
+	}
+}
+
 // A program of the client publishes a prompt, is refused another, follows the run, and reads what is stored.
 func TestTypeScript_Program(t *testing.T) {
 	dir := typeScript(t, map[string]string{"program.ts": read(t, "integration/testdata/typescript/program.ts")})
 	url := serve(t, t.TempDir()).URL
+	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	digest, parts := storeLargeStep(t, b)
 	var errs bytes.Buffer
-	program := exec.CommandContext(t.Context(), "node", filepath.Join(dir, "program.js"), url)
+	program := exec.CommandContext(t.Context(), "node", filepath.Join(dir, "program.js"), url, digest)
 	program.Stderr = &errs
 	out, err := program.Output()
 	if err != nil {
 		t.Fatalf("%v\n%s%s", err, out, &errs)
 	}
 	var got struct {
-		Accepted bool
-		Steps    int
-		Refused  string
-		Seen     map[string]int
-		Sigmas   int
-		Subject  string
-		Seq      uint64
-		Time     int64
-		Samples  []struct {
-			Reward, Advantage *float64
-			Seed              string
-			LogProbs          []*float64 `json:"log_probs"`
-			Digest, Image     string
-		}
+		Accepted     bool
+		Steps        int
+		Refused      string
+		Seen         map[string]int
+		Sigmas       int
+		Subject      string
+		Seq          uint64
+		Time         int64
+		Samples      []readSample
+		Parts        string
 		Halves, Bits []float64
 		Latents      [][2]int
 		Ended        []string
@@ -206,12 +283,9 @@ func TestTypeScript_Program(t *testing.T) {
 		t.Errorf("%.600s", out)
 	}
 	checkReads(t, got.Latents, got.Bits, got.Ended)
-	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
+	if got.Parts != parts {
+		t.Errorf("the tensor in parts has sha-256 %s, want %s", got.Parts, parts)
 	}
-	defer func() { _ = b.Close() }()
-	c := client.New(b)
 	m, err := b.Last(t.Context(), schemas.StreamPrompts, schemas.PromptSubject("ts"))
 	if err != nil {
 		t.Fatal(err)
@@ -233,17 +307,6 @@ func TestTypeScript_Program(t *testing.T) {
 			m.Subject, m.Seq, m.Time.UnixMilli(), len(group.Members))
 	}
 	for i, s := range got.Samples {
-		stored, err := c.Trajectory(t.Context(), "ts", "p", int64(i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		image, err := c.Image(t.Context(), stored)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if *s.Reward != *group.Members[i].Reward || *s.Advantage != *group.Members[i].Advantage || s.Seed != fmt.Sprint(stored.SampleSeed) ||
-			!reflect.DeepEqual(s.LogProbs, stored.LogProbs) || s.Digest != stored.ContentDigest || s.Image != base64.StdEncoding.EncodeToString(image) {
-			t.Errorf("sample %d: %+v; stored is %+v", i, s, stored)
-		}
+		s.compare(t, b, int64(i), &group.Members[i])
 	}
 }

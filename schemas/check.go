@@ -192,10 +192,8 @@ func (f *faults) checkText(c *Field, s string, i int) {
 		if !legalToken(s) {
 			f.checkToken(c.itemName(i), s)
 		}
-	case c.Form == FormDigest:
-		if !isDigest(s) {
-			f.checkDigest(c.itemName(i), s)
-		}
+	case c.Form == FormDigest, c.Form == FormStepDigest:
+		f.checkDigest(c.itemName(i), s, c.Form)
 	case c.Form == FormPath:
 		if !isPath(s) {
 			f.add(c.itemName(i), quote(s), "must be a relative path of at most "+strconv.Itoa(MaxPath)+

@@ -96,7 +96,7 @@ func (e *SegmentData) checkRules(f *faults, groupSize int64) {
 	case e.Latents != nil:
 		e.Latents.checkStates(f.inStruct("latents"), groupSize)
 	default:
-		f.requireDigest("group_digest", e.GroupDigest)
+		f.requireDigest("group_digest", e.GroupDigest, FormDigest)
 	}
 }
 

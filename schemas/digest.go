@@ -1,16 +1,14 @@
 package schemas
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
 )
 
-// Digests here are SHA-256 over a sequence of fields, so that any language can
-// compute them. The bytes of a field are:
+// A content digest is taken over a sequence of fields, so that any language can
+// compute it. The bytes of a field are:
 //
 //	integer     8 bytes, two's complement, little-endian
 //	float64     8 bytes, its IEEE 754 bits, little-endian
@@ -25,9 +23,12 @@ import (
 //
 // digester collects the bytes of all fields before it hashes them: fields are short, and a tensor
 // is represented by its own digest.
-type digester struct{ fields []byte }
+type digester struct {
+	fields []byte
+	hash   Hash
+}
 
-// newDigester begins a digest; domain says what is digested and the layout's version.
+// newDigester begins a SHA-256; domain says what is digested and the layout's version.
 func newDigester(domain string) *digester {
 	d := &digester{fields: make([]byte, 0, 1024)}
 	d.addText(domain)
@@ -90,7 +91,7 @@ func (d *digester) addBool(b bool) {
 	}
 }
 
-func (d *digester) finish() [32]byte { return sha256.Sum256(d.fields) }
+func (d *digester) finish() [32]byte { return d.hash.Sum(d.fields) }
 
 // ComputeScheduleDigest returns the SHA-256, in lower-case hex, over what must be equal in
 // a group so that its samples can be compared: the text "meander schedule 1", sigmas
@@ -116,18 +117,18 @@ func (e *Trajectory) ComputeScheduleDigest() string {
 // ErrNoContent is returned by ContentDigest for an event that has no content of its own.
 var ErrNoContent = errors.New("event has no content digest")
 
-// ContentDigest returns the SHA-256 over what a rollout computed, not over where and
+// ContentDigest returns the digest of what a rollout computed, not of where and
 // when: two runs with the same seed, prompts and weights give equal digests, whatever
 // their run id, retries, batch packing or number of replicas. Left out are the run,
 // stream sequences, times and durations, attempts, instance and backend names, how
 // tensors travelled (inline, parts or blob), and caller's metadata.
 //
-// It is defined for a Step, Tokens, Trajectory, Reward, Advantage and Batch; other events
+// It is defined for a Step and Tokens (by BLAKE3), Trajectory, Reward, Advantage and Batch (by SHA-256); other events
 // give ErrNoContent. A digest field or tensor that is not legal is an error.
 func ContentDigest(e Event) ([32]byte, error) {
 	switch e := e.(type) {
 	case StepEvent:
-		return e.ContentDigest()
+		return e.ContentDigest(BLAKE3)
 	case *Trajectory:
 		return e.contentDigest()
 	case *Reward:
@@ -146,10 +147,10 @@ func ContentDigest(e Event) ([32]byte, error) {
 // element_count, latents (list of index and tensor), debug (list of name and tensor),
 // policy_version, weights_digest and schedule_digest, and of a step of scheduled sampling what
 // RolledStep says. A tensor is dtype, shape and
-// the digest of its bytes, the same however they travel. A checkpoint is not in it: what
+// the digest of its bytes by the same algorithm, inline or in parts. A checkpoint is not in it: what
 // a rollout computes does not depend on where it could be gone on from.
-func (e *Step) ContentDigest() ([32]byte, error) {
-	sums, err := e.TensorSums()
+func (e *Step) ContentDigest(h Hash) ([32]byte, error) {
+	sums, err := e.TensorSums(h)
 	if err != nil {
 		return [32]byte{}, err
 	}
@@ -157,8 +158,8 @@ func (e *Step) ContentDigest() ([32]byte, error) {
 }
 
 // ContentDigestOf is ContentDigest of a step whose tensors have been digested.
-func (e *Step) ContentDigestOf(sums TensorSums) [32]byte {
-	d := newDigester("meander step 1")
+func (e *Step) ContentDigestOf(sums *TensorSums) [32]byte {
+	d := newStepDigester("meander step 1", sums)
 	d.addText(string(e.UID))
 	d.addInteger(e.SampleIndex)
 	d.addInteger(e.StepIndex)
@@ -177,12 +178,12 @@ func (e *Step) ContentDigestOf(sums TensorSums) [32]byte {
 	d.addInteger(int64(len(e.Latents)))
 	for i := range e.Latents {
 		d.addInteger(e.Latents[i].Index)
-		d.addTensorSum(&e.Latents[i].Tensor, sums[i])
+		d.addTensorSum(&e.Latents[i].Tensor, sums.list[i])
 	}
 	d.addInteger(int64(len(e.Debug)))
 	for i := range e.Debug {
 		d.addText(e.Debug[i].Name)
-		d.addTensorSum(&e.Debug[i].Tensor, sums[len(sums)-len(e.Debug)+i])
+		d.addTensorSum(&e.Debug[i].Tensor, sums.list[len(sums.list)-len(e.Debug)+i])
 	}
 	d.addInteger(e.PolicyVersion)
 	d.addText(e.WeightsDigest)
@@ -193,61 +194,66 @@ func (e *Step) ContentDigestOf(sums TensorSums) [32]byte {
 	return d.finish()
 }
 
-// TensorSums are the SHA-256 of the bytes of an event's tensors, however they travel, in the order of its Tensors. They
-// are made once for all digests that tensors are in.
-type TensorSums [][sha256.Size]byte
+// TensorSums are the digests of the bytes of an event's tensors, in the order of its Tensors. They are made once for
+// all digests that tensors are in, which are then by the same algorithm.
+type TensorSums struct {
+	hash Hash
+	list [][32]byte
+}
 
-// TensorSums digests the tensors. A digest in their place that is not legal is an error.
-func (e *Step) TensorSums() (TensorSums, error) { return sumTensors(e.Tensors()) }
+// newStepDigester begins a digest by the algorithm of sums.
+func newStepDigester(domain string, sums *TensorSums) *digester {
+	d := newDigester(domain)
+	d.hash = sums.hash
+	return d
+}
 
-// sumTensors returns the SHA-256 of the bytes of each tensor, in order.
-func sumTensors(tensors []*Tensor) (TensorSums, error) {
-	sums := make(TensorSums, len(tensors))
+// TensorSums digests the tensors by h. A digest in the place of one that is not legal, or by another algorithm, is an
+// error: such a tensor must be loaded first.
+func (e *Step) TensorSums(h Hash) (*TensorSums, error) { return sumTensors(h, e.Tensors()) }
+
+// sumTensors returns the digest of the bytes of each tensor, in order.
+func sumTensors(h Hash, tensors []*Tensor) (*TensorSums, error) {
+	sums := &TensorSums{h, make([][32]byte, len(tensors))}
 	for i, t := range tensors {
 		var err error
-		if sums[i], err = t.sum(); err != nil {
+		if sums.list[i], err = t.sum(h); err != nil {
 			return nil, fmt.Errorf("tensor %d of %d: %w", i+1, len(tensors), err)
 		}
 	}
 	return sums, nil
 }
 
+// Text returns the digest of tensor i as events carry it.
+func (s *TensorSums) Text(i int) string { return s.hash.Text(s.list[i]) }
+
 // CheckpointSum returns the digest of the checkpoint; zeros if there is none.
-func (e *Step) CheckpointSum(sums TensorSums) (sum [sha256.Size]byte) {
+func (e *Step) CheckpointSum(sums *TensorSums) (sum [32]byte) {
 	if e.Checkpoint != nil {
-		sum = sums[len(e.Latents)]
+		sum = sums.list[len(e.Latents)]
 	}
 	return sum
 }
 
-// sum returns the SHA-256 of the tensor's bytes, computed from its data or taken from its reference.
-func (t *Tensor) sum() ([sha256.Size]byte, error) {
+// sum returns the digest of the tensor's bytes by h, computed from its data or taken from its reference.
+func (t *Tensor) sum(h Hash) ([32]byte, error) {
 	switch {
 	case t.Ref != nil:
-		return sumOf("tensor.ref.digest", t.Ref.Digest)
+		return h.sumOf("tensor.ref.digest", t.Ref.Digest)
 	case t.Parts != nil:
-		return sumOf("tensor.parts.digest", t.Parts.Digest)
+		return h.sumOf("tensor.parts.digest", t.Parts.Digest)
 	}
-	return sha256.Sum256(t.Data), nil
-}
-
-// sumOf decodes a digest that an event carries as text; field is for the error.
-func sumOf(field, s string) (sum [sha256.Size]byte, err error) {
-	if !isDigest(s) {
-		return sum, fmt.Errorf("%s: %s; must be a sha-256 of 64 lower-case hex digits", field, quote(s))
-	}
-	_, err = hex.Decode(sum[:], []byte(s))
-	return sum, err
+	return h.Sum(t.Data), nil
 }
 
 func (d *digester) addTensor(t *Tensor) error {
-	sum, err := t.sum()
+	sum, err := t.sum(SHA256)
 	d.addTensorSum(t, sum)
 	return err
 }
 
 // addTensorSum adds a tensor, given the digest of its bytes.
-func (d *digester) addTensorSum(t *Tensor, sum [sha256.Size]byte) {
+func (d *digester) addTensorSum(t *Tensor, sum [32]byte) {
 	d.addText(t.DType)
 	d.addIntegers(t.Shape)
 	d.addRaw(sum[:]...)
@@ -255,21 +261,20 @@ func (d *digester) addTensorSum(t *Tensor, sum [sha256.Size]byte) {
 
 // addHex adds a digest that an event carries as text.
 func (d *digester) addHex(field, s string) error {
-	sum, err := sumOf(field, s)
+	sum, err := SHA256.sumOf(field, s)
 	d.addRaw(sum[:]...)
 	return err
 }
 
-// StepsDigest returns the value of Trajectory.ContentDigest: the SHA-256, in lower-case hex, over the
-// text "meander steps 1" and the list of the steps' content digests in step order.
-func StepsDigest(steps [][32]byte) string {
-	d := newDigester("meander steps 1")
+// StepsDigest returns the value of Trajectory.ContentDigest: the digest by h of the
+// text "meander steps 1" and the list of the steps' content digests by h, in step order.
+func StepsDigest(h Hash, steps [][32]byte) string {
+	d := newStepDigester("meander steps 1", &TensorSums{hash: h})
 	d.addInteger(int64(len(steps)))
 	for i := range steps {
 		d.addRaw(steps[i][:]...)
 	}
-	sum := d.finish()
-	return hex.EncodeToString(sum[:])
+	return h.Text(d.finish())
 }
 
 // contentDigest covers, after the text "meander trajectory 1": uid, sample_index,

@@ -9,6 +9,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/meander-rl/meander/schemas"
@@ -173,46 +174,63 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	checkFields(t, e, repeated, func(e *schemas.Trajectory) (any, error) { return fmt.Sprint(request.AnsweredBy(e)), nil })
 }
 
-// How a tensor travels is not part of what it is.
+// How a tensor travels is not part of what it is. By another algorithm than that of its digest it is not known.
 func TestStep_ContentDigest_transport(t *testing.T) {
 	inline := sdeStep()
-	sum := sha256.Sum256(inline.Latents[0].Tensor.Data)
-	size := int64(len(inline.Latents[0].Tensor.Data))
-	want, err := inline.ContentDigest()
-	if err != nil {
-		t.Fatal(err)
+	data := inline.Latents[0].Tensor.Data
+	size := int64(len(data))
+	digest := func(h schemas.Hash) string { return h.Text(h.Sum(data)) }
+	want := map[schemas.Hash][32]byte{}
+	for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
+		var err error
+		if want[h], err = inline.ContentDigest(h); err != nil {
+			t.Fatal(err)
+		}
+		other := sdeStep()
+		other.Latents[0].Tensor.Data[5] ^= 1
+		if got, err := other.ContentDigest(h); err != nil || got == want[h] {
+			t.Errorf("%q: one bit of a latent changes nothing (%v)", h, err)
+		}
 	}
-	for _, carrier := range []schemas.Tensor{
-		{Parts: &schemas.Parts{First: 3, Count: 1, Size: size, Digest: hex.EncodeToString(sum[:])}},
-		{Ref: &schemas.Ref{Bucket: "b", Size: size, Digest: hex.EncodeToString(sum[:])}},
+	for _, carrier := range []struct {
+		of schemas.Hash
+		schemas.Tensor
+	}{
+		{schemas.BLAKE3, schemas.Tensor{Parts: &schemas.Parts{First: 3, Count: 1, Size: size, Digest: digest(schemas.BLAKE3)}}},
+		{schemas.SHA256, schemas.Tensor{Parts: &schemas.Parts{First: 3, Count: 1, Size: size, Digest: digest(schemas.SHA256)}}},
+		{schemas.SHA256, schemas.Tensor{Ref: &schemas.Ref{Bucket: "b", Size: size, Digest: digest(schemas.SHA256)}}},
 	} {
 		s := sdeStep()
 		carrier.DType, carrier.Shape = s.Latents[0].Tensor.DType, s.Latents[0].Tensor.Shape
-		s.Latents[0].Tensor = carrier
-		if got, err := s.ContentDigest(); err != nil || got != want {
-			t.Errorf("%+v gives %x (%v), want %x as inline", carrier, got, err, want)
+		s.Latents[0].Tensor = carrier.Tensor
+		for h, want := range want {
+			got, err := s.ContentDigest(h)
+			switch {
+			case h != carrier.of && (err == nil || !strings.Contains(err.Error(), "digest: ")):
+				t.Errorf("%+v by %q gives %v; want an error that names the digest", carrier, h, err)
+			case h == carrier.of && (err != nil || got != want):
+				t.Errorf("%+v gives %x (%v), want %x as inline", carrier, got, err, want)
+			}
 		}
-	}
-	other := sdeStep()
-	other.Latents[0].Tensor.Data[5] ^= 1
-	if got, err := other.ContentDigest(); err != nil || got == want {
-		t.Errorf("one bit of a latent changes nothing (%v)", err)
 	}
 	bad := sdeStep()
 	bad.Latents[0].Tensor = schemas.Tensor{Ref: &schemas.Ref{Digest: "zz"}}
-	if _, err := bad.ContentDigest(); err == nil {
+	if _, err := bad.ContentDigest(schemas.SHA256); err == nil {
 		t.Error("digest of a reference that has none")
 	}
 }
 
 func TestStepsDigest(t *testing.T) {
 	a, b := [32]byte{1}, [32]byte{2}
-	want := append(append(layout{}.text("meander steps 1").int(2), a[:]...), b[:]...).hex()
-	if got := schemas.StepsDigest([][32]byte{a, b}); got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-	if schemas.StepsDigest([][32]byte{b, a}) == want {
-		t.Error("order does not matter")
+	fields := append(append(layout{}.text("meander steps 1").int(2), a[:]...), b[:]...)
+	for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
+		want := h.Text(h.Sum(fields))
+		if got := schemas.StepsDigest(h, [][32]byte{a, b}); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if schemas.StepsDigest(h, [][32]byte{b, a}) == want {
+			t.Error("order does not matter")
+		}
 	}
 }
 

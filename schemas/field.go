@@ -22,8 +22,8 @@ import (
 //	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
 //	                          unique: every item comes at most once
 //	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
-//	form:"token"              form of a text, or of each of a list: token, digest, path
-//	                          or reward_name; "digest?": or empty
+//	form:"token"              form of a text, or of each of a list: token, digest, step_digest,
+//	                          path or reward_name; "digest?": or empty
 //	default:"8"               value that stands in for an absent one
 //	absent:"the model's"      the same in words, where no literal says it
 //	unit:"pixels"             unit of a number
@@ -82,10 +82,13 @@ type Range struct {
 // Forms of a text.
 const (
 	FormToken      = "token"
-	FormDigest     = "digest"
+	FormDigest     = "digest"      // a SHA-256
+	FormStepDigest = "step_digest" // by BLAKE3, or a SHA-256
 	FormPath       = "path"
 	FormRewardName = "reward_name"
 )
+
+var forms = []string{FormToken, FormDigest, FormStepDigest, FormPath, FormRewardName}
 
 // What the tags for, of and digest say.
 const (
@@ -215,8 +218,8 @@ func newField(s reflect.StructField) (Field, error) {
 	}
 	var may bool
 	f.Form, f.Empty = strings.CutSuffix(s.Tag.Get("form"), "?")
-	if f.Form != "" && !slices.Contains([]string{FormToken, FormDigest, FormPath, FormRewardName}, f.Form) {
-		return f, fmt.Errorf("form: %q; must be token, digest, path or reward_name", f.Form)
+	if f.Form != "" && !slices.Contains(forms, f.Form) {
+		return f, fmt.Errorf("form: %q; must be one of %s", f.Form, strings.Join(forms, ", "))
 	}
 	if tag := s.Tag.Get("enum"); tag != "" {
 		tag, may = strings.CutSuffix(tag, "?")

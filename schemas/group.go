@@ -128,11 +128,11 @@ func (e *GroupRecord) Validate() error { return CheckFields(e) }
 // checkRules checks that an accepted prompt has its digests and its lane.
 func (e *GroupRecord) checkRules(f *faults) {
 	if e.Error == "" && e.Group.SourceRun == "" {
-		f.requireDigest("prompt_digest", e.PromptDigest)
+		f.requireDigest("prompt_digest", e.PromptDigest, FormDigest)
 		if e.Lane == "" {
 			f.checkToken("lane", string(e.Lane))
 		}
-		f.requireDigest("schedule_digest", e.ScheduleDigest)
+		f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
 	}
 	e.Group.checkRulesAcross(f.inStruct("group"), e.UID, e.GroupSize)
 }

@@ -2,8 +2,6 @@ package schemas_test
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"slices"
 	"testing"
@@ -22,7 +20,11 @@ func TestAppendStep(t *testing.T) {
 		}
 		steps++
 		t.Run(s.name, func(t *testing.T) {
-			sums, err := e.TensorSums()
+			h := schemas.BLAKE3
+			if s.name == "step-parts-and-refs" {
+				h = schemas.SHA256
+			}
+			sums, err := e.TensorSums(h)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -31,7 +33,7 @@ func TestAppendStep(t *testing.T) {
 			if err != nil || !bytes.Equal(data, slices.Concat(before, encoded(t, e))) {
 				t.Fatalf("%v: other bytes than Encode's", err)
 			}
-			if want, err := schemas.PayloadDigest(data[len(before):]); err != nil || digest != want {
+			if want, err := schemas.PayloadDigest(h, data[len(before):]); err != nil || digest != want {
 				t.Errorf("digest %s, of its bytes %s, %v", digest, want, err)
 			}
 		})
@@ -45,29 +47,35 @@ func TestAppendStep(t *testing.T) {
 func TestPayloadDigest(t *testing.T) {
 	e := sdeStep()
 	data := encoded(t, e)
-	digest, err := schemas.PayloadDigest(data)
+	for _, h := range []schemas.Hash{schemas.SHA256, schemas.BLAKE3} {
+		testPayloadDigest(t, h, e, data)
+	}
+}
+
+func testPayloadDigest(t *testing.T, h schemas.Hash, e *schemas.Step, data []byte) {
+	digest, err := schemas.PayloadDigest(h, data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	folded := bytes.Clone(data)
 	for _, x := range e.Tensors() {
-		sum := sha256.Sum256(x.Data)
+		sum := h.Sum(x.Data)
 		folded = bytes.Replace(folded, x.Data, sum[:], 1)
 	}
-	if want := sha256.Sum256(folded); digest != hex.EncodeToString(want[:]) {
-		t.Errorf("digest %s, by hand %x", digest, want)
+	if want := h.Text(h.Sum(folded)); digest != want {
+		t.Errorf("digest %s, by hand %s", digest, want)
 	}
 	for i := range data {
 		for _, flip := range []byte{1, 0x80} {
 			data[i] ^= flip
-			if got, err := schemas.PayloadDigest(data); got == digest || err != nil && !errors.Is(err, schemas.ErrMalformed) {
+			if got, err := schemas.PayloadDigest(h, data); got == digest || err != nil && !errors.Is(err, schemas.ErrMalformed) {
 				t.Errorf("byte %d: %s, %v", i, got, err)
 			}
 			data[i] ^= flip
 		}
 	}
 	for _, data := range [][]byte{nil, data[:len(data)-1], append(data, 0xc0)} {
-		if _, err := schemas.PayloadDigest(data); !errors.Is(err, schemas.ErrMalformed) {
+		if _, err := schemas.PayloadDigest(h, data); !errors.Is(err, schemas.ErrMalformed) {
 			t.Errorf("%d bytes: %v", len(data), err)
 		}
 	}

@@ -22,7 +22,8 @@ type sample struct {
 func samples(t testing.TB) []sample {
 	t.Helper()
 	return slices.Concat(requestSamples(t), networkSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(t),
-		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t))
+		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t),
+		hashSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {

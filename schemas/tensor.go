@@ -33,8 +33,8 @@ type Parts struct {
 	Count int64 `msgpack:"count" range:"1..MaxParts"`
 	// Size is the length of the joined bytes.
 	Size int64 `msgpack:"size" range:"1..MaxTensorBytes"`
-	// Digest is the sha-256 of the joined bytes in lower-case hex.
-	Digest string `msgpack:"digest" form:"digest"`
+	// Digest is b3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256.
+	Digest string `msgpack:"digest" form:"step_digest"`
 }
 
 // IndexedTensor is latents at one place of a trajectory: Index i is the state

@@ -78,13 +78,14 @@ type StepEvent interface {
 	Keyed
 	// ContentDigest is the part of the sample's content that the event has, ContentDigestOf the same of an event whose
 	// tensors have been digested.
-	ContentDigest() ([32]byte, error)
-	ContentDigestOf(sums TensorSums) [32]byte
+	ContentDigest(h Hash) ([32]byte, error)
+	ContentDigestOf(sums *TensorSums) [32]byte
 	// Tensors are all that the event has, in the order in which they are encoded: what is assigned to them is assigned
 	// to the event.
 	Tensors() []*Tensor
-	// TensorSums digests the tensors. A digest in their place that is not legal is an error.
-	TensorSums() (TensorSums, error)
+	// TensorSums digests the tensors by h. A digest in the place of one that is not legal, or by another algorithm, is
+	// an error: such a tensor must be loaded first.
+	TensorSums(h Hash) (*TensorSums, error)
 	// Detached is a copy of the event whose tensors can be replaced without a change of the original.
 	Detached() StepEvent
 	// Place is the event's among those of its sample, from 0.
@@ -130,8 +131,8 @@ func (e *Tokens) Tensors() []*Tensor {
 	return []*Tensor{e.Logits.IDs, &e.Logits.Values}
 }
 
-// TensorSums digests the tensors. A digest in their place that is not legal is an error.
-func (e *Tokens) TensorSums() (TensorSums, error) { return sumTensors(e.Tensors()) }
+// TensorSums digests the tensors, as StepEvent says.
+func (e *Tokens) TensorSums(h Hash) (*TensorSums, error) { return sumTensors(h, e.Tensors()) }
 
 // Detached returns a copy whose tensors can be replaced.
 func (e *Tokens) Detached() StepEvent {
@@ -166,8 +167,8 @@ func (e *Tokens) Sealed(code string) { e.Seal = code }
 // top_log_probs (lists of float32), where a server drew them the text "engine" and engine, logits_kind, then where
 // there are logits the text "logits", form, ids where they are there, values and masked (integer); vocabulary,
 // finish_reason, policy_version, weights_digest and schedule_digest.
-func (e *Tokens) ContentDigest() ([32]byte, error) {
-	sums, err := e.TensorSums()
+func (e *Tokens) ContentDigest(h Hash) ([32]byte, error) {
+	sums, err := e.TensorSums(h)
 	if err != nil {
 		return [32]byte{}, fmt.Errorf("logits: %w", err)
 	}
@@ -175,8 +176,8 @@ func (e *Tokens) ContentDigest() ([32]byte, error) {
 }
 
 // ContentDigestOf is ContentDigest of an event whose tensors have been digested.
-func (e *Tokens) ContentDigestOf(sums TensorSums) [32]byte {
-	d := newDigester("meander tokens 1")
+func (e *Tokens) ContentDigestOf(sums *TensorSums) [32]byte {
+	d := newStepDigester("meander tokens 1", sums)
 	d.addText(string(e.UID))
 	for _, n := range []int64{e.SampleIndex, e.N, e.Turn, e.Position, e.TurnPosition} {
 		d.addInteger(n)
@@ -195,7 +196,7 @@ func (e *Tokens) ContentDigestOf(sums TensorSums) [32]byte {
 		d.addText("logits")
 		d.addText(l.Form)
 		for i, t := range e.Tensors() {
-			d.addTensorSum(t, sums[i])
+			d.addTensorSum(t, sums.list[i])
 		}
 		d.addInteger(l.Masked)
 	}

@@ -16,9 +16,9 @@ type Trajectory struct {
 	// Steps are the stored step events that count, in step order, of the steps that ran: those of
 	// Attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens.
 	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents"`
-	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
-	// for equal rollouts, whichever process sampled them and when. Empty unless completed.
-	ContentDigest string `msgpack:"content_digest" form:"digest?"`
+	// ContentDigest is b3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps
+	// the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed.
+	ContentDigest string `msgpack:"content_digest" form:"step_digest?"`
 	// Image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the
 	// sample stops with noise in it unless Stop asks for one.
 	Image *Image `msgpack:"image,omitempty" for:"image"`
@@ -90,9 +90,9 @@ type Provenance struct {
 type StepRef struct {
 	// Seq is its sequence in MDR_STEPS.
 	Seq uint64 `msgpack:"seq" range:"1.."`
-	// Digest is the payload digest of the stored event: the sha-256, in lower-case hex, over its bytes
-	// with each byte string's own sha-256 in the place of its content.
-	Digest string `msgpack:"digest" form:"digest"`
+	// Digest is the payload digest of the stored event: b3: and the blake3, in lower-case hex, over its bytes
+	// with each byte string's own blake3 in the place of its content; without b3: both are sha-256.
+	Digest string `msgpack:"digest" form:"step_digest"`
 	// Attempt made the step, where it is another than that of the trajectory.
 	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
 }

@@ -151,30 +151,22 @@ func (f *faults) requireOneOf(field, s string, values []string) {
 	}
 }
 
-func (f *faults) checkDigest(field, s string) {
-	if !isDigest(s) {
-		f.add(field, quote(s), "must be a sha-256 of 64 lower-case hex digits")
+// checkDigest checks that a text is a SHA-256 or, where form allows it, a digest by another algorithm.
+func (f *faults) checkDigest(field, s, form string) {
+	switch {
+	case SHA256.isDigest(s) || form == FormStepDigest && BLAKE3.isDigest(s):
+	case form == FormStepDigest:
+		f.add(field, quote(s), fmt.Sprintf("must be %v, or %v", BLAKE3, SHA256))
+	default:
+		f.add(field, quote(s), "must be "+SHA256.String())
 	}
 }
 
 // requireDigest refuses an empty text where a digest is needed.
-func (f *faults) requireDigest(field, s string) {
+func (f *faults) requireDigest(field, s, form string) {
 	if s == "" {
-		f.checkDigest(field, s)
+		f.checkDigest(field, s, form)
 	}
-}
-
-// isDigest reports whether s is a SHA-256 in lower-case hex.
-func isDigest(s string) bool {
-	if len(s) != 64 {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
 }
 
 // isPath reports whether s is a path below some folder: relative, clean, and the same on all systems.

@@ -200,8 +200,8 @@ func (e *Trajectory) checkText(f *faults, completed bool) {
 	if completed {
 		e.Text.checkCompleted(f.inStruct("text"), e.DrawnBy())
 		f.checkLength("steps", len(e.Steps), 1, max(len(e.Steps), 2))
-		f.requireDigest("content_digest", e.ContentDigest)
-		f.requireDigest("schedule_digest", e.ScheduleDigest)
+		f.requireDigest("content_digest", e.ContentDigest, FormStepDigest)
+		f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
 	} else {
 		f.requireText("error", e.Error)
 	}
@@ -247,8 +247,8 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 			"must be the shape of a tensor, [S, C]")
 	}
 	f.requireLength("steps", len(e.Steps), int(end-begin), "one per step that runs")
-	f.requireDigest("content_digest", e.ContentDigest)
-	f.requireDigest("schedule_digest", e.ScheduleDigest)
+	f.requireDigest("content_digest", e.ContentDigest, FormStepDigest)
+	f.requireDigest("schedule_digest", e.ScheduleDigest, FormDigest)
 	switch {
 	case e.Image != nil && !e.Decoded():
 		f.add("image", "present",

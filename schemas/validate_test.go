@@ -341,8 +341,8 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"latent shape", func(e *T) { e.LatentsShape = nil }, "latents_shape: []; must be the shape of a tensor, [S, C]"},
 		{"missing steps", func(e *T) { e.Steps = e.Steps[:3] }, "steps: 3 items; must be 4, one per step that runs"},
 		{"step sequence", func(e *T) { e.Steps[2].Seq = 0 }, "steps[2].seq: 0; must be positive"},
-		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be a sha-256 of 64 lower-case hex digits`},
-		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be a sha-256 of 64 lower-case hex digits`},
+		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be b3: and a blake3 of 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
+		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be b3: and a blake3 of 64 lower-case hex digits, or a sha-256 of 64 lower-case hex digits`},
 		{"one frame", func(e *T) { e.Frames = 1 }, `frames: 1; must be absent for an image, or more than 1`},
 		{
 			"frames without a video", func(e *T) { e.Frames = 5 },

@@ -15,15 +15,17 @@ import (
 // come later.
 type check struct {
 	sums map[string]string // by file
-	// steps are the payload digests of steps and the files they are in, by subject. parts are parts whose step is not
-	// complete yet, incomplete the steps that lack parts.
+	// All are by subject. parts are parts whose step is not complete yet, incomplete the steps that lack parts.
 	steps      map[string]step
 	parts      map[string][]byte
 	incomplete map[string]schemas.StepEvent
 	complete   bool
 }
 
-type step struct{ file, digest string }
+type step struct {
+	file    string
+	digests map[schemas.Hash]string // payload digests by all algorithms: which one its trajectory names comes later
+}
 
 func newCheck() *check {
 	return &check{
@@ -87,11 +89,14 @@ func (c *check) checkEvent(file string, e *Entry) error {
 	}
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens:
-		digest, err := schemas.PayloadDigest(e.Data)
-		if err != nil {
-			return err
+		digests := map[schemas.Hash]string{}
+		for _, h := range []schemas.Hash{schemas.BLAKE3, schemas.SHA256} {
+			var err error
+			if digests[h], err = schemas.PayloadDigest(h, e.Data); err != nil {
+				return err
+			}
 		}
-		c.steps[e.Subject] = step{file, digest}
+		c.steps[e.Subject] = step{file, digests}
 		event := schemas.StepEvent(&schemas.Step{})
 		if a.Kind == schemas.KindTokens {
 			event = &schemas.Tokens{}
@@ -143,14 +148,16 @@ func (c *check) checkTrajectory(e *Entry) error {
 		return err
 	}
 	for i := range t.Steps {
-		switch s, ok := c.steps[t.StepSubject(i)]; {
+		s, ok := c.steps[t.StepSubject(i)]
+		named := t.Steps[i].Digest
+		switch has := s.digests[schemas.HashOf(named)]; {
 		case !ok:
 			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))
 		case c.incomplete[t.StepSubject(i)] != nil:
 			return fmt.Errorf("steps[%d]: %q lacks parts", i, s.file)
-		case s.digest != t.Steps[i].Digest:
+		case has != named:
 			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s",
-				i, bus.ErrCorrupt, s.file, s.digest, t.Steps[i].Digest)
+				i, bus.ErrCorrupt, s.file, has, named)
 		}
 	}
 	return nil

@@ -62,7 +62,7 @@ func large(t *testing.T) *bustest.Plane {
 		step := &schemas.Step{Run: "r", UID: "u", SampleIndex: i, Attempt: "a", Latents: []schemas.IndexedTensor{{
 			Tensor: schemas.Tensor{DType: "U8", Shape: []int64{1000 << 10, 1}, Data: state},
 		}}}
-		digest, err := schemas.PayloadDigest(bustest.Encode(t, step))
+		digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -32,7 +32,7 @@ func exported(t *testing.T) []byte {
 	sample := &schemas.Trajectory{Identity: schemas.Identity{Run: "r1", UID: "p3"}, Provenance: schemas.Provenance{Attempt: "a"}, Outcome: schemas.Outcome{StopReason: schemas.StopCompleted}, Group: schemas.Group{PromptSeq: prompt.Seq}}
 	for i := range int64(2) {
 		step := &schemas.Step{Run: "r1", UID: "p3", StepIndex: i, Attempt: "a"}
-		digest, err := schemas.PayloadDigest(bustest.Encode(t, step))
+		digest, err := schemas.PayloadDigest(schemas.BLAKE3, bustest.Encode(t, step))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestWrite_InUse(t *testing.T) {
 	sample := func(i int64) {
 		step := &schemas.Step{Run: "r1", UID: "u", SampleIndex: i, Attempt: "a"}
 		data := bustest.Encode(t, step)
-		digest, err := schemas.PayloadDigest(data)
+		digest, err := schemas.PayloadDigest(schemas.BLAKE3, data)
 		if err != nil {
 			t.Fatal(err)
 		}

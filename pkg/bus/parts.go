@@ -3,7 +3,6 @@ package bus
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -42,7 +41,7 @@ func inlineSize(e schemas.StepEvent) int {
 // of the part numbers; an event that fits has no parts. Each part has at most schemas.MaxPartBytes (and at most
 // limit) bytes and aliases its tensor. SplitParts replaces the tensors of e (see schemas.StepEvent.Detached) and does
 // not modify their elements. sums are the digests of the tensors of e.
-func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byte {
+func SplitParts(e schemas.StepEvent, sums *schemas.TensorSums, limit int) [][]byte {
 	size := inlineSize(e)
 	if size <= limit-overhead(e) {
 		return nil
@@ -61,7 +60,7 @@ func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byt
 			break
 		}
 		size -= len(t.Data)
-		p := &schemas.Parts{First: int64(len(parts)), Size: int64(len(t.Data)), Digest: hex.EncodeToString(sums[i][:])}
+		p := &schemas.Parts{First: int64(len(parts)), Size: int64(len(t.Data)), Digest: sums.Text(i)}
 		for part := range slices.Chunk(t.Data, chunk) {
 			parts = append(parts, part)
 		}
@@ -99,7 +98,7 @@ func JoinParts(e schemas.StepEvent, part func(k int64) ([]byte, error)) error {
 			}
 			data.Write(b)
 		}
-		if int64(data.Len()) != p.Size || digestOf(data.Bytes()) != p.Digest {
+		if int64(data.Len()) != p.Size || !schemas.HasDigest(data.Bytes(), p.Digest) {
 			return fmt.Errorf("parts %d to %d: %w", p.First, p.First+p.Count-1, ErrCorrupt)
 		}
 		t.Data, t.Parts = data.Bytes(), nil
@@ -210,7 +209,7 @@ func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Messag
 
 // checkStepDigest returns ErrCorrupt when a stored step does not have the digest by which a trajectory names it.
 func checkStepDigest(m *Message, ref schemas.StepRef) error {
-	got, err := schemas.PayloadDigest(m.Data)
+	got, err := schemas.PayloadDigest(schemas.HashOf(ref.Digest), m.Data)
 	switch {
 	case err != nil:
 		return fmt.Errorf("load step %q: %w: %w", m.Subject, ErrCorrupt, err)

@@ -149,10 +149,10 @@ func encodeFuture(
 // sent after all parts are stored, so that a reader that sees the step can load it. e is not modified.
 //
 // The subject of a step names its attempt, which has one writer: so any other payload on it is displaced.
-func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
+func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	if sums == nil {
 		var err error
-		if sums, err = e.TensorSums(); err != nil {
+		if sums, err = e.TensorSums(schemas.BLAKE3); err != nil {
 			return nil, publishError(e.Subject(), err)
 		}
 	}
@@ -168,7 +168,7 @@ func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums s
 }
 
 // encodeStepFuture is encodeFuture for a step; the future also gets the payload digest.
-func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
+func encodeStepFuture(ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums) (*Future, error) {
 	var digest string
 	f, err := encodeFuture(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
 		data, digest, err = schemas.AppendStep(dst, e, sums)
@@ -186,7 +186,7 @@ var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return
 // publishParts sends the parts of a large step, and in the background the step itself once all parts are stored. When
 // a part fails, the step's future gets that error.
 func (p *Publisher) publishParts(
-	ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums, limit int,
+	ctx context.Context, e schemas.StepEvent, sums *schemas.TensorSums, limit int,
 ) (*Future, error) {
 	step := e.Detached()
 	parts := SplitParts(step, sums, limit)

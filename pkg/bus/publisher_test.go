@@ -44,7 +44,7 @@ func TestPublisher(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if digest, err := schemas.PayloadDigest(m.Data); err != nil || digest != ack.Digest {
+				if digest, err := schemas.PayloadDigest(schemas.BLAKE3, m.Data); err != nil || digest != ack.Digest {
 					t.Errorf("step %d: digest %s is not that of the stored payload: %s, %v", i, ack.Digest, digest, err)
 				}
 			}
@@ -193,7 +193,7 @@ func TestSplitParts_joinParts(t *testing.T) {
 			in.Latents = append(in.Latents, schemas.IndexedTensor{Index: int64(i), Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data}})
 		}
 		out := in.Detached().(*schemas.Step)
-		sums, err := in.TensorSums()
+		sums, err := in.TensorSums(schemas.BLAKE3)
 		if err != nil {
 			t.Fatal(err)
 		}

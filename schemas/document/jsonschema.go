@@ -186,6 +186,11 @@ func setForm(p *jsonschema.Schema, f *schemas.Field) {
 		if f.Empty {
 			p.Pattern = "^([0-9a-f]{64})?$"
 		}
+	case schemas.FormStepDigest:
+		p.Pattern = "^(b3:)?[0-9a-f]{64}$"
+		if f.Empty {
+			p.Pattern = "^((b3:)?[0-9a-f]{64})?$"
+		}
 	case schemas.FormPath:
 		const element = `([^./\\\x00-\x1f]|\.[^./\\\x00-\x1f]|\.\.[^/\\\x00-\x1f])[^/\\\x00-\x1f]*`
 		p.Pattern, p.MaxLength = "^"+element+"(/"+element+")*$", new(uint64(schemas.MaxPath))

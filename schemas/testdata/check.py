@@ -104,28 +104,89 @@ def same(value, twin):
     return not isinstance(twin, (bool, str)) and value == twin
 
 
-class Digest:
-    """SHA-256 over fields, laid out as digest.go documents."""
+def sha256(data):
+    return hashlib.sha256(data).digest()
 
-    def __init__(self, domain):
-        self.h = hashlib.sha256()
+
+IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
+ORDER = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+CHUNK_START, CHUNK_END, PARENT, ROOT = 1, 2, 4, 8
+
+
+def blake3(data):
+    """BLAKE3 after the paper of its authors, section 2: a binary tree of chunks of 1024 bytes."""
+
+    def compress(cv, block, counter, flags):
+        m = list(struct.unpack("<16I", block.ljust(64, b"\0")))
+        v = [*cv, *IV[:4], counter & 0xFFFFFFFF, counter >> 32, len(block), flags]
+
+        def mix(a, b, c, d, x, y):
+            for add, first, second in ((x, 16, 12), (y, 8, 7)):
+                v[a] = (v[a] + v[b] + add) & 0xFFFFFFFF
+                v[d] = turn(v[d] ^ v[a], first)
+                v[c] = (v[c] + v[d]) & 0xFFFFFFFF
+                v[b] = turn(v[b] ^ v[c], second)
+
+        def turn(x, n):
+            return (x >> n | x << (32 - n)) & 0xFFFFFFFF
+
+        for _ in range(7):
+            for i in range(4):
+                mix(i, 4 + i, 8 + i, 12 + i, m[2 * i], m[2 * i + 1])
+            for i in range(4):
+                mix(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4, m[8 + 2 * i], m[9 + 2 * i])
+            m = [m[i] for i in ORDER]
+        return [a ^ b for a, b in zip(v[:8], v[8:])]
+
+    def node(data, chunk, root):
+        """The chaining value of a subtree whose first chunk has this number."""
+        if len(data) <= 1024:
+            cv, at = IV, 0
+            while True:
+                block = data[at : at + 64]
+                last = at + 64 >= len(data)
+                flags = (CHUNK_START if at == 0 else 0) | (CHUNK_END | root if last else 0)
+                cv, at = compress(cv, block, chunk, flags), at + 64
+                if last:
+                    return cv
+        left = 1024
+        while 2 * left < len(data):
+            left *= 2
+        children = node(data[:left], chunk, 0) + node(data[left:], chunk + left // 1024, 0)
+        return compress(IV, struct.pack("<16I", *children), 0, PARENT | root)
+
+    return struct.pack("<8I", *node(data, 0, ROOT))
+
+
+HASHES = {"": sha256, "b3:": blake3}
+"""The algorithm of a digest, by the text before its hex digits."""
+
+
+class Digest:
+    """A digest over fields, laid out as digest.go documents."""
+
+    def __init__(self, domain, name=""):
+        self.name, self.fields = name, b""
         self.text(domain)
 
+    def add(self, data):
+        self.fields += data
+
     def integer(self, n):
-        self.h.update(struct.pack("<Q", n % 2**64))
+        self.add(struct.pack("<Q", n % 2**64))
 
     def double(self, x):
-        self.h.update(struct.pack("<d", x))
+        self.add(struct.pack("<d", x))
 
     def single(self, x):
-        self.h.update(struct.pack("<f", x))
+        self.add(struct.pack("<f", x))
 
     def text(self, s):
         self.integer(len(s.encode()))
-        self.h.update(s.encode())
+        self.add(s.encode())
 
     def optional(self, x):
-        self.h.update(b"\0" if x is None else b"\1" + struct.pack("<d", x))
+        self.add(b"\0" if x is None else b"\1" + struct.pack("<d", x))
 
     def list(self, items, put):
         self.integer(len(items or []))
@@ -136,10 +197,10 @@ class Digest:
         self.text(t["dtype"])
         self.list(t["shape"], self.integer)
         travels = t.get("ref") or t.get("parts")
-        self.h.update(bytes.fromhex(travels["digest"]) if travels else hashlib.sha256(t["data"]).digest())
+        self.add(bytes.fromhex(travels["digest"].removeprefix(self.name)) if travels else HASHES[self.name](t["data"]))
 
     def hex(self):
-        return self.h.hexdigest()
+        return self.name + HASHES[self.name](self.fields).hex()
 
 
 def text_schedule_digest(t):
@@ -184,8 +245,8 @@ def schedule_digest(e):
     return d.hex()
 
 
-def step_digest(e):
-    d = Digest("meander step 1")
+def step_digest(e, name=""):
+    d = Digest("meander step 1", name)
     d.text(e["uid"])
     for field in ("sample_index", "step_index", "num_inference_steps"):
         d.integer(e[field])
@@ -215,8 +276,8 @@ def step_digest(e):
     return d.hex()
 
 
-def tokens_digest(e):
-    d = Digest("meander tokens 1")
+def tokens_digest(e, name=""):
+    d = Digest("meander tokens 1", name)
     d.text(e["uid"])
     for field in ("sample_index", "n", "turn", "position", "turn_position"):
         d.integer(e[field])
@@ -287,14 +348,35 @@ def advantage_digest(e):
     return d.hex()
 
 
-def payload_digest(data):
+def payload_digest(data, name):
     """Over an event's bytes, each byte string's own digest in the place of its content."""
-    bins = []
+    bins, hashed = [], HASHES[name]
     read(data, 0, bins)
     folded, at = b"", 0
     for start, end in bins:
-        folded, at = folded + data[at:start] + hashlib.sha256(data[start:end]).digest(), end
-    return hashlib.sha256(folded + data[at:]).hexdigest()
+        folded, at = folded + data[at:start] + hashed(data[start:end]), end
+    return name + hashed(folded + data[at:]).hex()
+
+
+def step_faults(data, event, stem, compute, digests):
+    """What differs of the digests of a step, or of tokens, by each algorithm. With a tensor elsewhere that has its digest
+    by one of them, the content digest is by that one alone."""
+    elsewhere = {t[:3] if t[:3] in HASHES else "" for t in travelling(event)}
+    for name in HASHES:
+        if payload_digest(data, name) != digests[f"{name}{stem} payload"]:
+            yield f"{stem}: payload digest {name} differs"
+        if elsewhere <= {name} and compute(event, name) != digests[name + stem]:
+            yield f"{stem}: content digest {name} differs"
+
+
+def travelling(value):
+    """The digests of the tensors in a value that are not inside it."""
+    if isinstance(value, dict):
+        for key, v in value.items():
+            yield from [v["digest"]] if key in ("ref", "parts") else travelling(v)
+    elif isinstance(value, list):
+        for v in value:
+            yield from travelling(v)
 
 
 def main():
@@ -312,11 +394,10 @@ def main():
             kind = name.split("-")[0]
             if kind == "request" and schedule_digest(event) != event["schedule_digest"]:
                 faults.append(f"{name}: schedule_digest differs")
-            compute = {"step": step_digest, "tokens": tokens_digest, "advantage": advantage_digest}.get(kind)
-            if compute and compute(event) != digests[name]:
+            if kind == "advantage" and advantage_digest(event) != digests[name]:
                 faults.append(f"{name}: content digest differs")
-            if kind == "step" and payload_digest(file.read_bytes()) != digests[f"{name} payload"]:
-                faults.append(f"{name}: payload digest differs")
+            if compute := {"step": step_digest, "tokens": tokens_digest}.get(kind):
+                faults += step_faults(file.read_bytes(), event, name, compute, digests)
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, struct.error) as e:
             faults.append(f"{name}: {type(e).__name__}: {e}")
     if len(files) < 20:

@@ -1,6 +1,7 @@
 // Publishes a prompt, follows its run, and prints what came of it, for TestTypeScript to compare with what is stored.
+import { createHash } from "node:crypto";
 import { Client, numbers, RefusedError } from "./client.js";
-import type { Prompt, Stamped } from "./client.js";
+import type { Prompt, Stamped, Step, Trajectory } from "./client.js";
 
 const client = await Client.connect({ servers: process.argv[2]! });
 const prompt: Prompt = {
@@ -36,7 +37,12 @@ const samples = [];
 for (const member of group.members ?? []) {
   const t = await client.trajectory("ts", group.uid, member.sample_index);
   const image = await client.image(t);
+  const states = await client.step(t, 1).then((e) => ("latents" in e ? e.latents : null) ?? []);
+  const other = structuredClone(t);
+  other.steps![1]!.digest = t.steps![0]!.digest;
   samples.push({
+    states: states.map(({ index, tensor }) => ({ index, data: Buffer.from(tensor.data!).toString("base64") })),
+    other: await client.step(other, 1).then(() => "", (e: Error) => e.message),
     reward: member.reward, advantage: member.advantage, seed: String(t.sample_seed), log_probs: t.log_probs, digest: t.content_digest,
     image: Buffer.from(image ?? []).toString("base64"),
   });
@@ -51,6 +57,11 @@ const waits = [client.publish("ts", prompt, { signal }), client.group("none", "p
 setTimeout(() => late.abort(new Error("enough")));
 const ended = await Promise.all(waits.map(why));
 
+// A step whose tensor travelled in parts beside it, which the test has stored.
+const large = { run: "large", uid: "p", sample_index: 0, attempt: "a", steps: [{ seq: 1, digest: process.argv[3]! }] } as Trajectory;
+const [state] = ((await client.step(large, 0)) as Step).latents ?? [];
+const parts = createHash("sha256").update(state!.tensor.data!).digest("hex");
+
 const halves = numbers({ dtype: "BF16", shape: [2], data: Uint8Array.of(0x80, 0x3f, 0x20, 0xc0) });
 const bits = [...numbers({ dtype: "F16", shape: [1], data: Uint8Array.of(0x00, 0x3c) })];
 const open = client.watch("ts", ["advantage"]);
@@ -60,6 +71,6 @@ await client.close();
 ended.push(await left);
 console.log(JSON.stringify({
   accepted: receipt.accepted, steps: receipt.samples * receipt.num_inference_steps, refused: refused instanceof RefusedError && refused.receipt.code,
-  seen, sigmas: sigmas.length, latents, subject: last?.subject, seq: last?.seq, time: last?.time.getTime(), samples, halves: [...halves], bits, ended,
+  seen, sigmas: sigmas.length, latents, subject: last?.subject, seq: last?.seq, time: last?.time.getTime(), samples, halves: [...halves], bits, ended, parts,
 }));
 missing; other;

@@ -175,7 +175,7 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 		return nil, err
 	}
 	t.StopReason = schemas.StopCompleted
-	t.ContentDigest = schemas.StepsDigest(r.content)
+	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}

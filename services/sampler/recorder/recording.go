@@ -45,7 +45,7 @@ func NewRecording(key []byte, p *bus.Publisher) *Recording {
 // Step seals and publishes a step, or tokens, that has its names already. It waits only for space in the publisher's
 // window of unstored events. An error is of the server, or of ctx.
 func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
-	sums, err := e.TensorSums()
+	sums, err := e.TensorSums(schemas.BLAKE3)
 	if err != nil {
 		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
 	}

@@ -85,7 +85,7 @@ func (s *Sealer) firstSeal(r *schemas.Request, parent *schemas.Tensor, backend s
 
 // sealAfter returns the seal of a step, or of tokens: content is its content digest, sums the digests of its tensors,
 // before the seal of the step before it.
-func (s *Sealer) sealAfter(before seal, content [sha256.Size]byte, e schemas.StepEvent, sums schemas.TensorSums) seal {
+func (s *Sealer) sealAfter(before seal, content [sha256.Size]byte, e schemas.StepEvent, sums *schemas.TensorSums) seal {
 	state := ""
 	if step, ok := e.(*schemas.Step); ok && step.Checkpoint != nil {
 		c := step.Checkpoint

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from blake3 import blake3
 
 PREFIX = "mdr.v1."
 """What all subjects of the contract begin with."""
@@ -52,13 +53,32 @@ def decode(data: bytes) -> Event:
     return event
 
 
-def payload_digest(data: bytes) -> str:
-    """Returns the digest by which trajectories name their steps: the SHA-256, in lower-case hex, over an event's bytes,
-    in which the content of each byte string (msgpack's bin) is replaced by its own SHA-256. data must have been decoded
-    before."""
+_BLAKE3 = "b3:"
+
+
+def digest(data: bytes, name: str) -> bytes:
+    """The 32 bytes of a digest by the algorithm that texts of digests begin with: b3: is BLAKE3, nothing SHA-256."""
+    return blake3(data).digest() if name == _BLAKE3 else hashlib.sha256(data).digest()
+
+
+def algorithm(text: str) -> str:
+    """The algorithm that the text of a digest names: b3: or nothing."""
+    return _BLAKE3 if text.startswith(_BLAKE3) else ""
+
+
+def has_digest(data: bytes, text: str) -> bool:
+    """Says whether bytes have a digest, by the algorithm that it names."""
+    name = algorithm(text)
+    return name + digest(data, name).hex() == text
+
+
+def payload_digest(data: bytes, name: str) -> str:
+    """Returns the digest by which trajectories name their steps. It is taken over an event's bytes, in which the content
+    of each byte string (msgpack's bin) is replaced by its own digest, both by the algorithm of that name (see digest).
+    data must have been decoded before."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
-    folded, at = hashlib.sha256(), 0
+    folded, at = b"", 0
     left = 1  # values that are not stepped over yet
     while left:
         code = data[unpacker.tell()]
@@ -69,12 +89,11 @@ def payload_digest(data: bytes) -> str:
             left += unpacker.read_array_header()
         elif code in (0xC4, 0xC5, 0xC6):
             content = unpacker.unpack()
-            folded.update(data[at : unpacker.tell() - len(content)] + hashlib.sha256(content).digest())
+            folded += data[at : unpacker.tell() - len(content)] + digest(content, name)
             at = unpacker.tell()
         else:
             unpacker.skip()
-    folded.update(data[at:])
-    return folded.hexdigest()
+    return name + digest(folded + data[at:], name).hex()
 
 
 def _finite(x: object) -> bool:
@@ -231,6 +250,6 @@ def tensor(t: Event) -> np.ndarray:
 
 def checked(data: bytes | None, ref: Event) -> bytes:
     """The bytes, if they are those that a reference names."""
-    if data is None or len(data) != ref["size"] or hashlib.sha256(data).hexdigest() != ref["digest"]:
+    if data is None or len(data) != ref["size"] or not has_digest(data, ref["digest"]):
         raise EventError(f"{len(data or b'')} bytes that are not those of digest {ref['digest']:.12}")
     return data

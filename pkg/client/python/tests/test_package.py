@@ -103,7 +103,7 @@ def undocumented(node, name, doc, inherited):
 MAKERS = {"waiting", "_streaming", "_groups", "_batches", "_connecting", "_setting"}
 CLASSES = {c.name: c for file in MODULES for c in ast.walk(ast.parse(file.read_text())) if isinstance(c, ast.ClassDef)}
 # What base classes of other packages document.
-ABROAD = {"RolloutReplica": {"launch_servers"}, "BaseRollout": {"update_weights"}}
+ABROAD = {"RolloutReplica": {"launch_servers"}, "BaseRollout": {"update_weights"}, "JetStreamContext": {"get_msg"}}
 
 
 def members(c):

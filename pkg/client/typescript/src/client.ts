@@ -1,12 +1,12 @@
 // A thin client of meander over NATS: it publishes prompts, follows the events of a run, and reads groups, tensors and
 // blobs. What it does not have is a line of nats.js away, on `client.nats`.
 
-import { createHash } from "node:crypto";
 import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 import { connect, createInbox, headers } from "nats";
 import type { ConnectionOptions, ConsumerMessages, NatsConnection } from "nats";
 import { filters, replyHeader, streams, subjects } from "./contract.js";
-import type { Advantage, Events, Prompt, Receipt, Ref, Tensor, Token, Trajectory } from "./contract.js";
+import type { Advantage, Events, Prompt, Receipt, Ref, Step, Tensor, Token, Tokens, Trajectory } from "./contract.js";
+import { hasDigest, hasPayloadDigest } from "./digest.js";
 
 export * from "./contract.js";
 
@@ -147,9 +147,39 @@ export class Client {
 
   /** The trajectory of a sample that has ended. */
   async trajectory(run: string, uid: string, sample: number): Promise<Trajectory> {
+    return decode<Trajectory>(await this.last(streams.trajectory, subjects.trajectory(run, uid, sample)));
+  }
+
+  /** The bytes of the last message on a subject. */
+  private async last(stream: string, subject: string): Promise<Uint8Array> {
     const manager = await this.nats.jetstreamManager();
-    const m = await manager.streams.getMessage(streams.trajectory, { last_by_subj: subjects.trajectory(run, uid, sample) });
-    return decode<Trajectory>(m.data);
+    return (await manager.streams.getMessage(stream, { last_by_subj: subject })).data;
+  }
+
+  /** Step event i of an image's trajectory, from 0, or event i of tokens of a text's, compared with the digest that names it. Tensors that travelled beside it are put in. */
+  async step(t: Trajectory, i: number): Promise<Step | Tokens> {
+    const ref = t.steps?.[i];
+    if (!ref) throw new RangeError(`step ${i}: the trajectory has ${t.steps?.length ?? 0}`);
+    const of = [t.run, t.uid, t.sample_index, ref.attempt ?? t.attempt] as const;
+    const subject = t.text ? subjects.tokens(...of, i) : subjects.step(...of, Number(t.start?.step_index ?? 0) + i);
+    const data = await this.last(streams.step, subject);
+    if (!hasPayloadDigest(data, ref.digest)) throw new Error(`${subject} is not the event that the trajectory names`);
+    const event = decode<Step & Tokens>(data);
+    for (const x of [...(event.latents ?? []), ...(event.debug ?? [])].map(({ tensor }) => tensor)) await this.load(x, subject);
+    for (const x of [event.checkpoint, event.logits?.ids, event.logits?.values]) if (x) await this.load(x, subject);
+    return event;
+  }
+
+  /** Puts the bytes of a tensor of the event on subject in, where they are in a blob or in messages beside it. */
+  private async load(x: Tensor, subject: string): Promise<void> {
+    const { ref, parts } = x;
+    if (ref) x.data = await this.blob(ref);
+    if (!parts) return;
+    const pieces = [];
+    for (let k = parts.first; k < parts.first + parts.count; k++) pieces.push(await this.last(streams.step, `${subject}.${k}`));
+    const data = Buffer.concat(pieces);
+    if (data.length !== parts.size || !hasDigest(data, parts.digest)) throw new Error(`the parts of ${subject} have other bytes`);
+    x.data = data;
   }
 
   /** The bytes of a blob, compared with their digest. */
@@ -157,7 +187,7 @@ export class Client {
     const store = await this.nats.jetstream().views.os(ref.bucket);
     const data = await store.getBlob(ref.digest);
     if (!data) throw new Error(`blob ${ref.digest} is not in ${ref.bucket}`);
-    if (createHash("sha256").update(data).digest("hex") !== ref.digest) throw new Error(`blob ${ref.digest} has other bytes`);
+    if (!hasDigest(data, ref.digest)) throw new Error(`blob ${ref.digest} has other bytes`);
     return data;
   }
 

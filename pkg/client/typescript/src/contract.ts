@@ -728,7 +728,7 @@ export interface Parts {
   count: number;
   /** size is the length of the joined bytes. */
   size: number;
-  /** digest is the sha-256 of the joined bytes in lower-case hex. */
+  /** digest is b3: and the blake3 of the joined bytes in lower-case hex; in older events it is their sha-256. */
   digest: string;
 }
 
@@ -1710,7 +1710,7 @@ export interface Step {
 export interface StepRef {
   /** seq is its sequence in MDR_STEPS. */
   seq: Integer;
-  /** digest is the payload digest of the stored event: the sha-256, in lower-case hex, over its bytes with each byte string's own sha-256 in the place of its content. */
+  /** digest is the payload digest of the stored event: b3: and the blake3, in lower-case hex, over its bytes with each byte string's own blake3 in the place of its content; without b3: both are sha-256. */
   digest: string;
   /** attempt made the step, where it is another than that of the trajectory. Default: that of the trajectory. */
   attempt?: string | null;
@@ -2066,7 +2066,7 @@ export interface Trajectory {
   latents_dtype: "F32" | "F16" | "BF16" | "";
   /** steps are the stored step events that count, in step order, of the steps that ran: those of attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens. */
   steps: StepRef[] | null;
-  /** content_digest is the sha-256 over the content of the steps in order, in lower-case hex: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
+  /** content_digest is b3: and the blake3 over the content of the steps in order, in lower-case hex, or of older steps the sha-256: equal for equal rollouts, whichever process sampled them and when. Empty unless completed. */
   content_digest: string;
   /** image is the decoded image, of a video the frame at the index frames / 2; absent unless completed, and where the sample stops with noise in it unless stop asks for one. */
   image?: Image | null;

@@ -1,0 +1,70 @@
+package schemas
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/zeebo/blake3"
+)
+
+// Hash is the algorithm of a digest, as the text of the digest names it before its 64 lower-case hex digits. Digests of
+// steps name theirs, so that steps stored before BLAKE3 stay readable; all other digests are SHA-256.
+type Hash string
+
+const (
+	// SHA256 has no name.
+	SHA256 Hash = ""
+	// BLAKE3 is what steps are published with: on a processor with AVX2 it takes half the time for large tensors.
+	BLAKE3 Hash = "b3:"
+)
+
+// HashOf returns the algorithm that a digest names.
+func HashOf(digest string) Hash {
+	if strings.HasPrefix(digest, string(BLAKE3)) {
+		return BLAKE3
+	}
+	return SHA256
+}
+
+// Sum returns the digest of data.
+func (h Hash) Sum(data []byte) [32]byte {
+	if h == BLAKE3 {
+		return blake3.Sum256(data)
+	}
+	return sha256.Sum256(data)
+}
+
+// Text returns a digest as events carry it.
+func (h Hash) Text(sum [32]byte) string { return string(h) + hex.EncodeToString(sum[:]) }
+
+// HasDigest reports whether data has the digest, by the algorithm that it names.
+func HasDigest(data []byte, digest string) bool {
+	h := HashOf(digest)
+	return h.Text(h.Sum(data)) == digest
+}
+
+// sumOf decodes a digest by h that an event carries as text; field is for the error.
+func (h Hash) sumOf(field, s string) (sum [32]byte, err error) {
+	if !h.isDigest(s) {
+		return sum, fmt.Errorf("%s: %s; must be %s", field, quote(s), h)
+	}
+	_, err = hex.Decode(sum[:], []byte(s[len(h):]))
+	return sum, err
+}
+
+// isDigest reports whether s is a digest by the algorithm as events carry it.
+func (h Hash) isDigest(s string) bool {
+	digits, named := strings.CutPrefix(s, string(h))
+	return named && len(digits) == 64 && strings.Trim(digits, "0123456789abcdef") == ""
+}
+
+// String describes the digests of the algorithm.
+func (h Hash) String() string {
+	if h == BLAKE3 {
+		return "b3: and a blake3 of 64 lower-case hex digits"
+	}
+	return "a sha-256 of 64 lower-case hex digits"
+}
+
