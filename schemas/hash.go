@@ -67,4 +67,3 @@ func (h Hash) String() string {
 	}
 	return "a sha-256 of 64 lower-case hex digits"
 }
-
