@@ -175,10 +175,10 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 		return nil, err
 	}
 	t.StopReason = schemas.StopCompleted
-	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
+	t.ContentDigest = schemas.StepsDigest(schemas.BLAKE3, r.content)
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: began.Started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encoded.Sub(r.received).Nanoseconds(), DenoiseNS: began.Denoise.Nanoseconds(),
@@ -192,9 +192,10 @@ func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (
 func (r *Recorder) AwaitStored() {
 	ctx, stop := context.WithTimeout(context.Background(), leaveTimeout)
 	defer stop()
+	_ = r.awaitSent(ctx) // what is not stored is made again
 	for _, step := range r.steps {
-		if step.future != nil {
-			_, _ = step.future.Wait(ctx) // what is not stored is made again
+		if step.sent.isSent() {
+			_, _ = step.sent.future.Wait(ctx)
 		}
 	}
 }

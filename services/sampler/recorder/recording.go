@@ -27,14 +27,23 @@ type Recording struct {
 	publisher *bus.Publisher
 
 	steps   []recorded
-	content [][32]byte // content digests of the steps
-	seal    seal       // of the last step
+	content [][32]byte // content digests of the steps, without that of the last one while it is sent
+	seal    seal       // of the step whose content digest is the last
 }
 
-// recorded is a step of the sample: one that this attempt published, or one that it took over from an earlier attempt.
+// recorded is a step of the sample: one that this attempt publishes, or one that it took over from an earlier attempt.
 type recorded struct {
-	future *bus.Future     // nil for a step that was taken over
-	ref    schemas.StepRef // set for a step that was taken over
+	ref  schemas.StepRef // set for a step that was taken over
+	sent *sentStep       // nil for a step that was taken over
+}
+
+// sentStep is what becomes of a step that is digested, sealed and published beside the loop that makes steps.
+type sentStep struct {
+	done    chan struct{} // closed once the other fields are set
+	content [32]byte
+	seal    seal
+	future  *bus.Future
+	err     error
 }
 
 // NewRecording returns a Recording without steps that seals with key, the secret of the event plane (bus.SealKey).
@@ -42,33 +51,86 @@ func NewRecording(key []byte, p *bus.Publisher) *Recording {
 	return &Recording{sealer: &Sealer{key: key}, publisher: p}
 }
 
-// Step seals and publishes a step, or tokens, that has its names already. It waits only for space in the publisher's
-// window of unstored events. An error is of the server, or of ctx.
+// Step takes over a step, or tokens, that has its names already, to seal and publish it. Of an image's steps that
+// happens while the next one is computed, so the loop that makes steps does not wait for digests; Step waits for the
+// step before. Tokens, whose logits are large and in memory that is used again, are sent when it returns. An error is of
+// the server, of ctx, or says that the step before was not legal.
 func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
-	sums, err := e.TensorSums(schemas.BLAKE3)
-	if err != nil {
-		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
+	if err := r.awaitSent(ctx); err != nil {
+		return err
 	}
-	digest := e.ContentDigestOf(sums)
-	sealed := r.sealer.sealAfter(r.seal, digest, e, sums)
-	e.Sealed(sealed.String())
-	future, err := r.publisher.PublishStep(ctx, e, sums)
-	if err != nil {
-		return fmt.Errorf("publish step %d: %w", e.Place(), err)
+	s, before := &sentStep{done: make(chan struct{})}, r.seal
+	r.steps = append(r.steps, recorded{sent: s})
+	send := func() {
+		defer close(s.done)
+		s.send(ctx, r.sealer, r.publisher, before, e)
 	}
-	r.content = append(r.content, digest)
-	r.steps = append(r.steps, recorded{future: future})
-	r.seal = sealed
+	if _, ok := e.(*schemas.Step); ok {
+		go send()
+		return nil
+	}
+	send()
+	return r.awaitSent(ctx)
+}
+
+// awaitSent waits until the last step is published, which is not until it is stored, and takes its digest and its seal.
+func (r *Recording) awaitSent(ctx context.Context) error {
+	if len(r.steps) == 0 || len(r.content) == len(r.steps) {
+		return nil
+	}
+	s := r.steps[len(r.steps)-1].sent
+	select {
+	case <-s.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if s.err != nil {
+		return s.err
+	}
+	r.content, r.seal = append(r.content, s.content), s.seal
 	return nil
 }
 
-// Stored waits until every published step is stored, and returns where each is. An error means that one could not be
+// send digests, seals and publishes a step; before is the seal of the one before it.
+func (s *sentStep) send(
+	ctx context.Context, sealer *Sealer, publisher *bus.Publisher, before seal, e schemas.StepEvent,
+) {
+	sums, err := e.TensorSums(schemas.BLAKE3)
+	if err != nil {
+		s.err = fmt.Errorf("digest of step %d: %w", e.Place(), err)
+		return
+	}
+	s.content = e.ContentDigestOf(sums)
+	s.seal = sealer.sealAfter(before, s.content, e, sums)
+	e.Sealed(s.seal.String())
+	if s.future, err = publisher.PublishStep(ctx, e, sums); err != nil {
+		s.err = fmt.Errorf("publish step %d: %w", e.Place(), err)
+	}
+}
+
+// isSent reports whether the step is published. One that was taken over, nil, is not.
+func (s *sentStep) isSent() bool {
+	if s == nil {
+		return false
+	}
+	select {
+	case <-s.done:
+		return s.err == nil
+	default:
+		return false
+	}
+}
+
+// Stored waits until every step is stored, and returns where each is. An error means that one could not be
 // stored: the sample must be made again.
 func (r *Recording) Stored(ctx context.Context) ([]schemas.StepRef, error) {
+	if err := r.awaitSent(ctx); err != nil {
+		return nil, err
+	}
 	var refs []schemas.StepRef
 	for i, step := range r.steps {
-		if step.future != nil {
-			ack, err := step.future.Wait(ctx)
+		if step.sent != nil {
+			ack, err := step.sent.future.Wait(ctx)
 			if err != nil {
 				return nil, fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
 			}
