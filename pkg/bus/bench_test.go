@@ -32,11 +32,11 @@ func BenchmarkPublish(b *testing.B) {
 				defer p.Close()
 				s := step("u1", 0, "a1", 0, size)
 				b.SetBytes(int64(size))
-				for b.Loop() {
+				for i := 0; b.Loop(); i++ {
+					s.UID, s.SampleIndex = uid(i/schemas.MaxGroupSize), int64(i%schemas.MaxGroupSize)
 					if _, err := p.PublishStep(context.Background(), s, nil); err != nil {
 						b.Fatal(err)
 					}
-					s.SampleIndex++
 				}
 				if err := p.Flush(context.Background()); err != nil {
 					b.Fatal(err)
@@ -49,11 +49,11 @@ func BenchmarkPublish(b *testing.B) {
 				e := benchEnv(b, transport)
 				s := step("u1", 0, "a1", 0, size)
 				b.SetBytes(int64(size))
-				for b.Loop() {
+				for i := 0; b.Loop(); i++ {
+					s.UID, s.SampleIndex = uid(i/schemas.MaxGroupSize), int64(i%schemas.MaxGroupSize)
 					if _, err := e.Publish(context.Background(), s); err != nil {
 						b.Fatal(err)
 					}
-					s.SampleIndex++
 				}
 			})
 		}
