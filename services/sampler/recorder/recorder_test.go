@@ -3,6 +3,7 @@ package recorder_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -209,6 +210,42 @@ func TestRecorder_Resume(t *testing.T) {
 	for i, p := range second.LogProbs() {
 		if (p == nil) != (i == 0 || i == 3) {
 			t.Errorf("log-prob of step %d: %v", i, p)
+		}
+	}
+}
+
+// Steps are sent beside the loop: what is wrong with one is the error of the next, and of Stored where it is the last.
+func TestRecording_NotLegal(t *testing.T) {
+	t.Parallel()
+	x := newStudio(t)
+	made := x.finish(x.attempt(x.store, x.request("u"), "t", x.policy, 4))
+	for _, last := range []bool{false, true} {
+		record := x.store.New(x.request("v"), "t", x.network.Backend(), x.policy)
+		if err := record.Begin(nil); err != nil {
+			t.Fatal(err)
+		}
+		var errs []error
+		for i := range 3 {
+			step, err := x.Bus.LoadStepOf(t.Context(), made, i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 1 {
+				step.NoiseStd = math.NaN()
+			}
+			if i == 2 && last {
+				break
+			}
+			errs = append(errs, record.Record(t.Context(), step, 0))
+		}
+		_, err := record.Stored(t.Context())
+		errs = append(errs, err)
+		for i, err := range errs {
+			bad := i >= 2
+			_, terminal := errors.AsType[*bus.TerminalError](err)
+			if terminal != bad || (err != nil) != bad || bad && !strings.Contains(err.Error(), "noise_std") {
+				t.Errorf("%d of %d: %v", i, len(errs), err)
+			}
 		}
 	}
 }

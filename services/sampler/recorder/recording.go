@@ -51,10 +51,11 @@ func NewRecording(key []byte, p *bus.Publisher) *Recording {
 	return &Recording{sealer: &Sealer{key: key}, publisher: p}
 }
 
-// Step takes over a step, or tokens, that has its names already, to seal and publish it. Of an image's steps that
-// happens while the next one is computed, so the loop that makes steps does not wait for digests; Step waits for the
-// step before. Tokens, whose logits are large and in memory that is used again, are sent when it returns. An error is of
-// the server, of ctx, or says that the step before was not legal.
+// Step takes over a step, or tokens, that has its names already, to seal and publish it. Of a step of an image that
+// happens while the next one is computed, so that the loop does not wait for digests; Step waits for the one before.
+// Tokens are sent when it returns: most come faster than a goroutine takes them over, and with full logits a sampler
+// holds those of one event, however many samples it makes. e must not change any more. An error is of the server, of
+// ctx, or says that the step before was not legal.
 func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 	if err := r.awaitSent(ctx); err != nil {
 		return err
