@@ -53,7 +53,7 @@ func pythonWith(t *testing.T, needs string) string {
 // this process.
 func worker(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	c := exec.Command(pythonWith(t, "nats, msgpack, blake3, PIL"),
+	c := exec.Command(pythonWith(t, "nats, msgpack, PIL"),
 		append([]string{filepath.Join(root, "deploy/scorers/worker.py")}, args...)...)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "MEANDER_NATS_") {

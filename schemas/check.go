@@ -193,7 +193,9 @@ func (f *faults) checkText(c *Field, s string, i int) {
 			f.checkToken(c.itemName(i), s)
 		}
 	case c.Form == FormDigest, c.Form == FormStepDigest:
-		f.checkDigest(c.itemName(i), s, c.Form)
+		if !isDigest(s, c.Form) {
+			f.checkDigest(c.itemName(i), s, c.Form)
+		}
 	case c.Form == FormPath:
 		if !isPath(s) {
 			f.add(c.itemName(i), quote(s), "must be a relative path of at most "+strconv.Itoa(MaxPath)+

@@ -151,14 +151,19 @@ func (f *faults) requireOneOf(field, s string, values []string) {
 	}
 }
 
-// checkDigest checks that a text is a SHA-256 or, where form allows it, a digest by another algorithm.
+// isDigest reports whether a text is a SHA-256 or, where form allows it, a digest by another algorithm.
+func isDigest(s, form string) bool {
+	return SHA256.isDigest(s) || form == FormStepDigest && BLAKE3.isDigest(s)
+}
+
+// checkDigest adds a fault where a text is not a digest of the form.
 func (f *faults) checkDigest(field, s, form string) {
 	switch {
-	case SHA256.isDigest(s) || form == FormStepDigest && BLAKE3.isDigest(s):
+	case isDigest(s, form):
 	case form == FormStepDigest:
-		f.add(field, quote(s), fmt.Sprintf("must be %v, or %v", BLAKE3, SHA256))
+		f.add(field, quote(s), "must be "+BLAKE3.rule()+", or "+SHA256.rule())
 	default:
-		f.add(field, quote(s), "must be "+SHA256.String())
+		f.add(field, quote(s), "must be "+SHA256.rule())
 	}
 }
 

@@ -248,6 +248,7 @@ func TestRequest_Validate(t *testing.T) {
 		{"return range", func(r *R) { r.ReturnStepIndices = []int64{5} }, "return_step_indices[0]: 5; must be between 0 and 4"},
 		{"debug", func(r *R) { r.Debug = []string{"x"} }, `debug[0]: "x"; must be one of noise, mean, std, model_output`},
 		{"dtype", func(r *R) { r.LatentsDType = "" }, `latents_dtype: ""; must be one of F32, F16, BF16`},
+		{"digest by another algorithm", func(r *R) { r.ScheduleDigest = "b3:" + strings.Repeat("0", 64) }, `schedule_digest: "b3:` + strings.Repeat("0", 61) + `"...; must be a sha-256 of 64 lower-case hex digits`},
 		{"digest", func(r *R) { r.ScheduleDigest = strings.ToUpper(r.ScheduleDigest) }, `schedule_digest: "` + strings.ToUpper(fullRequest(t).ScheduleDigest) + `"; must be a sha-256 of 64 lower-case hex digits`},
 		{"group batch", func(r *R) { r.Group.Batch = "" }, `group.batch: ""; ` + tokenRule},
 		{"own batch with another name", func(r *R) { r.Group.BatchGroups, r.Group.Advantage.Std = 0, "" }, `group.batch: "b0"; must be the uid "p17": the group has no batch`},

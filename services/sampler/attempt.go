@@ -50,6 +50,7 @@ func (s *service) attemptOnce(
 	defer func() { s.versions.Release(a.weights) }()
 	r := s.newRecorder(req, a.engine.Backend(), with.Policy)
 	a.recorder = r
+	defer r.Close()
 	episode, err := s.startEpisode(work, a.engine, req, r)
 	if err != nil {
 		return nil, err

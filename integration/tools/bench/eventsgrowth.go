@@ -65,6 +65,7 @@ func (b *eventsBench) growth(ctx context.Context, out io.Writer) error {
 func (b *eventsBench) fill(ctx context.Context, maker *stepMaker, first, count int) error {
 	p := b.bus.NewPublisher(windowSteps, windowBytes)
 	defer p.Close()
+	var batch [benchBatch]*recorder.Recording
 	for sample := first; sample < first+count; sample++ {
 		r := recorder.NewRecording(b.key, p)
 		for index := range growSteps {
@@ -72,8 +73,21 @@ func (b *eventsBench) fill(ctx context.Context, maker *stepMaker, first, count i
 				return err
 			}
 		}
+		before := batch[sample%benchBatch]
+		batch[sample%benchBatch] = r
+		if before == nil {
+			continue
+		}
+		if _, err := before.Stored(ctx); err != nil {
+			return err
+		}
 	}
-	return p.Flush(ctx)
+	for _, r := range batch {
+		if _, err := r.Stored(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lookups are the sorted times, in milliseconds, of looking up steps of samples drawn at random.

@@ -109,8 +109,9 @@ func (r *Recorder) takeOver(step *storedStep) {
 	r.seal = step.seal
 }
 
-// Record names and publishes one step, or some tokens, without waiting until it is stored. device is the time that
-// the device took for it. Values that are not finite are a terminal error; other errors are of the server.
+// Record names one step, or some tokens, and has it published without waiting until it is stored. device is the time
+// that the device took for it. Values that are not finite are a terminal error, for a step that of the next call or of
+// Finish (see Recording.Step); other errors are of the server.
 func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
 	e.Mark(schemas.StepMark{
 		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
@@ -137,10 +138,11 @@ func (r *Recorder) Record(ctx context.Context, e schemas.StepEvent, device time.
 	return nil
 }
 
-// Undo waits until the steps in flight are published, then removes all steps of the attempt, which begins again with
-// the first step.
+// Undo waits a short while until the steps in flight are published, then removes all steps of the attempt, which begins
+// again with the first step.
 func (r *Recorder) Undo(ctx context.Context) error {
 	r.AwaitStored()
+	r.Close()
 	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
 	if _, err := r.store.Bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
@@ -152,6 +154,9 @@ func (r *Recorder) Undo(ctx context.Context) error {
 // returns the trajectory. This attempt counts once the caller has published it. An error is the episode's or the
 // server's.
 func (r *Recorder) Finish(ctx context.Context, e engine.Episode, began Timing) (*schemas.Trajectory, error) {
+	if err := r.awaitSent(ctx); err != nil {
+		return nil, err
+	}
 	t := r.trajectory()
 	ended := time.Now()
 	images, err := e.Finish(ctx, t)

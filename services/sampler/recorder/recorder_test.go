@@ -3,12 +3,14 @@ package recorder_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -247,6 +249,105 @@ func TestRecording_NotLegal(t *testing.T) {
 				t.Errorf("%d of %d: %v", i, len(errs), err)
 			}
 		}
+	}
+}
+
+// storedSteps returns the first steps of a finished sample.
+func (x *studio) storedSteps(n int) []*schemas.Step {
+	x.t.Helper()
+	made := x.finish(x.attempt(x.store, x.request("made"), "t", x.policy, 4))
+	var steps []*schemas.Step
+	for i := range n {
+		step, err := x.Bus.LoadStepOf(x.t.Context(), made, i)
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		step.UID = "again"
+		steps = append(steps, step)
+	}
+	return steps
+}
+
+// Where a context has ended, a step is still published if there is space, and the one before was handed over.
+func TestRecording_EndedContext(t *testing.T) {
+	t.Parallel()
+	x := newStudio(t)
+	steps := x.storedSteps(3)
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	for round := range 50 {
+		record := recorder.NewRecording([]byte("key"), x.store.Publisher)
+		for _, step := range steps {
+			step.Attempt = fmt.Sprintf("a%d", round)
+			if err := record.Step(ended, step); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if refs, err := record.Stored(t.Context()); err != nil || len(refs) != len(steps) {
+			t.Fatalf("%d of %d are stored, %v", len(refs), len(steps), err)
+		}
+	}
+}
+
+// A step that waits for space in the window is given up with its attempt, and is not stored later.
+func TestRecording_NoSpace(t *testing.T) {
+	t.Parallel()
+	x := newStudio(t)
+	steps := x.storedSteps(2)
+	full := int64(x.Info(t, schemas.StreamSteps).State.Msgs)
+	x.Change(t, schemas.StreamSteps, func(c *jetstream.StreamConfig) { c.MaxMsgs = full })
+	publisher := x.Bus.NewPublisher(1, 1<<24)
+	defer publisher.Close()
+	first := recorder.NewRecording([]byte("key"), publisher)
+	steps[0].Attempt = "first"
+	if err := first.Step(t.Context(), steps[0]); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Until(t, "the first step takes the window", func() error {
+		if n := publisher.Stats().Pending; n != 1 {
+			return fmt.Errorf("%d steps are pending", n)
+		}
+		return nil
+	})
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	for name, leave := range map[string]func(r *recorder.Recording) error{
+		"closed":      func(r *recorder.Recording) error { r.Close(); _, err := r.Stored(t.Context()); return err },
+		"next-step":   func(r *recorder.Recording) error { return r.Step(ended, steps[0]) },
+		"not-awaited": func(r *recorder.Recording) error { _, err := r.Stored(ended); return err },
+	} {
+		r, step := recorder.NewRecording([]byte("key"), publisher), *steps[1]
+		step.Attempt = name
+		if err := r.Step(t.Context(), &step); err != nil {
+			t.Fatal(err)
+		}
+		if err := leave(r); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	x.Change(t, schemas.StreamSteps, func(c *jetstream.StreamConfig) { c.MaxMsgs = -1 })
+	if _, err := first.Stored(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := publisher.Flush(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := int64(x.Info(t, schemas.StreamSteps).State.Msgs); n != full+1 {
+		t.Errorf("%d steps are stored, want %d and the first", n, full)
+	}
+}
+
+// A panic is an error of the sample, not the end of the sampler.
+func TestRecording_Panic(t *testing.T) {
+	t.Parallel()
+	x := newStudio(t)
+	r := recorder.NewRecording([]byte("key"), x.store.Publisher)
+	if err := r.Step(t.Context(), (*schemas.Step)(nil)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Stored(t.Context())
+	if e, ok := errors.AsType[*bus.TerminalError](err); !ok || e.Code != schemas.CodePanic {
+		t.Errorf("got %v, want a panic as a terminal error", err)
 	}
 }
 

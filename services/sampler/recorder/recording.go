@@ -18,6 +18,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler/engine"
 )
 
 // Recording is the steps of one attempt at a sample. Each step is digested, sealed after the one before it, and
@@ -39,7 +40,8 @@ type recorded struct {
 
 // sentStep is what becomes of a step that is digested, sealed and published beside the loop that makes steps.
 type sentStep struct {
-	done    chan struct{} // closed once the other fields are set
+	giveUp  context.CancelFunc // ends the wait for space in the window
+	done    chan struct{}      // closed once the fields below are set
 	content [32]byte
 	seal    seal
 	future  *bus.Future
@@ -61,10 +63,12 @@ func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 		return err
 	}
 	s, before := &sentStep{done: make(chan struct{})}, r.seal
+	ctx, s.giveUp = context.WithCancel(ctx)
 	r.steps = append(r.steps, recorded{sent: s})
 	send := func() {
+		defer s.giveUp()
 		defer close(s.done)
-		s.send(ctx, r.sealer, r.publisher, before, e)
+		s.err = engine.Guarded(func() error { return s.send(ctx, r.sealer, r.publisher, before, e) })
 	}
 	if _, ok := e.(*schemas.Step); ok {
 		go send()
@@ -74,16 +78,26 @@ func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 	return r.awaitSent(ctx)
 }
 
-// awaitSent waits until the last step is published, which is not until it is stored, and takes its digest and its seal.
-func (r *Recording) awaitSent(ctx context.Context) error {
-	if len(r.steps) == 0 || len(r.content) == len(r.steps) {
+// unsent returns the last step until its digest and its seal are taken; nil if there is no such step.
+func (r *Recording) unsent() *sentStep {
+	if len(r.content) == len(r.steps) {
 		return nil
 	}
-	s := r.steps[len(r.steps)-1].sent
+	return r.steps[len(r.steps)-1].sent
+}
+
+// awaitSent waits until the last step is published, which is not until it is stored, and takes its digest and its seal.
+// When ctx has ended, a step that waits for space in the window is given up.
+func (r *Recording) awaitSent(ctx context.Context) error {
+	s := r.unsent()
+	if s == nil {
+		return nil
+	}
 	select {
 	case <-s.done:
 	case <-ctx.Done():
-		return ctx.Err()
+		s.giveUp()
+		<-s.done
 	}
 	if s.err != nil {
 		return s.err
@@ -95,17 +109,25 @@ func (r *Recording) awaitSent(ctx context.Context) error {
 // send digests, seals and publishes a step; before is the seal of the one before it.
 func (s *sentStep) send(
 	ctx context.Context, sealer *Sealer, publisher *bus.Publisher, before seal, e schemas.StepEvent,
-) {
+) error {
 	sums, err := e.TensorSums(schemas.BLAKE3)
 	if err != nil {
-		s.err = fmt.Errorf("digest of step %d: %w", e.Place(), err)
-		return
+		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
 	}
 	s.content = e.ContentDigestOf(sums)
 	s.seal = sealer.sealAfter(before, s.content, e, sums)
 	e.Sealed(s.seal.String())
 	if s.future, err = publisher.PublishStep(ctx, e, sums); err != nil {
-		s.err = fmt.Errorf("publish step %d: %w", e.Place(), err)
+		return fmt.Errorf("publish step %d: %w", e.Place(), err)
+	}
+	return nil
+}
+
+// Close gives up the last step if it still waits for space in the window, and waits until it is given up or published.
+func (r *Recording) Close() {
+	if s := r.unsent(); s != nil {
+		s.giveUp()
+		<-s.done
 	}
 }
 

@@ -27,7 +27,7 @@ from . import access
 from .batch import Group, Keep, Sample
 from .control import Controls
 from .cursor import PatientJetStream
-from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, algorithm, checked, decode, fault, fitting, payload_digest, tensor, trajectory_form
+from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, digest_prefix, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
 from .tasks import together
 from .teacher import Teachers
@@ -315,7 +315,7 @@ class Client(Controls, Teachers):
         m = await self._stored("MDR_STEPS", ref["seq"], subject)
         data = m.data or b""
         step = fitting(data, form, m.subject or "")
-        if payload_digest(data, algorithm(ref["digest"])) != ref["digest"]:
+        if payload_digest(data, digest_prefix(ref["digest"])) != ref["digest"]:
             raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
         if not logits:
             step["logits"] = None

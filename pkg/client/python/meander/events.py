@@ -56,29 +56,29 @@ def decode(data: bytes) -> Event:
 _BLAKE3 = "b3:"
 
 
-def digest(data: bytes, name: str) -> bytes:
-    """The 32 bytes of a digest by the algorithm that texts of digests begin with: b3: is BLAKE3, nothing SHA-256."""
-    return blake3(data).digest() if name == _BLAKE3 else hashlib.sha256(data).digest()
+def digest_prefix(digest: str) -> str:
+    """The name of the algorithm before the hex digits of a digest: b3: for BLAKE3, nothing for SHA-256."""
+    return _BLAKE3 if digest.startswith(_BLAKE3) else ""
 
 
-def algorithm(text: str) -> str:
-    """The algorithm that the text of a digest names: b3: or nothing."""
-    return _BLAKE3 if text.startswith(_BLAKE3) else ""
+def _hashed(data: bytes, prefix: str) -> bytes:
+    return blake3(data).digest() if prefix == _BLAKE3 else hashlib.sha256(data).digest()
 
 
-def has_digest(data: bytes, text: str) -> bool:
+def has_digest(data: bytes, digest: str) -> bool:
     """Says whether bytes have a digest, by the algorithm that it names."""
-    name = algorithm(text)
-    return name + digest(data, name).hex() == text
+    prefix = digest_prefix(digest)
+    return prefix + _hashed(data, prefix).hex() == digest
 
 
-def payload_digest(data: bytes, name: str) -> str:
-    """Returns the digest by which trajectories name their steps. It is taken over an event's bytes, in which the content
-    of each byte string (msgpack's bin) is replaced by its own digest, both by the algorithm of that name (see digest).
-    data must have been decoded before."""
+def payload_digest(data: bytes, prefix: str) -> str:
+    """Returns the digest by which trajectories name their steps. It is taken over an event's bytes, in which the
+    content of each byte string (msgpack's bin) is replaced by its own digest, both by the algorithm of a prefix (see
+    digest_prefix). data must have been decoded before."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
-    folded, at = b"", 0
+    pieces: list[bytes] = []
+    at = 0
     left = 1  # values that are not stepped over yet
     while left:
         code = data[unpacker.tell()]
@@ -89,11 +89,11 @@ def payload_digest(data: bytes, name: str) -> str:
             left += unpacker.read_array_header()
         elif code in (0xC4, 0xC5, 0xC6):
             content = unpacker.unpack()
-            folded += data[at : unpacker.tell() - len(content)] + digest(content, name)
+            pieces += data[at : unpacker.tell() - len(content)], _hashed(content, prefix)
             at = unpacker.tell()
         else:
             unpacker.skip()
-    return name + digest(folded + data[at:], name).hex()
+    return prefix + _hashed(b"".join([*pieces, data[at:]]), prefix).hex()
 
 
 def _finite(x: object) -> bool:

@@ -83,6 +83,7 @@ def url(request, tmp_path_factory):
         return
     request.getfixturevalue("binary")
     up = Up(tmp_path_factory.mktemp("up")).start()
+    asyncio.run(announced(up.url))
     yield up.url
     up.stop()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 import json
 import pathlib
 import struct
@@ -10,6 +11,7 @@ import msgpack
 import nats
 import numpy as np
 import pytest
+from blake3 import blake3
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
@@ -17,7 +19,7 @@ from nats.js.errors import NotFoundError
 import meander
 from conftest import first
 from meander import cursor, policy
-from meander.events import algorithm, decode, fault, payload_digest, trajectory_form
+from meander.events import checked, decode, digest_prefix, fault, payload_digest, trajectory_form
 
 
 def test_payload_digest():
@@ -29,9 +31,18 @@ def test_payload_digest():
     assert sum(name.startswith("b3:") for name in want) * 2 == len(want) > 20
 
     def computed(name):
-        return payload_digest((folder / f"golden/{name.removeprefix('b3:')}.msgpack").read_bytes(), algorithm(name))
+        return payload_digest((folder / f"golden/{name.removeprefix('b3:')}.msgpack").read_bytes(), digest_prefix(name))
 
     assert {name: computed(name) for name in want} == want
+
+
+def test_bytes_are_held_to_their_digest():
+    data = bytes(1000)
+    for digest in (hashlib.sha256(data).hexdigest(), "b3:" + blake3(data).hexdigest()):
+        assert checked(data, {"size": 1000, "digest": digest}) == data
+        for other in (digest[:-1] + "g", digest.removeprefix("b3:") if digest[:3] == "b3:" else "b3:" + digest):
+            with pytest.raises(meander.EventError, match="not those of digest"):
+                checked(data, {"size": 1000, "digest": other})
 
 
 def test_every_trajectory_can_be_read():

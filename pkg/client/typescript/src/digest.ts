@@ -47,6 +47,8 @@ function* byteStrings(data: Uint8Array): Generator<[number, number]> {
     else if (code >= 0xd9 && code <= 0xdb) at += sized(1 << (code - 0xd9));
     else if (code === 0xdc || code === 0xdd) left += sized(2 << (code - 0xdc));
     else if (code === 0xde || code === 0xdf) left += 2 * sized(2 << (code - 0xde));
-    else at += new Map([[0xca, 4], [0xcb, 8], [0xcc, 1], [0xcd, 2], [0xce, 4], [0xcf, 8], [0xd0, 1], [0xd1, 2], [0xd2, 4], [0xd3, 8]]).get(code) ?? 0;
+    else if (code === 0xc1 || code >= 0xc7 && code <= 0xc9 || code >= 0xd4 && code <= 0xd8) {
+      throw new Error(`msgpack code ${code.toString(16)}; events have none`);
+    } else at += new Map([[0xca, 4], [0xcb, 8], [0xcc, 1], [0xcd, 2], [0xce, 4], [0xcf, 8], [0xd0, 1], [0xd1, 2], [0xd2, 4], [0xd3, 8]]).get(code) ?? 0;
   }
 }
