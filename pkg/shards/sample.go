@@ -53,6 +53,8 @@ type Record struct {
 	Width          int64      `json:"width,omitempty" parquet:"width"`
 	Frames         int64      `json:"frames,omitempty" parquet:"frames"`
 	TrueCFGScale   float64    `json:"true_cfg_scale,omitempty" parquet:"true_cfg_scale"`
+	TrueCFGScale2  float64    `json:"true_cfg_scale_2,omitempty" parquet:"true_cfg_scale_2"`
+	BoundaryRatio  float64    `json:"boundary_ratio,omitempty" parquet:"boundary_ratio"`
 	NoiseLevel     float64    `json:"noise_level,omitempty" parquet:"noise_level"`
 	LogProbKind    string     `json:"log_prob_kind,omitempty" parquet:"log_prob_kind"`
 	Sigmas         []float32  `json:"sigmas,omitempty" parquet:"sigmas,list"`
@@ -203,6 +205,7 @@ func newSample(
 	}
 	s.NegativePrompt, s.Height, s.Width, s.Frames = t.NegativePrompt, t.Height, t.Width, max(1, t.Frames)
 	s.TrueCFGScale, s.NoiseLevel, s.LogProbKind = t.TrueCFGScale, t.NoiseLevel, t.LogProbKind
+	s.TrueCFGScale2, s.BoundaryRatio = t.TrueCFGScale2, t.BoundaryRatio
 	s.Sigmas, s.Transitions, s.LogProbs = t.Sigmas, t.Transitions, t.LogProbs
 	c := client.New(b)
 	if t.Image != nil {

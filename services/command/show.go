@@ -250,6 +250,9 @@ func printGroup(
 			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
 				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
 				t.TrueCFGScale)
+			if t.TrueCFGScale2 > 0 {
+				line("cfg %g below sigma %g", t.TrueCFGScale2, t.BoundaryRatio)
+			}
 			if t.Guidance > 0 {
 				line("guidance input %g", t.Guidance)
 			}

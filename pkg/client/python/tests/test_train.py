@@ -13,6 +13,7 @@ pytest.importorskip("peft")
 import meander.loss as reference  # noqa: E402
 from meander import tensorfile, transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
+from meander.events import EventError  # noqa: E402
 from meander.torch.families import Size  # noqa: E402
 from meander.train import config, prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
@@ -163,6 +164,18 @@ def test_guidance_rules_are_those_of_the_sampler(rule, want):
     torch.testing.assert_close(got, torch.tensor([want], dtype=torch.float32))
     with pytest.raises(ValueError, match="cfg_rule: 'zero_star'"):
         _Echo().guided(positive, torch.ones(1), texts, FRAME, 2.0, "zero_star")
+
+
+def test_batches_with_a_second_scale_are_refused(folder):
+    whole = rolled(network(folder))
+    for group in whole.batch.groups:
+        for sample in group.samples:
+            sample.trajectory |= {"true_cfg_scale_2": 2.0, "boundary_ratio": 0.5}
+    batch = Batch(whole.batch.groups, "b", "7@1")
+    assert set(batch["true_cfg_scale_2"]) == {2.0} and set(batch["boundary_ratio"]) == {0.5}
+    assert set(whole.batch["true_cfg_scale_2"]) == set(whole.batch["true_cfg_scale"])
+    with pytest.raises(EventError, match="true_cfg_scale_2: given"):
+        Rollouts(batch)
 
 
 def test_steps_behind_cfg_until_have_no_negative_prompt(folder):

@@ -35,22 +35,24 @@ type Point struct {
 func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) GuidedRow {
 	r := GuidedRow{
 		Row:   model.Row{X: at.X, Sigma: at.Sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: at.Dst},
-		Scale: s.TrueCFGScale,
+		Scale: s.CFGScale(at.Sigma),
 	}
-	if at.Step < s.GuidedSteps() {
+	if at.Step < s.GuidedSteps() && r.Scale > 1 {
 		r.Negative = negative
 	}
 	return r
 }
 
-// CheckGuidance refuses a sample whose guidance input does not fit the network: the card says whether the network has
-// one.
+// CheckGuidance refuses a sample whose guidance does not fit the network: the card says whether the network has a
+// guidance input, and where a second network takes over.
 func CheckGuidance(c model.Card, s *schemas.Sampling) error {
 	switch {
 	case s.Guidance != 0 && c.Guidance == 0:
 		return fmt.Errorf("guidance: %g; must be absent, the network of %s has no such input", s.Guidance, c.Name)
 	case s.Guidance == 0 && c.Guidance != 0:
 		return fmt.Errorf("guidance: absent; must be there, the network of %s has such an input", c.Name)
+	case s.BoundaryRatio != 0 && s.BoundaryRatio != c.BoundaryRatio:
+		return fmt.Errorf("boundary_ratio: %g; must be that of %s, %g", s.BoundaryRatio, c.Name, c.BoundaryRatio)
 	}
 	return nil
 }
