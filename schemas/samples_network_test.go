@@ -82,6 +82,21 @@ func guidanceSamples(t testing.TB) []sample {
 		{"prompt-cfg-scale-2", &schemas.Prompt{
 			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(4.0), TrueCFGScale2: new(3.0)},
 		}},
+		{"prompt-guidance-rescale", &schemas.Prompt{
+			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(3.0), GuidanceRescale: new(0.7)},
+		}},
+		{"request-guidance-rescale", func() *schemas.Request {
+			r := fullRequest(t)
+			r.GuidanceRescale = 0.7
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-guidance-rescale", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.GuidanceRescale = 0.7
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
 		{"policy-two-networks", &schemas.Policy{
 			Lane: "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
 			NumInferenceSteps: 20, TrueCFGScale: 4, BoundaryRatio: 0.875, MaxPixels: 1 << 20,

@@ -70,6 +70,9 @@ type Sampling struct {
 	TrueCFGScale2 float64 `msgpack:"true_cfg_scale_2,omitempty" range:"0..MaxCFGScale" for:"image"`
 	// BoundaryRatio is the noise level below which the model's second network computes; there with TrueCFGScale2 only.
 	BoundaryRatio float64 `msgpack:"boundary_ratio,omitempty" range:"0..1" for:"image"`
+	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
+	// deviation of the prompt's own; 0: it stays as it is.
+	GuidanceRescale float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" for:"image"`
 }
 
 // Segment returns the steps [begin, end) that the sample runs, or should have run: all T if it has neither start nor

@@ -118,6 +118,7 @@ type Rollout struct {
 	// TrueCFGScale2 is the scale of guidance below the noise level BoundaryRatio; 0: the same.
 	TrueCFGScale2    float64 `json:"true_cfg_scale_2,omitempty"`
 	BoundaryRatio    float64 `json:"boundary_ratio,omitempty"`
+	GuidanceRescale  float64 `json:"guidance_rescale,omitempty"`
 	ScheduleDigest   string  `json:"schedule_digest"`
 	WeightsDigest    string  `json:"weights_digest"`
 	PolicyVersionMin int64   `json:"policy_version_min"`
@@ -129,8 +130,9 @@ type Rollout struct {
 func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale,
-		TrueCFGScale2: t.TrueCFGScale2, BoundaryRatio: t.BoundaryRatio, ScheduleDigest: t.ScheduleDigest,
-		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
+		TrueCFGScale2: t.TrueCFGScale2, BoundaryRatio: t.BoundaryRatio, GuidanceRescale: t.GuidanceRescale,
+		ScheduleDigest: t.ScheduleDigest,
+		WeightsDigest:  t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
 	plan := sampling.Plan(&t.Sampling)
 	for i := range t.Transitions {

@@ -169,7 +169,7 @@ func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 		s.TrueCFGScale2, s.BoundaryRatio = 0, 0
 	}
 	if s.TrueCFGScale <= 1 {
-		s.NegativePrompt, s.CFGUntil = "", 0 // without guidance they have no effect
+		s.NegativePrompt, s.CFGUntil, s.GuidanceRescale = "", 0, 0 // without guidance they have no effect
 	}
 	steps := s.StepsUntil()
 	if s.CFGUntil > 0 && steps == 0 {

@@ -121,6 +121,17 @@ func TestResolve_CFGUntil(t *testing.T) {
 	}
 }
 
+// A share of rescaling is kept under guidance, and has no effect without.
+func TestResolve_GuidanceRescale(t *testing.T) {
+	for scale, want := range map[float64]float64{4: 0.7, 1: 0} {
+		p := &schemas.Prompt{UID: "u", Prompt: "a"}
+		p.TrueCFGScale, p.GuidanceRescale = &scale, new(0.7)
+		if r := resolved(t, p)[0]; r.GuidanceRescale != want {
+			t.Errorf("guidance_rescale %g at scale %g; want %g", r.GuidanceRescale, scale, want)
+		}
+	}
+}
+
 // A second scale of guidance is for models with two networks, under guidance; it is kept where it says more than an
 // absent one.
 func TestResolve_TrueCFGScale2(t *testing.T) {

@@ -244,6 +244,27 @@ func TestTrueCFGScale2(t *testing.T) {
 	}
 }
 
+// A velocity under guidance is rescaled as the sample says: it is in both digests, and verify does as the sampler did.
+func TestGuidanceRescale(t *testing.T) {
+	plane := bustest.New(t)
+	publish, stop := serveDistilled(t, plane)
+	plain := publish("plain", prompt())
+	p := prompt()
+	p.GuidanceRescale = new(0.7)
+	with := publish("with", p)
+	if with.GuidanceRescale != 0.7 || with.ScheduleDigest == plain.ScheduleDigest ||
+		with.ContentDigest == plain.ContentDigest || with.Image.Digest == plain.Image.Digest {
+		t.Errorf("%+v, without %+v", with, plain)
+	}
+	exact(t, plane.Bus, "with")
+	stop() // it would put away what is forged
+	store(t, plane.Bus, "forged", with, func(e *schemas.Trajectory) { e.GuidanceRescale = 0.5 })
+	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
+	if err != nil || report.OK(0) || report.MaxRatio == 0 {
+		t.Errorf("another share than the one it was made with: %+v, %v", report, err)
+	}
+}
+
 // Further texts reach the text encoders of the network; they are in both digests, and what is stored of the encoded
 // texts is that of all of them.
 func TestTexts(t *testing.T) {

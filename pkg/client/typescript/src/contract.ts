@@ -526,6 +526,8 @@ export interface ImageSettings {
   true_cfg_scale_2?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  guidance_rescale?: number | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -1000,6 +1002,8 @@ export interface Prompt {
   true_cfg_scale_2?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  guidance_rescale?: number | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
 }
@@ -1198,6 +1202,8 @@ export interface Request {
   true_cfg_scale_2?: number | null;
   /** boundary_ratio is the noise level below which the model's second network computes; there with true_cfg_scale_2 only. */
   boundary_ratio?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
+  guidance_rescale?: number | null;
 }
 
 /** Reward is the score of one sample. A failure is a state, never a number. */
@@ -1510,6 +1516,8 @@ export interface Sampling {
   true_cfg_scale_2?: number | null;
   /** boundary_ratio is the noise level below which the model's second network computes; there with true_cfg_scale_2 only. */
   boundary_ratio?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
+  guidance_rescale?: number | null;
 }
 
 /** ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
@@ -2116,6 +2124,8 @@ export interface Trajectory {
   true_cfg_scale_2?: number | null;
   /** boundary_ratio is the noise level below which the model's second network computes; there with true_cfg_scale_2 only. */
   boundary_ratio?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
+  guidance_rescale?: number | null;
   /** video is the decoded video, where frames are more than 1; absent where image is. */
   video?: Video | null;
 }
