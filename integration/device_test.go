@@ -97,6 +97,24 @@ func notMeasured(t *testing.T, report, line string) {
 	}
 }
 
+// namedByTiny returns the names of the tiny checkpoints that the tests of the torch engine make.
+func namedByTiny(t *testing.T) (names []string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, "pkg/client/python/tests/torch_engine/tiny.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(data), "PIPELINES = {\n")
+	table, _, _ = strings.Cut(table, "}\n")
+	for line := range strings.Lines(table) {
+		names = append(names, strings.Split(line, `"`)[1])
+	}
+	if len(names) == 0 {
+		t.Fatal("tiny.py names no checkpoint")
+	}
+	return names
+}
+
 // So does the one for the torch engine, where Python has no torch: none of its lines waits for what cannot come.
 func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
 	t.Parallel()
@@ -112,8 +130,13 @@ func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := string(data)
+	for _, family := range namedByTiny(t) {
+		for _, way := range []string{" in f32 ", " in bf16 ", " in bf16, deterministic "} {
+			notMeasured(t, text, family+way)
+		}
+	}
 	for _, line := range []string{
-		"sd3 in f32", "wan in bf16, deterministic", "networks, media and rows", "rows that do not fit", "a run of 2 layers",
+		"wan in f32, deterministic", "networks, media and rows", "rows that do not fit", "a run of 2 layers",
 	} {
 		notMeasured(t, text, line)
 	}

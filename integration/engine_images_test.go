@@ -76,6 +76,7 @@ func TestImageServer_Refuses(t *testing.T) {
 		{[]string{"--stop-step", "4"}, "--stop-step: given"},
 		{[]string{"--sigmas", "1,0.5"}, "--sigmas: given"},
 		{[]string{"--cfg-until", "0.5", "--true-cfg-scale", "3"}, "--cfg-until: given"},
+		{[]string{"--true-cfg-scale-2", "2"}, `--true-cfg-scale-2: 2; must be absent, model "signs" has no second network`},
 		{[]string{"--model", "synthetic"}, "no pipeline of diffusers"},
 		{[]string{"--model", sums(t)}, "makes images; --model"},
 		{[]string{"--adapter", "x"}, "adapter: set"},

@@ -231,3 +231,53 @@ func TestTorch_VideoWorkerDies(t *testing.T) {
 		t.Errorf("digests %q; want them equal", digests)
 	}
 }
+
+// The second network of a model has a scale of guidance of its own, from its boundary on, and a model of one network
+// refuses that before anything is drawn.
+func TestTorch_SecondScale(t *testing.T) {
+	t.Parallel()
+	dir := remotetest.Folder(t, "WanPipeline", 1)
+	serve := func(boundary float64) (w *world, engine string) {
+		_, address := remotetest.Start(t, remotetest.Options{Dir: dir, Deterministic: true, BoundaryRatio: boundary})
+		engine = "torch=" + address
+		return start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = dir, engine }), engine
+	}
+	prompt := func(second *float64) *schemas.Prompt {
+		return &schemas.Prompt{
+			UID: "u", Prompt: "a dog that runs", GroupSize: new(int64(2)), Seed: new(int64(5)),
+			Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+			ImageSettings: schemas.ImageSettings{
+				Height: new(int64(32)), Width: new(int64(48)), TrueCFGScale: new(4.0), TrueCFGScale2: second,
+			},
+		}
+	}
+	w, engine := serve(0.8)
+	var samples []*schemas.Trajectory
+	for run, second := range map[schemas.Run]*float64{"one": nil, "two": new(2.0)} {
+		if r, err := w.client.Publish(t.Context(), run, prompt(second)); err != nil || !r.Accepted {
+			t.Fatalf("receipt %+v, %v", r, err)
+		}
+		bustest.Await(t, w.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "u"))
+		tr, err := w.client.Trajectory(t.Context(), run, "u", 1)
+		if err != nil || tr.StopReason != schemas.StopCompleted {
+			t.Fatalf("%+v, %v", tr, err)
+		}
+		samples = append(samples, tr)
+		r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{dir}, Engine: engine})
+		if err != nil || !r.OK(0) || r.MaxRatio != 0 || r.Steps != 8 {
+			t.Errorf("verify: %+v, %v", r, err)
+		}
+	}
+	for i, sigma := range samples[0].Sigmas[:4] {
+		if alike := *samples[0].LogProbs[i] == *samples[1].LogProbs[i]; alike != (sigma >= 0.8) {
+			t.Errorf("step %d at sigma %g: log-probs %g and %g", i, sigma, *samples[0].LogProbs[i],
+				*samples[1].LogProbs[i])
+		}
+	}
+	one, _ := serve(0)
+	const fault = "true_cfg_scale_2: 2; must be absent"
+	_, err := one.client.Publish(t.Context(), "r", prompt(new(2.0)))
+	if err == nil || !strings.Contains(err.Error(), fault) {
+		t.Errorf("%v; want %q", err, fault)
+	}
+}

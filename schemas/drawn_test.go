@@ -168,6 +168,8 @@ func TestEngine_Makes(t *testing.T) {
 		"prompt_3: given":                func(r *schemas.Request) { r.Prompt3 = "z" },
 		"guidance: given":                func(r *schemas.Request) { r.Guidance = 3.5 },
 		"frames: given":                  func(r *schemas.Request) { r.Frames = 5 },
+		"true_cfg_scale_2: given":        func(r *schemas.Request) { r.TrueCFGScale2 = 3 },
+		"guidance_rescale: given":        func(r *schemas.Request) { r.GuidanceRescale = 0.7 },
 		"cfg_until: given":               func(r *schemas.Request) { r.CFGUntil = 0.5 },
 		"initial_noise: shared; must be": func(r *schemas.Request) { r.NoiseSeed = 8 },
 		"prune: given":                   func(r *schemas.Request) { r.Prune = &schemas.Prune{} },

@@ -95,9 +95,15 @@ type ImageSettings struct {
 	NumInferenceSteps *int64 `msgpack:"num_inference_steps,omitempty" range:"1..MaxSteps" absent:"the model's" flag:"steps"`
 	// TrueCFGScale is the classifier-free guidance scale, active above 1.
 	TrueCFGScale *float64 `msgpack:"true_cfg_scale,omitempty" range:"0..MaxCFGScale" absent:"the model's" flag:"true-cfg-scale"`
+	// TrueCFGScale2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the
+	// second one computes: guidance_scale_2 of diffusers. 1 is without guidance there.
+	TrueCFGScale2 *float64 `msgpack:"true_cfg_scale_2,omitempty" range:"1..MaxCFGScale" absent:"true_cfg_scale" flag:"true-cfg-scale-2"`
 	// CFGUntil is the share of steps with classifier-free guidance, from the first on: step i has it where
 	// (i+1)/T <= CFGUntil, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two.
 	CFGUntil *float64 `msgpack:"cfg_until,omitempty" range:"(0..1]" absent:"all steps have guidance" flag:"cfg-until"`
+	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
+	// deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4.
+	GuidanceRescale *float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" absent:"no rescaling" flag:"guidance-rescale"`
 	// Guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not
 	// the scale of classifier-free guidance, which is TrueCFGScale.
 	Guidance *float64 `msgpack:"guidance,omitempty" range:"(0..MaxCFGScale]" absent:"the model's" flag:"guidance"`

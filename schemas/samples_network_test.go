@@ -37,20 +37,6 @@ func networkSamples(t testing.TB) []sample {
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},
-		{"prompt-guidance", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Guidance: new(3.5)}}},
-		{"prompt-cfg-until", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{CFGUntil: new(0.5)}}},
-		{"request-cfg-until", func() *schemas.Request {
-			r := fullRequest(t)
-			r.CFGUntil = 0.75
-			r.ScheduleDigest = r.ComputeScheduleDigest()
-			return r
-		}()},
-		{"trajectory-cfg-until", func() *schemas.Trajectory {
-			e := completedTrajectory(t)
-			e.CFGUntil, e.CFGRule = 0.75, schemas.CFGPlainClamped
-			e.ScheduleDigest = e.ComputeScheduleDigest()
-			return e
-		}()},
 		{"prompt-frames", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Frames: new(int64(33))}}},
 		{"policy-frames", &schemas.Policy{
 			Lane: "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
@@ -69,6 +55,61 @@ func networkSamples(t testing.TB) []sample {
 				Format: schemas.VideoAPNG, Frames: 33, Height: e.Height, Width: e.Width, FPS: 16, Digest: digestOf("frames"),
 				Ref: schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("file"), Size: 4096},
 			}
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
+	}
+}
+
+// guidanceSamples have settings of guidance that only some networks take.
+func guidanceSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
+		{"prompt-guidance", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{Guidance: new(3.5)}}},
+		{"prompt-cfg-until", &schemas.Prompt{Prompt: "x", ImageSettings: schemas.ImageSettings{CFGUntil: new(0.5)}}},
+		{"request-cfg-until", func() *schemas.Request {
+			r := fullRequest(t)
+			r.CFGUntil = 0.75
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-cfg-until", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.CFGUntil, e.CFGRule = 0.75, schemas.CFGPlainClamped
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
+		{"prompt-cfg-scale-2", &schemas.Prompt{
+			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(4.0), TrueCFGScale2: new(3.0)},
+		}},
+		{"prompt-guidance-rescale", &schemas.Prompt{
+			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(3.0), GuidanceRescale: new(0.7)},
+		}},
+		{"request-guidance-rescale", func() *schemas.Request {
+			r := fullRequest(t)
+			r.GuidanceRescale = 0.7
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-guidance-rescale", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.GuidanceRescale = 0.7
+			e.ScheduleDigest = e.ComputeScheduleDigest()
+			return e
+		}()},
+		{"policy-two-networks", &schemas.Policy{
+			Lane: "wan", Model: "wan", Family: "wan", LatentChannels: 64, PixelsPerToken: 16, Height: 480, Width: 832,
+			NumInferenceSteps: 20, TrueCFGScale: 4, BoundaryRatio: 0.875, MaxPixels: 1 << 20,
+		}},
+		{"request-cfg-scale-2", func() *schemas.Request {
+			r := fullRequest(t)
+			r.TrueCFGScale2, r.BoundaryRatio = 3, 0.875
+			r.ScheduleDigest = r.ComputeScheduleDigest()
+			return r
+		}()},
+		{"trajectory-cfg-scale-2", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.TrueCFGScale2, e.BoundaryRatio = 3, 0.875
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},

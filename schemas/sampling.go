@@ -66,6 +66,13 @@ type Sampling struct {
 	Frames int64 `msgpack:"frames,omitempty" range:"0..MaxFrames" for:"image"`
 	// CFGUntil is the share of steps with classifier-free guidance, from the first on, where not all of them have it.
 	CFGUntil float64 `msgpack:"cfg_until,omitempty" range:"0..1" for:"image"`
+	// TrueCFGScale2 is the scale of guidance at noise levels below BoundaryRatio; 0: TrueCFGScale at all of them.
+	TrueCFGScale2 float64 `msgpack:"true_cfg_scale_2,omitempty" range:"0..MaxCFGScale" for:"image"`
+	// BoundaryRatio is the noise level below which the model's second network computes; there with TrueCFGScale2 only.
+	BoundaryRatio float64 `msgpack:"boundary_ratio,omitempty" range:"0..1" for:"image"`
+	// GuidanceRescale is the share in which a velocity under classifier-free guidance is brought to the standard
+	// deviation of the prompt's own; 0: it stays as it is.
+	GuidanceRescale float64 `msgpack:"guidance_rescale,omitempty" range:"0..1" for:"image"`
 }
 
 // Segment returns the steps [begin, end) that the sample runs, or should have run: all T if it has neither start nor
@@ -104,21 +111,37 @@ func (s *Sampling) Texts() []string {
 	return []string{s.Prompt}
 }
 
-// GuidedSteps returns how many of the T steps have classifier-free guidance: the first ones, up to the share CFGUntil
-// of all (0: all), or none with a scale of at most 1.
-func (s *Sampling) GuidedSteps() int64 {
-	steps := int64(len(s.Transitions))
-	switch {
-	case s.TrueCFGScale <= 1:
-		return 0
-	case s.CFGUntil == 0:
-		return steps
+// CFGScale returns the scale of classifier-free guidance at a noise level; at most 1: without guidance. The boundary
+// is that of timesteps, 1000 sigma in float32, as in diffusers.
+func (s *Sampling) CFGScale(sigma float32) float64 {
+	if s.TrueCFGScale > 1 && s.TrueCFGScale2 > 0 && float64(float32(1000*sigma)) < 1000*s.BoundaryRatio {
+		return s.TrueCFGScale2
 	}
+	return s.TrueCFGScale
+}
+
+// GuidedSteps returns how many of the T steps have classifier-free guidance: the first ones, up to the share CFGUntil
+// of all (0: all), with a CFGScale above 1.
+func (s *Sampling) GuidedSteps() int64 {
+	until := s.StepsUntil()
 	guided := int64(0)
-	for guided < steps && float64(guided+1)/float64(steps) <= s.CFGUntil {
+	for guided < min(until, int64(len(s.Sigmas))) && s.CFGScale(s.Sigmas[guided]) > 1 {
 		guided++
 	}
 	return guided
+}
+
+// StepsUntil returns how many of the T steps are in the share CFGUntil of all.
+func (s *Sampling) StepsUntil() int64 {
+	steps := int64(len(s.Transitions))
+	if s.CFGUntil == 0 {
+		return steps
+	}
+	until := int64(0)
+	for until < steps && float64(until+1)/float64(steps) <= s.CFGUntil {
+		until++
+	}
+	return until
 }
 
 // StochasticSteps returns the steps of Segment that are not ode, ascending: those with log-probs to train on.

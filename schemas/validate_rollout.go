@@ -22,6 +22,7 @@ func (e *Request) checkRules(f *faults) {
 	f.requirePositive("height", e.Height)
 	f.requirePositive("width", e.Width)
 	f.checkFrames(e.Frames)
+	f.checkBoundary(&e.Sampling)
 	f.requireOneOf("log_prob_kind", e.LogProbKind, LogProbKinds)
 	f.requireOneOf("solver", e.Solver, Solvers)
 	f.requireOneOf("latents_dtype", e.LatentsDType, LatentsDTypes)
@@ -42,6 +43,13 @@ func (e *Request) checkRules(f *faults) {
 func (f *faults) requirePositive(field string, n int64) {
 	if n == 0 {
 		f.checkWithin(field, 0, 1, MaxSide)
+	}
+}
+
+// checkBoundary checks that a second scale of guidance has the noise level below which it holds.
+func (f *faults) checkBoundary(s *Sampling) {
+	if (s.TrueCFGScale2 == 0) != (s.BoundaryRatio == 0) {
+		f.add("boundary_ratio", formatFloat(s.BoundaryRatio), "must be above 0 with true_cfg_scale_2, else absent")
 	}
 }
 
@@ -257,6 +265,7 @@ func (e *Trajectory) checkCompleted(f *faults, begin, end int64) {
 		f.add("image", "null", "must be present when completed")
 	}
 	f.checkFrames(e.Frames)
+	f.checkBoundary(&e.Sampling)
 	e.checkVideo(f)
 }
 

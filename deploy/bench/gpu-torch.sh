@@ -9,15 +9,16 @@
 #
 #   DEVICE=cuda:0   where networks are computed      SMALL=1   tiny models only, to try the script itself
 #   LIMIT=235       seconds for everything; 900 with SMALL, which is for machines that have no GPU and few cores
+#   FAMILIES=...    the families that are proven, by their names in tiny.py; all, with SMALL sd3
 #
 # First comes what is right or wrong, all at once; then what is timed, one after the other.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 programs=$(realpath -m "${1:-build/cuda/bin}") report=${2:-build/gpu-torch.md} device=${DEVICE:-cuda:0}
 python=${PYTHON:-python3}
-families="sd3 qwen-image flux1 z-image flux2 wan" tests=pkg/client/python/tests/torch_engine
-small=${SMALL:-} missed=0 patience=1 most=${LIMIT:-235}
-[ -z "$small" ] || patience=4 most=${LIMIT:-900}
+families=${FAMILIES:-sd3 qwen-image flux1 z-image flux2 wan wan-5b wan-two hunyuan-video ltx}
+tests=pkg/client/python/tests/torch_engine small=${SMALL:-} missed=0 patience=1 most=${LIMIT:-235}
+[ -z "$small" ] || patience=4 most=${LIMIT:-900} families=${FAMILIES:-sd3}
 
 # Weights of several GB are read from memory where there is room for them.
 base=${TMPDIR:-/tmp}
@@ -104,7 +105,7 @@ section() {
 proven() {
 	set -eu
 	local family=$1 dtype=$2 at="$store/$1-$2${3:-}" size="--height 64 --width 96"
-	[ "$family" != wan ] || size="$size --frames 5"
+	case $family in ltx) size="$size --frames 9" ;; wan* | hunyuan-video) size="$size --frames 5" ;; esac
 	run() {
 		local to=$1 batch=$2
 		shift 2
@@ -190,7 +191,7 @@ print(platform.python_version(), *(f"{name} {version(name)}" for name in names),
 
 all="a GPU, its driver, and $python with torch and diffusers"
 pipelines=$tests/tiny.py shapes=deploy/bench/torch_shapes.py
-job tiny 60 "$python" "$pipelines" "$store/tiny" $families
+job tiny 60 "$python" "$pipelines" "$store/tiny" $families ${small:+sd3 qwen-image}
 if [ -n "$small" ]; then
 	sd35=$store/tiny/sd3 few=$store/tiny/sd3 qwen=$store/tiny/qwen-image
 	for key in few sd35 qwen; do job $key 60 bash -c 'once tiny echo "$1: a tiny model in its place"' - $key; done
@@ -205,9 +206,8 @@ job halved 110 bash -c 'once sd35 halved "$1"' - "$sd35"
 job compiled 110 bash -c 'once few compiled "$1"' - "$few"
 [ -n "$small" ] ||
 	MEANDER_TEST_DEVICE=$device job parity 110 "$python" -m pytest -q -p no:cacheprovider "$tests/test_parity.py" -k \
-		'like_the_pipeline or rows_of_a_call or bits_of_a_row or encoded_media or one_frame'
+		'like_the_pipeline or rows_of_a_call or bits_of_a_row or encoded_media or one_frame or expert or rescaled'
 ways="f32 bf16 bf16--deterministic f32--deterministic"
-[ -z "$small" ] || families=sd3
 keys=
 for way in $ways; do
 	for family in $families; do

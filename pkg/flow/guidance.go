@@ -61,6 +61,43 @@ func GuideClamped(dst, pos, neg []float32, scale float64) error {
 	return nil
 }
 
+// RescaleDeviation brings v, a velocity under guidance, to the standard deviation own of the prompt's own velocity, in
+// the share phi, 0 to 1. The image engine calls it after the rule of the model, where a sample asks for it. It is
+// rescale_noise_cfg of diffusers (Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", arXiv
+// 2305.08891, equations 15 and 16):
+//
+//	v = v * (phi * own / Deviation(v) + 1 - phi)
+//
+// A velocity without deviation stays as it is.
+func RescaleDeviation(v []float32, own, phi float64) {
+	of := Deviation(v)
+	if of == 0 {
+		return
+	}
+	f := float32(float64(phi*(own/of)) + (1 - phi))
+	for i := range v {
+		v[i] = float32(v[i] * f)
+	}
+}
+
+// Deviation returns the standard deviation of the elements of v, in float64 and in their order; 0 of none. It divides
+// by their number, which is of no account to RescaleDeviation.
+func Deviation(v []float32) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	n, sum := float64(len(v)), 0.0
+	for _, x := range v {
+		sum += float64(x)
+	}
+	mean, squares := sum/n, 0.0
+	for _, x := range v {
+		d := float64(x) - mean
+		squares += float64(d * d)
+	}
+	return math.Sqrt(squares / n)
+}
+
 // combine sets dst to neg + scale*(pos - neg). dst may alias pos or neg.
 func combine(dst, pos, neg []float32, scale float64) {
 	s := float32(scale)

@@ -23,6 +23,29 @@ func TestGuide(t *testing.T) {
 	allNear(t, "plain velocity", dst, []float64{0.8, -2.2, 1.5, -0.5}, 1e-6)
 }
 
+// Values of rescale_noise_cfg of diffusers 0.42.1 in float64, for plain guidance of scale 4.
+func TestRescaleDeviation(t *testing.T) {
+	pos, neg := []float32{0.5, -1, 0.75, 0.1}, []float32{0.4, -0.6, 0.5, 0.3}
+	for phi, want := range map[float64][]float64{
+		0:   {0.8, -2.2, 1.5, -0.5},
+		0.7: {0.5060306226573095, -1.3915842123076012, 0.9488074174824552, -0.3162691391608184},
+		1:   {0.3800437466532992, -1.045120303296573, 0.7125820249749361, -0.237527341658312},
+	} {
+		v := make([]float32, 4)
+		if err := flow.GuidePlain(v, pos, neg, 4); err != nil {
+			t.Fatal(err)
+		}
+		flow.RescaleDeviation(v, flow.Deviation(pos), phi)
+		allNear(t, "rescaled", v, want, 1e-6)
+	}
+	flat := []float32{2, 2, 2, 2}
+	flow.RescaleDeviation(flat, 1, 0.5)
+	allNear(t, "without deviation", flat, []float64{2, 2, 2, 2}, 0)
+	if d := flow.Deviation(nil); d != 0 {
+		t.Errorf("deviation of nothing: %g", d)
+	}
+}
+
 // Float64 values of the formula by plain Python. The norm is that of the whole sample, and a result that is shorter
 // than the prompt's velocity stays as it is.
 func TestGuideClamped(t *testing.T) {

@@ -61,6 +61,8 @@ type Card struct {
 	NumInferenceSteps int
 	// TrueCFGScale is the default guidance scale; guidance is active above 1.
 	TrueCFGScale float64
+	// BoundaryRatio is the sigma below which a second network of the model computes; 0: it has one network.
+	BoundaryRatio float64
 	// Reward names the reward functions of prompts that name none; empty: no preference.
 	Reward []string
 	// Guidance is the default of Row.Guidance for a guidance-distilled network; 0: the network has no such input.
@@ -161,6 +163,8 @@ func (c Card) Validate() error {
 	check(c.LatentChannels > 0, "latent_channels: %d; must be more than 0", c.LatentChannels)
 	check(c.NumInferenceSteps > 0, "num_inference_steps: %d; must be more than 0", c.NumInferenceSteps)
 	check(c.TrueCFGScale > 0, "true_cfg_scale: %g; must be more than 0", c.TrueCFGScale)
+	check(c.BoundaryRatio >= 0 && c.BoundaryRatio < 1,
+		"boundary_ratio: %g; must be between 0 and 1, or 0 for one network", c.BoundaryRatio)
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
 	check(oneOf(c.CFGRule, CFGRescaled, CFGPlain, CFGPlainClamped), "cfg_rule: %q; must be %s, %s or %s", c.CFGRule,
 		CFGRescaled, CFGPlain, CFGPlainClamped)

@@ -111,14 +111,18 @@ type Rollout struct {
 	NoiseLevel float64   `json:"noise_level"`
 	// StdDevT [T] is the diffusion coefficient of each step, NoiseStd [T] the standard deviation of its
 	// transition, as in the step events; 0 for ode steps.
-	StdDevT          []float64 `json:"std_dev_t"`
-	NoiseStd         []float64 `json:"noise_std"`
-	LogProbKind      string    `json:"log_prob_kind"`
-	TrueCFGScale     float64   `json:"true_cfg_scale"`
-	ScheduleDigest   string    `json:"schedule_digest"`
-	WeightsDigest    string    `json:"weights_digest"`
-	PolicyVersionMin int64     `json:"policy_version_min"`
-	PolicyVersionMax int64     `json:"policy_version_max"`
+	StdDevT      []float64 `json:"std_dev_t"`
+	NoiseStd     []float64 `json:"noise_std"`
+	LogProbKind  string    `json:"log_prob_kind"`
+	TrueCFGScale float64   `json:"true_cfg_scale"`
+	// TrueCFGScale2 is the scale of guidance below the noise level BoundaryRatio; 0: the same.
+	TrueCFGScale2    float64 `json:"true_cfg_scale_2,omitempty"`
+	BoundaryRatio    float64 `json:"boundary_ratio,omitempty"`
+	GuidanceRescale  float64 `json:"guidance_rescale,omitempty"`
+	ScheduleDigest   string  `json:"schedule_digest"`
+	WeightsDigest    string  `json:"weights_digest"`
+	PolicyVersionMin int64   `json:"policy_version_min"`
+	PolicyVersionMax int64   `json:"policy_version_max"`
 }
 
 // setRollout fills m.Rollout, what a trainer recomputes log-probs with, from the trajectory. It fails for a
@@ -126,6 +130,7 @@ type Rollout struct {
 func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale,
+		TrueCFGScale2: t.TrueCFGScale2, BoundaryRatio: t.BoundaryRatio, GuidanceRescale: t.GuidanceRescale,
 		ScheduleDigest: t.ScheduleDigest,
 		WeightsDigest:  t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}
@@ -351,16 +356,18 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 		c.flatEvaluations += t.Text.Generated()
 		return
 	}
-	each := int64(1)
-	if t.TrueCFGScale > 1 {
-		each = 2
+	guided := t.GuidedSteps()
+	evaluations := func(begin, end int64) int64 { // those with guidance count twice
+		solver := flow.Solver(t.Solver)
+		return flow.Evaluations(solver, t.Transitions[begin:end]) +
+			flow.Evaluations(solver, t.Transitions[min(begin, guided):min(end, guided)])
 	}
 	begin, end := t.Segment()
-	own := each * flow.Evaluations(flow.Solver(t.Solver), t.Transitions[begin:end])
+	own := evaluations(begin, end)
 	c.evaluations += own
 	c.flatEvaluations += own
 	if t.Group.Tree != nil {
-		c.flatEvaluations += each * flow.Evaluations(flow.Solver(t.Solver), t.Transitions[:begin])
+		c.flatEvaluations += evaluations(0, begin)
 	}
 }
 

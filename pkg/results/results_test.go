@@ -101,6 +101,27 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// Steps behind cfg_until take one evaluation, those before it two, and members repeat how guidance was combined.
+func TestRead_Guidance(t *testing.T) {
+	b := serve(t, 4)
+	publish(t, b, "r1", "p", func(p *schemas.Prompt) {
+		p.TrueCFGScale, p.CFGUntil, p.GuidanceRescale = new(2.0), new(0.34), new(0.7)
+	})
+	bustest.Await(t, b, 1, schemas.StreamAdvantages)
+	run, err := results.Read(t.Context(), b, "r1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := run.Summary; s.Evaluations != 2*(3+1) || s.FlatEvaluations != s.Evaluations {
+		t.Errorf("%d and %d evaluations of 2 samples with guidance in 1 of 3 steps", s.Evaluations, s.FlatEvaluations)
+	}
+	for _, m := range run.Groups[0].Members {
+		if r := m.Rollout; r.TrueCFGScale != 2 || r.GuidanceRescale != 0.7 || r.TrueCFGScale2 != 0 {
+			t.Errorf("rollout %+v", r)
+		}
+	}
+}
+
 // Files hold what the run has.
 func TestRun_Write(t *testing.T) {
 	b := serve(t, 4)

@@ -48,16 +48,19 @@ type Record struct {
 	Path []Part `json:"path,omitempty" parquet:"path,list"`
 
 	// Of images and videos.
-	NegativePrompt string     `json:"negative_prompt,omitempty" parquet:"negative_prompt"`
-	Height         int64      `json:"height,omitempty" parquet:"height"`
-	Width          int64      `json:"width,omitempty" parquet:"width"`
-	Frames         int64      `json:"frames,omitempty" parquet:"frames"`
-	TrueCFGScale   float64    `json:"true_cfg_scale,omitempty" parquet:"true_cfg_scale"`
-	NoiseLevel     float64    `json:"noise_level,omitempty" parquet:"noise_level"`
-	LogProbKind    string     `json:"log_prob_kind,omitempty" parquet:"log_prob_kind"`
-	Sigmas         []float32  `json:"sigmas,omitempty" parquet:"sigmas,list"`
-	Transitions    []string   `json:"transitions,omitempty" parquet:"transitions,list"`
-	LogProbs       []*float64 `json:"log_probs,omitempty" parquet:"log_probs,list"`
+	NegativePrompt  string     `json:"negative_prompt,omitempty" parquet:"negative_prompt"`
+	Height          int64      `json:"height,omitempty" parquet:"height"`
+	Width           int64      `json:"width,omitempty" parquet:"width"`
+	Frames          int64      `json:"frames,omitempty" parquet:"frames"`
+	TrueCFGScale    float64    `json:"true_cfg_scale,omitempty" parquet:"true_cfg_scale"`
+	TrueCFGScale2   float64    `json:"true_cfg_scale_2,omitempty" parquet:"true_cfg_scale_2"`
+	BoundaryRatio   float64    `json:"boundary_ratio,omitempty" parquet:"boundary_ratio"`
+	GuidanceRescale float64    `json:"guidance_rescale,omitempty" parquet:"guidance_rescale"`
+	NoiseLevel      float64    `json:"noise_level,omitempty" parquet:"noise_level"`
+	LogProbKind     string     `json:"log_prob_kind,omitempty" parquet:"log_prob_kind"`
+	Sigmas          []float32  `json:"sigmas,omitempty" parquet:"sigmas,list"`
+	Transitions     []string   `json:"transitions,omitempty" parquet:"transitions,list"`
+	LogProbs        []*float64 `json:"log_probs,omitempty" parquet:"log_probs,list"`
 	// LatentIndices [K] are the indices of the stored states: i is before step i. LatentsShape is [K, S, C].
 	LatentIndices []int64 `json:"latent_indices,omitempty" parquet:"latent_indices,list"`
 	LatentsShape  []int64 `json:"latents_shape,omitempty" parquet:"latents_shape,list"`
@@ -203,6 +206,7 @@ func newSample(
 	}
 	s.NegativePrompt, s.Height, s.Width, s.Frames = t.NegativePrompt, t.Height, t.Width, max(1, t.Frames)
 	s.TrueCFGScale, s.NoiseLevel, s.LogProbKind = t.TrueCFGScale, t.NoiseLevel, t.LogProbKind
+	s.TrueCFGScale2, s.BoundaryRatio, s.GuidanceRescale = t.TrueCFGScale2, t.BoundaryRatio, t.GuidanceRescale
 	s.Sigmas, s.Transitions, s.LogProbs = t.Sigmas, t.Transitions, t.LogProbs
 	c := client.New(b)
 	if t.Image != nil {

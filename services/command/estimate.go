@@ -362,10 +362,14 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	}
 	guidance := ""
 	if c.TrueCFGScale > 1 {
-		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
-		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
-			guidance = fmt.Sprintf(" (guidance, scale %g, in the first %d steps)", c.TrueCFGScale, n)
+		scale := fmt.Sprintf("%g", c.TrueCFGScale)
+		if c.TrueCFGScale2 > 0 {
+			scale += fmt.Sprintf(" and %g below sigma %g", c.TrueCFGScale2, c.BoundaryRatio)
 		}
+		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
+			scale += fmt.Sprintf(", in the first %d steps", n)
+		}
+		guidance = " (guidance, scale " + scale + ")"
 	}
 	if c.Guidance > 0 {
 		guidance += fmt.Sprintf(" with guidance input %g", c.Guidance)

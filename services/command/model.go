@@ -155,6 +155,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	if info.Prompts > 1 {
 		fmt.Fprintf(out, "up to %d texts a prompt\n", info.Prompts)
 	}
+	if info.BoundaryRatio > 0 {
+		fmt.Fprintf(out, "a second network below sigma %g\n", info.BoundaryRatio)
+	}
 	if info.Guidance > 0 {
 		fmt.Fprintf(out, "guidance input %g by default\n", info.Guidance)
 	}
@@ -283,8 +286,9 @@ func infoJSON(info *model.Info) map[string]any {
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale,
 		"negative_prompt": info.NegativePrompt,
 		"cfg_rule":        info.CFGRule, "conditioning": info.Conditioning,
-		"grid":    cmp.Or(info.Grid, model.GridLinspace),
-		"prompts": max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear),
+		"grid":           cmp.Or(info.Grid, model.GridLinspace),
+		"boundary_ratio": info.BoundaryRatio,
+		"prompts":        max(info.Prompts, 1), "guidance": info.Guidance, "mu": cmp.Or(info.Mu, model.MuLinear),
 		"mu_constant": info.ConstantMu,
 		"frames":      info.Frames, "max_frames": max(info.MaxFrames, 1),
 		"frames_per_token": max(info.FramesPerToken, 1),

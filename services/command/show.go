@@ -225,6 +225,18 @@ func attemptsLine(t *schemas.Trajectory) string {
 	return fmt.Sprintf("sample %d was continued: steps %s", t.SampleIndex, strings.Join(parts, ", "))
 }
 
+// describeGuidance says with which scale and rescaling a sample has classifier-free guidance. printGroup calls it.
+func describeGuidance(s *schemas.Sampling) string {
+	text := fmt.Sprintf("cfg %g", s.TrueCFGScale)
+	if s.TrueCFGScale2 > 0 {
+		text += fmt.Sprintf(" and %g below sigma %g", s.TrueCFGScale2, s.BoundaryRatio)
+	}
+	if s.GuidanceRescale > 0 {
+		text += fmt.Sprintf(", rescaled by %g", s.GuidanceRescale)
+	}
+	return text
+}
+
 // printGroup prints a group for people. adv is nil while the group is open; why are the reasons of failed samples.
 // showGroup calls it.
 func printGroup(
@@ -247,9 +259,9 @@ func printGroup(
 				line("%s", s)
 			}
 		} else {
-			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
+			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, %s",
 				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
-				t.TrueCFGScale)
+				describeGuidance(&t.Sampling))
 			if t.Guidance > 0 {
 				line("guidance input %g", t.Guidance)
 			}

@@ -83,7 +83,7 @@ func TestEstimate_Sum(t *testing.T) {
 // Steps without guidance count once, whatever the solver, and the guidance input of a network is shown.
 func TestEstimate_Guidance(t *testing.T) {
 	lane := policy(t, "m")
-	lane.Guidance = 3.5
+	lane.Guidance, lane.BoundaryRatio = 3.5, 0.75
 	for _, c := range []struct {
 		settings    schemas.ImageSettings
 		guided      int64
@@ -97,6 +97,8 @@ func TestEstimate_Guidance(t *testing.T) {
 		{schemas.ImageSettings{
 			TrueCFGScale: new(2.0), CFGUntil: new(0.3), Stop: &schemas.Stop{StepIndex: new(int64(2))},
 		}, 3, 2 * 4},
+		{schemas.ImageSettings{TrueCFGScale: new(2.0), TrueCFGScale2: new(1.0)}, 4, 2 * 14},
+		{schemas.ImageSettings{TrueCFGScale: new(2.0), TrueCFGScale2: new(3.0)}, 10, 2 * 20},
 		{schemas.ImageSettings{TrueCFGScale: new(1.0), Guidance: new(7.0)}, 0, 2 * 10},
 	} {
 		p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{lane}})

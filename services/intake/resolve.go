@@ -146,17 +146,40 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 	if err != nil {
 		return nil, err
 	}
-	if s.TrueCFGScale <= 1 {
-		s.NegativePrompt, s.CFGUntil = "", 0 // without guidance they have no effect
-	}
-	if s.CFGUntil > 0 && s.GuidedSteps() == 0 {
-		return nil, fmt.Errorf("cfg_until: %g; must be at least %g, the share of one of %d steps; true_cfg_scale 1 is "+
-			"without guidance", s.CFGUntil, 1/float64(len(s.Transitions)), len(s.Transitions))
-	}
-	if s.GuidedSteps() == int64(len(s.Transitions)) {
-		s.CFGUntil = 0 // it is what an absent one means
+	if err := resolveGuidance(s, policy); err != nil {
+		return nil, err
 	}
 	return x, checkStates(p.Start, *p.GroupSize, int64(tokens), policy)
+}
+
+// resolveGuidance refuses settings of classifier-free guidance that the model or the schedule leaves nothing to do, and
+// drops those that say what an absent one means. resolveImageSettings calls it.
+func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
+	if s.TrueCFGScale2 > 0 {
+		if policy.BoundaryRatio == 0 {
+			return fmt.Errorf("true_cfg_scale_2: %g; must be absent, model %q has no second network", s.TrueCFGScale2,
+				policy.Model)
+		}
+		if s.TrueCFGScale <= 1 {
+			return fmt.Errorf("true_cfg_scale_2: %g; must be absent with true_cfg_scale %g, which is without guidance",
+				s.TrueCFGScale2, s.TrueCFGScale)
+		}
+	}
+	if s.TrueCFGScale2 == 0 || s.TrueCFGScale2 == s.TrueCFGScale {
+		s.TrueCFGScale2, s.BoundaryRatio = 0, 0
+	}
+	if s.TrueCFGScale <= 1 {
+		s.NegativePrompt, s.CFGUntil, s.GuidanceRescale = "", 0, 0 // without guidance they have no effect
+	}
+	steps := s.StepsUntil()
+	if s.CFGUntil > 0 && steps == 0 {
+		return fmt.Errorf("cfg_until: %g; must be at least %g, the share of one of %d steps; true_cfg_scale 1 is "+
+			"without guidance", s.CFGUntil, 1/float64(len(s.Transitions)), len(s.Transitions))
+	}
+	if steps == int64(len(s.Transitions)) {
+		s.CFGUntil = 0
+	}
+	return nil
 }
 
 // resolveTexts refuses texts for encoders that the model does not have (prompt_2, prompt_3), and drops those that say

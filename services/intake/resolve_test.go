@@ -121,6 +121,60 @@ func TestResolve_CFGUntil(t *testing.T) {
 	}
 }
 
+// A share of rescaling is kept under guidance, and has no effect without.
+func TestResolve_GuidanceRescale(t *testing.T) {
+	for scale, want := range map[float64]float64{4: 0.7, 1: 0} {
+		p := &schemas.Prompt{UID: "u", Prompt: "a"}
+		p.TrueCFGScale, p.GuidanceRescale = &scale, new(0.7)
+		if r := resolved(t, p)[0]; r.GuidanceRescale != want {
+			t.Errorf("guidance_rescale %g at scale %g; want %g", r.GuidanceRescale, scale, want)
+		}
+	}
+}
+
+// A second scale of guidance is for models with two networks, under guidance; it is kept where it says more than an
+// absent one.
+func TestResolve_TrueCFGScale2(t *testing.T) {
+	for _, c := range []struct {
+		boundary, scale, second float64
+		want                    float64
+		guided                  int64
+		fault                   string
+	}{
+		{0.875, 4, 3, 3, 10, ""},
+		{0.875, 4, 4, 0, 10, ""},
+		{0.875, 4, 1, 1, 2, ""},
+		{0.875, 1, 3, 0, 0, "true_cfg_scale_2: 3; must be absent with true_cfg_scale 1, which is without guidance"},
+		{0, 4, 3, 0, 0, `true_cfg_scale_2: 3; must be absent, model "q" has no second network`},
+	} {
+		policy, p := qwen(), &schemas.Prompt{UID: "u", Prompt: "a"}
+		policy.BoundaryRatio, p.TrueCFGScale, p.TrueCFGScale2 = c.boundary, &c.scale, &c.second
+		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+		if c.fault != "" {
+			if err == nil || !strings.Contains(err.Error(), c.fault) {
+				t.Errorf("%+v: %v; want %q", c, err, c.fault)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := rs[0].Sampling
+		if s.TrueCFGScale2 != c.want || (s.BoundaryRatio > 0) != (c.want > 0) || s.GuidedSteps() != c.guided {
+			t.Errorf("%+v: scale %g below %g, %d guided steps of %v", c, s.TrueCFGScale2, s.BoundaryRatio,
+				s.GuidedSteps(), s.Sigmas)
+		}
+	}
+	absent, err := Resolve("run", &schemas.Prompt{UID: "u", Prompt: "a"}, func() *schemas.Policy {
+		p := qwen()
+		p.BoundaryRatio = 0.875
+		return p
+	}(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+	if err != nil || absent[0].BoundaryRatio != 0 {
+		t.Errorf("without a second scale: %+v, %v", absent, err)
+	}
+}
+
 // Further texts are for models with as many text encoders.
 func TestResolve_Texts(t *testing.T) {
 	for _, c := range []struct {

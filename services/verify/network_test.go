@@ -47,7 +47,7 @@ func distilledFamily() model.Registry {
 
 func distilledCard(c model.Card) model.Card {
 	c.Name, c.Family, c.WeightsDigest, c.Guidance = "distilled", "distilled", strings.Repeat("d", 64), 3.5
-	c.CFGRule, c.Prompts = model.CFGPlainClamped, 3
+	c.CFGRule, c.Prompts, c.BoundaryRatio = model.CFGPlainClamped, 3, 0.6
 	return c
 }
 
@@ -180,6 +180,85 @@ func TestCFGUntil(t *testing.T) {
 	exact(t, plane.Bus, "part")
 	stop() // it would put away what is forged
 	store(t, plane.Bus, "forged", until, func(e *schemas.Trajectory) { e.CFGUntil = 0.75 })
+	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
+	if err != nil || report.OK(0) || report.MaxRatio == 0 {
+		t.Errorf("another share than the one it was made with: %+v, %v", report, err)
+	}
+}
+
+// A second scale of guidance holds below the model's boundary: the states before are those of one scale, and a scale of
+// 1 evaluates the prompt alone there.
+func TestTrueCFGScale2(t *testing.T) {
+	plane := bustest.New(t)
+	publish, stop := serveDistilled(t, plane)
+	scaled := func(second float64) *schemas.Prompt {
+		p := prompt()
+		p.TrueCFGScale2 = &second
+		return p
+	}
+	one := publish("one", prompt())
+	same := publish("same", scaled(one.TrueCFGScale))
+	two := publish("two", scaled(3))
+	before := evaluated.Load()
+	off := publish("off", scaled(1))
+	if got, want := evaluated.Load()-before, int64(samples)*(steps+off.GuidedSteps()); got != want {
+		t.Errorf("%d evaluations without guidance below the boundary; want %d", got, want)
+	}
+	if n := off.GuidedSteps(); n == 0 || n == steps || off.Sigmas[n-1] < 0.6 || off.Sigmas[n] >= 0.6 ||
+		two.GuidedSteps() != steps {
+		t.Errorf("%d and %d guided steps of sigmas %v", n, two.GuidedSteps(), off.Sigmas)
+	}
+	if same.BoundaryRatio != 0 || same.ScheduleDigest != one.ScheduleDigest || same.Image.Digest != one.Image.Digest {
+		t.Errorf("an equal scale: %+v", same)
+	}
+	if two.TrueCFGScale2 != 3 || two.BoundaryRatio != 0.6 {
+		t.Errorf("scale %g below %g; want 3 below 0.6", two.TrueCFGScale2, two.BoundaryRatio)
+	}
+	seen := map[string]bool{}
+	for _, x := range []*schemas.Trajectory{one, two, off} {
+		if seen[x.ScheduleDigest] || seen[x.ContentDigest] || seen[x.Image.Digest] {
+			t.Errorf("scale %g: another sample has its digests", x.TrueCFGScale2)
+		}
+		seen[x.ScheduleDigest], seen[x.ContentDigest], seen[x.Image.Digest] = true, true, true
+	}
+	for _, run := range []schemas.Run{"one", "same", "two", "off"} {
+		exact(t, plane.Bus, run)
+	}
+	stop() // it would put away what is forged
+	for run, c := range map[schemas.Run]struct {
+		change func(e *schemas.Trajectory)
+		want   string
+	}{
+		"scale": {func(e *schemas.Trajectory) { e.TrueCFGScale2 = 4 }, "schedule_digest"},
+		"boundary": {
+			func(e *schemas.Trajectory) { e.BoundaryRatio = 0.5 }, "boundary_ratio: 0.5; must be that of distilled, 0.6",
+		},
+	} {
+		store(t, plane.Bus, run, two, c.change)
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Models: distilledFamily()})
+		if err != nil || report.OK(0) || !slices.ContainsFunc(report.Mismatches, func(m verify.Mismatch) bool {
+			return strings.Contains(m.What, c.want)
+		}) {
+			t.Errorf("%s: %+v, %v; want %q", run, report, err, c.want)
+		}
+	}
+}
+
+// A velocity under guidance is rescaled as the sample says: it is in both digests, and verify does as the sampler did.
+func TestGuidanceRescale(t *testing.T) {
+	plane := bustest.New(t)
+	publish, stop := serveDistilled(t, plane)
+	plain := publish("plain", prompt())
+	p := prompt()
+	p.GuidanceRescale = new(0.7)
+	with := publish("with", p)
+	if with.GuidanceRescale != 0.7 || with.ScheduleDigest == plain.ScheduleDigest ||
+		with.ContentDigest == plain.ContentDigest || with.Image.Digest == plain.Image.Digest {
+		t.Errorf("%+v, without %+v", with, plain)
+	}
+	exact(t, plane.Bus, "with")
+	stop() // it would put away what is forged
+	store(t, plane.Bus, "forged", with, func(e *schemas.Trajectory) { e.GuidanceRescale = 0.5 })
 	report, err := verify.Run(t.Context(), plane.Bus, "forged", verify.Options{Models: distilledFamily()})
 	if err != nil || report.OK(0) || report.MaxRatio == 0 {
 		t.Errorf("another share than the one it was made with: %+v, %v", report, err)

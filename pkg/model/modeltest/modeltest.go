@@ -112,7 +112,7 @@ func (s Suite) card(t *testing.T, c model.Card) {
 		i.IndependentRows != c.IndependentRows || i.Tolerance != c.Tolerance || i.Guidance != c.Guidance ||
 		i.Grid != c.Grid || i.Mu != c.Mu || i.Prompts != c.Prompts || (i.Masks == nil) != (c.Masks == nil) ||
 		!maps.Equal(i.Masks, c.Masks) || i.ConstantMu != c.ConstantMu ||
-		i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
+		i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.BoundaryRatio != c.BoundaryRatio || i.MaxPixels != c.MaxPixels {
 		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
 	}
 }

@@ -158,6 +158,7 @@ func TestOpen_CardOfAWorker(t *testing.T) {
 		"constant": {func(c *wire.Card) {
 			c.Mu, c.ConstantMu, c.ConditioningTokenBytes = model.MuConstant, 0.75, c.ConditioningBytes
 		}, ""},
+		"boundary": {func(c *wire.Card) { c.BoundaryRatio = 1 }, "boundary_ratio: 1; must be between 0 and 1"},
 		"stray":    {func(c *wire.Card) { c.ConstantMu = 0.75 }, "mu_constant: 0.75; must be finite"},
 		"infinite": {func(c *wire.Card) { c.Mu, c.ConstantMu = model.MuConstant, math.Inf(1) }, "mu_constant: +Inf"},
 		"unknown":  {func(c *wire.Card) { c.Mu = "cubic" }, `mu: "cubic"`},

@@ -152,6 +152,8 @@ class Batch(Mapping[str, Any]):
     | mask | [B, W] bool | False where a sample has fewer trained steps than W |
     | advantages | [B, W] float64 | |
     | rewards, true_cfg_scale | [B] float64 | |
+    | true_cfg_scale_2, boundary_ratio | [B] float64 | the scale at sigmas below boundary_ratio, which is 0 where there is one scale |
+    | guidance_rescale | [B] float64 | the share in which a guided velocity has the deviation of the prompt's own; 0: none |
     | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
     | frames | [B] int64 | of a video; 1 for an image |
     | guidance | [B] float64 | the guidance input of the network; 0 where it has none |
@@ -350,6 +352,11 @@ class Batch(Mapping[str, Any]):
             for name in ("prompt_2", "prompt_3"):
                 out[name] = np.array([t.get(name) or t["prompt"] for _, _, _, t in rows])
             out["guidance"] = np.array([t.get("guidance") or 0 for _, _, _, t in rows], np.float64)
+            out["true_cfg_scale_2"] = np.array(
+                [t.get("true_cfg_scale_2") or t["true_cfg_scale"] for _, _, _, t in rows], np.float64
+            )
+            for name in ("boundary_ratio", "guidance_rescale"):
+                out[name] = np.array([t.get(name) or 0 for _, _, _, t in rows], np.float64)
             out["frames"] = np.array([t.get("frames") or 1 for _, _, _, t in rows], np.int64)
             out["cfg_until"] = np.array([t.get("cfg_until") or 1 for _, _, _, t in rows], np.float64)
         out["uid"] = np.array([g.uid for _, g, _, _ in rows])

@@ -146,7 +146,8 @@ _SAMPLE: Event = {
 }
 _IMAGE: Event = _SAMPLE | {
     "prompt_2": Maybe(str), "prompt_3": Maybe(str), "negative_prompt": str, "height": int, "width": int,
-    "true_cfg_scale": NUMBER, "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str,
+    "true_cfg_scale": NUMBER, "true_cfg_scale_2": Maybe(NUMBER), "boundary_ratio": Maybe(NUMBER),
+    "guidance_rescale": Maybe(NUMBER), "guidance": Maybe(NUMBER), "cfg_until": Maybe(NUMBER), "cfg_rule": str,
     "sigmas": [NUMBER], "timesteps": [NUMBER],
     "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER,
     "latent_step_indices": [int], "latents_shape": [int],

@@ -13,6 +13,7 @@ pytest.importorskip("peft")
 import meander.loss as reference  # noqa: E402
 from meander import tensorfile, transition  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
+from meander.events import EventError  # noqa: E402
 from meander.torch.families import Size  # noqa: E402
 from meander.train import config, prompts, records  # noqa: E402
 from meander.train.__main__ import table  # noqa: E402
@@ -163,6 +164,41 @@ def test_guidance_rules_are_those_of_the_sampler(rule, want):
     torch.testing.assert_close(got, torch.tensor([want], dtype=torch.float32))
     with pytest.raises(ValueError, match="cfg_rule: 'zero_star'"):
         _Echo().guided(positive, torch.ones(1), texts, FRAME, 2.0, "zero_star")
+
+
+def test_guidance_is_rescaled_as_by_the_sampler():
+    positive, negative = torch.tensor([[[0.5, -1, 0.75, 0.1]]]), torch.tensor([[[0.4, -0.6, 0.5, 0.3]]])
+    texts = Texts([{"prompt_embeds": positive[0]}], torch.zeros(1), [{"prompt_embeds": negative[0]}])
+    got = _Echo().guided(positive, torch.ones(1), texts, FRAME, 4.0, "plain", 0.7)
+    # rescale_noise_cfg of diffusers in float64
+    want = [[[0.5060306226573095, -1.3915842123076012, 0.9488074174824552, -0.3162691391608184]]]
+    torch.testing.assert_close(got, torch.tensor(want))
+
+
+def test_batches_hand_the_share_of_rescaling_to_the_network(folder):
+    net = network(folder)
+    whole = rolled(net)
+    assert Rollouts(whole.batch).rescale == 0 and set(whole.batch["guidance_rescale"]) == {0.0}
+    for group in whole.batch.groups:
+        for sample in group.samples:
+            sample.trajectory |= {"guidance_rescale": 0.7}
+    batch = Batch(whole.batch.groups, "b", "7@1")
+    assert Rollouts(batch).rescale == 0.7 and set(batch["guidance_rescale"]) == {0.7}
+    batch.samples[0].trajectory["guidance_rescale"] = 0.5
+    with pytest.raises(EventError, match="differ in guidance_rescale"):
+        Rollouts(batch)
+
+
+def test_batches_with_a_second_scale_are_refused(folder):
+    whole = rolled(network(folder))
+    for group in whole.batch.groups:
+        for sample in group.samples:
+            sample.trajectory |= {"true_cfg_scale_2": 2.0, "boundary_ratio": 0.5}
+    batch = Batch(whole.batch.groups, "b", "7@1")
+    assert set(batch["true_cfg_scale_2"]) == {2.0} and set(batch["boundary_ratio"]) == {0.5}
+    assert set(whole.batch["true_cfg_scale_2"]) == set(whole.batch["true_cfg_scale"])
+    with pytest.raises(EventError, match="true_cfg_scale_2: given"):
+        Rollouts(batch)
 
 
 def test_steps_behind_cfg_until_have_no_negative_prompt(folder):

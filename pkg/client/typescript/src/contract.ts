@@ -522,8 +522,12 @@ export interface ImageSettings {
   num_inference_steps?: number | null;
   /** true_cfg_scale is the classifier-free guidance scale, active above 1. Default: the model's. */
   true_cfg_scale?: number | null;
+  /** true_cfg_scale_2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there. Default: true_cfg_scale. */
+  true_cfg_scale_2?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  guidance_rescale?: number | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
   /** sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]. Default: the model's schedule. */
@@ -820,6 +824,8 @@ export interface Policy {
   num_inference_steps: number;
   /** height and width in pixels, num_inference_steps and true_cfg_scale are for prompts that leave them out. */
   true_cfg_scale: number;
+  /** boundary_ratio is the noise level below which a second network computes, as in diffusers; 0: the model has one. */
+  boundary_ratio?: number | null;
   /** frames is the number of frames of a video for prompts that leave it out, max_frames the most that the lane makes; 0: it makes images. */
   frames?: number | null;
   /** frames is the number of frames of a video for prompts that leave it out, max_frames the most that the lane makes; 0: it makes images. */
@@ -992,8 +998,12 @@ export interface Prompt {
   prompt_3?: string | null;
   /** frames is the number of frames of a video, 1 for an image: 1 more than a multiple of the frames_per_token of the lane, and at most its max_frames. Default: the model's. */
   frames?: number | null;
+  /** true_cfg_scale_2 is the scale at the noise levels below the boundary_ratio of a model with two networks, which the second one computes: guidance_scale_2 of diffusers. 1 is without guidance there. Default: true_cfg_scale. */
+  true_cfg_scale_2?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on: step i has it where (i+1)/T <= cfg_until, as in cfg_trunc_ratio of diffusers. The others cost one evaluation instead of two. Default: all steps have guidance. */
   cfg_until?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own, against images with too much contrast: arXiv 2305.08891, section 3.4. Default: no rescaling. */
+  guidance_rescale?: number | null;
   /** guidance is the guidance input of a network that was distilled with one; others are refused with it. It is not the scale of classifier-free guidance, which is true_cfg_scale. Default: the model's. */
   guidance?: number | null;
 }
@@ -1188,6 +1198,12 @@ export interface Request {
   frames?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on, where not all of them have it. */
   cfg_until?: number | null;
+  /** true_cfg_scale_2 is the scale of guidance at noise levels below boundary_ratio; 0: true_cfg_scale at all of them. */
+  true_cfg_scale_2?: number | null;
+  /** boundary_ratio is the noise level below which the model's second network computes; there with true_cfg_scale_2 only. */
+  boundary_ratio?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
+  guidance_rescale?: number | null;
 }
 
 /** Reward is the score of one sample. A failure is a state, never a number. */
@@ -1496,6 +1512,12 @@ export interface Sampling {
   frames?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on, where not all of them have it. */
   cfg_until?: number | null;
+  /** true_cfg_scale_2 is the scale of guidance at noise levels below boundary_ratio; 0: true_cfg_scale at all of them. */
+  true_cfg_scale_2?: number | null;
+  /** boundary_ratio is the noise level below which the model's second network computes; there with true_cfg_scale_2 only. */
+  boundary_ratio?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
+  guidance_rescale?: number | null;
 }
 
 /** ScheduledSample is the scheduled sampling of one sample. Its steps are those of the schedule of all training timesteps: step N-1-t leads from timestep t to t-1. */
@@ -2098,6 +2120,12 @@ export interface Trajectory {
   frames?: number | null;
   /** cfg_until is the share of steps with classifier-free guidance, from the first on, where not all of them have it. */
   cfg_until?: number | null;
+  /** true_cfg_scale_2 is the scale of guidance at noise levels below boundary_ratio; 0: true_cfg_scale at all of them. */
+  true_cfg_scale_2?: number | null;
+  /** boundary_ratio is the noise level below which the model's second network computes; there with true_cfg_scale_2 only. */
+  boundary_ratio?: number | null;
+  /** guidance_rescale is the share in which a velocity under classifier-free guidance is brought to the standard deviation of the prompt's own; 0: it stays as it is. */
+  guidance_rescale?: number | null;
   /** video is the decoded video, where frames are more than 1; absent where image is. */
   video?: Video | null;
 }

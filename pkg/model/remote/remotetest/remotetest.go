@@ -45,6 +45,8 @@ type Options struct {
 	TLS *tls.Config
 	// Card changes what the worker says of its model; nil: nothing.
 	Card func(c *wire.Card)
+	// BoundaryRatio is that of the card.
+	BoundaryRatio float64
 	// Polls is how many times hello says that the model is loading.
 	Polls int
 }
@@ -90,6 +92,7 @@ func New(o Options) (*Worker, error) {
 		o.Device = "cpu"
 	}
 	card := cardOf(index)
+	card.BoundaryRatio = o.BoundaryRatio
 	if o.Card != nil {
 		o.Card(&card)
 	}

@@ -40,7 +40,7 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		LatentChannels:  int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
-		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts),
+		Guidance: float64(c.Guidance), Prompts: severalTexts(c.Prompts), BoundaryRatio: c.BoundaryRatio,
 		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
 	if c.MaxFrames > 1 {

@@ -20,6 +20,8 @@ type GuidedRow struct {
 	Negative *model.Conditioning
 	// Scale of the guidance; 1 is the velocity of the prompt alone.
 	Scale float64
+	// Rescale is the share in which the guided velocity is brought to the deviation of the prompt's own.
+	Rescale float64
 }
 
 // Point is where a sample is evaluated: state X [S, C] at Sigma, for step Step. Eval sets Dst.
@@ -35,22 +37,24 @@ type Point struct {
 func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) GuidedRow {
 	r := GuidedRow{
 		Row:   model.Row{X: at.X, Sigma: at.Sigma, Conditioning: cond, Guidance: float32(s.Guidance), Dst: at.Dst},
-		Scale: s.TrueCFGScale,
+		Scale: s.CFGScale(at.Sigma), Rescale: s.GuidanceRescale,
 	}
-	if at.Step < s.GuidedSteps() {
+	if at.Step < s.GuidedSteps() && r.Scale > 1 {
 		r.Negative = negative
 	}
 	return r
 }
 
-// CheckGuidance refuses a sample whose guidance input does not fit the network: the card says whether the network has
-// one.
+// CheckGuidance refuses a sample whose guidance does not fit the network: the card says whether the network has a
+// guidance input, and where a second network takes over.
 func CheckGuidance(c model.Card, s *schemas.Sampling) error {
 	switch {
 	case s.Guidance != 0 && c.Guidance == 0:
 		return fmt.Errorf("guidance: %g; must be absent, the network of %s has no such input", s.Guidance, c.Name)
 	case s.Guidance == 0 && c.Guidance != 0:
 		return fmt.Errorf("guidance: absent; must be there, the network of %s has such an input", c.Name)
+	case s.BoundaryRatio != 0 && s.BoundaryRatio != c.BoundaryRatio:
+		return fmt.Errorf("boundary_ratio: %g; must be that of %s, %g", s.BoundaryRatio, c.Name, c.BoundaryRatio)
 	}
 	return nil
 }
@@ -94,7 +98,7 @@ func (v *Velocities) eval(ctx context.Context, rows []GuidedRow, size model.Size
 	guided = 0
 	for i, r := range rows {
 		if r.Negative != nil {
-			if err := v.guide(r.Dst, v.negative[guided], r.Scale); err != nil {
+			if err := v.guide(&r, v.negative[guided]); err != nil {
 				faults[i] = bus.Terminal(schemas.CodeFailed, err)
 			}
 			guided++
@@ -119,16 +123,25 @@ func (v *Velocities) scratch(i, n int) []float32 {
 	return v.negative[i]
 }
 
-// guide combines a row's velocity dst with that of its negative prompt, by the rule of the model's card. It fails if
-// the model has no rule. eval calls it.
-func (v *Velocities) guide(dst, negative []float32, scale float64) error {
+// guide combines a row's velocity, its Dst, with that of its negative prompt, by the rule of the model's card, and then
+// rescales it as the row asks. It fails if the model has no rule. eval calls it.
+func (v *Velocities) guide(r *GuidedRow, negative []float32) (err error) {
+	own := 0.0
+	if r.Rescale > 0 {
+		own = flow.Deviation(r.Dst)
+	}
 	switch v.card.CFGRule {
 	case model.CFGRescaled:
-		return flow.Guide(dst, dst, negative, scale, v.card.LatentChannels)
+		err = flow.Guide(r.Dst, r.Dst, negative, r.Scale, v.card.LatentChannels)
 	case model.CFGPlain:
-		return flow.GuidePlain(dst, dst, negative, scale)
+		err = flow.GuidePlain(r.Dst, r.Dst, negative, r.Scale)
 	case model.CFGPlainClamped:
-		return flow.GuideClamped(dst, dst, negative, scale)
+		err = flow.GuideClamped(r.Dst, r.Dst, negative, r.Scale)
+	default:
+		err = errors.New("guidance: the model has no rule for it")
 	}
-	return errors.New("guidance: the model has no rule for it")
+	if err == nil && r.Rescale > 0 {
+		flow.RescaleDeviation(r.Dst, own, r.Rescale)
+	}
+	return err
 }

@@ -373,7 +373,8 @@ class Wan(Standardized):
 
     def __init__(self, folder: Folder):
         super().__init__(folder)
-        self.boundary = self._boundary()
+        self.boundary_ratio = self._boundary_ratio()
+        self.boundary = self.boundary_ratio * 1000 or None  # t = 1000 sigma
         z = int(self.vae_config.get("z_dim", 16))
         self.check_transformer(in_channels=z, out_channels=z, patch_size=list(self.patch))
         self.temporal = int(self.vae_config.get("scale_factor_temporal", 4))
@@ -382,12 +383,12 @@ class Wan(Standardized):
         if self.time_of_tokens:
             self.frames, self.fps = 121, 24.0
 
-    def _boundary(self) -> float | None:
-        """t = 1000 sigma from which on downwards transformer_2 computes; None: there is none."""
+    def _boundary_ratio(self) -> float:
+        """The sigma below which transformer_2 computes; 0: there is none."""
         ratio = self.folder.index.get("boundary_ratio")
         two = bool(self.folder.named_class("transformer_2"))
         if not two and ratio is None:
-            return None
+            return 0.0
         if not two or not isinstance(ratio, float) or not 0 < ratio < 1:
             raise Fault(
                 "config",
@@ -397,7 +398,7 @@ class Wan(Standardized):
         own = [k for k, v in self.folder.read("transformer_2", "config.json").items() if self.config.get(k) != v]
         if own := [k for k in own if not k.startswith("_")]:
             raise Fault("config", f"transformer_2/config.json: {own[0]}: must be that of transformer/config.json")
-        return ratio * 1000
+        return ratio
 
     def pixels_per_latent(self) -> int:
         return int(self.vae_config.get("scale_factor_spatial", 8))

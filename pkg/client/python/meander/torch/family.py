@@ -108,6 +108,8 @@ class Family:
     cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
     """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
     shift."""
+    boundary_ratio = 0.0
+    """The sigma below which a second transformer computes; 0: there is one."""
     max_tokens, prompts = 512, 1
     """Tokens of a prompt at most, and texts of one: prompts."""
     packed_by_network = 1
@@ -169,6 +171,7 @@ class Family:
             "true_cfg_scale": float(s.get("true_cfg_scale", self.true_cfg_scale)),
             "guidance": float(s.get("guidance_scale", self.guidance)) if self.takes_guidance() else 0.0,
             "cfg_rule": self.cfg_rule,
+            "boundary_ratio": self.boundary_ratio,
             "negative_prompt": self.negative_prompt,
             "conditioning": [{"name": name, "mask": self.mask_of(name)} for name in self.conditioning],
             "max_prompt_tokens": self.max_tokens,

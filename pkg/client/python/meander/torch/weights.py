@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import memory
 from .faults import Fault
 
 MAX_ADAPTERS = 4
@@ -87,8 +88,9 @@ class Weights:
     def load_whole(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Makes a replacement of the network resident: all its parameters by name, in any dtype.
 
-        They are kept in the network's dtype on the CPU and copied in when a velocity names the version. Fault of class
-        weights: a name that is missing or unknown, a wrong shape, too many replacements.
+        They are kept in the network's dtype on the CPU, where the base is kept, too, once one of them is copied in: when
+        a velocity names the version. A GPU holds one network at a time. Fault of class weights: a name that is missing
+        or unknown, a wrong shape, too many replacements, or too little memory.
         """
         if self.has(version):
             return
@@ -105,6 +107,8 @@ class Weights:
         for name, tensor in tensors.items():
             if list(tensor.shape) != self.tensors[name]:
                 raise Fault("weights", f"{name}: shape {list(tensor.shape)}; must be {self.tensors[name]}")
+        self._refuse_larger(version, {name: own[name] for name in tensors}, own)
+        for name, tensor in tensors.items():
             staged[name] = torch.empty(tensor.shape, dtype=own[name].dtype).copy_(tensor)
         self._whole[version] = staged
 
@@ -144,6 +148,21 @@ class Weights:
                 "weights",
                 f"weights: {most} {what} are resident ({', '.join(v[:12] for v in resident)}); unload one first",
             )
+
+    def _refuse_larger(self, version: str, whole: dict[str, torch.Tensor], base: dict[str, torch.Tensor]) -> None:
+        """Fault of class weights: a replacement, with the base where that is not kept yet, needs more than is free."""
+        needs = [sum(t.numel() * t.element_size() for t in part.values()) for part in (whole, base)]
+        if self._base is not None:
+            needs[1] = 0
+        free = memory.free_bytes()
+        if free is None or sum(needs) <= free:
+            return
+        kept = f", and {memory.size(needs[1])} to keep the checkpoint beside it" if needs[1] else ""
+        raise Fault(
+            "weights",
+            f"main memory for version {version[:12]}: {memory.size(needs[0])}{kept}; must be within the "
+            f"{memory.size(free)} that are free: give the worker more (a container's limit counts), or push an adapter",
+        )
 
     def _parse(self, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Low]]:
         """The products as they came, checked against the network."""

@@ -97,10 +97,11 @@ class Network:
         return self.family.velocity(x, sigma * 1000, rows, size, guidance).float()
 
     def guided(
-        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, scale: float, rule: str
+        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, scale: float, rule: str, rescale: float = 0
     ) -> torch.Tensor:
         """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, rescaled to
-        the length of the conditioned v token by token, or plain_clamped, shortened to that of the sample."""
+        the length of the conditioned v token by token, or plain_clamped, shortened to that of the sample. In the share
+        rescale it is then brought to the standard deviation of the conditioned v (arXiv 2305.08891, section 3.4)."""
         v = self.velocity(x, sigma, texts.rows, size, texts.guidance)
         if scale <= 1 or not texts.negative:
             return v
@@ -112,6 +113,9 @@ class Network:
             out = out * (v.flatten(1).norm(dim=-1) / out.flatten(1).norm(dim=-1)).clamp(max=1)[:, None, None]
         elif rule != "plain":
             raise ValueError(f"cfg_rule: {rule!r}; must be plain, rescaled or plain_clamped")
+        if rescale:
+            own, of = (t.flatten(1).std(dim=1)[:, None, None] for t in (v, out))
+            out = out * (rescale * own / of + (1 - rescale))
         return out
 
     @contextlib.contextmanager

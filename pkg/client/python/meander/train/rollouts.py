@@ -39,11 +39,14 @@ class Rollouts:
             batch["noise_std"] != batch["noise_std"][0]
         ).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
-        alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule", "cfg_until")
+        alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule", "cfg_until", "guidance_rescale")
         trajectories = [s.trajectory or {} for s in batch.samples]
         if several := {name for name in alike for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
+        if "true_cfg_scale_2" in first:
+            raise EventError(f"batch {batch.name}: true_cfg_scale_2: given; must be absent, one network is trained")
         self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
+        self.rescale = first.get("guidance_rescale", 0.0)
         prefixes = ("", "negative_") if self.guidance > 1 else ("",)
         if missing := [p + n for p in prefixes for n in conditioning if p + n not in batch.conditioning]:
             raise EventError(

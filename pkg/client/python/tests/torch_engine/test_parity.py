@@ -48,12 +48,12 @@ def relative(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-def guided(card, positive, negative, scale):
+def guided(card, positive, negative, scale, rescale=0.0):
     """Classifier-free guidance as a host combines it."""
     v = negative + np.float32(scale) * (positive - negative)
     if card["cfg_rule"] == "rescaled":
         v = v * (np.linalg.norm(positive, axis=-1, keepdims=True) / np.linalg.norm(v, axis=-1, keepdims=True))
-    return v
+    return v * np.float32(rescale * positive.std(dtype=np.float64) / v.std(dtype=np.float64) + 1 - rescale)
 
 
 def grid(x, card, frames):
@@ -79,11 +79,11 @@ def as_pipelines(name, card, x, frames):
     return grid(x, card, frames) if name in VIDEOS else grid(x, card, frames)[:, :, 0]
 
 
-def sample(pipe, name, z, output, frames):
-    """What the pipeline makes of its first state, and the sigmas that it took."""
+def sample(pipe, name, z, output, frames, own):
+    """What the pipeline makes of its first state with arguments of its own, and the sigmas that it took."""
     import diffusers
 
-    taken, call = [], dict(CALLS[name])
+    taken, call = [], CALLS[name] | own
     if name in VIDEOS:
         call["num_frames"] = frames
     if name in WANS:  # with the scheduler's own sigmas, in steps of Euler
@@ -104,26 +104,27 @@ def sample(pipe, name, z, output, frames):
     return made, taken[0]
 
 
-def roll(client, card, x, sigmas, scale):
-    """Six Euler steps of the worker's velocities."""
+def roll(client, card, x, sigmas, scale, second=None, rescale=0.0):
+    """Six Euler steps of the worker's velocities; a second scale is that below the card's boundary_ratio."""
     (positive, _, _), (negative, _, _) = client.encode(PROMPT, card["negative_prompt"])
     for sigma, following in zip(sigmas, sigmas[1:], strict=False):
         both = np.concatenate([x, x])
         v = client.velocity(both, [sigma] * 2, [positive, negative], HEIGHT, WIDTH, [card["guidance"]] * 2)
-        x = x + np.float32(following - sigma) * guided(card, v[:1], v[1:], scale)
+        late = second is not None and np.float32(1000) * np.float32(sigma) < 1000 * card["boundary_ratio"]
+        x = x + np.float32(following - sigma) * guided(card, v[:1], v[1:], second if late else scale, rescale)
     return x
 
 
-def agree(name, client, pipe):
-    """Holds the worker's sample of client.frames frames against that of the pipeline."""
+def agree(name, client, pipe, second=None, rescale=0.0, **own):
+    """Holds the worker's sample of client.frames frames against that of the pipeline with arguments of its own."""
     card, frames = client.ready()["card"], client.frames
     x = latents(card, 1, HEIGHT, WIDTH, seed=5, frames=frames)
     z = as_pipelines(name, card, x, frames)
-    final, sigmas = sample(pipe, name, z, "latent", frames)
-    ours = roll(client, card, x, sigmas, 1.0 if name in UNGUIDED else 4.5)
+    final, sigmas = sample(pipe, name, z, "latent", frames, own)
+    ours = roll(client, card, x, sigmas, 1.0 if name in UNGUIDED else 4.5, second, rescale)
     theirs = final.cpu().numpy()
     error = relative(ours if theirs.ndim == 3 else as_pipelines(name, card, ours, frames), theirs)
-    pixels, _ = sample(pipe, name, z, "np", frames)
+    pixels, _ = sample(pipe, name, z, "np", frames, own)
     media = client.decode(ours[0], HEIGHT, WIDTH)
     away = np.abs(media.astype(int) - np.round(pixels.reshape(media.shape) * 255).astype(int))
     print(f"{name}: latents {error:.2g}, {np.count_nonzero(away)} of {away.size} bytes differ, by {away.max()}")
@@ -250,6 +251,22 @@ def test_each_expert_has_its_sigmas(dial):
         with zeroed(network):
             left = client.velocity(np.concatenate([x] * 4), sigmas, [handle] * 4, HEIGHT, WIDTH)
         assert [i for i in range(4) if np.array_equal(left[i], together[i])] == rows
+
+
+@pytest.mark.parametrize("second", [1.0, 2.5])
+def test_the_second_expert_has_a_scale_of_its_own(second, dial, pipelines):
+    client, pipe = dial("wan-two"), pipelines("wan-two")
+    assert client.ready()["card"]["boundary_ratio"] == pipe.config.boundary_ratio
+    assert dial("wan").ready()["card"]["boundary_ratio"] == 0
+    media = agree("wan-two", client, pipe, second, guidance_scale_2=second)
+    assert not np.array_equal(media, agree("wan-two", client, pipe))
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0])
+def test_guidance_is_rescaled_as_in_ltx(share, dial, pipelines):
+    client, pipe = dial("ltx"), pipelines("ltx")
+    media = agree("ltx", client, pipe, rescale=share, guidance_rescale=share)
+    assert not np.array_equal(media, agree("ltx", client, pipe))
 
 
 def test_z_image_scale_is_one_more_than_the_pipelines_guidance(dial):

@@ -286,6 +286,90 @@ def test_a_whole_network_replaces_the_base(name, by, bench, tmp_path):
     assert places == [p.data_ptr() for p in parameters(b)]
 
 
+def test_a_whole_network_that_memory_is_too_small_for_is_refused(bench, monkeypatch):
+    from meander.torch import memory
+
+    b = bench("sd3")
+    network = b.worker.engine.family.transformer
+    state = {n: t.numpy().copy() for n, t in network.state_dict().items()}
+    changed = {n: t * np.float32(1.1) for n, t in state.items()}
+    one = sum(t.nbytes for t in state.values())
+    args = {"kind": "whole", "modules": [], "files": []}
+    before = b.velocity()
+
+    def free(n):
+        monkeypatch.setattr(memory, "free_bytes", lambda: n)
+
+    free(2 * one - 1)
+    with pytest.raises(Refused) as e:
+        b.client("load", {"weights": ONE, **args}, changed)
+    assert e.value.kind == "weights"
+    assert ONE[:12] in e.value.message and e.value.message.count(memory.size(one)) == 2 and "are free" in e.value.message
+    assert np.array_equal(b.velocity(), before) and not b.weights.has(ONE)
+    free(2 * one)
+    b.client("load", {"weights": ONE, **args}, changed)
+    assert relative(b.velocity(ONE), before) > 1e-3
+    free(one)  # the base is kept already
+    b.client("load", {"weights": TWO, **args}, state)
+    b.client("unload", {"weights": TWO})
+    free(None)  # a system that does not say
+    b.client("load", {"weights": TWO, **args}, state)
+    assert np.array_equal(b.velocity(TWO), before)
+
+
+def write(root, texts):
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "free"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n"}, 5000 * 1024),
+        (
+            {  # of version 2, where a group above has the limit
+                "proc/meminfo": "MemAvailable: 5000 kB\n",
+                "proc/self/cgroup": "0::/pods/one\n",
+                "sys/fs/cgroup/pods/one/memory.max": "max\n",
+                "sys/fs/cgroup/pods/one/memory.current": "10\n",
+                "sys/fs/cgroup/pods/memory.max": "4000000\n",
+                "sys/fs/cgroup/pods/memory.current": "3000000\n",
+                "sys/fs/cgroup/pods/memory.stat": "anon 7\ninactive_file 200\nactive_file 30\nslab x\n",
+            },
+            1000230,
+        ),
+        (
+            {  # of version 1, in a container that sees its own group as the root
+                "proc/meminfo": "MemAvailable: 5000 kB\n",
+                "proc/self/cgroup": "5:cpu:/docker/x\n4:memory:/docker/x\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "2000\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "2500\n",
+                "sys/fs/cgroup/memory/memory.stat": "inactive_file 99\ntotal_inactive_file 300\n",
+            },
+            0,
+        ),
+        ({"proc/meminfo": "MemAvailable: 5000 kB\n", "proc/self/cgroup": "nothing\n"}, 5000 * 1024),
+    ],
+)
+def test_free_memory_is_the_least_of_machine_and_groups(texts, free, tmp_path):
+    from meander.torch import memory
+
+    write(tmp_path, texts)
+    assert memory.free_bytes(tmp_path) == free
+
+
+def test_this_machine_says_what_is_free():
+    from pathlib import Path
+
+    from meander.torch import memory
+
+    if not Path("/proc/meminfo").exists():
+        pytest.skip("no /proc")
+    assert 1e6 < (memory.free_bytes() or 0) < 1e16
+
+
 def test_whole_networks_that_do_not_fit(bench, tmp_path):
     from safetensors.torch import save_file
 

@@ -48,6 +48,7 @@ type Card struct {
 	TrueCFGScale   float64 `msgpack:"true_cfg_scale"`
 	Guidance       float64 `msgpack:"guidance"`
 	CFGRule        string  `msgpack:"cfg_rule"`
+	BoundaryRatio  float64 `msgpack:"boundary_ratio"` // 0: one network computes all sigmas
 	NegativePrompt string  `msgpack:"negative_prompt"`
 	Conditioning   []Named `msgpack:"conditioning"`
 
