@@ -199,7 +199,7 @@ func (r *Recorder) AwaitStored() {
 	defer stop()
 	_ = r.awaitSent(ctx) // what is not stored is made again
 	for _, step := range r.steps {
-		if step.sent.isSent() {
+		if step.sent != nil && step.sent.future != nil {
 			_, _ = step.sent.future.Wait(ctx)
 		}
 	}

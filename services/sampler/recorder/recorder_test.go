@@ -220,21 +220,15 @@ func TestRecorder_Resume(t *testing.T) {
 func TestRecording_NotLegal(t *testing.T) {
 	t.Parallel()
 	x := newStudio(t)
-	made := x.finish(x.attempt(x.store, x.request("u"), "t", x.policy, 4))
+	steps := x.storedSteps(3)
+	steps[1].NoiseStd = math.NaN()
 	for _, last := range []bool{false, true} {
-		record := x.store.New(x.request("v"), "t", x.network.Backend(), x.policy)
+		record := x.store.New(x.request("again"), "t", x.network.Backend(), x.policy)
 		if err := record.Begin(nil); err != nil {
 			t.Fatal(err)
 		}
 		var errs []error
-		for i := range 3 {
-			step, err := x.Bus.LoadStepOf(t.Context(), made, i)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if i == 1 {
-				step.NoiseStd = math.NaN()
-			}
+		for i, step := range steps {
 			if i == 2 && last {
 				break
 			}
@@ -262,7 +256,10 @@ func (x *studio) storedSteps(n int) []*schemas.Step {
 		if err != nil {
 			x.t.Fatal(err)
 		}
-		step.UID = "again"
+		step.UID, step.Checkpoint = "again", nil
+		step.Latents = []schemas.IndexedTensor{{Index: step.StepIndex, Tensor: schemas.Tensor{
+			DType: "U8", Shape: []int64{32 << 10, 1}, Data: make([]byte, 32<<10), // too large to be sent at once
+		}}}
 		steps = append(steps, step)
 	}
 	return steps
@@ -341,8 +338,8 @@ func TestRecording_NoSpace(t *testing.T) {
 func TestRecording_Panic(t *testing.T) {
 	t.Parallel()
 	x := newStudio(t)
-	r := recorder.NewRecording([]byte("key"), x.store.Publisher)
-	if err := r.Step(t.Context(), (*schemas.Step)(nil)); err != nil {
+	r := recorder.NewRecording([]byte("key"), nil)
+	if err := r.Step(t.Context(), x.storedSteps(1)[0]); err != nil {
 		t.Fatal(err)
 	}
 	_, err := r.Stored(t.Context())

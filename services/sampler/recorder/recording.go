@@ -40,7 +40,7 @@ type recorded struct {
 
 // sentStep is what becomes of a step that is digested, sealed and published beside the loop that makes steps.
 type sentStep struct {
-	giveUp  context.CancelFunc // ends the wait for space in the window
+	giveUp  context.CancelFunc // ends the wait for space in the window; nil for one that is sent at once, as done is
 	done    chan struct{}      // closed once the fields below are set
 	content [32]byte
 	seal    seal
@@ -53,29 +53,51 @@ func NewRecording(key []byte, p *bus.Publisher) *Recording {
 	return &Recording{sealer: &Sealer{key: key}, publisher: p}
 }
 
-// Step takes over a step, or tokens, that has its names already, to seal and publish it. Of a step of an image that
-// happens while the next one is computed, so that the loop does not wait for digests; Step waits for the one before.
-// Tokens are sent when it returns: most come faster than a goroutine takes them over, and with full logits a sampler
-// holds those of one event, however many samples it makes. e must not change any more. An error is of the server, of
-// ctx, or says that the step before was not legal.
+// besideBytes is how large the tensors of a step are at least for it to be sent beside the loop. To hand it to another
+// goroutine costs some microseconds, which is as much as to send a small one.
+const besideBytes = 16 << 10
+
+// Step takes over a step, or tokens, that has its names already, to seal and publish it. Of a step of an image with
+// large tensors that happens while the next one is computed, so that the loop does not wait for digests; Step waits for
+// the one before. Tokens are sent when it returns: with full logits a sampler holds those of one event, however many
+// samples it makes. e must not change any more. An error is of the server, of ctx, or says that this step, or the one
+// before, is not legal.
 func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 	if err := r.awaitSent(ctx); err != nil {
 		return err
 	}
-	s, before := &sentStep{done: make(chan struct{})}, r.seal
-	ctx, s.giveUp = context.WithCancel(ctx)
-	r.steps = append(r.steps, recorded{sent: s})
-	send := func() {
-		defer s.giveUp()
-		defer close(s.done)
-		s.err = engine.Guarded(func() error { return s.send(ctx, r.sealer, r.publisher, before, e) })
-	}
-	if _, ok := e.(*schemas.Step); ok {
-		go send()
+	s, before := &sentStep{}, r.seal
+	if step, ok := e.(*schemas.Step); !ok || bytesOf(step) < besideBytes {
+		if err := s.publish(ctx, r.sealer, r.publisher, before, e); err != nil {
+			return err
+		}
+		r.steps = append(r.steps, recorded{sent: s})
+		r.content, r.seal = append(r.content, s.content), s.seal
 		return nil
 	}
-	send()
-	return r.awaitSent(ctx)
+	r.steps = append(r.steps, recorded{sent: s})
+	s.done = make(chan struct{})
+	ctx, s.giveUp = context.WithCancel(ctx)
+	go func() {
+		defer s.giveUp()
+		defer close(s.done)
+		s.err = engine.Guarded(func() error { return s.publish(ctx, r.sealer, r.publisher, before, e) })
+	}()
+	return nil
+}
+
+// bytesOf returns the size of a step's tensors.
+func bytesOf(e *schemas.Step) (n int) {
+	for i := range e.Latents {
+		n += len(e.Latents[i].Tensor.Data)
+	}
+	for i := range e.Debug {
+		n += len(e.Debug[i].Tensor.Data)
+	}
+	if e.Checkpoint != nil {
+		n += len(e.Checkpoint.Data)
+	}
+	return n
 }
 
 // unsent returns the last step until its digest and its seal are taken; nil if there is no such step.
@@ -106,8 +128,8 @@ func (r *Recording) awaitSent(ctx context.Context) error {
 	return nil
 }
 
-// send digests, seals and publishes a step; before is the seal of the one before it.
-func (s *sentStep) send(
+// publish digests, seals and publishes a step; before is the seal of the one before it.
+func (s *sentStep) publish(
 	ctx context.Context, sealer *Sealer, publisher *bus.Publisher, before seal, e schemas.StepEvent,
 ) error {
 	sums, err := e.TensorSums(schemas.BLAKE3)
@@ -128,19 +150,6 @@ func (r *Recording) Close() {
 	if s := r.unsent(); s != nil {
 		s.giveUp()
 		<-s.done
-	}
-}
-
-// isSent reports whether the step is published. One that was taken over, nil, is not.
-func (s *sentStep) isSent() bool {
-	if s == nil {
-		return false
-	}
-	select {
-	case <-s.done:
-		return s.err == nil
-	default:
-		return false
 	}
 }
 
