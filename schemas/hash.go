@@ -37,7 +37,9 @@ func (h Hash) Sum(data []byte) [32]byte {
 }
 
 // Text returns a digest as events carry it.
-func (h Hash) Text(sum [32]byte) string { return string(h) + hex.EncodeToString(sum[:]) }
+func (h Hash) Text(sum [32]byte) string {
+	return string(hex.AppendEncode(append(make([]byte, 0, 72), h...), sum[:]))
+}
 
 // HasDigest reports whether data has the digest, by the algorithm that it names.
 func HasDigest(data []byte, digest string) bool {

@@ -116,9 +116,11 @@ type Rollout struct {
 	LogProbKind  string    `json:"log_prob_kind"`
 	TrueCFGScale float64   `json:"true_cfg_scale"`
 	// TrueCFGScale2 is the scale of guidance below the noise level BoundaryRatio; 0: the same.
-	TrueCFGScale2    float64 `json:"true_cfg_scale_2,omitempty"`
-	BoundaryRatio    float64 `json:"boundary_ratio,omitempty"`
-	GuidanceRescale  float64 `json:"guidance_rescale,omitempty"`
+	TrueCFGScale2   float64 `json:"true_cfg_scale_2,omitempty"`
+	BoundaryRatio   float64 `json:"boundary_ratio,omitempty"`
+	GuidanceRescale float64 `json:"guidance_rescale,omitempty"`
+	// CFGUntil is the share of steps with guidance; 0: all.
+	CFGUntil         float64 `json:"cfg_until,omitempty"`
 	ScheduleDigest   string  `json:"schedule_digest"`
 	WeightsDigest    string  `json:"weights_digest"`
 	PolicyVersionMin int64   `json:"policy_version_min"`
@@ -131,6 +133,7 @@ func (m *Member) setRollout(t *schemas.Trajectory) error {
 	r := &Rollout{
 		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale,
 		TrueCFGScale2: t.TrueCFGScale2, BoundaryRatio: t.BoundaryRatio, GuidanceRescale: t.GuidanceRescale,
+		CFGUntil:       t.CFGUntil,
 		ScheduleDigest: t.ScheduleDigest,
 		WeightsDigest:  t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
 	}

@@ -56,6 +56,7 @@ type Record struct {
 	TrueCFGScale2   float64    `json:"true_cfg_scale_2,omitempty" parquet:"true_cfg_scale_2"`
 	BoundaryRatio   float64    `json:"boundary_ratio,omitempty" parquet:"boundary_ratio"`
 	GuidanceRescale float64    `json:"guidance_rescale,omitempty" parquet:"guidance_rescale"`
+	CFGUntil        float64    `json:"cfg_until,omitempty" parquet:"cfg_until"`
 	NoiseLevel      float64    `json:"noise_level,omitempty" parquet:"noise_level"`
 	LogProbKind     string     `json:"log_prob_kind,omitempty" parquet:"log_prob_kind"`
 	Sigmas          []float32  `json:"sigmas,omitempty" parquet:"sigmas,list"`
@@ -207,6 +208,7 @@ func newSample(
 	s.NegativePrompt, s.Height, s.Width, s.Frames = t.NegativePrompt, t.Height, t.Width, max(1, t.Frames)
 	s.TrueCFGScale, s.NoiseLevel, s.LogProbKind = t.TrueCFGScale, t.NoiseLevel, t.LogProbKind
 	s.TrueCFGScale2, s.BoundaryRatio, s.GuidanceRescale = t.TrueCFGScale2, t.BoundaryRatio, t.GuidanceRescale
+	s.CFGUntil = t.CFGUntil
 	s.Sigmas, s.Transitions, s.LogProbs = t.Sigmas, t.Transitions, t.LogProbs
 	c := client.New(b)
 	if t.Image != nil {

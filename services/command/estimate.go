@@ -366,6 +366,9 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 		if c.TrueCFGScale2 > 0 {
 			scale += fmt.Sprintf(" and %g below sigma %g", c.TrueCFGScale2, c.BoundaryRatio)
 		}
+		if c.GuidanceRescale > 0 {
+			scale += fmt.Sprintf(", rescaled by %g", c.GuidanceRescale)
+		}
 		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
 			scale += fmt.Sprintf(", in the first %d steps", n)
 		}

@@ -37,6 +37,8 @@ type Cost struct {
 	// TrueCFGScale2 is the scale of guidance below the noise level BoundaryRatio; 0: the same.
 	TrueCFGScale2 float64 `json:"true_cfg_scale_2,omitempty"`
 	BoundaryRatio float64 `json:"boundary_ratio,omitempty"`
+	// GuidanceRescale is the share in which guided velocities are rescaled; 0: none.
+	GuidanceRescale float64 `json:"guidance_rescale,omitempty"`
 	// GuidedSteps is how many of the T steps have classifier-free guidance.
 	GuidedSteps int64 `json:"guided_steps"`
 	// Guidance is the guidance input of the network; 0: it has none.
@@ -106,7 +108,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)),
 		LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
-	c.TrueCFGScale2, c.BoundaryRatio = r.TrueCFGScale2, r.BoundaryRatio
+	c.TrueCFGScale2, c.BoundaryRatio, c.GuidanceRescale = r.TrueCFGScale2, r.BoundaryRatio, r.GuidanceRescale
 	c.Steps, c.Stochastic = steps, c.SDESteps
 	guided := min(end, c.GuidedSteps)
 	evaluations := func(first int64) int64 { // of the steps first to end; those with guidance count twice
@@ -203,6 +205,7 @@ func (c *Cost) addSamplesOf(s *Cost, n int64) {
 	clearIfDifferent(&c.TrueCFGScale, s.TrueCFGScale)
 	clearIfDifferent(&c.TrueCFGScale2, s.TrueCFGScale2)
 	clearIfDifferent(&c.BoundaryRatio, s.BoundaryRatio)
+	clearIfDifferent(&c.GuidanceRescale, s.GuidanceRescale)
 	clearIfDifferent(&c.Guidance, s.Guidance)
 	clearIfDifferent(&c.GuidedSteps, s.GuidedSteps)
 	clearIfDifferent(&c.LatentsKept, s.LatentsKept)

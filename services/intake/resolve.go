@@ -169,7 +169,11 @@ func resolveGuidance(s *schemas.Sampling, policy *schemas.Policy) error {
 		s.TrueCFGScale2, s.BoundaryRatio = 0, 0
 	}
 	if s.TrueCFGScale <= 1 {
-		s.NegativePrompt, s.CFGUntil, s.GuidanceRescale = "", 0, 0 // without guidance they have no effect
+		if s.GuidanceRescale > 0 {
+			return fmt.Errorf("guidance_rescale: %g; must be absent with true_cfg_scale %g, which is without guidance",
+				s.GuidanceRescale, s.TrueCFGScale)
+		}
+		s.NegativePrompt, s.CFGUntil = "", 0 // without guidance they have no effect
 	}
 	steps := s.StepsUntil()
 	if s.CFGUntil > 0 && steps == 0 {

@@ -121,14 +121,18 @@ func TestResolve_CFGUntil(t *testing.T) {
 	}
 }
 
-// A share of rescaling is kept under guidance, and has no effect without.
+// A share of rescaling is kept under guidance, and refused without: it would have no effect.
 func TestResolve_GuidanceRescale(t *testing.T) {
-	for scale, want := range map[float64]float64{4: 0.7, 1: 0} {
-		p := &schemas.Prompt{UID: "u", Prompt: "a"}
-		p.TrueCFGScale, p.GuidanceRescale = &scale, new(0.7)
-		if r := resolved(t, p)[0]; r.GuidanceRescale != want {
-			t.Errorf("guidance_rescale %g at scale %g; want %g", r.GuidanceRescale, scale, want)
-		}
+	p := &schemas.Prompt{UID: "u", Prompt: "a"}
+	p.TrueCFGScale, p.GuidanceRescale = new(4.0), new(0.7)
+	if r := resolved(t, p)[0]; r.GuidanceRescale != 0.7 {
+		t.Errorf("guidance_rescale %g; want 0.7", r.GuidanceRescale)
+	}
+	p.TrueCFGScale = new(1.0)
+	_, err := Resolve("run", p, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+	if want := "guidance_rescale: 0.7; must be absent with true_cfg_scale 1"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,9 @@ const (
 // maxFrames bounds the frames of a video: events have no more.
 const maxFrames = 1 << 10
 
+// indexFile names the class of a folder's pipeline and its parts.
+const indexFile = "model_index.json"
+
 // deterministic is the part of a backend's name which says that bits do not depend on the rows beside.
 const deterministic = "/deterministic"
 
@@ -31,7 +35,7 @@ func classOf(dir string) (string, error) {
 	var index struct {
 		Class string `json:"_class_name"`
 	}
-	err := model.ReadIndex(dir, "model_index.json", &index)
+	err := model.ReadIndex(dir, indexFile, &index)
 	return index.Class, err
 }
 
@@ -135,8 +139,8 @@ func partsOf(folder *safetensors.Folder) (in []string, err error) {
 	return in, nil
 }
 
-// digestOf returns the digest of a folder's configurations, tokenizers and weights: where this program computes the
-// class, too, it is that of its own family. It reads all weights.
+// digestOf returns the digest of a folder's configurations, tokenizers and weights, and of the boundary between two
+// networks: where this program computes the class, too, it is that of its own family. It reads all weights.
 func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress model.Progress) (string, error) {
 	in, err := partsOf(folder)
 	if err != nil {
@@ -154,6 +158,9 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 		}
 	}
 	if err := d.Files(folder, tokenizer.MaxFile, names...); err != nil {
+		return "", err
+	}
+	if err := addBoundary(d, folder); err != nil {
 		return "", err
 	}
 	for _, part := range in {
@@ -175,6 +182,28 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 		}
 	}
 	return d.Hex(), nil
+}
+
+// addBoundary adds the sigma below which a second network computes to a digest; nothing if there is one network. An
+// error is of model_index.json.
+func addBoundary(d *safetensors.Digest, folder *safetensors.Folder) error {
+	var index struct {
+		BoundaryRatio *float64 `json:"boundary_ratio"`
+	}
+	b, err := folder.Read(indexFile, tokenizer.MaxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &index)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", indexFile, err)
+	}
+	if index.BoundaryRatio != nil {
+		fmt.Fprintf(d, "boundary_ratio %g\n", *index.BoundaryRatio)
+	}
+	return nil
 }
 
 // Digest returns the digest of the model in a folder, as Open computes it. It reads all weights.

@@ -1,6 +1,7 @@
 package remote_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -37,5 +38,26 @@ func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
 	err = errors.Join(os.MkdirAll(filepath.Dir(template), 0o700), os.WriteFile(template, []byte("{{ messages }}"), 0o600))
 	if other, err1 := remote.Digest(a); err != nil || err1 != nil || other == one {
 		t.Errorf("digest %s with another chat template, %v, %v", other, err, err1)
+	}
+	// The boundary between two networks decides which one computes.
+	index := filepath.Join(b, "model_index.json")
+	data, err := os.ReadFile(index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digests := map[string]bool{two: true}
+	for _, ratio := range []string{"0.5", "0.6"} {
+		bounded := bytes.Replace(data, []byte("{"), []byte(`{"boundary_ratio": `+ratio+`,`), 1)
+		if err := os.WriteFile(index, bounded, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		digest, err := remote.Digest(b)
+		if err != nil {
+			t.Error(err)
+		}
+		digests[digest] = true
+	}
+	if len(digests) != 3 {
+		t.Errorf("digests %v without and with two boundaries; want three", digests)
 	}
 }

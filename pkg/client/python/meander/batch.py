@@ -152,7 +152,7 @@ class Batch(Mapping[str, Any]):
     | mask | [B, W] bool | False where a sample has fewer trained steps than W |
     | advantages | [B, W] float64 | |
     | rewards, true_cfg_scale | [B] float64 | |
-    | true_cfg_scale_2, boundary_ratio | [B] float64 | the scale at sigmas below boundary_ratio, which is 0 where there is one scale |
+    | true_cfg_scale_2, boundary_ratio | [B] float64 | the scale where timesteps < 1000 boundary_ratio, which is 0 where there is one scale |
     | guidance_rescale | [B] float64 | the share in which a guided velocity has the deviation of the prompt's own; 0: none |
     | cfg_until | [B] float64 | the share of steps with true_cfg_scale: step i has it where (i + 1) / T <= cfg_until |
     | frames | [B] int64 | of a video; 1 for an image |

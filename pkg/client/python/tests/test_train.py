@@ -199,6 +199,10 @@ def test_batches_with_a_second_scale_are_refused(folder):
     assert set(whole.batch["true_cfg_scale_2"]) == set(whole.batch["true_cfg_scale"])
     with pytest.raises(EventError, match="true_cfg_scale_2: given"):
         Rollouts(batch)
+    for sample in batch.samples[:-1]:
+        del sample.trajectory["true_cfg_scale_2"]
+    with pytest.raises(EventError, match="true_cfg_scale_2: given"):
+        Rollouts(batch)
 
 
 def test_steps_behind_cfg_until_have_no_negative_prompt(folder):

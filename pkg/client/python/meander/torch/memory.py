@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -9,8 +10,13 @@ from pathlib import Path, PurePosixPath
 def free_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that a process can still take, of the machine and of each of its cgroups; None where Linux does not say.
 
-    What the kernel keeps of files counts as free: it gives that back first. root is where proc and sys are.
+    What the kernel keeps of files counts as free: it gives that back first. So does what the C library keeps of freed
+    memory, which this gives back to the kernel. root is where proc and sys are.
     """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # not of glibc
+        pass
     free = [v for k, v in _table(root / "proc/meminfo") if k == "MemAvailable:"]
     return min([1024 * v for v in free] + list(_free_of_cgroups(root)), default=None)
 

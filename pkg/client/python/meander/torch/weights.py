@@ -55,7 +55,7 @@ class Weights:
         self._active: dict[str, list[Low]] = {}
         self._hooked: set[str] = set()
         self._whole: dict[str, dict[str, torch.Tensor]] = {}
-        self._base: dict[str, torch.Tensor] | None = None  # once a replacement is in the network
+        self._base: dict[str, torch.Tensor] | None = None  # once a replacement has come
         self._resident: str | None = ""  # the replacement in the network; None: a copy broke off
 
     def has(self, version: str) -> bool:
@@ -108,6 +108,8 @@ class Weights:
             if list(tensor.shape) != self.tensors[name]:
                 raise Fault("weights", f"{name}: shape {list(tensor.shape)}; must be {self.tensors[name]}")
         self._refuse_larger(version, {name: own[name] for name in tensors}, own)
+        if self._base is None:  # at once, so that another worker's check sees it taken
+            self._base = {n: t.detach().to("cpu", copy=True) for n, t in own.items()}
         for name, tensor in tensors.items():
             staged[name] = torch.empty(tensor.shape, dtype=own[name].dtype).copy_(tensor)
         self._whole[version] = staged
@@ -129,11 +131,9 @@ class Weights:
         whole = version if version in self._whole else ""
         if whole == self._resident:
             return
-        own = self._state()
-        if self._base is None:
-            self._base = {n: t.detach().to("cpu", copy=True) for n, t in own.items()}
+        own, base = self._state(), self._base or {}  # kept when the first version came
         self._resident = None  # what breaks off in the middle is copied again
-        source = {**self._base, **self._whole.get(whole, {})}
+        source = {**base, **self._whole.get(whole, {})}
         for name, tensor in own.items():
             tensor.copy_(source[name])
         self._resident = whole
@@ -161,7 +161,8 @@ class Weights:
         raise Fault(
             "weights",
             f"main memory for version {version[:12]}: {memory.size(needs[0])}{kept}; must be within the "
-            f"{memory.size(free)} that are free: give the worker more (a container's limit counts), or push an adapter",
+            f"{memory.size(free)} that are free: give the worker more (a container's limit counts) and push the version again, "
+            "or push an adapter",
         )
 
     def _parse(self, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Low]]:

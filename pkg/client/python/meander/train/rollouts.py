@@ -43,7 +43,7 @@ class Rollouts:
         trajectories = [s.trajectory or {} for s in batch.samples]
         if several := {name for name in alike for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
-        if "true_cfg_scale_2" in first:
+        if any(t.get("true_cfg_scale_2") for t in trajectories):
             raise EventError(f"batch {batch.name}: true_cfg_scale_2: given; must be absent, one network is trained")
         self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
         self.rescale = first.get("guidance_rescale", 0.0)
