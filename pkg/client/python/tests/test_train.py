@@ -179,11 +179,16 @@ def test_batches_hand_the_share_of_rescaling_to_the_network(folder):
     net = network(folder)
     whole = rolled(net)
     assert Rollouts(whole.batch).rescale == 0 and set(whole.batch["guidance_rescale"]) == {0.0}
-    for group in whole.batch.groups:
-        for sample in group.samples:
-            sample.trajectory |= {"guidance_rescale": 0.7}
-    batch = Batch(whole.batch.groups, "b", "7@1")
-    assert Rollouts(batch).rescale == 0.7 and set(batch["guidance_rescale"]) == {0.7}
+    scores = []
+    for share in (0.0, 0.7):
+        for group in whole.batch.groups:
+            for sample in group.samples:
+                sample.trajectory |= {"true_cfg_scale": 2.0, "guidance_rescale": share}
+                sample.conditioning |= {f"negative_{n}": 2 * v for n, v in sample.conditioning.items() if n[:1] == "p"}
+        batch = Batch(whole.batch.groups, "b", "7@1")
+        assert set(batch["guidance_rescale"]) == {share}
+        scores.append(Learner(net, PPO()).score(Rollouts(batch), list(range(batch.size)))[0])
+    assert (scores[0] != scores[1]).mean() > 0.5
     batch.samples[0].trajectory["guidance_rescale"] = 0.5
     with pytest.raises(EventError, match="differ in guidance_rescale"):
         Rollouts(batch)
