@@ -65,7 +65,7 @@ func (b *eventsBench) growth(ctx context.Context, out io.Writer) error {
 func (b *eventsBench) fill(ctx context.Context, maker *stepMaker, first, count int) error {
 	p := b.bus.NewPublisher(windowSteps, windowBytes)
 	defer p.Close()
-	var batch [benchBatch]*recorder.Recording
+	var open []*recorder.Recording // samples whose steps are not awaited yet
 	for sample := first; sample < first+count; sample++ {
 		r := recorder.NewRecording(b.key, p)
 		for index := range growSteps {
@@ -73,19 +73,15 @@ func (b *eventsBench) fill(ctx context.Context, maker *stepMaker, first, count i
 				return err
 			}
 		}
-		before := batch[sample%benchBatch]
-		batch[sample%benchBatch] = r
-		if before == nil {
+		if open = append(open, r); len(open) < benchBatch && sample+1 < first+count {
 			continue
 		}
-		if _, err := before.Stored(ctx); err != nil {
-			return err
+		for _, r := range open {
+			if _, err := r.Stored(ctx); err != nil {
+				return err
+			}
 		}
-	}
-	for _, r := range batch {
-		if _, err := r.Stored(ctx); err != nil {
-			return err
-		}
+		open = open[:0]
 	}
 	return nil
 }
