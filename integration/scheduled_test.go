@@ -137,7 +137,7 @@ func TestScheduled_Masked(t *testing.T) {
 		"drift":  func(e *schemas.Trajectory) { e.Rolled.Drift = new(*e.Rolled.Drift / 2) },
 		"biased": func(e *schemas.Trajectory) { e.Rolled.Biased = e.Rolled.Clean },
 		"latent": func(e *schemas.Trajectory) { e.Rolled.Latents = rolled[1].Rolled.Latents },
-		"plan":   func(e *schemas.Trajectory) { e.ScheduledSampling.PlanDigest = e.ContentDigest },
+		"plan":   func(e *schemas.Trajectory) { e.ScheduledSampling.PlanDigest = e.ScheduleDigest },
 	} {
 		forged := new(*rolled[0])
 		forged.Rolled, forged.ScheduledSampling = new(*forged.Rolled), new(*forged.ScheduledSampling)
