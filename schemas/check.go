@@ -194,7 +194,7 @@ func (f *faults) checkText(c *Field, s string, i int) {
 		}
 	case c.Form == FormDigest, c.Form == FormStepDigest:
 		if !isDigest(s, c.Form) {
-			f.checkDigest(c.itemName(i), s, c.Form)
+			f.refuseDigest(c.itemName(i), s, c.Form)
 		}
 	case c.Form == FormPath:
 		if !isPath(s) {

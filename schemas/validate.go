@@ -156,21 +156,19 @@ func isDigest(s, form string) bool {
 	return SHA256.isDigest(s) || form == FormStepDigest && BLAKE3.isDigest(s)
 }
 
-// checkDigest adds a fault where a text is not a digest of the form.
-func (f *faults) checkDigest(field, s, form string) {
-	switch {
-	case isDigest(s, form):
-	case form == FormStepDigest:
-		f.add(field, quote(s), "must be "+BLAKE3.rule()+", or "+SHA256.rule())
-	default:
-		f.add(field, quote(s), "must be "+SHA256.rule())
+// refuseDigest adds the fault of a text that is not a digest of the form.
+func (f *faults) refuseDigest(field, s, form string) {
+	rule := SHA256.rule()
+	if form == FormStepDigest {
+		rule = BLAKE3.rule() + ", or " + rule
 	}
+	f.add(field, quote(s), "must be "+rule)
 }
 
 // requireDigest refuses an empty text where a digest is needed.
 func (f *faults) requireDigest(field, s, form string) {
 	if s == "" {
-		f.checkDigest(field, s, form)
+		f.refuseDigest(field, s, form)
 	}
 }
 

@@ -27,8 +27,8 @@ func overhead(e schemas.StepEvent) int {
 	return stepOverhead
 }
 
-// inlineSize returns the bytes of the tensors that are inside the event.
-func inlineSize(e schemas.StepEvent) int {
+// InlineSize returns the bytes of the tensors that are inside the event.
+func InlineSize(e schemas.StepEvent) int {
 	n := 0
 	for _, t := range e.Tensors() {
 		n += len(t.Data)
@@ -42,7 +42,7 @@ func inlineSize(e schemas.StepEvent) int {
 // limit) bytes and aliases its tensor. SplitParts replaces the tensors of e (see schemas.StepEvent.Detached) and does
 // not modify their elements. sums are the digests of the tensors of e.
 func SplitParts(e schemas.StepEvent, sums *schemas.TensorSums, limit int) [][]byte {
-	size := inlineSize(e)
+	size := InlineSize(e)
 	if size <= limit-overhead(e) {
 		return nil
 	}

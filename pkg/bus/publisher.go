@@ -157,7 +157,7 @@ func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums *
 		}
 	}
 	limit := p.b.MaxInline()
-	if inlineSize(e) > limit-overhead(e) {
+	if InlineSize(e) > limit-overhead(e) {
 		return p.publishParts(ctx, e, sums, limit)
 	}
 	f, err := encodeStepFuture(ctx, e, sums)

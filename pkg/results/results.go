@@ -19,7 +19,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -359,18 +358,12 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 		c.flatEvaluations += t.Text.Generated()
 		return
 	}
-	guided := t.GuidedSteps()
-	evaluations := func(begin, end int64) int64 { // those with guidance count twice
-		solver := flow.Solver(t.Solver)
-		return flow.Evaluations(solver, t.Transitions[begin:end]) +
-			flow.Evaluations(solver, t.Transitions[min(begin, guided):min(end, guided)])
-	}
 	begin, end := t.Segment()
-	own := evaluations(begin, end)
+	own := sampling.Evaluations(&t.Sampling, begin, end)
 	c.evaluations += own
 	c.flatEvaluations += own
 	if t.Group.Tree != nil {
-		c.flatEvaluations += evaluations(0, begin)
+		c.flatEvaluations += sampling.Evaluations(&t.Sampling, 0, begin)
 	}
 }
 

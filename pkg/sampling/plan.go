@@ -32,3 +32,11 @@ func Plan(s *schemas.Sampling) flow.Plan {
 	p.Begin, p.End = int(begin), int(end)
 	return p
 }
+
+// Evaluations returns how many evaluations of the network the steps [begin, end) of a sample take; those with guidance
+// take two.
+func Evaluations(s *schemas.Sampling, begin, end int64) int64 {
+	solver, guided := flow.Solver(s.Solver), s.GuidedSteps()
+	return flow.Evaluations(solver, s.Transitions[begin:end]) +
+		flow.Evaluations(solver, s.Transitions[min(begin, guided):min(end, guided)])
+}

@@ -181,16 +181,15 @@ func setForm(p *jsonschema.Schema, f *schemas.Field) {
 	switch f.Form {
 	case schemas.FormToken:
 		p.Pattern = fmt.Sprintf("^[A-Za-z0-9_-]{%d,%d}$", least, schemas.MaxToken)
-	case schemas.FormDigest:
-		p.Pattern = "^[0-9a-f]{64}$"
-		if f.Empty {
-			p.Pattern = "^([0-9a-f]{64})?$"
+	case schemas.FormDigest, schemas.FormStepDigest:
+		digest := "[0-9a-f]{64}"
+		if f.Form == schemas.FormStepDigest {
+			digest = "(b3:)?" + digest
 		}
-	case schemas.FormStepDigest:
-		p.Pattern = "^(b3:)?[0-9a-f]{64}$"
 		if f.Empty {
-			p.Pattern = "^((b3:)?[0-9a-f]{64})?$"
+			digest = "(" + digest + ")?"
 		}
+		p.Pattern = "^" + digest + "$"
 	case schemas.FormPath:
 		const element = `([^./\\\x00-\x1f]|\.[^./\\\x00-\x1f]|\.\.[^/\\\x00-\x1f])[^/\\\x00-\x1f]*`
 		p.Pattern, p.MaxLength = "^"+element+"(/"+element+")*$", new(uint64(schemas.MaxPath))

@@ -362,13 +362,7 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	}
 	guidance := ""
 	if c.TrueCFGScale > 1 {
-		scale := fmt.Sprintf("%g", c.TrueCFGScale)
-		if c.TrueCFGScale2 > 0 {
-			scale += fmt.Sprintf(" and %g below sigma %g", c.TrueCFGScale2, c.BoundaryRatio)
-		}
-		if c.GuidanceRescale > 0 {
-			scale += fmt.Sprintf(", rescaled by %g", c.GuidanceRescale)
-		}
+		scale := describeGuidance(c.TrueCFGScale, c.TrueCFGScale2, c.BoundaryRatio, c.GuidanceRescale)
 		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
 			scale += fmt.Sprintf(", in the first %d steps", n)
 		}

@@ -225,14 +225,15 @@ func attemptsLine(t *schemas.Trajectory) string {
 	return fmt.Sprintf("sample %d was continued: steps %s", t.SampleIndex, strings.Join(parts, ", "))
 }
 
-// describeGuidance says with which scale and rescaling a sample has classifier-free guidance. printGroup calls it.
-func describeGuidance(s *schemas.Sampling) string {
-	text := fmt.Sprintf("cfg %g", s.TrueCFGScale)
-	if s.TrueCFGScale2 > 0 {
-		text += fmt.Sprintf(" and %g below sigma %g", s.TrueCFGScale2, s.BoundaryRatio)
+// describeGuidance says with which scales classifier-free guidance is, the second below a boundary, and the share in
+// which it is rescaled; 0 stands for what there is not.
+func describeGuidance(scale, second, boundary, rescale float64) string {
+	text := fmt.Sprintf("%g", scale)
+	if second > 0 {
+		text += fmt.Sprintf(" and %g below sigma %g", second, boundary)
 	}
-	if s.GuidanceRescale > 0 {
-		text += fmt.Sprintf(", rescaled by %g", s.GuidanceRescale)
+	if rescale > 0 {
+		text += fmt.Sprintf(", rescaled by %g", rescale)
 	}
 	return text
 }
@@ -259,9 +260,9 @@ func printGroup(
 				line("%s", s)
 			}
 		} else {
-			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, %s",
+			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %s",
 				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
-				describeGuidance(&t.Sampling))
+				describeGuidance(t.TrueCFGScale, t.TrueCFGScale2, t.BoundaryRatio, t.GuidanceRescale))
 			if t.Guidance > 0 {
 				line("guidance input %g", t.Guidance)
 			}

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/estimator"
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
@@ -110,13 +109,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	c.TrueCFGScale2, c.BoundaryRatio, c.GuidanceRescale = r.TrueCFGScale2, r.BoundaryRatio, r.GuidanceRescale
 	c.Steps, c.Stochastic = steps, c.SDESteps
-	guided := min(end, c.GuidedSteps)
-	evaluations := func(first int64) int64 { // of the steps first to end; those with guidance count twice
-		solver := flow.Solver(r.Solver)
-		return flow.Evaluations(solver, r.Transitions[first:end]) +
-			flow.Evaluations(solver, r.Transitions[min(first, guided):guided])
-	}
-	c.Evaluations = evaluations(begin)
+	c.Evaluations = sampling.Evaluations(&r.Sampling, begin, end)
 	if s := r.ScheduledSampling; s != nil {
 		if c.Evaluations = rolledEvaluations(s, steps); c.TrueCFGScale > 1 {
 			c.Evaluations *= 2
@@ -125,7 +118,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	c.FlatEvaluations = c.Evaluations
 	if r.Group.Tree != nil {
 		c.StartStepIndex = 0 // the leaf has all steps behind it
-		c.FlatEvaluations = evaluations(0)
+		c.FlatEvaluations = sampling.Evaluations(&r.Sampling, 0, end)
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)

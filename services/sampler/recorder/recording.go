@@ -38,7 +38,8 @@ type recorded struct {
 	sent *sentStep       // nil for a step that was taken over
 }
 
-// sentStep is what becomes of a step that is digested, sealed and published beside the loop that makes steps.
+// sentStep is what becomes of a step that is digested, sealed and published, at once or beside the loop that makes
+// steps.
 type sentStep struct {
 	giveUp  context.CancelFunc // ends the wait for space in the window; nil for one that is sent at once, as done is
 	done    chan struct{}      // closed once the fields below are set
@@ -67,7 +68,7 @@ func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 		return err
 	}
 	s, before := &sentStep{}, r.seal
-	if step, ok := e.(*schemas.Step); !ok || bytesOf(step) < besideBytes {
+	if _, ok := e.(*schemas.Step); !ok || bus.InlineSize(e) < besideBytes {
 		if err := s.publish(ctx, r.sealer, r.publisher, before, e); err != nil {
 			return err
 		}
@@ -84,20 +85,6 @@ func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
 		s.err = engine.Guarded(func() error { return s.publish(ctx, r.sealer, r.publisher, before, e) })
 	}()
 	return nil
-}
-
-// bytesOf returns the size of a step's tensors.
-func bytesOf(e *schemas.Step) (n int) {
-	for i := range e.Latents {
-		n += len(e.Latents[i].Tensor.Data)
-	}
-	for i := range e.Debug {
-		n += len(e.Debug[i].Tensor.Data)
-	}
-	if e.Checkpoint != nil {
-		n += len(e.Checkpoint.Data)
-	}
-	return n
 }
 
 // unsent returns the last step until its digest and its seal are taken; nil if there is no such step.

@@ -61,14 +61,14 @@ def digest_prefix(digest: str) -> str:
     return _BLAKE3 if digest.startswith(_BLAKE3) else ""
 
 
-def _hashed(data: bytes, prefix: str) -> bytes:
-    return blake3(data).digest() if prefix == _BLAKE3 else hashlib.sha256(data).digest()
+def _hasher(prefix: str, data: bytes = b"") -> Any:
+    return blake3(data) if prefix == _BLAKE3 else hashlib.sha256(data)
 
 
 def has_digest(data: bytes, digest: str) -> bool:
     """Says whether bytes have a digest, by the algorithm that it names."""
     prefix = digest_prefix(digest)
-    return prefix + _hashed(data, prefix).hex() == digest
+    return bool(prefix + _hasher(prefix, data).hexdigest() == digest)
 
 
 def payload_digest(data: bytes, prefix: str) -> str:
@@ -77,8 +77,7 @@ def payload_digest(data: bytes, prefix: str) -> str:
     digest_prefix). data must have been decoded before."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
-    pieces: list[bytes] = []
-    at = 0
+    folded, at = _hasher(prefix), 0
     left = 1  # values that are not stepped over yet
     while left:
         code = data[unpacker.tell()]
@@ -89,11 +88,12 @@ def payload_digest(data: bytes, prefix: str) -> str:
             left += unpacker.read_array_header()
         elif code in (0xC4, 0xC5, 0xC6):
             content = unpacker.unpack()
-            pieces += data[at : unpacker.tell() - len(content)], _hashed(content, prefix)
+            folded.update(data[at : unpacker.tell() - len(content)] + _hasher(prefix, content).digest())
             at = unpacker.tell()
         else:
             unpacker.skip()
-    return prefix + _hashed(b"".join([*pieces, data[at:]]), prefix).hex()
+    folded.update(data[at:])
+    return f"{prefix}{folded.hexdigest()}"
 
 
 def _finite(x: object) -> bool:

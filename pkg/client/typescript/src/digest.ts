@@ -29,14 +29,22 @@ export function hasPayloadDigest(data: Uint8Array, digest: string): boolean {
   return hasDigest(Buffer.concat([...pieces, data.subarray(at)]), digest);
 }
 
+/** How many bytes follow the code of a number. */
+const numberSizes = new Map([
+  [0xca, 4], [0xcb, 8], [0xcc, 1], [0xcd, 2], [0xce, 4], [0xcf, 8], [0xd0, 1], [0xd1, 2], [0xd2, 4], [0xd3, 8],
+]);
+
 /** Where the contents of the byte strings of a msgpack value begin and end. */
 function* byteStrings(data: Uint8Array): Generator<[number, number]> {
   const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
-  const length = (at: number, bytes: number) => bytes === 1 ? view.getUint8(at) : bytes === 2 ? view.getUint16(at) : view.getUint32(at);
   let at = 0;
   for (let left = 1; left > 0; left--) {
     const code = view.getUint8(at++);
-    const sized = (bytes: number) => { const n = length(at, bytes); at += bytes; return n; };
+    const sized = (bytes: number) => { // the length that follows, in so many bytes
+      const n = bytes === 1 ? view.getUint8(at) : bytes === 2 ? view.getUint16(at) : view.getUint32(at);
+      at += bytes;
+      return n;
+    };
     if (code >= 0xc4 && code <= 0xc6) { // a byte string
       const n = sized(1 << (code - 0xc4));
       yield [at, at + n];
@@ -49,6 +57,6 @@ function* byteStrings(data: Uint8Array): Generator<[number, number]> {
     else if (code === 0xde || code === 0xdf) left += 2 * sized(2 << (code - 0xde));
     else if (code === 0xc1 || code >= 0xc7 && code <= 0xc9 || code >= 0xd4 && code <= 0xd8) {
       throw new Error(`msgpack code ${code.toString(16)}; events have none`);
-    } else at += new Map([[0xca, 4], [0xcb, 8], [0xcc, 1], [0xcd, 2], [0xce, 4], [0xcf, 8], [0xd0, 1], [0xd1, 2], [0xd2, 4], [0xd3, 8]]).get(code) ?? 0;
+    } else at += numberSizes.get(code) ?? 0;
   }
 }

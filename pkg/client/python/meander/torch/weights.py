@@ -88,9 +88,9 @@ class Weights:
     def load_whole(self, version: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Makes a replacement of the network resident: all its parameters by name, in any dtype.
 
-        They are kept in the network's dtype on the CPU, where the base is kept, too, once one of them is copied in: when
-        a velocity names the version. A GPU holds one network at a time. Fault of class weights: a name that is missing
-        or unknown, a wrong shape, too many replacements, or too little memory.
+        They are kept in the network's dtype on the CPU, and the base beside them; one is copied in when a velocity
+        names the version, so a GPU holds one network at a time. Fault of class weights: a name that is missing or
+        unknown, a wrong shape, too many replacements, or too little memory.
         """
         if self.has(version):
             return
@@ -151,9 +151,8 @@ class Weights:
 
     def _refuse_larger(self, version: str, whole: dict[str, torch.Tensor], base: dict[str, torch.Tensor]) -> None:
         """Fault of class weights: a replacement, with the base where that is not kept yet, needs more than is free."""
-        needs = [sum(t.numel() * t.element_size() for t in part.values()) for part in (whole, base)]
-        if self._base is not None:
-            needs[1] = 0
+        parts = (whole, base if self._base is None else {})
+        needs = [sum(t.numel() * t.element_size() for t in part.values()) for part in parts]
         free = memory.free_bytes()
         if free is None or sum(needs) <= free:
             return
@@ -161,8 +160,8 @@ class Weights:
         raise Fault(
             "weights",
             f"main memory for version {version[:12]}: {memory.size(needs[0])}{kept}; must be within the "
-            f"{memory.size(free)} that are free: give the worker more (a container's limit counts) and push the version again, "
-            "or push an adapter",
+            f"{memory.size(free)} that are free: give the worker more (a container's limit counts) and push the "
+            "version again, or push an adapter",
         )
 
     def _parse(self, modules: list[Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Low]]:

@@ -97,7 +97,8 @@ class Network:
         return self.family.velocity(x, sigma * 1000, rows, size, guidance).float()
 
     def guided(
-        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, scale: float, rule: str, rescale: float = 0
+        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, scale: float, rule: str,
+        rescale: float = 0,
     ) -> torch.Tensor:
         """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, rescaled to
         the length of the conditioned v token by token, or plain_clamped, shortened to that of the sample. In the share
