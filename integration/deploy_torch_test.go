@@ -75,6 +75,28 @@ func TestDeploy_TorchImage(t *testing.T) {
 	}
 }
 
+// install.sh installs the client without what it depends on, so the versions of each of its environments name that, too.
+func TestDeploy_PythonDependencies(t *testing.T) {
+	sequential(t)
+	_, list, _ := strings.Cut(read(t, "pkg/client/python/pyproject.toml"), "\ndependencies = [")
+	list, _, _ = strings.Cut(list, "]\n")
+	names := regexp.MustCompile(`"([a-z0-9-]+)`).FindAllStringSubmatch(list, -1)
+	if len(names) == 0 {
+		t.Fatal("pyproject.toml has no dependencies")
+	}
+	for _, path := range []string{
+		"deploy/learn/requirements.txt", "deploy/learn/requirements-trl.txt", "deploy/learn/requirements-verl.txt",
+		"deploy/learn/requirements-rewards.txt", "pkg/client/python/tests/torch_engine/requirements.txt",
+	} {
+		text := read(t, path)
+		for _, name := range names {
+			if !strings.Contains(text, "\n"+name[1]+"==") {
+				t.Errorf("%s has no %s", path, name[1])
+			}
+		}
+	}
+}
+
 // make up makes the token where the profile needs one, in a folder of its owner alone.
 func TestDeploy_TorchToken(t *testing.T) {
 	sequential(t)
