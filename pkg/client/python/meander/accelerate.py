@@ -16,7 +16,8 @@ from . import sync
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What begins PEFT's names of an adapter's tensors."""
 
 
 def gather_adapter(
@@ -43,7 +44,7 @@ def adapter_parameters(model: torch.nn.Module, adapter: str = "default") -> dict
     if not own:
         raise ValueError(f"adapter: {adapter!r}; the model has no LoRA of that name")
     named = get_peft_model_state_dict(model, state_dict=own, adapter_name=adapter)
-    return {k if k.startswith(_PREFIX) else _PREFIX + k: p for k, p in sorted(named.items())}
+    return {k if k.startswith(PREFIX) else PREFIX + k: p for k, p in sorted(named.items())}
 
 
 def gathered(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

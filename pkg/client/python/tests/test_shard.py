@@ -86,7 +86,7 @@ def process(where, out):
             one = learner(where, loss, network, settings, shard)
             found[name, shard] = {"said": updated(one, made, **of), "average": dict(one.best()), "adapter": one.adapter}
             if shard:  # weights, gradients and optimizer state
-                tensors = [*one.network.transformer.parameters(), *(p.grad for p in one.network.parameters())]
+                tensors = [*(p for _, p in one.network.named_parameters()), *(p.grad for p in one.network.parameters())]
                 tensors += [v for s in one.optimizer.state.values() for v in s.values() if v.dim()]
                 found[name, shard]["held"] = sum(t.to_local().numel() for t in tensors), sum(t.numel() for t in tensors)
     # What is gathered for a checkpoint goes on to the bit, and in one process, too.

@@ -159,17 +159,17 @@ class _Echo:
 ])  # fmt: skip
 def test_guidance_rules_are_those_of_the_sampler(rule, want):
     positive, negative = torch.tensor([[[0.0, 0], [3, 4]]]), torch.tensor([[[0.0, 1], [3, 4]]])
-    texts = Texts([{"prompt_embeds": positive[0]}], torch.zeros(1), [{"prompt_embeds": negative[0]}])
-    got = _Echo().guided(positive, torch.ones(1), texts, FRAME, 2.0, rule)
+    texts = Texts([{"prompt_embeds": positive[0]}], torch.zeros(1), [{"prompt_embeds": negative[0]}], 2.0)
+    got = _Echo().guided(positive, torch.ones(1), texts, FRAME, rule)
     torch.testing.assert_close(got, torch.tensor([want], dtype=torch.float32))
     with pytest.raises(ValueError, match="cfg_rule: 'zero_star'"):
-        _Echo().guided(positive, torch.ones(1), texts, FRAME, 2.0, "zero_star")
+        _Echo().guided(positive, torch.ones(1), texts, FRAME, "zero_star")
 
 
 def test_guidance_is_rescaled_as_by_the_sampler():
     positive, negative = torch.tensor([[[0.5, -1, 0.75, 0.1]]]), torch.tensor([[[0.4, -0.6, 0.5, 0.3]]])
-    texts = Texts([{"prompt_embeds": positive[0]}], torch.zeros(1), [{"prompt_embeds": negative[0]}])
-    got = _Echo().guided(positive, torch.ones(1), texts, FRAME, 4.0, "plain", 0.7)
+    texts = Texts([{"prompt_embeds": positive[0]}], torch.zeros(1), [{"prompt_embeds": negative[0]}], 4.0)
+    got = _Echo().guided(positive, torch.ones(1), texts, FRAME, "plain", 0.7)
     # rescale_noise_cfg of diffusers in float64
     want = [[[0.5060306226573095, -1.3915842123076012, 0.9488074174824552, -0.3162691391608184]]]
     torch.testing.assert_close(got, torch.tensor(want))
@@ -197,20 +197,28 @@ def test_batches_hand_the_share_of_rescaling_to_the_network(folder):
         Rollouts(batch)
 
 
-def test_batches_with_a_second_scale_are_refused(folder):
+def test_each_step_has_the_scale_of_its_network(folder):
     whole = rolled(network(folder))
-    for group in whole.batch.groups:
-        for sample in group.samples:
-            sample.trajectory |= {"true_cfg_scale_2": 2.0, "boundary_ratio": 0.5}
-    batch = Batch(whole.batch.groups, "b", "7@1")
-    assert set(batch["true_cfg_scale_2"]) == {2.0} and set(batch["boundary_ratio"]) == {0.5}
-    assert set(whole.batch["true_cfg_scale_2"]) == set(whole.batch["true_cfg_scale"])
-    with pytest.raises(EventError, match="true_cfg_scale_2: given"):
-        Rollouts(batch)
-    for sample in batch.samples[:-1]:
-        del sample.trajectory["true_cfg_scale_2"]
-    with pytest.raises(EventError, match="true_cfg_scale_2: given"):
-        Rollouts(batch)
+    assert set(Rollouts(whole.batch).scales) == {1.0}
+
+    def scales(**facts):
+        for group in whole.batch.groups:
+            for sample in group.samples:
+                sample.trajectory |= {"true_cfg_scale": 4.0, "true_cfg_scale_2": 2.0, "boundary_ratio": 0.5} | facts
+                sample.conditioning |= {f"negative_{n}": v for n, v in sample.conditioning.items() if n[0] == "p"}
+        return Rollouts(Batch(whole.batch.groups, "b", "7@1"))
+
+    schedule = whole.schedule
+    assert schedule[0] > 0.5 > schedule[-1]
+    assert scales().scales == [4.0 if s >= 0.5 else 2.0 for s in schedule]
+    assert scales(boundary_ratio=schedule[0]).scales == [4.0] + [2.0] * (len(schedule) - 1)
+    assert scales(cfg_until=1 / len(schedule)).scales == [4.0] + [1.0] * (len(schedule) - 1)
+    batch = scales(cfg_until=1)
+    _, _, _, texts = batch.step(np.arange(batch.size), 0, torch.device("cpu"))
+    assert texts.scale == 4.0 and len(texts.negative) == batch.size
+    del batch.batch.samples[0].trajectory["true_cfg_scale_2"]
+    with pytest.raises(EventError, match="differ in true_cfg_scale_2"):
+        Rollouts(batch.batch)
 
 
 def test_steps_behind_cfg_until_have_no_negative_prompt(folder):
@@ -402,6 +410,10 @@ def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
     asked = prompts.training(config, 3, draw.batch(3), 1, version=4)
     assert [p["uid"] for p in asked] == ["u000003-000", "u000003-001"] and asked[0]["min_policy_version"] == 4
     assert asked == prompts.training(config, 3, draw.batch(3), 1, version=4)
+    sized = {"height": 64, "width": 96, "frames": 5, "true_cfg_scale_2": 3.0}
+    config = Config(prompts="p", groups=2, height=64, width=96, frames=5, guidance_2=3.0)
+    for of in prompts.training(config, 3, [{"prompt": "a"}], 1, 4), prompts.held_out(config, "h", [{"prompt": "a"}], 4):
+        assert sized.items() <= of[0].items() and not sized.keys() & asked[0].keys()
     (tmp_path / "p").write_text("{")
     with pytest.raises(ValueError, match=":1:"):
         prompts.read(tmp_path / "p")

@@ -55,8 +55,8 @@ def test_velocities_agree(run, signs, tmp_path, scale):
         for j in range(velocities.shape[1]):
             x, _, sigma, texts = batch.step(rows, j, torch.device("cpu"))
             with torch.no_grad():
-                velocities[:, j] = net.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule).numpy()
-                base = before.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule).numpy()
+                velocities[:, j] = net.guided(x, sigma, texts, batch.frame, batch.rule).numpy()
+                base = before.guided(x, sigma, texts, batch.frame, batch.rule).numpy()
             for i, sample in enumerate(batch.batch.samples):
                 step = sample.trained[j]
                 got = tensor(next(d["tensor"] for d in step["debug"] if d["name"] == "model_output"))

@@ -428,11 +428,6 @@ class Wan(Standardized):
         )
         return {"prompt_embeds": embeds[0]}
 
-    def attach(self, pipe, encoders):  # type: ignore[no-untyped-def]
-        super().attach(pipe, encoders)
-        if self.boundary is not None:
-            self.networks["transformer_2."] = pipe.transformer_2
-
     def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
         late = [self.boundary is not None and at < self.boundary for at in t.tolist()]
         v = x.new_empty(x.shape)

@@ -233,6 +233,10 @@ class Family:
                 self.folder.check_tokenizer(part)
         return sizes
 
+    def transformers(self) -> list[str]:
+        """The parts that compute velocities: one, or the two of a family that divides the sigmas between them."""
+        return [p for p in ("transformer", "transformer_2") if p in self.parts and self.folder.named_class(p)]
+
     def check_part(self, part: str) -> int:
         """Returns the bytes of the weights of a network. Fault of class config: it may not be loaded."""
         library, name = self.parts[part]
@@ -262,16 +266,17 @@ class Family:
     def attach(self, pipe: Any, encoders: torch.device) -> None:
         """Takes the pipeline, whose text encoders are on the device encoders."""
         self.pipe, self.vae, self.encoders = pipe, pipe.vae, encoders
-        self.attach_transformer(pipe.transformer)
+        self.attach_transformers({part: getattr(pipe, part) for part in self.transformers()})
 
     networks: dict[str, torch.nn.Module]
     """What velocity calls, by what begins the names of its layers and tensors for the host."""
 
-    def attach_transformer(self, transformer: torch.nn.Module) -> None:
-        """Takes the transformer where it is, which is all that velocity needs; before a trainer adapts it."""
-        self.transformer, self.networks = transformer, {"": transformer}
+    def attach_transformers(self, parts: dict[str, torch.nn.Module]) -> None:
+        """Takes the transformers where they are, which are all that velocity needs; before a trainer adapts them."""
+        self.transformer = parts["transformer"]
+        self.networks = {"" if part == "transformer" else f"{part}.": network for part, network in parts.items()}
         # Some parameters are float32 in every dtype, so one of them does not tell that of the network: diffusers does.
-        self.device, self.dtype = next(transformer.parameters()).device, transformer.dtype
+        self.device, self.dtype = next(self.transformer.parameters()).device, self.transformer.dtype
 
     def latent_grid(self, size: Size) -> tuple[int, int, int]:
         """Returns (F, H, W) of the latent of a size. Fault of class latents: no such size, with what is allowed."""

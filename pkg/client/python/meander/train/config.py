@@ -42,6 +42,9 @@ class Config:
     )
     groups: int = _setting(8, "prompts of a batch", _ROLL)
     group_size: int = _setting(16, "samples of a prompt", _ROLL)
+    height: int = _setting(0, "pixels of a side; 0: that of the model", _ROLL)
+    width: int = _setting(0, "pixels of the other one; 0: that of the model", _ROLL)
+    frames: int = _setting(0, "frames of a video; 0: those of the model", _ROLL)
     steps: int = _setting(4, "denoising steps", _ROLL)
     sde_steps: str = _setting("0-1", "the stochastic ones, which are trained: as 0-1 or 0,2", _ROLL)
     sde_window: int = _setting(
@@ -57,6 +60,9 @@ class Config:
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
     guidance: float = _setting(
         1.0, "true_cfg_scale; 1 for none (the guidance input of FLUX.1 is a field of a prompt)", _ROLL
+    )
+    guidance_2: float = _setting(
+        0.0, "true_cfg_scale_2, of the second network of a model that has two; 0: --guidance", _ROLL
     )
     reward: str = _setting("glyph", "reward functions to train on, as glyph or glyph=1,diversity=0.2", _ROLL)
     hold_diversity: float = _setting(

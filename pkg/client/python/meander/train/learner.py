@@ -261,7 +261,7 @@ class Learner:
         return out
 
     def _guided(self, batch: Rollouts, x: torch.Tensor, sigma: torch.Tensor, texts: Texts) -> torch.Tensor:
-        return self.network.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule, batch.rescale)
+        return self.network.guided(x, sigma, texts, batch.frame, batch.rule, batch.rescale)
 
     def _mean(self, batch: Rollouts, rows: np.ndarray, j: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean of trained step j of some samples under the network, and the state after it."""

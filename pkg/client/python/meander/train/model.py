@@ -1,5 +1,5 @@
-"""The network that is trained: the transformer of a family of meander.torch, frozen, with a LoRA (arXiv 2106.09685) on
-its blocks."""
+"""The network that is trained: the transformer of a family of meander.torch, or its two, frozen, with a LoRA (arXiv
+2106.09685) on the blocks."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class Texts:
     """One of each sample."""
     guidance: torch.Tensor
     negative: list[Row] = dataclasses.field(default_factory=list)
+    scale: float = 1.0
+    """That of classifier-free guidance, where there are negative prompts."""
 
 
 class Network:
@@ -45,7 +47,8 @@ class Network:
     The base is kept in dtype, the adapter in float32 as optimizers want it; states, velocities and all that is computed
     of them are float32. The network is called by its family, as a worker of the torch engine calls it, and an adapter
     is computed as there: in float32, beside layers of dtype. targets: ends of the names of linear layers; none: those
-    of the family. checkpointing recomputes each block in the backward pass, for networks whose activations do not fit.
+    of the family. Two transformers, each of which computes its own sigmas, both get one, and are loaded both: what the
+    batches do not train stays as it is. checkpointing recomputes each block in the backward pass, for networks whose activations do not fit.
     shard splits all parameters over the processes, for networks that do not fit: then all processes call velocity, its
     backward pass, state, load and save without a state together, equally often.
     """
@@ -63,29 +66,37 @@ class Network:
             )
         self.device, self.shard = torch.device(device), shard
         self.family = _family(folder)
-        self.transformer = self.family.load_part("transformer", dtype)
+        parts = {part: self.family.load_part(part, dtype) for part in self.family.transformers()}
         if not shard:  # else a block is moved as it is split: the whole may not fit
-            self.transformer.to(self.device)
-        self.family.attach_transformer(self.transformer)
-        self.family.device = self.device
+            for network in parts.values():
+                network.to(self.device)
+        self.family.attach_transformers(parts)
+        self.networks, self.family.device = self.family.networks, self.device
         torch.manual_seed(seed)  # of the adapter's first matrices; the second ones begin at 0
         modules = list(targets or self.family.lora_targets)
         self.config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=modules)
-        self.transformer.add_adapter(self.config, adapter_name=_ADAPTER)
-        if checkpointing:
-            self.transformer.enable_gradient_checkpointing()
+        for network in self.networks.values():
+            network.add_adapter(self.config, adapter_name=_ADAPTER)
+            if checkpointing:
+                network.enable_gradient_checkpointing()
         for p in self.parameters():
             p.data = p.data.float()
         self.gradients = 1.0  # the factor of a loss for gradients that are sums over the processes
-        if shard:
-            self.gradients = distributed.shard(self.transformer, _blocks(self.transformer), self.device)
-        else:
-            self.transformer.to(self.device)
-        self.transformer.train(checkpointing)  # there is no dropout: it switches checkpointing alone
+        for network in self.networks.values():
+            if shard:
+                self.gradients = distributed.shard(network, _blocks(network), self.device)
+            else:
+                network.to(self.device)
+            network.train(checkpointing)  # there is no dropout: it switches checkpointing alone
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """All parameters, the frozen ones, too, by their names of the networks."""
+        for start, network in self.networks.items():
+            yield from ((start + name, p) for name, p in network.named_parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The adapter's, by their names in order: float32."""
-        return [p for n, p in sorted(self.transformer.named_parameters()) if f".{_ADAPTER}." in n]
+        return [p for n, p in sorted(self.named_parameters()) if f".{_ADAPTER}." in n]
 
     def velocity(
         self, x: torch.Tensor, sigma: torch.Tensor, rows: list[Row], size: Size, guidance: torch.Tensor
@@ -97,17 +108,16 @@ class Network:
         return self.family.velocity(x, sigma * 1000, rows, size, guidance).float()
 
     def guided(
-        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, scale: float, rule: str,
-        rescale: float = 0,
+        self, x: torch.Tensor, sigma: torch.Tensor, texts: Texts, size: Size, rule: str, rescale: float = 0
     ) -> torch.Tensor:
-        """Returns v under classifier-free guidance with scale (1 and less: none), combined by rule: plain, rescaled to
-        the length of the conditioned v token by token, or plain_clamped, shortened to that of the sample. In the share
-        rescale it is then brought to the standard deviation of the conditioned v (arXiv 2305.08891, section 3.4)."""
+        """Returns v under the classifier-free guidance of the texts, combined by rule: plain, rescaled to the length of
+        the conditioned v token by token, or plain_clamped, shortened to that of the sample. In the share rescale it is
+        then brought to the standard deviation of the conditioned v (arXiv 2305.08891, section 3.4)."""
         v = self.velocity(x, sigma, texts.rows, size, texts.guidance)
-        if scale <= 1 or not texts.negative:
+        if not texts.negative:
             return v
         away = self.velocity(x, sigma, texts.negative, size, texts.guidance)
-        out = away + scale * (v - away)
+        out = away + texts.scale * (v - away)
         if rule == "rescaled":
             out = out * (v.norm(dim=-1, keepdim=True) / out.norm(dim=-1, keepdim=True))
         elif rule == "plain_clamped":
@@ -122,11 +132,13 @@ class Network:
     @contextlib.contextmanager
     def base(self) -> Iterator[None]:
         """The network without its adapter: divergences are measured from it."""
-        self.transformer.disable_adapters()
+        for network in self.networks.values():
+            network.disable_adapters()
         try:
             yield
         finally:
-            self.transformer.enable_adapters()
+            for network in self.networks.values():
+                network.enable_adapters()
 
     @contextlib.contextmanager
     def holding(self, state: dict[str, torch.Tensor]) -> Iterator[None]:
@@ -140,11 +152,20 @@ class Network:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The adapter under PEFT's names, a copy, float32, on the CPU."""
-        return accelerate.gathered(accelerate.adapter_parameters(self.transformer, _ADAPTER))
+        return accelerate.gathered(self._adapter())
+
+    def _adapter(self) -> dict[str, torch.nn.Parameter]:
+        """The adapter's parameters under PEFT's names, in order."""
+        found = {
+            accelerate.PREFIX + start + name.removeprefix(accelerate.PREFIX): p
+            for start, network in self.networks.items()
+            for name, p in accelerate.adapter_parameters(network, _ADAPTER).items()
+        }
+        return dict(sorted(found.items()))
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Loads the adapter of state(), all of it. ValueError: it is for another network."""
-        mine = accelerate.adapter_parameters(self.transformer, _ADAPTER)
+        mine = self._adapter()
         for name in sorted(mine.keys() | state.keys()):
             if name not in state or name not in mine:
                 raise ValueError(f"adapter: {name} is {'missing' if name not in state else 'not of this network'}")
@@ -172,12 +193,11 @@ class Network:
 
 
 def _family(folder: str | Path) -> Family:
-    """The family of a folder whose transformer may be loaded. ValueError: what is wrong with it."""
+    """The family of a folder whose transformers may be loaded. ValueError: what is wrong with it."""
     try:
         family = families.find(Folder(folder))
-        family.check_part("transformer")
-        if family.folder.named_class("transformer_2"):
-            raise Fault("config", "transformer_2: there; must be none, two transformers are not trained")
+        for part in family.transformers():
+            family.check_part(part)
     except Fault as e:
         raise ValueError(f"--model: {folder}: {e}") from e
     return family

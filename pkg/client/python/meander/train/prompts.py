@@ -136,4 +136,8 @@ def _common(config: Config, uid: str, *draw: object) -> dict[str, Any]:
     """What all prompts have; the seed of their noise is drawn of draw."""
     lane = {"model": config.lane} if config.lane else {}
     seed = int.from_bytes(hashlib.sha256(repr(draw).encode()).digest()[:6], "big")
-    return {"uid": uid, "seed": seed, "true_cfg_scale": config.guidance, **lane}
+    given = {
+        "true_cfg_scale_2": config.guidance_2, "height": config.height, "width": config.width, "frames": config.frames
+    }  # fmt: skip
+    own = {name: value for name, value in given.items() if value}  # else those of the model
+    return {"uid": uid, "seed": seed, "true_cfg_scale": config.guidance, **own, **lane}

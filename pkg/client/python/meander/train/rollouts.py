@@ -39,15 +39,16 @@ class Rollouts:
             batch["noise_std"] != batch["noise_std"][0]
         ).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
-        alike = ("frames", "height", "width", "true_cfg_scale", "cfg_rule", "cfg_until", "guidance_rescale")
+        alike = (
+            "frames", "height", "width", "true_cfg_scale", "true_cfg_scale_2", "cfg_rule", "cfg_until",
+            "guidance_rescale",
+        )  # fmt: skip
         trajectories = [s.trajectory or {} for s in batch.samples]
         if several := {name for name in alike for t in trajectories if t.get(name) != first.get(name)}:
             raise EventError(f"batch {batch.name}: its samples differ in {', '.join(sorted(several))}; must be equal")
-        if any(t.get("true_cfg_scale_2") for t in trajectories):
-            raise EventError(f"batch {batch.name}: true_cfg_scale_2: given; must be absent, one network is trained")
-        self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
+        self.rule = first["cfg_rule"]
         self.rescale = first.get("guidance_rescale", 0.0)
-        prefixes = ("", "negative_") if self.guidance > 1 else ("",)
+        prefixes = ("", "negative_") if first["true_cfg_scale"] > 1 else ("",)
         if missing := [p + n for p in prefixes for n in conditioning if p + n not in batch.conditioning]:
             raise EventError(
                 f"batch {batch.name}: no {missing[0]} are stored; "
@@ -59,8 +60,7 @@ class Rollouts:
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
         self.schedule = first["sigmas"][:-1]
-        steps = len(self.schedule)
-        self.guided_steps = [(i + 1) / steps <= batch["cfg_until"][0] for i in range(steps)]
+        self.scales = _scales(batch, self.schedule)
 
     @classmethod
     def without_samples(cls, name: str, steps: int) -> "Rollouts":
@@ -112,7 +112,7 @@ class Rollouts:
         """Returns the states before and after trained step j [n, S, C], its sigma [n] and the texts, for some rows."""
         names = ("latents", "next_latents", "sigmas")
         x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in names)
-        return x, after, sigma, self._texts(rows, self.guided_steps[int(self.batch["step_indices"][0, j])], device)
+        return x, after, sigma, self._texts(rows, int(self.batch["step_indices"][0, j]), device)
 
     def noised(
         self, rows: np.ndarray, i: int, device: torch.device
@@ -132,16 +132,17 @@ class Rollouts:
         sigma = torch.full((len(rows),), self.schedule[i], dtype=torch.float32)
         s = sigma[:, None, None]
         x, clean, sigma = (t.to(device) for t in ((1 - s) * clean + s * noise, clean, sigma))
-        return clean, x, sigma, self._texts(rows, self.guided_steps[i], device)
+        return clean, x, sigma, self._texts(rows, i, device)
 
-    def _texts(self, rows: np.ndarray, guided: bool, device: torch.device) -> Texts:
+    def _texts(self, rows: np.ndarray, i: int, device: torch.device) -> Texts:
+        """The texts of some rows as step i of the schedule has them."""
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         groups = self.batch["group_index"][rows].tolist()
-        away = groups if self.guidance > 1 and guided else []
+        away = groups if self.scales[i] > 1 else []
         return Texts(
             [self._prompt(g, "", device) for g in groups], guidance,
-            [self._prompt(g, "negative_", device) for g in away]
-        )
+            [self._prompt(g, "negative_", device) for g in away], self.scales[i],
+        )  # fmt: skip
 
     def _prompt(self, group: int, prefix: str, device: torch.device) -> Row:
         """The tensors of a group's prompt, without padding; prefix is that of the negative prompt's names."""
@@ -165,6 +166,16 @@ class Rollouts:
         for x in self.by_group(self.batch["next_latents"][:, -1].astype(np.float64)):
             out += [float(np.sqrt(((x[i + 1 :] - x[i]) ** 2).mean(axis=(1, 2))).mean()) for i in range(len(x) - 1)]
         return float(np.mean(out)) if out else math.nan
+
+
+def _scales(batch: Batch, schedule: list[float]) -> list[float]:
+    """The scale of guidance at each step of a schedule; 1: none. The boundary is that of timesteps, as in diffusers."""
+    first, second, boundary, until = (
+        float(batch[name][0]) for name in ("true_cfg_scale", "true_cfg_scale_2", "boundary_ratio", "cfg_until")
+    )
+    below = [float(np.float32(1000) * np.float32(sigma)) < 1000 * boundary for sigma in schedule]
+    guided = [first > 1 and (i + 1) / len(schedule) <= until for i in range(len(schedule))]
+    return [(second if b else first) if g else 1.0 for b, g in zip(below, guided, strict=True)]
 
 
 def _generator(*of: object) -> torch.Generator:

@@ -18,11 +18,10 @@ from meander.train.losses import PPO  # noqa: E402
 from meander.train.model import Network, _blocks  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
 
-HEIGHT, WIDTH, SCALE = 64, 96, 4.5
-SIGMAS = [1.0, 0.8, 0.45, 0.0]
+HEIGHT, WIDTH, SCALE, SECOND_SCALE = 64, 96, 4.5, 3.0
+SIGMAS = [1.0, 0.55, 0.3, 0.0]
 PROMPTS = ("a red cat on a mat", "a blue sign")  # of unequal length, so that one of a batch is padded
 TOLERANCE = 1e-5
-TRAINED = tuple(n for n in NAMES if n != "wan-two")
 
 
 def kept(index, x):
@@ -38,19 +37,25 @@ def stored(card, prefix, tensors):
     return out
 
 
-def combine(rule, v, away):
+def combine(rule, scale, v, away):
     """Classifier-free guidance, as the contract has it."""
-    out = away + np.float32(SCALE) * (v - away)
+    out = away + np.float32(scale) * (v - away)
     if rule == "rescaled":
         out = out * np.linalg.norm(v, axis=-1, keepdims=True) / np.linalg.norm(out, axis=-1, keepdims=True)
     return out
 
 
 class Rollout:
-    """Two groups of two samples with two sde steps, each velocity of them from a worker; the later one unguided."""
+    """Two groups of two samples with two sde steps, each velocity of them from a worker; the later one unguided, or
+    under the scale of the second network, where there is one."""
 
     def __init__(self, client):
         self.client, self.card, self.rng = client, client.ready()["card"], np.random.default_rng(3)
+        self.second = {"true_cfg_scale_2": SECOND_SCALE, "boundary_ratio": self.card["boundary_ratio"]}
+        if not self.card["boundary_ratio"]:
+            self.second = {"cfg_until": 0.4}
+        else:
+            assert SIGMAS[0] > self.card["boundary_ratio"] > SIGMAS[1]  # each network has a step
         self.groups = [self.group(g, prompt) for g, prompt in enumerate(PROMPTS)]
 
     def group(self, g, prompt):
@@ -64,7 +69,7 @@ class Rollout:
         facts = {
             "uid": f"g{n // 2}", "height": HEIGHT, "width": WIDTH, "latents_shape": list(x.shape), "sigmas": SIGMAS,
             **({"frames": self.client.frames} if self.client.frames > 1 else {}),
-            "guidance": guidance, "true_cfg_scale": SCALE, "cfg_rule": self.card["cfg_rule"], "cfg_until": 0.4,
+            "guidance": guidance, "true_cfg_scale": SCALE, "cfg_rule": self.card["cfg_rule"], **self.second,
             "log_prob_kind": "density", "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "prompt": "p",
             "negative_prompt": "", "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
             "sample_seed": 1, "noise_seed": 1, "content_digest": f"{n}",
@@ -75,7 +80,8 @@ class Rollout:
         for k in range(2):
             kernel, sigma = transition.kernel("sde", 0.8, SIGMAS, k), SIGMAS[k]
             v = self.client.velocity(np.stack([x, x]), [sigma] * 2, [there, away], HEIGHT, WIDTH, [guidance] * 2)
-            v = combine(self.card["cfg_rule"], v[0], v[1]) if k == 0 else v[0]
+            scale = SCALE if k == 0 else self.second.get("true_cfg_scale_2", 1)
+            v = combine(self.card["cfg_rule"], scale, v[0], v[1]) if scale > 1 else v[0]
             noise = self.rng.standard_normal(x.shape)
             after = (kernel.mean(x, v) + kernel.noise_std * noise).astype(np.float32)
             sample.steps.append({
@@ -112,22 +118,23 @@ def begin(folder, groups, dtype=torch.float32):
 def velocities(network, batch):
     x, _, sigma, texts = batch.step(np.arange(batch.size), 0, network.device)
     with torch.no_grad():
-        return network.guided(x, sigma, texts, batch.frame, batch.guidance, batch.rule)
+        return network.guided(x, sigma, texts, batch.frame, batch.rule)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_first_ratio_is_one_and_the_adapter_learns(name, folders, rollout):
     network, batch = begin(folders[name], rollout(name))
     scored, _ = Learner(network, PPO()).score(batch, list(range(batch.size)))
     assert batch.batch.check(scored, TOLERANCE).max_abs <= TOLERANCE
-    base = {n: p.detach().clone() for n, p in network.transformer.named_parameters() if not p.requires_grad}
+    base = {n: p.detach().clone() for n, p in network.named_parameters() if not p.requires_grad}
     before = velocities(network, batch)
     learner = Learner(network, PPO(), lr=1e-2, micro_batch=3)
     report = learner.update(batch)
     assert max(report.ratio_off) <= TOLERANCE and report.grad_norm > 0 and report.used == batch.size
-    trained = {n for n, p in network.transformer.named_parameters() if p.grad is not None}
+    trained = {n for n, p in network.named_parameters() if p.grad is not None and p.grad.any()}
     assert trained and all(".adapter." in n for n in trained)
-    assert all(torch.equal(p, base[n]) for n, p in network.transformer.named_parameters() if n in base)
+    assert {n.startswith("transformer_2.") for n in trained} == {bool(start) for start in network.networks}
+    assert all(torch.equal(p, base[n]) for n, p in network.named_parameters() if n in base)
     assert float((velocities(network, batch) - before).norm() / before.norm()) > 1e-4
     new, _ = learner.score(batch, list(range(batch.size)))
     assert ((new - scored) * batch.advantages).sum() > 0  # what was better than its group is likelier now
@@ -135,16 +142,17 @@ def test_the_first_ratio_is_one_and_the_adapter_learns(name, folders, rollout):
         torch.testing.assert_close(velocities(network, batch), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_target_is_found(name, folders):
     network = Network(folders[name], rank=2)
     end = ".lora_A.adapter"
-    found = {n.removesuffix(end) for n, _ in network.transformer.named_modules() if n.endswith(end)}
-    for target in network.family.lora_targets:
-        assert any(n.endswith(f".{target}") for n in found), target
+    for part in network.networks.values():
+        found = {n.removesuffix(end) for n, _ in part.named_modules() if n.endswith(end)}
+        for target in network.family.lora_targets:
+            assert any(n.endswith(f".{target}") for n in found), target
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_worker_computes_the_trained_adapter(name, folders, rollout, dial):
     network, batch = begin(folders[name], rollout(name))
     Learner(network, PPO(), lr=1e-2).update(batch)
@@ -157,31 +165,36 @@ def test_a_worker_computes_the_trained_adapter(name, folders, rollout, dial):
     client, version = dial(name), "a" * 64
     client("load", {"weights": version, "kind": "adapter", "modules": modules, "files": []}, tensors)
     rows = np.arange(batch.size)
-    x, _, sigma, texts = batch.step(rows, 1, network.device)
-    handles = [client("put", {}, {n: t.float().numpy() for n, t in row.items()})[0]["handle"] for row in texts.rows]
-    got = client.velocity(x.numpy(), sigma.tolist(), handles, HEIGHT, WIDTH, texts.guidance.tolist(), version)
+    for step in range(2):
+        x, _, sigma, texts = batch.step(rows, step, network.device)
+        handles = [client("put", {}, {n: t.float().numpy() for n, t in row.items()})[0]["handle"] for row in texts.rows]
+        got, base = (
+            client.velocity(x.numpy(), sigma.tolist(), handles, HEIGHT, WIDTH, texts.guidance.tolist(), weights)
+            for weights in (version, "")
+        )
+        with torch.no_grad():
+            want = network.velocity(x, sigma, texts.rows, batch.frame, texts.guidance).numpy()
+        assert np.linalg.norm(got - want) / np.linalg.norm(want) < TOLERANCE
+        assert np.linalg.norm(got - base) / np.linalg.norm(base) > 10 * TOLERANCE  # the adapter is seen
     client("unload", {"weights": version})
-    with torch.no_grad():
-        want = network.velocity(x, sigma, texts.rows, batch.frame, texts.guidance).numpy()
-    assert np.linalg.norm(got - want) / np.linalg.norm(want) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_bf16_learns_too(name, folders, rollout):
     network, batch = begin(folders[name], rollout(name), torch.bfloat16)
-    assert network.transformer.dtype == torch.bfloat16
+    assert {part.dtype for part in network.networks.values()} == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for p in network.parameters())
     before = velocities(network, batch)
     report = Learner(network, PPO(), lr=1e-2).update(batch)
     assert report.grad_norm > 0 and not torch.equal(velocities(network, batch), before)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_checkpointing_changes_no_gradient(name, folders, rollout):
     states = []
     for checkpointing in (False, True):
         network = Network(folders[name], rank=2, seed=1, checkpointing=checkpointing)
-        assert network.transformer.is_gradient_checkpointing == checkpointing
+        assert {part.is_gradient_checkpointing for part in network.networks.values()} == {checkpointing}
         batch = Rollouts(Batch(rollout(name), "b"), network.family.conditioning)
         Learner(network, PPO(), lr=1e-2).update(batch)
         states.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
@@ -197,21 +210,22 @@ def alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_sharding_changes_no_gradient(name, dtype, folders, rollout, alone):
     found = []
     for shard in (False, True):
         network = Network(folders[name], rank=2, seed=1, dtype=dtype, checkpointing=dtype == torch.bfloat16)
         batch = Rollouts(Batch(rollout(name), "b"), network.family.conditioning)
         if shard:
-            network.gradients = distributed.shard(network.transformer, _blocks(network.transformer), network.device)
+            for part in network.networks.values():
+                network.gradients = distributed.shard(part, _blocks(part), network.device)
             network.shard = True
         learner = Learner(network, PPO(), lr=1e-2, micro_batch=3, beta=0.1)
         learner.update(batch)
         found.append(
             [torch.cat([whole(p.grad).flatten() for p in network.parameters()]), learner.update(batch).grad_norm]
         )
-    assert all(hasattr(p, "full_tensor") for p in network.transformer.parameters())
+    assert all(hasattr(p, "full_tensor") for _, p in network.named_parameters())
     assert 0 <= float((found[1][0] - found[0][0]).norm()) < 1e-4 * float(found[0][0].norm())
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
 
@@ -222,11 +236,6 @@ def test_a_folder_without_a_family_is_refused(folders, tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "AuraFlowPipeline"}')
     with pytest.raises(ValueError, match="'AuraFlowPipeline'; must be one of QwenImagePipeline"):
         Network(tmp_path)
-
-
-def test_two_transformers_are_not_trained(folders):
-    with pytest.raises(ValueError, match="transformer_2: there; must be none, two transformers are not trained"):
-        Network(folders["wan-two"])
 
 
 def test_batches_of_another_model_are_refused(folders, rollout):
