@@ -53,6 +53,7 @@ func TestTorch_PythonFamilies(t *testing.T) {
 	for family, size := range map[string]media.Size{
 		"sd3": media.ImageSize(32, 48), "flux1": media.ImageSize(32, 48), "z-image": media.ImageSize(32, 48),
 		"qwen-image": media.ImageSize(32, 48), "flux2": media.ImageSize(32, 48),
+		"flux2-klein": media.ImageSize(32, 48), "krea2": media.ImageSize(32, 48),
 		"wan": {Frames: 9, Height: 32, Width: 48}, "wan-5b": {Frames: 5, Height: 32, Width: 64},
 		"wan-two": {Frames: 5, Height: 32, Width: 48}, "hunyuan-video": {Frames: 5, Height: 32, Width: 48},
 		"ltx": {Frames: 9, Height: 32, Width: 64},

@@ -16,7 +16,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 programs=$(realpath -m "${1:-build/cuda/bin}") report=${2:-build/gpu-torch.md} device=${DEVICE:-cuda:0}
 python=${PYTHON:-python3}
-families=${FAMILIES:-sd3 qwen-image flux1 z-image flux2 wan wan-5b wan-two hunyuan-video ltx}
+families=${FAMILIES:-sd3 qwen-image flux1 z-image flux2 flux2-klein krea2 wan wan-5b wan-two hunyuan-video ltx}
 tests=pkg/client/python/tests/torch_engine small=${SMALL:-} missed=0 patience=1 most=${LIMIT:-235}
 [ -z "$small" ] || patience=4 most=${LIMIT:-900} families=${FAMILIES:-sd3}
 

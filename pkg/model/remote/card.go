@@ -139,8 +139,8 @@ func partsOf(folder *safetensors.Folder) (in []string, err error) {
 	return in, nil
 }
 
-// digestOf returns the digest of a folder's configurations, tokenizers and weights, and of the boundary between two
-// networks: where this program computes the class, too, it is that of its own family. It reads all weights.
+// digestOf returns the digest of a folder's configurations, tokenizers and weights, and of how model_index.json has
+// networks used: where this program computes the class, too, it is that of its own family. It reads all weights.
 func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress model.Progress) (string, error) {
 	in, err := partsOf(folder)
 	if err != nil {
@@ -160,7 +160,7 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 	if err := d.Files(folder, tokenizer.MaxFile, names...); err != nil {
 		return "", err
 	}
-	if err := addBoundary(d, folder); err != nil {
+	if err := addIndex(d, folder); err != nil {
 		return "", err
 	}
 	for _, part := range in {
@@ -184,11 +184,12 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 	return d.Hex(), nil
 }
 
-// addBoundary adds the sigma below which a second network computes to a digest; nothing if there is one network. An
-// error is of model_index.json.
-func addBoundary(d *safetensors.Digest, folder *safetensors.Folder) error {
+// addIndex adds what model_index.json says of how networks are used to a digest: the sigma below which a second one
+// computes, and the layers of a text encoder that are read. An error is of that file.
+func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
 	var index struct {
 		BoundaryRatio *float64 `json:"boundary_ratio"`
+		Layers        []int    `json:"text_encoder_select_layers"`
 	}
 	b, err := folder.Read(indexFile, tokenizer.MaxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -202,6 +203,9 @@ func addBoundary(d *safetensors.Digest, folder *safetensors.Folder) error {
 	}
 	if index.BoundaryRatio != nil {
 		fmt.Fprintf(d, "boundary_ratio %g\n", *index.BoundaryRatio)
+	}
+	if index.Layers != nil {
+		fmt.Fprintf(d, "text_encoder_select_layers %d\n", index.Layers)
 	}
 	return nil
 }

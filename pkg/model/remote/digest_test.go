@@ -39,16 +39,19 @@ func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
 	if other, err1 := remote.Digest(a); err != nil || err1 != nil || other == one {
 		t.Errorf("digest %s with another chat template, %v, %v", other, err, err1)
 	}
-	// The boundary between two networks decides which one computes.
+	// The boundary between two networks decides which one computes, and chosen layers what a prompt is.
 	index := filepath.Join(b, "model_index.json")
 	data, err := os.ReadFile(index)
 	if err != nil {
 		t.Fatal(err)
 	}
 	digests := map[string]bool{two: true}
-	for _, ratio := range []string{"0.5", "0.6"} {
-		bounded := bytes.Replace(data, []byte("{"), []byte(`{"boundary_ratio": `+ratio+`,`), 1)
-		if err := os.WriteFile(index, bounded, 0o600); err != nil {
+	for _, entry := range []string{
+		`"boundary_ratio": 0.5`, `"boundary_ratio": 0.6`, `"text_encoder_select_layers": [1, 2]`,
+		`"text_encoder_select_layers": [12]`,
+	} {
+		more := bytes.Replace(data, []byte("{"), []byte("{"+entry+","), 1)
+		if err := os.WriteFile(index, more, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		digest, err := remote.Digest(b)
@@ -57,7 +60,7 @@ func TestOpen_DigestIsThatOfTheNativeFamily(t *testing.T) {
 		}
 		digests[digest] = true
 	}
-	if len(digests) != 3 {
-		t.Errorf("digests %v without and with two boundaries; want three", digests)
+	if len(digests) != 5 {
+		t.Errorf("digests %v without an entry and with four; want five", digests)
 	}
 }

@@ -12,7 +12,9 @@ func Families() (list model.Registry) {
 	for _, is := range [][2]string{
 		{"flux1", "FluxPipeline"},
 		{"flux2", "Flux2Pipeline"},
+		{"flux2-klein", "Flux2KleinPipeline"},
 		{"hunyuan-video", "HunyuanVideoPipeline"},
+		{"krea2", "Krea2Pipeline"},
 		{"ltx", "LTXPipeline"},
 		{"sd3", "StableDiffusion3Pipeline"},
 		{"wan", "WanPipeline"},

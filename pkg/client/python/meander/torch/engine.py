@@ -335,6 +335,7 @@ def _load(
             cls = None if name.endswith("Processor") else getattr(libraries["transformers"], name, None)
             cls = cls or libraries["transformers"].PreTrainedTokenizerFast
             parts[part] = cls.from_pretrained(str(family.folder.path / part), local_files_only=True)
+    parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
     diffusers = libraries["diffusers"]
     # The host steps; the scheduler of the pipeline is never asked.
     return getattr(diffusers, family.folder.class_name)(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), **parts)

@@ -33,6 +33,18 @@ TOKENIZERS = frozenset(
 )
 """Tokenizers of transformers that a folder may name."""
 
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""Linear layers of blocks in which image and text attend to each other."""
+
 MAX_FRAMES = 1024
 """Frames of a sample at most, as the host has it."""
 _FLOW_SOLVERS = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
@@ -89,6 +101,8 @@ class Family:
     """The parts that are tokenizers."""
     optional: tuple[str, ...] = ()
     """Parts that a folder may go without."""
+    pipeline_settings: tuple[str, ...] = ()
+    """Entries of model_index.json that the pipeline computes by, and that are no parts."""
     conditioning: tuple[str, ...] = ("prompt_embeds",)
     """The tensors of an encoded prompt, f32."""
     masks: dict[str, str] = {}
@@ -108,6 +122,8 @@ class Family:
     cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
     """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
     shift."""
+    mu_constant = 0.0
+    """mu where the rule is constant."""
     boundary_ratio = 0.0
     """The sigma below which a second transformer computes; 0: there is one."""
     max_tokens, prompts = 512, 1
@@ -152,6 +168,7 @@ class Family:
         true_cfg_scale is meander's: a velocity is neg + g (pos - neg), without guidance for g of at most 1.
         """
         s, (height, width) = self.settings, self.default_size()
+        dynamic = bool(self.scheduler_config.get("use_dynamic_shifting"))
         return {
             "class": self.folder.class_name,
             "family": self.slug,
@@ -181,7 +198,8 @@ class Family:
             # Where every prompt has one length it has one size, too.
             "conditioning_token_bytes": 4 * (self.width() if self.unpadded else self.conditioning_elements()),
             "grid": self.sigma_grid(),
-            "mu": self.mu if self.scheduler_config.get("use_dynamic_shifting") else "none",
+            "mu": self.mu if dynamic else "none",
+            "mu_constant": self.mu_constant if dynamic else 0.0,
             "frames_rule": self.temporal,
             "max_frames": self.max_frames(),
         }
@@ -334,6 +352,25 @@ class Family:
         """
         raise NotImplementedError
 
+    def positions(self, size: Size) -> torch.Tensor:
+        """Returns (0, row, column) of each token of an image, f32 [S, 3]."""
+        import torch
+
+        _, h, w = self.latent_grid(size)
+        _, y, x = self.patch
+        axes = (torch.arange(n, device=self.device, dtype=torch.float32) for n in (1, h // y, w // x))
+        return torch.cartesian_prod(*axes)
+
+    def padded(self, rows: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns prompt_embeds of rows of any lengths as the network takes them, [n, L, D] for the longest, and a mask
+        [n, L] that keeps the padding out of attention; None where all are equally long."""
+        import torch
+
+        lengths = [len(row["prompt_embeds"]) for row in rows]
+        embeds = torch.nn.utils.rnn.pad_sequence([row["prompt_embeds"] for row in rows], batch_first=True)
+        mask = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+        return embeds.to(self.device, self.dtype), None if mask.all() else mask.to(self.device)
+
     def stack(self, rows: list[dict[str, torch.Tensor]], name: str) -> torch.Tensor:
         """Returns a tensor of equal shape of all rows, [n, ...], as the network takes it."""
         import torch
@@ -357,3 +394,31 @@ class Family:
     def scale_back(self, z: torch.Tensor) -> torch.Tensor:
         """The inverse of scale_in."""
         return z / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
+
+
+class Standardized(Family):
+    """Families whose VAE takes videos, [n, c, F, H, W]: their latents have mean 0 and deviation 1 in each channel.
+
+    The VAE computes frame after frame, with what it keeps of the frames before in itself: one call at a time.
+    """
+
+    def decode(self, x, size):  # type: ignore[no-untyped-def]
+        z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
+        return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
+
+    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
+        z = self.vae.encode(media.to(self.vae.dtype).transpose(0, 1)[None]).latent_dist.mode()
+        return pack(self.scale_in(z).float(), self.patch)
+
+    def scale_in(self, z):  # type: ignore[no-untyped-def]
+        mean, inverse = self._statistics(z)
+        return (z - mean) * inverse
+
+    def scale_back(self, z):  # type: ignore[no-untyped-def]
+        mean, inverse = self._statistics(z)
+        return z / inverse + mean
+
+    def _statistics(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and inverse deviation of the VAE's channels, as the pipelines round them."""
+        c = self.vae.config
+        return z.new_tensor(c.latents_mean).view(1, -1, 1, 1, 1), 1.0 / z.new_tensor(c.latents_std).view(1, -1, 1, 1, 1)

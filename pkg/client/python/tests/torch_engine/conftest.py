@@ -12,7 +12,10 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLIN
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as the worker has it: deterministic engines need it
 sys.path.insert(0, str(Path(__file__).parent))
 
-NAMES = ("sd3", "flux1", "z-image", "qwen-image", "flux2", "wan", "wan-5b", "wan-two", "hunyuan-video", "ltx")
+NAMES = (
+    "sd3", "flux1", "z-image", "qwen-image", "flux2", "flux2-klein", "krea2", "wan", "wan-5b", "wan-two",
+    "hunyuan-video", "ltx",
+)  # fmt: skip
 DEVICE = os.environ.get("MEANDER_TEST_DEVICE", "cpu")  # of the tests in this process, such as cuda:0
 SIGNS = Path(__file__).parents[5] / "deploy/models/signs"
 

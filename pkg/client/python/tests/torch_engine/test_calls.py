@@ -28,6 +28,8 @@ MASKS = {
     "z-image": ["prompt_embeds_mask"],
     "qwen-image": ["prompt_embeds_mask"],
     "flux2": [""],
+    "flux2-klein": [""],
+    "krea2": ["prompt_embeds_mask"],
     "wan": [""],
     "wan-5b": [""],
     "wan-two": [""],
@@ -110,7 +112,7 @@ def test_clips_cut_is_silent_where_t5_reads_on(dial):
     assert cut == 0 and tensors["prompt_embeds"].shape[0] == 77 + 256
 
 
-@pytest.mark.parametrize("name", ["z-image", "qwen-image"])
+@pytest.mark.parametrize("name", ["z-image", "qwen-image", "krea2"])
 def test_tokens_are_counted_with_the_template(dial, workers, name):
     [(_, tensors, _)] = dial(name).encode("a red cat")
     count, _ = workers(name).engine.family.count(families.Prompt(("a red cat",)))
@@ -220,6 +222,45 @@ def test_two_transformers_that_do_not_fit_are_refused(folders, tmp_path, file, v
     with pytest.raises(Fault, match=says) as e:
         families.find(Folder(changed(folders["wan-two"], tmp_path / "wan", file, **values)))
     assert e.value.kind == "config"
+
+
+@pytest.mark.parametrize(("name", "scale", "steps"), [("flux2-klein", 4.0, 4), ("krea2", 5.5, 8)])
+def test_distilled_models_go_without_guidance(folders, tmp_path, name, scale, steps):
+    base = families.find(Folder(folders[name])).card()
+    folder = changed(folders[name], tmp_path / name, "model_index.json", is_distilled=True)
+    card = families.find(Folder(folder)).card()
+    assert (base["true_cfg_scale"], card["true_cfg_scale"], card["steps"]) == (scale, 1.0, steps)
+    assert (base["guidance"], card["guidance"]) == (0, 0)
+    mu = {"flux2-klein": [("flux2", 0), ("flux2", 0)], "krea2": [("linear", 0), ("constant", 1.15)]}[name]
+    assert [(c["mu"], c["mu_constant"]) for c in (base, card)] == mu
+    changed(folder, tmp_path / "static", "scheduler/scheduler_config.json", use_dynamic_shifting=False)
+    static = families.find(Folder(tmp_path / "static")).card()
+    assert (static["mu"], static["mu_constant"]) == ("none", 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"text_encoder_select_layers": [1, 2]}, r"text_encoder_select_layers: \[1, 2\]; must be 3 layers, from 0 to 4"),
+        ({"text_encoder_select_layers": [1, 2, 5]}, "must be 3 layers, from 0 to 4"),
+        ({"text_encoder_select_layers": 5}, "text_encoder_select_layers: 5; must be 3"),
+        ({"text_encoder_select_layers": None}, r"text_encoder_select_layers: \[2, 5, .*; must be 3"),  # the default
+        ({"patch_size": 1}, "patch_size: 1; must be 2"),
+    ],
+)
+def test_other_kinds_of_krea_are_refused(folders, tmp_path, values, says):
+    with pytest.raises(Fault, match=says) as e:
+        families.find(Folder(changed(folders["krea2"], tmp_path / "krea2", "model_index.json", **values)))
+    assert e.value.kind == "config"
+
+
+def test_layers_of_the_encoder_are_those_of_the_folder(folders, tmp_path, dial):
+    folder = changed(folders["krea2"], tmp_path / "krea2", "model_index.json", text_encoder_select_layers=[0, 3, 4])
+    worker = Worker(families.find(Folder(folder)), "cpu", "f32")
+    worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
+    (_, other, _), (_, own, _) = *dial("", worker=worker).encode("a red cat"), *dial("krea2").encode("a red cat")
+    same = (other["prompt_embeds"] == own["prompt_embeds"]).reshape(-1, 3, 48).all(axis=(0, 2))
+    assert same.tolist() == [False, False, True]
 
 
 def test_the_schedule_of_videos_is_the_schedulers(dial):

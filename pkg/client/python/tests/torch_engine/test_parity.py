@@ -21,6 +21,8 @@ CALLS = {
     "qwen-image": {"true_cfg_scale": 4.5, "negative_prompt": " "},
     "signs": {"true_cfg_scale": 4.5, "negative_prompt": " "},
     "flux2": {"guidance_scale": 4.0},
+    "flux2-klein": {"guidance_scale": 4.5},
+    "krea2": {"guidance_scale": 3.5},
     "wan": {"guidance_scale": 4.5},
     "wan-5b": {"guidance_scale": 4.5},
     "wan-two": {"guidance_scale": 4.5},
@@ -30,7 +32,8 @@ CALLS = {
 UNGUIDED = ("flux2",)  # the pipeline knows no negative prompt
 WANS = ("wan", "wan-5b", "wan-two")
 VIDEOS = (*WANS, "hunyuan-video", "ltx")
-PACKED = ("flux1", "qwen-image", "signs", "ltx")  # the pipeline takes tokens
+FLUX2S = ("flux2", "flux2-klein")
+PACKED = ("flux1", "qwen-image", "signs", "krea2", "ltx")  # the pipeline takes tokens
 FAMILIES = tuple(CALLS)
 
 
@@ -74,7 +77,7 @@ def as_pipelines(name, card, x, frames):
     """A first state [1, S, C] as the pipeline takes it."""
     if name in PACKED:
         return x
-    if name == "flux2":
+    if name in FLUX2S:
         return lines(x, HEIGHT // 16, WIDTH // 16)
     return grid(x, card, frames) if name in VIDEOS else grid(x, card, frames)[:, :, 0]
 
@@ -123,7 +126,12 @@ def agree(name, client, pipe, second=None, rescale=0.0, **own):
     final, sigmas = sample(pipe, name, z, "latent", frames, own)
     ours = roll(client, card, x, sigmas, 1.0 if name in UNGUIDED else 4.5, second, rescale)
     theirs = final.cpu().numpy()
-    error = relative(ours if theirs.ndim == 3 else as_pipelines(name, card, ours, frames), theirs)
+    last = ours if theirs.ndim == 3 else as_pipelines(name, card, ours, frames)
+    if name == "flux2-klein":  # which returns what its VAE takes
+        bn, deviation = pipe.vae.bn, (pipe.vae.bn.running_var + pipe.vae.config.batch_norm_eps).sqrt()
+        last = torch.from_numpy(last) * deviation[:, None, None].cpu() + bn.running_mean[:, None, None].cpu()
+        last = pipe._unpatchify_latents(last)
+    error = relative(last, theirs)
     pixels, _ = sample(pipe, name, z, "np", frames, own)
     media = client.decode(ours[0], HEIGHT, WIDTH)
     away = np.abs(media.astype(int) - np.round(pixels.reshape(media.shape) * 255).astype(int))
@@ -214,7 +222,7 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
     pipe = pipelines(name)
     vae, pixels = pipe.vae, torch.from_numpy(media).permute(0, 3, 1, 2).to(pipe.device)
     with torch.no_grad():
-        if name in VIDEOS or name in ("qwen-image", "signs"):
+        if name in VIDEOS or name in ("qwen-image", "signs", "krea2"):
             z = vae.encode(pixels.transpose(0, 1)[None]).latent_dist.mode()
         if name == "hunyuan-video":
             z = z * vae.config.scaling_factor
@@ -225,11 +233,11 @@ def test_encoded_media_are_the_pipelines_latents(name, dial, pipelines):
                 z.new_tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
             )
             z = (z - mean) / std
-        elif name == "flux2":
+        elif name in FLUX2S:
             z = pipe._encode_vae_image(pixels, None)
         else:
             z = (vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
-    if name == "flux2":
+    if name in FLUX2S:
         ours = lines(out["x"][None], HEIGHT // 16, WIDTH // 16)
     else:
         ours = grid(out["x"][None], card, frames).reshape(z.shape)

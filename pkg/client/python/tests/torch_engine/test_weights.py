@@ -10,6 +10,7 @@ pytest.importorskip("peft")
 
 from meander.torch import families  # noqa: E402
 from meander.torch.engine import Engine, Settings  # noqa: E402
+from meander.torch.family import Size  # noqa: E402
 from meander.torch.folder import Folder  # noqa: E402
 from meander.torch.server import Worker  # noqa: E402
 
@@ -21,6 +22,8 @@ TARGETS = {
     "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2", "context_refiner.0.attention.to_out.0"],
     "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
     "flux2": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.attn.to_qkv_mlp_proj", "x_embedder"],
+    "flux2-klein": ["transformer_blocks.1.attn.add_q_proj", "single_transformer_blocks.0.attn.to_out"],
+    "krea2": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.down", "text_fusion.refiner_blocks.0.attn.to_v"],
     "wan": ["blocks.0.attn1.to_q", "blocks.1.attn2.to_k", "blocks.0.ffn.net.2"],
     "hunyuan-video": ["transformer_blocks.0.attn.to_v", "single_transformer_blocks.1.proj_mlp"],
     "ltx": ["transformer_blocks.0.attn1.to_q", "transformer_blocks.1.attn2.to_k"],
@@ -109,7 +112,7 @@ def test_an_adapter_is_pefts(name, bench, folders):
     rows = [b.worker.engine.handles.get(h) for h in b.handles]
     t, g = torch.tensor([0.7, 0.3]) * 1000, torch.full((2,), b.card["guidance"])
     with torch.no_grad():
-        theirs = family.velocity(torch.from_numpy(b.x), t, rows, families.Size(b.client.frames, H, W), g).numpy()
+        theirs = family.velocity(torch.from_numpy(b.x), t, rows, Size(b.client.frames, H, W), g).numpy()
     assert relative(theirs, base) > 1e-2, "the adapter does nothing"
     print(f"{name}: adapter moves {relative(theirs, base):.2g}, ours from peft's {relative(ours, theirs):.2g}")
     assert relative(ours, theirs) < 5e-6

@@ -18,12 +18,15 @@ from diffusers import (
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
     Flux2Pipeline,
     Flux2Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
+    Krea2Pipeline,
+    Krea2Transformer2DModel,
     LTXPipeline,
     LTXVideoTransformer3DModel,
     QwenImagePipeline,
@@ -49,7 +52,10 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLConfig,
+    Qwen3VLModel,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -225,6 +231,19 @@ def flux1() -> FluxPipeline:
     )
 
 
+def qwen3(layers: int, width: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=WORDS,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        max_position_embeddings=1024,
+    )
+
+
 def z_image() -> ZImagePipeline:
     network = ZImageTransformer2DModel(
         all_patch_size=(2,),
@@ -239,18 +258,7 @@ def z_image() -> ZImagePipeline:
         axes_dims=[4, 6, 6],
         axes_lens=[1024, 64, 64],
     )
-    encoder = Qwen3Model(
-        Qwen3Config(
-            vocab_size=WORDS,
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=12,
-            max_position_embeddings=1024,
-        )
-    )
+    encoder = Qwen3Model(qwen3(3, 48))
     return ZImagePipeline(
         transformer=wide(network),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -290,19 +298,77 @@ def qwen_image() -> QwenImagePipeline:
         "fullatt_block_indexes": [0],
     }
     encoder = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
-    z = AutoencoderKLQwenImage(
-        base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
-    )
     return QwenImagePipeline(
         transformer=wide(network),
         scheduler=dynamic(),
-        vae=wide(z),
+        vae=qwen_vae(),
         text_encoder=encoder,
         tokenizer=tokenizer("qwen", 2048),
     )
 
 
-def flux2() -> Flux2Pipeline:
+def qwen_vae() -> torch.nn.Module:
+    z = AutoencoderKLQwenImage(
+        base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    )
+    return wide(z)
+
+
+def krea2(distilled: bool = False) -> Krea2Pipeline:
+    """The template is text that the tokenizer knows, so that little of it is left behind the 34 tokens dropped."""
+    network = Krea2Transformer2DModel(
+        in_channels=64,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        timestep_embed_dim=32,
+        text_hidden_dim=48,
+        num_text_layers=3,
+        text_num_attention_heads=4,
+        text_num_key_value_heads=2,
+        text_intermediate_size=96,
+        num_layerwise_text_blocks=1,
+        num_refiner_text_blocks=1,
+        axes_dims_rope=(4, 6, 6),
+    )
+    text = {
+        "vocab_size": 1200,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 10000.0},
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 48,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    template = (
+        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+    return Krea2Pipeline(
+        transformer=wide(network),
+        scheduler=dynamic(),
+        vae=qwen_vae(),
+        text_encoder=wide(Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision))),
+        tokenizer=tokenizer("qwen", 2048, [*TEXTS, template] * 4, 1200),
+        text_encoder_select_layers=(1, 2, 4),
+        is_distilled=distilled,
+    )
+
+
+def flux2_network(text: int, guidance: bool) -> torch.nn.Module:
     network = Flux2Transformer2DModel(
         patch_size=1,
         in_channels=128,
@@ -310,10 +376,30 @@ def flux2() -> Flux2Pipeline:
         num_single_layers=2,
         attention_head_dim=16,
         num_attention_heads=4,
-        joint_attention_dim=96,
+        joint_attention_dim=text,
         timestep_guidance_channels=64,
         axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance,
     )
+    wide(network)
+    for name, p in network.named_parameters():  # strong attention: a prompt is few of the 512 tokens
+        if "modulation" in name:
+            p.data.mul_(4)
+    return network
+
+
+def flux2_vae() -> torch.nn.Module:
+    z = wide(
+        AutoencoderKLFlux2(
+            block_out_channels=(16, 16, 32, 32), layers_per_block=1, latent_channels=32, norm_num_groups=4
+        )
+    )
+    torch.nn.init.normal_(z.bn.running_mean, std=0.5)
+    torch.nn.init.uniform_(z.bn.running_var, 0.5, 2.0)
+    return z
+
+
+def flux2() -> Flux2Pipeline:
     text = {
         "model_type": "mistral",
         "vocab_size": WORDS,
@@ -335,23 +421,22 @@ def flux2() -> Flux2Pipeline:
         "patch_size": 16,
     }
     encoder = wide(Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision)))
-    wide(network)
-    for name, p in network.named_parameters():  # strong attention: a prompt is few of the 512 tokens
-        if "modulation" in name:
-            p.data.mul_(4)
-    z = wide(
-        AutoencoderKLFlux2(
-            block_out_channels=(16, 16, 32, 32), layers_per_block=1, latent_channels=32, norm_num_groups=4
-        )
-    )
-    torch.nn.init.normal_(z.bn.running_mean, std=0.5)
-    torch.nn.init.uniform_(z.bn.running_var, 0.5, 2.0)
     return Flux2Pipeline(
-        transformer=network,
+        transformer=flux2_network(96, True),
         scheduler=dynamic(),
-        vae=z,
+        vae=flux2_vae(),
         text_encoder=encoder,
         tokenizer=tokenizer("mistral", 1024),
+    )
+
+
+def flux2_klein() -> Flux2KleinPipeline:
+    return Flux2KleinPipeline(
+        transformer=flux2_network(3 * 48, False),
+        scheduler=dynamic(),
+        vae=flux2_vae(),
+        text_encoder=wide(Qwen3ForCausalLM(qwen3(28, 48))),  # the pipeline takes layers 9, 18 and 27
+        tokenizer=tokenizer("qwen", 1024),
     )
 
 
@@ -499,6 +584,8 @@ PIPELINES = {
     "z-image": z_image,
     "qwen-image": qwen_image,
     "flux2": flux2,
+    "flux2-klein": flux2_klein,
+    "krea2": krea2,
     "wan": wan,
     "wan-5b": wan_5b,
     "wan-two": wan_two,
