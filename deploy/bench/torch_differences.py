@@ -18,6 +18,7 @@ try:
     import torch
     from meander.torch import families
     from meander.torch.engine import Engine, Settings
+    from meander.torch.family import Size
     from meander.torch.folder import Folder
 except ImportError as e:
     sys.exit(f"torch_differences.py: {e}; python3 -m pip install './pkg/client/python[torch]'")
@@ -38,13 +39,13 @@ def velocities(folder, device, dtype, rows):
     family.check()
     engine = Engine(family, Settings(device, dtype))
     card = family.card()
-    size = families.Size(**card["size"])
+    size = Size(**card["size"])
     items = engine.encode([["a red cat on a mat"]], False)[0]["items"]
     x = np.random.default_rng(0).standard_normal((rows, *family.latent_shape(size)), np.float32)
 
     def call(at, sigma):
         n = len(at)
-        out = engine.velocity([sigma] * n, [items[0]["handle"]] * n, [card["guidance"]] * n, size, "", {"x": at})
+        out = engine.velocity([], [sigma] * n, [items[0]["handle"]] * n, [card["guidance"]] * n, size, "", {"x": at})
         return out[1][0][1]
 
     def alone(sigma):

@@ -37,11 +37,12 @@ class Echo(engine.Engine):
         self.family, self.settings, self.dtype = family, settings, "f32"
         self.device, self.handles = torch.device("cpu"), engine.Handles()
 
-    def velocity(self, sigmas, handles, guidance, size, weights, tensors):
-        x = self._latents(tensors, (len(sigmas), *self.family.latent_shape(size)))
+    def velocity(self, states, sigmas, handles, guidance, size, weights, tensors):
+        x = self._latents(tensors, (len(set(states)) or len(sigmas), *self.family.latent_shape(size)))
         for handle in handles:
             self.handles.get(handle)
-        return {}, [("v", x.numpy().copy())]  # the network's answer is memory of its own, too
+        # The network's answer is memory of its own, too.
+        return {}, [("v", x.numpy()[states] if states else x.numpy().copy())]
 
     def modules(self):
         return {"linear": {}, "tensors": {}}, []

@@ -178,7 +178,7 @@ func TestBenchTorch(t *testing.T) {
 	b := torchBench{
 		model: remotetest.Folder(t, "FluxPipeline", 1), python: harness.WorkerProgram(t), echo: "-m meander.torch",
 		device: "cpu", dtype: "f32", prompt: "a", batches: []int{1, 3}, runs: 2, steps: 2, rounds: 2, calls: 3,
-		bodies: []torchBody{{16, 1}, {32, 2}},
+		bodies: []torchBody{{16, 1, 1}, {32, 2, 2}},
 	}
 	var out, stderr bytes.Buffer
 	if err := b.run(t.Context(), &out, &stderr); err != nil {

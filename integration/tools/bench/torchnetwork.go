@@ -82,7 +82,7 @@ func (b *torchBench) velocities(ctx context.Context, out io.Writer, engines []to
 	var calls []func() (torchTime, error)
 	for _, rows := range b.batches {
 		for _, e := range engines {
-			call, _, err := velocityCall(ctx, e.model, b.prompt, e.model.Card().Size, rows)
+			call, _, err := velocityCall(ctx, e.model, b.prompt, e.model.Card().Size, rows, 1)
 			if err != nil {
 				return err
 			}

@@ -3,7 +3,6 @@ package remote_test
 import (
 	"context"
 	"errors"
-	"image"
 	"math"
 	"net"
 	"os"
@@ -324,100 +323,6 @@ func TestErrors_Classes(t *testing.T) {
 	w.Play(wire.CallDecode, remotetest.Fail(wire.ClassConfig, "no VAE"))
 	if _, err := m.Decode(t.Context(), x, size); !errors.Is(err, tensor.ErrDeviceLost) || !strings.Contains(err.Error(), "no VAE") {
 		t.Errorf("config: %v; want a lost device", err)
-	}
-}
-
-// A worker that lost an encoded prompt gets it again, also one that was made from stored tensors.
-func TestVelocity_Handles(t *testing.T) {
-	w, m := join(t, remotetest.Options{})
-	rows := rowsOf(t, m, 4)
-	want := velocity(t, m, rows)
-	w.Forget()
-	for i, r := range rows {
-		stored := *r.Conditioning
-		rows[i].Conditioning = &stored
-	}
-	if got := velocity(t, m, rows); !slices.EqualFunc(got, want, slices.Equal) {
-		t.Error("other velocities after the prompts were lost")
-	}
-	if n := w.Calls(wire.CallPut); n != 2 {
-		t.Errorf("%d prompts were sent; want the two that there are", n)
-	}
-	w.Play(wire.CallVelocity, remotetest.Fail(wire.ClassHandle, "a"), remotetest.Fail(wire.ClassHandle, "b"))
-	if err := m.Velocity(t.Context(), rows, size); err == nil || !strings.Contains(err.Error(), "handle: b") {
-		t.Errorf("a worker that never keeps a prompt: %v", err)
-	}
-}
-
-// Where the memory is too small for all rows, fewer are sent at once, also later.
-func TestVelocity_Memory(t *testing.T) {
-	w, m := join(t, remotetest.Options{Deterministic: true, MaxRows: 3})
-	rows := rowsOf(t, m, 8)
-	got := velocity(t, m, rows)
-	if n := w.Calls(wire.CallVelocity); n != 2+4 { // 8 and 4 fail, then 2, 2, 2, 2
-		t.Errorf("%d calls", n)
-	}
-	for i := range rows {
-		if alone := velocity(t, m, rows[i:i+1]); !slices.Equal(alone[0], got[i]) {
-			t.Errorf("row %d differs", i)
-		}
-	}
-	before := w.Calls(wire.CallVelocity)
-	velocity(t, m, rows)
-	if n := w.Calls(wire.CallVelocity) - before; n != 4 {
-		t.Errorf("%d calls once the bound is known", n)
-	}
-	w.Play(wire.CallVelocity, remotetest.Fail(wire.ClassMemory, "full"))
-	if err := m.Velocity(t.Context(), rows[:1], size); err == nil || !strings.Contains(err.Error(), "memory: full") {
-		t.Errorf("no memory for one row: %v", err)
-	}
-}
-
-// The limits that the worker says hold.
-func TestVelocity_Limits(t *testing.T) {
-	row := 4 * 6 * remotetest.Channels
-	for _, l := range []struct{ rows, bytes, calls int }{{3, 1 << 20, 3}, {16, 1 << 16, 1}, {1, 1 << 16, 8}} {
-		w, m := join(t, remotetest.Options{Limits: wire.Limits{BodyBytes: l.bytes, Rows: l.rows}})
-		velocity(t, m, rowsOf(t, m, 8))
-		if n := w.Calls(wire.CallVelocity); n != l.calls || 8*row > 1<<16 {
-			t.Errorf("%+v: %d calls", l, n)
-		}
-	}
-}
-
-// Media for which the worker takes no body that large are refused by name, before anything is sent.
-func TestEncodeMedia_Limit(t *testing.T) {
-	w, m := join(t, remotetest.Options{Limits: wire.Limits{BodyBytes: 1 << 16, Rows: 1}})
-	fits := model.Media{Frames: []*image.NRGBA{image.NewNRGBA(image.Rect(0, 0, 64, 64))}}
-	if _, err := m.EncodeMedia(t.Context(), fits); err != nil {
-		t.Error(err)
-	}
-	large := model.Media{Frames: []*image.NRGBA{image.NewNRGBA(image.Rect(0, 0, 128, 64))}}
-	_, err := m.EncodeMedia(t.Context(), large)
-	says := "98304 bytes in f32; must be at most 65536"
-	n := w.Calls(wire.CallEncodeM)
-	if !errors.Is(err, model.ErrLatents) || !strings.Contains(err.Error(), says) || n != 1 {
-		t.Errorf("%v, %d calls", err, n)
-	}
-}
-
-// Calls on many connections, from many goroutines, are answered each by its own result.
-func TestVelocity_SideBySide(t *testing.T) {
-	w, m := join(t, remotetest.Options{Deterministic: true})
-	rows := rowsOf(t, m, 12)
-	want := velocity(t, m, rows)
-	var errs [12]chan error
-	for i := range rows {
-		errs[i] = make(chan error, 1)
-		go func() { errs[i] <- m.Velocity(t.Context(), rows[i:i+1], size) }()
-	}
-	for i := range rows {
-		if err := <-errs[i]; err != nil || !slices.Equal(rows[i].Dst, want[i]) {
-			t.Errorf("row %d: %v", i, err)
-		}
-	}
-	if n := w.Calls(wire.CallEncode); n != 2 {
-		t.Errorf("%d prompts encoded; want each once", n)
 	}
 }
 

@@ -72,12 +72,20 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 	if m.change != nil {
 		args.Weights = m.card.WeightsDigest
 	}
-	shape := []int{len(rows), tokens, m.card.LatentChannels}
-	x := wire.Tensor{Name: "x", DType: wire.F32, Shape: shape}
+	x := wire.Tensor{Name: "x", DType: wire.F32}
+	states := map[*float32]int{}
 	for _, r := range rows {
+		if _, ok := states[&r.X[0]]; !ok {
+			states[&r.X[0]] = len(states)
+			x.Rest = append(x.Rest, tensor.F32Bytes(r.X))
+		}
+		args.States = append(args.States, states[&r.X[0]])
 		args.Sigmas, args.Guidance = append(args.Sigmas, r.Sigma), append(args.Guidance, r.Guidance)
 		args.Handles = append(args.Handles, m.handleOf(r.Conditioning))
-		x.Rest = append(x.Rest, tensor.F32Bytes(r.X))
+	}
+	x.Shape = []int{len(states), tokens, m.card.LatentChannels}
+	if len(states) == len(rows) {
+		args.States = nil
 	}
 	sent := map[string]bool{}
 	for {
@@ -90,7 +98,7 @@ func (m *Model) evaluate(ctx context.Context, rows []model.Row, size model.Size,
 			err = m.load(ctx, m.change)
 			sent[class] = true
 		case err == nil:
-			return only(answer, "v", wire.F32, shape...)
+			return only(answer, "v", wire.F32, len(rows), tokens, m.card.LatentChannels)
 		}
 		if err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/model/remote/internal/wire"
@@ -219,8 +220,13 @@ func (w *Worker) velocity(m *wire.Message) *wire.Message {
 		return bad
 	}
 	n := len(args.Sigmas)
-	if len(m.Tensors) != 1 || len(m.Tensors[0].Shape) != 3 || m.Tensors[0].Shape[0] != n || len(args.Handles) != n ||
-		len(args.Guidance) != n {
+	if args.States == nil {
+		for i := range n {
+			args.States = append(args.States, i)
+		}
+	}
+	if len(m.Tensors) != 1 || len(m.Tensors[0].Shape) != 3 || len(args.States) != n || len(args.Handles) != n ||
+		len(args.Guidance) != n || m.Tensors[0].Shape[0] != slices.Max(args.States)+1 {
 		return fault(wire.ClassProtocol, "velocity: %d sigmas of tensors %d", n, len(m.Tensors))
 	}
 	if n > w.o.Limits.Rows {
@@ -238,14 +244,14 @@ func (w *Worker) velocity(m *wire.Message) *wire.Message {
 		}
 	}
 	x := values(m.Tensors[0])
-	v := make([]float32, len(x))
-	each := len(x) / n
+	each := len(x) / m.Tensors[0].Shape[0]
+	v := make([]float32, n*each)
 	for i, handle := range args.Handles {
 		cond, ok := w.handles[handle]
 		if !ok {
 			return fault(wire.ClassHandle, "%.16s: not known", handle)
 		}
-		net.row(v[i*each:(i+1)*each], x[i*each:], values(cond[1]), args.Sigmas[i], args.Guidance[i])
+		net.row(v[i*each:(i+1)*each], x[args.States[i]*each:], values(cond[1]), args.Sigmas[i], args.Guidance[i])
 	}
 	if !w.o.Deterministic {
 		for i := range v {
@@ -253,7 +259,7 @@ func (w *Worker) velocity(m *wire.Message) *wire.Message {
 		}
 	}
 	shape := m.Tensors[0].Shape
-	return result(struct{}{}, floats("v", v, shape...))
+	return result(struct{}{}, floats("v", v, n, shape[1], shape[2]))
 }
 
 // row computes one row.

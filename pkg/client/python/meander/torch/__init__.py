@@ -11,5 +11,5 @@ x = (1 - sigma) x0 + sigma eps, and a velocity is eps - x0, for every family, wh
 Importing this package imports neither torch nor the NATS client.
 """
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol; hello refuses another."""

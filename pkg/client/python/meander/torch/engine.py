@@ -109,7 +109,7 @@ class Engine:
             say(f"compiling the network for {n} of {self.settings.max_rows} rows")
             x = np.zeros((n, *self.family.latent_shape(size)), np.float32)
             for sigma in (0.99, 0.01):  # a second transformer has the small ones
-                self.velocity([sigma] * n, [item["handle"]] * n, [card["guidance"]] * n, size, "", {"x": x})
+                self.velocity([], [sigma] * n, [item["handle"]] * n, [card["guidance"]] * n, size, "", {"x": x})
 
     def encode(self, prompts: list[Any], truncate: bool) -> Answer:
         """Encodes prompts, a list of texts each: items [{handle, cut, tensors}], where tensors are the places of their
@@ -156,10 +156,12 @@ class Engine:
         return {"handle": self._keep([(n, tensors[n]) for n in self.family.conditioning])}, []
 
     def velocity(
-        self, sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str, tensors: Tensors
-    ) -> Answer:
-        """Returns v = eps - x0, f32 [n, S, C], of states x f32 [n, S, C] at n sigmas, under the conditionings of n
-        handles and a version of the weights. Fault: handle, weights, latents, protocol."""
+        self, states: list[Any], sigmas: list[Any], handles: list[Any], guidance: list[Any], size: Size, weights: str,
+        tensors: Tensors,
+    ) -> Answer:  # fmt: skip
+        """Returns v = eps - x0, f32 [n, S, C], at n sigmas under the conditionings of n handles and a version of the
+        weights. states says which of the states x f32 [k, S, C] each row has; empty: each its own. Fault: handle,
+        weights, latents, protocol."""
         n = len(sigmas)
         if not 1 <= n <= self.settings.max_rows or len(handles) != n or len(guidance) != n:
             raise Fault(
@@ -171,7 +173,12 @@ class Engine:
             raise Fault("protocol", "sigmas and guidance: must be finite numbers; handles: must be text")
         if any(guidance) and not self.family.takes_guidance():
             raise Fault("protocol", f"guidance: {guidance[:4]}; must be 0, the network has no such input")
-        x = self._latents(tensors, (n, *self.family.latent_shape(size)))
+        own = list(range(n))
+        states = states or own
+        if any(type(k) is not int for k in states) or len(states) != n or set(states) != set(own[: len(set(states))]):
+            raise Fault("protocol", f"states: {states[:4]}; must be a number for each of {n} rows, from 0 without gaps")
+        x = self._latents(tensors, (len(set(states)), *self.family.latent_shape(size)))
+        x = x if states == own else x[states]
         rows = [self.handles.get(h) for h in handles]
         self.weights.select(weights)
         t = torch.tensor(sigmas, dtype=torch.float32, device=self.device) * 1000  # float32, as the schedulers make it

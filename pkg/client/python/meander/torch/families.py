@@ -351,8 +351,8 @@ class Krea2(Standardized):
         if not known or not all(type(i) is int and 0 <= i <= last for i in chosen):
             raise Fault(
                 "config",
-                f"model_index.json: text_encoder_select_layers: {chosen!r:.80}; must be {self.layers} layers, from 0 to "
-                f"{last}",
+                f"model_index.json: text_encoder_select_layers: {chosen!r:.80}; must be {self.layers} layers, from 0 "
+                f"to {last}",
             )
         if (patch := folder.index.get("patch_size", 2)) != 2:
             raise Fault("config", f"model_index.json: patch_size: {patch!r:.80}; must be 2")

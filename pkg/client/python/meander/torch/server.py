@@ -37,6 +37,7 @@ CALLS: dict[str, dict[str, type]] = {
     "encode": {"prompts": list, "truncate": bool},
     "put": {},
     "velocity": {
+        "states": list,
         "sigmas": list,
         "handles": list,
         "guidance": list,
@@ -53,8 +54,8 @@ CALLS: dict[str, dict[str, type]] = {
     "memory": {},
     "health": {},
 }
-"""The arguments of each call and their types; modules, files, token and truncate may be left out."""
-_OPTIONAL = {("load", "modules"), ("load", "files"), ("hello", "token"), ("encode", "truncate")}
+"""The arguments of each call and their types; _OPTIONAL are those that may be left out."""
+_OPTIONAL = {("velocity", "states"), ("load", "modules"), ("load", "files"), ("hello", "token"), ("encode", "truncate")}
 _ALWAYS = ("hello", "inspect", "health")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "ftfy")
 _CONNECTIONS = 64

@@ -78,7 +78,7 @@ class Client:
     def ready(self, token=""):
         """Returns what hello says once the worker no longer loads; the worker answers at once, so it is asked again."""
         while True:
-            hello, _ = self("hello", {"protocol": 1, "token": token})
+            hello, _ = self("hello", {"protocol": 2, "token": token})
             if hello["state"] != "loading":
                 return hello
             time.sleep(0.05)
@@ -90,8 +90,9 @@ class Client:
         )
         return [(i["handle"], dict(arrays[k] for k in i["tensors"]), i["cut"]) for i in result["items"]]
 
-    def velocity(self, x, sigmas, handles, height, width, guidance=None, weights=""):
+    def velocity(self, x, sigmas, handles, height, width, guidance=None, weights="", states=()):
         args = {
+            **({"states": list(states)} if states else {}),
             "sigmas": [float(s) for s in sigmas],
             "handles": list(handles),
             "guidance": [float(g) for g in guidance or [0.0] * len(handles)],

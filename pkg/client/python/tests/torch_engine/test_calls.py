@@ -293,7 +293,7 @@ def test_calls_that_are_none(dial):
     for prompt in ("x", [], ["a"] * 4, [1]):
         assert "prompts[0]" in refused(client, "protocol", "encode", {"prompts": [prompt]})
     assert "takes no tensors" in refused(client, "protocol", "memory", {}, {"x": np.zeros(1, np.float32)})
-    assert "protocol: 2" in refused(client, "protocol", "hello", {"protocol": 2, "token": ""})
+    assert "protocol: 1" in refused(client, "protocol", "hello", {"protocol": 1, "token": ""})
     assert client.ready()["state"] == "ready"
 
 
@@ -343,11 +343,21 @@ def test_rows_that_are_none(dial):
         {"sigmas": ["a"]},
         {"sigmas": [float("nan")]},
         {"handles": [1]},
+        {"states": [0, 0]},
+        {"states": [1]},
+        {"states": [-1]},
+        {"states": ["0"]},
+        {"states": [True]},
     ):
         refused(client, "protocol", "velocity", {**good, **change}, {"x": x})
     assert "no such input" in refused(client, "protocol", "velocity", {**good, "guidance": [3.5]}, {"x": x})
     assert "put its tensors" in refused(client, "handle", "velocity", {**good, "handles": ["0" * 64]}, {"x": x})
     assert refused(client, "weights", "velocity", {**good, "weights": "ab"}, {"x": x}).startswith("not loaded: ")
+    four = {"sigmas": [0.5] * 4, "handles": [handle] * 4, "guidance": [0.0] * 4}
+    for states in ([0, 2, 0, 2], [0, 1, 0], [0, 1, 0, 1.0]):
+        refused(client, "protocol", "velocity", {**good, **four, "states": states}, {"x": latents(card, 2, H, W)})
+    assert "f32" in refused(client, "latents", "velocity", {**good, **four, "states": [0, 0, 0, 0]},
+                            {"x": latents(card, 2, H, W)})  # fmt: skip
     many = {"sigmas": [0.5] * 65, "handles": [handle] * 65, "guidance": [0.0] * 65}
     assert "64" in refused(client, "protocol", "velocity", {**good, **many}, {"x": latents(card, 65, H, W)})
 
@@ -450,7 +460,7 @@ def test_a_worker_answers_while_it_loads_and_computes(folders, dial):
     loading.start()
     one, two = dial("", worker=worker), dial("", worker=worker)
     loads.wait()
-    hello, _ = one("hello", {"protocol": 1, "token": ""})
+    hello, _ = one("hello", {"protocol": 2, "token": ""})
     assert hello["state"] == "loading" and hello["detail"] == "loading transformer: 0.0 of 0.1 GB"
     assert one("inspect")[0]["card"]["family"] == "sd3"
     assert "still loading" in refused(one, "worker", "encode", {"prompts": [["x"]]})
@@ -575,9 +585,9 @@ def test_hello_says_ready_with_what_loading_decided(folders, dial, monkeypatch):
 
     monkeypatch.setattr(Worker, "versions", load_first)
     client = dial("", worker=worker)
-    hello, _ = client("hello", {"protocol": 1, "token": ""})
+    hello, _ = client("hello", {"protocol": 2, "token": ""})
     assert (hello["state"], hello["device"], hello["dtype"]) in [("loading", "auto", "auto"), ("ready", "cpu", "f32")]
-    hello, _ = client("hello", {"protocol": 1, "token": ""})
+    hello, _ = client("hello", {"protocol": 2, "token": ""})
     assert (hello["state"], hello["device"], hello["dtype"]) == ("ready", "cpu", "f32")
 
 

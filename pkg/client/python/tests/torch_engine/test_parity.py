@@ -200,6 +200,16 @@ def test_rows_of_a_call_are_rows_of_their_own(name, dial):
         assert relative(together[i : i + 1], alone) < TOLERANCE
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_rows_of_one_state(dial, deterministic):
+    client = dial("sd3", deterministic=deterministic)
+    x = latents(client.ready()["card"], 2, HEIGHT, WIDTH)
+    handles = [h for h, _, _ in client.encode(PROMPT, "", PROMPT, "")]
+    sigmas, states = [0.9, 0.9, 0.3, 0.3], [1, 0, 1, 1]
+    each = client.velocity(x[states], sigmas, handles, HEIGHT, WIDTH)
+    assert np.array_equal(client.velocity(x, sigmas, handles, HEIGHT, WIDTH, states=states), each)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_deterministic_rows_have_the_bits_of_a_row_alone(name, dial):
     client = dial(name, deterministic=True)

@@ -52,7 +52,7 @@ def fails(folder, *args):
 def test_a_worker_serves_and_ends(launch, folders, tmp_path):
     process = launch(folders["sd3"])
     client, said = connect(process)
-    assert said == {"ready": True, "protocol": 1, "address": f"unix:{tmp_path / 'worker.sock'}", "pid": process.pid}
+    assert said == {"ready": True, "protocol": 2, "address": f"unix:{tmp_path / 'worker.sock'}", "pid": process.pid}
     assert stat.S_IMODE(os.stat(tmp_path / "worker.sock").st_mode) == 0o600
     hello = client.ready()
     assert hello["state"] == "ready" and hello["import_s"] > 0 and hello["load_s"] > 0
@@ -137,8 +137,8 @@ def test_tcp_needs_the_token(launch, folders, tmp_path):
 
     for call, args in (
         ("health", {}),
-        ("hello", {"protocol": 1, "token": "wrong"}),
-        ("hello", {"protocol": 1}),
+        ("hello", {"protocol": 2, "token": "wrong"}),
+        ("hello", {"protocol": 2}),
         ("inspect", {}),
     ):
         stranger = another()
@@ -173,7 +173,7 @@ def test_tls(launch, folders, tmp_path):
     trust = ssl.create_default_context(cafile=cert)
     with trust.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1") as stream:
         client = Client(stream)
-        hello, _ = client("hello", {"protocol": 1, "token": "0123456789abcdef"})
+        hello, _ = client("hello", {"protocol": 2, "token": "0123456789abcdef"})
         assert hello["card"]["family"] == "sd3"
 
 

@@ -136,8 +136,10 @@ type SizeArgs struct {
 	Width  int `msgpack:"width"`
 }
 
-// VelocityArgs are the arguments of CallVelocity. Weights is empty for the checkpoint.
+// VelocityArgs are the arguments of CallVelocity. Weights is empty for the checkpoint. States says which of the states
+// sent each row has, where some have the same: rows under guidance come in pairs of one state. Empty: each its own.
 type VelocityArgs struct {
+	States   []int     `msgpack:"states,omitempty"`
 	Sigmas   []float32 `msgpack:"sigmas"`
 	Handles  []string  `msgpack:"handles"`
 	Guidance []float32 `msgpack:"guidance"`

@@ -20,7 +20,7 @@ import (
 )
 
 // Protocol is the version that both sides must speak.
-const Protocol = 1
+const Protocol = 2
 
 // Bounds of a frame in bytes. FirstBody bounds bodies until the worker has said its own bound.
 const (
